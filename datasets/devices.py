@@ -1,0 +1,118 @@
+"""What a device can do at best: peak rates, memories, power. One YAML per device in ``conf/device``.
+
+Each figure of a data sheet stands beside its source. The CPU has no file: its figures are *measured* on the
+machine at hand (``harness/probe.py``) and kept in the store as ``devices/<device_id>.json``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+DEVICE_DIRECTORY = Path(__file__).resolve().parent.parent / "conf" / "device"
+
+# Formats that run on another format's units at that format's rate when the device lists no rate of their own.
+RATE_OF = {
+    "tf32": ("tf32", "fp32"),
+    "fp32": ("fp32", "tf32"),
+    "fp8_e5m2": ("fp8",),
+    "fp8_block": ("fp8",),
+    "mxfp8": ("mxfp8", "fp8"),
+    "mxfp4": ("nvfp4",),
+    "int4": ("int8",),
+}
+
+
+class DeviceError(ValueError):
+    """An unknown device, a missing or impossible figure. The message says which and what to do."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """Peak figures of one device. Rates are dense (no sparsity) and decimal (1 GB/s = 1e9 B/s)."""
+
+    id: str
+    name: str
+    vendor: str  # nvidia, amd, cpu
+    architecture: str
+    compute_units: int  # streaming multiprocessors, compute units, or CPU threads in use
+    clock_mhz: float  # boost clock that the peak rates assume
+    tensor_tflops: Mapping[str, float]  # by dtype, on matrix units (on a CPU: best measured matrix product)
+    vector_tflops: float  # fp32 on ordinary lanes
+    memory_gib: float
+    memory_gbps: float
+    l2_mib: float  # last-level cache
+    l2_gbps: float
+    shared_kib: float = 0.0  # shared memory of one compute unit
+    link_gbps: float = 0.0  # NVLink or xGMI, one direction, all links of the device together
+    pcie_gbps: float = 0.0  # to the host, one direction
+    launch_us: float = 2.0  # shortest kernel in a graph replay
+    dispatch_us: float = 5.0  # host time of one eager operator call
+    tdp_w: float = 0.0
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether the host itself computes, so that host time and kernel time add up."""
+        return self.vendor == "cpu"
+
+    def supports(self, dtype: str) -> bool:
+        """Whether the device has a rate for matrix products in this dtype."""
+        return any(name in self.tensor_tflops for name in RATE_OF.get(dtype, (dtype,)))
+
+    def tensor_rate(self, dtype: str) -> float:
+        """Peak TFLOP/s of matrix products; DeviceError when the device lacks the dtype."""
+        for name in RATE_OF.get(dtype, (dtype,)):
+            if name in self.tensor_tflops:
+                return self.tensor_tflops[name]
+        raise DeviceError(f"{self.name} has no {dtype} matrix units; it has {', '.join(self.tensor_tflops)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as the YAML has them."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Device:
+        """A checked device; DeviceError names an unknown, missing or impossible figure."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        for name in values:
+            if name not in known:
+                near = difflib.get_close_matches(str(name), known, 1)
+                raise DeviceError(
+                    f"device has no figure {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+                )
+        required = {f.name for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING}
+        missing = sorted(required - set(values))
+        if missing:
+            raise DeviceError(f"device {values.get('id', '?')!r} lacks {', '.join(missing)}")
+        device = cls(**{**values, "tensor_tflops": dict(values["tensor_tflops"]), "sources": dict(values.get("sources") or {})})
+        for f in dataclasses.fields(cls):
+            value = getattr(device, f.name)
+            numbers = value.values() if f.name == "tensor_tflops" else (value,)
+            for number in numbers:
+                if isinstance(number, (int, float)) and (not number >= 0 or (f.name in required and number == 0)):
+                    raise DeviceError(f"device.{f.name}={number} must be positive")
+        return device
+
+
+def known_devices() -> list[str]:
+    """The ids of the devices that ship with opcast, and ``cpu``: the machine at hand, once measured."""
+    return sorted(path.stem for path in DEVICE_DIRECTORY.glob("*.yaml") if path.stem != "cpu")
+
+
+@lru_cache
+def load_device(device_id: str) -> Device:
+    """A shipped device by id; DeviceError suggests the nearest known one."""
+    path = DEVICE_DIRECTORY / f"{device_id}.yaml"
+    if not path.is_file() or path.parent != DEVICE_DIRECTORY:
+        near = difflib.get_close_matches(device_id, known_devices(), 3, 0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else "see `opcast list devices`"
+        raise DeviceError(f"unknown device {device_id!r}; {hint}")
+    return Device.from_dict(yaml.safe_load(path.read_text()))

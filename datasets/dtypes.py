@@ -1,0 +1,58 @@
+"""Number formats by the names opcast uses for them, and what one element weighs.
+
+A dtype is a plain string everywhere (``"bf16"``); this module is the one place that knows its size.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+BITS: Final[dict[str, int]] = {
+    "fp64": 64,
+    "fp32": 32,
+    "tf32": 32,  # stored as fp32, multiplied on tensor cores with a 10-bit mantissa
+    "bf16": 16,
+    "fp16": 16,
+    "fp8": 8,  # e4m3, one scale per tensor
+    "fp8_e5m2": 8,
+    "fp8_block": 8,  # e4m3, one scale per 128x128 block (1x128 for activations)
+    "mxfp8": 8,
+    "int8": 8,
+    "mxfp4": 4,
+    "nvfp4": 4,
+    "int4": 4,
+    "int64": 64,
+    "int32": 32,
+    "int16": 16,
+    "uint8": 8,
+    "bool": 8,
+}
+
+
+ALIASES: Final[dict[str, str]] = {
+    "float64": "fp64",
+    "double": "fp64",
+    "float32": "fp32",
+    "float": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8_e5m2",
+    "fp4": "nvfp4",
+    "long": "int64",
+}
+
+
+def canonical_dtype(name: str) -> str:
+    """The opcast name of a dtype given by any usual name; ValueError lists the known ones."""
+    key = name.strip().lower().removeprefix("torch.")
+    key = ALIASES.get(key, key)
+    if key not in BITS:
+        raise ValueError(f"unknown dtype {name!r}; known: {', '.join(BITS)}")
+    return key
+
+
+def itemsize(dtype: str) -> float:
+    """Bytes of one element (0.5 for the 4-bit formats)."""
+    return BITS[dtype] / 8
