@@ -1,0 +1,360 @@
+"""What a measurement was made in: device, software, clocks, memory; and the environment of child processes.
+
+The only module of the harness that reads environment variables. Clocks come from NVML through ``nvidia-ml-py``
+where that is installed, else they are unknown (None); a clock is read, never set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+
+CPUINFO = Path("/proc/cpuinfo")
+
+# What glibc's malloc does with freed memory. Its default hands large blocks back to the kernel at once, so that
+# every large tensor pays for fresh zeroed pages: filling 100 MiB took 430 us/MiB so, 35 us/MiB with these.
+ALLOCATOR: Mapping[str, str] = {
+    "MALLOC_MMAP_MAX_": "0",  # not MALLOC_MMAP_THRESHOLD_: glibc before 2.35 ignores one above 32 MiB
+    "MALLOC_TRIM_THRESHOLD_": str(2**40),
+    "MALLOC_TOP_PAD_": str(2**26),
+}
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h, nvmlClocksEventReasons).
+CLOCK_REASONS: Mapping[int, str] = {
+    0x001: "idle",
+    0x002: "application_clocks",
+    0x004: "power_cap",
+    0x008: "hw_slowdown",
+    0x010: "sync_boost",
+    0x020: "sw_thermal",
+    0x040: "hw_thermal",
+    0x080: "power_brake",
+    0x100: "display_clocks",
+}
+# The power cap is where a large matrix product lives on a modern GPU: a state of the device, not a disturbance.
+DISTURBANCES = frozenset({"hw_slowdown", "sw_thermal", "hw_thermal", "power_brake"})
+
+# Marketing names as CUDA reports them -> ids of conf/device. The first pattern found wins.
+CUDA_IDS: tuple[tuple[str, str], ...] = (
+    (r"a100.*pcie.*80gb|a100 80gb pcie", "a100_pcie_80gb"),
+    (r"a100.*pcie", "a100_pcie_40gb"),
+    (r"a100.*80gb", "a100_sxm_80gb"),
+    (r"a100.*40gb", "a100_sxm_40gb"),
+    (r"gh200", "gh200"),
+    (r"h100.*nvl", "h100_nvl"),
+    (r"h100.*pcie", "h100_pcie"),
+    (r"h100", "h100_sxm"),
+    (r"h200.*nvl", "h200_nvl"),
+    (r"h200", "h200_sxm"),
+    (r"h800", "h800_sxm"),
+    (r"\bh20\b", "h20_sxm"),
+    (r"gb300", "gb300"),
+    (r"gb200", "gb200"),
+    (r"b300", "b300_sxm"),
+    (r"b200", "b200_sxm"),
+    (r"\bl40s\b", "l40s"),
+    (r"\bl40\b", "l40"),
+    (r"\bl20\b", "l20"),
+    (r"\bl4\b", "l4"),
+    (r"\ba40\b", "a40"),
+    (r"v100.*pcie", "v100_pcie"),
+    (r"v100", "v100_sxm"),
+    (r"mi300x", "mi300x"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Clocks and conditions at one moment; None where the machine does not tell."""
+
+    sm_clock_mhz: float | None = None
+    mem_clock_mhz: float | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    reasons: tuple[str, ...] | None = None  # why the clock is where it is, names of CLOCK_REASONS
+
+    @property
+    def throttled(self) -> bool | None:
+        """Whether heat or a failing supply slows the device; None when unknown. The power cap does not count."""
+        return None if self.reasons is None else bool(DISTURBANCES.intersection(self.reasons))
+
+
+# --- the device ----------------------------------------------------------------------------------------
+
+
+def slug(name: str) -> str:
+    """A name as an identifier: trademarks, filler words and clock rates dropped, the rest joined by underscores."""
+    name = re.sub(r"@.*|\((r|tm|c)\)|\b(cpu|processor|with|graphics|\d+-core)\b", " ", name.lower())
+    return "_".join(re.findall(r"[a-z0-9]+", name)) or "unknown"
+
+
+@lru_cache
+def _cpuinfo() -> tuple[dict[str, str], ...]:
+    """One mapping per logical processor, as /proc/cpuinfo lists them; empty where there is no such file."""
+    if not CPUINFO.is_file():
+        return ()
+    blocks = CPUINFO.read_text(errors="replace").strip().split("\n\n")
+    return tuple(
+        {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in block.splitlines())}
+        for block in blocks
+    )
+
+
+@lru_cache
+def cpu_name() -> str:
+    """The processor's model name, as the machine gives it."""
+    for processor in _cpuinfo():
+        if name := processor.get("model name"):
+            return name
+    if platform.system() == "Darwin":
+        reply = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False)
+        if reply.stdout.strip():
+            return reply.stdout.strip()
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def _cgroup_cpus() -> float:
+    """Processors that the control group grants; infinite without a quota."""
+    for path in (Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")):
+        if not path.is_file():
+            continue
+        fields = path.read_text().split()
+        period = fields[1] if len(fields) > 1 else (path.parent / "cpu.cfs_period_us").read_text()
+        return float("inf") if fields[0] in ("max", "-1") else float(fields[0]) / float(period)
+    return float("inf")
+
+
+def core_ids() -> list[int]:
+    """One logical processor of each physical core that this process may use, lowest first."""
+    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    place = {int(p["processor"]): (p.get("physical id"), p.get("core id")) for p in _cpuinfo() if "processor" in p}
+    chosen: dict[object, int] = {}
+    for cpu in allowed:
+        where = place.get(cpu, (None, None))
+        chosen.setdefault(cpu if where[1] is None else where, cpu)
+    return list(chosen.values())
+
+
+def default_threads() -> int:
+    """Threads a campaign uses unless told: the physical cores at hand, within the control group's quota."""
+    return max(1, int(min(len(core_ids()), _cgroup_cpus())))
+
+
+def cpu_device_id(threads: int = 0) -> str:
+    """``cpu_<model>_<threads>t``; ``threads`` 0 stands for :func:`default_threads`. Takes under a millisecond.
+
+    Virtual machines may call every generation by one name ("AMD EPYC"): a name without a digit gets the
+    processor's family and model numbers.
+    """
+    model = slug(cpu_name())
+    if not re.search(r"\d", model) and _cpuinfo() and "cpu family" in _cpuinfo()[0]:
+        model += f"_f{_cpuinfo()[0]['cpu family']}m{_cpuinfo()[0].get('model', '0')}"
+    return f"cpu_{model}_{threads or default_threads()}t"
+
+
+def cuda_device_id(name: str) -> str:
+    """The id in ``conf/device`` of a GPU by the name CUDA gives it; an unknown one's name as an identifier."""
+    plain = name.lower().replace("-", " ")
+    for pattern, device_id in CUDA_IDS:
+        if re.search(pattern, plain):
+            return device_id
+    return slug(re.sub(r"nvidia|amd|tesla|geforce", "", plain))
+
+
+def default_device() -> str:
+    """``cuda`` when torch finds such a device, else ``cpu``."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def free_memory_bytes(device: str) -> int:
+    """Bytes that a program can still take on the device, or of the machine (and its control group) for ``cpu``."""
+    if device == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info()[0])
+    return min(_available_bytes(), _cgroup_memory_bytes())
+
+
+def _available_bytes() -> int:
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _cgroup_memory_bytes() -> int:
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if not limit.is_file() or not used.is_file() or limit.read_text().strip() == "max":
+        return 2**62
+    return max(0, int(limit.read_text()) - int(used.read_text()))
+
+
+# --- provenance ----------------------------------------------------------------------------------------
+
+
+def node_name() -> str:
+    """A name for this machine that tells it from others without publishing its hostname."""
+    return "node-" + hashlib.sha256(platform.node().encode()).hexdigest()[:10]
+
+
+def environment(device: str, threads: int = 0) -> dict[str, str]:
+    """Provenance columns of a measurement made here on ``cpu`` or ``cuda``. Imports torch."""
+    import torch
+
+    found = {
+        "device_id": cpu_device_id(threads),
+        "device_name": cpu_name(),
+        "node": node_name(),
+        "opcast_version": __version__,
+        "torch": str(torch.__version__),
+        "cuda": "",
+        "driver": "",
+        "nccl": "",
+        "source": "harness",
+    }
+    if device != "cuda":
+        return found
+    name = torch.cuda.get_device_name()
+    runtime = torch.version.cuda or f"rocm {torch.version.hip}"
+    return found | {
+        "device_id": cuda_device_id(name),
+        "device_name": name,
+        "cuda": runtime,
+        "driver": driver_version(),
+        "nccl": _nccl_version(),
+    }
+
+
+def _nccl_version() -> str:
+    import torch
+
+    if not torch.distributed.is_available() or not torch.distributed.is_nccl_available():
+        return ""
+    version = torch.cuda.nccl.version()
+    return ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
+
+
+def driver_version() -> str:
+    """The NVIDIA driver's version; empty where neither NVML nor the kernel module tells it."""
+    if nvml := _nvml():
+        version = nvml.nvmlSystemGetDriverVersion()
+        return version.decode() if isinstance(version, bytes) else str(version)
+    module = Path("/sys/module/nvidia/version")
+    return module.read_text().strip() if module.is_file() else ""
+
+
+# --- clocks --------------------------------------------------------------------------------------------
+
+
+@lru_cache
+def _nvml() -> Any:
+    """The initialised NVML binding, or None where there is none or no driver answers."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except (ImportError, OSError):
+        return None
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+@lru_cache
+def _nvml_handle(index: int) -> Any:
+    """NVML's handle of torch's device ``index``, found by UUID: the two may number devices differently."""
+    import torch
+
+    nvml = _nvml()
+    if nvml is None or not torch.cuda.is_available() or torch.version.hip:
+        return None
+    identity = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    try:
+        if identity is None:
+            return nvml.nvmlDeviceGetHandleByIndex(index)
+        return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{identity}".encode())
+    except nvml.NVMLError:
+        return None
+
+
+def decode_reasons(bits: int) -> tuple[str, ...]:
+    """Names of the set bits of NVML's clock event reasons."""
+    return tuple(name for bit, name in CLOCK_REASONS.items() if bits & bit)
+
+
+def clocks(device: str = "cuda", index: int = 0) -> Clocks:
+    """Clocks, temperature, power and throttle reasons now. Unknown figures are None, never an error."""
+    if device != "cuda":
+        return Clocks(sm_clock_mhz=_cpu_clock_mhz())
+    handle = _nvml_handle(index)
+    if handle is None:
+        return Clocks()
+    nvml = _nvml()
+    reasons = _ask(
+        getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", nvml.nvmlDeviceGetCurrentClocksThrottleReasons), handle
+    )
+    power = _ask(nvml.nvmlDeviceGetPowerUsage, handle)
+    return Clocks(
+        sm_clock_mhz=_ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+        mem_clock_mhz=_ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
+        temperature_c=_ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+        power_w=None if power is None else power / 1000,
+        reasons=None if reasons is None else decode_reasons(int(reasons)),
+    )
+
+
+def _ask(question: Any, *arguments: Any) -> float | None:
+    try:
+        return float(question(*arguments))
+    except _nvml().NVMLError:
+        return None
+
+
+def _cpu_clock_mhz() -> float | None:
+    """The first allowed core's clock; None where the kernel does not tell."""
+    core = core_ids()[0]
+    current = Path(f"/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq")
+    try:
+        if current.is_file():
+            return float(current.read_text()) / 1000
+    except OSError:
+        return None
+    for processor in _cpuinfo():
+        if processor.get("processor") == str(core) and "cpu MHz" in processor:
+            return float(processor["cpu MHz"])
+    return None
+
+
+# --- child processes -----------------------------------------------------------------------------------
+
+
+def child_environment(threads: int = 0) -> dict[str, str]:
+    """The environment of a process that measures, or that runs a model to compare with measurements.
+
+    This process's own, with a malloc that keeps freed memory (:data:`ALLOCATOR`, as a long-running model's
+    allocator does) and the thread count pinned (0 stands for :func:`default_threads`).
+    """
+    count = str(threads or default_threads())
+    return {**os.environ, **ALLOCATOR, **dict.fromkeys(THREAD_VARIABLES, count)}
+
+
+def torchrun_rank() -> tuple[int, int, int] | None:
+    """(rank, world size, local world size) that torchrun gave this process; None outside torchrun."""
+    if not {"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
+        return None
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
