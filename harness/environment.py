@@ -118,7 +118,9 @@ def cpu_name() -> str:
         if name := processor.get("model name"):
             return name
     if platform.system() == "Darwin":
-        reply = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False)
+        reply = subprocess.run(
+            ["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False
+        )
         if reply.stdout.strip():
             return reply.stdout.strip()
     return platform.processor() or platform.machine() or "unknown"

@@ -1,0 +1,411 @@
+"""What a campaign measures, in which order and how: a :class:`Plan`, a file that travels to the node that runs it.
+
+:func:`build_plan` makes one from a plain mapping, the content of a ``conf/campaign/*.yaml``:
+
+``name``, ``settings``
+    as in :class:`Plan` and :class:`Settings`,
+``cases``
+    entries; each has ``kind``, its dims as axes (:mod:`.axes`), and may have ``dtype``, ``out_dtype``, ``backend``,
+    ``cache`` as further axes, and
+    ``sample: N`` (N joint draws) or ``share: W`` (as many draws as fit into W's part of ``budget_s``, at ``case_s``
+    each) or neither (the product of the axes, or with ``zip: true`` their values side by side);
+    ``each: [cache]`` takes the named axes in product with the draws;
+    ``where``, ``max_flops``, ``max_bytes`` drop shapes,
+``ops``
+    explicit ops, as ``Op.to_dict`` writes them, with optional ``backend`` and ``cache``,
+``exclude``
+    ops that must not be measured,
+``canaries``
+    explicit ops that are measured again and again through the campaign, to notice drift,
+``dtype``, ``backend``, ``cache``, ``max_flops``, ``max_bytes``, ``case_s``
+    defaults for the entries. The backend ``usual`` is what the device runs the op on as a rule, ``all`` whatever can.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import itertools
+import json
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from ..datasets.ops import KINDS, Op, OpError, kind, make_op
+from .axes import Axis, AxisError, combine, evaluate, is_formula, joint_draws, parse_axis
+
+FORMAT = 1
+CACHES = ("cold", "warm")
+USUAL, ALL = "usual", "all"
+FEWEST_DRAWS = 8  # of an entry, however short the budget
+DRAWS_PER_CASE = 50  # tries for each wanted shape before an entry is called impossible
+DEADLINE_OVER_BUDGET = 1.5
+PARAMETERS = ("dtype", "out_dtype", "backend", "cache")
+DEFAULTS = ("dtype", "backend", "cache", "max_flops", "max_bytes", "case_s")
+ENTRY_KEYS = ("kind", "sample", "share", "zip", "each", "where", *DEFAULTS, "out_dtype")
+SPEC_KEYS = ("name", "settings", "cases", "ops", "exclude", "canaries", "budget_s", *DEFAULTS)
+
+
+class PlanError(ValueError):
+    """A plan that cannot be made or read. The message says which value is wrong and what would do."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Case:
+    """One measurement to make: an op on a backend, with its inputs in the cache (warm) or not (cold)."""
+
+    op: Op
+    backend: str = "torch"
+    cache: str = "warm"
+
+    @property
+    def key(self) -> tuple[Op, str, str]:
+        """What the store calls this case."""
+        return self.op, self.backend, self.cache
+
+    def to_dict(self) -> dict[str, Any]:
+        """The op's fields, ``backend`` and ``cache``, ready for JSON."""
+        return {**self.op.to_dict(), "backend": self.backend, "cache": self.cache}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Case:
+        """A checked case; PlanError and OpError say what is wrong."""
+        fields = dict(values)
+        backend, cache = str(fields.pop("backend", "torch")), fields.pop("cache", "warm")
+        if cache not in CACHES:
+            raise PlanError(f"cache={cache!r} is not one of {', '.join(CACHES)}")
+        if "kind" not in fields:
+            raise PlanError(f"an op needs its kind: {dict(values)}")
+        return cls(make_op(fields.pop("kind"), **fields), backend, cache)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a campaign measures. Those marked * do not change what is measured, so a resumed run may change them."""
+
+    device: str = "cpu"  # cuda or cpu
+    threads: int = 0  # of torch on the CPU, 0 = as many as there are physical cores
+    seed: int = 0
+    ci_width: float = 0.02  # wanted relative width of the median's confidence interval
+    case_budget_s: float = 0.5  # time for the repetitions of one case
+    pin: bool = True  # bind the threads to one logical processor each, where the system can
+    link: str = "auto"  # of collectives: what the group crosses; auto = found out, unless an op names it
+    max_bytes: int = 0  # memory a case may take, 0 = what is free
+    case_timeout_s: float = 120.0  # * a case that takes longer is killed
+    start_timeout_s: float = 300.0  # * a worker that is not ready by then is killed
+    batch_size: int = 24  # * cases between two writes
+    canary_every: int = 200  # * cases between two rounds of canaries
+    deadline_s: float = 0.0  # * the run stops after this long and can be resumed, 0 = never
+
+    OPERATIONAL = ("case_timeout_s", "start_timeout_s", "batch_size", "canary_every", "deadline_s")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Settings:
+        """Checked settings; PlanError names an unknown or impossible one."""
+        known = {f.name: f for f in dataclasses.fields(cls)}
+        for name, value in values.items():
+            _check_known(name, known, "settings")
+            wanted = type(known[name].default)
+            fits = isinstance(value, wanted) or (wanted is float and isinstance(value, int))
+            if not fits or (isinstance(value, bool) and wanted is not bool):
+                raise PlanError(f"settings.{name}={value!r} must be of type {wanted.__name__}")
+            if wanted in (int, float) and not 0 <= value < float("inf"):
+                raise PlanError(f"settings.{name}={value} must be a number of at least 0")
+        made = cls(**{name: type(known[name].default)(value) for name, value in values.items()})
+        if made.device not in ("cpu", "cuda"):
+            raise PlanError(f"settings.device={made.device!r} must be cpu or cuda")
+        for name in ("ci_width", "case_budget_s", "case_timeout_s", "start_timeout_s", "batch_size"):
+            if not getattr(made, name):
+                raise PlanError(f"settings.{name}=0 must be above 0")
+        return made
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Cases that go to the worker and into the store together. ``round`` numbers a batch of canaries from 1."""
+
+    cases: tuple[Case, ...]
+    round: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Cases in the order in which they run, canaries to repeat between them, and settings."""
+
+    name: str
+    cases: tuple[Case, ...]
+    canaries: tuple[Case, ...] = ()
+    settings: Settings = field(default_factory=Settings)
+
+    @property
+    def identity(self) -> str:
+        """A hash of all that decides what is measured; equal for plans that differ in operational settings only."""
+        settings = dataclasses.asdict(self.settings)
+        for name in Settings.OPERATIONAL:
+            del settings[name]
+        content = [self.name, settings, *([c.to_dict() for c in sorted(part)] for part in (self.cases, self.canaries))]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    def batches(self) -> list[Batch]:
+        """The cases cut into batches of one kind each, and a round of canaries before, between and after them."""
+        made: list[Batch] = []
+        since = self.settings.canary_every
+        rounds = itertools.count(1)
+
+        def canaries() -> Batch:
+            return Batch(self.canaries, next(rounds))
+
+        wanted = bool(self.canaries and self.settings.canary_every)
+        for group in _runs(self.cases, self.settings.batch_size):
+            if wanted and since >= self.settings.canary_every:
+                made.append(canaries())
+                since = 0
+            made.append(Batch(group))
+            since += len(group)
+        return [*made, canaries()] if wanted and made else made
+
+    def to_json(self) -> str:
+        """The plan as text; :meth:`from_json` reads it back."""
+        return json.dumps(
+            {
+                "format": FORMAT,
+                "name": self.name,
+                "settings": dataclasses.asdict(self.settings),
+                "canaries": [case.to_dict() for case in self.canaries],
+                "cases": [case.to_dict() for case in self.cases],
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """A plan from its text; PlanError when it is damaged or written by a newer version."""
+        try:
+            values = json.loads(text)
+            made_by = values["format"]
+            if made_by != FORMAT:
+                raise PlanError(f"the plan has format {made_by}, this version reads {FORMAT}: update opcast")
+            return cls(
+                _checked_name(values["name"]),
+                tuple(map(Case.from_dict, values["cases"])),
+                tuple(map(Case.from_dict, values["canaries"])),
+                Settings.from_dict(values["settings"]),
+            )
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError, OpError) as error:
+            raise PlanError(f"not a plan: {type(error).__name__}: {error}") from None
+
+
+def _runs(cases: Sequence[Case], size: int) -> Iterator[tuple[Case, ...]]:
+    for _, run in itertools.groupby(cases, key=lambda case: case.op.kind):
+        rest = tuple(run)
+        for start in range(0, len(rest), size):
+            yield rest[start : start + size]
+
+
+def _check_known(name: str, known: Iterable[str], where: str) -> None:
+    if name not in known:
+        near = difflib.get_close_matches(str(name), list(known), 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        raise PlanError(f"{where} has no {name!r}; {hint}")
+
+
+def _checked_name(name: Any) -> str:
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise PlanError(f"name={name!r} must be a word of lower case letters, digits and underscores")
+    return name
+
+
+# --- building ------------------------------------------------------------------------------------------
+
+
+def build_plan(spec: Mapping[str, Any]) -> Plan:
+    """The plan that a specification (see the module) describes: deterministic, without duplicates, shuffled.
+
+    Raises PlanError, or OpError for a wrong dim or dtype, naming the value.
+    """
+    for name in spec:
+        _check_known(name, SPEC_KEYS, "campaign")
+    settings = _settings(spec)
+    entries = [_entry(spec, values) for values in spec.get("cases") or ()]
+    cases: set[Case] = set()
+    for number, (values, count) in enumerate(zip(entries, _counts(spec, entries), strict=True)):
+        random = Random(f"{settings.seed} {values['kind']} {_nth_of_kind(entries, number)}")
+        cases.update(_expand(values, count, settings, random))
+    cases.update(_explicit(spec.get("ops"), spec, settings))
+    excluded = {case.op for case in _explicit(spec.get("exclude"), spec, settings)}
+    kept = [case for case in sorted(cases) if case.op not in excluded]
+    if not kept:
+        raise PlanError(
+            f"campaign {spec.get('name')!r} has no cases left: loosen its limits or give it `cases` or `ops`"
+        )
+    return Plan(
+        _checked_name(spec.get("name", "campaign")),
+        tuple(_interleave(kept, settings)),
+        tuple(dict.fromkeys(_explicit(spec.get("canaries"), spec, settings))),
+        settings,
+    )
+
+
+def _settings(spec: Mapping[str, Any]) -> Settings:
+    values = dict(spec.get("settings") or {})
+    if values.get("device") == "auto":
+        from .environment import default_device
+
+        values["device"] = default_device()
+    if "budget_s" in spec:
+        values.setdefault("deadline_s", DEADLINE_OVER_BUDGET * _number(spec, "budget_s"))
+    return Settings.from_dict(values)
+
+
+def _number(values: Mapping[str, Any], name: str) -> float:
+    value = values[name]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise PlanError(f"{name}={value!r} must be a number above 0")
+    return float(value)
+
+
+def _entry(spec: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry with the campaign's defaults; PlanError when a key is no dim of its kind."""
+    if "kind" not in values:
+        raise PlanError(f"an entry of `cases` needs a kind: {dict(values)}")
+    dims = kind(values["kind"]).names
+    for key in values:
+        for name in key.split(","):
+            if not name.strip().startswith("_"):
+                _check_known(name.strip(), (*dims, *ENTRY_KEYS), f"the entry of {values['kind']}")
+    return {**{name: spec[name] for name in DEFAULTS if name in spec}, **values}
+
+
+def _nth_of_kind(entries: Sequence[Mapping[str, Any]], number: int) -> int:
+    return sum(entry["kind"] == entries[number]["kind"] for entry in entries[:number])
+
+
+def _counts(spec: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> list[int]:
+    """How many shapes to draw for each entry; 0 for one that is a product."""
+    shares = [_number(entry, "share") if "share" in entry else 0.0 for entry in entries]
+    if any(shares) and "budget_s" not in spec:
+        raise PlanError("entries with `share` need the campaign's budget_s")
+    counts = []
+    for entry, share in zip(entries, shares, strict=True):
+        if share:
+            seconds = _number(spec, "budget_s") * share / sum(shares)
+            counts.append(max(FEWEST_DRAWS, round(seconds / _number({"case_s": 1.0, **entry}, "case_s"))))
+        else:
+            counts.append(int(_number(entry, "sample")) if "sample" in entry else 0)
+    return counts
+
+
+def _expand(entry: Mapping[str, Any], count: int, settings: Settings, random: Random) -> Iterator[Case]:
+    """The cases of one entry: ``count`` of them for a sample, all combinations when 0."""
+    axes, formulas = _axes(entry)
+    each = entry.get("each") or ()
+    for name in each:
+        _check_known(name, [n for axis in axes for n in axis.names], f"`each` of {entry['kind']}")
+    crossed = [axis for axis in axes if set(axis.names) & set(each)]
+    drawn = [axis for axis in axes if axis not in crossed]
+    fixed = list(combine(crossed, random, zipped=False))
+    if not count:
+        rows: Iterator[dict[str, Any]] = combine(drawn, random, bool(entry.get("zip")))
+        for row, extra in itertools.product(rows, fixed):
+            yield from _admitted({**row, **extra}, formulas, entry, settings)
+        return
+    found: dict[Case, None] = {}
+    wanted = max(1, round(count / len(fixed)))
+    hits = 0
+    for row in itertools.islice(joint_draws(drawn, wanted, random), wanted * DRAWS_PER_CASE):
+        before = len(found)
+        for extra in fixed:
+            found.update(dict.fromkeys(_admitted({**row, **extra}, formulas, entry, settings)))
+        hits += len(found) > before
+        if hits == wanted:
+            break
+    if not found:
+        raise PlanError(f"no draw of the {entry['kind']} entry passes its limits: check where, max_flops and max_bytes")
+    yield from found
+
+
+def _axes(entry: Mapping[str, Any]) -> tuple[list[Axis], dict[str, str]]:
+    control = set(ENTRY_KEYS) - set(PARAMETERS)
+    given = {"dtype": "bf16", "backend": USUAL, "cache": "warm", **entry}
+    overridden = {n.strip() for key in entry if "," in key for n in key.split(",")}
+    given = {key: value for key, value in given.items() if key not in control and key not in overridden}
+    formulas = {key: value for key, value in given.items() if is_formula(value)}
+    try:
+        return [parse_axis(key, value) for key, value in given.items() if key not in formulas], formulas
+    except AxisError as error:
+        raise PlanError(f"{entry['kind']}: {error}") from None
+
+
+def _admitted(
+    row: dict[str, Any], formulas: Mapping[str, str], entry: Mapping[str, Any], settings: Settings
+) -> Iterator[Case]:
+    """The cases of one combination of values, if it passes the entry's limits."""
+    try:
+        for name, formula in formulas.items():
+            row[name] = evaluate(formula, row)
+        conditions = entry.get("where") or ()
+        conditions = [conditions] if isinstance(conditions, str) else conditions
+        if not all(evaluate(condition, row) for condition in conditions):
+            return
+    except AxisError as error:
+        raise PlanError(f"{entry['kind']}: {error}") from None
+    backend, cache = row.pop("backend"), row.pop("cache")
+    op = make_op(entry["kind"], **{name: value for name, value in row.items() if not name.startswith("_")})
+    op = whole_shards(op)
+    limits = [float(entry.get("max_bytes") or 0), float(settings.max_bytes)]
+    cost = op.cost
+    if float(cost.flops) > float(entry.get("max_flops") or "inf"):
+        return
+    if float(cost.bytes) > min((limit for limit in limits if limit), default=float("inf")):
+        return
+    for name in _backends(op, backend, settings):
+        yield Case.from_dict({**op.to_dict(), "backend": name, "cache": cache})
+
+
+def whole_shards(op: Op) -> Op:
+    """A collective with its size cut to whole shards of 16 bytes for each rank, as nccl-tests rounds it."""
+    if op.kind not in ("all_gather", "reduce_scatter", "all_to_all"):
+        return op
+    shard = 16 * op.ranks
+    return op.replace(size_bytes=max(op.size_bytes // shard, 1) * shard)
+
+
+def _backends(op: Op, wanted: str, settings: Settings) -> list[str]:
+    """The backend names that ``usual``, ``all`` or a plain name stands for."""
+    if wanted not in (USUAL, ALL):
+        return [wanted]
+    if KINDS[op.kind].collective:
+        return ["nccl" if settings.device == "cuda" else "gloo"]
+    from .cases import backends
+
+    return (backends(op, settings.device) or ["torch"])[: None if wanted == ALL else 1]
+
+
+def _explicit(values: Any, spec: Mapping[str, Any], settings: Settings) -> Iterator[Case]:
+    """Cases from op dicts; those without cache get the campaign's."""
+    caches = spec.get("cache", "warm")
+    for item in values or ():
+        fields = dict(item)
+        wanted = fields.pop("backend", USUAL)
+        chosen = fields.pop("cache", caches)
+        for cache in [chosen] if isinstance(chosen, str) else chosen:
+            case = Case.from_dict({**fields, "cache": cache})
+            yield from (dataclasses.replace(case, backend=b) for b in _backends(case.op, wanted, settings))
+
+
+def _interleave(cases: Sequence[Case], settings: Settings) -> list[Case]:
+    """Shuffled within each kind, cut into batches, the batches shuffled: drift then spreads over all shapes.
+
+    Takes sorted cases, so that the order depends on the seed and the set of cases alone.
+    """
+    seed = zlib.crc32(str(settings.seed).encode())
+    batches = []
+    for _, group in itertools.groupby(cases, key=lambda case: case.op.kind):
+        shuffled = list(group)
+        Random(seed).shuffle(shuffled)
+        batches += list(_runs(shuffled, settings.batch_size))
+    Random(seed).shuffle(batches)
+    return [case for batch in batches for case in batch]
