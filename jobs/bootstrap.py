@@ -1,0 +1,287 @@
+"""Set up ``.venv`` beside this checkout and run opcast in it. Standard library only, any Python from 3.11 on.
+
+    python3 jobs/bootstrap.py quickstart [ARGUMENTS OF opcast quickstart]
+    python3 jobs/bootstrap.py test [ARGUMENTS OF pytest]
+
+``quickstart`` installs what the main job needs and runs it. ``test`` also installs the developer's tools, then runs
+the linter, the format check, the type check, the import contracts and the tests; CI runs this very command.
+
+torch comes first, so that nothing later can choose it: where an NVIDIA GPU is present the CUDA torch of the calling
+interpreter is kept (its site-packages are added to ``.venv``), elsewhere a CPU build is installed. A constraints
+file, named in ``.venv/pip.conf``, holds that version against every later ``pip install`` in this environment.
+
+This file must still parse on Python 3.6, to tell an old interpreter what to do.
+"""
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+OLDEST = (3, 11)
+NEWEST_TRIED = (3, 14)
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+LOG = VENV / "bootstrap.log"
+STAMP = VENV / "bootstrap.json"
+CONSTRAINTS = VENV / "constraints.txt"
+TORCH_CPU = "torch==2.13.0+cpu"  # a local version: the package index itself only has CUDA builds, and never this one
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+TORCH_ANY = "torch>=2.6"
+EXTRAS = {"quickstart": ("hf", "mlflow"), "test": ("dev",)}  # dev includes hf and mlflow
+SOURCE = VENV / "src"  # holds a link `opcast` to the checkout, which mypy and import-linter read as the package
+CHECKS = (  # name, folder to run in, command
+    ("lint", ROOT, ("ruff", "check", ".")),
+    ("format", ROOT, ("ruff", "format", "--check", ".")),
+    ("types", ROOT, ("mypy",)),
+    ("imports", SOURCE, ("lint-imports", "--config", str(ROOT / "pyproject.toml"))),
+)
+TORCH_PROBE = "import torch; v = torch.version; print(torch.__version__, v.cuda or getattr(v, 'hip', '') or '')"
+
+
+def say(message: str) -> None:
+    """Print to stderr: stdout belongs to the command that runs afterwards."""
+    print("bootstrap: " + message, file=sys.stderr, flush=True)
+
+
+def refuse(message: str) -> NoReturn:
+    """End with the exit code of bad input."""
+    say(message)
+    sys.exit(2)
+
+
+if sys.version_info < OLDEST:
+    _newer = [name for name in ("python3.14", "python3.13", "python3.12", "python3.11") if shutil.which(name)]
+    _way = "run this with " + _newer[0] if _newer else "install Python 3.11 or later and run this with it"
+    refuse(f"Python {platform.python_version()} is too old, opcast needs 3.11 or later: {_way}")
+
+
+def main(arguments: list[str]) -> int:
+    """Set up what the verb needs and run it; the exit code is that of what ran."""
+    if not arguments or arguments[0] not in EXTRAS:
+        refuse("say what to run: quickstart or test, as in `python3 jobs/bootstrap.py quickstart`")
+    verb, rest = arguments[0], arguments[1:]
+    if not is_ready(verb):
+        set_up(verb)
+    return run_checks(rest) if verb == "test" else run([str(tool("opcast")), "quickstart", *rest])
+
+
+# ---- what is there already
+
+
+def fingerprint() -> str:
+    """Hash of all that decides what is installed: the project file, this file, and where the checkout lies."""
+    digest = hashlib.sha256(str(ROOT).encode())
+    for path in (ROOT / "pyproject.toml", Path(__file__)):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def is_ready(verb: str) -> bool:
+    """Whether ``.venv`` works and was set up from these very files for this verb or a larger one."""
+    try:
+        stamp = json.loads(STAMP.read_text())
+    except (OSError, ValueError):
+        return False
+    return python().exists() and stamp.get("fingerprint") == fingerprint() and verb in stamp.get("verbs", ())
+
+
+def python() -> Path:
+    """The environment's interpreter."""
+    return tool("python")
+
+
+def tool(name: str) -> Path:
+    """A command installed in the environment."""
+    return VENV / "Scripts" / f"{name}.exe" if os.name == "nt" else VENV / "bin" / name
+
+
+def probe_torch(interpreter: str | Path) -> tuple[str, str] | None:
+    """Version of an interpreter's torch and the CUDA (or HIP) version it is built for; None without a usable one."""
+    result = ask(str(interpreter), "-c", TORCH_PROBE)
+    if result.returncode != 0:
+        return None
+    version, _, accelerator = result.stdout.strip().splitlines()[-1].partition(" ")
+    release = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+    return (version, accelerator.strip()) if release >= (2, 6) else None
+
+
+def has_nvidia_gpu() -> bool:
+    """Whether this machine shows an NVIDIA GPU, asked of the driver and not of torch."""
+    with contextlib.suppress(OSError):
+        if any(Path("/proc/driver/nvidia/gpus").iterdir()):
+            return True
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        return False
+    result = ask(smi, "-L")
+    return result.returncode == 0 and "GPU" in result.stdout
+
+
+# ---- setting up
+
+
+def set_up(verb: str) -> None:
+    """Create or repair ``.venv`` for the verb; the stamp is written last, so that a broken-off run is taken up."""
+    began = time.monotonic()
+    previous = STAMP.read_text() if STAMP.is_file() else "{}"
+    STAMP.unlink(missing_ok=True)
+    create_venv()
+    gpu = has_nvidia_gpu()
+    hold(install_torch(gpu))
+    install_opcast(verb, gpu)
+    verbs = {verb, "quickstart"}
+    with contextlib.suppress(ValueError):
+        old = json.loads(previous)
+        verbs |= set(old.get("verbs", ())) if old.get("fingerprint") == fingerprint() else set()
+    STAMP.write_text(json.dumps({"fingerprint": fingerprint(), "verbs": sorted(verbs)}))
+    say(f"{VENV} is ready after {time.monotonic() - began:.0f} s")
+
+
+def create_venv() -> None:
+    """An empty environment where there is none that works."""
+    if python().exists() and ask(str(python()), "-m", "pip", "--version").returncode == 0:
+        return
+    if any(importlib.util.find_spec(name) is None for name in ("venv", "ensurepip")):
+        refuse("this Python lacks the venv module: install it (Debian, Ubuntu: apt install python3-venv) and run again")
+    say(f"creating {VENV} with Python {platform.python_version()}")
+    result = ask(sys.executable, "-m", "venv", "--clear", str(VENV))
+    if result.returncode != 0:
+        refuse(f"could not create {VENV}: {(result.stdout + result.stderr).strip().splitlines()[-1]}")
+
+
+def install_torch(gpu: bool) -> str:
+    """See that the environment has a torch that fits this machine; returns its version."""
+    present = probe_torch(python())
+    if present is None:
+        host = probe_torch(sys.executable)
+        if host is not None and host[1]:
+            say(f"keeping torch {host[0]} of {sys.executable} (built for {host[1]})")
+            share_host_packages()
+        elif gpu:
+            say("an NVIDIA GPU is present: installing torch with CUDA (several GB)")
+            pip(TORCH_ANY, lost=torch_lost())
+        elif sys.platform == "linux":
+            say(f"no NVIDIA GPU found: installing the CPU build {TORCH_CPU} (about 200 MB)")
+            pip(TORCH_CPU, "--extra-index-url", TORCH_CPU_INDEX, "--retries", "1", lost=torch_lost())
+        else:
+            say("installing torch")
+            pip(TORCH_ANY, lost=torch_lost())
+        present = probe_torch(python())
+    if present is None:
+        refuse(f"torch was installed but does not import: see `{python()} -c 'import torch'`")
+    return present[0]
+
+
+def torch_lost() -> str:
+    """One line for a torch that cannot be had, with the ways out."""
+    mine, span = ".".join(map(str, sys.version_info[:2])), "3.11 to " + ".".join(map(str, NEWEST_TRIED))
+    return (
+        f"no torch for Python {mine} on {sys.platform} {platform.machine()} could be had (see {LOG}). Ways out: run "
+        f"this with Python {span} and `rm -r {VENV}` first; or let PIP_FIND_LINKS name a folder with the wheel; or "
+        f"install any torch from 2.6 on with `{python()} -m pip install ...` and run this again, it is kept"
+    )
+
+
+def share_host_packages() -> None:
+    """Append the calling interpreter's site-packages to the environment's path: its own packages still come first.
+
+    A path file works from a plain interpreter, a virtual environment and conda alike, where
+    ``--system-site-packages`` would skip the packages of an activated environment.
+    """
+    inside = ask(str(python()), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip()
+    outside = [p for p in sys.path if Path(p).name in ("site-packages", "dist-packages") and Path(p).is_dir()]
+    Path(inside, "opcast_host.pth").write_text("".join(f"{path}\n" for path in outside))
+
+
+def hold(torch_version: str) -> None:
+    """Hold the torch version against bootstrap's own and every later ``pip install`` in the environment."""
+    CONSTRAINTS.write_text(f"torch=={torch_version}\n")
+    settings = VENV / ("pip.ini" if os.name == "nt" else "pip.conf")
+    settings.write_text(f"[global]\nconstraint = {CONSTRAINTS.as_uri()}\n")  # as_uri: a path with blanks would be split
+
+
+def install_opcast(verb: str, gpu: bool) -> None:
+    """Editable install of this checkout with the verb's extras."""
+    extras = ",".join(EXTRAS[verb])
+    say(f"installing opcast[{extras}]")
+    tools = ["nvidia-ml-py>=12"] if gpu else []
+    lost = f"opcast[{extras}] could not be installed: see the end of {LOG}, then run the same command again"
+    pip("--editable", f"{ROOT}[{extras}]", *tools, lost=lost)
+
+
+def pip(*arguments: str, lost: str) -> None:
+    """Run pip with its talk in the log; on a terminal its latest line is shown. Exit 2 with ``lost`` when it fails."""
+    command = [str(python()), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", *arguments]
+    live = sys.stderr.isatty()
+    width = shutil.get_terminal_size().columns - 1
+    with LOG.open("a") as log, talk(command) as process:
+        log.write(f"$ {' '.join(command)}\n")
+        for line in process.stdout or ():
+            log.write(line)
+            if live:
+                print("\r\033[K" + line.strip()[:width], end="", file=sys.stderr, flush=True)
+    if live:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    if process.returncode != 0:
+        refuse(lost)
+
+
+# ---- running
+
+
+def talk(command: list[str]) -> subprocess.Popen[str]:
+    """Start a command whose output, errors included, is read line by line."""
+    return subprocess.Popen(
+        command, cwd=VENV, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def ask(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command for its answer, from a folder where nothing of ours can be imported by accident."""
+    elsewhere = Path(sys.executable).parent
+    return subprocess.run(command, check=False, cwd=elsewhere, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+
+
+def run(command: list[str], cwd: Path | None = None) -> int:
+    """Run a command on this terminal and return its exit code."""
+    return subprocess.run(command, check=False, cwd=cwd).returncode
+
+
+def link_source() -> None:
+    """A folder in which the checkout is called ``opcast``, whatever its own name is."""
+    SOURCE.mkdir(exist_ok=True)
+    if not (SOURCE / "opcast").exists():
+        (SOURCE / "opcast").symlink_to(ROOT, target_is_directory=True)
+
+
+def run_checks(pytest_arguments: list[str]) -> int:
+    """Static checks, then the tests, all of them even when one fails. pytest prints the last line when all is well."""
+    failed = []
+    link_source()
+    for name, folder, command in CHECKS:
+        say(f"{name}: {' '.join(command)}")
+        if run([str(tool(command[0])), *command[1:]], cwd=folder) != 0:
+            failed.append(name)
+    say(" ".join(["tests: pytest", *pytest_arguments]))
+    if run([str(python()), "-P", "-m", "pytest", *pytest_arguments], cwd=ROOT) != 0:
+        failed.append("tests")
+    if failed:
+        say("failed: " + ", ".join(failed))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        say("stopped; run the same command again to go on")
+        sys.exit(130)
