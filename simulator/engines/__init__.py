@@ -1,0 +1,9 @@
+"""Who answers "how long does this op take?": measured, learned or analytical, and ``fused``, which tries them in order.
+
+Others use :func:`build_engine`, :func:`ask` and :class:`Answers`.
+"""
+
+from .answers import Answers, Engine, ask
+from .fused import ORDER, EngineError, FusedEngine, build_engine
+
+__all__ = ["ORDER", "Answers", "Engine", "EngineError", "FusedEngine", "ask", "build_engine"]

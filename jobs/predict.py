@@ -1,0 +1,128 @@
+"""``opcast predict``: one op, or a table of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..datasets.ops import KINDS, Op, OpError, kind, make_op
+from ..simulator.predict import predict_ops
+from ..simulator.report import OpPrediction
+from . import resolve
+from .show import BadInput, microseconds, print_json, say, table, wants_json
+
+FREE_CHOICE = {"device": "device.id"}
+
+
+def run(config: dict[str, Any]) -> int:
+    """Print the prediction (or write a table of them); returns the exit code."""
+    as_json = wants_json(config)
+    if config["cache"] not in ("warm", "cold"):
+        raise BadInput(f"cache={config['cache']!r} does not exist; choose warm or cold")
+    target = resolve.device(config)
+    engine = resolve.engine(config, target)
+    if config["shapes"]:
+        ops = read_shapes(Path(str(config["shapes"])), config["op"])
+        return show_many(predict_ops(ops, target, engine, config["cache"]), config, as_json)
+    if not config["op"]:
+        raise BadInput("name an op: `opcast predict op=gemm op.m=4096 op.n=4096 op.k=4096`, or shapes=FILE for many")
+    found = predict_ops([configured_op(config["op"])], target, engine, config["cache"])[0]
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        show_one(found, target.name)
+    return 0
+
+
+def configured_op(values: Mapping[str, Any]) -> Op:
+    """The op of ``op=… op.dim=…``; OpError names a dim that is missing."""
+    values = dict(values)
+    name = values.pop("kind")
+    missing = [key for key, value in values.items() if value == "???"]
+    if missing:
+        raise OpError(f"{name} needs {', '.join(f'op.{key}=…' for key in missing)} (dims: {', '.join(KINDS[name].names)})")
+    return make_op(name, **values)
+
+
+def show_one(found: OpPrediction, device_name: str) -> None:
+    """A few lines for a person."""
+    op = make_op(**{"kind_name": found.op["kind"], **{k: v for k, v in found.op.items() if k != "kind"}})
+    cost = op.cost
+    seconds = found.latency_us * 1e-6
+    rows = [
+        ("latency", microseconds(found.latency_us)),
+        ("interval", f"{microseconds(found.low_us)} to {microseconds(found.high_us)}"),
+        ("answered by", found.engine + (f" ({found.predictor})" if found.predictor else "")),
+        ("roofline", f"{microseconds(found.roofline_us)}, {found.bound} bound"),
+    ]
+    if found.engine == "learned" and not found.in_envelope:
+        rows.append(("caution", "outside what was measured; the interval is widened"))
+    if float(cost.flops) > 0:
+        rows.append(("achieves", f"{float(cost.flops) / seconds / 1e12:.4g} TFLOP/s"))
+    if float(cost.bytes) > 0:
+        rows.append(("moves", f"{float(cost.bytes) / seconds / 1e9:.4g} GB/s"))
+    table(f"{op} on {device_name}", ("", ""), rows)
+
+
+def show_many(found: list[OpPrediction], config: Mapping[str, Any], as_json: bool) -> int:
+    """All predictions as JSON, a file or a table."""
+    flat = [
+        {**p.op, **{key: value for key, value in p.to_dict().items() if key != "op"}} for p in found
+    ]
+    if config["output"]:
+        import pandas as pd
+
+        path = Path(str(config["output"]))
+        frame = pd.DataFrame(flat)
+        if path.suffix == ".parquet":
+            frame.to_parquet(path)
+        else:
+            frame.to_csv(path, index=False)
+        say(f"{len(flat)} predictions written to {path}")
+    elif as_json:
+        print_json({"predictions": [p.to_dict() for p in found]})
+    else:
+        rows = [
+            (str(make_op(p.op["kind"], **{k: v for k, v in p.op.items() if k != "kind"})),
+             microseconds(p.latency_us), microseconds(p.low_us), microseconds(p.high_us), p.engine, p.bound)
+            for p in found
+        ]  # fmt: skip
+        table("", ("op", "latency", "low", "high", "engine", "bound"), rows)
+    return 0
+
+
+def read_shapes(path: Path, default: Mapping[str, Any] | None) -> list[Op]:
+    """Ops from a table; the kind of ``op=…`` fills in where the table has no ``kind`` column.
+
+    Raises BadInput for a file that cannot be read and OpError with the row number for a bad row.
+    """
+    import pandas as pd
+
+    readers = {
+        ".csv": pd.read_csv,
+        ".parquet": pd.read_parquet,
+        ".json": pd.read_json,
+        ".jsonl": lambda p: pd.read_json(p, lines=True),
+    }
+    if path.suffix not in readers:
+        raise BadInput(f"shapes={path}: unknown format {path.suffix!r}; give .csv, .parquet, .json or .jsonl")
+    try:
+        frame = readers[path.suffix](path)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"shapes={path} cannot be read: {error}") from None
+    default_kind = default["kind"] if default else None
+    ops = []
+    for number, row in enumerate(frame.to_dict("records"), start=1):
+        values = {str(key): value for key, value in row.items() if not pd.isna(value)}
+        name = values.pop("kind", default_kind)
+        try:
+            if name is None:
+                raise OpError("no kind: add a column `kind` or op=…")
+            kind(name)
+            ops.append(make_op(name, **values))
+        except OpError as error:
+            raise OpError(f"{path} row {number}: {error}") from None
+    if not ops:
+        raise BadInput(f"shapes={path} holds no rows")
+    return ops

@@ -1,0 +1,61 @@
+"""From configuration to objects: devices, engines, stores. The door between Hydra and the rest of opcast."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..datasets.devices import Device, DeviceError, load_device
+from ..datasets.store import Store
+from ..simulator.engines import FusedEngine, build_engine
+from .show import BadInput
+
+PACKAGE = Path(__file__).resolve().parent.parent
+SHIPPED_STORE = PACKAGE / "datasets" / "measured"
+SHIPPED_PREDICTORS = PACKAGE / "models" / "shipped"
+
+
+def stores(config: Mapping[str, Any]) -> list[Path]:
+    """The user's store, then the measurements that ship with opcast."""
+    return [Path(config["store"]).expanduser(), SHIPPED_STORE]
+
+
+def registries(config: Mapping[str, Any]) -> list[Path]:
+    """The user's predictors, then those that ship with opcast."""
+    return [Path(config["predictors"]).expanduser(), SHIPPED_PREDICTORS]
+
+
+def device(config: Mapping[str, Any]) -> Device:
+    """The chosen device with its overrides; a measured one comes from the store.
+
+    Raises DeviceError for an unknown device and BadInput for this machine when nobody measured it yet.
+    """
+    chosen = dict(config["device"])
+    if len(chosen) > 1 and "name" in chosen:
+        return Device.from_dict(chosen)
+    device_id = str(chosen.pop("id"))
+    local = device_id == "cpu"
+    if local:
+        from ..harness.environment import cpu_device_id
+
+        device_id = cpu_device_id()
+    for path in stores(config):
+        found = Store(path).device(device_id) if path.is_dir() else None
+        if found is not None:
+            return Device.from_dict(found.to_dict() | chosen) if chosen else found
+    if local:
+        raise BadInput(
+            f"this machine ({device_id}) is not measured yet in {config['store']}; "
+            "run `opcast quickstart`, or name another device=… (`opcast list devices`)"
+        )
+    try:
+        known = load_device(device_id)
+    except DeviceError as error:
+        raise DeviceError(f"{error} or measure it with `opcast profile`") from None
+    return Device.from_dict(known.to_dict() | chosen)
+
+
+def engine(config: Mapping[str, Any], target: Device) -> FusedEngine:
+    """The engines of ``engine.order`` over the stores and predictors of this configuration."""
+    return build_engine(target, stores(config), registries(config), config["engine"]["order"], config.get("backend"))

@@ -1,0 +1,72 @@
+"""What a person sees: tables on a terminal, one JSON object for scripts, errors in one line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+CONFIG_DIRECTORY = Path(__file__).resolve().parent.parent / "conf"
+
+
+class BadInput(ValueError):
+    """Something the user gave cannot be used: exit code 2 and this one line."""
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's message on one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def wants_json(config: dict[str, Any]) -> bool:
+    """Whether ``format=json`` was asked; BadInput for a format that does not exist."""
+    chosen = config.get("format", "text")
+    if chosen not in ("text", "json"):
+        raise BadInput(f"format={chosen!r} does not exist; choose text or json")
+    return chosen == "json"
+
+
+def print_json(value: Any) -> None:
+    """Exactly one JSON object on stdout. NaN and infinities become null."""
+    json.dump(_finite(value), sys.stdout, indent=1, ensure_ascii=False, allow_nan=False)
+    sys.stdout.write("\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not (value - value == 0.0):
+        return None
+    return value
+
+
+def say(text: str) -> None:
+    """A line of progress or explanation, on stderr so that stdout stays the answer."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def table(title: str, headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table on stdout: first column left, the others right aligned."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    made = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
+    for position, header in enumerate(headers):
+        made.add_column(header, justify="right" if position else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(str(cell) for cell in row))
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(made)
+
+
+def microseconds(value: float) -> str:
+    """A duration given in microseconds, in the unit a reader would choose."""
+    for limit, divisor, unit in ((1e3, 1.0, "µs"), (1e6, 1e3, "ms"), (float("inf"), 1e6, "s")):
+        if abs(value) < limit * 0.9995:
+            return f"{value / divisor:.3g} {unit}" if value / divisor < 1000 else f"{value / divisor:.0f} {unit}"
+    return f"{value} µs"

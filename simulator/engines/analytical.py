@@ -1,0 +1,31 @@
+"""Answers from physics alone: works for any device with a data sheet, with wide intervals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...datasets.devices import Device
+from ...models import analytical
+from .answers import Answers, Columns
+
+# Without any measurement of the device the law is an estimate: this factor each way is stated, not fitted.
+UNCALIBRATED_FACTOR = 2.0
+
+
+@dataclass(frozen=True)
+class AnalyticalEngine:
+    """The latency law of ``models/analytical``; never declines."""
+
+    device: Device
+    name: str = "analytical"
+
+    def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
+        latency = analytical.latency_us(kind, columns, dtype, out_dtype, self.device, cache)
+        answers = Answers.declined(len(latency))
+        answers.latency_us[:] = latency
+        answers.low_us[:] = latency / UNCALIBRATED_FACTOR
+        answers.high_us[:] = latency * UNCALIBRATED_FACTOR
+        answers.engine[:] = self.name
+        return answers

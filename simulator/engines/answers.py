@@ -1,0 +1,72 @@
+"""What an engine answers: columns of latencies with their intervals and where each came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+import numpy as np
+
+from ...datasets.ops import Op, iterate_groups
+
+Columns = Mapping[str, np.ndarray]
+
+
+@dataclass
+class Answers:
+    """One entry per asked op. An engine that declines an op leaves NaN in ``latency_us``.
+
+    ``low_us`` and ``high_us`` bound the latency with ``coverage``; ``engine`` and ``predictor`` name who
+    answered; ``in_envelope`` is False where a predictor had to extrapolate.
+    """
+
+    latency_us: np.ndarray
+    low_us: np.ndarray
+    high_us: np.ndarray
+    engine: np.ndarray
+    predictor: np.ndarray
+    in_envelope: np.ndarray
+    coverage: np.ndarray
+
+    @classmethod
+    def declined(cls, n: int) -> Answers:
+        """Answers of an engine that knows none of ``n`` ops."""
+        nan = np.full(n, np.nan)
+        return cls(
+            nan,
+            nan.copy(),
+            nan.copy(),
+            np.full(n, "", dtype=object),
+            np.full(n, None, dtype=object),
+            np.zeros(n, dtype=bool),
+            np.zeros(n),
+        )
+
+    @property
+    def open(self) -> np.ndarray:
+        """Positions that nobody answered yet."""
+        return np.flatnonzero(np.isnan(self.latency_us))
+
+    def put(self, positions: np.ndarray, other: Answers) -> None:
+        """Copy the entries of ``other`` to ``positions`` of this one."""
+        for f in fields(self):
+            getattr(self, f.name)[positions] = getattr(other, f.name)
+
+
+class Engine(Protocol):
+    """Answers a batch of ops of one kind and dtype, or declines some of them."""
+
+    name: str
+
+    def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
+        """``columns``: one int64 array of shape [n] per dim of the kind; ``cache``: ``cold`` or ``warm``."""
+        ...
+
+
+def ask(engine: Engine, ops: Sequence[Op], cache: str = "warm") -> Answers:
+    """The engine's answers for a mixed list of ops, in its order."""
+    answers = Answers.declined(len(ops))
+    for kind, dtype, out_dtype, positions, columns in iterate_groups(list(ops)):
+        answers.put(positions, engine.answer(kind, columns, dtype, out_dtype, cache))
+    return answers

@@ -1,0 +1,67 @@
+"""The engine behind every answer: measured, else learned, else analytical, op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...datasets.devices import Device
+from ...datasets.store import Store
+from ...models.registry import Registry
+from .analytical import AnalyticalEngine
+from .answers import Answers, Columns, Engine
+from .learned import LearnedEngine
+from .measured import MeasuredEngine
+
+ORDER = ("measured", "learned", "analytical")
+
+
+class EngineError(ValueError):
+    """An engine that does not exist, or no engine at all that could answer."""
+
+
+@dataclass(frozen=True)
+class FusedEngine:
+    """Tries ``engines`` in order; each sees only the ops that those before it declined."""
+
+    engines: Sequence[Engine]
+    name: str = "fused"
+
+    def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
+        answers = Answers.declined(len(next(iter(columns.values()))))
+        for engine in self.engines:
+            positions = answers.open
+            if not len(positions):
+                break
+            part = {name: column[positions] for name, column in columns.items()}
+            answers.put(positions, engine.answer(kind, part, dtype, out_dtype, cache))
+        return answers
+
+
+def build_engine(
+    device: Device,
+    stores: Sequence[Path],
+    registries: Sequence[Path],
+    order: Sequence[str] = ORDER,
+    backend: str | None = None,
+) -> FusedEngine:
+    """The engines named in ``order`` over what is known of the device. Folders that do not exist are skipped.
+
+    Raises EngineError for a name that is no engine.
+    """
+    engines: list[Engine] = []
+    for name in order:
+        if name == "measured":
+            found = [Store(path) for path in stores if path.is_dir()]
+            if found:
+                engines.append(MeasuredEngine(device, found, backend))
+        elif name == "learned":
+            engines.append(LearnedEngine(device, [Registry(path) for path in registries if path.is_dir()], backend))
+        elif name == "analytical":
+            engines.append(AnalyticalEngine(device))
+        else:
+            raise EngineError(f"engine.order has {name!r}; choose from {', '.join(ORDER)}")
+    if not engines:
+        raise EngineError(f"engine.order={list(order)} leaves nothing that could answer; add learned or analytical")
+    return FusedEngine(engines)

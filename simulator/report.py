@@ -1,0 +1,178 @@
+"""The answer of a simulated step: time with its interval, memory, breakdown, provenance.
+
+Every total is a sum over the spans of one timeline, so that breakdown and total agree by construction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Peak memory of one device by what it is spent on, in GiB; ``peak_gib`` is the sum at the peak's moment."""
+
+    peak_gib: float
+    weights_gib: float
+    gradients_gib: float
+    optimizer_gib: float
+    activations_gib: float
+    other_gib: float
+
+
+@dataclass(frozen=True)
+class OpShare:
+    """One kind's part of a step: ``count`` executions, their time and share, who answered."""
+
+    kind: str
+    count: int
+    time_s: float
+    share: float
+    engines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Where a step's time goes; the five ``*_s`` figures add up to the step."""
+
+    compute_s: float
+    exposed_comm_s: float
+    bubble_s: float
+    optimizer_s: float
+    host_s: float
+    by_op: tuple[OpShare, ...]
+    by_phase: Mapping[str, float]
+    by_parallelism: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Span:
+    """One node on the timeline, in microseconds from the start of the step."""
+
+    name: str
+    kind: str
+    path: str
+    phase: str
+    start_us: float
+    duration_us: float
+    engine: str
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One training step. Times in seconds; ``low_s`` to ``high_s`` holds the step with ``coverage``."""
+
+    model: str
+    device: str
+    precision: str
+    workload: str
+    step_time_s: float
+    low_s: float
+    high_s: float
+    coverage: float
+    tokens_per_s_per_gpu: float
+    tflops_per_gpu: float
+    mfu: float
+    hfu: float
+    memory: Memory
+    fits: bool
+    breakdown: Breakdown
+    provenance: Mapping[str, float]
+    unmapped: tuple[str, ...]
+    notes: tuple[str, ...]
+    wall_time_s: float
+    timeline: tuple[Span, ...] = field(default=(), repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; the timeline is left out (it has its own export)."""
+        return plain(self, drop=("timeline",))
+
+    def to_pandas(self) -> Any:
+        """The breakdown by op kind as a pandas DataFrame."""
+        import pandas as pd
+
+        return pd.DataFrame([dataclasses.asdict(share) for share in self.breakdown.by_op])
+
+
+@dataclass(frozen=True)
+class InferenceReport:
+    """Prefill, decode or a whole generation. Times in milliseconds; the interval is that of ``e2e_ms``.
+
+    ``ttft_ms`` is the prefill, ``tpot_ms`` the mean step per output token after the first, ``e2e_ms`` the whole
+    of what the workload asked for. What a workload does not contain is None.
+    """
+
+    model: str
+    device: str
+    precision: str
+    workload: str
+    ttft_ms: float | None
+    tpot_ms: float | None
+    e2e_ms: float
+    low_ms: float
+    high_ms: float
+    coverage: float
+    tokens_per_s_per_gpu: float
+    tflops_per_gpu: float
+    mfu: float
+    hfu: float
+    memory: Memory
+    fits: bool
+    breakdown: Breakdown
+    provenance: Mapping[str, float]
+    unmapped: tuple[str, ...]
+    notes: tuple[str, ...]
+    wall_time_s: float
+    timeline: tuple[Span, ...] = field(default=(), repr=False)
+
+    to_dict = StepReport.to_dict
+    to_pandas = StepReport.to_pandas
+
+
+@dataclass(frozen=True)
+class OpPrediction:
+    """How long one op takes on one device, who says so and how sure."""
+
+    op: Mapping[str, Any]
+    device: str
+    latency_us: float
+    low_us: float
+    high_us: float
+    coverage: float
+    engine: str
+    predictor: str | None
+    in_envelope: bool
+    roofline_us: float
+    bound: str
+    cache: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return plain(self)
+
+
+def plain(value: Any, drop: Sequence[str] = ()) -> Any:
+    """Dataclasses, mappings and tuples as dicts and lists."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.name not in drop}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value.item() if hasattr(value, "item") else value
+
+
+def ape(predicted: float, measured: float) -> float:
+    """Absolute percentage error |predicted - measured| / measured, in percent."""
+    return abs(predicted - measured) / measured * 100.0
+
+
+def median_ape(pairs: Sequence[tuple[float, float]]) -> float:
+    """Median APE over (predicted, measured) pairs, in percent."""
+    return statistics.median(ape(predicted, measured) for predicted, measured in pairs)

@@ -1,0 +1,268 @@
+"""Simulate a workload on one device: trace, time, add up, report."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..datasets.devices import Device, DeviceError
+from ..datasets.ops import KINDS
+from .engines import Engine
+from .graph import Graph
+from .memory import peak_memory
+from .report import Breakdown, InferenceReport, Memory, OpShare, Span, StepReport
+from .step import Timed, time_graph
+from .trace import Workload, trace
+
+KINDS_OF_WORK = ("train", "prefill", "decode", "generate")
+COVERAGE = 0.9
+
+
+class WorkloadError(ValueError):
+    """A workload whose parts do not fit together. The message says which and how to mend it."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is asked: a training step, a prompt, a generated token or a whole generation.
+
+    ``train`` uses ``micro_batch``, ``global_batch`` and ``seq_len``; the others ``batch``, ``input_len`` and
+    (``generate``) ``output_len``. ``decode`` is one step with ``input_len`` tokens in the cache.
+    """
+
+    kind: str = "train"
+    seq_len: int = 2048
+    micro_batch: int = 1
+    global_batch: int = 1
+    batch: int = 1
+    input_len: int = 1024
+    output_len: int = 128
+    cache: str = "dynamic"
+    expert_load: str = "balanced"
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS_OF_WORK:
+            raise WorkloadError(f"workload={self.kind!r} does not exist; choose from {', '.join(KINDS_OF_WORK)}")
+        for name in ("seq_len", "micro_batch", "global_batch", "batch", "input_len", "output_len"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise WorkloadError(f"workload.{name}={value!r} must be a whole number of at least 1")
+        if self.kind == "train" and self.global_batch % self.micro_batch:
+            raise WorkloadError(
+                f"workload.global_batch={self.global_batch} is no multiple of workload.micro_batch={self.micro_batch}"
+            )
+
+
+@dataclass(frozen=True)
+class Part:
+    """A timed graph and how many times it runs in the workload (a mean over contexts may give a fraction)."""
+
+    graph: Graph
+    timed: Timed
+    times: float
+
+
+def simulate(
+    model: str | Callable[[], Any],
+    work: Work,
+    device: Device,
+    engine: Engine,
+    precision: str = "bf16",
+    cache_dir: Path | None = None,
+) -> StepReport | InferenceReport:
+    """The report of ``work`` for a model on one device.
+
+    ``model``: a name in ``conf/model``, a folder or config.json, a hub id, or a factory of an ``nn.Module``.
+    Raises WorkloadError, DeviceError (a dtype the device lacks) and the errors of :func:`.trace.trace`.
+    """
+    started = time.perf_counter()
+    if not device.supports(precision):
+        raise DeviceError(f"{device.name} has no {precision} matrix units; it has {', '.join(device.tensor_tflops)}")
+    parts = plan_parts(model, work, device, engine, precision, cache_dir)
+    common = common_fields(parts, work, device, precision)
+    seconds = sum(part.timed.total_us * part.times for part in parts) * 1e-6
+    low = sum(part.timed.low_us * part.times for part in parts) * 1e-6
+    high = sum(part.timed.high_us * part.times for part in parts) * 1e-6
+    model_flops = sum(part.graph.model_flops * part.times for part in parts)
+    rates = rate_fields(parts, model_flops, seconds, device.tensor_rate(precision), tokens_of(work))
+    if work.kind == "train":
+        return StepReport(
+            step_time_s=seconds, low_s=low, high_s=high, wall_time_s=time.perf_counter() - started, **rates, **common
+        )
+    prefill = parts[0].timed.total_us * 1e-3 if work.kind in ("prefill", "generate") else None
+    steps = sum(part.times for part in parts if part.graph is not parts[0].graph or work.kind == "decode")
+    decode = (seconds * 1e3 - (prefill or 0.0)) / steps if steps else None
+    return InferenceReport(
+        ttft_ms=prefill,
+        tpot_ms=decode,
+        e2e_ms=seconds * 1e3,
+        low_ms=low * 1e3,
+        high_ms=high * 1e3,
+        wall_time_s=time.perf_counter() - started,
+        **rates,
+        **common,
+    )
+
+
+def plan_parts(
+    model: str | Callable[[], Any],
+    work: Work,
+    device: Device,
+    engine: Engine,
+    precision: str,
+    cache_dir: Path | None,
+) -> list[Part]:
+    """The graphs a workload runs and how often.
+
+    A generation is one prefill and ``output_len - 1`` decode steps whose context grows by one each: their mean is
+    taken by Simpson's rule over first, middle and last context.
+    """
+    attention = "sdpa" if device.synchronous else "fused"
+
+    def part(kind: str, batch: int, length: int, times: float, optimizer: str = "adamw") -> Part:
+        workload = Workload(
+            kind=kind,
+            batch=batch,
+            seq_len=length,
+            cache=work.cache,
+            optimizer=optimizer,
+            attention=attention,
+            expert_load=work.expert_load,
+        )
+        graph = trace(model, workload, precision, cache_dir)
+        return Part(graph, time_graph(graph, device, engine), times)
+
+    if work.kind == "train":
+        micro_batches = work.global_batch // work.micro_batch
+        parts = [part("train", work.micro_batch, work.seq_len, 1.0)]
+        if micro_batches > 1:
+            parts.append(part("train", work.micro_batch, work.seq_len, micro_batches - 1.0, "none"))
+        return parts
+    if work.kind == "prefill":
+        return [part("prefill", work.batch, work.input_len, 1.0)]
+    if work.kind == "decode":
+        return [part("decode", work.batch, work.input_len, 1.0)]
+    parts = [part("prefill", work.batch, work.input_len, 1.0)]
+    steps = work.output_len - 1
+    if steps > 0:
+        first, last = work.input_len, work.input_len + steps - 1
+        for context, weight in ((first, 1), ((first + last) // 2, 4), (last, 1)):
+            parts.append(part("decode", work.batch, context, steps * weight / 6))
+    return parts
+
+
+def tokens_of(work: Work) -> int:
+    """Tokens that a workload processes (training, prefill) or produces (decode, generate)."""
+    return {
+        "train": work.global_batch * work.seq_len,
+        "prefill": work.batch * work.input_len,
+        "decode": work.batch,
+        "generate": work.batch * work.output_len,
+    }[work.kind]
+
+
+def rate_fields(
+    parts: Sequence[Part], model_flops: float, seconds: float, peak_tflops: float, tokens: int
+) -> dict[str, float]:
+    """Throughput and utilisation. HFU divides what the device executes, MFU what the model defines."""
+    executed = sum(
+        part.times * repeat * float(node.op.cost.flops)
+        for part in parts
+        for node, repeat in part.graph.weighted()
+        if node.op is not None and node.op.cost.unit == "tensor"
+    )
+    return {
+        "tokens_per_s_per_gpu": tokens / seconds,
+        "tflops_per_gpu": model_flops / seconds / 1e12,
+        "mfu": model_flops / seconds / 1e12 / peak_tflops,
+        "hfu": executed / seconds / 1e12 / peak_tflops,
+    }
+
+
+def common_fields(parts: Sequence[Part], work: Work, device: Device, precision: str) -> dict[str, Any]:
+    """The fields that training and inference reports share."""
+    memory = max((peak_memory(part.graph) for part in parts), key=lambda m: m.peak_gib)
+    unmapped = Counter(
+        node.source for part in parts for node, repeat in part.graph.weighted() for _ in range(repeat) if not node.op
+    )
+    return {
+        "model": parts[0].graph.name,
+        "device": device.id,
+        "precision": precision,
+        "workload": work.kind,
+        "coverage": COVERAGE,
+        "memory": memory,
+        "fits": fits(memory, device),
+        "breakdown": breakdown(parts),
+        "provenance": provenance(parts),
+        "unmapped": tuple(f"{name} x{count}" for name, count in unmapped.most_common()),
+        "notes": tuple(dict.fromkeys(note for part in parts for note in part.graph.notes)),
+        "timeline": timeline(parts[0].timed),
+    }
+
+
+def fits(memory: Memory, device: Device) -> bool:
+    """Whether the peak stays below the device's memory."""
+    return memory.peak_gib <= device.memory_gib
+
+
+def breakdown(parts: Sequence[Part]) -> Breakdown:
+    """Time by op kind and by phase; what no kernel covers is host time."""
+    by_kind: dict[str, tuple[float, float, set[str]]] = {}
+    by_phase: dict[str, float] = {}
+    for part in parts:
+        for node, us, engine in zip(part.timed.nodes, part.timed.kernel_us.tolist(), part.timed.engine, strict=True):
+            name = node.op.kind if node.op else node.source
+            count, total, engines = by_kind.get(name, (0.0, 0.0, set()))
+            by_kind[name] = (count + part.times, total + us * part.times * 1e-6, engines | {str(engine)})
+            by_phase[node.phase] = by_phase.get(node.phase, 0.0) + us * part.times * 1e-6
+    step = sum(part.timed.total_us * part.times for part in parts) * 1e-6
+    kernels = sum(total for _, total, _ in by_kind.values())
+    shares = sorted(
+        (OpShare(kind, round(count), total, total / step, tuple(sorted(names))) for kind, (count, total, names) in by_kind.items()),
+        key=lambda share: -share.time_s,
+    )
+    communication = sum(s.time_s for s in shares if s.kind in KINDS and KINDS[s.kind].collective)
+    optimizer = by_phase.get("optimizer", 0.0)
+    return Breakdown(
+        compute_s=kernels - optimizer - communication,
+        exposed_comm_s=communication,
+        bubble_s=0.0,
+        optimizer_s=optimizer,
+        host_s=max(step - kernels, 0.0),
+        by_op=tuple(shares),
+        by_phase=by_phase,
+    )
+
+
+def provenance(parts: Sequence[Part]) -> dict[str, float]:
+    """Share of the step's time by who answered; ``host`` is what no kernel covers."""
+    total = sum(part.timed.total_us * part.times for part in parts)
+    shares: dict[str, float] = {}
+    for part in parts:
+        for us, engine in zip(part.timed.kernel_us.tolist(), part.timed.engine, strict=True):
+            shares[str(engine)] = shares.get(str(engine), 0.0) + us * part.times / total
+    shares["host"] = max(1.0 - sum(shares.values()), 0.0)
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def timeline(timed: Timed) -> tuple[Span, ...]:
+    """The nodes of one step as spans."""
+    return tuple(
+        Span(
+            name=node.source,
+            kind=node.op.kind if node.op else node.source,
+            path=node.path,
+            phase=node.phase,
+            start_us=start,
+            duration_us=duration,
+            engine=str(engine),
+        )
+        for node, start, duration, engine in zip(
+            timed.nodes, timed.start_us.tolist(), timed.kernel_us.tolist(), timed.engine, strict=True
+        )
+    )
