@@ -10,16 +10,18 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from .. import __version__
-from .show import CONFIG_DIRECTORY, BadInput, one_line
+from .show import CONFIG_DIRECTORY, BadInputError, one_line
 
 # verb -> (module of this folder, what it does)
 VERBS: dict[str, tuple[str, str]] = {
-    "quickstart": ("quickstart", "the whole job on this machine: profile, train, predict, simulate, run for real, compare"),
+    "quickstart": (
+        "quickstart",
+        "the whole job on this machine: profile, train, simulate, run for real, compare",
+    ),
     "profile": ("profile", "run a measurement campaign into a store; a killed one resumes"),
     "data": ("data", "what a store holds; `opcast data check` looks for bad rows and files"),
     "train": ("train", "fit predictors for a device, evaluate on unseen shapes, register in MLflow"),
@@ -27,7 +29,19 @@ VERBS: dict[str, tuple[str, str]] = {
     "simulate": ("simulate", "one training or inference step of a model on a device"),
     "list": ("listing", "the devices, models, ops or predictors opcast knows"),
 }
-HYDRA_FLAGS = {"--help", "-h", "--hydra-help", "--multirun", "-m", "--cfg", "-c", "--info", "-i", "--resolve", "--package"}
+HYDRA_FLAGS = {
+    "--help",
+    "-h",
+    "--hydra-help",
+    "--multirun",
+    "-m",
+    "--cfg",
+    "-c",
+    "--info",
+    "-i",
+    "--resolve",
+    "--package",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,20 +62,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except ValueError as error:  # every error about what a user gave derives from it
-        if type(error).__module__.startswith("opcast") or isinstance(error, BadInput):
+        if type(error).__module__.startswith("opcast") or isinstance(error, BadInputError):
             print(f"opcast: {one_line(error)}", file=sys.stderr)
             return 2
         raise
 
 
 def run(verb: str, arguments: list[str]) -> int:
-    """Run one verb; BadInput when it or an argument is unknown."""
+    """Run one verb; BadInputError when it or an argument is unknown."""
     if verb not in VERBS:
         import difflib
 
         near = difflib.get_close_matches(verb, VERBS, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(VERBS)}"
-        raise BadInput(f"unknown verb {verb!r}; {hint}")
+        raise BadInputError(f"unknown verb {verb!r}; {hint}")
     module = importlib.import_module(f".{VERBS[verb][0]}", __package__)
     overrides = [as_override(module, text) for text in arguments]
     if any(text.split("=")[0] in HYDRA_FLAGS for text in arguments):
@@ -86,7 +100,7 @@ def quoted(value: str) -> str:
 
 
 def compose(verb: str, overrides: list[str]) -> dict[str, Any]:
-    """The verb's configuration as plain values; BadInput in one line for what Hydra refuses."""
+    """The verb's configuration as plain values; BadInputError in one line for what Hydra refuses."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
@@ -99,7 +113,7 @@ def compose(verb: str, overrides: list[str]) -> dict[str, Any]:
             config = hydra_compose(verb, overrides=overrides)
         values = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
     except (HydraException, OmegaConfBaseException) as error:
-        raise BadInput(explain(verb, error)) from None
+        raise BadInputError(explain(verb, error)) from None
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
 

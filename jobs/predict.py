@@ -10,7 +10,7 @@ from ..datasets.ops import KINDS, Op, OpError, kind, make_op
 from ..simulator.predict import predict_ops
 from ..simulator.report import OpPrediction
 from . import resolve
-from .show import BadInput, microseconds, print_json, say, table, wants_json
+from .show import BadInputError, microseconds, print_json, say, table, wants_json
 
 FREE_CHOICE = {"device": "device.id"}
 
@@ -19,14 +19,16 @@ def run(config: dict[str, Any]) -> int:
     """Print the prediction (or write a table of them); returns the exit code."""
     as_json = wants_json(config)
     if config["cache"] not in ("warm", "cold"):
-        raise BadInput(f"cache={config['cache']!r} does not exist; choose warm or cold")
+        raise BadInputError(f"cache={config['cache']!r} does not exist; choose warm or cold")
     target = resolve.device(config)
     engine = resolve.engine(config, target)
     if config["shapes"]:
         ops = read_shapes(Path(str(config["shapes"])), config["op"])
         return show_many(predict_ops(ops, target, engine, config["cache"]), config, as_json)
     if not config["op"]:
-        raise BadInput("name an op: `opcast predict op=gemm op.m=4096 op.n=4096 op.k=4096`, or shapes=FILE for many")
+        raise BadInputError(
+            "name an op: `opcast predict op=gemm op.m=4096 op.n=4096 op.k=4096`, or shapes=FILE for many"
+        )
     found = predict_ops([configured_op(config["op"])], target, engine, config["cache"])[0]
     if as_json:
         print_json(found.to_dict())
@@ -41,7 +43,8 @@ def configured_op(values: Mapping[str, Any]) -> Op:
     name = values.pop("kind")
     missing = [key for key, value in values.items() if value == "???"]
     if missing:
-        raise OpError(f"{name} needs {', '.join(f'op.{key}=…' for key in missing)} (dims: {', '.join(KINDS[name].names)})")
+        wanted = ", ".join(f"op.{key}=…" for key in missing)
+        raise OpError(f"{name} needs {wanted} (dims: {', '.join(KINDS[name].names)})")
     return make_op(name, **values)
 
 
@@ -67,9 +70,7 @@ def show_one(found: OpPrediction, device_name: str) -> None:
 
 def show_many(found: list[OpPrediction], config: Mapping[str, Any], as_json: bool) -> int:
     """All predictions as JSON, a file or a table."""
-    flat = [
-        {**p.op, **{key: value for key, value in p.to_dict().items() if key != "op"}} for p in found
-    ]
+    flat = [{**p.op, **{key: value for key, value in p.to_dict().items() if key != "op"}} for p in found]
     if config["output"]:
         import pandas as pd
 
@@ -95,7 +96,7 @@ def show_many(found: list[OpPrediction], config: Mapping[str, Any], as_json: boo
 def read_shapes(path: Path, default: Mapping[str, Any] | None) -> list[Op]:
     """Ops from a table; the kind of ``op=…`` fills in where the table has no ``kind`` column.
 
-    Raises BadInput for a file that cannot be read and OpError with the row number for a bad row.
+    Raises BadInputError for a file that cannot be read and OpError with the row number for a bad row.
     """
     import pandas as pd
 
@@ -106,11 +107,11 @@ def read_shapes(path: Path, default: Mapping[str, Any] | None) -> list[Op]:
         ".jsonl": lambda p: pd.read_json(p, lines=True),
     }
     if path.suffix not in readers:
-        raise BadInput(f"shapes={path}: unknown format {path.suffix!r}; give .csv, .parquet, .json or .jsonl")
+        raise BadInputError(f"shapes={path}: unknown format {path.suffix!r}; give .csv, .parquet, .json or .jsonl")
     try:
         frame = readers[path.suffix](path)
     except (OSError, ValueError) as error:
-        raise BadInput(f"shapes={path} cannot be read: {error}") from None
+        raise BadInputError(f"shapes={path} cannot be read: {error}") from None
     default_kind = default["kind"] if default else None
     ops = []
     for number, row in enumerate(frame.to_dict("records"), start=1):
@@ -124,5 +125,5 @@ def read_shapes(path: Path, default: Mapping[str, Any] | None) -> list[Op]:
         except OpError as error:
             raise OpError(f"{path} row {number}: {error}") from None
     if not ops:
-        raise BadInput(f"shapes={path} holds no rows")
+        raise BadInputError(f"shapes={path} holds no rows")
     return ops

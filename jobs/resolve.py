@@ -9,7 +9,7 @@ from typing import Any
 from ..datasets.devices import Device, DeviceError, load_device
 from ..datasets.store import Store
 from ..simulator.engines import FusedEngine, build_engine
-from .show import BadInput
+from .show import BadInputError
 
 PACKAGE = Path(__file__).resolve().parent.parent
 SHIPPED_STORE = PACKAGE / "datasets" / "measured"
@@ -29,7 +29,7 @@ def registries(config: Mapping[str, Any]) -> list[Path]:
 def device(config: Mapping[str, Any]) -> Device:
     """The chosen device with its overrides; a measured one comes from the store.
 
-    Raises DeviceError for an unknown device and BadInput for this machine when nobody measured it yet.
+    Raises DeviceError for an unknown device and BadInputError for this machine when nobody measured it yet.
     """
     chosen = dict(config["device"])
     if len(chosen) > 1 and "name" in chosen:
@@ -45,7 +45,7 @@ def device(config: Mapping[str, Any]) -> Device:
         if found is not None:
             return Device.from_dict(found.to_dict() | chosen) if chosen else found
     if local:
-        raise BadInput(
+        raise BadInputError(
             f"this machine ({device_id}) is not measured yet in {config['store']}; "
             "run `opcast quickstart`, or name another device=… (`opcast list devices`)"
         )

@@ -11,7 +11,7 @@ from typing import Any
 CONFIG_DIRECTORY = Path(__file__).resolve().parent.parent / "conf"
 
 
-class BadInput(ValueError):
+class BadInputError(ValueError):
     """Something the user gave cannot be used: exit code 2 and this one line."""
 
 
@@ -21,10 +21,10 @@ def one_line(error: BaseException) -> str:
 
 
 def wants_json(config: dict[str, Any]) -> bool:
-    """Whether ``format=json`` was asked; BadInput for a format that does not exist."""
+    """Whether ``format=json`` was asked; BadInputError for a format that does not exist."""
     chosen = config.get("format", "text")
     if chosen not in ("text", "json"):
-        raise BadInput(f"format={chosen!r} does not exist; choose text or json")
+        raise BadInputError(f"format={chosen!r} does not exist; choose text or json")
     return chosen == "json"
 
 
@@ -39,7 +39,7 @@ def _finite(value: Any) -> Any:
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
-    if isinstance(value, float) and not (value - value == 0.0):
+    if isinstance(value, float) and value - value != 0.0:
         return None
     return value
 

@@ -75,14 +75,19 @@ def show(report: StepReport | InferenceReport, target: Device) -> None:
         ("tokens/s per device", f"{report.tokens_per_s_per_gpu:,.0f}"),
         ("model TFLOP/s", f"{report.tflops_per_gpu:.4g}  (MFU {report.mfu:.1%}, HFU {report.hfu:.1%})"),
         ("peak memory", f"{memory.peak_gib:.2f} GiB of {target.memory_gib:.0f} GiB, {verdict}"),
-        ("answered by", ", ".join(f"{name} {share:.0%}" for name, share in report.provenance.items() if share >= 0.005)),
+        (
+            "answered by",
+            ", ".join(f"{name} {share:.0%}" for name, share in report.provenance.items() if share >= 0.005),
+        ),
     ]
     table(f"{report.model}: {report.workload} in {report.precision} on {target.name}", ("", ""), rows)
     shares = [
         (s.kind, s.count, microseconds(s.time_s * 1e6), f"{s.share:.1%}", "+".join(s.engines))
         for s in report.breakdown.by_op[:12]
     ]
-    shares.append(("host", "", microseconds(report.breakdown.host_s * 1e6), f"{report.breakdown.host_s / step_s:.1%}", ""))
+    shares.append(
+        ("host", "", microseconds(report.breakdown.host_s * 1e6), f"{report.breakdown.host_s / step_s:.1%}", "")
+    )
     table("where the time goes", ("op", "calls", "time", "share", "answered by"), shares)
     if report.unmapped:
         say(f"costed by bytes alone: {', '.join(report.unmapped)}")

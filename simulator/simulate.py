@@ -223,7 +223,10 @@ def breakdown(parts: Sequence[Part]) -> Breakdown:
     step = sum(part.timed.total_us * part.times for part in parts) * 1e-6
     kernels = sum(total for _, total, _ in by_kind.values())
     shares = sorted(
-        (OpShare(kind, round(count), total, total / step, tuple(sorted(names))) for kind, (count, total, names) in by_kind.items()),
+        (
+            OpShare(kind, round(count), total, total / step, tuple(sorted(names)))
+            for kind, (count, total, names) in by_kind.items()
+        ),
         key=lambda share: -share.time_s,
     )
     communication = sum(s.time_s for s in shares if s.kind in KINDS and KINDS[s.kind].collective)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from ...datasets.devices import Device
 from ...models import analytical
 from .answers import Answers, Columns

@@ -1,0 +1,197 @@
+"""Runs a model's step for real, in a process of its own: what a simulated step is compared with.
+
+``python -P -m opcast.jobs.real_run`` reads one JSON request per line and answers each with one JSON line, so that
+its caller can interleave real steps with other measurements. The calls are the ones that tracing records
+(``simulator/trace/steps.py``); the process gets the thread count and allocator settings of the harness's workers.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..simulator.trace import Workload
+
+
+class RealRunError(RuntimeError):
+    """The process that runs the model failed; the message is its last word."""
+
+
+@dataclass
+class RealRunner:
+    """The caller's side: one child process that holds the model and runs steps of several workloads."""
+
+    model: str
+    workloads: dict[str, Workload]
+    precision: str
+    device: str
+    threads: int
+    environment: dict[str, str]
+    process: subprocess.Popen[str] | None = field(default=None, init=False)
+
+    def __enter__(self) -> RealRunner:
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "opcast.jobs.real_run"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=self.environment,
+        )
+        start = {"model": self.model, "precision": self.precision, "device": self.device, "threads": self.threads}
+        start["workloads"] = {name: asdict(workload) for name, workload in self.workloads.items()}  # type: ignore[assignment]
+        self._ask(start)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def seconds(self, workload: str, repeats: int) -> list[float]:
+        """Wall time of ``repeats`` steps, after one that is not counted."""
+        return self._ask({"do": "time", "workload": workload, "repeats": repeats})["seconds"]
+
+    def operators(self, workload: str, repeats: int) -> tuple[list[str], list[float]]:
+        """Every operator call of a step in order: its name and its median microseconds over ``repeats`` steps."""
+        found = self._ask({"do": "operators", "workload": workload, "repeats": repeats})
+        return found["names"], found["us"]
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self.process is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise RealRunError(f"the process that runs {self.model} ended with code {self.process.wait()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise RealRunError(f"running {self.model} failed: {answer['error']}")
+        return answer
+
+
+def serve() -> None:
+    """The child's side: answers requests on stdin until it closes."""
+    answers = sys.stdout
+    sys.stdout = sys.stderr  # what libraries print must not mix with the answers
+    runs: dict[str, Run] = {}
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            if "do" not in request:
+                runs = load(request)
+                answer: dict[str, Any] = {"ready": True}
+            elif request["do"] == "time":
+                run = runs[request["workload"]]
+                answer = {"seconds": [run() for _ in range(request["repeats"] + 1)][1:]}
+            else:
+                answer = time_operators(runs[request["workload"]], request["repeats"])
+        except (RuntimeError, ValueError, OSError, ImportError) as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def load(request: dict[str, Any]) -> dict[str, Run]:
+    """The model with random weights, and per workload a call that runs one step."""
+    import torch
+
+    from ..simulator.trace.models import build
+    from ..simulator.trace.steps import prepare, training_step
+
+    torch.set_num_threads(request["threads"])
+    torch.manual_seed(0)
+    model, example = build(request["model"], request["precision"], request["device"])
+    runs: dict[str, Run] = {}
+    for name, values in request["workloads"].items():
+        workload = Workload(**values)
+        if workload.training:
+            call = training_step(model, workload, example)
+        else:
+            with torch.no_grad():
+                call = prepare(model, workload, example)
+        runs[name] = Run(model, call, workload.training, workload.kind == "decode", request["device"])
+    return runs
+
+
+@dataclass(frozen=True)
+class Run:
+    """One step of one workload; ``training`` is the mode its model must be in."""
+
+    model: Any
+    call: Callable[[], Any]
+    training: bool
+    decodes: bool
+    device: str
+
+    def __call__(self) -> float:
+        """Run the step and return its seconds. A decode step then forgets its token, to see the same context again."""
+        import torch
+
+        if self.model.training is not self.training:
+            self.model.train(self.training)
+        with torch.set_grad_enabled(self.training):
+            synchronize(self.device)
+            start = time.perf_counter()
+            output = self.call()
+            synchronize(self.device)
+            seconds = time.perf_counter() - start
+        if self.decodes and hasattr(getattr(output, "past_key_values", None), "crop"):
+            output.past_key_values.crop(-1)
+        return seconds
+
+
+def synchronize(device: str) -> None:
+    """Wait for the accelerator."""
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def time_operators(run: Run, repeats: int) -> dict[str, Any]:
+    """Names and median microseconds of every operator call of a step, in order.
+
+    Calls are timed inside the dispatcher, one by one; on an accelerator each is waited for.
+    """
+    import numpy as np
+
+    recorded: list[list[tuple[str, float]]] = []
+    for _ in range(repeats + 1):
+        calls: list[tuple[str, float]] = []
+        with recorder(calls, run.device):
+            run()
+        recorded.append(calls)
+    names = [name for name, _ in recorded[-1]]
+    same = [calls for calls in recorded[1:] if [name for name, _ in calls] == names]
+    return {"names": names, "us": np.median([[us for _, us in calls] for calls in same], axis=0).tolist()}
+
+
+def recorder(calls: list[tuple[str, float]], device: str) -> Any:
+    """A dispatch mode that appends (operator, microseconds) for every call."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            synchronize(device)
+            start = time.perf_counter_ns()
+            result = func(*args, **kwargs)
+            synchronize(device)
+            calls.append((str(func), (time.perf_counter_ns() - start) / 1e3))
+            return result
+
+    return Recorder()
+
+
+if __name__ == "__main__":
+    serve()
