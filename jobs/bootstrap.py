@@ -52,10 +52,10 @@ def say(message: str) -> None:
     print("bootstrap: " + message, file=sys.stderr, flush=True)
 
 
-def refuse(message: str) -> NoReturn:
-    """End with the exit code of bad input."""
+def refuse(message: str, code: int = 2) -> NoReturn:
+    """End with one line: 2 for what the caller can mend at once, 1 for an installation that failed."""
     say(message)
-    sys.exit(2)
+    sys.exit(code)
 
 
 if sys.version_info < OLDEST:
@@ -132,30 +132,27 @@ def has_nvidia_gpu() -> bool:
 def set_up(verb: str) -> None:
     """Create or repair ``.venv`` for the verb; the stamp is written last, so that a broken-off run is taken up."""
     began = time.monotonic()
-    previous = STAMP.read_text() if STAMP.is_file() else "{}"
     STAMP.unlink(missing_ok=True)
     create_venv()
     gpu = has_nvidia_gpu()
     hold(install_torch(gpu))
     install_opcast(verb, gpu)
-    verbs = {verb, "quickstart"}
-    with contextlib.suppress(ValueError):
-        old = json.loads(previous)
-        verbs |= set(old.get("verbs", ())) if old.get("fingerprint") == fingerprint() else set()
-    STAMP.write_text(json.dumps({"fingerprint": fingerprint(), "verbs": sorted(verbs)}))
+    STAMP.write_text(json.dumps({"fingerprint": fingerprint(), "verbs": sorted({verb, "quickstart"})}))
     say(f"{VENV} is ready after {time.monotonic() - began:.0f} s")
 
 
 def create_venv() -> None:
-    """An empty environment where there is none that works."""
-    if python().exists() and ask(str(python()), "-m", "pip", "--version").returncode == 0:
+    """An empty environment where there is none that works with the Python that runs this."""
+    mine = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    version = "import sys, pip; print('%d.%d' % sys.version_info[:2])"
+    if python().exists() and ask(str(python()), "-c", version).stdout.strip() == mine:
         return
     if any(importlib.util.find_spec(name) is None for name in ("venv", "ensurepip")):
         refuse("this Python lacks the venv module: install it (Debian, Ubuntu: apt install python3-venv) and run again")
     say(f"creating {VENV} with Python {platform.python_version()}")
     result = ask(sys.executable, "-m", "venv", "--clear", str(VENV))
     if result.returncode != 0:
-        refuse(f"could not create {VENV}: {(result.stdout + result.stderr).strip().splitlines()[-1]}")
+        refuse(f"could not create {VENV}: {last_line(result.stdout + result.stderr)}")
 
 
 def install_torch(gpu: bool) -> str:
@@ -177,17 +174,22 @@ def install_torch(gpu: bool) -> str:
             pip(TORCH_ANY, lost=torch_lost())
         present = probe_torch(python())
     if present is None:
-        refuse(f"torch was installed but does not import: see `{python()} -c 'import torch'`")
+        refuse(f"torch was installed but does not import: see `{python()} -c 'import torch'`", code=1)
+    if gpu and not present[1]:
+        say(f"torch {present[0]} was built without CUDA, so the GPU stays idle; remove {VENV} to start over")
     return present[0]
 
 
 def torch_lost() -> str:
     """One line for a torch that cannot be had, with the ways out."""
-    mine, span = ".".join(map(str, sys.version_info[:2])), "3.11 to " + ".".join(map(str, NEWEST_TRIED))
+    mine = f"Python {sys.version_info[0]}.{sys.version_info[1]} on {sys.platform} {platform.machine()}"
+    if sys.version_info[:2] <= NEWEST_TRIED:
+        first = f"check that {TORCH_CPU_INDEX} can be reached, or let PIP_FIND_LINKS name a folder with the wheel"
+    else:
+        first = f"run this with Python 3.11 to {NEWEST_TRIED[0]}.{NEWEST_TRIED[1]}"
     return (
-        f"no torch for Python {mine} on {sys.platform} {platform.machine()} could be had (see {LOG}). Ways out: run "
-        f"this with Python {span} and `rm -r {VENV}` first; or let PIP_FIND_LINKS name a folder with the wheel; or "
-        f"install any torch from 2.6 on with `{python()} -m pip install ...` and run this again, it is kept"
+        f"no torch for {mine} could be had (pip's words: {LOG}): {first}; or install any torch from 2.6 on with "
+        f"`{python()} -m pip install ...` and run this again, it is kept"
     )
 
 
@@ -219,7 +221,7 @@ def install_opcast(verb: str, gpu: bool) -> None:
 
 
 def pip(*arguments: str, lost: str) -> None:
-    """Run pip with its talk in the log; on a terminal its latest line is shown. Exit 2 with ``lost`` when it fails."""
+    """Run pip with its talk in the log; on a terminal its latest line is shown. Ends with ``lost`` when it fails."""
     command = [str(python()), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", *arguments]
     live = sys.stderr.isatty()
     width = shutil.get_terminal_size().columns - 1
@@ -232,10 +234,15 @@ def pip(*arguments: str, lost: str) -> None:
     if live:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
     if process.returncode != 0:
-        refuse(lost)
+        refuse(lost, code=1)
 
 
 # ---- running
+
+
+def last_line(text: str) -> str:
+    """The last line that is not blank, where programs put the reason."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no reason given")
 
 
 def talk(command: list[str]) -> subprocess.Popen[str]:
