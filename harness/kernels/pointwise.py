@@ -51,7 +51,10 @@ def _rope(x, cos, sin, y, heads, half, HEADS: tl.constexpr, HALF: tl.constexpr):
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotated contiguous [tokens, heads, head_dim]: element i pairs with i + head_dim/2; cos, sin [tokens, head_dim/2]."""
+    """Rotated contiguous [tokens, heads, head_dim]; element i pairs with i + head_dim/2.
+
+    cos and sin are [tokens, head_dim/2], one for each pair.
+    """
     tokens, heads, head_dim = x.shape
     half = head_dim // 2
     y = torch.empty_like(x)

@@ -1,0 +1,119 @@
+"""How each op is run: :func:`prepare` turns an Op and a backend into a call that the timer times.
+
+One module per family registers its builders in :data:`BUILDERS`; :func:`backends` lists what an op can run on.
+"""
+
+from __future__ import annotations
+
+import difflib
+from functools import lru_cache
+
+from ...datasets.ops import Op
+from ..environment import free_memory_bytes
+from . import attention, elements, fused, gather, gemm, moe, rows, system
+from .base import BUILDERS, Builder, Inputs, Prepared, Run, Unsupported
+
+__all__ = [
+    "BUILDERS",
+    "Builder",
+    "Inputs",
+    "Prepared",
+    "Run",
+    "Unsupported",
+    "backends",
+    "prepare",
+]
+
+FAMILIES = (attention, elements, fused, gather, gemm, moe, rows, system)
+GLIBC_LARGEST_THRESHOLD = 32 << 20  # DEFAULT_MMAP_THRESHOLD_MAX of glibc's malloc on 64-bit machines
+
+
+def backends(op: Op, device: str) -> list[str]:
+    """Names of the backends that may run this op on ``cpu`` or ``cuda``, the usual one first."""
+    return [
+        backend
+        for (kind, backend), builder in BUILDERS.items()
+        if kind == op.kind and device in builder.devices and builder.accepts(op)
+    ]
+
+
+def prepare(op: Op, backend: str, device: str, seed: int = 0) -> Prepared:
+    """Allocate inputs, run the op once, and return what the timer needs.
+
+    Raises Unsupported with the reason when this backend cannot run the op, and torch.OutOfMemoryError when
+    the inputs do not fit in memory.
+    """
+    builder = _builder(op, backend, device)
+    if device == "cpu":
+        _refuse_more_than_memory(op)
+        _settle_allocator()
+    inputs = Inputs(device, seed)
+    run = builder.build(op, inputs)
+    needed = inputs.bytes + int(op.cost.write_bytes)
+    prepared = Prepared(op, backend, device, seed, run, needed, builder.clock, builder.capturable)
+    _first_call(prepared)
+    return prepared
+
+
+def _builder(op: Op, backend: str, device: str) -> Builder:
+    builder = BUILDERS.get((op.kind, backend))
+    known = backends(op, device)
+    if builder is None or backend not in known:
+        near = difflib.get_close_matches(backend, known, 1)
+        offer = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
+        raise Unsupported(f"{op.kind} in {op.dtype} has no backend {backend!r} on {device}; {offer}")
+    return builder
+
+
+def _first_call(prepared: Prepared) -> None:
+    """Run once, so that what torch or the device refuses shows here, as Unsupported with torch's words."""
+    import torch
+
+    try:
+        with prepared.context():
+            prepared.run()
+            if prepared.device == "cuda":
+                torch.cuda.synchronize()
+    except torch.OutOfMemoryError:
+        raise
+    except NotImplementedError as error:
+        raise Unsupported(_first_line(error)) from error
+    except RuntimeError as error:
+        if _is_failure(error):
+            raise
+        raise Unsupported(_first_line(error)) from error
+
+
+def _is_failure(error: RuntimeError) -> bool:
+    """Whether an error is a crash rather than torch's refusal of the arguments."""
+    import torch
+
+    accelerator = getattr(torch, "AcceleratorError", ())
+    words = ("CUDA error", "CUDA driver", "INTERNAL ASSERT", "Triton Error", "cuDNN error", "CUBLAS_STATUS_EXECUTION")
+    return isinstance(error, accelerator) or any(word in str(error) for word in words)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+def _refuse_more_than_memory(op: Op) -> None:
+    """A CPU process that takes too much memory is killed without a word, so ask first."""
+    import torch
+
+    needed, available = float(op.cost.bytes), free_memory_bytes("cpu")
+    if needed > 0.9 * available:
+        raise torch.OutOfMemoryError(f"{op} needs {needed / 2**30:.1f} GiB of {available / 2**30:.1f} GiB available")
+
+
+@lru_cache
+def _settle_allocator() -> None:
+    """Bring glibc's malloc into the state of a process that has run for a while.
+
+    Its threshold for handing memory back to the system rises when a large block is freed, up to 32 MiB. Until
+    then every large result would be page-faulted anew, which no step after the first does.
+    """
+    import torch
+
+    block = torch.empty(GLIBC_LARGEST_THRESHOLD - (64 << 10), dtype=torch.uint8)
+    del block

@@ -1,0 +1,370 @@
+"""Attention: scaled dot product over a prompt, against a cache, its gradients, and DeepSeek's latent form.
+
+Queries are the last ``seq_q`` of ``seq_kv`` positions. Prompt tensors lie as [batch, seq, heads, dim], where a
+projection leaves them; a cache lies as [batch, heads, seq, dim], where transformers keeps it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ...datasets.ops import Op, make_op
+from .base import Inputs, Run, Unsupported, case
+
+if TYPE_CHECKING:
+    import torch
+
+FORWARD = ("attention_prefill", "attention_decode")
+CUDA = ("cuda",)
+
+
+def window(op: Op) -> int:
+    """The sliding window, or 0 when it hides nothing."""
+    return op.window if op.window < op.seq_kv else 0
+
+
+def hides_nothing(op: Op) -> bool:
+    """Whether every query sees every key, so that no mask is passed."""
+    return not window(op) and (not op.causal or op.seq_q == 1)
+
+
+def is_causal(op: Op) -> bool:
+    """Whether torch's own ``is_causal`` says it all: it aligns the mask with the first key."""
+    return bool(op.causal) and op.seq_q > 1 and op.seq_q == op.seq_kv and not window(op)
+
+
+def check(op: Op) -> None:
+    """Unsupported for shapes that have no meaning."""
+    if op.heads_q % op.heads_kv:
+        raise Unsupported(f"{op.heads_q} query heads do not share {op.heads_kv} key heads evenly")
+    if op.seq_q > op.seq_kv:
+        raise Unsupported(f"{op.seq_q} queries are more than the {op.seq_kv} positions they are the last of")
+    if window(op) and not op.causal:
+        raise Unsupported("a sliding window needs causal=yes")
+    if op.out_dtype != op.dtype:
+        raise Unsupported(f"attention in {op.dtype} is written in {op.dtype}, not in {op.out_dtype}")
+
+
+def visible(op: Op, device: str) -> torch.Tensor:
+    """Boolean [seq_q, seq_kv], true where a query sees a key."""
+    import torch
+
+    query = torch.arange(op.seq_q, device=device)[:, None] + (op.seq_kv - op.seq_q)
+    key = torch.arange(op.seq_kv, device=device)[None, :]
+    seen = key <= query
+    return seen & (key > query - window(op)) if window(op) else seen
+
+
+def _heads_first(inputs: Inputs, op: Op, seq: int, heads: int, dim: int, cached: bool) -> torch.Tensor:
+    """[batch, heads, seq, dim] as SDPA takes it; in memory as the module docstring says."""
+    if cached:
+        return inputs.normal(op.batch, heads, seq, dim, dtype=op.dtype)
+    return inputs.normal(op.batch, seq, heads, dim, dtype=op.dtype).transpose(1, 2)
+
+
+def _query_key_value(op: Op, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    check(op)
+    cached = op.kind == "attention_decode"
+    query = _heads_first(inputs, op, op.seq_q, op.heads_q, op.head_dim, False)
+    key = _heads_first(inputs, op, op.seq_kv, op.heads_kv, op.head_dim, cached)
+    value = _heads_first(inputs, op, op.seq_kv, op.heads_kv, op.v_head_dim, cached)
+    return query, key, value
+
+
+def _sdpa_arguments(op: Op, device: str) -> dict[str, Any]:
+    masked = not hides_nothing(op) and not is_causal(op)
+    arguments: dict[str, Any] = {"is_causal": is_causal(op), "attn_mask": visible(op, device) if masked else None}
+    if op.heads_q != op.heads_kv:
+        arguments["enable_gqa"] = True
+    return arguments
+
+
+# --- forward -------------------------------------------------------------------------------------------
+
+
+def sdpa(op: Op, inputs: Inputs) -> Run:
+    """``F.scaled_dot_product_attention`` as torch dispatches it; other masks than plain causal are boolean tensors."""
+    from torch.nn import functional
+
+    query, key, value = _query_key_value(op, inputs)
+    arguments = _sdpa_arguments(op, inputs.device)
+    return partial(functional.scaled_dot_product_attention, query, key, value, **arguments)
+
+
+def math_attention(op: Op, inputs: Inputs) -> Run:
+    """The same call held to the unfused path: products and softmax as separate kernels, scores in memory."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    call = sdpa(op, inputs)
+
+    def run() -> object:
+        with sdpa_kernel(SDPBackend.MATH):
+            return call()
+
+    return run
+
+
+def _flash_window(op: Op) -> dict[str, int]:
+    return {"window_size_left": window(op) - 1, "window_size_right": 0} if window(op) else {}
+
+
+def _flash_operands(op: Op, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Operands as FlashAttention takes them, [batch, seq, heads, dim]; a narrower V is padded, as vLLM pads MLA's."""
+    check(op)
+    if op.v_head_dim > op.head_dim:
+        raise Unsupported("FlashAttention needs v_head_dim no larger than head_dim")
+    shapes = ((op.seq_q, op.heads_q), (op.seq_kv, op.heads_kv), (op.seq_kv, op.heads_kv))
+    query, key, value = (inputs.normal(op.batch, seq, heads, op.head_dim, dtype=op.dtype) for seq, heads in shapes)
+    return query, key, value
+
+
+def _flash_forward(op: Op, operands: tuple[torch.Tensor, ...]) -> Callable[[], Any]:
+    import torch
+
+    causal = bool(op.causal) and op.seq_q > 1
+    lengths = (None, None, op.seq_q, op.seq_kv)
+    forward = torch.ops.aten._flash_attention_forward
+    return partial(forward, *operands, *lengths, 0.0, causal, False, **_flash_window(op))
+
+
+def flash2(op: Op, inputs: Inputs) -> Run:
+    """aten's FlashAttention-2, called directly: it aligns causal masks with the last key and knows windows."""
+    return _flash_forward(op, _flash_operands(op, inputs))
+
+
+def _aligned(op: Op, name: str) -> None:
+    if window(op) or (op.causal and op.seq_q not in (1, op.seq_kv)):
+        raise Unsupported(f"the {name} kernel aligns causal masks with the first key and knows no windows")
+
+
+def cudnn(op: Op, inputs: Inputs) -> Run:
+    """aten's cuDNN attention, called directly."""
+    import torch
+
+    _aligned(op, "cuDNN")
+    query, key, value = _query_key_value(op, inputs)
+    forward = torch.ops.aten._scaled_dot_product_cudnn_attention
+    return partial(forward, query, key, value, None, False, 0.0, is_causal(op))
+
+
+def efficient(op: Op, inputs: Inputs) -> Run:
+    """aten's memory-efficient attention (CUTLASS), called directly."""
+    import torch
+
+    _aligned(op, "memory-efficient")
+    if op.heads_q != op.heads_kv:
+        raise Unsupported("the memory-efficient kernel needs as many key heads as query heads")
+    query, key, value = _query_key_value(op, inputs)
+    forward = torch.ops.aten._scaled_dot_product_efficient_attention
+    return partial(forward, query, key, value, None, False, 0.0, is_causal(op))
+
+
+for _kind in FORWARD:
+    case(_kind, "sdpa")(sdpa)
+    case(_kind, "flash2", devices=CUDA)(flash2)
+    case(_kind, "cudnn", devices=CUDA)(cudnn)
+    case(_kind, "efficient", devices=CUDA)(efficient)
+    case(_kind, "math")(math_attention)
+
+
+# --- backward ------------------------------------------------------------------------------------------
+
+
+@case("attention_backward", "flash2", devices=CUDA)
+def flash2_backward(op: Op, inputs: Inputs) -> Run:
+    """aten's FlashAttention-2 backward from the saved result and log-sum-exp."""
+    import torch
+
+    operands = _flash_operands(op, inputs)
+    with torch.no_grad():
+        out, logsumexp, state, unused, _ = _flash_forward(op, operands)()
+    gradient = inputs.normal(*out.shape, dtype=op.dtype)
+    saved = (out, logsumexp, None, None, op.seq_q, op.seq_kv, 0.0, bool(op.causal) and op.seq_q > 1, state, unused)
+    return partial(torch.ops.aten._flash_attention_backward, gradient, *operands, *saved, **_flash_window(op))
+
+
+@case("attention_backward", "cudnn", devices=CUDA)
+def cudnn_backward(op: Op, inputs: Inputs) -> Run:
+    """aten's cuDNN attention backward."""
+    import torch
+
+    _aligned(op, "cuDNN")
+    operands = _query_key_value(op, inputs)
+    forward = torch.ops.aten._scaled_dot_product_cudnn_attention
+    with torch.no_grad():
+        out, logsumexp, ends_q, ends_k, longest_q, longest_k, seed, offset, _ = forward(
+            *operands, None, True, 0.0, is_causal(op)
+        )
+    gradient = _like_result(inputs, op)
+    saved = (out, logsumexp, seed, offset, None, ends_q, ends_k, longest_q, longest_k, 0.0, is_causal(op))
+    return partial(torch.ops.aten._scaled_dot_product_cudnn_attention_backward, gradient, *operands, *saved)
+
+
+@case("attention_backward", "efficient", devices=CUDA)
+def efficient_backward(op: Op, inputs: Inputs) -> Run:
+    """aten's memory-efficient attention backward."""
+    import torch
+
+    _aligned(op, "memory-efficient")
+    if op.heads_q != op.heads_kv:
+        raise Unsupported("the memory-efficient kernel needs as many key heads as query heads")
+    operands = _query_key_value(op, inputs)
+    forward = torch.ops.aten._scaled_dot_product_efficient_attention
+    with torch.no_grad():
+        out, logsumexp, seed, offset = forward(*operands, None, True, 0.0, is_causal(op))
+    gradient = _like_result(inputs, op)
+    saved = (None, out, logsumexp, seed, offset, 0.0, [True, True, True, False], is_causal(op))
+    return partial(torch.ops.aten._scaled_dot_product_efficient_attention_backward, gradient, *operands, *saved)
+
+
+@case("attention_backward", "math", capturable=False)
+def math_backward(op: Op, inputs: Inputs) -> Run:
+    """Autograd's pass over the unfused path, its engine included; no single aten operator does it."""
+    import torch
+    from torch.nn import functional
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    query, key, value = operands = [operand.requires_grad_() for operand in _query_key_value(op, inputs)]
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        out = functional.scaled_dot_product_attention(query, key, value, **_sdpa_arguments(op, inputs.device))
+    gradient = _like_result(inputs, op)
+    return partial(torch.autograd.grad, out, operands, gradient, retain_graph=True)
+
+
+@case("attention_backward", "sdpa")
+def sdpa_backward(op: Op, inputs: Inputs) -> Run:
+    """The backward of what ``F.scaled_dot_product_attention`` picks for these shapes when gradients are needed."""
+    from torch.nn.attention import SDPBackend
+
+    check(op)
+    arguments = _sdpa_arguments(op, inputs.device)
+    mask = arguments["attn_mask"]
+    chosen = _choice(op, inputs.device, arguments)
+    if inputs.device == "cpu" and chosen == SDPBackend.FLASH_ATTENTION.value:
+        return _flash_cpu_backward(op, inputs)
+    if chosen == SDPBackend.MATH.value and inputs.device == "cuda":
+        raise Unsupported("torch has no fused backward for these shapes; measure backend math")
+    if mask is not None and inputs.device == "cuda":
+        raise Unsupported("masked backward: measure backend flash2, which knows offsets and windows")
+    builders = {
+        SDPBackend.FLASH_ATTENTION.value: flash2_backward,
+        SDPBackend.EFFICIENT_ATTENTION.value: efficient_backward,
+        SDPBackend.CUDNN_ATTENTION.value: cudnn_backward,
+        SDPBackend.MATH.value: math_backward,
+    }
+    return builders[chosen](op, inputs)
+
+
+def _choice(op: Op, device: str, arguments: dict[str, Any]) -> int:
+    """The SDPBackend that torch picks for these shapes when gradients are needed."""
+    import torch
+
+    choose: Any = torch._fused_sdp_choice
+    operands = [operand.requires_grad_() for operand in _query_key_value(op, Inputs(device, 0))]
+    mask, causal, grouped = arguments["attn_mask"], arguments["is_causal"], arguments.get("enable_gqa", False)
+    with torch.enable_grad():
+        return int(choose(*operands, mask, 0.0, causal, enable_gqa=grouped))
+
+
+def _flash_cpu_backward(op: Op, inputs: Inputs) -> Run:
+    """aten's fused attention backward on the CPU; its mask is additive, as SDPA hands it over."""
+    import torch
+
+    operands = _query_key_value(op, inputs)
+    mask = _sdpa_arguments(op, "cpu")["attn_mask"]
+    if mask is not None:
+        mask = torch.zeros(mask.shape, dtype=operands[0].dtype).masked_fill_(~mask, -math.inf)
+    with torch.no_grad():
+        out, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            *operands, 0.0, is_causal(op), attn_mask=mask
+        )
+    gradient = _like_result(inputs, op)
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    return partial(backward, gradient, *operands, out, logsumexp, 0.0, is_causal(op), attn_mask=mask)
+
+
+def _like_result(inputs: Inputs, op: Op) -> torch.Tensor:
+    """A gradient of the result, as the output projection's backward leaves it: heads next to their dims."""
+    return _heads_first(inputs, op, op.seq_q, op.heads_q, op.v_head_dim, False)
+
+
+# --- multi-head latent attention -----------------------------------------------------------------------
+
+
+def _unabsorbed(op: Op) -> Op:
+    """MLA over a prompt is attention with wider keys than values and no shared heads."""
+    return make_op(
+        "attention_prefill",
+        op.dtype,
+        op.out_dtype,
+        batch=op.batch,
+        heads_q=op.heads,
+        heads_kv=op.heads,
+        head_dim=op.qk_nope_head_dim + op.qk_rope_head_dim,
+        v_head_dim=op.v_head_dim,
+        seq_q=op.seq_q,
+        seq_kv=op.seq_kv,
+        causal=op.causal,
+    )
+
+
+@case("mla_prefill", "sdpa")
+def mla_sdpa(op: Op, inputs: Inputs) -> Run:
+    """As :func:`sdpa`, on keys and values already expanded from the latent."""
+    return sdpa(_unabsorbed(op), inputs)
+
+
+@case("mla_prefill", "flash2", devices=CUDA)
+def mla_flash2(op: Op, inputs: Inputs) -> Run:
+    """As :func:`flash2`, with V padded to the width of K."""
+    return flash2(_unabsorbed(op), inputs)
+
+
+@case("mla_prefill", "cudnn", devices=CUDA)
+def mla_cudnn(op: Op, inputs: Inputs) -> Run:
+    """As :func:`cudnn`."""
+    return cudnn(_unabsorbed(op), inputs)
+
+
+@case("mla_prefill", "efficient", devices=CUDA)
+def mla_efficient(op: Op, inputs: Inputs) -> Run:
+    """As :func:`efficient`."""
+    return efficient(_unabsorbed(op), inputs)
+
+
+@case("mla_decode", "torch")
+def mla_decode(op: Op, inputs: Inputs) -> Run:
+    """Absorbed decoding as three plain ops: all heads' scores against the shared latent, softmax, weighted sum.
+
+    torch has no fused kernel for heads that share one 576-wide latent; its SDPA would copy it for every head.
+    """
+    import torch
+
+    if op.seq_q > op.seq_kv:
+        raise Unsupported(f"{op.seq_q} queries are more than the {op.seq_kv} positions they are the last of")
+    if op.out_dtype != op.dtype:
+        raise Unsupported(f"attention in {op.dtype} is written in {op.dtype}, not in {op.out_dtype}")
+    width = op.kv_lora_rank + op.qk_rope_head_dim
+    query = inputs.normal(op.batch, op.seq_q * op.heads, width, dtype=op.dtype)
+    latent = inputs.normal(op.batch, op.seq_kv, width, dtype=op.dtype)
+    keys, values = latent.transpose(1, 2), latent[..., : op.kv_lora_rank]
+    scale = 1 / math.sqrt(op.qk_nope_head_dim + op.qk_rope_head_dim)
+    masked = op.seq_q > 1 and bool(op.causal)
+    bias = _latent_bias(op, query) if masked else query.new_zeros(())
+
+    def run() -> torch.Tensor:
+        scores = torch.baddbmm(bias, query, keys, beta=int(masked), alpha=scale)
+        return torch.bmm(torch.softmax(scores, -1), values)
+
+    return run
+
+
+def _latent_bias(op: Op, query: torch.Tensor) -> torch.Tensor:
+    """Additive mask, one row for each query and head."""
+    import torch
+
+    seen = visible(_unabsorbed(op), str(query.device)).repeat_interleave(op.heads, 0)
+    return torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill_(~seen, -math.inf)

@@ -1,0 +1,112 @@
+"""Ops on single elements and short axes: elementwise functions, reductions, rotary embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ...datasets.ops import FUNCTIONS, Op
+from .base import Inputs, Run, Unsupported, case, torch_dtype
+from .rows import same_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+FACTOR = 1.7
+
+
+@case("elementwise")
+def elementwise(op: Op, inputs: Inputs) -> Run:
+    """One aten op of the given cost class on ``inputs`` tensors; ``run`` makes every operand strided.
+
+    The result is contiguous, as torch allocates it for operands that are not dense.
+    """
+    name = FUNCTIONS[op.fn]
+    if name == "fill":
+        return _fill(op, inputs)
+    if op.inputs == 0:
+        raise Unsupported("only fn=fill reads no tensor")
+    if name == "cast":
+        return _cast(op, inputs)
+    operands = [inputs.runs(op.numel, op.run, op.dtype) for _ in range(op.inputs)]
+    return partial(_function(op, name), *operands)
+
+
+def _fill(op: Op, inputs: Inputs) -> Run:
+    import torch
+
+    if op.inputs:
+        raise Unsupported("fn=fill reads no tensor: set inputs=0")
+    dtype = torch_dtype(op.out_dtype)
+    return partial(torch.full, (op.numel,), 1, dtype=dtype, device=inputs.device)
+
+
+def _cast(op: Op, inputs: Inputs) -> Run:
+    """``aten._to_copy``, which copies even when the dtype stays."""
+    import torch
+
+    if op.inputs != 1:
+        raise Unsupported("fn=cast reads one tensor: set inputs=1")
+    return partial(torch.ops.aten._to_copy, inputs.runs(op.numel, op.run, op.dtype), dtype=torch_dtype(op.out_dtype))
+
+
+def _function(op: Op, name: str) -> Callable[..., Any]:
+    """The aten op that stands for a cost class and a number of tensors."""
+    import torch
+    from torch.nn import functional
+
+    if op.out_dtype == "bool" and op.dtype != "bool":
+        compare: dict[int, Callable[..., Any]] = {1: lambda x: torch.gt(x, FACTOR), 2: torch.gt}
+        return _pick(op, name, compare if name == "arithmetic" else {})
+    same_dtype(op)
+    if op.dtype == "bool":
+        logic: dict[int, Callable[..., Any]] = {1: torch.logical_not, 2: torch.logical_and}
+        return _pick(op, name, logic if name == "arithmetic" else {})
+    floating = torch_dtype(op.dtype).is_floating_point
+    arithmetic: dict[int, Callable[..., Any]] = {
+        1: (lambda x: torch.mul(x, FACTOR)) if floating else (lambda x: torch.add(x, 1)),
+        2: torch.mul,
+        3: torch.addcmul,
+    }
+    by_name: dict[str, dict[int, Callable[..., Any]]] = {
+        "arithmetic": arithmetic,
+        "division": {1: torch.rsqrt, 2: torch.div, 3: torch.addcdiv} if floating else {},
+        "exponential": {1: functional.silu, 2: torch.ops.aten.silu_backward} if floating else {},
+    }
+    return _pick(op, name, by_name[name])
+
+
+def _pick(op: Op, name: str, functions: dict[int, Callable[..., Any]]) -> Callable[..., Any]:
+    if op.inputs not in functions:
+        raise Unsupported(f"no aten op of class {name} reads {op.inputs} tensors of {op.dtype} into {op.out_dtype}")
+    return functions[op.inputs]
+
+
+@case("reduce")
+def reduce(op: Op, inputs: Inputs) -> Run:
+    """``torch.sum`` over the middle axis of [outer, length, inner], in ``out_dtype``."""
+    import torch
+
+    x = inputs.normal(op.outer, op.length, op.inner, dtype=op.dtype)
+    return partial(torch.sum, x, 1, dtype=torch_dtype(op.out_dtype))
+
+
+@case("rope")
+def rope(op: Op, inputs: Inputs) -> Run:
+    """x·cos + rotate_half(x)·sin in plain ops (two slices, neg, cat, two products, a sum), as transformers has it."""
+    import torch
+
+    same_dtype(op)
+    if op.head_dim % 2:
+        raise Unsupported("rope rotates pairs: head_dim must be even")
+    x = inputs.normal(op.tokens, op.heads, op.head_dim, dtype=op.dtype)
+    angles = inputs.normal(op.tokens, 1, op.head_dim // 2, dtype="fp32").repeat(1, 1, 2)
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    half = op.head_dim // 2
+
+    def run() -> torch.Tensor:
+        rotated = torch.cat((-x[..., half:], x[..., :half]), -1)
+        return x * cos + rotated * sin
+
+    return run

@@ -1,0 +1,100 @@
+"""Optimizer updates, copies, and what the host spends on its own."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ...datasets.ops import KINDS, Op
+from ..launch import LAUNCH_QUEUE, host_calls
+from .base import Inputs, Run, Unsupported, case, torch_dtype
+from .rows import same_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _parameters(op: Op, inputs: Inputs) -> list[torch.Tensor]:
+    """``tensors`` parameters that share ``numel`` as evenly as they can, each with its gradient."""
+    import torch
+
+    if op.tensors > op.numel:
+        raise Unsupported(f"{op.numel} elements cannot be spread over {op.tensors} tensors")
+    share, extra = divmod(op.numel, op.tensors)
+    parameters: list[torch.Tensor] = []
+    for i in range(op.tensors):
+        size = share + (i < extra)
+        parameter = torch.nn.Parameter(inputs.normal(size, dtype=op.dtype))
+        parameter.grad = inputs.normal(size, dtype=op.dtype)
+        parameters.append(parameter)
+    return parameters
+
+
+def _adamw(op: Op, inputs: Inputs, *, fused: bool = False, foreach: bool = False) -> Run:
+    """``torch.optim.AdamW.step``, its Python included; torch keeps the moments in the parameters' dtype."""
+    import torch
+
+    same_dtype(op)
+    cuda = inputs.device == "cuda"
+    optimizer = torch.optim.AdamW(_parameters(op, inputs), lr=1e-3, capturable=cuda, fused=fused, foreach=foreach)
+    optimizer.step()
+    return partial(optimizer.step)
+
+
+@case("adamw", "torch")
+def adamw(op: Op, inputs: Inputs) -> Run:
+    """The fused implementation: one pass over all tensors."""
+    return _adamw(op, inputs, fused=True)
+
+
+@case("adamw", "foreach")
+def adamw_foreach(op: Op, inputs: Inputs) -> Run:
+    """The horizontally fused one: a dozen passes, each over the whole list of tensors."""
+    return _adamw(op, inputs, foreach=True)
+
+
+@case("adamw", "loop", devices=("cpu",))
+def adamw_loop(op: Op, inputs: Inputs) -> Run:
+    """Tensor by tensor: what torch does on a CPU unless told otherwise."""
+    return _adamw(op, inputs)
+
+
+@case("copy")
+def copy(op: Op, inputs: Inputs) -> Run:
+    """d2d: ``clone``, or ``contiguous`` of a source in runs. h2d, d2h: ``copy_`` between device and pinned memory."""
+    direction = KINDS["copy"].dims[1].choices[op.direction]
+    numel, run = _elements(op)
+    if direction == "d2d":
+        source = inputs.runs(numel, run, op.dtype)
+        return source.clone if source.is_contiguous() else source.contiguous
+    if inputs.device == "cpu":
+        raise Unsupported(f"copy {direction}: the CPU has one memory")
+    if run not in (0, numel):
+        raise Unsupported(f"copy {direction} moves whole buffers: set run_bytes=0")
+    return _across(inputs, numel, op.dtype, direction == "h2d")
+
+
+def _elements(op: Op) -> tuple[int, int]:
+    size = torch_dtype(op.dtype).itemsize
+    if op.size_bytes % size or op.run_bytes % size:
+        raise Unsupported(f"size_bytes and run_bytes must be multiples of {size}, one {op.dtype}; or take uint8")
+    return op.size_bytes // size, op.run_bytes // size
+
+
+def _across(inputs: Inputs, numel: int, dtype: str, to_device: bool) -> Run:
+    import torch
+
+    seed = inputs.generator.initial_seed()
+    host = Inputs("cpu", seed).normal(numel, dtype=dtype).pin_memory()
+    device = torch.empty_like(inputs.normal(numel, dtype=dtype)) if to_device else inputs.normal(numel, dtype=dtype)
+    target, source = (device, host) if to_device else (host, device)
+    return partial(target.copy_, source, non_blocking=True)
+
+
+@case("host_overhead", clock="host")
+def host_overhead(op: Op, inputs: Inputs) -> Run:
+    """As :func:`..launch.host_calls` says; torch is driven from Python, as a model drives it."""
+    what = KINDS["host_overhead"].dims[0].choices[op.what]
+    if inputs.device == "cuda" and what == "launch" and op.calls > LAUNCH_QUEUE:
+        raise Unsupported(f"at most {LAUNCH_QUEUE} launches fit the queue: the host would wait for the device")
+    return host_calls(what, op.calls, inputs.device)

@@ -1,0 +1,237 @@
+"""Timing on a CUDA device: graph replays between events, eager launches between events where a graph cannot be had.
+
+A sample of short calls lasts about a millisecond, so that neither the resolution of events (half a microsecond)
+nor the launch of the graph shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from statistics import median
+from typing import TYPE_CHECKING
+
+from .timer import Clock, Sampler, warm_up
+
+if TYPE_CHECKING:
+    import torch
+
+    from .cases.base import Prepared
+
+GRAPH_US = 1000.0  # what one replay of a graph of short calls lasts
+MOST_GRAPH_CALLS = 1000
+MOST_EAGER_CALLS = 100  # calls behind one blocking kernel: a few kernels each, and the launch queue holds 1024
+NO_KERNEL_US = 0.3  # a graph whose calls are shorter holds no kernels: the work went to another stream
+FLUSH_CACHES = 3  # the buffer that empties the L2 is this many times as large
+CYCLES_PER_US = 2000.0  # no current GPU runs faster, so a wait in cycles is never too short
+LONGEST_BLOCK_US = 20_000.0
+CALIBRATION_CYCLES = 1000
+CALIBRATION_CALLS = 200
+CALIBRATION_SAMPLES = 50
+BATCH = 10  # samples in flight before the host waits for them
+
+Run = Callable[[], object]
+
+
+def cuda_sampler(prepared: Prepared, cache: str, warmup_s: float, now_ns: Clock) -> Sampler:
+    """Samples of a prepared op on the current device.
+
+    Capturing needs a stream of its own. All else stays on the current one, where autograd runs what it recorded.
+    """
+    call_us, host_us = _estimate(prepared.run, warmup_s, now_ns)
+    if prepared.capturable:
+        found = _graph_sampler(prepared.run, cache, call_us)
+        if found is not None:
+            return found
+    return _eager_sampler(prepared.run, cache, call_us, host_us)
+
+
+def _estimate(run: Run, warmup_s: float, now_ns: Clock) -> tuple[float, float]:
+    """Microseconds of one call until the device is done, and until the host is, after a warm-up."""
+    import torch
+
+    def finished() -> None:
+        run()
+        torch.cuda.synchronize()
+
+    call_us = warm_up(finished, warmup_s, now_ns)
+    return call_us, warm_up(run, 0.0, now_ns)
+
+
+# --- graphs --------------------------------------------------------------------------------------------
+
+
+def capture(run: Run, calls: int, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph | None:
+    """A graph of that many calls; None when the call cannot be captured."""
+    import torch
+
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            for _ in range(calls):
+                run()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return None
+    return graph
+
+
+def _graph_sampler(run: Run, cache: str, call_us: float) -> Sampler | None:
+    """Samples by graph; None when nothing, or nothing complete, was captured."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+        single = capture(run, 1, stream)
+        if single is None:
+            return None
+        single_us = min(_spans(single.replay, 2))
+        if single_us < NO_KERNEL_US:
+            return None
+        if cache == "cold":
+            return _cold_graph_sampler(single, single_us, stream)
+        return _row_sampler(run, single, min(call_us, single_us), stream)
+
+
+def _row_sampler(run: Run, single: torch.cuda.CUDAGraph, call_us: float, stream: torch.cuda.Stream) -> Sampler | None:
+    """As many calls in a row as make a good sample.
+
+    Alone, a call's launch shows in its time; in a row it does not, so a second guess may need a longer row.
+    """
+    calls = graph_calls(call_us)
+    graph = single if calls == 1 else capture(run, calls, stream)
+    if graph is not None and calls > 1:
+        better = graph_calls(min(_spans(graph.replay, 2)) / calls)
+        if better > 2 * calls:
+            calls, graph = better, capture(run, better, stream)
+    if graph is None:
+        return None
+    return Sampler(_on(stream, graph.replay, calls), calls, "cuda_graph", _batch(call_us * calls))
+
+
+def graph_calls(call_us: float) -> int:
+    """Calls that make a replay last :data:`GRAPH_US`."""
+    return max(1, min(MOST_GRAPH_CALLS, math.ceil(GRAPH_US / max(call_us, 0.1))))
+
+
+def _batch(sample_us: float) -> int:
+    """Samples to have in flight: fewer when they are long."""
+    return max(1, min(BATCH, int(BATCH * GRAPH_US / max(sample_us, 1.0))))
+
+
+def _on(stream: torch.cuda.Stream, work: Run, calls: int) -> Callable[[int], list[float]]:
+    import torch
+
+    def take(count: int) -> list[float]:
+        with torch.cuda.stream(stream):
+            return [span / calls for span in _spans(work, count)]
+
+    return take
+
+
+def _spans(work: Run, count: int, before: Run | None = None) -> list[float]:
+    """Microseconds between events around ``work``, ``count`` times, with ``before`` outside them; waits at the end."""
+    import torch
+
+    marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
+    for start, end in marks:
+        if before is not None:
+            before()
+        start.record()
+        work()
+        end.record()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) * 1e3 for start, end in marks]
+
+
+# --- cold ----------------------------------------------------------------------------------------------
+
+
+@lru_cache
+def _flush_buffer(device: int) -> torch.Tensor:
+    import torch
+
+    size = FLUSH_CACHES * torch.cuda.get_device_properties(device).L2_cache_size
+    return torch.ones(size // 4, dtype=torch.float32, device=device)
+
+
+def flush() -> None:
+    """Write, then read, a buffer much larger than the L2.
+
+    The writing pushes everything out; the reading leaves clean lines, so that the timed call does not pay for
+    writing the buffer back.
+    """
+    import torch
+
+    buffer = _flush_buffer(torch.cuda.current_device())
+    buffer.fill_(1.0)
+    buffer.sum()
+
+
+@lru_cache
+def event_overhead_us(device: int) -> float:
+    """What events and the launch of a graph add to one short kernel, beside what it takes in a row of its kind.
+
+    Measured with a kernel that touches no memory. Subtracted from cold samples, which hold one call each.
+    """
+    import torch
+
+    def spin() -> None:
+        torch.cuda._sleep(CALIBRATION_CYCLES)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        spin()
+        single, row = capture(spin, 1, stream), capture(spin, CALIBRATION_CALLS, stream)
+        if single is None or row is None:
+            return 0.0
+        alone = median(_spans(single.replay, CALIBRATION_SAMPLES, flush))
+        together = median(_spans(row.replay, BATCH)) / CALIBRATION_CALLS
+    return max(0.0, alone - together)
+
+
+def _cold_graph_sampler(single: torch.cuda.CUDAGraph, single_us: float, stream: torch.cuda.Stream) -> Sampler:
+    import torch
+
+    overhead = event_overhead_us(torch.cuda.current_device())
+
+    def take(count: int) -> list[float]:
+        with torch.cuda.stream(stream):
+            spans = _spans(single.replay, count, flush)
+        return [max(span - overhead, NO_KERNEL_US) for span in spans]
+
+    return Sampler(take, 1, "cuda_graph", _batch(single_us))
+
+
+# --- without graphs ------------------------------------------------------------------------------------
+
+
+def block(microseconds: float) -> None:
+    """Keep the stream busy for at least that long, so that the host can queue work behind it."""
+    import torch
+
+    torch.cuda._sleep(int(min(microseconds, LONGEST_BLOCK_US) * CYCLES_PER_US))
+
+
+def _eager_sampler(run: Run, cache: str, call_us: float, host_us: float) -> Sampler:
+    """Launched call by call, behind a kernel that keeps the device from running ahead of the host."""
+    calls = 1 if cache == "cold" else max(1, min(MOST_EAGER_CALLS, math.ceil(GRAPH_US / max(call_us, 1.0))))
+
+    def work() -> None:
+        for _ in range(calls):
+            run()
+
+    def before() -> None:
+        if cache == "cold":
+            flush()
+        block(1.5 * host_us * calls)
+
+    def take(count: int) -> list[float]:
+        return [_spans(work, 1, before)[0] / calls for _ in range(count)]
+
+    return Sampler(take, calls, "cuda_event")

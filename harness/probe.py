@@ -1,0 +1,214 @@
+"""What the CPU at hand can do, measured in a few seconds: the figures of a Device that no data sheet gives.
+
+Rates are the best of several tries, because a peak is a bound; times are medians. ``sources`` of the Device says
+of each figure how it was measured.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from functools import lru_cache, partial
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .launch import host_calls
+
+if TYPE_CHECKING:
+    from ..datasets.devices import Device
+
+SYSTEM_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+FALLBACK_CACHE_BYTES = 32 << 20
+MATRIX_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
+MATRIX_SIDES = (256, 512, 1024, 2048)
+MATRIX_SECONDS = 0.8  # for one dtype
+STREAM_CACHES = 4  # each array of the memory test is this many times the last-level cache
+VECTOR_ELEMENTS = 1 << 15  # 128 KiB in fp32 for each thread: inside its own L2
+SWEEP_BYTES = tuple(1 << power for power in range(20, 29))  # 1 MiB to 256 MiB
+CALLS = 200
+
+
+def best_seconds(run: Callable[[], object], seconds: float, least: int = 3) -> float:
+    """The shortest of repeated calls, for that many seconds and at least ``least`` of them after the first."""
+    run()
+    shortest, tries = float("inf"), 0
+    end = time.perf_counter() + seconds
+    while tries < least or time.perf_counter() < end:
+        start = time.perf_counter_ns()
+        run()
+        shortest, tries = min(shortest, (time.perf_counter_ns() - start) / 1e9), tries + 1
+    return shortest
+
+
+# --- caches --------------------------------------------------------------------------------------------
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size as sysfs writes it (``32768K``, ``1M``); 0 when it is none."""
+    text = text.strip()
+    scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
+    digits = text.rstrip("KMG")
+    return int(digits) * scale if digits.isdigit() else 0
+
+
+def reported_cache_bytes(directory: Path = SYSTEM_CACHES) -> int:
+    """The largest data cache that the kernel lists for one processor; 0 when it lists none."""
+    sizes = [0]
+    for entry in directory.glob("index*"):
+        try:
+            if (entry / "type").read_text().strip() != "Instruction":
+                sizes.append(parse_size((entry / "size").read_text()))
+        except OSError:
+            continue
+    return max(sizes)
+
+
+@lru_cache
+def last_level_cache_bytes() -> int:
+    """What the kernel says the last-level cache holds; :data:`FALLBACK_CACHE_BYTES` where it says nothing.
+
+    A cold measurement must leave the cache for sure, so this is the nominal size even where a virtual machine
+    gets only part of it; :func:`measure_cpu` measures what is really had.
+    """
+    return reported_cache_bytes() or FALLBACK_CACHE_BYTES
+
+
+def effective_cache_bytes(sizes: tuple[int, ...], rates: tuple[float, ...]) -> int:
+    """The largest working set that still streams nearer to the cache's rate than to memory's.
+
+    ``rates`` in the order of ``sizes``, ascending. The border is the geometric mean of the fastest and the last.
+    """
+    border = (max(rates) * rates[-1]) ** 0.5
+    inside = [size for size, rate in zip(sizes, rates, strict=True) if rate >= border]
+    return max(inside)
+
+
+# --- rates ---------------------------------------------------------------------------------------------
+
+
+def matrix_tflops(dtype: str, seconds: float = MATRIX_SECONDS) -> float:
+    """Best rate of square matrix products, tried in turn so that a busy moment of the machine spoils no size.
+
+    Sides grow as long as the next product would not take the whole time.
+    """
+    products: list[tuple[float, Callable[[], object]]] = []
+    for side in MATRIX_SIDES:
+        run = _product(dtype, side)
+        products.append((2.0 * side**3, run))
+        if 8 * best_seconds(run, 0.0, least=1) > seconds / 4:
+            break
+    best, end = 0.0, time.perf_counter() + seconds
+    while not best or time.perf_counter() < end:
+        best = max(best, *(flops / best_seconds(run, 0.0) for flops, run in products))
+    return best / 1e12
+
+
+def _product(dtype: str, side: int) -> Callable[[], object]:
+    import torch
+
+    if dtype == "int8":
+        return partial(torch._int_mm, *(torch.randint(-100, 100, (side, side), dtype=torch.int8) for _ in range(2)))
+    kind = getattr(torch, MATRIX_DTYPES[dtype])
+    return partial(torch.mm, *(torch.randn(side, side).to(kind) for _ in range(2)))
+
+
+def triad_gbps(array_bytes: int, seconds: float) -> float:
+    """Rate of a = b + s·c on fp32 arrays of that size each: two read and one written, as STREAM counts them."""
+    import torch
+
+    numel = max(array_bytes // 4, 1)
+    b, c, a = (torch.ones(numel) for _ in range(3))
+    repeats = max(1, (4 << 20) // array_bytes)
+
+    def run() -> None:
+        for _ in range(repeats):
+            torch.add(b, c, alpha=1.5, out=a)
+
+    return 3 * 4 * numel * repeats / best_seconds(run, seconds) / 1e9
+
+
+def vector_tflops(seconds: float = 0.4) -> float:
+    """Best fp32 rate of torch's vector loops in cache, by the FLOPs that opcast's elementwise kinds count.
+
+    Tried: a product and sum of three tensors (2 an element) and silu (8, as ``elementwise`` counts exponentials).
+    """
+    import torch
+    from torch.nn import functional
+
+    numel = VECTOR_ELEMENTS * torch.get_num_threads()
+    x, y, z, out = (torch.rand(numel) for _ in range(4))
+    tries: tuple[tuple[float, Callable[[], object]], ...] = (
+        (2.0, lambda: torch.addcmul(x, y, z, out=out)),
+        (8.0, lambda: functional.silu(x)),
+    )
+    return max(flops * numel / best_seconds(run, seconds / len(tries)) for flops, run in tries) / 1e12
+
+
+def host_call_us(what: str, samples: int = 30) -> float:
+    """Median time of one call of a choice of ``host_overhead`` on the CPU."""
+    run = host_calls(what, CALLS, "cpu")
+    run()
+    return median(best_seconds(run, 0.0, least=1) for _ in range(samples)) * 1e6 / CALLS
+
+
+# --- the machine ---------------------------------------------------------------------------------------
+
+
+def measure_cpu(device_id: str | None = None) -> Device:
+    """The figures of the machine at hand with torch's present thread count, in under ten seconds.
+
+    ``device_id`` defaults to the harness's name for this CPU and thread count.
+    """
+    import torch
+
+    from ..datasets.devices import Device
+    from .environment import clocks, cpu_device_id, cpu_name
+
+    threads = torch.get_num_threads()
+    with torch.no_grad():
+        rates = {dtype: matrix_tflops(dtype) for dtype in MATRIX_DTYPES}
+        rates["int8"] = matrix_tflops("int8")
+        nominal = last_level_cache_bytes()
+        memory_gbps = triad_gbps(STREAM_CACHES * nominal, 0.5)
+        sweep = tuple(triad_gbps(size // 3, 0.06) for size in SWEEP_BYTES)
+        cache = min(nominal, effective_cache_bytes(SWEEP_BYTES, (*sweep[:-1], min(sweep[-1], memory_gbps))))
+        cache_gbps = float(np.interp(np.log2(max(cache // 2, SWEEP_BYTES[0])), np.log2(SWEEP_BYTES), sweep))
+        vector = vector_tflops()
+        launch_us, dispatch_us = host_call_us("launch"), host_call_us("dispatch")
+    return Device(
+        id=device_id or cpu_device_id(threads),
+        name=cpu_name(),
+        vendor="cpu",
+        architecture=torch.backends.cpu.get_cpu_capability().lower(),
+        compute_units=threads,
+        clock_mhz=clocks("cpu").sm_clock_mhz or 1000.0,
+        tensor_tflops=rates,
+        vector_tflops=vector,
+        memory_gib=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
+        memory_gbps=memory_gbps,
+        l2_mib=cache / 2**20,
+        l2_gbps=max(cache_gbps, memory_gbps),
+        launch_us=launch_us,
+        dispatch_us=dispatch_us,
+        sources=_sources(threads, nominal),
+    )
+
+
+def _sources(threads: int, nominal: int) -> dict[str, str]:
+    tried = ", ".join(map(str, MATRIX_SIDES))
+    return {
+        "tensor_tflops": f"measured: best torch.mm (int8: _int_mm) of square matrices up to {tried}, {threads} threads",
+        "vector_tflops": "measured: best of torch.addcmul (2 FLOPs an element) and silu (8) on cache-resident tensors",
+        "memory_gbps": f"measured: triad on three arrays of {STREAM_CACHES * nominal >> 20} MiB, 2 reads and 1 write",
+        "l2_mib": f"measured: triad over growing working sets; the system reports {nominal >> 20} MiB",
+        "l2_gbps": "measured: triad at half of the last-level cache",
+        "launch_us": "measured: torch.add on one element, per call",
+        "dispatch_us": "measured: torch.add on empty tensors, per call",
+        "clock_mhz": "as the system reports it",
+        "memory_gib": "as the system reports it",
+        "compute_units": "torch threads in use",
+    }

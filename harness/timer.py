@@ -1,0 +1,304 @@
+"""How long one call takes: samples until the median is known well enough, or the time budget ends.
+
+Cold and warm are separate protocols. *Warm* repeats the call on the same inputs. *Cold* makes sure that no input
+is in the last-level cache: a CPU rotates over distinct inputs (and keeps each result, so that results are written
+to cold memory too); a GPU has its L2 overwritten before each sample, outside the timed region.
+
+On CUDA a call is captured in a graph, many times over when it is short, and its replay is timed with events; what
+cannot be captured is launched behind a kernel that keeps the device busy meanwhile, and timed with events. On a
+CPU the clock is ``perf_counter_ns``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from .stopping import MedianWidth, StoppingRule
+
+if TYPE_CHECKING:
+    from .cases.base import Prepared
+
+Clock = Callable[[], int]
+Take = Callable[[int], list[float]]
+
+SHORT_US = 20.0  # calls shorter than this are timed several at a time on the host's clock
+HOST_SAMPLE_US = 100.0  # what a sample of short calls lasts on the host's clock
+MOST_SAMPLES = 2000
+MOST_RETRIES = 8  # batches at throttled clocks that are thrown away before their samples are kept after all
+RETRY_PAUSE_S = 0.25
+WARMUP_SHARE = 0.1  # of the time budget
+WARMUP_CALLS = 3
+
+
+class ClockState(Protocol):
+    """What the timer asks of a reading of the device's clocks."""
+
+    @property
+    def throttled(self) -> bool | None:
+        """Whether the device ran slower than it should; None when unknown."""
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """``take(n)`` returns n samples, each the mean of ``calls`` calls in microseconds; ``batch`` is the least n."""
+
+    take: Take
+    calls: int
+    timer: str
+    batch: int = 1
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One measurement. Latencies are microseconds for one call; names are those of the store's columns.
+
+    ``iterations`` counts timed calls and ``samples`` their groups; ``converged`` says whether the stopping rule
+    was met within the budget; ``throttled`` that samples at throttled clocks had to be kept; ``discarded`` how
+    many were thrown away.
+    """
+
+    latency_us: float
+    latency_p10_us: float
+    latency_p90_us: float
+    latency_min_us: float
+    latency_mean_us: float
+    latency_std_us: float
+    iterations: int
+    timer: str
+    cache: str
+    throttled: bool
+    samples: int
+    converged: bool
+    discarded: int
+
+    def columns(self) -> dict[str, Any]:
+        """The fields that a row of the store has."""
+        aside = ("samples", "converged", "discarded")
+        return {name: value for name, value in asdict(self).items() if name not in aside}
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Samples in microseconds, and how their collection went."""
+
+    values: np.ndarray
+    converged: bool
+    throttled: bool
+    discarded: int
+
+
+def measure(
+    prepared: Prepared,
+    *,
+    cache: str = "warm",
+    ci_width: float = 0.01,
+    budget_s: float = 1.0,
+    stopping: StoppingRule | None = None,
+    clocks: Callable[[], ClockState] | None = None,
+    now_ns: Clock = time.perf_counter_ns,
+    pause: Callable[[float], None] = time.sleep,
+) -> Timing:
+    """Time a prepared op.
+
+    Stops when ``stopping`` says so (by default: when the median's 95 % confidence interval is within
+    ``ci_width`` of it) or after ``budget_s`` seconds, warm-up included. ``clocks`` is read after every batch
+    of samples: one taken at throttled clocks is discarded and taken again, :data:`MOST_RETRIES` times at most.
+    ``now_ns`` and ``pause`` are the host's clock and how it waits.
+    """
+    if cache not in ("cold", "warm"):
+        raise ValueError(f"cache={cache!r} is neither cold nor warm")
+    deadline = now_ns() + round(budget_s * 1e9)
+    with prepared.context(), collector_off():
+        sampler = make_sampler(prepared, cache, budget_s, now_ns)
+        found = collect(
+            sampler.take, stopping or MedianWidth(ci_width), deadline, clocks, now_ns, pause, batch=sampler.batch
+        )
+    return summarise(found, sampler.calls, sampler.timer, cache)
+
+
+def summarise(found: Collected, calls: int, timer: str, cache: str) -> Timing:
+    """Statistics of samples that each averaged over ``calls`` calls."""
+    low, middle, high = np.percentile(found.values, [10, 50, 90])
+    return Timing(
+        latency_us=float(middle),
+        latency_p10_us=float(low),
+        latency_p90_us=float(high),
+        latency_min_us=float(found.values.min()),
+        latency_mean_us=float(found.values.mean()),
+        latency_std_us=float(found.values.std()),
+        iterations=len(found.values) * calls,
+        timer=timer,
+        cache=cache,
+        throttled=found.throttled,
+        samples=len(found.values),
+        converged=found.converged,
+        discarded=found.discarded,
+    )
+
+
+def collect(
+    take: Take,
+    stopping: StoppingRule,
+    deadline_ns: int,
+    clocks: Callable[[], ClockState] | None = None,
+    now_ns: Clock = time.perf_counter_ns,
+    pause: Callable[[float], None] = time.sleep,
+    batch: int = 1,
+) -> Collected:
+    """Batches of samples until the rule is met or the deadline has passed.
+
+    A batch is a quarter of the samples so far, and ``batch`` at least.
+    """
+    values: list[float] = []
+    discarded = retries = 0
+    throttled = False
+    while True:
+        taken = take(max(batch, len(values) // 4))
+        over = now_ns() >= deadline_ns
+        if clocks is not None and clocks().throttled:
+            if retries < MOST_RETRIES and not over:
+                discarded, retries = discarded + len(taken), retries + 1
+                pause(RETRY_PAUSE_S)
+                continue
+            throttled = True
+        values += taken
+        array = np.array(values)
+        if stopping(array):
+            return Collected(array, True, throttled, discarded)
+        if over or len(values) >= MOST_SAMPLES:
+            return Collected(array, False, throttled, discarded)
+
+
+@contextlib.contextmanager
+def collector_off() -> Iterator[None]:
+    """No garbage collection meanwhile: a pass over torch's objects takes longer than most ops."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def make_sampler(prepared: Prepared, cache: str, budget_s: float, now_ns: Clock) -> Sampler:
+    """What takes samples of this op under the protocol, warmed up."""
+    warmup_s = WARMUP_SHARE * budget_s
+    if prepared.device == "cuda" and prepared.clock == "device":
+        from .cuda_timer import cuda_sampler
+
+        return cuda_sampler(prepared, cache, warmup_s, now_ns)
+    if prepared.clock == "host":
+        return _host_work_sampler(prepared, warmup_s, now_ns)
+    if cache == "cold":
+        return _cold_sampler(prepared, warmup_s, now_ns)
+    return _warm_sampler(prepared.run, warmup_s, now_ns)
+
+
+# --- the host's clock ----------------------------------------------------------------------------------
+
+
+def warm_up(run: Callable[[], object], seconds: float, now_ns: Clock) -> float:
+    """Call ``run`` for that long, :data:`WARMUP_CALLS` times at least unless one lasts longer; the shortest in µs."""
+    deadline = now_ns() + round(seconds * 1e9)
+    shortest = math.inf
+    calls = 0
+    while True:
+        start = now_ns()
+        run()
+        end = now_ns()
+        shortest, calls = min(shortest, (end - start) / 1e3), calls + 1
+        if end >= deadline and (calls >= WARMUP_CALLS or shortest > 1e6 * seconds):
+            return shortest
+
+
+def calls_per_sample(call_us: float) -> int:
+    """How many calls one sample on the host's clock averages over."""
+    return 1 if call_us >= SHORT_US else math.ceil(HOST_SAMPLE_US / max(call_us, 0.01))
+
+
+def _samples(sample: Callable[[], float], calls: int) -> Sampler:
+    return Sampler(lambda count: [sample() for _ in range(count)], calls, "cpu_clock")
+
+
+def _warm_sampler(run: Callable[[], object], warmup_s: float, now_ns: Clock) -> Sampler:
+    """The same inputs again and again; each result is dropped at once, so its memory is reused."""
+    calls = calls_per_sample(warm_up(run, warmup_s, now_ns))
+
+    def sample() -> float:
+        start = now_ns()
+        for _ in repeat(None, calls):
+            run()
+        return (now_ns() - start) / 1e3 / calls
+
+    return _samples(sample, calls)
+
+
+def _host_work_sampler(prepared: Prepared, warmup_s: float, now_ns: Clock) -> Sampler:
+    """What only the host does. On a GPU each sample starts with the device idle, and leaves its work behind."""
+    if prepared.device != "cuda":
+        return _warm_sampler(prepared.run, warmup_s, now_ns)
+    import torch
+
+    run = prepared.run
+
+    def sample() -> float:
+        torch.cuda.synchronize()
+        start = now_ns()
+        run()
+        return (now_ns() - start) / 1e3
+
+    warm_up(sample, warmup_s, now_ns)
+    return _samples(sample, 1)
+
+
+def _cold_sampler(prepared: Prepared, warmup_s: float, now_ns: Clock) -> Sampler:
+    """Distinct inputs in turn; each result lives until its inputs come up again.
+
+    Where all the inputs together are too small to push each other out of the cache, a buffer that is not is
+    read before each lap over them.
+    """
+    runs = prepared.rotate
+    kept: list[object] = [None] * len(runs)
+    call_us = warm_up(runs[0], warmup_s, now_ns)
+    for i, run in enumerate(runs):
+        kept[i] = run()
+    if not prepared.rotation_is_cold:
+        return _flushed_laps(runs, kept, now_ns)
+    calls = min(calls_per_sample(call_us), len(runs))
+    position = 0
+
+    def sample() -> float:
+        nonlocal position
+        chosen = [(position + i) % len(runs) for i in range(calls)]
+        position = (position + calls) % len(runs)
+        start = now_ns()
+        for i in chosen:
+            kept[i] = runs[i]()
+        return (now_ns() - start) / 1e3 / calls
+
+    return _samples(sample, calls)
+
+
+def _flushed_laps(runs: Sequence[Callable[[], object]], kept: list[object], now_ns: Clock) -> Sampler:
+    from .cases.base import COLD_CACHES, cache_bytes
+
+    buffer = np.ones(COLD_CACHES * cache_bytes("cpu") // 8)
+
+    def sample() -> float:
+        buffer.sum()
+        start = now_ns()
+        for i, run in enumerate(runs):
+            kept[i] = run()
+        return (now_ns() - start) / 1e3 / len(runs)
+
+    return _samples(sample, len(runs))
