@@ -14,8 +14,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 DEVICE_DIRECTORY = Path(__file__).resolve().parent.parent / "conf" / "device"
 
 # Formats that run on another format's units at that format's rate when the device lists no rate of their own.
@@ -85,14 +83,14 @@ class Device:
         for name in values:
             if name not in known:
                 near = difflib.get_close_matches(str(name), known, 1)
-                raise DeviceError(
-                    f"device has no figure {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
-                )
+                raise DeviceError(f"device has no figure {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
         required = {f.name for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING}
         missing = sorted(required - set(values))
         if missing:
             raise DeviceError(f"device {values.get('id', '?')!r} lacks {', '.join(missing)}")
-        device = cls(**{**values, "tensor_tflops": dict(values["tensor_tflops"]), "sources": dict(values.get("sources") or {})})
+        device = cls(
+            **{**values, "tensor_tflops": dict(values["tensor_tflops"]), "sources": dict(values.get("sources") or {})}
+        )
         for f in dataclasses.fields(cls):
             value = getattr(device, f.name)
             numbers = value.values() if f.name == "tensor_tflops" else (value,)
@@ -110,6 +108,8 @@ def known_devices() -> list[str]:
 @lru_cache
 def load_device(device_id: str) -> Device:
     """A shipped device by id; DeviceError suggests the nearest known one."""
+    import yaml
+
     path = DEVICE_DIRECTORY / f"{device_id}.yaml"
     if not path.is_file() or path.parent != DEVICE_DIRECTORY:
         near = difflib.get_close_matches(device_id, known_devices(), 3, 0.5)

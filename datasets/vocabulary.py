@@ -202,9 +202,7 @@ def define(*dims: Dim | str, family: str) -> Callable[[Callable[[Any], Cost]], O
     return register
 
 
-def cost_columns(
-    kind_name: str, columns: Mapping[str, np.ndarray], dtype: str, out_dtype: str | None = None
-) -> Cost:
+def cost_columns(kind_name: str, columns: Mapping[str, np.ndarray], dtype: str, out_dtype: str | None = None) -> Cost:
     """Cost of many ops of one kind and dtype: ``columns`` holds one array per dim; so does the result."""
     definition = kind(kind_name)
     arrays = [np.asarray(columns[name], dtype=np.float64) for name in definition.names]
