@@ -1,0 +1,201 @@
+"""The shape of the tree: one direction of imports, what loads when, sizes, and names nobody else may shadow.
+
+Which folder may import which is checked by import-linter (``[tool.importlinter]`` in pyproject.toml); here is what it
+cannot see: whether an import stands at module level, what a process really loads, and outside names.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PARTS = ("datasets", "harness", "models", "simulator", "jobs")
+HEAVY = {"torch", "sklearn", "lightgbm", "mlflow", "transformers", "numba", "pandas", "treelite", "triton"}
+# Modules built on torch's own classes, such as a dispatch mode: they may load torch, others load them inside functions.
+NEEDS_TORCH = {"simulator/trace/tracer.py"}
+BARE_NODE = {"numpy", "pyarrow", "torch", "triton", "opcast"} | set(sys.stdlib_module_names)
+MODULES = sorted(path for part in PARTS for path in (ROOT / part).rglob("*.py"))
+
+
+def names(paths: list[Path]) -> list[str]:
+    """Test ids: paths from the root."""
+    return [path.relative_to(ROOT).as_posix() for path in paths]
+
+
+def part_of(path: Path) -> str:
+    """The top-level folder a module lies in."""
+    return path.relative_to(ROOT).parts[0]
+
+
+def is_type_checking(node: ast.stmt) -> bool:
+    """Whether the statement is ``if TYPE_CHECKING:``, which no process runs."""
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def run_at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that run when the module is imported: not those inside functions or ``if TYPE_CHECKING``."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or is_type_checking(node):
+            continue
+        yield node
+        for block in ("body", "orelse", "finalbody"):
+            yield from run_at_import(getattr(node, block, []))
+        for handler in getattr(node, "handlers", []):
+            yield from run_at_import(handler.body)
+
+
+def imported(nodes: Iterator[ast.AST]) -> Iterator[str]:
+    """Top-level names of absolute imports among the nodes."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module.split(".")[0]
+
+
+def run(code: str, *arguments: str, cwd: Path = ROOT, path: str = "") -> str:
+    """Run code in a fresh interpreter and return what it prints."""
+    environment = {**os.environ, "PYTHONPATH": path}
+    command = [sys.executable, "-c", code, *arguments]
+    result = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def relatives(path: Path) -> Iterator[str]:
+    """Modules of this package that a module loads when it is imported, as paths from the root."""
+    for node in run_at_import(ast.parse(path.read_text()).body):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+            for target in [base, *(base / alias.name for alias in node.names)]:
+                if (module := target.with_suffix(".py")).is_file():
+                    yield module.relative_to(ROOT).as_posix()
+
+
+LIGHT = [path for path in MODULES if part_of(path) in ("datasets", "models", "simulator")]
+
+
+@pytest.mark.parametrize("path", LIGHT, ids=names(LIGHT))
+def test_heavy_packages_are_imported_inside_functions(path: Path) -> None:
+    allowed = {"torch"} if path.relative_to(ROOT).as_posix() in NEEDS_TORCH else set()
+    found = HEAVY & set(imported(run_at_import(ast.parse(path.read_text()).body)))
+    assert found <= allowed, f"import {', '.join(sorted(found - allowed))} inside the functions that need it"
+    assert allowed <= found, "no longer an exception: take it off the list"
+    assert allowed or not NEEDS_TORCH & set(relatives(path)), "it loads torch: import it inside a function"
+
+
+BARE = [path for path in MODULES if part_of(path) == "harness"]
+
+
+@pytest.mark.parametrize("path", BARE, ids=names(BARE))
+def test_the_harness_loads_with_what_a_bare_gpu_node_has(path: Path) -> None:
+    found = set(imported(run_at_import(ast.parse(path.read_text()).body))) - BARE_NODE
+    assert not found, (
+        f"a bare node may lack {', '.join(sorted(found))}: import it inside a function that can do without"
+    )
+
+
+def test_the_harness_runs_where_only_torch_numpy_and_pyarrow_are_installed() -> None:
+    code = """\
+import importlib, pathlib, sys
+class Missing:
+    absent = {"yaml", "pandas", "sklearn", "lightgbm", "hydra", "omegaconf", "rich", "plotly", "mlflow", "transformers"}
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in self.absent:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Missing())
+for path in sorted(pathlib.Path("harness").rglob("*.py")):
+    parts = path.with_suffix("").parts
+    if "kernels" not in parts and parts[-1] not in ("__init__", "__main__"):
+        importlib.import_module("opcast." + ".".join(parts))
+print("loaded")
+"""
+    assert run(code) == "loaded"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=names(MODULES))
+def test_modules_and_functions_stay_short(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 500, "one idea per module"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            length = (node.end_lineno or 0) - node.lineno + 1
+            assert length <= 100, f"{node.name} has {length} lines"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=names(MODULES))
+def test_no_module_reads_the_environment_or_pickles(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    if part_of(path) != "jobs" and path != ROOT / "harness" / "environment.py":
+        reads = [
+            n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and ast.unparse(n) in ("os.environ", "os.getenv")
+        ]
+        assert not reads, "the environment is read in harness/environment.py and jobs/ only"
+    assert not {"pickle", "cloudpickle", "dill", "shelve"} & set(imported(ast.walk(tree)))
+
+
+def test_nothing_is_called_utils() -> None:
+    assert not [name for name in names(MODULES) if Path(name).stem in ("utils", "util", "helpers", "common", "misc")]
+
+
+def test_importing_opcast_loads_nothing_heavy() -> None:
+    code = "import sys, opcast; print(sorted(set(sys.argv[1:]) & set(sys.modules)))"
+    assert run(code, *sorted(HEAVY)) == "[]"
+
+
+def test_predicting_one_op_loads_nothing_heavy() -> None:
+    code = """\
+import contextlib, io, sys
+from opcast.jobs.cli import main
+with contextlib.redirect_stdout(io.StringIO()) as out:
+    code = main("predict op=gemm op.m=4096 op.n=4096 op.k=4096 op.dtype=bf16 device=h100_sxm format=json".split())
+assert code == 0 and '"latency_us"' in out.getvalue()
+print(sorted(set(sys.argv[1:]) & set(sys.modules)))
+"""
+    assert run(code, *sorted(HEAVY)) == "[]"
+
+
+def test_datasets_has_no_init_file() -> None:
+    assert not (ROOT / "datasets" / "__init__.py").exists(), (
+        "it would shadow Hugging Face's datasets for anyone started here"
+    )
+
+
+@pytest.fixture
+def hugging_face_datasets(tmp_path: Path) -> str:
+    """A folder for the path in which a regular package ``datasets`` is installed, as Hugging Face's is."""
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets" / "__init__.py").write_text("class Dataset: ...\nclass IterableDataset: ...\n")
+    (tmp_path / "datasets-4.4.1.dist-info").mkdir()
+    (tmp_path / "datasets-4.4.1.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: datasets\nVersion: 4.4.1\n"
+    )
+    return str(tmp_path)
+
+
+BOTH = """\
+import datasets, transformers
+from transformers.utils import is_datasets_available
+import opcast.datasets.ops
+print(datasets.__file__, is_datasets_available(), hasattr(datasets, "Dataset"), opcast.datasets.ops.__file__)
+"""
+
+
+@pytest.mark.parametrize("folder", [ROOT, ROOT.parent], ids=["root", "elsewhere"])
+def test_an_installed_datasets_package_wins_over_the_folder(folder: Path, hugging_face_datasets: str) -> None:
+    theirs, available, whole, ours = run(BOTH, cwd=folder, path=hugging_face_datasets).split()
+    assert Path(theirs) == Path(hugging_face_datasets, "datasets", "__init__.py")
+    assert (available, whole) == ("True", "True")
+    assert Path(ours) == ROOT / "datasets" / "ops.py"
+
+
+def test_transformers_works_from_the_root_without_hugging_face_datasets() -> None:
+    code = "from transformers import LlamaConfig, LlamaForCausalLM, Trainer; print(LlamaForCausalLM.__name__)"
+    assert run(code) == "LlamaForCausalLM"

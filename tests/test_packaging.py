@@ -1,0 +1,96 @@
+"""What is installed: every package named, configuration inside, tests outside, public names as promised."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import entry_points, metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+NOT_PACKAGED = {"tests", "docs", "build", "dist", "outputs", "multirun", "mlruns"}
+PUBLIC = ["__version__"]
+
+
+def project() -> dict:
+    """The project file."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def packages() -> set[str]:
+    """Names of the packages that the tree holds: each folder with Python files, but tests and scratch."""
+    folders = {path.parent.relative_to(ROOT) for path in ROOT.rglob("*.py")}
+    kept = {f for f in folders if not any(part.startswith(".") or part in NOT_PACKAGED for part in f.parts)}
+    return {".".join(("opcast", *folder.parts)) for folder in kept}
+
+
+def test_every_package_is_listed() -> None:
+    assert set(project()["tool"]["setuptools"]["packages"]) == packages(), "see [tool.setuptools] in pyproject.toml"
+
+
+def test_every_package_but_datasets_has_an_init_file() -> None:
+    folders = {ROOT.joinpath(*name.split(".")[1:]) for name in packages()} - {ROOT / "datasets"}
+    assert not [folder for folder in sorted(folders) if not (folder / "__init__.py").is_file()]
+
+
+@pytest.fixture(scope="module")
+def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Names of the files in the wheel, built from a copy so that the checkout stays clean."""
+    copy = tmp_path_factory.mktemp("checkout") / "opcast"
+    scratch = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", *(NOT_PACKAGED - {"docs", "tests"}))
+    shutil.copytree(ROOT, copy, ignore=scratch)
+    build = "from setuptools.build_meta import build_wheel; print(build_wheel('dist'))"
+    result = subprocess.run([sys.executable, "-c", build], cwd=copy, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    with zipfile.ZipFile(copy / "dist" / result.stdout.splitlines()[-1]) as wheel:
+        return wheel.namelist()
+
+
+def test_the_wheel_holds_the_code_and_the_configuration_and_nothing_else(wheel_names: list[str]) -> None:
+    inside = {name for name in wheel_names if ".dist-info/" not in name}
+    code = {f"opcast/{p.relative_to(ROOT).as_posix()}" for part in packages() for p in folder_of(part).glob("*.py")}
+    conf = {f"opcast/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "conf").rglob("*.yaml")}
+    assert conf, "there is configuration to ship"
+    assert code | conf | {"opcast/py.typed"} <= inside
+    assert not [name for name in inside if name.split("/")[1] in NOT_PACKAGED or not name.startswith("opcast/")]
+
+
+def test_the_wheel_carries_the_licence(wheel_names: list[str]) -> None:
+    assert [name for name in wheel_names if name.endswith(".dist-info/licenses/LICENSE")]
+
+
+def folder_of(package: str) -> Path:
+    """The folder of a package name."""
+    return ROOT.joinpath(*package.split(".")[1:])
+
+
+def test_public_names_are_pinned() -> None:
+    opcast = importlib.import_module("opcast")
+    assert sorted(opcast.__all__) == sorted(PUBLIC)
+    assert all(getattr(opcast, name) is not None for name in PUBLIC)
+
+
+def test_the_command_is_installed() -> None:
+    (command,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "opcast"]
+    assert command.value == "opcast.jobs.cli:main"
+
+
+def test_the_version_is_told_once() -> None:
+    opcast = importlib.import_module("opcast")
+    assert opcast.__version__ == project()["project"]["version"] == metadata("opcast")["Version"]
+
+
+def test_the_core_needs_no_torch() -> None:
+    core = {name.split(">")[0].split("=")[0] for name in project()["project"]["dependencies"]}
+    assert not core & {"torch", "triton", "transformers", "mlflow", "ray", "fastapi"}
+
+
+def test_extras_have_the_names_a_user_would_guess() -> None:
+    extras = set(project()["project"]["optional-dependencies"])
+    assert {"torch", "mlflow", "hf", "search", "api", "trace", "cluster", "data", "all", "dev"} <= extras
