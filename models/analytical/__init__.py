@@ -1,0 +1,158 @@
+"""Latency by physics: launch floor, compute or memory over a tile, wave and cache model, links, host.
+
+Works for any device with nothing but its figures, answers a million ops a second, and is what learned models
+correct: they learn measured over analytical time, so that beyond their data this remains.
+
+Every law is at least the roofline (:func:`roofline_us`), and never slower on a device with more memory bandwidth,
+FLOP/s, cache, or compute units of the same kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+
+from ...datasets.devices import Device
+from ...datasets.vocabulary import KINDS, cost_columns, kind
+from . import attention, matmul, network, rows
+from .setting import Dims, Setting, Terms
+
+CHUNK = 8192  # ops computed together, so that temporaries stay in a core's cache
+CACHES = ("cold", "warm")
+
+LAWS: dict[str, Callable[[Dims, Setting], Terms]] = {
+    "gemm": matmul.gemm,
+    "grouped_gemm": matmul.grouped_gemm,
+    "attention_prefill": attention.attention_prefill,
+    "attention_decode": attention.attention_decode,
+    "attention_backward": attention.attention_backward,
+    "mla_prefill": attention.mla_prefill,
+    "mla_decode": attention.mla_decode,
+    "rms_norm": rows.by_rows,
+    "rms_norm_backward": rows.by_rows_with_weight_gradient,
+    "layer_norm": rows.by_rows,
+    "layer_norm_backward": rows.by_rows_with_weight_gradient,
+    "softmax": rows.by_rows,
+    "softmax_backward": rows.by_rows,
+    "silu_mul": rows.by_rows,
+    "silu_mul_backward": rows.by_rows,
+    "gelu": rows.by_rows,
+    "gelu_backward": rows.by_rows,
+    "quantize": rows.by_rows,
+    "cross_entropy": rows.by_rows,
+    "cross_entropy_backward": rows.by_rows,
+    "rope": rows.rope,
+    "elementwise": rows.elementwise,
+    "reduce": rows.reduce,
+    "embedding": rows.embedding,
+    "embedding_backward": rows.embedding_backward,
+    "moe_route": rows.moe_route,
+    "moe_permute": rows.moe_permute,
+    "adamw": rows.adamw,
+    "copy": rows.copy,
+    "host_overhead": network.host_overhead,
+    **{name: partial(network.collective, name) for name, each in KINDS.items() if each.collective},
+}
+
+
+def latency_us(
+    kind_name: str,
+    columns: Mapping[str, np.ndarray],
+    dtype: str,
+    out_dtype: str | None,
+    device: Device,
+    cache: str = "warm",
+) -> np.ndarray:
+    """Latency in us of ops of one kind and dtype. ``columns`` holds an array of n values per dim; returns [n].
+
+    ``cache`` says whether inputs lie in the last-level cache as far as they fit (``warm``) or not (``cold``).
+    Raises OpError for an unknown kind, DeviceError when the device has no matrix units for the dtype.
+    """
+    parts = [_bounded(*each)[0] for each in _chunks(kind_name, columns, dtype, out_dtype, device, cache)]
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def roofline_us(
+    kind_name: str,
+    columns: Mapping[str, np.ndarray],
+    dtype: str,
+    out_dtype: str | None,
+    device: Device,
+    cache: str = "warm",
+) -> np.ndarray:
+    """The pure lower bound in us: FLOPs over peak, bytes over peak bandwidth (of the cache as far as warm), links."""
+    parts = [
+        _roofline(law_dims, setting)
+        for _, law_dims, setting in _chunks(kind_name, columns, dtype, out_dtype, device, cache)
+    ]
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def bound(
+    kind_name: str,
+    columns: Mapping[str, np.ndarray],
+    dtype: str,
+    out_dtype: str | None,
+    device: Device,
+    cache: str = "warm",
+) -> np.ndarray:
+    """What holds each op back: ``compute``, ``memory``, ``latency``, ``network`` or ``host``."""
+    parts = [_bound(*each) for each in _chunks(kind_name, columns, dtype, out_dtype, device, cache)]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype="U8")
+
+
+def terms(
+    kind_name: str, columns: Mapping[str, np.ndarray], dtype: str, out_dtype: str, device: Device, cache: str
+) -> Iterator[tuple[np.ndarray, np.ndarray, Terms, Dims, Setting]]:
+    """Latency, roofline, terms, dims and setting of each chunk of ops, in order: what features are made of."""
+    for name, dims, setting in _chunks(kind_name, columns, dtype, out_dtype, device, cache):
+        latency, floor, law = _bounded(name, dims, setting)
+        yield latency, floor, law, dims, setting
+
+
+def _chunks(
+    kind_name: str, columns: Mapping[str, np.ndarray], dtype: str, out_dtype: str | None, device: Device, cache: str
+) -> Iterator[tuple[str, Dims, Setting]]:
+    if cache not in CACHES:
+        raise ValueError(f"cache={cache!r} is not one of {', '.join(CACHES)}")
+    definition = kind(kind_name)
+    out_dtype = out_dtype or dtype
+    arrays = {name: np.asarray(columns[name], dtype=np.float64).reshape(-1) for name in definition.names}
+    count = len(next(iter(arrays.values())))
+    for start in range(0, count, CHUNK):
+        part = {name: values[start : start + CHUNK] for name, values in arrays.items()}
+        cost = cost_columns(kind_name, part, dtype, out_dtype)
+        yield kind_name, SimpleNamespace(**part), Setting(device, dtype, out_dtype, cache == "warm", cost)
+
+
+def _bounded(kind_name: str, dims: Dims, setting: Setting) -> tuple[np.ndarray, np.ndarray, Terms]:
+    law = LAWS[kind_name](dims, setting)
+    floor = _roofline(dims, setting)
+    return np.maximum(law.latency, floor), floor, law
+
+
+def _roofline(dims: Dims, setting: Setting) -> np.ndarray:
+    cost, device = setting.cost, setting.device
+    size = cost.read_bytes + cost.write_bytes
+    if cost.unit == "host":
+        return np.asarray(0.0 * size)
+    if cost.unit == "network":
+        return np.asarray(cost.read_bytes / network.link_rates(setting)[dims.link.astype(np.int64)])
+    peak = device.tensor_rate(setting.dtype) if cost.unit == "tensor" else device.vector_tflops
+    memory = size / (device.memory_gbps * 1e3)
+    if setting.warm:
+        hit = setting.resident(size)
+        memory = size * (hit / setting.l2_rate + (1.0 - hit) / (device.memory_gbps * 1e3))
+    return np.maximum(cost.flops / (peak * 1e6), memory)
+
+
+def _bound(kind_name: str, dims: Dims, setting: Setting) -> np.ndarray:
+    law = LAWS[kind_name](dims, setting)
+    if setting.cost.unit == "host":
+        return np.full(len(law.latency), "host", dtype="U8")
+    names = np.array(["latency", "compute", "memory", "network"], dtype="U8")
+    parts = np.broadcast_arrays(law.overhead, law.compute, law.memory, law.network)
+    return names[np.argmax(np.stack(parts), axis=0)]

@@ -1,0 +1,72 @@
+"""Collectives by alpha-beta, and work of the host.
+
+Conventions of nccl-tests: ``size_bytes`` is the reported buffer, time = size x bus factor / bus bandwidth.
+A single op is answered here; whole topologies, congestion and faults are a network simulator's affair.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...datasets.ops import LINKS, bus_factor
+from .setting import Array, Dims, Setting, Terms
+
+SUSTAINED_LINK = 0.80  # protocol and flags (NCCL "simple" moves payload at about this share)
+NIC_OF_PCIE = 0.78  # one NIC a GPU, matched to its x16 slot: 200 Gb/s in 32 GB/s, 400 Gb/s in 64 GB/s
+LOOPBACK_COPIES = 6.0  # user to socket, socket to user, and the sum, each reading and writing memory
+# us of one hop between neighbours: memory flags over NVLink, through the host, across a switch, through sockets
+HOP_US = {"nvlink": 1.0, "pcie": 3.0, "ib": 4.0, "roce": 5.0, "loopback": 25.0}
+BASE_LAUNCHES = 2.0
+HOST_COST = (1.0, 1.0, 0.3, 0.5, 2.0)  # of HOST choices launch, dispatch, view, module, autograd, in dispatches
+
+
+def link_rates(s: Setting) -> Array:
+    """Bytes a microsecond one rank sends, by link choice."""
+    device = s.device
+    pcie = device.pcie_gbps or device.memory_gbps / 8.0
+    by_name = {
+        "nvlink": device.link_gbps or pcie,
+        "pcie": pcie,
+        "ib": pcie * NIC_OF_PCIE,
+        "roce": pcie * NIC_OF_PCIE,
+        "loopback": device.memory_gbps / LOOPBACK_COPIES,
+    }
+    return np.array([by_name[name] for name in LINKS]) * 1e3
+
+
+def collective(name: str, d: Dims, s: Setting) -> Terms:
+    """Launch, hops of the better of ring and tree (or the direct exchange), and bytes over the slowest link.
+
+    Ring and tree as in NCCL; all_reduce takes 2 (n-1) hops round a ring, 2 log2 n up and down a tree.
+    """
+    link = d.link.astype(np.int64)
+    hop = np.array([HOP_US[each] for each in LINKS])[link]
+    rate = link_rates(s)[link] * SUSTAINED_LINK
+    ranks = np.maximum(d.ranks, 1.0)
+    if s.cpu:
+        rate = rate / np.maximum(ranks, 1.0)  # ranks of one machine share its memory
+    steps = _steps(name, ranks)
+    sent = d.size_bytes * bus_factor(name, ranks)
+    alone = ranks <= 1.0
+    local = np.where(alone, s.traffic_us(2.0 * d.size_bytes), 0.0)
+    overhead = s.device.launch_us * np.where(alone, 1.0, BASE_LAUNCHES)
+    alpha = np.where(alone, 0.0, steps * hop)
+    hints = {"steps": np.maximum(steps, 1.0), "message_per_rank": 1.0 + d.size_bytes / ranks}
+    return Terms(0.0 * sent, local, overhead + alpha, sent / rate, hints=hints)
+
+
+def _steps(name: str, ranks: Array) -> Array:
+    depth = np.ceil(np.log2(ranks))
+    if name == "all_reduce":
+        return np.minimum(2.0 * (ranks - 1.0), 2.0 * depth)
+    if name in ("all_gather", "reduce_scatter"):
+        return np.minimum(ranks - 1.0, 4.0 * np.sqrt(ranks))
+    if name == "all_to_all":
+        return np.sqrt(ranks)
+    return depth if name == "broadcast" else np.ones_like(ranks)
+
+
+def host_overhead(d: Dims, s: Setting) -> Terms:
+    """Calls times the device's dispatch time, weighted by what a call does."""
+    weight = np.array(HOST_COST)[d.what.astype(np.int64)]
+    return Terms(0.0 * d.calls, 0.0 * d.calls, 0.0 * d.calls, host=d.calls * weight * s.device.dispatch_us)

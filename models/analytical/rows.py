@@ -1,0 +1,102 @@
+"""Kernels bound by memory: norms, gates, softmax, elementwise, gathers, the optimizer, copies.
+
+Small ones do not reach the bandwidth: a launch comes first, and a compute unit draws only so many bytes a clock,
+so that few rows leave most units idle.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .setting import Array, Dims, Setting, Terms
+
+SECTOR_BYTES = {"cpu": 64.0, "gpu": 32.0}  # smallest piece a memory system delivers
+LANES_USED = 0.5  # ordinary lanes also compute addresses, convert and reduce
+TENSORS_PER_LAUNCH = 64.0  # of a multi-tensor optimizer kernel
+ELEMENT_BLOCK = 1024.0  # elements that one block of threads takes
+
+
+def by_rows(d: Dims, s: Setting) -> Terms:
+    """Rows of a matrix, one block of threads a row."""
+    cols = d.cols if hasattr(d, "cols") else d.vocab
+    rows = d.rows if hasattr(d, "rows") else d.tokens
+    return _streaming(rows, cols, s)
+
+
+def by_rows_with_weight_gradient(d: Dims, s: Setting) -> Terms:
+    """A norm's backward: the weight's gradient is summed over rows by a second, smaller kernel."""
+    terms = _streaming(d.rows, d.cols, s)
+    partial = 4.0 * np.minimum(d.rows, 4.0 * s.units) * d.cols * 2.0 / s.l2_rate
+    return Terms(terms.compute, terms.memory + partial, terms.overhead + s.device.launch_us, hints=terms.hints)
+
+
+def rope(d: Dims, s: Setting) -> Terms:
+    return _streaming(d.tokens, d.heads * d.head_dim, s)
+
+
+def elementwise(d: Dims, s: Setting) -> Terms:
+    """Short contiguous runs cost whole sectors of memory."""
+    width = np.where(d.run > 0, d.run, d.numel) * max(s.itemsize, s.out_itemsize)
+    return _streaming(np.ceil(d.numel / ELEMENT_BLOCK), np.minimum(d.numel, ELEMENT_BLOCK), s, _waste(width, s))
+
+
+def reduce(d: Dims, s: Setting) -> Terms:
+    """Sum over the middle axis; a reduction over strided elements reads whole sectors when ``inner`` is short."""
+    return _streaming(np.ceil(d.outer * d.inner), d.length, s)
+
+
+def embedding(d: Dims, s: Setting) -> Terms:
+    return _streaming(d.tokens, d.hidden, s, _waste(d.hidden * s.itemsize, s))
+
+
+def embedding_backward(d: Dims, s: Setting) -> Terms:
+    """Zeroes the table, then adds rows with atomics: two kernels."""
+    terms = _streaming(d.tokens, d.hidden, s)
+    return Terms(terms.compute, terms.memory, terms.overhead + s.device.launch_us, hints=terms.hints)
+
+
+def moe_route(d: Dims, s: Setting) -> Terms:
+    """Softmax, top-k and renormalisation: several short kernels over a small matrix."""
+    terms = _streaming(d.tokens, d.experts, s)
+    sort = d.tokens * d.experts * d.topk / (s.vector_rate * LANES_USED)
+    return Terms(terms.compute + sort, terms.memory, terms.overhead + 2.0 * s.device.launch_us, hints=terms.hints)
+
+
+def moe_permute(d: Dims, s: Setting) -> Terms:
+    return _streaming(d.tokens * d.topk, d.hidden, s, _waste(d.hidden * s.itemsize, s))
+
+
+def adamw(d: Dims, s: Setting) -> Terms:
+    """One pass over parameters, gradients and moments; many small tensors take several launches."""
+    terms = _streaming(np.ceil(d.numel / ELEMENT_BLOCK), np.minimum(d.numel, ELEMENT_BLOCK), s)
+    each = s.device.dispatch_us if s.cpu else s.device.launch_us
+    launches = np.ceil(d.tensors / TENSORS_PER_LAUNCH) - 1.0
+    return Terms(terms.compute, terms.memory, terms.overhead + launches * each, hints=terms.hints)
+
+
+def copy(d: Dims, s: Setting) -> Terms:
+    """Inside the memory at its bandwidth; to and from the host over PCIe, where a CPU has no such border."""
+    width = np.where(d.run_bytes > 0, d.run_bytes, d.size_bytes)
+    terms = _streaming(np.ceil(d.size_bytes / 4096.0), np.minimum(d.size_bytes, 4096.0), s, _waste(width, s))
+    if s.cpu or not s.device.pcie_gbps:
+        return terms
+    outside = d.direction > 0
+    crossing = np.where(outside, d.size_bytes / (s.device.pcie_gbps * 1e3), 0.0)
+    setup = np.where(outside, s.device.dispatch_us, 0.0)
+    return Terms(terms.compute, np.maximum(terms.memory, crossing), terms.overhead + setup, hints=terms.hints)
+
+
+def _waste(width_bytes: Array, s: Setting) -> Array:
+    """How many bytes move for each one wanted, when ``width_bytes`` lie contiguous."""
+    sector = SECTOR_BYTES["cpu" if s.cpu else "gpu"]
+    return np.maximum(sector / np.maximum(width_bytes, 0.5), 1.0)
+
+
+def _streaming(rows: Array, cols: Array, s: Setting, waste: Array = 1.0) -> Terms:
+    """``rows`` blocks of threads over ``cols`` elements each: bandwidth of all, or of the units that have a row."""
+    size = s.cost.bytes * waste
+    rows = np.maximum(rows, 1.0)
+    longest = 0.0 if s.cpu else np.ceil(rows / s.units) * (s.cost.bytes / rows) / s.unit_rate
+    compute = s.cost.flops / (s.vector_rate * LANES_USED)
+    hints = {"rows_per_unit": rows / s.units, "row_bytes": 1.0 + s.cost.bytes / rows}
+    return Terms(compute, np.maximum(s.traffic_us(size), longest), s.device.launch_us, hints=hints)

@@ -1,0 +1,126 @@
+"""What every law needs: the device's usable rates in bytes and FLOPs a microsecond, and the cache law.
+
+Constants here are properties of a class of hardware, not of one GPU: what part of a data sheet's rate a good
+kernel sustains. They were set on public GEMM tables of A100, H100, H200, B200 and L40S together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from ...datasets.devices import Device
+from ...datasets.dtypes import itemsize
+from ...datasets.vocabulary import Cost
+
+Array = Any  # a float64 numpy array, or a float that stands for one
+
+SUSTAINED_TENSOR = 0.80  # clocks under full tensor load lie below boost, and issue slots are lost
+SUSTAINED_MEMORY = 0.92  # refresh, read/write turnaround
+SM_BYTES_PER_CLOCK = 64.0  # what one compute unit draws from L2 (NVIDIA tuning guides, A100 to B200)
+EXP_PER_CLOCK = 16.0  # special-function results of one compute unit a clock (CUDA programming guide, table 5)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Ops of one dtype on one device in one cache state: what a law is given beside the dimensions."""
+
+    device: Device
+    dtype: str
+    out_dtype: str
+    warm: bool
+    cost: Cost
+
+    @property
+    def itemsize(self) -> float:
+        return itemsize(self.dtype)
+
+    @property
+    def out_itemsize(self) -> float:
+        return itemsize(self.out_dtype)
+
+    @cached_property
+    def cpu(self) -> bool:
+        return self.device.synchronous
+
+    @cached_property
+    def units(self) -> float:
+        return float(self.device.compute_units)
+
+    @cached_property
+    def tensor_rate(self) -> float:
+        """Sustained FLOPs a microsecond of all matrix units; DeviceError when the device lacks the dtype."""
+        return self.device.tensor_rate(self.dtype) * 1e6 * (1.0 if self.cpu else SUSTAINED_TENSOR)
+
+    @cached_property
+    def vector_rate(self) -> float:
+        """FLOPs a microsecond of all ordinary lanes."""
+        return self.device.vector_tflops * 1e6
+
+    @cached_property
+    def exp_rate(self) -> float:
+        """Exponentials a microsecond of the whole device; on a CPU about one a dozen vector FLOPs."""
+        if self.cpu:
+            return self.vector_rate / 12.0
+        return EXP_PER_CLOCK * self.device.clock_mhz * self.units
+
+    @cached_property
+    def memory_rate(self) -> float:
+        """Sustained bytes a microsecond from memory."""
+        return self.device.memory_gbps * 1e3 * (1.0 if self.cpu else SUSTAINED_MEMORY)
+
+    @cached_property
+    def l2_rate(self) -> float:
+        """Bytes a microsecond from the last-level cache, never below memory's."""
+        return max(self.device.l2_gbps, self.device.memory_gbps) * 1e3
+
+    @cached_property
+    def unit_rate(self) -> float:
+        """Bytes a microsecond that one compute unit can draw, however idle the others are."""
+        if self.cpu:
+            return self.l2_rate / self.units
+        return SM_BYTES_PER_CLOCK * self.device.clock_mhz
+
+    @cached_property
+    def l2_bytes(self) -> float:
+        return self.device.l2_mib * 2.0**20
+
+    def resident(self, working_set: Array) -> Array:
+        """Share of a working set (bytes) that the last-level cache keeps: all up to a third of it, none beyond 5/3.
+
+        The slope between stands for hashing, replacement and the two halves of a partitioned L2.
+        """
+        return np.clip(1.25 - 0.75 * np.asarray(working_set) / self.l2_bytes, 0.0, 1.0)
+
+    def traffic_us(self, size: Array, working_set: Array | None = None) -> Array:
+        """Time to move ``size`` bytes of a working set: from cache as far as it is warm, else from memory."""
+        if not self.warm:
+            return size / self.memory_rate
+        hit = self.resident(size if working_set is None else working_set)
+        return size * (hit / self.l2_rate + (1.0 - hit) / self.memory_rate)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What an op's time is made of, in us, one array each. Compute and memory overlap; the rest adds up.
+
+    ``hints`` are figures on the way that a learned model can use (waves, tail, splits): positive numbers.
+    """
+
+    compute: Array = 0.0
+    memory: Array = 0.0
+    overhead: Array = 0.0
+    network: Array = 0.0
+    host: Array = 0.0
+    hints: dict[str, Array] = field(default_factory=dict)
+
+    @property
+    def latency(self) -> Array:
+        return self.overhead + np.maximum(self.compute, self.memory) + self.network + self.host
+
+
+Dims = SimpleNamespace  # one float64 array per dimension of the kind

@@ -1,0 +1,62 @@
+"""What learning adds to physics: ln(measured / analytical) as offset + forest + interpolation, each part optional.
+
+All of it is plain arrays, so that a trained model is saved, hashed and loaded without pickle or any ML library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from .forest import Forest
+from .kriging import Kriging
+
+LIMIT = 7.0  # |ln ratio| beyond which an answer is nonsense: a factor of 1,100
+
+
+@dataclass(frozen=True, eq=False)
+class Correction:
+    """``offset`` is the calibration (median ln ratio in training); ``features`` counts the columns it reads."""
+
+    features: int
+    offset: float = 0.0
+    forest: Forest | None = None
+    kriging: Kriging | None = None
+
+    def predict(self, matrix: np.ndarray) -> np.ndarray:
+        """ln(latency / analytical) of each row: float64 [n] for float32 [n, features]."""
+        out = np.full(len(matrix), self.offset)
+        if self.forest is not None:
+            out += self.forest.predict(matrix)
+        if self.kriging is not None:
+            out += self.kriging.predict(matrix)
+        return np.clip(out, -LIMIT, LIMIT)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        out = {"features": np.array(self.features), "offset": np.array(self.offset)}
+        for name, part in (("forest", self.forest), ("kriging", self.kriging)):
+            if part is not None:
+                out.update(nested(name, part.arrays()))
+        return out
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Correction:
+        forest, kriging = part(arrays, "forest"), part(arrays, "kriging")
+        return cls(
+            int(arrays["features"]),
+            float(arrays["offset"]),
+            Forest.from_arrays(forest) if forest else None,
+            Kriging.from_arrays(kriging) if kriging else None,
+        )
+
+
+def nested(name: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """``arrays`` with ``name.`` before each key."""
+    return {f"{name}.{key}": value for key, value in arrays.items()}
+
+
+def part(arrays: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+    """The arrays that :func:`nested` put under ``name``."""
+    return {key.removeprefix(f"{name}."): value for key, value in arrays.items() if key.startswith(f"{name}.")}

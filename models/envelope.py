@@ -1,0 +1,110 @@
+"""Where a predictor has data: a distance in feature space, not a box.
+
+An op is inside when all its codes (dtype, layout, cache, …) were seen and its sizes lie within one radius of a
+landmark. Landmarks are training ops picked farthest-first, so that every training op is near one; the radius is what
+separates training ops from each other. Sizes are in octaves, divided by the spread of each dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+LANDMARKS = 192
+SAMPLE = 4096
+CODES = ("choice_", "dtype", "out_dtype", "cache_warm")
+UNSEEN_CODE = 3.0  # radii added for a code outside training
+SLACK = 1.25
+
+
+@dataclass(frozen=True, eq=False)
+class Envelope:
+    """``sizes`` and ``codes`` index feature columns; ``landmarks`` float32 [l, s] are scaled sizes."""
+
+    sizes: np.ndarray
+    codes: np.ndarray
+    centre: np.ndarray  # float32 [s]
+    scale: np.ndarray  # float32 [s]: octaves that count as one
+    landmarks: np.ndarray
+    seen: np.ndarray  # float32 [c, v]: values of each code in training, padded with NaN
+    radius: float
+
+    def excess(self, matrix: np.ndarray) -> np.ndarray:
+        """How many radii each row lies outside: float64 [n], 0 inside."""
+        out = np.empty(len(matrix))
+        for start in range(0, len(matrix), 8192):
+            part = matrix[start : start + 8192]
+            out[start : start + len(part)] = np.maximum(self._distance(part) / self.radius - 1.0, 0.0)
+        for column, known in zip(self.codes, self.seen, strict=True):
+            out += UNSEEN_CODE * ~(matrix[:, column, None] == known).any(axis=1)
+        return out
+
+    def _distance(self, matrix: np.ndarray) -> np.ndarray:
+        points = (matrix[:, self.sizes] - self.centre) / self.scale
+        cross = points @ self.landmarks.T
+        square = (points**2).sum(1)[:, None] + (self.landmarks**2).sum(1) - 2.0 * cross
+        return np.sqrt(np.maximum(square.min(axis=1), 0.0))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        names = ("sizes", "codes", "centre", "scale", "landmarks", "seen")
+        return {name: getattr(self, name) for name in names} | {"radius": np.array(self.radius)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Envelope:
+        names = ("sizes", "codes", "centre", "scale", "landmarks", "seen")
+        return cls(**{name: arrays[name] for name in names}, radius=float(arrays["radius"]))
+
+
+def surround(matrix: np.ndarray, names: Sequence[str], seed: int = 0) -> Envelope:
+    """The envelope of training features [n, f] with column ``names``. Deterministic for a seed."""
+    sizes = np.array([i for i, name in enumerate(names) if name.startswith("size_")], dtype=np.int64)
+    codes = np.array([i for i, name in enumerate(names) if name.startswith(CODES)], dtype=np.int64)
+    unique = np.unique(matrix[:, sizes], axis=0)
+    if len(unique) > SAMPLE:
+        chosen = np.random.default_rng(seed).choice(len(unique), SAMPLE, replace=False)
+        # corners stay in, or a sample would shrink the envelope
+        unique = unique[np.union1d(chosen, np.r_[unique.argmin(0), unique.argmax(0)])]
+    centre = unique.mean(axis=0)
+    scale = np.maximum(unique.std(axis=0), 1.0)  # a dimension that never varied still reaches an octave
+    points = ((unique - centre) / scale).astype(np.float32)
+    landmarks, reach = _farthest_first(points)
+    return Envelope(
+        sizes,
+        codes,
+        centre.astype(np.float32),
+        scale.astype(np.float32),
+        landmarks,
+        _seen(matrix[:, codes]),
+        radius=max(SLACK * max(_spacing(points), reach), 0.25),
+    )
+
+
+def _seen(codes: np.ndarray) -> np.ndarray:
+    values = [np.unique(codes[:, column]) for column in range(codes.shape[1])]
+    out = np.full((len(values), max((len(each) for each in values), default=0)), np.nan, dtype=np.float32)
+    for row, each in enumerate(values):
+        out[row, : len(each)] = each
+    return out
+
+
+def _farthest_first(points: np.ndarray) -> tuple[np.ndarray, float]:
+    """Landmarks, and the largest distance from any point to its nearest one (Gonzalez, 1985)."""
+    chosen = [int(np.argmax((points**2).sum(axis=1)))]
+    near = np.full(len(points), np.inf, dtype=np.float32)
+    while len(chosen) < min(LANDMARKS, len(points)):
+        near = np.minimum(near, ((points - points[chosen[-1]]) ** 2).sum(axis=1))
+        chosen.append(int(np.argmax(near)))
+    near = np.minimum(near, ((points - points[chosen[-1]]) ** 2).sum(axis=1))
+    return points[chosen], float(np.sqrt(near.max()))
+
+
+def _spacing(points: np.ndarray) -> float:
+    """The distance below which nine in ten training ops have a neighbour."""
+    some = points[:: max(1, len(points) // 512)]
+    square = (some**2).sum(1)[:, None] + (points**2).sum(1) - 2.0 * some @ points.T
+    if square.shape[1] < 2:
+        return 0.0
+    second = np.partition(square, 1, axis=1)[:, 1]
+    return float(np.sqrt(np.quantile(np.maximum(second, 0.0), 0.9)))

@@ -1,0 +1,220 @@
+"""A trained model of one op kind on one device and backend: predicts, saves and loads without pickle.
+
+On disk a predictor is a folder: ``card.json`` (what it is, how good, the hash of its arrays) and ``model.npz``.
+Loading one and predicting needs numpy only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..datasets.devices import Device, DeviceError
+from ..datasets.vocabulary import Op, iterate_groups
+from .correction import Correction, nested, part
+from .envelope import Envelope
+from .features import FEATURES_VERSION, Frame, feature_names, frame
+from .forest import ForestError
+from .intervals import Intervals
+
+FORMAT = 1
+CARD, MODEL = "card.json", "model.npz"
+
+
+class PredictorError(ValueError):
+    """A predictor that is missing, damaged or of another version. The message names it and what to do."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Answers for n ops: latency with the interval of stated coverage, us; whether the op is like training's."""
+
+    latency_us: np.ndarray
+    low_us: np.ndarray
+    high_us: np.ndarray
+    in_envelope: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.latency_us)
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """``device`` holds the figures it was trained with; ``card`` everything worth knowing, ready for JSON."""
+
+    kind: str
+    device: Device
+    backend: str
+    version: str
+    correction: Correction
+    intervals: Intervals
+    envelope: Envelope
+    card: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def device_id(self) -> str:
+        return self.device.id
+
+    @property
+    def name(self) -> str:
+        """``gemm@torch/h100_sxm``: what reports print beside the version."""
+        return f"{self.kind}@{self.backend}/{self.device_id}"
+
+    @property
+    def coverage(self) -> float:
+        """The stated chance that the truth lies within an interval."""
+        return self.intervals.coverage
+
+    def predict(
+        self,
+        columns: Mapping[str, np.ndarray],
+        dtype: str,
+        out_dtype: str | None = None,
+        device: Device | None = None,
+        cache: str = "warm",
+    ) -> Prediction:
+        """Latency of n ops of one dtype: ``columns`` holds an array of n values per dim.
+
+        A device of the predictor's own id is taken with the figures of training, whatever it says now: the
+        correction is only right on top of the analytical time it was learned from. Another device is taken as given
+        and is outside the envelope.
+        """
+        known = device is None or device.id == self.device.id
+        target = self.device if device is None or known else device
+        return self.predict_frame(frame(self.kind, columns, dtype, out_dtype, target, cache), known)
+
+    def predict_frame(self, ops: Frame, known_device: bool = True) -> Prediction:
+        """The same for features that are already there."""
+        latency = ops.analytical_us * np.exp(self.correction.predict(ops.matrix))
+        latency = np.maximum(latency, 1e-3)
+        excess = self.envelope.excess(ops.matrix) + (0.0 if known_device else 2.0)
+        spread = np.exp(self.intervals.widths(ops.analytical_us, excess))
+        return Prediction(latency, latency / spread, latency * spread, excess <= 0.0)
+
+    def predict_ops(self, ops: Sequence[Op], device: Device | None = None, cache: str = "warm") -> Prediction:
+        """Latency of a list of ops of this kind, dtypes mixed. PredictorError for an op of another kind."""
+        parts = [np.empty(len(ops)) for _ in range(3)] + [np.empty(len(ops), dtype=bool)]
+        for kind_name, dtype, out_dtype, positions, columns in iterate_groups(list(ops)):
+            if kind_name != self.kind:
+                raise PredictorError(f"{self.name} was asked about {kind_name}")
+            made = self.predict(columns, dtype, out_dtype, device, cache)
+            for whole, values in zip(
+                parts, (made.latency_us, made.low_us, made.high_us, made.in_envelope), strict=True
+            ):
+                whole[positions] = values
+        return Prediction(*parts)
+
+    def save(self, directory: Path | str) -> Path:
+        """Write into ``directory`` (made by this call) all or nothing; FileExistsError when it is there already."""
+        directory = Path(directory)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+        try:
+            payload = self.model_bytes()
+            digest = hashlib.sha256(payload).hexdigest()
+            _write(staging / MODEL, payload)
+            _write(staging / CARD, json.dumps(self.to_card(digest), indent=1, sort_keys=True).encode() + b"\n")
+            staging.chmod(0o755)
+            os.rename(staging, directory)  # fails on a folder with content: no version is overwritten
+        except OSError:
+            shutil.rmtree(staging, ignore_errors=True)
+            if directory.exists():
+                raise FileExistsError(str(directory)) from None
+            raise
+        return directory
+
+    def to_card(self, digest: str) -> dict[str, Any]:
+        """The card as written: identity, formats and hash on top of ``card``."""
+        return {
+            **self.card,
+            "format": FORMAT,
+            "features_version": FEATURES_VERSION,
+            "feature_names": list(feature_names(self.kind)),
+            "kind": self.kind,
+            "device_id": self.device_id,
+            "device": self.device.to_dict(),
+            "backend": self.backend,
+            "version": self.version,
+            "sha256": digest,
+        }
+
+    def model_bytes(self) -> bytes:
+        """The arrays as the bytes of an .npz: the same model gives the same bytes."""
+        arrays = {
+            **nested("correction", self.correction.arrays()),
+            **nested("intervals", self.intervals.arrays()),
+            **nested("envelope", self.envelope.arrays()),
+        }
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name in sorted(arrays):
+                member = io.BytesIO()
+                np.lib.format.write_array(member, np.asarray(arrays[name]), allow_pickle=False)
+                archive.writestr(zipfile.ZipInfo(f"{name}.npy"), member.getvalue(), zipfile.ZIP_DEFLATED)
+        return buffer.getvalue()
+
+
+def load(directory: Path | str) -> Predictor:
+    """A saved predictor. PredictorError when it is missing, tampered with, or of another format or feature set."""
+    directory = Path(directory)
+    card = read_card(directory)
+    title = f"predictor {card.get('kind')} v{card.get('version')} in {directory}"
+    if card.get("format") != FORMAT or card.get("features_version") != FEATURES_VERSION:
+        theirs = f"format {card.get('format')}, features {card.get('features_version')}"
+        raise PredictorError(f"{title} has {theirs}; this opcast reads {FORMAT} and {FEATURES_VERSION}: train it again")
+    try:
+        payload = (directory / MODEL).read_bytes()
+    except OSError as error:
+        raise PredictorError(f"{title} lacks {MODEL}: {error.strerror}; train it again") from None
+    if hashlib.sha256(payload).hexdigest() != card.get("sha256"):
+        raise PredictorError(f"{title} does not match its hash: damaged or tampered with; train it again")
+    try:
+        return _assemble(card, payload)
+    except (KeyError, ValueError, TypeError, ForestError, DeviceError, zipfile.BadZipFile) as error:
+        raise PredictorError(f"{title} is incomplete ({error}); train it again") from None
+
+
+def read_card(directory: Path | str) -> dict[str, Any]:
+    """The card of a saved predictor, without its arrays. PredictorError when there is none that can be read."""
+    try:
+        card = json.loads((Path(directory) / CARD).read_text())
+    except (OSError, ValueError) as error:
+        raise PredictorError(f"{directory} holds no predictor: {CARD}: {error}") from None
+    if not isinstance(card, dict):
+        raise PredictorError(f"{directory} holds no predictor: {CARD} is not an object")
+    return card
+
+
+def _assemble(card: Mapping[str, Any], payload: bytes) -> Predictor:
+    with np.load(io.BytesIO(payload), allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    if list(feature_names(card["kind"])) != card["feature_names"]:
+        raise ValueError("its feature columns differ from this opcast's")
+    return Predictor(
+        card["kind"],
+        Device.from_dict(card["device"]),
+        card["backend"],
+        card["version"],
+        Correction.from_arrays(part(arrays, "correction")),
+        Intervals.from_arrays(part(arrays, "intervals")),
+        Envelope.from_arrays(part(arrays, "envelope")),
+        card,
+    )
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

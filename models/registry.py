@@ -1,0 +1,158 @@
+"""Predictors in a plain folder: ``<root>/<device_id>/<kind>@<backend>/<version>/``, and which version is current.
+
+A version is never changed once written. ``current`` beside the versions names the one in use and is replaced
+atomically, so readers and a training run never meet half a model. No server, no database.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from .predictor import Predictor, PredictorError, load, read_card
+
+CURRENT = "current"
+DEFAULT_BACKEND = "torch"  # the one a user gets who names none; else the backend with most training rows
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One registered version."""
+
+    kind: str
+    device_id: str
+    backend: str
+    version: str
+    current: bool
+    path: Path
+
+    @property
+    def card(self) -> dict[str, Any]:
+        return read_card(self.path)
+
+
+class Registry:
+    """All predictors under ``root``, which need not exist yet. Loaded predictors are kept."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root)
+        self._loaded: dict[Path, Predictor] = {}
+
+    def find(self, kind: str, device_id: str, backend: str | None = None) -> Predictor | None:
+        """The current predictor, or None. Without a backend: ``torch``'s, else the one trained on most rows.
+
+        PredictorError when the current version cannot be used (damaged, another format).
+        """
+        if backend is None:
+            backend = self.default_backend(kind, device_id)
+            if backend is None:
+                return None
+        folder = self._folder(kind, device_id, backend)
+        version = _current(folder)
+        return self.load(folder / version) if version else None
+
+    def load(self, path: Path) -> Predictor:
+        """A version by its folder, from memory when it was loaded before."""
+        if path not in self._loaded:
+            self._loaded[path] = load(path)
+        return self._loaded[path]
+
+    def backends(self, kind: str, device_id: str) -> list[str]:
+        """Backends with a current predictor, by name."""
+        base = self.root / quote(device_id, safe="")
+        folders = base.glob(f"{quote(kind, safe='')}@*") if base.is_dir() else []
+        return sorted(unquote(folder.name.partition("@")[2]) for folder in folders if _current(folder))
+
+    def default_backend(self, kind: str, device_id: str) -> str | None:
+        """``torch`` when there is one, else the backend with most training rows (first by name at a tie)."""
+        known = self.backends(kind, device_id)
+        if DEFAULT_BACKEND in known or len(known) < 2:
+            return DEFAULT_BACKEND if DEFAULT_BACKEND in known else next(iter(known), None)
+        rows = {}
+        for backend in known:
+            folder = self._folder(kind, device_id, backend)
+            rows[backend] = read_card(folder / (_current(folder) or "")).get("n", 0)
+        return max(known, key=lambda backend: rows[backend])
+
+    def register(self, predictor: Predictor, promote: bool = True) -> Predictor:
+        """Write a new version (the number after the last) and, if ``promote``, make it current; returns it.
+
+        Registering the very arrays that are current writes nothing and returns the current version.
+        """
+        folder = self._folder(predictor.kind, predictor.device_id, predictor.backend)
+        digest = hashlib.sha256(predictor.model_bytes()).hexdigest()
+        version = _current(folder)
+        if version and read_card(folder / version).get("sha256") == digest:
+            return self.load(folder / version)
+        while True:
+            made = dataclasses.replace(predictor, version=str(_last(folder) + 1))
+            try:
+                path = made.save(folder / made.version)
+            except FileExistsError:  # another training run took the number
+                continue
+            break
+        if promote or version is None:
+            _point(folder, made.version)
+        return self.load(path)
+
+    def list(self) -> list[Entry]:
+        """Every version, by device, kind, backend and number."""
+        entries = []
+        for path in self.root.glob("*/*@*/*/card.json") if self.root.is_dir() else []:
+            folder = path.parent.parent
+            kind, _, backend = folder.name.partition("@")
+            version = path.parent.name
+            if version.isdigit():
+                entries.append(
+                    Entry(
+                        unquote(kind),
+                        unquote(folder.parent.name),
+                        unquote(backend),
+                        version,
+                        version == _current(folder),
+                        path.parent,
+                    )
+                )
+        return sorted(entries, key=lambda each: (each.device_id, each.kind, each.backend, int(each.version)))
+
+    def path(self, predictor: Predictor) -> Path:
+        """The folder of a registered predictor."""
+        return self._folder(predictor.kind, predictor.device_id, predictor.backend) / predictor.version
+
+    def promote(self, entry: Entry) -> None:
+        """Make a version current. PredictorError when it does not load."""
+        self.load(entry.path)
+        _point(entry.path.parent, entry.version)
+
+    def _folder(self, kind: str, device_id: str, backend: str) -> Path:
+        return self.root / quote(device_id, safe="") / f"{quote(kind, safe='')}@{quote(backend, safe='')}"
+
+
+def _current(folder: Path) -> str | None:
+    try:
+        version = (folder / CURRENT).read_text().strip()
+    except OSError:
+        return None
+    if not version.isdigit() or not (folder / version).is_dir():
+        raise PredictorError(f"{folder / CURRENT} names version {version!r}, which is not there; train it again")
+    return version
+
+
+def _last(folder: Path) -> int:
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return max((int(name) for name in names if name.isdigit()), default=0)
+
+
+def _point(folder: Path, version: str) -> None:
+    handle, staging = tempfile.mkstemp(prefix=f".{CURRENT}-", dir=folder)
+    with os.fdopen(handle, "w") as file:
+        file.write(version + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(staging, folder / CURRENT)
