@@ -184,8 +184,8 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
             return all(values) if isinstance(node.op, ast.And) else any(values)
         case ast.UnaryOp(op=ast.Not()):
             return not _value(node.operand, names)
-        case ast.Call(func=ast.Name()) if node.func.id in _CALLS and not node.keywords:
-            return _CALLS[node.func.id](*(_value(argument, names) for argument in node.args))
+        case ast.Call(func=ast.Name(id=name)) if name in _CALLS and not node.keywords:
+            return _CALLS[name](*(_value(argument, names) for argument in node.args))
         case ast.Compare() if all(type(op) in _COMPARE for op in node.ops):
             terms = [_value(term, names) for term in (node.left, *node.comparators)]
             checks = zip(node.ops, itertools.pairwise(terms), strict=True)

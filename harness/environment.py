@@ -214,19 +214,19 @@ def node_name() -> str:
     return "node-" + hashlib.sha256(platform.node().encode()).hexdigest()[:10]
 
 
-def environment(device: str, threads: int = 0) -> dict[str, str]:
-    """Provenance columns of a measurement made here on ``cpu`` or ``cuda``. Imports torch."""
+def environment(device: str, threads: int = 0) -> dict[str, str | None]:
+    """Provenance columns of a measurement made here on ``cpu`` or ``cuda``; None for what is missing. Imports torch."""
     import torch
 
-    found = {
+    found: dict[str, str | None] = {
         "device_id": cpu_device_id(threads),
         "device_name": cpu_name(),
         "node": node_name(),
         "opcast_version": __version__,
         "torch": str(torch.__version__),
-        "cuda": "",
-        "driver": "",
-        "nccl": "",
+        "cuda": None,
+        "driver": None,
+        "nccl": None,
         "source": "harness",
     }
     if device != "cuda":
@@ -242,22 +242,22 @@ def environment(device: str, threads: int = 0) -> dict[str, str]:
     }
 
 
-def _nccl_version() -> str:
+def _nccl_version() -> str | None:
     import torch
 
     if not torch.distributed.is_available() or not torch.distributed.is_nccl_available():
-        return ""
+        return None
     version = torch.cuda.nccl.version()
     return ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
 
 
-def driver_version() -> str:
-    """The NVIDIA driver's version; empty where neither NVML nor the kernel module tells it."""
+def driver_version() -> str | None:
+    """The NVIDIA driver's version; None where neither NVML nor the kernel module tells it."""
     if nvml := _nvml():
         version = nvml.nvmlSystemGetDriverVersion()
         return version.decode() if isinstance(version, bytes) else str(version)
     module = Path("/sys/module/nvidia/version")
-    return module.read_text().strip() if module.is_file() else ""
+    return module.read_text().strip() if module.is_file() else None
 
 
 # --- clocks --------------------------------------------------------------------------------------------
@@ -320,6 +320,15 @@ def clocks(device: str = "cuda", index: int = 0) -> Clocks:
     )
 
 
+def has_nvlink(index: int = 0) -> bool:
+    """Whether a GPU has an active NVLink, as far as NVML tells."""
+    nvml, handle = _nvml(), _nvml_handle(index)
+    return handle is not None and any(
+        _ask(nvml.nvmlDeviceGetNvLinkState, handle, link) == nvml.NVML_FEATURE_ENABLED
+        for link in range(nvml.NVML_NVLINK_MAX_LINKS)
+    )
+
+
 def _ask(question: Any, *arguments: Any) -> float | None:
     try:
         return float(question(*arguments))
@@ -353,6 +362,11 @@ def child_environment(threads: int = 0) -> dict[str, str]:
     """
     count = str(threads or default_threads())
     return {**os.environ, **ALLOCATOR, **dict.fromkeys(THREAD_VARIABLES, count)}
+
+
+def use_loopback() -> None:
+    """Have gloo's ranks on this machine talk over the loopback interface, unless the user names another."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if platform.system() == "Darwin" else "lo")
 
 
 def torchrun_rank() -> tuple[int, int, int] | None:

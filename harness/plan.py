@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from ..datasets.ops import KINDS, Op, OpError, kind, make_op
+from ..datasets.ops import KINDS, LINKS, Op, OpError, kind, make_op
 from .axes import Axis, AxisError, combine, evaluate, is_formula, joint_draws, parse_axis
 
 FORMAT = 1
@@ -93,7 +93,7 @@ class Settings:
     ci_width: float = 0.02  # wanted relative width of the median's confidence interval
     case_budget_s: float = 0.5  # time for the repetitions of one case
     pin: bool = True  # bind the threads to one logical processor each, where the system can
-    link: str = "auto"  # of collectives: what the group crosses; auto = found out, unless an op names it
+    link: str = "auto"  # that collectives cross: found out, as planned in the ops (planned), or one of LINKS
     max_bytes: int = 0  # memory a case may take, 0 = what is free
     case_timeout_s: float = 120.0  # * a case that takes longer is killed
     start_timeout_s: float = 300.0  # * a worker that is not ready by then is killed
@@ -106,18 +106,20 @@ class Settings:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Settings:
         """Checked settings; PlanError names an unknown or impossible one."""
-        known = {f.name: f for f in dataclasses.fields(cls)}
+        known: dict[str, type] = {f.name: type(f.default) for f in dataclasses.fields(cls)}
         for name, value in values.items():
             _check_known(name, known, "settings")
-            wanted = type(known[name].default)
+            wanted = known[name]
             fits = isinstance(value, wanted) or (wanted is float and isinstance(value, int))
             if not fits or (isinstance(value, bool) and wanted is not bool):
                 raise PlanError(f"settings.{name}={value!r} must be of type {wanted.__name__}")
             if wanted in (int, float) and not 0 <= value < float("inf"):
                 raise PlanError(f"settings.{name}={value} must be a number of at least 0")
-        made = cls(**{name: type(known[name].default)(value) for name, value in values.items()})
+        made = cls(**{name: known[name](value) for name, value in values.items()})
         if made.device not in ("cpu", "cuda"):
             raise PlanError(f"settings.device={made.device!r} must be cpu or cuda")
+        if made.link not in ("auto", "planned", *LINKS):
+            raise PlanError(f"settings.link={made.link!r} must be auto, planned or one of {', '.join(LINKS)}")
         for name in ("ci_width", "case_budget_s", "case_timeout_s", "start_timeout_s", "batch_size"):
             if not getattr(made, name):
                 raise PlanError(f"settings.{name}=0 must be above 0")

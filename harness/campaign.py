@@ -1,0 +1,289 @@
+"""Runs a plan into a store: resumable after any end, whatever a case does to the process that runs it.
+
+Cases run in a child process (:mod:`.supervisor`), batch by batch; the rows of a batch are written at its end, each
+kind's in one atomic file. A campaign's *run id* is a hash of the plan, the device and the software, so that the same
+command finds what it has already measured, and measures only the rest; another environment starts anew.
+
+A canary is measured again in every round; each round has a run id of its own, made from the campaign's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import signal
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..datasets.ops import KINDS
+from .environment import ALLOCATOR
+from .ledger import CampaignError, Ledger, claim
+from .plan import Case, Plan
+from .supervisor import InterruptError, Supervisor
+
+if TYPE_CHECKING:
+    from ..datasets.store import Store
+
+__all__ = ["CampaignError", "Measurer", "Progress", "Summary", "canary_run_id", "run", "run_id"]
+
+ENVIRONMENT_KEYS = ("device_id", "opcast_version", "torch", "cuda", "driver", "nccl", "link", "ranks_per_node")
+MOST_DEATHS_IN_A_ROW = 20
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a campaign is. ``done`` cases are in the store for good; ``waiting`` are measured, not yet written."""
+
+    run_id: str
+    total: int
+    done: int
+    waiting: int
+    statuses: Mapping[str, int]  # of the cases measured by this run
+    case: str  # the last one
+    elapsed_s: float
+    eta_s: float | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run of a campaign did; ``done`` of ``total`` cases, canary rounds included, are in the store.
+
+    ``outcome`` is ``complete``, ``interrupted`` (by a signal) or ``deadline``. ``drift`` gives, for each canary
+    measured more than once by this run, the largest relative deviation of a round from the median over the rounds.
+    """
+
+    run_id: str
+    device_id: str
+    outcome: str
+    total: int
+    done: int
+    measured: int
+    statuses: Mapping[str, int]
+    restarts: int
+    drift: Mapping[str, float]
+    elapsed_s: float
+
+
+class Measurer(Protocol):
+    """What runs the cases: a supervised child process, or the ranks of torchrun."""
+
+    restarts: int
+
+    def interrupt(self) -> None:
+        """Make the other methods raise InterruptError soon. Safe in a signal handler."""
+
+    def start(self) -> dict[str, Any]:
+        """Provenance columns of a ready worker."""
+
+    def probe(self) -> dict[str, Any]:
+        """The figures of this machine's processor."""
+
+    def ask(self, case: Case, lost: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        """The measured columns of one case. Who must end with the case calls ``lost`` with them instead."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+def run(
+    plan: Plan,
+    store: Store,
+    progress: Callable[[Progress], None] | None = None,
+    measurer: Measurer | None = None,
+) -> Summary:
+    """Measure what the store lacks of a plan. Call it from a thread that lives at least as long.
+
+    SIGINT and SIGTERM end it early, with everything measured so far in the store. Raises CampaignError when the
+    campaign cannot run here or another process is running it, and the store's errors.
+    """
+    started = time.monotonic()
+    measurer = measurer or Supervisor(plan.settings, _ranks(plan))
+    with contextlib.closing(measurer), _signals_interrupt(measurer):
+        try:
+            environment = measurer.start()
+            plan = _localized(plan, environment)
+            identifier = run_id(plan, environment)
+            path = Path("runs") / f"{identifier}.json"
+            record = {"environment": environment, "allocator": dict(ALLOCATOR), "plan": json.loads(plan.to_json())}
+            with claim(Path(store.path) / path, record):
+                _ensure_figures(plan, store, measurer, environment["device_id"])
+                ledger = Ledger(store, environment, path.as_posix())
+                ledger.sweep(identifier)
+                return _Run(identifier, plan, measurer, ledger, progress, started).go()
+        except InterruptError:
+            raise CampaignError("interrupted before the first case: nothing was measured") from None
+
+
+def run_id(plan: Plan, environment: Mapping[str, Any]) -> str:
+    """The name of a campaign: the plan's, and a hash of its content and of what it runs in."""
+    described = [plan.identity, dict(ALLOCATOR), {key: environment.get(key) for key in ENVIRONMENT_KEYS}]
+    return f"{plan.name}-{hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:12]}"
+
+
+def canary_run_id(identifier: str, number: int) -> str:
+    """The run id of a round of a campaign's canaries, numbered from 1."""
+    return f"canary{number:03d}_{identifier}"
+
+
+def _ranks(plan: Plan) -> int:
+    return max((case.op.ranks for case in (*plan.cases, *plan.canaries) if KINDS[case.op.kind].collective), default=1)
+
+
+def _localized(plan: Plan, environment: Mapping[str, Any]) -> Plan:
+    """The plan with the link and ranks per node of its collectives as they are here."""
+    if plan.settings.link == "planned" or not environment.get("link"):
+        return plan
+    from .collectives import localize
+
+    here = environment["link"], environment["ranks_per_node"]
+    cases = dict.fromkeys(localize(case, *here) for case in plan.cases)
+    return replace(plan, cases=tuple(cases), canaries=tuple(localize(case, *here) for case in plan.canaries))
+
+
+def _ensure_figures(plan: Plan, store: Store, measurer: Measurer, device_id: str) -> None:
+    """A CPU has no data sheet: measure its figures once for a store."""
+    only_collectives = all(KINDS[case.op.kind].collective for case in plan.cases)
+    if plan.settings.device != "cpu" or only_collectives or store.device(device_id) is not None:
+        return
+    from ..datasets.devices import Device
+
+    store.save_device(Device.from_dict(measurer.probe()))
+
+
+@contextlib.contextmanager
+def _signals_interrupt(measurer: Measurer) -> Iterator[None]:
+    """SIGINT and SIGTERM interrupt the measurer; a second one does what it did before."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def handler(number: int, _: object) -> None:
+        signal.signal(number, before[signal.Signals(number)])
+        measurer.interrupt()
+
+    for number in before:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+@dataclass
+class _Run:
+    """One run of a campaign: what is to do, and what was counted so far."""
+
+    id: str
+    plan: Plan
+    measurer: Measurer
+    ledger: Ledger
+    report: Callable[[Progress], None] | None
+    started: float
+    todo: list[tuple[str, tuple[Case, ...]]] = field(default_factory=list)  # run id and cases of each batch
+    total: int = 0
+    left: int = 0  # cases to do that are not measured yet
+    statuses: Counter[str] = field(default_factory=Counter)
+    canaries: dict[str, list[float]] = field(default_factory=dict)
+    deaths: int = 0  # of workers, in a row
+    measuring_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        lacking = set(self.ledger.lacking(self.id, self.plan.cases))
+        for batch in self.plan.batches():
+            if batch.round:
+                identifier = canary_run_id(self.id, batch.round)
+                cases = self.ledger.lacking(identifier, batch.cases)
+            else:
+                identifier, cases = self.id, tuple(case for case in batch.cases if case in lacking)
+            self.todo.append((identifier, cases))
+            self.total += len(batch.cases)
+            self.left += len(cases)
+
+    def go(self) -> Summary:
+        """Measure batch by batch, until all are through or something ends the run."""
+        outcome = "complete"
+        try:
+            outcome = self._batches()
+        except InterruptError:
+            outcome = "interrupted"
+        finally:
+            self.ledger.write()
+        self._report("")
+        return self._summary(outcome)
+
+    def _batches(self) -> str:
+        self._report("")
+        limit = self.plan.settings.deadline_s
+        for identifier, cases in self.todo:
+            for case in cases:
+                if limit and time.monotonic() - self.started > limit:
+                    return "deadline"
+                self._measure(identifier, case)
+            self.ledger.write()
+        return "complete"
+
+    def _measure(self, identifier: str, case: Case) -> None:
+        start = time.monotonic()
+
+        def lost(columns: dict[str, Any]) -> None:
+            self.ledger.add(identifier, case, columns)
+            self.ledger.write()
+
+        columns = self.measurer.ask(case, lost)
+        self.ledger.add(identifier, case, columns)
+        self.left -= 1
+        self.statuses[columns["status"]] += 1
+        self.measuring_s += time.monotonic() - start
+        if identifier != self.id and columns["status"] == "ok":
+            self.canaries.setdefault(f"{case.op} {case.backend} {case.cache}", []).append(columns["latency_us"])
+        self._count_death(columns)
+        self._report(str(case.op))
+
+    def _count_death(self, columns: Mapping[str, Any]) -> None:
+        self.deaths = self.deaths + 1 if columns.get("died") else 0
+        if self.deaths >= MOST_DEATHS_IN_A_ROW:
+            self.ledger.drop(self.deaths)
+            raise CampaignError(
+                f"{self.deaths} cases in a row ended their worker; the last: {columns['error']}. "
+                "What was measured before them is in the store"
+            )
+
+    def _done(self) -> int:
+        return self.total - self.left - len(self.ledger.waiting)
+
+    def _report(self, case: str) -> None:
+        if self.report is None:
+            return
+        measured = sum(self.statuses.values())
+        eta = self.measuring_s / measured * self.left if measured else None
+        elapsed = time.monotonic() - self.started
+        waiting = len(self.ledger.waiting)
+        self.report(Progress(self.id, self.total, self._done(), waiting, dict(self.statuses), case, elapsed, eta))
+
+    def _summary(self, outcome: str) -> Summary:
+        drift = {}
+        for name, values in self.canaries.items():
+            middle = statistics.median(values)
+            if len(values) > 1:
+                drift[name] = max(abs(value / middle - 1) for value in values)
+        return Summary(
+            run_id=self.id,
+            device_id=self.ledger.environment["device_id"],
+            outcome=outcome,
+            total=self.total,
+            done=self._done(),
+            measured=sum(self.statuses.values()),
+            statuses=dict(self.statuses),
+            restarts=self.measurer.restarts,
+            drift=drift,
+            elapsed_s=time.monotonic() - self.started,
+        )

@@ -1,0 +1,392 @@
+"""Collectives between ranks: every kind of the family over nccl or gloo, by nccl-tests' conventions.
+
+A :class:`Group` holds the ranks. A campaign makes a local one (its worker is rank 0 and starts the others); on
+several nodes torchrun starts the same ranks::
+
+    torchrun --nnodes 2 --nproc-per-node 8 -m opcast.harness.collectives PLAN.json STORE
+
+``size_bytes`` is the buffer that nccl-tests reports for the collective, and the ranks of a case are the first ones
+of the group. One sample is a block of back-to-back calls after an untimed one that aligns the ranks: each rank's
+mean per call, then the maximum over the ranks. ``latency_us`` is the median of these over the blocks. The calls are
+the ones that torch has: all_reduce and broadcast in place, the others from one buffer to another; the backends
+``nccl:inplace`` and ``gloo:inplace`` run all_gather and reduce_scatter in place, as nccl-tests' second column.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..datasets.ops import LINKS
+from .cases.base import Unsupported
+from .collective_calls import CALLS, IN_PLACE, Call, Setting
+from .environment import clocks, has_nvlink, torchrun_rank, use_loopback
+from .ledger import CampaignError
+from .plan import Case, Plan, Settings
+from .stopping import MedianWidth
+from .supervisor import InterruptError
+from .timer import Timing, collect, summarise
+from .worker import abilities, die_with, outcome
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+BLOCK_US = 2000.0
+MOST_CALLS = 20  # in a block: nccl-tests' default number of iterations
+WARMUP_CALLS = 5  # nccl-tests' default
+GRACE_S = 3.0
+IDLE = timedelta(days=7)
+INFINIBAND = Path("/sys/class/infiniband")
+
+
+# --- links ---------------------------------------------------------------------------------------------
+
+
+def detect_link(device: str, nodes: int) -> str:
+    """The slowest link that ranks on so many nodes cross, as well as the machine tells; a name of LINKS.
+
+    LINKS has no name for plain Ethernet: between nodes without InfiniBand the answer is ``roce``.
+    """
+    if nodes > 1:
+        layers = {path.read_text().strip() for path in INFINIBAND.glob("*/ports/*/link_layer")}
+        return "ib" if "InfiniBand" in layers else "roce"
+    if device == "cpu":
+        return "loopback"
+    return "nvlink" if has_nvlink() else "pcie"
+
+
+def localize(case: Case, link: str, ranks_per_node: int) -> Case:
+    """A planned collective with the link and the ranks per node that it really has; other cases as they are."""
+    if case.op.kind not in CALLS:
+        return case
+    op = case.op.replace(link=LINKS.index(link), ranks_per_node=min(ranks_per_node, case.op.ranks))
+    return Case(op, case.backend, case.cache)
+
+
+# --- the group -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Group:
+    """Ranks that wait for cases from rank 0 and run them together.
+
+    Only rank 0 calls :meth:`measure`; every other rank is in :meth:`serve`.
+    """
+
+    settings: Settings
+    rank: int
+    ranks: int
+    ranks_per_node: int
+    control: ProcessGroup
+    link: str = field(init=False)
+    groups: dict[tuple[int, str], tuple[ProcessGroup, ProcessGroup]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        nodes = -(-self.ranks // self.ranks_per_node)
+        wanted = self.settings.link
+        self.link = wanted if wanted in LINKS else detect_link(self.settings.device, nodes)
+
+    @classmethod
+    def local(cls, settings: Settings, ranks: int) -> Group | None:
+        """This process as rank 0 and ``ranks`` - 1 children, fewer when there are not so many GPUs.
+
+        None when that leaves one. This process ends when one of the children does.
+        """
+        import torch
+        from torch.distributed import TCPStore
+
+        if settings.device == "cuda":
+            ranks = min(ranks, torch.cuda.device_count())
+        if ranks < 2:
+            return None
+        use_loopback()
+        store = TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False)
+        for rank in range(1, ranks):
+            place = {"settings": vars(settings), "port": store.port, "rank": rank, "ranks": ranks}
+            command = [sys.executable, "-P", "-m", f"{__package__}.collectives", "--peer", str(os.getpid())]
+            peer = subprocess.Popen([*command, json.dumps(place)], stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno())
+            threading.Thread(target=_end_with, args=(peer,), daemon=True).start()
+        return cls._join(settings, rank=0, ranks=ranks, local_rank=0, local_ranks=ranks, store=store)
+
+    @classmethod
+    def peer(cls, place: dict[str, Any]) -> Group:
+        """A child of the process that called :meth:`local`."""
+        from torch.distributed import TCPStore
+
+        use_loopback()
+        rank, ranks = place["rank"], place["ranks"]
+        store = TCPStore("127.0.0.1", place["port"], ranks, is_master=False)
+        settings = Settings.from_dict(place["settings"])
+        return cls._join(settings, rank=rank, ranks=ranks, local_rank=rank, local_ranks=ranks, store=store)
+
+    @classmethod
+    def torchrun(cls, settings: Settings, rank: int, ranks: int, local_ranks: int) -> Group:
+        """This process as one of torchrun's ranks."""
+        return cls._join(settings, rank, ranks, rank % local_ranks, local_ranks, None)
+
+    @classmethod
+    def _join(cls, settings: Settings, rank: int, ranks: int, local_rank: int, local_ranks: int, store: Any) -> Group:
+        import torch
+        import torch.distributed as dist
+
+        if settings.device == "cuda":
+            torch.cuda.set_device(local_rank)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if settings.device == "cuda" else "gloo",
+            store=store,
+            rank=rank,
+            world_size=ranks,
+            timeout=timedelta(seconds=2 * settings.case_timeout_s),
+        )
+        control = dist.new_group(backend="gloo", timeout=IDLE)
+        return cls(settings, rank, ranks, local_ranks, control)
+
+    def measure(self, case: Case) -> Timing:
+        """Time one case on its ranks. Raises Unsupported, or what the collective raised on any rank."""
+        if case.op.ranks > self.ranks:
+            raise Unsupported(f"{case.op.kind} wants {case.op.ranks} ranks, here are {self.ranks}")
+        self._broadcast(case.to_dict(), self.control)
+        timing = self._run(case)
+        assert timing is not None
+        return timing
+
+    def serve(self) -> None:
+        """Take part in every case until rank 0 closes the group. An error in a collective ends this process."""
+        while (fields := self._broadcast(None, self.control)) is not None:
+            case = Case.from_dict(fields)
+            with contextlib.suppress(Unsupported, MemoryError):
+                self._run(case)
+        self._leave()
+
+    def close(self) -> None:
+        """Release the other ranks; on rank 0."""
+        self._broadcast(None, self.control)
+        self._leave()
+
+    def _leave(self) -> None:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+
+    def _broadcast(self, value: Any, group: ProcessGroup) -> Any:
+        import torch.distributed as dist
+
+        box = [value]
+        dist.broadcast_object_list(box, 0, group=group)
+        return box[0]
+
+    def _agree(self, problem: Exception | None, group: ProcessGroup, ranks: int) -> None:
+        """Raise on every rank what one of them met: Unsupported, or MemoryError for anything else."""
+        import torch.distributed as dist
+
+        mine = (isinstance(problem, Unsupported), str(problem).splitlines()[0]) if problem else None
+        problems: list[Any] = [None] * ranks
+        dist.all_gather_object(problems, mine, group=group)
+        for unsupported, text in filter(None, problems):
+            raise Unsupported(text) if unsupported else MemoryError(text)
+
+    def _group(self, ranks: int, backend: str) -> tuple[ProcessGroup, ProcessGroup]:
+        """The first ``ranks`` ranks: a group for data and one for control. Every rank must call this."""
+        import torch.distributed as dist
+
+        if (ranks, backend) not in self.groups:
+            members = list(range(ranks))
+            limit = timedelta(seconds=2 * self.settings.case_timeout_s)
+            data = dist.new_group(members, backend=backend, timeout=limit)
+            self.groups[ranks, backend] = data, dist.new_group(members, backend="gloo", timeout=IDLE)
+        return self.groups[ranks, backend]
+
+    def _run(self, case: Case) -> Timing | None:
+        """This rank's part of a case, and on rank 0 the result. Ranks beyond the case's return at once."""
+        backend, _, variant = case.backend.partition(":")
+        self._refuse(case, backend, variant)
+        data, control = self._group(case.op.ranks, backend)
+        if self.rank >= case.op.ranks:
+            return None
+        call: Call | None = None
+        problem: Exception | None = None
+        try:
+            call = CALLS[case.op.kind](Setting(case.op, data, self.rank, self.settings.device, bool(variant)))
+        except (Unsupported, RuntimeError) as error:  # out of memory is a RuntimeError
+            problem = error
+        self._agree(problem, control, case.op.ranks)
+        assert call is not None
+        return self._time(case, call, control)
+
+    def _refuse(self, case: Case, backend: str, variant: str) -> None:
+        """Unsupported where every rank can tell by itself."""
+        if case.op.kind not in CALLS:
+            raise Unsupported(f"{case.op.kind} is no collective")
+        usual = "nccl" if self.settings.device == "cuda" else "gloo"
+        if backend != usual or variant not in ("", "inplace"):
+            raise Unsupported(f"no backend {case.backend!r} for collectives on {self.settings.device}: use {usual}")
+        if variant and case.op.kind not in IN_PLACE:
+            raise Unsupported(f"torch runs {case.op.kind} in one way only; in-place variants: {', '.join(IN_PLACE)}")
+        if case.cache != "warm":
+            raise Unsupported("collectives are measured warm")
+        if case.op.ranks < 2:
+            raise Unsupported("a collective needs at least 2 ranks")
+
+    def _time(self, case: Case, call: Call, control: ProcessGroup) -> Timing | None:
+        """Blocks of calls on every rank, as many as rank 0 decides."""
+        block = self._block_timer(call, control)
+        for _ in range(WARMUP_CALLS):
+            call()
+        shortest = min(block(1) for _ in range(3))
+        calls = self._broadcast(max(1, min(MOST_CALLS, round(BLOCK_US / max(shortest, 1.0)))), control)
+
+        def blocks(count: int) -> list[float]:
+            return self._maximum([block(calls) for _ in range(count)], control)
+
+        if self.rank > 0:
+            while count := self._broadcast(None, control):
+                blocks(count)
+            return None
+
+        def sampler(count: int) -> list[float]:
+            self._broadcast(count, control)
+            return blocks(count)
+
+        deadline = time.perf_counter_ns() + round(self.settings.case_budget_s * 1e9)
+        probe = (lambda: clocks("cuda")) if self.settings.device == "cuda" else None
+        found = collect(sampler, MedianWidth(self.settings.ci_width), deadline, probe)
+        self._broadcast(0, control)
+        return summarise(found, calls, "cuda_event" if self.settings.device == "cuda" else "cpu_clock", case.cache)
+
+    def _block_timer(self, call: Call, control: ProcessGroup) -> Callable[[int], float]:
+        """A function that runs a block of calls on this rank and gives their mean in microseconds."""
+        import torch
+        import torch.distributed as dist
+
+        def on_host(calls: int) -> float:
+            dist.barrier(group=control)
+            call()
+            start = time.perf_counter_ns()
+            for _ in range(calls):
+                call()
+            return (time.perf_counter_ns() - start) / 1e3 / calls
+
+        def on_device(calls: int) -> float:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize()
+            dist.barrier(group=control)
+            call()
+            start.record()
+            for _ in range(calls):
+                call()
+            end.record()
+            torch.cuda.synchronize()
+            return start.elapsed_time(end) * 1e3 / calls
+
+        return on_device if self.settings.device == "cuda" else on_host
+
+    def _maximum(self, values: list[float], control: ProcessGroup) -> list[float]:
+        """Element by element the largest over the ranks."""
+        import torch
+        import torch.distributed as dist
+
+        table = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(table, dist.ReduceOp.MAX, group=control)
+        return table.tolist()
+
+
+@dataclass
+class InProcess:
+    """Rank 0 of torchrun's ranks as the campaign's worker: this process measures, and ends when a case hangs."""
+
+    group: Group
+    restarts: int = 0
+    interrupted: bool = False
+    broken: str = ""
+
+    def interrupt(self) -> None:
+        """Make the next :meth:`ask` raise InterruptError."""
+        self.interrupted = True
+
+    def start(self) -> dict[str, Any]:
+        """Provenance columns and where the ranks are."""
+        return abilities(self.group.settings, self.group)
+
+    def probe(self) -> dict[str, Any]:
+        """The figures of this machine's processor."""
+        from .probe import measure_cpu
+
+        return measure_cpu().to_dict()
+
+    def ask(self, case: Case, lost: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        """The measured columns of a case; CampaignError after a failed collective. Raises InterruptError.
+
+        A case that hangs is handed to ``lost``, then all ranks end.
+        """
+        if self.interrupted:
+            raise InterruptError
+        if self.broken:
+            raise CampaignError(f"a collective failed ({self.broken}): run the same command again for the rest")
+        limit = self.group.settings.case_timeout_s
+        watch = threading.Timer(limit, self._end, (lost, f"no answer within {limit:g} s: the ranks were ended"))
+        watch.daemon = True
+        watch.start()
+        columns = outcome(case, self.group.settings, self.group)
+        watch.cancel()
+        if columns.pop("ill", False):
+            self.broken = columns["error"]
+        return columns
+
+    def _end(self, lost: Callable[[dict[str, Any]], None], detail: str) -> None:
+        lost({"status": "timeout", "error": detail})
+        os._exit(1)
+
+    def close(self) -> None:
+        """Release the other ranks; after a failure they are gone already."""
+        if not self.broken:
+            self.group.close()
+
+
+def _end_with(peer: subprocess.Popen[bytes]) -> None:
+    """End this process when a rank ends: the rest would wait for it for ever."""
+    code = peer.wait()
+    print(f"a rank ended with exit code {code}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Entry of each rank: a campaign's child (``--peer``), or one of torchrun's with a plan and a store."""
+    if arguments[:1] == ["--peer"]:
+        die_with(int(arguments[1]))
+        return _serve(Group.peer(json.loads(arguments[2])))
+    place = torchrun_rank()
+    if len(arguments) != 2 or place is None:
+        print("usage: torchrun ... -m opcast.harness.collectives PLAN.json STORE", file=sys.stderr)
+        return 2
+    plan = Plan.from_json(Path(arguments[0]).read_text())
+    group = Group.torchrun(plan.settings, *place)
+    if group.rank > 0:
+        return _serve(group)
+    from .__main__ import execute
+
+    return execute(plan, arguments[1], quiet=False, measurer=InProcess(group))
+
+
+def _serve(group: Group) -> int:
+    """Take part until released; after a failure, leave rank 0 the time to report its own."""
+    try:
+        group.serve()
+    except RuntimeError as error:
+        print(f"rank {group.rank}: {error}", file=sys.stderr, flush=True)
+        time.sleep(GRACE_S)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

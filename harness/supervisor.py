@@ -1,0 +1,199 @@
+"""A child process that measures, seen from the campaign: started, asked, watched, killed and replaced.
+
+The child runs :mod:`.worker` and speaks JSON lines over its pipes. It may crash, hang or be killed for want of
+memory: :meth:`Supervisor.ask` always comes back, with what was measured or with what became of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import IO, Any
+
+from .environment import child_environment
+from .ledger import CampaignError
+from .plan import Case, Settings
+
+STARTS_BEFORE_GIVING_UP = 3
+STDERR_TAIL_BYTES = 4000
+STOP = object()
+
+
+class InterruptError(Exception):
+    """The campaign was told to stop while it waited for the worker."""
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line from a child, or None when its output ended."""
+
+    child: int
+    text: bytes | None
+
+
+class Supervisor:
+    """One worker at a time, started when needed. Call it from the thread that made it, which must outlive it:
+    Linux kills the worker when that thread ends.
+
+    ``restarts`` counts workers that had to be replaced.
+    """
+
+    def __init__(self, settings: Settings, ranks: int = 1) -> None:
+        self.settings = settings
+        self.ranks = ranks
+        self.restarts = 0
+        self.environment: dict[str, Any] = {}
+        self._inbox: SimpleQueue[Any] = SimpleQueue()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stderr: IO[bytes] | None = None
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def interrupt(self) -> None:
+        """Make a waiting :meth:`ask` or :meth:`start` raise InterruptError. Safe in a signal handler."""
+        self._inbox.put(STOP)
+
+    def start(self) -> dict[str, Any]:
+        """Provenance columns and abilities of a ready worker; CampaignError when none comes up."""
+        if self._process is not None:
+            return self.environment
+        detail = ""
+        for _ in range(STARTS_BEFORE_GIVING_UP):
+            self._spawn()
+            reply = self._exchange(self._greeting(), self.settings.start_timeout_s)
+            if not isinstance(reply, _Loss):
+                if refusal := reply.get("refused"):
+                    raise CampaignError(refusal)
+                self.environment = reply
+                return reply
+            detail = reply.detail
+        raise CampaignError(f"the worker does not start: {detail}")
+
+    def ask(self, case: Case, lost: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
+        """What became of a case: the row's measured columns, ``status`` among them. Raises InterruptError.
+
+        ``lost`` is never called: whatever becomes of the worker, this process goes on.
+        """
+        self.start()
+        reply = self._exchange({"case": case.to_dict()}, self.settings.case_timeout_s)
+        if isinstance(reply, _Loss):
+            self.restarts += 1
+            return {"status": reply.status, "error": reply.detail, "died": True}
+        if reply.pop("ill", False):
+            self.close()
+            self.restarts += 1
+        return reply
+
+    def probe(self) -> dict[str, Any]:
+        """The figures of the device, measured by the worker; CampaignError when that fails."""
+        self.start()
+        reply = self._exchange({"probe": True}, self.settings.start_timeout_s)
+        if isinstance(reply, _Loss) or "device" not in reply:
+            detail = reply.detail if isinstance(reply, _Loss) else reply.get("error", "")
+            raise CampaignError(f"this machine's figures could not be measured: {detail}")
+        return reply["device"]
+
+    def close(self) -> None:
+        """Kill the worker and all that it started, and wait for its end."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if hasattr(os, "killpg"):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            else:
+                self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._stderr):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+        self._process = None
+
+    def _greeting(self) -> dict[str, Any]:
+        return {"settings": vars(self.settings), "ranks": self.ranks}
+
+    def _spawn(self) -> None:
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", f"{__package__}.worker", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env=child_environment(self.settings.threads),
+            start_new_session=True,
+        )
+        threading.Thread(target=_read, args=(self._process, self._inbox), daemon=True).start()
+
+    def _exchange(self, message: Mapping[str, Any], timeout_s: float) -> dict[str, Any] | _Loss:
+        """The worker's answer, or how it was lost; a lost worker is dead and buried afterwards."""
+        assert self._process is not None
+        process = self._process
+        with contextlib.suppress(BrokenPipeError):  # its death shows as the end of its output
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(message).encode() + b"\n")
+            process.stdin.flush()
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                item = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+            except Empty:
+                detail = f"no answer within {timeout_s:g} s: killed"
+                self.close()
+                return _Loss("timeout", detail)
+            if item is STOP:
+                self.close()
+                raise InterruptError
+            if item.child != process.pid:
+                continue
+            if item.text is None:
+                return self._loss(process)
+            return json.loads(item.text)
+
+    def _loss(self, process: subprocess.Popen[bytes]) -> _Loss:
+        code = process.wait()
+        words = self._last_words()
+        self.close()
+        if code == -signal.SIGKILL:
+            return _Loss("oom", "killed by SIGKILL: the kernel does that when memory runs out")
+        how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return _Loss("error", f"the worker {how}{': ' + words if words else ''}")
+
+    def _last_words(self) -> str:
+        """The last line that the worker left on stderr, leaving out the stack that faulthandler prints."""
+        assert self._stderr is not None
+        size = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, size - STDERR_TAIL_BYTES))
+        lines = self._stderr.read().decode(errors="replace").splitlines()
+        stack = next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
+        kept = [line.strip() for line in lines[: None if stack is None else stack + 1] if line.strip()]
+        return kept[-1][:300] if kept else ""
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """How a worker was lost: the status for the case that it was at, and the words for its row."""
+
+    status: str
+    detail: str
+
+
+def _read(process: subprocess.Popen[bytes], inbox: SimpleQueue[Any]) -> None:
+    assert process.stdout is not None
+    with process.stdout as stream:
+        for line in stream:
+            inbox.put(_Line(process.pid, line))
+    inbox.put(_Line(process.pid, None))
