@@ -8,6 +8,7 @@ its caller can interleave real steps with other measurements. The calls are the 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -15,7 +16,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..simulator.trace import Workload
+from ..harness.environment import child_environment, core_ids, default_threads, environment
+from ..simulator.trace.workload import Workload
 
 
 class RealRunError(RuntimeError):
@@ -26,12 +28,11 @@ class RealRunError(RuntimeError):
 class RealRunner:
     """The caller's side: one child process that holds the model and runs steps of several workloads."""
 
-    model: str
+    model: str | dict[str, Any]
     workloads: dict[str, Workload]
     precision: str
     device: str
-    threads: int
-    environment: dict[str, str]
+    threads: int = 0  # 0 = as many as there are physical cores
     process: subprocess.Popen[str] | None = field(default=None, init=False)
 
     def __enter__(self) -> RealRunner:
@@ -40,9 +41,10 @@ class RealRunner:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=self.environment,
+            env=child_environment(self.threads),
         )
-        start = {"model": self.model, "precision": self.precision, "device": self.device, "threads": self.threads}
+        start = {"model": self.model, "precision": self.precision, "device": self.device}
+        start["threads"] = self.threads or default_threads()
         start["workloads"] = {name: asdict(workload) for name, workload in self.workloads.items()}  # type: ignore[assignment]
         self._ask(start)
         return self
@@ -60,6 +62,10 @@ class RealRunner:
         """Every operator call of a step in order: its name and its median microseconds over ``repeats`` steps."""
         found = self._ask({"do": "operators", "workload": workload, "repeats": repeats})
         return found["names"], found["us"]
+
+    def environment_facts(self) -> dict[str, Any]:
+        """The software and threads that real steps and measurements ran with."""
+        return {**environment(self.device, self.threads), "threads": self.threads or default_threads()}
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self.process is not None
@@ -105,49 +111,63 @@ def load(request: dict[str, Any]) -> dict[str, Run]:
     """The model with random weights, and per workload a call that runs one step."""
     import torch
 
-    from ..simulator.trace.models import build
-    from ..simulator.trace.steps import prepare, training_step
+    from ..simulator.trace.build import build
+    from ..simulator.trace.models import resolve
+    from ..simulator.trace.steps import Step, prepare, training_step
 
-    torch.set_num_threads(request["threads"])
+    device = request["device"]
+    if device == "cpu":
+        take_place(request["threads"])
+        torch.set_num_threads(request["threads"])
     torch.manual_seed(0)
-    model, example = build(request["model"], request["precision"], request["device"])
+    workloads = {name: Workload(**values) for name, values in request["workloads"].items()}
     runs: dict[str, Run] = {}
-    for name, values in request["workloads"].items():
-        workload = Workload(**values)
-        if workload.training:
-            call = training_step(model, workload, example)
-        else:
-            with torch.no_grad():
-                call = prepare(model, workload, example)
-        runs[name] = Run(model, call, workload.training, workload.kind == "decode", request["device"])
+    with torch.device(device):
+        built = build(resolve(request["model"]), next(iter(workloads.values())), request["precision"])
+        for name, workload in workloads.items():
+            if workload.training:
+                step = Step(training_step(built.module, workload, built.example))
+            else:
+                with torch.no_grad():
+                    step = prepare(built.module, workload, built.example)
+            runs[name] = Run(built.module, step.run, step.cache, workload, device)
     return runs
 
 
 @dataclass(frozen=True)
 class Run:
-    """One step of one workload; ``training`` is the mode its model must be in."""
+    """One step of one workload. A model is shared between workloads, so each run sets the mode it needs."""
 
     model: Any
     call: Callable[[], Any]
-    training: bool
-    decodes: bool
+    cache: Any
+    workload: Workload
     device: str
 
     def __call__(self) -> float:
         """Run the step and return its seconds. A decode step then forgets its token, to see the same context again."""
         import torch
 
-        if self.model.training is not self.training:
-            self.model.train(self.training)
-        with torch.set_grad_enabled(self.training):
+        training = self.workload.training
+        if self.model.training is not training:
+            self.model.train(training)
+        with torch.set_grad_enabled(training):
             synchronize(self.device)
             start = time.perf_counter()
             output = self.call()
             synchronize(self.device)
             seconds = time.perf_counter() - start
-        if self.decodes and hasattr(getattr(output, "past_key_values", None), "crop"):
-            output.past_key_values.crop(-1)
+        del output
+        if self.workload.kind == "decode" and self.cache is not None:
+            self.cache.crop(-1)
         return seconds
+
+
+def take_place(threads: int) -> None:
+    """Bind this process to one logical processor per core, as the harness's workers are."""
+    cores = core_ids()
+    if hasattr(os, "sched_setaffinity") and threads <= len(cores):
+        os.sched_setaffinity(0, cores[:threads])
 
 
 def synchronize(device: str) -> None:

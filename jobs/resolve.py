@@ -59,3 +59,11 @@ def device(config: Mapping[str, Any]) -> Device:
 def engine(config: Mapping[str, Any], target: Device) -> FusedEngine:
     """The engines of ``engine.order`` over the stores and predictors of this configuration."""
     return build_engine(target, stores(config), registries(config), config["engine"]["order"], config.get("backend"))
+
+
+def model(config: Mapping[str, Any]) -> str | dict[str, Any]:
+    """The chosen model: a path, hub id or ``module:callable`` as given, or a shipped configuration with overrides."""
+    chosen = config["model"]
+    if "path" in chosen:
+        return str(chosen["path"])
+    return {"name": chosen["name"], **chosen["config"]}

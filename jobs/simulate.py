@@ -12,7 +12,7 @@ from ..simulator.simulate import Work, WorkloadError, simulate
 from . import resolve
 from .show import microseconds, print_json, say, table, wants_json
 
-FREE_CHOICE = {"device": "device.id", "model": "model"}
+FREE_CHOICE = {"device": "device.id", "model": "+model.path"}
 
 
 def run(config: dict[str, Any]) -> int:

@@ -1,0 +1,50 @@
+"""``opcast data`` and ``opcast data check``: what a store holds, and what is wrong with it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..datasets import quality
+from ..datasets.store import Store
+from .show import BadInputError, print_json, say, table, wants_json
+
+SUBJECT = "what"
+
+
+def run(config: dict[str, Any]) -> int:
+    """Print the summary or the findings; returns the exit code."""
+    as_json = wants_json(config)
+    if config["what"] not in ("summary", "check"):
+        raise BadInputError(f"`opcast data` takes nothing or `check`, not {config['what']!r}")
+    path = Path(config["store"]).expanduser()
+    if not path.is_dir():
+        raise BadInputError(f"store {path} does not exist; `opcast profile` makes one, store=… names another")
+    store = Store(path)
+    return check(store, as_json) if config["what"] == "check" else summarise(store, as_json)
+
+
+def summarise(store: Store, as_json: bool) -> int:
+    """What the store holds."""
+    rows = [asdict(row) for row in quality.summary(store)]
+    if as_json:
+        print_json({"store": str(store.path), "rows": rows, "notes": store.notes()})
+        return 0
+    heads = list(rows[0]) if rows else ["store"]
+    table(f"{store.path}", heads, [list(row.values()) for row in rows] or [["empty"]])
+    for note in store.notes():
+        say(f"note of {note['at'][:10]}: {note['text']}")
+    return 0
+
+
+def check(store: Store, as_json: bool) -> int:
+    """What is wrong with the store; exit code 1 when anything is an error."""
+    findings = [asdict(finding) for finding in quality.check(store)]
+    if as_json:
+        print_json({"store": str(store.path), "findings": findings})
+    elif not findings:
+        say(f"{store.path}: nothing to complain about")
+    else:
+        table(str(store.path), ("severity", "where", "what", "do"), [list(f.values()) for f in findings])
+    return 1 if any(finding["severity"] == "error" for finding in findings) else 0

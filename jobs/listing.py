@@ -1,0 +1,102 @@
+"""``opcast list devices|clusters|models|ops|predictors``: what opcast knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from . import resolve
+from .show import CONFIG_DIRECTORY, BadInputError, print_json, table, wants_json
+
+SUBJECT = "what"
+Rows = tuple[tuple[str, ...], list[tuple[object, ...]]]
+
+
+def run(config: dict[str, Any]) -> int:
+    """Print the chosen list; returns the exit code."""
+    listings = {
+        "devices": devices,
+        "clusters": clusters,
+        "models": models,
+        "ops": ops,
+        "predictors": predictors,
+    }
+    chosen = config["what"]
+    if chosen not in listings:
+        raise BadInputError(f"`opcast list` takes {', '.join(listings)}" + (f", not {chosen!r}" if chosen else ""))
+    as_json = wants_json(config)
+    heads, rows = listings[chosen](config)
+    if as_json:
+        print_json({chosen: [dict(zip(heads, row, strict=True)) for row in rows]})
+    else:
+        table("", heads, rows)
+    return 0
+
+
+def devices(config: Mapping[str, Any]) -> Rows:
+    """Shipped devices, then those measured into the store."""
+    from ..datasets.devices import known_devices, load_device
+    from ..datasets.store import Store
+
+    found = [load_device(name) for name in known_devices()]
+    for path in resolve.stores(config):
+        if path.is_dir():
+            store = Store(path)
+            found += [made for name in store.measured_devices() if (made := store.device(name)) is not None]
+    heads = ("id", "name", "units", "bf16 TFLOP/s", "memory GiB", "GB/s", "last-level MiB", "TDP W")
+    return heads, [
+        (
+            d.id,
+            d.name,
+            d.compute_units,
+            _rate(d.tensor_tflops),
+            round(d.memory_gib),
+            round(d.memory_gbps),
+            d.l2_mib,
+            d.tdp_w,
+        )
+        for d in found
+    ]
+
+
+def _rate(rates: Mapping[str, float]) -> object:
+    return next((round(rates[name], 3) for name in ("bf16", "fp16", "fp32") if name in rates), "")
+
+
+def clusters(config: Mapping[str, Any]) -> Rows:
+    """Shipped clusters."""
+    return ("id",), [(path.stem,) for path in sorted((CONFIG_DIRECTORY / "cluster").glob("*.yaml"))]
+
+
+def models(config: Mapping[str, Any]) -> Rows:
+    """Shipped models and where their shape was published."""
+    from ..simulator.trace.models import known_models
+
+    return ("id", "source"), list(known_models().items())
+
+
+def ops(config: Mapping[str, Any]) -> Rows:
+    """Op kinds with their dims."""
+    from ..datasets.ops import KINDS
+
+    return ("kind", "family", "dims", "is"), [
+        (kind.name, kind.family, " ".join(kind.names), kind.doc.splitlines()[0]) for kind in KINDS.values()
+    ]
+
+
+def predictors(config: Mapping[str, Any]) -> Rows:
+    """Registered predictors: the user's, then the shipped ones."""
+    from ..models.registry import Registry
+
+    heads = ("device", "kind", "backend", "version", "current", "rows", "median APE %", "folder")
+    rows: list[tuple[object, ...]] = []
+    for path in resolve.registries(config):
+        for entry in Registry(path).list() if path.is_dir() else []:
+            card = entry.card
+            error = card.get("test_median_ape")
+            rows.append(
+                (entry.device_id, entry.kind, entry.backend, entry.version, entry.current, card.get("n"))
+                + (None if error is None else round(error, 2), str(Path(entry.path)))
+            )
+    return heads, rows

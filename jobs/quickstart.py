@@ -1,0 +1,278 @@
+"""``opcast quickstart``: the main job end to end on this machine.
+
+Profiles operators (none of the test model's own shapes among them), trains and registers predictors, simulates a
+real model's training step, prefill and decode, runs those steps for real, and shows predicted beside measured.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..datasets.devices import Device
+from ..datasets.ops import Op
+from ..datasets.store import Store
+from ..simulator.comparison import Comparison, OpComparison, StepComparison
+from ..simulator.graph import Graph
+from ..simulator.report import InferenceReport, StepReport
+from ..simulator.simulate import Work, simulate
+from ..simulator.step import time_graph
+from ..simulator.trace import Workload, trace
+from . import resolve
+from .profile import measure, plan_of
+from .real_run import RealRunner
+from .show import BadInputError, microseconds, print_json, say, table, wants_json
+from .train import fit_and_register
+
+WORKLOADS = ("train", "prefill", "decode")
+FREE_CHOICE = {"model": "+model.path"}
+
+
+def run(config: dict[str, Any]) -> int:
+    """The whole job; returns the exit code."""
+    started = time.perf_counter()
+    as_json = wants_json(config)
+    hardware = choose_hardware(str(config["hardware"]))
+    precision = {"cpu": "fp32", "cuda": "bf16"}[hardware] if config["precision"] == "auto" else config["precision"]
+    workloads = {
+        name: Workload(name, batch=config[name]["batch"], seq_len=config[name]["seq_len"]) for name in WORKLOADS
+    }
+    model = resolve.model(config)
+    graphs = trace_all(model, workloads, precision, Path(config["graphs"]).expanduser())
+    store = Store(Path(config["store"]).expanduser())
+    plan = plan_of({**config, "settings": {"device": hardware}}, exclude=ops_of(graphs.values()))
+    say(f"1/5  measuring {len(plan.cases)} operator shapes, none of them the test model's; real steps in between")
+    with RealRunner(model, workloads, precision, hardware, plan.settings.threads) as runner:
+        rounds = Rounds(runner, config)
+        summary = measure(plan, store, between=rounds.due)
+        rounds.finish()
+        target = measured_device(store, summary.device_id)
+        say("2/5  training predictors")
+        training = fit_and_register(store, target, config)
+        say("3/5  simulating")
+        reports = simulate_all(model, config, workloads, target, precision)
+        say("4/5  timing every operator of the real steps")
+        operators = {name: runner.operators(name, config["operator_repeats"]) for name in WORKLOADS}
+    engine = resolve.engine(config, target)
+    compared = [
+        op for name in WORKLOADS for op in compare_operators(name, graphs[name], operators[name], target, engine)
+    ]
+    comparison = Comparison(
+        device=target.to_dict(),
+        model=graphs["train"].name,
+        parameters=graphs["train"].parameters,
+        precision=precision,
+        environment=runner.environment_facts(),
+        campaign=campaign_facts(summary),
+        training=training,
+        steps=[step_comparison(name, reports[name], rounds.seconds[name]) for name in WORKLOADS],
+        ops=compared,
+    )
+    say("5/5  writing the report")
+    from ..simulator.html import write_quickstart_report
+
+    report = write_quickstart_report(comparison, Path(str(config["report"])).expanduser())
+    wall_time_s = time.perf_counter() - started
+    if as_json:
+        print_json(result(comparison, report, wall_time_s))
+    else:
+        show(comparison, report, wall_time_s)
+    return 0
+
+
+def choose_hardware(wanted: str) -> str:
+    """``cpu`` or ``cuda``; BadInputError when it is neither, or torch sees no GPU."""
+    if wanted not in ("auto", "cpu", "cuda"):
+        raise BadInputError(f"hardware={wanted!r} does not exist; choose auto, cpu or cuda")
+    try:
+        import torch
+    except ImportError:
+        raise BadInputError("quickstart needs torch and transformers: pip install 'opcast[hf,mlflow]'") from None
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise BadInputError("hardware=cuda: torch sees no GPU here; use hardware=cpu")
+    return "cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def trace_all(model: Any, workloads: Mapping[str, Workload], precision: str, cache_dir: Path) -> dict[str, Graph]:
+    """The graph of each workload."""
+    return {name: trace(model, workload, precision, cache_dir) for name, workload in workloads.items()}
+
+
+def ops_of(graphs: Any) -> set[Op]:
+    """Every distinct op of some graphs."""
+    return {node.op for graph in graphs for node, _ in graph.weighted() if node.op is not None}
+
+
+def measured_device(store: Store, device_id: str) -> Device:
+    """What was just measured: figures of a CPU from the store, of a GPU from its data sheet."""
+    from ..datasets.devices import load_device
+
+    return store.device(device_id) or load_device(device_id)
+
+
+class Rounds:
+    """Rounds of real steps, spread evenly over a campaign, so that a drifting machine is met by both alike."""
+
+    def __init__(self, runner: RealRunner, config: Mapping[str, Any]) -> None:
+        self.runner, self.wanted, self.repeats = runner, int(config["rounds"]), config["repeats"]
+        self.seconds: dict[str, list[float]] = {name: [] for name in WORKLOADS}
+        self.made = 0
+
+    def due(self, share_done: float) -> None:
+        """Run a round when the campaign has come far enough."""
+        if self.made < self.wanted - 1 and share_done >= self.made / max(self.wanted - 1, 1):
+            self._round()
+
+    def finish(self) -> None:
+        """Run what is left."""
+        while self.made < self.wanted:
+            self._round()
+
+    def _round(self) -> None:
+        for name in WORKLOADS:
+            self.seconds[name] += self.runner.seconds(name, int(self.repeats[name]))
+        self.made += 1
+
+
+def simulate_all(
+    model: Any, config: Mapping[str, Any], workloads: Mapping[str, Workload], target: Device, precision: str
+) -> dict[str, StepReport | InferenceReport]:
+    """The report of each workload, with engines opened anew so that they see the new predictors."""
+    engine = resolve.engine(config, target)
+    graphs = Path(config["graphs"]).expanduser()
+    works = {
+        name: Work(
+            kind=name,
+            seq_len=workload.seq_len,
+            micro_batch=workload.batch,
+            global_batch=workload.batch,
+            batch=workload.batch,
+            input_len=workload.seq_len,
+        )
+        for name, workload in workloads.items()
+    }
+    return {name: simulate(model, work, target, engine, precision, graphs) for name, work in works.items()}
+
+
+def step_comparison(name: str, report: StepReport | InferenceReport, seconds: list[float]) -> StepComparison:
+    """One workload's predicted step beside its real runs."""
+    if isinstance(report, StepReport):
+        predicted, low, high = report.step_time_s * 1e3, report.low_s * 1e3, report.high_s * 1e3
+    else:
+        predicted, low, high = report.e2e_ms, report.low_ms, report.high_ms
+    return StepComparison(name, predicted, low, high, tuple(value * 1e3 for value in seconds), report)
+
+
+def compare_operators(
+    name: str, graph: Graph, recorded: tuple[list[str], list[float]], target: Device, engine: Any
+) -> list[OpComparison]:
+    """Each node beside the operator call of the real step that it stands for.
+
+    Nodes and calls stand in the same order; calls without a node (views, metadata) are passed over.
+    """
+    timed = time_graph(graph, target, engine)
+    made = []
+    calls = iter(zip(*recorded, strict=True))
+    for index, node in enumerate(timed.nodes):
+        wanted = plain_name(node.source)
+        measured = next((us for call, us in calls if plain_name(call) == wanted), None)
+        if measured is None:
+            say(f"{name}: the real step has no {node.source} where the simulated one does; operators stop there")
+            break
+        if node.op is None:
+            continue
+        predicted = float(timed.kernel_us[index])
+        made.append(
+            OpComparison(
+                workload=name,
+                kind=node.op.kind,
+                source=node.source,
+                path=node.path,
+                phase=node.phase,
+                detail=str(node.op),
+                predicted_us=predicted,
+                low_us=predicted * float(timed.relative_low[index]),
+                high_us=predicted * float(timed.relative_high[index]),
+                measured_us=measured,
+            )
+        )
+    return made
+
+
+def plain_name(source: str) -> str:
+    """An operator's name without namespace, overload and the underscores of its in-place form."""
+    return source.removeprefix("aten.").partition(".")[0].strip("_").removesuffix("_impl")
+
+
+def campaign_facts(summary: Any) -> dict[str, Any]:
+    """What the report says of the campaign."""
+    return {
+        "run_id": summary.run_id,
+        "outcome": summary.outcome,
+        "cases": summary.total,
+        "ok": summary.statuses.get("ok", 0),
+        "failed": sum(count for status, count in summary.statuses.items() if status != "ok"),
+        "wall_time_s": summary.elapsed_s,
+        "drift": dict(summary.drift),
+    }
+
+
+def result(comparison: Comparison, report: Path, wall_time_s: float) -> dict[str, Any]:
+    """The JSON answer."""
+    return {
+        "errors": comparison.errors(),
+        "ops": comparison.op_errors(),
+        "report": str(report),
+        "wall_time_s": wall_time_s,
+        "device": comparison.device["id"],
+        "model": comparison.model,
+        "steps": {
+            step.workload: {
+                "predicted_ms": step.predicted_ms,
+                "low_ms": step.low_ms,
+                "high_ms": step.high_ms,
+                "measured_ms": step.measured_ms,
+                "spread": step.spread,
+                "runs": len(step.measured_runs_ms),
+            }
+            for step in comparison.steps
+        },
+        "families": {
+            step.workload: {
+                kind: {"predicted_ms": predicted, "measured_ms": measured, "calls": count}
+                for kind, (predicted, measured, count) in comparison.family_totals(step.workload).items()
+            }
+            for step in comparison.steps
+        },
+        "training": {kind: dict(values) for kind, values in comparison.training.items()},
+        "campaign": dict(comparison.campaign),
+    }
+
+
+def show(comparison: Comparison, report: Path, wall_time_s: float) -> None:
+    """Two tables and where to look further."""
+    rows = [
+        (
+            step.workload,
+            microseconds(step.predicted_ms * 1e3),
+            f"{microseconds(step.low_ms * 1e3)} to {microseconds(step.high_ms * 1e3)}",
+            f"{microseconds(step.measured_ms * 1e3)} ±{step.spread:.0f} %",
+            f"{step.error:.1f} %",
+        )
+        for step in comparison.steps
+    ]
+    title = f"{comparison.model} ({comparison.parameters / 1e6:.0f} M parameters, {comparison.precision})"
+    table(f"{title} on {comparison.device['name']}", ("step", "predicted", "interval", "measured", "error"), rows)
+    errors = comparison.op_errors()
+    families = []
+    totals = {step.workload: comparison.family_totals(step.workload) for step in comparison.steps}
+    for kind in sorted(errors, key=lambda kind: -sum(t.get(kind, (0, 0, 0))[1] for t in totals.values())):
+        cells = [
+            f"{t[kind][0]:.2f} / {t[kind][1]:.2f}" if kind in t else "" for t in (totals[name] for name in WORKLOADS)
+        ]
+        families.append((kind, *cells, f"{errors[kind]:.0f} %"))
+    heads = ("op family", *(f"{name}: predicted / measured ms" for name in WORKLOADS), "median error per call")
+    table("", heads, families)
+    say(f"report: {report}   ({wall_time_s:.0f} s in all)")

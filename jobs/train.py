@@ -1,0 +1,58 @@
+"""``opcast train``: fit predictors for a device from a store, evaluate them on unseen shapes, register them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..datasets.devices import Device
+from ..datasets.store import Store
+from . import resolve
+from .show import BadInputError, print_json, say, table, wants_json
+
+FREE_CHOICE = {"device": "device.id"}
+
+
+def run(config: dict[str, Any]) -> int:
+    """Train and print the evaluation; returns the exit code."""
+    as_json = wants_json(config)
+    target = resolve.device(config)
+    store = Store(Path(config["store"]).expanduser())
+    if target.id not in store.devices():
+        known = ", ".join(store.devices()) or "nothing"
+        raise BadInputError(
+            f"store {store.path} has no measurements of {target.id}; it has {known} (`opcast profile` measures)"
+        )
+    results = fit_and_register(store, target, config)
+    if as_json:
+        print_json({"device": target.id, "kinds": results})
+    else:
+        show(results, target)
+    return 0
+
+
+def fit_and_register(store: Store, target: Device, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Train every kind asked for: predictors into the plain registry first, then into MLflow when it is there."""
+    from ..models.candidates import Options
+    from ..models.registry import Registry
+    from ..models.tracking import train_tracked
+
+    kinds = config.get("op")
+    wanted = [kinds] if isinstance(kinds, str) else kinds
+    registry = Registry(Path(config["predictors"]).expanduser())
+    options = Options.from_dict(config["predictor"])
+    return train_tracked(store, target, wanted, options, registry, config.get("tracking"), say)
+
+
+def show(results: Mapping[str, Mapping[str, Any]], target: Device) -> None:
+    """The evaluation as a table."""
+    rows = []
+    for kind, r in results.items():
+        if "error" in r:
+            rows.append((kind, "", "", "", "", "", r["error"]))
+            continue
+        errors = [f"{r[name]:.1f}" for name in ("test_median_ape", "test_mean_ape", "test_p90_ape")]
+        rows.append((kind, r["n"], *errors, f"{r['coverage']:.0%}", f"{r['roofline_median_ape']:.0f}", r["predictor"]))
+    heads = ("op", "rows", "median APE %", "mean", "p90", "coverage", "roofline", "predictor")
+    table(f"held-out errors of {target.name}: whole shapes left out", heads, rows)
