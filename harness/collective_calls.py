@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 
 TILE_ELEMENTS = 1 << 20
 
-Call = Callable[[], object]
+
+@dataclass(frozen=True)
+class Transfer:
+    """A collective ready to run on this rank: the call, what it reads and what it writes (the same when in place)."""
+
+    run: Callable[[], object]
+    source: torch.Tensor
+    target: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -51,47 +58,47 @@ class Setting:
         return whole.chunk(self.op.ranks)[self.rank]
 
 
-def _all_reduce(s: Setting) -> Call:
+def _all_reduce(s: Setting) -> Transfer:
     import torch.distributed as dist
 
     data = s.buffer(s.op.size_bytes)
-    return lambda: dist.all_reduce(data, group=s.group)
+    return Transfer(lambda: dist.all_reduce(data, group=s.group), data, data)
 
 
-def _all_gather(s: Setting) -> Call:
+def _all_gather(s: Setting) -> Transfer:
     import torch.distributed as dist
 
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
     shard_bytes, whole = s.shard_bytes(), s.buffer(s.op.size_bytes)
     shard = s.own_shard(whole) if s.in_place else s.buffer(shard_bytes)
-    return lambda: gather(whole, shard, group=s.group)
+    return Transfer(lambda: gather(whole, shard, group=s.group), shard, whole)
 
 
-def _reduce_scatter(s: Setting) -> Call:
+def _reduce_scatter(s: Setting) -> Transfer:
     import torch.distributed as dist
 
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
     shard_bytes, whole = s.shard_bytes(), s.buffer(s.op.size_bytes)
     shard = s.own_shard(whole) if s.in_place else s.buffer(shard_bytes)
-    return lambda: scatter(shard, whole, group=s.group)
+    return Transfer(lambda: scatter(shard, whole, group=s.group), whole, shard)
 
 
-def _all_to_all(s: Setting) -> Call:
+def _all_to_all(s: Setting) -> Transfer:
     import torch.distributed as dist
 
     s.shard_bytes()
     source, target = s.buffer(s.op.size_bytes), s.buffer(s.op.size_bytes)
-    return lambda: dist.all_to_all_single(target, source, group=s.group)
+    return Transfer(lambda: dist.all_to_all_single(target, source, group=s.group), source, target)
 
 
-def _broadcast(s: Setting) -> Call:
+def _broadcast(s: Setting) -> Transfer:
     import torch.distributed as dist
 
     data = s.buffer(s.op.size_bytes)
-    return lambda: dist.broadcast(data, 0, group=s.group)
+    return Transfer(lambda: dist.broadcast(data, 0, group=s.group), data, data)
 
 
-def _send_recv(s: Setting) -> Call:
+def _send_recv(s: Setting) -> Transfer:
     """To the next rank of the ring and from the one before, as nccl-tests' sendrecv."""
     import torch.distributed as dist
 
@@ -104,10 +111,10 @@ def _send_recv(s: Setting) -> Call:
         for work in dist.batch_isend_irecv([send, receive]):
             work.wait()
 
-    return run
+    return Transfer(run, source, target)
 
 
-CALLS: dict[str, Callable[[Setting], Call]] = {
+CALLS: dict[str, Callable[[Setting], Transfer]] = {
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,

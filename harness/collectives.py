@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..datasets.ops import LINKS
 from .cases.base import Unsupported
-from .collective_calls import CALLS, IN_PLACE, Call, Setting
+from .collective_calls import CALLS, IN_PLACE, Setting, Transfer
 from .environment import clocks, has_nvlink, torchrun_rank, use_loopback
 from .ledger import CampaignError
 from .plan import Case, Plan, Settings
@@ -132,6 +132,8 @@ class Group:
     @classmethod
     def torchrun(cls, settings: Settings, rank: int, ranks: int, local_ranks: int) -> Group:
         """This process as one of torchrun's ranks."""
+        if ranks == local_ranks:
+            use_loopback()
         return cls._join(settings, rank, ranks, rank % local_ranks, local_ranks, None)
 
     @classmethod
@@ -213,15 +215,15 @@ class Group:
         data, control = self._group(case.op.ranks, backend)
         if self.rank >= case.op.ranks:
             return None
-        call: Call | None = None
+        made: Transfer | None = None
         problem: Exception | None = None
         try:
-            call = CALLS[case.op.kind](Setting(case.op, data, self.rank, self.settings.device, bool(variant)))
+            made = CALLS[case.op.kind](Setting(case.op, data, self.rank, self.settings.device, bool(variant)))
         except (Unsupported, RuntimeError) as error:  # out of memory is a RuntimeError
             problem = error
         self._agree(problem, control, case.op.ranks)
-        assert call is not None
-        return self._time(case, call, control)
+        assert made is not None
+        return self._time(case, made.run, control)
 
     def _refuse(self, case: Case, backend: str, variant: str) -> None:
         """Unsupported where every rank can tell by itself."""
@@ -237,7 +239,7 @@ class Group:
         if case.op.ranks < 2:
             raise Unsupported("a collective needs at least 2 ranks")
 
-    def _time(self, case: Case, call: Call, control: ProcessGroup) -> Timing | None:
+    def _time(self, case: Case, call: Callable[[], object], control: ProcessGroup) -> Timing | None:
         """Blocks of calls on every rank, as many as rank 0 decides."""
         block = self._block_timer(call, control)
         for _ in range(WARMUP_CALLS):
@@ -263,7 +265,7 @@ class Group:
         self._broadcast(0, control)
         return summarise(found, calls, "cuda_event" if self.settings.device == "cuda" else "cpu_clock", case.cache)
 
-    def _block_timer(self, call: Call, control: ProcessGroup) -> Callable[[int], float]:
+    def _block_timer(self, call: Callable[[], object], control: ProcessGroup) -> Callable[[int], float]:
         """A function that runs a block of calls on this rank and gives their mean in microseconds."""
         import torch
         import torch.distributed as dist

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import IO, Any
@@ -24,6 +24,7 @@ from .environment import child_environment
 from .ledger import CampaignError
 from .plan import Case, Settings
 
+WORKER = ("-m", f"{__package__}.worker")
 STARTS_BEFORE_GIVING_UP = 3
 STDERR_TAIL_BYTES = 4000
 STOP = object()
@@ -45,12 +46,14 @@ class Supervisor:
     """One worker at a time, started when needed. Call it from the thread that made it, which must outlive it:
     Linux kills the worker when that thread ends.
 
-    ``restarts`` counts workers that had to be replaced.
+    ``restarts`` counts workers that had to be replaced. ``worker`` is what Python runs: a module or a script that
+    ends in :func:`.worker.main`, given this process's id.
     """
 
-    def __init__(self, settings: Settings, ranks: int = 1) -> None:
+    def __init__(self, settings: Settings, ranks: int = 1, worker: Sequence[str] = WORKER) -> None:
         self.settings = settings
         self.ranks = ranks
+        self.worker = tuple(worker)
         self.restarts = 0
         self.environment: dict[str, Any] = {}
         self._inbox: SimpleQueue[Any] = SimpleQueue()
@@ -129,7 +132,7 @@ class Supervisor:
     def _spawn(self) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", f"{__package__}.worker", str(os.getpid())],
+            [sys.executable, "-P", *self.worker, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

@@ -88,6 +88,8 @@ def _take_place(settings: Settings, ranks: int) -> None:
         os.sched_setaffinity(0, cores[:threads])
     import torch
 
+    from . import cases, timer  # noqa: F401 - now, not within the first case's time
+
     torch.set_num_threads(threads)
     torch.manual_seed(settings.seed)
     if alone:
