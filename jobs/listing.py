@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from . import resolve
@@ -95,8 +94,6 @@ def predictors(config: Mapping[str, Any]) -> Rows:
         for entry in Registry(path).list() if path.is_dir() else []:
             card = entry.card
             error = card.get("test_median_ape")
-            rows.append(
-                (entry.device_id, entry.kind, entry.backend, entry.version, entry.current, card.get("n"))
-                + (None if error is None else round(error, 2), str(Path(entry.path)))
-            )
+            identity = (entry.device_id, entry.kind, entry.backend, entry.version, entry.current)
+            rows.append((*identity, card.get("n"), None if error is None else round(error, 2), str(entry.path)))
     return heads, rows

@@ -67,3 +67,10 @@ def model(config: Mapping[str, Any]) -> str | dict[str, Any]:
     if "path" in chosen:
         return str(chosen["path"])
     return {"name": chosen["name"], **chosen["config"]}
+
+
+def usual_precision(target: Device) -> str:
+    """fp32 on a CPU; elsewhere bf16, or fp16 where the device has no bf16."""
+    if target.synchronous:
+        return "fp32"
+    return "bf16" if target.supports("bf16") else "fp16"

@@ -41,11 +41,7 @@ def run(config: dict[str, Any]) -> int:
 def precision(config: Mapping[str, Any], target: Device) -> str:
     """The dtype of ``precision=…``; ``auto`` is fp32 on a CPU and bf16 (else fp16) elsewhere."""
     chosen = str(config["precision"]["dtype"])
-    if chosen != "auto":
-        return chosen
-    if target.synchronous:
-        return "fp32"
-    return "bf16" if target.supports("bf16") else "fp16"
+    return resolve.usual_precision(target) if chosen == "auto" else chosen
 
 
 def work(values: Mapping[str, Any]) -> Work:

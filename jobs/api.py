@@ -1,0 +1,86 @@
+"""The Python face of opcast: :func:`predict` and :func:`simulate`, as ``opcast.predict`` and ``opcast.simulate``.
+
+Nothing here needs Hydra: ops, workloads and answers are plain dataclasses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from ..datasets.devices import Device
+from ..datasets.ops import Op, make_op
+from ..simulator.engines import ORDER
+from ..simulator.predict import predict_ops
+from ..simulator.report import InferenceReport, OpPrediction, StepReport
+from ..simulator.simulate import Work
+from ..simulator.simulate import simulate as simulate_work
+from . import resolve
+
+HOME = "~/.opcast"
+
+
+@overload
+def predict(op: str | Op, device: str | Device = ..., **options: Any) -> OpPrediction: ...
+@overload
+def predict(op: Sequence[Op], device: str | Device = ..., **options: Any) -> list[OpPrediction]: ...
+def predict(
+    op: str | Op | Sequence[Op],
+    device: str | Device = "cpu",
+    *,
+    cache: str = "warm",
+    backend: str | None = None,
+    engines: Sequence[str] = ORDER,
+    home: str | Path = HOME,
+    **dims: Any,
+) -> OpPrediction | list[OpPrediction]:
+    """How long an op takes on a device.
+
+    ``op`` is a kind with its dims and dtype (``predict("gemm", "h100_sxm", m=4096, n=4096, k=4096, dtype="bf16")``),
+    an :class:`Op`, or many of them. ``home`` is where measurements and predictors lie. Raises OpError, DeviceError
+    and the errors of the store.
+    """
+    config = _config(device, home, engines, backend)
+    target = device if isinstance(device, Device) else resolve.device(config)
+    single = isinstance(op, (str, Op))
+    ops = [make_op(op, **dims)] if isinstance(op, str) else [op] if isinstance(op, Op) else list(op)
+    found = predict_ops(ops, target, resolve.engine(config, target), cache)
+    return found[0] if single else found
+
+
+def simulate(
+    model: str | Mapping[str, Any] | Callable[[], Any],
+    workload: str | Work = "train",
+    device: str | Device = "cpu",
+    *,
+    precision: str | None = None,
+    backend: str | None = None,
+    engines: Sequence[str] = ORDER,
+    home: str | Path = HOME,
+    **fields: Any,
+) -> StepReport | InferenceReport:
+    """One step of a model on a device.
+
+    ``model``: a name in ``conf/model``, a folder or config.json, a hub id, ``module:callable``, a transformers
+    configuration as a mapping, or a function that returns an ``nn.Module``. ``workload`` is a :class:`Work` or its
+    kind with ``fields`` (``simulate("llama3_8b", "prefill", "h200_sxm", batch=1, input_len=4096)``). ``precision``
+    defaults to fp32 on a CPU and bf16 elsewhere.
+    """
+    config = _config(device, home, engines, backend)
+    target = device if isinstance(device, Device) else resolve.device(config)
+    work = workload if isinstance(workload, Work) else Work(kind=workload, **fields)
+    graphs = Path(home).expanduser() / "graphs"
+    dtype = precision or resolve.usual_precision(target)
+    return simulate_work(model, work, target, resolve.engine(config, target), dtype, graphs)
+
+
+def _config(device: str | Device, home: str | Path, engines: Sequence[str], backend: str | None) -> dict[str, Any]:
+    root = Path(home).expanduser()
+    return {
+        "device": {"id": device if isinstance(device, str) else device.id},
+        "store": str(root / "store"),
+        "predictors": str(root / "predictors"),
+        "engine": {"order": list(engines)},
+        "backend": backend,
+    }
