@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,15 @@ def reference_data() -> Path:
 def root() -> Path:
     """Root of the checkout."""
     return ROOT
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A store and predictors of the tests' own, in child processes too: the user's are neither read nor written."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPCAST_HOME", str(home))
+        yield home
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("datasets", "harness", "models", "simulator", "jobs")
 HEAVY = {"torch", "sklearn", "lightgbm", "mlflow", "transformers", "numba", "pandas", "treelite", "triton"}
 # Modules built on torch's own classes, such as a dispatch mode: they may load torch, others load them inside functions.
-NEEDS_TORCH = {"simulator/trace/tracer.py"}
+NEEDS_TORCH = {"simulator/trace/attention.py", "simulator/trace/tracer.py"}
 BARE_NODE = {"numpy", "pyarrow", "torch", "triton", "opcast"} | set(sys.stdlib_module_names)
 MODULES = sorted(path for part in PARTS for path in (ROOT / part).rglob("*.py"))
 

@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_PACKAGED = {"tests", "docs", "build", "dist", "outputs", "multirun", "mlruns"}
-PUBLIC = ["__version__"]
+PUBLIC = ["Device", "Op", "Work", "__version__", "load_device", "make_op", "predict", "simulate"]
 
 
 def project() -> dict:
@@ -57,12 +57,20 @@ def test_the_wheel_holds_the_code_and_the_configuration_and_nothing_else(wheel_n
     code = {f"opcast/{p.relative_to(ROOT).as_posix()}" for part in packages() for p in folder_of(part).glob("*.py")}
     conf = {f"opcast/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "conf").rglob("*.yaml")}
     assert conf, "there is configuration to ship"
-    assert code | conf | {"opcast/py.typed"} <= inside
+    assert code | conf | data_files() | {"opcast/py.typed"} <= inside, "see [tool.setuptools.package-data]"
     assert not [name for name in inside if name.split("/")[1] in NOT_PACKAGED or not name.startswith("opcast/")]
 
 
 def test_the_wheel_carries_the_licence(wheel_names: list[str]) -> None:
     assert [name for name in wheel_names if name.endswith(".dist-info/licenses/LICENSE")]
+
+
+def data_files() -> set[str]:
+    """Wheel names of the files in packages that are neither code nor documents: templates, predictors, measurements."""
+    parts = {ROOT / name.split(".")[1] for name in packages() if "." in name}
+    files = [path for part in parts for path in part.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    kept = [p for p in files if p.suffix not in (".py", ".pyc", ".md") and not p.name.startswith(".")]
+    return {f"opcast/{path.relative_to(ROOT).as_posix()}" for path in kept}
 
 
 def folder_of(package: str) -> Path:

@@ -1,0 +1,149 @@
+"""The documents say what is so: their commands and code are run, their links lead somewhere, no verb is left out.
+
+Blocks marked ``bash`` and ``python`` are run in the order they stand, each line of a ``bash`` block by itself, in a
+scratch folder with a store of its own. A comment above a block changes that: ``<!-- slow -->`` marks the test slow,
+``<!-- not run: reason -->`` leaves the block out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")])
+BLOCK = re.compile(
+    r"(?:^<!-- (?P<note>[^\n]*?) -->\n+)?^```(?P<language>\w*)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL
+)
+TEST_COMMAND = "python3 jobs/bootstrap.py test"
+SET_UP = "python3 jobs/bootstrap.py quickstart"
+TERMS = {
+    *("APE", "algbw", "busbw", "bubble", "coverage", "decode", "efficiency", "engine", "envelope", "goodput", "HFU"),
+    *("ITL", "MFU", "op", "pipeline parallelism", "prefill", "roofline", "store", "tensor parallelism", "TPOT", "TTFT"),
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+    note: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks() -> list[Block]:
+    """The blocks of all pages that are code to run."""
+    found = []
+    for path in PAGES:
+        text = path.read_text()
+        for match in BLOCK.finditer(text):
+            line = text.count("\n", 0, match.start("text"))
+            name = path.relative_to(ROOT).as_posix()
+            found.append(Block(name, line, match["language"], match["text"], match["note"] or ""))
+    return [block for block in found if block.language in ("bash", "python") and not block.note.startswith("not run")]
+
+
+def commands(block: Block) -> list[str]:
+    """The commands of a block: continued lines joined, comments and blank lines left out."""
+    lines = block.text.replace("\\\n", " ").splitlines()
+    return [line.split("  #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def parameters() -> list[object]:
+    """Each block as a test parameter, with the marks its note asks for."""
+    return [
+        pytest.param(b, id=str(b), marks=[pytest.mark.slow, pytest.mark.timeout(900)] if b.note == "slow" else [])
+        for b in blocks()
+    ]
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder the blocks run in, one for all, as a reader would stay in one."""
+    return tmp_path_factory.mktemp("reader")
+
+
+def execute(command: list[str], folder: Path) -> None:
+    """Run a command in a folder that is also its home; it must end well."""
+    environment = {**os.environ, "HOME": str(folder), "OPCAST_HOME": str(folder / ".opcast")}
+    quiet = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    result = subprocess.run(command, cwd=folder, env=environment, check=False, **quiet)  # type: ignore[call-overload]
+    assert result.returncode == 0, f"{shlex.join(command)} ended with {result.returncode}:\n{result.stderr[-3000:]}"
+
+
+@pytest.mark.parametrize("block", parameters())
+def test_the_block_runs(block: Block, scratch: Path) -> None:
+    if block.language == "python":
+        execute([sys.executable, "-c", block.text], scratch)
+        return
+    for line in commands(block):
+        words = shlex.split(line.replace(SET_UP, "opcast quickstart"))
+        if words[0] == "opcast":
+            execute([sys.executable, "-P", "-m", "opcast.jobs.cli", *words[1:]], scratch)
+        elif not line.startswith(TEST_COMMAND):  # that one is what runs this test
+            pytest.fail(f"{line!r} is no command this test knows: mark the block `<!-- not run: reason -->`")
+
+
+def test_the_readme_gives_exactly_two_set_up_commands() -> None:
+    first = next(block for block in blocks() if block.page == "README.md")
+    assert commands(first) == [SET_UP, TEST_COMMAND]
+    assert not [b for b in blocks() if b.page == "README.md" and b != first and "bootstrap.py" in b.text]
+
+
+def test_ci_runs_the_command_of_the_readme() -> None:
+    assert TEST_COMMAND in (ROOT / ".ci" / "run").read_text()
+
+
+def test_every_verb_is_documented() -> None:
+    verbs = importlib.import_module("opcast.jobs.cli").VERBS
+    text = "\n".join(path.read_text() for path in PAGES)
+    assert not [verb for verb in verbs if not re.search(rf"`opcast {verb}\b", text)]
+
+
+def test_no_verb_is_documented_that_does_not_exist() -> None:
+    verbs = importlib.import_module("opcast.jobs.cli").VERBS
+    for path in PAGES:
+        named = set(re.findall(r"^opcast (\w+)|`opcast (\w+)", path.read_text(), re.MULTILINE))
+        assert {verb for pair in named for verb in pair if verb} <= {*verbs, "VERB"}, path.name
+
+
+def test_every_extra_is_documented() -> None:
+    import tomllib
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    readme = (ROOT / "README.md").read_text()
+    assert not [extra for extra in extras if f"`{extra}`" not in readme]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(path: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)", path.read_text())
+    assert not [t for t in targets if "://" not in t and not (path.parent / t).exists()]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_files_named_in_the_text_exist(path: Path) -> None:
+    named = re.findall(r"`((?:datasets|harness|models|simulator|jobs|conf|tests|docs)/[\w./-]*)`", path.read_text())
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_the_glossary_defines_each_term_once_and_in_order() -> None:
+    defined = re.findall(r"^\*\*(.+?)\*\*", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    names = [name.split(",")[0].split(" (")[0] for name in defined]
+    assert len(names) == len(set(names))
+    assert names == sorted(names, key=str.lower)
+    assert not [term for term in TERMS if term not in names]
