@@ -11,6 +11,7 @@ import numpy as np
 from ...datasets.devices import Device
 from ...datasets.ops import KINDS
 from ...datasets.store import Exact, Store
+from ...models.registry import DEFAULT_BACKEND
 from .answers import Answers, Columns
 
 PERCENTILE_COVERAGE = 0.8  # the 10th to 90th percentile of the samples
@@ -20,7 +21,7 @@ PERCENTILE_COVERAGE = 0.8  # the 10th to 90th percentile of the samples
 class MeasuredEngine:
     """Exact hits in the first store that has one; every other op is declined.
 
-    Among several backends the fastest wins, as a framework's own choice would, unless ``backend`` names one.
+    Without a ``backend`` that of the registry's default answers (``torch``), else the newest measurement.
     """
 
     device: Device
@@ -42,7 +43,7 @@ class MeasuredEngine:
                     if self.backend in (None, exact.backend)
                 ]
                 if found:
-                    _put(answers, position, min(_newest_by_backend(found), key=lambda exact: exact.latency_us))
+                    _put(answers, position, usual(found))
         return answers
 
     def _lookup(self, kind: str, cache: str) -> list[Mapping[tuple[Any, ...], list[Exact]]]:
@@ -52,12 +53,9 @@ class MeasuredEngine:
         return self._tables[key]
 
 
-def _newest_by_backend(found: Sequence[Exact]) -> list[Exact]:
-    """Of each backend its newest measurement (they come newest first)."""
-    newest: dict[str, Exact] = {}
-    for exact in found:
-        newest.setdefault(exact.backend, exact)
-    return list(newest.values())
+def usual(found: Sequence[Exact]) -> Exact:
+    """Of measurements, newest first, the first on the default backend, or the first of all."""
+    return next((exact for exact in found if exact.backend == DEFAULT_BACKEND), found[0])
 
 
 def _put(answers: Answers, position: int, exact: Exact) -> None:

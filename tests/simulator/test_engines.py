@@ -1,0 +1,105 @@
+"""Which engine answers: an exact measurement, else a predictor, else physics."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+from opcast.datasets.devices import load_device
+from opcast.datasets.ops import make_op
+from opcast.datasets.schema import Measurement
+from opcast.datasets.store import Store
+from opcast.models.registry import Registry
+from opcast.models.training import train
+from opcast.simulator.engines import EngineError, ask, build_engine
+from opcast.simulator.predict import predict_ops
+
+DEVICE = load_device("h100_sxm")
+
+
+def measured(m: int, latency_us: float, cache: str = "warm", backend: str = "torch") -> Measurement:
+    return Measurement(
+        op=make_op("gemm", m=m, n=4096, k=4096),
+        device_id=DEVICE.id,
+        run_id="test",
+        measured_at=datetime(2026, 1, 1, tzinfo=UTC),
+        latency_us=latency_us,
+        latency_p10_us=latency_us * 0.98,
+        latency_p90_us=latency_us * 1.03,
+        cache=cache,
+        backend=backend,
+    )
+
+
+@pytest.fixture
+def knowledge(tmp_path: Path) -> tuple[Path, Path]:
+    """A store with a made-up law (twice the roofline-like time of a product) and the predictors trained on it."""
+    store = Store(tmp_path / "store")
+    store.write([measured(m, 20.0 + m * 0.06) for m in range(128, 8192, 128)], "test")
+    train(store, DEVICE, registry=Registry(tmp_path / "predictors"))
+    return tmp_path / "store", tmp_path / "predictors"
+
+
+def test_an_exact_measurement_wins(knowledge: tuple[Path, Path]):
+    engine = build_engine(DEVICE, [knowledge[0]], [knowledge[1]])
+    found = predict_ops([make_op("gemm", m=1024, n=4096, k=4096)], DEVICE, engine)[0]
+    assert found.engine == "measured"
+    assert found.latency_us == pytest.approx(20.0 + 1024 * 0.06)
+    assert found.low_us < found.latency_us < found.high_us
+    assert found.predictor is None
+
+
+def test_an_unseen_shape_is_learned_and_close(knowledge: tuple[Path, Path]):
+    engine = build_engine(DEVICE, [knowledge[0]], [knowledge[1]])
+    found = predict_ops([make_op("gemm", m=3000, n=4096, k=4096)], DEVICE, engine)[0]
+    assert found.engine == "learned"
+    assert found.latency_us == pytest.approx(20.0 + 3000 * 0.06, rel=0.1)
+    assert found.in_envelope
+    assert found.predictor
+
+
+def test_a_kind_without_data_is_analytical(knowledge: tuple[Path, Path]):
+    engine = build_engine(DEVICE, [knowledge[0]], [knowledge[1]])
+    found = predict_ops([make_op("rms_norm", rows=4096, cols=4096)], DEVICE, engine)[0]
+    assert found.engine == "analytical"
+    assert found.latency_us >= found.roofline_us
+
+
+def test_far_outside_the_interval_widens(knowledge: tuple[Path, Path]):
+    engine = build_engine(DEVICE, [], [knowledge[1]])
+    inside, outside = (
+        predict_ops([make_op("gemm", m=m, n=n, k=4096)], DEVICE, engine)[0] for m, n in ((3000, 4096), (3000, 65536))
+    )
+    assert not outside.in_envelope
+    assert outside.high_us / outside.latency_us > inside.high_us / inside.latency_us
+
+
+def test_the_order_is_the_users(knowledge: tuple[Path, Path]):
+    engine = build_engine(DEVICE, [knowledge[0]], [knowledge[1]], order=["analytical"])
+    assert ask(engine, [make_op("gemm", m=1024, n=4096, k=4096)]).engine[0] == "analytical"
+    with pytest.raises(EngineError, match="choose from measured, learned, analytical"):
+        build_engine(DEVICE, [], [], order=["oracle"])
+
+
+def test_a_warm_measurement_does_not_answer_for_a_cold_op(tmp_path: Path):
+    Store(tmp_path).write([measured(64, 1.0)], "test")
+    engine = build_engine(DEVICE, [tmp_path], [])
+    op = make_op("gemm", m=64, n=4096, k=4096)
+    assert ask(engine, [op], "warm").engine[0] == "measured"
+    assert ask(engine, [op], "cold").engine[0] == "analytical"
+
+
+def test_a_named_backend_answers_and_torch_is_the_usual_one(tmp_path: Path):
+    Store(tmp_path).write([measured(64, 9.0), measured(64, 5.0, backend="triton:gemm")], "test")
+    op = make_op("gemm", m=64, n=4096, k=4096)
+    assert ask(build_engine(DEVICE, [tmp_path], []), [op]).latency_us[0] == 9.0
+    assert ask(build_engine(DEVICE, [tmp_path], [], backend="triton:gemm"), [op]).latency_us[0] == 5.0
+
+
+def test_answers_keep_the_order_of_a_mixed_list():
+    ops = [make_op("gemm", m=8, n=8, k=8), make_op("copy", size_bytes=2**20), make_op("gemm", m=4096, n=4096, k=4096)]
+    together = ask(build_engine(DEVICE, [], []), ops).latency_us
+    alone = [ask(build_engine(DEVICE, [], []), [op]).latency_us[0] for op in ops]
+    assert np.array_equal(together, alone)
