@@ -95,7 +95,7 @@ class RandomForest:
 
     min_rows: int = 30
     max_rows: int = 20_000
-    trees: int = 60
+    trees: int = 50
     leaves: int = 1024
     min_leaf: int = 1
     columns: float = 0.5

@@ -14,7 +14,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -139,11 +139,14 @@ class _Tree:
 
 
 def from_lightgbm(booster: lightgbm.Booster) -> Forest:
-    """The trees of a LightGBM booster. ForestError for categorical splits and NaN handling, which these arrays lack."""
-    dump = booster.dump_model()
-    trees = [_lightgbm_tree(tree["tree_structure"]) for tree in dump["tree_info"]]
-    divisor = float(len(trees)) if dump.get("average_output") else 1.0
-    return _pack(trees, len(dump["feature_names"]), divisor)
+    """The trees of a LightGBM booster. ForestError for what these arrays lack: categorical splits, missing values.
+
+    Read from the text format, which is many times quicker than the JSON dump and exact (17 digits).
+    """
+    head, *sections = booster.model_to_string().split("\nTree=")
+    trees = [_lightgbm_tree(_fields(section.partition("\n\n")[0])) for section in sections]
+    divisor = float(len(trees)) if "\naverage_output" in head else 1.0
+    return _pack(trees, int(_fields(head)["max_feature_idx"]) + 1, divisor)
 
 
 def from_sklearn(model: sklearn.ensemble.RandomForestRegressor) -> Forest:
@@ -162,26 +165,30 @@ def empty(features: int) -> Forest:
     return _pack([], features, 1.0)
 
 
-def _lightgbm_tree(root: Mapping[str, Any]) -> _Tree:
-    nodes: list[Mapping[str, Any]] = [root]
-    left: list[int] = []
-    right: list[int] = []
-    for node in nodes:  # grows while it is walked: breadth first
-        if "leaf_value" in node:
-            left.append(-1)
-            right.append(-1)
-            continue
-        if node["decision_type"] != "<=" or node["missing_type"] != "None":
-            raise ForestError("a forest holds numeric splits without missing values only")
-        left.append(len(nodes))
-        right.append(len(nodes) + 1)
-        nodes += (node["left_child"], node["right_child"])
+def _fields(text: str) -> dict[str, str]:
+    """The ``name=value`` lines of a section of LightGBM's text format."""
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+
+def _lightgbm_tree(fields: Mapping[str, str]) -> _Tree:
+    """Inner nodes as LightGBM numbers them, then the leaves, which it counts down from -1."""
+
+    def numbers(name: str, kind: type) -> np.ndarray:
+        return np.array(fields.get(name, "").split(), dtype=kind)
+
+    decisions, values = numbers("decision_type", np.int64), numbers("leaf_value", np.float64)
+    if fields.get("is_linear", "0") != "0" or (decisions & 0b1101).any():  # categorical, or missing as zero or NaN
+        raise ForestError("a forest holds numeric splits without missing values only")
+    inner, leaves = len(decisions), len(values)
+    children = [numbers(name, np.int64) for name in ("left_child", "right_child")]
+    left, right = (np.where(each < 0, inner + ~each, each) for each in children)
+    none = np.full(leaves, -1)
     return _Tree(
-        np.array([node.get("split_feature", 0) for node in nodes]),
-        np.array([node.get("threshold", 0.0) for node in nodes], dtype=np.float64),
-        np.array(left),
-        np.array(right),
-        np.array([node.get("leaf_value", 0.0) for node in nodes], dtype=np.float64),
+        np.concatenate([numbers("split_feature", np.int64), np.zeros(leaves, np.int64)]),
+        np.concatenate([numbers("threshold", np.float64), np.zeros(leaves)]),
+        np.concatenate([left, none]),
+        np.concatenate([right, none]),
+        np.concatenate([np.zeros(inner), values]),
     )
 
 

@@ -6,14 +6,15 @@ is trained per (kind, device, backend); dtype and cache state are features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from ..datasets.devices import Device
-from ..datasets.vocabulary import KINDS, OpError, kind
+from ..datasets.vocabulary import KINDS, kind
 from .candidates import Options, Task
 from .correction import Correction
 from .envelope import surround
@@ -87,6 +88,17 @@ class Outcome:
     frame: Frame
     held_out_us: np.ndarray
     result: Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A registered predictor and how it came about."""
+
+    label: str
+    outcome: Outcome
+    predictor: Predictor
+    path: Path
+    options: Options
 
 
 def tables(kind_name: str, rows: pa.Table, device: Device, fingerprint: str = "") -> list[Table]:
@@ -173,17 +185,39 @@ def train(
 ) -> dict[str, dict[str, Any]]:
     """Train every kind a store holds for a device; results by kind (``kind@backend`` beside the default backend).
 
-    With a registry, predictors are registered there and the result names them. A kind that cannot be learned has an
-    ``error`` in place of figures. TrainingError when the store knows neither the device nor any kind asked for.
+    With a registry, predictors are registered there. A kind that cannot be learned has an ``error`` in place of
+    figures. TrainingError when the store knows neither the device nor a kind asked for.
     """
-    results = {}
-    for outcome, label in outcomes(store, device, kinds, options, progress):
-        if isinstance(outcome, str):
-            results[label] = {"error": outcome}
-            continue
-        predictor = registry.register(outcome.predictor) if registry else outcome.predictor
-        results[label] = {**outcome.result, "predictor": f"{predictor.name}@{predictor.version}"}
-    return results
+    if registry is not None:
+        return train_and_register(store, device, registry, kinds, options, progress)[0]
+    made = outcomes(store, device, kinds, options, progress)
+    return {label: _result(outcome, None if isinstance(outcome, str) else outcome.predictor) for label, outcome in made}
+
+
+def train_and_register(
+    store: MeasurementStore,
+    device: Device | str,
+    registry: Registry,
+    kinds: Iterable[str] | None = None,
+    options: Options | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> tuple[dict[str, dict[str, Any]], list[Trained]]:
+    """As :func:`train`, with what was registered beside the results, for tracking."""
+    options = options or Options()
+    results, trained = {}, []
+    for label, outcome in outcomes(store, device, kinds, options, progress):
+        predictor = None
+        if not isinstance(outcome, str):
+            predictor = registry.register(outcome.predictor)
+            trained.append(Trained(label, outcome, predictor, registry.path(predictor), options))
+        results[label] = _result(outcome, predictor)
+    return results, trained
+
+
+def _result(outcome: Outcome | str, predictor: Predictor | None) -> dict[str, Any]:
+    if isinstance(outcome, str) or predictor is None:
+        return {"error": str(outcome)}
+    return {**outcome.result, "predictor": f"{predictor.name}@{predictor.version}"}
 
 
 def outcomes(
@@ -192,8 +226,8 @@ def outcomes(
     kinds: Iterable[str] | None = None,
     options: Options | None = None,
     progress: Callable[[str], None] | None = None,
-) -> Iterable[tuple[Outcome | str, str]]:
-    """Each trained kind and backend with its label, as soon as it is done; an error message instead when it failed."""
+) -> Iterator[tuple[str, Outcome | str]]:
+    """Each kind and backend by label as soon as it is trained; the reason in place of an outcome where it cannot be."""
     target = _device(store, device)
     known = list(store.kinds())
     wanted = list(kinds) if kinds is not None else known
@@ -202,18 +236,16 @@ def outcomes(
             raise TrainingError(f"the store has no {kind(name).name} measurements; it has {', '.join(known) or 'none'}")
     for name in wanted:
         rows = store.read(name, target.id)
-        if not rows.num_rows:
-            continue
-        backends = tables(name, rows, target, store.fingerprint(name, target.id))
+        backends = tables(name, rows, target, store.fingerprint(name, target.id)) if rows.num_rows else []
         main = default_backend(backends)
         for table in backends:
             label = name if table.backend == main else f"{name}@{table.backend}"
             if progress:
-                progress(label)
+                progress(f"training {label} on {len(table)} rows")
             try:
-                yield fit(table, options), label
-            except (TrainingError, OpError) as error:
-                yield str(error), label
+                yield label, fit(table, options)
+            except TrainingError as error:
+                yield label, str(error)
 
 
 def default_backend(backends: list[Table]) -> str | None:

@@ -15,6 +15,7 @@ from .setting import Array, Dims, Setting, Terms
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64))
 K_BYTES = 128.0  # depth of one main-loop step, in bytes of an operand row
 FILL_CLOCKS = 1500.0  # first loads from memory until the main loop runs, and the way out
+PACK_CLOCKS = 2.0  # of a core for each element it loads, transposes and stores
 SHARED_LOADS = 0.5  # neighbours fetch the same operand rows at once: multicast, or one L2 request for both
 
 
@@ -39,15 +40,17 @@ def grouped_gemm(d: Dims, s: Setting) -> Terms:
 
 
 def _gemm_cpu(batch: Array, m: Array, n: Array, k: Array, s: Setting) -> Terms:
-    """Register blocks of 4 x 16 and a copy of both operands into packed panels (Goto and van de Geijn, 2008)."""
-    operands = batch * (m * k + k * n) * s.itemsize
-    size = operands + batch * m * n * s.out_itemsize
+    """Register blocks of 4 x 16, and a copy of both operands into packed panels (Goto and van de Geijn, 2008).
+
+    A single row needs no panels; for a few rows the copy still costs more than the arithmetic.
+    """
+    size = batch * ((m * k + k * n) * s.itemsize + m * n * s.out_itemsize)
     blocks = batch * np.ceil(m / 4.0) * np.ceil(n / 16.0)
     compute = 2.0 * blocks * 64.0 * k / s.tensor_rate
-    packing = np.where(m > 4.0, operands, 0.0) / s.l2_rate
-    return Terms(
-        compute, s.traffic_us(size), s.device.launch_us + packing, hints={"blocks_per_thread": blocks / s.units}
-    )
+    packed = np.where(m > 1.0, batch * k * (m * n / (n + 4.0) + n * m / (m + 4.0)), 0.0)
+    packing = packed * PACK_CLOCKS / (s.units * s.device.clock_mhz)
+    hints = {"blocks_per_thread": blocks / s.units}
+    return Terms(compute, s.traffic_us(size), s.device.launch_us + packing, hints=hints)
 
 
 def _tiled(batch: Array, m: Array, n: Array, k: Array, ragged: Array, s: Setting) -> Terms:
