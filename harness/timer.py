@@ -36,6 +36,7 @@ MOST_SAMPLES = 2000
 MOST_RETRIES = 8  # batches at throttled clocks that are thrown away before their samples are kept after all
 RETRY_PAUSE_S = 0.25
 WARMUP_SHARE = 0.1  # of the time budget
+LONGEST_WARMUP_S = 0.2
 WARMUP_CALLS = 3
 
 
@@ -192,7 +193,7 @@ def collector_off() -> Iterator[None]:
 
 def make_sampler(prepared: Prepared, cache: str, budget_s: float, now_ns: Clock) -> Sampler:
     """What takes samples of this op under the protocol, warmed up."""
-    warmup_s = WARMUP_SHARE * budget_s
+    warmup_s = min(WARMUP_SHARE * budget_s, LONGEST_WARMUP_S)
     if prepared.device == "cuda" and prepared.clock == "device":
         from .cuda_timer import cuda_sampler
 

@@ -2,7 +2,9 @@
 
 A *builder* takes an op and an :class:`Inputs` and returns a call without arguments that runs the op once and
 returns its result. Builders run the operator as a model runs it: the functional form that allocates its result
-anew, so that allocation and page faults are in the latency, and without autograd.
+anew, so that allocation and page faults are in the latency, and without autograd. Backward kinds call the
+aten operator that autograd would call. Some of those have no binding but ``torch.ops``, whose call takes about a
+microsecond longer than autograd's engine needs.
 """
 
 from __future__ import annotations

@@ -29,8 +29,12 @@ def elementwise(op: Op, inputs: Inputs) -> Run:
         raise Unsupported("only fn=fill reads no tensor")
     if name == "cast":
         return _cast(op, inputs)
+    function = _function(op, name)
     operands = [inputs.runs(op.numel, op.run, op.dtype) for _ in range(op.inputs)]
-    return partial(_function(op, name), *operands)
+    if name == "division":
+        for operand in operands:
+            operand.abs_().add_(0.5)  # roots of negative numbers and quotients by almost nothing take other paths
+    return partial(function, *operands)
 
 
 def _fill(op: Op, inputs: Inputs) -> Run:
@@ -43,21 +47,23 @@ def _fill(op: Op, inputs: Inputs) -> Run:
 
 
 def _cast(op: Op, inputs: Inputs) -> Run:
-    """``aten._to_copy``, which copies even when the dtype stays."""
-    import torch
-
+    """``Tensor.to``, made to copy even when the dtype stays."""
     if op.inputs != 1:
         raise Unsupported("fn=cast reads one tensor: set inputs=1")
-    return partial(torch.ops.aten._to_copy, inputs.runs(op.numel, op.run, op.dtype), dtype=torch_dtype(op.out_dtype))
+    return partial(inputs.runs(op.numel, op.run, op.dtype).to, torch_dtype(op.out_dtype), copy=True)
 
 
 def _function(op: Op, name: str) -> Callable[..., Any]:
-    """The aten op that stands for a cost class and a number of tensors."""
+    """The aten op that stands for a cost class and a number of tensors.
+
+    A scalar operand is a tensor without dimensions: making one of a Python number would add microseconds.
+    """
     import torch
     from torch.nn import functional
 
+    scalar = torch.tensor(FACTOR, dtype=torch_dtype(op.dtype))
     if op.out_dtype == "bool" and op.dtype != "bool":
-        compare: dict[int, Callable[..., Any]] = {1: lambda x: torch.gt(x, FACTOR), 2: torch.gt}
+        compare: dict[int, Callable[..., Any]] = {1: partial(torch.lt, scalar), 2: torch.gt}
         return _pick(op, name, compare if name == "arithmetic" else {})
     same_dtype(op)
     if op.dtype == "bool":
@@ -65,7 +71,7 @@ def _function(op: Op, name: str) -> Callable[..., Any]:
         return _pick(op, name, logic if name == "arithmetic" else {})
     floating = torch_dtype(op.dtype).is_floating_point
     arithmetic: dict[int, Callable[..., Any]] = {
-        1: (lambda x: torch.mul(x, FACTOR)) if floating else (lambda x: torch.add(x, 1)),
+        1: partial(torch.mul, scalar) if floating else partial(torch.add, scalar),
         2: torch.mul,
         3: torch.addcmul,
     }

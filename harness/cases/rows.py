@@ -100,12 +100,12 @@ def softmax(op: Op, inputs: Inputs) -> Run:
 
 @case("softmax_backward")
 def softmax_backward(op: Op, inputs: Inputs) -> Run:
-    """``aten._softmax_backward_data`` from the saved result."""
+    """``torch._softmax_backward_data`` from the saved result."""
     import torch
 
     same_dtype(op)
     saved = torch.softmax(matrix(op, inputs), -1)
-    return partial(torch.ops.aten._softmax_backward_data, matrix(op, inputs), saved, -1, saved.dtype)
+    return partial(torch._softmax_backward_data, matrix(op, inputs), saved, -1, saved.dtype)
 
 
 @case("silu_mul")
@@ -195,5 +195,5 @@ def cross_entropy_backward(op: Op, inputs: Inputs) -> Run:
     targets = inputs.integers(op.tokens, high=op.vocab)
     dy = torch.ones((), dtype=saved.dtype, device=saved.device)
     total = torch.full((), float(op.tokens), dtype=saved.dtype, device=saved.device)
-    nll, soft = torch.ops.aten.nll_loss_backward, torch.ops.aten._log_softmax_backward_data
+    nll, soft = torch.ops.aten.nll_loss_backward, torch._log_softmax_backward_data
     return lambda: soft(nll(dy, saved, targets, None, 1, -100, total), saved, -1, saved.dtype)
