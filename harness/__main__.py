@@ -1,6 +1,6 @@
 """Run a plan where opcast's other parts are not installed: ``python -m opcast.harness PLAN.json STORE [--quiet]``.
 
-Needs torch, numpy and pyarrow (triton for its kernels). Exit codes: 0 complete, 1 ended early, 2 bad input.
+Needs torch, numpy and pyarrow (triton for its kernels). Exit codes: 0 done, 2 bad input, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def execute(plan: Plan, store_path: str, quiet: bool, measurer: Measurer | None 
             print(file=sys.stderr)
     if not quiet:
         print(describe(summary), file=sys.stderr)
-    return 0 if summary.outcome == "complete" else 1
+    return 130 if summary.outcome == "interrupted" else 0
 
 
 def _refuse(message: str) -> int:
@@ -88,7 +88,7 @@ def describe(summary: Summary) -> str:
         lines.append(f"largest drift of a canary: {max(summary.drift.values()):.1%}")
     if summary.outcome != "complete":
         why = "interrupted" if summary.outcome == "interrupted" else "the deadline has passed"
-        lines.append(f"{why}: run the same command again for the other {summary.total - summary.done} cases")
+        lines.append(f"{why}: run the same command again for the other {summary.remaining} cases")
     return "\n".join(lines)
 
 

@@ -70,6 +70,11 @@ class Summary:
     drift: Mapping[str, float]
     elapsed_s: float
 
+    @property
+    def remaining(self) -> int:
+        """Cases that another run of the same plan will measure."""
+        return self.total - self.done
+
 
 class Measurer(Protocol):
     """What runs the cases: a supervised child process, or the ranks of torchrun."""
@@ -225,7 +230,7 @@ class _Run:
         limit = self.plan.settings.deadline_s
         for identifier, cases in self.todo:
             for case in cases:
-                if limit and time.monotonic() - self.started > limit:
+                if limit and self.measuring_s > limit:
                     return "deadline"
                 self._measure(identifier, case)
             self.ledger.write()

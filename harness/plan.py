@@ -19,6 +19,9 @@
     explicit ops that are measured again and again through the campaign, to notice drift,
 ``dtype``, ``backend``, ``cache``, ``max_flops``, ``max_bytes``, ``case_s``
     defaults for the entries. The backend ``usual`` is what the device runs the op on as a rule, ``all`` whatever can.
+
+A mapping ``{cpu: …, cuda: …}`` in place of any value takes the one for the device; ``device: cuda`` in an entry leaves
+it out elsewhere.
 """
 
 from __future__ import annotations
@@ -29,7 +32,6 @@ import hashlib
 import itertools
 import json
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -44,9 +46,10 @@ USUAL, ALL = "usual", "all"
 FEWEST_DRAWS = 8  # of an entry, however short the budget
 DRAWS_PER_CASE = 50  # tries for each wanted shape before an entry is called impossible
 DEADLINE_OVER_BUDGET = 1.5
+ROUNDS = 8  # batches that each kind is cut into at the least
 PARAMETERS = ("dtype", "out_dtype", "backend", "cache")
 DEFAULTS = ("dtype", "backend", "cache", "max_flops", "max_bytes", "case_s")
-ENTRY_KEYS = ("kind", "sample", "share", "zip", "each", "where", *DEFAULTS, "out_dtype")
+ENTRY_KEYS = ("kind", "device", "sample", "share", "zip", "each", "where", *DEFAULTS, "out_dtype")
 SPEC_KEYS = ("name", "settings", "cases", "ops", "exclude", "canaries", "budget_s", *DEFAULTS)
 
 
@@ -99,7 +102,7 @@ class Settings:
     start_timeout_s: float = 300.0  # * a worker that is not ready by then is killed
     batch_size: int = 24  # * cases between two writes
     canary_every: int = 200  # * cases between two rounds of canaries
-    deadline_s: float = 0.0  # * the run stops after this long and can be resumed, 0 = never
+    deadline_s: float = 0.0  # * measuring stops after this long and can be resumed, 0 = never
 
     OPERATIONAL = ("case_timeout_s", "start_timeout_s", "batch_size", "canary_every", "deadline_s")
 
@@ -230,8 +233,14 @@ def build_plan(spec: Mapping[str, Any]) -> Plan:
     """
     for name in spec:
         _check_known(name, SPEC_KEYS, "campaign")
-    settings = _settings(spec)
-    entries = [_entry(spec, values) for values in spec.get("cases") or ()]
+    device = _device(spec)
+    spec = {name: _for_device(value, device) for name, value in spec.items()}
+    settings = _settings(spec, device)
+    entries = [
+        _entry(spec, {key: _for_device(value, device) for key, value in values.items()})
+        for values in spec.get("cases") or ()
+        if values.get("device", device) == device
+    ]
     cases: set[Case] = set()
     for number, (values, count) in enumerate(zip(entries, _counts(spec, entries), strict=True)):
         random = Random(f"{settings.seed} {values['kind']} {_nth_of_kind(entries, number)}")
@@ -251,12 +260,28 @@ def build_plan(spec: Mapping[str, Any]) -> Plan:
     )
 
 
-def _settings(spec: Mapping[str, Any]) -> Settings:
-    values = dict(spec.get("settings") or {})
-    if values.get("device") == "auto":
+def _device(spec: Mapping[str, Any]) -> str:
+    wanted = (spec.get("settings") or {}).get("device", Settings.device)
+    if wanted == "auto":
         from .environment import default_device
 
-        values["device"] = default_device()
+        return default_device()
+    return str(wanted)
+
+
+def _for_device(value: Any, device: str) -> Any:
+    """The value itself, or of a mapping ``{cpu: …, cuda: …}`` the one for the device."""
+    by_device = isinstance(value, Mapping) and value and set(value) <= {"cpu", "cuda"}
+    if not by_device:
+        return value
+    if device not in value:
+        raise PlanError(f"{dict(value)} has no value for device {device}")
+    return value[device]
+
+
+def _settings(spec: Mapping[str, Any], device: str) -> Settings:
+    values = {name: _for_device(value, device) for name, value in (spec.get("settings") or {}).items()}
+    values["device"] = device
     if "budget_s" in spec:
         values.setdefault("deadline_s", DEADLINE_OVER_BUDGET * _number(spec, "budget_s"))
     return Settings.from_dict(values)
@@ -325,7 +350,7 @@ def _expand(entry: Mapping[str, Any], count: int, settings: Settings, random: Ra
         if hits == wanted:
             break
     if not found:
-        raise PlanError(f"no draw of the {entry['kind']} entry passes its limits: check where, max_flops and max_bytes")
+        raise PlanError(f"no draw for {entry['kind']} passes its limits: check where, max_flops and max_bytes")
     yield from found
 
 
@@ -399,15 +424,18 @@ def _explicit(values: Any, spec: Mapping[str, Any], settings: Settings) -> Itera
 
 
 def _interleave(cases: Sequence[Case], settings: Settings) -> list[Case]:
-    """Shuffled within each kind, cut into batches, the batches shuffled: drift then spreads over all shapes.
+    """Shuffled within each kind, cut into batches, the batches of each kind spread evenly over the campaign.
 
+    Drift then spreads over all shapes, and a campaign that ends early has covered every kind in proportion.
     Takes sorted cases, so that the order depends on the seed and the set of cases alone.
     """
-    seed = zlib.crc32(str(settings.seed).encode())
-    batches = []
-    for _, group in itertools.groupby(cases, key=lambda case: case.op.kind):
+    placed = []
+    for name, group in itertools.groupby(cases, key=lambda case: case.op.kind):
+        random = Random(f"{settings.seed} {name}")
         shuffled = list(group)
-        Random(seed).shuffle(shuffled)
-        batches += list(_runs(shuffled, settings.batch_size))
-    Random(seed).shuffle(batches)
-    return [case for batch in batches for case in batch]
+        random.shuffle(shuffled)
+        count = max(-(-len(shuffled) // settings.batch_size), min(ROUNDS, len(shuffled)))
+        for i in range(count):
+            batch = shuffled[i * len(shuffled) // count : (i + 1) * len(shuffled) // count]
+            placed.append(((i + random.random()) / count, name, batch))
+    return [case for _, _, batch in sorted(placed, key=lambda item: item[:2]) for case in batch]
