@@ -222,12 +222,7 @@ def install_opcast(verb: str, gpu: bool) -> None:
 
 def pip(*arguments: str, lost: str) -> None:
     """Run pip with its talk in the log; on a terminal its latest line is shown. Ends with ``lost`` when it fails."""
-    options = (
-        "--no-input",
-        "--disable-pip-version-check",
-        "--no-compile",
-    )  # Python compiles what is used when it is used
-    command = [str(python()), "-m", "pip", "install", *options, *arguments]
+    command = [str(python()), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", *arguments]
     live = sys.stderr.isatty()
     width = shutil.get_terminal_size().columns - 1
     with LOG.open("a") as log, talk(command) as process:
