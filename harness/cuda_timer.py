@@ -23,6 +23,9 @@ GRAPH_US = 1000.0  # what one replay of a graph of short calls lasts
 MOST_GRAPH_CALLS = 1000
 MOST_EAGER_CALLS = 100  # calls behind one blocking kernel: a few kernels each, and the launch queue holds 1024
 NO_KERNEL_US = 0.3  # a graph whose calls are shorter holds no kernels: the work went to another stream
+PROBE_CALLS = 8
+SURELY_WORK_US = 20.0  # longer than the launch of an empty graph takes
+RAMP_US = 20_000.0  # replays before the first sample: capturing left the device idle
 FLUSH_CACHES = 3  # the buffer that empties the L2 is this many times as large
 CYCLES_PER_US = 2000.0  # no current GPU runs faster, so a wait in cycles is never too short
 LONGEST_BLOCK_US = 20_000.0
@@ -91,11 +94,17 @@ def _graph_sampler(run: Run, cache: str, call_us: float) -> Sampler | None:
         if single is None:
             return None
         single_us = min(_spans(single.replay, 2))
-        if single_us < NO_KERNEL_US:
+        if single_us < SURELY_WORK_US and not _holds_work(run, stream):
             return None
         if cache == "cold":
             return _cold_graph_sampler(single, single_us, stream)
         return _row_sampler(run, single, min(call_us, single_us), stream)
+
+
+def _holds_work(run: Run, stream: torch.cuda.Stream) -> bool:
+    """Whether more captured calls take longer, as they must when their kernels are in the graph."""
+    graph = capture(run, PROBE_CALLS, stream)
+    return graph is not None and min(_spans(graph.replay, 2)) >= PROBE_CALLS * NO_KERNEL_US
 
 
 def _row_sampler(run: Run, single: torch.cuda.CUDAGraph, call_us: float, stream: torch.cuda.Stream) -> Sampler | None:
@@ -111,6 +120,7 @@ def _row_sampler(run: Run, single: torch.cuda.CUDAGraph, call_us: float, stream:
             calls, graph = better, capture(run, better, stream)
     if graph is None:
         return None
+    _spans(graph.replay, max(1, int(RAMP_US / (call_us * calls))))
     return Sampler(_on(stream, graph.replay, calls), calls, "cuda_graph", _batch(call_us * calls))
 
 
@@ -205,6 +215,7 @@ def _cold_graph_sampler(single: torch.cuda.CUDAGraph, single_us: float, stream: 
             spans = _spans(single.replay, count, flush)
         return [max(span - overhead, NO_KERNEL_US) for span in spans]
 
+    take(_batch(single_us))
     return Sampler(take, 1, "cuda_graph", _batch(single_us))
 
 

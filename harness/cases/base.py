@@ -65,6 +65,7 @@ class Inputs:
         import torch
 
         self.device = device
+        self.seed = seed
         self.bytes = 0
         self.generator = torch.Generator(device).manual_seed(seed)
 

@@ -16,7 +16,7 @@ CUDA = ("cuda",)
 def kernels() -> Any:
     """The kernel package; Unsupported where triton is not installed."""
     try:
-        return importlib.import_module("...kernels", __package__)
+        return importlib.import_module("..kernels", __package__)
     except ImportError as error:
         raise Unsupported(f"triton is not installed ({error}): pip install 'opcast[triton]'") from error
 

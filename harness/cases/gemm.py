@@ -7,6 +7,8 @@ Linear (nt), its input gradient (nn) and its weight gradient (tn).
 from __future__ import annotations
 
 from functools import partial
+from itertools import accumulate
+from random import Random
 from typing import TYPE_CHECKING
 
 from ...datasets.ops import Op
@@ -150,13 +152,11 @@ def expert_tokens(experts: int, tokens: int, imbalance: int) -> list[int]:
     return [busiest, *(share + (i < extra) for i in range(experts - 1))]
 
 
-def _expert_ends(op: Op, inputs: Inputs) -> list[int]:
+def expert_ends(op: Op, seed: int) -> list[int]:
     """Row where each expert's tokens end, the busiest expert at a random place."""
-    import torch
-
-    counts = torch.tensor(expert_tokens(op.experts, op.tokens, op.imbalance))
-    order = torch.randperm(op.experts, generator=torch.Generator().manual_seed(inputs.generator.initial_seed()))
-    return torch.cumsum(counts[order], 0).tolist()
+    counts = expert_tokens(op.experts, op.tokens, op.imbalance)
+    Random(seed).shuffle(counts)
+    return list(accumulate(counts))
 
 
 def _grouped_operands(op: Op, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -179,7 +179,7 @@ def grouped_gemm(op: Op, inputs: Inputs) -> Run:
     if op.out_dtype != op.dtype:
         raise Unsupported(f"the grouped product of {op.dtype} is written in {op.dtype}, not in {op.out_dtype}")
     a, b = _grouped_operands(op, inputs)
-    ends = torch.tensor(_expert_ends(op, inputs), dtype=torch.int32, device=inputs.device)
+    ends = torch.tensor(expert_ends(op, inputs.seed), dtype=torch.int32, device=inputs.device)
     return partial(torch._grouped_mm, a, b, offs=ends)
 
 
@@ -191,7 +191,7 @@ def grouped_gemm_loop(op: Op, inputs: Inputs) -> Run:
     if op.out_dtype != op.dtype:
         raise Unsupported(f"a loop of products of {op.dtype} is written in {op.dtype}, not in {op.out_dtype}")
     a, b = _grouped_operands(op, inputs)
-    ends = _expert_ends(op, inputs)
+    ends = expert_ends(op, inputs.seed)
     spans = [(i, start, end) for i, (start, end) in enumerate(zip([0, *ends], ends, strict=False)) if end > start]
     if op.layout == TN:
         parts = [(a[:, start:end], b[start:end], i) for i, start, end in spans]

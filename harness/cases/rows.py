@@ -46,7 +46,7 @@ def rms_norm_backward(op: Op, inputs: Inputs) -> Run:
     same_dtype(op)
     if not hasattr(torch.ops.aten, "_fused_rms_norm_backward"):
         raise Unsupported(f"torch {torch.__version__} has no fused rms_norm; 2.9 brought it. Measure backend autograd")
-    x, dy, weight = matrix(op, inputs), matrix(op, inputs), inputs.normal(op.cols, dtype=op.dtype)
+    x, weight, dy = matrix(op, inputs), inputs.normal(op.cols, dtype=op.dtype), matrix(op, inputs)
     with torch.no_grad():
         _, rstd = torch.ops.aten._fused_rms_norm(x, [op.cols], weight, EPSILON)
     return partial(torch.ops.aten._fused_rms_norm_backward, dy, x, [op.cols], rstd, weight, [True, True])

@@ -84,8 +84,7 @@ def _elements(op: Op) -> tuple[int, int]:
 def _across(inputs: Inputs, numel: int, dtype: str, to_device: bool) -> Run:
     import torch
 
-    seed = inputs.generator.initial_seed()
-    host = Inputs("cpu", seed).normal(numel, dtype=dtype).pin_memory()
+    host = Inputs("cpu", inputs.seed).normal(numel, dtype=dtype).pin_memory()
     device = torch.empty_like(inputs.normal(numel, dtype=dtype)) if to_device else inputs.normal(numel, dtype=dtype)
     target, source = (device, host) if to_device else (host, device)
     return partial(target.copy_, source, non_blocking=True)

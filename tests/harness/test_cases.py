@@ -12,9 +12,10 @@ from opcast.datasets.ops import KINDS, Op, make_op
 torch = pytest.importorskip("torch")
 
 from opcast.harness.cases import BUILDERS, Inputs, Unsupported, backends, prepare  # noqa: E402
-from opcast.harness.cases.base import COLD_CACHES, MOST_SETS, cache_bytes  # noqa: E402
-from opcast.harness.cases.gemm import expert_tokens  # noqa: E402
+from opcast.harness.cases.base import COLD_CACHES, MOST_SETS, cache_bytes, torch_dtype  # noqa: E402
+from opcast.harness.cases.gemm import expert_ends, expert_tokens  # noqa: E402
 from opcast.harness.cases.rows import EPSILON, LARGEST  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 ATTENTION = {"heads_q": 4, "heads_kv": 2, "head_dim": 16, "v_head_dim": 16}
 OPS = {
@@ -144,6 +145,17 @@ def reference_attention_backward(op: Op, q, k, v, dy):
     q, k, v, dy = (x.transpose(1, 2) for x in (q, k, v, dy))
     scale = 1 / math.sqrt(op.head_dim)
     return gradients(lambda *qkv: attend(*qkv, bool(op.causal), op.window, scale), (q, k, v), dy)
+
+
+def reference_flash(op: Op, *made):
+    """FlashAttention's own layout: everything is [batch, seq, heads, dim], V as wide as K."""
+    q, k, v, *dy = (x.transpose(1, 2) for x in made)
+    causal, window, scale = bool(op.causal), getattr(op, "window", 0), 1 / math.sqrt(q.shape[-1])
+    if dy:
+        return [
+            x.transpose(1, 2) for x in gradients(lambda *qkv: attend(*qkv, causal, window, scale), (q, k, v), dy[0])
+        ]
+    return attend(q, k, v, causal, window, scale).transpose(1, 2)
 
 
 def reference_mla_prefill(op: Op, q, k, v):
@@ -286,7 +298,7 @@ def run_case(op: Op, backend: str, device: str = "cpu"):
 
 def check(op: Op, backend: str, device: str = "cpu") -> None:
     out, made = run_case(op, backend, device)
-    expected = REFERENCES[op.kind](op, *made)
+    expected = (reference_flash if backend == "flash2" else REFERENCES[op.kind])(op, *made)
     outs = out if isinstance(out, (tuple, list)) else (out,)
     wanted = expected if isinstance(expected, (tuple, list)) else (expected,)
     dtype = (
@@ -319,10 +331,7 @@ def test_result_equals_the_reference(kind: str, backend: str, dtype: str):
 def test_grouped_product_equals_one_product_for_each_expert(backend: str, dtype: str):
     for op in small_ops("grouped_gemm", dtype):
         out, (a, b) = run_case(op, backend)
-        counts = expert_tokens(op.experts, op.tokens, op.imbalance)
-        order = torch.randperm(op.experts, generator=torch.Generator().manual_seed(7))
-        ends = torch.cumsum(torch.tensor(counts)[order], 0).tolist()
-        assert distance(out, reference_grouped(op, a, b, ends)) < TOLERANCE[dtype]
+        assert distance(out, reference_grouped(op, a, b, expert_ends(op, 7))) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -492,6 +501,61 @@ def test_more_than_the_memory_is_refused_before_it_is_taken():
         prepare(make_op("elementwise", "fp32", numel=1 << 42), "torch", "cpu")
 
 
+# --- CUDA's operators, as far as a machine without a GPU can tell --------------------------------------
+
+
+class Shapes(Inputs):
+    """Inputs on a GPU that need not be there: under FakeTensorMode torch computes shapes and checks arguments."""
+
+    def __init__(self) -> None:
+        self.device, self.seed, self.bytes = "cuda", 0, 0
+
+    def normal(self, *shape: int, dtype: str, scale: float = 1.0) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch_dtype(dtype), device="cuda")
+
+
+HEADS = {**ATTENTION, "heads_kv": 4, "seq_q": 24, "seq_kv": 24}
+LATENT = {"heads": 2, "seq_q": 16, "seq_kv": 16}
+SCALED = {"m": 256, "n": 256, "k": 512}
+FUSED = ("flash2", "cudnn", "efficient")
+ON_CUDA = [
+    *(("attention_prefill", backend, HEADS) for backend in FUSED),
+    *(("attention_backward", backend, HEADS) for backend in FUSED),
+    *(("attention_decode", backend, {**HEADS, "seq_q": 1}) for backend in FUSED),
+    *(("mla_prefill", backend, LATENT) for backend in FUSED),
+    ("attention_prefill", "flash2", {**HEADS, "window": 5}),
+    ("attention_prefill", "flash2", {**HEADS, "seq_q": 8}),
+    ("attention_backward", "flash2", {**HEADS, "window": 5, "heads_kv": 2}),
+    *(("gemm", "cublas", {"m": 32, "n": 32, "k": 32, "layout": layout}) for layout in ("nn", "nt", "tn")),
+    *(("gemm", "cublas", {**SCALED, "dtype": dtype}) for dtype in ("fp8", "fp8_e5m2", "fp8_block")),
+    ("gemm", "rowwise", {**SCALED, "dtype": "fp8"}),
+    ("gemm", "cublas", {"m": 32, "n": 32, "k": 32, "dtype": "int8", "out_dtype": "int32"}),
+    ("gemm", "cublas", {"m": 32, "n": 32, "k": 32, "out_dtype": "fp32"}),
+    *(
+        ("grouped_gemm", "torch", {"experts": 4, "tokens": 32, "n": 16, "k": 8, "layout": x})
+        for x in ("nn", "nt", "tn")
+    ),
+    ("rms_norm_backward", "torch", {"rows": 6, "cols": 20}),
+    ("layer_norm_backward", "torch", {"rows": 6, "cols": 20}),
+]
+
+
+@pytest.mark.parametrize(("kind", "backend", "shape"), ON_CUDA)
+def test_cuda_operators_take_the_arguments_they_are_given(kind: str, backend: str, shape: dict[str, object]):
+    dtype = shape.get("dtype", "bf16")
+    out = shape.get("out_dtype", "bf16")
+    op = make_op(kind, dtype, out, **{k: v for k, v in shape.items() if k not in ("dtype", "out_dtype")})
+    assert backend in backends(op, "cuda")
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        try:
+            result = BUILDERS[kind, backend].build(op, Shapes())()
+        except Unsupported as reason:
+            pytest.skip(str(reason))
+    first = result[0] if isinstance(result, tuple) else result
+    assert first.device.type == "cuda"
+    assert first.dtype == torch_dtype(out)
+
+
 # --- on a GPU ------------------------------------------------------------------------------------------
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
@@ -513,13 +577,34 @@ def test_result_on_the_gpu_equals_the_reference(kind: str, backend: str):
         if backend not in backends(op, "cuda"):
             continue
         try:
-            check(op, backend, "cuda")
-            ran += 1
-        except (Unsupported, RuntimeError) as error:
-            if not isinstance(error, Unsupported) and "CUDA error" in str(error):
-                raise
-    if not ran and backend != "rowwise":
-        pytest.skip(f"{kind} has no shape that {backend} takes on this GPU")
+            prepare(op, backend, "cuda")
+        except Unsupported:
+            continue
+        check(op, backend, "cuda")
+        ran += 1
+    if not ran:
+        pytest.skip(f"{kind} has no bf16 shape that {backend} takes on this GPU")
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("backend", ["torch", "loop"])
+def test_grouped_product_on_the_gpu_equals_one_product_for_each_expert(backend: str):
+    for op in small_ops("grouped_gemm", "bf16"):
+        out, (a, b) = run_case(op, backend, "cuda")
+        assert distance(out, reference_grouped(op, a, b, expert_ends(op, 7))) < TOLERANCE["bf16"]
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("direction", ["h2d", "d2h"])
+def test_copies_between_host_and_gpu_use_pinned_memory_and_arrive(direction: str):
+    run = BUILDERS["copy", "torch"].build(make_op("copy", size_bytes=1 << 20, direction=direction), Inputs("cuda", 0))
+    (source,) = run.args
+    copied = run()
+    torch.cuda.synchronize()
+    assert torch.equal(copied.cpu(), source.cpu())
+    assert (source if direction == "h2d" else copied).is_pinned()
 
 
 @pytest.mark.gpu
