@@ -1,41 +1,97 @@
 """The graph of one step: ops as nodes, tensors with lifetimes, repeated blocks folded.
 
 A :class:`Graph` is what tracing produces, passes rewrite and schedules time. Nodes stand in execution order.
-A run of nodes that repeats (the layers of a transformer) is stored once as a :class:`Block` with its count;
-:meth:`Graph.nodes` unrolls it. Tensors are numbered; a node names the tensors it reads and writes.
+
+**Tensors** are storages: views share the tensor they look into. They are numbered 0, 1, 2, …; a
+:class:`Tensor` describes a run of consecutive ids that are alike (the same weight of every layer).
+A node names the tensors it ``reads``, ``writes`` (a tensor in both is updated in place) and ``frees``: those
+that the framework let go of after it. A tensor lives from its first write, or from the start when nothing
+writes it before it is read, to the node that frees it, or to the end of the step.
+
+**Repetition.** Consecutive nodes that repeat (the layers of a transformer) are stored once as a
+:class:`Block`, written for its first repetition. In repetition *i* (from 0)
+
+- tensor ``t`` is ``t + i · steps.get(t, 0)``: 0 for what all share (rotary tables), +1 for a layer's own
+  weights and activations, -1 for what a backward block, which walks the layers in reverse, reads of them.
+  A value carried from one repetition to the next (hidden states in, hidden states out) is read as ``h`` and
+  written as ``h + 1``, both with step 1: the two are each other's phi pair, and ids say so by themselves;
+- the layer number in ``Node.path`` after ``Block.stack`` grows by ``i · Block.stride``;
+- the first and the last repetition may free other tensors than the rest (what enters the first is often held by
+  others, what all share goes with the last): ``Block.uneven`` says what they free instead.
+
+So unrolling is exact, wiring and lifetimes included: :meth:`Graph.nodes`. Nothing else is ever implied: two
+layers that differ in any op, shape, lifetime or wiring stand in different blocks.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 
-from ..datasets.ops import Op, make_op
+import numpy as np
 
-FORMAT = 1
+from ..datasets.ops import Op
+
+FORMAT = 2
 PHASES = ("forward", "backward", "optimizer")
-ROLES = ("activation", "weight", "gradient", "optimizer_state", "input", "cache")
+ROLES = ("activation", "weight", "frozen", "buffer", "gradient", "optimizer_state", "input", "cache")
+
+_LAYER = re.compile(r"^(?:(.*?)\.)?(\d+)(?=\.|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A stored tensor: its bytes and what it is for. Views share the tensor they look into."""
+    """``count`` stored tensors alike, with ids ``id`` to ``id + count - 1``: bytes of each, and what they are for.
+
+    Roles: ``weight`` is a trained parameter, ``frozen`` one that is not trained, ``buffer`` a module's constant
+    (rotary frequencies), ``cache`` keys and values kept between steps; ``activation`` is everything else that
+    the step makes.
+    """
 
     id: int
     size_bytes: int
     dtype: str
     role: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class HostCalls:
+    """What the host did between the previous node and this one, besides this node's own operator call.
+
+    ``dispatch``: operator calls without work of their own (an empty tensor, the single updates inside a
+    multi-tensor call); ``views``: calls that made a view; ``modules``: ``nn.Module`` calls begun; ``autograd``:
+    backward nodes begun (each was recorded once in the forward pass).
+    """
+
+    dispatch: int = 0
+    views: int = 0
+    modules: int = 0
+    autograd: int = 0
+
+    def __add__(self, other: HostCalls) -> HostCalls:
+        return HostCalls(
+            self.dispatch + other.dispatch,
+            self.views + other.views,
+            self.modules + other.modules,
+            self.autograd + other.autograd,
+        )
+
+
+NO_CALLS = HostCalls()
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
     """One executed operator.
 
-    ``op`` is None for an operator that no kind covers: it is costed by ``bytes_moved`` and listed in reports.
-    ``source`` is the framework's name for it (``aten.mm``); ``path`` the module that called it.
-    ``host_calls`` counts the framework calls that led to it and do no work of their own: (views, modules).
+    ``op`` is None for an operator that no kind covers: it is costed by ``bytes_moved`` and listed in the graph's
+    notes. ``source`` is the framework's name for it (``aten.mm``); ``path`` the module that called it, in
+    backward the module whose forward it differentiates.
     """
 
     op: Op | None
@@ -45,23 +101,53 @@ class Node:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     bytes_moved: int
-    host_calls: tuple[int, int] = (0, 0)
+    frees: tuple[int, ...] = ()
+    host: HostCalls = NO_CALLS
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Consecutive nodes, executed ``repeat`` times. Tensor ids are those of the first repetition."""
+    """Consecutive nodes, executed ``repeat`` times; ids and paths are those of the first repetition.
+
+    ``steps`` gives, by tensor id, what is added to it per repetition (absent: 0). ``stack`` is the path of the
+    list of layers that repeats (``model.layers``), ``stride`` the layers each repetition moves on (negative in
+    backward). ``uneven`` gives by (repetition, node), with repetition 0 or -1 for the last, what that node frees
+    there; its ids, too, are those of the first repetition.
+    """
 
     nodes: tuple[Node, ...]
     repeat: int = 1
+    steps: Mapping[int, int] = field(default_factory=dict)
+    stack: str = ""
+    stride: int = 0
+    uneven: Mapping[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+
+    def repetition(self, index: int) -> Iterator[Node]:
+        """The nodes of one repetition, with their own tensors and paths."""
+        steps = {tensor: tensor + index * step for tensor, step in self.steps.items()} if index else {}
+        which = 0 if index == 0 else -1 if index == self.repeat - 1 else 1
+        for position, node in enumerate(self.nodes):
+            frees = self.uneven.get((which, position), node.frees)
+            if not index and frees is node.frees:
+                yield node
+                continue
+            yield dataclasses.replace(
+                node,
+                path=shift_path(node.path, self.stack, index * self.stride),
+                reads=tuple(steps.get(t, t) for t in node.reads),
+                writes=tuple(steps.get(t, t) for t in node.writes),
+                frees=tuple(sorted(steps.get(t, t) for t in frees)),
+            )
 
 
 @dataclass(frozen=True)
 class Graph:
     """One step of a model on one device.
 
-    ``parameters`` counts trainable elements; ``model_flops`` is the arithmetic of the step as the model
-    defines it (what MFU divides), without recomputation.
+    ``tensors`` cover the ids 0 … n-1 in order. ``parameters`` counts trained elements, tied ones once.
+    ``model_flops`` is the arithmetic of the step as the model defines it (what MFU divides): the matrix
+    products and attention of the forward pass, as computed, three times over in training (the backward pass
+    costs twice the forward; recomputation never counts).
     """
 
     name: str
@@ -74,5 +160,67 @@ class Graph:
     def nodes(self) -> Iterator[Node]:
         """Every executed node, blocks unrolled."""
         for block in self.blocks:
-            for _ in range(block.repeat):
-                yield from block.nodes
+            for index in range(block.repeat):
+                yield from block.repetition(index)
+
+    def weighted(self) -> Iterator[tuple[Node, int]]:
+        """Every stored node with the number of times it runs: enough for totals, without unrolling."""
+        for block in self.blocks:
+            for node in block.nodes:
+                yield node, block.repeat
+
+    def tensor(self, tensor_id: int) -> Tensor:
+        """The description of one tensor; IndexError outside the graph."""
+        if not 0 <= tensor_id < self.tensor_count:
+            raise IndexError(f"tensor {tensor_id} is not in {self.name} (it has {self.tensor_count})")
+        return self.tensors[bisect_right(self._first_ids, tensor_id) - 1]
+
+    @cached_property
+    def tensor_count(self) -> int:
+        return sum(tensor.count for tensor in self.tensors)
+
+    @cached_property
+    def _first_ids(self) -> list[int]:
+        return [tensor.id for tensor in self.tensors]
+
+    @cached_property
+    def tensor_bytes(self) -> np.ndarray:
+        """Bytes of every tensor, int64 by id."""
+        sizes = np.array([tensor.size_bytes for tensor in self.tensors], dtype=np.int64)
+        return np.repeat(sizes, [tensor.count for tensor in self.tensors])
+
+    @cached_property
+    def tensor_roles(self) -> np.ndarray:
+        """Role of every tensor by id, as an index into ``ROLES``."""
+        roles = np.array([ROLES.index(tensor.role) for tensor in self.tensors], dtype=np.int8)
+        return np.repeat(roles, [tensor.count for tensor in self.tensors])
+
+    def unrolled(self) -> Graph:
+        """The same graph with every repetition written out, in one block."""
+        return dataclasses.replace(self, blocks=(Block(tuple(self.nodes())),))
+
+
+def layer_of(path: str) -> tuple[str, int] | None:
+    """The outermost numbered module of a path: ``model.layers.3.mlp`` is layer 3 of ``model.layers``."""
+    match = _LAYER.match(path)
+    return (match.group(1) or "", int(match.group(2))) if match else None
+
+
+def shift_path(path: str, stack: str, layers: int) -> str:
+    """The path of the same module ``layers`` further on in ``stack``; other paths as they are."""
+    match = _LAYER.match(path)
+    if not layers or match is None or (match.group(1) or "") != stack:
+        return path
+    return f"{path[: match.start(2)]}{int(match.group(2)) + layers}{path[match.end(2) :]}"
+
+
+def runs(tensors: list[tuple[int, str, str]]) -> tuple[Tensor, ...]:
+    """Descriptions (bytes, dtype, role) by id, equal neighbours joined."""
+    joined: list[Tensor] = []
+    for index, (size_bytes, dtype, role) in enumerate(tensors):
+        last = joined[-1] if joined else None
+        if last and (last.size_bytes, last.dtype, last.role) == (size_bytes, dtype, role):
+            joined[-1] = dataclasses.replace(last, count=last.count + 1)
+        else:
+            joined.append(Tensor(index, size_bytes, dtype, role))
+    return tuple(joined)

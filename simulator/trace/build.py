@@ -1,0 +1,134 @@
+"""From a found model to a module, for real, on fake tensors, or as bare structure on torch's meta device."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .models import Source
+from .workload import TraceError, Workload
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+TORCH_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+@dataclass(frozen=True)
+class Built:
+    """A module and, where it brought one, the function that makes its example inputs."""
+
+    module: nn.Module
+    example: Callable[[Workload], Any] | None = None
+
+
+def load_config(source: Source) -> Any:
+    """transformers' configuration object; TraceError when transformers does not take it."""
+    from transformers import AutoConfig
+
+    config = dict(source.config or {})
+    model_type = config.pop("model_type")
+    with quiet():
+        try:
+            return AutoConfig.for_model(model_type, **config)
+        except Exception as error:
+            raise TraceError(f"model {source.name}: {_one_line(error)}") from None
+
+
+def build(source: Source, workload: Workload, precision: str, config: Any = None) -> Built:
+    """The module with weights in ``precision``, randomly initialised unless the caller has turned that off.
+
+    ``config`` is a changed configuration to build instead of the source's own.
+    """
+    import torch
+
+    dtype = getattr(torch, TORCH_DTYPES[precision])
+    if source.factory is not None:
+        return _made(source, dtype)
+    from transformers import AutoModelForCausalLM
+
+    config = copy.deepcopy(config) if config is not None else load_config(source)
+    experts = {"experts_implementation": workload.experts} if workload.experts else {}
+    with quiet():
+        try:
+            module = AutoModelForCausalLM.from_config(config, dtype=dtype, **experts)
+        except Exception as error:
+            raise TraceError(f"model {source.name}: {_one_line(error)}") from None
+    module.tie_weights()  # part of the initialisation that a trace leaves out
+    return Built(module)
+
+
+def structure(source: Source, workload: Workload, precision: str, config: Any = None) -> nn.Module:
+    """The module on the meta device: parameters with shapes, no memory, no initialisation."""
+    import torch
+
+    with torch.device("meta"), uninitialised():
+        return build(source, workload, precision, config).module
+
+
+def _made(source: Source, dtype: torch.dtype) -> Built:
+    """What a factory returns: a module, or a module and the function that makes its example inputs."""
+    import torch
+    from torch import nn
+
+    factory = source.factory if callable(source.factory) else _imported(str(source.factory))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        made = factory()
+    finally:
+        torch.set_default_dtype(before)
+    module, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(module, nn.Module):
+        raise TraceError(f"model {source.name}: the factory returned {type(made).__name__}, not an nn.Module")
+    return Built(module, example)
+
+
+def _imported(name: str) -> Callable[[], Any]:
+    module, _, attribute = name.partition(":")
+    try:
+        target: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            target = getattr(target, part)
+    except (ImportError, AttributeError) as error:
+        raise TraceError(f"model {name}: {_one_line(error)}") from None
+    if not callable(target):
+        raise TraceError(f"model {name}: {attribute} is a {type(target).__name__}, not a function")
+    return target
+
+
+def uninitialised() -> AbstractContextManager[Any]:
+    """Leave out the random initialisation of weights, torch's and transformers'."""
+    try:
+        from transformers.initialization import no_init_weights
+    except ImportError:
+        return nullcontext()
+    return no_init_weights()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers' advice about configurations off the terminal."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def plain(config: Any) -> Mapping[str, Any]:
+    """A configuration object as plain values."""
+    return config.to_dict()

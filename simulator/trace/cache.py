@@ -1,0 +1,194 @@
+"""Traced graphs on disk: compact JSON, compressed, each under a name that everything it depends on went into.
+
+Reading needs neither torch nor transformers; their versions are asked of the installed packages.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ...datasets.ops import KINDS, Op
+from ..graph import FORMAT, NO_CALLS, Block, Graph, HostCalls, Node, Tensor
+from .aten import VERSION
+from .models import Source, digest
+from .workload import Workload
+
+PACKAGES = ("torch", "transformers")
+
+
+def key(source: Source, workload: Workload, precision: str) -> str:
+    """The name of a graph: a hash of model, workload, precision, package versions and our own formats."""
+    about = {
+        "model": [source.name, source.identity],
+        "workload": workload.to_dict(),
+        "precision": precision,
+        "packages": [installed(name) for name in PACKAGES],
+        "format": [FORMAT, VERSION, sorted((name, kind.names) for name, kind in KINDS.items())],
+    }
+    return digest(about)[:32]
+
+
+def installed(package: str) -> str:
+    """Version of a package without importing it; "" when it is not there."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def load(directory: Path, name: str) -> Graph | None:
+    """The graph of that name, or None when there is none or its file cannot be read."""
+    try:
+        with gzip.open(directory / f"{name}.json.gz", "rb") as file:
+            return from_plain(json.loads(file.read()))
+    except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError):
+        return None
+
+
+def save(directory: Path, name: str, graph: Graph) -> Path:
+    """Write a graph so that others see either all of it or nothing."""
+    directory.mkdir(parents=True, exist_ok=True)
+    content = gzip.compress(json.dumps(to_plain(graph), separators=(",", ":")).encode(), 6, mtime=0)
+    handle, temporary = tempfile.mkstemp(dir=directory, prefix=f".{name}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, directory / f"{name}.json.gz")
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return directory / f"{name}.json.gz"
+
+
+# --- plain values ----------------------------------------------------------------------------------------
+
+
+class _Table:
+    """Values told apart once and named by number from then on."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+        self._numbers: dict[Any, int] = {}
+
+    def number(self, value: Any, row: Any) -> int:
+        if value not in self._numbers:
+            self._numbers[value] = len(self.rows)
+            self.rows.append(row)
+        return self._numbers[value]
+
+
+def to_plain(graph: Graph) -> dict[str, Any]:
+    """A graph as lists and numbers; ops and strings stand in tables of their own."""
+    ops, texts, calls = _Table(), _Table(), _Table()
+
+    def node(n: Node) -> list[Any]:
+        op = -1 if n.op is None else ops.number(n.op, [n.op.kind, list(n.op.dims), n.op.dtype, n.op.out_dtype])
+        names = [texts.number(text, text) for text in (n.source, n.path, n.phase)]
+        host = [n.host.dispatch, n.host.views, n.host.modules, n.host.autograd]
+        ids = [_packed(group) for group in (n.reads, n.writes, n.frees)]
+        return [op, *names, *ids, n.bytes_moved, calls.number(n.host, host)]
+
+    blocks = [
+        {
+            "nodes": [node(n) for n in block.nodes],
+            "repeat": block.repeat,
+            "steps": [[t, step] for t, step in sorted(block.steps.items())],
+            "stack": block.stack,
+            "stride": block.stride,
+            "uneven": [[*key, list(frees)] for key, frees in sorted(block.uneven.items())],
+        }
+        for block in graph.blocks
+    ]
+    return {
+        "format": FORMAT,
+        "name": graph.name,
+        "parameters": graph.parameters,
+        "model_flops": graph.model_flops,
+        "notes": list(graph.notes),
+        "tensors": [[t.size_bytes, t.dtype, t.role, t.count] for t in graph.tensors],
+        "blocks": blocks,
+        "ops": ops.rows,
+        "texts": texts.rows,
+        "calls": calls.rows,
+    }
+
+
+def from_plain(plain: dict[str, Any]) -> Graph:
+    """The graph that :func:`to_plain` wrote; ValueError for another format."""
+    if plain["format"] != FORMAT:
+        raise ValueError(f"graph of format {plain['format']}, this opcast reads {FORMAT}")
+    ops = [Op(kind, tuple(dims), dtype, out) for kind, dims, dtype, out in plain["ops"]]
+    texts, calls = plain["texts"], [HostCalls(*row) for row in plain["calls"]]
+
+    def node(row: Sequence[Any]) -> Node:
+        op, source, path, phase, reads, writes, frees, moved, host = row
+        return Node(
+            None if op < 0 else ops[op],
+            texts[source],
+            texts[path],
+            texts[phase],
+            _unpacked(reads),
+            _unpacked(writes),
+            moved,
+            _unpacked(frees),
+            calls[host] if calls[host] != NO_CALLS else NO_CALLS,
+        )
+
+    blocks = tuple(
+        Block(
+            tuple(node(row) for row in block["nodes"]),
+            block["repeat"],
+            dict(block["steps"]),
+            block["stack"],
+            block["stride"],
+            {(which, position): tuple(frees) for which, position, frees in block["uneven"]},
+        )
+        for block in plain["blocks"]
+    )
+    return Graph(
+        plain["name"],
+        blocks,
+        _tensors(plain["tensors"]),
+        plain["parameters"],
+        plain["model_flops"],
+        tuple(plain["notes"]),
+    )
+
+
+def _tensors(rows: Iterable[Sequence[Any]]) -> tuple[Tensor, ...]:
+    tensors, first = [], 0
+    for size_bytes, dtype, role, count in rows:
+        tensors.append(Tensor(first, size_bytes, dtype, role, count))
+        first += count
+    return tuple(tensors)
+
+
+def _packed(ids: Sequence[int]) -> list[Any]:
+    """Ids in order, with every run of consecutive ones as [first, count]."""
+    packed: list[Any] = []
+    for tensor in ids:
+        last = packed[-1] if packed else None
+        if isinstance(last, list) and tensor == last[0] + last[1]:
+            last[1] += 1
+        elif isinstance(last, int) and tensor == last + 1:
+            packed[-1] = [last, 2]
+        else:
+            packed.append(tensor)
+    return packed
+
+
+def _unpacked(packed: Sequence[Any]) -> tuple[int, ...]:
+    ids: list[int] = []
+    for item in packed:
+        if isinstance(item, list):
+            ids += range(item[0], item[0] + item[1])
+        else:
+            ids.append(item)
+    return tuple(ids)

@@ -1,0 +1,108 @@
+"""From a model and a workload to its graph: out of the cache, or traced, folded and put there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..graph import Graph
+from . import cache
+from .fold import assemble, fold
+from .models import Model, Source, resolve
+from .nodes import notes_on
+from .optimizer import add_adamw
+from .workload import PRECISIONS, Workload, choose
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def trace(model: Model, workload: Workload, precision: str = "bf16", cache_dir: str | Path | None = None) -> Graph:
+    """The graph of one step of a model.
+
+    ``model`` is whatever :func:`.models.resolve` takes. ``precision`` is the format of weights and activations
+    (``fp32``, ``bf16``, ``fp16``). ``cache_dir`` keeps graphs between calls; a graph found there is returned
+    without importing torch. TraceError (a ValueError) says in one line what cannot be traced and why.
+    """
+    choose("precision", precision, PRECISIONS)
+    source = resolve(model)
+    directory = None if cache_dir is None or source.identity is None else Path(cache_dir)
+    name = cache.key(source, workload, precision)
+    found = None if directory is None else cache.load(directory, name)
+    if found is not None:
+        return found
+    graph = trace_source(source, workload, precision)
+    if directory is not None:
+        cache.save(directory, name, graph)
+    return graph
+
+
+def trace_source(source: Source, workload: Workload, precision: str, every_layer: bool = False) -> Graph:
+    """Trace a found model. Of layers that are alike only a few are run, unless ``every_layer`` says otherwise."""
+    graph = None
+    if source.config is not None and not every_layer:
+        graph = _from_few_layers(source, workload, precision)
+    if graph is None:
+        graph = _folded(source, workload, precision, None)
+    if workload.training and workload.optimizer == "adamw":
+        graph = add_adamw(graph)
+    return replace(graph, model_flops=model_flops(graph, workload), notes=notes_on(graph))
+
+
+def _folded(source: Source, workload: Workload, precision: str, config: Any) -> Graph:
+    from .build import build
+    from .capture import capture
+
+    step = capture(lambda: build(source, workload, precision, config), workload)
+    about = {"name": source.name, "parameters": step.parameters, "model_flops": 0.0}
+    return fold(assemble(step.nodes, step.tensors, **about))
+
+
+def _from_few_layers(source: Source, workload: Workload, precision: str) -> Graph | None:
+    """The graph of all layers from a trace of a few, or None when the model does not allow it."""
+    from .build import load_config, structure
+    from .deepen import DeepenError, deepen
+    from .depth import layer_kinds, plan, shortened
+
+    config = load_config(source)
+    whole = structure(source, workload, precision, config)
+    planned = plan(whole, config)
+    if planned is None:
+        return None
+    try:
+        short = shortened(config, planned.traced)
+        few = structure(source, workload, precision, short).get_submodule(planned.stack)
+    except (ValueError, AttributeError, TypeError):
+        return None  # the configuration ties other settings to the number of layers
+    wanted = layer_kinds(whole.get_submodule(planned.stack), config.get_text_config())[: planned.traced]
+    if layer_kinds(few, short.get_text_config()) != wanted:
+        return None
+    try:
+        graph = deepen(_folded(source, workload, precision, short), planned.stack, planned.first, planned.missing)
+    except DeepenError:
+        return None
+    if resident_bytes(graph) != _held_bytes(whole):
+        return None
+    trained = {id(p): p.numel() for p in whole.parameters() if p.requires_grad}
+    return replace(graph, parameters=sum(trained.values()))
+
+
+def resident_bytes(graph: Graph) -> int:
+    """Bytes of parameters and buffers."""
+    return sum(t.size_bytes * t.count for t in graph.tensors if t.role in ("weight", "frozen", "buffer"))
+
+
+def _held_bytes(module: nn.Module) -> int:
+    held = {id(t): t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers())}
+    return sum(held.values())
+
+
+def model_flops(graph: Graph, workload: Workload) -> float:
+    """Matrix products and attention of the forward pass, three times in training (backward costs two forwards)."""
+    forward = 0.0
+    for node, times in graph.weighted():
+        if node.phase == "forward" and node.op is not None:
+            cost = node.op.cost
+            forward += times * float(cost.flops) if cost.unit == "tensor" else 0.0
+    return forward * (3 if workload.training else 1)

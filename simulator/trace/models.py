@@ -1,0 +1,149 @@
+"""Which model is meant: a shipped name, a folder, a config.json, a hub id or a function that makes a module.
+
+Nothing here imports torch or transformers: a graph that is in the cache must be found without them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib.util
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .workload import TraceError
+
+MODEL_DIRECTORY = Path(__file__).resolve().parents[2] / "conf" / "model"
+HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
+FACTORY = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
+
+Factory = Callable[[], Any]
+Model = str | Mapping[str, Any] | Factory
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model that has been found but not built.
+
+    ``config`` is its transformers configuration, or None for a ``factory`` (a function, or ``module:callable``).
+    ``identity`` is what a cached graph is keyed by; None means that nothing identifies the model, so that its
+    graphs are not cached.
+    """
+
+    name: str
+    config: Mapping[str, Any] | None
+    factory: str | Factory | None
+    identity: str | None
+
+
+def known_models() -> dict[str, str]:
+    """Shipped models: name and where its shape was published."""
+    return {path.stem: str(_shipped(path.stem).get("source", "")) for path in sorted(MODEL_DIRECTORY.glob("*.yaml"))}
+
+
+def resolve(model: Model) -> Source:
+    """Find a model; TraceError in one line when there is none.
+
+    ``model`` is a name in conf/model, a folder with a config.json, such a file, a hub id (``org/name``),
+    ``module:callable``, a transformers configuration as a mapping with ``model_type``, or a function that returns
+    a module. A factory may also return (module, function): the function is given the workload and returns example
+    inputs, a tuple or a mapping.
+    """
+    if isinstance(model, Mapping):
+        return _from_config(str(model.get("name", model.get("model_type", "config"))), model)
+    if callable(model):
+        return Source(getattr(model, "__name__", type(model).__name__), None, model, None)
+    name = str(model).strip()
+    shipped = canonical_name(name)
+    if (MODEL_DIRECTORY / f"{shipped}.yaml").is_file():
+        return _from_config(shipped, _shipped(shipped).get("config", {}))
+    if FACTORY.match(name):
+        return Source(name, None, name, _source_of(name))
+    path = Path(name).expanduser()
+    if path.exists():
+        return _from_path(path)
+    if HUB_ID.match(name):
+        return _from_hub(name)
+    near = difflib.get_close_matches(shipped, [p.stem for p in MODEL_DIRECTORY.glob("*.yaml")], 3, 0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else "`opcast list models` names them"
+    raise TraceError(f"unknown model {name!r}; {hint} (a folder, config.json, org/name or module:callable will do too)")
+
+
+def canonical_name(name: str) -> str:
+    """The spelling of shipped names: lower case, and underscores for every separator."""
+    return re.sub(r"[-.\s]+", "_", name.strip().lower())
+
+
+@lru_cache(maxsize=64)
+def _shipped(name: str) -> Mapping[str, Any]:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load((MODEL_DIRECTORY / f"{name}.yaml").read_text("utf-8"), Loader=loader)
+
+
+def _from_config(name: str, config: Mapping[str, Any]) -> Source:
+    """A source for a configuration. Weights' formats are left out: a trace has no weights to unpack."""
+    if not config.get("model_type"):
+        raise TraceError(f"model {name}: the configuration has no model_type, so transformers cannot know its class")
+    kept = {key: value for key, value in config.items() if key not in ("name", "quantization_config", "auto_map")}
+    return Source(name, kept, None, "config:" + digest(kept))
+
+
+def _from_path(path: Path) -> Source:
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise TraceError(f"model {path}: the folder has no config.json")
+    try:
+        config = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise TraceError(f"model {file}: not a readable config.json ({_line(error)})") from None
+    if not isinstance(config, dict):
+        raise TraceError(f"model {file}: not a transformers configuration (a JSON object)")
+    return _from_config((path if path.is_dir() else path.resolve().parent).resolve().name, config)
+
+
+def _from_hub(name: str) -> Source:
+    """The config.json of a hub id: from the local hub cache, else by downloading it."""
+    try:
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    except ImportError:
+        raise TraceError(f"model {name}: reading from the hub needs transformers: pip install 'opcast[hf]'") from None
+    cached = try_to_load_from_cache(name, "config.json")
+    try:
+        file = Path(cached if isinstance(cached, str) else hf_hub_download(name, "config.json"))
+    except Exception as error:
+        raise TraceError(
+            f"model {name}: not in the local hub cache, and the hub did not give its config.json "
+            f"({type(error).__name__}); give a folder or config.json instead"
+        ) from None
+    config = _from_path(file)
+    return Source(name, config.config, None, config.identity)
+
+
+def _source_of(name: str) -> str:
+    """Identity of ``module:callable``: the module's file. TraceError when there is no such module."""
+    module = name.partition(":")[0]
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        raise TraceError(f"model {name}: there is no module {module!r} to import (is its folder on PYTHONPATH?)")
+    origin = Path(spec.origin) if spec.origin else None
+    content = origin.read_bytes() if origin is not None and origin.is_file() else b""
+    return f"factory:{name}:{hashlib.sha256(content).hexdigest()}"
+
+
+def digest(value: Any) -> str:
+    """A hash of plain values, whatever the order of their keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,129 @@
+"""From recorded calls to the nodes of a graph: what eager mode really runs, on which storages, until when."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from ..graph import Graph, Node, Tensor
+from .aten import bytes_moved, overwrites, to_op
+from .calls import Call, Storage, View
+from .fold import renumbered
+from .layout import dense, dtype_of, numel
+
+IN_PLACE = {
+    "aten.add": "aten.add_",
+    "aten.index_put": "aten._index_put_impl_",
+    "aten.scatter": "aten.scatter_",
+    "aten.scatter_add": "aten.scatter_add_",
+}
+
+
+def as_eager(calls: Sequence[Call]) -> list[Call]:
+    """Calls in the form that torch gives them when nothing records.
+
+    Some places in torch write into a tensor that nobody else holds, unless the tensor is a recorded or fake one:
+    the autograd engine adding up gradients (``torch/csrc/autograd/input_buffer.cpp``) and accumulating them in
+    ``.grad`` (``accumulate_grad.h``), the gradients of indexing, top-k and gather, which scatter into fresh zeros
+    (``FunctionsManual.cpp``), and the mask added to the scores of unfused attention
+    (``_scaled_dot_product_attention_math``). There the result takes over the operand's storage.
+    """
+    taken: dict[int, int] = {}
+    out: list[Call] = []
+    for position, call in enumerate(calls):
+        call = _renamed(call, taken)
+        into = _takes_over(call, calls[position + 1 :][:1])
+        if into is not None:
+            made = call.outputs[0].storage
+            taken[made] = into
+            call = _renamed(call, {made: into})
+            call.name, call.written, call.outputs = IN_PLACE[call.name], (into,), ()
+            call.freed = [storage for storage in call.freed if storage != into]
+        out.append(call)
+    return out
+
+
+def _takes_over(call: Call, following: Sequence[Call]) -> int | None:
+    """The storage that eager mode would update in place where this call was recorded with a new result."""
+    if call.name not in IN_PLACE or not call.outputs:
+        return None
+    first = call.inputs[0]
+    if first.storage not in call.freed or not dense(first) or numel(first) != numel(call.outputs[0]):
+        return None
+    if call.name != "aten.add":
+        return first.storage if call.autograd else None
+    summed = call.phase == "backward" and not call.autograd and not call.of_view
+    accumulated = call.autograd.endswith("AccumulateGrad")
+    masked = bool(following) and following[0].name == "aten._safe_softmax"
+    return first.storage if summed or accumulated or masked else None
+
+
+def _renamed(call: Call, taken: Mapping[int, int]) -> Call:
+    if not taken:
+        return call
+
+    def name(storage: int) -> int:
+        while storage in taken:
+            storage = taken[storage]
+        return storage
+
+    def moved(value: object) -> object:
+        if isinstance(value, View):
+            return value._replace(storage=name(value.storage))
+        return tuple(map(moved, value)) if isinstance(value, tuple) else value
+
+    call.arguments = {key: moved(value) for key, value in call.arguments.items()}
+    call.inputs = tuple(v._replace(storage=name(v.storage)) for v in call.inputs)
+    call.outputs = tuple(v._replace(storage=name(v.storage)) for v in call.outputs)
+    call.written = tuple(map(name, call.written))
+    call.freed = [name(storage) for storage in call.freed]
+    return call
+
+
+def to_node(call: Call) -> Node:
+    """The node of one call; tensors are named by their storage."""
+    read = (view.storage for view in call.inputs if not overwrites(call, view))
+    made = (view.storage for view in call.outputs)
+    op = to_op(call)
+    return Node(
+        op=op,
+        source=call.name,
+        path=call.path,
+        phase=call.phase,
+        reads=tuple(dict.fromkeys(read)),
+        writes=tuple(dict.fromkeys((*call.written, *made))),
+        bytes_moved=int(op.cost.bytes) if op is not None else bytes_moved(call),
+        frees=tuple(sorted(set(call.freed))),
+        host=call.host,
+    )
+
+
+def to_graph(
+    nodes: Sequence[Node], storages: Sequence[Storage], roles: Mapping[int, str]
+) -> tuple[list[Node], list[Tensor]]:
+    """Nodes and tensors, renumbered so that only storages count which a node uses or which ``roles`` names.
+
+    What is left out was reserved and let go, or belongs to what happened before the step.
+    """
+    used = {t for node in nodes for t in (*node.reads, *node.writes)}
+    kept = [number for number in range(len(storages)) if number in used or number in roles]
+    number = {storage: position for position, storage in enumerate(kept)}
+    tensors = [
+        Tensor(number[old], storages[old].size_bytes, dtype_of(storages[old].dtype), roles.get(old, "activation"))
+        for old in kept
+    ]
+    known = [dataclasses.replace(node, frees=tuple(t for t in node.frees if t in number)) for node in nodes]
+    return list(renumbered(known, number)), tensors
+
+
+def notes_on(graph: Graph) -> tuple[str, ...]:
+    """One line for each operator that no kind covers."""
+    missing: Counter[str] = Counter()
+    for node, times in graph.weighted():
+        if node.op is None and node.bytes_moved:
+            missing[node.source] += times
+    return tuple(
+        f"{name}: no op kind covers it; its {count} calls are costed by the bytes they move"
+        for name, count in sorted(missing.items())
+    )

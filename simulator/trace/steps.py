@@ -1,0 +1,129 @@
+"""The calls that make one step: the same ones are traced on fake tensors and can be run for real.
+
+A model of transformers is called as its users call it; any other module is called on its example inputs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .workload import TraceError, Workload
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A forward call that is ready to run, and the cache of keys and values that it was given."""
+
+    run: Call
+    cache: Any = None
+
+
+def prepare(model: nn.Module, workload: Workload, example: Callable[[Workload], Any] | None = None) -> Step:
+    """One forward call with its inputs made; for decode the prompt has been run and its cache is filled.
+
+    ``example`` gives the inputs of a module that is not from transformers: a tuple of positional or a mapping of
+    keyword arguments. Without it the module's own ``example_inputs(workload)`` is asked.
+    """
+    model.train(workload.training)
+    example = example or getattr(model, "example_inputs", None)
+    if example is not None:
+        return Step(_example_call(model, example(workload)))
+    if not hasattr(getattr(model, "config", None), "get_text_config"):
+        raise TraceError(
+            f"{type(model).__name__} is not from transformers and has no example_inputs(workload): "
+            "add that method, or return (module, function) from the factory"
+        )
+    tokens = token_ids(model, workload.batch, workload.seq_len)
+    if workload.training:
+        return Step(lambda: model(input_ids=tokens, labels=tokens, use_cache=False))
+    keep, cache = _last_logits(model), _cache(model, workload)
+    if workload.kind == "prefill":
+        return Step(lambda: model(input_ids=tokens, use_cache=True, **cache, **keep), cache.get("past_key_values"))
+    token = token_ids(model, workload.batch, 1)
+    filled = model(input_ids=tokens, use_cache=True, **cache, **keep).past_key_values
+    return Step(lambda: model(input_ids=token, past_key_values=filled, use_cache=True, **keep), filled)
+
+
+def training_step(model: nn.Module, workload: Workload, example: Callable[[Workload], Any] | None = None) -> Call:
+    """Forward, backward, optimizer and freed gradients, as one call on a real model."""
+    forward = prepare(model, workload, example)
+    optimizer = make_optimizer(model) if workload.optimizer == "adamw" else None
+
+    def step() -> None:
+        output = forward.run()
+        loss_of(output).backward()
+        if optimizer is not None:
+            optimizer.step()
+        model.zero_grad(set_to_none=True)
+
+    return step
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """AdamW in its fused form, which updates all parameters of one dtype in one call."""
+    import torch
+
+    return torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-5, fused=True)
+
+
+def token_ids(model: nn.Module, batch: int, length: int) -> torch.Tensor:
+    """int64 [batch, length]: every token of the vocabulary in turn."""
+    import torch
+
+    config: Any = model.config
+    vocabulary = config.get_text_config().vocab_size
+    return torch.arange(batch * length).remainder(vocabulary).view(batch, length)
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    """The scalar to differentiate: the output itself or its ``loss``; TraceError when there is none."""
+    import torch
+
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    loss = output if loss is None else loss
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad:
+        return loss
+    raise TraceError("workload=train needs a forward that returns a scalar loss, or an output with one in .loss")
+
+
+def cached_tensors(cache: Any) -> Iterator[torch.Tensor]:
+    """The tensors that a cache of transformers holds, layer by layer."""
+    import torch
+
+    for layer in getattr(cache, "layers", ()):
+        for value in vars(layer).values():
+            if isinstance(value, torch.Tensor):
+                yield value
+
+
+def _example_call(model: nn.Module, inputs: Any) -> Call:
+    if isinstance(inputs, Mapping):
+        return lambda: model(**inputs)
+    if isinstance(inputs, (tuple, list)):
+        return lambda: model(*inputs)
+    raise TraceError(f"example inputs must be a tuple or a mapping of arguments, not {type(inputs).__name__}")
+
+
+def _cache(model: nn.Module, workload: Workload) -> dict[str, Any]:
+    """Nothing for the cache that the model makes by itself, else one with room for the step."""
+    if workload.cache == "dynamic":
+        return {}
+    from transformers import StaticCache
+
+    config: Any = model.config
+    room = workload.seq_len + (workload.kind == "decode")
+    return {"past_key_values": StaticCache(config=config, max_cache_len=room)}
+
+
+def _last_logits(model: nn.Module) -> dict[str, int]:
+    """Only the last position needs logits to go on generating; most models can be told."""
+    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}

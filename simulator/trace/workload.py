@@ -1,0 +1,95 @@
+"""What is run: one training step, one prompt, or one generated token."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass
+from typing import Any
+
+KINDS = ("train", "prefill", "decode")
+PRECISIONS = ("fp32", "bf16", "fp16")
+CACHES = ("dynamic", "static")
+OPTIMIZERS = ("adamw", "none")
+ATTENTIONS = ("sdpa", "fused")
+
+
+class TraceError(ValueError):
+    """A workload, model or call that cannot be traced. The message says what is wrong and what to do."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One step: ``batch`` sequences of ``seq_len`` tokens.
+
+    ``kind``: ``train`` runs forward, loss, backward and optimizer on sequences of ``seq_len``; ``prefill`` runs a
+    prompt of ``seq_len`` tokens and fills the cache; ``decode`` generates one token with ``seq_len`` tokens in
+    the cache. ``cache`` is transformers' ``dynamic`` cache, which grows by copying, or its preallocated ``static``
+    one. ``optimizer`` is ``adamw`` (torch's fused multi-tensor AdamW) or ``none``; ``accumulate`` adds to gradients
+    that earlier micro-batches have left.
+
+    ``attention``: ``sdpa`` takes the kernels that torch picks on a CPU, ``fused`` one fused kernel for every call,
+    as accelerators have it (the CPU falls back to plain products when keys and values differ in width, or with
+    dropout). ``experts`` names transformers' ``experts_implementation``; empty takes its default.
+    ``expert_load`` says how routed tokens spread over experts: ``balanced``, ``zipf:1.0`` (the share of the e-th
+    expert falls with e to that power), or shares by commas, as measured, one an expert.
+    """
+
+    kind: str
+    batch: int = 1
+    seq_len: int = 1024
+    cache: str = "dynamic"
+    optimizer: str = "adamw"
+    accumulate: bool = False
+    attention: str = "sdpa"
+    experts: str = ""
+    expert_load: str = "balanced"
+
+    def __post_init__(self) -> None:
+        choose("workload", self.kind, KINDS)
+        choose("cache", self.cache, CACHES)
+        choose("optimizer", self.optimizer, OPTIMIZERS)
+        choose("attention", self.attention, ATTENTIONS)
+        for name, value in (("batch", self.batch), ("seq_len", self.seq_len)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise TraceError(f"{name}={value!r} must be a whole number of at least 1")
+        if self.kind == "train" and self.seq_len < 2:
+            raise TraceError("seq_len=1 leaves no next token to train on: take at least 2")
+        parse_load(self.expert_load)
+
+    @property
+    def training(self) -> bool:
+        return self.kind == "train"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the step computes."""
+        return self.batch * (1 if self.kind == "decode" else self.seq_len)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def choose(what: str, value: str, known: tuple[str, ...]) -> str:
+    """The value itself; TraceError names the known ones, the nearest first."""
+    if value in known:
+        return value
+    near = difflib.get_close_matches(str(value), known, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise TraceError(f"{what}={value!r} is not one of {', '.join(known)}{hint}")
+
+
+def parse_load(text: str) -> tuple[str, tuple[float, ...]]:
+    """``("balanced", ())``, ``("zipf", (exponent,))`` or ``("shares", (…))``; TraceError for anything else."""
+    name, _, value = text.partition(":")
+    try:
+        if name == "balanced" and not value:
+            return "balanced", ()
+        if name == "zipf" and float(value) >= 0:
+            return "zipf", (float(value),)
+        shares = tuple(float(share) for share in text.split(","))
+        if len(shares) > 1 and min(shares) >= 0 and 0 < sum(shares) < float("inf"):
+            return "shares", shares
+    except ValueError:
+        pass
+    raise TraceError(f"expert_load={text!r} is neither balanced, zipf:EXPONENT nor shares by commas, one an expert")
