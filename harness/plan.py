@@ -8,7 +8,7 @@
     entries; each has ``kind``, its dims as axes (:mod:`.axes`), and may have ``dtype``, ``out_dtype``, ``backend``,
     ``cache`` as further axes, and
     ``sample: N`` (N joint draws) or ``share: W`` (as many draws as fit into W's part of ``budget_s``, at ``case_s``
-    each) or neither (the product of the axes, or with ``zip: true`` their values side by side);
+    each) or neither (the product of the axes, or with ``zip: true`` the dims side by side);
     ``each: [cache]`` takes the named axes in product with the draws;
     ``where``, ``max_flops``, ``max_bytes`` drop shapes,
 ``ops``
@@ -17,6 +17,8 @@
     ops that must not be measured,
 ``canaries``
     explicit ops that are measured again and again through the campaign, to notice drift,
+``parts``
+    other specifications by name, whose cases, ops and canaries this campaign has too (their settings are not used),
 ``dtype``, ``backend``, ``cache``, ``max_flops``, ``max_bytes``, ``case_s``
     defaults for the entries. The backend ``usual`` is what the device runs the op on as a rule, ``all`` whatever can.
 
@@ -50,7 +52,7 @@ ROUNDS = 8  # batches that each kind is cut into at the least
 PARAMETERS = ("dtype", "out_dtype", "backend", "cache")
 DEFAULTS = ("dtype", "backend", "cache", "max_flops", "max_bytes", "case_s")
 ENTRY_KEYS = ("kind", "device", "sample", "share", "zip", "each", "where", *DEFAULTS, "out_dtype")
-SPEC_KEYS = ("name", "settings", "cases", "ops", "exclude", "canaries", "budget_s", *DEFAULTS)
+SPEC_KEYS = ("name", "settings", "cases", "ops", "exclude", "canaries", "parts", "budget_s", *DEFAULTS)
 
 
 class PlanError(ValueError):
@@ -231,33 +233,40 @@ def build_plan(spec: Mapping[str, Any]) -> Plan:
 
     Raises PlanError, or OpError for a wrong dim or dtype, naming the value.
     """
+    device = _device(spec)
+    settings = _settings(spec, device)
+    specs = [_checked_spec(part, device) for part in (spec, *(spec.get("parts") or {}).values())]
+    cases = {case for part in specs for case in _cases(part, settings)}
+    excluded = {case.op for part in specs for case in _explicit(part.get("exclude"), part, settings)}
+    canaries = [case for part in specs for case in _explicit(part.get("canaries"), part, settings)]
+    kept = [case for case in sorted(cases) if case.op not in excluded]
+    name = _checked_name(spec.get("name", "campaign"))
+    if not kept:
+        raise PlanError(f"campaign {name!r} has no cases: loosen its limits or give it `cases` or `ops`")
+    return Plan(name, tuple(_interleave(kept, settings)), tuple(dict.fromkeys(canaries)), settings)
+
+
+def _checked_spec(spec: Mapping[str, Any], device: str) -> dict[str, Any]:
+    """A specification with known keys only, and its values for the device."""
     for name in spec:
         _check_known(name, SPEC_KEYS, "campaign")
-    device = _device(spec)
-    spec = {name: _for_device(value, device) for name, value in spec.items()}
-    settings = _settings(spec, device)
+    return {name: _for_device(value, device) for name, value in spec.items()}
+
+
+def _cases(spec: Mapping[str, Any], settings: Settings) -> Iterator[Case]:
+    """The cases of a specification's entries and its explicit ops."""
     entries = [
-        _entry(spec, {key: _for_device(value, device) for key, value in values.items()})
+        _entry(spec, {key: _for_device(value, settings.device) for key, value in values.items()})
         for values in spec.get("cases") or ()
-        if values.get("device", device) == device
+        if values.get("device", settings.device) == settings.device
     ]
-    cases: set[Case] = set()
     for number, (values, count) in enumerate(zip(entries, _counts(spec, entries), strict=True)):
         random = Random(f"{settings.seed} {values['kind']} {_nth_of_kind(entries, number)}")
-        cases.update(_expand(values, count, settings, random))
-    cases.update(_explicit(spec.get("ops"), spec, settings))
-    excluded = {case.op for case in _explicit(spec.get("exclude"), spec, settings)}
-    kept = [case for case in sorted(cases) if case.op not in excluded]
-    if not kept:
-        raise PlanError(
-            f"campaign {spec.get('name')!r} has no cases left: loosen its limits or give it `cases` or `ops`"
-        )
-    return Plan(
-        _checked_name(spec.get("name", "campaign")),
-        tuple(_interleave(kept, settings)),
-        tuple(dict.fromkeys(_explicit(spec.get("canaries"), spec, settings))),
-        settings,
-    )
+        try:
+            yield from _expand(values, count, settings, random)
+        except AxisError as error:
+            raise PlanError(f"{values['kind']}: {error}") from None
+    yield from _explicit(spec.get("ops"), spec, settings)
 
 
 def _device(spec: Mapping[str, Any]) -> str:
@@ -328,8 +337,8 @@ def _counts(spec: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> li
 def _expand(entry: Mapping[str, Any], count: int, settings: Settings, random: Random) -> Iterator[Case]:
     """The cases of one entry: ``count`` of them for a sample, all combinations when 0."""
     axes, formulas = _axes(entry)
-    each = entry.get("each") or ()
-    for name in each:
+    each = entry.get("each") or (PARAMETERS if entry.get("zip") else ())
+    for name in entry.get("each") or ():
         _check_known(name, [n for axis in axes for n in axis.names], f"`each` of {entry['kind']}")
     crossed = [axis for axis in axes if set(axis.names) & set(each)]
     drawn = [axis for axis in axes if axis not in crossed]
@@ -360,25 +369,18 @@ def _axes(entry: Mapping[str, Any]) -> tuple[list[Axis], dict[str, str]]:
     overridden = {n.strip() for key in entry if "," in key for n in key.split(",")}
     given = {key: value for key, value in given.items() if key not in control and key not in overridden}
     formulas = {key: value for key, value in given.items() if is_formula(value)}
-    try:
-        return [parse_axis(key, value) for key, value in given.items() if key not in formulas], formulas
-    except AxisError as error:
-        raise PlanError(f"{entry['kind']}: {error}") from None
+    return [parse_axis(key, value) for key, value in given.items() if key not in formulas], formulas
 
 
 def _admitted(
     row: dict[str, Any], formulas: Mapping[str, str], entry: Mapping[str, Any], settings: Settings
 ) -> Iterator[Case]:
     """The cases of one combination of values, if it passes the entry's limits."""
-    try:
-        for name, formula in formulas.items():
-            row[name] = evaluate(formula, row)
-        conditions = entry.get("where") or ()
-        conditions = [conditions] if isinstance(conditions, str) else conditions
-        if not all(evaluate(condition, row) for condition in conditions):
-            return
-    except AxisError as error:
-        raise PlanError(f"{entry['kind']}: {error}") from None
+    for name, formula in formulas.items():
+        row[name] = evaluate(formula, row)
+    conditions = entry.get("where") or ()
+    if not all(evaluate(text, row) for text in ([conditions] if isinstance(conditions, str) else conditions)):
+        return
     backend, cache = row.pop("backend"), row.pop("cache")
     op = make_op(entry["kind"], **{name: value for name, value in row.items() if not name.startswith("_")})
     op = whole_shards(op)
