@@ -37,6 +37,8 @@ MOST_RETRIES = 8  # batches at throttled clocks that are thrown away before thei
 RETRY_PAUSE_S = 0.25
 WARMUP_SHARE = 0.1  # of the time budget
 LONGEST_WARMUP_S = 0.2
+LEAST_SHARE = 0.2  # of the time budget that samples are spread over, so that a busy moment does not decide
+LEAST_S = 0.05  # and never longer than this
 WARMUP_CALLS = 3
 
 
@@ -110,19 +112,22 @@ def measure(
 ) -> Timing:
     """Time a prepared op.
 
-    Stops when ``stopping`` says so (by default: when the median's 95 % confidence interval is within
-    ``ci_width`` of it) or after ``budget_s`` seconds, warm-up included. ``clocks`` is read after every batch
-    of samples: one taken at throttled clocks is discarded and taken again, :data:`MOST_RETRIES` times at most.
+    Stops when ``stopping`` says so (by default: when the median's 95 % confidence interval is no wider than
+    ``ci_width`` of it), though not before samples are spread over :data:`LEAST_SHARE` of the budget, or after
+    ``budget_s`` seconds, warm-up included but not the making of inputs. ``clocks`` is read after every batch of
+    samples: one taken at throttled clocks is discarded and taken again, :data:`MOST_RETRIES` times at most.
     ``now_ns`` and ``pause`` are the host's clock and how it waits.
     """
     if cache not in ("cold", "warm"):
         raise ValueError(f"cache={cache!r} is neither cold nor warm")
+    if cache == "cold" and prepared.device == "cpu":
+        _ = prepared.rotate  # made here, so that making inputs is not on the budget
     deadline = now_ns() + round(budget_s * 1e9)
     with prepared.context(), collector_off():
         sampler = make_sampler(prepared, cache, budget_s, now_ns)
-        found = collect(
-            sampler.take, stopping or MedianWidth(ci_width), deadline, clocks, now_ns, pause, batch=sampler.batch
-        )
+        earliest = now_ns() + round(min(LEAST_S, LEAST_SHARE * budget_s) * 1e9)
+        rule = stopping or MedianWidth(ci_width)
+        found = collect(sampler.take, rule, deadline, clocks, now_ns, pause, sampler.batch, earliest)
     return summarise(found, sampler.calls, sampler.timer, cache)
 
 
@@ -154,8 +159,9 @@ def collect(
     now_ns: Clock = time.perf_counter_ns,
     pause: Callable[[float], None] = time.sleep,
     batch: int = 1,
+    earliest_ns: int = 0,
 ) -> Collected:
-    """Batches of samples until the rule is met or the deadline has passed.
+    """Batches of samples until the rule is met, but not before ``earliest_ns``, or the deadline has passed.
 
     A batch is a quarter of the samples so far, and ``batch`` at least.
     """
@@ -164,7 +170,8 @@ def collect(
     throttled = False
     while True:
         taken = take(max(batch, len(values) // 4))
-        over = now_ns() >= deadline_ns
+        now = now_ns()
+        over = now >= deadline_ns
         if clocks is not None and clocks().throttled:
             if retries < MOST_RETRIES and not over:
                 discarded, retries = discarded + len(taken), retries + 1
@@ -173,7 +180,7 @@ def collect(
             throttled = True
         values += taken
         array = np.array(values)
-        if stopping(array):
+        if now >= earliest_ns and stopping(array):
             return Collected(array, True, throttled, discarded)
         if over or len(values) >= MOST_SAMPLES:
             return Collected(array, False, throttled, discarded)

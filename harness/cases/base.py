@@ -25,7 +25,7 @@ Run = Callable[[], object]
 
 COLD_CACHES = 3  # input sets of a cold measurement together exceed the last-level cache this many times
 MOST_SETS = 256  # smaller ops than cache / MOST_SETS need the cache emptied between laps instead
-TILE_ELEMENTS = 1 << 22  # larger random tensors on the CPU repeat a tile of this many elements
+TILE_ELEMENTS = 1 << 16  # larger random tensors on the CPU repeat a tile of this many elements
 
 TORCH_DTYPES = {
     "fp64": "float64",
