@@ -18,57 +18,56 @@ ELEMENT_BLOCK = 1024.0  # elements that one block of threads takes
 
 def by_rows(d: Dims, s: Setting) -> Terms:
     """Rows of a matrix, one block of threads a row."""
-    cols = d.cols if hasattr(d, "cols") else d.vocab
     rows = d.rows if hasattr(d, "rows") else d.tokens
-    return _streaming(rows, cols, s)
+    return _streaming(rows, 1.0 / rows, s)
 
 
 def by_rows_with_weight_gradient(d: Dims, s: Setting) -> Terms:
     """A norm's backward: the weight's gradient is summed over rows by a second, smaller kernel."""
-    terms = _streaming(d.rows, d.cols, s)
+    terms = _streaming(d.rows, 1.0 / d.rows, s)
     partial = 4.0 * np.minimum(d.rows, 4.0 * s.units) * d.cols * 2.0 / s.l2_rate
     return Terms(terms.compute, terms.memory + partial, terms.overhead + s.device.launch_us, hints=terms.hints)
 
 
 def rope(d: Dims, s: Setting) -> Terms:
-    return _streaming(d.tokens, d.heads * d.head_dim, s)
+    return _streaming(d.tokens, 1.0 / d.tokens, s)
 
 
 def elementwise(d: Dims, s: Setting) -> Terms:
     """Short contiguous runs cost whole sectors of memory."""
     width = np.where(d.run > 0, d.run, d.numel) * max(s.itemsize, s.out_itemsize)
-    return _streaming(np.ceil(d.numel / ELEMENT_BLOCK), np.minimum(d.numel, ELEMENT_BLOCK), s, _waste(width, s))
+    return _flat(d.numel, ELEMENT_BLOCK, s, _waste(width, s))
 
 
 def reduce(d: Dims, s: Setting) -> Terms:
-    """Sum over the middle axis; a reduction over strided elements reads whole sectors when ``inner`` is short."""
-    return _streaming(np.ceil(d.outer * d.inner), d.length, s)
+    """Sum over the middle axis: one block of threads a result."""
+    return _streaming(d.outer * d.inner, 1.0 / (d.outer * d.inner), s)
 
 
 def embedding(d: Dims, s: Setting) -> Terms:
-    return _streaming(d.tokens, d.hidden, s, _waste(d.hidden * s.itemsize, s))
+    return _streaming(d.tokens, 1.0 / d.tokens, s, _waste(d.hidden * s.itemsize, s))
 
 
 def embedding_backward(d: Dims, s: Setting) -> Terms:
     """Zeroes the table, then adds rows with atomics: two kernels."""
-    terms = _streaming(d.tokens, d.hidden, s)
+    terms = _streaming(d.tokens, 1.0 / d.tokens, s)
     return Terms(terms.compute, terms.memory, terms.overhead + s.device.launch_us, hints=terms.hints)
 
 
 def moe_route(d: Dims, s: Setting) -> Terms:
     """Softmax, top-k and renormalisation: several short kernels over a small matrix."""
-    terms = _streaming(d.tokens, d.experts, s)
+    terms = _streaming(d.tokens, 1.0 / d.tokens, s)
     sort = d.tokens * d.experts * d.topk / (s.vector_rate * LANES_USED)
     return Terms(terms.compute + sort, terms.memory, terms.overhead + 2.0 * s.device.launch_us, hints=terms.hints)
 
 
 def moe_permute(d: Dims, s: Setting) -> Terms:
-    return _streaming(d.tokens * d.topk, d.hidden, s, _waste(d.hidden * s.itemsize, s))
+    return _streaming(d.tokens * d.topk, 1.0 / (d.tokens * d.topk), s, _waste(d.hidden * s.itemsize, s))
 
 
 def adamw(d: Dims, s: Setting) -> Terms:
     """One pass over parameters, gradients and moments; many small tensors take several launches."""
-    terms = _streaming(np.ceil(d.numel / ELEMENT_BLOCK), np.minimum(d.numel, ELEMENT_BLOCK), s)
+    terms = _flat(d.numel, ELEMENT_BLOCK, s)
     each = s.device.dispatch_us if s.cpu else s.device.launch_us
     launches = np.ceil(d.tensors / TENSORS_PER_LAUNCH) - 1.0
     return Terms(terms.compute, terms.memory, terms.overhead + launches * each, hints=terms.hints)
@@ -77,7 +76,7 @@ def adamw(d: Dims, s: Setting) -> Terms:
 def copy(d: Dims, s: Setting) -> Terms:
     """Inside the memory at its bandwidth; to and from the host over PCIe, where a CPU has no such border."""
     width = np.where(d.run_bytes > 0, d.run_bytes, d.size_bytes)
-    terms = _streaming(np.ceil(d.size_bytes / 4096.0), np.minimum(d.size_bytes, 4096.0), s, _waste(width, s))
+    terms = _flat(d.size_bytes, 4096.0, s, _waste(width, s))
     if s.cpu or not s.device.pcie_gbps:
         return terms
     outside = d.direction > 0
@@ -92,11 +91,19 @@ def _waste(width_bytes: Array, s: Setting) -> Array:
     return np.maximum(sector / np.maximum(width_bytes, 0.5), 1.0)
 
 
-def _streaming(rows: Array, cols: Array, s: Setting, waste: Array = 1.0) -> Terms:
-    """``rows`` blocks of threads over ``cols`` elements each: bandwidth of all, or of the units that have a row."""
-    size = s.cost.bytes * waste
+def _flat(numel: Array, block: float, s: Setting, waste: Array = 1.0) -> Terms:
+    """Elements in blocks of one size, the last one shorter."""
+    return _streaming(np.ceil(numel / block), np.minimum(block / np.maximum(numel, 1.0), 1.0), s, waste)
+
+
+def _streaming(rows: Array, share: Array, s: Setting, waste: Array = 1.0) -> Terms:
+    """``rows`` blocks of threads, each with a ``share`` of all bytes: the bandwidth of all, or of units with a block.
+
+    ``waste`` is how many bytes move for each one wanted.
+    """
     rows = np.maximum(rows, 1.0)
-    longest = 0.0 if s.cpu else np.ceil(rows / s.units) * (s.cost.bytes / rows) / s.unit_rate
+    size, row_bytes = s.cost.bytes * waste, s.cost.bytes * share
+    longest = 0.0 if s.cpu else np.ceil(rows / s.units) * row_bytes / s.unit_rate
     compute = s.cost.flops / (s.vector_rate * LANES_USED)
-    hints = {"rows_per_unit": rows / s.units, "row_bytes": 1.0 + s.cost.bytes / rows}
+    hints = {"rows_per_unit": rows / s.units, "row_bytes": 1.0 + row_bytes}
     return Terms(compute, np.maximum(s.traffic_us(size), longest), s.device.launch_us, hints=hints)

@@ -1,0 +1,185 @@
+"""Physics that every law obeys, whatever the op and the device."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opcast.datasets.devices import Device, DeviceError
+from opcast.datasets.ops import KINDS, OpError, bus_factor
+from opcast.models import analytical
+
+CACHES = st.sampled_from(["cold", "warm"])
+GROWING = {
+    "gemm": ("batch", "m", "n", "k"),
+    "attention_prefill": ("batch", "head_dim"),
+    "attention_decode": ("batch", "seq_kv", "head_dim"),
+    "rms_norm": ("rows", "cols"),
+    "elementwise": ("numel", "inputs"),
+    "adamw": ("numel", "tensors"),
+    "copy": ("size_bytes",),
+    "all_reduce": ("size_bytes",),
+    "host_overhead": ("calls",),
+}
+
+
+@st.composite
+def dims(draw: st.DrawFn, kind: str) -> dict[str, int]:
+    """One op's dimensions: sizes over four decades, choices among the choices."""
+    values = {}
+    for dim in KINDS[kind].dims:
+        if dim.choices:
+            values[dim.name] = draw(st.integers(0, len(dim.choices) - 1))
+        elif dim.name in ("imbalance", "window", "run", "run_bytes", "block"):
+            values[dim.name] = draw(st.sampled_from([dim.low, dim.low + 64]))
+        else:
+            power = draw(st.integers(0, 13 if dim.name not in ("batch", "heads_q", "heads", "experts") else 6))
+            values[dim.name] = max(dim.low, 2**power + draw(st.integers(0, 3)))
+    if "heads_kv" in values:
+        values["heads_kv"] = min(values["heads_kv"], values["heads_q"])
+    return values
+
+
+def latency(kind: str, values: dict[str, int], device: Device, cache: str, dtype: str = "bf16") -> float:
+    columns = {name: np.array([value]) for name, value in values.items()}
+    return float(analytical.latency_us(kind, columns, dtype, None, device, cache)[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_latency_is_finite_and_never_below_the_roofline(kind: str, device: Device, data: st.DataObject) -> None:
+    values, cache = data.draw(dims(kind)), data.draw(CACHES)
+    columns = {name: np.array([value]) for name, value in values.items()}
+    floor = analytical.roofline_us(kind, columns, "bf16", None, device, cache)[0]
+    answer = latency(kind, values, device, cache)
+    assert np.isfinite(answer)
+    assert answer >= floor >= 0.0
+    assert answer > 0.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_a_better_device_is_never_slower(kind: str, device: Device, data: st.DataObject) -> None:
+    values, cache = data.draw(dims(kind)), data.draw(CACHES)
+    names = ["memory_gbps", "l2_gbps", "l2_mib", "vector_tflops", "tensor_tflops", "link_gbps", "pcie_gbps"]
+    figure, factor = data.draw(st.sampled_from(names)), data.draw(st.floats(1.0, 4.0))
+    now = getattr(device, figure)
+    better = {name: rate * factor for name, rate in now.items()} if figure == "tensor_tflops" else now * factor
+    improved = dataclasses.replace(device, **{figure: better})
+    assert latency(kind, values, improved, cache) <= latency(kind, values, device, cache) * (1 + 1e-9), figure
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_more_compute_units_of_the_same_kind_are_never_slower(kind: str, device: Device, data: st.DataObject) -> None:
+    values, cache = data.draw(dims(kind)), data.draw(CACHES)
+    more = device.compute_units + data.draw(st.integers(1, 100))
+    share = more / device.compute_units
+    larger = dataclasses.replace(
+        device,
+        compute_units=more,
+        tensor_tflops={name: rate * share for name, rate in device.tensor_tflops.items()},
+        vector_tflops=device.vector_tflops * share,
+        l2_gbps=device.l2_gbps * share,
+    )
+    assert latency(kind, values, larger, cache) <= latency(kind, values, device, cache) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("kind", GROWING)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_a_larger_op_is_never_faster(kind: str, device: Device, data: st.DataObject) -> None:
+    values, cache = data.draw(dims(kind)), data.draw(CACHES)
+    name = data.draw(st.sampled_from(GROWING[kind]))
+    larger = values | {name: values[name] + data.draw(st.integers(1, 500))}
+    assert latency(kind, larger, device, cache) >= latency(kind, values, device, cache) * (1 - 1e-9), name
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_columns_answer_as_single_ops_do(gpu: Device, data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(list(KINDS)))
+    several = [data.draw(dims(kind)) for _ in range(3)]
+    columns = {name: np.array([values[name] for values in several]) for name in KINDS[kind].names}
+    together = analytical.latency_us(kind, columns, "bf16", None, gpu, "cold")
+    assert together.tolist() == pytest.approx([latency(kind, values, gpu, "cold") for values in several], rel=1e-12)
+
+
+def test_chunks_join_without_a_seam(gpu: Device) -> None:
+    count = analytical.CHUNK + 7
+    columns = {"rows": np.arange(1, count + 1), "cols": np.full(count, 4096)}
+    whole = analytical.latency_us("rms_norm", columns, "bf16", None, gpu)
+    tail = {name: values[-7:] for name, values in columns.items()}
+    assert whole.shape == (count,)
+    assert whole[-7:].tolist() == analytical.latency_us("rms_norm", tail, "bf16", None, gpu).tolist()
+
+
+def test_warm_inputs_are_faster_only_as_far_as_they_fit(gpu: Device) -> None:
+    small, large = {"rows": 1024, "cols": 4096}, {"rows": 65536, "cols": 16384}
+    assert latency("rms_norm", small, gpu, "warm") < latency("rms_norm", small, gpu, "cold")
+    assert latency("rms_norm", large, gpu, "warm") == latency("rms_norm", large, gpu, "cold")
+
+
+def test_known_gemms_of_an_h100_come_out_about_right(gpu: Device) -> None:
+    # cuBLAS bf16, published for this gpu: about 700 TFLOP/s at 8192^3, and weights read at about 3 TB/s for a token
+    square = {"batch": 1, "m": 8192, "n": 8192, "k": 8192, "layout": 1}
+    assert 600 < 2 * 8192**3 / latency("gemm", square, gpu, "cold") / 1e6 < 820
+    token = {"batch": 1, "m": 1, "n": 28672, "k": 8192, "layout": 1}
+    assert 2.6 < 2 * 28672 * 8192 / latency("gemm", token, gpu, "cold") / 1e6 < 3.3
+
+
+def test_a_last_wave_costs_a_whole_one(gpu: Device) -> None:
+    # 132 tiles of 128 x 256 fill an H100 once; one row of tiles more starts another wave, unless K is split
+    even = {"batch": 1, "m": 128 * 12, "n": 256 * 11, "k": 512, "layout": 1}
+    assert latency("gemm", even | {"m": 128 * 12 + 1}, gpu, "cold") > 1.1 * latency("gemm", even, gpu, "cold")
+
+
+def test_all_reduce_follows_the_bus_bandwidth(gpu: Device) -> None:
+    size = 2**30
+    values = {"size_bytes": size, "ranks": 8, "ranks_per_node": 8, "link": 0}
+    expected = size * bus_factor("all_reduce", 8) / (gpu.link_gbps * 1e3)
+    assert expected < latency("all_reduce", values, gpu, "warm") < 1.4 * expected
+
+
+def test_bound_names_what_holds_an_op_back(gpu: Device) -> None:
+    cases = {
+        "compute": ("gemm", {"batch": 1, "m": 8192, "n": 8192, "k": 8192, "layout": 1}),
+        "memory": ("rms_norm", {"rows": 65536, "cols": 8192}),
+        "latency": ("rms_norm", {"rows": 1, "cols": 128}),
+        "network": ("all_reduce", {"size_bytes": 2**30, "ranks": 8, "ranks_per_node": 8, "link": 0}),
+        "host": ("host_overhead", {"what": 1, "calls": 3}),
+    }
+    for expected, (kind, values) in cases.items():
+        columns = {name: np.array([value]) for name, value in values.items()}
+        assert analytical.bound(kind, columns, "bf16", None, gpu, "cold").tolist() == [expected]
+
+
+def test_bad_questions_are_refused_in_one_line(gpu: Device) -> None:
+    columns = {name: np.array([8]) for name in ("batch", "m", "n", "k")} | {"layout": np.array([1])}
+    with pytest.raises(DeviceError, match="nvfp4"):
+        analytical.latency_us("gemm", columns, "nvfp4", None, gpu)
+    with pytest.raises(ValueError, match="cache='hot' is not one of cold, warm"):
+        analytical.latency_us("gemm", columns, "bf16", None, gpu, "hot")
+    with pytest.raises(OpError, match="did you mean gemm"):
+        analytical.latency_us("gem", columns, "bf16", None, gpu)
+
+
+def test_every_kind_has_a_law() -> None:
+    assert set(analytical.LAWS) == set(KINDS)
+
+
+def test_half_a_million_gemms_take_well_under_a_second_on_one_core(gpu: Device) -> None:
+    count, rng = 500_000, np.random.default_rng(0)
+    columns = {name: rng.integers(1, 8192, count) for name in ("m", "n", "k")}
+    columns |= {"batch": np.ones(count), "layout": np.ones(count)}
+    analytical.latency_us("gemm", {name: values[:10] for name, values in columns.items()}, "bf16", None, gpu)
+    began = time.process_time()
+    analytical.latency_us("gemm", columns, "bf16", None, gpu)
+    assert time.process_time() - began < 1.5

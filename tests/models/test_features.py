@@ -1,0 +1,85 @@
+"""Features: documented, finite, independent of company, and free of the values they must not see."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from opcast.datasets.devices import Device
+from opcast.datasets.ops import KINDS
+from opcast.models import analytical
+from opcast.models.features import REASONS, feature_names, features, frame, reason
+
+
+def some_columns(kind: str, count: int = 50, seed: int = 0) -> dict[str, np.ndarray]:
+    """Random ops of a kind."""
+    rng = np.random.default_rng(seed)
+    columns = {}
+    for dim in KINDS[kind].dims:
+        high = len(dim.choices) if dim.choices else 300
+        columns[dim.name] = rng.integers(dim.low, dim.low + high, count)
+    return columns
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_feature_is_finite_named_once_and_has_a_reason(kind: str, device: Device) -> None:
+    names = feature_names(kind)
+    matrix = features(kind, some_columns(kind), "bf16", None, device, "cold")
+    assert matrix.shape == (50, len(names))
+    assert matrix.dtype == np.float32
+    assert np.isfinite(matrix).all()
+    assert len(set(names)) == len(names)
+    assert all(reason(name) for name in names)
+
+
+def test_no_reason_is_left_without_a_feature() -> None:
+    used = {name for kind in KINDS for name in feature_names(kind)}
+    assert not [start for start in REASONS if not any(name.startswith(start) for name in used)]
+
+
+@pytest.mark.parametrize("kind", ["gemm", "attention_decode", "elementwise", "all_reduce"])
+def test_a_row_does_not_depend_on_its_company(kind: str, gpu: Device) -> None:
+    columns = some_columns(kind)
+    whole = features(kind, columns, "bf16", None, gpu)
+    alone = features(kind, {name: values[7:8] for name, values in columns.items()}, "bf16", None, gpu)
+    assert whole[7].tolist() == alone[0].tolist()
+
+
+def test_frame_carries_the_times_that_features_came_from(cpu: Device) -> None:
+    columns = some_columns("gemm")
+    made = frame("gemm", columns, "fp32", None, cpu, "cold")
+    assert made.analytical_us.tolist() == analytical.latency_us("gemm", columns, "fp32", None, cpu, "cold").tolist()
+    assert made.roofline_us.tolist() == analytical.roofline_us("gemm", columns, "fp32", None, cpu, "cold").tolist()
+    column = feature_names("gemm").index("analytical")
+    assert made.matrix[:, column] == pytest.approx(np.log2(made.analytical_us), rel=1e-6)
+
+
+def test_alignment_and_tails_say_what_they_claim(gpu: Device) -> None:
+    columns = {"batch": [1, 1], "m": [4096, 4097], "n": [96, 128 * 132], "k": [7, 8192], "layout": [1, 1]}
+    matrix = features("gemm", {name: np.array(values) for name, values in columns.items()}, "bf16", None, gpu)
+    rows = [dict(zip(feature_names("gemm"), row, strict=True)) for row in matrix.tolist()]
+    assert [row["align_m"] for row in rows] == [12.0, 0.0]
+    assert [row["align_n"] for row in rows] == [5.0, 9.0]
+    assert [row["align_k"] for row in rows] == [0.0, 12.0]
+    assert rows[0]["pad_n128"] == pytest.approx(0.75)
+    assert rows[1]["pad_m128"] == pytest.approx(4097 / 4224)
+    assert rows[1]["tail_128x128"] == pytest.approx(1.0)
+
+
+def test_device_and_cache_are_seen(gpu: Device, cpu: Device) -> None:
+    columns = some_columns("rms_norm")
+    warm, cold = (features("rms_norm", columns, "bf16", None, gpu, cache) for cache in ("warm", "cold"))
+    names = feature_names("rms_norm")
+    assert set(warm[:, names.index("cache_warm")]) == {1.0}
+    assert set(cold[:, names.index("cache_warm")]) == {0.0}
+    other = features("rms_norm", columns, "bf16", None, cpu)
+    assert (other[:, names.index("device_memory")] != warm[:, names.index("device_memory")]).all()
+
+
+def test_features_of_many_gemms_are_quick(gpu: Device) -> None:
+    columns = some_columns("gemm", 200_000)
+    features("gemm", {name: values[:10] for name, values in columns.items()}, "bf16", None, gpu)
+    began = time.process_time()
+    features("gemm", columns, "bf16", None, gpu)
+    assert time.process_time() - began < 1.0

@@ -1,0 +1,82 @@
+"""The registry of predictors: versions that never change, one of them current, safe with writers at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from opcast.models.predictor import Predictor, PredictorError
+from opcast.models.registry import Registry
+from opcast.models.training import Outcome
+
+
+def variant(predictor: Predictor, shift: float, backend: str = "torch", rows: int = 100) -> Predictor:
+    """The predictor with other arrays."""
+    correction = dataclasses.replace(predictor.correction, offset=predictor.correction.offset + shift)
+    return dataclasses.replace(predictor, correction=correction, backend=backend, card=dict(predictor.card, n=rows))
+
+
+def test_an_empty_registry_knows_nothing(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "none")
+    assert registry.find("gemm", "cpu_two_threads") is None
+    assert registry.list() == []
+    assert registry.backends("gemm", "cpu_two_threads") == []
+
+
+def test_registering_makes_versions_and_the_last_is_current(outcome: Outcome, tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    first = registry.register(outcome.predictor)
+    second = registry.register(variant(outcome.predictor, 0.1))
+    assert (first.version, second.version) == ("1", "2")
+    found = Registry(tmp_path).find("gemm", "cpu_two_threads")
+    assert found is not None
+    assert found.version == "2"
+    assert [(entry.version, entry.current) for entry in registry.list()] == [("1", False), ("2", True)]
+    assert registry.path(second) == tmp_path / "cpu_two_threads" / "gemm@torch" / "2"
+
+
+def test_registering_the_same_again_writes_nothing(outcome: Outcome, tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    registry.register(outcome.predictor)
+    assert registry.register(outcome.predictor).version == "1"
+    assert len(registry.list()) == 1
+
+
+def test_a_version_kept_back_is_promoted_later(outcome: Outcome, tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    registry.register(outcome.predictor)
+    registry.register(variant(outcome.predictor, 0.1), promote=False)
+    assert registry.find("gemm", "cpu_two_threads").version == "1"
+    registry.promote(registry.list()[1])
+    assert registry.find("gemm", "cpu_two_threads").version == "2"
+
+
+def test_backends_stand_apart_and_torch_is_the_default(outcome: Outcome, tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    registry.register(variant(outcome.predictor, 0.1, "triton:gemm/x", 50))
+    registry.register(variant(outcome.predictor, 0.2, "cublas", 900))
+    assert registry.backends("gemm", "cpu_two_threads") == ["cublas", "triton:gemm/x"]
+    assert registry.find("gemm", "cpu_two_threads").backend == "cublas"
+    registry.register(variant(outcome.predictor, 0.3, "torch", 10))
+    assert registry.find("gemm", "cpu_two_threads").backend == "torch"
+    assert registry.find("gemm", "cpu_two_threads", "triton:gemm/x").backend == "triton:gemm/x"
+    assert registry.find("gemm", "cpu_two_threads", "other") is None
+    assert {entry.backend for entry in registry.list()} == {"torch", "cublas", "triton:gemm/x"}
+
+
+def test_writers_at_once_lose_nothing(outcome: Outcome, tmp_path: Path) -> None:
+    variants = [variant(outcome.predictor, 0.01 * index) for index in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        versions = list(pool.map(lambda each: Registry(tmp_path).register(each).version, variants))
+    assert sorted(versions, key=int) == [str(number) for number in range(1, 9)]
+    assert not [path for path in tmp_path.rglob(".*") if path.is_file() or path.is_dir()]
+
+
+def test_a_current_version_that_is_gone_is_named(outcome: Outcome, tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    registry.register(outcome.predictor)
+    (tmp_path / "cpu_two_threads" / "gemm@torch" / "current").write_text("7\n")
+    with pytest.raises(PredictorError, match="names version '7', which is not there"):
+        registry.find("gemm", "cpu_two_threads")

@@ -1,0 +1,117 @@
+"""MLflow on SQLite for real: runs, pictures, registered models without pickle; and servers that do not answer."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from opcast.models.candidates import Options
+from opcast.models.registry import Registry
+from opcast.models.tracking import Tracked, TrackingError, check, default_uri, log
+from opcast.models.training import Outcome, Trained
+
+mlflow = pytest.importorskip("mlflow")
+
+
+@pytest.fixture(scope="module")
+def trained(outcome: Outcome, fast: Options, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    registry = Registry(tmp_path_factory.mktemp("registry"))
+    predictor = registry.register(outcome.predictor)
+    return Trained("gemm", outcome, predictor, registry.path(predictor), fast)
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return default_uri(tmp_path_factory.mktemp("mlflow"))
+
+
+@pytest.fixture(scope="module")
+def tracked(trained: Trained, uri: str) -> Tracked:
+    (made,) = log([trained], uri)
+    return made
+
+
+@pytest.fixture(scope="module")
+def client(tracked: Tracked, uri: str) -> mlflow.MlflowClient:
+    return mlflow.MlflowClient(uri, uri)
+
+
+def test_a_run_holds_figures_options_and_the_data_behind_it(
+    client: mlflow.MlflowClient, tracked: Tracked, outcome: Outcome
+) -> None:
+    run = client.get_run(tracked.run_id)
+    assert client.get_experiment(run.info.experiment_id).name == "opcast/cpu_two_threads"
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics["test_median_ape"] == pytest.approx(outcome.result["test_median_ape"])
+    assert run.data.params["chosen"] == outcome.result["chosen"]
+    assert run.data.params["option.lightgbm.trees"] == "40"
+    assert [each.dataset.digest for each in run.inputs.dataset_inputs] == ["fingerprint-1"]
+    assert {each.path for each in client.list_artifacts(tracked.run_id, "plots")} == {
+        "plots/predicted-vs-measured.png",
+        "plots/error-vs-size.png",
+    }
+
+
+def test_the_registered_model_answers_by_its_device_alias_without_pickle(
+    client: mlflow.MlflowClient, tracked: Tracked, outcome: Outcome, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pandas
+
+    assert str(client.get_model_version_by_alias("opcast-gemm", "cpu_two_threads").version) == tracked.version
+    folder = Path(client.download_artifacts(tracked.run_id, "model"))
+    assert not [path for path in folder.rglob("*") if path.suffix in (".pkl", ".pickle", ".joblib")]
+    mlflow.set_tracking_uri(uri)
+    model = mlflow.pyfunc.load_model("models:/opcast-gemm@cpu_two_threads")
+    ops = pandas.DataFrame({"m": [1, 64], "n": [1024, 2048], "k": [1024, 1024], "dtype": ["fp32", "fp32"]})
+    columns = {name: ops[name].to_numpy() for name in ("m", "n", "k")} | {"batch": np.ones(2), "layout": np.ones(2)}
+    expected = outcome.predictor.predict(columns, "fp32")
+    assert model.predict(ops)["latency_us"].tolist() == expected.latency_us.tolist()
+
+
+def test_training_again_moves_the_alias(trained: Trained, client: mlflow.MlflowClient, uri: str) -> None:
+    (again,) = log([trained], uri)
+    assert str(client.get_model_version_by_alias("opcast-gemm", "cpu_two_threads").version) == again.version
+    assert len(client.search_model_versions("name='opcast-gemm'")) >= 2
+
+
+def test_artifacts_lie_beside_the_database(tracked: Tracked, uri: str) -> None:
+    folder = Path(uri.removeprefix("sqlite:///")).parent
+    assert sorted(path.name for path in folder.iterdir()) == ["mlartifacts", "mlflow.db"]
+
+
+def test_a_server_that_is_not_there_fails_at_once_and_harms_nothing(trained: Trained) -> None:
+    began = time.perf_counter()
+    with pytest.raises(TrackingError, match=r"http://127.0.0.1:9 does not answer .* Nothing is lost") as caught:
+        log([trained], "http://127.0.0.1:9")
+    assert time.perf_counter() - began < 5.0
+    assert "\n" not in str(caught.value)
+    assert (trained.path / "model.npz").is_file()
+
+
+def test_a_server_that_never_speaks_fails_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opcast.models.tracking.TIMEOUT_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        taker = threading.Thread(target=lambda: [server.accept()], daemon=True)
+        taker.start()
+        began = time.perf_counter()
+        with pytest.raises(TrackingError, match="does not answer"):
+            check(f"http://127.0.0.1:{port}")
+        assert time.perf_counter() - began < 3.0
+        taker.join(5.0)
+
+
+def test_a_database_that_cannot_be_written_is_named(trained: Trained) -> None:
+    with pytest.raises(TrackingError, match=r"cannot write /proc/nowhere/mlflow\.db"):
+        log([trained], "sqlite:////proc/nowhere/mlflow.db")
+
+
+def test_a_database_that_is_none_is_one_line(trained: Trained, tmp_path: Path) -> None:
+    (tmp_path / "mlflow.db").write_bytes(b"this is no database" * 100)
+    with pytest.raises(TrackingError, match="predictors are on disk, nothing is lost") as caught:
+        log([trained], default_uri(tmp_path))
+    assert "\n" not in str(caught.value)

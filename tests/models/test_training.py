@@ -1,0 +1,206 @@
+"""Training: learns what is there to learn, reports honest figures, is deterministic, and refuses bad tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import yaml
+from opcast.datasets.devices import Device
+from opcast.models.candidates import CANDIDATES, Calibrated, OptionError, Options
+from opcast.models.evaluation import ape, choose, cross_fit, split, summarise
+from opcast.models.registry import Registry
+from opcast.models.training import Outcome, Table, TrainingError, fit, tables, train, train_and_register
+
+FIELDS = ("n", "test_median_ape", "test_mean_ape", "test_p90_ape", "coverage", "roofline_median_ape", "split")
+
+
+class MemoryStore:
+    """What training asks of a store, over Arrow tables by kind."""
+
+    def __init__(self, device: Device, by_kind: dict[str, pa.Table]) -> None:
+        self._device, self._tables = device, by_kind
+
+    def kinds(self) -> list[str]:
+        return list(self._tables)
+
+    def read(self, kind: str, device: str | None = None) -> pa.Table:
+        rows = self._tables[kind]
+        return rows if device in (None, self._device.id) else rows.slice(0, 0)
+
+    def device(self, device_id: str) -> Device | None:
+        return self._device if device_id == self._device.id else None
+
+    def fingerprint(self, kind: str, device: str) -> str:
+        return f"{kind}-{device}"
+
+
+@pytest.fixture
+def store(cpu: Device, rows: pa.Table) -> MemoryStore:
+    host = pa.table({"what": [0, 1], "calls": [1, 1], "dtype": ["fp32"] * 2, "latency_us": [1.0, 2.0]})
+    return MemoryStore(cpu, {"gemm": rows, "host_overhead": host})
+
+
+def test_it_learns_the_law_behind_the_rows(outcome: Outcome) -> None:
+    result = outcome.result
+    assert result["n"] == 240
+    assert result["test_median_ape"] < 6.0
+    assert result["test_median_ape"] < 0.4 * result["candidates"]["calibrated"]
+    assert result["test_median_ape"] <= result["test_mean_ape"] <= result["test_max_ape"]
+    assert result["roofline_median_ape"] > result["test_median_ape"]
+    assert result["split"] == "3-fold, grouped by (n, k)"
+    assert 0.82 <= result["coverage"] <= 0.97
+
+
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_every_candidate_serves_alone(measurements: Table, fast: Options, name: str) -> None:
+    made = fit(measurements, dataclasses.replace(fast, candidates=(name,)))
+    assert made.result["chosen"] == name
+    baseline = made.result["analytical_median_ape"]
+    assert made.result["test_median_ape"] < (baseline if name == "calibrated" else 0.6 * baseline)
+
+
+def test_training_is_deterministic(measurements: Table, fast: Options, outcome: Outcome) -> None:
+    again = fit(measurements, fast)
+    assert again.predictor.model_bytes() == outcome.predictor.model_bytes()
+    assert again.result == outcome.result
+
+
+def test_results_carry_the_contracts_fields(store: MemoryStore, fast: Options, tmp_path: Path) -> None:
+    results = train(store, "cpu_two_threads", options=fast, registry=Registry(tmp_path))
+    assert set(FIELDS) <= set(results["gemm"])
+    assert results["gemm"]["predictor"] == "gemm@torch/cpu_two_threads@1"
+    assert "5 are needed" in results["host_overhead"]["error"]
+    assert [entry.kind for entry in Registry(tmp_path).list()] == ["gemm"]
+
+
+def test_backends_are_trained_apart(cpu: Device, rows: pa.Table, fast: Options, tmp_path: Path) -> None:
+    half = rows.num_rows // 3
+    names = ["torch"] * half + ["onednn"] * (rows.num_rows - half)
+    store = MemoryStore(cpu, {"gemm": rows.append_column("backend", pa.array(names))})
+    results, trained = train_and_register(store, cpu, Registry(tmp_path), options=fast)
+    assert {label: result["n"] for label, result in results.items()} == {"gemm": 80, "gemm@onednn": 160}
+    assert [each.label for each in trained] == ["gemm@onednn", "gemm"]
+    assert Registry(tmp_path).find("gemm", cpu.id).backend == "torch"
+
+
+def test_the_card_says_where_a_predictor_comes_from(outcome: Outcome) -> None:
+    card = outcome.predictor.card
+    assert card["fingerprint"] == "fingerprint-1"
+    assert card["dtypes"] == ["fp32"]
+    assert card["stated_coverage"] == 0.9
+    assert card["range"]["n"][0] >= 128
+
+
+def test_rows_that_cannot_be_learned_are_left_out(gpu: Device) -> None:
+    columns = {"batch": [1] * 4, "m": [8] * 4, "n": [8] * 4, "k": [8] * 4, "layout": [1] * 4}
+    latency, dtype = [1.0, float("nan"), -1.0, 2.0], ["bf16", "bf16", "bf16", "int64"]
+    (made,) = tables("gemm", pa.table({**columns, "dtype": dtype, "latency_us": latency}), gpu)
+    assert len(made) == 1
+    with pytest.raises(TrainingError, match="has 1 usable rows; 5 are needed"):
+        fit(made)
+
+
+def test_a_table_without_a_dimension_is_named(gpu: Device) -> None:
+    with pytest.raises(TrainingError, match="lacks column 'm'"):
+        tables("gemm", pa.table({"batch": [1], "latency_us": [1.0]}), gpu)
+
+
+def test_unknown_kinds_and_devices_are_named(store: MemoryStore) -> None:
+    with pytest.raises(TrainingError, match="no softmax measurements; it has gemm"):
+        train(store, "cpu_two_threads", ["softmax"])
+    with pytest.raises(TrainingError, match="unknown device 'h1000'"):
+        train(store, "h1000")
+
+
+def test_seven_rows_are_enough_for_a_calibration(cpu: Device, rows: pa.Table) -> None:
+    (made,) = tables("gemm", rows.slice(0, 7), cpu)
+    result = fit(made).result
+    assert result["chosen"] == "calibrated"
+    assert result["split"].endswith("grouped by op")
+
+
+def test_a_small_table_takes_about_a_second(measurements: Table) -> None:
+    fit(measurements)  # libraries are loaded
+    began = time.process_time()
+    fit(measurements)
+    assert time.process_time() - began < 4.0
+
+
+def test_groups_never_straddle_folds() -> None:
+    rng = np.random.default_rng(0)
+    columns = {name: rng.integers(1, 30, 500) for name in ("batch", "m", "n", "k", "layout")}
+    made = split("gemm", columns, 5, 0)
+    assert made.label == "5-fold, grouped by (n, k)"
+    sites = np.unique(np.stack([columns["n"], columns["k"]], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+    assert all(len(set(made.fold[sites == site])) == 1 for site in np.unique(sites))
+    assert np.bincount(made.fold).min() > 80
+
+
+def test_few_groups_fall_back_to_a_finer_grouping() -> None:
+    columns = {"batch": np.arange(60), "heads_q": np.full(60, 32), "heads_kv": np.full(60, 8)}
+    columns |= {name: np.full(60, 128) for name in ("head_dim", "v_head_dim")}
+    columns |= {"seq_q": np.arange(60), "seq_kv": np.arange(60), "causal": np.ones(60), "window": np.zeros(60)}
+    assert split("attention_prefill", columns, 5, 0).label == "5-fold, grouped by (seq_q, seq_kv)"
+
+
+def test_what_is_scored_was_not_used_to_choose_or_calibrate() -> None:
+    """A candidate that is perfect in one fold only must not be taken for that fold."""
+    columns = {name: np.arange(100) for name in ("batch", "m", "n", "k", "layout")}
+    folds = split("gemm", columns, 5, 0)
+    lucky = np.where(folds.fold == 3, 0.0, 0.5)
+    residuals = {"steady": np.full(100, 0.2), "lucky": lucky}
+    made = cross_fit(residuals, np.ones(100), np.ones(100), folds, 0.9)
+    assert made.chosen == ("steady",) * 5
+    assert set(made.residual) == {0.2}
+
+
+def test_at_a_near_tie_the_simpler_candidate_wins() -> None:
+    loss = {"simple": np.full(10, 0.1000), "complex": np.full(10, 0.0995)}
+    assert choose(loss, np.ones(10), np.arange(10)) == "simple"
+    assert choose(loss | {"complex": np.full(10, 0.05)}, np.ones(10), np.arange(10)) == "complex"
+
+
+def test_errors_are_what_the_contract_says() -> None:
+    measured, predicted = np.array([100.0, 100.0, 50.0]), np.array([110.0, 80.0, 50.0])
+    assert ape(np.log(measured / predicted)).tolist() == pytest.approx([10.0, 20.0, 0.0])
+    assert summarise(np.log(measured / predicted))["bias"] == pytest.approx(-10 / 3)
+
+
+def test_conf_mirrors_the_options(root: Path) -> None:
+    """A new option is a decision: it stands in the configuration with the code's default, or this fails."""
+    auto = yaml.safe_load((root / "conf" / "predictor" / "auto.yaml").read_text())
+    code = dataclasses.asdict(Options(threads=auto["threads"]))
+    code["candidates"] = list(code["candidates"])
+    del code["calibrated"]  # it has no options
+    assert dataclasses.fields(Calibrated) == ()
+    assert auto == code
+    assert Options.from_dict(auto) == Options(threads=auto["threads"])
+
+
+@pytest.mark.parametrize("name", ["lightgbm", "random_forest"])
+def test_the_other_configurations_hold_valid_options(root: Path, name: str) -> None:
+    values = yaml.safe_load((root / "conf" / "predictor" / f"{name}.yaml").read_text())
+    values.pop("defaults")
+    assert Options.from_dict(values).candidates == ("calibrated", name)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"fold": 3}, "did you mean 'folds'"),
+        ({"lightgbm": {"tree": 3}}, r"predictor.lightgbm has no option 'tree'; did you mean 'trees'"),
+        ({"lightgbm": {"trees": "many"}}, "predictor.lightgbm.trees='many' is not of type int"),
+        ({"candidates": ["forest"]}, "choose from calibrated, interpolation"),
+        ({"candidates": []}, "is empty"),
+        ({"coverage": 90}, "between 0 and 1"),
+        ({"folds": 1}, "at least 2"),
+    ],
+)
+def test_bad_options_are_named(values: dict[str, object], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        Options.from_dict(values)
