@@ -13,6 +13,8 @@ from .rows import same_dtype
 if TYPE_CHECKING:
     import torch
 
+Function = Callable[..., Any]
+
 FACTOR = 1.7
 
 
@@ -31,7 +33,7 @@ def elementwise(op: Op, inputs: Inputs) -> Run:
         return _cast(op, inputs)
     function = _function(op, name)
     operands = [inputs.runs(op.numel, op.run, op.dtype) for _ in range(op.inputs)]
-    if name == "division":
+    if name == "division" and torch_dtype(op.dtype).is_floating_point:
         for operand in operands:
             operand.abs_().add_(0.5)  # roots of negative numbers and quotients by almost nothing take other paths
     return partial(function, *operands)
@@ -53,37 +55,65 @@ def _cast(op: Op, inputs: Inputs) -> Run:
     return partial(inputs.runs(op.numel, op.run, op.dtype).to, torch_dtype(op.out_dtype), copy=True)
 
 
-def _function(op: Op, name: str) -> Callable[..., Any]:
-    """The aten op that stands for a cost class and a number of tensors.
+def _function(op: Op, name: str) -> Function:
+    """The aten op that stands for a cost class, a number of tensors, and the dtypes read and written.
 
     A scalar operand is a tensor without dimensions: making one of a Python number would add microseconds.
     """
+    scalar = partial(_scalar, op)
+    source, target = torch_dtype(op.dtype), torch_dtype(op.out_dtype)
+    if source == target:
+        return _pick(op, name, _floating(name, scalar) if source.is_floating_point else _whole(op, name, scalar))
+    return _pick(op, name, _converting(op, scalar) if name == "arithmetic" else {})
+
+
+def _scalar(op: Op, value: float, written: bool = False) -> torch.Tensor:
+    import torch
+
+    return torch.tensor(value, dtype=torch_dtype(op.out_dtype if written else op.dtype))
+
+
+def _floating(name: str, scalar: Callable[..., torch.Tensor]) -> dict[int, Function]:
     import torch
     from torch.nn import functional
 
-    scalar = torch.tensor(FACTOR, dtype=torch_dtype(op.dtype))
-    if op.out_dtype == "bool" and op.dtype != "bool":
-        compare: dict[int, Callable[..., Any]] = {1: partial(torch.lt, scalar), 2: torch.gt}
-        return _pick(op, name, compare if name == "arithmetic" else {})
-    same_dtype(op)
+    found: dict[str, dict[int, Function]] = {
+        "arithmetic": {1: partial(torch.mul, scalar(FACTOR)), 2: torch.mul, 3: torch.addcmul},
+        "division": {1: torch.rsqrt, 2: torch.div, 3: torch.addcdiv},
+        "exponential": {1: functional.silu, 2: torch.ops.aten.silu_backward},
+    }
+    return found[name]
+
+
+def _whole(op: Op, name: str, scalar: Callable[..., torch.Tensor]) -> dict[int, Function]:
+    """Integers and booleans."""
+    import torch
+
     if op.dtype == "bool":
-        logic: dict[int, Callable[..., Any]] = {1: torch.logical_not, 2: torch.logical_and}
-        return _pick(op, name, logic if name == "arithmetic" else {})
-    floating = torch_dtype(op.dtype).is_floating_point
-    arithmetic: dict[int, Callable[..., Any]] = {
-        1: partial(torch.mul, scalar) if floating else partial(torch.add, scalar),
-        2: torch.mul,
-        3: torch.addcmul,
+        return {1: torch.logical_not, 2: torch.logical_and} if name == "arithmetic" else {}
+    divisor = scalar(3)
+    found: dict[str, dict[int, Function]] = {
+        "arithmetic": {1: partial(torch.add, scalar(1)), 2: torch.mul},
+        "division": {1: lambda x: torch.floor_divide(x, divisor), 2: torch.floor_divide},
+        "exponential": {},
     }
-    by_name: dict[str, dict[int, Callable[..., Any]]] = {
-        "arithmetic": arithmetic,
-        "division": {1: torch.rsqrt, 2: torch.div, 3: torch.addcdiv} if floating else {},
-        "exponential": {1: functional.silu, 2: torch.ops.aten.silu_backward} if floating else {},
-    }
-    return _pick(op, name, by_name[name])
+    return found[name]
 
 
-def _pick(op: Op, name: str, functions: dict[int, Callable[..., Any]]) -> Callable[..., Any]:
+def _converting(op: Op, scalar: Callable[..., torch.Tensor]) -> dict[int, Function]:
+    """Comparisons write booleans, a choice by mask writes floats, a running count writes integers."""
+    import torch
+
+    target = torch_dtype(op.out_dtype)
+    if op.out_dtype == "bool":
+        return {1: partial(torch.lt, scalar(FACTOR)), 2: torch.gt}
+    if op.dtype == "bool" and target.is_floating_point:
+        low, high = scalar(-FACTOR, written=True), scalar(FACTOR, written=True)
+        return {1: lambda mask: torch.where(mask, high, low)}
+    return {} if target.is_floating_point else {1: lambda x: torch.cumsum(x, -1, dtype=target)}
+
+
+def _pick(op: Op, name: str, functions: dict[int, Function]) -> Function:
     if op.inputs not in functions:
         raise Unsupported(f"no aten op of class {name} reads {op.inputs} tensors of {op.dtype} into {op.out_dtype}")
     return functions[op.inputs]

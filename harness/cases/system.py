@@ -61,12 +61,17 @@ def adamw_loop(op: Op, inputs: Inputs) -> Run:
 
 @case("copy")
 def copy(op: Op, inputs: Inputs) -> Run:
-    """d2d: ``clone``, or ``contiguous`` of a source in runs. h2d, d2h: ``copy_`` between device and pinned memory."""
+    """d2d: ``clone``, or ``contiguous`` of a source in runs. h2d, d2h: ``copy_`` between device and pinned memory.
+
+    One element to the host is ``item``, which is all that a CPU has of these.
+    """
     direction = KINDS["copy"].dims[1].choices[op.direction]
     numel, run = _elements(op)
     if direction == "d2d":
         source = inputs.runs(numel, run, op.dtype)
         return source.clone if source.is_contiguous() else source.contiguous
+    if direction == "d2h" and numel == 1:
+        return inputs.normal(1, dtype=op.dtype).item
     if inputs.device == "cpu":
         raise Unsupported(f"copy {direction}: the CPU has one memory")
     if run not in (0, numel):

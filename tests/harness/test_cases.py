@@ -372,11 +372,29 @@ def test_int8_product_is_exact():
     assert torch.equal(out.double(), a @ b.T)
 
 
-def test_comparisons_and_logic_write_booleans():
-    out, (x, y) = run_case(make_op("elementwise", "fp32", "bool", numel=50, inputs=2), "torch")
-    assert torch.equal(out, x > y)
-    out, (x, y) = run_case(make_op("elementwise", "bool", numel=50, inputs=2), "torch")
-    assert torch.equal(out, x.bool() & y.bool())
+@pytest.mark.parametrize(
+    ("dtype", "out", "dims", "expected"),
+    [
+        ("fp32", "bool", {"inputs": 2}, lambda x, y: x > y),
+        ("fp32", "bool", {"inputs": 1}, lambda x: x > 1.7),
+        ("bool", "bool", {"inputs": 2}, lambda x, y: x.bool() & y.bool()),
+        ("bool", "bool", {"inputs": 1}, lambda x: ~x.bool()),
+        ("bool", "fp32", {"inputs": 1}, lambda x: torch.where(x.bool(), 1.7, -1.7)),
+        ("bool", "int64", {"inputs": 1}, lambda x: x.cumsum(-1)),
+        ("int64", "int64", {"inputs": 1}, lambda x: x + 1),
+        ("int64", "int64", {"inputs": 1, "fn": "division"}, lambda x: (x / 3).floor()),
+        ("int64", "int64", {"inputs": 2, "fn": "division"}, lambda x, y: (x / y).floor()),
+    ],
+)
+def test_elementwise_on_other_numbers(dtype: str, out: str, dims: dict[str, object], expected):
+    got, made = run_case(make_op("elementwise", dtype, out, numel=50, **dims), "torch")
+    assert got.dtype == torch_dtype(out)
+    assert distance(got, expected(*made)) < 1e-6
+
+
+def test_one_element_to_the_host_is_read_as_a_number():
+    out, (x,) = run_case(make_op("copy", "fp32", size_bytes=4, direction="d2h"), "torch")
+    assert out == float(x)
 
 
 def test_softmax_and_cast_write_the_asked_dtype():
