@@ -95,7 +95,7 @@ class RandomForest:
 
     min_rows: int = 30
     max_rows: int = 20_000
-    trees: int = 50
+    trees: int = 40
     leaves: int = 1024
     min_leaf: int = 1
     columns: float = 0.5
@@ -160,7 +160,7 @@ class LightGBM:
             "verbosity": -1,
         }
         data = lightgbm.Dataset(task.matrix, task.target - task.offset, weight=task.weights)
-        booster = lightgbm.train(parameters, data, num_boost_round=self.trees)
+        booster = lightgbm.train(parameters, data, num_boost_round=self.trees, keep_training_booster=True)
         return Correction(task.matrix.shape[1], task.offset, from_lightgbm(booster))
 
 

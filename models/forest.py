@@ -11,6 +11,7 @@ largest float32 not above t, so thresholds are float32 as well and the answers e
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -128,14 +129,15 @@ class Forest:
 
 
 @dataclass
-class _Tree:
-    """One tree as a library keeps it: children by index, leaves marked by ``left < 0``."""
+class _Trees:
+    """Trees as a library keeps them, end to end: children by absolute index, leaves marked by ``left < 0``."""
 
     feature: np.ndarray
     threshold: np.ndarray
     left: np.ndarray
     right: np.ndarray
     value: np.ndarray
+    roots: np.ndarray  # int64 [trees + 1]
 
 
 def from_lightgbm(booster: lightgbm.Booster) -> Forest:
@@ -143,92 +145,98 @@ def from_lightgbm(booster: lightgbm.Booster) -> Forest:
 
     Read from the text format, which is many times quicker than the JSON dump and exact (17 digits).
     """
-    head, *sections = booster.model_to_string().split("\nTree=")
-    trees = [_lightgbm_tree(_fields(section.partition("\n\n")[0])) for section in sections]
-    divisor = float(len(trees)) if "\naverage_output" in head else 1.0
-    return _pack(trees, int(_fields(head)["max_feature_idx"]) + 1, divisor)
+    head, _, text = booster.model_to_string().partition("\nTree=")
+    leaves = _numbers(text, "num_leaves", np.int64)
+    decisions = _numbers(text, "decision_type", np.int64)
+    if _numbers(text, "is_linear", np.int64).any() or (decisions & 0b1101).any():  # categorical, missing: zero or NaN
+        raise ForestError("a forest holds numeric splits without missing values only")
+    features = int(_numbers(head, "max_feature_idx", np.int64)[0]) + 1
+    divisor = float(len(leaves)) if "\naverage_output" in head else 1.0
+    return _pack(_lightgbm_trees(text, leaves), features, divisor)
 
 
 def from_sklearn(model: sklearn.ensemble.RandomForestRegressor) -> Forest:
     """The trees of a scikit-learn random forest (or extra trees) with one output."""
-    trees = []
-    for estimator in model.estimators_:
-        tree = estimator.tree_
-        if tree.value.shape[1:] != (1, 1):
-            raise ForestError("a forest holds one output")
-        trees.append(_Tree(tree.feature, tree.threshold, tree.children_left, tree.children_right, tree.value[:, 0, 0]))
-    return _pack(trees, model.n_features_in_, float(len(trees)))
+    trees = [estimator.tree_ for estimator in model.estimators_]
+    if any(tree.value.shape[1:] != (1, 1) for tree in trees):
+        raise ForestError("a forest holds one output")
+    roots = np.concatenate([[0], np.cumsum([tree.node_count for tree in trees])])
+    left, right = (
+        np.concatenate(
+            [
+                np.where(getattr(tree, side) < 0, -1, getattr(tree, side) + start)
+                for tree, start in zip(trees, roots[:-1], strict=True)
+            ]
+        )
+        for side in ("children_left", "children_right")
+    )
+    feature, threshold = (np.concatenate([getattr(tree, name) for tree in trees]) for name in ("feature", "threshold"))
+    value = np.concatenate([tree.value[:, 0, 0] for tree in trees])
+    return _pack(_Trees(feature, threshold, left, right, value, roots), model.n_features_in_, float(len(trees)))
 
 
 def empty(features: int) -> Forest:
     """A forest without trees: zero everywhere."""
-    return _pack([], features, 1.0)
+    none, whole = np.zeros(0), np.zeros(0, dtype=np.int64)
+    return _pack(_Trees(whole, none, whole, whole, none, np.zeros(1, dtype=np.int64)), features, 1.0)
 
 
-def _fields(text: str) -> dict[str, str]:
-    """The ``name=value`` lines of a section of LightGBM's text format."""
-    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+def _numbers(text: str, name: str, kind: type) -> np.ndarray:
+    """The values of every ``name=…`` line of LightGBM's text format, end to end."""
+    return np.array(" ".join(re.findall(rf"^{name}=(.*)$", text, re.MULTILINE)).split(), dtype=kind)
 
 
-def _lightgbm_tree(fields: Mapping[str, str]) -> _Tree:
-    """Inner nodes as LightGBM numbers them, then the leaves, which it counts down from -1."""
-
-    def numbers(name: str, kind: type) -> np.ndarray:
-        return np.array(fields.get(name, "").split(), dtype=kind)
-
-    decisions, values = numbers("decision_type", np.int64), numbers("leaf_value", np.float64)
-    if fields.get("is_linear", "0") != "0" or (decisions & 0b1101).any():  # categorical, or missing as zero or NaN
-        raise ForestError("a forest holds numeric splits without missing values only")
-    inner, leaves = len(decisions), len(values)
-    children = [numbers(name, np.int64) for name in ("left_child", "right_child")]
-    left, right = (np.where(each < 0, inner + ~each, each) for each in children)
-    none = np.full(leaves, -1)
-    return _Tree(
-        np.concatenate([numbers("split_feature", np.int64), np.zeros(leaves, np.int64)]),
-        np.concatenate([numbers("threshold", np.float64), np.zeros(leaves)]),
-        np.concatenate([left, none]),
-        np.concatenate([right, none]),
-        np.concatenate([np.zeros(inner), values]),
-    )
+def _lightgbm_trees(text: str, leaves: np.ndarray) -> _Trees:
+    """Each tree as its inner nodes, as LightGBM numbers them, then its leaves, which it counts down from -1."""
+    sizes = 2 * leaves - 1
+    roots = np.concatenate([[0], np.cumsum(sizes)])
+    tree = np.repeat(np.arange(len(leaves)), sizes)
+    leaf = np.arange(roots[-1]) - roots[tree] >= leaves[tree] - 1
+    start, inner = roots[tree][~leaf], leaves[tree][~leaf] - 1
+    whole, real = np.zeros(roots[-1], np.int64), np.zeros(roots[-1])
+    out = _Trees(whole, real, whole.copy(), whole.copy(), real.copy(), roots)
+    out.feature[~leaf] = _numbers(text, "split_feature", np.int64)
+    out.threshold[~leaf] = _numbers(text, "threshold", np.float64)
+    out.value[leaf] = _numbers(text, "leaf_value", np.float64)
+    for side, name in ((out.left, "left_child"), (out.right, "right_child")):
+        child = _numbers(text, name, np.int64)
+        side[~leaf] = start + np.where(child < 0, inner + ~child, child)
+        side[leaf] = -1
+    return out
 
 
-def _pack(trees: list[_Tree], features: int, divisor: float) -> Forest:
-    parts = []
-    roots, depths = [0], []
-    for tree in trees:
-        part, levels = _by_levels(tree, roots[-1])
-        parts.append(part)
-        depths.append(levels)
-        roots.append(roots[-1] + len(tree.left))
-    columns = [np.concatenate(each) for each in zip(*parts, strict=True)] if parts else [np.zeros(0)] * 4
-    feature, threshold, left, value = columns
+def _pack(trees: _Trees, features: int, divisor: float) -> Forest:
+    """The same trees by levels, siblings side by side, leaves as their own children."""
+    old, depths = _by_levels(trees)
+    new = np.empty_like(old)
+    new[old] = np.arange(len(old))
+    leaf = trees.left[old] < 0
+    left = np.where(leaf, np.arange(len(old)), new[trees.left[old]])
     return Forest(
-        feature.astype(np.int32),
-        threshold.astype(np.float32),
+        np.where(leaf, 0, trees.feature[old]).astype(np.int32),
+        np.where(leaf, np.float32(np.inf), _float32_below(trees.threshold[old])).astype(np.float32),
         left.astype(np.int32),
-        value.astype(np.float64),
-        np.array(roots, dtype=np.int32),
-        np.array(depths, dtype=np.int32),
+        np.where(leaf, trees.value[old], 0.0).astype(np.float64),
+        trees.roots.astype(np.int32),
+        depths.astype(np.int32),
         features,
         divisor,
     )
 
 
-def _by_levels(tree: _Tree, start: int) -> tuple[tuple[np.ndarray, ...], int]:
-    """A tree's arrays with siblings side by side from index ``start`` on, and its number of levels below the root."""
-    order, levels, level = [np.array([0])], 0, np.array([0])
-    while (inner := level[tree.left[level] >= 0]).size:
-        level = np.stack([tree.left[inner], tree.right[inner]], axis=1).ravel()
+def _by_levels(trees: _Trees) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes tree by tree, each level by level with siblings side by side; and the levels below each root."""
+    level, owner = trees.roots[:-1], np.arange(len(trees.roots) - 1)
+    order, owners = [level], [owner]
+    depths = np.zeros(len(owner), dtype=np.int64)
+    while (inner := trees.left[level] >= 0).any():
+        owner = np.repeat(owner[inner], 2)
+        level = np.stack([trees.left[level[inner]], trees.right[level[inner]]], axis=1).ravel()
         order.append(level)
-        levels += 1
-    old = np.concatenate(order)
-    new = np.empty(len(old), dtype=np.int64)
-    new[old] = np.arange(len(old)) + start
-    leaf = tree.left[old] < 0
-    left = np.where(leaf, np.arange(len(old)) + start, new[tree.left[old]])
-    threshold = np.where(leaf, np.float32(np.inf), _float32_below(tree.threshold[old]))
-    value = np.where(leaf, tree.value[old], 0.0)
-    return (np.where(leaf, 0, tree.feature[old]), threshold, left, value), levels
+        owners.append(owner)
+        depths[owner] = len(order) - 1
+    nodes = np.concatenate(order)
+    return nodes[np.argsort(np.concatenate(owners), kind="stable")], depths
 
 
 def _float32_below(values: np.ndarray) -> np.ndarray:
