@@ -5,7 +5,9 @@ One module per family registers its builders in :data:`BUILDERS`; :func:`backend
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+from collections.abc import Iterator
 from functools import lru_cache
 
 from ...datasets.ops import Op
@@ -25,6 +27,7 @@ __all__ = [
 ]
 
 FAMILIES = (attention, elements, fused, gather, gemm, moe, rows, system)
+CPU_OUT_OF_MEMORY = "can't allocate memory"  # torch's words; on a GPU it has an exception of its own
 GLIBC_LARGEST_THRESHOLD = 32 << 20  # DEFAULT_MMAP_THRESHOLD_MAX of glibc's malloc on 64-bit machines
 
 
@@ -48,10 +51,14 @@ def prepare(op: Op, backend: str, device: str, seed: int = 0) -> Prepared:
         _refuse_more_than_memory(op)
         _settle_allocator()
     inputs = Inputs(device, seed)
-    run = builder.build(op, inputs)
-    needed = inputs.bytes + int(op.cost.write_bytes)
-    prepared = Prepared(op, backend, device, seed, run, needed, builder.clock, builder.capturable)
-    _first_call(prepared)
+    with _refusals():
+        run = builder.build(op, inputs)
+        needed = inputs.bytes + int(op.cost.write_bytes)
+        prepared = Prepared(op, backend, device, seed, run, needed, builder.clock, builder.capturable)
+        with prepared.context():
+            run()
+            if device == "cuda":
+                _synchronise()
     return prepared
 
 
@@ -65,32 +72,40 @@ def _builder(op: Op, backend: str, device: str) -> Builder:
     return builder
 
 
-def _first_call(prepared: Prepared) -> None:
-    """Run once, so that what torch or the device refuses shows here, as Unsupported with torch's words."""
+def _synchronise() -> None:
+    import torch
+
+    torch.cuda.synchronize()
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """What torch refuses shows when an op first runs: Unsupported, with torch's words. Crashes pass."""
     import torch
 
     try:
-        with prepared.context():
-            prepared.run()
-            if prepared.device == "cuda":
-                torch.cuda.synchronize()
+        yield
     except torch.OutOfMemoryError:
         raise
     except NotImplementedError as error:
         raise Unsupported(_first_line(error)) from error
     except RuntimeError as error:
-        if _is_failure(error):
+        if CPU_OUT_OF_MEMORY in str(error):
+            raise torch.OutOfMemoryError(_first_line(error)) from error
+        if _is_crash(error):
             raise
         raise Unsupported(_first_line(error)) from error
 
 
-def _is_failure(error: RuntimeError) -> bool:
-    """Whether an error is a crash rather than torch's refusal of the arguments."""
+def _is_crash(error: RuntimeError) -> bool:
+    """Whether the device or torch broke, rather than refused the arguments."""
     import torch
 
-    accelerator = getattr(torch, "AcceleratorError", ())
-    words = ("CUDA error", "CUDA driver", "INTERNAL ASSERT", "Triton Error", "cuDNN error", "CUBLAS_STATUS_EXECUTION")
-    return isinstance(error, accelerator) or any(word in str(error) for word in words)
+    text = str(error)
+    if "STATUS_NOT_SUPPORTED" in text or "STATUS_INVALID_VALUE" in text:
+        return False
+    words = ("CUDA error", "CUDA driver", "cuDNN error", "INTERNAL ASSERT", "Triton Error")
+    return isinstance(error, getattr(torch, "AcceleratorError", ())) or any(word in text for word in words)
 
 
 def _first_line(error: Exception) -> str:

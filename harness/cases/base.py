@@ -69,21 +69,18 @@ class Inputs:
         self.bytes = 0
         self.generator = torch.Generator(device).manual_seed(seed)
 
-    def normal(self, *shape: int, dtype: str, scale: float = 1.0) -> torch.Tensor:
-        """Normal values of the given deviation; integers and booleans are uniform instead."""
+    def normal(self, *shape: int, dtype: str) -> torch.Tensor:
+        """Standard normal values; integers from 1 to 99 and booleans are uniform instead."""
         import torch
 
         target = torch_dtype(dtype)
         if not target.is_floating_point:
             low, high = (0, 2) if target == torch.bool else (1, 100)
             return self._count(self._tiled(shape, lambda n: self._integers(n, low, high, target)))
-        direct = target in (torch.float32, torch.float64)
+        drawn = torch.float32 if target.itemsize == 1 else target
 
         def draw(count: int) -> torch.Tensor:
-            made = torch.randn(
-                count, generator=self.generator, device=self.device, dtype=target if direct else torch.float32
-            )
-            return made.mul_(scale).to(target)
+            return torch.randn(count, generator=self.generator, device=self.device, dtype=drawn).to(target)
 
         return self._count(self._tiled(shape, draw))
 

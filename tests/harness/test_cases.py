@@ -514,6 +514,11 @@ def test_a_misspelt_backend_is_answered_with_the_nearest():
         prepare(small_ops("attention_decode", "fp32")[0], "sdp", "cpu")
 
 
+def test_a_refusal_while_inputs_are_made_is_one_too():
+    with pytest.raises(Unsupported, match="not implemented"):
+        prepare(make_op("softmax_backward", "fp8", rows=4, cols=8), "torch", "cpu")
+
+
 def test_more_than_the_memory_is_refused_before_it_is_taken():
     with pytest.raises(torch.OutOfMemoryError, match="GiB available"):
         prepare(make_op("elementwise", "fp32", numel=1 << 42), "torch", "cpu")
@@ -528,7 +533,7 @@ class Shapes(Inputs):
     def __init__(self) -> None:
         self.device, self.seed, self.bytes = "cuda", 0, 0
 
-    def normal(self, *shape: int, dtype: str, scale: float = 1.0) -> torch.Tensor:
+    def normal(self, *shape: int, dtype: str) -> torch.Tensor:
         return torch.empty(shape, dtype=torch_dtype(dtype), device="cuda")
 
 

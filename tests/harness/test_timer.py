@@ -172,8 +172,8 @@ def test_summary_counts_every_call():
 
 def test_a_sleep_of_known_length_is_timed_within_a_few_percent():
     timing = measure(prepared_of(lambda: time.sleep(0.004)), ci_width=0.05, budget_s=1.0)
-    assert timing.latency_min_us >= 4000
-    assert timing.latency_us == pytest.approx(4000, rel=0.1)
+    assert timing.latency_us >= 4000
+    assert timing.latency_min_us == pytest.approx(4000, rel=0.05)
 
 
 def test_no_collection_runs_meanwhile():
