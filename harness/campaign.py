@@ -113,7 +113,7 @@ def run(
     with contextlib.closing(measurer), _signals_interrupt(measurer):
         try:
             environment = measurer.start()
-            plan = _localized(plan, environment)
+            plan = localized(plan, environment)
             identifier = run_id(plan, environment)
             path = Path("runs") / f"{identifier}.json"
             record = {"environment": environment, "allocator": dict(ALLOCATOR), "plan": json.loads(plan.to_json())}
@@ -141,7 +141,7 @@ def _ranks(plan: Plan) -> int:
     return max((case.op.ranks for case in (*plan.cases, *plan.canaries) if KINDS[case.op.kind].collective), default=1)
 
 
-def _localized(plan: Plan, environment: Mapping[str, Any]) -> Plan:
+def localized(plan: Plan, environment: Mapping[str, Any]) -> Plan:
     """The plan with the link and ranks per node of its collectives as they are here."""
     if plan.settings.link == "planned" or not environment.get("link"):
         return plan

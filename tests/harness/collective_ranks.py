@@ -1,0 +1,61 @@
+"""One rank of the correctness test of collectives: runs each call once and checks what arrived, bit by bit.
+
+``python collective_ranks.py RANK RANKS PORT``; prints the names of the calls that were right.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.distributed as dist
+from opcast.datasets.ops import make_op
+from opcast.harness.collective_calls import CALLS, IN_PLACE, Setting, Transfer
+from opcast.harness.environment import use_loopback
+
+
+def expected(kind: str, sources: list[torch.Tensor], rank: int) -> torch.Tensor:
+    """What a rank's target must hold, from the sources of all ranks."""
+    ranks = len(sources)
+    if kind in ("all_reduce", "reduce_scatter"):
+        total = torch.stack(sources).sum(0)
+        return total if kind == "all_reduce" else total.chunk(ranks)[rank]
+    if kind == "all_gather":
+        return torch.cat(sources)
+    if kind == "all_to_all":
+        return torch.cat([source.chunk(ranks)[rank] for source in sources])
+    return sources[0] if kind == "broadcast" else sources[(rank - 1) % ranks]
+
+
+def check(kind: str, rank: int, ranks: int, in_place: bool) -> None:
+    """Run a call on whole numbers, which add up exactly, and compare."""
+    op = make_op(kind, size_bytes=48 * ranks * 5, ranks=ranks, dtype="fp32")
+    transfer: Transfer = CALLS[kind](Setting(op, dist.group.WORLD, rank, "cpu", in_place))
+    transfer.source.copy_(torch.arange(transfer.source.numel()) + 1000 * rank)
+    sources = [torch.empty_like(transfer.source) for _ in range(ranks)]
+    dist.all_gather(sources, transfer.source.clone())
+    if in_place:
+        assert transfer.source.untyped_storage().data_ptr() == transfer.target.untyped_storage().data_ptr()
+    transfer.run()
+    assert torch.equal(transfer.target, expected(kind, sources, rank)), (kind, rank)
+    whole = max(transfer.source.numel(), transfer.target.numel()) * 4
+    assert whole == op.size_bytes, (kind, whole)
+
+
+def main(rank: int, ranks: int, port: int) -> None:
+    """Join the others and check every call."""
+    torch.set_num_threads(1)
+    use_loopback()
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
+    for kind in CALLS:
+        check(kind, rank, ranks, in_place=False)
+        print(kind)
+        if kind in IN_PLACE:
+            check(kind, rank, ranks, in_place=True)
+            print(f"{kind}:inplace")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

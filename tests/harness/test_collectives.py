@@ -1,0 +1,198 @@
+"""Collectives between real ranks over gloo: what they move, what is measured, and ranks that fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opcast.datasets.ops import KINDS, LINKS, bus_factor, make_op
+from opcast.datasets.store import Store
+from opcast.harness.campaign import localized, run
+from opcast.harness.collective_calls import CALLS, IN_PLACE
+from opcast.harness.collectives import detect_link, localize
+from opcast.harness.plan import Case, Plan, Settings, build_plan
+from opcast.harness.supervisor import Supervisor
+
+distributed = pytest.importorskip("torch.distributed")
+pytestmark = pytest.mark.skipif(
+    not (distributed.is_available() and distributed.is_gloo_available()), reason="this torch has no gloo"
+)
+
+FAST = Settings(threads=1, case_budget_s=0.02, ci_width=0.5, case_timeout_s=30.0)
+SIZES = [1024, 1 << 23]
+
+
+def collective_plan(kinds: Iterable[str] = CALLS) -> Plan:
+    entries = [
+        {
+            "kind": kind,
+            "size_bytes": SIZES,
+            "ranks": [2, 3],
+            "backend": ["gloo", "gloo:inplace"] if kind in IN_PLACE else "gloo",
+        }
+        for kind in kinds
+    ]
+    spec = {"name": "coll", "dtype": "fp32", "settings": vars(FAST), "cases": entries}
+    return build_plan(spec)
+
+
+def rows(store: Store) -> list[dict[str, Any]]:
+    return [
+        {"kind": kind, **row}
+        for kind in store.kinds()
+        for row in store.read(kind, status=None, newest=False).to_pylist()
+    ]
+
+
+def test_every_collective_kind_has_a_call() -> None:
+    assert set(CALLS) == {name for name, kind in KINDS.items() if kind.collective}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_call_moves_the_right_data(ranks: int) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = str(Path(__file__).with_name("collective_ranks.py"))
+    commands = [[sys.executable, "-P", script, str(rank), str(ranks), str(port)] for rank in range(ranks)]
+    started = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for c in commands]
+    try:
+        for process in started:
+            output, errors = process.communicate(timeout=120)
+            assert process.returncode == 0, errors
+            assert set(output.split()) == {*CALLS, *(f"{kind}:inplace" for kind in IN_PLACE)}
+    finally:
+        for process in started:
+            process.kill()
+
+
+def test_a_campaign_launches_its_ranks(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    plan = collective_plan()
+    summary = run(plan, store)
+    assert summary.statuses == {"ok": len(plan.cases)}
+    found = rows(store)
+    assert {(row["kind"], row["ranks"]) for row in found} == {(kind, ranks) for kind in CALLS for ranks in (2, 3)}
+    for row in found:
+        assert LINKS[row["link"]] == "loopback"
+        assert row["ranks_per_node"] == row["ranks"]
+        assert row["timer"] == "cpu_clock"
+        assert row["iterations"] >= 1
+        assert row["latency_min_us"] <= row["latency_us"] <= row["latency_mean_us"] + 3 * row["latency_std_us"] + 1
+        bus_gbps = row["size_bytes"] / row["latency_us"] / 1e3 * bus_factor(row["kind"], row["ranks"])
+        assert 0 < bus_gbps < 500
+    medians = {
+        size: sorted(r["latency_us"] for r in found if r["size_bytes"] // 1000 == size // 1000) for size in SIZES
+    }
+    assert medians[1 << 23][len(medians[1 << 23]) // 2] > medians[1024][len(medians[1024]) // 2]
+    assert run(plan, store).statuses == {}
+
+
+def test_what_cannot_run_is_said_and_the_ranks_go_on(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    ops = {
+        "ok": make_op("all_reduce", size_bytes=1024, ranks=2, dtype="fp32"),
+        "odd size": make_op("all_reduce", size_bytes=1023, ranks=2, dtype="fp32"),
+        "odd shard": make_op("all_gather", size_bytes=1028, ranks=2, dtype="fp32"),
+        "one rank": make_op("broadcast", size_bytes=1024, ranks=1, dtype="fp32"),
+        "refused by gloo": make_op("all_reduce", size_bytes=1024, ranks=2, dtype="fp8"),
+        "ok after all": make_op("broadcast", size_bytes=1024, ranks=2, dtype="fp32"),
+    }
+    cases = [Case(op, "gloo") for op in ops.values()]
+    cases += [Case(ops["ok"], "nccl"), Case(ops["ok"], "gloo:inplace"), Case(ops["ok"], "gloo", "cold")]
+    summary = run(Plan("bad", tuple(cases), (), FAST), store)
+    assert summary.statuses == {"ok": 2, "unsupported": 6, "error": 1}
+    assert summary.restarts == 1
+    errors = " | ".join(row["error"] or "" for row in rows(store))
+    for words in ("whole number of fp32", "no multiple of ranks", "at least 2 ranks", "'nccl'", "one way only", "warm"):
+        assert words in errors
+
+
+def test_more_ranks_than_there_are_is_unsupported(tmp_path: Path) -> None:
+    from opcast.harness.worker import outcome
+
+    case = Case(make_op("all_reduce", size_bytes=1024, ranks=8, dtype="fp32"), "gloo")
+    reply = outcome(case, FAST, None)
+    assert reply["status"] == "unsupported"
+    assert "8 ranks" in reply["error"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks as Linux lists them")
+def test_a_rank_that_dies_costs_one_case(tmp_path: Path) -> None:
+    case = Case(make_op("all_reduce", size_bytes=1024, ranks=3, dtype="fp32"), "gloo")
+    with Supervisor(FAST, ranks=3) as supervisor:
+        assert supervisor.ask(case)["status"] == "ok"
+        os.kill(_peers()[0], signal.SIGKILL)
+        assert supervisor.ask(case)["status"] == "error"
+        assert supervisor.ask(case)["status"] == "ok"
+        assert supervisor.restarts == 1
+        assert len(_peers()) == 2
+    assert not _peers()
+
+
+def _peers() -> list[int]:
+    """Ranks beside rank 0 that descend from this process."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+            parent = int((path.parent / "stat").read_text().rpartition(")")[2].split()[1])
+            grandparent = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if b"--peer" in words and grandparent == os.getpid():
+            found.append(int(path.parent.name))
+    return found
+
+
+def test_torchrun_runs_the_same_plan(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text(collective_plan(["all_reduce", "send_recv"]).to_json())
+    command = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "opcast.harness.collectives", str(plan), str(tmp_path / "store")]
+    for measured in ("4 ok, 4 unsupported", "none"):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        assert f"8 of 8 cases in the store; measured now: {measured}" in done.stderr
+    statuses = {(row["ranks"], row["status"]) for row in rows(Store(tmp_path / "store"))}
+    assert statuses == {(2, "ok"), (3, "unsupported")}
+
+
+def test_outside_torchrun_the_module_says_how() -> None:
+    command = [sys.executable, "-P", "-m", "opcast.harness.collectives", "plan.json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: torchrun")
+
+
+def test_the_link_is_found_or_given() -> None:
+    assert detect_link("cpu", 1) == "loopback"
+    assert detect_link("cpu", 2) in ("ib", "roce")
+    assert detect_link("cuda", 1) in ("nvlink", "pcie")
+    case = Case(make_op("all_reduce", size_bytes=1024, ranks=4, dtype="fp32"), "gloo")
+    moved = localize(case, "pcie", 8)
+    assert (LINKS[moved.op.link], moved.op.ranks_per_node, moved.op.ranks) == ("pcie", 4, 4)
+    gemm = Case(make_op("gemm", m=1, n=1, k=1))
+    assert localize(gemm, "pcie", 8) == gemm
+
+
+def test_a_given_link_is_taken(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    op = make_op("broadcast", size_bytes=1024, ranks=2, dtype="fp32", link="nvlink", ranks_per_node=8)
+    plan = Plan("given", (Case(op, "gloo"),), (), Settings(**{**vars(FAST), "link": "roce"}))
+    assert run(plan, store).statuses == {"ok": 1}
+    (row,) = rows(store)
+    assert (LINKS[row["link"]], row["ranks_per_node"]) == ("roce", 2)
+
+
+def test_a_planned_link_stays() -> None:
+    op = make_op("broadcast", size_bytes=1024, ranks=2, dtype="fp32", link="nvlink", ranks_per_node=8)
+    plan = Plan("planned", (Case(op, "gloo"),), (), Settings(link="planned"))
+    assert localized(plan, {"link": "pcie", "ranks_per_node": 2}) == plan
