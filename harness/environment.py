@@ -30,6 +30,7 @@ ALLOCATOR: Mapping[str, str] = {
 }
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
+REASON_QUESTIONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")  # new, old
 # Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h, nvmlClocksEventReasons).
 CLOCK_REASONS: Mapping[int, str] = {
     0x001: "idle",
@@ -63,6 +64,7 @@ CUDA_IDS: tuple[tuple[str, str], ...] = (
     (r"gb200", "gb200"),
     (r"b300", "b300_sxm"),
     (r"b200", "b200_sxm"),
+    (r"rtx pro 6000.*server", "rtx_pro_6000_server"),
     (r"\bl40s\b", "l40s"),
     (r"\bl40\b", "l40"),
     (r"\bl20\b", "l20"),
@@ -307,9 +309,7 @@ def clocks(device: str = "cuda", index: int = 0) -> Clocks:
     if handle is None:
         return Clocks()
     nvml = _nvml()
-    reasons = _ask(
-        getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", nvml.nvmlDeviceGetCurrentClocksThrottleReasons), handle
-    )
+    reasons = next((_ask(getattr(nvml, name), handle) for name in REASON_QUESTIONS if hasattr(nvml, name)), None)
     power = _ask(nvml.nvmlDeviceGetPowerUsage, handle)
     return Clocks(
         sm_clock_mhz=_ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from opcast.datasets.devices import known_devices
 from opcast.datasets.schema import Measurement
 from opcast.harness import environment
 
@@ -26,11 +27,19 @@ from opcast.harness import environment
         ("NVIDIA L4", "l4"),
         ("NVIDIA L40S", "l40s"),
         ("NVIDIA B200", "b200_sxm"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx_pro_6000_server"),
+        ("Tesla V100-SXM2-32GB", "v100_sxm"),
+        ("AMD Instinct MI300X", "mi300x"),
         ("NVIDIA GeForce RTX 4090", "rtx_4090"),
     ],
 )
 def test_gpu_names_become_device_ids(name: str, device_id: str) -> None:
     assert environment.cuda_device_id(name) == device_id
+
+
+def test_every_shipped_gpu_is_recognised_by_a_name() -> None:
+    shipped = {device_id for device_id in known_devices() if not device_id.startswith("cpu")}
+    assert shipped <= {device_id for _, device_id in environment.CUDA_IDS}
 
 
 @pytest.mark.parametrize(
@@ -102,6 +111,33 @@ def test_provenance_fits_the_store() -> None:
     assert found["torch"]
     assert found["cuda"] is None
     assert environment.platform.node() not in str(found["node"])
+
+
+def test_nvml_answers_become_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The binding's own names and units, with a driver that does not tell the temperature."""
+    pynvml = pytest.importorskip("pynvml")
+
+    def refuse(*_: object) -> int:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    def clock(_: object, which: int) -> int:
+        return {pynvml.NVML_CLOCK_SM: 1755, pynvml.NVML_CLOCK_MEM: 2619}[which]
+
+    answers = {
+        "nvmlDeviceGetClockInfo": clock,
+        "nvmlDeviceGetPowerUsage": lambda _: 698_000,
+        "nvmlDeviceGetTemperature": refuse,
+        "nvmlDeviceGetCurrentClocksEventReasons": lambda _: 0x4 | 0x20,
+        "nvmlDeviceGetNvLinkState": lambda _, link: int(link == 3),
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, answer)
+    monkeypatch.setattr(environment, "_nvml", lambda: pynvml)
+    monkeypatch.setattr(environment, "_nvml_handle", lambda index: object())
+    seen = environment.clocks("cuda")
+    assert seen == environment.Clocks(1755.0, 2619.0, None, 698.0, ("power_cap", "sw_thermal"))
+    assert seen.throttled is True
+    assert environment.has_nvlink()
 
 
 @pytest.mark.gpu
