@@ -1,0 +1,30 @@
+"""Reports as web pages: one HTML file each, which needs no network and no server.
+
+``write_quickstart_report`` shows predicted beside measured, ``write_step_report`` one simulated step. Both are put
+together from the parts of :mod:`.page`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...datasets.devices import Device
+from ..comparison import Comparison
+from ..report import InferenceReport, StepReport
+from . import quickstart, step
+from .page import ReportError, write
+
+__all__ = ["ReportError", "write_quickstart_report", "write_step_report"]
+
+
+def write_quickstart_report(comparison: Comparison, path: Path) -> Path:
+    """Write a comparison as a page and return its path; ReportError when it cannot be written."""
+    return write(quickstart.page(comparison), path)
+
+
+def write_step_report(report: StepReport | InferenceReport, path: Path, device: Device | None = None) -> Path:
+    """Write a simulated step as a page and return its path; ReportError when it cannot be written.
+
+    ``device`` gives the memory to compare with; without it the data sheet of ``report.device`` is looked up.
+    """
+    return write(step.page(report, device), path)

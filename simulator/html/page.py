@@ -1,0 +1,222 @@
+"""A page: cards, figures and tables under headings, in one HTML file that needs nothing else.
+
+Reports are put together from these parts (:mod:`.quickstart`, :mod:`.step`) and rendered by one template. Text is
+escaped by the template, figures travel as JSON that cannot end its script element, and the page's own security
+policy forbids any connection.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from .colours import PALETTE
+
+HERE = Path(__file__).resolve().parent
+
+
+class ReportError(ValueError):
+    """A report that cannot be written. The message says where and why."""
+
+
+@dataclass(frozen=True)
+class Strip:
+    """A small picture on one scale: an interval, the value inside it, and measured runs; positions from 0 to 100."""
+
+    low: float
+    value: float
+    high: float
+    runs: tuple[float, ...] = ()
+    left: str = ""
+    right: str = ""
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Card:
+    """Headline figures (name, value) side by side, lines below them, and a verdict with its tone (good, fair, poor)."""
+
+    title: str
+    values: tuple[tuple[str, str], ...]
+    lines: tuple[tuple[str, str], ...] = ()
+    verdict: str = ""
+    tone: str = ""
+    strip: Strip | None = None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A Plotly figure per variant of its section.
+
+    ``zoom`` adds buttons that move along the x axis; two ``half`` ones stand side by side where there is room.
+    """
+
+    label: str
+    variants: Mapping[str, Mapping[str, Any]]
+    zoom: bool = False
+    half: bool = False
+    part: ClassVar[str] = "figure"
+
+
+@dataclass(frozen=True)
+class Legend:
+    """The kinds of op in the section's figures, each with its colour; pressing one hides it in all of them."""
+
+    part: ClassVar[str] = "legend"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: text, its tone, a bar of that fraction behind it, more on hover, over how many columns."""
+
+    text: str
+    tone: str = ""
+    bar: float | None = None
+    bar_tone: str = ""
+    hint: str = ""
+    span: int = 1
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column's heading, and what it means."""
+
+    title: str
+    hint: str = ""
+    words: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells; ``variant`` shows it with that choice of its section only, ``footer`` rows close it."""
+
+    caption: str
+    columns: tuple[Column, ...]
+    rows: Sequence[Sequence[Cell]]
+    variant: str = ""
+    footer: Sequence[Sequence[Cell]] = ()
+    part: ClassVar[str] = "table"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One piece of a stack: its fraction of the whole, its colour."""
+
+    name: str
+    text: str
+    fraction: float
+    colour: str
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A bar in pieces. What the fractions leave of 1 stays empty; ``limit`` marks where the device ends."""
+
+    label: str
+    pieces: tuple[Piece, ...]
+    limit: float | None = None
+    part: ClassVar[str] = "stack"
+
+
+@dataclass(frozen=True)
+class Note:
+    """A paragraph, or with ``items`` a list; ``variant`` as in :class:`Table`."""
+
+    text: str
+    items: tuple[str, ...] = ()
+    variant: str = ""
+    part: ClassVar[str] = "note"
+
+
+Part = Figure | Legend | Table | Stack | Note
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, what it shows in plain words, and its parts. ``variants`` are the choices (name, label) it offers."""
+
+    id: str
+    title: str
+    text: str
+    parts: tuple[Part, ...]
+    variants: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Page:
+    """Everything a report shows."""
+
+    title: str
+    subtitle: str
+    facts: tuple[str, ...]
+    cards: tuple[Card, ...]
+    sections: tuple[Section, ...]
+    caption: str = ""
+    glossary: tuple[tuple[str, str], ...] = field(default=())
+
+
+def render(page: Page) -> str:
+    """The page as HTML, with styles, scripts and Plotly inside."""
+    import jinja2
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    environment.filters["embed"] = lambda value: Markup(embed(value))
+    return environment.get_template("report.html.j2").render(
+        page=page,
+        light={name: light for name, (light, _) in PALETTE.items()},
+        dark={name: dark for name, (_, dark) in PALETTE.items()},
+        style=Markup((HERE / "report.css").read_text(encoding="utf-8")),
+        script=Markup((HERE / "report.js").read_text(encoding="utf-8")),
+        plotly=Markup(get_plotlyjs()) if has_figures(page) else None,
+    )
+
+
+def has_figures(page: Page) -> bool:
+    """Whether anything on the page needs Plotly."""
+    return any(isinstance(part, Figure) for section in page.sections for part in section.parts)
+
+
+def embed(value: Any) -> str:
+    """JSON that can stand inside a script element. NaN and infinities become null."""
+    text = json.dumps(_finite(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value
+
+
+def write(page: Page, path: Path) -> Path:
+    """Write the page whole or not at all, and return its path; ReportError when it cannot be written."""
+    text = render(page)
+    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise ReportError(
+            f"cannot write the report to {path}: {error.strerror or error}; choose another path"
+        ) from None
+    return path

@@ -1,0 +1,244 @@
+"""The page of one simulated step: how long, where the time goes, what it needs, who says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...datasets.devices import Device, DeviceError, load_device
+from ..report import InferenceReport, Memory, Span, StepReport
+from . import charts, colours, units, wording
+from .page import Card, Cell, Column, Figure, Legend, Note, Page, Part, Piece, Section, Stack, Strip, Table
+from .sites import call_site
+from .timeline import timeline
+
+TOP_OPS = 20
+MEMORY_PARTS = (
+    ("weights", "weights_gib", "blue"),
+    ("gradients", "gradients_gib", "purple"),
+    ("optimizer", "optimizer_gib", "red"),
+    ("activations", "activations_gib", "orange"),
+    ("other", "other_gib", "grey"),
+)
+TIME_PARTS = (
+    ("compute", "compute_s", "blue"),
+    ("communication", "exposed_comm_s", "indigo"),
+    ("bubble", "bubble_s", "yellow"),
+    ("optimizer", "optimizer_s", "red"),
+    ("host", "host_s", "grey"),
+)
+
+
+def page(report: StepReport | InferenceReport, device: Device | None = None) -> Page:
+    """Everything the page shows."""
+    device = device or known_device(report.device)
+    found = (
+        breakdown_section(report),
+        memory_section(report, device),
+        provenance_section(report),
+        timeline_section(report),
+        unmapped_section(report),
+    )
+    return Page(
+        title=f"{report.model}: {wording.workload(report.workload).lower()}",
+        subtitle=f"{report.precision} on {device.name if device else report.device}, simulated",
+        facts=facts(report, device),
+        cards=tuple(cards(report, device)),
+        sections=tuple(section for section in found if section is not None),
+        caption="Blue line: the prediction; blue band: its interval.",
+        glossary=wording.terms(*wording.STEP_TERMS),
+    )
+
+
+def known_device(device_id: str) -> Device | None:
+    """The device's data sheet; None for one that was measured and has none."""
+    try:
+        return load_device(device_id)
+    except DeviceError:
+        return None
+
+
+def step_us(report: StepReport | InferenceReport) -> float:
+    """The whole of what was simulated, in microseconds."""
+    return report.step_time_s * 1e6 if isinstance(report, StepReport) else report.e2e_ms * 1e3
+
+
+def interval_us(report: StepReport | InferenceReport) -> tuple[float, float]:
+    """Its interval, in microseconds."""
+    if isinstance(report, StepReport):
+        return report.low_s * 1e6, report.high_s * 1e6
+    return report.low_ms * 1e3, report.high_ms * 1e3
+
+
+def facts(report: StepReport | InferenceReport, device: Device | None) -> tuple[str, ...]:
+    """The device in a few phrases, and how long the answer took."""
+    found = []
+    if device is not None:
+        rate = device.tensor_rate(report.precision) if device.supports(report.precision) else None
+        if rate:
+            found.append(f"{units.scaled(rate * 1e12, 'FLOP/s')} in {report.precision}")
+        found.append(f"{units.gib(device.memory_gib)} memory")
+        found.append(f"{units.scaled(device.memory_gbps * 1e9, 'B/s')} memory bandwidth")
+    return (*found, f"simulated in {units.duration(report.wall_time_s * 1e6)}")
+
+
+def cards(report: StepReport | InferenceReport, device: Device | None) -> list[Card]:
+    """Headlines: time, throughput, utilisation, memory."""
+    return [*time_cards(report), rate_card(report), memory_card(report, device)]
+
+
+def time_cards(report: StepReport | InferenceReport) -> list[Card]:
+    """The step with its interval; for inference TTFT and TPOT before it where they are not the same."""
+    total, (low, high) = step_us(report), interval_us(report)
+    interval = ("interval", f"{units.between(low, high)} ({report.coverage:.0%})")
+    pad = (high - low) * 0.2 or total * 0.2
+    first, last = max(min(low, total) - pad, 0.0), max(high, total) + pad
+    low_at, at, high_at = (round((value - first) / (last - first) * 100.0, 2) for value in (low, total, high))
+    strip = Strip(low_at, at, high_at, (), units.duration(first), units.duration(last), interval[1])
+    if isinstance(report, StepReport):
+        return [Card("Step time", (("", units.duration(total)),), (interval,), strip=strip)]
+    named = [("TTFT", "time to first token", report.ttft_ms), ("TPOT", "time per output token", report.tpot_ms)]
+    found = [(name, words, ms) for name, words, ms in named if ms is not None]
+    if len(found) == 1:
+        name, words, ms = found[0]
+        return [Card(f"{name}, {words}", (("", units.duration(ms * 1e3)),), (interval,), strip=strip)]
+    singles = [Card(f"{name}, {words}", (("", units.duration(ms * 1e3)),)) for name, words, ms in found]
+    return [*singles, Card("End to end", (("", units.duration(total)),), (interval,), strip=strip)]
+
+
+def rate_card(report: StepReport | InferenceReport) -> Card:
+    """Throughput and utilisation."""
+    lines = (
+        ("model", units.scaled(report.tflops_per_gpu * 1e12, "FLOP/s")),
+        ("MFU", units.share(report.mfu)),
+        ("HFU", units.share(report.hfu)),
+    )
+    return Card("Tokens per second and device", (("", units.three(report.tokens_per_s_per_gpu)),), lines)
+
+
+def memory_card(report: StepReport | InferenceReport, device: Device | None) -> Card:
+    """The peak beside what the device has."""
+    lines = [("device", units.gib(device.memory_gib))] if device else []
+    if device:
+        lines.append(("used", units.share(report.memory.peak_gib / device.memory_gib)))
+    return Card(
+        "Peak memory",
+        (("", units.gib(report.memory.peak_gib)),),
+        tuple(lines),
+        verdict="fits" if report.fits else "does not fit",
+        tone="good" if report.fits else "poor",
+    )
+
+
+def breakdown_section(report: StepReport | InferenceReport) -> Section:
+    """Parts of the step, then kinds of op."""
+    parts, total_s = report.breakdown, step_us(report) * 1e-6
+    pieces = [
+        Piece(name, f"{units.duration(seconds * 1e6)}, {units.share(seconds / total_s)}", seconds / total_s, hue)
+        for name, field, hue in TIME_PARTS
+        if (seconds := getattr(parts, field)) > 0
+    ]
+    text = (
+        "The whole step on top, then every kind of op. Exposed communication is what no computation hides; host is the "
+        "time in which no operator runs."
+    )
+    chart = Figure("Time by kind of op", {"": charts.kinds_chart(parts.by_op, parts.host_s, total_s)})
+    return Section("breakdown", "Where the time goes", text, (Stack("Parts of the step", tuple(pieces)), chart))
+
+
+def memory_section(report: StepReport | InferenceReport, device: Device | None) -> Section:
+    """What memory holds at its peak, against the device."""
+    memory = report.memory
+    whole = max(memory.peak_gib, device.memory_gib) if device else memory.peak_gib
+    pieces = tuple(memory_pieces(memory, whole))
+    if device and memory.peak_gib < whole:
+        free = whole - memory.peak_gib
+        pieces = (*pieces, Piece("free", units.gib(free), free / whole, "grid"))
+    limit = device.memory_gib / whole if device and memory.peak_gib > device.memory_gib else None
+    text = (
+        "What the device holds at the fullest moment of the step"
+        + (f", of its {units.gib(device.memory_gib)}" if device else "")
+        + ". Activations include the cache of keys and values."
+    )
+    return Section("memory", "Memory at its peak", text, (Stack("Peak memory", pieces, limit),))
+
+
+def memory_pieces(memory: Memory, whole_gib: float) -> list[Piece]:
+    """The parts of the peak as fractions of ``whole_gib``."""
+    return [
+        Piece(name, units.gib(size), size / whole_gib, hue)
+        for name, field, hue in MEMORY_PARTS
+        if (size := getattr(memory, field)) > 0
+    ]
+
+
+def provenance_section(report: StepReport | InferenceReport) -> Section:
+    """Who answered, by share of the time."""
+    pieces = tuple(
+        Piece(name, units.share(fraction), fraction, colours.HUE_OF_ENGINE.get(name, "brown"))
+        for name, fraction in report.provenance.items()
+        if fraction >= 5e-4
+    )
+    words = tuple(f"{piece.name}: {wording.ENGINES[piece.name]}" for piece in pieces if piece.name in wording.ENGINES)
+    text = "The share of the step's time that each source answered for."
+    return Section("provenance", "Who says so", text, (Stack("Sources", pieces), Note("", words)))
+
+
+def timeline_section(report: StepReport | InferenceReport) -> Section | None:
+    """The step in time, and its longest calls."""
+    if not report.timeline:
+        return None
+    length = max(span.start_us + span.duration_us for span in report.timeline)
+    part = "" if length > 0.99 * step_us(report) else f" Shown is its first part, {units.duration(length)}."
+    text = (
+        "From start to end: phases, the layers in them, their modules, and every operator in the colour of its kind. "
+        f"Drag across it or use the buttons to zoom, double-click for the whole. Gaps are host time.{part}"
+    )
+    parts: tuple[Part, ...] = (
+        Figure("Timeline", {"": timeline(report.timeline)}, zoom=True),
+        Legend(),
+        top_table(report.timeline, length),
+    )
+    return Section("timeline", "The step in time", text, parts)
+
+
+def top_table(spans: Sequence[Span], total_us: float) -> Table:
+    """The calls with the most time, all layers together."""
+    groups: dict[tuple[str, ...], list[Span]] = {}
+    for span in spans:
+        groups.setdefault((span.kind, span.name, call_site(span.path), span.phase), []).append(span)
+    times = {key: sum(span.duration_us for span in group) for key, group in groups.items()}
+    longest = sorted(times, key=lambda key: -times[key])[:TOP_OPS]
+    columns = (
+        Column("op", words=True),
+        Column("where", words=True),
+        Column("phase", words=True),
+        Column("calls"),
+        Column("time"),
+        Column("share", "of the time shown above"),
+        Column("answered by", words=True),
+    )
+    rows = [
+        (
+            Cell(key[0], hint=key[1]),
+            Cell(key[2] or "the model itself"),
+            Cell(key[3]),
+            Cell(units.count(len(groups[key]))),
+            Cell(units.duration(times[key]), bar=times[key] / (times[longest[0]] or 1.0)),
+            Cell(units.share(times[key] / total_us)),
+            Cell(", ".join(sorted({span.engine for span in groups[key]}))),
+        )
+        for key in longest
+    ]
+    return Table("The longest calls", columns, rows)
+
+
+def unmapped_section(report: StepReport | InferenceReport) -> Section | None:
+    """What no kind covers, and what tracing had to say."""
+    if not report.unmapped and not report.notes:
+        return None
+    notes = []
+    if report.unmapped:
+        notes.append(Note("Operators that no kind covers, costed by the bytes they move:", report.unmapped))
+    if report.notes:
+        notes.append(Note("Notes:", report.notes))
+    return Section("notes", "What to keep in mind", "", tuple(notes))
