@@ -40,7 +40,7 @@ FORMAT = 2
 PHASES = ("forward", "backward", "optimizer")
 ROLES = ("activation", "weight", "frozen", "buffer", "gradient", "optimizer_state", "input", "cache")
 
-_LAYER = re.compile(r"^(?:(.*?)\.)?(\d+)(?=\.|$)")
+_LAYER = re.compile(r"^(?:(.*?)\.)??(\d+)(?=\.|$)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,13 +255,17 @@ def _gelu_backward(call: Call) -> Op | None:
 
 
 def pointwise(function: str, call: Call) -> Op:
-    """elementwise of one cost class: operands of the result's size are read, smaller ones are broadcast."""
+    """elementwise of one cost class: operands of the result's size are read, smaller ones are broadcast.
+
+    Broadcast operands count in the run: they, too, break the inner loop where they begin anew.
+    """
     out = _result(call)
-    full = [v for v in call.inputs if v.shape == out.shape and unique_numel(v) == numel(v) and not overwrites(call, v)]
+    operands = [v for v in call.inputs if len(v.shape) <= len(out.shape) and not overwrites(call, v)]
+    full = [v for v in operands if v.shape == out.shape and unique_numel(v) == numel(v)]
     if not full and function != "fill":
         function = "fill"  # an outer product of axes: what is read is small beside what is written
     if function == "fill":
-        full = []
+        full = operands = []
     widest = max(full, key=lambda v: itemsize(dtype_of(v.dtype)), default=out)
     return make_op(
         "elementwise",
@@ -270,7 +274,7 @@ def pointwise(function: str, call: Call) -> Op:
         numel=numel(out),
         inputs=len(full),
         fn=function,
-        run=contiguous_run([out, *full]),
+        run=contiguous_run([out, *operands]),
     )
 
 
@@ -290,8 +294,8 @@ PLAIN_POWERS = dict.fromkeys((1, 2, 3), "arithmetic") | dict.fromkeys((0.5, -0.5
 def _pow(call: Call) -> Op | None:
     """Squares and cubes are products, square roots and inverses divisions; only the rest are powers."""
     exponent = call.arguments.get("exponent")
-    plain = isinstance(exponent, (int, float)) and exponent in PLAIN_POWERS
-    return pointwise(PLAIN_POWERS[exponent] if plain else "exponential", call)
+    plain = PLAIN_POWERS.get(exponent) if isinstance(exponent, (int, float)) else None
+    return pointwise(plain or "exponential", call)
 
 
 @rule(*SUMS.split())
@@ -383,7 +387,7 @@ def _index(call: Call) -> Op | None:
     positions = call.arguments.get("indices", ())
     by_row = call.arguments.get("dim", 0) == 0 and sum(p is not None for p in positions) <= 1 and len(x.shape) > 1
     if not by_row or (positions and positions[0] is None):
-        return pointwise("cast" if out.dtype != x.dtype else "arithmetic", call)
+        return _scattered(call)
     hidden = math.prod(x.shape[1:])
     rows, tokens = numel(out) // hidden, x.shape[0]
     if rows % tokens:
@@ -419,8 +423,7 @@ def _scattered(call: Call) -> Op | None:
 def copied(view: View, run: int) -> Op:
     """A copy of a view's bytes in contiguous runs of ``run`` elements."""
     size = itemsize(dtype_of(view.dtype))
-    dims = {"size_bytes": int(numel(view) * size), "run_bytes": int(run * size)}
-    return make_op("copy", dtype=dtype_of(view.dtype), **dims)
+    return make_op("copy", dtype_of(view.dtype), size_bytes=int(numel(view) * size), run_bytes=int(run * size))
 
 
 @rule(*COPIES.split())

@@ -42,19 +42,29 @@ def dense(view: View) -> bool:
 
 
 def contiguous_run(views: Sequence[View]) -> int:
-    """Elements that lie next to each other in every view at once, going through all of them in step.
+    """Elements that one inner loop over all views covers: as far as each lies contiguous, or stands still.
 
-    The views have one shape. Axes are taken in the memory order of the first, innermost first; the run grows as
-    long as every view's axis continues where the one inside it ends. 0 when it is everything.
+    The views are broadcast to the shape of the first. Axes are taken in its memory order, innermost first, and
+    joined as long as every view goes on where the axis inside ends (torch's ``TensorIterator`` loops that way). 0
+    when it is everything.
     """
     first = views[0]
+    strides = [_broadcast_strides(view, first.shape) for view in views]
     axes = sorted((axis for axis, size in enumerate(first.shape) if size != 1), key=lambda a: (first.stride[a], -a))
     run = 1
     for axis in axes:
-        if any(view.stride[axis] != run for view in views):
+        wanted = [stride[axes[0]] * run for stride in strides] if run > 1 else None
+        steps = [stride[axis] for stride in strides]
+        if steps != wanted if wanted is not None else any(step not in (0, 1) for step in steps):
             break
         run *= first.shape[axis]
     return 0 if run == numel(first) else run
+
+
+def _broadcast_strides(view: View, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a view repeated over ``shape``: 0 along the axes where it has one element."""
+    own = [stride if size > 1 else 0 for stride, size in zip(view.stride, view.shape, strict=True)]
+    return (0,) * (len(shape) - len(own)) + tuple(own)
 
 
 def transposed(matrix: View) -> bool:

@@ -102,12 +102,12 @@ def to_node(call: Call) -> Node:
 def to_graph(
     nodes: Sequence[Node], storages: Sequence[Storage], roles: Mapping[int, str]
 ) -> tuple[list[Node], list[Tensor]]:
-    """Nodes and tensors, renumbered so that only storages count which a node uses or which ``roles`` names.
+    """Nodes and tensors, renumbered so that only storages count which a node uses or which the module holds.
 
     What is left out was reserved and let go, or belongs to what happened before the step.
     """
     used = {t for node in nodes for t in (*node.reads, *node.writes)}
-    kept = [number for number in range(len(storages)) if number in used or number in roles]
+    kept = [n for n in range(len(storages)) if n in used or roles.get(n) in ("weight", "frozen", "buffer")]
     number = {storage: position for position, storage in enumerate(kept)}
     tensors = [
         Tensor(number[old], storages[old].size_bytes, dtype_of(storages[old].dtype), roles.get(old, "activation"))

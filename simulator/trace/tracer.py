@@ -114,8 +114,11 @@ class Tracer(TorchDispatchMode):
             self._pending.append((path, calls))
 
     def close(self) -> None:
-        """Nothing that happens from here on is part of the step."""
+        """Nothing that happens from here on is part of the step; what the host did last goes with the last call."""
         self._closed = True
+        for _, calls in self._pending:
+            self.calls[-1].host += calls
+        self._pending.clear()
 
     def alive(self) -> list[int]:
         """Storages that exist now."""
@@ -229,7 +232,9 @@ class Tracer(TorchDispatchMode):
         result: Any,
     ) -> None:
         outputs = list(_tensors((result,)))
-        if known.name in NO_WORK:
+        if known.name == "aten.lift_fresh" and layer_of(self._where) is None:
+            pass  # a new cache makes a counter for each layer, wherever it is made: too little to trace every layer for
+        elif known.name in NO_WORK:
             self._pending.append((self._where, HostCalls(dispatch=1)))
         elif outputs and not written and all(self.storage_id(out) in ids for out in outputs):
             self._pending.append((self._where, HostCalls(views=1)))
