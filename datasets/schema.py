@@ -8,14 +8,18 @@ the names. The schema's metadata carries its version.
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Iterable
+import difflib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from .ops import Op, OpError, kind, make_op
+import numpy as np
+
+from .columns import number_array, numbers, text_array, values
+from .dtypes import BITS
+from .ops import Dim, Op, kind
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -103,7 +107,7 @@ def schema_for(kind_name: str) -> pa.Schema:
 
 
 def table_from(kind_name: str, rows: Iterable[Measurement]) -> pa.Table:
-    """A typed table of measurements of one kind. SchemaError names a row that does not fit."""
+    """A typed table of measurements of one kind. SchemaError names a row or value that does not fit its type."""
     import pyarrow as pa
 
     rows = list(rows)
@@ -120,76 +124,126 @@ def table_from(kind_name: str, rows: Iterable[Measurement]) -> pa.Table:
             columns[name].append(getattr(row, name))
     try:
         table = pa.table(columns, schema=schema_for(kind_name))
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
         raise SchemaError(f"{kind_name} rows do not fit the schema: {error}") from None
-    return check_values(kind_name, table)
+    return table
 
 
-def conform(kind_name: str, table: pa.Table) -> pa.Table:
-    """Any table with the identity columns as a table of the kind's schema: missing nullable columns become null.
+def conform(kind_name: str, table: pa.Table, columns: Iterable[str] | None = None) -> pa.Table:
+    """A table in the kind's schema (or those ``columns`` of it), cast; values are not looked at.
 
-    Raises SchemaError for a missing required column, an unknown one, or a value that does not fit its type.
+    A missing nullable column becomes null, a missing dim its default. A dim whose field metadata lists other choices
+    than today's is recoded by name. SchemaError for a missing or unknown column, or one that cannot be cast.
     """
     import pyarrow as pa
 
     wanted = schema_for(kind_name)
-    unknown = sorted(set(table.column_names) - set(wanted.names))
+    names = wanted.names if columns is None else list(columns)
+    unknown = sorted(set(names) - set(wanted.names)) or sorted(set(table.column_names) - set(wanted.names))
     if unknown:
-        raise SchemaError(f"{kind_name} has no column {unknown[0]!r}")
-    arrays = []
-    for field in wanted:
-        if field.name in table.column_names:
-            try:
-                arrays.append(table[field.name].cast(field.type))
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                raise SchemaError(f"column {field.name!r} of {kind_name} is not {field.type}: {error}") from None
-        elif field.nullable:
-            arrays.append(pa.nulls(len(table), field.type))
-        else:
-            raise SchemaError(f"{kind_name} rows lack the column {field.name!r}")
-    return check_values(kind_name, pa.table(arrays, schema=wanted))
+        near = difflib.get_close_matches(unknown[0], wanted.names, 1)
+        raise SchemaError(
+            f"{kind_name} has no column {unknown[0]!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+        )
+    dims = {dim.name: dim for dim in kind(kind_name).dims}
+    fields = [wanted.field(name) for name in names]
+    arrays = [_conformed(kind_name, field, table, dims.get(field.name)) for field in fields]
+    return pa.table(arrays, schema=pa.schema(fields, wanted.metadata))
+
+
+def _conformed(kind_name: str, field: pa.Field, table: pa.Table, dim: Dim | None) -> pa.ChunkedArray | pa.Array:
+    import pyarrow as pa
+
+    if field.name not in table.column_names:
+        if dim is not None and dim.default is not None:
+            return number_array(np.full(len(table), dim.default))
+        if field.nullable:
+            return pa.nulls(len(table), field.type)
+        raise SchemaError(f"{kind_name} rows lack the column {field.name!r}")
+    column = table[field.name]
+    if column.type != field.type:
+        try:
+            column = column.cast(field.type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            reason = str(error).splitlines()[0]
+            raise SchemaError(f"column {field.name!r} of {kind_name} is not {field.type}: {reason}") from None
+    stored = (table.schema.field(field.name).metadata or {}).get(b"choices", b"").decode()
+    if dim is None or not stored or tuple(stored.split(",")) == dim.choices[: stored.count(",") + 1]:
+        return column
+    return _recoded(kind_name, dim, tuple(stored.split(",")), column)
+
+
+def _recoded(kind_name: str, dim: Dim, stored: tuple[str, ...], column: pa.ChunkedArray) -> pa.Array:
+    """A column of choices, written when the list of choices was another, in today's numbers."""
+    found = numbers(column)
+    for number in np.unique(found):
+        if not 0 <= number < len(stored) or stored[number] not in dim.choices:
+            name = stored[number] if 0 <= number < len(stored) else number
+            raise SchemaError(f"{kind_name}.{dim.name}={name} is none of {', '.join(dim.choices)}: convert the rows")
+    today = np.array([dim.choices.index(name) if name in dim.choices else -1 for name in stored], dtype=np.int64)
+    return number_array(today[found])
 
 
 def check_values(kind_name: str, table: pa.Table) -> pa.Table:
-    """The table itself. SchemaError for a status, cache or latency that cannot be, or a null where none may stand."""
-    import pyarrow as pa
+    """The table itself. SchemaError for the first rule of :func:`impossible_values` that a row breaks."""
+    for reason, rows in impossible_values(kind_name, table):
+        raise SchemaError(f"{reason} (row {int(np.flatnonzero(rows)[0])} of {len(table)})")
+    return table
+
+
+def impossible_values(kind_name: str, table: pa.Table) -> Iterator[tuple[str, np.ndarray]]:
+    """What no row may hold: a reason and the rows it is true of (bool [n]), for each rule that is broken.
+
+    A dim out of range, an unknown dtype, status or cache, an ok row without a positive latency; but first of all a
+    null where none may stand.
+    """
     import pyarrow.compute as pc
 
     for field in table.schema:
         if not field.nullable and table[field.name].null_count:
-            raise SchemaError(f"{kind_name}.{field.name} may not be empty")
-    for name, allowed in (("status", STATUSES), ("cache", CACHES)):
-        wrong = pc.filter(table[name], pc.invert(pc.is_in(table[name], pa.array(allowed))))
-        if len(wrong):
-            raise SchemaError(f"{name}={wrong[0].as_py()!r} is not one of {', '.join(allowed)}")
-    ok = pc.equal(table["status"], "ok")
-    good = pc.fill_null(pc.and_(pc.greater(table["latency_us"], 0.0), pc.is_finite(table["latency_us"])), False)
-    if pc.any(pc.and_(ok, pc.invert(good))).as_py():
-        raise SchemaError(f"an ok row of {kind_name} needs a positive, finite latency_us")
-    return table
+            yield f"{kind_name}.{field.name} may not be empty", numbers(pc.is_null(table[field.name]))
+            return
+    for dim in kind(kind_name).dims:
+        found = numbers(table[dim.name])
+        wrong = (found < dim.low) | ((found >= len(dim.choices)) if dim.choices else False)
+        if wrong.any():
+            bounds = f"from {dim.low} to {len(dim.choices) - 1}" if dim.choices else f"at least {dim.low}"
+            yield f"{kind_name}.{dim.name}={found[wrong][0]} must be {bounds}", wrong
+    for name, allowed in (("dtype", BITS), ("out_dtype", BITS), ("status", STATUSES), ("cache", CACHES)):
+        wrong = numbers(pc.invert(pc.is_in(table[name], text_array(allowed))))
+        if wrong.any():
+            value = table[name][int(np.flatnonzero(wrong)[0])].as_py()
+            yield f"{name}={value!r} is not one of {', '.join(allowed)}", wrong
+    latency = numbers(table["latency_us"])
+    wrong = numbers(pc.equal(table["status"], text_array(["ok"])[0])) & ~(np.isfinite(latency) & (latency > 0))
+    if wrong.any():
+        yield f"an ok row of {kind_name} needs a positive, finite latency_us", wrong
 
 
-def check_file_schema(schema: pa.Schema, where: str) -> str:
+def check_file_schema(schema: pa.Schema) -> str:
     """The kind of a stored file. SchemaError when it is not ours, or written by a newer version."""
     metadata = schema.metadata or {}
-    version = metadata.get(b"opcast.schema_version")
-    if version is None:
-        raise SchemaError(f"{where} was not written by opcast: move it out of the store")
+    version, kind_name = metadata.get(b"opcast.schema_version", b""), metadata.get(b"opcast.kind")
+    if not version.isdigit() or kind_name is None:
+        raise SchemaError("was not written by opcast: move it out of the store (`opcast import` takes other tables)")
     if int(version) > SCHEMA_VERSION:
-        raise SchemaError(
-            f"{where} has schema version {int(version)}, this opcast reads {SCHEMA_VERSION}: update opcast"
-        )
-    return metadata[b"opcast.kind"].decode()
+        raise SchemaError(f"has schema version {int(version)}, this opcast reads {SCHEMA_VERSION}: update opcast")
+    return kind_name.decode()
+
+
+def stored_columns(kind_name: str, schema: pa.Schema, columns: Iterable[str] | None = None) -> list[str]:
+    """The wanted columns that a file has. SchemaError when it tells ops apart by a dim that the kind has no more."""
+    names = schema.names
+    dims = names[: names.index("dtype")] if "dtype" in names else []
+    gone = [name for name in dims if name not in kind(kind_name).names]
+    if gone:
+        raise SchemaError(f"has dim {gone[0]!r}, which {kind_name} has no more: convert its rows or move it away")
+    wanted = set(schema_for(kind_name).names if columns is None else columns)
+    return [name for name in names if name in wanted]
 
 
 def row_ops(kind_name: str, table: pa.Table) -> list[Op]:
-    """The op of every row. Rows that are no valid op any more raise OpError."""
-    names = kind(kind_name).names
-    columns = [table[name].to_pylist() for name in (*names, "dtype", "out_dtype")]
-    ops = []
-    for values in zip(*columns, strict=True):
-        *dims, dtype, out_dtype = values
-        if any(value is None for value in dims):
-            raise OpError(f"a {kind_name} row lacks a dim: {json.dumps(dict(zip(names, dims, strict=True)))}")
-        ops.append(make_op(kind_name, dtype, out_dtype, **dict(zip(names, dims, strict=True))))
-    return ops
+    """The op of every row, as stored: writing has checked it."""
+    dims = zip(*(values(table[name]) for name in kind(kind_name).names), strict=True)
+    dtypes = values(table["dtype"]), values(table["out_dtype"])
+    return [Op(kind_name, *parts) for parts in zip(dims, *dtypes, strict=True)]

@@ -1,54 +1,42 @@
 """The measurement store: a directory of Parquet that only ever grows.
 
-``<store>/op=<kind>/device=<device_id>/<run_id>-<part>.parquet``. A file is written under a temporary name, flushed to
-disk and renamed, so a reader sees all of it or nothing. Writers in any number of processes never meet: a part's name
-carries a random suffix. Nothing is edited or deleted; a correction is a new row and a note in ``manifest.json``.
+``<store>/op=<kind>/device=<device_id>/<run_id>-<part>.parquet``. Writers in any number of processes never meet: a
+part's name is random. Nothing is edited or deleted; a correction is a new row and a note in ``manifest.json``.
+Devices whose figures were measured, the CPU for one, are kept beside the rows as ``devices/<device_id>.json``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from .columns import group_keys, matching, number_array, numbers, text_array, values
 from .devices import Device, DeviceError
+from .files import StoreError, locked, read_parquet, write_atomically, write_parquet
 from .ops import KINDS, Op
-from .schema import (
-    ENVIRONMENT,
-    Measurement,
-    SchemaError,
-    check_file_schema,
-    conform,
-    row_ops,
-    schema_for,
-    table_from,
-)
+from .schema import ENVIRONMENT, Measurement, SchemaError, check_values, conform, row_ops, schema_for, table_from
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+__all__ = ["FORMAT", "Exact", "Store", "StoreError", "newest_rows"]
 
 MANIFEST = "manifest.json"
 FORMAT = 1
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-class StoreError(ValueError):
-    """A store that cannot be read or written. The message names the file and the way out."""
-
-
-@dataclass(frozen=True)
-class Exact:
-    """Measured latencies of one op: median, 10th and 90th percentile, in microseconds."""
+class Exact(NamedTuple):
+    """Measured latency of one op: median, 10th and 90th percentile, in microseconds."""
 
     latency_us: float
     low_us: float
@@ -57,70 +45,44 @@ class Exact:
 
 
 class Store:
-    """A measurement store at ``path``; the directory is made at the first write."""
+    """A measurement store at ``path``; the directory is made at the first write.
+
+    Raises StoreError when ``path`` is no store, or one that a newer opcast wrote.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if self.path.exists() and not self.path.is_dir():
             raise StoreError(f"store {self.path} is a file: give a directory")
-        self._check_manifest()
+        self._manifest()
 
     # --- writing ---------------------------------------------------------------------------------------
 
     def write(self, rows: Iterable[Measurement] | tuple[str, pa.Table], run_id: str) -> list[Path]:
         """Add measurements, or a whole table of one kind as ``(kind, table)``; returns the files written.
 
-        Rows of one call and one (kind, device) land together or not at all. Raises StoreError when the store cannot
-        be written and SchemaError when rows do not fit.
+        Rows of one call, kind and device land together or not at all. A table may lack ``run_id``. Raises StoreError
+        when the store cannot be written, SchemaError when rows do not fit: then nothing of the call is written.
         """
         if isinstance(rows, tuple):
-            kind_name, table = rows
-            return self._write_table(kind_name, conform(kind_name, table), run_id)
-        ordered = sorted(rows, key=lambda row: row.op.kind)
-        written: list[Path] = []
-        for kind_name, group in groupby(ordered, key=lambda row: row.op.kind):
-            written += self._write_table(kind_name, table_from(kind_name, group), run_id)
-        return written
-
-    def _write_table(self, kind_name: str, table: pa.Table, run_id: str) -> list[Path]:
-        import pyarrow.compute as pc
-
-        _check_name("run_id", run_id)
-        self._prepare()
+            tables = [(rows[0], conform(rows[0], _with_run_id(rows[1], run_id)))]
+        else:
+            ordered = sorted(rows, key=lambda row: row.op.kind)
+            grouped = groupby(ordered, key=lambda row: row.op.kind)
+            tables = [(kind_name, table_from(kind_name, group)) for kind_name, group in grouped]
+        parts = [part for kind_name, table in tables for part in _parts(kind_name, table, run_id)]
+        if parts:
+            self._prepare()
         written = []
-        for device_id in pc.unique(table["device_id"]).to_pylist():
-            _check_name("device_id", device_id)
-            part = table.filter(pc.equal(table["device_id"], device_id))
+        for kind_name, device_id, part in parts:
             folder = self.path / f"op={kind_name}" / f"device={device_id}"
-            name = f"{run_id}-{uuid.uuid4().hex[:12]}.parquet"
-            written.append(self._atomically(folder / name, lambda path, part=part: _write_parquet(part, path)))
+            written.append(write_parquet(part, folder / f"{run_id}-{uuid.uuid4().hex[:12]}.parquet"))
         return written
-
-    def _atomically(self, target: Path, write: Any) -> Path:
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                write(temporary)
-                with open(temporary, "rb") as file:
-                    os.fsync(file.fileno())
-                os.replace(temporary, target)
-            finally:
-                temporary.unlink(missing_ok=True)
-            _sync_directory(target.parent)
-        except OSError as error:
-            reason = error.strerror or error
-            raise StoreError(f"cannot write {target}: {reason}; nothing that was there is lost") from None
-        return target
-
-    def _prepare(self) -> None:
-        if not (self.path / MANIFEST).exists():
-            self._save_manifest({"format": FORMAT, "created_at": datetime.now(UTC).isoformat(), "notes": []})
 
     # --- reading ---------------------------------------------------------------------------------------
 
     def kinds(self) -> list[str]:
-        """Kinds that the store holds rows of."""
+        """Kinds that the store holds rows of, those that only another version of opcast knows included."""
         return sorted(p.name.removeprefix("op=") for p in self.path.glob("op=*") if any(p.glob("device=*/*.parquet")))
 
     def devices(self, kind_name: str | None = None) -> list[str]:
@@ -143,64 +105,68 @@ class Store:
         run_id: str | None = None,
         on_corrupt: str = "raise",
     ) -> pa.Table:
-        """Rows of a kind, optionally of one device and one campaign.
+        """Rows of a kind, optionally of one device, one run, and with some columns only.
 
         ``status=None`` takes failures too. ``newest`` keeps the newest row per (op, device, backend, cache,
         environment). A damaged file raises StoreError, or is passed over with ``on_corrupt="skip"``.
         """
         import pyarrow as pa
-        import pyarrow.compute as pc
 
+        schema = schema_for(kind_name)
+        wanted = schema.names if columns is None else list(columns)
+        filters = ["status"] * (status is not None) + ["run_id"] * (run_id is not None)
+        needed = list(dict.fromkeys([*wanted, *filters, *(identity(kind_name) if newest else ())]))
         parts = []
         for path in self.files(kind_name, device):
             if run_id is not None and not path.name.startswith(f"{run_id}-"):
                 continue
             try:
-                parts.append(read_file(path, kind_name))
-            except (StoreError, SchemaError):
-                if on_corrupt == "raise":
+                parts.append(read_parquet(path, kind_name, needed))
+            except StoreError:
+                if on_corrupt != "skip":
                     raise
-        table = pa.concat_tables(parts) if parts else schema_for(kind_name).empty_table()
+        table = pa.concat_tables(parts) if parts else schema.empty_table().select(needed)
         if run_id is not None:
-            table = table.filter(pc.equal(table["run_id"], run_id))
+            table = matching(table, "run_id", run_id)
         if status is not None:
-            table = table.filter(pc.equal(table["status"], status))
+            table = matching(table, "status", status)
         if newest:
             table = newest_rows(kind_name, table)
-        return table.select(list(columns)) if columns is not None else table
+        return table.select(wanted)
 
     def done(self, device_id: str, run_id: str | None = None) -> set[tuple[Op, str, str]]:
-        """The (op, backend, cache) that have a row of any status on a device, in one campaign or in any."""
+        """The (op, backend, cache) that have a row of any status on a device, in one run or in any."""
         found: set[tuple[Op, str, str]] = set()
         for kind_name in self.kinds():
             if kind_name not in KINDS:
                 continue
-            table = self.read(kind_name, device_id, status=None, newest=False, run_id=run_id)
-            keys = zip(row_ops(kind_name, table), table["backend"].to_pylist(), table["cache"].to_pylist(), strict=True)
-            found.update(keys)
+            columns = [*KINDS[kind_name].names, "dtype", "out_dtype", "backend", "cache"]
+            table = self.read(kind_name, device_id, status=None, newest=False, run_id=run_id, columns=columns)
+            found.update(zip(row_ops(kind_name, table), values(table["backend"]), values(table["cache"]), strict=True))
         return found
 
     def lookup(self, kind_name: str, device_id: str, cache: str) -> Mapping[tuple[Any, ...], list[Exact]]:
-        """Exact measurements by ``(*dims, dtype, out_dtype)``: one entry per backend and environment, newest first."""
-        names = [*KINDS[kind_name].names, "dtype", "out_dtype"]
-        wanted = [*names, "cache", "backend", "latency_us", "latency_p10_us", "latency_p90_us", "measured_at"]
-        table = self.read(kind_name, device_id, columns=wanted).sort_by([("measured_at", "descending")])
-        keys = zip(*(table[name].to_pylist() for name in names), strict=True)
-        values = [table[name].to_pylist() for name in ("cache", "backend", *wanted[-4:-1])]
+        """Exact measurements by ``(*dims, dtype, out_dtype)``: one entry per backend and environment, newest first.
+
+        Where percentiles were not kept, they are the median.
+        """
+        key = [*KINDS[kind_name].names, "dtype", "out_dtype"]
+        latencies = ["latency_us", "latency_p10_us", "latency_p90_us"]
+        table = self.read(kind_name, device_id, columns=[*key, *latencies, "backend", "cache", "measured_at"])
+        table = matching(table, "cache", cache).sort_by([("measured_at", "descending")])
+        median, low, high = (numbers(table[name]) for name in latencies)
+        low, high = np.where(np.isnan(low), median, low), np.where(np.isnan(high), median, high)
+        exact = map(Exact, median.tolist(), low.tolist(), high.tolist(), values(table["backend"]))
         found: dict[tuple[Any, ...], list[Exact]] = {}
-        for key, state, backend, latency, low, high in zip(keys, *values, strict=True):
-            if state == cache:
-                exact = Exact(
-                    latency, low if low is not None else latency, high if high is not None else latency, backend
-                )
-                found.setdefault(key, []).append(exact)
+        for op, value in zip(zip(*(values(table[name]) for name in key), strict=True), exact, strict=True):
+            found.setdefault(op, []).append(value)
         return found
 
     def fingerprint(self, kind_name: str | None = None, device_id: str | None = None) -> str:
-        """A hash of the files that hold a kind's rows of a device: changes whenever rows are added."""
+        """A hash of the content of the files that hold a kind's rows of a device, whatever their names."""
         digest = hashlib.sha256()
-        for path in self.files(kind_name, device_id):
-            digest.update(f"{path.relative_to(self.path)} {path.stat().st_size}\n".encode())
+        for one in sorted(hashlib.sha256(path.read_bytes()).digest() for path in self.files(kind_name, device_id)):
+            digest.update(one)
         return digest.hexdigest()[:16]
 
     # --- measured devices and the manifest ----------------------------------------------------------------
@@ -213,9 +179,10 @@ class Store:
         if not path.exists():
             return None
         try:
-            return Device.from_dict(json.loads(path.read_text()))
-        except (OSError, json.JSONDecodeError, DeviceError) as error:
-            raise StoreError(f"{path} is damaged ({error}): remove it and measure the device again") from None
+            return Device.from_dict(json.loads(path.read_text("utf-8")))
+        except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+            reason = error if isinstance(error, DeviceError) else "no JSON of a device"
+            raise StoreError(f"{path} is damaged ({reason}): remove it and measure the device again") from None
 
     def measured_devices(self) -> list[str]:
         """Ids of the devices whose figures were measured into this store."""
@@ -225,8 +192,7 @@ class Store:
         """Keep a device's measured figures."""
         _check_name("device_id", device.id)
         self._prepare()
-        text = json.dumps(device.to_dict(), indent=1)
-        return self._atomically(self.path / "devices" / f"{device.id}.json", lambda path: path.write_text(text))
+        return _write_json(self.path / "devices" / f"{device.id}.json", device.to_dict())
 
     def notes(self) -> list[dict[str, str]]:
         """What people wrote about this store, oldest first."""
@@ -235,80 +201,74 @@ class Store:
     def annotate(self, text: str) -> None:
         """Add a note to the manifest, as one does for a correction."""
         self._prepare()
-        manifest = self._manifest()
-        manifest["notes"] = [*manifest.get("notes", []), {"at": datetime.now(UTC).isoformat(), "text": text}]
-        self._save_manifest(manifest)
+        with locked(self.path / f".{MANIFEST}.lock"):
+            manifest = self._manifest()
+            note = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "text": text}
+            _write_json(self.path / MANIFEST, {**manifest, "notes": [*manifest.get("notes", []), note]})
+
+    def _prepare(self) -> None:
+        if (self.path / MANIFEST).exists():
+            return
+        with locked(self.path / f".{MANIFEST}.lock"):
+            if not (self.path / MANIFEST).exists():
+                made = {"format": FORMAT, "created_at": datetime.now(UTC).isoformat(timespec="seconds"), "notes": []}
+                _write_json(self.path / MANIFEST, made)
 
     def _manifest(self) -> dict[str, Any]:
+        path = self.path / MANIFEST
         try:
-            values = json.loads((self.path / MANIFEST).read_text())
-        except FileNotFoundError:
+            values = json.loads(path.read_text("utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
             return {}
-        except (OSError, json.JSONDecodeError) as error:
-            raise StoreError(f"{self.path / MANIFEST} is damaged ({error}): restore or remove it") from None
-        if not isinstance(values, dict) or "format" not in values:
-            raise StoreError(f"{self.path / MANIFEST} is no manifest of opcast: choose another store=…")
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {error.strerror}; choose another store=…") from None
+        except ValueError:
+            raise StoreError(f"{path} is damaged: remove it; the rows are not in it, only its notes are lost") from None
+        if not isinstance(values, dict) or not isinstance(values.get("format"), int):
+            raise StoreError(f"{path} is no manifest of opcast: choose another store=…")
+        if values["format"] > FORMAT:
+            raise StoreError(f"{path} has format {values['format']}, this opcast reads {FORMAT}: update opcast")
         return values
 
-    def _save_manifest(self, values: Mapping[str, Any]) -> None:
-        text = json.dumps(values, indent=1)
-        self._atomically(self.path / MANIFEST, lambda path: path.write_text(text))
 
-    def _check_manifest(self) -> None:
-        made_by = self._manifest().get("format", FORMAT)
-        if made_by > FORMAT:
-            raise StoreError(f"store {self.path} has format {made_by}, this opcast reads {FORMAT}: update opcast")
-
-
-def read_file(path: Path, kind_name: str) -> pa.Table:
-    """One file's rows. StoreError when it is damaged, SchemaError when it is not ours, or newer."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path, partitioning=None)
-    except (pa.ArrowInvalid, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise StoreError(f"{path} is damaged ({reason}): move it away and measure again") from None
-    found = check_file_schema(table.schema, str(path))
-    if found != kind_name:
-        raise StoreError(f"{path} holds {found} rows but lies under op={kind_name}: move it")
-    return conform(kind_name, table)
+def identity(kind_name: str) -> list[str]:
+    """Columns that tell whether two rows measured the same in the same environment, and when."""
+    dims = KINDS[kind_name].names
+    return [*dims, "dtype", "out_dtype", "device_id", "backend", "cache", *ENVIRONMENT, "measured_at"]
 
 
 def newest_rows(kind_name: str, table: pa.Table) -> pa.Table:
-    """The newest row per (op, device, backend, cache, environment), in the order of time."""
-    import pyarrow as pa
+    """The newest row per (op, device, backend, cache, environment), in the order of time; of equals the last."""
+    order = np.argsort(numbers(table["measured_at"]), kind="stable")
+    keys = group_keys(table, identity(kind_name)[:-1])[order]
+    _, newest = np.unique(keys[::-1], return_index=True)
+    return table.take(number_array(order[np.sort(len(order) - 1 - newest)]))
 
-    if len(table) < 2:
+
+def _parts(kind_name: str, table: pa.Table, run_id: str) -> list[tuple[str, str, pa.Table]]:
+    """(kind, device, rows) of a table of one run, every value checked."""
+    import pyarrow.compute as pc
+
+    _check_name("run_id", run_id)
+    check_values(kind_name, table)
+    others = [name for name in pc.unique(table["run_id"]).to_pylist() if name != run_id]
+    if others:
+        raise SchemaError(f"rows of run {others[0]!r} cannot be written under run {run_id!r}")
+    devices = pc.unique(table["device_id"]).to_pylist()
+    for device_id in devices:
+        _check_name("device_id", device_id)
+    return [(kind_name, device_id, matching(table, "device_id", device_id)) for device_id in devices]
+
+
+def _with_run_id(table: pa.Table, run_id: str) -> pa.Table:
+    if "run_id" in table.column_names:
         return table
-    identity = [*KINDS[kind_name].names, "dtype", "out_dtype", "device_id", "backend", "cache", *ENVIRONMENT]
-    table = table.sort_by("measured_at")
-    numbered = table.select(identity).append_column("row", pa.array(np.arange(len(table))))
-    last = numbered.group_by(identity).aggregate([("row", "max")])["row_max"]
-    return table.take(np.sort(last.to_numpy()))
+    return table.append_column("run_id", text_array([run_id] * len(table)))
 
 
-def rows_of(store: Store, device: str | None = None) -> Iterator[tuple[str, pa.Table]]:
-    """(kind, newest ok rows) for every kind of a store that this version knows."""
-    for kind_name in store.kinds():
-        if kind_name in KINDS:
-            yield kind_name, store.read(kind_name, device)
-
-
-def _write_parquet(table: pa.Table, path: Path) -> None:
-    import pyarrow.parquet as pq
-
-    pq.write_table(table, path, compression="zstd")
-
-
-def _sync_directory(path: Path) -> None:
-    if os.name == "posix":
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def _write_json(path: Path, values: Mapping[str, Any]) -> Path:
+    text = json.dumps(values, indent=1, ensure_ascii=False)
+    return write_atomically(path, lambda temporary: temporary.write_text(text, "utf-8"))
 
 
 def _check_name(what: str, value: str) -> None:
