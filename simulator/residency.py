@@ -1,9 +1,11 @@
 """Which bytes an op finds in the last-level cache: reuse distance over the graph's tensors.
 
 An operator that runs right after its input was written finds it in the cache; a layer's weights, last touched
-one step ago, it does not. The harness times both states (``cache`` = warm, cold); this module says how much of
-each node's input is cold, so that the two can be mixed. Stack distance as in Mattson et al. 1970, with the
-traffic since the last touch standing for the distinct bytes touched (an upper bound).
+one step ago, it does not. Nor is the memory of a new result always in the cache: an allocator hands out the block
+freed last, warm when that was a moment ago, cold when a whole forward pass has kept its activations since. The
+harness times both states (``cache`` = warm, cold); this module says how much of each node's traffic is cold, so that
+the two can be mixed. Stack distance as in Mattson et al. 1970, with the traffic since the last touch standing for the
+distinct bytes touched (an upper bound).
 """
 
 from __future__ import annotations
@@ -14,29 +16,38 @@ import numpy as np
 
 from .graph import Node
 
+NEVER = -np.inf
+
 
 def cold_fractions(nodes: Sequence[Node], tensor_bytes: np.ndarray, cache_bytes: float) -> np.ndarray:
-    """Share of each node's read bytes that left a cache of ``cache_bytes`` since they were last touched.
+    """Share of the bytes that each node reads and writes that lie outside a cache of ``cache_bytes``.
 
     ``nodes`` in execution order, unrolled. The step is walked twice and the second walk counts, because a step
     follows a step. Shape [len(nodes)], from 0 (all in the cache) to 1.
     """
     sizes = tensor_bytes.tolist()
     touched: dict[int, float] = {}
-    clock = 0.0
+    blocks: dict[int, list[float]] = {}  # freed memory by size: when each block was touched, the last freed last
     cold = np.zeros(len(nodes))
+    clock = 0.0
     for counted in (False, True):
         for index, node in enumerate(nodes):
+            tensors = set(node.reads).union(node.writes)
             total = missing = 0.0
-            for tensor in node.reads:
+            for tensor in tensors:
                 size = sizes[tensor]
-                distance = clock - touched.get(tensor, -np.inf)
-                total += size
-                missing += size - min(size, max(0.0, cache_bytes - distance))
+                if tensor not in touched:
+                    free = blocks.get(size)
+                    touched[tensor] = free.pop() if free else NEVER
+                moved = min(size, node.bytes_moved)
+                total += moved
+                missing += moved * (1.0 - min(size, max(0.0, cache_bytes - clock + touched[tensor])) / max(size, 1))
             if counted and total:
                 cold[index] = missing / total
-            for tensor in {*node.reads, *node.writes}:
-                clock += min(sizes[tensor], node.bytes_moved)
-            for tensor in (*node.reads, *node.writes):
+            clock += total
+            for tensor in tensors:
                 touched[tensor] = clock
+            for tensor in node.frees:
+                if tensor in touched:
+                    blocks.setdefault(sizes[tensor], []).append(touched.pop(tensor))
     return cold

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -43,8 +45,10 @@ def gemm_node(m: int, tensors: tuple[int, int, int], phase: str = "forward", **m
 
 
 def chain(length: int) -> Graph:
-    """Products in a row, each with its own weight."""
-    nodes = tuple(gemm_node(256, (i, length + 1 + i, i + 1), host=HostCalls(views=1)) for i in range(length))
+    """Products in a row, each with its own weight, each freeing what it read."""
+    nodes = tuple(
+        gemm_node(256, (i, length + 1 + i, i + 1), frees=(i,), host=HostCalls(views=1)) for i in range(length)
+    )
     tensors = (Tensor(0, 2**19, "bf16", "activation", length + 1), Tensor(length + 1, 2**21, "bf16", "weight", length))
     return Graph("chain", (Block(nodes),), tensors, 2**20 * length, 1e9)
 
@@ -81,13 +85,20 @@ def test_weights_are_cold_and_fresh_activations_warm():
     graph = chain(100)  # 200 MiB of weights against a cache of 40 MiB
     nodes = list(graph.nodes())
     cold = cold_fractions(nodes, graph.tensor_bytes, 40 * 2**20)
-    weight_share = 2**21 / (2**21 + 2**19)
+    weight_share = 2**21 / (2**21 + 2 * 2**19)
     assert cold[50] == pytest.approx(weight_share)
 
 
 def test_everything_is_warm_when_the_step_fits_the_cache():
     graph = chain(5)
     assert cold_fractions(list(graph.nodes()), graph.tensor_bytes, 2**30).max() == 0.0
+
+
+def test_results_that_are_kept_are_written_to_cold_memory():
+    freed = chain(100)
+    nodes = [dataclasses.replace(node, frees=()) for node in freed.nodes()]
+    kept = cold_fractions(nodes, freed.tensor_bytes, 40 * 2**20)
+    assert kept[50] > cold_fractions(list(freed.nodes()), freed.tensor_bytes, 40 * 2**20)[50]
 
 
 @given(st.integers(1, 60))
