@@ -30,6 +30,12 @@ def cold_fractions(nodes: Sequence[Node], tensor_bytes: np.ndarray, cache_bytes:
     blocks: dict[int, list[float]] = {}  # freed memory by size: when each block was touched, the last freed last
     cold = np.zeros(len(nodes))
     clock = 0.0
+    made: set[int] = set()  # by the step itself, and not yet freed
+
+    def free(tensor: int) -> None:
+        blocks.setdefault(sizes[tensor], []).append(touched.pop(tensor))
+        made.discard(tensor)
+
     for counted in (False, True):
         for index, node in enumerate(nodes):
             tensors = set(node.reads).union(node.writes)
@@ -37,8 +43,10 @@ def cold_fractions(nodes: Sequence[Node], tensor_bytes: np.ndarray, cache_bytes:
             for tensor in tensors:
                 size = sizes[tensor]
                 if tensor not in touched:
-                    free = blocks.get(size)
-                    touched[tensor] = free.pop() if free else NEVER
+                    block = blocks.get(size)
+                    touched[tensor] = block.pop() if block else NEVER
+                    if tensor not in node.reads:
+                        made.add(tensor)
                 moved = min(size, node.bytes_moved)
                 total += moved
                 missing += moved * (1.0 - min(size, max(0.0, cache_bytes - clock + touched[tensor])) / max(size, 1))
@@ -49,5 +57,7 @@ def cold_fractions(nodes: Sequence[Node], tensor_bytes: np.ndarray, cache_bytes:
                 touched[tensor] = clock
             for tensor in node.frees:
                 if tensor in touched:
-                    blocks.setdefault(sizes[tensor], []).append(touched.pop(tensor))
+                    free(tensor)
+        for tensor in sorted(made):  # what a step leaves, its caller drops before the next
+            free(tensor)
     return cold
