@@ -2,9 +2,10 @@
 
     python tests/benchmarks/kill_resume.py [--kills 10] [--seed 0] [--budget 30]
 
-Takes the shipped campaign ``quick``, scaled to a budget in seconds. Prints, for every kill, how many cases the
-campaign had reported as done and how many rows were found; at the end the rows of both runs, case by case. Exit code
-1 when a row is lost, doubled or missing.
+Takes the shipped campaign ``quick``, scaled to a budget in seconds and to small shapes, on one thread. The moments are
+random shares of the campaign, and up to half a second later. Prints, for every kill, how many cases the campaign had
+reported as done and how many rows were found; at the end both runs beside each other. Exit code 1 when a row is lost,
+doubled or missing.
 """
 
 from __future__ import annotations
@@ -24,20 +25,24 @@ from opcast.datasets.store import Store
 from opcast.harness.plan import Plan, build_plan
 
 QUICK = Path(__file__).resolve().parents[2] / "conf" / "campaign" / "quick.yaml"
-DRIVER = (
-    "import sys; from opcast.datasets.store import Store; from opcast.harness.campaign import run;"
-    "from opcast.harness.plan import Plan;"
-    "s = run(Plan.from_json(open(sys.argv[1]).read()), Store(sys.argv[2]), lambda p: print(p.done, flush=True));"
-    "print(s.outcome, flush=True)"
-)
+DRIVER = """
+import sys
+from opcast.datasets.store import Store
+from opcast.harness.campaign import run
+from opcast.harness.plan import Plan
+plan, store = Plan.from_json(open(sys.argv[1]).read()), Store(sys.argv[2])
+print(run(plan, store, lambda p: print(p.done, p.done + p.waiting, flush=True)).outcome, flush=True)
+"""
 
 
 def make_plan(budget_s: float, seed: int) -> Plan:
     """The quick campaign for this CPU; without a deadline, so that it always ends complete."""
     spec: dict[str, Any] = yaml.safe_load(QUICK.read_text())
     spec["budget_s"] = budget_s
-    spec["settings"] |= {"device": "cpu", "seed": seed, "deadline_s": 0.0, "case_budget_s": 0.02}
-    return build_plan({**spec, "max_flops": 1e9, "max_bytes": 1e8})
+    spec["settings"] |= {"device": "cpu", "threads": 1, "seed": seed, "deadline_s": 0.0, "case_budget_s": 0.02}
+    small = {"max_flops": 1e8, "max_bytes": 2e7}
+    entries = [{key: value for key, value in entry.items() if key not in small} for entry in spec["cases"]]
+    return build_plan({**spec, **small, "cases": entries})
 
 
 def keys(store: Path) -> Counter[tuple[Any, ...]]:
@@ -53,18 +58,22 @@ def keys(store: Path) -> Counter[tuple[Any, ...]]:
     return found
 
 
-def attempt(plan: Path, store: Path, seconds: float | None) -> tuple[str, int]:
-    """Run the campaign, killed after so many seconds; its last line and the most that it reported as done."""
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", DRIVER, str(plan), str(store)], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        output, _ = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        output, _ = process.communicate()
-    lines = output.split()
-    return (lines[-1] if lines else ""), max((int(line) for line in lines if line.isdigit()), default=0)
+def attempt(plan: Path, store: Path, kill_at: int | None = None, delay_s: float = 0.0) -> tuple[str, int]:
+    """Run the campaign, killed so long after it has measured so many cases; its last word and the most done."""
+    command = [sys.executable, "-P", "-c", DRIVER, str(plan), str(store)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line.split())
+        if kill_at is not None and len(lines[-1]) > 1 and int(lines[-1][1]) >= kill_at:
+            time.sleep(delay_s)
+            process.kill()
+            break
+    lines += [line.split() for line in process.stdout]
+    process.wait()
+    done = max((int(words[0]) for words in lines if len(words) > 1), default=0)
+    return ("complete" if lines and lines[-1] == ["complete"] else "killed"), done
 
 
 def main() -> int:
@@ -80,21 +89,22 @@ def main() -> int:
 
 def experiment(folder: Path, chosen: argparse.Namespace) -> int:
     """One undisturbed run, then one that is killed again and again."""
-    plan = folder / "plan.json"
-    plan.write_text(make_plan(chosen.budget, chosen.seed).to_json())
+    plan, made = folder / "plan.json", make_plan(chosen.budget, chosen.seed)
+    plan.write_text(made.to_json())
     start = time.monotonic()
-    attempt(plan, folder / "undisturbed", None)
-    whole_s = time.monotonic() - start
+    attempt(plan, folder / "undisturbed")
     undisturbed = keys(folder / "undisturbed")
-    print(f"undisturbed: {sum(undisturbed.values())} rows in {whole_s:.0f} s")
+    print(f"undisturbed: {sum(undisturbed.values())} rows in {time.monotonic() - start:.0f} s", flush=True)
     random, lost = Random(chosen.seed), 0
     disturbed = folder / "disturbed"
-    for kill in range(1, chosen.kills + 1):
-        seconds = random.uniform(0.5, max(2.0, 2.5 * whole_s / chosen.kills))
-        last, reported = attempt(plan, disturbed, seconds)
+    moments = sorted(random.sample(range(len(made.cases)), chosen.kills))
+    for number, moment in enumerate(moments, 1):
+        delay_s = random.uniform(0.0, 0.5)
+        last, reported = attempt(plan, disturbed, moment, delay_s)
         rows = sum(keys(disturbed).values()) if disturbed.exists() else 0
         lost += max(0, reported - rows)
-        print(f"kill {kill:2d} after {seconds:5.1f} s: {reported} reported done, {rows} rows in the store, {last}")
+        where = f"{delay_s:.2f} s after {moment} cases"
+        print(f"kill {number:2d}, {where:24s}: {reported} reported done, {rows} rows in the store, {last}", flush=True)
     last, _ = attempt(plan, disturbed, None)
     resumed = keys(disturbed)
     doubled = sum(count > 1 for count in resumed.values())
