@@ -17,6 +17,7 @@ from ..report import OpShare
 from . import colours, units
 from .sites import Errors, Site
 
+FONT = "system-ui, sans-serif"
 HOST = "host"
 PERCENT = "\u00a0%"
 LARGEST_MARKER_PX = 38.0
@@ -49,11 +50,11 @@ def figure(data: list[dict[str, Any]], height: int, **layout: Any) -> dict[str, 
         "margin": {"l": 12, "r": 16, "t": 12, "b": 12},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"family": "system-ui, sans-serif", "size": 12, "color": "var(--text)"},
+        "font": {"family": FONT, "size": 12, "color": "var(--text)"},
         "hoverlabel": {
             "bgcolor": "var(--raised)",
             "bordercolor": "var(--line)",
-            "font": {"color": "var(--text)", "size": 12},
+            "font": {"family": FONT, "color": "var(--text)", "size": 12},
             "align": "left",
         },
         "hovermode": "closest",

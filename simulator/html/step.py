@@ -158,6 +158,7 @@ def memory_section(report: StepReport | InferenceReport, device: Device | None) 
         "What the device holds at the fullest moment of the step"
         + (f", of its {units.gib(device.memory_gib)}" if device else "")
         + ". Activations include the cache of keys and values."
+        + (" The mark is where the device ends." if limit is not None else "")
     )
     return Section("memory", "Memory at its peak", text, (Stack("Peak memory", pieces, limit),))
 

@@ -18,7 +18,6 @@ from .charts import figure, hover, label
 
 MERGE_INTO = 1500  # a run of short operators is at least 1/1500 of the step
 MOST_BARS = 3 * MERGE_INTO
-LANES = ("phase", "layer", "module", "operator")
 MODULE_TINTS = ("phase", "phase-strong")
 
 _LAYER = re.compile(r"^((?:[^.]+\.)*?\d+)(?:\.(.*))?$")

@@ -52,8 +52,9 @@ def percent(value: float | None, signed: bool = False) -> str:
     if value is None or not math.isfinite(value):
         return NOTHING
     text = f"{abs(value):.1f}" if abs(value) < 99.95 else f"{abs(value):,.0f}"
-    minus = value < 0 and float(text.replace(",", "")) > 0
-    return (MINUS if minus else "+" if signed else "") + text + GAP + "%"
+    zero = not text.strip("0.")
+    sign = "" if zero else MINUS if value < 0 else "+" if signed else ""
+    return sign + text + GAP + "%"
 
 
 def share(fraction: float | None) -> str:
