@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -54,18 +54,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"opcast {__version__}")
         return 0
     try:
-        return run(arguments[0], arguments[1:])
+        return answered(lambda: run(arguments[0], arguments[1:]))
     except KeyboardInterrupt:
         print("opcast: interrupted; what was measured is kept", file=sys.stderr)
         return 130
     except BrokenPipeError:
         sys.stderr.close()
         return 0
-    except ValueError as error:  # every error about what a user gave derives from it
-        if type(error).__module__.startswith("opcast") or isinstance(error, BadInputError):
-            print(f"opcast: {one_line(error)}", file=sys.stderr)
-            return 2
-        raise
+
+
+def answered(job: Callable[[], int]) -> int:
+    """The job's exit code; 2 and one line on stderr when what the user gave cannot be used.
+
+    Every such error is a ValueError of an opcast module; any other exception is our fault and keeps its traceback.
+    """
+    try:
+        return job()
+    except ValueError as error:
+        if not type(error).__module__.startswith("opcast"):
+            raise
+        print(f"opcast: {one_line(error)}", file=sys.stderr)
+        return 2
 
 
 def run(verb: str, arguments: list[str]) -> int:
@@ -89,8 +98,11 @@ def as_override(module: ModuleType, text: str) -> str:
     if subject and text and not text.startswith("-") and "=" not in text and text[0] not in "~+":
         return f"{subject}={text}"
     for group, free in getattr(module, "FREE_CHOICE", {}).items():
-        if text.startswith(f"{group}=") and not (CONFIG_DIRECTORY / group / f"{text[len(group) + 1 :]}.yaml").is_file():
-            return f"{free}={quoted(text[len(group) + 1 :])}"
+        choice = text.removeprefix(f"{group}=")
+        if choice == text or "," in choice:  # another setting, or a sweep over Hydra's own choices
+            continue
+        if not (CONFIG_DIRECTORY / group / f"{choice}.yaml").is_file():
+            return f"{free}={quoted(choice)}"
     return text
 
 
@@ -162,7 +174,8 @@ def through_hydra(verb: str, module: ModuleType, overrides: list[str]) -> int:
 
     def task(config: DictConfig) -> int:
         values = OmegaConf.to_container(config, resolve=True)
-        codes.append(module.run({str(k): v for k, v in dict(values).items()}))  # type: ignore[arg-type]
+        plain = {str(k): v for k, v in dict(values).items()}  # type: ignore[arg-type]
+        codes.append(answered(lambda: module.run(plain)))
         return codes[-1]
 
     sys.argv = [f"opcast {verb}", *overrides]

@@ -20,20 +20,20 @@ def run(config: dict[str, Any]) -> int:
     as_json = wants_json(config)
     if config["cache"] not in ("warm", "cold"):
         raise BadInputError(f"cache={config['cache']!r} does not exist; choose warm or cold")
-    target = resolve.device(config)
-    engine = resolve.engine(config, target)
-    if config["shapes"]:
-        ops = read_shapes(Path(str(config["shapes"])), config["op"])
-        return show_many(predict_ops(ops, target, engine, config["cache"]), config, as_json)
-    if not config["op"]:
+    many = config["shapes"] is not None
+    if not many and not config.get("op"):
         raise BadInputError(
             "name an op: `opcast predict op=gemm op.m=4096 op.n=4096 op.k=4096`, or shapes=FILE for many"
         )
-    found = predict_ops([configured_op(config["op"])], target, engine, config["cache"])[0]
+    ops = read_shapes(Path(str(config["shapes"])), config.get("op")) if many else [configured_op(config["op"])]
+    target = resolve.device(config)
+    found = predict_ops(ops, target, resolve.engine(config, target), config["cache"])
+    if many:
+        return show_many(found, config, as_json)
     if as_json:
-        print_json(found.to_dict())
+        print_json(found[0].to_dict())
     else:
-        show_one(found, target.name)
+        show_one(found[0], target.name)
     return 0
 
 

@@ -1,0 +1,150 @@
+"""The main job end to end on this machine's CPU, small: then every verb on what it left behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opcast.datasets.store import Store
+from opcast.harness.environment import cpu_device_id
+from opcast.simulator.trace import Workload, trace
+
+pytestmark = pytest.mark.slow
+
+SMALL = [
+    "model.config.hidden_size=256",
+    "model.config.intermediate_size=512",
+    "model.config.num_attention_heads=4",
+    "model.config.num_key_value_heads=2",
+    "model.config.num_hidden_layers=2",
+    "model.config.vocab_size=2000",
+    "campaign.budget_s=12",
+    "rounds=2",
+    "train.seq_len=64",
+    "prefill.seq_len=96",
+    "decode.seq_len=96",
+    "repeats.decode=4",
+    "operator_repeats=2",
+]
+MODEL = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 2000,
+}
+
+
+def opcast(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    import os
+
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "opcast.jobs.cli", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=home,
+        env={**os.environ, "OPCAST_HOME": str(home)},
+        timeout=280,
+    )
+
+
+def ask(home: Path, *arguments: str) -> dict[str, Any]:
+    done = opcast(home, *arguments, "format=json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def result(home: Path) -> dict[str, Any]:
+    return ask(home, "quickstart", *SMALL)
+
+
+def test_it_reports_what_it_promises(result: dict[str, Any]):
+    assert set(result["errors"]) == {"train", "prefill", "decode"}
+    assert all(error >= 0 for error in result["errors"].values())
+    assert {"gemm", "elementwise", "adamw"} <= set(result["ops"])
+    assert result["wall_time_s"] > 0
+    for step in result["steps"].values():
+        assert 0 < step["low_ms"] < step["predicted_ms"] < step["high_ms"]
+        assert step["measured_ms"] > 0
+
+
+def test_predictions_are_of_the_right_size(result: dict[str, Any]):
+    for name, step in result["steps"].items():
+        assert 0.25 < step["predicted_ms"] / step["measured_ms"] < 4.0, name
+
+
+def test_no_shape_of_the_model_was_measured(home: Path, result: dict[str, Any]):
+    measured = {op for op, _, _ in Store(home / "store").done(result["device"], result["campaign"]["run_id"])}
+    for kind, length in (("train", 64), ("prefill", 96), ("decode", 96)):
+        graph = trace(MODEL, Workload(kind, seq_len=length), "fp32")
+        run = {node.op for node, _ in graph.weighted() if node.op is not None}
+        assert run
+        assert not run & measured
+
+
+def test_every_operator_of_the_step_met_its_real_call(result: dict[str, Any]):
+    graph = trace(MODEL, Workload("train", seq_len=64), "fp32")
+    nodes = sum(repeat for node, repeat in graph.weighted() if node.op is not None)
+    assert sum(family["calls"] for family in result["families"]["train"].values()) == nodes
+
+
+def test_the_report_is_one_file_without_links_outward(result: dict[str, Any]):
+    text = Path(result["report"]).read_text("utf-8")
+    assert not re.search(r"""<(?:script|link|img)[^>]+(?:src|href)=["']https?:""", text)
+    assert "Predicted" in text
+
+
+def test_its_predictors_answer_for_this_machine(home: Path, result: dict[str, Any]):
+    found = ask(home, "predict", "op=gemm", "op.m=100", "op.n=500", "op.k=300", "op.dtype=fp32", "device=cpu")
+    assert found["device"] == cpu_device_id() == result["device"]
+    assert found["engine"] == "learned"
+    assert found["predictor"]
+
+
+def test_its_predictors_are_registered_in_mlflow(home: Path, result: dict[str, Any]):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
+    assert "opcast-gemm" in {model.name for model in client.search_registered_models()}
+    assert client.get_model_version_by_alias("opcast-gemm", result["device"])
+
+
+def test_simulate_prints_the_promised_fields(home: Path, result: dict[str, Any]):
+    report = ask(home, "simulate", "workload=generate", "workload.input_len=64", "workload.output_len=8", SMALL[4])
+    assert report["ttft_ms"] + 7 * report["tpot_ms"] == pytest.approx(report["e2e_ms"], rel=1e-6)
+    report = ask(home, "simulate", "workload.seq_len=64", SMALL[4])
+    parts = report["breakdown"]
+    total = sum(parts[name] for name in ("compute_s", "exposed_comm_s", "bubble_s", "optimizer_s", "host_s"))
+    assert total == pytest.approx(report["step_time_s"])
+    assert sum(report["provenance"].values()) == pytest.approx(1.0)
+    memory = report["memory"]
+    parts_gib = ("weights_gib", "gradients_gib", "optimizer_gib", "activations_gib", "other_gib")
+    assert sum(memory[name] for name in parts_gib) == pytest.approx(memory["peak_gib"])
+
+
+def test_the_store_is_sound(home: Path, result: dict[str, Any]):
+    assert ask(home, "data")["rows"]
+    findings = ask(home, "data", "check")["findings"]
+    assert not [finding for finding in findings if finding["severity"] == "error"]
+
+
+def test_an_mlflow_server_that_does_not_answer_costs_one_line_and_no_predictor(home: Path, result: dict[str, Any]):
+    before = len(ask(home, "list", "predictors")["predictors"])
+    done = opcast(home, "train", "op=copy", "tracking=http://127.0.0.1:9", "predictor.seed=7")
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1].startswith("opcast: MLflow at http://127.0.0.1:9 does not answer")
+    assert "Traceback" not in done.stderr
+    assert len(ask(home, "list", "predictors")["predictors"]) >= before
