@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
     verb, rest = arguments[0], arguments[1:]
     if not is_ready(verb):
         set_up(verb)
-    return run_checks(rest) if verb == "test" else run([str(tool("opcast")), "quickstart", *rest])
+    return run_checks(rest) if verb == "test" else become([str(tool("opcast")), "quickstart", *rest])
 
 
 # ---- what is there already
@@ -261,6 +261,13 @@ def ask(*command: str) -> subprocess.CompletedProcess[str]:
 def run(command: list[str], cwd: Path | None = None) -> int:
     """Run a command on this terminal and return its exit code."""
     return subprocess.run(command, check=False, cwd=cwd).returncode
+
+
+def become(command: list[str]) -> int:
+    """Let a command take this process's place, so that signals reach it and its exit code is ours."""
+    if os.name == "nt":
+        return run(command)
+    os.execv(command[0], command)
 
 
 def link_source() -> None:
