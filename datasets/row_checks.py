@@ -1,0 +1,333 @@
+"""Doubtful rows of a store: the rules that :mod:`.quality` applies to all rows of one kind on one device.
+
+Each rule is a function from :class:`Rows` to findings; adding one means adding it to :data:`RULES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .columns import codes, group_keys, numbers
+from .devices import RATE_OF, Device
+from .ops import KINDS, LINKS, cost_columns
+from .schema import ENVIRONMENT, row_ops
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+IMPOSSIBLE = 0.3  # of the time that a device's peak rates allow: no rounding of a data sheet explains less
+OUTLIER = 2.0  # times faster or slower than rows of similar cost
+OUTLIER_SCALES = 6.0  # and so many robust standard deviations of theirs
+NEIGHBOURS = 8
+REACH = 4.0  # how far a neighbour may be, in doublings of cost
+DISAGREE = 1.5  # ratio of repeats of one op in one environment
+DRIFT = 0.10  # of a canary from its median over a campaign
+BROKEN = 0.05  # share of errors and timeouts that is worth a look
+CONDITIONS = ("dtype", "out_dtype", "backend", "cache", *ENVIRONMENT)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong: how bad (error, warning, note), where, what, and what to do about it."""
+
+    severity: str
+    where: str
+    what: str
+    do: str
+
+
+@dataclass(frozen=True)
+class Rows:
+    """All readable rows of one kind on one device, as columns."""
+
+    kind: str
+    device_id: str
+    table: pa.Table
+    device: Device | None
+
+    @property
+    def where(self) -> str:
+        return f"{self.kind} on {self.device_id}"
+
+    def numbers(self, name: str) -> np.ndarray:
+        """A column of numbers or truth values; what is missing is NaN, zero or False."""
+        return numbers(self.table[name])
+
+    def equal(self, name: str, text: str) -> np.ndarray:
+        """Where a text column has one value."""
+        found, texts = codes(self.table[name])
+        return found == texts.index(text) if text in texts else np.zeros(len(found), dtype=bool)
+
+    @cached_property
+    def ok(self) -> np.ndarray:
+        return self.equal("status", "ok")
+
+    @cached_property
+    def latency_us(self) -> np.ndarray:
+        return self.numbers("latency_us")
+
+    @cached_property
+    def steady(self) -> np.ndarray:
+        """Rows worth comparing: ok, and not at throttled clocks."""
+        return self.ok & ~self.numbers("throttled")
+
+    def key(self, *more: str) -> np.ndarray:
+        """One number a row, equal where op, backend, cache, environment (and more columns) are."""
+        return group_keys(self.table, [*KINDS[self.kind].names, *CONDITIONS, *more])
+
+    @cached_property
+    def costs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """FLOPs, bytes read, bytes written of every row."""
+        return row_costs(self.kind, self.table)
+
+    def describe(self, position: int) -> str:
+        """The op of one row, its latency and its run."""
+        row = self.table.slice(int(position), 1)
+        run_id, latency = row["run_id"][0].as_py(), row["latency_us"][0].as_py()
+        return f"{row_ops(self.kind, row)[0]}, {latency:.3g} us, run {run_id}"
+
+
+def _duplicates(rows: Rows) -> Iterator[Finding]:
+    """Ok rows of one run with the same op, backend, cache, environment and origin."""
+    positions = np.flatnonzero(rows.ok)
+    key = rows.key("run_id", "source_ref")[positions]
+    unique, counts = np.unique(key, return_counts=True)
+    extra = len(key) - len(unique)
+    if extra:
+        first = positions[np.flatnonzero(key == unique[np.argmax(counts)])[0]]
+        what = f"{extra} rows repeat an op of the same run ({rows.describe(first)}, {counts.max()} times)"
+        do = "nothing for reading, which takes the newest; see whether a file was copied or an import ran twice"
+        yield Finding("warning", rows.where, what, do)
+
+
+def _throttled(rows: Rows) -> Iterator[Finding]:
+    slow = rows.ok & rows.numbers("throttled")
+    if slow.any():
+        what = f"{slow.sum()} of {rows.ok.sum()} rows were measured at throttled clocks"
+        what += f", first {rows.describe(_first(slow))}"
+        do = "see to cooling and power, then measure them again in a campaign of another name: the newest row is read"
+        yield Finding("warning", rows.where, what, do)
+
+
+def _failures(rows: Rows) -> Iterator[Finding]:
+    """Too many errors and timeouts, or nothing that ran at all."""
+    broken = rows.equal("status", "error") | rows.equal("status", "timeout")
+    share = broken.mean()
+    if share > BROKEN:
+        message = rows.table["error"][_first(broken)].as_py() or "no message"
+        what = f"{broken.sum()} of {len(broken)} rows are errors or timeouts, first: {message}"
+        yield Finding("warning", rows.where, what, "mend the cause and run the campaign under another name")
+    elif not rows.ok.any():
+        status = rows.table["status"][0].as_py()
+        message = rows.table["error"][0].as_py() or "no message"
+        what = f"none of {len(rows.ok)} rows is ok, first {status}: {message}"
+        yield Finding("note", rows.where, what, "nothing to train on: choose smaller shapes or another backend")
+
+
+def _impossible(rows: Rows) -> Iterator[Finding]:
+    """Rows faster than a data sheet's peak rates allow, whatever the cache holds."""
+    if rows.device is None or rows.device.synchronous:
+        return
+    least = _least_us(rows, rows.device)
+    ratio = np.where(rows.ok, least / rows.latency_us, 0.0)
+    if ratio.max() > 1.0 / IMPOSSIBLE:
+        worst = int(np.argmax(ratio))
+        what = (
+            f"{(ratio > 1.0 / IMPOSSIBLE).sum()} rows are faster than the hardware can be; worst {rows.describe(worst)}"
+        )
+        do = f"at peak rates it takes {least[worst]:.3g} us: check what was timed, and move the run's files away"
+        yield Finding("error", rows.where, what, do)
+
+
+def exceeded(rows: Rows) -> Iterator[tuple[str, int, float]]:
+    """Where rows are too fast for a device's measured figures: kind, number of rows, largest ratio."""
+    if rows.device is not None and rows.device.synchronous:
+        ratio = np.where(rows.ok, _least_us(rows, rows.device) / rows.latency_us, 0.0)
+        if ratio.max() > 1.0 / IMPOSSIBLE:
+            yield rows.kind, int((ratio > 1.0 / IMPOSSIBLE).sum()), float(ratio.max())
+
+
+def _least_us(rows: Rows, device: Device) -> np.ndarray:
+    """Time of every row at the device's peak rates; data comes from the last-level cache where it can.
+
+    A CPU has faster caches below the last one, whose rates are not known: what fits is taken to be free.
+    """
+    flops, read, write = rows.costs
+    if KINDS[rows.kind].collective:
+        return read / _link_rate(rows, device)
+    fits = read + write < 2.0 * device.l2_mib * 2**20
+    cache_rate = np.inf if device.synchronous else max(device.l2_gbps, device.memory_gbps) * 1e3
+    cached = np.where(fits, cache_rate, device.memory_gbps * 1e3)
+    sources = np.where(rows.equal("cache", "warm"), cached, device.memory_gbps * 1e3)
+    compute = np.zeros_like(flops)
+    for dtype, _, positions in _dtype_groups(rows.table):
+        compute[positions] = flops[positions] / _peak(rows.kind, device, dtype)
+    return np.maximum(read / sources + write / cached, compute)
+
+
+def _peak(kind_name: str, device: Device, dtype: str) -> float:
+    """FLOPs a microsecond on the fastest units that may run a dtype; infinite where unknown."""
+    rates = [device.vector_tflops]
+    if KINDS[kind_name].family in ("gemm", "attention"):
+        rates = [device.tensor_tflops.get(name, 0.0) for name in RATE_OF.get(dtype, (dtype,))]
+    return max(rates) * 1e6 or np.inf
+
+
+def _link_rate(rows: Rows, device: Device) -> np.ndarray:
+    """Bytes a microsecond over the slowest link of each row; infinite where the device does not say."""
+    known = {"nvlink": device.link_gbps, "pcie": device.pcie_gbps}
+    return np.array([known.get(name, 0.0) * 1e3 or np.inf for name in LINKS])[rows.numbers("link")]
+
+
+def _outliers(rows: Rows) -> Iterator[Finding]:
+    """Rows far from the median efficiency of their neighbours in FLOPs, bytes and longest dim."""
+    positions = np.flatnonzero(rows.steady)
+    if len(positions) <= NEIGHBOURS:
+        return
+    off = _local_residual(rows, positions)
+    if not np.isfinite(off).any():
+        return
+    far = np.abs(off) > np.log(OUTLIER)
+    if far.any():
+        worst = int(np.argmax(np.where(far, np.abs(off), 0.0)))
+        ratio, word = np.exp(abs(off[worst])), "slower" if off[worst] > 0 else "faster"
+        what = (
+            f"{far.sum()} rows lie far off similar ones; worst {rows.describe(positions[worst])}: {ratio:.1f} x {word}"
+        )
+        do = "measure these ops again in a campaign of another name: the newest row is read"
+        yield Finding("warning", rows.where, what, do)
+
+
+def _local_residual(rows: Rows, positions: np.ndarray) -> np.ndarray:
+    """Log of latency over what neighbours of the same context suggest; 0 where within their spread, NaN without them.
+
+    Efficiency varies slowly with FLOPs, bytes and the longest dim, so the median of the nearest rows is a local fit.
+    """
+    from scipy.spatial import cKDTree
+
+    points = _points(rows, positions)
+    order = np.lexsort(points[:, ::-1].round().T)  # near queries in turn share what the processor's caches hold
+    points, efficiency = points[order], _log_efficiency(rows, positions[order])
+    distance, nearest = cKDTree(points).query(points, NEIGHBOURS + 1, eps=0.5, distance_upper_bound=REACH)
+    known = np.isfinite(distance).all(axis=1)
+    around = efficiency[np.where(known[:, None], nearest, 0)[:, 1:]]
+    middle = np.median(around, axis=1)
+    spread = 1.4826 * np.median(np.abs(around - middle[:, None]), axis=1)
+    off = efficiency - middle
+    usual = 1.4826 * np.median(np.abs(off[known])) if known.any() else 0.0
+    within = np.abs(off) <= OUTLIER_SCALES * np.maximum(spread, usual)
+    residual = np.empty(len(positions))
+    residual[order] = np.where(known, np.where(within, 0.0, off), np.nan)
+    return residual
+
+
+def _points(rows: Rows, positions: np.ndarray) -> np.ndarray:
+    """Context, and logs of FLOPs, bytes read, bytes written and the longest dim: what neighbours are near in.
+
+    Rows of another context (choices, dtypes, backend, cache, environment) lie out of reach.
+    """
+    dims = KINDS[rows.kind].dims
+    longest = np.max([rows.numbers(dim.name) for dim in dims if not dim.choices], axis=0)
+    context = group_keys(rows.table, [*(dim.name for dim in dims if dim.choices), *CONDITIONS])[positions]
+    apart = np.unique(context, return_inverse=True)[1] * 1e3
+    return np.column_stack([apart, *(np.log2(size[positions] + 1.0) for size in (*rows.costs, longest))])
+
+
+def _log_efficiency(rows: Rows, positions: np.ndarray) -> np.ndarray:
+    """Log of latency over a roofline whose rates and floor are those that the rows themselves reach."""
+    latency = rows.latency_us[positions]
+    flops, moved = rows.costs[0][positions], (rows.costs[1] + rows.costs[2])[positions]
+    law = np.full(len(latency), np.percentile(latency, 1.0))
+    law += np.maximum(*(size / max(np.percentile(size / latency, 98.0), 1e-30) for size in (flops, moved)))
+    return np.log(latency / law)
+
+
+def _repeats(rows: Rows) -> Iterator[Finding]:
+    """Ok rows of one op in one environment that disagree, canaries aside."""
+    positions = np.flatnonzero(rows.steady & ~_canary(rows))
+    if not len(positions):
+        return
+    off, ratio = _from_median(rows.key()[positions], rows.latency_us[positions])
+    if ratio.max() > DISAGREE:
+        worst = int(np.argmax(np.where(ratio == ratio.max(), np.abs(np.log(off)), 0.0)))
+        what = f"repeats of one op disagree by {ratio.max():.2f} x; worst {rows.describe(positions[worst])}"
+        yield Finding("warning", rows.where, what, "find out what changed between the runs, then measure it once more")
+
+
+def _drift(rows: Rows) -> Iterator[Finding]:
+    """Canaries of a campaign that moved: the machine was not steady while it ran."""
+    positions = np.flatnonzero(rows.ok & _canary(rows))
+    if not len(positions):
+        return
+    campaigns = np.array([_campaign(run_id) for run_id in rows.table["run_id"].take(positions).to_pylist()])
+    _, campaign = np.unique(campaigns, return_inverse=True)
+    _, op = np.unique(rows.key()[positions], return_inverse=True)
+    off = np.abs(_from_median(op * len(positions) + campaign, rows.latency_us[positions])[0] - 1.0)
+    for name in np.unique(campaigns[off > DRIFT]):
+        worst = int(np.argmax(np.where(campaigns == name, off, 0.0)))
+        what = f"canaries of campaign {name} drift by up to {off[worst]:.0%}; worst {rows.describe(positions[worst])}"
+        do = "measure when the machine is idle and cool: rows of this campaign are no better than that"
+        yield Finding("warning", rows.where, what, do)
+
+
+def _canary(rows: Rows) -> np.ndarray:
+    import pyarrow.compute as pc
+
+    return pc.match_substring_regex(rows.table["run_id"], r"^canary\d+_").to_numpy()
+
+
+def _campaign(run_id: str) -> str:
+    """The campaign that a round of canaries belongs to: ``canary003_quick-ab12`` is of ``quick-ab12``."""
+    return run_id.partition("_")[2]
+
+
+def _from_median(key: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of each value among those with the same key: ratio to their median, and of their largest to their smallest."""
+    order = np.lexsort((values, key))
+    ordered = values[order]
+    starts = np.flatnonzero(np.r_[True, key[order][1:] != key[order][:-1]])
+    counts = np.diff(np.r_[starts, len(key)])
+    middle = (ordered[starts + (counts - 1) // 2] + ordered[starts + counts // 2]) / 2.0
+    off, apart = np.empty(len(key)), np.empty(len(key))
+    off[order] = ordered / np.repeat(middle, counts)
+    apart[order] = np.repeat(ordered[starts + counts - 1] / ordered[starts], counts)
+    return off, apart
+
+
+def _first(mask: np.ndarray) -> int:
+    return int(np.flatnonzero(mask)[0])
+
+
+RULES: tuple[Callable[[Rows], Iterator[Finding]], ...] = (
+    _duplicates,
+    _throttled,
+    _failures,
+    _impossible,
+    _outliers,
+    _repeats,
+    _drift,
+)
+
+
+def row_costs(kind_name: str, table: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    made = np.zeros((3, len(table)))
+    columns = {name: table[name].to_numpy() for name in KINDS[kind_name].names}
+    for dtype, out_dtype, rows in _dtype_groups(table):
+        cost = cost_columns(kind_name, {name: column[rows] for name, column in columns.items()}, dtype, out_dtype)
+        made[:, rows] = np.stack(
+            [np.broadcast_to(x, len(rows)) for x in (cost.flops, cost.read_bytes, cost.write_bytes)]
+        )
+    return made[0], made[1], made[2]
+
+
+def _dtype_groups(table: pa.Table) -> Iterator[tuple[str, str, np.ndarray]]:
+    import pyarrow as pa
+
+    groups = table.select(["dtype", "out_dtype"]).append_column("row", pa.array(np.arange(len(table))))
+    for group in groups.group_by(["dtype", "out_dtype"]).aggregate([("row", "list")]).to_pylist():
+        yield group["dtype"], group["out_dtype"], np.array(group["row_list"])
