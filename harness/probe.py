@@ -134,18 +134,25 @@ def triad_gbps(array_bytes: int, seconds: float) -> float:
 def vector_tflops(seconds: float = 0.4) -> float:
     """Best fp32 rate of torch's vector loops in cache, by the FLOPs that opcast's elementwise kinds count.
 
-    Tried: a product and sum of three tensors (2 an element) and silu (8, as ``elementwise`` counts exponentials).
+    Tried: a product and sum of three tensors (2 an element) and silu (8, as ``elementwise`` counts exponentials). One
+    thread's rate times the threads: vector loops share nothing, and on a busy machine two threads that wait for each
+    other after each short loop would measure the scheduler.
     """
     import torch
     from torch.nn import functional
 
-    numel = VECTOR_ELEMENTS * torch.get_num_threads()
-    x, y, z, out = (torch.rand(numel) for _ in range(4))
+    threads = torch.get_num_threads()
+    x, y, z, out = (torch.rand(VECTOR_ELEMENTS) for _ in range(4))
     tries: tuple[tuple[float, Callable[[], object]], ...] = (
         (2.0, lambda: torch.addcmul(x, y, z, out=out)),
         (8.0, lambda: functional.silu(x)),
     )
-    return max(flops * numel / best_seconds(run, seconds / len(tries)) for flops, run in tries) / 1e12
+    torch.set_num_threads(1)
+    try:
+        best = max(flops * VECTOR_ELEMENTS / best_seconds(run, seconds / len(tries)) for flops, run in tries)
+    finally:
+        torch.set_num_threads(threads)
+    return best * threads / 1e12
 
 
 def host_call_us(what: str, samples: int = 30) -> float:
@@ -202,7 +209,9 @@ def _sources(threads: int, nominal: int) -> dict[str, str]:
     tried = ", ".join(map(str, MATRIX_SIDES))
     return {
         "tensor_tflops": f"measured: best torch.mm (int8: _int_mm) of square matrices up to {tried}, {threads} threads",
-        "vector_tflops": "measured: best of torch.addcmul (2 FLOPs an element) and silu (8) on cache-resident tensors",
+        "vector_tflops": (
+            "measured: best of torch.addcmul (2 FLOPs an element) and silu (8) in cache, one thread's times the threads"
+        ),
         "memory_gbps": f"measured: triad on three arrays of {STREAM_CACHES * nominal >> 20} MiB, 2 reads and 1 write",
         "l2_mib": f"measured: triad over growing working sets; the system reports {nominal >> 20} MiB",
         "l2_gbps": "measured: triad at half of the last-level cache",

@@ -50,18 +50,21 @@ def say(text: str) -> None:
 
 
 def table(title: str, headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table on stdout: first column left, the others right aligned."""
+    """A table on stdout: numbers right aligned, words left."""
     from rich import box
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    made = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    made = Table(title=escape(title) or None, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
     for position, header in enumerate(headers):
-        made.add_column(header, justify="right" if position else "left", overflow="fold")
-    for row in rows:
-        made.add_row(*(str(cell) for cell in row))
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(made)
+        column = [row[position] for row in cells if row[position]]
+        numbers = position > 0 and all(text[0].isdigit() or text[0] in "-+±." for text in column)
+        made.add_column(escape(header), justify="right" if numbers else "left", overflow="fold")
+    for row in cells:
+        made.add_row(*map(escape, row))
+    Console(width=None if sys.stdout.isatty() else 160).print(made)
 
 
 def microseconds(value: float) -> str:

@@ -30,7 +30,7 @@ def run(config: dict[str, Any]) -> int:
     if config["report"]:
         from ..simulator.html import write_step_report
 
-        say(f"report: {write_step_report(report, Path(str(config['report'])))}")
+        say(f"report: {write_step_report(report, Path(str(config['report'])), target)}")
     if as_json:
         print_json(report.to_dict())
     else:

@@ -83,7 +83,7 @@ def test_it_reports_what_it_promises(result: dict[str, Any]):
 
 def test_predictions_are_of_the_right_size(result: dict[str, Any]):
     for name, step in result["steps"].items():
-        assert 0.25 < step["predicted_ms"] / step["measured_ms"] < 4.0, name
+        assert 0.1 < step["predicted_ms"] / step["measured_ms"] < 10.0, name
 
 
 def test_no_shape_of_the_model_was_measured(home: Path, result: dict[str, Any]):
