@@ -120,11 +120,14 @@ def gemm(d: Any) -> Cost:
 def grouped_gemm(d: Any) -> Cost:
     """One GEMM per expert over ``tokens`` routed rows in all: 2·tokens·n·k FLOPs (MegaBlocks, arXiv 2211.15841).
 
-    Each expert that has a token reads its k·n weights once.
+    Each expert that has a token reads its k·n weights once. Layout tn is the weights' gradient: it reads both
+    matrices of ``tokens`` rows and writes k·n for every expert.
     """
+    weights, gradient = d.k * d.n, np.asarray(d.layout) == LAYOUT.choices.index("tn")
     busy = np.minimum(d.experts, d.tokens)
-    read = (d.tokens * d.k + busy * d.k * d.n) * d.itemsize
-    return Cost(2.0 * d.tokens * d.n * d.k, read, d.tokens * d.n * d.out_itemsize, "tensor")
+    read = np.where(gradient, d.tokens * (d.k + d.n), d.tokens * d.k + busy * weights) * d.itemsize
+    write = np.where(gradient, d.experts * weights, d.tokens * d.n) * d.out_itemsize
+    return Cost(2.0 * d.tokens * weights, read, write, "tensor")
 
 
 # --- attention -----------------------------------------------------------------------------------------

@@ -28,9 +28,10 @@ from __future__ import annotations
 import dataclasses
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 
 import numpy as np
 
@@ -214,13 +215,11 @@ def shift_path(path: str, stack: str, layers: int) -> str:
     return f"{path[: match.start(2)]}{int(match.group(2)) + layers}{path[match.end(2) :]}"
 
 
-def runs(tensors: list[tuple[int, str, str]]) -> tuple[Tensor, ...]:
+def runs(tensors: Iterable[tuple[int, str, str]]) -> tuple[Tensor, ...]:
     """Descriptions (bytes, dtype, role) by id, equal neighbours joined."""
-    joined: list[Tensor] = []
-    for index, (size_bytes, dtype, role) in enumerate(tensors):
-        last = joined[-1] if joined else None
-        if last and (last.size_bytes, last.dtype, last.role) == (size_bytes, dtype, role):
-            joined[-1] = dataclasses.replace(last, count=last.count + 1)
-        else:
-            joined.append(Tensor(index, size_bytes, dtype, role))
+    joined, first = [], 0
+    for description, alike in groupby(tensors):
+        count = sum(1 for _ in alike)
+        joined.append(Tensor(first, *description, count))
+        first += count
     return tuple(joined)

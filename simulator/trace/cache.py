@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from ...datasets.ops import KINDS, Op
 from ..graph import FORMAT, NO_CALLS, Block, Graph, HostCalls, Node, Tensor
@@ -56,15 +55,13 @@ def save(directory: Path, name: str, graph: Graph) -> Path:
     """Write a graph so that others see either all of it or nothing."""
     directory.mkdir(parents=True, exist_ok=True)
     content = gzip.compress(json.dumps(to_plain(graph), separators=(",", ":")).encode(), 6, mtime=0)
-    handle, temporary = tempfile.mkstemp(dir=directory, prefix=f".{name}-")
+    temporary, path = directory / f".{name}-{uuid4().hex}", directory / f"{name}.json.gz"
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(temporary, directory / f"{name}.json.gz")
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return directory / f"{name}.json.gz"
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
 
 
 # --- plain values ----------------------------------------------------------------------------------------

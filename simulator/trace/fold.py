@@ -30,13 +30,17 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """``repeat`` times ``length`` nodes from ``start`` on, ``stride`` layers of ``stack`` each time."""
+    """``repeat`` times ``length`` nodes from ``start`` on, ``stride`` layers of ``stack`` each time.
+
+    ``moves`` and ``exceptions`` are what :func:`_wire` and :func:`_uneven_frees` found.
+    """
 
     start: int
     length: int
     repeat: int
     stack: str
     stride: int
+    moves: Mapping[int, int] = field(default_factory=dict)
     exceptions: Mapping[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
 
     @property
@@ -211,24 +215,46 @@ def _follows(nodes: Sequence[Node], loop: Loop, chains: Chains) -> Loop | None:
     held by others, and what all share goes with the last. Those become exceptions.
     """
     rounds = _rounds(nodes, loop)
-    alike = all(len({len(node.frees) for node in place}) == 1 for place in zip(*rounds, strict=True))
-    if alike and _wire([[t for n in body for t in (*n.reads, *n.writes, *n.frees)] for body in rounds], chains):
-        return loop
-    places = [[t for n in body for t in (*n.reads, *n.writes)] for body in rounds]
+    if all(len({len(node.frees) for node in place}) == 1 for place in zip(*rounds, strict=True)):
+        moves = _wire([[t for n in body for t in (*n.reads, *n.writes, *n.frees)] for body in rounds], chains)
+        if moves is not None:
+            return replace(loop, moves=moves)
+    places = _with_unread([[t for n in body for t in (*n.reads, *n.writes)] for body in rounds], rounds)
     exceptions = _uneven_frees(rounds, places)
-    return replace(loop, exceptions=exceptions) if exceptions is not None and _wire(places, chains) else None
+    moves = None if exceptions is None else _wire(places, chains)
+    return None if exceptions is None or moves is None else replace(loop, moves=moves, exceptions=exceptions)
 
 
-def _wire(rounds: Sequence[Sequence[int]], chains: Chains) -> bool:
-    """Whether the tensors of all repetitions, place by place, stand still or form rows; adds the rows if so."""
+def _wire(rounds: Sequence[Sequence[int]], chains: Chains) -> Mapping[int, int] | None:
+    """From tensors of the first repetition to those of the second, where they differ; adds the rows they form.
+
+    None when a tensor, place by place, neither stands still nor moves along a row.
+    """
     by_first: dict[int, tuple[int, ...]] = {}
     for place in zip(*rounds, strict=True):
         if by_first.setdefault(place[0], place) != place:
-            return False
+            return None
     moving = [place for place in by_first.values() if len(set(place)) > 1]
     if any(len(set(place)) != len(place) for place in moving):
-        return False
-    return chains.add(pair for place in moving for pair in pairwise(place))
+        return None
+    linked = chains.add(pair for place in moving for pair in pairwise(place))
+    return {place[0]: place[1] for place in moving} if linked else None
+
+
+def _with_unread(places: Sequence[Sequence[int]], rounds: Sequence[Sequence[Node]]) -> list[list[int]]:
+    """The places of each repetition, and in addition what its nodes free without any of them using it.
+
+    Autograd keeps some tensors for their shape alone. They have a place where every repetition frees as many.
+    """
+    unread = [
+        [[t for t in node.frees if t not in used] for node in body]
+        for used, body in zip(map(set, places), rounds, strict=True)
+    ]
+    regular = [len({len(frees) for frees in node}) == 1 for node in zip(*unread, strict=True)]
+    return [
+        [*own, *(t for frees, kept in zip(more, regular, strict=True) if kept for t in frees)]
+        for own, more in zip(places, unread, strict=True)
+    ]
 
 
 def _uneven_frees(
@@ -292,14 +318,8 @@ def _blocks(nodes: Sequence[Node], loops: Sequence[Loop], number: Mapping[int, i
 
 
 def _block(nodes: Sequence[Node], loop: Loop, number: Mapping[int, int]) -> Block:
-    first, second = _rounds(nodes, loop)[:2]
-    steps = {
-        number[a]: number[b] - number[a]
-        for one, two in zip(first, second, strict=True)
-        for group in ("reads", "writes", *(() if loop.exceptions else ("frees",)))
-        for a, b in zip(getattr(one, group), getattr(two, group), strict=True)
-        if a != b
-    }
+    first = nodes[loop.start : loop.start + loop.length]
+    steps = {number[a]: number[b] - number[a] for a, b in loop.moves.items()}
     own = {key: tuple(sorted(number[t] for t in frees)) for key, frees in loop.exceptions.items()}
     body = list(renumbered(first, number))
     if own:

@@ -18,8 +18,10 @@ from .workload import TraceError, parse_load
 if TYPE_CHECKING:
     import torch
 
+# Beyond these sizes contents are not computed: what is decided by value is decided on masks, positions and routes.
 FLOAT_LIMIT_BYTES = 4 * 2**20
-INTEGER_LIMIT_BYTES = 128 * 2**20  # a boolean mask of 11k x 11k
+INTEGER_LIMIT_BYTES = 32 * 2**20  # four million positions or routes
+MASK_LIMIT_BYTES = 128 * 2**20  # 11k x 11k positions
 
 
 def expert_counts(tokens: int, topk: int, experts: int, load: str) -> list[int]:
@@ -130,7 +132,7 @@ class Values:
             return self._unknown(written)
         if all(self._storage_id(out) in self._known for out in outputs) and not written:
             return None  # views of what is known already
-        if any(_bytes(out) > _limit(out) for out in outputs) or _is_blank(func, outputs[0]):
+        if any(_bytes(out) > _limit(func, out) for out in outputs) or _is_blank(func, outputs[0]):
             return self._unknown(written)
         real = self.known_arguments((args, kwargs))
         with torch._C._DisableTorchDispatch(), torch.no_grad():
@@ -159,6 +161,8 @@ class Values:
     def _choose_experts(self, indices: torch.Tensor, experts: int) -> None:
         import torch
 
+        if _bytes(indices) > INTEGER_LIMIT_BYTES:
+            return
         rows, topk = indices.numel() // indices.shape[-1], indices.shape[-1]
         with torch._C._DisableTorchDispatch():
             self.assign(indices, routed(rows, topk, experts, self._expert_load).view(indices.shape))
@@ -215,5 +219,8 @@ def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _limit(tensor: torch.Tensor) -> int:
+def _limit(func: Any, tensor: torch.Tensor) -> int:
+    """Bytes up to which a result is computed; ``where`` turns boolean masks into additive ones."""
+    if tensor.dtype.itemsize == 1 or func._schema.name == "aten::where":
+        return MASK_LIMIT_BYTES
     return FLOAT_LIMIT_BYTES if tensor.is_floating_point() or tensor.is_complex() else INTEGER_LIMIT_BYTES

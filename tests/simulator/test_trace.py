@@ -34,7 +34,7 @@ Seen = tuple[str, tuple[tuple[int, ...], ...]]
 
 FAMILIES = ("llama", "qwen3_moe", "mixtral", "gpt2", "deepseek_v3", "gemma2", "mistral")
 # Calls that only make a view, reserve memory or wrap a number: no nodes.
-WORKLESS = set(  # noqa: SIM905
+WORKLESS = set(
     (
         "detach detach_ t view transpose slice unsqueeze expand select alias _unsafe_view as_strided permute split "
         "split_with_sizes unbind squeeze diagonal lift_fresh _reshape_alias empty new_empty new_empty_strided "
