@@ -15,7 +15,7 @@ import contextlib
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Protocol
@@ -32,6 +32,7 @@ Take = Callable[[int], list[float]]
 
 SHORT_US = 20.0  # calls shorter than this are timed several at a time on the host's clock
 HOST_SAMPLE_US = 100.0  # what a sample of short calls lasts on the host's clock
+FLUSH_BELOW_US = 1000.0  # of a cold call: a longer one hardly notices that its code has to be read again
 MOST_SAMPLES = 2000
 MOST_RETRIES = 8  # batches at throttled clocks that are thrown away before their samples are kept after all
 RETRY_PAUSE_S = 0.25
@@ -272,41 +273,35 @@ def _host_work_sampler(prepared: Prepared, warmup_s: float, now_ns: Clock) -> Sa
 def _cold_sampler(prepared: Prepared, warmup_s: float, now_ns: Clock) -> Sampler:
     """Distinct inputs in turn; each result lives until its inputs come up again.
 
-    Where all the inputs together are too small to push each other out of the cache, a buffer that is not is
-    read before each lap over them.
+    A long call finds nothing of its inputs in the cache once they have all been through. Before a short one, or where
+    all the inputs together are too small for that, a buffer larger than the cache is read: it also drives out the code
+    of the operator, the dispatcher and the interpreter, which a model finds cold after every large operator (an
+    addition of 768 elements took 1.4 us in a loop and 12 us after 64 MiB had been read, with a cache of 32 MiB).
     """
     runs = prepared.rotate
     kept: list[object] = [None] * len(runs)
     call_us = warm_up(runs[0], warmup_s, now_ns)
     for i, run in enumerate(runs):
         kept[i] = run()
-    if not prepared.rotation_is_cold:
-        return _flushed_laps(runs, kept, now_ns)
-    calls = min(calls_per_sample(call_us), len(runs))
+    flush = flusher() if call_us < FLUSH_BELOW_US or not prepared.rotation_is_cold else None
     position = 0
 
     def sample() -> float:
         nonlocal position
-        chosen = [(position + i) % len(runs) for i in range(calls)]
-        position = (position + calls) % len(runs)
+        position = (position + 1) % len(runs)
+        if flush is not None:
+            flush()
         start = now_ns()
-        for i in chosen:
-            kept[i] = runs[i]()
-        return (now_ns() - start) / 1e3 / calls
+        kept[position] = runs[position]()
+        return (now_ns() - start) / 1e3
 
-    return _samples(sample, calls)
+    return _samples(sample, 1)
 
 
-def _flushed_laps(runs: Sequence[Callable[[], object]], kept: list[object], now_ns: Clock) -> Sampler:
+def flusher() -> Callable[[], object]:
+    """A call that reads more than the last-level cache holds, with every thread."""
+    import torch
+
     from .cases.base import COLD_CACHES, cache_bytes
 
-    buffer = np.ones(COLD_CACHES * cache_bytes("cpu") // 8)
-
-    def sample() -> float:
-        buffer.sum()
-        start = now_ns()
-        for i, run in enumerate(runs):
-            kept[i] = run()
-        return (now_ns() - start) / 1e3 / len(runs)
-
-    return _samples(sample, len(runs))
+    return torch.ones(COLD_CACHES * cache_bytes("cpu") // 4).sum

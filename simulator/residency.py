@@ -4,8 +4,9 @@ An operator that runs right after its input was written finds it in the cache; a
 one step ago, it does not. Nor is the memory of a new result always in the cache: an allocator hands out the block
 freed last, warm when that was a moment ago, cold when a whole forward pass has kept its activations since. The
 harness times both states (``cache`` = warm, cold); this module says how much of each node's traffic is cold, so that
-the two can be mixed. Stack distance as in Mattson et al. 1970, with the traffic since the last touch standing for the
-distinct bytes touched (an upper bound).
+the two can be mixed. Where the host itself computes, the code of an operator goes cold like data: it is counted as
+one more tensor that every call of that operator reads. Stack distance as in Mattson et al. 1970, with the traffic
+since the last touch standing for the distinct bytes touched (an upper bound).
 """
 
 from __future__ import annotations
@@ -17,19 +18,23 @@ import numpy as np
 from .graph import Node
 
 NEVER = -np.inf
+CODE_BYTES = 2**20  # what fetching an operator's code costs in time, as bytes streamed: some 20 us at 40 GB/s
 
 
-def cold_fractions(nodes: Sequence[Node], tensor_bytes: np.ndarray, cache_bytes: float) -> np.ndarray:
+def cold_fractions(
+    nodes: Sequence[Node], tensor_bytes: np.ndarray, cache_bytes: float, code_bytes: int = 0
+) -> np.ndarray:
     """Share of the bytes that each node reads and writes that lie outside a cache of ``cache_bytes``.
 
-    ``nodes`` in execution order, unrolled. The step is walked twice and the second walk counts, because a step
-    follows a step. Shape [len(nodes)], from 0 (all in the cache) to 1.
+    ``nodes`` in execution order, unrolled; ``code_bytes`` is the weight of an operator's code among its operands. The
+    step is walked twice and the second walk counts, because a step follows a step. Shape [len(nodes)], from 0 (all in the cache) to 1.
     """
     sizes = tensor_bytes.tolist()
     touched: dict[int, float] = {}
     blocks: dict[int, list[float]] = {}  # freed memory by size: when each block was touched, the last freed last
     cold = np.zeros(len(nodes))
     clock = 0.0
+    called: dict[str, float] = {}  # operators: when each ran last
     made: set[int] = set()  # by the step itself, and not yet freed
 
     def free(tensor: int) -> None:
@@ -39,7 +44,8 @@ def cold_fractions(nodes: Sequence[Node], tensor_bytes: np.ndarray, cache_bytes:
     for counted in (False, True):
         for index, node in enumerate(nodes):
             tensors = set(node.reads).union(node.writes)
-            total = missing = 0.0
+            total = float(code_bytes)
+            missing = code_bytes * float(clock - called.get(node.source, NEVER) > cache_bytes)
             for tensor in tensors:
                 size = sizes[tensor]
                 if tensor not in touched:
@@ -52,7 +58,8 @@ def cold_fractions(nodes: Sequence[Node], tensor_bytes: np.ndarray, cache_bytes:
                 missing += moved * (1.0 - min(size, max(0.0, cache_bytes - clock + touched[tensor])) / max(size, 1))
             if counted and total:
                 cold[index] = missing / total
-            clock += total
+            clock += total - code_bytes
+            called[node.source] = clock
             for tensor in tensors:
                 touched[tensor] = clock
             for tensor in node.frees:

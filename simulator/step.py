@@ -16,7 +16,7 @@ from ..datasets.devices import Device
 from ..datasets.ops import Op, make_op
 from .engines import Answers, Engine, ask
 from .graph import Graph, Node
-from .residency import cold_fractions
+from .residency import CODE_BYTES, cold_fractions
 
 HOST_BATCH = 100  # calls in the host_overhead op that a per-call cost is read off
 
@@ -45,7 +45,8 @@ class Timed:
 def time_graph(graph: Graph, device: Device, engine: Engine) -> Timed:
     """Time every node of a graph and schedule it on one device."""
     nodes = list(graph.nodes())
-    cold = cold_fractions(nodes, graph.tensor_bytes, device.l2_mib * 2**20)
+    code_bytes = CODE_BYTES if device.synchronous else 0
+    cold = cold_fractions(nodes, graph.tensor_bytes, device.l2_mib * 2**20, code_bytes)
     kernel, low, high, names, inside = node_latencies(nodes, cold, device, engine)
     host = host_times(nodes, device, engine)
     start, total = schedule(kernel, host, device.synchronous)

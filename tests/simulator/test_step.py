@@ -161,3 +161,12 @@ def test_peak_memory_is_the_largest_sum_of_living_tensors():
     memory = peak_memory(Graph("m", (Block(nodes),), tensors, 1, 1.0))
     assert memory.peak_gib == pytest.approx(7.0)  # the weight and both activations while b runs
     assert (memory.weights_gib, memory.activations_gib, memory.gradients_gib) == (1.0, 6.0, 0.0)
+
+
+def test_an_operator_that_has_not_run_for_long_finds_its_code_cold():
+    rare = Node(None, "aten.rare", "", "forward", (), (), 0)
+    products = [*chain(30).nodes()]
+    nodes = [rare, *products[:2], rare, *products[2:]]
+    cold = cold_fractions(nodes, chain(30).tensor_bytes, 16 * 2**20, code_bytes=2**20)
+    assert cold[0] == 1.0  # since its last call the rest of a step of 60 MiB has run
+    assert cold[3] == 0.0  # two products only
