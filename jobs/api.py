@@ -5,7 +5,7 @@ Nothing here needs Hydra: ops, workloads and answers are plain dataclasses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -16,6 +16,7 @@ from ..simulator.predict import predict_ops
 from ..simulator.report import InferenceReport, OpPrediction, StepReport
 from ..simulator.simulate import Work
 from ..simulator.simulate import simulate as simulate_work
+from ..simulator.trace import Model
 from . import resolve
 
 HOME = "~/.opcast"
@@ -50,7 +51,7 @@ def predict(
 
 
 def simulate(
-    model: str | Mapping[str, Any] | Callable[[], Any],
+    model: Model,
     workload: str | Work = "train",
     device: str | Device = "cpu",
     *,

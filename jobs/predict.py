@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,7 @@ def read_shapes(path: Path, default: Mapping[str, Any] | None) -> list[Op]:
     """
     import pandas as pd
 
-    readers = {
+    readers: dict[str, Callable[[Path], Any]] = {
         ".csv": pd.read_csv,
         ".parquet": pd.read_parquet,
         ".json": pd.read_json,

@@ -44,10 +44,15 @@ class RealRunner:
             text=True,
             env=child_environment(self.threads),
         )
-        start = {"model": self.model, "precision": self.precision, "device": self.device}
-        start["threads"] = self.threads or default_threads()
-        start["workloads"] = {name: asdict(workload) for name, workload in self.workloads.items()}  # type: ignore[assignment]
-        self._ask(start)
+        self._ask(
+            {
+                "model": self.model,
+                "precision": self.precision,
+                "device": self.device,
+                "threads": self.threads or default_threads(),
+                "workloads": {name: asdict(workload) for name, workload in self.workloads.items()},
+            }
+        )
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -77,7 +77,7 @@ def show(report: StepReport | InferenceReport, target: Device) -> None:
         ),
     ]
     table(f"{report.model}: {report.workload} in {report.precision} on {target.name}", ("", ""), rows)
-    shares = [
+    shares: list[tuple[object, ...]] = [
         (s.kind, s.count, microseconds(s.time_s * 1e6), f"{s.share:.1%}", "+".join(s.engines))
         for s in report.breakdown.by_op[:12]
     ]

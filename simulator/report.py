@@ -64,8 +64,25 @@ class Span:
     engine: str
 
 
+class _Answer:
+    """What training and inference reports have in common."""
+
+    breakdown: Breakdown
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; the timeline is left out (it has its own export)."""
+        made: dict[str, Any] = plain(self, drop=("timeline",))
+        return made
+
+    def to_pandas(self) -> Any:
+        """The breakdown by op kind as a pandas DataFrame."""
+        import pandas as pd
+
+        return pd.DataFrame([dataclasses.asdict(share) for share in self.breakdown.by_op])
+
+
 @dataclass(frozen=True)
-class StepReport:
+class StepReport(_Answer):
     """One training step. Times in seconds; ``low_s`` to ``high_s`` holds the step with ``coverage``."""
 
     model: str
@@ -89,19 +106,9 @@ class StepReport:
     wall_time_s: float
     timeline: tuple[Span, ...] = field(default=(), repr=False)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; the timeline is left out (it has its own export)."""
-        return plain(self, drop=("timeline",))
-
-    def to_pandas(self) -> Any:
-        """The breakdown by op kind as a pandas DataFrame."""
-        import pandas as pd
-
-        return pd.DataFrame([dataclasses.asdict(share) for share in self.breakdown.by_op])
-
 
 @dataclass(frozen=True)
-class InferenceReport:
+class InferenceReport(_Answer):
     """Prefill, decode or a whole generation. Times in milliseconds; the interval is that of ``e2e_ms``.
 
     ``ttft_ms`` is the prefill, ``tpot_ms`` the mean step per output token after the first, ``e2e_ms`` the whole
@@ -131,9 +138,6 @@ class InferenceReport:
     wall_time_s: float
     timeline: tuple[Span, ...] = field(default=(), repr=False)
 
-    to_dict = StepReport.to_dict
-    to_pandas = StepReport.to_pandas
-
 
 @dataclass(frozen=True)
 class OpPrediction:
@@ -154,7 +158,8 @@ class OpPrediction:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return plain(self)
+        made: dict[str, Any] = plain(self)
+        return made
 
 
 def plain(value: Any, drop: Sequence[str] = ()) -> Any:

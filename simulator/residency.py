@@ -26,8 +26,9 @@ def cold_fractions(
 ) -> np.ndarray:
     """Share of the bytes that each node reads and writes that lie outside a cache of ``cache_bytes``.
 
-    ``nodes`` in execution order, unrolled; ``code_bytes`` is the weight of an operator's code among its operands. The
-    step is walked twice and the second walk counts, because a step follows a step. Shape [len(nodes)], from 0 (all in the cache) to 1.
+    ``nodes`` in execution order, unrolled; ``code_bytes`` is the weight of an operator's code among its operands.
+    The step is walked twice and the second walk counts, because a step follows a step. Shape [len(nodes)], from 0
+    (all in the cache) to 1.
     """
     sizes = tensor_bytes.tolist()
     touched: dict[int, float] = {}

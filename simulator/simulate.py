@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from .graph import Graph
 from .memory import peak_memory
 from .report import Breakdown, InferenceReport, Memory, OpShare, Span, StepReport
 from .step import Timed, time_graph
-from .trace import Workload, trace
+from .trace import Model, Workload, trace
 
 KINDS_OF_WORK = ("train", "prefill", "decode", "generate")
 COVERAGE = 0.9
@@ -67,7 +67,7 @@ class Part:
 
 
 def simulate(
-    model: str | Callable[[], Any],
+    model: Model,
     work: Work,
     device: Device,
     engine: Engine,
@@ -109,7 +109,7 @@ def simulate(
 
 
 def plan_parts(
-    model: str | Callable[[], Any],
+    model: Model,
     work: Work,
     device: Device,
     engine: Engine,
@@ -167,7 +167,7 @@ def tokens_of(work: Work) -> int:
 
 def rate_fields(
     parts: Sequence[Part], model_flops: float, seconds: float, peak_tflops: float, tokens: int
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Throughput and utilisation. HFU divides what the device executes, MFU what the model defines."""
     executed = sum(
         part.times * repeat * float(node.op.cost.flops)

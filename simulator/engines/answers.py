@@ -57,7 +57,10 @@ class Answers:
 class Engine(Protocol):
     """Answers a batch of ops of one kind and dtype, or declines some of them."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What answers call it."""
+        ...
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
         """``columns``: one int64 array of shape [n] per dim of the kind; ``cache``: ``cold`` or ``warm``."""

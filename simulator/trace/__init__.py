@@ -5,7 +5,7 @@ that are traced, to be run for real.
 """
 
 from .entry import trace
-from .models import known_models
+from .models import Model, known_models
 from .workload import TraceError, Workload
 
-__all__ = ["TraceError", "Workload", "known_models", "trace"]
+__all__ = ["Model", "TraceError", "Workload", "known_models", "trace"]
