@@ -38,7 +38,7 @@ def load_config(source: Source) -> Any:
         try:
             return AutoConfig.for_model(model_type, **config)
         except Exception as error:
-            raise TraceError(f"model {source.name}: {_one_line(error)}") from None
+            raise TraceError(f"model {source.name}: {one_line(error)}") from None
 
 
 def build(source: Source, workload: Workload, precision: str, config: Any = None) -> Built:
@@ -59,7 +59,7 @@ def build(source: Source, workload: Workload, precision: str, config: Any = None
         try:
             module = AutoModelForCausalLM.from_config(config, dtype=dtype, **experts)
         except Exception as error:
-            raise TraceError(f"model {source.name}: {_one_line(error)}") from None
+            raise TraceError(f"model {source.name}: {one_line(error)}") from None
     module.tie_weights()  # part of the initialisation that a trace leaves out
     return Built(module)
 
@@ -97,7 +97,7 @@ def _imported(name: str) -> Callable[[], Any]:
         for part in attribute.split("."):
             target = getattr(target, part)
     except (ImportError, AttributeError) as error:
-        raise TraceError(f"model {name}: {_one_line(error)}") from None
+        raise TraceError(f"model {name}: {one_line(error)}") from None
     if not callable(target):
         raise TraceError(f"model {name}: {attribute} is a {type(target).__name__}, not a function")
     return target
@@ -124,7 +124,7 @@ def quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else text[:197] + "..."
 

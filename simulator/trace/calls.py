@@ -21,9 +21,9 @@ class View(NamedTuple):
 class Call:
     """One operator call that does work.
 
-    ``arguments`` are by the operator's own names, tensors as views. ``autograd`` is the backward node that made the
-    call, "" for the engine's own and for the forward pass; ``of_view`` tells whether the first tensor is a view that
-    keeps its base alive. ``written`` lists the storages it updates in
+    ``arguments`` are by the operator's own names, tensors as views. ``inside`` is the class of the
+    module that runs, in backward the autograd node, "" where the engine itself adds up gradients; ``of_view``
+    tells whether the first tensor is a view that keeps its base alive. ``written`` lists the storages updated in
     place, ``groups`` the rows of each group of a grouped product, ``attended`` (causal, window) of an attention
     whose mask says so, ``freed`` the storages let go of before the next call.
     """
@@ -35,7 +35,7 @@ class Call:
     written: tuple[int, ...] = ()
     path: str = ""
     phase: str = "forward"
-    autograd: str = ""
+    inside: str = ""
     of_view: bool = False
     groups: tuple[int, ...] = ()
     attended: tuple[int, int] | None = None

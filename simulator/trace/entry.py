@@ -12,7 +12,7 @@ from .fold import assemble, fold
 from .models import Model, Source, resolve
 from .nodes import notes_on
 from .optimizer import add_adamw
-from .workload import PRECISIONS, Workload, choose
+from .workload import PRECISIONS, TraceError, Workload, choose
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,10 +51,15 @@ def trace_source(source: Source, workload: Workload, precision: str, every_layer
 
 
 def _folded(source: Source, workload: Workload, precision: str, config: Any) -> Graph:
-    from .build import build
+    from .build import build, one_line
     from .capture import capture
 
-    step = capture(lambda: build(source, workload, precision, config), workload)
+    try:
+        step = capture(lambda: build(source, workload, precision, config), workload)
+    except TraceError:
+        raise
+    except Exception as error:  # whatever a model's own code raises
+        raise TraceError(f"model {source.name} does not run workload={workload.kind}: {one_line(error)}") from error
     about = {"name": source.name, "parameters": step.parameters, "model_flops": 0.0}
     return fold(assemble(step.nodes, step.tensors, **about))
 

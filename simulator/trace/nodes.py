@@ -26,8 +26,9 @@ def as_eager(calls: Sequence[Call]) -> list[Call]:
     Some places in torch write into a tensor that nobody else holds, unless the tensor is a recorded or fake one:
     the autograd engine adding up gradients (``torch/csrc/autograd/input_buffer.cpp``) and accumulating them in
     ``.grad`` (``accumulate_grad.h``), the gradients of indexing, top-k and gather, which scatter into fresh zeros
-    (``FunctionsManual.cpp``), and the mask added to the scores of unfused attention
-    (``_scaled_dot_product_attention_math``). There the result takes over the operand's storage.
+    (``FunctionsManual.cpp``), the mask added to the scores of unfused attention
+    (``_scaled_dot_product_attention_math``), and the bias of a Linear that cannot be fused (``at::linear``).
+    There the result takes over the operand's storage.
     """
     taken: dict[int, int] = {}
     out: list[Call] = []
@@ -51,12 +52,14 @@ def _takes_over(call: Call, following: Sequence[Call]) -> int | None:
     first = call.inputs[0]
     if first.storage not in call.freed or not dense(first) or numel(first) != numel(call.outputs[0]):
         return None
+    backward = call.phase == "backward"
     if call.name != "aten.add":
-        return first.storage if call.autograd else None
-    summed = call.phase == "backward" and not call.autograd and not call.of_view
-    accumulated = call.autograd.endswith("AccumulateGrad")
+        return first.storage if backward and call.inside else None
+    summed = backward and not call.inside and not call.of_view
+    accumulated = backward and call.inside.endswith("AccumulateGrad")
     masked = bool(following) and following[0].name == "aten._safe_softmax"
-    return first.storage if summed or accumulated or masked else None
+    bias = not backward and call.inside == "Linear"
+    return first.storage if summed or accumulated or masked or bias else None
 
 
 def _renamed(call: Call, taken: Mapping[int, int]) -> Call:

@@ -49,7 +49,11 @@ def prepare(model: nn.Module, workload: Workload, example: Callable[[Workload], 
     if workload.kind == "prefill":
         return Step(lambda: model(input_ids=tokens, use_cache=True, **cache, **keep), cache.get("past_key_values"))
     token = token_ids(model, workload.batch, 1)
-    filled = model(input_ids=tokens, use_cache=True, **cache, **keep).past_key_values
+    filled = getattr(model(input_ids=tokens, use_cache=True, **cache, **keep), "past_key_values", None)
+    if filled is None:
+        raise TraceError(
+            f"{type(model).__name__} keeps no past_key_values, so that workload=decode has no cache to read"
+        )
     return Step(lambda: model(input_ids=token, past_key_values=filled, use_cache=True, **keep), filled)
 
 

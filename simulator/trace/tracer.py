@@ -82,7 +82,7 @@ class Tracer(TorchDispatchMode):
         self._phase = ""
         self._closed = False
         self._where = ""
-        self.differentiating = ""
+        self.inside = ""
         self._pending: list[tuple[str, HostCalls]] = []
 
     def __enter__(self) -> Self:
@@ -257,7 +257,7 @@ class Tracer(TorchDispatchMode):
             written=written,
             path=self._where,
             phase=self._phase,
-            autograd=self.differentiating,
+            inside=self.inside,
             of_view=bool(inputs) and inputs[0]._is_view(),
         )
         if known.name in GROUPED:
@@ -299,7 +299,7 @@ class Paths:
         self._tracer = tracer
         self._names = {id(module): name for name, module in model.named_modules()}
         self._parameters = {id(p): name.rpartition(".")[0] for name, p in model.named_parameters()}
-        self._stack: list[str] = []
+        self._stack: list[tuple[str, str]] = []
         self._marks: list[tuple[int, str]] = [(0, "")]
 
     @contextmanager
@@ -318,11 +318,13 @@ class Paths:
                 hook.remove()
 
     def _enter(self, module: nn.Module, _: Any) -> None:
-        self._stack.append(self._tracer.where)
+        self._stack.append((self._tracer.where, self._tracer.inside))
+        self._tracer.inside = "Linear" if isinstance(module, torch.nn.Linear) else type(module).__name__
         self._go(self._names.get(id(module), self._tracer.where), HostCalls(modules=1))
 
     def _leave(self, module: nn.Module, _: Any, __: Any) -> None:
-        self._go(self._stack.pop(), NO_CALLS)
+        path, self._tracer.inside = self._stack.pop()
+        self._go(path, NO_CALLS)
 
     def _go(self, path: str, calls: HostCalls) -> None:
         self._marks.append((torch.autograd._get_sequence_nr(), path))
@@ -348,12 +350,12 @@ class Paths:
                 node.register_hook(self._end)
 
     def _begin(self, path: str, name: str, _: Any) -> None:
-        self._tracer.differentiating = name
+        self._tracer.inside = name
         self._tracer.move_to(path, HostCalls(autograd=1))
 
     def _end(self, _: Any, __: Any) -> None:
         """From here to the next node it is the engine that adds up gradients."""
-        self._tracer.differentiating = ""
+        self._tracer.inside = ""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -399,9 +401,10 @@ def real_paths() -> Iterator[None]:
     except ImportError:
         yield
         return
-    original = import_utils.is_fake_tensor
-    setattr(import_utils, "is_fake_tensor", lambda _: False)  # noqa: B010
+    names = vars(import_utils)
+    original = names.get("is_fake_tensor")
+    names["is_fake_tensor"] = lambda _: False
     try:
         yield
     finally:
-        setattr(import_utils, "is_fake_tensor", original)  # noqa: B010
+        names["is_fake_tensor"] = original

@@ -136,6 +136,16 @@ def test_the_trace_runs_what_eager_mode_runs(family: str, kind: str, small_model
     assert traced(config, workload, precision) == [call for event in events for call in walk(event)]
 
 
+def test_a_bias_is_added_in_place_where_a_linear_cannot_fuse_it(small_model: Callable[..., Config]):
+    workload = Workload("prefill", batch=2, seq_len=16)  # the last positions alone are no contiguous matrix
+    config = small_model("gpt2") | {"model_type": "phi", "hidden_size": 64, "intermediate_size": 128}
+    config |= {"num_attention_heads": 4, "pad_token_id": 0}
+    events = profiled(real_step(config, workload, "fp32"))
+    calls = [call for event in events for call in walk(event)]
+    assert ("add_", ((2, 1, 256), (256,))) in calls
+    assert traced(config, workload, "fp32") == calls
+
+
 @pytest.mark.parametrize("kind", ["prefill", "decode"])
 def test_a_static_cache_is_traced_as_it_runs(kind: str, small_model: Callable[..., Config]):
     workload, config = Workload(kind, batch=2, seq_len=16, cache="static"), small_model("llama")
@@ -614,6 +624,13 @@ class Regressor(nn.Module):
     def example_inputs(self, workload):
         return torch.zeros(workload.batch, 8), torch.zeros(workload.batch, 1)
 
+class Broken(nn.Linear):
+    def forward(self, x):
+        raise RuntimeError("no\\nway")
+
+    def example_inputs(self, workload):
+        return (torch.zeros(workload.batch, 8),)
+
 class Peeking(nn.Linear):
     def forward(self, x):
         return super().forward(x) if (self.weight.sum() > 0).item() else x
@@ -624,9 +641,11 @@ def peeking():
 def named():
     return Peeking(8, 8), lambda workload: {"x": torch.zeros(workload.batch, 8)}
 
+def bare():
+    return nn.Linear(8, 8)
+
 def broken():
-    raise_ = nn.Linear(8, 8)
-    return raise_
+    return Broken(8, 8)
 
 number = 3
 """
@@ -651,7 +670,8 @@ def test_any_module_is_traced_and_folded(module: str):
     ("name", "message"),
     [
         ("own_models:named", "decides by the value of a tensor that depends on weights or data"),
-        ("own_models:broken", "has no example_inputs"),
+        ("own_models:bare", "has no example_inputs"),
+        ("own_models:broken", "model own_models:broken does not run workload=prefill: no way"),
         ("own_models:number", "number is a int, not a function"),
         ("own_models:nothing", "nothing"),
         ("no_such_module:make", "there is no module 'no_such_module'"),
