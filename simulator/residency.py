@@ -5,12 +5,16 @@ one step ago, it does not. Nor is the memory of a new result always in the cache
 freed last, warm when that was a moment ago, cold when a whole forward pass has kept its activations since. The
 harness times both states (``cache`` = warm, cold); this module says how much of each node's traffic is cold, so that
 the two can be mixed. Where the host itself computes, the code of an operator goes cold like data: it is counted as
-one more tensor that every call of that operator reads. Stack distance as in Mattson et al. 1970, with the traffic
-since the last touch standing for the distinct bytes touched (an upper bound).
+one more tensor that every call of that operator reads.
+
+Stack distance as in Mattson et al. 1970, with the traffic since the last touch standing for the distinct bytes
+touched. A last-level cache does not keep the most recent bytes exactly: with random replacement a line survives d bytes
+of traffic through a cache of C with probability exp(-d/C).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,6 +42,9 @@ def cold_fractions(
     called: dict[str, float] = {}  # operators: when each ran last
     made: set[int] = set()  # by the step itself, and not yet freed
 
+    def gone(distance: float) -> float:
+        return 1.0 - math.exp(-distance / cache_bytes)
+
     def free(tensor: int) -> None:
         blocks.setdefault(sizes[tensor], []).append(touched.pop(tensor))
         made.discard(tensor)
@@ -46,7 +53,7 @@ def cold_fractions(
         for index, node in enumerate(nodes):
             tensors = set(node.reads).union(node.writes)
             total = float(code_bytes)
-            missing = code_bytes * float(clock - called.get(node.source, NEVER) > cache_bytes)
+            missing = code_bytes * gone(clock - called.get(node.source, NEVER))
             for tensor in tensors:
                 size = sizes[tensor]
                 if tensor not in touched:
@@ -56,7 +63,7 @@ def cold_fractions(
                         made.add(tensor)
                 moved = min(size, node.bytes_moved)
                 total += moved
-                missing += moved * (1.0 - min(size, max(0.0, cache_bytes - clock + touched[tensor])) / max(size, 1))
+                missing += moved * gone(clock - touched[tensor] + size / 2)  # its own bytes pass too
             if counted and total:
                 cold[index] = missing / total
             clock += total - code_bytes
