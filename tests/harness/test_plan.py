@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from opcast.datasets.ops import KINDS, OpError, make_op
 from opcast.harness.axes import ALIGNMENTS, AxisError, align, evaluate, parse_axis
@@ -42,6 +42,7 @@ def ops(plan: Plan) -> set[tuple[int, ...]]:
 # --- axes ----------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)  # other work on the machine must not fail it
 @given(st.integers(1, 10**6), st.integers(0, 10**6), st.sampled_from([0, 1, 2, 8, 64, 128]), st.floats(0, 1))
 def test_aligned_values_stay_in_range(low: int, more: int, multiple: int, share: float) -> None:
     high = low + more
@@ -51,6 +52,7 @@ def test_aligned_values_stay_in_range(low: int, more: int, multiple: int, share:
     assert 0.4 * value - 1 <= aligned <= 2 * value + 1
 
 
+@settings(deadline=None)  # other work on the machine must not fail it
 @given(st.integers(1, 200), st.integers(0, 100), st.sampled_from(sorted(ALIGNMENTS)))
 def test_draws_cover_the_range_evenly_in_the_logarithm(count: int, seed: int, alignment: str) -> None:
     axis = parse_axis("n", {"low": 16, "high": 65536, "align": alignment})
@@ -68,6 +70,7 @@ def test_width_draws_are_mostly_aligned_and_sometimes_odd() -> None:
     assert aligned[1] > 20
 
 
+@settings(deadline=None)  # other work on the machine must not fail it
 @given(st.lists(st.integers(), min_size=1, max_size=9, unique=True), st.integers(1, 60), st.integers(0, 9))
 def test_listed_values_are_drawn_equally_often(values: list[int], count: int, seed: int) -> None:
     drawn = Counter(value for (value,) in parse_axis("n", values).draws(count, Random(seed)))
@@ -101,6 +104,7 @@ def test_malformed_axes_are_named(key: str, value: Any, words: str) -> None:
 numbers = st.integers(1, 50)
 
 
+@settings(deadline=None)  # other work on the machine must not fail it
 @given(numbers, numbers, numbers, st.sampled_from(["+", "-", "*", "//", "%"]), st.sampled_from(["<", "<=", "=="]))
 def test_formulas_mean_what_python_means(a: int, b: int, c: int, operator: str, comparison: str) -> None:
     formula = f"a {operator} b * min(c, 7) {comparison} max(a, b) and not c == 3"
@@ -218,6 +222,7 @@ def test_collectives_are_cut_to_whole_shards() -> None:
             assert case.op.size_bytes & (case.op.size_bytes - 1) == 0
 
 
+@settings(deadline=None)  # other work on the machine must not fail it
 @given(st.integers(1, 40), st.integers(0, 30), st.integers(0, 3))
 def test_batches_hold_every_case_once_and_canaries_around(batch_size: int, canary_every: int, canaries: int) -> None:
     kinds = {"gemm": {"m": [1, 2, 3], "n": [4, 5], "k": [6, 7]}, "gelu": {"rows": [1, 2, 3], "cols": [8, 9]}}
