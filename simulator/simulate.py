@@ -123,13 +123,14 @@ def plan_parts(
     """
     attention = "sdpa" if device.synchronous else "fused"
 
-    def part(kind: str, batch: int, length: int, times: float, optimizer: str = "adamw") -> Part:
+    def part(kind: str, batch: int, length: int, times: float, first: bool = True) -> Part:
         workload = Workload(
             kind=kind,
             batch=batch,
             seq_len=length,
             cache=work.cache,
-            optimizer=optimizer,
+            optimizer="adamw" if first else "none",
+            accumulate=not first,
             attention=attention,
             expert_load=work.expert_load,
         )
@@ -140,7 +141,7 @@ def plan_parts(
         micro_batches = work.global_batch // work.micro_batch
         parts = [part("train", work.micro_batch, work.seq_len, 1.0)]
         if micro_batches > 1:
-            parts.append(part("train", work.micro_batch, work.seq_len, micro_batches - 1.0, "none"))
+            parts.append(part("train", work.micro_batch, work.seq_len, micro_batches - 1.0, first=False))
         return parts
     if work.kind == "prefill":
         return [part("prefill", work.batch, work.input_len, 1.0)]
