@@ -64,10 +64,31 @@ class Span:
     engine: str
 
 
-class _Answer:
-    """What training and inference reports have in common."""
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What training and inference reports have in common.
 
+    ``coverage`` is the chance that the interval holds the truth; ``provenance`` the share of the time by who answered;
+    ``unmapped`` lists operators that are costed by their bytes alone.
+    """
+
+    model: str
+    device: str
+    precision: str
+    workload: str
+    coverage: float
+    tokens_per_s_per_gpu: float
+    tflops_per_gpu: float
+    mfu: float
+    hfu: float
+    memory: Memory
+    fits: bool
     breakdown: Breakdown
+    provenance: Mapping[str, float]
+    unmapped: tuple[str, ...]
+    notes: tuple[str, ...]
+    wall_time_s: float
+    timeline: tuple[Span, ...] = field(default=(), repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the timeline is left out (it has its own export)."""
@@ -81,62 +102,28 @@ class _Answer:
         return pd.DataFrame([dataclasses.asdict(share) for share in self.breakdown.by_op])
 
 
-@dataclass(frozen=True)
-class StepReport(_Answer):
-    """One training step. Times in seconds; ``low_s`` to ``high_s`` holds the step with ``coverage``."""
+@dataclass(frozen=True, kw_only=True)
+class StepReport(Answer):
+    """One training step. Times in seconds; the step lies from ``low_s`` to ``high_s``."""
 
-    model: str
-    device: str
-    precision: str
-    workload: str
     step_time_s: float
     low_s: float
     high_s: float
-    coverage: float
-    tokens_per_s_per_gpu: float
-    tflops_per_gpu: float
-    mfu: float
-    hfu: float
-    memory: Memory
-    fits: bool
-    breakdown: Breakdown
-    provenance: Mapping[str, float]
-    unmapped: tuple[str, ...]
-    notes: tuple[str, ...]
-    wall_time_s: float
-    timeline: tuple[Span, ...] = field(default=(), repr=False)
 
 
-@dataclass(frozen=True)
-class InferenceReport(_Answer):
+@dataclass(frozen=True, kw_only=True)
+class InferenceReport(Answer):
     """Prefill, decode or a whole generation. Times in milliseconds; the interval is that of ``e2e_ms``.
 
     ``ttft_ms`` is the prefill, ``tpot_ms`` the mean step per output token after the first, ``e2e_ms`` the whole
     of what the workload asked for. What a workload does not contain is None.
     """
 
-    model: str
-    device: str
-    precision: str
-    workload: str
     ttft_ms: float | None
     tpot_ms: float | None
     e2e_ms: float
     low_ms: float
     high_ms: float
-    coverage: float
-    tokens_per_s_per_gpu: float
-    tflops_per_gpu: float
-    mfu: float
-    hfu: float
-    memory: Memory
-    fits: bool
-    breakdown: Breakdown
-    provenance: Mapping[str, float]
-    unmapped: tuple[str, ...]
-    notes: tuple[str, ...]
-    wall_time_s: float
-    timeline: tuple[Span, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
