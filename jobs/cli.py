@@ -119,7 +119,7 @@ def compose(verb: str, overrides: list[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    register_ops([text for text in overrides if text.startswith("op=")])
+    register_ops(verb, [text for text in overrides if text.startswith("op=")])
     try:
         with initialize_config_dir(str(CONFIG_DIRECTORY), version_base="1.3"):
             config = hydra_compose(verb, overrides=overrides)
@@ -150,13 +150,19 @@ def explain(verb: str, error: Exception) -> str:
     return f"{lines[0]} (see `opcast {verb} --help`)"
 
 
-def register_ops(chosen: list[str]) -> None:
-    """Make the op kinds a Hydra group, so that ``op=gemm op.m=…`` composes: one choice per registered kind."""
+def register_ops(verb: str, chosen: list[str]) -> None:
+    """For ``predict``, make the op kinds a Hydra group, so that ``op=gemm op.m=…`` composes: a choice per kind.
+
+    Of other verbs ``op`` is a plain setting.
+    """
     from hydra.core.config_store import ConfigStore
 
     from ..datasets.ops import KINDS
 
     store = ConfigStore.instance()
+    store.repo.pop("op", None)
+    if verb != "predict":
+        return
     for name, kind in KINDS.items():
         if chosen and f"op={name}" not in chosen and any(text[3:] in KINDS for text in chosen):
             continue
@@ -169,7 +175,7 @@ def through_hydra(verb: str, module: ModuleType, overrides: list[str]) -> int:
     import hydra
     from omegaconf import DictConfig, OmegaConf
 
-    register_ops([])
+    register_ops(verb, [])
     codes: list[int] = []
 
     def task(config: DictConfig) -> int:

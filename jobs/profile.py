@@ -63,7 +63,7 @@ def model_ops(config: dict[str, Any]) -> list[Op]:
     found: dict[Op, None] = {}
     for values in config["workloads"]:
         graph = trace(
-            resolve.model(config), Workload(**values), config["precision"], Path(config["graphs"]).expanduser()
+            resolve.model(config), Workload(**values), config["precision"]["dtype"], Path(config["graphs"]).expanduser()
         )
         found.update(dict.fromkeys(node.op for node, _ in graph.weighted() if node.op is not None))
     return list(found)

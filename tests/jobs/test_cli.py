@@ -139,6 +139,22 @@ def test_a_sweep_runs_every_combination(home: Path):
     assert done.stdout.count("latency") == 2
 
 
+def test_a_plan_is_derived_from_a_model(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    plan = tmp_path / "plan.json"
+    shape = ["model.config.num_hidden_layers=2", "model.config.vocab_size=2000"]
+    wanted = ["campaign=model", "precision=fp32", *shape, f"plan_out={plan}", "+settings.device=cpu"]
+    assert main(["profile", *wanted]) == 0
+    cases = json.loads(plan.read_text())["cases"]
+    assert {"gemm", "attention_decode", "adamw"} <= {case["kind"] for case in cases}
+    assert {case["dtype"] for case in cases if case["kind"] == "gemm"} == {"fp32"}
+
+
+@pytest.mark.parametrize("kinds", ["op=gemm", "op=[gemm,copy]"])
+def test_train_takes_one_kind_or_several(home: Path, capsys: pytest.CaptureFixture[str], kinds: str):
+    assert main(["train", "device=h100_sxm", kinds]) == 2
+    assert "has no measurements of h100_sxm" in capsys.readouterr().err
+
+
 def test_list_knows_its_kinds(home: Path, capsys: pytest.CaptureFixture[str]):
     assert len(answer(["list", "ops"], capsys)["ops"]) > 30
     assert any(d["id"] == "h200_sxm" for d in answer(["list", "devices"], capsys)["devices"])
