@@ -25,6 +25,11 @@ RATE_OF = {
     "mxfp8": ("mxfp8", "fp8"),
     "mxfp4": ("nvfp4",),
     "int4": ("int8",),
+    "w8a16": ("bf16", "fp16"),
+    "w4a16": ("bf16", "fp16"),
+    "mxfp4a16": ("bf16", "fp16"),
+    "w4a8": ("fp8",),
+    "mxfp4a8": ("mxfp8", "fp8"),
 }
 
 

@@ -21,6 +21,11 @@ BITS: Final[dict[str, int]] = {
     "mxfp4": 4,
     "nvfp4": 4,
     "int4": 4,
+    "w8a16": 16,  # int8 weights, 16-bit activations and arithmetic
+    "w4a16": 16,  # int4 weights in groups, 16-bit activations and arithmetic
+    "mxfp4a16": 16,  # mxfp4 weights, 16-bit activations and arithmetic
+    "w4a8": 8,  # int4 weights, fp8 activations and arithmetic
+    "mxfp4a8": 8,  # mxfp4 weights, mxfp8 activations and arithmetic
     "int64": 64,
     "int32": 32,
     "int16": 16,
@@ -28,6 +33,8 @@ BITS: Final[dict[str, int]] = {
     "bool": 8,
 }
 
+WEIGHT_BITS: Final[dict[str, int]] = {"w8a16": 8, "w4a16": 4, "mxfp4a16": 4, "w4a8": 4, "mxfp4a8": 4}
+"""Of formats whose weights weigh less than what ``BITS`` says of activations."""
 
 ALIASES: Final[dict[str, str]] = {
     "float64": "fp64",
@@ -56,3 +63,8 @@ def canonical_dtype(name: str) -> str:
 def itemsize(dtype: str) -> float:
     """Bytes of one element (0.5 for the 4-bit formats)."""
     return BITS[dtype] / 8
+
+
+def weight_itemsize(dtype: str) -> float:
+    """Bytes of one weight of a matrix product in this dtype."""
+    return WEIGHT_BITS.get(dtype, BITS[dtype]) / 8

@@ -50,6 +50,9 @@ LAYOUT = Dim(
 )
 CAUSAL = Dim("causal", low=0, default=1, choices=("no", "yes"), help="1 when query i sees keys up to its own position")
 WINDOW = Dim("window", low=0, default=0, help="sliding window in tokens, 0 = none")
+KV_DTYPE = Dim(
+    "kv_dtype", low=0, default=0, choices=("same", "fp8", "int8"), help="format of the KV cache where it is another"
+)
 ATTENTION = (
     Dim("batch", default=1),
     Dim("heads_q"),
@@ -60,6 +63,7 @@ ATTENTION = (
     Dim("seq_kv"),
     CAUSAL,
     WINDOW,
+    KV_DTYPE,
 )
 MLA = (
     Dim("batch", default=1),
@@ -71,6 +75,7 @@ MLA = (
     Dim("qk_rope_head_dim", default=64),
     Dim("v_head_dim", default=128),
     CAUSAL,
+    KV_DTYPE,
 )
 ROWS_COLS = ("rows", "cols")
 
@@ -104,7 +109,7 @@ def bus_factor(collective: str, ranks: Any) -> Any:
 @define(Dim("batch", default=1), "m", "n", "k", LAYOUT, family="gemm")
 def gemm(d: Any) -> Cost:
     """C[m,n] = A[m,k]·B[k,n], ``batch`` times: 2·m·n·k FLOPs (the textbook count)."""
-    read = d.batch * (d.m * d.k + d.k * d.n) * d.itemsize
+    read = d.batch * (d.m * d.k * d.itemsize + d.k * d.n * d.weight_itemsize)
     return Cost(2.0 * d.batch * d.m * d.n * d.k, read, d.batch * d.m * d.n * d.out_itemsize, "tensor")
 
 
@@ -125,12 +130,18 @@ def grouped_gemm(d: Any) -> Cost:
     """
     weights, gradient = d.k * d.n, np.asarray(d.layout) == LAYOUT.choices.index("tn")
     busy = np.minimum(d.experts, d.tokens)
-    read = np.where(gradient, d.tokens * (d.k + d.n), d.tokens * d.k + busy * weights) * d.itemsize
+    forward = d.tokens * d.k * d.itemsize + busy * weights * d.weight_itemsize
+    read = np.where(gradient, d.tokens * (d.k + d.n) * d.itemsize, forward)
     write = np.where(gradient, d.experts * weights, d.tokens * d.n) * d.out_itemsize
     return Cost(2.0 * d.tokens * weights, read, write, "tensor")
 
 
 # --- attention -----------------------------------------------------------------------------------------
+
+
+def kv_itemsize(d: Any) -> Any:
+    """Bytes of one element of the KV cache."""
+    return np.where(np.asarray(d.kv_dtype) > 0, 1.0, d.itemsize)
 
 
 def _attention(d: Any, matmuls: float, tensors_q: float, tensors_kv: float, write_q: float, write_kv: float) -> Cost:
@@ -140,7 +151,7 @@ def _attention(d: Any, matmuls: float, tensors_q: float, tensors_kv: float, writ
     width = d.head_dim + d.v_head_dim
     queries = d.batch * d.heads_q * d.seq_q * width / 2
     cache = d.batch * d.heads_kv * keys * width
-    read = (tensors_q * queries + tensors_kv * cache) * d.itemsize
+    read = tensors_q * queries * d.itemsize + tensors_kv * cache * kv_itemsize(d)
     write = (write_q * queries + write_kv * cache) * d.out_itemsize
     return Cost(flops, read, write, "tensor")
 
@@ -194,7 +205,7 @@ def mla_decode(d: Any) -> Cost:
     """
     latent = d.kv_lora_rank + d.qk_rope_head_dim
     pairs = attended_pairs(d.seq_q, d.seq_kv, d.causal, 0)
-    read = d.batch * (d.seq_kv * latent + d.seq_q * d.heads * latent) * d.itemsize
+    read = d.batch * latent * (d.seq_kv * kv_itemsize(d) + d.seq_q * d.heads * d.itemsize)
     write = d.batch * d.seq_q * d.heads * d.kv_lora_rank * d.out_itemsize
     return Cost(2.0 * d.batch * d.heads * pairs * (latent + d.kv_lora_rank), read, write, "tensor")
 
@@ -267,12 +278,20 @@ def gelu_backward(d: Any) -> Cost:
     return _rowwise(d, 16.0, 2.0, 1.0)
 
 
-@define(*ROWS_COLS, Dim("block", low=0, default=0, help="elements a scale, 0 = one scale a row"), family="pointwise")
+@define(
+    *ROWS_COLS,
+    Dim("block", low=0, default=0, help="elements a scale, 0 = one scale a row"),
+    Dim("part", low=0, default=0, choices=("all", "scale", "apply"), help="the maxima, the rounding by them, or both"),
+    family="pointwise",
+)
 def quantize(d: Any) -> Cost:
     """Absolute maximum per block, then scale and round to ``out_dtype``: 3 FLOPs an element; writes fp32 scales."""
-    size = d.rows * d.cols
+    size, part = d.rows * d.cols, np.asarray(d.part)
     scales = d.rows * np.where(np.asarray(d.block) > 0, np.ceil(d.cols / np.maximum(d.block, 1)), 1.0)
-    return Cost(3.0 * size, size * d.itemsize, size * d.out_itemsize + 4.0 * scales)
+    rounded = np.where(part == 1, 0.0, size * d.out_itemsize)
+    return Cost(
+        np.where(part == 0, 3.0, 1.5) * size, size * d.itemsize, rounded + np.where(part == 2, 0.0, 4.0 * scales)
+    )
 
 
 # --- elements ------------------------------------------------------------------------------------------
@@ -371,6 +390,31 @@ def moe_permute(d: Any) -> Cost:
     return Cost(np.where(back, 2.0 * copies, 0.0), read, write)
 
 
+@define(
+    Dim("tokens", help="tokens of all expert-parallel ranks together"),
+    "hidden",
+    Dim("inter", help="width of one expert before tensor parallelism"),
+    "topk",
+    "experts",
+    Dim("tp", default=1, help="ranks that share each expert"),
+    Dim("ep", default=1, help="ranks that share the experts out"),
+    Dim("gated", low=0, default=1, choices=("no", "yes"), help="three matrices an expert (SwiGLU) or two"),
+    Dim("skew", low=0, default=0, help="exponent of the power law of expert loads in hundredths, 0 = balanced"),
+    family="moe",
+)
+def fused_moe(d: Any) -> Cost:
+    """One rank's experts from routed tokens to their weighted sum: what serving engines call fused MoE.
+
+    6·tokens·topk·hidden·inter / (tp·ep) FLOPs when gated, 4 when not, of an average rank; each expert that is
+    expected to have a token, of experts / ep, reads its weights once (MegaBlocks, arXiv 2211.15841).
+    """
+    matrices = 2.0 + np.asarray(d.gated)
+    rows, width = d.tokens * d.topk / d.ep, d.inter / d.tp
+    touched = d.experts / d.ep * (1.0 - (1.0 - 1.0 / d.experts) ** (1.0 * d.tokens * d.topk))
+    read = touched * matrices * d.hidden * width * d.weight_itemsize + rows * d.hidden * d.itemsize
+    return Cost(2.0 * rows * matrices * d.hidden * width, read, rows * d.hidden * d.out_itemsize, "tensor")
+
+
 # --- optimizer, memory, host ---------------------------------------------------------------------------
 
 
@@ -462,3 +506,36 @@ def broadcast(d: Any) -> Cost:
 def send_recv(d: Any) -> Cost:
     """Each rank sends ``size_bytes`` to its neighbour and receives as much (nccl-tests' sendrecv)."""
     return _collective("send_recv", d, False)
+
+
+EXPERT_PARALLEL = (
+    Dim("tokens", help="tokens of one rank"),
+    "hidden",
+    "topk",
+    "experts",
+    "ranks",
+    Dim("ranks_per_node", default=8),
+    Dim("link", low=0, default=0, choices=LINKS, help="slowest link that the group crosses"),
+    Dim("mode", low=0, default=0, choices=("normal", "low_latency"), help="kernels for throughput, or for few tokens"),
+    Dim("sms", low=0, default=0, help="compute units given to it, 0 = its own choice"),
+)
+
+
+def _expert_exchange(d: Any, itemsize: Any) -> Cost:
+    """Each token goes once to every other rank that holds one of its topk experts (DeepEP's normal mode)."""
+    reached = d.ranks * (1.0 - (1.0 - 1.0 / d.ranks) ** (1.0 * d.topk))
+    rows = d.tokens * np.where(np.asarray(d.mode) > 0, 1.0 * d.topk, reached)
+    sent = rows * d.hidden * itemsize * (d.ranks - 1) / d.ranks
+    return Cost(0.0 * sent, sent, sent, "network")
+
+
+@define(*EXPERT_PARALLEL, family="expert_parallel")
+def ep_dispatch(d: Any) -> Cost:
+    """All-to-all of routed tokens to the ranks that hold their experts, in dtype (DeepSeek-V3, arXiv 2412.19437)."""
+    return _expert_exchange(d, d.itemsize)
+
+
+@define(*EXPERT_PARALLEL, family="expert_parallel")
+def ep_combine(d: Any) -> Cost:
+    """The way back of :func:`ep_dispatch`: experts' outputs to the tokens' ranks, in out_dtype, and their sum."""
+    return _expert_exchange(d, d.out_itemsize)

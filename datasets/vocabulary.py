@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from .dtypes import canonical_dtype, itemsize
+from .dtypes import canonical_dtype, itemsize, weight_itemsize
 
 
 class OpError(ValueError):
@@ -183,7 +183,8 @@ def define(*dims: Dim | str, family: str) -> Callable[[Callable[[Any], Cost]], O
     """Register the decorated cost function as a kind of its own name.
 
     ``dims`` are names (an integer of at least 1 without default) or :class:`Dim`. The function takes a
-    namespace with every dim, ``itemsize`` and ``out_itemsize``; its docstring gives formula and source.
+    namespace with every dim, ``itemsize``, ``weight_itemsize`` and ``out_itemsize``; its docstring gives formula and
+    source.
     """
 
     def register(function: Callable[[Any], Cost]) -> OpKind:
@@ -222,4 +223,6 @@ def iterate_groups(ops: list[Op]) -> Iterator[tuple[str, str, str, np.ndarray, d
 
 def _namespace(definition: OpKind, values: Any, dtype: str, out_dtype: str) -> SimpleNamespace:
     dims = dict(zip(definition.names, values, strict=True))
-    return SimpleNamespace(**dims, itemsize=itemsize(dtype), out_itemsize=itemsize(out_dtype))
+    return SimpleNamespace(
+        **dims, itemsize=itemsize(dtype), weight_itemsize=weight_itemsize(dtype), out_itemsize=itemsize(out_dtype)
+    )

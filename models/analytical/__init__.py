@@ -17,7 +17,7 @@ import numpy as np
 
 from ...datasets.devices import Device
 from ...datasets.vocabulary import KINDS, cost_columns, kind
-from . import attention, matmul, network, rows
+from . import attention, matmul, moe, network, rows
 from .setting import Dims, Setting, Terms
 
 CHUNK = 8192  # ops computed together, so that temporaries stay in a core's cache
@@ -51,9 +51,12 @@ LAWS: dict[str, Callable[[Dims, Setting], Terms]] = {
     "embedding_backward": rows.embedding_backward,
     "moe_route": rows.moe_route,
     "moe_permute": rows.moe_permute,
+    "fused_moe": moe.fused_moe,
     "adamw": rows.adamw,
     "copy": rows.copy,
     "host_overhead": network.host_overhead,
+    "ep_dispatch": network.expert_exchange,
+    "ep_combine": network.expert_exchange,
     **{name: partial(network.collective, name) for name, each in KINDS.items() if each.collective},
 }
 

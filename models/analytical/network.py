@@ -55,6 +55,17 @@ def collective(name: str, d: Dims, s: Setting) -> Terms:
     return Terms(0.0 * sent, local, overhead + alpha, sent / rate, hints=hints)
 
 
+def expert_exchange(d: Dims, s: Setting) -> Terms:
+    """Tokens to the ranks of their experts, or back: two launches, a hop, and the bytes a rank sends over its link."""
+    link = d.link.astype(np.int64)
+    hop = np.array([HOP_US[each] for each in LINKS])[link]
+    rate = link_rates(s)[link] * SUSTAINED_LINK
+    rate = rate / np.maximum(d.ranks, 1.0) if s.cpu else rate
+    overhead = BASE_LAUNCHES * s.device.launch_us + 2.0 * hop
+    hints = {"steps": d.ranks, "message_per_rank": 1.0 + s.cost.read_bytes / np.maximum(d.ranks, 1.0)}
+    return Terms(0.0 * hop, s.traffic_us(2.0 * s.cost.read_bytes), overhead, s.cost.read_bytes / rate, hints=hints)
+
+
 def _steps(name: str, ranks: Array) -> Array:
     depth = np.ceil(np.log2(ranks))
     if name == "all_reduce":

@@ -1,0 +1,1 @@
+"""Foreign measurements: one module per source, each from somebody's files to rows of the store."""

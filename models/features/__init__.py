@@ -1,0 +1,10 @@
+"""What a learned model sees of an op: one float32 matrix per kind, derived from the op and the device alone.
+
+:func:`frame` computes it; one module per family adds what only that family has; :data:`REASONS` says of each feature
+why it is there.
+"""
+
+from .frame import FEATURES_VERSION, Frame, feature_names, features, frame
+from .reasons import REASONS, reason, smooth
+
+__all__ = ["FEATURES_VERSION", "REASONS", "Frame", "feature_names", "features", "frame", "reason", "smooth"]

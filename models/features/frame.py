@@ -1,0 +1,155 @@
+"""What a learned model sees of an op: one float32 matrix per kind, derived from the op and the device alone.
+
+:data:`REASONS` is the table of all features and why each is there. Sizes enter as log2, so that trees split scales
+evenly; nothing depends on other rows, so a row's features never change with its company. Columns of the device
+(``device_…``) are constant within one device's table and let one model serve several devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from ...datasets.devices import Device
+from ...datasets.dtypes import BITS
+from ...datasets.vocabulary import KINDS, kind
+from ..analytical import terms
+from ..analytical.setting import Dims, Setting, Terms
+from . import attention, communication, matmul, moe, rows
+from .device import device_figures
+from .pieces import Columns
+
+FEATURES_VERSION = 1  # a predictor trained on other features is refused
+DTYPES = {name: index for index, name in enumerate(BITS)}
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Features of n ops, and the two times they were derived from."""
+
+    matrix: np.ndarray  # float32 [n, f], columns as in feature_names(kind)
+    analytical_us: np.ndarray  # float64 [n]
+    roofline_us: np.ndarray  # float64 [n]
+
+
+def features(
+    kind_name: str,
+    columns: Mapping[str, np.ndarray],
+    dtype: str,
+    out_dtype: str | None,
+    device: Device,
+    cache: str = "warm",
+) -> np.ndarray:
+    """float32 [n, f]: one row per op, columns as in :func:`feature_names`. Raises as ``analytical.latency_us``."""
+    return frame(kind_name, columns, dtype, out_dtype, device, cache).matrix
+
+
+def frame(
+    kind_name: str,
+    columns: Mapping[str, np.ndarray],
+    dtype: str,
+    out_dtype: str | None,
+    device: Device,
+    cache: str = "warm",
+) -> Frame:
+    """Features with the analytical and roofline time of the same ops."""
+    names = kind(kind_name).names
+    count = len(np.atleast_1d(columns[names[0]]))
+    matrix = np.empty((count, len(feature_names(kind_name))), dtype=np.float32)
+    latency, floor = np.empty(count), np.empty(count)
+    start = 0
+    for part_latency, part_floor, law, dims, setting in terms(
+        kind_name, columns, dtype, out_dtype or dtype, device, cache
+    ):
+        stop = start + len(part_latency)
+        latency[start:stop], floor[start:stop] = part_latency, part_floor
+        block = matrix[start:stop]
+        for index, values in enumerate(_columns(kind_name, part_latency, part_floor, law, dims, setting).values()):
+            block[:, index] = values
+        start = stop
+    return Frame(matrix, latency, floor)
+
+
+@lru_cache
+def feature_names(kind_name: str) -> tuple[str, ...]:
+    """The columns of :func:`features` for a kind, in order. OpError for an unknown kind."""
+    one = {dim.name: np.array([float(max(dim.low, dim.default or 0))]) for dim in kind(kind_name).dims}
+    latency, floor, law, dims, setting = next(terms(kind_name, one, "bf16", "bf16", _REFERENCE, "warm"))
+    return tuple(_columns(kind_name, latency, floor, law, dims, setting))
+
+
+def _columns(
+    kind_name: str, latency: np.ndarray, floor: np.ndarray, law: Terms, dims: Dims, setting: Setting
+) -> Columns:
+    out = _sizes(kind_name, dims)
+    out.update(_costs(latency, floor, law, setting))
+    family = KIND_FAMILIES.get(kind_name) or FAMILIES[KINDS[kind_name].family]
+    for hint in family.hints:
+        out[f"hint_{hint}"] = np.log2(law.hints[hint]) if hint in law.hints else 0.0
+    if family.special:
+        out.update(family.special(dims, setting))
+    out.update(device_figures(setting.device, setting.dtype))
+    return out
+
+
+def _sizes(kind_name: str, dims: Dims) -> Columns:
+    out: Columns = {}
+    for dim in KINDS[kind_name].dims:
+        values = getattr(dims, dim.name)
+        if dim.choices:
+            out[f"choice_{dim.name}"] = values
+        else:
+            out[f"size_{dim.name}"] = np.log2(np.maximum(values, 0.5))
+    return out
+
+
+def _costs(latency: np.ndarray, floor: np.ndarray, law: Terms, setting: Setting) -> Columns:
+    flops, size = np.maximum(setting.cost.flops, 1.0), np.maximum(setting.cost.bytes, 1.0)
+    log_flops, log_size = np.log2(flops), np.log2(size)
+    ratio = np.maximum(law.compute, 1e-6) / np.maximum(law.memory, 1e-6)
+    return {
+        "flops": log_flops,
+        "bytes": log_size,
+        "intensity": log_flops - log_size,
+        "balance": np.log2(ratio),
+        "roofline": np.log2(np.maximum(floor, 1e-6)),
+        "analytical": np.log2(np.maximum(latency, 1e-6)),
+        "overhead": law.overhead / np.maximum(latency, 1e-6),
+        "cache_warm": float(setting.warm),
+        "cache_fill": log_size - np.log2(setting.l2_bytes),
+        "dtype": float(DTYPES[setting.dtype]),
+        "out_dtype": float(DTYPES[setting.out_dtype]),
+        "bits": float(np.log2(BITS[setting.dtype])),
+    }
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a family of kinds adds to sizes and costs: figures of its analytical law, and features of its own."""
+
+    hints: tuple[str, ...]
+    special: Callable[[Dims, Setting], Columns] | None = None
+
+
+ROWS = Family(rows.HINTS, rows.rows)
+FAMILIES = {
+    "gemm": Family(matmul.HINTS, matmul.product),
+    "attention": Family(attention.HINTS, attention.attention),
+    "norm": ROWS,
+    "pointwise": ROWS,
+    "gather": ROWS,
+    "moe": ROWS,
+    "collective": Family(communication.HINTS, communication.collective),
+    "expert_parallel": Family(communication.HINTS, communication.expert_exchange),
+    "host": Family(()),
+}
+KIND_FAMILIES = {
+    "fused_moe": Family(moe.HINTS, moe.experts),
+    **dict.fromkeys(("elementwise", "reduce", "adamw", "copy"), Family(rows.HINTS, rows.flat)),
+}
+
+# Only its presence matters: it lets the list of columns be read off the code that fills them.
+_REFERENCE = Device("reference", "reference", "none", "none", 1, 1.0, {"bf16": 1.0}, 1.0, 1.0, 1.0, 1.0, 1.0)
