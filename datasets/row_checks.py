@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -133,7 +133,7 @@ def _impossible(rows: Rows) -> Iterator[Finding]:
     """Rows faster than a data sheet's peak rates allow, whatever the cache holds."""
     if rows.device is None or rows.device.synchronous:
         return
-    least = _least_us(rows, rows.device)
+    least = least_us(rows, rows.device)
     ratio = np.where(rows.ok, least / rows.latency_us, 0.0)
     if ratio.max() > 1.0 / IMPOSSIBLE:
         worst = int(np.argmax(ratio))
@@ -147,19 +147,19 @@ def _impossible(rows: Rows) -> Iterator[Finding]:
 def exceeded(rows: Rows) -> Iterator[tuple[str, int, float]]:
     """Where rows are too fast for a device's measured figures: kind, number of rows, largest ratio."""
     if rows.device is not None and rows.device.synchronous:
-        ratio = np.where(rows.ok, _least_us(rows, rows.device) / rows.latency_us, 0.0)
+        ratio = np.where(rows.ok, least_us(rows, rows.device) / rows.latency_us, 0.0)
         if ratio.max() > 1.0 / IMPOSSIBLE:
             yield rows.kind, int((ratio > 1.0 / IMPOSSIBLE).sum()), float(ratio.max())
 
 
-def _least_us(rows: Rows, device: Device) -> np.ndarray:
+def least_us(rows: Rows, device: Device) -> np.ndarray:
     """Time of every row at the device's peak rates; data comes from the last-level cache where it can.
 
     A CPU has faster caches below the last one, whose rates are not known: what fits is taken to be free.
     """
     flops, read, write = rows.costs
-    if KINDS[rows.kind].collective:
-        return read / _link_rate(rows, device)
+    if unit_of(rows.kind) == "network":
+        return read / link_rate(rows, device)
     fits = read + write < 2.0 * device.l2_mib * 2**20
     cache_rate = np.inf if device.synchronous else max(device.l2_gbps, device.memory_gbps) * 1e3
     cached = np.where(fits, cache_rate, device.memory_gbps * 1e3)
@@ -170,15 +170,21 @@ def _least_us(rows: Rows, device: Device) -> np.ndarray:
     return np.maximum(read / sources + write / cached, compute)
 
 
+@lru_cache
+def unit_of(kind_name: str) -> str:
+    """The execution unit that bounds a kind: tensor, vector, network or host."""
+    return cost_columns(kind_name, {dim.name: np.array([dim.low]) for dim in KINDS[kind_name].dims}, "bf16").unit
+
+
 def _peak(kind_name: str, device: Device, dtype: str) -> float:
     """FLOPs a microsecond on the fastest units that may run a dtype; infinite where unknown."""
     rates = [device.vector_tflops]
-    if KINDS[kind_name].family in ("gemm", "attention"):
+    if unit_of(kind_name) == "tensor":
         rates = [device.tensor_tflops.get(name, 0.0) for name in RATE_OF.get(dtype, (dtype,))]
     return max(rates) * 1e6 or np.inf
 
 
-def _link_rate(rows: Rows, device: Device) -> np.ndarray:
+def link_rate(rows: Rows, device: Device) -> np.ndarray:
     """Bytes a microsecond over the slowest link of each row; infinite where the device does not say."""
     known = {"nvlink": device.link_gbps, "pcie": device.pcie_gbps}
     return np.array([known.get(name, 0.0) * 1e3 or np.inf for name in LINKS])[rows.numbers("link")]

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 STATUSES = ("ok", "oom", "unsupported", "timeout", "error")
-TIMERS = ("cuda_graph", "cuda_event", "cpu_clock", "imported")
+TIMERS = ("cuda_graph", "cuda_event", "cpu_clock", "imported", "eager")
+"""How an op was timed. ``eager``: the host's dispatch is inside the figure, so that it says little of the kernel."""
 CACHES = ("cold", "warm")
 
 
@@ -61,6 +62,7 @@ class Measurement:
     mem_clock_mhz: float | None = None
     temperature_c: float | None = None
     power_w: float | None = None
+    power_limit_w: float | None = None
     throttled: bool | None = None
     cache: str = "warm"
     device_name: str = ""

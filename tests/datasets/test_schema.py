@@ -42,6 +42,7 @@ CONTRACT = [
     "mem_clock_mhz",
     "temperature_c",
     "power_w",
+    "power_limit_w",
     "throttled",
     "cache",
     "device_id",

@@ -1,0 +1,221 @@
+"""Foreign measurements into a store: what every source shares, and the contract of a source module.
+
+A source is a module of this folder, named in :data:`SOURCES`, with::
+
+    VERSION = 1                      # raise it when the same file shall mean other rows
+    OPTIONS = {"systems": "…"}       # settings that it takes, each with a line of help
+    MEANING = ("mapping",)           # those of OPTIONS that change what rows mean (not mere filters)
+
+    def files(path: Path | None, options: Mapping[str, Any]) -> list[Path]: ...
+    def read(file: Path, options: Mapping[str, Any]) -> Iterator[Batch]: ...
+
+``files`` lists what to read in a fixed order (SourceError when ``path`` cannot be used); ``read`` turns one file into
+:class:`Batch` es of columns in the store's terms: dims of the kind, dtypes, ``device_id``, microseconds, bytes. Units
+and conventions are converted there and nowhere else. Rows that ``read`` cannot map it counts as :class:`Rejected`.
+An exception of Arrow, of the file system or a SourceError in ``read`` costs that file alone.
+
+The rest is done here, the same for all: rows that cannot be (:func:`.plausible.sift`) are kept out, rows of one
+identity merged, and what remains is written once. A run's id is a hash of the file's content, so that importing again
+finds the rows in place; a file's rows of one kind and device land in one atomic write, so that an import which was
+killed goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ..files import locked
+from ..store import Store
+from .merging import merged
+from .plausible import sift
+from .tables import Batch, Rejected, SourceError, combined
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["SOURCES", "Batch", "ImportReport", "Rejected", "SourceError", "import_into", "load_source"]
+
+SOURCES: dict[str, tuple[str, str]] = {
+    "aiconfigurator": ("aiconfigurator", "NVIDIA's operator tables (a folder, or the package aiconfigurator-core)"),
+    "vidur": ("vidur", "Vidur's profiles of layers and of networks, CSV"),
+    "neusight": ("neusight", "NeuSight's operator timings, CSV"),
+    "nccl-tests": ("nccl_tests", "what nccl-tests prints"),
+    "kineto": ("kineto", "PyTorch profiler traces with shapes, JSON"),
+    "csv": ("csv_mapping", "any table, by a mapping file"),
+}
+"""Name of a source: its module, and what it reads."""
+
+Progress = Callable[[str, int, int], None]
+"""Called with a file's name, how many files are done, and how many there are."""
+
+
+@dataclass
+class ImportReport:
+    """What an import did. Every row read is written, merged into another, already there, or rejected."""
+
+    source: str
+    files: int = 0
+    rows_read: int = 0
+    rows_written: int = 0
+    merged: int = 0
+    skipped: int = 0
+    rejected: list[Rejected] = field(default_factory=list)
+    written: dict[tuple[str, str], int] = field(default_factory=dict)
+    wall_time_s: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON; ``by_kind_and_device`` has one entry per pair that rows were written for."""
+        return {
+            **{name: getattr(self, name) for name in ("source", "files", "rows_read", "rows_written", "merged")},
+            "skipped": self.skipped,
+            "rejected": [{"reason": r.reason, "rows": r.rows, "example": r.example} for r in self.rejected],
+            "by_kind_and_device": [
+                {"kind": kind, "device": device, "rows": rows} for (kind, device), rows in sorted(self.written.items())
+            ],
+            "wall_time_s": round(self.wall_time_s, 2),
+        }
+
+
+def load_source(name: str) -> ModuleType:
+    """The module of a source; SourceError names the nearest known one."""
+    if name not in SOURCES:
+        near = difflib.get_close_matches(str(name), SOURCES, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(SOURCES)}"
+        raise SourceError(f"unknown source {name!r}; {hint}")
+    return importlib.import_module(f".{SOURCES[name][0]}", __package__)
+
+
+def import_into(
+    store: Store,
+    source: str,
+    path: str | Path | None = None,
+    options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> ImportReport:
+    """Import what ``source`` reads at ``path`` into a store.
+
+    Options that are None count as not given. SourceError when source, path or options cannot be used, or when no
+    row was usable at all: then nothing was written.
+    """
+    started = time.perf_counter()
+    module = load_source(source)
+    chosen = _chosen(source, module, options or {})
+    files = module.files(None if path is None else Path(path).expanduser(), chosen)
+    report = ImportReport(source, files=len(files))
+    for number, file in enumerate(files):
+        if progress is not None:
+            progress(file.name, number, len(files))
+        _import_file(store, source, module, file, chosen, report)
+    if progress is not None:
+        progress("", len(files), len(files))
+    report.rejected = _by_reason(report.rejected)
+    report.wall_time_s = time.perf_counter() - started
+    if not report.rows_written and not report.skipped:
+        raise SourceError(f"nothing usable in {_where(path, files)}: {_why(report)}")
+    return report
+
+
+def _import_file(
+    store: Store, source: str, module: ModuleType, file: Path, options: Mapping[str, Any], report: ImportReport
+) -> None:
+    batches, refused = _read(module, file, options)
+    report.rejected += refused
+    report.rows_read += sum(len(batch) for batch in batches) + sum(r.rows for r in refused)
+    if not any(len(batch) for batch in batches):
+        return
+    run_id = f"{source}-{_fingerprint(module, file, options)}"
+    for kind_name, table, problems in combined(batches, source, file):
+        report.rejected += problems
+        table, problems = sift(store, kind_name, table, file)
+        report.rejected += problems
+        table, gone = merged(kind_name, table)
+        report.merged += gone
+        for device_id, part in _by_device(table):
+            _write(store, kind_name, device_id, part, run_id, report)
+
+
+def _write(store: Store, kind_name: str, device_id: str, table: pa.Table, run_id: str, report: ImportReport) -> None:
+    """Add a file's rows of one kind and device, unless they are there."""
+    with locked(store.path / ".import.lock"):
+        there = any((store.path / f"op={kind_name}" / f"device={device_id}").glob(f"{run_id}-*.parquet"))
+        if there:
+            report.skipped += len(table)
+            return
+        store.write((kind_name, table), run_id)
+    report.rows_written += len(table)
+    key = (kind_name, device_id)
+    report.written[key] = report.written.get(key, 0) + len(table)
+
+
+def _read(module: ModuleType, file: Path, options: Mapping[str, Any]) -> tuple[list[Batch], list[Rejected]]:
+    """Batches of one file, and what was refused of it; a file that cannot be read is refused as a whole."""
+    import pyarrow as pa
+
+    try:
+        batches = list(module.read(file, options))
+    except (pa.ArrowException, OSError, UnicodeError, SourceError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")
+        text = reason if isinstance(error, SourceError) else f"the file is damaged ({reason})"
+        return [], [Rejected(text.replace(str(file), file.name), 0, str(file))]
+    return [batch for batch in batches if batch.kind], [r for batch in batches for r in batch.rejected if r]
+
+
+def _by_device(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    import pyarrow.compute as pc
+
+    from ..columns import matching
+
+    devices = sorted(pc.unique(table["device_id"]).to_pylist())
+    for device_id in devices:
+        yield device_id, table if len(devices) == 1 else matching(table, "device_id", device_id)
+
+
+def _fingerprint(module: ModuleType, file: Path, options: Mapping[str, Any]) -> str:
+    """A hash of a file's content and of what its rows' meaning depends on."""
+    digest = hashlib.sha256(f"{module.VERSION}".encode())
+    for name in sorted(getattr(module, "MEANING", ())):
+        value = options.get(name)
+        if isinstance(value, str) and Path(value).is_file():
+            value = hashlib.sha256(Path(value).read_bytes()).hexdigest()
+        digest.update(f"|{name}={value}".encode())
+    digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def _chosen(source: str, module: ModuleType, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that were given; SourceError for one that the source does not take."""
+    given = {name: value for name, value in options.items() if value is not None}
+    wrong = [name for name in given if name not in module.OPTIONS]
+    if wrong:
+        takes = ", ".join(module.OPTIONS) or "none"
+        raise SourceError(f"source={source} takes no {wrong[0]}=…; its settings: {takes}")
+    return given
+
+
+def _by_reason(rejected: list[Rejected]) -> list[Rejected]:
+    """One entry a reason with the first example, most rows first."""
+    found: dict[str, Rejected] = {}
+    for one in rejected:
+        before = found.get(one.reason)
+        found[one.reason] = Rejected(one.reason, before.rows + one.rows, before.example) if before else one
+    return sorted(found.values(), key=lambda r: -r.rows)
+
+
+def _where(path: str | Path | None, files: list[Path]) -> str:
+    return f"{len(files)} files" + (f" of {path}" if path is not None else "")
+
+
+def _why(report: ImportReport) -> str:
+    if not report.rejected:
+        return "they hold no rows"
+    worst = report.rejected[0]
+    return f"{worst.reason} ({worst.example})" + (f", {worst.rows} rows" if worst.rows else "")

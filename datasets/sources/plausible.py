@@ -1,0 +1,81 @@
+"""Which foreign rows can be: known device and formats, a positive latency, and no faster than the hardware.
+
+A wrong unit (milliseconds read as microseconds, elements as bytes) shows as a latency far below what peak rates
+allow, or as a bandwidth above that of the link. Such rows are counted and kept out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..columns import matching, numbers
+from ..devices import Device, DeviceError, load_device
+from ..ops import KINDS, bus_factor
+from ..row_checks import IMPOSSIBLE, Rows, least_us, link_rate, unit_of
+from ..schema import impossible_values, row_ops
+from ..store import Store
+from .tables import Rejected
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+OVER_PEAK = 1.1  # of a link's rate: what rounding of sizes and of data sheets explains
+
+
+def sift(store: Store, kind_name: str, table: pa.Table, file: Path) -> tuple[pa.Table, list[Rejected]]:
+    """The rows that can be, and what was wrong with the others."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    rejected: list[Rejected] = []
+    while broken := list(impossible_values(kind_name, table)):
+        wrong = np.zeros(len(table), dtype=bool)
+        for reason, found in broken:
+            new = found & ~wrong
+            rejected.append(Rejected(reason, int(new.sum()), f"row {int(np.argmax(new))} of {file.name}"))
+            wrong |= new
+        table = table.filter(pa.array(~wrong))
+    parts = []
+    for device_id in sorted(pc.unique(table["device_id"]).to_pylist()):
+        part = matching(table, "device_id", device_id)
+        try:
+            rows = Rows(kind_name, device_id, part, store.device(device_id) or load_device(device_id))
+        except DeviceError as error:
+            rejected.append(Rejected(str(error), len(part), file.name))
+            continue
+        wrong = np.zeros(len(part), dtype=bool)
+        for reason, found in _too_fast(rows):
+            new = found & ~wrong
+            example = f"{_described(rows, int(np.argmax(new)))}, {file.name}"
+            rejected.append(Rejected(reason, int(new.sum()), example))
+            wrong |= new
+        parts.append(part.filter(pa.array(~wrong)))
+    return pa.concat_tables(parts) if parts else table.slice(0, 0), [one for one in rejected if one.rows]
+
+
+def _too_fast(rows: Rows) -> Iterator[tuple[str, np.ndarray]]:
+    """Reasons why rows cannot be that fast, and which (bool [n])."""
+    device = rows.device
+    if device is None or device.synchronous or not len(rows.table):
+        return
+    least = least_us(rows, device)
+    if unit_of(rows.kind) != "host":
+        least = np.maximum(least, device.launch_us)
+    yield (
+        f"latency below {IMPOSSIBLE} of what peak rates and a launch allow",
+        rows.ok & (rows.latency_us < IMPOSSIBLE * least),
+    )
+    if KINDS[rows.kind].collective:
+        moved = rows.numbers("size_bytes") * np.minimum(bus_factor(rows.kind, rows.numbers("ranks")), 1.0)
+        rate = moved / rows.latency_us
+        yield "bandwidth above the link's peak", rows.ok & (rate > OVER_PEAK * link_rate(rows, device))
+
+
+def _described(rows: Rows, position: int) -> str:
+    """The op of one row and its latency."""
+    row = rows.table.slice(position, 1)
+    return f"{row_ops(rows.kind, row)[0]} in {numbers(row['latency_us'])[0]:.3g} us on {rows.device_id}"
