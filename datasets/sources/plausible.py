@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..columns import matching, numbers
-from ..devices import Device, DeviceError, load_device
+from ..devices import DeviceError, load_device
 from ..ops import KINDS, bus_factor
 from ..row_checks import IMPOSSIBLE, Rows, least_us, link_rate, unit_of
 from ..schema import impossible_values, row_ops

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..columns import number_array, text_array
 from ..ops import Dim, kind
-from ..schema import COLUMNS, SchemaError, schema_for
+from ..schema import SchemaError, schema_for
 
 if TYPE_CHECKING:
     import pyarrow as pa
