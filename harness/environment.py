@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..datasets.device_names import cuda_device_id, slug
 
 CPUINFO = Path("/proc/cpuinfo")
 
@@ -46,35 +47,6 @@ CLOCK_REASONS: Mapping[int, str] = {
 # The power cap is where a large matrix product lives on a modern GPU: a state of the device, not a disturbance.
 DISTURBANCES = frozenset({"hw_slowdown", "sw_thermal", "hw_thermal", "power_brake"})
 
-# Marketing names as CUDA reports them -> ids of conf/device. The first pattern found wins.
-CUDA_IDS: tuple[tuple[str, str], ...] = (
-    (r"a100.*pcie.*80gb|a100 80gb pcie", "a100_pcie_80gb"),
-    (r"a100.*pcie", "a100_pcie_40gb"),
-    (r"a100.*80gb", "a100_sxm_80gb"),
-    (r"a100.*40gb", "a100_sxm_40gb"),
-    (r"gh200", "gh200"),
-    (r"h100.*nvl", "h100_nvl"),
-    (r"h100.*pcie", "h100_pcie"),
-    (r"h100", "h100_sxm"),
-    (r"h200.*nvl", "h200_nvl"),
-    (r"h200", "h200_sxm"),
-    (r"h800", "h800_sxm"),
-    (r"\bh20\b", "h20_sxm"),
-    (r"gb300", "gb300"),
-    (r"gb200", "gb200"),
-    (r"b300", "b300_sxm"),
-    (r"b200", "b200_sxm"),
-    (r"rtx pro 6000.*server", "rtx_pro_6000_server"),
-    (r"\bl40s\b", "l40s"),
-    (r"\bl40\b", "l40"),
-    (r"\bl20\b", "l20"),
-    (r"\bl4\b", "l4"),
-    (r"\ba40\b", "a40"),
-    (r"v100.*pcie", "v100_pcie"),
-    (r"v100", "v100_sxm"),
-    (r"mi300x", "mi300x"),
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
@@ -93,12 +65,6 @@ class Clocks:
 
 
 # --- the device ----------------------------------------------------------------------------------------
-
-
-def slug(name: str) -> str:
-    """A name as an identifier: trademarks, filler words and clock rates dropped, the rest joined by underscores."""
-    name = re.sub(r"@.*|\((r|tm|c)\)|\b(cpu|processor|with|graphics|\d+-core)\b", " ", name.lower())
-    return "_".join(re.findall(r"[a-z0-9]+", name)) or "unknown"
 
 
 @lru_cache
@@ -165,15 +131,6 @@ def cpu_device_id(threads: int = 0) -> str:
     if not re.search(r"\d", model) and _cpuinfo() and "cpu family" in _cpuinfo()[0]:
         model += f"_f{_cpuinfo()[0]['cpu family']}m{_cpuinfo()[0].get('model', '0')}"
     return f"cpu_{model}_{threads or default_threads()}t"
-
-
-def cuda_device_id(name: str) -> str:
-    """The id in ``conf/device`` of a GPU by the name CUDA gives it; an unknown one's name as an identifier."""
-    plain = name.lower().replace("-", " ")
-    for pattern, device_id in CUDA_IDS:
-        if re.search(pattern, plain):
-            return device_id
-    return slug(re.sub(r"nvidia|amd|tesla|geforce", "", plain))
 
 
 def default_device() -> str:
