@@ -41,7 +41,8 @@ def fit_and_register(store: Store, target: Device, config: Mapping[str, Any]) ->
     kinds = config.get("op")
     wanted = [kinds] if isinstance(kinds, str) else kinds
     registry = Registry(Path(config["predictors"]).expanduser())
-    options = Options.from_dict(config["predictor"])
+    reported = {"evaluations": config.get("eval") or "groups", "promote": config.get("promote") or False}
+    options = Options.from_dict({**config["predictor"], **reported})
     return train_tracked(store, target, wanted, options, registry, config.get("tracking"), say)
 
 

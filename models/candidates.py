@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
+from ..datasets.vocabulary import KINDS
 from .correction import Correction
 from .forest import from_lightgbm, from_sklearn
 from .kriging import Scales, search
 from .kriging import fit as fit_kriging
+from .splits import MODES
 
 
 class OptionError(ValueError):
@@ -135,6 +137,7 @@ class LightGBM:
     columns: float = 0.7
     objective: str = "regression_l1"
     l2: float = 1.0
+    monotone: Mapping[str, int] = field(default_factory=dict)  # feature: 1 where the correction may only rise, -1 fall
 
     def able(self, rows: int) -> bool:
         return self.min_rows <= rows <= self.max_rows
@@ -158,15 +161,20 @@ class LightGBM:
             "force_row_wise": True,
             "num_threads": task.threads if len(task.matrix) > 4000 else 1,
             "verbosity": -1,
+            "monotone_constraints": [self.monotone.get(name, 0) for name in task.names] if self.monotone else None,
         }
         data = lightgbm.Dataset(task.matrix, task.target - task.offset, weight=task.weights)
         booster = lightgbm.train(parameters, data, num_boost_round=self.trees, keep_training_booster=True)
         return Correction(task.matrix.shape[1], task.offset, from_lightgbm(booster))
 
 
+# What a family or a kind wants other than the rest; a kind's own come after its family's.
+FAMILIES: Mapping[str, Mapping[str, Any]] = {}
+
+
 @dataclass(frozen=True)
 class Options:
-    """How predictors are trained: the schema of ``conf/predictor``."""
+    """How predictors are trained: the schema of ``conf/predictor``; the last two fields are settings of the verb."""
 
     candidates: tuple[str, ...] = ("calibrated", "interpolation", "random_forest", "lightgbm")
     folds: int = 5
@@ -174,27 +182,46 @@ class Options:
     seed: int = 0
     threads: int = 1
     weight_power: float = 0.15  # a row's weight grows as latency to this power: step time is what counts
-    random_rows: bool = False  # split rows at random instead of whole shapes
+    eager: bool = False  # learn from rows whose time includes the host's dispatch, too
+    trials: int = 0  # of a search for LightGBM's parameters
     calibrated: Calibrated = field(default_factory=Calibrated)
     interpolation: Interpolation = field(default_factory=Interpolation)
     random_forest: RandomForest = field(default_factory=RandomForest)
     lightgbm: LightGBM = field(default_factory=LightGBM)
+    families: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: FAMILIES)
+    evaluations: tuple[str, ...] = ("groups",)
+    promote: bool = False  # make the new predictor current even where it is worse
 
     def __post_init__(self) -> None:
         if not self.candidates:
             raise OptionError(f"predictor.candidates is empty; choose from {', '.join(CANDIDATES)}")
-        for name in self.candidates:
-            if name not in CANDIDATES:
-                raise OptionError(f"predictor.candidates has {name!r}; choose from {', '.join(CANDIDATES)}")
+        _among("predictor.candidates", self.candidates, CANDIDATES)
+        _among("eval", self.evaluations, MODES)
+        if not self.evaluations:
+            raise OptionError(f"eval is empty; choose from {', '.join(MODES)}")
         if self.folds < 2 or self.threads < 1:
             raise OptionError(f"predictor.folds={self.folds} must be at least 2, predictor.threads={self.threads} 1")
+        if self.trials < 0:
+            raise OptionError(f"predictor.trials={self.trials} must be 0 (no search) or the number of trials")
         if not 0.0 < self.coverage < 1.0:
             raise OptionError(f"predictor.coverage={self.coverage} must lie between 0 and 1, for instance 0.9")
+        known = [*KINDS, *sorted({each.family for each in KINDS.values()})]
+        _among("predictor.families", self.families, known)
+        for name, values in self.families.items():
+            _merged(dataclasses.replace(self, families={}), f"predictor.families.{name}", values)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Options:
         """Options from the plain mapping of a config; OptionError for a name that does not exist."""
-        return _from_dict(cls, "predictor", values)
+        made: Options = _merged(cls(), "predictor", values)
+        return made
+
+    def for_kind(self, kind_name: str) -> Options:
+        """The same with what the kind's family and the kind itself want otherwise."""
+        made = dataclasses.replace(self, families={})
+        for name in (KINDS[kind_name].family, kind_name):
+            made = _merged(made, f"predictor.families.{name}", self.families.get(name, {}))
+        return made
 
     def candidate(self, name: str) -> Candidate:
         found: Candidate = getattr(self, name)
@@ -204,22 +231,33 @@ class Options:
 CANDIDATES = ("calibrated", "interpolation", "random_forest", "lightgbm")
 
 
-def _from_dict(cls: type, where: str, values: Mapping[str, Any]) -> Any:
-    known = {each.name: each for each in dataclasses.fields(cls)}
+def _among(where: str, names: Iterable[str], known: Sequence[str]) -> None:
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}"
+            raise OptionError(f"{where} has {name!r}; {hint}")
+
+
+def _merged(base: Any, where: str, values: Mapping[str, Any]) -> Any:
+    """A dataclass with some of its fields replaced by plain values, those of nested ones included."""
+    known = {each.name for each in dataclasses.fields(base)}
     arguments: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
             near = difflib.get_close_matches(str(name), known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
             raise OptionError(f"{where} has no option {name!r}; {hint}")
-        default = getattr(cls(), name)
-        if dataclasses.is_dataclass(default):
-            arguments[name] = _from_dict(type(default), f"{where}.{name}", value or {})
-        elif isinstance(default, tuple):
-            arguments[name] = tuple(value)
+        old = getattr(base, name)
+        if dataclasses.is_dataclass(old):
+            arguments[name] = _merged(old, f"{where}.{name}", value or {})
+        elif isinstance(old, Mapping):
+            arguments[name] = dict(value or {})
+        elif isinstance(old, tuple):
+            arguments[name] = tuple([value] if isinstance(value, str) else value)
         else:
-            arguments[name] = _typed(f"{where}.{name}", value, type(default))
-    return cls(**arguments)
+            arguments[name] = _typed(f"{where}.{name}", value, type(old))
+    return dataclasses.replace(base, **arguments)
 
 
 def _typed(where: str, value: Any, kind: type) -> Any:

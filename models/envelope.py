@@ -2,7 +2,8 @@
 
 An op is inside when all its codes (dtype, layout, cache, …) were seen and its sizes lie within one radius of a
 landmark. Landmarks are training ops picked farthest-first, so that every training op is near one; the radius is what
-separates training ops from each other. Sizes are in octaves, divided by the spread of each dimension.
+separates training ops from each other. Sizes are in octaves, divided by the spread of each dimension. A quarter of an
+octave beyond the range of a size an op is outside; how errors grow from there is what :mod:`.intervals` calibrates.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ SAMPLE = 4096
 CODES = ("choice_", "dtype", "out_dtype", "cache_warm")
 UNSEEN_CODE = 3.0  # radii added for a code outside training
 SLACK = 1.25
+REACH = 0.25  # octaves beyond the smallest or largest size that are still inside
+ARRAYS = ("sizes", "codes", "centre", "scale", "landmarks", "seen", "low", "high")
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,14 +32,18 @@ class Envelope:
     scale: np.ndarray  # float32 [s]: octaves that count as one
     landmarks: np.ndarray
     seen: np.ndarray  # float32 [c, v]: values of each code in training, padded with NaN
+    low: np.ndarray  # float32 [s]: the smallest size of training, in octaves
+    high: np.ndarray
     radius: float
 
     def excess(self, matrix: np.ndarray) -> np.ndarray:
-        """How many radii each row lies outside: float64 [n], 0 inside."""
+        """How far outside each row lies: float64 [n], radii from landmarks plus octaves beyond the range; 0 inside."""
         out = np.empty(len(matrix))
         for start in range(0, len(matrix), 8192):
             part = matrix[start : start + 8192]
             out[start : start + len(part)] = np.maximum(self._distance(part) / self.radius - 1.0, 0.0)
+        size = matrix[:, self.sizes]
+        out += np.maximum(np.maximum(size - self.high, self.low - size) - REACH, 0.0).sum(axis=1)
         for column, known in zip(self.codes, self.seen, strict=True):
             out += UNSEEN_CODE * ~(matrix[:, column, None] == known).any(axis=1)
         return out
@@ -48,13 +55,11 @@ class Envelope:
         return np.sqrt(np.maximum(square.min(axis=1), 0.0))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        names = ("sizes", "codes", "centre", "scale", "landmarks", "seen")
-        return {name: getattr(self, name) for name in names} | {"radius": np.array(self.radius)}
+        return {name: getattr(self, name) for name in ARRAYS} | {"radius": np.array(self.radius)}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Envelope:
-        names = ("sizes", "codes", "centre", "scale", "landmarks", "seen")
-        return cls(**{name: arrays[name] for name in names}, radius=float(arrays["radius"]))
+        return cls(**{name: arrays[name] for name in ARRAYS}, radius=float(arrays["radius"]))
 
 
 def surround(matrix: np.ndarray, names: Sequence[str], seed: int = 0) -> Envelope:
@@ -77,6 +82,8 @@ def surround(matrix: np.ndarray, names: Sequence[str], seed: int = 0) -> Envelop
         scale.astype(np.float32),
         landmarks,
         _seen(matrix[:, codes]),
+        matrix[:, sizes].min(axis=0).astype(np.float32),
+        matrix[:, sizes].max(axis=0).astype(np.float32),
         radius=max(SLACK * max(_spacing(points), reach), 0.25),
     )
 

@@ -1,127 +1,147 @@
-"""Honest errors: whole shapes are held out, and nothing that is scored was used to choose or calibrate.
+"""Honest errors: nothing that is scored was used to fit, to choose or to calibrate.
 
-Every row is predicted once by a model that saw neither its group nor, through the choice of candidate or the
-interval's width, its residual: fold i is answered by the candidate that did best on the other folds, with the
-interval calibrated on the other folds.
+Where folds are alike (groups, random ops), every row is predicted once by a model that saw neither its group nor,
+through the choice of candidate or the interval's width, its residual: fold i is answered by the candidate that did
+best on the other folds, with the interval calibrated on the other folds. Where the held-out part is unlike the rest
+(the far end of a size, an unseen rank count), the whole procedure runs on the rest and answers it as a predictor
+would, with its envelope.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from ..datasets.vocabulary import KINDS
-from .intervals import calibrate
+from .baselines import BASELINES, SAMPLE
+from .candidates import Options
+from .features import Frame
+from .intervals import calibrate, classes_of
+from .learning import Learned, choose, fold_count, held_out, learn, prepare, task_of
+from .splits import Split, splits
+from .table import Table, take
 
-MIN_GROUPS = 10  # fewer whole groups than this, and the next finer grouping is used
-
-# What is held out together, coarsest first: the dims that make a site of a model rather than a workload.
-GROUPS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "gemm": (("n", "k"),),
-    "grouped_gemm": (("experts", "n", "k"),),
-    "attention_prefill": (("heads_q", "heads_kv", "head_dim"), ("seq_q", "seq_kv")),
-    "attention_decode": (("heads_q", "heads_kv", "head_dim"), ("batch", "seq_kv")),
-    "attention_backward": (("heads_q", "heads_kv", "head_dim"), ("seq_q", "seq_kv")),
-    "mla_prefill": (("heads",), ("seq_q", "seq_kv")),
-    "mla_decode": (("heads",), ("batch", "seq_kv")),
-    "embedding": (("vocab", "hidden"),),
-    "embedding_backward": (("vocab", "hidden"),),
-    "cross_entropy": (("vocab",),),
-    "cross_entropy_backward": (("vocab",),),
-    "moe_route": (("experts", "topk"),),
-    "moe_permute": (("hidden", "topk"),),
-    "rope": (("heads", "head_dim"),),
-}
-GROUPS_BY_FAMILY: dict[str, tuple[tuple[str, ...], ...]] = {
-    "norm": (("cols",),),
-    "pointwise": (("cols",),),
-    "collective": (("size_bytes",),),
-}
-
-
-@dataclass(frozen=True)
-class Split:
-    """``fold`` [n]: the fold each row is held out in; ``label`` says what was held out together."""
-
-    fold: np.ndarray
-    count: int
-    label: str
-
-    def held_out(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Positions of training and of held-out rows of one fold."""
-        return np.flatnonzero(self.fold != index), np.flatnonzero(self.fold == index)
-
-
-def split(kind_name: str, columns: Mapping[str, np.ndarray], folds: int, seed: int, random_rows: bool = False) -> Split:
-    """Folds of whole groups: the coarsest grouping of the kind with enough groups, else whole ops (all dims)."""
-    definition = KINDS[kind_name]
-    choices = GROUPS.get(kind_name, GROUPS_BY_FAMILY.get(definition.family, ()))
-    for names in () if random_rows else choices:
-        if all(name in definition.names for name in names):
-            groups = _codes(columns, names)
-            if groups.max(initial=-1) + 1 >= MIN_GROUPS:
-                return _fold(groups, folds, seed, f"grouped by ({', '.join(names)})")
-    label = "random ops" if random_rows else "grouped by op"
-    return _fold(_codes(columns, definition.names), folds, seed, label)
-
-
-def _codes(columns: Mapping[str, np.ndarray], names: tuple[str, ...]) -> np.ndarray:
-    table = np.stack([np.asarray(columns[name]) for name in names], axis=1)
-    return np.unique(table, axis=0, return_inverse=True)[1].reshape(-1)
-
-
-def _fold(groups: np.ndarray, folds: int, seed: int, label: str) -> Split:
-    """Groups in random order, each to the fold with fewest rows so far."""
-    sizes = np.bincount(groups)
-    folds = min(folds, len(sizes))
-    order = np.random.default_rng(seed).permutation(len(sizes))
-    order = order[np.argsort(-sizes[order], kind="stable")]
-    load, home = np.zeros(max(folds, 1)), np.zeros(len(sizes), dtype=np.int64)
-    for group in order:
-        home[group] = np.argmin(load)
-        load[home[group]] += sizes[group]
-    return Split(home[groups], folds, f"{folds}-fold, {label}")
-
-
-def choose(loss: Mapping[str, np.ndarray], weights: np.ndarray, rows: np.ndarray) -> str:
-    """The candidate with least weighted mean absolute log error on some rows; the simpler (first) one at a near tie.
-
-    Errors count up to a factor of two, so that one outlier row decides nothing.
-    """
-    scores = {
-        name: float(np.average(np.minimum(np.abs(each[rows]), np.log(2.0)), weights=weights[rows]))
-        for name, each in loss.items()
-    }
-    least = min(scores.values())
-    return next(name for name, score in scores.items() if score <= least * 1.01)
+ALIKE = ("groups", "random")
 
 
 @dataclass(frozen=True)
 class CrossFit:
-    """Held-out answers of the whole procedure (choose, fit, calibrate) for each row."""
+    """Held-out answers of the whole procedure (choose, fit, calibrate) for the scored rows."""
 
+    rows: np.ndarray  # int64 [s]: positions in the table
     residual: np.ndarray  # ln(measured / predicted)
     inside: np.ndarray  # whether the interval held
     width: np.ndarray  # ln half-width of the interval
     chosen: tuple[str, ...]  # candidate by fold
 
 
-def cross_fit(
-    residuals: Mapping[str, np.ndarray], analytical_us: np.ndarray, weights: np.ndarray, folds: Split, coverage: float
-) -> CrossFit:
-    """Score the procedure from each candidate's held-out residuals [n]."""
-    count = len(analytical_us)
-    residual, width, chosen = np.empty(count), np.empty(count), []
+def evaluate(
+    table: Table, ops: Frame, options: Options, mode: str, learned: Learned
+) -> tuple[dict[str, dict[str, Any]], dict[str, CrossFit]]:
+    """Reports of one mode by name, and the held-out answers behind them.
+
+    ``learned`` is what the whole table taught; a mode that the table cannot answer has an ``error``.
+    """
+    if mode == "groups":
+        made = {mode: learned.folds}
+        why = ""
+    else:
+        made, why = splits(table.kind, mode, table.columns, fold_count(len(table), options), options.seed)
+    if not made:
+        return {mode: {"error": why}}, {}
+    reports, crossed = {}, {}
+    for name, folds in made.items():
+        if mode in ALIKE:
+            crossed[name] = _alike(table, ops, options, folds, learned if mode == "groups" else None)
+        else:
+            crossed[name] = _unlike(table, ops, options, folds)
+        reports[name] = report(table, ops, folds, crossed[name], options.seed)
+    return reports, crossed
+
+
+def _alike(table: Table, ops: Frame, options: Options, folds: Split, learned: Learned | None) -> CrossFit:
+    task = task_of(table, ops, options)
+    residuals = learned.residuals if learned else held_out(task, folds, prepare(task, options), options)
+    classes = classes_of(task.names, ops.matrix)
+    return cross_fit(residuals, ops.analytical_us, classes, task.weights, folds, options.coverage)
+
+
+def _unlike(table: Table, ops: Frame, options: Options, folds: Split) -> CrossFit:
+    """Each fold answered by the whole procedure on the other rows."""
+    count = len(table)
+    residual, width, chosen = np.full(count, np.nan), np.full(count, np.nan), []
     for index in range(folds.count):
-        others, own = folds.held_out(index)
+        seen, unseen = folds.held_out(index)
+        made = learn(table.take(seen), take(ops, seen), options)
+        latency, width[unseen], _ = made.answer(take(ops, unseen))
+        residual[unseen] = np.log(table.latency_us[unseen] / latency)
+        chosen.append(made.chosen)
+    rows = folds.scored
+    residual, width = residual[rows], width[rows]
+    return CrossFit(rows, residual, np.abs(residual) <= width, width, tuple(chosen))
+
+
+def cross_fit(
+    residuals: Mapping[str, np.ndarray],
+    analytical_us: np.ndarray,
+    classes: np.ndarray,
+    weights: np.ndarray,
+    folds: Split,
+    coverage: float,
+) -> CrossFit:
+    """Score the procedure from each candidate's held-out residuals [n]; ``classes`` [n] as intervals take them."""
+    count = len(analytical_us)
+    residual, width, chosen = np.full(count, np.nan), np.full(count, np.nan), []
+    for index in range(folds.count):
+        own = np.flatnonzero(folds.fold == index)
+        others = np.flatnonzero((folds.fold != index) & (folds.fold >= 0))
         name = choose(residuals, weights, others)
         chosen.append(name)
         residual[own] = residuals[name][own]
-        intervals = calibrate(residuals[name][others], analytical_us[others], coverage)
-        width[own] = intervals.widths(analytical_us[own], np.zeros(len(own)))
-    return CrossFit(residual, np.abs(residual) <= width, width, tuple(chosen))
+        intervals = calibrate(residuals[name][others], analytical_us[others], classes[others], coverage)
+        width[own] = intervals.widths(analytical_us[own], np.zeros(len(own)), classes[own])
+    rows = folds.scored
+    residual, width = residual[rows], width[rows]
+    return CrossFit(rows, residual, np.abs(residual) <= width, width, tuple(chosen))
+
+
+def report(table: Table, ops: Frame, folds: Split, crossed: CrossFit, seed: int = 0) -> dict[str, Any]:
+    """One evaluation as JSON has it: errors, intervals, errors by dtype, and what simpler answers would have cost."""
+    dtype = table.dtype[crossed.rows]
+    kinds = [str(name) for name in np.unique(dtype)]
+    return {
+        "split": folds.label,
+        "n": len(crossed.rows),
+        **summarise(crossed.residual),
+        "coverage": float(np.mean(crossed.inside)),
+        "interval_width": float(np.median(np.expm1(crossed.width))),
+        "chosen": list(crossed.chosen),
+        "by_dtype": {
+            name: {
+                "n": int((dtype == name).sum()),
+                **summarise(crossed.residual[dtype == name]),
+                "coverage": float(np.mean(crossed.inside[dtype == name])),
+            }
+            for name in kinds
+        },
+        "baselines": baselines(table, ops, folds, seed),
+    }
+
+
+def baselines(table: Table, ops: Frame, folds: Split, seed: int) -> dict[str, dict[str, float]]:
+    """Errors of answers without learning, fitted on the same folds; each fold scored on at most 4,000 of its rows."""
+    errors: dict[str, list[np.ndarray]] = {name: [] for name in BASELINES}
+    for index in range(folds.count):
+        seen, unseen = folds.held_out(index)
+        if len(unseen) > SAMPLE:
+            unseen = np.sort(np.random.default_rng(seed).choice(unseen, SAMPLE, replace=False))
+        known, asked = table.take(seen), table.take(unseen)
+        for name, answer in BASELINES.items():
+            guess = answer(known, take(ops, seen), asked, take(ops, unseen))
+            errors[name].append(np.log(asked.latency_us / guess))
+    return {name: summarise(np.concatenate(parts)) for name, parts in errors.items()}
 
 
 def ape(log_ratio: np.ndarray) -> np.ndarray:

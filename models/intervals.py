@@ -1,4 +1,5 @@
-"""Intervals with stated coverage: split-conformal on log residuals, per size band, wider outside the envelope.
+"""Intervals with stated coverage: split-conformal on log residuals, per format and size band, wider outside
+the envelope.
 
 For a new op like those of calibration, the chance that its true latency lies inside is at least the stated coverage
 (Vovk et al., "Algorithmic Learning in a Random World", sec. 2.2; per band: Mondrian, sec. 4.5). Residuals must come
@@ -7,7 +8,8 @@ from models that had not seen the op's group.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,44 +21,99 @@ MAX_WIDENING = 20.0
 
 @dataclass(frozen=True, eq=False)
 class Intervals:
-    """Half-widths of log latency by size band: band i holds analytical times in [edges[i-1], edges[i]) us."""
+    """Half-widths of log latency by class of op (its dtype's code) and size band.
+
+    Row i is class ``classes[i]``, the last row any other; its band j holds analytical times in
+    [edges[i, j-1], edges[i, j]) us.
+    """
 
     coverage: float
-    edges: np.ndarray  # float64 [bands - 1], ascending
-    half_width: np.ndarray  # float64 [bands], in ln units
+    classes: np.ndarray  # float64 [c], ascending
+    edges: np.ndarray  # float64 [c + 1, bands - 1], ascending, padded with infinity
+    half_width: np.ndarray  # float64 [c + 1, bands], in ln units
+    growth: float = 1.0  # half-widths added for each unit outside the envelope
 
-    def widths(self, analytical_us: np.ndarray, excess: np.ndarray) -> np.ndarray:
-        """Half-width in ln units of each op; ``excess`` is how many envelope radii it lies outside (0 inside)."""
-        band = np.searchsorted(self.edges, analytical_us, side="right")
-        return self.half_width[band] * (1.0 + np.minimum(excess, MAX_WIDENING))
+    def widths(self, analytical_us: np.ndarray, excess: np.ndarray, classes: np.ndarray) -> np.ndarray:
+        """Half-width in ln units of each op; ``excess`` is how far outside the envelope it lies (0 inside)."""
+        row = np.searchsorted(self.classes, classes)
+        known = np.append(self.classes, np.nan)[row] == classes
+        row = np.where(known, row, len(self.classes))
+        band = (analytical_us[:, None] >= self.edges[row]).sum(axis=1)
+        return np.asarray(self.half_width[row, band] * (1.0 + np.minimum(self.growth * excess, MAX_WIDENING)))
+
+    def widened(
+        self, residuals: np.ndarray, analytical_us: np.ndarray, excess: np.ndarray, classes: np.ndarray
+    ) -> Intervals:
+        """The same, growing as fast outside the envelope as residuals of ops beyond it [n] ask for; at least as now."""
+        away = excess > 0
+        if away.sum() < MIN_BAND // 2:
+            return self
+        inside = self.widths(analytical_us[away], np.zeros(int(away.sum())), classes[away])
+        need = (np.abs(residuals[away]) / inside - 1.0) / excess[away]
+        return dataclasses.replace(self, growth=max(self.growth, quantile(need, self.coverage)))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        return {"coverage": np.array(self.coverage), "edges": self.edges, "half_width": self.half_width}
+        return {
+            "coverage": np.array(self.coverage),
+            "classes": self.classes,
+            "edges": self.edges,
+            "half_width": self.half_width,
+            "growth": np.array(self.growth),
+        }
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Intervals:
-        return cls(float(arrays["coverage"]), arrays["edges"], arrays["half_width"])
+        return cls(
+            float(arrays["coverage"]),
+            arrays["classes"],
+            arrays["edges"],
+            arrays["half_width"],
+            float(arrays["growth"]),
+        )
 
 
-def calibrate(residuals: np.ndarray, analytical_us: np.ndarray, coverage: float = 0.9) -> Intervals:
-    """Intervals from held-out residuals ln(measured / predicted) [n] and the ops' analytical times [n].
+def calibrate(
+    residuals: np.ndarray, analytical_us: np.ndarray, classes: np.ndarray, coverage: float = 0.9
+) -> Intervals:
+    """Intervals from held-out residuals ln(measured / predicted), analytical times in us and classes of ops, each [n].
 
-    Bands hold equal numbers of ops. ValueError for a coverage outside (0, 1) or no residuals.
+    Bands hold equal numbers of ops; a class with too few rows for bands of its own has those of all.
+    ValueError for a coverage outside (0, 1) or no residuals.
     """
     if not 0.0 < coverage < 1.0:
         raise ValueError(f"coverage={coverage} must lie between 0 and 1, for instance 0.9")
     if not len(residuals):
         raise ValueError("an interval needs at least one held-out residual")
+    names, counts = np.unique(classes, return_counts=True)
+    names = names[counts >= MIN_BAND].astype(np.float64)
+    rows = [np.flatnonzero(classes == name) for name in names] + [np.arange(len(residuals))]
+    made = [_bands(residuals[own], analytical_us[own], coverage) for own in rows]
+    bands = max(len(widths) for _, widths in made)
+    edges = np.full((len(made), bands - 1), np.inf)
+    half_width = np.zeros((len(made), bands))
+    for row, (own_edges, widths) in enumerate(made):
+        edges[row, : len(own_edges)] = own_edges
+        half_width[row] = widths[-1]
+        half_width[row, : len(widths)] = widths
+    return Intervals(coverage, names, edges, half_width)
+
+
+def _bands(residuals: np.ndarray, analytical_us: np.ndarray, coverage: float) -> tuple[np.ndarray, np.ndarray]:
+    """Edges and half-widths of one class."""
     bands = int(np.clip(len(residuals) // MIN_BAND, 1, MAX_BANDS))
     edges = np.unique(np.quantile(analytical_us, np.arange(1, bands) / bands))
     band = np.searchsorted(edges, analytical_us, side="right")
-    pooled = quantile(np.abs(residuals), coverage)
-    widths = np.full(len(edges) + 1, pooled)
+    widths = np.full(len(edges) + 1, quantile(np.abs(residuals), coverage))
     for index in range(len(widths)):
         own = np.abs(residuals[band == index])
         if len(own) >= MIN_BAND // 2:
             widths[index] = quantile(own, coverage)
-    return Intervals(coverage, edges, widths)
+    return edges, widths
+
+
+def classes_of(names: Sequence[str], matrix: np.ndarray) -> np.ndarray:
+    """The class of each row of features [n, f] with columns ``names``: the code of its dtype."""
+    return matrix[:, names.index("dtype")]
 
 
 def quantile(scores: np.ndarray, coverage: float) -> float:

@@ -26,7 +26,7 @@ from .correction import Correction, nested, part
 from .envelope import Envelope
 from .features import FEATURES_VERSION, Frame, feature_names, frame
 from .forest import ForestError
-from .intervals import Intervals
+from .intervals import Intervals, classes_of
 
 FORMAT = 1
 CARD, MODEL = "card.json", "model.npz"
@@ -99,7 +99,8 @@ class Predictor:
         latency = ops.analytical_us * np.exp(self.correction.predict(ops.matrix))
         latency = np.maximum(latency, 1e-3)
         excess = self.envelope.excess(ops.matrix) + (0.0 if known_device else 2.0)
-        spread = np.exp(self.intervals.widths(ops.analytical_us, excess))
+        classes = classes_of(feature_names(self.kind), ops.matrix)
+        spread = np.exp(self.intervals.widths(ops.analytical_us, excess, classes))
         return Prediction(latency, latency / spread, latency * spread, excess <= 0.0)
 
     def predict_ops(self, ops: Sequence[Op], device: Device | None = None, cache: str = "warm") -> Prediction:

@@ -183,7 +183,7 @@ def _log_numbers(client: MlflowClient, run_id: str, trained: Trained) -> None:
     numbers |= {f"candidate_{name}_median_ape": value for name, value in result["candidates"].items()}
     texts = {
         **_parameters(trained.predictor),
-        **{f"option.{name}": value for name, value in _flat(trained.options)},
+        **{f"option.{name}": value for name, value in _flat(trained.outcome.options)},
     }
     client.log_batch(
         run_id,

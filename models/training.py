@@ -1,38 +1,37 @@
 """Fitting: from a table of measurements to an evaluated, calibrated predictor.
 
-What is learned is ln(measured / analytical), never raw time, so that beyond the data physics remains. One predictor
-is trained per (kind, device, backend); dtype and cache state are features.
+One predictor is trained per (kind, device, backend); dtype and cache state are features. The predictor is fitted on
+every row; ``eval`` chooses what is reported of the procedure (:mod:`.evaluation`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from ..datasets.devices import Device
-from ..datasets.vocabulary import KINDS, kind
-from .candidates import Options, Task
-from .correction import Correction
-from .envelope import surround
-from .evaluation import Split, choose, cross_fit, split, summarise
-from .features import Frame, feature_names, frame
-from .intervals import calibrate
-from .predictor import Predictor
-from .registry import DEFAULT_BACKEND, Registry
+from ..datasets.vocabulary import kind
+from .candidates import Options
+from .evaluation import CrossFit, evaluate, summarise
+from .features import Frame
+from .learning import Learned, learn
+from .predictor import Predictor, PredictorError
+from .promotion import judge
+from .registry import Registry
+from .table import Table, TrainingError, default_backend, tables
+from .tuning import searched
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+__all__ = ["Outcome", "Table", "Trained", "TrainingError", "fit", "outcomes", "tables", "train", "train_and_register"]
+
 MIN_ROWS = 5
-BASELINE = "calibrated"
-
-
-class TrainingError(ValueError):
-    """A table that cannot be learned from; the message says why and what to do."""
 
 
 class MeasurementStore(Protocol):
@@ -48,46 +47,20 @@ class MeasurementStore(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
-    """Measurements of one kind, device and backend as columns of n rows each."""
-
-    kind: str
-    device: Device
-    backend: str
-    columns: Mapping[str, np.ndarray]  # int64, by dimension
-    dtype: np.ndarray
-    out_dtype: np.ndarray
-    cache: np.ndarray
-    latency_us: np.ndarray
-    fingerprint: str = ""
-    sources: Mapping[str, Any] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.latency_us)
-
-    def frame(self) -> Frame:
-        """Features and analytical times of all rows, computed per dtype and cache state."""
-        matrix = np.empty((len(self), len(feature_names(self.kind))), dtype=np.float32)
-        analytical, roofline = np.empty(len(self)), np.empty(len(self))
-        keys = np.stack([self.dtype.astype(str), self.out_dtype.astype(str), self.cache.astype(str)], axis=1)
-        unique, codes = np.unique(keys, axis=0, return_inverse=True)
-        for index, (dtype, out_dtype, cache) in enumerate(unique):
-            rows = np.flatnonzero(codes.reshape(-1) == index)
-            columns = {name: values[rows] for name, values in self.columns.items()}
-            made = frame(self.kind, columns, str(dtype), str(out_dtype), self.device, str(cache))
-            matrix[rows], analytical[rows], roofline[rows] = made.matrix, made.analytical_us, made.roofline_us
-        return Frame(matrix, analytical, roofline)
-
-
-@dataclass(frozen=True, eq=False)
 class Outcome:
-    """A trained predictor with its evaluation; ``held_out_us`` are the answers of models that had not seen a row."""
+    """A trained predictor with its evaluation.
+
+    ``held_out_us`` [s] are the answers to rows ``held_out`` of models that had not seen them; ``options`` are those
+    of the kind, with what a search found.
+    """
 
     predictor: Predictor
     table: Table
     frame: Frame
+    held_out: np.ndarray
     held_out_us: np.ndarray
     result: Mapping[str, Any]
+    options: Options
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,43 +71,8 @@ class Trained:
     outcome: Outcome
     predictor: Predictor
     path: Path
-    options: Options
-
-
-def tables(kind_name: str, rows: pa.Table, device: Device, fingerprint: str = "") -> list[Table]:
-    """One :class:`Table` per backend of an Arrow table with the dims of the kind, ``dtype``, ``latency_us``, …
-
-    ``out_dtype`` (default: dtype), ``backend`` (``torch``) and ``cache`` (``warm``) may be missing; rows whose
-    latency is no positive number or whose dtype the device cannot run are left out. TrainingError for a column that
-    is missing.
-    """
-    for name in (*kind(kind_name).names, "dtype", "latency_us"):
-        if name not in rows.column_names:
-            raise TrainingError(f"the {kind_name} table lacks column {name!r}; it has {', '.join(rows.column_names)}")
-    latency = _column(rows, "latency_us").astype(np.float64)
-    dtype = _column(rows, "dtype").astype(str)
-    keep = np.isfinite(latency) & (latency > 0)
-    if KINDS[kind_name].family in ("gemm", "attention"):
-        keep &= np.isin(dtype, [name for name in np.unique(dtype) if device.supports(str(name))])
-    backend = _column(rows, "backend", DEFAULT_BACKEND).astype(str)
-    made = []
-    for name in np.unique(backend[keep]):
-        chosen = np.flatnonzero(keep & (backend == name))
-        made.append(
-            Table(
-                kind_name,
-                device,
-                str(name),
-                {dim: _column(rows, dim)[chosen].astype(np.int64) for dim in KINDS[kind_name].names},
-                dtype[chosen],
-                _column(rows, "out_dtype", dtype).astype(str)[chosen],
-                _column(rows, "cache", "warm").astype(str)[chosen],
-                latency[chosen],
-                fingerprint,
-                {name: _distinct(rows, name) for name in ("source", "license", "torch", "cuda", "driver")},
-            )
-        )
-    return made
+    promoted: bool = True
+    why: str = ""
 
 
 def fit(table: Table, options: Options | None = None) -> Outcome:
@@ -142,37 +80,60 @@ def fit(table: Table, options: Options | None = None) -> Outcome:
 
     Deterministic for a seed. TrainingError for a table of fewer than five rows.
     """
-    options = options or Options()
     if len(table) < MIN_ROWS:
         raise TrainingError(f"{table.kind} on {table.device.id} has {len(table)} usable rows; {MIN_ROWS} are needed")
+    options = (options or Options()).for_kind(table.kind)
     ops = table.frame()
-    task = Task(
-        feature_names(table.kind),
-        ops.matrix,
-        np.log(table.latency_us / ops.analytical_us),
-        _weights(ops.analytical_us, options.weight_power),
-        options.seed,
-        options.threads,
-    )
-    folds = split(table.kind, table.columns, options.folds, options.seed, options.random_rows)
-    prepared = _prepared(task, options)
-    residuals = _held_out(task, folds, prepared, options)
-    name = choose(residuals, task.weights, np.arange(len(table)))
-    correction = options.candidate(name).fit(task, prepared[name])
-    crossed = cross_fit(residuals, ops.analytical_us, task.weights, folds, options.coverage)
-    result = {
+    folds = None
+    if options.trials:
+        options, folds = searched(table, ops, options)
+    learned = learn(table, ops, options, folds)
+    reports, crossed = _evaluations(table, ops, options, learned)
+    main = next(name for name in [*crossed, "groups"] if name in reports)
+    result = _result_of(table, ops, learned, reports, main)
+    if options.trials:
+        result["tuned"] = dataclasses.asdict(options.lightgbm)
+    predictor = _predictor(table, ops, learned, result, options)
+    held_out_us = table.latency_us[crossed[main].rows] / np.exp(crossed[main].residual)
+    return Outcome(predictor, table, ops, crossed[main].rows, held_out_us, result, options)
+
+
+def _evaluations(
+    table: Table, ops: Frame, options: Options, learned: Learned
+) -> tuple[dict[str, dict[str, Any]], dict[str, CrossFit]]:
+    """Reports by name, and answers of those that could be made; by groups where none of the modes asked for can."""
+    reports: dict[str, dict[str, Any]] = {}
+    crossed: dict[str, CrossFit] = {}
+    for mode in options.evaluations:
+        if mode != "device":  # needs other devices' tables: the store's affair
+            made, answers = evaluate(table, ops, options, mode, learned)
+            reports.update(made)
+            crossed.update(answers)
+    if not crossed:
+        made, crossed = evaluate(table, ops, options, "groups", learned)
+        reports.update(made)
+    return reports, crossed
+
+
+def _result_of(
+    table: Table, ops: Frame, learned: Learned, reports: Mapping[str, Mapping[str, Any]], main: str
+) -> dict[str, Any]:
+    """What ``opcast train`` says of one kind: the contract's fields from the first evaluation, then all of them."""
+    chief = reports[main]
+    errors = {f"test_{name}": chief[name] for name in ("median_ape", "mean_ape", "p90_ape", "max_ape", "bias")}
+    scored = learned.folds.scored
+    return {
         "n": len(table),
-        **{f"test_{metric}": value for metric, value in summarise(crossed.residual).items()},
-        "coverage": float(np.mean(crossed.inside)),
-        "interval_width": float(np.median(np.expm1(crossed.width))),
+        **errors,
+        "coverage": chief["coverage"],
+        "interval_width": chief["interval_width"],
         "roofline_median_ape": _median_ape(table.latency_us, ops.roofline_us),
         "analytical_median_ape": _median_ape(table.latency_us, ops.analytical_us),
-        "candidates": {each: summarise(residual)["median_ape"] for each, residual in residuals.items()},
-        "chosen": name,
-        "split": folds.label,
+        "candidates": {name: summarise(each[scored])["median_ape"] for name, each in learned.residuals.items()},
+        "chosen": learned.chosen,
+        "split": chief["split"],
+        "evaluations": {name: dict(each) for name, each in reports.items()},
     }
-    predictor = _predictor(table, ops, task, correction, residuals[name], result, options)
-    return Outcome(predictor, table, ops, table.latency_us / np.exp(crossed.residual), result)
 
 
 def train(
@@ -191,7 +152,10 @@ def train(
     if registry is not None:
         return train_and_register(store, device, registry, kinds, options, progress)[0]
     made = outcomes(store, device, kinds, options, progress)
-    return {label: _result(outcome, None if isinstance(outcome, str) else outcome.predictor) for label, outcome in made}
+    return {
+        label: {"error": outcome} if isinstance(outcome, str) else _named(outcome, outcome.predictor)
+        for label, outcome in made
+    }
 
 
 def train_and_register(
@@ -204,20 +168,33 @@ def train_and_register(
 ) -> tuple[dict[str, dict[str, Any]], list[Trained]]:
     """As :func:`train`, with what was registered beside the results, for tracking."""
     options = options or Options()
-    results, trained = {}, []
+    results: dict[str, dict[str, Any]] = {}
+    trained = []
     for label, outcome in outcomes(store, device, kinds, options, progress):
-        predictor = None
-        if not isinstance(outcome, str):
-            predictor = registry.register(outcome.predictor)
-            trained.append(Trained(label, outcome, predictor, registry.path(predictor), options))
-        results[label] = _result(outcome, predictor)
+        if isinstance(outcome, str):
+            results[label] = {"error": outcome}
+            continue
+        verdict = judge(outcome.predictor.card, _current_card(registry, outcome.predictor), options.promote)
+        predictor = registry.register(outcome.predictor, verdict.promoted)
+        trained.append(Trained(label, outcome, predictor, registry.path(predictor), *verdict))
+        results[label] = {**_named(outcome, predictor), "promoted": verdict.promoted, "why": verdict.why}
+        if progress and not verdict.promoted:
+            progress(
+                f"{predictor.name}@{predictor.version} does not become current: {verdict.why} (promote=true forces)"
+            )
     return results, trained
 
 
-def _result(outcome: Outcome | str, predictor: Predictor | None) -> dict[str, Any]:
-    if isinstance(outcome, str) or predictor is None:
-        return {"error": str(outcome)}
+def _named(outcome: Outcome, predictor: Predictor) -> dict[str, Any]:
     return {**outcome.result, "predictor": f"{predictor.name}@{predictor.version}"}
+
+
+def _current_card(registry: Registry, predictor: Predictor) -> Mapping[str, Any] | None:
+    try:
+        current = registry.find(predictor.kind, predictor.device_id, predictor.backend)
+    except PredictorError:  # damaged, or of another version: anything is better
+        return None
+    return current.card if current else None
 
 
 def outcomes(
@@ -234,54 +211,41 @@ def outcomes(
     for name in wanted:
         if name not in known:
             raise TrainingError(f"the store has no {kind(name).name} measurements; it has {', '.join(known) or 'none'}")
-    for name in wanted:
+    options = options or Options()
+    for position, name in enumerate(wanted, 1):
         rows = store.read(name, target.id)
-        backends = tables(name, rows, target, store.fingerprint(name, target.id)) if rows.num_rows else []
+        backends = tables(name, rows, target, store.fingerprint(name, target.id), options.eager)
+        if rows.num_rows and not backends:
+            yield name, f"none of {rows.num_rows} rows is usable (predictor.eager=true takes eagerly timed ones)"
         main = default_backend(backends)
         for table in backends:
             label = name if table.backend == main else f"{name}@{table.backend}"
             if progress:
-                progress(f"training {label} on {len(table)} rows")
+                progress(f"training {label} on {len(table)} rows (kind {position} of {len(wanted)})")
             try:
-                yield label, fit(table, options)
+                yield label, _across_devices(store, fit(table, options), options)
             except TrainingError as error:
                 yield label, str(error)
 
 
-def default_backend(backends: list[Table]) -> str | None:
-    """The backend that answers when none is named, as in :meth:`Registry.default_backend`."""
-    if any(table.backend == DEFAULT_BACKEND for table in backends):
-        return DEFAULT_BACKEND
-    return max(backends, key=len).backend if backends else None
+def _across_devices(store: MeasurementStore, outcome: Outcome, options: Options) -> Outcome:
+    """With what the other devices' rows, and some of this one's, would have answered, where it was asked for."""
+    if "device" not in options.evaluations:
+        return outcome
+    from .transfer import evaluate_device
+
+    table = outcome.table
+    try:
+        made = evaluate_device(store, table.kind, table.device, outcome.options, backend=table.backend)
+    except TrainingError as error:
+        made = {"device": {"error": str(error)}}
+    evaluations = {**outcome.result["evaluations"], **made}
+    result = {**outcome.result, "evaluations": evaluations}
+    predictor = dataclasses.replace(outcome.predictor, card={**outcome.predictor.card, "evaluations": evaluations})
+    return dataclasses.replace(outcome, result=result, predictor=predictor)
 
 
-def _held_out(task: Task, folds: Split, prepared: Mapping[str, Any], options: Options) -> dict[str, np.ndarray]:
-    """ln(measured / predicted) of every row by each candidate, from the fold that left the row's group out."""
-    residuals = {name: np.empty(len(task.target)) for name in prepared}
-    for index in range(folds.count):
-        seen, unseen = folds.held_out(index)
-        part = task.rows(seen)
-        for name, work in prepared.items():
-            made = options.candidate(name).fit(part, work)
-            residuals[name][unseen] = task.target[unseen] - made.predict(task.matrix[unseen])
-    return residuals
-
-
-def _prepared(task: Task, options: Options) -> dict[str, Any]:
-    rows = len(task.target)
-    names = [name for name in options.candidates if options.candidate(name).able(rows)] or [BASELINE]
-    return {name: options.candidate(name).prepare(task) for name in names}
-
-
-def _predictor(
-    table: Table,
-    ops: Frame,
-    task: Task,
-    correction: Correction,
-    residual: np.ndarray,
-    result: Mapping[str, Any],
-    options: Options,
-) -> Predictor:
+def _predictor(table: Table, ops: Frame, learned: Learned, result: Mapping[str, Any], options: Options) -> Predictor:
     from .. import __version__
 
     card = {
@@ -294,22 +258,8 @@ def _predictor(
         "dtypes": sorted({str(each) for each in table.dtype}),
         "range": {name: [int(values.min()), int(values.max())] for name, values in table.columns.items()},
     }
-    return Predictor(
-        table.kind,
-        table.device,
-        table.backend,
-        "0",
-        correction,
-        calibrate(residual, ops.analytical_us, options.coverage),
-        surround(ops.matrix, task.names, options.seed),
-        card,
-    )
-
-
-def _weights(analytical_us: np.ndarray, power: float) -> np.ndarray:
-    weights = (analytical_us / np.median(analytical_us)) ** power
-    weights = np.clip(weights, 0.25, 4.0)
-    return np.asarray(weights / weights.mean())
+    parts = learned.correction, learned.intervals, learned.envelope
+    return Predictor(table.kind, table.device, table.backend, "0", *parts, card)
 
 
 def _median_ape(measured_us: np.ndarray, predicted_us: np.ndarray) -> float:
@@ -328,17 +278,3 @@ def _device(store: MeasurementStore, device: Device | str) -> Device:
         return load_device(device)
     except DeviceError as error:
         raise TrainingError(f"{error}; the store holds no measured figures of it either") from None
-
-
-def _column(rows: pa.Table, name: str, default: Any = None) -> np.ndarray:
-    if name in rows.column_names:
-        return np.asarray(rows.column(name).to_numpy(zero_copy_only=False))
-    if isinstance(default, np.ndarray):
-        return default
-    return np.full(rows.num_rows, default)
-
-
-def _distinct(rows: pa.Table, name: str) -> list[str]:
-    if name not in rows.column_names:
-        return []
-    return sorted({str(each) for each in rows.column(name).unique().to_pylist() if each is not None})[:20]

@@ -23,21 +23,21 @@ def residuals(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def test_coverage_on_new_data_is_what_was_stated(coverage: float) -> None:
     held = []
     for seed in range(20):
-        made = calibrate(*residuals(400, seed), coverage)
+        made = calibrate(*residuals(400, seed), np.zeros(400), coverage)
         errors, sizes = residuals(2000, 1000 + seed)
-        held.append(np.mean(np.abs(errors) <= made.widths(sizes, np.zeros(len(sizes)))))
+        held.append(np.mean(np.abs(errors) <= made.widths(sizes, np.zeros(len(sizes)), np.zeros(len(sizes)))))
     assert np.mean(held) == pytest.approx(coverage, abs=0.015)
 
 
 def test_each_size_band_keeps_the_promise_on_its_own() -> None:
     errors, sizes = residuals(3000, 0)
-    made = calibrate(errors, sizes, 0.9)
+    made = calibrate(errors, sizes, np.zeros(3000), 0.9)
     errors, sizes = residuals(20_000, 1)
-    inside = np.abs(errors) <= made.widths(sizes, np.zeros(len(sizes)))
+    inside = np.abs(errors) <= made.widths(sizes, np.zeros(len(sizes)), np.zeros(len(sizes)))
     for low, high in ((1, 10), (10, 1000), (1000, 1e5)):
         band = (sizes >= low) & (sizes < high)
         assert np.mean(inside[band]) == pytest.approx(0.9, abs=0.04)
-    assert made.half_width[0] > 2 * made.half_width[-1]
+    assert made.half_width[0, 0] > 2 * made.half_width[0, -1]
 
 
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=60), st.floats(0.05, 0.95))
@@ -48,19 +48,50 @@ def test_the_quantile_covers_its_share_of_its_own_scores(scores: list[float], co
 
 
 def test_intervals_widen_outside_and_survive_storage() -> None:
-    made = calibrate(*residuals(200, 0), 0.9)
+    made = calibrate(*residuals(200, 0), np.zeros(200), 0.9)
     again = Intervals.from_arrays(made.arrays())
     sizes = np.array([10.0, 10.0, 10.0])
-    widths = again.widths(sizes, np.array([0.0, 1.0, 1e9]))
+    widths = again.widths(sizes, np.array([0.0, 1.0, 1e9]), np.zeros(3))
     assert widths[1] == pytest.approx(2 * widths[0])
     assert np.isfinite(widths[2])
-    assert widths.tolist() == made.widths(sizes, np.array([0.0, 1.0, 1e9])).tolist()
+    assert widths.tolist() == made.widths(sizes, np.array([0.0, 1.0, 1e9]), np.zeros(3)).tolist()
+
+
+def test_each_class_keeps_the_promise_on_its_own() -> None:
+    """One pooled width would cover the precise class always and the other too rarely."""
+    errors, sizes = residuals(4000, 0)
+    classes = np.tile([3.0, 5.0], 2000)
+    made = calibrate(np.where(classes == 3.0, 0.1, 1.0) * errors, sizes, classes, 0.9)
+    errors, sizes = residuals(20_000, 1)
+    for name, factor in ((3.0, 0.1), (5.0, 1.0)):
+        held = np.abs(errors * factor) <= made.widths(sizes, np.zeros(len(sizes)), np.full(len(sizes), name))
+        assert np.mean(held) == pytest.approx(0.9, abs=0.02)
+    unknown = made.widths(sizes, np.zeros(len(sizes)), np.full(len(sizes), 4.0))
+    assert (unknown > made.widths(sizes, np.zeros(len(sizes)), np.full(len(sizes), 3.0))).all()
+
+
+def test_growth_is_what_the_far_end_asks_for() -> None:
+    """Errors that grow by 0.3 an octave beyond the data are covered there as promised, and those inside as before."""
+    rng = np.random.default_rng(0)
+    made = calibrate(0.05 * rng.standard_normal(2000), np.ones(2000), np.zeros(2000), 0.9)
+
+    def beyond(count: int) -> tuple[np.ndarray, np.ndarray]:
+        octaves = rng.uniform(0.1, 3.0, count)
+        return (0.05 + 0.3 * octaves) * rng.standard_normal(count), octaves
+
+    errors, octaves = beyond(2000)
+    wide = made.widened(errors, np.ones(2000), octaves, np.zeros(2000))
+    errors, octaves = beyond(5000)
+    ones, zeros = np.ones(5000), np.zeros(5000)
+    assert np.mean(np.abs(errors) <= made.widths(ones, octaves, zeros)) < 0.6
+    assert np.mean(np.abs(errors) <= wide.widths(ones, octaves, zeros)) > 0.88
+    assert (wide.widths(ones, zeros, zeros) == made.widths(ones, zeros, zeros)).all()
 
 
 @pytest.mark.parametrize("coverage", [0.0, 1.0, 9.0])
 def test_a_coverage_that_is_no_share_is_refused(coverage: float) -> None:
     with pytest.raises(ValueError, match="between 0 and 1"):
-        calibrate(np.ones(5), np.ones(5), coverage)
+        calibrate(np.ones(5), np.ones(5), np.ones(5), coverage)
 
 
 def ops(sizes: list[tuple[float, float]], layout: float = 1.0, dtype: float = 3.0) -> np.ndarray:

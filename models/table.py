@@ -1,0 +1,129 @@
+"""Measurements of one kind on one device with one backend, as columns: what a predictor is trained on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..datasets.devices import Device
+from ..datasets.vocabulary import KINDS, kind
+from .features import Frame, feature_names, frame
+from .registry import DEFAULT_BACKEND
+from .splits import combined
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+EAGER = "eager"  # the timer of rows whose figure includes the host's dispatch
+
+
+class TrainingError(ValueError):
+    """A table that cannot be learned from; the message says why and what to do."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Measurements of one kind, device and backend as columns of n rows each."""
+
+    kind: str
+    device: Device
+    backend: str
+    columns: Mapping[str, np.ndarray]  # int64, by dimension
+    dtype: np.ndarray
+    out_dtype: np.ndarray
+    cache: np.ndarray
+    latency_us: np.ndarray
+    fingerprint: str = ""
+    sources: Mapping[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.latency_us)
+
+    def take(self, rows: np.ndarray) -> Table:
+        """The same table with some of its rows."""
+        return dataclasses.replace(
+            self,
+            columns={name: values[rows] for name, values in self.columns.items()},
+            dtype=self.dtype[rows],
+            out_dtype=self.out_dtype[rows],
+            cache=self.cache[rows],
+            latency_us=self.latency_us[rows],
+        )
+
+    def states(self) -> tuple[np.ndarray, np.ndarray]:
+        """Distinct (dtype, out_dtype, cache) as text [s, 3], and which one each row has: int64 [n]."""
+        parts = [self.dtype.astype(str), self.out_dtype.astype(str), self.cache.astype(str)]
+        codes = combined(parts)
+        first = np.unique(codes, return_index=True)[1]
+        return np.stack([each[first] for each in parts], axis=1), codes
+
+    def frame(self) -> Frame:
+        """Features and analytical times of all rows, computed per dtype and cache state."""
+        matrix = np.empty((len(self), len(feature_names(self.kind))), dtype=np.float32)
+        analytical, roofline = np.empty(len(self)), np.empty(len(self))
+        unique, codes = self.states()
+        for index, (dtype, out_dtype, cache) in enumerate(unique):
+            rows = np.flatnonzero(codes == index)
+            columns = {name: values[rows] for name, values in self.columns.items()}
+            made = frame(self.kind, columns, str(dtype), str(out_dtype), self.device, str(cache))
+            matrix[rows], analytical[rows], roofline[rows] = made.matrix, made.analytical_us, made.roofline_us
+        return Frame(matrix, analytical, roofline)
+
+
+def take(ops: Frame, rows: np.ndarray) -> Frame:
+    """Some rows of a frame."""
+    return Frame(ops.matrix[rows], ops.analytical_us[rows], ops.roofline_us[rows])
+
+
+def tables(kind_name: str, rows: pa.Table, device: Device, fingerprint: str = "", eager: bool = False) -> list[Table]:
+    """One :class:`Table` per backend of an Arrow table with the dims of the kind, ``dtype``, ``latency_us``, …
+
+    ``out_dtype`` (default: dtype), ``backend`` (``torch``), ``cache`` (``warm``) and ``timer`` may be missing; rows
+    whose latency is no positive number, whose dtype the device cannot run or, unless ``eager``, whose time includes
+    the host's dispatch are left out. TrainingError for a column that is missing.
+    """
+    for name in (*kind(kind_name).names, "dtype", "latency_us"):
+        if name not in rows.column_names:
+            raise TrainingError(f"the {kind_name} table lacks column {name!r}; it has {', '.join(rows.column_names)}")
+    latency = _column(rows, "latency_us").astype(np.float64)
+    dtype = _column(rows, "dtype").astype(str)
+    keep = np.isfinite(latency) & (latency > 0)
+    if KINDS[kind_name].family in ("gemm", "attention"):
+        keep &= np.isin(dtype, [name for name in np.unique(dtype) if device.supports(str(name))])
+    if not eager:
+        keep &= _column(rows, "timer", "").astype(str) != EAGER
+    backend = _column(rows, "backend", DEFAULT_BACKEND).astype(str)
+    out_dtype, cache = _column(rows, "out_dtype", dtype).astype(str), _column(rows, "cache", "warm").astype(str)
+    sources = {name: _distinct(rows, name) for name in ("source", "license", "torch", "cuda", "driver")}
+    made = []
+    for name in np.unique(backend[keep]):
+        chosen = np.flatnonzero(keep & (backend == name))
+        columns = {dim: _column(rows, dim)[chosen].astype(np.int64) for dim in KINDS[kind_name].names}
+        texts = dtype[chosen], out_dtype[chosen], cache[chosen]
+        made.append(Table(kind_name, device, str(name), columns, *texts, latency[chosen], fingerprint, sources))
+    return made
+
+
+def default_backend(backends: list[Table]) -> str | None:
+    """The backend that answers when none is named, as in :meth:`Registry.default_backend`."""
+    if any(table.backend == DEFAULT_BACKEND for table in backends):
+        return DEFAULT_BACKEND
+    return max(backends, key=len).backend if backends else None
+
+
+def _column(rows: pa.Table, name: str, default: Any = None) -> np.ndarray:
+    if name in rows.column_names:
+        return np.asarray(rows.column(name).to_numpy(zero_copy_only=False))
+    if isinstance(default, np.ndarray):
+        return default
+    return np.full(rows.num_rows, default)
+
+
+def _distinct(rows: pa.Table, name: str) -> list[str]:
+    if name not in rows.column_names:
+        return []
+    return sorted({str(each) for each in rows.column(name).unique().to_pylist() if each is not None})[:20]
