@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..columns import matching, numbers
+from ..columns import group_keys, matching, numbers
 from ..devices import DeviceError, load_device
 from ..ops import KINDS, bus_factor
 from ..row_checks import IMPOSSIBLE, Rows, least_us, link_rate, unit_of
@@ -23,6 +23,8 @@ from .tables import Rejected
 if TYPE_CHECKING:
     import pyarrow as pa
 
+SMALL = 2.0  # launches: what peak rates do in this time is an op that any kernel finishes at once
+HOST_BOUND = 20.0  # launches: what such an op takes when a host dispatches it (kernels: at most 9, hosts: from 25)
 OVER_PEAK = 1.1  # of a link's rate: what rounding of sizes and of data sheets explains
 
 
@@ -53,7 +55,8 @@ def sift(store: Store, kind_name: str, table: pa.Table, file: Path) -> tuple[pa.
             example = f"{_described(rows, int(np.argmax(new)))}, {file.name}"
             rejected.append(Rejected(reason, int(new.sum()), example))
             wrong |= new
-        parts.append(part.filter(pa.array(~wrong)))
+        kept = Rows(kind_name, device_id, part.filter(pa.array(~wrong)), rows.device)
+        parts.append(_timed(kept))
     return pa.concat_tables(parts) if parts else table.slice(0, 0), [one for one in rejected if one.rows]
 
 
@@ -73,6 +76,28 @@ def _too_fast(rows: Rows) -> Iterator[tuple[str, np.ndarray]]:
         moved = rows.numbers("size_bytes") * np.minimum(bus_factor(rows.kind, rows.numbers("ranks")), 1.0)
         rate = moved / rows.latency_us
         yield "bandwidth above the link's peak", rows.ok & (rate > OVER_PEAK * link_rate(rows, device))
+
+
+def _timed(rows: Rows) -> pa.Table:
+    """The rows; those of a backend and format whose every small op takes as long as a host needs are timed eagerly."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    device = rows.device
+    if device is None or device.synchronous or unit_of(rows.kind) != "tensor" or KINDS[rows.kind].family == "moe":
+        return rows.table
+    names = ["backend", "dtype", *(["kv_dtype"] if "kv_dtype" in KINDS[rows.kind].names else [])]
+    _, group = np.unique(group_keys(rows.table, names), return_inverse=True)
+    small = (least_us(rows, device) < SMALL * device.launch_us) & rows.equal("timer", "imported")
+    eager = np.zeros(int(group.max(initial=-1)) + 1, dtype=bool)
+    for number in np.unique(group[small]):
+        floor = np.percentile(rows.latency_us[small & (group == number)], 10)
+        eager[number] = floor > HOST_BOUND * device.launch_us
+    if not eager.any():
+        return rows.table
+    place = rows.table.schema.get_field_index("timer")
+    timer = pc.if_else(pa.array(eager[group]), "eager", rows.table["timer"])
+    return rows.table.set_column(place, rows.table.schema.field(place), timer)
 
 
 def _described(rows: Rows, position: int) -> str:

@@ -138,6 +138,8 @@ def _column(column: Any, wanted: pa.DataType, rows: int) -> pa.Array | pa.Chunke
     values = np.full(rows, column) if _scalar(column) else np.asarray(column)
     if pa.types.is_boolean(wanted):
         return pa.array(values.astype(bool))
+    if pa.types.is_floating(wanted) and np.isnan(values := values.astype(np.float64)).any():
+        return pa.array(values, mask=np.isnan(values))
     numpy_type = np.float64 if pa.types.is_floating(wanted) else np.int64
     values = np.ascontiguousarray(values, dtype=numpy_type)
     made = pa.Array.from_buffers(

@@ -1,0 +1,152 @@
+"""NVIDIA's operator tables (Apache-2.0, https://github.com/ai-dynamo/aiconfigurator): a folder, or the PyPI package.
+
+One Parquet file is one table of one system, framework and version. It is found by its place, either
+``<system>/<family>/<framework>/<version>/<table>_perf.parquet`` as in the package ``aiconfigurator-core``, or
+``<system>__<table>__<framework>__<version>.parquet``; a ``manifest.json`` above it gives commit, date and origin.
+What the columns mean stands in :mod:`.aiconfigurator_tables`.
+
+The backend of a row is ``<framework>-<version>:<kernel source>``; a row's own version counts before the folder's:
+NCCL tables filed under 2.27 say 2.29.2 inside and agree with the 2.29.2 files within 1.3 % in the median, those that
+say 2.27.5 or 2.28.9 do not. The device is the one that the rows name (an A100 by its memory), else the system's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from .aiconfigurator_tables import REFUSED, TABLES, Origin, Sheet
+from .tables import Batch, Rejected, SourceError
+
+VERSION = 1
+OPTIONS = {
+    "systems": "only these systems, by their or opcast's name: [h100_sxm,l40s]",
+    "tables": "only these tables: [gemm,nccl]",
+    "frameworks": "only these frameworks: [vllm,trtllm,sglang,nccl]",
+}
+PACKAGE = "aiconfigurator_core"
+FLAT = re.compile(r"(?P<system>\w+?)__(?P<table>\w+?)__(?P<framework>\w+?)__(?P<version>.+)\.parquet")
+NESTED = re.compile(r"(?P<system>\w+)/\w+/(?P<framework>\w+)/(?P<version>[^/]+)/(?P<table>\w+)_perf\.parquet")
+
+
+def files(path: Path | None, options: Mapping[str, Any]) -> list[Path]:
+    """The tables under ``path`` (or that one file), without ``path`` those of the installed package.
+
+    SourceError when there are none, or none that the options ask for.
+    """
+    root = _package_data() if path is None else path
+    if root.is_file():
+        return [root]
+    if not root.is_dir():
+        raise SourceError(f"{root} does not exist: give the folder of aiconfigurator's tables, or no path")
+    found = {file: _place(file) for file in sorted(root.rglob("*.parquet"))}
+    if not any(found.values()):
+        raise SourceError(
+            f"{root} holds no table of aiconfigurator (<system>__<table>__<framework>__<version>.parquet)"
+        )
+    wanted = {name: _wanted(options, option) for name, option in _FILTERS.items()}
+    chosen = [file for file, place in found.items() if place is None or _matches(place, wanted)]
+    if not any(found[file] for file in chosen):
+        raise SourceError(_nothing_matches([place for place in found.values() if place], wanted))
+    return chosen if not any(wanted.values()) else [file for file in chosen if found[file]]
+
+
+def read(file: Path, options: Mapping[str, Any]) -> Iterator[Batch]:
+    """Rows of one table. SourceError when it is none, or lacks a column."""
+    import pyarrow.parquet as pq
+
+    place = _place(file)
+    if place is None:
+        raise SourceError(f"{file.name} is no table of aiconfigurator: its name does not say system, table and version")
+    name = place["table"]
+    if name not in TABLES:
+        rows = pq.read_metadata(file).num_rows
+        reason = next((reason for pattern, reason in REFUSED.items() if re.search(pattern, name)), "no kind for it")
+        yield Batch(rejected=(Rejected(f"table {name}: {reason}", rows, file.name),))
+        return
+    sheet = Sheet(pq.read_table(file), _origin(file, place))
+    for batch in TABLES[name](sheet):
+        yield Batch(batch.kind, {**sheet.shared, **batch.columns}, batch.rejected)
+
+
+_FILTERS = {"system": "systems", "table": "tables", "framework": "frameworks"}
+
+
+def _place(file: Path) -> dict[str, str] | None:
+    """System, table, framework and version from a file's path; None when it does not say."""
+    found = FLAT.fullmatch(file.name) or NESTED.search(file.resolve().as_posix())
+    return found.groupdict() if found else None
+
+
+def _wanted(options: Mapping[str, Any], name: str) -> set[str]:
+    value = options.get(name) or ()
+    return {str(one) for one in ([value] if isinstance(value, str) else value)}
+
+
+def _matches(place: Mapping[str, str], wanted: Mapping[str, set[str]]) -> bool:
+    return all(not names or place[part] in names or _alias(place[part]) in names for part, names in wanted.items())
+
+
+def _alias(system: str) -> str:
+    return {"a100_sxm": "a100_sxm_80gb"}.get(system, system)
+
+
+def _nothing_matches(places: list[dict[str, str]], wanted: Mapping[str, set[str]]) -> str:
+    for part, names in wanted.items():
+        known = sorted({place[part] for place in places})
+        wrong = sorted(name for name in names if name not in known and name not in map(_alias, known))
+        if wrong:
+            return f"no table for {_FILTERS[part]}={wrong[0]}; there are {', '.join(known)}"
+    return "no table for these systems, tables and frameworks together"
+
+
+def _origin(file: Path, place: Mapping[str, str]) -> Origin:
+    manifest, folder = _manifest(file)
+    version = f"@{manifest['commit'][:12]}" if "commit" in manifest else ""
+    entry = manifest.get("files", {}).get(file.relative_to(folder).as_posix(), {}) if folder else {}
+    where = entry.get("source_path") or _below_package(file)
+    date = manifest.get("commit_date")
+    day = datetime.fromisoformat(date) if date else datetime.fromtimestamp(int(file.stat().st_mtime), UTC)
+    return Origin(**place, reference=where + version, measured_at=day if day.tzinfo else day.replace(tzinfo=UTC))
+
+
+def _manifest(file: Path) -> tuple[dict[str, Any], Path | None]:
+    """The manifest above a file, its entries by path, and its folder."""
+    for folder in list(file.resolve().parents)[:6]:
+        path = folder / "manifest.json"
+        if path.is_file():
+            return _read_manifest(path), folder
+    return {}, None
+
+
+@lru_cache
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        return {**found, "files": {entry["file"]: entry for entry in found.get("files", [])}}
+    except (ValueError, TypeError, KeyError):
+        raise SourceError(f"{path} is no manifest of aiconfigurator's tables: mend or remove it") from None
+
+
+def _below_package(file: Path) -> str:
+    parts = file.resolve().parts
+    start = parts.index(PACKAGE) if PACKAGE in parts else len(parts) - 1
+    return "/".join(parts[start:])
+
+
+def _package_data() -> Path:
+    """Where the installed package keeps its tables; it is not imported."""
+    from importlib.util import find_spec
+
+    spec = find_spec(PACKAGE)
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    data = [Path(place) / "systems" / "data" for place in places]
+    found = [folder for folder in data if folder.is_dir()]
+    if not found:
+        raise SourceError("give path=…, or install the tables: pip install 'opcast[data]' (aiconfigurator-core)")
+    return found[0]

@@ -1,0 +1,509 @@
+"""What the columns of aiconfigurator's tables mean, one function a table.
+
+``latency`` is milliseconds, the mean of CUDA-graph replays (NCCL: what nccl-tests prints). Where the tables do not say
+which convention holds, it was inferred:
+
+- **Attention**: generation KV lengths are ``isl + step``: the steps 1, 3, 7, … 131071 then make powers of two. Heads
+  are those of the call: ``num_heads`` is 128 / ``tp_size`` in TensorRT-LLM's MLA tables, so it is per rank already.
+- **MoE**: ``num_tokens`` counts the tokens of all expert-parallel ranks and ``inter_size`` a whole expert: at 16,384
+  tokens (hidden 6144, inter 2048, 256 experts, H100) 17.6 ms fall to 8.9, 4.5, 2.3, 1.06 with 2, 4, 8, 16 ranks of
+  experts, and to 9.7 and 5.7 with 2 and 4 of tensors. The wide tables agree: at 131,072 tokens 11.1 ms on 8 ranks,
+  6.1 on 16; a generation step of 4 tokens reads the 8 experts that 32 choices spread over 4 ranks touch.
+- **Context MoE of DeepEP** was timed with its host work: 0.39 ms for every small batch, whatever the ranks.
+- **Collectives**: ``message_size`` counts elements: bus bandwidth at 512 MiB is then 445 GB/s on eight H100 (450 by
+  NVLink), 335 for all-gather, so that bytes are nccl-tests' (all-gather's the gathered buffer).
+- **DeepEP**: ``num_token`` is per rank; dispatch carries fp8 with block scales (1.035 bytes an element by its own
+  bandwidth column; in 16 bits it would need 588 GB/s of H100's NVLink), combine bf16. One node is 8 GPUs, of GB200
+  and GB300 4. ``trtllm_alltoall`` is per rank too: its time grows with the ranks.
+- **mla_bmm**: a batch of heads, ``pre`` tokens x 128 to 512, ``post`` back: H100 then reaches 286 TFLOP/s.
+- **computescale** is the difference of two timings (dynamic less static quantization): where nothing is left of it,
+  the row falls below what a kernel can take and is rejected as such (all of SGLang's).
+- **gemm** in fp8 of TensorRT-LLM includes the quantization of the input: 12 µs at the least where CUTLASS' kernels of
+  others take 4.4. Its backend says ``+quantize``.
+
+What a table times that is several ops in one (``*_module``, ``wideep_*_mla``: 0.7 ms where the attention alone takes
+17 µs) has no kind and is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..columns import codes, number_array, numbers, text_array
+from ..dtypes import itemsize
+from .tables import Batch, Rejected, SourceError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DTYPES = {
+    "bfloat16": "bf16",
+    "half": "fp16",
+    "float16": "fp16",
+    "float": "fp32",
+    "sq": "int8",
+    "int8_wo": "w8a16",
+    "int4_wo": "w4a16",
+    "w4afp8": "w4a8",
+    "w4a16_mxfp4": "mxfp4a16",
+    "w4a8_mxfp4_mxfp8": "mxfp4a8",
+}
+DEVICES = {
+    "NVIDIA A100-SXM4-40GB": "a100_sxm_40gb",
+    "NVIDIA A100-SXM4-80GB": "a100_sxm_80gb",
+    "NVIDIA H100 80GB HBM3": "h100_sxm",
+    "NVIDIA H200": "h200_sxm",
+    "NVIDIA B200": "b200_sxm",
+    "NVIDIA B300 SXM6 AC": "b300_sxm",
+    "NVIDIA GB200": "gb200",
+    "NVIDIA GB300": "gb300",
+    "NVIDIA L40S": "l40s",
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx_pro_6000_server",
+    "a100_sxm": "a100_sxm_80gb",
+}
+PCIE = ("l40s", "rtx_pro_6000_server")
+GPUS_PER_NODE = {"gb200": 4, "gb300": 4}
+COLLECTIVES = {"alltoall": "all_to_all"}
+REFUSED = {
+    r"_module$|^wideep_(context|generation)_(mla|mlp)$": "times a whole block of ops, which no kind is",
+}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a table is from."""
+
+    system: str
+    table: str
+    framework: str
+    version: str
+    reference: str
+    measured_at: datetime
+
+
+class Sheet:
+    """One table: its columns by name, as numbers or by distinct text."""
+
+    def __init__(self, table: pa.Table, origin: Origin) -> None:
+        self.table, self.origin = table, origin
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def number(self, name: str, default: int | None = None) -> np.ndarray:
+        """A column of numbers [n]; SourceError when it is missing and has no default."""
+        import pyarrow as pa
+
+        if name not in self.table.column_names:
+            if default is None:
+                raise SourceError(f"table {self.origin.table} lacks the column {name!r}")
+            return np.full(len(self), default)
+        column = self.table[name]
+        if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+            raise SourceError(f"column {name!r} of table {self.origin.table} holds {column.type}, not numbers")
+        whole = pa.types.is_integer(column.type) and not column.null_count
+        return numbers(column.cast(pa.int64() if whole else pa.float64()))
+
+    def each(self, function: Callable[..., Any], *names: str) -> tuple[np.ndarray, list[Any]]:
+        """``function`` of every distinct combination of text columns, and each row's place [n] among them.
+
+        A missing column counts as empty text.
+        """
+        import pyarrow as pa
+
+        code = np.zeros(len(self), dtype=np.int64)
+        combinations: list[tuple[str, ...]] = [()]
+        for name in names:
+            if name not in self.table.column_names:
+                combinations = [(*before, "") for before in combinations]
+                continue
+            column, texts = codes(self.table[name].cast(pa.string()))
+            texts = [*texts, ""]  # a missing value's code is -1: the last
+            code = code * len(texts) + column % len(texts)
+            combinations = [(*before, text) for before in combinations for text in texts]
+        used, place = np.unique(code, return_inverse=True)
+        return place.reshape(-1), [function(*combinations[one]) for one in used]
+
+    def text(self, function: Callable[..., str], *names: str) -> pa.Array:
+        """``function`` of text columns, for every row."""
+        place, made = self.each(function, *names)
+        return text_array(made).take(number_array(place))
+
+    def integer(self, function: Callable[..., int], *names: str) -> np.ndarray:
+        """``function`` of text columns, for every row [n]."""
+        place, made = self.each(function, *names)
+        return np.array(made, dtype=np.int64)[place] if made else np.zeros(0, dtype=np.int64)
+
+    def dtype(self, name: str) -> pa.Array:
+        """A column of number formats by opcast's names; an unknown one stays as it is."""
+        return self.text(canonical, name)
+
+    def backend(self, suffix: Callable[..., str] = lambda *_: "", *names: str) -> pa.Array:
+        """Framework, version and kernel source, with what ``suffix`` makes of the named columns."""
+
+        def label(version: str, kernel: str, *values: str) -> str:
+            made = f"{self.framework}-{version or self.origin.version}:{readable(kernel)}{suffix(*values)}"
+            return re.sub(r"[^A-Za-z0-9._:+-]", "_", made)
+
+        return self.text(label, "version", "kernel_source", *names)
+
+    @cached_property
+    def framework(self) -> str:
+        own = self.origin.table == "nccl" and "version" in self.table.column_names
+        return "nccl" if own else self.origin.framework
+
+    @cached_property
+    def device_id(self) -> pa.Array:
+        return self.text(lambda name: DEVICES.get(name or self.origin.system, name or self.origin.system), "device")
+
+    @cached_property
+    def shared(self) -> dict[str, Any]:
+        """Columns that every table has."""
+        made = {
+            "device_id": self.device_id,
+            "device_name": self.text(str, "device"),
+            "measured_at": self.origin.measured_at,
+            "source_ref": self.origin.reference,
+            "license": "Apache-2.0",
+        }
+        for theirs, ours in (("power", "power_w"), ("power_limit", "power_limit_w")):
+            if theirs in self.table.column_names:
+                watts = self.number(theirs).astype(np.float64)
+                made[ours] = np.where(watts > 0, watts, np.nan)
+        return made
+
+    def milliseconds(self, name: str = "latency") -> np.ndarray:
+        """A column of milliseconds as microseconds [n]."""
+        return self.number(name) * 1e3
+
+    def where(self, rows: np.ndarray) -> Sheet:
+        """Some of its rows."""
+        return Sheet(self.table.take(number_array(np.flatnonzero(rows))), self.origin)
+
+
+def canonical(name: str) -> str:
+    """opcast's name of a number format; one that it does not know as it stands."""
+    return DTYPES.get(name, name)
+
+
+def readable(kernel: str) -> str:
+    """A kernel source without what varies between builds: paths, layer numbers, plugin prefixes."""
+    if kernel in ("", "NCCL", "TRTLLM"):
+        return {"NCCL": "nccl", "TRTLLM": "custom_allreduce"}.get(kernel, "default")
+    first, *_, last = (kernel + "/").rstrip("/").split("/") if "/" in kernel else (kernel, "")
+    return f"{first}{re.sub(r'^PLUGIN_V[0-9]+_|_[0-9]+$', '', last)}"
+
+
+def gemm(t: Sheet) -> Iterator[Batch]:
+    """x[m,k] times the transposed W[n,k]; 16-bit results."""
+
+    def quantizes(dtype: str) -> str:
+        return "+quantize" if t.origin.framework == "trtllm" and dtype == "fp8" else ""
+
+    yield Batch(
+        "gemm",
+        {
+            **{name: t.number(name) for name in "mnk"},
+            "layout": "nt",
+            "dtype": t.dtype("gemm_dtype"),
+            "out_dtype": "bf16",
+            "backend": t.backend(quantizes, "gemm_dtype"),
+            "latency_us": t.milliseconds(),
+        },
+    )
+
+
+def mla_bmm(t: Sheet) -> Iterator[Batch]:
+    """Products with the absorbed projections of MLA's generation, one a head."""
+    before = t.integer(lambda name: {"mla_gen_pre": 1, "mla_gen_post": 0}.get(name, -1), "op_name")
+    known = before >= 0
+    wide = before == 1
+    columns = {
+        "batch": t.number("num_heads"),
+        "m": t.number("num_tokens"),
+        "n": np.where(wide, 512, 128),
+        "k": np.where(wide, 128, 512),
+        "layout": "nn",
+        "dtype": t.dtype("bmm_dtype"),
+        "out_dtype": "bf16",
+        "backend": t.backend(),
+        "latency_us": np.where(known, t.milliseconds(), np.nan),
+    }
+    yield Batch("gemm", columns)
+
+
+def context_attention(t: Sheet) -> Iterator[Batch]:
+    """Causal attention of a prompt of ``isl`` tokens after ``step`` cached ones."""
+    yield _attention(t, "attention_prefill", t.number("isl"), t.number("isl") + t.number("step", 0), "yes")
+
+
+def encoder_attention(t: Sheet) -> Iterator[Batch]:
+    """Attention without a mask over ``isl`` tokens, every head with its own keys."""
+    yield _attention(t, "attention_prefill", t.number("isl"), t.number("isl"), "no")
+
+
+def generation_attention(t: Sheet) -> Iterator[Batch]:
+    """One new token against ``isl + step`` keys, its own included."""
+    yield _attention(t, "attention_decode", np.ones(len(t)), t.number("isl") + t.number("step"), "yes")
+
+
+def _attention(t: Sheet, kind: str, seq_q: np.ndarray, seq_kv: np.ndarray, causal: str) -> Batch:
+    heads = t.number("num_heads")
+    own = "num_key_value_heads" in t.table.column_names
+    return Batch(
+        kind,
+        {
+            "batch": t.number("batch_size"),
+            "heads_q": heads,
+            "heads_kv": t.number("num_key_value_heads") if own else heads,
+            "head_dim": t.number("head_dim"),
+            "v_head_dim": t.number("head_dim"),
+            "seq_q": seq_q,
+            "seq_kv": seq_kv,
+            "causal": causal,
+            "window": t.number("window_size", 0),
+            "kv_dtype": t.integer(_kv_dtype, "attn_dtype", "kv_cache_dtype"),
+            "dtype": t.dtype("attn_dtype"),
+            "out_dtype": "bf16",
+            "backend": t.backend(),
+            "latency_us": t.milliseconds(),
+        },
+    )
+
+
+def context_mla(t: Sheet) -> Iterator[Batch]:
+    """Multi-head latent attention of a prompt, DeepSeek's dimensions."""
+    yield _mla(t, "mla_prefill", t.number("isl"))
+
+
+def generation_mla(t: Sheet) -> Iterator[Batch]:
+    """One new token of absorbed MLA against ``isl + step`` cached ones, its own included."""
+    yield _mla(t, "mla_decode", np.ones(len(t)))
+
+
+def _mla(t: Sheet, kind: str, seq_q: np.ndarray) -> Batch:
+    return Batch(
+        kind,
+        {
+            "batch": t.number("batch_size"),
+            "heads": t.number("num_heads"),
+            "seq_q": seq_q,
+            "seq_kv": t.number("isl") + t.number("step"),
+            "kv_dtype": t.integer(_kv_dtype, "mla_dtype", "kv_cache_dtype"),
+            "dtype": t.dtype("mla_dtype"),
+            "out_dtype": "bf16",
+            "backend": t.backend(),
+            "latency_us": t.milliseconds(),
+        },
+    )
+
+
+def _kv_dtype(dtype: str, kv_dtype: str) -> int:
+    """Index of ``kv_dtype`` as the attention kinds have it; -1 for a format that they do not know."""
+    if kv_dtype in ("", dtype):
+        return 0
+    return {"fp8": 1, "int8": 2}.get(kv_dtype, -1)
+
+
+def moe(t: Sheet) -> Iterator[Batch]:
+    """Fused experts; ``distribution`` is balanced, or the exponent of a power law of loads."""
+    yield Batch("fused_moe", _moe(t, t.backend()))
+
+
+def wideep_moe(t: Sheet) -> Iterator[Batch]:
+    """Experts of one of many ranks; with EPLB, ``num_slots`` hold the experts and their copies."""
+    slots = t.number("num_slots", 0)
+    for count in np.unique(slots):
+        part = t.where(slots == count)
+        experts = part.number("num_experts")
+        copies = f"{count}" if count and (experts != count).any() else ""
+        backend = part.backend(lambda name, copies=copies: f"+eplb{copies}" if "eplb" in name else "", "distribution")
+        yield Batch("fused_moe", {**part.shared, **_moe(part, backend)})
+
+
+def wideep_context_moe(t: Sheet) -> Iterator[Batch]:
+    """Experts of DeepEP's normal mode, timed with the host's work."""
+    yield Batch("fused_moe", {**_moe(t, t.backend()), "timer": "eager"})
+
+
+def _moe(t: Sheet, backend: pa.Array) -> dict[str, Any]:
+    return {
+        "tokens": t.number("num_tokens"),
+        "hidden": t.number("hidden_size"),
+        "inter": t.number("inter_size"),
+        "topk": t.number("topk"),
+        "experts": t.number("num_experts"),
+        "tp": t.number("moe_tp_size"),
+        "ep": t.number("moe_ep_size"),
+        "gated": t.integer(lambda kernel: int("nongated" not in kernel), "kernel_source"),
+        "skew": t.integer(skew, "distribution"),
+        "dtype": t.dtype("moe_dtype"),
+        "out_dtype": "bf16",
+        "backend": backend,
+        "latency_us": t.milliseconds(),
+    }
+
+
+def skew(distribution: str) -> int:
+    """Exponent of a power law of loads in hundredths, 0 = balanced, -1 = unknown."""
+    if distribution in ("balanced", "uniform"):
+        return 0
+    found = re.fullmatch(r"power_law_([0-9.]+)(_eplb)?", distribution)
+    return round(float(found[1]) * 100) if found else -1
+
+
+def nccl(t: Sheet) -> Iterator[Batch]:
+    """Collectives of nccl-tests inside a node."""
+    yield from _collectives(t, "nccl_dtype", {})
+
+
+def custom_allreduce(t: Sheet) -> Iterator[Batch]:
+    """The frameworks' own all-reduce, replayed from a graph or called eagerly."""
+
+    def timer(kernel: str) -> str:
+        return {"eager": "eager", "graph": "cuda_graph"}.get(kernel.rpartition("_")[2], "imported")
+
+    yield from _collectives(t, "allreduce_dtype", {"timer": timer})
+
+
+def _collectives(t: Sheet, dtype: str, by_kernel: dict[str, Callable[[str], str]]) -> Iterator[Batch]:
+    names = t.text(lambda name: COLLECTIVES.get(str(name), str(name)), "op_name")
+    which, kinds = codes(names)
+    for number, kind in enumerate(kinds):
+        part = t.where(which == number)
+        if kind not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"):
+            yield Batch(rejected=(Rejected(f"unknown collective {kind!r}", len(part), part.origin.reference),))
+            continue
+        sizes = part.each(lambda name: _bytes(canonical(name)), dtype)
+        element = np.array(sizes[1], dtype=np.float64)[sizes[0]]
+        yield Batch(
+            kind,
+            {
+                **part.shared,
+                "size_bytes": part.number("message_size") * element,
+                "ranks": part.number("num_gpus"),
+                **_links(part),
+                "dtype": part.dtype(dtype),
+                "backend": part.backend(),
+                "latency_us": part.milliseconds(),
+                **{column: part.text(function, "kernel_source") for column, function in by_kernel.items()},
+            },
+        )
+
+
+def _bytes(dtype: str) -> float:
+    try:
+        return itemsize(dtype)
+    except KeyError:
+        return 1.0  # an unknown format is rejected as such
+
+
+def _links(t: Sheet) -> dict[str, Any]:
+    system = t.origin.system
+    return {"link": "pcie" if system in PCIE else "nvlink", "ranks_per_node": GPUS_PER_NODE.get(system, 8)}
+
+
+def wideep_deepep_normal(t: Sheet) -> Iterator[Batch]:
+    """DeepEP's kernels for throughput: dispatch and combine, notification included."""
+    yield from _deepep(t, "normal", "{}_transmit_us", "{}_notify_us", "{}_sms")
+
+
+def wideep_deepep_ll(t: Sheet) -> Iterator[Batch]:
+    """DeepEP's kernels for low latency."""
+    yield from _deepep(t, "low_latency", "{}_avg_t_us", None, None)
+
+
+def _deepep(t: Sheet, mode: str, time: str, extra: str | None, sms: str | None) -> Iterator[Batch]:
+    per_node = GPUS_PER_NODE.get(t.origin.system, 8)
+    for what, dtype in (("dispatch", "fp8_block"), ("combine", "bf16")):
+        yield Batch(
+            f"ep_{what}",
+            {
+                "tokens": t.number("num_token"),
+                "hidden": t.number("hidden_size"),
+                "topk": t.number("num_topk"),
+                "experts": t.number("num_experts"),
+                "ranks": t.number("node_num") * per_node,
+                **_links(t),
+                "mode": mode,
+                "sms": t.number(sms.format(what)) if sms else np.zeros(len(t)),
+                "dtype": dtype,
+                "backend": t.backend(),
+                "latency_us": t.number(time.format(what)) + (t.number(extra.format(what)) if extra else 0.0),
+            },
+        )
+
+
+def trtllm_alltoall(t: Sheet) -> Iterator[Batch]:
+    """TensorRT-LLM's exchange over NVLink; preparing it has no kind."""
+    which = t.integer(lambda name: {"alltoall_dispatch": 1}.get(name, 2 * ("combine" in name)), "op_name")
+    if (which == 0).any():
+        yield Batch(
+            rejected=(Rejected("alltoall_prepare: no kind for it", int((which == 0).sum()), t.origin.reference),)
+        )
+    for number, kind in ((1, "ep_dispatch"), (2, "ep_combine")):
+        part = t.where(which == number)
+        yield Batch(
+            kind,
+            {
+                **part.shared,
+                "tokens": part.number("num_tokens"),
+                "hidden": part.number("hidden_size"),
+                "topk": part.number("topk"),
+                "experts": part.number("num_experts"),
+                "ranks": part.number("moe_ep_size"),
+                **_links(part),
+                "dtype": part.dtype("moe_dtype"),
+                "out_dtype": part.dtype("moe_dtype") if number == 1 else "bf16",
+                "backend": part.backend(lambda name: "+low_precision" if "low_precision" in name else "", "op_name"),
+                "latency_us": part.milliseconds(),
+            },
+        )
+
+
+def computescale(t: Sheet) -> Iterator[Batch]:
+    """The maxima of a quantization."""
+    yield _quantize(t, "scale")
+
+
+def scale_matrix(t: Sheet) -> Iterator[Batch]:
+    """The rounding by given scales."""
+    yield _quantize(t, "apply")
+
+
+def _quantize(t: Sheet, part: str) -> Batch:
+    columns = {"rows": t.number("m"), "cols": t.number("k"), "part": part, "dtype": "bf16"}
+    return Batch(
+        "quantize",
+        {**columns, "out_dtype": t.dtype("quant_dtype"), "backend": t.backend(), "latency_us": t.milliseconds()},
+    )
+
+
+TABLES: dict[str, Callable[[Sheet], Iterator[Batch]]] = {
+    "gemm": gemm,
+    "mla_bmm": mla_bmm,
+    "context_attention": context_attention,
+    "encoder_attention": encoder_attention,
+    "generation_attention": generation_attention,
+    "context_mla": context_mla,
+    "generation_mla": generation_mla,
+    "moe": moe,
+    "wideep_moe": wideep_moe,
+    "wideep_context_moe": wideep_context_moe,
+    "wideep_generation_moe": moe,
+    "nccl": nccl,
+    "custom_allreduce": custom_allreduce,
+    "wideep_deepep_normal": wideep_deepep_normal,
+    "wideep_deepep_ll": wideep_deepep_ll,
+    "trtllm_alltoall": trtllm_alltoall,
+    "computescale": computescale,
+    "scale_matrix": scale_matrix,
+}
+"""The tables that can be imported, by their name."""
