@@ -94,7 +94,8 @@ class OpKind:
 
     @property
     def collective(self) -> bool:
-        return self.family == "collective"
+        """Whether several ranks run it together."""
+        return self.family in ("collective", "expert_parallel")
 
     def op(self, dtype: str = "bf16", out_dtype: str | None = None, **dims: object) -> Op:
         """One op of this kind. Missing dims take their default; OpError names what is wrong."""

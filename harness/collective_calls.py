@@ -1,4 +1,7 @@
-"""The calls of torch.distributed that the collective kinds stand for, on buffers as nccl-tests sizes them."""
+"""The calls of torch.distributed that the collective kinds stand for, on buffers as nccl-tests sizes them.
+
+The exchange between experts is an all-to-all of unequal parts, with the gather before it or the sum after it.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +40,18 @@ class Setting:
 
     def buffer(self, size_bytes: int) -> torch.Tensor:
         """Random values in so many bytes; Unsupported when they are no whole number of elements."""
-        import torch
-
         dtype = torch_dtype(self.op.dtype)
         if size_bytes <= 0 or size_bytes % dtype.itemsize:
             raise Unsupported(f"{size_bytes} bytes are no whole number of {self.op.dtype} elements")
-        numel = size_bytes // dtype.itemsize
+        return self._random(size_bytes // dtype.itemsize, dtype)
+
+    def rows(self, count: int, dtype: str) -> torch.Tensor:
+        """Random values [count, hidden] of an exchange between experts."""
+        return self._random(count * self.op.hidden, torch_dtype(dtype)).view(count, self.op.hidden)
+
+    def _random(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        import torch
+
         tile = torch.rand(min(numel, TILE_ELEMENTS), device=self.device).mul_(100).to(dtype)
         return tile.repeat(-(-numel // TILE_ELEMENTS))[:numel]
 
@@ -114,6 +123,79 @@ def _send_recv(s: Setting) -> Transfer:
     return Transfer(run, source, target)
 
 
+def _ep_dispatch(s: Setting) -> Transfer:
+    """Gather each destination's tokens, then exchange them."""
+    routes, mine = _routes(s), s.rank
+    tokens = s.rows(s.op.tokens, s.op.dtype)
+    index = _indices(routes[mine], s.device)
+    sent = [len(each) for each in routes[mine]]
+    received = [len(routes[rank][mine]) for rank in range(s.op.ranks)]
+    target = s.rows(sum(received), s.op.dtype)
+    exchange = _exchange(target, received, sent, s)
+    return Transfer(lambda: exchange(tokens[index]), tokens, target)
+
+
+def _ep_combine(s: Setting) -> Transfer:
+    """The rows of :func:`_ep_dispatch` back to their tokens' rank, and their sum there."""
+    routes, mine = _routes(s), s.rank
+    index = _indices(routes[mine], s.device)
+    back = [len(each) for each in routes[mine]]
+    sent = [len(routes[rank][mine]) for rank in range(s.op.ranks)]
+    source, arrived = s.rows(sum(sent), s.op.out_dtype), s.rows(sum(back), s.op.out_dtype)
+    target = s.rows(s.op.tokens, s.op.out_dtype)
+    exchange = _exchange(arrived, back, sent, s)
+
+    def run() -> None:
+        exchange(source)
+        target.zero_().index_add_(0, index, arrived)
+
+    return Transfer(run, source, target)
+
+
+def _routes(s: Setting) -> list[list[torch.Tensor]]:
+    """Tokens that each rank sends to each: [from][to], the same on every rank.
+
+    Every token draws its topk experts at random. It goes once to each rank that holds one of them; in the mode
+    ``low_latency`` once for each expert.
+    """
+    import torch
+
+    op = s.op
+    if op.experts % op.ranks or op.topk > op.experts:
+        raise Unsupported(f"top {op.topk} of {op.experts} experts on {op.ranks} ranks: they must divide evenly")
+    if op.sms:
+        raise Unsupported("torch chooses the compute units of an exchange itself: set sms=0")
+    made = []
+    for rank in range(op.ranks):
+        generator = torch.Generator().manual_seed(rank)
+        experts = torch.rand(op.tokens, op.experts, generator=generator).topk(op.topk, dim=-1)[1]
+        counts = torch.zeros(op.tokens, op.ranks, dtype=torch.int64)
+        counts.scatter_add_(1, experts // (op.experts // op.ranks), torch.ones_like(experts))
+        repeats = counts if op.mode else counts.clamp(max=1)
+        made.append([torch.arange(op.tokens).repeat_interleave(column) for column in repeats.unbind(1)])
+    return made
+
+
+def _indices(routes: list[torch.Tensor], device: str) -> torch.Tensor:
+    """The tokens of all destinations one after the other."""
+    import torch
+
+    return torch.cat(routes).to(device)
+
+
+def _exchange(target: torch.Tensor, received: list[int], sent: list[int], s: Setting) -> Callable[[torch.Tensor], None]:
+    """A call that exchanges rows as bytes, so that every format travels."""
+    import torch
+    import torch.distributed as dist
+
+    out = target.view(torch.uint8)
+
+    def run(rows: torch.Tensor) -> None:
+        dist.all_to_all_single(out, rows.view(torch.uint8), received, sent, group=s.group)
+
+    return run
+
+
 CALLS: dict[str, Callable[[Setting], Transfer]] = {
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
@@ -121,5 +203,7 @@ CALLS: dict[str, Callable[[Setting], Transfer]] = {
     "all_to_all": _all_to_all,
     "broadcast": _broadcast,
     "send_recv": _send_recv,
+    "ep_dispatch": _ep_dispatch,
+    "ep_combine": _ep_combine,
 }
 IN_PLACE = ("all_gather", "reduce_scatter")

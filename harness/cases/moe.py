@@ -1,8 +1,9 @@
-"""What surrounds the experts: routing, and moving rows to experts and back."""
+"""Mixtures of experts: routing, moving rows to experts and back, and all of a rank's experts in one go."""
 
 from __future__ import annotations
 
 from functools import partial
+from random import Random
 from typing import TYPE_CHECKING
 
 from ...datasets.ops import Op
@@ -56,3 +57,87 @@ def _permute(op: Op, inputs: Inputs) -> Run:
     x = inputs.normal(op.tokens, op.hidden, dtype=op.dtype)
     token_of_row = inputs.permutation(op.tokens * op.topk) // op.topk
     return partial(x.__getitem__, token_of_row)
+
+
+@case("fused_moe")
+def fused_moe(op: Op, inputs: Inputs) -> Run:
+    """Route, permute, both grouped products with the gate between them, and the weighted sum, on the first rank.
+
+    Router scores are given. They add Gumbel noise to the logarithm of each expert's share of the tokens, so that
+    the top k are drawn without replacement by these shares (Kool et al., arXiv 1903.06059).
+    """
+    import torch
+
+    same_dtype(op)
+    local, width = _share(op)
+    shares = torch.tensor(expert_shares(op, inputs.seed), device=inputs.device)
+    scores = _gumbel(inputs.normal(op.tokens, op.experts, dtype="fp32")) + shares.log()
+    x = inputs.normal(op.tokens, op.hidden, dtype=op.dtype)
+    up = inputs.normal(local, (1 + op.gated) * width, op.hidden, dtype=op.dtype).transpose(-2, -1)
+    down = inputs.normal(local, op.hidden, width, dtype=op.dtype).transpose(-2, -1)
+    rows = int((torch.topk(scores, op.topk, dim=-1)[1] < local).sum())
+    experts = torch.arange(local, device=inputs.device)
+
+    def run() -> torch.Tensor:
+        weights, chosen = torch.topk(torch.softmax(scores, -1), op.topk, dim=-1)
+        weights = weights / weights.sum(-1, keepdim=True)
+        sorted_expert, order = torch.sort(chosen.view(-1), stable=True)
+        mine = order[:rows]
+        token = mine // op.topk
+        ends = torch.searchsorted(sorted_expert, experts, right=True, out_int32=True)
+        inner = _gate(torch._grouped_mm(x[token], up, offs=ends), bool(op.gated))
+        outer = torch._grouped_mm(inner, down, offs=ends)
+        scaled = outer * weights.view(-1, 1)[mine].to(outer.dtype)
+        return torch.zeros_like(x).index_add_(0, token, scaled)
+
+    return run
+
+
+def _share(op: Op) -> tuple[int, int]:
+    """Experts of one rank and the width of one of them; Unsupported where they do not divide."""
+    import torch
+
+    if not hasattr(torch, "_grouped_mm"):
+        raise Unsupported(f"torch {torch.__version__} has no grouped product; 2.8 brought it")
+    if op.topk > op.experts:
+        raise Unsupported(f"top {op.topk} of {op.experts} experts")
+    if op.experts % op.ep or op.inter % op.tp:
+        raise Unsupported(f"{op.experts} experts or a width of {op.inter} do not divide by ep={op.ep}, tp={op.tp}")
+    return op.experts // op.ep, op.inter // op.tp
+
+
+def _gumbel(normal: torch.Tensor) -> torch.Tensor:
+    """Gumbel noise from standard normal values, by the inverse of its distribution."""
+    import torch
+
+    return -torch.log(-torch.special.log_ndtr(normal))
+
+
+def expert_shares(op: Op, seed: int) -> list[float]:
+    """Each expert's share of the tokens when loads are spread as x^-(skew / 100), those of the busiest rank first.
+
+    Quantiles of the power law between 1 and 0.8 tokens, in random order over the ranks; equal without skew.
+    """
+    power, largest = 1.0 - op.skew / 100.0, max(0.8 * op.tokens, 2.0)
+    places = [(i + 0.5) / op.experts for i in range(op.experts)]
+    if op.skew == 0:
+        return [1.0 / op.experts] * op.experts
+    if power == 0.0:
+        loads = [largest**place for place in places]
+    else:
+        loads = [(1.0 + place * (largest**power - 1.0)) ** (1.0 / power) for place in places]
+    Random(seed).shuffle(loads)
+    each = op.experts // op.ep
+    busiest = max(range(op.ep), key=lambda rank: sum(loads[rank * each : (rank + 1) * each]))
+    loads = loads[busiest * each :] + loads[: busiest * each]
+    return [load / sum(loads) for load in loads]
+
+
+def _gate(x: torch.Tensor, gated: bool) -> torch.Tensor:
+    """SwiGLU of two halves, or SiLU without a gate."""
+    from torch.nn import functional
+
+    if not gated:
+        return functional.silu(x)
+    a, b = x.chunk(2, -1)
+    return functional.silu(a) * b

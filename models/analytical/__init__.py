@@ -57,7 +57,7 @@ LAWS: dict[str, Callable[[Dims, Setting], Terms]] = {
     "host_overhead": network.host_overhead,
     "ep_dispatch": network.expert_exchange,
     "ep_combine": network.expert_exchange,
-    **{name: partial(network.collective, name) for name, each in KINDS.items() if each.collective},
+    **{name: partial(network.collective, name) for name, each in KINDS.items() if each.family == "collective"},
 }
 
 

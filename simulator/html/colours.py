@@ -89,6 +89,7 @@ HUE_OF_KIND = {
     "embedding_backward": "lime-strong",
     "moe_route": "yellow-strong",
     "moe_permute": "yellow-strong",
+    "fused_moe": "blue-strong",
     "adamw": "red",
     "copy": "grey-strong",
     "host": "grey",

@@ -42,12 +42,36 @@ def check(kind: str, rank: int, ranks: int, in_place: bool) -> None:
     assert whole == op.size_bytes, (kind, whole)
 
 
+def check_exchange(rank: int, ranks: int, mode: str) -> None:
+    """Dispatch marked tokens, send what arrived back, and find each token as often as ranks or experts had it."""
+    dims = {"tokens": 7, "hidden": 8, "topk": 3, "experts": 4 * ranks, "ranks": ranks, "mode": mode}
+    made = {}
+    for kind in ("ep_dispatch", "ep_combine"):
+        setting = Setting(make_op(kind, "fp32", **dims), dist.group.WORLD, rank, "cpu", False)
+        made[kind] = CALLS[kind](setting)
+    there, back = made["ep_dispatch"], made["ep_combine"]
+    there.source.copy_((torch.arange(7) + 100.0 * rank + 1.0)[:, None].expand(7, 8))
+    there.run()
+    arrived = torch.bincount((there.target[:, 0] // 100).long(), minlength=ranks)
+    sent = [torch.empty_like(arrived) for _ in range(ranks)]
+    dist.all_gather(sent, arrived)
+    back.source.copy_(there.target)
+    back.run()
+    copies = back.target / there.source
+    assert torch.equal(copies, copies.round()), copies
+    assert copies.sum() / 8 == torch.stack(sent)[:, rank].sum()
+    assert (copies == 3).all() if mode == "low_latency" else ((copies >= 1) & (copies <= min(3, ranks))).all()
+
+
 def main(rank: int, ranks: int, port: int) -> None:
     """Join the others and check every call."""
     torch.set_num_threads(1)
     use_loopback()
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
-    for kind in CALLS:
+    for mode in ("normal", "low_latency"):
+        check_exchange(rank, ranks, mode)
+    print("ep_dispatch", "ep_combine")
+    for kind in (each for each in CALLS if not each.startswith("ep_")):
         check(kind, rank, ranks, in_place=False)
         print(kind)
         if kind in IN_PLACE:

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 from opcast.harness.cases import BUILDERS, Inputs, Unsupported, backends, prepare  # noqa: E402
 from opcast.harness.cases.base import COLD_CACHES, MOST_SETS, cache_bytes, torch_dtype  # noqa: E402
 from opcast.harness.cases.gemm import expert_ends, expert_tokens  # noqa: E402
+from opcast.harness.cases.moe import expert_shares  # noqa: E402
 from opcast.harness.cases.rows import EPSILON, LARGEST  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
@@ -66,6 +67,10 @@ OPS = {
     "moe_permute": [
         {"tokens": 6, "hidden": 4, "topk": 3, "direction": "permute"},
         {"tokens": 6, "hidden": 4, "topk": 3, "direction": "unpermute"},
+    ],
+    "fused_moe": [
+        {"tokens": 9, "hidden": 16, "inter": 24, "topk": 2, "experts": 8, **extra}
+        for extra in ({}, {"gated": "no"}, {"skew": 120}, {"ep": 2, "tp": 3}, {"ep": 8, "skew": 200})
     ],
     "adamw": [{"numel": 100, "tensors": 3}],
     "copy": [{"size_bytes": 480}, {"size_bytes": 480, "run_bytes": 48}],
@@ -230,6 +235,22 @@ def nll(x, targets):
     return -torch.log_softmax(x, -1)[torch.arange(len(targets)), targets].mean()
 
 
+def reference_fused_moe(op: Op, noise, x, up, down):
+    """Token by token, expert by expert."""
+    shares = torch.tensor(expert_shares(op, 7), dtype=torch.float64)
+    uniform = 0.5 * (1 + torch.erf(noise / math.sqrt(2)))
+    scores = torch.log(shares) - torch.log(-torch.log(uniform))
+    weights, chosen = route(op, scores)
+    out = torch.zeros_like(x)
+    for token in range(op.tokens):
+        for weight, expert in zip(weights[token], chosen[token].tolist(), strict=True):
+            if expert < op.experts // op.ep:
+                inner = up[expert] @ x[token]
+                inner = gate(inner) if op.gated else inner / (1 + torch.exp(-inner))
+                out[token] += weight * (down[expert] @ inner)
+    return out
+
+
 def route(op: Op, scores):
     weights, chosen = torch.topk(torch.softmax(scores, -1), op.topk, dim=-1)
     return weights / weights.sum(-1, keepdim=True), chosen
@@ -270,6 +291,7 @@ REFERENCES = {
     "cross_entropy_backward": lambda op, x, targets: gradients(lambda x: nll(x, targets.long()), (x,), None)[0],
     "moe_route": route,
     "moe_permute": permute,
+    "fused_moe": reference_fused_moe,
     "copy": lambda op, x: x[:, : x.shape[1] // 2] if op.run_bytes else x,
 }
 SPECIAL = {"grouped_gemm", "quantize", "adamw", "host_overhead"}
@@ -332,6 +354,16 @@ def test_grouped_product_equals_one_product_for_each_expert(backend: str, dtype:
     for op in small_ops("grouped_gemm", dtype):
         out, (a, b) = run_case(op, backend)
         assert distance(out, reference_grouped(op, a, b, expert_ends(op, 7))) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("skew", [0, 101, 120, 100])
+def test_expert_shares_put_the_busiest_rank_first(skew: int):
+    op = make_op("fused_moe", tokens=1000, hidden=8, inter=8, topk=2, experts=32, ep=4, skew=skew)
+    shares = expert_shares(op, 3)
+    ranks = [sum(shares[i : i + 8]) for i in range(0, 32, 8)]
+    assert sum(shares) == pytest.approx(1.0)
+    assert ranks[0] == max(ranks)
+    assert (max(shares) > 5 / 32) == (skew > 0)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

@@ -27,9 +27,11 @@ pytestmark = pytest.mark.skipif(
 
 FAST = Settings(threads=1, case_budget_s=0.02, ci_width=0.5, case_timeout_s=30.0)
 SIZES = [1024, 1 << 23]
+EXCHANGES = ("ep_dispatch", "ep_combine")
+COLLECTIVES = tuple(kind for kind in CALLS if kind not in EXCHANGES)
 
 
-def collective_plan(kinds: Iterable[str] = CALLS) -> Plan:
+def collective_plan(kinds: Iterable[str] = COLLECTIVES) -> Plan:
     entries = [
         {
             "kind": kind,
@@ -79,7 +81,7 @@ def test_a_campaign_launches_its_ranks(tmp_path: Path) -> None:
     summary = run(plan, store)
     assert summary.statuses == {"ok": len(plan.cases)}
     found = rows(store)
-    assert {(row["kind"], row["ranks"]) for row in found} == {(kind, ranks) for kind in CALLS for ranks in (2, 3)}
+    assert {(row["kind"], row["ranks"]) for row in found} == {(kind, ranks) for kind in COLLECTIVES for ranks in (2, 3)}
     for row in found:
         assert LINKS[row["link"]] == "loopback"
         assert row["ranks_per_node"] == row["ranks"]
@@ -93,6 +95,22 @@ def test_a_campaign_launches_its_ranks(tmp_path: Path) -> None:
     }
     assert medians[1 << 23][len(medians[1 << 23]) // 2] > medians[1024][len(medians[1024]) // 2]
     assert run(plan, store).statuses == {}
+
+
+def test_exchanges_between_experts_are_measured(tmp_path: Path) -> None:
+    entries = [
+        {"kind": kind, "tokens": [4, 512], "hidden": 64, "topk": 2, "experts": 12, "ranks": 2, "mode": mode}
+        for kind in EXCHANGES
+        for mode in ("normal", "low_latency")
+    ]
+    store = Store(tmp_path / "store")
+    plan = build_plan({"name": "experts", "dtype": "bf16", "settings": vars(FAST), "cases": entries})
+    assert run(plan, store).statuses == {"ok": 8}
+    assert {(row["kind"], row["mode"], row["ranks_per_node"]) for row in rows(store)} == {
+        (kind, mode, 2) for kind in EXCHANGES for mode in (0, 1)
+    }
+    lost = Case(make_op("ep_dispatch", tokens=4, hidden=64, topk=2, experts=13, ranks=2), "gloo")
+    assert run(Plan("uneven", (lost,), (), FAST), store).statuses == {"unsupported": 1}
 
 
 def test_what_cannot_run_is_said_and_the_ranks_go_on(tmp_path: Path) -> None:
