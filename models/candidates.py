@@ -1,7 +1,7 @@
 """Ways to learn a correction, and their hyper-parameters as ``conf/predictor`` has them.
 
 Each candidate is a frozen dataclass: its fields are its options, ``fit`` returns a :class:`Correction`. All are
-deterministic for a seed and use the threads they are told.
+deterministic for a seed and use one thread.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ class Task:
     target: np.ndarray
     weights: np.ndarray
     seed: int = 0
-    threads: int = 1
 
     def rows(self, chosen: np.ndarray) -> Task:
         """The same task on some of its rows."""
@@ -96,7 +95,7 @@ class RandomForest:
     """scikit-learn's random forest on the ratio to the calibrated analytical time."""
 
     min_rows: int = 30
-    max_rows: int = 20_000
+    max_rows: int = 5000
     trees: int = 40
     leaves: int = 1024
     min_leaf: int = 1
@@ -117,7 +116,7 @@ class RandomForest:
             min_samples_leaf=self.min_leaf,
             max_features=self.columns,
             random_state=task.seed,
-            n_jobs=task.threads if len(task.matrix) > 4000 else 1,  # starting threads costs more than small trees
+            n_jobs=1,
         )
         model.fit(task.matrix, task.target - task.offset, sample_weight=task.weights)
         return Correction(task.matrix.shape[1], task.offset, from_sklearn(model))
@@ -159,7 +158,7 @@ class LightGBM:
             "seed": task.seed,
             "deterministic": True,
             "force_row_wise": True,
-            "num_threads": task.threads if len(task.matrix) > 4000 else 1,
+            "num_threads": 1,
             "verbosity": -1,
             "monotone_constraints": [self.monotone.get(name, 0) for name in task.names] if self.monotone else None,
         }
@@ -180,7 +179,7 @@ class Options:
     folds: int = 5
     coverage: float = 0.9
     seed: int = 0
-    threads: int = 1
+    workers: int = 1  # processes that train tables side by side, each with one thread
     weight_power: float = 0.15  # a row's weight grows as latency to this power: step time is what counts
     eager: bool = False  # learn from rows whose time includes the host's dispatch, too
     trials: int = 0  # of a search for LightGBM's parameters
@@ -199,8 +198,8 @@ class Options:
         _among("eval", self.evaluations, MODES)
         if not self.evaluations:
             raise OptionError(f"eval is empty; choose from {', '.join(MODES)}")
-        if self.folds < 2 or self.threads < 1:
-            raise OptionError(f"predictor.folds={self.folds} must be at least 2, predictor.threads={self.threads} 1")
+        if self.folds < 2 or self.workers < 1:
+            raise OptionError(f"predictor.folds={self.folds} must be at least 2, predictor.workers={self.workers} 1")
         if self.trials < 0:
             raise OptionError(f"predictor.trials={self.trials} must be 0 (no search) or the number of trials")
         if not 0.0 < self.coverage < 1.0:

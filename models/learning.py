@@ -52,7 +52,7 @@ def task_of(table: Table, ops: Frame, options: Options) -> Task:
     """A table as candidates take it."""
     target = np.log(table.latency_us / ops.analytical_us)
     weights = weigh(ops.analytical_us, options.weight_power)
-    return Task(feature_names(table.kind), ops.matrix, target, weights, options.seed, options.threads)
+    return Task(feature_names(table.kind), ops.matrix, target, weights, options.seed)
 
 
 def learn(table: Table, ops: Frame, options: Options, folds: Split | None = None) -> Learned:

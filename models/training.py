@@ -7,7 +7,7 @@ every row; ``eval`` chooses what is reported of the procedure (:mod:`.evaluation
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Outcome", "Table", "Trained", "TrainingError", "fit", "outcomes", "tables", "train", "train_and_register"]
 
 MIN_ROWS = 5
+SIDE_BY_SIDE = 20_000  # rows from which starting processes pays
 
 
 class MeasurementStore(Protocol):
@@ -56,7 +57,6 @@ class Outcome:
 
     predictor: Predictor
     table: Table
-    frame: Frame
     held_out: np.ndarray
     held_out_us: np.ndarray
     result: Mapping[str, Any]
@@ -95,7 +95,7 @@ def fit(table: Table, options: Options | None = None) -> Outcome:
         result["tuned"] = dataclasses.asdict(options.lightgbm)
     predictor = _predictor(table, ops, learned, result, options)
     held_out_us = table.latency_us[crossed[main].rows] / np.exp(crossed[main].residual)
-    return Outcome(predictor, table, ops, crossed[main].rows, held_out_us, result, options)
+    return Outcome(predictor, table, crossed[main].rows, held_out_us, result, options)
 
 
 def _evaluations(
@@ -212,20 +212,49 @@ def outcomes(
         if name not in known:
             raise TrainingError(f"the store has no {kind(name).name} measurements; it has {', '.join(known) or 'none'}")
     options = options or Options()
-    for position, name in enumerate(wanted, 1):
+    jobs: list[tuple[str, Table]] = []
+    for name in wanted:
         rows = store.read(name, target.id)
         backends = tables(name, rows, target, store.fingerprint(name, target.id), options.eager)
         if rows.num_rows and not backends:
             yield name, f"none of {rows.num_rows} rows is usable (predictor.eager=true takes eagerly timed ones)"
         main = default_backend(backends)
-        for table in backends:
-            label = name if table.backend == main else f"{name}@{table.backend}"
-            if progress:
-                progress(f"training {label} on {len(table)} rows (kind {position} of {len(wanted)})")
-            try:
-                yield label, _across_devices(store, fit(table, options), options)
-            except TrainingError as error:
-                yield label, str(error)
+        jobs += [(name if table.backend == main else f"{name}@{table.backend}", table) for table in backends]
+    jobs.sort(key=lambda job: -len(job[1]))  # the longest first, so that no worker is left with it
+    if progress:
+        progress(f"training {len(jobs)} tables, {sum(len(table) for _, table in jobs):,} rows")
+    for position, (label, outcome) in enumerate(_fitted(jobs, options), 1):
+        if progress:
+            told = outcome if isinstance(outcome, str) else _told(outcome)
+            progress(f"{position} of {len(jobs)}: {label}, {told}")
+        yield label, outcome if isinstance(outcome, str) else _across_devices(store, outcome, options)
+
+
+def _fitted(jobs: Sequence[tuple[str, Table]], options: Options) -> Iterator[tuple[str, Outcome | str]]:
+    """Each job's outcome, in order; large ones side by side in processes of one thread each.
+
+    Threads inside one fit would spin against each other on a busy machine; tables side by side do not, and neither
+    their number nor their order changes a result.
+    """
+    if options.workers == 1 or len(jobs) < 2 or sum(len(table) for _, table in jobs) < SIDE_BY_SIDE:
+        yield from (_attempt(label, table, options) for label, table in jobs)
+        return
+    from joblib import Parallel, delayed
+
+    work = Parallel(n_jobs=options.workers, return_as="generator")
+    yield from work(delayed(_attempt)(label, table, options) for label, table in jobs)
+
+
+def _attempt(label: str, table: Table, options: Options) -> tuple[str, Outcome | str]:
+    try:
+        return label, fit(table, options)
+    except TrainingError as error:
+        return label, str(error)
+
+
+def _told(outcome: Outcome) -> str:
+    result = outcome.result
+    return f"{result['n']:,} rows, {result['chosen']}: median error {result['test_median_ape']:.1f} % held out"
 
 
 def _across_devices(store: MeasurementStore, outcome: Outcome, options: Options) -> Outcome:

@@ -124,13 +124,13 @@ def test_seven_rows_are_enough_for_a_calibration(cpu: Device, rows: pa.Table) ->
 def test_conf_mirrors_the_options(root: Path) -> None:
     """A new option is a decision: it stands in the configuration with the code's default, or this fails."""
     auto = yaml.safe_load((root / "conf" / "predictor" / "auto.yaml").read_text())
-    code = dataclasses.asdict(Options(threads=auto["threads"]))
+    code = dataclasses.asdict(Options(workers=auto["workers"]))
     code["candidates"] = list(code["candidates"])
     del code["calibrated"]  # it has no options
     del code["evaluations"], code["promote"]  # not how it is learned: `eval` and `promote` of conf/train.yaml
     assert dataclasses.fields(Calibrated) == ()
     assert auto == code
-    assert Options.from_dict(auto) == Options(threads=auto["threads"])
+    assert Options.from_dict(auto) == Options(workers=auto["workers"])
 
 
 @pytest.mark.parametrize("name", ["lightgbm", "random_forest"])
