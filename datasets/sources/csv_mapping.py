@@ -1,0 +1,223 @@
+"""Any table of timings, by a mapping file: where each column of the store comes from.
+
+A mapping is YAML: ``kind``; ``columns``, from a column of the store to one of the table; ``constants``, the same for
+all rows; ``where``, which rows are meant. See docs/importing.md for an example.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..dtypes import BITS, canonical_dtype, itemsize
+from ..ops import Dim, OpKind, kind
+from ..schema import COLUMNS, schema_for
+from .tables import Batch, SourceError
+from .text_files import floats, listed, read_table, require, texts, written_at
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+VERSION = 1
+OPTIONS = {"mapping": "YAML file that says which column is what"}
+MEANING = ("mapping",)
+KEYS = ("kind", "columns", "constants", "where")
+SPEC_KEYS = ("column", "file", "unit", "times", "values")
+MICROSECONDS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
+NOT_MAPPED = ("run_id", "source", "opcast_version")
+
+
+def files(path: Path | None, options: Mapping[str, Any]) -> list[Path]:
+    """Tables at or below ``path``; SourceError where the mapping is missing or cannot be used."""
+    load_mapping(options)
+    return listed(path, ("*.csv", "*.csv.gz", "*.parquet"), "the tables")
+
+
+def read(file: Path, options: Mapping[str, Any]) -> Iterator[Batch]:
+    """Rows of one table. SourceError where it lacks a column that the mapping names."""
+    mapping = load_mapping(options)
+    definition = kind(mapping["kind"])
+    table = _chosen(read_table(file), mapping["where"], file)
+    columns: dict[str, Any] = {"measured_at": written_at(file), "backend": "unknown"}
+    columns |= {name: _constant(definition, name, value) for name, value in mapping["constants"].items()}
+    specs = mapping["columns"]
+    for name in sorted(specs, key=lambda name: name != "dtype"):  # others may count elements of it
+        columns[name] = _column(definition, name, specs[name], table, columns, file)
+    yield Batch(definition.name, columns)
+
+
+def load_mapping(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The checked mapping: ``kind``, and ``columns``, ``constants``, ``where`` as dicts.
+
+    SourceError names an unknown key or column, or one that the kind needs and nothing gives.
+    """
+    import yaml
+
+    if not options.get("mapping"):
+        raise SourceError("source=csv needs mapping=FILE, which says what each column is")
+    path = Path(str(options["mapping"])).expanduser()
+    try:
+        values = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise SourceError(f"cannot read mapping {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeError) as error:
+        raise SourceError(f"mapping {path} is no YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(values, dict) or "kind" not in values:
+        raise SourceError(f"mapping {path} needs the keys kind and columns")
+    _known(values, KEYS, f"mapping {path}")
+    sections = {name: values.get(name) or {} for name in KEYS[1:]}
+    for name, section in sections.items():
+        if not isinstance(section, dict):
+            raise SourceError(f"mapping {path}: {name} must be a list of name: value")
+    specs = {name: _spec(name, spec, path) for name, spec in sections["columns"].items()}
+    _check_names(kind(str(values["kind"])), {**specs, **sections["constants"]}, path)
+    return {**sections, "columns": specs, "kind": str(values["kind"])}
+
+
+def _spec(name: str, spec: Any, path: Path) -> dict[str, Any]:
+    """One entry of ``columns`` in its long form."""
+    made = spec if isinstance(spec, dict) else {"column": str(spec)}
+    where = f"mapping {path}, columns.{name}"
+    _known(made, SPEC_KEYS, where)
+    if ("column" in made) == ("file" in made):
+        raise SourceError(f"{where} needs either column (of the table) or file (a pattern of its name)")
+    if "file" in made and _pattern(str(made["file"]), where).groups != 1:
+        raise SourceError(f"{where}: file={made['file']!r} must be a pattern with one group")
+    if name in ("measured_at", "throttled"):
+        raise SourceError(f"{where} must be one of the constants")
+    if name.endswith("_us") and made.get("unit") not in MICROSECONDS:
+        raise SourceError(f"{where} needs unit: one of {', '.join(MICROSECONDS)}")
+    times = made.get("times", 1)
+    if times != "itemsize" and (isinstance(times, bool) or not isinstance(times, (int, float))):
+        raise SourceError(f"{where}: times={times!r} is neither a number nor 'itemsize'")
+    return made
+
+
+def _pattern(text: str, where: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise SourceError(f"{where}: file={text!r} is no regular expression: {error}") from None
+
+
+def _check_names(definition: OpKind, given: Mapping[str, Any], path: Path) -> None:
+    allowed = [name for name in schema_for(definition.name).names if name not in NOT_MAPPED]
+    _known(given, allowed, f"mapping {path} of {definition.name}")
+    needed = [dim.name for dim in definition.dims if dim.default is None]
+    missing = [name for name in (*needed, "dtype", "device_id", "latency_us") if name not in given]
+    if missing:
+        raise SourceError(f"mapping {path} gives no {', '.join(missing)}, which {definition.name} needs")
+
+
+def _known(given: Mapping[str, Any], allowed: Any, where: str) -> None:
+    for name in given:
+        if name not in allowed:
+            near = difflib.get_close_matches(str(name), allowed, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(allowed)}"
+            raise SourceError(f"{where} has an unknown {name!r}; {hint}")
+
+
+def _chosen(table: pa.Table, where: Mapping[str, Any], file: Path) -> pa.Table:
+    """The rows whose columns have the wanted values."""
+    import pyarrow as pa
+
+    require(table, where, file)
+    rows = np.ones(len(table), dtype=bool)
+    for name, wanted in where.items():
+        allowed = {str(value) for value in (wanted if isinstance(wanted, list) else [wanted])}
+        rows &= np.array([text in allowed for text in texts(table, name)], dtype=bool)
+    return table if rows.all() else table.filter(pa.array(rows))
+
+
+def _column(
+    definition: OpKind, name: str, spec: Mapping[str, Any], table: pa.Table, others: Mapping[str, Any], file: Path
+) -> Any:
+    """One column of the store [n], from a column of the table or from the file's name."""
+    if "column" in spec:
+        require(table, [spec["column"]], file)
+    dim = next((dim for dim in definition.dims if dim.name == name), None)
+    if (dim is None or dim.choices or "values" in spec or "file" in spec) and not _numeric(name):
+        found = texts(table, spec["column"]) if "column" in spec else _from_name(spec, table, file)
+        found = np.array([_renamed(text, spec.get("values")) for text in found], dtype=object)
+        return _text(name, found) if dim is None else _choices(dim, found) * _factor(spec, others)
+    found = floats(table, spec["column"]) if "column" in spec else _from_name(spec, table, file).astype(float)
+    return found * _factor(spec, others)
+
+
+def _numeric(name: str) -> bool:
+    """Whether a column of results or conditions holds numbers."""
+    return COLUMNS.get(name) in ("float64", "int64")
+
+
+def _factor(spec: Mapping[str, Any], others: Mapping[str, Any]) -> Any:
+    """What to multiply with: into microseconds, elements into bytes."""
+    times = spec.get("times", 1)
+    if times == "itemsize":
+        dtypes = others.get("dtype", "")
+        known = {name: itemsize(name) for name in BITS}
+        times = (
+            known.get(dtypes, np.nan) if isinstance(dtypes, str) else np.array([known.get(d, np.nan) for d in dtypes])
+        )
+    return times * MICROSECONDS.get(spec.get("unit", ""), 1.0)
+
+
+def _from_name(spec: Mapping[str, Any], table: pa.Table, file: Path) -> np.ndarray:
+    match = re.search(str(spec["file"]), file.name)
+    if match is None:
+        raise SourceError(f"the name of {file.name} does not match {spec['file']!r}")
+    return np.full(len(table), match[1], dtype=object)
+
+
+def _renamed(text: str, values: Mapping[Any, Any] | None) -> str:
+    named = {str(old): str(new) for old, new in (values or {}).items()}
+    return named.get(text, text)
+
+
+def _text(name: str, found: np.ndarray) -> np.ndarray:
+    if name not in ("dtype", "out_dtype"):
+        return found
+    return np.array([_dtype(text) for text in found], dtype=object)
+
+
+def _dtype(text: str) -> str:
+    """The name of a format as opcast has it; one that is not known stays, and is rejected with its rows."""
+    try:
+        return canonical_dtype(text)
+    except ValueError:
+        return text
+
+
+def _choices(dim: Dim, found: np.ndarray) -> np.ndarray:
+    """A dim from text: the index of a choice, or the number; NaN where it is neither."""
+    known = {choice: float(place) for place, choice in enumerate(dim.choices)}
+    made = []
+    for text in found:
+        try:
+            made.append(known[text] if text in known else float(text))
+        except ValueError:
+            made.append(float("nan"))
+    return np.array(made)
+
+
+def _constant(definition: OpKind, name: str, value: Any) -> Any:
+    """A constant as a batch takes it."""
+    if name == "measured_at":
+        return _moment(value)
+    if name in ("dtype", "out_dtype"):
+        return _dtype(str(value))
+    dim = next((dim for dim in definition.dims if dim.name == name), None)
+    return dim.parse(definition.name, value) if dim is not None else value
+
+
+def _moment(value: Any) -> datetime:
+    if isinstance(value, date) and not isinstance(value, datetime):
+        value = datetime(value.year, value.month, value.day)
+    if not isinstance(value, datetime):
+        raise SourceError(f"measured_at: {value!r} is no date such as 2025-01-31")
+    return value if value.tzinfo else value.replace(tzinfo=UTC)
