@@ -18,8 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import numpy as np
+
 from ..datasets.devices import Device
 from .candidates import Options
+from .features import feature_names
+from .importance import ROWS, permutation_importance
 from .plots import save as save_plots
 from .predictor import Predictor
 from .registry import Registry
@@ -38,12 +42,12 @@ class TrackingError(ValueError):
 
 @dataclass(frozen=True)
 class Tracked:
-    """Where MLflow keeps a predictor: the run, and the registered model's name, version and alias."""
+    """Where MLflow keeps a predictor: the run, the registered model's name and version, and its alias if promoted."""
 
     run_id: str
     model: str
     version: str
-    alias: str
+    alias: str | None
 
 
 def default_uri(folder: Path | str) -> str:
@@ -165,12 +169,25 @@ def _log_one(client: MlflowClient, experiment_id: str, trained: Trained) -> Trac
         pictures = Path(scratch, "plots")
         pictures.mkdir()
         outcome = trained.outcome
-        save_plots(outcome.table.latency_us, outcome.held_out_us, trained.label, pictures)
+        measured_us = outcome.table.latency_us[outcome.held_out]
+        save_plots(measured_us, outcome.held_out_us, _importance(trained), trained.label, pictures)
         client.log_artifacts(run_id, str(pictures), "plots")
+        client.log_dict(run_id, dict(outcome.result["evaluations"]), "evaluations.json")
         _save_model(Path(scratch, "model"), trained)
         client.log_artifacts(run_id, str(Path(scratch, "model")), "model")
     client.set_terminated(run_id)
-    return _register(client, f"{run.info.artifact_uri}/model", run_id, predictor, trained.label)
+    return _register(client, f"{run.info.artifact_uri}/model", run_id, trained)
+
+
+def _importance(trained: Trained) -> dict[str, float]:
+    """Importance of each feature, read from a sample of the rows."""
+    table, seed = trained.outcome.table, trained.outcome.options.seed
+    if len(table) > ROWS:
+        table = table.take(np.sort(np.random.default_rng(seed).choice(len(table), ROWS, replace=False)))
+    ops = table.frame()
+    target = np.log(table.latency_us / ops.analytical_us)
+    found = permutation_importance(trained.predictor.correction, ops.matrix, target, seed)
+    return dict(zip(feature_names(table.kind), found.tolist(), strict=True))
 
 
 def _log_numbers(client: MlflowClient, run_id: str, trained: Trained) -> None:
@@ -181,6 +198,7 @@ def _log_numbers(client: MlflowClient, run_id: str, trained: Trained) -> None:
     result, now = trained.outcome.result, int(time.time() * 1000)
     numbers = {name: value for name, value in result.items() if isinstance(value, (int, float))}
     numbers |= {f"candidate_{name}_median_ape": value for name, value in result["candidates"].items()}
+    numbers |= dict(_figures(result["evaluations"]))
     texts = {
         **_parameters(trained.predictor),
         **{f"option.{name}": value for name, value in _flat(trained.outcome.options)},
@@ -193,6 +211,15 @@ def _log_numbers(client: MlflowClient, run_id: str, trained: Trained) -> None:
     table = trained.outcome.table
     dataset = Dataset(trained.label, (table.fingerprint or "unknown")[:36], "opcast-store", "{}")
     client.log_inputs(run_id, [DatasetInput(dataset, [])])
+
+
+def _figures(evaluations: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Every number of the evaluations by its path: ``groups/baselines/roofline/median_ape``."""
+    for name, value in evaluations.items():
+        if isinstance(value, Mapping):
+            yield from _figures(value, f"{prefix}{name}/")
+        elif isinstance(value, (int, float)):
+            yield f"{prefix}{name}", value
 
 
 def _parameters(predictor: Predictor) -> dict[str, Any]:
@@ -232,18 +259,21 @@ def _save_model(path: Path, trained: Trained) -> None:
     )
 
 
-def _register(client: MlflowClient, source: str, run_id: str, predictor: Predictor, label: str) -> Tracked:
+def _register(client: MlflowClient, source: str, run_id: str, trained: Trained) -> Tracked:
+    """A version of the registered model; the device's alias moves to it only where the predictor was promoted."""
     from mlflow.exceptions import MlflowException
 
-    name = f"opcast-{_slug(label)}"
+    predictor, name = trained.predictor, f"opcast-{_slug(trained.label)}"
     try:
         client.create_registered_model(name)
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    made = client.create_model_version(name, source, run_id, tags={"device": predictor.device_id})
-    alias = _slug(predictor.device_id)
-    client.set_registered_model_alias(name, alias, made.version)
+    tags = {"device": predictor.device_id, "promoted": str(trained.promoted), "why": trained.why}
+    made = client.create_model_version(name, source, run_id, tags=tags)
+    alias = _slug(predictor.device_id) if trained.promoted else None
+    if alias:
+        client.set_registered_model_alias(name, alias, made.version)
     return Tracked(run_id, name, str(made.version), alias)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import threading
 import time
@@ -10,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from opcast.models.candidates import Options
+from opcast.models.features import feature_names
+from opcast.models.importance import permutation_importance
 from opcast.models.registry import Registry
 from opcast.models.tracking import Tracked, TrackingError, check, default_uri, log
 from opcast.models.training import Outcome, Trained
@@ -53,7 +56,11 @@ def test_a_run_holds_figures_options_and_the_data_behind_it(
     assert {each.path for each in client.list_artifacts(tracked.run_id, "plots")} == {
         "plots/predicted-vs-measured.png",
         "plots/error-vs-size.png",
+        "plots/importance.png",
     }
+    groups = outcome.result["evaluations"]["groups"]
+    logged = run.data.metrics["groups/baselines/log_log/median_ape"]
+    assert logged == pytest.approx(groups["baselines"]["log_log"]["median_ape"])
 
 
 def test_the_registered_model_answers_by_its_device_alias_without_pickle(
@@ -76,6 +83,29 @@ def test_training_again_moves_the_alias(trained: Trained, client: mlflow.MlflowC
     (again,) = log([trained], uri)
     assert str(client.get_model_version_by_alias("opcast-gemm", "cpu_two_threads").version) == again.version
     assert len(client.search_model_versions("name='opcast-gemm'")) >= 2
+
+
+def test_what_was_not_promoted_is_logged_without_the_alias(
+    trained: Trained, client: mlflow.MlflowClient, uri: str
+) -> None:
+    (first,) = log([trained], uri)
+    worse = dataclasses.replace(trained, promoted=False, why="mean error 9.00 % against 5.00 %")
+    (kept,) = log([worse], uri)
+    assert kept.alias is None
+    assert str(client.get_model_version_by_alias("opcast-gemm", "cpu_two_threads").version) == first.version
+    tags = client.get_model_version("opcast-gemm", kept.version).tags
+    assert tags["why"] == worse.why
+
+
+def test_importance_finds_the_features_that_matter(outcome: Outcome) -> None:
+    """The rows' law bends with n, and nothing bends with a column of noise that no tree has seen."""
+    ops = outcome.table.frame()
+    target = np.log(outcome.table.latency_us / ops.analytical_us)
+    found = permutation_importance(outcome.predictor.correction, ops.matrix, target)
+    names = feature_names("gemm")
+    assert found[names.index("size_n")] > 0
+    assert found[names.index("device_units")] == 0.0
+    assert (found == permutation_importance(outcome.predictor.correction, ops.matrix, target)).all()
 
 
 def test_artifacts_lie_beside_the_database(tracked: Tracked, uri: str) -> None:
