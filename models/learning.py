@@ -16,7 +16,7 @@ from .correction import Correction
 from .envelope import Envelope, surround
 from .features import Frame, feature_names
 from .intervals import Intervals, calibrate, classes_of
-from .splits import Split, split, splits
+from .splits import Split, even_folds, split, splits
 from .table import Table
 
 BASELINE = "calibrated"
@@ -121,6 +121,15 @@ def choose(loss: Mapping[str, np.ndarray], weights: np.ndarray, rows: np.ndarray
     }
     least = min(scores.values())
     return next(name for name, score in scores.items() if score <= least * NEAR_TIE)
+
+
+def best(task: Task, groups: np.ndarray, options: Options) -> Correction:
+    """The correction of the best candidate, fitted on all rows; ``groups`` int64 [n] are held out together."""
+    codes = np.unique(groups, return_inverse=True)[1].reshape(-1)
+    folds = even_folds(codes, fold_count(len(codes), options), options.seed, "grouped")
+    prepared = prepare(task, options)
+    name = choose(held_out(task, folds, prepared, options), task.weights, np.arange(len(codes)))
+    return options.candidate(name).fit(task, prepared[name])
 
 
 def weigh(analytical_us: np.ndarray, power: float) -> np.ndarray:

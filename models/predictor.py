@@ -30,6 +30,7 @@ from .intervals import Intervals, classes_of
 
 FORMAT = 1
 CARD, MODEL = "card.json", "model.npz"
+ANY = "any"  # the device id of a predictor that was learned from several devices, for all of them
 
 
 class PredictorError(ValueError):
@@ -88,10 +89,11 @@ class Predictor:
 
         A device of the predictor's own id is taken with the figures of training, whatever it says now: the
         correction is only right on top of the analytical time it was learned from. Another device is taken as given
-        and is outside the envelope.
+        and is outside the envelope, unless the predictor is one of any device.
         """
-        known = device is None or device.id == self.device.id
-        target = self.device if device is None or known else device
+        own = device is None or device.id == self.device.id
+        known = own or self.device.id == ANY
+        target = self.device if device is None or own else device
         return self.predict_frame(frame(self.kind, columns, dtype, out_dtype, target, cache), known)
 
     def predict_frame(self, ops: Frame, known_device: bool = True) -> Prediction:

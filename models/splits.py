@@ -97,7 +97,7 @@ def splits(
     if mode == "groups":
         return {mode: split(kind_name, columns, folds, seed)}, ""
     if mode == "random":
-        return {mode: _fold(codes(columns, KINDS[kind_name].names), folds, seed, "random ops")}, ""
+        return {mode: even_folds(codes(columns, KINDS[kind_name].names), folds, seed, "random ops")}, ""
     if mode in ("ranks", "head_dim"):
         return _one_value_out(kind_name, mode, columns)
     return _ends(kind_name, columns)
@@ -112,10 +112,10 @@ def split(kind_name: str, columns: Mapping[str, np.ndarray], folds: int, seed: i
         groups = codes(columns, names)
         if groups.max(initial=-1) + 1 < MIN_GROUPS:
             continue
-        made = _fold(groups, folds, seed, f"grouped by ({', '.join(names)})")
+        made = even_folds(groups, folds, seed, f"grouped by ({', '.join(names)})")
         ends = np.flatnonzero((groups == groups.min()) | (groups == groups.max()))
         return replace(made, label=f"{made.label}, inside the range").without(ends) if chosen.inside else made
-    return _fold(codes(columns, definition.names), folds, seed, "grouped by op")
+    return even_folds(codes(columns, definition.names), folds, seed, "grouped by op")
 
 
 def codes(columns: Mapping[str, np.ndarray], names: Sequence[str]) -> np.ndarray:
@@ -158,8 +158,8 @@ def _ends(kind_name: str, columns: Mapping[str, np.ndarray]) -> tuple[dict[str, 
     return made, "" if made else why
 
 
-def _fold(groups: np.ndarray, folds: int, seed: int, label: str) -> Split:
-    """Groups in random order, each to the fold with fewest rows so far."""
+def even_folds(groups: np.ndarray, folds: int, seed: int, label: str) -> Split:
+    """Groups (codes from 0, int64 [n]) in random order, each to the fold with fewest rows so far."""
     sizes = np.bincount(groups)
     folds = min(folds, len(sizes))
     order = np.random.default_rng(seed).permutation(len(sizes))
