@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from ..dtypes import BITS, canonical_dtype, itemsize
 from ..ops import Dim, OpKind, kind
 from ..schema import COLUMNS, schema_for
 from .tables import Batch, SourceError
-from .text_files import floats, listed, read_table, require, texts, written_at
+from .text_files import floats, listed, moment, read_table, require, texts, written_at
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -208,16 +207,8 @@ def _choices(dim: Dim, found: np.ndarray) -> np.ndarray:
 def _constant(definition: OpKind, name: str, value: Any) -> Any:
     """A constant as a batch takes it."""
     if name == "measured_at":
-        return _moment(value)
+        return moment(value)
     if name in ("dtype", "out_dtype"):
         return _dtype(str(value))
     dim = next((dim for dim in definition.dims if dim.name == name), None)
     return dim.parse(definition.name, value) if dim is not None else value
-
-
-def _moment(value: Any) -> datetime:
-    if isinstance(value, date) and not isinstance(value, datetime):
-        value = datetime(value.year, value.month, value.day)
-    if not isinstance(value, datetime):
-        raise SourceError(f"measured_at: {value!r} is no date such as 2025-01-31")
-    return value if value.tzinfo else value.replace(tzinfo=UTC)

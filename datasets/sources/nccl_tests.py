@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from ..devices import DeviceError, load_device
 from ..dtypes import canonical_dtype
 from ..ops import LINKS
 from .tables import Batch, Rejected, SourceError
-from .text_files import content, listed, written_at
+from .text_files import content, listed, moment, written_at
 
 VERSION = 1
 OPTIONS = {
@@ -191,7 +190,7 @@ def _conditions(run: Run, file: Path, options: Mapping[str, Any]) -> dict[str, A
         "backend": f"{library}{'-' + run.nccl if run.nccl else ''}:{library}",
         "nccl": run.nccl,
         "timer": "cuda_graph" if run.graph else "imported",
-        "measured_at": _measured_at(file, options),
+        "measured_at": moment(when) if (when := options.get("measured_at")) else written_at(file),
     }
 
 
@@ -202,16 +201,6 @@ def _link(device_id: str, nodes: int) -> str:
         return "nvlink" if load_device(device_id).link_gbps > 0 else "pcie"
     except DeviceError as error:
         raise SourceError(f"{error}; or say device=…") from None
-
-
-def _measured_at(file: Path, options: Mapping[str, Any]) -> datetime:
-    if not options.get("measured_at"):
-        return written_at(file)
-    try:
-        found = datetime.fromisoformat(str(options["measured_at"]))
-    except ValueError:
-        raise SourceError(f"measured_at={options['measured_at']} is no date such as 2025-01-31") from None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _named(file: Path) -> str:

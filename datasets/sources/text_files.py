@@ -10,7 +10,7 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,6 +96,15 @@ def texts(table: pa.Table, name: str) -> np.ndarray:
 def written_at(file: Path) -> datetime:
     """When a file was last changed: what is known of a measurement whose own time is not told."""
     return datetime.fromtimestamp(int(file.stat().st_mtime), UTC)
+
+
+def moment(value: object) -> datetime:
+    """A date, with or without a time, as a moment in UTC. SourceError where it is none."""
+    try:
+        found = datetime.fromisoformat(value.isoformat() if isinstance(value, date) else str(value))
+    except ValueError:
+        raise SourceError(f"measured_at: {value!r} is no date such as 2025-01-31") from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _unique(names: list[str]) -> list[str]:
