@@ -24,8 +24,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 VERSION = 1
-OPTIONS = {"mapping": "YAML file that says which column is what"}
-MEANING = ("mapping",)
+OPTIONS = {
+    "mapping": "YAML file that says which column is what",
+    "device": "device of all rows, where the mapping gives no device_id",
+}
+MEANING = ("mapping", "device")
 KEYS = ("kind", "columns", "constants", "where")
 SPEC_KEYS = ("column", "file", "unit", "times", "values")
 MICROSECONDS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
@@ -75,6 +78,8 @@ def load_mapping(options: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(section, dict):
             raise SourceError(f"mapping {path}: {name} must be a list of name: value")
     specs = {name: _spec(name, spec, path) for name, spec in sections["columns"].items()}
+    if options.get("device") and "device_id" not in specs:
+        sections["constants"] = {"device_id": str(options["device"]), **sections["constants"]}
     _check_names(kind(str(values["kind"])), {**specs, **sections["constants"]}, path)
     return {**sections, "columns": specs, "kind": str(values["kind"])}
 

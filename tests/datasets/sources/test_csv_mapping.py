@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,20 @@ def test_a_mapping_is_needed(store: Store, tmp_path: Path) -> None:
         import_into(store, "csv", tmp_path)
     with pytest.raises(SourceError, match="cannot read mapping"):
         import_into(store, "csv", tmp_path, {"mapping": str(tmp_path / "none.yaml")})
+
+
+def test_the_mapping_in_the_documents_is_the_one_tested_here(root: Path) -> None:
+    text = (root / "docs" / "importing.md").read_text()
+    (mapping,) = re.findall(r'"vtrain.yaml"\).write_text\(r"""\n(.*?)"""', text, re.DOTALL)
+    shown = yaml.safe_load(mapping)
+    shown["constants"]["measured_at"] = str(shown["constants"]["measured_at"])
+    assert shown == all_reduce("time(ns)")
+
+
+def test_a_device_may_be_given_beside_the_mapping(store: Store, tmp_path: Path) -> None:
+    options = mapped(tmp_path, changed(constants={"device_id": None}))
+    import_into(store, "csv", tmp_path, {**options, "device": "h200_sxm"})
+    assert store.devices() == ["h200_sxm"]
 
 
 @pytest.mark.parametrize("text", ["M,N,K,type,t\n", "", "M,N,K,type,t\n1,2,3\n"])
