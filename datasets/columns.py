@@ -60,6 +60,14 @@ def matching(table: pa.Table, name: str, value: str) -> pa.Table:
     return table.filter(pc.equal(table[name], text_array([value])[0]))
 
 
+def without(table: pa.Table, name: str, value: str) -> pa.Table:
+    """The rows of a table whose text column has another value, or none."""
+    import pyarrow.compute as pc
+
+    equal = numbers(pc.equal(table[name], text_array([value])[0]))
+    return table.take(number_array(np.flatnonzero(~equal))) if equal.any() else table
+
+
 def text_array(texts: Iterable[str]) -> pa.Array:
     """An Arrow array of strings."""
     import pyarrow as pa

@@ -14,7 +14,7 @@ import numpy as np
 
 from .columns import codes, group_keys, numbers
 from .devices import RATE_OF, Device
-from .ops import KINDS, LINKS, cost_columns
+from .ops import KINDS, LINKS, bus_factor, cost_columns
 from .schema import ENVIRONMENT, row_ops
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ NEIGHBOURS = 8
 REACH = 4.0  # how far a neighbour may be, in doublings of cost
 DISAGREE = 1.5  # ratio of repeats of one op in one environment
 DRIFT = 0.10  # of a canary from its median over a campaign
+SLOW_LINK = 0.2  # of a link's rate at best
+LARGE_BYTES = 64 * 2**20  # where latency no longer matters
 BROKEN = 0.05  # share of errors and timeouts that is worth a look
 CONDITIONS = ("dtype", "out_dtype", "backend", "cache", *ENVIRONMENT)
 
@@ -150,6 +152,27 @@ def exceeded(rows: Rows) -> Iterator[tuple[str, int, float]]:
         ratio = np.where(rows.ok, least_us(rows, rows.device) / rows.latency_us, 0.0)
         if ratio.max() > 1.0 / IMPOSSIBLE:
             yield rows.kind, int((ratio > 1.0 / IMPOSSIBLE).sum()), float(ratio.max())
+
+
+def slow_links(rows: Rows) -> Iterator[Finding]:
+    """Large collectives that reach a small part of their link: hosts without peer-to-peer copies, for one."""
+    if rows.device is None or KINDS[rows.kind].family != "collective":
+        return
+    moved = rows.numbers("size_bytes") * bus_factor(rows.kind, rows.numbers("ranks"))
+    share = moved / rows.latency_us / link_rate(rows, rows.device)
+    large = rows.ok & (rows.numbers("size_bytes") >= LARGE_BYTES) & (moved > 0) & np.isfinite(share) & (share > 0)
+    slow: list[tuple[float, int, str]] = []
+    key = group_keys(rows.table, ["backend", "ranks", "link"])
+    for one in np.unique(key[large]):
+        best = int(np.argmax(np.where(large & (key == one), share, 0.0)))
+        if share[best] < SLOW_LINK:
+            slow.append((share[best], int(rows.numbers("ranks")[best]), rows.table["backend"][best].as_py()))
+    if slow:
+        share_of, ranks, backend = min(slow)
+        groups = ", ".join(f"{count}" for count in sorted({count for _, count, _ in slow}))
+        what = f"groups of {groups} ranks reach less than {SLOW_LINK:.0%} of the link; worst {backend} with {ranks}"
+        do = "tell whether that host lacks peer-to-peer copies; leave these rows out for hosts that have them"
+        yield Finding("warning", rows.where, f"{what}: {share_of:.1%}", do)
 
 
 def least_us(rows: Rows, device: Device) -> np.ndarray:
@@ -317,6 +340,7 @@ RULES: tuple[Callable[[Rows], Iterator[Finding]], ...] = (
     _outliers,
     _repeats,
     _drift,
+    slow_links,
 )
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .columns import group_keys, matching, number_array, numbers, text_array, values
+from .columns import group_keys, matching, number_array, numbers, text_array, values, without
 from .devices import Device, DeviceError
 from .files import StoreError, locked, read_parquet, write_atomically, write_parquet
 from .ops import KINDS, Op
@@ -148,12 +148,13 @@ class Store:
     def lookup(self, kind_name: str, device_id: str, cache: str) -> Mapping[tuple[Any, ...], list[Exact]]:
         """Exact measurements by ``(*dims, dtype, out_dtype)``: one entry per backend and environment, newest first.
 
-        Where percentiles were not kept, they are the median.
+        Where percentiles were not kept, they are the median. What was timed with the host's dispatch is left out.
         """
         key = [*KINDS[kind_name].names, "dtype", "out_dtype"]
         latencies = ["latency_us", "latency_p10_us", "latency_p90_us"]
-        table = self.read(kind_name, device_id, columns=[*key, *latencies, "backend", "cache", "measured_at"])
-        table = matching(table, "cache", cache).sort_by([("measured_at", "descending")])
+        table = self.read(kind_name, device_id, columns=[*key, *latencies, "backend", "cache", "timer", "measured_at"])
+        table = without(matching(table, "cache", cache), "timer", "eager")
+        table = table.sort_by([("measured_at", "descending")])
         median, low, high = (numbers(table[name]) for name in latencies)
         low, high = np.where(np.isnan(low), median, low), np.where(np.isnan(high), median, high)
         exact = map(Exact, median.tolist(), low.tolist(), high.tolist(), values(table["backend"]))

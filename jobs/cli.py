@@ -23,6 +23,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "the whole job on this machine: profile, train, simulate, run for real, compare",
     ),
     "profile": ("profile", "run a measurement campaign into a store; a killed one resumes"),
+    "import": ("importing", "foreign measurements into a store, in its units and conventions"),
     "data": ("data", "what a store holds; `opcast data check` looks for bad rows and files"),
     "train": ("train", "fit predictors for a device, evaluate on unseen shapes, register in MLflow"),
     "predict": ("predict", "the latency of one op, or of every op in a file (shapes=FILE)"),

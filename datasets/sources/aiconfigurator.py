@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .aiconfigurator_tables import REFUSED, TABLES, Origin, Sheet
+from .aiconfigurator_tables import REFUSED, TABLES, Origin, Sheet, system_device
 from .tables import Batch, Rejected, SourceError
 
 VERSION = 1
@@ -89,48 +89,42 @@ def _wanted(options: Mapping[str, Any], name: str) -> set[str]:
 
 
 def _matches(place: Mapping[str, str], wanted: Mapping[str, set[str]]) -> bool:
-    return all(not names or place[part] in names or _alias(place[part]) in names for part, names in wanted.items())
-
-
-def _alias(system: str) -> str:
-    return {"a100_sxm": "a100_sxm_80gb"}.get(system, system)
+    return all(
+        not names or place[part] in names or system_device(place[part]) in names for part, names in wanted.items()
+    )
 
 
 def _nothing_matches(places: list[dict[str, str]], wanted: Mapping[str, set[str]]) -> str:
     for part, names in wanted.items():
         known = sorted({place[part] for place in places})
-        wrong = sorted(name for name in names if name not in known and name not in map(_alias, known))
+        wrong = sorted(name for name in names if name not in known and name not in map(system_device, known))
         if wrong:
             return f"no table for {_FILTERS[part]}={wrong[0]}; there are {', '.join(known)}"
     return "no table for these systems, tables and frameworks together"
 
 
 def _origin(file: Path, place: Mapping[str, str]) -> Origin:
-    manifest, folder = _manifest(file)
+    path = file.resolve()
+    folder = next((one for one in (path.parent, path.parent.parent) if (one / "manifest.json").is_file()), None)
+    manifest = _manifest(folder / "manifest.json") if folder else {}
+    entry = manifest.get("files", {}).get(path.relative_to(folder).as_posix(), {}) if folder else {}
     version = f"@{manifest['commit'][:12]}" if "commit" in manifest else ""
-    entry = manifest.get("files", {}).get(file.relative_to(folder).as_posix(), {}) if folder else {}
-    where = entry.get("source_path") or _below_package(file)
     date = manifest.get("commit_date")
-    day = datetime.fromisoformat(date) if date else datetime.fromtimestamp(int(file.stat().st_mtime), UTC)
-    return Origin(**place, reference=where + version, measured_at=day if day.tzinfo else day.replace(tzinfo=UTC))
-
-
-def _manifest(file: Path) -> tuple[dict[str, Any], Path | None]:
-    """The manifest above a file, its entries by path, and its folder."""
-    for folder in list(file.resolve().parents)[:6]:
-        path = folder / "manifest.json"
-        if path.is_file():
-            return _read_manifest(path), folder
-    return {}, None
+    day = datetime.fromisoformat(date) if date else datetime.fromtimestamp(int(path.stat().st_mtime), UTC)
+    reference = entry.get("source_path") or _below_package(path)
+    return Origin(**place, reference=reference + version, measured_at=day if day.tzinfo else day.replace(tzinfo=UTC))
 
 
 @lru_cache
-def _read_manifest(path: Path) -> dict[str, Any]:
+def _manifest(path: Path) -> dict[str, Any]:
+    """Commit, date and the files by their path; nothing of a manifest that says other things."""
     try:
         found = json.loads(path.read_text("utf-8"))
-        return {**found, "files": {entry["file"]: entry for entry in found.get("files", [])}}
-    except (ValueError, TypeError, KeyError):
-        raise SourceError(f"{path} is no manifest of aiconfigurator's tables: mend or remove it") from None
+        return {**found, "files": {entry["file"]: entry for entry in found["files"]}}
+    except (TypeError, KeyError):
+        return {}
+    except ValueError:
+        raise SourceError(f"{path} is damaged: mend or remove it") from None
 
 
 def _below_package(file: Path) -> str:

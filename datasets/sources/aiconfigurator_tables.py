@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..columns import codes, number_array, numbers, text_array
+from ..device_names import cuda_device_id
 from ..dtypes import itemsize
 from .tables import Batch, Rejected, SourceError
 
@@ -54,19 +55,6 @@ DTYPES = {
     "w4afp8": "w4a8",
     "w4a16_mxfp4": "mxfp4a16",
     "w4a8_mxfp4_mxfp8": "mxfp4a8",
-}
-DEVICES = {
-    "NVIDIA A100-SXM4-40GB": "a100_sxm_40gb",
-    "NVIDIA A100-SXM4-80GB": "a100_sxm_80gb",
-    "NVIDIA H100 80GB HBM3": "h100_sxm",
-    "NVIDIA H200": "h200_sxm",
-    "NVIDIA B200": "b200_sxm",
-    "NVIDIA B300 SXM6 AC": "b300_sxm",
-    "NVIDIA GB200": "gb200",
-    "NVIDIA GB300": "gb300",
-    "NVIDIA L40S": "l40s",
-    "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx_pro_6000_server",
-    "a100_sxm": "a100_sxm_80gb",
 }
 PCIE = ("l40s", "rtx_pro_6000_server")
 GPUS_PER_NODE = {"gb200": 4, "gb300": 4}
@@ -161,7 +149,7 @@ class Sheet:
 
     @cached_property
     def device_id(self) -> pa.Array:
-        return self.text(lambda name: DEVICES.get(name or self.origin.system, name or self.origin.system), "device")
+        return self.text(lambda name: cuda_device_id(name) if name else system_device(self.origin.system), "device")
 
     @cached_property
     def shared(self) -> dict[str, Any]:
@@ -186,6 +174,11 @@ class Sheet:
     def where(self, rows: np.ndarray) -> Sheet:
         """Some of its rows."""
         return Sheet(self.table.take(number_array(np.flatnonzero(rows))), self.origin)
+
+
+def system_device(system: str) -> str:
+    """opcast's name of a system; the A100 ones have 80 GB, as their rows say where they name a device."""
+    return {"a100_sxm": "a100_sxm_80gb"}.get(system, system)
 
 
 def canonical(name: str) -> str:

@@ -33,9 +33,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..files import locked
+from ..row_checks import Finding, Rows, slow_links
 from ..store import Store
 from .merging import merged
-from .plausible import sift
+from .plausible import known_device, sift
 from .tables import Batch, Rejected, SourceError, combined
 
 if TYPE_CHECKING:
@@ -59,7 +60,10 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass
 class ImportReport:
-    """What an import did. Every row read is written, merged into another, already there, or rejected."""
+    """What an import did. Every row read is written, merged into another, already there (skipped), or rejected.
+
+    ``flagged`` says which of the written rows look like those of an odd machine.
+    """
 
     source: str
     files: int = 0
@@ -68,6 +72,7 @@ class ImportReport:
     merged: int = 0
     skipped: int = 0
     rejected: list[Rejected] = field(default_factory=list)
+    flagged: list[Finding] = field(default_factory=list)
     written: dict[tuple[str, str], int] = field(default_factory=dict)
     wall_time_s: float = 0.0
 
@@ -77,6 +82,7 @@ class ImportReport:
             **{name: getattr(self, name) for name in ("source", "files", "rows_read", "rows_written", "merged")},
             "skipped": self.skipped,
             "rejected": [{"reason": r.reason, "rows": r.rows, "example": r.example} for r in self.rejected],
+            "flagged": [{"where": f.where, "what": f.what, "do": f.do} for f in self.flagged],
             "by_kind_and_device": [
                 {"kind": kind, "device": device, "rows": rows} for (kind, device), rows in sorted(self.written.items())
             ],
@@ -151,6 +157,7 @@ def _write(store: Store, kind_name: str, device_id: str, table: pa.Table, run_id
             return
         store.write((kind_name, table), run_id)
     report.rows_written += len(table)
+    report.flagged += slow_links(Rows(kind_name, device_id, table, known_device(store, device_id)))
     key = (kind_name, device_id)
     report.written[key] = report.written.get(key, 0) + len(table)
 

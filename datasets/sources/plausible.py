@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..columns import group_keys, matching, numbers
-from ..devices import DeviceError, load_device
+from ..devices import Device, DeviceError, load_device
 from ..ops import KINDS, bus_factor
 from ..row_checks import IMPOSSIBLE, Rows, least_us, link_rate, unit_of
 from ..schema import impossible_values, row_ops
@@ -45,7 +45,7 @@ def sift(store: Store, kind_name: str, table: pa.Table, file: Path) -> tuple[pa.
     for device_id in sorted(pc.unique(table["device_id"]).to_pylist()):
         part = matching(table, "device_id", device_id)
         try:
-            rows = Rows(kind_name, device_id, part, store.device(device_id) or load_device(device_id))
+            rows = Rows(kind_name, device_id, part, known_device(store, device_id))
         except DeviceError as error:
             rejected.append(Rejected(str(error), len(part), file.name))
             continue
@@ -60,6 +60,11 @@ def sift(store: Store, kind_name: str, table: pa.Table, file: Path) -> tuple[pa.
     return pa.concat_tables(parts) if parts else table.slice(0, 0), [one for one in rejected if one.rows]
 
 
+def known_device(store: Store, device_id: str) -> Device:
+    """A device's figures, measured into the store or shipped. DeviceError for an unknown one."""
+    return store.device(device_id) or load_device(device_id)
+
+
 def _too_fast(rows: Rows) -> Iterator[tuple[str, np.ndarray]]:
     """Reasons why rows cannot be that fast, and which (bool [n])."""
     device = rows.device
@@ -72,7 +77,7 @@ def _too_fast(rows: Rows) -> Iterator[tuple[str, np.ndarray]]:
         f"latency below {IMPOSSIBLE} of what peak rates and a launch allow",
         rows.ok & (rows.latency_us < IMPOSSIBLE * least),
     )
-    if KINDS[rows.kind].collective:
+    if KINDS[rows.kind].family == "collective":
         moved = rows.numbers("size_bytes") * np.minimum(bus_factor(rows.kind, rows.numbers("ranks")), 1.0)
         rate = moved / rows.latency_us
         yield "bandwidth above the link's peak", rows.ok & (rate > OVER_PEAK * link_rate(rows, device))

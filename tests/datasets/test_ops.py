@@ -148,7 +148,7 @@ def test_bus_factors_are_those_of_nccl_tests() -> None:
         assert bus_factor(name, 16) == 1
     np.testing.assert_allclose(bus_factor("all_reduce", np.array([1, 2, 4])), [0, 1, 1.5])
     for definition in KINDS.values():
-        if definition.collective:
+        if definition.family == "collective":
             assert definition.op(size_bytes=1 << 20, ranks=1).cost.bytes == 0
             assert definition.op(size_bytes=1 << 20, ranks=2).cost.unit == "network"
 

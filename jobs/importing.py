@@ -1,0 +1,78 @@
+"""``opcast import``: foreign measurements into a store. Importing again adds nothing; a killed import goes on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..datasets.store import Store
+from .show import BadInputError, print_json, say, table, wants_json
+
+if TYPE_CHECKING:
+    from ..datasets.sources.importing import ImportReport, Progress
+
+SUBJECT = "source"
+SHARED = ("home", "store", "predictors", "format", "source", "path")
+"""Settings that are no option of a source."""
+LONGEST = 40  # reasons shown on a terminal; format=json has all
+
+
+def run(config: dict[str, Any]) -> int:
+    """Import and print the report; returns the exit code."""
+    from ..datasets.sources.importing import SOURCES, import_into
+
+    as_json = wants_json(config)
+    if config["source"] in (None, "???"):
+        raise BadInputError(f"say what to import: source={'|'.join(SOURCES)}")
+    store = Store(Path(config["store"]).expanduser())
+    with progress_bar() as progress:
+        report = import_into(store, str(config["source"]), config["path"], options(config), progress)
+    if as_json:
+        print_json({**report.to_dict(), "store": str(store.path)})
+    else:
+        show(report, store)
+    return 0
+
+
+def options(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings that a source may take; of a device its id."""
+    chosen = {name: value for name, value in config.items() if name not in SHARED and name != "hydra"}
+    if isinstance(chosen.get("device"), dict):
+        chosen["device"] = chosen["device"]["id"]
+    return chosen
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress | None]:
+    """A bar on stderr where that is a terminal, else None."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda name, done, total: bar.update(task, description=name, completed=done, total=total)
+
+
+def show(report: ImportReport, store: Store) -> None:
+    """The report as tables."""
+    heads = ("kind", "device", "rows written")
+    rows = [(kind, device, f"{count:,}") for (kind, device), count in sorted(report.written.items())]
+    table(str(store.path), heads, rows or [("nothing new", "", "0")])
+    if report.rejected:
+        reasons = [(f"{one.rows:,}", one.reason, one.example) for one in report.rejected[:LONGEST]]
+        table("kept out", ("rows", "why", "for example"), reasons)
+    if report.flagged:
+        table("doubtful", ("where", "what", "do"), [(f.where, f.what, f.do) for f in report.flagged])
+    refused = sum(one.rows for one in report.rejected)
+    say(
+        f"{report.rows_read:,} rows of {report.files} files read in {report.wall_time_s:.1f} s: "
+        f"{report.rows_written:,} written, {report.merged:,} repeats merged, {report.skipped:,} already there, "
+        f"{refused:,} kept out"
+    )
