@@ -18,7 +18,7 @@ from ..dtypes import BITS, canonical_dtype, itemsize
 from ..ops import Dim, OpKind, kind
 from ..schema import COLUMNS, schema_for
 from .tables import Batch, SourceError
-from .text_files import floats, listed, moment, read_table, require, texts, written_at
+from .text_files import as_floats, floats, listed, moment, read_table, require, texts, written_at
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,9 +86,13 @@ def load_mapping(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _spec(name: str, spec: Any, path: Path) -> dict[str, Any]:
     """One entry of ``columns`` in its long form."""
-    made = spec if isinstance(spec, dict) else {"column": str(spec)}
+    made = dict(spec) if isinstance(spec, dict) else {"column": spec}
     where = f"mapping {path}, columns.{name}"
     _known(made, SPEC_KEYS, where)
+    if "column" in made:
+        made["column"] = str(made["column"])
+    if not isinstance(made.get("values") or {}, dict):
+        raise SourceError(f"{where}: values must be a list of old: new")
     if ("column" in made) == ("file" in made):
         raise SourceError(f"{where} needs either column (of the table) or file (a pattern of its name)")
     if "file" in made and _pattern(str(made["file"]), where).groups != 1:
@@ -150,7 +154,7 @@ def _column(
         found = texts(table, spec["column"]) if "column" in spec else _from_name(spec, table, file)
         found = np.array([_renamed(text, spec.get("values")) for text in found], dtype=object)
         return _text(name, found) if dim is None else _choices(dim, found) * _factor(spec, others)
-    found = floats(table, spec["column"]) if "column" in spec else _from_name(spec, table, file).astype(float)
+    found = floats(table, spec["column"]) if "column" in spec else as_floats(_from_name(spec, table, file))
     return found * _factor(spec, others)
 
 

@@ -57,8 +57,8 @@ def files(path: Path | None, options: Mapping[str, Any]) -> list[Path]:
 def read(file: Path, options: Mapping[str, Any]) -> Iterator[Batch]:
     """Rows of one trace. SourceError where it is truncated, is no trace, or was recorded without kernels or shapes."""
     trace = load(file)
-    events = [event for event in trace["traceEvents"] if isinstance(event, dict) and event.get("ph") == "X"]
-    kernels = [event for event in events if event.get("cat") in KERNELS and "correlation" in event.get("args", {})]
+    events = spans(trace)
+    kernels = [event for event in events if event.get("cat") in KERNELS and "correlation" in event["args"]]
     if not kernels:
         raise SourceError(f"{file.name} has no kernels: profile with CUDA activities")
     nccl = [kernel for kernel in kernels if is_collective(kernel)]
@@ -81,6 +81,15 @@ def load(file: Path) -> dict[str, Any]:
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
         raise SourceError(f"{file.name} has no traceEvents: it is no trace of the PyTorch profiler")
     return trace
+
+
+def spans(trace: Mapping[str, Any]) -> list[Event]:
+    """The events that have a start and a length; ``args`` is there in each."""
+    timed = [e for e in trace["traceEvents"] if isinstance(e, dict) and e.get("ph") == "X"]
+    timed = [e for e in timed if isinstance(e.get("ts"), (int, float)) and isinstance(e.get("dur"), (int, float))]
+    return [
+        {**e, "args": e["args"] if isinstance(e.get("args"), dict) else {}, "name": str(e.get("name"))} for e in timed
+    ]
 
 
 def is_collective(kernel: Event) -> bool:
@@ -113,9 +122,9 @@ def _launching_operators(events: Iterable[Event]) -> dict[int, Event]:
     threads: dict[tuple[str, str], list[tuple[float, int, float, Event]]] = {}
     for event in events:
         category = event.get("cat")
-        if category in OPERATORS or (category in LAUNCHES and "correlation" in event.get("args", {})):
+        if category in OPERATORS or (category in LAUNCHES and "correlation" in event["args"]):
             start, launch = float(event["ts"]), int(category in LAUNCHES)
-            order = -float(event.get("dur", 0.0)) if not launch else 0.0
+            order = -float(event["dur"]) if not launch else 0.0
             threads.setdefault((str(event.get("pid")), str(event.get("tid"))), []).append((start, launch, order, event))
     found: dict[int, Event] = {}
     for line in threads.values():
@@ -135,7 +144,7 @@ def _call(operator: Event | None, kernels: list[Event]) -> Call:
     names = tuple(kernel["name"] for kernel in kernels)
     if operator is None:
         return Call("", (), (), kernels=names)
-    arguments = operator.get("args", {})
+    arguments = operator["args"]
 
     def kept(name: str) -> tuple[Any, ...]:
         found = arguments.get(name)
@@ -256,7 +265,8 @@ def _device(
     trace: Mapping[str, Any], kernels: list[Event], file: Path, options: Mapping[str, Any]
 ) -> dict[str, str | None]:
     """The device that ran the kernels. SourceError where the trace does not name it."""
-    names = {entry.get("id"): str(entry.get("name") or "") for entry in trace.get("deviceProperties") or ()}
+    listed_gpus = [entry for entry in trace.get("deviceProperties") or () if isinstance(entry, dict)]
+    names = {entry.get("id"): str(entry.get("name") or "") for entry in listed_gpus}
     ids = {kernel["args"].get("device") for kernel in kernels}
     used = {names[one] for one in ids} if ids <= set(names) else set(names.values())  # HIP counts them in two ways
     name = next(iter(used)) if len(used) == 1 else ""

@@ -52,7 +52,7 @@ class Call:
     def shape(self, place: int) -> Shape:
         """Shape of the tensor at one place of the arguments; Unmapped where there is none."""
         found = self.shapes[place] if place < len(self.shapes) else ()
-        if not found or not all(isinstance(size, int) for size in found):
+        if not isinstance(found, list) or not found or not all(isinstance(size, int) for size in found):
             raise Unmapped("an argument without a shape")
         return tuple(found)
 
@@ -95,7 +95,10 @@ def op_of(call: Call) -> Found:
     mapper = MAPPED.get(call.name)
     if mapper is None:
         raise Unmapped("no op kind for it")
-    return mapper(call)
+    try:
+        return mapper(call)
+    except (AttributeError, IndexError, TypeError, ValueError, ZeroDivisionError):
+        raise Unmapped("arguments of another form than known") from None
 
 
 # --- products ------------------------------------------------------------------------------------------

@@ -188,7 +188,10 @@ def _called(target: str) -> str | None:
 
 def _node(name: str, input_shapes: str, output_shape: str) -> tuple[str, dict[str, Any]] | None:
     """Kind and dims of one node; None where its shapes are not those of the op it calls."""
-    shapes, out = ast.literal_eval(input_shapes), ast.literal_eval(output_shape)
+    try:
+        shapes, out = ast.literal_eval(input_shapes), ast.literal_eval(output_shape)
+    except (ValueError, SyntaxError):
+        return None
     if name in ("mm", "linear"):
         x = shapes[1] if name == "mm" and len(shapes) == 3 else shapes[0]
         return "gemm", {"batch": 1, "m": math.prod(x[:-1]), "n": out[-1], "k": x[-1], "layout": int(name == "linear")}

@@ -82,10 +82,15 @@ def floats(table: pa.Table, name: str) -> np.ndarray:
 
     column = table[name]
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        return np.array([_float(text) for text in column.to_pylist()], dtype=np.float64)
+        return as_floats(column.to_pylist())
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
     return column.cast(pa.float64(), safe=False).to_numpy()
+
+
+def as_floats(found: Iterable[str | None]) -> np.ndarray:
+    """Numbers as text as float64 [n]; NaN where there is no number."""
+    return np.array([_float(text) for text in found], dtype=np.float64)
 
 
 def texts(table: pa.Table, name: str) -> np.ndarray:

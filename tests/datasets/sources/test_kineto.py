@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from opcast.datasets.ops import LINKS
+from hypothesis import given
+from hypothesis import strategies as st
+from opcast.datasets.ops import KINDS, LINKS
 from opcast.datasets.sources import kineto
 from opcast.datasets.sources.importing import ImportReport, SourceError, import_into
+from opcast.datasets.sources.kineto_ops import MAPPED, Unmapped, op_of
 from opcast.datasets.store import Store
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -375,6 +379,70 @@ def test_truncated_and_foreign_files(store: Store, recorder: Recorder, tmp_path:
     assert sum("no traceEvents" in reason for reason in reasons) == 2
 
 
+ANY = st.recursive(
+    st.none() | st.integers(-2, 5) | st.sampled_from(["", "0", "True", F32, BF16, "[0]"]),
+    lambda inner: st.lists(inner, max_size=4),
+    max_leaves=12,
+)
+
+
+SHAPES = st.lists(st.lists(st.integers(0, 4), max_size=4), max_size=6)
+ARGUMENTS = {"Input Dims": SHAPES | ANY, "Input Strides": SHAPES | ANY, "Input type": ANY, "Concrete Inputs": ANY}
+
+
+@given(st.sampled_from(sorted(MAPPED)), st.fixed_dictionaries(ARGUMENTS))
+def test_arguments_of_any_form_are_an_op_or_a_reason(name: str, arguments: dict[str, Any]) -> None:
+    recorder = Recorder()
+    recorder.event("cpu_op", name, 10, 20, **arguments)
+    recorder.kernel("k", 1.0, launched=15)
+    events = kineto.spans({"traceEvents": recorder.events})
+    ((call, _, _),) = kineto.operator_calls(events, [event for event in events if event["cat"] == "kernel"])
+    with suppress(Unmapped):
+        found = op_of(call)
+        assert set(found.dims) <= set(KINDS[found.kind].names)
+
+
+def test_events_of_another_form_are_passed_over(store: Store, recorder: Recorder, tmp_path: Path) -> None:
+    recorder.operator("aten::mm", [[512, 768], [768, 1024]])
+    recorder.events += [
+        {"ph": "X", "cat": "kernel"},
+        {"ph": "X", "cat": "cpu_op", "ts": "soon", "dur": 1},
+        {"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 1, "args": None},
+        {"ph": "X", "cat": "cpu_op", "name": None, "ts": 1, "dur": 1, "args": {"Input Dims": 3}},
+    ]
+    assert imported(store, recorder, tmp_path).rows_written == 1
+
+
+@st.composite
+def nested_operators(draw: st.DrawFn) -> list[tuple[int, int]]:
+    """Intervals on one thread, each inside another or beside it."""
+    spans: list[tuple[int, int]] = []
+
+    def fill(low: int, high: int, depth: int) -> None:
+        while high - low >= 2 and draw(st.booleans()):
+            start = draw(st.integers(low, high - 2))
+            end = draw(st.integers(start + 2, high))
+            spans.append((start, end))
+            if depth < 3:
+                fill(start + 1, end - 1, depth + 1)
+            low = end + 1
+
+    fill(0, 60, 0)
+    return draw(st.permutations(spans))
+
+
+@given(nested_operators(), st.integers(0, 60))
+def test_a_launch_belongs_to_the_shortest_operator_around_it(spans: list[tuple[int, int]], launch: int) -> None:
+    recorder = Recorder()
+    for start, end in spans:
+        recorder.event("cpu_op", f"{start}-{end}", start, end - start, **{"Input Dims": [[1]]})
+    recorder.kernel("k", 1.0, launched=launch)
+    events = kineto.spans({"traceEvents": recorder.events})
+    ((call, _, _),) = kineto.operator_calls(events, [event for event in events if event["cat"] == "kernel"])
+    around = [(end - start, -start, f"{start}-{end}") for start, end in spans if start <= launch <= end]
+    assert call.name == (min(around)[2] if around else "")
+
+
 TRACES = {
     "H100_Qwen1.5-0.5B": "tracelens/h100_Qwen_Qwen1.5-0.5B-Chat__1016005",
     "H100_bert-small": "tracelens/h100_gaunernst_bert-small-uncased__1016001",
@@ -398,8 +466,7 @@ def test_products_agree_with_those_derived_by_others(source: str, reference_data
 
     folder = reference_data / "data" / "traces"
     table = pd.read_csv(folder / "gemm_measurements.csv")
-    events = kineto.load(folder / f"{TRACES[source]}.json.gz")["traceEvents"]
-    spans = [event for event in events if event.get("ph") == "X"]
+    spans = kineto.spans(kineto.load(folder / f"{TRACES[source]}.json.gz"))
     kernels = [e for e in spans if e.get("cat") in kineto.KERNELS and not kineto.is_collective(e)]
     found: dict[tuple[object, ...], list[float]] = {}
     for call, microseconds, _ in kineto.operator_calls(spans, kernels):
