@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from .experts import expert_loads, rows_and_touched
 from .vocabulary import (
     KINDS,
     Cost,
@@ -405,12 +406,12 @@ def moe_permute(d: Any) -> Cost:
 def fused_moe(d: Any) -> Cost:
     """One rank's experts from routed tokens to their weighted sum: what serving engines call fused MoE.
 
-    6·tokens·topk·hidden·inter / (tp·ep) FLOPs when gated, 4 when not, of an average rank; each expert that is
-    expected to have a token, of experts / ep, reads its weights once (MegaBlocks, arXiv 2211.15841).
+    6·tokens·topk·hidden·inter / (tp·ep) FLOPs when gated, 4 when not, of an average rank; each expert that has a
+    row reads its weights once (MegaBlocks, arXiv 2211.15841); which do says :mod:`.experts`.
     """
     matrices = 2.0 + np.asarray(d.gated)
     rows, width = d.tokens * d.topk / d.ep, d.inter / d.tp
-    touched = d.experts / d.ep * (1.0 - (1.0 - 1.0 / d.experts) ** (1.0 * d.tokens * d.topk))
+    _, touched = rows_and_touched(*expert_loads(d.tokens, d.topk, d.experts, d.ep, d.skew))
     read = touched * matrices * d.hidden * width * d.weight_itemsize + rows * d.hidden * d.itemsize
     return Cost(2.0 * rows * matrices * d.hidden * width, read, rows * d.hidden * d.out_itemsize, "tensor")
 

@@ -6,6 +6,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
+from ...datasets.experts import power_law
 from ...datasets.ops import Op
 from .base import Inputs, Run, Unsupported, case, torch_dtype
 from .rows import same_dtype
@@ -116,16 +117,12 @@ def _gumbel(normal: torch.Tensor) -> torch.Tensor:
 def expert_shares(op: Op, seed: int) -> list[float]:
     """Each expert's share of the tokens when loads are spread as x^-(skew / 100), those of the busiest rank first.
 
-    Quantiles of the power law between 1 and 0.8 tokens, in random order over the ranks; equal without skew.
+    Quantiles of the power law (:mod:`....datasets.experts`), in random order over the ranks; equal without skew.
     """
-    power, largest = 1.0 - op.skew / 100.0, max(0.8 * op.tokens, 2.0)
-    places = [(i + 0.5) / op.experts for i in range(op.experts)]
     if op.skew == 0:
         return [1.0 / op.experts] * op.experts
-    if power == 0.0:
-        loads = [largest**place for place in places]
-    else:
-        loads = [(1.0 + place * (largest**power - 1.0)) ** (1.0 / power) for place in places]
+    places = ((i + 0.5) / op.experts for i in range(op.experts))
+    loads = [float(power_law(place, op.tokens, op.topk, op.experts, op.skew)) for place in places]
     Random(seed).shuffle(loads)
     each = op.experts // op.ep
     busiest = max(range(op.ep), key=lambda rank: sum(loads[rank * each : (rank + 1) * each]))

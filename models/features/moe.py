@@ -7,7 +7,7 @@ import numpy as np
 from ..analytical.setting import Dims, Setting
 from .pieces import Columns, alignment, used
 
-HINTS = ("waves", "tail", "touched", "rows_per_expert")
+HINTS = ("waves", "tail", "padding", "touched", "rows_per_expert", "busiest_rows", "rank_rows", "around")
 
 
 def experts(dims: Dims, setting: Setting) -> Columns:

@@ -141,6 +141,18 @@ def test_a_last_wave_costs_a_whole_one(gpu: Device) -> None:
     assert latency("gemm", even | {"m": 128 * 12 + 1}, gpu, "cold") > 1.1 * latency("gemm", even, gpu, "cold")
 
 
+def test_few_tokens_cost_the_weights_of_the_experts_they_touch(gpu: Device) -> None:
+    shape = {"hidden": 7168, "inter": 2048, "topk": 8, "experts": 256, "tp": 1, "ep": 1, "gated": 1, "skew": 0}
+    expert_us = 3 * 7168 * 2048 * 2 / (gpu.memory_gbps * 1e3)
+    one, many = (latency("fused_moe", shape | {"tokens": tokens}, gpu, "warm") for tokens in (1, 32))
+    assert 8 * expert_us < one < 2.5 * 8 * expert_us
+    assert 256 * expert_us < many < 1.3 * 256 * expert_us
+    assert latency("fused_moe", shape | {"tokens": 32, "skew": 120}, gpu, "warm") < 0.7 * many
+    spread = shape | {"tokens": 16384, "ep": 32}
+    busiest = latency("fused_moe", spread | {"skew": 120}, gpu, "warm")
+    assert busiest > 1.5 * latency("fused_moe", spread, gpu, "warm")
+
+
 def test_all_reduce_follows_the_bus_bandwidth(gpu: Device) -> None:
     size = 2**30
     values = {"size_bytes": size, "ranks": 8, "ranks_per_node": 8, "link": 0}
