@@ -17,6 +17,8 @@ FREE_CHOICE = {"device": "device.id"}
 def run(config: dict[str, Any]) -> int:
     """Train and print the evaluation; returns the exit code."""
     as_json = wants_json(config)
+    if config["device"].get("id") == "any":
+        return run_pooled(config, as_json)
     target = resolve.device(config)
     store = Store(Path(config["store"]).expanduser())
     if target.id not in store.devices():
@@ -44,6 +46,33 @@ def fit_and_register(store: Store, target: Device, config: Mapping[str, Any]) ->
     reported = {"evaluations": config.get("eval") or "groups", "promote": config.get("promote") or False}
     options = Options.from_dict({**config["predictor"], **reported})
     return train_tracked(store, target, wanted, options, registry, config.get("tracking"), say)
+
+
+def run_pooled(config: dict[str, Any], as_json: bool) -> int:
+    """One predictor a kind and framework over all devices of the store: for devices that nobody measured."""
+    from ..models.candidates import Options
+    from ..models.registry import Registry
+    from ..models.transfer import train_pooled
+
+    store = Store(Path(config["store"]).expanduser())
+    if not store.devices():
+        raise BadInputError(
+            f"store {store.path} has no measurements (`opcast profile` measures, `opcast import` reads)"
+        )
+    wanted = config.get("op")
+    registry = Registry(Path(config["predictors"]).expanduser())
+    options = Options.from_dict(config["predictor"])
+    results = train_pooled(store, registry, [wanted] if isinstance(wanted, str) else wanted, options, say)
+    if as_json:
+        print_json({"device": "any", "kinds": results})
+        return 0
+    rows = []
+    for name, r in results.items():
+        errors = [f"{r[f'test_{key}']:.1f}" for key in ("median_ape", "mean_ape", "p90_ape")] if "n" in r else [""] * 3
+        rows.append((name, r.get("n", ""), *errors, r.get("error") or r["predictor"]))
+    heads = ("op", "rows", "median APE %", "mean", "p90", "predictor")
+    table("errors on an architecture left out", heads, rows)
+    return 0
 
 
 def show(results: Mapping[str, Mapping[str, Any]], target: Device) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from .baselines import BASELINES, SAMPLE
 from .candidates import Options
 from .features import Frame
-from .intervals import calibrate, classes_of
+from .intervals import calibrate_grouped, classes_of
 from .learning import Learned, choose, fold_count, held_out, learn, prepare, task_of
 from .splits import Split, splits
 from .table import Table, take
@@ -100,7 +100,8 @@ def cross_fit(
         name = choose(residuals, weights, others)
         chosen.append(name)
         residual[own] = residuals[name][own]
-        intervals = calibrate(residuals[name][others], analytical_us[others], classes[others], coverage)
+        parts = (each[others] for each in (residuals[name], analytical_us, classes, folds.fold))
+        intervals = calibrate_grouped(*parts, coverage)
         width[own] = intervals.widths(analytical_us[own], np.zeros(len(own)), classes[own])
     rows = folds.scored
     residual, width = residual[rows], width[rows]

@@ -15,7 +15,7 @@ from .candidates import Options, Task
 from .correction import Correction
 from .envelope import Envelope, surround
 from .features import Frame, feature_names
-from .intervals import Intervals, calibrate, classes_of
+from .intervals import Intervals, calibrate_grouped, classes_of
 from .splits import Split, even_folds, split, splits
 from .table import Table
 
@@ -68,7 +68,9 @@ def learn(table: Table, ops: Frame, options: Options, folds: Split | None = None
     name = choose(residuals, task.weights, scored)
     correction = options.candidate(name).fit(task, prepared[name])
     classes = classes_of(task.names, ops.matrix)[scored]
-    intervals = calibrate(residuals[name][scored], ops.analytical_us[scored], classes, options.coverage)
+    intervals = calibrate_grouped(
+        residuals[name][scored], ops.analytical_us[scored], classes, folds.fold[scored], options.coverage
+    )
     intervals = _widened(intervals, table, task, ops, options, name)
     envelope = surround(ops.matrix, task.names, options.seed)
     return Learned(correction, intervals, envelope, name, residuals, folds, task.names)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opcast.models.envelope import Envelope, surround
-from opcast.models.intervals import Intervals, calibrate, quantile
+from opcast.models.intervals import Intervals, calibrate, calibrate_grouped, quantile
 
 NAMES = ("size_m", "size_n", "choice_layout", "dtype", "flops")
 
@@ -68,6 +68,26 @@ def test_each_class_keeps_the_promise_on_its_own() -> None:
         assert np.mean(held) == pytest.approx(0.9, abs=0.02)
     unknown = made.widths(sizes, np.zeros(len(sizes)), np.full(len(sizes), 4.0))
     assert (unknown > made.widths(sizes, np.zeros(len(sizes)), np.full(len(sizes), 3.0))).all()
+
+
+def test_few_groups_are_believed_less() -> None:
+    """Ten groups, each with an error of its own: a plain quantile covers new groups too rarely."""
+    plain, grouped = [], []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        group = np.repeat(np.arange(10), 40)
+        errors = (0.1 * rng.standard_normal(10))[group] + 0.02 * rng.standard_normal(400)
+        ones, zeros = np.ones(400), np.zeros(400)
+        new = 0.1 * rng.standard_normal(300) + 0.02 * rng.standard_normal(300)
+        for made, held in (
+            (calibrate(errors, ones, zeros, 0.9), plain),
+            (calibrate_grouped(errors, ones, zeros, group % 5, 0.9), grouped),
+        ):
+            assert made.coverage == 0.9
+            held.append(np.mean(np.abs(new) <= made.widths(np.ones(300), np.zeros(300), np.zeros(300))))
+    assert np.mean(plain) < 0.875
+    assert np.mean(grouped) == pytest.approx(0.9, abs=0.025)
+    assert np.mean(grouped) > np.mean(plain) + 0.01
 
 
 def test_growth_is_what_the_far_end_asks_for() -> None:
