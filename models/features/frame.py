@@ -22,7 +22,7 @@ from . import attention, communication, matmul, moe, rows
 from .device import device_figures
 from .pieces import Columns
 
-FEATURES_VERSION = 1  # a predictor trained on other features is refused
+FEATURES_VERSION = 2  # a predictor trained on other features is refused
 DTYPES = {name: index for index, name in enumerate(BITS)}
 
 
