@@ -76,13 +76,25 @@ def run_pooled(config: dict[str, Any], as_json: bool) -> int:
 
 
 def show(results: Mapping[str, Mapping[str, Any]], target: Device) -> None:
-    """The evaluation as a table."""
+    """The evaluations as a table: a row for each of every predictor, beside what simpler answers would have cost."""
     rows = []
-    for kind, r in results.items():
-        if "error" in r:
-            rows.append((kind, "", "", "", "", "", r["error"]))
+    for kind, result in sorted(results.items()):
+        if "error" in result:
+            rows.append((kind, *[""] * 9, result["error"]))
             continue
-        errors = [f"{r[name]:.1f}" for name in ("test_median_ape", "test_mean_ape", "test_p90_ape")]
-        rows.append((kind, r["n"], *errors, f"{r['coverage']:.0%}", f"{r['roofline_median_ape']:.0f}", r["predictor"]))
-    heads = ("op", "rows", "median APE %", "mean", "p90", "coverage", "roofline", "predictor")
-    table(f"held-out errors of {target.name}: whole shapes left out", heads, rows)
+        name = result["predictor"] if result.get("promoted", True) else f"{result['predictor']}, not current"
+        for mode, report in result["evaluations"].items():
+            if "error" in report:
+                rows.append((kind, mode, *[""] * 8, report["error"]))
+                continue
+            errors = [f"{report[each]:.1f}" for each in ("median_ape", "mean_ape", "p90_ape")]
+            others = [_median(report, each) for each in ("roofline", "calibrated_roofline", "log_log", "nearest")]
+            rows.append((kind, mode, report["n"], *errors, f"{report['coverage']:.0%}", *others, name))
+    peers = ("roofline", "calibrated", "log-log", "nearest")
+    heads = ("op", "held out", "rows", "median APE %", "mean", "p90", "coverage", *peers, "predictor")
+    table(f"errors of {target.name} on rows held out (simpler answers: median APE %)", heads, rows)
+
+
+def _median(report: Mapping[str, Any], baseline: str) -> str:
+    figures = report.get("baselines", {}).get(baseline)
+    return f"{figures['median_ape']:.0f}" if figures else ""

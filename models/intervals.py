@@ -32,7 +32,7 @@ class Intervals:
     classes: np.ndarray  # float64 [c], ascending
     edges: np.ndarray  # float64 [c + 1, bands - 1], ascending, padded with infinity
     half_width: np.ndarray  # float64 [c + 1, bands], in ln units
-    growth: float = 1.0  # half-widths added for each unit outside the envelope
+    growth: float = 1.0  # half-widths added at one unit outside the envelope; they grow as its square root
 
     def widths(self, analytical_us: np.ndarray, excess: np.ndarray, classes: np.ndarray) -> np.ndarray:
         """Half-width in ln units of each op; ``excess`` is how far outside the envelope it lies (0 inside)."""
@@ -40,7 +40,7 @@ class Intervals:
         known = np.append(self.classes, np.nan)[row] == classes
         row = np.where(known, row, len(self.classes))
         band = (analytical_us[:, None] >= self.edges[row]).sum(axis=1)
-        return np.asarray(self.half_width[row, band] * (1.0 + np.minimum(self.growth * excess, MAX_WIDENING)))
+        return np.asarray(self.half_width[row, band] * (1.0 + np.minimum(self.growth * np.sqrt(excess), MAX_WIDENING)))
 
     def widened(
         self, residuals: np.ndarray, analytical_us: np.ndarray, excess: np.ndarray, classes: np.ndarray
@@ -50,7 +50,7 @@ class Intervals:
         if away.sum() < MIN_BAND // 2:
             return self
         inside = self.widths(analytical_us[away], np.zeros(int(away.sum())), classes[away])
-        need = (np.abs(residuals[away]) / inside - 1.0) / excess[away]
+        need = (np.abs(residuals[away]) / inside - 1.0) / np.sqrt(excess[away])
         return dataclasses.replace(self, growth=max(self.growth, quantile(need, self.coverage)))
 
     def arrays(self) -> dict[str, np.ndarray]:
