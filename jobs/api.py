@@ -12,7 +12,7 @@ from typing import Any, overload
 from ..datasets.devices import Device
 from ..datasets.ops import Op, make_op
 from ..simulator.engines import ORDER
-from ..simulator.predict import predict_ops
+from ..simulator.predict import predict_ops, with_power
 from ..simulator.report import InferenceReport, OpPrediction, StepReport
 from ..simulator.simulate import Work
 from ..simulator.simulate import simulate as simulate_work
@@ -34,19 +34,24 @@ def predict(
     backend: str | None = None,
     engines: Sequence[str] = ORDER,
     home: str | Path = HOME,
+    power_cap_w: float | None = None,
+    sm_clock_mhz: float | None = None,
     **dims: Any,
 ) -> OpPrediction | list[OpPrediction]:
     """How long an op takes on a device.
 
     ``op`` is a kind with its dims and dtype (``predict("gemm", "h100_sxm", m=4096, n=4096, k=4096, dtype="bf16")``),
-    an :class:`Op`, or many of them. ``home`` is where measurements and predictors lie. Raises OpError, DeviceError
-    and the errors of the store.
+    an :class:`Op`, or many of them. ``home`` is where measurements and predictors lie. ``power_cap_w`` and
+    ``sm_clock_mhz`` ask about a device that may draw or clock no more. Raises OpError, DeviceError, PowerError and
+    the errors of the store.
     """
     config = _config(device, home, engines, backend)
     target = device if isinstance(device, Device) else resolve.device(config)
     single = isinstance(op, (str, Op))
     ops = [make_op(op, **dims)] if isinstance(op, str) else [op] if isinstance(op, Op) else list(op)
+    limits = resolve.limits({"power_cap_w": power_cap_w, "sm_clock_mhz": sm_clock_mhz})
     found = predict_ops(ops, target, resolve.engine(config, target), cache)
+    found = with_power(found, ops, target, resolve.registries(config), limits, backend)
     return found[0] if single else found
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..datasets.ops import KINDS, Op, OpError, kind, make_op
-from ..simulator.predict import predict_ops
+from ..simulator.predict import predict_ops, with_power
 from ..simulator.report import OpPrediction
 from . import resolve
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
@@ -20,6 +20,7 @@ def run(config: dict[str, Any]) -> int:
     as_json = wants_json(config)
     if config["cache"] not in ("warm", "cold"):
         raise BadInputError(f"cache={config['cache']!r} does not exist; choose warm or cold")
+    limits = resolve.limits(config)
     many = config["shapes"] is not None
     if not many and not config.get("op"):
         raise BadInputError(
@@ -28,6 +29,7 @@ def run(config: dict[str, Any]) -> int:
     ops = read_shapes(Path(str(config["shapes"])), config.get("op")) if many else [configured_op(config["op"])]
     target = resolve.device(config)
     found = predict_ops(ops, target, resolve.engine(config, target), config["cache"])
+    found = with_power(found, ops, target, resolve.registries(config), limits, config.get("backend"))
     if many:
         return show_many(found, config, as_json)
     if as_json:
@@ -59,6 +61,8 @@ def show_one(found: OpPrediction, device_name: str) -> None:
         ("answered by", found.engine + (f" ({found.predictor})" if found.predictor else "")),
         ("roofline", f"{microseconds(found.roofline_us)}, {found.bound} bound"),
     ]
+    if found.power_w is not None and found.energy_mj is not None:
+        rows.append(("draws", f"{found.power_w:.0f} W, {found.energy_mj:.4g} mJ each"))
     if found.engine == "learned" and not found.in_envelope:
         rows.append(("caution", "outside what was measured; the interval is widened"))
     if float(cost.flops) > 0:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..datasets.devices import Device, DeviceError, load_device
 from ..datasets.store import Store
+from ..models.power import Limits, PowerError
 from ..simulator.engines import FusedEngine, build_engine
 from .show import BadInputError
 
@@ -74,3 +75,15 @@ def usual_precision(target: Device) -> str:
     if target.synchronous:
         return "fp32"
     return "bf16" if target.supports("bf16") else "fp16"
+
+
+def limits(config: Mapping[str, Any]) -> Limits:
+    """``power_cap_w`` and ``sm_clock_mhz`` of a configuration. PowerError for what is no positive number."""
+    made = {}
+    for field, name in (("cap_w", "power_cap_w"), ("clock_mhz", "sm_clock_mhz")):
+        value = config.get(name)
+        try:
+            made[field] = None if value is None else float(value)
+        except (TypeError, ValueError):
+            raise PowerError(f"{name}={value!r} must be a positive number") from None
+    return Limits(**made)

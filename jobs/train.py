@@ -45,7 +45,14 @@ def fit_and_register(store: Store, target: Device, config: Mapping[str, Any]) ->
     registry = Registry(Path(config["predictors"]).expanduser())
     reported = {"evaluations": config.get("eval") or "groups", "promote": config.get("promote") or False}
     options = Options.from_dict({**config["predictor"], **reported})
-    return train_tracked(store, target, wanted, options, registry, config.get("tracking"), say)
+    results = train_tracked(store, target, wanted, options, registry, config.get("tracking"), say)
+    if config.get("power"):
+        from ..models import power
+
+        watts = power.train(store, target, registry.root, wanted, options, say)
+        for label, card in watts.items():
+            results.setdefault(label, {"error": "trained for power only"})["power"] = card
+    return results
 
 
 def run_pooled(config: dict[str, Any], as_json: bool) -> int:

@@ -1,14 +1,16 @@
-"""How long does one op take? The engines' answer beside the roofline that bounds it."""
+"""How long does one op take, and what does it draw? The engines' answer beside the roofline that bounds it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from ..datasets.devices import Device, DeviceError
 from ..datasets.ops import KINDS, Op, iterate_groups
-from ..models import analytical
+from ..models import analytical, power
 from .engines import Engine, ask
 from .report import OpPrediction
 
@@ -45,3 +47,41 @@ def predict_ops(ops: Sequence[Op], device: Device, engine: Engine, cache: str = 
         )
         for i, op in enumerate(ops)
     ]
+
+
+def with_power(
+    found: Sequence[OpPrediction],
+    ops: Sequence[Op],
+    device: Device,
+    registries: Sequence[Path] = (),
+    limits: power.Limits | None = None,
+    backend: str | None = None,
+) -> list[OpPrediction]:
+    """The same with watts and energy where a power model knows them, and slower where ``limits`` bind.
+
+    Under limits a device without a power model is answered by physics, outside the envelope; PowerError when not even
+    its TDP is known.
+    """
+    limits = limits or power.Limits()
+    made = list(found)
+    for kind, dtype, out_dtype, positions, columns in iterate_groups(list(ops)):
+        model = power.find(registries, kind, device.id, backend)
+        if KINDS[kind].family in ("collective", "host") or (model is None and not limits.asked):
+            continue
+        answer = power.drawn(model, kind, columns, dtype, out_dtype, device, made[int(positions[0])].cache, limits)
+        for place, watts, slower, inside in zip(
+            positions.tolist(), answer.power_w, answer.slower, answer.in_envelope, strict=True
+        ):
+            each, factor = made[place], float(slower)
+            latency = each.latency_us * factor
+            made[place] = replace(
+                each,
+                latency_us=latency,
+                low_us=each.low_us * factor,
+                high_us=each.high_us * factor,
+                in_envelope=each.in_envelope and factor == 1.0,
+                power_w=float(watts),
+                energy_mj=float(watts) * latency * 1e-3,
+                energy_in_envelope=bool(inside) and each.in_envelope,
+            )
+    return made

@@ -142,6 +142,9 @@ class OpPrediction:
     roofline_us: float
     bound: str
     cache: str
+    power_w: float | None = None  # while it runs again and again; None where nothing is known
+    energy_mj: float | None = None  # of one execution
+    energy_in_envelope: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

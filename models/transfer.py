@@ -1,0 +1,380 @@
+"""One model per kind over all devices, for a device with few rows or none, and what it is worth there.
+
+A product that fills the same share of waves at the same distance from the ridge wastes about the same share of its
+analytical time on another GPU: what is learned is ln(measured / analytical), from features that are mostly relative
+to the device. Figures of the device stay in: with them a new one is answered by the devices most like it instead of
+by the mean of all. Some rows of a device then correct the pooled answer as a table corrects the analytical one, if
+that beats learning from those rows alone.
+
+Tables correspond across devices when they come from the same framework: the same kernel where a device has rows of
+it, else its rows of the same formats.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from ..datasets.devices import Device, DeviceError, load_device
+from .candidates import Options, Task
+from .correction import Correction
+from .envelope import surround
+from .evaluation import summarise
+from .features import Frame, feature_names
+from .intervals import Intervals, calibrate, classes_of
+from .learning import Learned, choose, learn, weigh
+from .predictor import ANY, Predictor
+from .registry import Registry
+from .table import Table, TrainingError, default_backend, tables, take
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DONOR_ROWS = 12_000  # of one device: more weigh one device against the others, and teach little about a new one
+SCORED_ROWS = 4_000
+POINTS = (0, 50, 200, 1000)
+SEEDS = 3  # draws of points that an evaluation averages over, one where a draw has 500 or more
+MIN_LEAF = 20  # rows a leaf of the pooled model needs: finer ones are habits of one device
+FEW = ("calibrated", "interpolation")  # what can be chosen on few rows without choosing by chance
+
+
+class DeviceStore(Protocol):
+    """What transfer needs of a measurement store."""
+
+    def kinds(self) -> Iterable[str]: ...
+
+    def devices(self, kind_name: str | None = None, /) -> list[str]: ...
+
+    def read(self, kind: str, device: str | None = None, /) -> pa.Table: ...
+
+    def device(self, device_id: str, /) -> Device | None: ...
+
+    def fingerprint(self, kind: str, device: str, /) -> str: ...
+
+
+@dataclass(frozen=True, eq=False)
+class _Pool:
+    """Rows of several devices end to end; ``device`` and ``home`` [n] name the device and what is left out with it."""
+
+    task: Task
+    analytical_us: np.ndarray
+    device: np.ndarray
+    home: np.ndarray
+
+
+def framework(backend: str) -> str:
+    """What produced a table, without version and kernel: ``trtllm-1.3.0rc20:torch_flow`` -> ``trtllm``."""
+    return backend.partition(":")[0].partition("-")[0]
+
+
+def pool(donors: Sequence[Table], options: Options | None = None) -> Predictor:
+    """The predictor of device ``any`` from tables of one kind of two devices or more.
+
+    Its interval covers what was missed where a whole architecture (or, of one architecture, a device) was left out.
+    Deterministic for a seed. TrainingError for tables of one device only, or of several kinds.
+    """
+    if len({table.kind for table in donors}) > 1:
+        raise TrainingError("tables of several kinds cannot be pooled")
+    if len({table.device.id for table in donors}) < 2:
+        raise TrainingError("a model over devices needs rows of two devices at least")
+    kind_name = donors[0].kind
+    options = (options or Options()).for_kind(kind_name)
+    merged = _merged(donors, options)
+    residual = _left_out(merged, options)
+    classes = classes_of(merged.task.names, merged.task.matrix)
+    return Predictor(
+        kind_name,
+        _stand_in(donors),
+        _shared_backend(donors),
+        "0",
+        _fitted(merged.task, options),
+        calibrate(residual, merged.analytical_us, classes, options.coverage),
+        surround(merged.task.matrix, merged.task.names, options.seed),
+        _pool_card(donors, merged, residual, options),
+    )
+
+
+def adapt(base: Predictor, table: Table, options: Options | None = None) -> Predictor:
+    """The predictor of a device from a pooled one and rows of the device, or from the rows alone where that is better.
+
+    Both are learned with the same candidates and compared on the same held-out groups. Deterministic for a seed.
+    TrainingError for a table of another kind or of fewer than five rows.
+    """
+    if base.kind != table.kind:
+        raise TrainingError(f"{base.name} cannot be adapted to {table.kind}")
+    if len(table) < 5:
+        raise TrainingError(f"{table.kind} on {table.device.id} has {len(table)} usable rows; 5 are needed to adapt")
+    options = (options or Options()).for_kind(table.kind)
+    if len(table) <= options.interpolation.max_rows:
+        options = dataclasses.replace(options, candidates=FEW)
+    ops = table.frame()
+    answered = Frame(ops.matrix, ops.analytical_us * np.exp(base.correction.predict(ops.matrix)), ops.roofline_us)
+    ways = {"pooled": learn(table, answered, options), "alone": learn(table, ops, options)}
+    loss = {name: made.residuals[made.chosen] for name, made in ways.items()}
+    rows = ways["alone"].folds.scored
+    name = choose(loss, weigh(ops.analytical_us, options.weight_power), rows)
+    made, residual = ways[name], loss[name][rows]
+    correction = joined(base.correction, made.correction) if name == "pooled" else made.correction
+    intervals = _own_intervals(made, residual, take(ops, rows), options.coverage)
+    card = {
+        "n": len(table),
+        **{f"test_{key}": value for key, value in summarise(residual).items()},
+        "chosen": f"{name}: {made.chosen}",
+        "split": made.folds.label,
+        "adapted_from": f"{base.name}@{base.version}",
+        "candidates": {key: summarise(each[rows])["median_ape"] for key, each in loss.items()},
+        "fingerprint": table.fingerprint,
+        "sources": dict(table.sources),
+        "stated_coverage": options.coverage,
+        "seed": options.seed,
+        "dtypes": sorted({str(each) for each in table.dtype}),
+    }
+    return Predictor(table.kind, table.device, table.backend, "0", correction, intervals, made.envelope, card)
+
+
+def joined(first: Correction, second: Correction) -> Correction:
+    """A correction that answers the sum of two, of which at most one interpolates. ValueError otherwise."""
+    from .forest import joined as joined_forests
+
+    if first.kriging is not None and second.kriging is not None:
+        raise ValueError("two interpolations cannot be joined")
+    forests = [each.forest for each in (first, second) if each.forest is not None]
+    forest = joined_forests(*forests) if len(forests) == 2 else next(iter(forests), None)
+    return Correction(first.features, first.offset + second.offset, forest, first.kriging or second.kriging)
+
+
+def donors_of(
+    store: DeviceStore, kind_name: str, backend: str, dtypes: Iterable[str], without: str = "", eager: bool = False
+) -> list[Table]:
+    """Tables of the kind on all devices but one that correspond to a backend and have rows of some of the formats."""
+    wanted = set(dtypes)
+    found = []
+    for device_id in store.devices(kind_name):
+        target = None if device_id == without else _device(store, device_id)
+        if target is None:
+            continue
+        made = tables(
+            kind_name, store.read(kind_name, device_id), target, store.fingerprint(kind_name, device_id), eager
+        )
+        like = [table for table in made if framework(table.backend) == framework(backend)]
+        like = [_of_dtypes(table, wanted) for table in like]
+        like = [table for table in like if len(table)]
+        kernel = backend.partition(":")[2]
+        same = [table for table in like if kernel and table.backend.partition(":")[2] == kernel]
+        found += same or like
+    return found
+
+
+def train_pooled(
+    store: DeviceStore,
+    registry: Registry,
+    kinds: Iterable[str] | None = None,
+    options: Options | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Pool every kind (of those named) and framework that two devices have in common; results by ``kind@framework``.
+
+    Predictors are registered for device ``any``. TrainingError for a kind that the store lacks.
+    """
+    options = options or Options()
+    known = list(store.kinds())
+    results: dict[str, dict[str, Any]] = {}
+    for kind_name in list(kinds) if kinds is not None else known:
+        if kind_name not in known:
+            raise TrainingError(f"the store has no {kind_name} measurements; it has {', '.join(known) or 'none'}")
+        for name, donors in _by_framework(store, kind_name, options.eager).items():
+            label = f"{kind_name}@{name}"
+            if len({table.device.id for table in donors}) < 2:
+                results[label] = {"error": f"only {donors[0].device.id} has rows of it"}
+                continue
+            made = registry.register(pool(donors, options))
+            results[label] = {**made.card, "predictor": f"{made.name}@{made.version}"}
+            if progress:
+                progress(f"{label}: {made.card['test_median_ape']:.1f} % where an architecture is left out")
+    return results
+
+
+def evaluate_device(
+    store: DeviceStore,
+    kind_name: str,
+    device: Device,
+    options: Options | None = None,
+    points: Sequence[int] = POINTS,
+    backend: str | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Errors on a device that was left out whole, with 0 or more of its rows, by ``device+POINTS``.
+
+    Points are drawn at random, averaged over seeds; ``… spread`` takes them farthest-first in log sizes instead.
+    Scored are rows (4,000 at most) that no draw had, of formats that other devices have.
+    TrainingError when no other device has rows that correspond.
+    """
+    options = (options or Options()).for_kind(kind_name)
+    own = tables(kind_name, store.read(kind_name, device.id), device, eager=options.eager)
+    chosen = backend or default_backend(own)
+    table = next((each for each in own if each.backend == chosen), None)
+    if table is None:
+        raise TrainingError(f"{kind_name} on {device.id} has no rows of backend {chosen}")
+    donors = donors_of(store, kind_name, table.backend, np.unique(table.dtype), device.id, options.eager)
+    if not donors:
+        raise TrainingError(f"no other device has {kind_name} rows of {framework(table.backend)} in its formats")
+    shared = {str(name) for each in donors for name in np.unique(each.dtype)}
+    return score_left_out(_of_dtypes(table, shared), donors, options, points)
+
+
+def score_left_out(
+    table: Table, donors: Sequence[Table], options: Options, points: Sequence[int] = POINTS
+) -> dict[str, dict[str, Any]]:
+    """:func:`evaluate_device` for tables at hand."""
+    base = pool(donors, options)
+    reports = {}
+    for count in points:
+        if count and count > len(table) // 2:
+            reports[f"device+{count}"] = {"error": f"{len(table)} rows are too few to draw {count} and score the rest"}
+            continue
+        for rule in ("random", "spread") if count else ("random",):
+            label = f"device+{count}" + (" spread" if rule == "spread" else "")
+            reports[label] = _score(base, table, options, count, rule)
+    return reports
+
+
+def draw(table: Table, count: int, rule: str = "random", seed: int = 0) -> np.ndarray:
+    """Positions of ``count`` rows: at random, or spread farthest-first over log sizes (of 4,096 rows)."""
+    order = np.random.default_rng(seed).permutation(len(table))
+    if rule == "random":
+        return np.sort(order[:count])
+    some = order[:4096]
+    sizes = np.stack([np.log2(np.maximum(values[some], 0.5)) for values in table.columns.values()], axis=1)
+    sizes = sizes / np.maximum(sizes.std(axis=0), 1e-9)
+    near = np.full(len(some), np.inf)
+    picked = [0]
+    while len(picked) < min(count, len(some)):
+        near = np.minimum(near, ((sizes - sizes[picked[-1]]) ** 2).sum(axis=1))
+        picked.append(int(np.argmax(near)))
+    return np.sort(some[picked])
+
+
+def _score(base: Predictor, table: Table, options: Options, count: int, rule: str) -> dict[str, Any]:
+    residuals, inside, widths, chosen = [], [], [], []
+    for seed in range(1 if not count or count >= 500 else SEEDS):
+        seen = draw(table, count, rule, options.seed + seed)
+        others = np.setdiff1d(np.arange(len(table)), seen)
+        others = np.sort(np.random.default_rng(seed).permutation(others)[:SCORED_ROWS])
+        made = adapt(base, table.take(seen), options) if count else base
+        asked = table.take(others)
+        found = made.predict_frame(asked.frame())
+        residuals.append(np.log(asked.latency_us / found.latency_us))
+        widths.append(np.log(found.high_us / found.latency_us))
+        inside.append(np.abs(residuals[-1]) <= widths[-1])
+        chosen.append(str(made.card["chosen"]))
+    how = f"whole device left out, {count} of its rows given" + (f", drawn {rule}" if count else "")
+    return {
+        "split": how,
+        "n": len(residuals[0]),
+        **summarise(np.concatenate(residuals)),
+        "coverage": float(np.mean(np.concatenate(inside))),
+        "interval_width": float(np.median(np.expm1(np.concatenate(widths)))),
+        "chosen": chosen,
+        "donors": list(base.card["devices"]),
+    }
+
+
+def _merged(donors: Sequence[Table], options: Options) -> _Pool:
+    """Rows of all devices with features, each device weighing the same; architectures to leave out."""
+    names = feature_names(donors[0].kind)
+    shares: dict[str, int] = {}
+    for table in donors:
+        shares[table.device.id] = shares.get(table.device.id, 0) + 1
+    matrices, targets, analytical, weights, devices, homes = [], [], [], [], [], []
+    several = len({table.device.architecture for table in donors}) > 1
+    for table in donors:
+        rows = np.random.default_rng(options.seed).permutation(len(table))[: DONOR_ROWS // shares[table.device.id]]
+        part = table.take(np.sort(rows))
+        ops = part.frame()
+        matrices.append(ops.matrix)
+        analytical.append(ops.analytical_us)
+        targets.append(np.log(part.latency_us / ops.analytical_us))
+        weights.append(weigh(ops.analytical_us, options.weight_power) / (len(part) * shares[table.device.id]))
+        devices += [table.device.id] * len(part)
+        homes += [table.device.architecture if several else table.device.id] * len(part)
+    weight = np.concatenate(weights)
+    task = Task(names, np.concatenate(matrices), np.concatenate(targets), weight / weight.mean(), options.seed)
+    return _Pool(task, np.concatenate(analytical), np.array(devices), np.array(homes))
+
+
+def _left_out(merged: _Pool, options: Options) -> np.ndarray:
+    """ln(measured / predicted) [n] of each row by a model that saw nothing of its architecture."""
+    residual = np.empty(len(merged.home))
+    for name in np.unique(merged.home):
+        seen, unseen = np.flatnonzero(merged.home != name), np.flatnonzero(merged.home == name)
+        made = _fitted(merged.task.rows(seen), options)
+        residual[unseen] = merged.task.target[unseen] - made.predict(merged.task.matrix[unseen])
+    return residual
+
+
+def _fitted(task: Task, options: Options) -> Correction:
+    trees = dataclasses.replace(options.lightgbm, min_leaf=max(options.lightgbm.min_leaf, MIN_LEAF))
+    return trees.fit(task, None) if trees.able(len(task.target)) else options.calibrated.fit(task, None)
+
+
+def _own_intervals(made: Learned, residual: np.ndarray, ops: Frame, coverage: float) -> Intervals:
+    """Intervals whose bands are in analytical time, as a predictor asks for them, grown outside as learned."""
+    intervals = calibrate(residual, ops.analytical_us, classes_of(made.names, ops.matrix), coverage)
+    return dataclasses.replace(intervals, growth=made.intervals.growth)
+
+
+def _by_framework(store: DeviceStore, kind_name: str, eager: bool) -> dict[str, list[Table]]:
+    found: dict[str, list[Table]] = {}
+    for device_id in store.devices(kind_name):
+        target = _device(store, device_id)
+        if target is not None:
+            mark = store.fingerprint(kind_name, device_id)
+            for table in tables(kind_name, store.read(kind_name, device_id), target, mark, eager):
+                found.setdefault(framework(table.backend), []).append(table)
+    return found
+
+
+def _of_dtypes(table: Table, wanted: set[str]) -> Table:
+    return table.take(np.flatnonzero(np.isin(table.dtype, sorted(wanted))))
+
+
+def _stand_in(donors: Sequence[Table]) -> Device:
+    """The figures of the device with most rows under the id ``any``: a stand-in where nobody names a device."""
+    largest = max(donors, key=len).device
+    names = ", ".join(sorted({table.device.id for table in donors}))
+    return dataclasses.replace(largest, id=ANY, name=f"any device, learned from {names}")
+
+
+def _shared_backend(donors: Sequence[Table]) -> str:
+    names = {framework(table.backend) for table in donors}
+    return names.pop() if len(names) == 1 else ANY
+
+
+def _pool_card(donors: Sequence[Table], merged: _Pool, residual: np.ndarray, options: Options) -> dict[str, Any]:
+    by_home = {str(name): summarise(residual[merged.home == name]) for name in np.unique(merged.home)}
+    return {
+        "n": len(residual),
+        **{f"test_{key}": value for key, value in summarise(residual).items()},
+        "chosen": "pooled",
+        "split": f"one of {', '.join(by_home)} left out",
+        "evaluations": {f"without {name}": each for name, each in by_home.items()},
+        "devices": sorted({table.device.id for table in donors}),
+        "backends": sorted({table.backend for table in donors}),
+        "fingerprint": "+".join(sorted({table.fingerprint for table in donors if table.fingerprint})),
+        "dtypes": sorted({str(each) for table in donors for each in np.unique(table.dtype)}),
+        "stated_coverage": options.coverage,
+        "seed": options.seed,
+    }
+
+
+def _device(store: DeviceStore, device_id: str) -> Device | None:
+    measured = store.device(device_id)
+    if measured is not None:
+        return measured
+    try:
+        return load_device(device_id)
+    except DeviceError:
+        return None

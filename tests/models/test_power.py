@@ -1,0 +1,145 @@
+"""Power: watts are learned, a cap is never faster, and one that does not bind changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opcast.datasets.devices import Device, load_device
+from opcast.models import power
+from opcast.models.candidates import Options
+from opcast.models.power import Limits, Parts, PowerError
+from opcast.models.predictor import Predictor
+from opcast.models.registry import Registry
+from opcast.models.table import TrainingError
+
+H200 = load_device("h200_sxm")
+TIMES = st.floats(0.0, 1e5)
+WATTS = st.floats(50.0, 900.0)
+CAPS = st.floats(20.0, 1200.0)
+
+
+def one(compute: float, memory: float, rest: float) -> Parts:
+    return Parts(np.array([compute]), np.array([memory]), np.array([rest]))
+
+
+@given(TIMES, TIMES, st.floats(0.1, 1e4), WATTS, CAPS, CAPS)
+def test_a_lower_cap_is_never_faster_and_never_draws_more(
+    compute: float, memory: float, rest: float, watts: float, cap: float, other: float
+) -> None:
+    busy, drawn = one(compute, memory, rest), np.array([watts])
+    low, high = sorted((cap, other))
+    slow, less = power.limited(H200, busy, drawn, Limits(low))
+    fast, more = power.limited(H200, busy, drawn, Limits(high))
+    assert slow >= fast >= 1.0
+    assert less <= more * (1 + 1e-12) <= watts * (1 + 1e-9)
+
+
+@given(TIMES, TIMES, st.floats(0.1, 1e4), WATTS, st.floats(0.0, 500.0))
+def test_a_cap_above_what_is_drawn_changes_nothing(
+    compute: float, memory: float, rest: float, watts: float, room: float
+) -> None:
+    slower, drawn = power.limited(H200, one(compute, memory, rest), np.array([watts]), Limits(watts + room))
+    assert slower == 1.0
+    assert drawn == watts
+
+
+@given(TIMES, TIMES, st.floats(0.1, 1e4), WATTS, st.floats(100.0, 3000.0), st.floats(100.0, 3000.0))
+def test_a_lower_clock_is_never_faster(
+    compute: float, memory: float, rest: float, watts: float, clock: float, other: float
+) -> None:
+    busy, drawn = one(compute, memory, rest), np.array([watts])
+    low, high = sorted((clock, other))
+    slow = power.limited(H200, busy, drawn, Limits(clock_mhz=low))[0]
+    assert slow >= power.limited(H200, busy, drawn, Limits(clock_mhz=high))[0] >= 1.0
+
+
+def test_half_the_clock_doubles_compute_and_leaves_memory() -> None:
+    half = Limits(clock_mhz=H200.clock_mhz / 2)
+    watts = np.array([600.0])
+    assert power.limited(H200, one(100.0, 1.0, 0.0), watts, half)[0] == pytest.approx(2.0)
+    assert power.limited(H200, one(10.0, 100.0, 0.0), watts, half)[0] == 1.0
+
+
+def test_a_binding_cap_is_kept_where_clocks_can_keep_it() -> None:
+    slower, drawn = power.limited(H200, one(100.0, 20.0, 1.0), np.array([690.0]), Limits(500.0))
+    assert drawn == pytest.approx(500.0)
+    assert 1.05 < slower < 2.0
+
+
+@pytest.mark.parametrize("values", [{"cap_w": 0.0}, {"cap_w": -5.0}, {"clock_mhz": float("nan")}])
+def test_limits_that_make_no_sense_are_refused(values: dict[str, float]) -> None:
+    with pytest.raises(PowerError, match="positive"):
+        Limits(**values)
+
+
+def test_a_device_without_tdp_has_no_baseline(gpu: Device) -> None:
+    with pytest.raises(PowerError, match="no tdp_w"):
+        power.baseline_w(gpu, one(1.0, 1.0, 1.0))
+
+
+def measured(count: int = 240, unknown: int = 20) -> pa.Table:
+    """Products whose watts are the baseline's times a law of rows, some without a figure."""
+    rng = np.random.default_rng(0)
+    columns = {
+        "batch": np.ones(count, dtype=np.int64),
+        "m": 2 ** rng.integers(0, 13, count),
+        "n": rng.choice(np.arange(256, 8193, 256), count),
+        "k": rng.choice(np.arange(256, 8193, 256), count),
+        "layout": np.ones(count, dtype=np.int64),
+    }
+    watts = power.baseline_w(H200, power.parts("gemm", columns, "bf16", "bf16", H200, "warm"))
+    watts = watts * (0.7 + 0.02 * np.log2(columns["m"])) * np.exp(0.01 * rng.standard_normal(count))
+    watts[:unknown] = np.nan
+    named = {"dtype": ["bf16"] * count, "latency_us": np.ones(count), "power_w": pa.array(watts, from_pandas=True)}
+    return pa.table({**columns, **named})
+
+
+@pytest.fixture(scope="module")
+def model(fast: Options) -> Predictor:
+    (table,) = power.power_tables("gemm", measured(), H200)
+    return power.fit(table, fast)
+
+
+def ask(model: Predictor | None, device: Device = H200, limits: Limits | None = None) -> power.Drawn:
+    columns = {name: np.array([float(value)]) for name, value in zip(("batch", "layout"), (1, 1), strict=True)}
+    columns |= {name: np.array([4096.0]) for name in ("m", "n", "k")}
+    return power.drawn(model, "gemm", columns, "bf16", "bf16", device, "warm", limits or Limits())
+
+
+def test_watts_are_learned_from_rows_that_have_them(model: Predictor) -> None:
+    assert model.card["n"] == 220
+    assert model.card["test_median_ape"] < 3.0 < model.card["baseline_median_ape"]
+    assert power.power_tables("gemm", measured().drop_columns("power_w"), H200) == []
+    assert power.power_tables("gemm", measured(unknown=240), H200) == []
+
+
+def test_energy_is_inside_only_where_watts_were_measured(model: Predictor) -> None:
+    free = ask(model)
+    assert free.in_envelope[0]
+    assert free.slower[0] == 1.0
+    capped = ask(model, limits=Limits(0.7 * free.power_w[0]))
+    assert capped.slower[0] > 1.0
+    assert not capped.in_envelope[0]
+    assert not ask(None).in_envelope[0]
+    assert not ask(model, dataclasses.replace(H200, id="another")).in_envelope[0]
+
+
+def test_power_models_lie_beside_the_predictors(model: Predictor, tmp_path: Path) -> None:
+    Registry(tmp_path / power.FOLDER).register(model)
+    found = power.find([tmp_path / "none", tmp_path], "gemm", "h200_sxm")
+    assert found is not None
+    np.testing.assert_array_equal(ask(found).power_w, ask(model).power_w)
+    assert Registry(tmp_path).list() == []
+    assert power.find([tmp_path], "gemm", "l40s") is None
+
+
+def test_too_few_rows_are_refused(model: Predictor, fast: Options) -> None:
+    (table,) = power.power_tables("gemm", measured(24), H200)
+    with pytest.raises(TrainingError, match="5 are needed"):
+        power.fit(table, fast)
