@@ -100,8 +100,9 @@ def cross_fit(
         name = choose(residuals, weights, others)
         chosen.append(name)
         residual[own] = residuals[name][own]
-        parts = (each[others] for each in (residuals[name], analytical_us, classes, folds.fold))
-        intervals = calibrate_grouped(*parts, coverage)
+        intervals = calibrate_grouped(
+            residuals[name][others], analytical_us[others], classes[others], folds.fold[others], coverage
+        )
         width[own] = intervals.widths(analytical_us[own], np.zeros(len(own)), classes[own])
     rows = folds.scored
     residual, width = residual[rows], width[rows]
