@@ -20,7 +20,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .aiconfigurator_tables import REFUSED, TABLES, Origin, Sheet, system_device
+from .aiconfigurator_sheet import Origin, Sheet, system_device
+from .aiconfigurator_tables import REFUSED, TABLES
 from .tables import Batch, Rejected, SourceError
 
 VERSION = 1

@@ -9,7 +9,8 @@ which convention holds, it was inferred:
   tokens (hidden 6144, inter 2048, 256 experts, H100) 17.6 ms fall to 8.9, 4.5, 2.3, 1.06 with 2, 4, 8, 16 ranks of
   experts, and to 9.7 and 5.7 with 2 and 4 of tensors. The wide tables agree: at 131,072 tokens 11.1 ms on 8 ranks,
   6.1 on 16; a generation step of 4 tokens reads the 8 experts that 32 choices spread over 4 ranks touch.
-- **Context MoE of DeepEP** was timed with its host work: 0.39 ms for every small batch, whatever the ranks.
+- **Context MoE of DeepEP** was timed with its host work: 0.39 ms for every small batch, whatever the ranks. On 2 and 4
+  ranks that is less than reading the weights of a rank's experts takes, so that it cannot have touched them all.
 - **Collectives**: ``message_size`` counts elements: bus bandwidth at 512 MiB is then 445 GB/s on eight H100 (450 by
   NVLink), 335 for all-gather, so that bytes are nccl-tests' (all-gather's the gathered buffer).
 - **DeepEP**: ``num_token`` is per rank; dispatch carries fp8 with block scales (1.035 bytes an element by its own
@@ -29,169 +30,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import datetime
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..columns import codes, number_array, numbers, text_array
-from ..device_names import cuda_device_id
+from ..columns import codes
 from ..dtypes import itemsize
-from .tables import Batch, Rejected, SourceError
+from .aiconfigurator_sheet import Sheet, canonical
+from .tables import Batch, Rejected
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-DTYPES = {
-    "bfloat16": "bf16",
-    "half": "fp16",
-    "float16": "fp16",
-    "float": "fp32",
-    "sq": "int8",
-    "int8_wo": "w8a16",
-    "int4_wo": "w4a16",
-    "w4afp8": "w4a8",
-    "w4a16_mxfp4": "mxfp4a16",
-    "w4a8_mxfp4_mxfp8": "mxfp4a8",
-}
 PCIE = ("l40s", "rtx_pro_6000_server")
 GPUS_PER_NODE = {"gb200": 4, "gb300": 4}
 COLLECTIVES = {"alltoall": "all_to_all"}
 REFUSED = {
     r"_module$|^wideep_(context|generation)_(mla|mlp)$": "times a whole block of ops, which no kind is",
 }
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a table is from."""
-
-    system: str
-    table: str
-    framework: str
-    version: str
-    reference: str
-    measured_at: datetime
-
-
-class Sheet:
-    """One table: its columns by name, as numbers or by distinct text."""
-
-    def __init__(self, table: pa.Table, origin: Origin) -> None:
-        self.table, self.origin = table, origin
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def number(self, name: str, default: int | None = None) -> np.ndarray:
-        """A column of numbers [n]; SourceError when it is missing and has no default."""
-        import pyarrow as pa
-
-        if name not in self.table.column_names:
-            if default is None:
-                raise SourceError(f"table {self.origin.table} lacks the column {name!r}")
-            return np.full(len(self), default)
-        column = self.table[name]
-        if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-            raise SourceError(f"column {name!r} of table {self.origin.table} holds {column.type}, not numbers")
-        whole = pa.types.is_integer(column.type) and not column.null_count
-        return numbers(column.cast(pa.int64() if whole else pa.float64()))
-
-    def each(self, function: Callable[..., Any], *names: str) -> tuple[np.ndarray, list[Any]]:
-        """``function`` of every distinct combination of text columns, and each row's place [n] among them.
-
-        A missing column counts as empty text.
-        """
-        import pyarrow as pa
-
-        code = np.zeros(len(self), dtype=np.int64)
-        combinations: list[tuple[str, ...]] = [()]
-        for name in names:
-            if name not in self.table.column_names:
-                combinations = [(*before, "") for before in combinations]
-                continue
-            column, texts = codes(self.table[name].cast(pa.string()))
-            texts = [*texts, ""]  # a missing value's code is -1: the last
-            code = code * len(texts) + column % len(texts)
-            combinations = [(*before, text) for before in combinations for text in texts]
-        used, place = np.unique(code, return_inverse=True)
-        return place.reshape(-1), [function(*combinations[one]) for one in used]
-
-    def text(self, function: Callable[..., str], *names: str) -> pa.Array:
-        """``function`` of text columns, for every row."""
-        place, made = self.each(function, *names)
-        return text_array(made).take(number_array(place))
-
-    def integer(self, function: Callable[..., int], *names: str) -> np.ndarray:
-        """``function`` of text columns, for every row [n]."""
-        place, made = self.each(function, *names)
-        return np.array(made, dtype=np.int64)[place] if made else np.zeros(0, dtype=np.int64)
-
-    def dtype(self, name: str) -> pa.Array:
-        """A column of number formats by opcast's names; an unknown one stays as it is."""
-        return self.text(canonical, name)
-
-    def backend(self, suffix: Callable[..., str] = lambda *_: "", *names: str) -> pa.Array:
-        """Framework, version and kernel source, with what ``suffix`` makes of the named columns."""
-
-        def label(version: str, kernel: str, *values: str) -> str:
-            made = f"{self.framework}-{version or self.origin.version}:{readable(kernel)}{suffix(*values)}"
-            return re.sub(r"[^A-Za-z0-9._:+-]", "_", made)
-
-        return self.text(label, "version", "kernel_source", *names)
-
-    @cached_property
-    def framework(self) -> str:
-        own = self.origin.table == "nccl" and "version" in self.table.column_names
-        return "nccl" if own else self.origin.framework
-
-    @cached_property
-    def device_id(self) -> pa.Array:
-        return self.text(lambda name: cuda_device_id(name) if name else system_device(self.origin.system), "device")
-
-    @cached_property
-    def shared(self) -> dict[str, Any]:
-        """Columns that every table has."""
-        made = {
-            "device_id": self.device_id,
-            "device_name": self.text(str, "device"),
-            "measured_at": self.origin.measured_at,
-            "source_ref": self.origin.reference,
-            "license": "Apache-2.0",
-        }
-        for theirs, ours in (("power", "power_w"), ("power_limit", "power_limit_w")):
-            if theirs in self.table.column_names:
-                watts = self.number(theirs).astype(np.float64)
-                made[ours] = np.where(watts > 0, watts, np.nan)
-        return made
-
-    def milliseconds(self, name: str = "latency") -> np.ndarray:
-        """A column of milliseconds as microseconds [n]."""
-        return self.number(name) * 1e3
-
-    def where(self, rows: np.ndarray) -> Sheet:
-        """Some of its rows."""
-        return Sheet(self.table.take(number_array(np.flatnonzero(rows))), self.origin)
-
-
-def system_device(system: str) -> str:
-    """opcast's name of a system; the A100 ones have 80 GB, as their rows say where they name a device."""
-    return {"a100_sxm": "a100_sxm_80gb"}.get(system, system)
-
-
-def canonical(name: str) -> str:
-    """opcast's name of a number format; one that it does not know as it stands."""
-    return DTYPES.get(name, name)
-
-
-def readable(kernel: str) -> str:
-    """A kernel source without what varies between builds: paths, layer numbers, plugin prefixes."""
-    if kernel in ("", "NCCL", "TRTLLM"):
-        return {"NCCL": "nccl", "TRTLLM": "custom_allreduce"}.get(kernel, "default")
-    first, *_, last = (kernel + "/").rstrip("/").split("/") if "/" in kernel else (kernel, "")
-    return f"{first}{re.sub(r'^PLUGIN_V[0-9]+_|_[0-9]+$', '', last)}"
 
 
 def gemm(t: Sheet) -> Iterator[Batch]:
@@ -215,21 +71,23 @@ def gemm(t: Sheet) -> Iterator[Batch]:
 
 def mla_bmm(t: Sheet) -> Iterator[Batch]:
     """Products with the absorbed projections of MLA's generation, one a head."""
-    before = t.integer(lambda name: {"mla_gen_pre": 1, "mla_gen_post": 0}.get(name, -1), "op_name")
-    known = before >= 0
-    wide = before == 1
-    columns = {
-        "batch": t.number("num_heads"),
-        "m": t.number("num_tokens"),
-        "n": np.where(wide, 512, 128),
-        "k": np.where(wide, 128, 512),
-        "layout": "nn",
-        "dtype": t.dtype("bmm_dtype"),
-        "out_dtype": "bf16",
-        "backend": t.backend(),
-        "latency_us": np.where(known, t.milliseconds(), np.nan),
-    }
-    yield Batch("gemm", columns)
+    which = t.integer(lambda name: {"mla_gen_pre": 1, "mla_gen_post": 2}.get(name, 0), "op_name")
+    if (which == 0).any():
+        yield Batch(rejected=(Rejected("unknown op of mla_bmm", int((which == 0).sum()), t.origin.reference),))
+    for number, n, k in ((1, 512, 128), (2, 128, 512)):
+        part = t.where(which == number)
+        columns = {
+            "batch": part.number("num_heads"),
+            "m": part.number("num_tokens"),
+            "n": n,
+            "k": k,
+            "layout": "nn",
+            "dtype": part.dtype("bmm_dtype"),
+            "out_dtype": "bf16",
+            "backend": part.backend(),
+            "latency_us": part.milliseconds(),
+        }
+        yield Batch("gemm", {**part.shared, **columns})
 
 
 def context_attention(t: Sheet) -> Iterator[Batch]:

@@ -73,14 +73,12 @@ def _too_fast(rows: Rows) -> Iterator[tuple[str, np.ndarray]]:
     least = least_us(rows, device)
     if unit_of(rows.kind) != "host":
         least = np.maximum(least, device.launch_us)
-    yield (
-        f"latency below {IMPOSSIBLE} of what peak rates and a launch allow",
-        rows.ok & (rows.latency_us < IMPOSSIBLE * least),
-    )
+    reason = f"{rows.kind}: latency below {IMPOSSIBLE} of what peak rates and a launch allow"
+    yield reason, rows.ok & (rows.latency_us < IMPOSSIBLE * least)
     if KINDS[rows.kind].family == "collective":
         moved = rows.numbers("size_bytes") * np.minimum(bus_factor(rows.kind, rows.numbers("ranks")), 1.0)
         rate = moved / rows.latency_us
-        yield "bandwidth above the link's peak", rows.ok & (rate > OVER_PEAK * link_rate(rows, device))
+        yield f"{rows.kind}: bandwidth above the link's peak", rows.ok & (rate > OVER_PEAK * link_rate(rows, device))
 
 
 def _timed(rows: Rows) -> pa.Table:

@@ -1,0 +1,162 @@
+"""One of aiconfigurator's tables: where it is from, and its columns as numbers and texts in opcast's terms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..columns import codes, number_array, numbers, text_array
+from ..device_names import cuda_device_id
+from .tables import SourceError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DTYPES = {
+    "bfloat16": "bf16",
+    "half": "fp16",
+    "float16": "fp16",
+    "float": "fp32",
+    "sq": "int8",
+    "int8_wo": "w8a16",
+    "int4_wo": "w4a16",
+    "w4afp8": "w4a8",
+    "w4a16_mxfp4": "mxfp4a16",
+    "w4a8_mxfp4_mxfp8": "mxfp4a8",
+}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a table is from."""
+
+    system: str
+    table: str
+    framework: str
+    version: str
+    reference: str
+    measured_at: datetime
+
+
+class Sheet:
+    """One table: its columns by name, as numbers or by distinct text."""
+
+    def __init__(self, table: pa.Table, origin: Origin) -> None:
+        self.table, self.origin = table, origin
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def number(self, name: str, default: int | None = None) -> np.ndarray:
+        """A column of numbers [n]; SourceError when it is missing and has no default."""
+        import pyarrow as pa
+
+        if name not in self.table.column_names:
+            if default is None:
+                raise SourceError(f"table {self.origin.table} lacks the column {name!r}")
+            return np.full(len(self), default)
+        column = self.table[name]
+        if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+            raise SourceError(f"column {name!r} of table {self.origin.table} holds {column.type}, not numbers")
+        whole = pa.types.is_integer(column.type) and not column.null_count
+        return numbers(column.cast(pa.int64() if whole else pa.float64()))
+
+    def each(self, function: Callable[..., Any], *names: str) -> tuple[np.ndarray, list[Any]]:
+        """``function`` of every distinct combination of text columns, and each row's place [n] among them.
+
+        A missing column counts as empty text.
+        """
+        import pyarrow as pa
+
+        code = np.zeros(len(self), dtype=np.int64)
+        combinations: list[tuple[str, ...]] = [()]
+        for name in names:
+            if name not in self.table.column_names:
+                combinations = [(*before, "") for before in combinations]
+                continue
+            column, texts = codes(self.table[name].cast(pa.string()))
+            texts = [*texts, ""]  # a missing value's code is -1: the last
+            code = code * len(texts) + column % len(texts)
+            combinations = [(*before, text) for before in combinations for text in texts]
+        used, place = np.unique(code, return_inverse=True)
+        return place.reshape(-1), [function(*combinations[one]) for one in used]
+
+    def text(self, function: Callable[..., str], *names: str) -> pa.Array:
+        """``function`` of text columns, for every row."""
+        place, made = self.each(function, *names)
+        return text_array(made).take(number_array(place))
+
+    def integer(self, function: Callable[..., int], *names: str) -> np.ndarray:
+        """``function`` of text columns, for every row [n]."""
+        place, made = self.each(function, *names)
+        return np.array(made, dtype=np.int64)[place] if made else np.zeros(0, dtype=np.int64)
+
+    def dtype(self, name: str) -> pa.Array:
+        """A column of number formats by opcast's names; an unknown one stays as it is."""
+        return self.text(canonical, name)
+
+    def backend(self, suffix: Callable[..., str] = lambda *_: "", *names: str) -> pa.Array:
+        """Framework, version and kernel source, with what ``suffix`` makes of the named columns."""
+
+        def label(version: str, kernel: str, *values: str) -> str:
+            made = f"{self.framework}-{version or self.origin.version}:{readable(kernel)}{suffix(*values)}"
+            return re.sub(r"[^A-Za-z0-9._:+-]", "_", made)
+
+        return self.text(label, "version", "kernel_source", *names)
+
+    @cached_property
+    def framework(self) -> str:
+        own = self.origin.table == "nccl" and "version" in self.table.column_names
+        return "nccl" if own else self.origin.framework
+
+    @cached_property
+    def device_id(self) -> pa.Array:
+        return self.text(lambda name: cuda_device_id(name) if name else system_device(self.origin.system), "device")
+
+    @cached_property
+    def shared(self) -> dict[str, Any]:
+        """Columns that every table has."""
+        made = {
+            "device_id": self.device_id,
+            "device_name": self.text(str, "device"),
+            "measured_at": self.origin.measured_at,
+            "source_ref": self.origin.reference,
+            "license": "Apache-2.0",
+        }
+        for theirs, ours in (("power", "power_w"), ("power_limit", "power_limit_w")):
+            if theirs in self.table.column_names:
+                watts = self.number(theirs).astype(np.float64)
+                made[ours] = np.where(watts > 0, watts, np.nan)
+        return made
+
+    def milliseconds(self, name: str = "latency") -> np.ndarray:
+        """A column of milliseconds as microseconds [n]."""
+        return self.number(name) * 1e3
+
+    def where(self, rows: np.ndarray) -> Sheet:
+        """Some of its rows."""
+        return Sheet(self.table.take(number_array(np.flatnonzero(rows))), self.origin)
+
+
+def system_device(system: str) -> str:
+    """opcast's name of a system; the A100 ones have 80 GB, as their rows say where they name a device."""
+    return {"a100_sxm": "a100_sxm_80gb"}.get(system, system)
+
+
+def canonical(name: str) -> str:
+    """opcast's name of a number format; one that it does not know as it stands."""
+    return DTYPES.get(name, name)
+
+
+def readable(kernel: str) -> str:
+    """A kernel source without what varies between builds: paths, layer numbers, plugin prefixes."""
+    if kernel in ("", "NCCL", "TRTLLM"):
+        return {"NCCL": "nccl", "TRTLLM": "custom_allreduce"}.get(kernel, "default")
+    first, *_, last = (kernel + "/").rstrip("/").split("/") if "/" in kernel else (kernel, "")
+    return f"{first}{re.sub(r'^PLUGIN_V[0-9]+_|_[0-9]+$', '', last)}"
