@@ -11,12 +11,15 @@ import numpy as np
 from ...datasets.ops import LINKS, bus_factor
 from .setting import Array, Dims, Setting, Terms
 
-SUSTAINED_LINK = 0.80  # protocol and flags (NCCL "simple" moves payload at about this share)
+SUSTAINED_LINK = 0.75  # protocol and flags (NCCL "simple" moves payload at about this share)
+LOW_LATENCY_SHARE = 0.30  # of an NVLink: flags travel with the data, and few channels carry it (NCCL "LL", "LL128")
+BULK_US = 15.0  # until NCCL "simple" is under way on NVLink: staging buffers and fences
 NIC_OF_PCIE = 0.78  # one NIC a GPU, matched to its x16 slot: 200 Gb/s in 32 GB/s, 400 Gb/s in 64 GB/s
 LOOPBACK_COPIES = 6.0  # user to socket, socket to user, and the sum, each reading and writing memory
 # us of one hop between neighbours: memory flags over NVLink, through the host, across a switch, through sockets
-HOP_US = {"nvlink": 1.0, "pcie": 3.0, "ib": 4.0, "roce": 5.0, "loopback": 25.0}
-BASE_LAUNCHES = 2.0
+HOP_US = {"nvlink": 0.75, "pcie": 3.0, "ib": 4.0, "roce": 5.0, "loopback": 25.0}
+NVLINK_TREE = 2.5  # hops of a ring that one up or down a tree takes: its flags wait for two children
+BASE_LAUNCHES = 2.3
 HOST_COST = (1.0, 1.0, 0.3, 0.5, 2.0)  # of HOST choices launch, dispatch, view, module, autograd, in dispatches
 
 
@@ -37,22 +40,30 @@ def link_rates(s: Setting) -> Array:
 def collective(name: str, d: Dims, s: Setting) -> Terms:
     """Launch, hops of the better of ring and tree (or the direct exchange), and bytes over the slowest link.
 
-    Ring and tree as in NCCL; all_reduce takes 2 (n-1) hops round a ring, 2 log2 n up and down a tree.
+    Ring and tree as in NCCL; all_reduce takes 2 (n-1) hops round a ring, 2 log2 n up and down a tree. On NVLink the
+    better of a protocol for few bytes and one for many (Hu et al., arXiv 2507.04786, sec. 3).
     """
     link = d.link.astype(np.int64)
     hop = np.array([HOP_US[each] for each in LINKS])[link]
-    rate = link_rates(s)[link] * SUSTAINED_LINK
+    rate = link_rates(s)[link]
     ranks = np.maximum(d.ranks, 1.0)
     if s.cpu:
         rate = rate / np.maximum(ranks, 1.0)  # ranks of one machine share its memory
-    steps = _steps(name, ranks)
+    steps = _steps(name, ranks, np.where(d.link == 0, NVLINK_TREE, 1.0))
     sent = d.size_bytes * bus_factor(name, ranks)
     alone = ranks <= 1.0
     local = np.where(alone, s.traffic_us(2.0 * d.size_bytes), 0.0)
     overhead = s.device.launch_us * np.where(alone, 1.0, BASE_LAUNCHES)
     alpha = np.where(alone, 0.0, steps * hop)
-    hints = {"steps": np.maximum(steps, 1.0), "message_per_rank": 1.0 + d.size_bytes / ranks}
-    return Terms(0.0 * sent, local, overhead + alpha, sent / rate, hints=hints)
+    few, many = sent / (rate * LOW_LATENCY_SHARE), sent / (rate * SUSTAINED_LINK)
+    bulk = np.where(alone | (d.link > 0), 0.0, BULK_US)
+    network = np.minimum(few, bulk + many)
+    hints = {
+        "steps": np.maximum(steps, 1.0),
+        "message_per_rank": 1.0 + d.size_bytes / ranks,
+        "protocol": np.maximum(few, 1e-3) / np.maximum(bulk + many, 1e-3),
+    }
+    return Terms(0.0 * sent, local, overhead + alpha, network, hints=hints)
 
 
 def expert_exchange(d: Dims, s: Setting) -> Terms:
@@ -66,10 +77,10 @@ def expert_exchange(d: Dims, s: Setting) -> Terms:
     return Terms(0.0 * hop, s.traffic_us(2.0 * s.cost.read_bytes), overhead, s.cost.read_bytes / rate, hints=hints)
 
 
-def _steps(name: str, ranks: Array) -> Array:
+def _steps(name: str, ranks: Array, tree: Array) -> Array:
     depth = np.ceil(np.log2(ranks))
     if name == "all_reduce":
-        return np.minimum(2.0 * (ranks - 1.0), 2.0 * depth)
+        return np.minimum(2.0 * (ranks - 1.0), 2.0 * depth * tree)
     if name in ("all_gather", "reduce_scatter"):
         return np.minimum(ranks - 1.0, 4.0 * np.sqrt(ranks))
     if name == "all_to_all":

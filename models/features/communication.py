@@ -7,7 +7,7 @@ import numpy as np
 from ..analytical.setting import Dims, Setting
 from .pieces import Columns, alignment
 
-HINTS = ("steps", "message_per_rank")
+HINTS = ("steps", "message_per_rank", "protocol")
 
 
 def collective(dims: Dims, setting: Setting) -> Columns:

@@ -1,0 +1,159 @@
+"""Interpolation along one size: a curve of ln(measured / analytical) a series, alpha-beta beyond its end.
+
+Ops that differ in nothing but their size make a series: one collective on so many ranks in one format. Inside its
+range the ratio is interpolated over log size by cubics that never overshoot (Fritsch and Carlson, SIAM J. Numer. Anal.
+17, 1980), times far above those of larger sizes left out. Beyond its largest size time goes
+on as an alpha-beta model does (Hockney, Parallel Computing 20, 1994): by the last measured time a byte, which still
+falls a little, never faster than the analytical law's. A series that was never measured is the mean of the others by
+inverse square distance (Shepard, ACM National Conference 1968), so that three rank counts between two are their mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+AXES = ("size_size_bytes", "size_tokens", "size_numel", "size_rows", "size_m", "size_seq_kv")
+SPIKE = 1.25  # times the least of all larger sizes: no transfer takes that much longer for being smaller
+TAIL = 2.0  # log2 of sizes over which the last time a byte is taken
+STILL_FALLING = 0.95  # of the last measured time a byte: larger transfers fill a link better
+OTHER_CODE = 3.0  # distance between two choices or formats, in units of log2
+LN2 = float(np.log(2.0))
+
+
+@dataclass(frozen=True, eq=False)
+class Interpolant:
+    """Curves through p points in all over s series, laid end to end; ``start`` [s + 1] says where each begins."""
+
+    axis: int  # feature column of the log2 size
+    time: int  # feature column of the log2 analytical time
+    keys: np.ndarray  # int64 [k]: feature columns that name a series
+    scales: np.ndarray  # float64 [k]: what one unit of each counts in the distance between series
+    series: np.ndarray  # float64 [s, k]
+    start: np.ndarray  # int64 [s + 1]
+    size: np.ndarray  # float64 [p]: log2
+    ratio: np.ndarray  # float64 [p]: ln(measured / analytical)
+    rise: np.ndarray  # float64 [p]: its derivative by log2 size
+    last_us: np.ndarray  # float64 [s]: analytical time at the largest size
+    slope: np.ndarray  # float64 [s]: measured over analytical time a byte at the end
+
+    def predict(self, matrix: np.ndarray) -> np.ndarray:
+        """ln(measured / analytical) of each row: float64 [n] for float32 [n, features]."""
+        size, time_us = matrix[:, self.axis].astype(np.float64), np.exp2(matrix[:, self.time].astype(np.float64))
+        asked, row = np.unique(matrix[:, self.keys].astype(np.float64), axis=0, return_inverse=True)
+        row = row.reshape(-1)
+        out = np.zeros(len(matrix))
+        for index, key in enumerate(asked):
+            rows = np.flatnonzero(row == index)
+            for one, weight in enumerate(self._weights(key)):
+                if weight > 0:
+                    out[rows] += weight * self._line(one, size[rows], time_us[rows])
+        return out
+
+    def _weights(self, key: np.ndarray) -> np.ndarray:
+        """Share of each series [s] in the answer for one."""
+        square = (((self.series - key) * self.scales) ** 2).sum(1)
+        if square.min() < 1e-9:
+            near = (square < 1e-9).astype(np.float64)
+        else:
+            near = 1.0 / square**2
+        return np.asarray(near / near.sum())
+
+    def _line(self, one: int, size: np.ndarray, time_us: np.ndarray) -> np.ndarray:
+        """ln ratio of a series at log2 sizes [n] of known analytical time."""
+        part = slice(self.start[one], self.start[one + 1])
+        inside = _hermite(size, self.size[part], self.ratio[part], self.rise[part])
+        beyond = np.maximum(time_us - self.last_us[one], 0.0)
+        reached = np.exp(self.ratio[part][-1]) * self.last_us[one] + self.slope[one] * beyond
+        return np.where(size > self.size[part][-1], np.log(reached / (self.last_us[one] + beyond)), inside)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {name: np.asarray(getattr(self, name)) for name in self.__dataclass_fields__}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Interpolant:
+        rest = {name: arrays[name] for name in cls.__dataclass_fields__ if name not in ("axis", "time")}
+        return cls(int(arrays["axis"]), int(arrays["time"]), **rest)
+
+
+def axis_of(names: Sequence[str]) -> int | None:
+    """The feature that is the size of a series, None where a kind has none."""
+    return next((list(names).index(name) for name in AXES if name in names), None)
+
+
+def fit(matrix: np.ndarray, names: Sequence[str], target: np.ndarray, weights: np.ndarray) -> Interpolant:
+    """Lines through ``target`` [n] = ln(measured / analytical) over features [n, f]; repeats are averaged.
+
+    ValueError for features without a size of :data:`AXES`.
+    """
+    axis = axis_of(names)
+    if axis is None:
+        raise ValueError(f"no size to interpolate over among {', '.join(names)}; one of {', '.join(AXES)} is needed")
+    time = list(names).index("analytical")
+    keys = np.array([i for i, name in enumerate(names) if i != axis and _names_a_series(name)])
+    scales = np.array([1.0 if names[i].startswith("size_") else OTHER_CODE for i in keys])
+    series, row = np.unique(matrix[:, keys].astype(np.float64), axis=0, return_inverse=True)
+    row = row.reshape(-1)
+    time_us = np.exp2(matrix[:, time].astype(np.float64))
+    lines = [
+        _series(matrix[rows, axis].astype(np.float64), target[rows], time_us[rows], weights[rows])
+        for rows in (np.flatnonzero(row == index) for index in range(len(series)))
+    ]
+    start = np.cumsum([0, *(len(line[0]) for line in lines)])
+    joined = [np.concatenate([line[i] for line in lines]) for i in range(3)]
+    ends = [np.array([line[i] for line in lines]) for i in (3, 4)]
+    return Interpolant(axis, time, keys, scales, series, start, *joined, *ends)
+
+
+def _names_a_series(name: str) -> bool:
+    return name.startswith(("size_", "choice_")) or name in ("dtype", "out_dtype", "cache_warm")
+
+
+def _series(
+    size: np.ndarray, target: np.ndarray, time_us: np.ndarray, weights: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, float]:
+    """Sizes, ratios and their derivatives; at the end analytical time, and measured time a byte over it."""
+    points, place = np.unique(size, return_inverse=True)
+    place = place.reshape(-1)
+    total = np.bincount(place, weights)
+    ratio = np.bincount(place, weights * target) / total
+    law_us = np.bincount(place, weights * time_us) / total
+    measured = _without_spikes(np.exp(ratio) * law_us)
+    ratio = np.log(measured / law_us)
+    tail = np.flatnonzero(points >= points[-1] - TAIL)[0] if len(points) > 1 else 0
+    tail = min(tail, max(len(points) - 2, 0))
+    grown, law_grown = measured[-1] - measured[tail], law_us[-1] - law_us[tail]
+    slope = STILL_FALLING * grown / law_grown if law_grown > 1e-3 * law_us[-1] else np.exp(ratio[-1])
+    return points, ratio, _rises(points, ratio), float(law_us[-1]), float(max(slope, 1.0))
+
+
+def _rises(points: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Derivatives at the points that keep a cubic between them monotone: zero at a turn, else a harmonic mean."""
+    if len(points) < 2:
+        return np.zeros(len(points))
+    width, secant = np.diff(points), np.diff(values) / np.diff(points)
+    left, right = 2.0 * width[1:] + width[:-1], width[1:] + 2.0 * width[:-1]
+    same = secant[:-1] * secant[1:] > 0
+    safe = np.where(same, secant[:-1], 1.0), np.where(same, secant[1:], 1.0)
+    inner = np.where(same, (left + right) / (left / safe[0] + right / safe[1]), 0.0)
+    return np.concatenate([secant[:1], inner, secant[-1:]])
+
+
+def _hermite(asked: np.ndarray, points: np.ndarray, values: np.ndarray, rises: np.ndarray) -> np.ndarray:
+    """Cubic Hermite interpolation, constant outside the points."""
+    if len(points) < 2:
+        return np.full(len(asked), values[0])
+    place = np.clip(np.searchsorted(points, asked, side="right") - 1, 0, len(points) - 2)
+    width = points[place + 1] - points[place]
+    t = np.clip((asked - points[place]) / width, 0.0, 1.0)
+    steps = values[place + 1] - values[place]
+    bend = rises[place] * width * (1.0 - t) - rises[place + 1] * width * t
+    return np.asarray(values[place] + steps * t * t * (3.0 - 2.0 * t) + bend * t * (1.0 - t))
+
+
+def _without_spikes(measured: np.ndarray) -> np.ndarray:
+    """Times by size; one far above that of a larger size was disturbed, and becomes that one."""
+    least = np.minimum.accumulate(measured[::-1])[::-1]
+    return np.where(measured > SPIKE * least, least, measured)
