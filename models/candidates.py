@@ -16,10 +16,10 @@ import numpy as np
 
 from ..datasets.vocabulary import KINDS
 from .correction import Correction
-from .forest import from_lightgbm, from_sklearn
 from .kriging import Scales, search
 from .kriging import fit as fit_kriging
 from .splits import MODES
+from .trees import from_lightgbm, from_sklearn
 
 
 class OptionError(ValueError):

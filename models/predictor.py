@@ -28,7 +28,7 @@ from .features import FEATURES_VERSION, Frame, feature_names, frame
 from .forest import ForestError
 from .intervals import Intervals, classes_of
 
-FORMAT = 1
+FORMAT = 2
 CARD, MODEL = "card.json", "model.npz"
 ANY = "any"  # the device id of a predictor that was learned from several devices, for all of them
 
