@@ -16,6 +16,8 @@ import numpy as np
 
 from ..datasets.vocabulary import KINDS
 from .correction import Correction
+from .interpolant import axis_of
+from .interpolant import fit as fit_lines
 from .kriging import Scales, search
 from .kriging import fit as fit_kriging
 from .splits import MODES
@@ -88,6 +90,26 @@ class Interpolation:
     def fit(self, task: Task, prepared: Scales) -> Correction:
         kriging = fit_kriging(task.matrix, task.target - task.offset, task.weights, prepared)
         return Correction(task.matrix.shape[1], task.offset, kriging=kriging)
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Broken lines over size, alpha-beta beyond (:mod:`.interpolant`): where one size rules."""
+
+    min_rows: int = 8
+    max_rows: int = 4000
+
+    def able(self, rows: int) -> bool:
+        return self.min_rows <= rows <= self.max_rows
+
+    def prepare(self, task: Task) -> None:
+        return None
+
+    def fit(self, task: Task, prepared: None) -> Correction:
+        if axis_of(task.names) is None:  # no size to go along: only the calibration is left
+            return Correction(task.matrix.shape[1], task.offset)
+        lines = fit_lines(task.matrix, task.names, task.target, task.weights)
+        return Correction(task.matrix.shape[1], lines=lines)
 
 
 @dataclass(frozen=True)
@@ -168,7 +190,9 @@ class LightGBM:
 
 
 # What a family or a kind wants other than the rest; a kind's own come after its family's.
-FAMILIES: Mapping[str, Mapping[str, Any]] = {}
+FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "collective": {"candidates": ["calibrated", "lines"]},
+}
 
 
 @dataclass(frozen=True)
@@ -185,6 +209,7 @@ class Options:
     trials: int = 0  # of a search for LightGBM's parameters
     calibrated: Calibrated = field(default_factory=Calibrated)
     interpolation: Interpolation = field(default_factory=Interpolation)
+    lines: Lines = field(default_factory=Lines)
     random_forest: RandomForest = field(default_factory=RandomForest)
     lightgbm: LightGBM = field(default_factory=LightGBM)
     families: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: FAMILIES)
@@ -216,10 +241,11 @@ class Options:
         return made
 
     def for_kind(self, kind_name: str) -> Options:
-        """The same with what the kind's family and the kind itself want otherwise."""
+        """The same with what the kind's family and the kind itself want otherwise, but for what was set explicitly."""
         made = dataclasses.replace(self, families={})
         for name in (KINDS[kind_name].family, kind_name):
-            made = _merged(made, f"predictor.families.{name}", self.families.get(name, {}))
+            values = _unset(self.families.get(name, {}), self, type(self)())
+            made = _merged(made, f"predictor.families.{name}", values)
         return made
 
     def candidate(self, name: str) -> Candidate:
@@ -227,7 +253,7 @@ class Options:
         return found
 
 
-CANDIDATES = ("calibrated", "interpolation", "random_forest", "lightgbm")
+CANDIDATES = ("calibrated", "interpolation", "lines", "random_forest", "lightgbm")
 
 
 def _among(where: str, names: Iterable[str], known: Sequence[str]) -> None:
@@ -236,6 +262,18 @@ def _among(where: str, names: Iterable[str], known: Sequence[str]) -> None:
             near = difflib.get_close_matches(str(name), known, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}"
             raise OptionError(f"{where} has {name!r}; {hint}")
+
+
+def _unset(values: Mapping[str, Any], chosen: Any, default: Any) -> dict[str, Any]:
+    """Those of some values whose option still has its default."""
+    kept: dict[str, Any] = {}
+    for name, value in values.items():
+        own, usual = getattr(chosen, name), getattr(default, name)
+        if dataclasses.is_dataclass(own):
+            kept[name] = _unset(value, own, usual)
+        elif own == usual:
+            kept[name] = value
+    return kept
 
 
 def _merged(base: Any, where: str, values: Mapping[str, Any]) -> Any:

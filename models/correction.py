@@ -1,4 +1,4 @@
-"""What learning adds to physics: ln(measured / analytical) as offset + forest + interpolation, each part optional.
+"""What learning adds to physics: ln(measured / analytical) as offset + forest + kriging + lines, each part optional.
 
 All of it is plain arrays, so that a trained model is saved, hashed and loaded without pickle or any ML library.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .forest import Forest
+from .interpolant import Interpolant
 from .kriging import Kriging
 
 LIMIT = 7.0  # |ln ratio| beyond which an answer is nonsense: a factor of 1,100
@@ -24,6 +25,7 @@ class Correction:
     offset: float = 0.0
     forest: Forest | None = None
     kriging: Kriging | None = None
+    lines: Interpolant | None = None
 
     def predict(self, matrix: np.ndarray) -> np.ndarray:
         """ln(latency / analytical) of each row: float64 [n] for float32 [n, features]."""
@@ -32,23 +34,26 @@ class Correction:
             out += self.forest.predict(matrix)
         if self.kriging is not None:
             out += self.kriging.predict(matrix)
+        if self.lines is not None:
+            out += self.lines.predict(matrix)
         return np.clip(out, -LIMIT, LIMIT)
 
     def arrays(self) -> dict[str, np.ndarray]:
         out = {"features": np.array(self.features), "offset": np.array(self.offset)}
-        for name, part in (("forest", self.forest), ("kriging", self.kriging)):
+        for name, part in (("forest", self.forest), ("kriging", self.kriging), ("lines", self.lines)):
             if part is not None:
                 out.update(nested(name, part.arrays()))
         return out
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Correction:
-        forest, kriging = part(arrays, "forest"), part(arrays, "kriging")
+        forest, kriging, lines = (part(arrays, name) for name in ("forest", "kriging", "lines"))
         return cls(
             int(arrays["features"]),
             float(arrays["offset"]),
             Forest.from_arrays(forest) if forest else None,
             Kriging.from_arrays(kriging) if kriging else None,
+            Interpolant.from_arrays(lines) if lines else None,
         )
 
 

@@ -133,6 +133,16 @@ def test_conf_mirrors_the_options(root: Path) -> None:
     assert Options.from_dict(auto) == Options(workers=auto["workers"])
 
 
+def test_a_kind_gets_its_familys_options_unless_they_were_set() -> None:
+    families = {"gemm": {"folds": 4, "lightgbm": {"leaves": 63, "l2": 2.0}}, "grouped_gemm": {"lightgbm": {"l2": 3.0}}}
+    options = Options.from_dict({"families": families, "lightgbm": {"leaves": 7}})
+    assert options.for_kind("gemm").lightgbm == dataclasses.replace(options.lightgbm, l2=2.0)
+    assert options.for_kind("grouped_gemm").lightgbm.l2 == 3.0
+    assert options.for_kind("gemm").folds == 4
+    assert options.for_kind("rms_norm") == dataclasses.replace(options, families={})
+    assert Options.from_dict({"families": families}).for_kind("gemm").lightgbm.leaves == 63
+
+
 @pytest.mark.parametrize("name", ["lightgbm", "random_forest"])
 def test_the_other_configurations_hold_valid_options(root: Path, name: str) -> None:
     values = yaml.safe_load((root / "conf" / "predictor" / f"{name}.yaml").read_text())
