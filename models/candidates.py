@@ -146,17 +146,18 @@ class RandomForest:
 
 @dataclass(frozen=True)
 class LightGBM:
-    """Gradient-boosted trees on absolute log error: medians, which an outlier does not move."""
+    """Gradient-boosted trees on log error: squares up to ``alpha``, absolute beyond, so that no outlier rules."""
 
     min_rows: int = 60
     max_rows: int = 2_000_000
     trees: int = 300
-    leaves: int = 31
-    depth: int = 8
-    min_leaf: int = 5
-    learning_rate: float = 0.06
+    leaves: int = 63
+    depth: int = 10
+    min_leaf: int = 20
+    learning_rate: float = 0.1
     columns: float = 0.7
-    objective: str = "regression_l1"
+    objective: str = "huber"
+    alpha: float = 0.05  # ln units; more where the farthest row could not be reached in so many steps
     l2: float = 1.0
     monotone: Mapping[str, int] = field(default_factory=dict)  # feature: 1 where the correction may only rise, -1 fall
 
@@ -169,11 +170,14 @@ class LightGBM:
     def fit(self, task: Task, prepared: None) -> Correction:
         import lightgbm
 
+        target = task.target - task.offset
+        rows, reach = len(target), self.trees * self.learning_rate
         parameters = {
             "objective": self.objective,
-            "num_leaves": min(self.leaves, max(4, len(task.matrix) // 8)),
+            "alpha": max(self.alpha, 2.0 * float(np.abs(target).max()) / reach),
+            "num_leaves": min(self.leaves, max(4, rows // 8)),
             "max_depth": self.depth,
-            "min_data_in_leaf": self.min_leaf,
+            "min_data_in_leaf": min(self.min_leaf, max(3, rows // 100)),
             "learning_rate": self.learning_rate,
             "feature_fraction": self.columns,
             "lambda_l2": self.l2,
@@ -184,7 +188,7 @@ class LightGBM:
             "verbosity": -1,
             "monotone_constraints": [self.monotone.get(name, 0) for name in task.names] if self.monotone else None,
         }
-        data = lightgbm.Dataset(task.matrix, task.target - task.offset, weight=task.weights)
+        data = lightgbm.Dataset(task.matrix, target, weight=task.weights)
         booster = lightgbm.train(parameters, data, num_boost_round=self.trees, keep_training_booster=True)
         return Correction(task.matrix.shape[1], task.offset, from_lightgbm(booster))
 

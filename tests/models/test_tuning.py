@@ -25,7 +25,7 @@ def test_a_search_is_deterministic_and_stays_within_what_is_served(measurements:
     again, _ = searched(measurements, ops, seeking)
     assert first == again
     assert first.lightgbm.trees == seeking.lightgbm.trees
-    assert first.lightgbm.depth <= 8
+    assert first.lightgbm.leaves <= 127
     assert dataclasses.replace(first, lightgbm=seeking.lightgbm) == seeking
     assert (folds.fold[search_rows(measurements, seeking.seed)] == -1).all()
 
