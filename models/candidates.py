@@ -195,6 +195,8 @@ class LightGBM:
 
 # What a family or a kind wants other than the rest; a kind's own come after its family's.
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "attention": {"lightgbm": {"leaves": 127, "alpha": 0.1}},
+    "moe": {"lightgbm": {"leaves": 127, "alpha": 0.1}},
     "collective": {"candidates": ["calibrated", "lines"]},
 }
 
