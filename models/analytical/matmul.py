@@ -14,9 +14,11 @@ from .setting import Array, Dims, Setting, Terms
 # (rows, columns) of output a compute unit holds at a time: the shapes that cuBLAS and CUTLASS kernels come in.
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64))
 K_BYTES = 128.0  # depth of one main-loop step, in bytes of an operand row
-FILL_CLOCKS = 1500.0  # first loads from memory until the main loop runs, and the way out
+FILL_CLOCKS = 1000.0  # first loads from memory until the main loop runs, and the way out
+JOIN_CLOCKS = 5800.0  # units that share a tile wait for each other, or a second kernel adds their parts up
+RAMP_CLOCKS = 1200.0  # a product bound by memory still waits for its first loads and its last stores
 PACK_CLOCKS = 2.0  # of a core for each element it loads, transposes and stores
-SHARED_LOADS = 0.5  # neighbours fetch the same operand rows at once: multicast, or one L2 request for both
+SHARED_LOADS = 0.6  # neighbours fetch the same operand rows at once: multicast, or one L2 request for both
 
 
 def gemm(d: Dims, s: Setting) -> Terms:
@@ -52,7 +54,7 @@ def _gemm_cpu(batch: Array, m: Array, n: Array, k: Array, s: Setting) -> Terms:
 
     A single row needs no panels; for a few rows the copy still costs more than the arithmetic.
     """
-    size = batch * ((m * k + k * n) * s.itemsize + m * n * s.out_itemsize)
+    size = batch * (m * k * s.itemsize + k * n * s.weight_itemsize + m * n * s.out_itemsize)
     blocks = batch * np.ceil(m / 4.0) * np.ceil(n / 16.0)
     compute = 2.0 * blocks * 64.0 * k / s.tensor_rate
     packed = np.where(m > 1.0, batch * k * (m * n / (n + 4.0) + n * m / (m + 4.0)), 0.0)
@@ -71,11 +73,11 @@ def _tiled(batch: Array, m: Array, n: Array, k: Array, ragged: Array, s: Setting
     waves = np.ceil(count / s.units)
     whole = waves * (steps * step + fixed)
     split = np.ceil(count * (steps / s.units)) * step + (fixed + fixup)
-    loads = count * (steps * ((rows + cols) * (K_BYTES * SHARED_LOADS))) / s.l2_rate
+    loads = count * (steps * (_loaded(rows, cols, s) * SHARED_LOADS)) / s.l2_rate
     compute = np.maximum(np.minimum(whole, split), loads)
     best = np.argmin(compute, axis=0)
     pick = (best, np.arange(best.size))
-    memory = _memory_us(batch, m, n, k, s)
+    memory = _memory_us(batch, m, n, k, s) + RAMP_CLOCKS / s.device.clock_mhz
     hints = {
         "tile": best + 1.0,
         "waves": (count / s.units)[pick],
@@ -90,11 +92,16 @@ def _tile_times(rows: Array, cols: Array, s: Setting) -> tuple[Array, Array, Arr
     """us of one main-loop step, of a tile's way in and out, and of joining a tile that two units share."""
     depth = K_BYTES / s.itemsize
     arithmetic = 2.0 * rows * cols * depth * s.units / s.tensor_rate
-    step = np.maximum(arithmetic, (rows + cols) * K_BYTES / s.unit_rate)
+    step = np.maximum(arithmetic, _loaded(rows, cols, s) / s.unit_rate)
     clock_us = 1.0 / s.device.clock_mhz
     fixed = FILL_CLOCKS * clock_us + rows * cols * s.out_itemsize / s.unit_rate
-    fixup = FILL_CLOCKS * clock_us + rows * cols * 8.0 / s.unit_rate
+    fixup = JOIN_CLOCKS * clock_us + rows * cols * 8.0 / s.unit_rate
     return step, fixed, fixup
+
+
+def _loaded(rows: Array, cols: Array, s: Setting) -> Array:
+    """Bytes of one main-loop step: weights (columns) may weigh less than activations (rows)."""
+    return (rows + cols * (s.weight_itemsize / s.itemsize)) * K_BYTES
 
 
 def _memory_us(batch: Array, m: Array, n: Array, k: Array, s: Setting) -> Array:
@@ -102,7 +109,7 @@ def _memory_us(batch: Array, m: Array, n: Array, k: Array, s: Setting) -> Array:
 
     A wave covers a square of ``reach`` x ``reach`` outputs, so A passes n / reach times and B m / reach times.
     """
-    a, b = m * k * s.itemsize, k * n * s.itemsize
+    a, b = m * k * s.itemsize, k * n * s.weight_itemsize
     size = batch * (a + b + m * n * s.out_itemsize)
     reach = np.sqrt(s.units * 128.0 * 256.0)
     again = batch * (a * np.maximum(n / reach - 1.0, 0.0) + b * np.maximum(m / reach - 1.0, 0.0))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...datasets.devices import Device
-from ...datasets.dtypes import itemsize
+from ...datasets.dtypes import itemsize, weight_itemsize
 from ...datasets.vocabulary import Cost
 
 Array = Any  # a float64 numpy array, or a float that stands for one
@@ -38,6 +38,10 @@ class Setting:
     @property
     def itemsize(self) -> float:
         return itemsize(self.dtype)
+
+    @property
+    def weight_itemsize(self) -> float:
+        return weight_itemsize(self.dtype)
 
     @property
     def out_itemsize(self) -> float:

@@ -67,6 +67,26 @@ def test_alignment_and_tails_say_what_they_claim(gpu: Device) -> None:
     assert rows[1]["tail_128x128"] == pytest.approx(1.0)
 
 
+def test_weight_only_products_read_lighter_weights(gpu: Device) -> None:
+    columns = {"batch": [1], "m": [4], "n": [8192], "k": [8192], "layout": [1]}
+    arrays = {name: np.array(values) for name, values in columns.items()}
+    place = feature_names("gemm").index("reach_b")
+    reach = {name: features("gemm", arrays, name, "bf16", gpu)[0, place] for name in ("bf16", "w8a16", "w4a16")}
+    assert reach["bf16"] - reach["w8a16"] == pytest.approx(1.0)
+    assert reach["bf16"] - reach["w4a16"] == pytest.approx(2.0)
+    latency = {name: analytical.latency_us("gemm", arrays, name, "bf16", gpu, "cold")[0] for name in reach}
+    assert latency["w4a16"] < 0.5 * latency["bf16"] < latency["w8a16"] < latency["bf16"]
+
+
+def test_each_candidate_tile_has_its_own_last_wave(gpu: Device) -> None:
+    columns = {"batch": [1], "m": [192 * 12], "n": [128 * 11], "k": [4096], "layout": [1]}
+    row = features("gemm", {name: np.array(values) for name, values in columns.items()}, "bf16", None, gpu)[0]
+    tails = {name: value for name, value in zip(feature_names("gemm"), row, strict=True) if name.startswith("tail_")}
+    assert tails["tail_192x128"] == pytest.approx(1.0)  # 12 x 11 tiles on 132 units
+    assert tails["tail_128x128"] == pytest.approx(18 * 11 / 264)
+    assert tails["tail_256x128"] == pytest.approx(9 * 11 / 132)
+
+
 def test_device_and_cache_are_seen(gpu: Device, cpu: Device) -> None:
     columns = some_columns("rms_norm")
     warm, cold = (features("rms_norm", columns, "bf16", None, gpu, cache) for cache in ("warm", "cold"))
