@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ from opcast.models.baselines import BASELINES, calibrated_roofline, log_log, nea
 from opcast.models.candidates import Options
 from opcast.models.evaluation import ape, cross_fit, evaluate, summarise
 from opcast.models.learning import choose, learn
+from opcast.models.predictor import load
 from opcast.models.splits import split
 from opcast.models.table import Table, tables
 from opcast.models.training import fit
@@ -107,6 +109,17 @@ def test_each_rank_count_is_answered_by_a_model_of_the_others(gpu: Device, fast:
     assert len(result["ranks"]["chosen"]) == 3
     assert result["ranks"]["median_ape"] < result["ranks"]["baselines"]["nearest"]["median_ape"]
     assert result["extrapolate size_bytes"]["n"] == 9
+
+
+def test_collectives_are_lines_over_size_and_survive_storage(gpu: Device, tmp_path: Path) -> None:
+    table = reduce_rows(gpu)
+    made = fit(table, Options(evaluations=("extrapolate",)))
+    assert made.result["chosen"] == "lines"
+    far = made.result["evaluations"]["extrapolate size_bytes"]
+    assert far["median_ape"] < 0.5 * far["baselines"]["nearest"]["median_ape"]
+    again = load(made.predictor.save(tmp_path / "1"))
+    ops = table.frame()
+    assert again.predict_frame(ops).latency_us.tolist() == made.predictor.predict_frame(ops).latency_us.tolist()
 
 
 @pytest.mark.parametrize("name", BASELINES)
