@@ -5,7 +5,7 @@ One Parquet file is one table of one system, framework and version. It is found 
 ``<system>__<table>__<framework>__<version>.parquet``; a ``manifest.json`` above it gives commit, date and origin.
 What the columns mean stands in :mod:`.aiconfigurator_tables`.
 
-The backend of a row is ``<framework>-<version>:<kernel source>``; a row's own version counts before the folder's:
+The backend of a row is ``<framework>-<version>:<kernel source>``; what the row says counts before its folder:
 NCCL tables filed under 2.27 say 2.29.2 inside and agree with the 2.29.2 files within 1.3 % in the median, those that
 say 2.27.5 or 2.28.9 do not. The device is the one that the rows name (an A100 by its memory), else the system's.
 """
@@ -68,7 +68,7 @@ def read(file: Path, options: Mapping[str, Any]) -> Iterator[Batch]:
     if name not in TABLES:
         rows = pq.read_metadata(file).num_rows
         reason = next((reason for pattern, reason in REFUSED.items() if re.search(pattern, name)), "no kind for it")
-        yield Batch(rejected=(Rejected(f"table {name}: {reason}", rows, file.name),))
+        yield Batch(rejected=(Rejected(f"table {name}: {reason}", rows, _below_package(file.resolve())),))
         return
     sheet = Sheet(pq.read_table(file), _origin(file, place))
     for batch in TABLES[name](sheet):

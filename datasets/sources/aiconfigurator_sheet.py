@@ -104,16 +104,13 @@ class Sheet:
     def backend(self, suffix: Callable[..., str] = lambda *_: "", *names: str) -> pa.Array:
         """Framework, version and kernel source, with what ``suffix`` makes of the named columns."""
 
-        def label(version: str, kernel: str, *values: str) -> str:
-            made = f"{self.framework}-{version or self.origin.version}:{readable(kernel)}{suffix(*values)}"
+        def label(framework: str, version: str, kernel: str, *values: str) -> str:
+            ours = "nccl" if self.origin.table == "nccl" and version else ""  # then it is NCCL's version
+            by = ours or framework.lower() or self.origin.framework
+            made = f"{by}-{version or self.origin.version}:{readable(kernel)}{suffix(*values)}"
             return re.sub(r"[^A-Za-z0-9._:+-]", "_", made)
 
-        return self.text(label, "version", "kernel_source", *names)
-
-    @cached_property
-    def framework(self) -> str:
-        own = self.origin.table == "nccl" and "version" in self.table.column_names
-        return "nccl" if own else self.origin.framework
+        return self.text(label, "framework", "version", "kernel_source", *names)
 
     @cached_property
     def device_id(self) -> pa.Array:

@@ -53,8 +53,8 @@ REFUSED = {
 def gemm(t: Sheet) -> Iterator[Batch]:
     """x[m,k] times the transposed W[n,k]; 16-bit results."""
 
-    def quantizes(dtype: str) -> str:
-        return "+quantize" if t.origin.framework == "trtllm" and dtype == "fp8" else ""
+    def quantizes(framework: str, dtype: str) -> str:
+        return "+quantize" if (framework.lower(), dtype) == ("trtllm", "fp8") else ""
 
     yield Batch(
         "gemm",
@@ -63,7 +63,7 @@ def gemm(t: Sheet) -> Iterator[Batch]:
             "layout": "nt",
             "dtype": t.dtype("gemm_dtype"),
             "out_dtype": "bf16",
-            "backend": t.backend(quantizes, "gemm_dtype"),
+            "backend": t.backend(quantizes, "framework", "gemm_dtype"),
             "latency_us": t.milliseconds(),
         },
     )

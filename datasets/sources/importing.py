@@ -25,6 +25,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -114,12 +115,13 @@ def import_into(
     started = time.perf_counter()
     module = load_source(source)
     chosen = _chosen(source, module, options or {})
-    files = module.files(None if path is None else Path(path).expanduser(), chosen)
+    files: list[Path] = module.files(None if path is None else Path(path).expanduser(), chosen)
     report = ImportReport(source, files=len(files))
+    root = os.path.commonpath([file.parent for file in files])
     for number, file in enumerate(files):
         if progress is not None:
             progress(file.name, number, len(files))
-        _import_file(store, source, module, file, chosen, report)
+        _import_file(store, source, module, file, os.path.relpath(file, root), chosen, report)
     if progress is not None:
         progress("", len(files), len(files))
     report.rejected = _by_reason(report.rejected)
@@ -130,7 +132,13 @@ def import_into(
 
 
 def _import_file(
-    store: Store, source: str, module: ModuleType, file: Path, options: Mapping[str, Any], report: ImportReport
+    store: Store,
+    source: str,
+    module: ModuleType,
+    file: Path,
+    where: str,
+    options: Mapping[str, Any],
+    report: ImportReport,
 ) -> None:
     batches, refused = _read(module, file, options)
     report.rejected += refused
@@ -140,7 +148,7 @@ def _import_file(
     run_id = f"{source}-{_fingerprint(module, file, options)}"
     for kind_name, table, problems in combined(batches, source, file):
         report.rejected += problems
-        table, problems = sift(store, kind_name, table, file)
+        table, problems = sift(store, kind_name, table, where)
         report.rejected += problems
         table, gone = merged(kind_name, table)
         report.merged += gone

@@ -7,7 +7,6 @@ allow, or as a bandwidth above that of the link. Such rows are counted and kept 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,8 +27,8 @@ HOST_BOUND = 20.0  # launches: what such an op takes when a host dispatches it (
 OVER_PEAK = 1.1  # of a link's rate: what rounding of sizes and of data sheets explains
 
 
-def sift(store: Store, kind_name: str, table: pa.Table, file: Path) -> tuple[pa.Table, list[Rejected]]:
-    """The rows that can be, and what was wrong with the others."""
+def sift(store: Store, kind_name: str, table: pa.Table, where: str) -> tuple[pa.Table, list[Rejected]]:
+    """The rows that can be, and what was wrong with the others; ``where`` names the file they are from."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -38,7 +37,7 @@ def sift(store: Store, kind_name: str, table: pa.Table, file: Path) -> tuple[pa.
         wrong = np.zeros(len(table), dtype=bool)
         for reason, found in broken:
             new = found & ~wrong
-            rejected.append(Rejected(reason, int(new.sum()), f"row {int(np.argmax(new))} of {file.name}"))
+            rejected.append(Rejected(reason, int(new.sum()), f"row {int(np.argmax(new))} of {where}"))
             wrong |= new
         table = table.filter(pa.array(~wrong))
     parts = []
@@ -47,12 +46,12 @@ def sift(store: Store, kind_name: str, table: pa.Table, file: Path) -> tuple[pa.
         try:
             rows = Rows(kind_name, device_id, part, known_device(store, device_id))
         except DeviceError as error:
-            rejected.append(Rejected(str(error), len(part), file.name))
+            rejected.append(Rejected(str(error), len(part), where))
             continue
         wrong = np.zeros(len(part), dtype=bool)
         for reason, found in _too_fast(rows):
             new = found & ~wrong
-            example = f"{_described(rows, int(np.argmax(new)))}, {file.name}"
+            example = f"{_described(rows, int(np.argmax(new)))}, {where}"
             rejected.append(Rejected(reason, int(new.sum()), example))
             wrong |= new
         kept = Rows(kind_name, device_id, part.filter(pa.array(~wrong)), rows.device)

@@ -43,7 +43,7 @@ def imported(
     """The ops that one row of a table becomes, with their rows."""
     path = place(folder, table, system, framework)
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist([{**WHO, **row}]), path)
+    pq.write_table(pa.Table.from_pylist([{**WHO, "framework": framework.upper(), **row}]), path)
     import_into(store, "aiconfigurator", path)
     tables = {kind: store.read(kind) for kind in store.kinds()}
     return [found for kind, rows in tables.items() for found in zip(row_ops(kind, rows), rows.to_pylist(), strict=True)]
@@ -217,7 +217,15 @@ def test_a_gb200_node_has_four_ranks(tmp_path: Path, store: Store) -> None:
 
 
 def test_preparing_an_exchange_is_refused_and_low_precision_told_apart(tmp_path: Path, store: Store) -> None:
-    base = {**WHO, "num_tokens": 128, "hidden_size": 7168, "topk": 8, "num_experts": 256, "moe_ep_size": 16}
+    base = {
+        **WHO,
+        "framework": "TRTLLM",
+        "num_tokens": 128,
+        "hidden_size": 7168,
+        "topk": 8,
+        "num_experts": 256,
+        "moe_ep_size": 16,
+    }
     names = ("alltoall_prepare", "alltoall_dispatch", "alltoall_combine", "alltoall_combine_low_precision")
     rows = [
         {**base, "moe_dtype": "nvfp4", "device": "NVIDIA GB200", "op_name": name, "latency": 0.05} for name in names

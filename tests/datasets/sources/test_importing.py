@@ -104,6 +104,14 @@ def test_a_damaged_file_is_reported_and_the_others_go_on(tmp_path: Path, store: 
     assert refused.rows == 0
 
 
+def test_an_example_names_the_file_below_what_they_share(tmp_path: Path, store: Store) -> None:
+    for system in ("h100_sxm", "h200_sxm"):
+        folder = tmp_path / system / "gemm" / "torch" / "1.0"
+        write_table(folder, gemm_rows(device=None, latency=[*[0.02] * 5, -1.0]), "gemm_perf.parquet")
+    (refused,) = run(store, tmp_path).rejected
+    assert (refused.rows, refused.example) == (2, "row 5 of h100_sxm/gemm/torch/1.0/gemm_perf.parquet")
+
+
 def test_a_flipped_bit_costs_that_file_alone(tmp_path: Path, store: Store) -> None:
     write_table(tmp_path, gemm_rows())
     damaged = write_table(tmp_path, gemm_rows(), "h100_sxm__gemm__torch__2.0.parquet")
