@@ -14,11 +14,11 @@ from .setting import Array, Dims, Setting, Terms
 # (rows, columns) of output a compute unit holds at a time: the shapes that cuBLAS and CUTLASS kernels come in.
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64))
 K_BYTES = 128.0  # depth of one main-loop step, in bytes of an operand row
-FILL_CLOCKS = 1000.0  # first loads from memory until the main loop runs, and the way out
-JOIN_CLOCKS = 5800.0  # units that share a tile wait for each other, or a second kernel adds their parts up
-RAMP_CLOCKS = 1200.0  # a product bound by memory still waits for its first loads and its last stores
+FILL_CLOCKS = 1100.0  # first loads from memory until the main loop runs, and the way out
+JOIN_CLOCKS = 6000.0  # units that share a tile wait for each other, or a second kernel adds their parts up
+RAMP_CLOCKS = 1500.0  # a product bound by memory still waits for its first loads and its last stores
 PACK_CLOCKS = 2.0  # of a core for each element it loads, transposes and stores
-SHARED_LOADS = 0.6  # neighbours fetch the same operand rows at once: multicast, or one L2 request for both
+SHARED_LOADS = 0.63  # neighbours fetch the same operand rows at once: multicast, or one L2 request for both
 
 
 def gemm(d: Dims, s: Setting) -> Terms:
