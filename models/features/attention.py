@@ -61,6 +61,7 @@ def attention(dims: Dims, setting: Setting) -> Columns:
         out[f"tail_{name}"] = waves / np.ceil(waves)
     waves = caches / setting.units
     out["blocks"] = np.log2(waves)
+    out["blocks_parts"] = np.log2(waves * np.maximum(np.floor(dims.seq_kv / 128.0), 1.0))
     out["waves_caches"] = np.log2(np.ceil(waves))
     out["tail_caches"] = waves / np.ceil(waves)
     return out
