@@ -3,6 +3,9 @@
 A GPU GEMM is a grid of output tiles. Each of ``units`` compute units takes one tile at a time, so that time comes
 in whole waves; a kernel that splits K (stream-K, arXiv 2301.03598) shares the last wave out at the cost of a
 fix-up. The law takes the fastest of the candidate tiles and both schedules, as a library's heuristic tries to.
+
+Fill, join, ramp and shared loads were fitted together on 2,500 rows of each of five bf16 tables (H100, H200, L40S,
+two of B200), of three fifths of the (n, k) sites, none with n > 8192. Grouped evaluations do score those sites.
 """
 
 from __future__ import annotations
