@@ -152,7 +152,7 @@ class LightGBM:
     max_rows: int = 2_000_000
     trees: int = 300
     leaves: int = 63
-    depth: int = 10
+    depth: int = -1  # unlimited: leaves bound what serving costs
     min_leaf: int = 20
     learning_rate: float = 0.1
     columns: float = 0.7
@@ -195,7 +195,8 @@ class LightGBM:
 
 # What a family or a kind wants other than the rest; a kind's own come after its family's.
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
-    "attention": {"lightgbm": {"leaves": 127, "alpha": 0.1}},
+    "gemm": {"lightgbm": {"learning_rate": 0.2, "min_leaf": 10}},
+    "attention": {"lightgbm": {"leaves": 127, "alpha": 0.1, "columns": 1.0, "min_leaf": 5}},
     "moe": {"lightgbm": {"leaves": 127, "alpha": 0.1}},
     "collective": {"candidates": ["calibrated", "lines"]},
 }

@@ -27,6 +27,11 @@ class Correction:
     kriging: Kriging | None = None
     lines: Interpolant | None = None
 
+    def expect(self, rows: int) -> None:
+        """Get ready for so many rows in all, asked for in parts (:meth:`.Forest.expect`)."""
+        if self.forest is not None:
+            self.forest.expect(rows)
+
     def predict(self, matrix: np.ndarray) -> np.ndarray:
         """ln(latency / analytical) of each row: float64 [n] for float32 [n, features]."""
         out = np.full(len(matrix), self.offset)

@@ -72,15 +72,14 @@ def _search(task: Task, folds: Split, options: Options) -> LightGBM:
     return dataclasses.replace(start, **study.best_params)
 
 
-SPACE = ("leaves", "depth", "min_leaf", "learning_rate", "columns", "l2")
+SPACE = ("leaves", "min_leaf", "learning_rate", "columns", "l2")
 
 
 def _suggested(trial: optuna.Trial, start: LightGBM) -> LightGBM:
-    """Trees and depth stay within what is served quickly."""
+    """Trees stay within what is served quickly."""
     return dataclasses.replace(
         start,
         leaves=trial.suggest_int("leaves", 15, 127, log=True),
-        depth=trial.suggest_int("depth", 5, 12),
         min_leaf=trial.suggest_int("min_leaf", 2, 60, log=True),
         learning_rate=trial.suggest_float("learning_rate", 0.02, 0.2, log=True),
         columns=trial.suggest_float("columns", 0.3, 1.0),
