@@ -25,6 +25,11 @@ def evaluate() -> Callable[..., None]:
         return numba.njit(_SIGNATURES, nogil=True)(_evaluate)
 
 
+def loaded() -> bool:
+    """Whether the kernel is in memory already."""
+    return evaluate.cache_info().currsize > 0
+
+
 _SIGNATURES = [
     f"void(float32[:,::1],int64[::1],float32[:,::1],{code}[:,::1],{'int64[::1],' * 3}float32[::1],int64,float64[::1])"
     for code in ("uint8", "uint16")

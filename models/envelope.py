@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 LANDMARKS = 192
+BLOCK = 512  # rows whose distances to all landmarks are held at once, in cache
 SAMPLE = 4096
 CODES = ("choice_", "dtype", "out_dtype", "cache_warm")
 UNSEEN_CODE = 3.0  # radii added for a code outside training
@@ -39,20 +41,40 @@ class Envelope:
     def excess(self, matrix: np.ndarray) -> np.ndarray:
         """How far outside each row lies: float64 [n], radii from landmarks plus octaves beyond the range; 0 inside."""
         out = np.empty(len(matrix))
-        for start in range(0, len(matrix), 8192):
-            part = matrix[start : start + 8192]
-            out[start : start + len(part)] = np.maximum(self._distance(part) / self.radius - 1.0, 0.0)
-        size = matrix[:, self.sizes]
-        out += np.maximum(np.maximum(size - self.high, self.low - size) - REACH, 0.0).sum(axis=1)
+        for start in range(0, len(matrix), BLOCK):
+            part = matrix[start : start + BLOCK]
+            sizes = np.ascontiguousarray(part[:, self.sizes].T)
+            beyond = np.maximum(sizes - self.high[:, None], self.low[:, None] - sizes) - np.float32(REACH)
+            away = np.add.accumulate(np.maximum(beyond, 0.0), axis=0, dtype=np.float64)[-1]
+            points = (sizes - self.centre[:, None]) / self.scale[:, None]
+            doubtful = np.flatnonzero(~self._surely_near(points))
+            distance = self._distance(points[:, doubtful])
+            away[doubtful] += np.maximum(distance / self.radius - 1.0, 0.0)
+            out[start : start + len(part)] = away
         for column, known in zip(self.codes, self.seen, strict=True):
-            out += UNSEEN_CODE * ~(matrix[:, column, None] == known).any(axis=1)
+            values = matrix[:, column]
+            out += UNSEEN_CODE * np.all([values != each for each in known[~np.isnan(known)]], axis=0)
         return out
 
-    def _distance(self, matrix: np.ndarray) -> np.ndarray:
-        points = (matrix[:, self.sizes] - self.centre) / self.scale
-        cross = points @ self.landmarks.T
-        square = (points**2).sum(1)[:, None] + (self.landmarks**2).sum(1) - 2.0 * cross
-        return np.sqrt(np.maximum(square.min(axis=1), 0.0))
+    def _surely_near(self, points: np.ndarray) -> np.ndarray:
+        """Which columns of ``points`` [s, n] lie within the radius of a landmark by more than rounding: most, quickly.
+
+        |p - l|² as |p|² + |l|² - 2 p l is a matrix product, whose last bits depend on how many rows are asked about.
+        """
+        length = (points**2).sum(axis=0)
+        square = (self._pull @ np.concatenate([points, np.ones((1, points.shape[1]), np.float32)])).min(axis=0) + length
+        return np.asarray(square + 1e-5 * (1.0 + length) < self.radius**2)
+
+    def _distance(self, points: np.ndarray) -> np.ndarray:
+        """From each column of ``points`` [s, n] to the nearest landmark, whatever its company."""
+        square = np.zeros((len(self.landmarks), points.shape[1]), np.float32)
+        for own, values in zip(self.landmarks.T, points, strict=True):
+            square += (values - own[:, None]) ** 2
+        return np.sqrt(square.min(axis=0))
+
+    @cached_property
+    def _pull(self) -> np.ndarray:
+        return np.concatenate([-2.0 * self.landmarks, (self.landmarks**2).sum(axis=1, keepdims=True)], axis=1)
 
     def arrays(self) -> dict[str, np.ndarray]:
         return {name: getattr(self, name) for name in ARRAYS} | {"radius": np.array(self.radius)}

@@ -13,14 +13,18 @@ How rows are walked, two ways to the same bits, is in :mod:`.walks`.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from .walks import Nodes, Program, Steps, worth_compiling
+from .compiled import evaluate, loaded
+from .walks import Nodes, Program, Steps
 
+COMPILED_FROM = 2_000_000_000  # rows x splits from which loading numba (about a second, once) pays for itself
+COMPILED_ROWS = 512  # from which it is used once loaded
 ARRAYS = ("splits", "feature", "cut", "leaf", "threshold", "starts")
 
 
@@ -56,8 +60,9 @@ class Forest:
     def predict(self, matrix: np.ndarray, compiled: bool | None = None) -> np.ndarray:
         """float64 [n] for float32 [n, features].
 
-        ``compiled`` forces numba on (True) or off (False); by default it is used where it pays. All ways add the same
-        leaves in the same order. ForestError when the matrix has another number of columns.
+        ``compiled`` forces numba on (True) or off (False); by default it is used where it is loaded
+        (:meth:`expect`). Both ways add the same leaves in the same order. ForestError when the matrix has another
+        number of columns.
         """
         if matrix.ndim != 2 or matrix.shape[1] != self.features:
             raise ForestError(f"a forest over {self.features} features was given an array of shape {matrix.shape}")
@@ -65,14 +70,14 @@ class Forest:
         if not self.trees or not len(matrix):
             return np.zeros(len(matrix))
         if compiled is None:
-            compiled = self.worth_compiling(len(matrix))
-        if compiled:
-            return self._program.compiled(matrix)
-        return self._steps.predict(matrix)
+            self.expect(len(matrix))
+            compiled = len(matrix) >= COMPILED_ROWS and loaded()
+        return self._program.compiled(matrix) if compiled else self._steps.predict(matrix)
 
-    def worth_compiling(self, rows: int) -> bool:
-        """Whether so many rows repay loading numba, or it is loaded already."""
-        return worth_compiling(rows, len(self.feature))
+    def expect(self, rows: int) -> None:
+        """Load the compiled walk when numba is installed and so many rows repay the second that this takes."""
+        if rows * len(self.feature) >= COMPILED_FROM and not loaded() and importlib.util.find_spec("numba") is not None:
+            evaluate()
 
     @property
     def split_threshold(self) -> np.ndarray:

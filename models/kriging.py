@@ -15,6 +15,7 @@ import numpy as np
 
 from .features import smooth
 
+RESOLUTION = 6  # decimals: last bits of matrix products depend on how many rows are asked about
 SQRT5 = 5.0**0.5
 PREDICT_BLOCK = 2_000_000  # pairs of rows and points computed at a time
 PRIOR_SPREAD = 1.5  # of log weights, and of log noise over amplitude: keeps small tables from over-fitting
@@ -38,7 +39,7 @@ class Kriging:
         for start in range(0, len(matrix), rows):
             scaled = (matrix[start : start + rows, self.columns] - self.centre) * self.weight
             out[start : start + rows] = _matern(_square_distances(scaled, self.points)) @ self.alpha
-        return out
+        return np.round(out, RESOLUTION)
 
     def arrays(self) -> dict[str, np.ndarray]:
         return {name: getattr(self, name) for name in ("columns", "centre", "weight", "points", "alpha")}

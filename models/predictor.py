@@ -14,6 +14,7 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ..datasets.devices import Device, DeviceError
-from ..datasets.vocabulary import Op, iterate_groups
+from ..datasets.vocabulary import Op, iterate_groups, kind
 from .correction import Correction, nested, part
 from .envelope import Envelope
 from .features import FEATURES_VERSION, Frame, feature_names, frame
@@ -30,6 +31,8 @@ from .intervals import Intervals, classes_of
 
 FORMAT = 2
 CARD, MODEL = "card.json", "model.npz"
+CHUNK = 16_384  # ops that one thread answers at a time
+MEMO = 100_000  # answers to single ops that are kept
 ANY = "any"  # the device id of a predictor that was learned from several devices, for all of them
 
 
@@ -62,6 +65,7 @@ class Predictor:
     intervals: Intervals
     envelope: Envelope
     card: Mapping[str, Any] = field(default_factory=dict)
+    _memo: dict[tuple[Op, str], tuple[Any, ...] | None] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def device_id(self) -> str:
@@ -87,6 +91,7 @@ class Predictor:
     ) -> Prediction:
         """Latency of n ops of one dtype: ``columns`` holds an array of n values per dim.
 
+        Many ops are answered in parts of a fixed size on all cores, so that answers depend on neither.
         A device of the predictor's own id is taken with the figures of training, whatever it says now: the
         correction is only right on top of the analytical time it was learned from. Another device is taken as given
         and is outside the envelope, unless the predictor is one of any device.
@@ -94,7 +99,18 @@ class Predictor:
         own = device is None or device.id == self.device.id
         known = own or self.device.id == ANY
         target = self.device if device is None or own else device
-        return self.predict_frame(frame(self.kind, columns, dtype, out_dtype, target, cache), known)
+        count = len(np.atleast_1d(columns[kind(self.kind).names[0]]))
+        if count <= CHUNK:
+            return self.predict_frame(frame(self.kind, columns, dtype, out_dtype, target, cache), known)
+        self.correction.expect(count)
+
+        def answer(start: int) -> Prediction:
+            part = {name: values[start : start + CHUNK] for name, values in columns.items()}
+            return self.predict_frame(frame(self.kind, part, dtype, out_dtype, target, cache), known)
+
+        with ThreadPoolExecutor(min(_cores(), -(-count // CHUNK))) as pool:
+            parts = list(pool.map(answer, range(0, count, CHUNK)))
+        return Prediction(*(np.concatenate(each) for each in zip(*map(_columns, parts), strict=True)))
 
     def predict_frame(self, ops: Frame, known_device: bool = True) -> Prediction:
         """The same for features that are already there."""
@@ -106,17 +122,25 @@ class Predictor:
         return Prediction(latency, latency / spread, latency * spread, excess <= 0.0)
 
     def predict_ops(self, ops: Sequence[Op], device: Device | None = None, cache: str = "warm") -> Prediction:
-        """Latency of a list of ops of this kind, dtypes mixed. PredictorError for an op of another kind."""
-        parts = [np.empty(len(ops)) for _ in range(3)] + [np.empty(len(ops), dtype=bool)]
-        for kind_name, dtype, out_dtype, positions, columns in iterate_groups(list(ops)):
+        """Latency of a list of ops of this kind, dtypes mixed; an op asked about before is answered from memory.
+
+        PredictorError for an op of another kind.
+        """
+        own = device is None or device.id == self.device.id
+        memo = self._memo if own else {}
+        found = {op: memo.get((op, cache)) for op in ops}
+        missing = [op for op, answer in found.items() if answer is None]
+        for kind_name, dtype, out_dtype, positions, columns in iterate_groups(missing):
             if kind_name != self.kind:
                 raise PredictorError(f"{self.name} was asked about {kind_name}")
-            made = self.predict(columns, dtype, out_dtype, device, cache)
-            for whole, values in zip(
-                parts, (made.latency_us, made.low_us, made.high_us, made.in_envelope), strict=True
-            ):
-                whole[positions] = values
-        return Prediction(*parts)
+            made = _columns(self.predict(columns, dtype, out_dtype, device, cache))
+            for position, *answer in zip(positions.tolist(), *(each.tolist() for each in made), strict=True):
+                memo[missing[position], cache] = found[missing[position]] = tuple(answer)
+        if len(memo) > MEMO:
+            memo.clear()
+        table = np.array([found[op] for op in ops], dtype=np.float64).reshape(len(ops), 4)
+        latency, low, high, inside = table.T
+        return Prediction(latency, low, high, inside > 0)
 
     def save(self, directory: Path | str) -> Path:
         """Write into ``directory`` (made by this call) all or nothing; FileExistsError when it is there already."""
@@ -214,6 +238,15 @@ def _assemble(card: Mapping[str, Any], payload: bytes) -> Predictor:
         Envelope.from_arrays(part(arrays, "envelope")),
         card,
     )
+
+
+def _columns(made: Prediction) -> tuple[np.ndarray, ...]:
+    return made.latency_us, made.low_us, made.high_us, made.in_envelope
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -10,27 +10,13 @@ data. (Evaluating all nodes of a tree by bit masks instead of walking it: QuickS
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
+from .compiled import evaluate
+
 STEPPED = 128 * 1024  # row-tree pairs stepped together: temporaries stay in cache
-COMPILED_FROM = 3_000_000_000  # rows x nodes from which loading numba (about a second, once) pays for itself
-COMPILED_ROWS = 512  # once it is loaded
-
-_loaded = False
-
-
-@lru_cache(maxsize=1)
-def _installed() -> bool:
-    return importlib.util.find_spec("numba") is not None
-
-
-def worth_compiling(rows: int, nodes: int) -> bool:
-    """Whether numba is loaded already, or so much work repays loading it."""
-    return rows >= COMPILED_ROWS and (_loaded or rows * nodes >= COMPILED_FROM) and _installed()
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,15 +155,11 @@ class Program:
 
     def compiled(self, matrix: np.ndarray) -> np.ndarray:
         """float64 [n] for float32 [n, features], by numba."""
-        global _loaded
-        from .compiled import evaluate
-
         columns = matrix.T if matrix.flags.f_contiguous else np.ascontiguousarray(matrix.T)
         out = np.empty(len(matrix))
         evaluate()(
             columns, self.used, self.tables, self.code, self.first, self.base, self.root, self.leaf, self.slots, out
         )
-        _loaded = True
         return out
 
 

@@ -123,10 +123,10 @@ def _chunks(
         raise ValueError(f"cache={cache!r} is not one of {', '.join(CACHES)}")
     definition = kind(kind_name)
     out_dtype = out_dtype or dtype
-    arrays = {name: np.asarray(columns[name], dtype=np.float64).reshape(-1) for name in definition.names}
+    arrays = {name: np.asarray(columns[name]).reshape(-1) for name in definition.names}
     count = len(next(iter(arrays.values())))
     for start in range(0, count, CHUNK):
-        part = {name: values[start : start + CHUNK] for name, values in arrays.items()}
+        part = {name: values[start : start + CHUNK].astype(np.float64) for name, values in arrays.items()}
         cost = cost_columns(kind_name, part, dtype, out_dtype)
         yield kind_name, SimpleNamespace(**part), Setting(device, dtype, out_dtype, cache == "warm", cost)
 

@@ -20,7 +20,7 @@ from ..analytical import terms
 from ..analytical.setting import Dims, Setting, Terms
 from . import attention, communication, matmul, moe, rows
 from .device import device_figures
-from .pieces import Columns
+from .pieces import Columns, log2
 
 FEATURES_VERSION = 2  # a predictor trained on other features is refused
 DTYPES = {name: index for index, name in enumerate(BITS)}
@@ -30,7 +30,7 @@ DTYPES = {name: index for index, name in enumerate(BITS)}
 class Frame:
     """Features of n ops, and the two times they were derived from."""
 
-    matrix: np.ndarray  # float32 [n, f], columns as in feature_names(kind)
+    matrix: np.ndarray  # float32 [n, f], columns as in feature_names(kind), each contiguous
     analytical_us: np.ndarray  # float64 [n]
     roofline_us: np.ndarray  # float64 [n]
 
@@ -58,7 +58,7 @@ def frame(
     """Features with the analytical and roofline time of the same ops."""
     names = kind(kind_name).names
     count = len(np.atleast_1d(columns[names[0]]))
-    matrix = np.empty((count, len(feature_names(kind_name))), dtype=np.float32)
+    matrix = np.empty((len(feature_names(kind_name)), count), dtype=np.float32).T
     latency, floor = np.empty(count), np.empty(count)
     start = 0
     for part_latency, part_floor, law, dims, setting in terms(
@@ -88,7 +88,7 @@ def _columns(
     out.update(_costs(latency, floor, law, setting))
     family = KIND_FAMILIES.get(kind_name) or FAMILIES[KINDS[kind_name].family]
     for hint in family.hints:
-        out[f"hint_{hint}"] = np.log2(law.hints[hint]) if hint in law.hints else 0.0
+        out[f"hint_{hint}"] = log2(law.hints[hint]) if hint in law.hints else 0.0
     if family.special:
         out.update(family.special(dims, setting))
     out.update(device_figures(setting.device, setting.dtype))
@@ -102,21 +102,21 @@ def _sizes(kind_name: str, dims: Dims) -> Columns:
         if dim.choices:
             out[f"choice_{dim.name}"] = values
         else:
-            out[f"size_{dim.name}"] = np.log2(np.maximum(values, 0.5))
+            out[f"size_{dim.name}"] = log2(np.maximum(values, 0.5))
     return out
 
 
 def _costs(latency: np.ndarray, floor: np.ndarray, law: Terms, setting: Setting) -> Columns:
     flops, size = np.maximum(setting.cost.flops, 1.0), np.maximum(setting.cost.bytes, 1.0)
-    log_flops, log_size = np.log2(flops), np.log2(size)
+    log_flops, log_size = log2(flops), log2(size)
     ratio = np.maximum(law.compute, 1e-6) / np.maximum(law.memory, 1e-6)
     return {
         "flops": log_flops,
         "bytes": log_size,
         "intensity": log_flops - log_size,
-        "balance": np.log2(ratio),
-        "roofline": np.log2(np.maximum(floor, 1e-6)),
-        "analytical": np.log2(np.maximum(latency, 1e-6)),
+        "balance": log2(ratio),
+        "roofline": log2(np.maximum(floor, 1e-6)),
+        "analytical": log2(np.maximum(latency, 1e-6)),
         "overhead": law.overhead / np.maximum(latency, 1e-6),
         "cache_warm": float(setting.warm),
         "cache_fill": log_size - np.log2(setting.l2_bytes),

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from opcast.datasets.devices import Device
 from opcast.datasets.ops import make_op
-from opcast.models.predictor import CARD, MODEL, Predictor, PredictorError, load, read_card
+from opcast.models import predictor as predictor_module
+from opcast.models.predictor import CARD, CHUNK, MODEL, Predictor, PredictorError, load, read_card
 from opcast.models.training import Outcome
 
 COLUMNS = {
@@ -149,3 +150,61 @@ def test_pickled_arrays_are_refused(outcome: Outcome, saved: Path) -> None:
 def test_a_predictor_names_itself(outcome: Outcome) -> None:
     predictor: Predictor = outcome.predictor
     assert (predictor.name, predictor.coverage) == ("gemm@torch/cpu_two_threads", 0.9)
+
+
+def random_ops(count: int, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    sizes = {name: rng.integers(1, 9000, count) for name in ("m", "n", "k")}
+    return {"batch": np.ones(count, np.int64), **sizes, "layout": rng.integers(0, 2, count)}
+
+
+def test_many_ops_are_answered_as_each_alone_in_any_order(outcome: Outcome) -> None:
+    count = 2 * CHUNK + 77
+    columns = random_ops(count)
+    whole = outcome.predictor.predict(columns, "fp32")
+    order = np.random.default_rng(1).permutation(count)
+    shuffled = outcome.predictor.predict({name: values[order] for name, values in columns.items()}, "fp32")
+    for name in ("latency_us", "low_us", "high_us", "in_envelope"):
+        assert (getattr(shuffled, name) == getattr(whole, name)[order]).all()
+    for row in (0, CHUNK - 1, CHUNK, count - 1):
+        alone = outcome.predictor.predict({name: values[[row]] for name, values in columns.items()}, "fp32")
+        assert (alone.latency_us[0], alone.high_us[0]) == (whole.latency_us[row], whole.high_us[row])
+
+
+def test_one_core_answers_as_all_do(outcome: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = random_ops(2 * CHUNK)
+    before = outcome.predictor.predict(columns, "fp32").high_us
+    monkeypatch.setattr(predictor_module, "_cores", lambda: 1)
+    assert (outcome.predictor.predict(columns, "fp32").high_us == before).all()
+
+
+def test_an_op_asked_again_is_answered_from_memory_and_the_same(outcome: Outcome, gpu: Device) -> None:
+    predictor = dataclasses.replace(outcome.predictor)
+    ops = [make_op("gemm", m=m, n=1024, k=512, dtype="fp32") for m in (8, 64, 8)]
+    first, other = predictor.predict_ops(ops), predictor.predict_ops(ops, gpu)
+    assert (predictor.predict_ops(ops).latency_us == first.latency_us).all()
+    assert first.latency_us[0] == first.latency_us[2] != first.latency_us[1]
+    assert (predictor.predict_ops(ops, gpu).latency_us == other.latency_us).all()
+    assert (other.latency_us != first.latency_us).all()
+    assert (predictor.predict_ops(ops, cache="cold").latency_us >= first.latency_us).all()
+    assert len(predictor.predict_ops([])) == 0
+
+
+def test_memory_is_bounded(outcome: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predictor_module, "MEMO", 10)
+    predictor = dataclasses.replace(outcome.predictor)
+    ops = [make_op("gemm", m=m, n=64, k=64, dtype="fp32") for m in range(1, 40)]
+    answers = [float(predictor.predict_ops([op]).latency_us[0]) for op in ops]
+    assert len(predictor._memo) <= 10
+    assert answers == predictor.predict_ops(ops).latency_us.tolist()
+
+
+def test_a_single_op_seen_before_takes_microseconds(outcome: Outcome) -> None:
+    op = make_op("gemm", m=64, n=1024, k=512, dtype="fp32")
+    outcome.predictor.predict_ops([op])
+    times = []
+    for _ in range(200):
+        began = time.perf_counter()
+        outcome.predictor.predict_ops([op])
+        times.append(time.perf_counter() - began)
+    assert np.median(times) < 5e-5
