@@ -50,7 +50,7 @@ def attention(dims: Dims, setting: Setting) -> Columns:
         "pad_keys64": used(keys, 64),
         "pad_head_dim64": used(width, 64),
         "align_group": alignment(group),
-        "align_head_dim": alignment(width),
+        "align_head_dim": np.minimum(alignment(width), 5.0),
         "align_seq_kv": alignment(dims.seq_kv),
         "room": np.log2(np.maximum(np.floor(setting.units / caches), 1.0)),
     }
