@@ -5,13 +5,14 @@ Nothing here needs Hydra: ops, workloads and answers are plain dataclasses.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, overload
 
 from ..datasets.devices import Device
 from ..datasets.ops import Op, make_op
-from ..simulator.engines import ORDER
+from ..simulator.engines import ORDER, FusedEngine
 from ..simulator.predict import predict_ops, with_power
 from ..simulator.report import InferenceReport, OpPrediction, StepReport
 from ..simulator.simulate import Work
@@ -20,6 +21,8 @@ from ..simulator.trace import Model
 from . import resolve
 
 HOME = "~/.opcast"
+MAX_ENGINES = 32  # kept from call to call
+_ENGINES: dict[Any, tuple[Device, FusedEngine]] = {}
 
 
 @overload
@@ -46,11 +49,11 @@ def predict(
     the errors of the store.
     """
     config = _config(device, home, engines, backend)
-    target = device if isinstance(device, Device) else resolve.device(config)
+    target, engine = _engine(device, config)
     single = isinstance(op, (str, Op))
     ops = [make_op(op, **dims)] if isinstance(op, str) else [op] if isinstance(op, Op) else list(op)
     limits = resolve.limits({"power_cap_w": power_cap_w, "sm_clock_mhz": sm_clock_mhz})
-    found = predict_ops(ops, target, resolve.engine(config, target), cache)
+    found = predict_ops(ops, target, engine, cache)
     found = with_power(found, ops, target, resolve.registries(config), limits, backend)
     return found[0] if single else found
 
@@ -79,6 +82,42 @@ def simulate(
     graphs = Path(home).expanduser() / "graphs"
     dtype = precision or resolve.usual_precision(target)
     return simulate_work(model, work, target, resolve.engine(config, target), dtype, graphs)
+
+
+def _engine(device: str | Device, config: dict[str, Any]) -> tuple[Device, FusedEngine]:
+    """The device and its engine, kept from call to call while no measurement or predictor is added."""
+    key = (repr(device), repr(config), _stamp(config))
+    if key not in _ENGINES:
+        target = device if isinstance(device, Device) else resolve.device(config)
+        if len(_ENGINES) >= MAX_ENGINES:
+            _ENGINES.clear()
+        _ENGINES[key] = target, resolve.engine(config, target)
+    return _ENGINES[key]
+
+
+def _stamp(config: dict[str, Any]) -> tuple[int, ...]:
+    """When each folder last changed in which a measurement or a predictor would appear."""
+    changed = []
+    for root in (config["store"], config["predictors"]):
+        changed.append(_changed(root))
+        for folder in _inside(root):
+            changed.append(_changed(folder))
+            changed.extend(_changed(inner) for inner in _inside(folder))
+    return tuple(changed)
+
+
+def _inside(folder: str) -> list[str]:
+    try:
+        return sorted(entry.path for entry in os.scandir(folder) if entry.is_dir())
+    except OSError:
+        return []
+
+
+def _changed(folder: str) -> int:
+    try:
+        return os.stat(folder).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _config(device: str | Device, home: str | Path, engines: Sequence[str], backend: str | None) -> dict[str, Any]:

@@ -2,6 +2,10 @@
 
 A version is never changed once written. ``current`` beside the versions names the one in use and is replaced
 atomically, so readers and a training run never meet half a model. No server, no database.
+
+Who names no backend gets ``torch``'s predictor; without one, the first that a line of ``<root>/default`` names: a
+backend or its framework (``vllm``, ``trtllm-1.3.0rc20``), best first; without such a line, the one trained on most
+rows. The backend that comes first by name decides a tie.
 """
 
 from __future__ import annotations
@@ -10,15 +14,17 @@ import dataclasses
 import hashlib
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from .predictor import Predictor, PredictorError, load, read_card
+from .predictor import CARD, MODEL, Predictor, PredictorError, load, read_card
 
-CURRENT = "current"
-DEFAULT_BACKEND = "torch"  # the one a user gets who names none; else the backend with most training rows
+CURRENT, DEFAULT = "current", "default"
+DEFAULT_BACKEND = "torch"  # the one a user gets who names none, where there is one
 
 
 @dataclass(frozen=True)
@@ -38,14 +44,13 @@ class Entry:
 
 
 class Registry:
-    """All predictors under ``root``, which need not exist yet. Loaded predictors are kept."""
+    """All predictors under ``root``, which need not exist yet. Loaded predictors are kept while the process lives."""
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
-        self._loaded: dict[Path, Predictor] = {}
 
     def find(self, kind: str, device_id: str, backend: str | None = None) -> Predictor | None:
-        """The current predictor, or None. Without a backend: ``torch``'s, else the one trained on most rows.
+        """The current predictor, or None. Without a backend: that of the default backend.
 
         PredictorError when the current version cannot be used (damaged, another format).
         """
@@ -58,10 +63,12 @@ class Registry:
         return self.load(folder / version) if version else None
 
     def load(self, path: Path) -> Predictor:
-        """A version by its folder, from memory when it was loaded before."""
-        if path not in self._loaded:
-            self._loaded[path] = load(path)
-        return self._loaded[path]
+        """A version by its folder, from memory when it was loaded before and its files are the same."""
+        try:
+            stamp = tuple((path / name).stat().st_mtime_ns for name in (CARD, MODEL))
+        except OSError:
+            return load(path)  # says what is missing
+        return _loaded(path, stamp)
 
     def backends(self, kind: str, device_id: str) -> list[str]:
         """Backends with a current predictor, by name."""
@@ -70,15 +77,33 @@ class Registry:
         return sorted(unquote(folder.name.partition("@")[2]) for folder in folders if _current(folder))
 
     def default_backend(self, kind: str, device_id: str) -> str | None:
-        """``torch`` when there is one, else the backend with most training rows (first by name at a tie)."""
-        known = self.backends(kind, device_id)
-        if DEFAULT_BACKEND in known or len(known) < 2:
-            return DEFAULT_BACKEND if DEFAULT_BACKEND in known else next(iter(known), None)
+        """The backend that answers when none is named (see the module); None without any predictor."""
+        return self._best(kind, device_id, self.backends(kind, device_id), (DEFAULT_BACKEND, *self.preferences()))
+
+    def matching(self, kind: str, device_id: str, wanted: str | None) -> str | None:
+        """The backend meant by ``wanted``: itself, or the best of a framework (``vllm``, ``trtllm-1.3.0rc20``)."""
+        if wanted is None:
+            return self.default_backend(kind, device_id)
+        known = [each for each in self.backends(kind, device_id) if _means(wanted, each)]
+        return wanted if wanted in known else self._best(kind, device_id, known, self.preferences())
+
+    def preferences(self) -> tuple[str, ...]:
+        """Lines of ``<root>/default``, but empty ones and comments (``#``)."""
+        try:
+            lines = (self.root / DEFAULT).read_text().splitlines()
+        except OSError:
+            return ()
+        return tuple(text for line in lines if (text := line.partition("#")[0].strip()))
+
+    def _best(self, kind: str, device_id: str, known: Sequence[str], wanted: Sequence[str]) -> str | None:
+        if len(known) < 2:
+            return next(iter(known), None)
+        left = next((found for each in wanted if (found := [name for name in known if _means(each, name)])), known)
         rows = {}
-        for backend in known:
+        for backend in left:
             folder = self._folder(kind, device_id, backend)
             rows[backend] = read_card(folder / (_current(folder) or "")).get("n", 0)
-        return max(known, key=lambda backend: rows[backend])
+        return max(left, key=lambda backend: rows[backend])
 
     def register(self, predictor: Predictor, promote: bool = True) -> Predictor:
         """Write a new version (the number after the last) and, if ``promote``, make it current; returns it.
@@ -132,6 +157,16 @@ class Registry:
 
     def _folder(self, kind: str, device_id: str, backend: str) -> Path:
         return self.root / quote(device_id, safe="") / f"{quote(kind, safe='')}@{quote(backend, safe='')}"
+
+
+@lru_cache(maxsize=512)
+def _loaded(path: Path, stamp: tuple[int, ...]) -> Predictor:
+    return load(path)
+
+
+def _means(wanted: str, backend: str) -> bool:
+    """Whether ``wanted`` is the backend, or the framework or version that it belongs to."""
+    return backend == wanted or backend.startswith((f"{wanted}-", f"{wanted}:"))
 
 
 def _current(folder: Path) -> str | None:

@@ -14,6 +14,8 @@ from ..models import analytical, power
 from .engines import Engine, ask
 from .report import OpPrediction
 
+MEMO = 100_000  # predictions that an engine keeps
+
 
 def check_supported(op: Op, device: Device) -> None:
     """DeviceError when the device has no units for the op's dtype."""
@@ -22,7 +24,21 @@ def check_supported(op: Op, device: Device) -> None:
 
 
 def predict_ops(ops: Sequence[Op], device: Device, engine: Engine, cache: str = "warm") -> list[OpPrediction]:
-    """One prediction per op, in order. DeviceError when the device lacks an op's dtype."""
+    """One prediction per op, in order; an engine with a memo answers an op it was asked before from there.
+
+    DeviceError when the device lacks an op's dtype.
+    """
+    memo: dict[tuple[Op, str], OpPrediction] = getattr(engine, "memo", {})
+    if len(memo) > MEMO:
+        memo.clear()
+    known = {op: memo.get((op, cache)) for op in ops}
+    unknown = [op for op, found in known.items() if found is None]
+    for op, made in zip(unknown, _predicted(unknown, device, engine, cache), strict=True):
+        known[op] = memo[op, cache] = made
+    return [found for op in ops if (found := known[op]) is not None]
+
+
+def _predicted(ops: Sequence[Op], device: Device, engine: Engine, cache: str) -> list[OpPrediction]:
     for op in ops:
         check_supported(op, device)
     answers = ask(engine, ops, cache)

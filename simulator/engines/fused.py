@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ...datasets.devices import Device
+from ...datasets.ops import Op
 from ...datasets.store import Store
 from ...models.registry import Registry
 from .analytical import AnalyticalEngine
@@ -23,10 +25,14 @@ class EngineError(ValueError):
 
 @dataclass(frozen=True)
 class FusedEngine:
-    """Tries ``engines`` in order; each sees only the ops that those before it declined."""
+    """Tries ``engines`` in order; each sees only the ops that those before it declined.
+
+    ``memo`` is for who asks about single ops again and again: what was answered, by op and cache state.
+    """
 
     engines: Sequence[Engine]
     name: str = "fused"
+    memo: dict[tuple[Op, str], Any] = field(default_factory=dict, compare=False, repr=False)
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
         answers = Answers.declined(len(next(iter(columns.values()))))

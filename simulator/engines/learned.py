@@ -1,31 +1,35 @@
-"""Answers from registered predictors, found by device and kind."""
+"""Answers from registered predictors, found by kind, device and backend; else by those that know any device."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...datasets.devices import Device
+from ...models.predictor import ANY, Predictor
 from ...models.registry import Registry
 from .answers import Answers, Columns
 
 
 @dataclass(frozen=True)
 class LearnedEngine:
-    """Asks the first registry that holds a predictor for the kind on this device; declines kinds without one."""
+    """Asks the first registry with a predictor of the kind on this device, then the first with one over devices;
+    declines kinds without any.
+
+    ``backend`` may be a whole backend or a framework. Predictors over devices learned from GPUs: they do not answer
+    for a CPU.
+    """
 
     device: Device
     registries: Sequence[Registry]
     backend: str | None = None
     name: str = "learned"
+    _found: dict[str, Predictor | None] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
-        n = len(next(iter(columns.values())))
-        answers = Answers.declined(n)
-        for registry in self.registries:
-            predictor = registry.find(kind, self.device.id, self.backend)
-            if predictor is None:
-                continue
+        answers = Answers.declined(len(next(iter(columns.values()))))
+        predictor = self.predictor(kind)
+        if predictor is not None:
             found = predictor.predict(columns, dtype, out_dtype, self.device, cache)
             answers.latency_us[:] = found.latency_us
             answers.low_us[:] = found.low_us
@@ -34,5 +38,21 @@ class LearnedEngine:
             answers.engine[:] = self.name
             answers.predictor[:] = f"{predictor.name}@{predictor.version}"
             answers.coverage[:] = predictor.coverage
-            break
         return answers
+
+    def predictor(self, kind: str) -> Predictor | None:
+        """Who answers for a kind, looked up once. PredictorError when that one cannot be used."""
+        if kind not in self._found:
+            self._found[kind] = self._find(kind)
+        return self._found[kind]
+
+    def _find(self, kind: str) -> Predictor | None:
+        places = [(self.device.id, self.backend)]
+        if not self.device.synchronous:
+            places.append((ANY, None if self.backend is None else self.backend.partition(":")[0].partition("-")[0]))
+        for device_id, wanted in places:
+            for registry in self.registries:
+                backend = registry.matching(kind, device_id, wanted)
+                if backend is not None:
+                    return registry.find(kind, device_id, backend)
+        return None

@@ -66,6 +66,43 @@ def test_backends_stand_apart_and_torch_is_the_default(outcome: Outcome, tmp_pat
     assert {entry.backend for entry in registry.list()} == {"torch", "cublas", "triton:gemm/x"}
 
 
+def test_a_registry_notes_which_framework_answers_by_default(outcome: Outcome, tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    for rows, backend in ((10, "vllm-0.24.0:linear"), (20, "vllm-0.24.0:marlin"), (30, "trtllm-1.3.0rc20:cublas")):
+        registry.register(variant(outcome.predictor, rows * 1e-3, backend, rows))
+    assert registry.default_backend("gemm", "cpu_two_threads") == "trtllm-1.3.0rc20:cublas"
+    (tmp_path / "default").write_text("# as most serve\n\nsglang\nvllm\n")
+    assert registry.preferences() == ("sglang", "vllm")
+    assert registry.default_backend("gemm", "cpu_two_threads") == "vllm-0.24.0:marlin"
+    (tmp_path / "default").write_text("vllm-0.24.0:linear\n")
+    assert registry.find("gemm", "cpu_two_threads").backend == "vllm-0.24.0:linear"
+    registry.register(variant(outcome.predictor, 0.1, "torch", 1))
+    assert registry.default_backend("gemm", "cpu_two_threads") == "torch"
+
+
+def test_a_backend_may_be_named_by_its_framework(outcome: Outcome, tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    for rows, backend in ((10, "vllm-0.24.0:linear"), (20, "vllm-0.24.0:marlin"), (30, "vllmx:a")):
+        registry.register(variant(outcome.predictor, rows * 1e-3, backend, rows))
+    means = {
+        "vllm": "vllm-0.24.0:marlin",
+        "vllm-0.24.0": "vllm-0.24.0:marlin",
+        "vllm-0.24.0:linear": "vllm-0.24.0:linear",
+    }
+    for wanted, backend in means.items():
+        assert registry.matching("gemm", "cpu_two_threads", wanted) == backend
+    assert registry.matching("gemm", "cpu_two_threads", "vll") is None
+    assert registry.matching("gemm", "cpu_two_threads", None) == "vllmx:a"
+
+
+def test_a_loaded_predictor_is_kept_until_its_files_change(outcome: Outcome, tmp_path: Path) -> None:
+    path = Registry(tmp_path).path(Registry(tmp_path).register(outcome.predictor))
+    assert Registry(tmp_path).load(path) is Registry(tmp_path).load(path)
+    (path / "model.npz").write_bytes(b"other")
+    with pytest.raises(PredictorError, match="damaged or tampered"):
+        Registry(tmp_path).load(path)
+
+
 def test_writers_at_once_lose_nothing(outcome: Outcome, tmp_path: Path) -> None:
     variants = [variant(outcome.predictor, 0.01 * index) for index in range(8)]
     with ThreadPoolExecutor(8) as pool:

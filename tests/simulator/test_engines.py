@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -103,3 +105,48 @@ def test_answers_keep_the_order_of_a_mixed_list():
     together = ask(build_engine(DEVICE, [], []), ops).latency_us
     alone = [ask(build_engine(DEVICE, [], []), [op]).latency_us[0] for op in ops]
     assert np.array_equal(together, alone)
+
+
+def test_the_users_predictor_goes_before_the_shipped_one(knowledge: tuple[Path, Path], tmp_path: Path):
+    shipped, users = Registry(knowledge[1]), Registry(tmp_path / "mine")
+    engine = build_engine(DEVICE, [], [users.root, shipped.root])
+    op = make_op("gemm", m=3000, n=4096, k=4096)
+    assert predict_ops([op], DEVICE, engine)[0].predictor == "gemm@torch/h100_sxm@1"
+    predictor = shipped.find("gemm", DEVICE.id)
+    assert predictor is not None
+    slower = dataclasses.replace(predictor.correction, offset=predictor.correction.offset + 1.0)
+    users.register(dataclasses.replace(predictor, correction=slower, backend="mine-1:kernel"))
+    before = predict_ops([op], DEVICE, build_engine(DEVICE, [], [shipped.root]))[0]
+    found = predict_ops([op], DEVICE, build_engine(DEVICE, [], [users.root, shipped.root]))[0]
+    assert found.predictor == "gemm@mine-1:kernel/h100_sxm@1"
+    assert found.latency_us == pytest.approx(before.latency_us * np.e)
+    named = predict_ops([op], DEVICE, build_engine(DEVICE, [], [users.root, shipped.root], backend="torch"))[0]
+    assert named.predictor == "gemm@torch/h100_sxm@1"
+
+
+def test_a_device_without_predictors_asks_those_that_know_any_but_a_cpu_does_not(knowledge: tuple[Path, Path]):
+    registry, op = Registry(knowledge[1]), make_op("gemm", m=3000, n=4096, k=4096)
+    predictor = registry.find("gemm", DEVICE.id)
+    assert predictor is not None
+    registry.register(dataclasses.replace(predictor, device=dataclasses.replace(DEVICE, id="any"), backend="vllm"))
+    h200, cpu = load_device("h200_sxm"), dataclasses.replace(DEVICE, id="cpu_x", vendor="cpu")
+    for backend in (None, "vllm", "vllm-0.24.0:linear"):
+        found = predict_ops([op], h200, build_engine(h200, [], [registry.root], backend=backend))[0]
+        assert found.predictor == "gemm@vllm/any@1"
+    assert predict_ops([op], h200, build_engine(h200, [], [registry.root], backend="nccl"))[0].engine == "analytical"
+    assert predict_ops([op], cpu, build_engine(cpu, [], [registry.root]))[0].engine == "analytical"
+    assert predict_ops([op], DEVICE, build_engine(DEVICE, [], [registry.root]))[0].predictor == "gemm@torch/h100_sxm@1"
+
+
+def test_an_op_asked_again_takes_microseconds(knowledge: tuple[Path, Path]):
+    engine = build_engine(DEVICE, [knowledge[0]], [knowledge[1]])
+    op = make_op("gemm", m=3000, n=4096, k=4096)
+    first = predict_ops([op, op], DEVICE, engine)
+    assert first[0] == first[1] == predict_ops([op], DEVICE, engine)[0]
+    assert predict_ops([op], DEVICE, engine, "cold")[0].cache == "cold"
+    times = []
+    for _ in range(100):
+        began = time.perf_counter()
+        predict_ops([op], DEVICE, engine)
+        times.append(time.perf_counter() - began)
+    assert np.median(times) < 1e-4
