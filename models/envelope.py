@@ -48,8 +48,9 @@ class Envelope:
             away = np.add.accumulate(np.maximum(beyond, 0.0), axis=0, dtype=np.float64)[-1]
             points = (sizes - self.centre[:, None]) / self.scale[:, None]
             doubtful = np.flatnonzero(~self._surely_near(points))
-            distance = self._distance(points[:, doubtful])
-            away[doubtful] += np.maximum(distance / self.radius - 1.0, 0.0)
+            if len(doubtful):
+                distance = self._distance(points[:, doubtful])
+                away[doubtful] += np.maximum(distance / self.radius - 1.0, 0.0)
             out[start : start + len(part)] = away
         for column, known in zip(self.codes, self.seen, strict=True):
             values = matrix[:, column]

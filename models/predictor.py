@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from ..datasets.vocabulary import Op, iterate_groups, kind
 from .correction import Correction, nested, part
 from .envelope import Envelope
 from .features import FEATURES_VERSION, Frame, feature_names, frame
+from .features.device import device_distance
 from .forest import ForestError
 from .intervals import Intervals, classes_of
 
@@ -33,6 +35,7 @@ FORMAT = 2
 CARD, MODEL = "card.json", "model.npz"
 CHUNK = 16_384  # ops that one thread answers at a time
 MEMO = 100_000  # answers to single ops that are kept
+NEAR = 0.75  # octaves between figures of devices that count as alike: H100 and H200, not H100 and B200
 ANY = "any"  # the device id of a predictor that was learned from several devices, for all of them
 
 
@@ -94,23 +97,46 @@ class Predictor:
         Many ops are answered in parts of a fixed size on all cores, so that answers depend on neither.
         A device of the predictor's own id is taken with the figures of training, whatever it says now: the
         correction is only right on top of the analytical time it was learned from. Another device is taken as given
-        and is outside the envelope, unless the predictor is one of any device.
+        and is outside the envelope. To a predictor of any device, those far from all that it learned from are outside;
+        its interval was calibrated on devices left out and stays as wide.
         """
         own = device is None or device.id == self.device.id
         known = own or self.device.id == ANY
         target = self.device if device is None or own else device
+        made = self._in_parts(columns, dtype, out_dtype, target, cache, known)
+        if not own and known and not self._near(target, dtype):
+            made.in_envelope[:] = False
+        return made
+
+    def _in_parts(
+        self,
+        columns: Mapping[str, np.ndarray],
+        dtype: str,
+        out_dtype: str | None,
+        device: Device,
+        cache: str,
+        known: bool,
+    ) -> Prediction:
         count = len(np.atleast_1d(columns[kind(self.kind).names[0]]))
         if count <= CHUNK:
-            return self.predict_frame(frame(self.kind, columns, dtype, out_dtype, target, cache), known)
+            return self.predict_frame(frame(self.kind, columns, dtype, out_dtype, device, cache), known)
         self.correction.expect(count)
 
         def answer(start: int) -> Prediction:
             part = {name: values[start : start + CHUNK] for name, values in columns.items()}
-            return self.predict_frame(frame(self.kind, part, dtype, out_dtype, target, cache), known)
+            return self.predict_frame(frame(self.kind, part, dtype, out_dtype, device, cache), known)
 
         with ThreadPoolExecutor(min(_cores(), -(-count // CHUNK))) as pool:
             parts = list(pool.map(answer, range(0, count, CHUNK)))
         return Prediction(*(np.concatenate(each) for each in zip(*map(_columns, parts), strict=True)))
+
+    def _near(self, device: Device, dtype: str) -> bool:
+        """Whether a device is like one of those it learned from."""
+        return any(device_distance(device, each, dtype) <= NEAR for each in self._donors)
+
+    @cached_property
+    def _donors(self) -> list[Device]:
+        return [Device.from_dict(figures) for figures in self.card.get("device_figures", ())]
 
     def predict_frame(self, ops: Frame, known_device: bool = True) -> Prediction:
         """The same for features that are already there."""

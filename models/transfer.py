@@ -362,6 +362,7 @@ def _pool_card(donors: Sequence[Table], merged: _Pool, residual: np.ndarray, opt
         "split": f"one of {', '.join(by_home)} left out",
         "evaluations": {f"without {name}": each for name, each in by_home.items()},
         "devices": sorted({table.device.id for table in donors}),
+        "device_figures": [each.to_dict() for each in {table.device.id: table.device for table in donors}.values()],
         "backends": sorted({table.backend for table in donors}),
         "fingerprint": "+".join(sorted({table.fingerprint for table in donors if table.fingerprint})),
         "dtypes": sorted({str(each) for table in donors for each in np.unique(table.dtype)}),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+import math
 
 from ...datasets.devices import Device
 from .pieces import Columns
+
+COMPARED = tuple(f"device_{name}" for name in ("rate", "vector", "memory", "cache_size", "cache_rate", "units"))
 
 
 def device_figures(device: Device, dtype: str) -> Columns:
@@ -24,4 +26,10 @@ def device_figures(device: Device, dtype: str) -> Columns:
         "link": device.link_gbps,
         "pcie": device.pcie_gbps,
     }
-    return {f"device_{name}": float(np.log2(max(value, 2.0**-10))) for name, value in figures.items()}
+    return {f"device_{name}": math.log2(max(value, 2.0**-10)) for name, value in figures.items()}
+
+
+def device_distance(left: Device, right: Device, dtype: str) -> float:
+    """Octaves between two devices: the largest ratio of their rates, bandwidths, caches and units."""
+    mine, theirs = device_figures(left, dtype), device_figures(right, dtype)
+    return max(abs(float(mine[name]) - float(theirs[name])) for name in COMPARED)

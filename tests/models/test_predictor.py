@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from opcast.datasets.devices import Device
+from opcast.datasets.devices import Device, load_device
 from opcast.datasets.ops import make_op
 from opcast.models import predictor as predictor_module
 from opcast.models.predictor import CARD, CHUNK, MODEL, Predictor, PredictorError, load, read_card
@@ -63,6 +63,18 @@ def test_another_device_is_outside_and_its_own_id_keeps_the_trained_figures(outc
     other = predictor.predict(COLUMNS, "fp32", None, gpu)
     assert not other.in_envelope.any()
     assert (other.latency_us < own.latency_us).all()
+
+
+def test_a_predictor_of_any_device_knows_those_like_its_donors(outcome: Outcome) -> None:
+    stand_in = dataclasses.replace(load_device("h100_sxm"), id="any")
+    trained = dataclasses.replace(
+        outcome.predictor, device=stand_in, card={"device_figures": [load_device("h100_sxm").to_dict()]}
+    )
+    like, unlike = (trained.predict(COLUMNS, "fp32", None, load_device(name)) for name in ("h200_sxm", "b200_sxm"))
+    assert like.in_envelope.tolist() == [True, True, False]
+    assert not unlike.in_envelope.any()
+    assert unlike.latency_us[2] < like.latency_us[2]
+    assert (unlike.high_us / unlike.latency_us)[:2] == pytest.approx((like.high_us / like.latency_us)[:2], rel=0.5)
 
 
 def test_a_list_of_ops_is_answered_in_its_order(outcome: Outcome) -> None:

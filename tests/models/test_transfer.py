@@ -126,13 +126,15 @@ def test_the_pool_answers_for_a_device_it_never_saw(base: Predictor, unseen: Tab
     assert errors(base, level)["median_ape"] < 6.0 < plain
 
 
-def test_a_device_is_taken_as_asked_and_is_no_reason_to_be_outside(base: Predictor, unseen: Table) -> None:
+def test_a_device_is_taken_as_asked_and_outside_when_it_is_like_no_donor(base: Predictor, unseen: Table) -> None:
     some = unseen.take(np.arange(20))
     columns = {name: values.astype(np.float64) for name, values in some.columns.items()}
     found = base.predict(columns, "bf16", None, unseen.device)
     assert base.device_id == ANY
     np.testing.assert_array_equal(found.latency_us, base.predict_frame(some.frame()).latency_us)
     assert found.in_envelope.any()
+    far = relative("far", "blackwell", 4.0, 148)
+    assert not base.predict(columns, "bf16", None, far).in_envelope.any()
 
 
 def test_a_few_rows_mend_the_level_of_a_device(base: Predictor, unseen: Table, fast: Options) -> None:
