@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,7 @@ class Predictor:
     def to_card(self, digest: str) -> dict[str, Any]:
         """The card as written: identity, formats and hash on top of ``card``."""
         return {
+            "trained_at": datetime.now(UTC).date().isoformat(),
             **self.card,
             "format": FORMAT,
             "features_version": FEATURES_VERSION,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..datasets.columns import number_array
 from ..datasets.devices import Device
 from ..datasets.vocabulary import KINDS, kind
 from .features import Frame, feature_names, frame
@@ -18,6 +19,7 @@ from .splits import combined
 if TYPE_CHECKING:
     import pyarrow as pa
 
+ORIGIN = ("source", "source_ref", "license", "torch", "cuda", "driver")  # what a card says of the data
 EAGER = "eager"  # the timer of rows whose figure includes the host's dispatch
 
 
@@ -98,12 +100,14 @@ def tables(kind_name: str, rows: pa.Table, device: Device, fingerprint: str = ""
         keep &= _column(rows, "timer", "").astype(str) != EAGER
     backend = _column(rows, "backend", DEFAULT_BACKEND).astype(str)
     out_dtype, cache = _column(rows, "out_dtype", dtype).astype(str), _column(rows, "cache", "warm").astype(str)
-    sources = {name: _distinct(rows, name) for name in ("source", "license", "torch", "cuda", "driver")}
+    origin = rows.select([name for name in ORIGIN if name in rows.column_names])
     made = []
     for name in np.unique(backend[keep]):
         chosen = np.flatnonzero(keep & (backend == name))
         columns = {dim: _column(rows, dim)[chosen].astype(np.int64) for dim in KINDS[kind_name].names}
         texts = dtype[chosen], out_dtype[chosen], cache[chosen]
+        own = origin.take(number_array(chosen))
+        sources = {each: _distinct(own, each) for each in ORIGIN}
         made.append(Table(kind_name, device, str(name), columns, *texts, latency[chosen], fingerprint, sources))
     return made
 
