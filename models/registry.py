@@ -3,9 +3,9 @@
 A version is never changed once written. ``current`` beside the versions names the one in use and is replaced
 atomically, so readers and a training run never meet half a model. No server, no database.
 
-Who names no backend gets ``torch``'s predictor; without one, the first that a line of ``<root>/default`` names: a
-backend or its framework (``vllm``, ``trtllm-1.3.0rc20``), best first; without such a line, the one trained on most
-rows. The backend that comes first by name decides a tie.
+Who names no backend gets one that has learned the format asked about, if any has: of those ``torch``'s; without it,
+the first that a line of ``<root>/default`` names: a backend or its framework (``vllm``, ``trtllm-1.3.0rc20``), best
+first; without such a line, the one trained on most rows. The backend that comes first by name decides a tie.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+from .features import alike
 from .predictor import CARD, MODEL, Predictor, PredictorError, load, read_card
 
 CURRENT, DEFAULT = "current", "default"
@@ -76,16 +77,17 @@ class Registry:
         folders = base.glob(f"{quote(kind, safe='')}@*") if base.is_dir() else []
         return sorted(unquote(folder.name.partition("@")[2]) for folder in folders if _current(folder))
 
-    def default_backend(self, kind: str, device_id: str) -> str | None:
+    def default_backend(self, kind: str, device_id: str, dtype: str | None = None) -> str | None:
         """The backend that answers when none is named (see the module); None without any predictor."""
-        return self._best(kind, device_id, self.backends(kind, device_id), (DEFAULT_BACKEND, *self.preferences()))
+        preferences = (DEFAULT_BACKEND, *self.preferences())
+        return self._best(kind, device_id, self.backends(kind, device_id), preferences, dtype)
 
-    def matching(self, kind: str, device_id: str, wanted: str | None) -> str | None:
+    def matching(self, kind: str, device_id: str, wanted: str | None, dtype: str | None = None) -> str | None:
         """The backend meant by ``wanted``: itself, or the best of a framework (``vllm``, ``trtllm-1.3.0rc20``)."""
         if wanted is None:
-            return self.default_backend(kind, device_id)
+            return self.default_backend(kind, device_id, dtype)
         known = [each for each in self.backends(kind, device_id) if _means(wanted, each)]
-        return wanted if wanted in known else self._best(kind, device_id, known, self.preferences())
+        return wanted if wanted in known else self._best(kind, device_id, known, self.preferences(), dtype)
 
     def preferences(self) -> tuple[str, ...]:
         """Lines of ``<root>/default``, but empty ones and comments (``#``)."""
@@ -95,15 +97,19 @@ class Registry:
             return ()
         return tuple(text for line in lines if (text := line.partition("#")[0].strip()))
 
-    def _best(self, kind: str, device_id: str, known: Sequence[str], wanted: Sequence[str]) -> str | None:
+    def _best(
+        self, kind: str, device_id: str, known: Sequence[str], wanted: Sequence[str], dtype: str | None
+    ) -> str | None:
         if len(known) < 2:
             return next(iter(known), None)
-        left = next((found for each in wanted if (found := [name for name in known if _means(each, name)])), known)
-        rows = {}
-        for backend in left:
-            folder = self._folder(kind, device_id, backend)
-            rows[backend] = read_card(folder / (_current(folder) or "")).get("n", 0)
-        return max(left, key=lambda backend: rows[backend])
+        cards = {backend: self._card(kind, device_id, backend) for backend in known}
+        seen = [backend for backend in known if dtype is None or _learned(cards[backend], dtype)] or known
+        left = next((found for each in wanted if (found := [name for name in seen if _means(each, name)])), seen)
+        return max(left, key=lambda backend: cards[backend].get("n", 0))
+
+    def _card(self, kind: str, device_id: str, backend: str) -> dict[str, Any]:
+        folder = self._folder(kind, device_id, backend)
+        return read_card(folder / (_current(folder) or ""))
 
     def register(self, predictor: Predictor, promote: bool = True) -> Predictor:
         """Write a new version (the number after the last) and, if ``promote``, make it current; returns it.
@@ -167,6 +173,11 @@ def _loaded(path: Path, stamp: tuple[int, ...]) -> Predictor:
 def _means(wanted: str, backend: str) -> bool:
     """Whether ``wanted`` is the backend, or the framework or version that it belongs to."""
     return backend == wanted or backend.startswith((f"{wanted}-", f"{wanted}:"))
+
+
+def _learned(card: dict[str, Any], dtype: str) -> bool:
+    """Whether a predictor has rows of a format; formats of 16 bits are alike to it."""
+    return alike(dtype) in {alike(name) for name in card.get("dtypes", ())}
 
 
 def _current(folder: Path) -> str | None:

@@ -4,7 +4,7 @@
 why it is there.
 """
 
-from .frame import FEATURES_VERSION, Frame, feature_names, features, frame
+from .frame import FEATURES_VERSION, Frame, alike, feature_names, features, frame
 from .reasons import REASONS, reason, smooth
 
-__all__ = ["FEATURES_VERSION", "REASONS", "Frame", "feature_names", "features", "frame", "reason", "smooth"]
+__all__ = ["FEATURES_VERSION", "REASONS", "Frame", "alike", "feature_names", "features", "frame", "reason", "smooth"]

@@ -81,6 +81,11 @@ def feature_names(kind_name: str) -> tuple[str, ...]:
     return tuple(_columns(kind_name, latency, floor, law, dims, setting))
 
 
+def alike(dtype: str) -> str:
+    """The format whose code a format has on a GPU: bf16 and fp16 run on the same units at the same rate."""
+    return "bf16" if dtype == "fp16" else dtype
+
+
 def _columns(
     kind_name: str, latency: np.ndarray, floor: np.ndarray, law: Terms, dims: Dims, setting: Setting
 ) -> Columns:
@@ -106,6 +111,10 @@ def _sizes(kind_name: str, dims: Dims) -> Columns:
     return out
 
 
+def _code(setting: Setting, dtype: str) -> float:
+    return float(DTYPES[dtype if setting.cpu else alike(dtype)])
+
+
 def _costs(latency: np.ndarray, floor: np.ndarray, law: Terms, setting: Setting) -> Columns:
     flops, size = np.maximum(setting.cost.flops, 1.0), np.maximum(setting.cost.bytes, 1.0)
     log_flops, log_size = log2(flops), log2(size)
@@ -120,8 +129,8 @@ def _costs(latency: np.ndarray, floor: np.ndarray, law: Terms, setting: Setting)
         "overhead": law.overhead / np.maximum(latency, 1e-6),
         "cache_warm": float(setting.warm),
         "cache_fill": log_size - np.log2(setting.l2_bytes),
-        "dtype": float(DTYPES[setting.dtype]),
-        "out_dtype": float(DTYPES[setting.out_dtype]),
+        "dtype": _code(setting, setting.dtype),
+        "out_dtype": _code(setting, setting.out_dtype),
         "bits": float(np.log2(BITS[setting.dtype])),
     }
 

@@ -24,11 +24,11 @@ class LearnedEngine:
     registries: Sequence[Registry]
     backend: str | None = None
     name: str = "learned"
-    _found: dict[str, Predictor | None] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _found: dict[tuple[str, str], Predictor | None] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
         answers = Answers.declined(len(next(iter(columns.values()))))
-        predictor = self.predictor(kind)
+        predictor = self.predictor(kind, dtype)
         if predictor is not None:
             found = predictor.predict(columns, dtype, out_dtype, self.device, cache)
             answers.latency_us[:] = found.latency_us
@@ -40,19 +40,19 @@ class LearnedEngine:
             answers.coverage[:] = predictor.coverage
         return answers
 
-    def predictor(self, kind: str) -> Predictor | None:
-        """Who answers for a kind, looked up once. PredictorError when that one cannot be used."""
-        if kind not in self._found:
-            self._found[kind] = self._find(kind)
-        return self._found[kind]
+    def predictor(self, kind: str, dtype: str) -> Predictor | None:
+        """Who answers for a kind and format, looked up once. PredictorError when that one cannot be used."""
+        if (kind, dtype) not in self._found:
+            self._found[kind, dtype] = self._find(kind, dtype)
+        return self._found[kind, dtype]
 
-    def _find(self, kind: str) -> Predictor | None:
+    def _find(self, kind: str, dtype: str) -> Predictor | None:
         places = [(self.device.id, self.backend)]
         if not self.device.synchronous:
             places.append((ANY, None if self.backend is None else self.backend.partition(":")[0].partition("-")[0]))
         for device_id, wanted in places:
             for registry in self.registries:
-                backend = registry.matching(kind, device_id, wanted)
+                backend = registry.matching(kind, device_id, wanted, dtype)
                 if backend is not None:
                     return registry.find(kind, device_id, backend)
         return None
