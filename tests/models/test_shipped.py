@@ -1,0 +1,77 @@
+"""The predictors in the repository: whole, small enough, with their cards, and of use to a clone without data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from opcast.datasets.devices import load_device
+from opcast.datasets.vocabulary import KINDS
+from opcast.models.cards import PAGE, page
+from opcast.models.predictor import load
+from opcast.models.registry import Entry, Registry
+
+SHIPPED = Path(__file__).resolve().parents[2] / "models" / "shipped"
+ENTRIES = [entry for entry in Registry(SHIPPED).list() if entry.current]
+DEVICES = ("h100_sxm", "h200_sxm", "a100_sxm_80gb", "b200_sxm", "l40s")
+
+
+def test_all_together_stay_below_40_mb() -> None:
+    assert 0 < sum(path.stat().st_size for path in SHIPPED.rglob("*") if path.is_file()) < 40e6
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_products_attention_and_collectives_of_each_device_are_there(device: str) -> None:
+    kinds = {entry.kind for entry in ENTRIES if entry.device_id == device}
+    assert {"gemm", "attention_prefill", "attention_decode", "mla_decode", "fused_moe", "all_reduce"} <= kinds
+
+
+def test_the_page_is_that_of_the_cards() -> None:
+    """``python -m opcast.models.cards models/shipped`` writes it."""
+    assert (SHIPPED / PAGE).read_text("utf-8") == page(Registry(SHIPPED).list())
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp8", "fp8_block"])
+@pytest.mark.parametrize("device", ["h100_sxm", "h200_sxm", "b200_sxm"])
+def test_who_names_no_backend_gets_one_that_knows_the_format(device: str, dtype: str) -> None:
+    registry = Registry(SHIPPED)
+    predictor = registry.find("gemm", device, registry.default_backend("gemm", device, dtype))
+    assert predictor is not None
+    ops = {name: np.array([size]) for name, size in {"batch": 1, "m": 4096, "n": 4096, "k": 4096, "layout": 1}.items()}
+    assert predictor.predict(ops, dtype, "bf16").in_envelope.all()
+
+
+def test_messages_of_either_16_bit_format_are_alike() -> None:
+    predictor = Registry(SHIPPED).find("all_reduce", "h100_sxm")
+    assert predictor is not None
+    ops = {
+        "size_bytes": np.array([2**26]),
+        "ranks": np.array([8]),
+        "ranks_per_node": np.array([8]),
+        "link": np.array([0]),
+    }
+    left, right = predictor.predict(ops, "bf16"), predictor.predict(ops, "fp16")
+    assert left.in_envelope.all()
+    assert left.latency_us == right.latency_us
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.device_id}-{entry.kind}-{entry.backend}")
+def test_each_loads_answers_and_says_where_it_is_from(entry: Entry) -> None:
+    predictor = load(entry.path)
+    card = predictor.card
+    assert card["sources"]["source"]
+    assert card["sources"]["license"]
+    assert card["trained_at"]
+    assert 0 < card["test_median_ape"] < 100
+    assert card["n"] >= 5
+    ends = card["range"]
+    middle = {dim.name: np.array([_between(*ends[dim.name], bool(dim.choices))]) for dim in KINDS[entry.kind].dims}
+    device = None if entry.device_id != "any" else load_device("h100_sxm")
+    answer = predictor.predict(middle, card["dtypes"][0], device=device)
+    assert 0 < answer.low_us[0] < answer.latency_us[0] < answer.high_us[0] < 1e9
+
+
+def _between(low: int, high: int, choice: bool) -> int:
+    """A size in the middle of a range by logarithm; a choice as its low end."""
+    return low if choice else round((max(low, 1) * max(high, 1)) ** 0.5) if high else 0
