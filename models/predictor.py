@@ -15,7 +15,7 @@ import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,7 @@ import numpy as np
 
 from ..datasets.devices import Device, DeviceError
 from ..datasets.vocabulary import Op, iterate_groups, kind
+from .analytical import latency_us
 from .correction import Correction, nested, part
 from .envelope import Envelope
 from .features import FEATURES_VERSION, Frame, feature_names, frame
@@ -35,6 +36,7 @@ from .intervals import Intervals, classes_of
 FORMAT = 2
 CARD, MODEL = "card.json", "model.npz"
 CHUNK = 16_384  # ops that one thread answers at a time
+FIGURES = tuple(each.name for each in fields(Device) if each.name not in ("id", "name", "sources"))
 MEMO = 100_000  # answers to single ops that are kept
 NEAR = 0.75  # octaves between figures of devices that count as alike: H100 and H200, not H100 and B200
 ANY = "any"  # the device id of a predictor that was learned from several devices, for all of them
@@ -96,10 +98,11 @@ class Predictor:
         """Latency of n ops of one dtype: ``columns`` holds an array of n values per dim.
 
         Many ops are answered in parts of a fixed size on all cores, so that answers depend on neither.
-        A device of the predictor's own id is taken with the figures of training, whatever it says now: the
-        correction is only right on top of the analytical time it was learned from. Another device is taken as given
-        and is outside the envelope. To a predictor of any device, those far from all that it learned from are outside;
-        its interval was calibrated on devices left out and stays as wide.
+        The correction is only right on top of the analytical time it was learned from. So the predictor's own device
+        with other figures (a what-if) is answered with those of training, times what physics says that the figures
+        change of each op, outside the envelope; a measured machine's differ from probe to probe, and stay those of
+        training. Another device is taken as given and is outside the envelope. To a predictor of any device, those far
+        from all that it learned from are outside; its interval was calibrated on devices left out and stays as wide.
         """
         own = device is None or device.id == self.device.id
         known = own or self.device.id == ANY
@@ -107,7 +110,18 @@ class Predictor:
         made = self._in_parts(columns, dtype, out_dtype, target, cache, known)
         if not own and known and not self._near(target, dtype):
             made.in_envelope[:] = False
+        if device is not None and own and not self._as_trained(device):
+            asked = columns, dtype, out_dtype
+            change = latency_us(self.kind, *asked, device, cache) / latency_us(self.kind, *asked, self.device, cache)
+            nowhere = np.zeros(len(made), dtype=bool)
+            return Prediction(made.latency_us * change, made.low_us * change, made.high_us * change, nowhere)
         return made
+
+    def _as_trained(self, device: Device) -> bool:
+        """Whether a device of the predictor's id has the figures of training, as far as they are no measurement."""
+        if device is self.device or device.synchronous:
+            return True
+        return all(getattr(device, name) == getattr(self.device, name) for name in FIGURES)
 
     def _in_parts(
         self,
@@ -153,7 +167,7 @@ class Predictor:
 
         PredictorError for an op of another kind.
         """
-        own = device is None or device.id == self.device.id
+        own = device is None or (device.id == self.device.id and self._as_trained(device))
         memo = self._memo if own else {}
         found = {op: memo.get((op, cache)) for op in ops}
         missing = [op for op, answer in found.items() if answer is None]

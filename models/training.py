@@ -20,7 +20,7 @@ from .candidates import Options
 from .evaluation import CrossFit, evaluate, summarise
 from .features import Frame
 from .learning import Learned, learn
-from .predictor import Predictor, PredictorError
+from .predictor import ANY, Predictor, PredictorError
 from .promotion import judge
 from .registry import Registry
 from .table import Table, TrainingError, default_backend, tables
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Outcome", "Table", "Trained", "TrainingError", "fit", "outcomes", "tables", "train", "train_and_register"]
 
 MIN_ROWS = 5
+FEW_ROWS = 1000  # up to which a model over devices may know more than a table does
 SIDE_BY_SIDE = 20_000  # rows from which starting processes pays
 
 
@@ -176,6 +177,7 @@ def train_and_register(
         if isinstance(outcome, str):
             results[label] = {"error": outcome}
             continue
+        outcome = _mended(outcome, registry)
         verdict = judge(outcome.predictor.card, _current_card(registry, outcome.predictor), options.promote)
         predictor = registry.register(outcome.predictor, verdict.promoted)
         trained.append(Trained(label, outcome, predictor, registry.path(predictor), *verdict))
@@ -185,6 +187,26 @@ def train_and_register(
                 f"{predictor.name}@{predictor.version} does not become current: {verdict.why} (promote=true forces)"
             )
     return results, trained
+
+
+def _mended(outcome: Outcome, registry: Registry) -> Outcome:
+    """An outcome of few rows, answered by the registry's model over devices corrected by them where that is better.
+
+    Both are compared on the same held-out groups, so a model that has seen rows of this device is left out.
+    """
+    from .transfer import adapt, framework
+
+    table = outcome.table
+    backend = registry.matching(table.kind, ANY, framework(table.backend)) if len(table) <= FEW_ROWS else None
+    base = registry.find(table.kind, ANY, backend) if backend else None
+    if base is None or table.device.synchronous or table.device.id in base.card.get("devices", ()):
+        return outcome
+    made = adapt(base, table, outcome.options)
+    if not str(made.card["chosen"]).startswith("pooled"):
+        return outcome
+    told = {name: made.card[name] for name in made.card if name in outcome.result or name == "adapted_from"}
+    predictor = dataclasses.replace(made, card={**outcome.predictor.card, **made.card})
+    return dataclasses.replace(outcome, predictor=predictor, result={**outcome.result, **told})
 
 
 def _named(outcome: Outcome, predictor: Predictor) -> dict[str, Any]:

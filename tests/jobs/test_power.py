@@ -20,7 +20,7 @@ def asked(capsys: pytest.CaptureFixture[str], tmp_path: Path, *more: str) -> dic
 
 
 def test_power_is_null_where_nothing_is_known(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    found = asked(capsys, tmp_path)
+    found = asked(capsys, tmp_path, "device=l40s")
     assert found["power_w"] is None
     assert found["energy_mj"] is None
     assert found["energy_in_envelope"] is False

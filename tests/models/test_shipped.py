@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,21 @@ def test_who_names_no_backend_gets_one_that_knows_the_format(device: str, dtype:
     assert predictor is not None
     ops = {name: np.array([size]) for name, size in {"batch": 1, "m": 4096, "n": 4096, "k": 4096, "layout": 1}.items()}
     assert predictor.predict(ops, dtype, "bf16").in_envelope.all()
+
+
+def test_a_what_if_changes_each_op_as_physics_says() -> None:
+    device, registry = load_device("h100_sxm"), Registry(SHIPPED)
+    predictor = registry.find("gemm", device.id, registry.default_backend("gemm", device.id, "bf16"))
+    assert predictor is not None
+    ops = {"batch": [1, 1], "m": [1, 8192], "n": [8192, 8192], "k": [8192, 8192], "layout": [1, 1]}
+    columns = {name: np.array(sizes) for name, sizes in ops.items()}
+    usual = predictor.predict(columns, "bf16", device=device)
+    slow = predictor.predict(columns, "bf16", device=dataclasses.replace(device, memory_gbps=device.memory_gbps / 3))
+    change = slow.latency_us / usual.latency_us
+    assert change[0] > 2.0  # a matrix-vector product waits for memory
+    assert change[1] < 1.1  # a square one does not
+    assert usual.in_envelope.all()
+    assert not slow.in_envelope.any()
 
 
 def test_messages_of_either_16_bit_format_are_alike() -> None:

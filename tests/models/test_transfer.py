@@ -17,6 +17,7 @@ from opcast.models.forest import Forest
 from opcast.models.predictor import ANY, Predictor, load
 from opcast.models.registry import Registry
 from opcast.models.table import Table, TrainingError, tables
+from opcast.models.training import train
 from opcast.models.transfer import (
     adapt,
     donors_of,
@@ -226,6 +227,28 @@ def test_pools_are_registered_for_any_device_by_framework(store: Memory, fast: O
     assert registry.find("gemm", ANY, "lib") is not None
     with pytest.raises(TrainingError, match="no copy measurements"):
         train_pooled(store, registry, ["copy"], fast)
+
+
+def test_training_on_few_rows_starts_from_a_pool_that_never_saw_the_device(fast: Options, tmp_path: Path) -> None:
+    others = Memory({name: measured(device) for name, device in DEVICES.items() if name != "newest"})
+    few = Memory({"newest": measured(DEVICES["newest"], 40, level=1.3)})
+    registry = Registry(tmp_path)
+    train_pooled(others, registry, options=fast)
+    found = train(few, "newest", options=fast, registry=registry)["gemm"]
+    assert found["adapted_from"].startswith("gemm@lib/any")
+    alone = train(few, "newest", options=fast)["gemm"]
+    assert found["test_mean_ape"] < alone["test_mean_ape"]
+    made = registry.find("gemm", "newest")
+    assert made is not None
+    asked = tables("gemm", measured(DEVICES["newest"], 200, seed=5, level=1.3), DEVICES["newest"])[0]
+    answer = made.predict_frame(asked.frame())
+    assert summarise(np.log(asked.latency_us / answer.latency_us))["median_ape"] < 8.0
+
+
+def test_a_pool_that_saw_the_device_is_not_compared_on_its_rows(store: Memory, fast: Options, tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    train_pooled(store, registry, options=fast)
+    assert "adapted_from" not in train(store, "newest", options=fast, registry=registry)["gemm"]
 
 
 def test_one_device_is_no_pool(donors: list[Table], fast: Options) -> None:
