@@ -68,3 +68,9 @@ def itemsize(dtype: str) -> float:
 def weight_itemsize(dtype: str) -> float:
     """Bytes of one weight of a matrix product in this dtype."""
     return WEIGHT_BITS.get(dtype, BITS[dtype]) / 8
+
+
+def product_dtype(dtype: str) -> str:
+    """The usual output of products in this dtype: bf16 from floats of 8 bits or fewer, else the same."""
+    small = dtype in WEIGHT_BITS or (BITS[dtype] <= 8 and "fp" in dtype)
+    return "bf16" if small else dtype

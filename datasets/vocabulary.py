@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from .dtypes import canonical_dtype, itemsize, weight_itemsize
+from .dtypes import canonical_dtype, itemsize, product_dtype, weight_itemsize
 
 
 class OpError(ValueError):
@@ -97,6 +97,10 @@ class OpKind:
         """Whether several ranks run it together."""
         return self.family in ("collective", "expert_parallel")
 
+    def usual_output(self, dtype: str) -> str:
+        """The output format of an op that names none: that of the input, but of products of small floats bf16."""
+        return product_dtype(dtype) if self.family in ("gemm", "attention", "moe") else dtype
+
     def op(self, dtype: str = "bf16", out_dtype: str | None = None, **dims: object) -> Op:
         """One op of this kind. Missing dims take their default; OpError names what is wrong."""
         unknown = [name for name in dims if name not in self.names]
@@ -112,7 +116,7 @@ class OpKind:
             values.append(dim.parse(self.name, value))
         try:
             dtype = canonical_dtype(dtype)
-            out = canonical_dtype(out_dtype) if out_dtype else dtype
+            out = canonical_dtype(out_dtype) if out_dtype else self.usual_output(dtype)
         except ValueError as error:
             raise OpError(str(error)) from None
         return Op(self.name, tuple(values), dtype, out)

@@ -239,3 +239,21 @@ def test_kind_gives_the_definition() -> None:
     assert kind("gemm") is KINDS["gemm"]
     assert kind("all_reduce").collective
     assert not kind("gemm").collective
+
+
+@pytest.mark.parametrize(
+    ("kind_name", "dtype", "out"),
+    [
+        ("gemm", "fp8", "bf16"),
+        ("gemm", "w4a16", "bf16"),
+        ("gemm", "nvfp4", "bf16"),
+        ("gemm", "bf16", "bf16"),
+        ("gemm", "int8", "int8"),
+        ("attention_prefill", "fp8", "bf16"),
+        ("copy", "fp8", "fp8"),
+    ],
+)
+def test_products_of_small_floats_are_written_in_bf16(kind_name: str, dtype: str, out: str) -> None:
+    dims = {dim.name: 8 for dim in kind(kind_name).dims if dim.default is None}
+    assert make_op(kind_name, dtype, **dims).out_dtype == out
+    assert make_op(kind_name, dtype, "fp32", **dims).out_dtype == "fp32"
