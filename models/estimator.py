@@ -10,6 +10,7 @@ from it, so that nothing loads scikit-learn before scikit-learn is used.
 
 from __future__ import annotations
 
+import abc
 import inspect
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,8 @@ def ops_of_frame(kind_name: str, ops: pd.DataFrame) -> tuple[dict[str, np.ndarra
         values = ops[dim.name] if dim.name in ops.columns else [dim.default] * len(ops)
         columns[dim.name] = np.array([dim.parse(kind_name, value) for value in values], dtype=np.int64)
     dtype = _names(ops, "dtype", np.full(len(ops), "bf16"))
-    out_dtype = _names(ops, "out_dtype", dtype)
+    usual = {name: kind(kind_name).usual_output(str(name)) for name in np.unique(dtype)}
+    out_dtype = _names(ops, "out_dtype", np.array([usual[name] for name in dtype]))
     cache = np.asarray(ops["cache"] if "cache" in ops.columns else ["warm"] * len(ops)).astype(str)
     return columns, dtype, out_dtype, cache
 
@@ -75,11 +77,12 @@ def feature_frame(kind_name: str, ops: pd.DataFrame, device: Device) -> pd.DataF
     return pd.DataFrame(table.frame().matrix, index=ops.index, columns=list(feature_names(kind_name)))
 
 
-class _Regressor:
+class _Regressor(abc.ABC):
     """What both estimators share of scikit-learn's protocol."""
 
+    @abc.abstractmethod
     def predict(self, frame: Any) -> np.ndarray:
-        raise NotImplementedError
+        """Latencies in us [n] of a frame of n rows."""
 
     def score(self, frame: Any, latency_us: np.ndarray) -> float:
         """R² of the logarithms: errors are relative, and latencies span six decades."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -25,6 +25,20 @@ EAGER = "eager"  # the timer of rows whose figure includes the host's dispatch
 
 class TrainingError(ValueError):
     """A table that cannot be learned from; the message says why and what to do."""
+
+
+class MeasurementStore(Protocol):
+    """What training and transfer need of a measurement store."""
+
+    def kinds(self) -> Iterable[str]: ...
+
+    def devices(self, kind_name: str | None = None, /) -> list[str]: ...
+
+    def read(self, kind: str, device: str | None = None, /) -> pa.Table: ...
+
+    def device(self, device_id: str, /) -> Device | None: ...
+
+    def fingerprint(self, kind: str, device: str, /) -> str: ...
 
 
 @dataclass(frozen=True, eq=False)

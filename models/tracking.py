@@ -27,7 +27,8 @@ from .importance import ROWS, permutation_importance
 from .plots import save as save_plots
 from .predictor import Predictor
 from .registry import Registry
-from .training import MeasurementStore, Trained, train_and_register
+from .table import MeasurementStore
+from .training import Trained, train_and_register
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

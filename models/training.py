@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -23,31 +23,14 @@ from .learning import Learned, learn
 from .predictor import ANY, Predictor, PredictorError
 from .promotion import judge
 from .registry import Registry
-from .table import Table, TrainingError, default_backend, tables
+from .table import MeasurementStore, Table, TrainingError, default_backend, tables
 from .tuning import searched
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["Outcome", "Table", "Trained", "TrainingError", "fit", "outcomes", "tables", "train", "train_and_register"]
 
 MIN_ROWS = 5
 FEW_ROWS = 1000  # up to which a model over devices may know more than a table does
 SIDE_BY_SIDE = 20_000  # rows from which starting processes pays
-
-
-class MeasurementStore(Protocol):
-    """What training needs of a measurement store."""
-
-    def kinds(self) -> Iterable[str]: ...
-
-    def devices(self, kind_name: str | None = None, /) -> list[str]: ...
-
-    def read(self, kind: str, device: str | None = None, /) -> pa.Table: ...
-
-    def device(self, device_id: str, /) -> Device | None: ...
-
-    def fingerprint(self, kind: str, device: str, /) -> str: ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -29,10 +29,7 @@ from .intervals import Intervals, calibrate, classes_of
 from .learning import Learned, choose, learn, weigh
 from .predictor import ANY, Predictor
 from .registry import Registry
-from .table import Table, TrainingError, default_backend, tables, take
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from .table import MeasurementStore, Table, TrainingError, default_backend, tables, take
 
 DONOR_ROWS = 12_000  # of one device: more weigh one device against the others, and teach little about a new one
 SCORED_ROWS = 4_000
@@ -40,20 +37,6 @@ POINTS = (0, 50, 200, 1000)
 SEEDS = 3  # draws of points that an evaluation averages over, one where a draw has 500 or more
 MIN_LEAF = 20  # rows a leaf of the pooled model needs: finer ones are habits of one device
 FEW = ("calibrated", "interpolation")  # what can be chosen on few rows without choosing by chance
-
-
-class DeviceStore(Protocol):
-    """What transfer needs of a measurement store."""
-
-    def kinds(self) -> Iterable[str]: ...
-
-    def devices(self, kind_name: str | None = None, /) -> list[str]: ...
-
-    def read(self, kind: str, device: str | None = None, /) -> pa.Table: ...
-
-    def device(self, device_id: str, /) -> Device | None: ...
-
-    def fingerprint(self, kind: str, device: str, /) -> str: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +131,7 @@ def joined(first: Correction, second: Correction) -> Correction:
 
 
 def donors_of(
-    store: DeviceStore, kind_name: str, backend: str, dtypes: Iterable[str], without: str = "", eager: bool = False
+    store: MeasurementStore, kind_name: str, backend: str, dtypes: Iterable[str], without: str = "", eager: bool = False
 ) -> list[Table]:
     """Tables of the kind on all devices but one that correspond to a backend and have rows of some of the formats."""
     wanted = set(dtypes)
@@ -170,7 +153,7 @@ def donors_of(
 
 
 def train_pooled(
-    store: DeviceStore,
+    store: MeasurementStore,
     registry: Registry,
     kinds: Iterable[str] | None = None,
     options: Options | None = None,
@@ -199,7 +182,7 @@ def train_pooled(
 
 
 def evaluate_device(
-    store: DeviceStore,
+    store: MeasurementStore,
     kind_name: str,
     device: Device,
     options: Options | None = None,
@@ -326,7 +309,7 @@ def _own_intervals(made: Learned, residual: np.ndarray, ops: Frame, coverage: fl
     return dataclasses.replace(intervals, growth=made.intervals.growth)
 
 
-def _by_framework(store: DeviceStore, kind_name: str, eager: bool) -> dict[str, list[Table]]:
+def _by_framework(store: MeasurementStore, kind_name: str, eager: bool) -> dict[str, list[Table]]:
     found: dict[str, list[Table]] = {}
     for device_id in store.devices(kind_name):
         target = _device(store, device_id)
@@ -371,7 +354,7 @@ def _pool_card(donors: Sequence[Table], merged: _Pool, residual: np.ndarray, opt
     }
 
 
-def _device(store: DeviceStore, device_id: str) -> Device | None:
+def _device(store: MeasurementStore, device_id: str) -> Device | None:
     measured = store.device(device_id)
     if measured is not None:
         return measured
