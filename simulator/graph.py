@@ -38,7 +38,7 @@ import numpy as np
 from ..datasets.ops import Op
 
 FORMAT = 2
-PHASES = ("forward", "backward", "optimizer")
+PHASES = ("forward", "recompute", "backward", "optimizer")
 ROLES = ("activation", "weight", "frozen", "buffer", "gradient", "optimizer_state", "input", "cache")
 
 _LAYER = re.compile(r"^(?:(.*?)\.)??(\d+)(?=\.|$)")
@@ -92,7 +92,10 @@ class Node:
 
     ``op`` is None for an operator that no kind covers: it is costed by ``bytes_moved`` and listed in the graph's
     notes. ``source`` is the framework's name for it (``aten.mm``); ``path`` the module that called it, in
-    backward the module whose forward it differentiates.
+    backward the module whose forward it differentiates. ``group`` is the process group that a communication joins
+    (``tp``, ``cp``, ``dp``, ``dp_cp``, ``pp``, ``ep``, ``etp``, ``edp``), ``stream`` the queue it runs in:
+    nodes of one stream run one after the other, those of different streams wait for each other's tensors only. What
+    is computed again for the backward pass has phase ``recompute`` and runs where it stands.
     """
 
     op: Op | None
@@ -104,6 +107,8 @@ class Node:
     bytes_moved: int
     frees: tuple[int, ...] = ()
     host: HostCalls = NO_CALLS
+    group: str = ""
+    stream: str = "compute"
 
 
 @dataclass(frozen=True, slots=True)

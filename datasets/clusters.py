@@ -1,0 +1,101 @@
+"""Nodes of devices and the network between them. One YAML per kind of cluster in ``conf/cluster``.
+
+Each figure of a data sheet stands beside its source. ``nodes`` is the user's: a file describes one node and how
+nodes are joined.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from .collective_ops import LINKS
+
+CLUSTER_DIRECTORY = Path(__file__).resolve().parent.parent / "conf" / "cluster"
+COUNTS = ("nodes", "devices_per_node", "nics_per_node")
+
+
+class ClusterError(ValueError):
+    """An unknown cluster, a missing or impossible figure. The message says which and what to do."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """``nodes`` nodes of ``devices_per_node`` devices of one kind.
+
+    Inside a node devices talk over ``link`` (its rate is the device's own ``link_gbps`` or ``pcie_gbps``); between
+    nodes over ``fabric`` through ``nics_per_node`` NICs of ``nic_gbps`` each (GB/s, one direction). A domain of NVLink
+    larger than a chassis (NVL72) is one node here. ``topology`` describes the fabric beyond the NICs for the network
+    simulator (empty: a full-bisection switch).
+    """
+
+    id: str
+    name: str
+    device: str
+    nodes: int = 1
+    devices_per_node: int = 8
+    link: str = "nvlink"
+    fabric: str = "ib"
+    nics_per_node: int = 8
+    nic_gbps: float = 50.0
+    nic_latency_us: float = 2.0
+    topology: Mapping[str, Any] = field(default_factory=dict)
+    price_per_device_hour: float = 0.0
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def devices(self) -> int:
+        """All devices of the cluster."""
+        return self.nodes * self.devices_per_node
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as the YAML has them."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Cluster:
+        """A checked cluster; ClusterError names an unknown, missing or impossible figure."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        for name in values:
+            if name not in known:
+                near = difflib.get_close_matches(str(name), known, 1)
+                raise ClusterError(f"cluster has no figure {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        missing = sorted({"id", "name", "device"} - set(values))
+        if missing:
+            raise ClusterError(f"cluster {values.get('id', '?')!r} lacks {', '.join(missing)}")
+        cluster = cls(**values)
+        for name in COUNTS:
+            value = getattr(cluster, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ClusterError(f"cluster.{name}={value!r} must be a whole number of at least 1")
+        for name in ("nic_gbps", "nic_latency_us"):
+            value = getattr(cluster, name)
+            if not isinstance(value, (int, float)) or not value >= 0 or (name == "nic_gbps" and value == 0):
+                raise ClusterError(f"cluster.{name}={value!r} must be a positive number")
+        for name in ("link", "fabric"):
+            if getattr(cluster, name) not in LINKS:
+                raise ClusterError(f"cluster.{name}={getattr(cluster, name)!r} is not one of {', '.join(LINKS)}")
+        return cluster
+
+
+def known_clusters() -> list[str]:
+    """The ids of the clusters that ship with opcast."""
+    return sorted(path.stem for path in CLUSTER_DIRECTORY.glob("*.yaml"))
+
+
+@lru_cache
+def load_cluster(cluster_id: str) -> Cluster:
+    """A shipped cluster by id; ClusterError suggests the nearest known one."""
+    import yaml
+
+    path = CLUSTER_DIRECTORY / f"{cluster_id}.yaml"
+    if not path.is_file() or path.parent != CLUSTER_DIRECTORY:
+        near = difflib.get_close_matches(cluster_id, known_clusters(), 3, 0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"choose from {', '.join(known_clusters())}"
+        raise ClusterError(f"unknown cluster {cluster_id!r}; {hint}")
+    return Cluster.from_dict(yaml.safe_load(path.read_text()))

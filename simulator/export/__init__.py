@@ -1,0 +1,1 @@
+"""Timelines for other tools to open."""

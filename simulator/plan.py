@@ -1,0 +1,198 @@
+"""How a model is spread over a cluster: degrees of parallelism, process groups, and what the framework does.
+
+A :class:`Plan` is what every pass is given beside the graph. It is plain data: nothing here looks at a graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..datasets.clusters import Cluster
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe")
+CONTEXT_STYLES = ("ring", "allgather", "ulysses")
+RECOMPUTE = ("none", "selective", "full")
+OFFLOAD = ("optimizer", "activations", "kv")
+GROUPS = ("tp", "cp", "dp", "pp", "ep", "etp", "edp", "dp_cp")
+
+
+class PlanError(ValueError):
+    """Degrees or options that do not go together. The message names the constraint and the nearest valid choice."""
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """Degrees and styles of parallelism. ``dp`` 0 means whatever the cluster leaves.
+
+    Ranks are numbered as in Megatron-LM: tensor ranks next to each other, then context, then data, then pipeline.
+    Experts divide the ranks of one pipeline stage once more: expert-tensor, expert, then expert-data ranks.
+    ``zero_stage`` 1 shards optimizer state over data ranks, 2 gradients too, 3 weights too (FSDP);
+    ``shard`` is the number of ranks that share one copy in HSDP (0: all data ranks).
+    """
+
+    tp: int = 1
+    pp: int = 1
+    vpp: int = 1
+    dp: int = 0
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    zero_stage: int = 0
+    shard: int = 0
+    sequence_parallel: bool = False
+    schedule: str = "1f1b"
+    cp_style: str = "ring"
+    stages: tuple[int, ...] = ()  # layers of each of pp x vpp chunks, first to last (empty: as even as can be)
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "vpp", "cp", "ep", "etp"):
+            _whole(f"parallel.{name}", getattr(self, name), 1)
+        for name in ("dp", "shard"):
+            _whole(f"parallel.{name}", getattr(self, name), 0)
+        _choice("parallel.schedule", self.schedule, SCHEDULES)
+        _choice("parallel.cp_style", self.cp_style, CONTEXT_STYLES)
+        _choice("parallel.zero_stage", self.zero_stage, (0, 1, 2, 3))
+        if self.sequence_parallel and self.tp == 1:
+            object.__setattr__(self, "sequence_parallel", False)  # nothing to share
+        if self.vpp > 1 and self.schedule == "1f1b":
+            object.__setattr__(self, "schedule", "interleaved")
+        if self.vpp > 1 and self.pp == 1:
+            raise PlanError(f"parallel.vpp={self.vpp} needs parallel.pp of at least 2; take vpp=1")
+        if self.vpp > 1 and self.schedule != "interleaved":
+            raise PlanError(f"parallel.schedule={self.schedule} has no virtual stages; take vpp=1 or interleaved")
+
+    @property
+    def model_ranks(self) -> int:
+        """Ranks that hold one copy of the model."""
+        return self.tp * self.cp * self.pp
+
+
+class Group(NamedTuple):
+    """The ranks that one collective joins: their number, how many share a node, the slowest link, their distance."""
+
+    name: str
+    ranks: int
+    ranks_per_node: int
+    link: str
+    stride: int
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What a framework does with a plan. One YAML per framework in ``conf/stack``; figures are bytes and flags.
+
+    ``fusion`` names rules of :mod:`.passes.fuse`. ``master_weights`` keeps fp32 copies beside 16-bit weights;
+    ``gradient_dtype`` and ``moment_dtype`` are ``same`` (as the weights) or a dtype. ``overlap`` names the groups whose
+    communication runs beside compute (``dp``, ``tp``, ``ep``, ``cp``, ``pp``). ``scale`` multiplies predicted times by
+    device id and family of ops (or ``*``): constants fitted per (device, framework) on published steps.
+    """
+
+    id: str = "torch"
+    name: str = "PyTorch"
+    fusion: tuple[str, ...] = ()
+    master_weights: bool = False
+    gradient_dtype: str = "same"
+    moment_dtype: str = "same"
+    overlap: tuple[str, ...] = ()
+    bucket_mib: float = 25.0
+    cuda_graph: bool = False
+    context_gib: float = 0.0
+    fragmentation: float = 0.0
+    step_overhead_us: float = 0.0
+    scale: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked way to run one step: layout, framework, cluster and how the batch is cut.
+
+    ``micro_batches`` are run one after the other by each data rank. ``recompute`` is a policy or the layers it names;
+    ``offload`` what lives in host memory; ``rules`` are the user's own passes (``module:function``).
+    """
+
+    parallel: Parallel
+    cluster: Cluster
+    stack: Stack = field(default_factory=Stack)
+    micro_batches: int = 1
+    recompute: str = "none"
+    offload: tuple[str, ...] = ()
+    precision: str = "bf16"
+    quantization: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel degree."""
+        return self.parallel.dp or self.cluster.devices // self.parallel.model_ranks
+
+    def group(self, name: str) -> Group:
+        """The process group of a dimension: see ``GROUPS``; ``dp_cp`` is the group that gradients are summed over."""
+        p, dp = self.parallel, self.dp
+        stage = p.tp * p.cp * dp
+        sizes = {
+            "tp": (p.tp, 1),
+            "cp": (p.cp, p.tp),
+            "dp": (dp, p.tp * p.cp),
+            "dp_cp": (dp * p.cp, p.tp),
+            "pp": (p.pp, stage),
+            "etp": (p.etp, 1),
+            "ep": (p.ep, p.etp),
+            "edp": (stage // (p.ep * p.etp), p.ep * p.etp),
+        }
+        ranks, stride = sizes[name]
+        together = max(1, min(ranks, self.cluster.devices_per_node // stride))
+        link = self.cluster.link if together == ranks else self.cluster.fabric
+        return Group(name, ranks, together, link, stride)
+
+
+def check_plan(plan: Plan) -> Plan:
+    """The plan itself; PlanError when degrees do not fill the cluster or do not divide each other."""
+    p, devices = plan.parallel, plan.cluster.devices
+    if devices % p.model_ranks:
+        raise PlanError(
+            f"tp x cp x pp = {p.tp} x {p.cp} x {p.pp} = {p.model_ranks} does not divide the {devices} devices of "
+            f"{plan.cluster.id}; {_nearest('tp', p.tp, devices // max(p.model_ranks // p.tp, 1))}"
+        )
+    if p.dp and p.dp * p.model_ranks != devices:
+        raise PlanError(
+            f"tp x cp x pp x dp = {p.model_ranks * p.dp}, but {plan.cluster.id} with {plan.cluster.nodes} nodes has "
+            f"{devices} devices; take parallel.dp={devices // p.model_ranks}"
+        )
+    stage = devices // p.pp
+    if stage % (p.ep * p.etp):
+        raise PlanError(
+            f"parallel.ep x etp = {p.ep * p.etp} does not divide the {stage} ranks of a pipeline stage; "
+            f"{_nearest('ep', p.ep, stage // p.etp)}"
+        )
+    if p.shard and plan.dp * p.cp % p.shard:
+        raise PlanError(f"parallel.shard={p.shard} does not divide the {plan.dp * p.cp} data ranks")
+    return plan
+
+
+def stack_from_dict(values: Mapping[str, Any]) -> Stack:
+    """A framework's description; PlanError names a field that does not exist."""
+    known = {f.name for f in dataclasses.fields(Stack)}
+    for name in values:
+        if name not in known:
+            raise PlanError(f"stack has no field {name!r}; it has {', '.join(sorted(known))}")
+    lists = {name: tuple(values[name] or ()) for name in ("fusion", "overlap") if name in values}
+    return Stack(**{**values, **lists})
+
+
+def _nearest(name: str, value: int, whole: int) -> str:
+    valid = [d for d in range(1, max(whole, 1) + 1) if whole % d == 0]
+    return f"take parallel.{name}={min(valid, key=lambda d: (abs(d - value), d))}"
+
+
+def _whole(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise PlanError(f"{name}={value!r} must be a whole number of at least {least}")
+
+
+def _choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
+    if value not in known:
+        raise PlanError(f"{name}={value!r} is not one of {', '.join(map(str, known))}")

@@ -1,0 +1,1 @@
+"""When things run: the order of a pipeline's tasks, and the streams of one device."""
