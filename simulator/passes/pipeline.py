@@ -1,0 +1,299 @@
+"""Pipeline parallelism: one graph cut into chunks of layers, each a graph of its own.
+
+A pipeline of ``pp`` stages with ``vpp`` chunks a stage has ``pp x vpp`` chunks in the order of the layers; chunk *c*
+runs on stage ``c mod pp`` (Narayanan et al. 2021, arXiv 2104.04473, sec. 2.2). What stands before the layers goes with
+the first chunk, what stands after them with the last; backward likewise in reverse. The optimizer's work is shared by
+the weights that a chunk holds. Chunks that are cut alike are one graph.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ...datasets.ops import KINDS, Op, make_op
+from ..graph import ROLES, Block, Graph, Node, Tensor, layer_of
+from ..plan import Plan, PlanError
+
+Piece = tuple[int, int, int, tuple[int, ...] | None]  # block, first repetition, count, kept nodes (None: all)
+Cut = tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Layers ``first`` to ``last`` (exclusive) of the model on one stage. ``send_bytes`` go on to the next chunk."""
+
+    graph: Graph
+    stage: int
+    first: int
+    last: int
+    send_bytes: float
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return self.last - self.first
+
+
+def split_pipeline(graph: Graph, plan: Plan) -> tuple[Chunk, ...]:
+    """The chunks of a graph in the order of the layers. PlanError where there are more chunks than layers."""
+    p = plan.parallel
+    stack, depth = layer_stack(graph)
+    bounds = boundaries(depth, p.pp * p.vpp, p.stages, f"{graph.name} ({stack or 'no layers'})")
+    if len(bounds) == 2:
+        return (Chunk(graph, 0, 0, depth, 0.0),)
+    cutter = _Cutter(graph, stack, bounds)
+    return tuple(
+        Chunk(cutter.graph(c), c % p.pp, first, last, cutter.sent(last) if last < depth else 0.0)
+        for c, (first, last) in enumerate(pairwise(bounds))
+    )
+
+
+def layer_stack(graph: Graph) -> tuple[str, int]:
+    """Path and length of the list of layers that the model is made of: the numbered path with most of its work."""
+    work: Counter[str] = Counter()
+    depth: dict[str, int] = {}
+    for block in graph.blocks:
+        for node in block.nodes:
+            found = layer_of(node.path) if node.phase == "forward" else None
+            if found is not None:
+                stack, layer = found
+                work[stack] += node.bytes_moved * block.repeat
+                depth[stack] = max(depth.get(stack, 0), layer + 1 + max((block.repeat - 1) * block.stride, 0))
+    if not work:
+        return "", 0
+    stack = work.most_common(1)[0][0]
+    return stack, depth[stack]
+
+
+def boundaries(depth: int, chunks: int, given: Sequence[int], what: str) -> list[int]:
+    """First layer of every chunk and the end: as given, else as even as can be, the first and last chunk shortest."""
+    if given:
+        if len(given) != chunks or sum(given) != depth or min(given) < 0:
+            raise PlanError(
+                f"parallel.stages={list(given)} must be {chunks} numbers of layers that add up to the {depth} of {what}"
+            )
+        return [0, *np.cumsum(given).tolist()]
+    if chunks > max(depth, 1):
+        raise PlanError(f"pp x vpp = {chunks} chunks, but {what} has {depth} layers; take pp x vpp of at most {depth}")
+    base, more = divmod(depth, chunks)
+    order = sorted(range(chunks), key=lambda c: (c in (0, chunks - 1), c))  # ends also hold embedding and loss
+    sizes = [base + (c in order[:more]) for c in range(chunks)]
+    return [0, *np.cumsum(sizes).tolist()]
+
+
+@dataclass
+class _Cutter:
+    source: Graph
+    stack: str
+    bounds: list[int]
+
+    def __post_init__(self) -> None:
+        self.made: dict[Any, Graph] = {}
+        self.whole = self.source.tensor_bytes
+
+    def graph(self, chunk: int) -> Graph:
+        """The graph of one chunk; chunks cut alike share one."""
+        cut = tuple(self._cut(chunk))
+        alike = tuple((block, count, kept, self._ends(block, first, count)) for block, first, count, kept in cut)
+        if alike not in self.made:
+            self.made[alike] = self._build(cut)
+        return self.made[alike]
+
+    def sent(self, layer: int) -> float:
+        """Bytes that the forward of the layer before ``layer`` hands to it."""
+        written: set[int] = set()
+        read: set[int] = set()
+        for block in self.source.blocks:
+            for node in block.nodes:
+                found = layer_of(node.path) if node.phase == "forward" else None
+                if found is None or found[0] != self.stack:
+                    continue
+                for at, tensors, into in ((layer - 1, node.writes, written), (layer, node.reads, read)):
+                    repetition, uneven = divmod(at - found[1], block.stride or 1)
+                    if not uneven and 0 <= repetition < block.repeat:
+                        into.update(_moved(tensors, block, repetition))
+        activation = ROLES.index("activation")
+        return float(sum(self.whole[t] for t in written & read if self.source.tensor_roles[t] == activation))
+
+    @cached_property
+    def _places(self) -> list[list[int | None]]:
+        """Layer of every stored node in its first repetition; nodes between layers go with the one before them."""
+        depth = self.bounds[-1]
+        places: list[list[int | None]] = []
+        last = {"forward": -1, "backward": depth}
+        for block in self.source.blocks:
+            row: list[int | None] = []
+            for node in block.nodes:
+                if node.phase == "optimizer":
+                    row.append(None)
+                    continue
+                phase = "forward" if node.phase == "forward" else "backward"
+                found = layer_of(node.path)
+                if found is not None and found[0] == self.stack:
+                    last[phase] = found[1]
+                elif block.repeat == 1 and not node.group:
+                    last[phase] = self._end(phase, last[phase])
+                row.append(last[phase])
+            if block.repeat > 1:
+                for phase in last:
+                    if any((n.phase == "forward") == (phase == "forward") for n in block.nodes):
+                        last[phase] += (block.repeat - 1) * block.stride
+            places.append(row)
+        return places
+
+    def _end(self, phase: str, layer: int) -> int:
+        depth = self.bounds[-1]
+        if phase == "forward":
+            return -1 if layer < 0 else depth
+        return depth if layer >= depth else -1
+
+    def _cut(self, chunk: int) -> Iterator[Piece]:
+        """The pieces of blocks that belong to a chunk, whole repetitions together."""
+        first, last = self.bounds[chunk], self.bounds[chunk + 1]
+        low = -1 if chunk == 0 else first
+        high = self.bounds[-1] + 1 if chunk == len(self.bounds) - 2 else last
+        for index, block in enumerate(self.source.blocks):
+            row = self._places[index]
+            if all(place is None for place in row):
+                yield index, 0, block.repeat, None
+                continue
+            start, whole = 0, 0
+            for repetition in range(block.repeat):
+                kept = tuple(
+                    position
+                    for position, place in enumerate(row)
+                    if place is None or low <= place + repetition * block.stride < high
+                )
+                if len(kept) == len(row):
+                    start = repetition if not whole else start
+                    whole += 1
+                elif kept:
+                    if whole:
+                        yield index, start, whole, None
+                        whole = 0
+                    yield index, repetition, 1, kept
+            if whole:
+                yield index, start, whole, None
+
+    def _ends(self, block: int, first: int, count: int) -> tuple[bool, bool]:
+        return first == 0, first + count == self.source.blocks[block].repeat
+
+    def _build(self, cut: Cut) -> Graph:
+        blocks = [_slice(self.source.blocks[index], first, count, kept) for index, first, count, kept in cut]
+        working = [b for b in blocks if b.nodes and b.nodes[0].phase != "optimizer"]
+        sizes, roles = self.whole, self.source.tensor_roles
+        held = _weights(working, roles)
+        tensors = list(self.source.tensors)
+        count, finished = self.source.tensor_count, []
+        for block in blocks:
+            if not block.nodes or block.nodes[0].phase != "optimizer":
+                finished.append(block)
+                continue
+            nodes = []
+            for node in block.nodes:
+                made, own = _shared(node, held, sizes, roles, count)
+                tensors += own
+                count += len(own)
+                nodes.append(made)
+            finished.append(replace(block, nodes=tuple(n for n in nodes if n is not None)))
+        parameters = int(sum(self._elements(t) for t in held))
+        return replace(
+            self.source,
+            blocks=tuple(b for b in finished if b.nodes),
+            tensors=tuple(tensors),
+            parameters=parameters,
+        )
+
+    def _elements(self, tensor: int) -> float:
+        from ...datasets.dtypes import itemsize
+
+        return float(self.whole[tensor]) / itemsize(self.source.tensor(tensor).dtype)
+
+
+def _slice(block: Block, first: int, count: int, kept: tuple[int, ...] | None) -> Block:
+    """Repetitions of a block, of which only the ``kept`` nodes."""
+    if first == 0 and count == block.repeat and kept is None:
+        return block
+    ends = {0: first == 0, -1: first + count == block.repeat}
+    begun = list(block.repetition(first)) if first else list(block.nodes)
+    steps = {}
+    for tensor, step in block.steps.items():
+        steps[tensor + first * step] = step
+    positions = range(len(begun)) if kept is None else kept
+    uneven = {}
+    for new, position in enumerate(positions):
+        for which, there in ends.items():
+            if there and (which, position) in block.uneven:
+                frees = block.uneven[which, position]
+                uneven[which, new] = tuple(t + first * block.steps.get(t, 0) for t in frees)
+        if first and not (ends[-1] and count == 1):  # the repetition's own frees, not those of an end
+            node = block.nodes[position]
+            begun[position] = replace(
+                begun[position], frees=tuple(t + first * block.steps.get(t, 0) for t in node.frees)
+            )
+    return Block(tuple(begun[p] for p in positions), count, steps, block.stack, block.stride, uneven)
+
+
+def _moved(tensors: Sequence[int], block: Block, repetition: int) -> list[int]:
+    return [t + repetition * block.steps.get(t, 0) for t in tensors]
+
+
+def _weights(blocks: Sequence[Block], roles: np.ndarray) -> set[int]:
+    """Weights that the nodes of these blocks read, over all repetitions."""
+    weight = ROLES.index("weight")
+    held: set[int] = set()
+    for block in blocks:
+        for node in block.nodes:
+            for tensor in node.reads:
+                if roles[tensor] == weight:
+                    step = block.steps.get(tensor, 0)
+                    held.update(range(tensor, tensor + step * block.repeat, step) if step else (tensor,))
+    return held
+
+
+def _shared(
+    node: Node, held: set[int], sizes: np.ndarray, roles: np.ndarray, count: int
+) -> tuple[Node | None, list[Tensor]]:
+    """An optimizer node as far as it works on the held weights, with its own share of everything else it touches."""
+    weight = ROLES.index("weight")
+    weights = [t for t in node.reads if roles[t] == weight]
+    own = [t for t in weights if t in held]
+    total = float(sizes[weights].sum()) if weights else 0.0
+    share = float(sizes[own].sum()) / total if total else 0.0
+    if share == 0.0:
+        return None, []
+    made, first = [], count
+    renamed: dict[int, int] = {}
+    for role in dict.fromkeys(roles[[t for t in (*node.reads, *node.writes) if roles[t] != weight]].tolist()):
+        alike = [t for t in dict.fromkeys((*node.reads, *node.writes)) if roles[t] == role]
+        if ROLES[role] == "optimizer_state":
+            size = round(float(sizes[alike].sum()) * share)
+            made.append(Tensor(first, size, "fp32", ROLES[role]))
+            renamed.update(dict.fromkeys(alike, first))
+            first += 1
+
+    def names(tensors: Sequence[int]) -> tuple[int, ...]:
+        kept = (renamed.get(t, t) for t in tensors if roles[t] != weight or t in held)
+        return tuple(dict.fromkeys(kept))
+
+    op = None if node.op is None else _fraction(node.op, share, len(own) / len(weights))
+    moved = round(node.bytes_moved * share)
+    return replace(node, op=op, reads=names(node.reads), writes=names(node.writes), bytes_moved=moved), made
+
+
+def _fraction(op: Op, share: float, of_tensors: float) -> Op:
+    """An op of the optimizer on a share of its elements."""
+    dims = {name: value for name, value in op.to_dict().items() if name in KINDS[op.kind].names}
+    for name in ("numel", "size_bytes", "length"):
+        if name in dims and isinstance(dims[name], int):
+            dims[name] = max(round(dims[name] * share), 1)
+    if "tensors" in dims:
+        dims["tensors"] = max(round(dims["tensors"] * of_tensors), 1)
+    return make_op(op.kind, dtype=op.dtype, out_dtype=op.out_dtype, **dims)
