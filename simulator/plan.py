@@ -111,7 +111,7 @@ class Plan:
     """A checked way to run one step: layout, framework, cluster and how the batch is cut.
 
     ``micro_batches`` are run one after the other by each data rank. ``recompute`` is a policy or the layers it names;
-    ``offload`` what lives in host memory; ``rules`` are the user's own passes (``module:function``).
+    ``offload`` what lives in host memory; ``passes`` are the user's own (``module:function``).
     """
 
     parallel: Parallel
@@ -122,6 +122,7 @@ class Plan:
     offload: tuple[str, ...] = ()
     precision: str = "bf16"
     quantization: str = ""
+    passes: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -1,0 +1,100 @@
+"""What the nodes of folded graphs cost: each stored node once, however often it runs.
+
+Each distinct op of all graphs is asked once, warm and once cold; a node lies between the two by how cold its
+inputs are (:mod:`.residency`). A block is walked for two repetitions and the second counts for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..datasets.devices import Device
+from ..datasets.ops import KINDS
+from .engines import Engine
+from .graph import Graph, Node
+from .residency import CODE_BYTES, cold_fractions
+from .step import host_times, node_latencies
+
+WALKED = 2  # repetitions of a block
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Stored nodes of a graph with their times; arrays have one entry per stored node.
+
+    ``repeats`` is how often each runs, ``block`` the block it stands in. ``kernel_us`` is the work, ``host_us`` what the
+    host spends to issue it; ``low`` and ``high`` bound the work as factors.
+    """
+
+    graph: Graph
+    nodes: Sequence[Node]
+    block: np.ndarray
+    repeats: np.ndarray
+    kernel_us: np.ndarray
+    host_us: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    engine: np.ndarray
+    in_envelope: np.ndarray
+
+
+def cost_graphs(
+    graphs: Sequence[Graph], device: Device, engine: Engine, scale: Mapping[str, float] | None = None
+) -> list[Costs]:
+    """The costs of every graph, all ops asked together. ``scale`` multiplies times by family of ops (``*``: all)."""
+    walked: list[Node] = []
+    cold: list[np.ndarray] = []
+    kept: list[np.ndarray] = []
+    code_bytes = CODE_BYTES if device.synchronous else 0
+    for graph in graphs:
+        nodes, last = _walk(graph)
+        fractions = cold_fractions(nodes, graph.tensor_bytes, device.l2_mib * 2**20, code_bytes)
+        kept.append(last + len(walked))
+        walked += nodes
+        cold.append(fractions)
+    kernel, low, high, names, inside = node_latencies(
+        walked, np.concatenate(cold) if cold else np.zeros(0), device, engine
+    )
+    host = host_times(walked, device, engine)
+    if scale:
+        kernel = kernel * np.array([scale_of(node, scale) for node in walked])
+    return [
+        Costs(
+            graph,
+            [walked[i] for i in at.tolist()],
+            np.repeat(np.arange(len(graph.blocks)), [len(b.nodes) for b in graph.blocks]),
+            np.repeat([b.repeat for b in graph.blocks], [len(b.nodes) for b in graph.blocks]),
+            kernel[at],
+            host[at],
+            low[at],
+            high[at],
+            names[at],
+            inside[at],
+        )
+        for graph, at in zip(graphs, kept, strict=True)
+    ]
+
+
+def scale_of(node: Node, scale: Mapping[str, float]) -> float:
+    """The factor for a node: that of its kind, else of its family, else of ``*``, else 1."""
+    kind = node.op.kind if node.op else ""
+    family = KINDS[kind].family if kind else "pointwise"
+    for name in (kind, family, "*"):
+        if name in scale:
+            return float(scale[name])
+    return 1.0
+
+
+def _walk(graph: Graph) -> tuple[list[Node], np.ndarray]:
+    """Nodes of at most ``WALKED`` repetitions of every block, and where the last of each stored node stands."""
+    nodes: list[Node] = []
+    at: list[np.ndarray] = []
+    for block in graph.blocks:
+        for repetition in range(min(WALKED, block.repeat)):
+            start = len(nodes)
+            nodes += block.repetition(repetition)
+        at.append(np.arange(start, start + len(block.nodes)))
+    return nodes, np.concatenate(at) if at else np.zeros(0, dtype=np.int64)
