@@ -1,0 +1,84 @@
+"""Chunks of a pipeline: nothing lost, nothing twice, everything in its place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from opcast.datasets.clusters import load_cluster
+from opcast.simulator.graph import Graph
+from opcast.simulator.passes.pipeline import boundaries, layer_stack, split_pipeline
+from opcast.simulator.plan import Parallel, Plan, PlanError
+from opcast.simulator.trace import Workload, trace
+
+CLUSTER = replace(load_cluster("dgx_h100"), nodes=2)
+WORK = Workload("train", batch=2, seq_len=16, attention="fused")
+
+
+@pytest.fixture(scope="module", params=[("llama", 6), ("gemma2", 6), ("deepseek_v3", 7), ("gpt2", 5)])
+def graph(request, small_model) -> Graph:
+    return trace(small_model(*request.param), WORK)
+
+
+def plan(pp: int, vpp: int = 1, stages: tuple[int, ...] = ()) -> Plan:
+    return Plan(Parallel(pp=pp, vpp=vpp, stages=stages), CLUSTER)
+
+
+def work(graph: Graph, phases: tuple[str, ...]) -> list:
+    kept = (node for node in graph.nodes() if node.phase in phases)
+    return [(n.source, n.path, n.op, n.reads, n.writes, n.frees) for n in kept]
+
+
+@pytest.mark.parametrize("pp", [1, 2, 4])
+def test_chunks_one_after_the_other_are_the_graph(graph: Graph, pp: int) -> None:
+    chunks = split_pipeline(graph, plan(pp))
+    if len({id(chunk.graph) for chunk in chunks}) < len(chunks):  # chunks cut alike carry the ids of the first
+        pytest.skip("chunks are shared")
+    forward = [node for chunk in chunks for node in work(chunk.graph, ("forward",))]
+    backward = [node for chunk in reversed(chunks) for node in work(chunk.graph, ("backward",))]
+    assert forward == work(graph, ("forward",))
+    assert backward == work(graph, ("backward",))
+
+
+@pytest.mark.parametrize(("pp", "vpp"), [(2, 1), (4, 1), (2, 2)])
+def test_work_weights_and_optimizer_are_shared_out(graph: Graph, pp: int, vpp: int) -> None:
+    chunks = split_pipeline(graph, plan(pp, vpp))
+    assert [chunk.stage for chunk in chunks] == [c % pp for c in range(pp * vpp)]
+    assert sum(chunk.layers for chunk in chunks) == layer_stack(graph)[1]
+    assert flops(graph) == pytest.approx(sum(flops(chunk.graph) for chunk in chunks))
+    held = sum(chunk.graph.parameters for chunk in chunks)
+    embedding = 256 * 64
+    assert held - graph.parameters in (0, embedding)  # one that the head shares stands on the first and the last stage
+    updated = sum(n.op.numel for chunk in chunks for n, _ in chunk.graph.weighted() if n.op and n.op.kind == "adamw")
+    assert updated == pytest.approx(held, rel=1e-3)
+
+
+def flops(graph: Graph) -> float:
+    found = ((node.op.cost, times) for node, times in graph.weighted() if node.op and node.phase != "optimizer")
+    return sum(float(cost.flops) * times for cost, times in found)
+
+
+def test_hidden_states_are_what_is_sent(graph: Graph) -> None:
+    *senders, last = split_pipeline(graph, plan(2))
+    hidden = 2 * 16 * 64 * 2
+    assert [chunk.send_bytes for chunk in senders] == [hidden]
+    assert last.send_bytes == 0
+
+
+def test_middle_chunks_share_one_graph(small_model) -> None:
+    chunks = split_pipeline(trace(small_model("llama", 8), WORK), plan(8))
+    assert len({id(chunk.graph) for chunk in chunks}) == 3
+
+
+def test_stages_of_the_users_own_choice(small_model) -> None:
+    graph = trace(small_model("llama", 6), WORK)
+    assert [chunk.layers for chunk in split_pipeline(graph, plan(2, stages=(4, 2)))] == [4, 2]
+    with pytest.raises(PlanError, match=r"add up to the 6"):
+        split_pipeline(graph, plan(2, stages=(4, 4)))
+    with pytest.raises(PlanError, match="at most 6"):
+        split_pipeline(graph, plan(8))
+
+
+def test_ends_are_the_shortest() -> None:
+    assert boundaries(10, 4, (), "model") == [0, 2, 5, 8, 10]
+    assert boundaries(8, 4, (), "model") == [0, 2, 4, 6, 8]
