@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -75,11 +76,14 @@ class Cluster:
                 raise ClusterError(f"cluster.{name}={value!r} must be a whole number of at least 1")
         for name in ("nic_gbps", "nic_latency_us"):
             value = getattr(cluster, name)
-            if not isinstance(value, (int, float)) or not value >= 0 or (name == "nic_gbps" and value == 0):
+            number = isinstance(value, (int, float)) and math.isfinite(value)
+            if not number or value < 0 or (name == "nic_gbps" and value == 0):
                 raise ClusterError(f"cluster.{name}={value!r} must be a positive number")
         for name in ("link", "fabric"):
             if getattr(cluster, name) not in LINKS:
                 raise ClusterError(f"cluster.{name}={getattr(cluster, name)!r} is not one of {', '.join(LINKS)}")
+        if not isinstance(cluster.topology, Mapping):
+            raise ClusterError(f"cluster.topology={cluster.topology!r} must be a mapping, such as {{shape: rails}}")
         return cluster
 
 

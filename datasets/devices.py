@@ -59,6 +59,7 @@ class Device:
     launch_us: float = 2.0  # shortest kernel in a graph replay
     dispatch_us: float = 5.0  # host time of one eager operator call
     tdp_w: float = 0.0
+    variant_of: str = ""  # the device whose predictors answer for it, corrected by physics for what differs
     sources: Mapping[str, str] = field(default_factory=dict)
 
     @property

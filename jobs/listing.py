@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import resolve
-from .show import CONFIG_DIRECTORY, BadInputError, print_json, table, wants_json
+from .show import BadInputError, print_json, table, wants_json
 
 SUBJECT = "what"
 Rows = tuple[tuple[str, ...], list[tuple[object, ...]]]
@@ -64,8 +64,25 @@ def _rate(rates: Mapping[str, float]) -> object:
 
 
 def clusters(config: Mapping[str, Any]) -> Rows:
-    """Shipped clusters."""
-    return ("id",), [(path.stem,) for path in sorted((CONFIG_DIRECTORY / "cluster").glob("*.yaml"))]
+    """Shipped clusters: their nodes, and what joins them."""
+    from ..datasets.clusters import known_clusters, load_cluster
+
+    found = [load_cluster(name) for name in known_clusters()]
+    heads = ("id", "name", "device", "devices a node", "link", "fabric", "NICs a node", "GB/s a NIC", "shape")
+    return heads, [
+        (
+            c.id,
+            c.name,
+            c.device,
+            c.devices_per_node,
+            c.link,
+            c.fabric,
+            c.nics_per_node,
+            c.nic_gbps,
+            c.topology.get("shape", ""),
+        )
+        for c in found
+    ]
 
 
 def models(config: Mapping[str, Any]) -> Rows:

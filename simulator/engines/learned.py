@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,8 +14,8 @@ from .answers import Answers, Columns
 
 @dataclass(frozen=True)
 class LearnedEngine:
-    """Asks the first registry with a predictor of the kind on this device, then the first with one over devices;
-    declines kinds without any.
+    """Asks the first registry with a predictor of the kind on this device, then on the device that it is a variant of,
+    then the first with one over devices; declines kinds without any.
 
     ``backend`` may be a whole backend or a framework. Predictors over devices learned from GPUs: they do not answer
     for a CPU.
@@ -30,7 +31,7 @@ class LearnedEngine:
         answers = Answers.declined(len(next(iter(columns.values()))))
         predictor = self.predictor(kind, dtype)
         if predictor is not None:
-            found = predictor.predict(columns, dtype, out_dtype, self.device, cache)
+            found = predictor.predict(columns, dtype, out_dtype, self._as_known(predictor), cache)
             answers.latency_us[:] = found.latency_us
             answers.low_us[:] = found.low_us
             answers.high_us[:] = found.high_us
@@ -46,8 +47,15 @@ class LearnedEngine:
             self._found[kind, dtype] = self._find(kind, dtype)
         return self._found[kind, dtype]
 
+    def _as_known(self, predictor: Predictor) -> Device:
+        """The device as a predictor knows it: a variant goes by the name of what it varies."""
+        variant = predictor.device_id == self.device.variant_of
+        return dataclasses.replace(self.device, id=predictor.device_id) if variant else self.device
+
     def _find(self, kind: str, dtype: str) -> Predictor | None:
         places = [(self.device.id, self.backend)]
+        if self.device.variant_of:
+            places.append((self.device.variant_of, self.backend))
         if not self.device.synchronous:
             places.append((ANY, None if self.backend is None else self.backend.partition(":")[0].partition("-")[0]))
         for device_id, wanted in places:

@@ -138,6 +138,17 @@ def test_a_device_without_predictors_asks_those_that_know_any_but_a_cpu_does_not
     assert predict_ops([op], DEVICE, build_engine(DEVICE, [], [registry.root]))[0].predictor == "gemm@torch/h100_sxm@1"
 
 
+def test_a_variant_of_a_device_is_answered_by_its_predictors_and_physics(root: Path):
+    shipped = [root / "models" / "shipped"]
+    ops = [make_op("copy", size_bytes=2**30, dtype="bf16"), make_op("gemm", m=4096, n=4096, k=4096, dtype="bf16")]
+    own = ask(build_engine(load_device("h100_sxm"), [], shipped, ("learned", "analytical")), ops)
+    variant = ask(build_engine(load_device("h100_96gb_hbm2e"), [], shipped, ("learned", "analytical")), ops)
+    assert variant.predictor.tolist() == own.predictor.tolist()
+    assert "h100_sxm" in variant.predictor[1]
+    assert 1.2 < variant.latency_us[0] / own.latency_us[0] < 1.5  # memory bound: 3352 to 2400 GB/s
+    assert variant.latency_us[1] == pytest.approx(own.latency_us[1], rel=0.05)  # compute bound
+
+
 def test_an_op_asked_again_takes_microseconds(knowledge: tuple[Path, Path]):
     engine = build_engine(DEVICE, [knowledge[0]], [knowledge[1]])
     op = make_op("gemm", m=3000, n=4096, k=4096)
