@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
+
+SHARED_HEADS = "TRANSFORMERS_SDPA_FORCE_GQA"  # set, transformers gives the kernel keys and values without copies
 
 
 @contextmanager
@@ -33,9 +36,12 @@ def fused_attention() -> Iterator[None]:
         return operator(query, key, value, attn_mask, is_causal)[0]
 
     functional.scaled_dot_product_attention = attention
+    before = os.environ.get(SHARED_HEADS, "0")
+    os.environ[SHARED_HEADS] = "1"
     try:
         yield
     finally:
+        os.environ[SHARED_HEADS] = before
         functional.scaled_dot_product_attention = original
 
 

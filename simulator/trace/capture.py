@@ -40,6 +40,7 @@ def record(make: Callable[[], Built], workload: Workload) -> tuple[Tracer, dict[
     """The tracer after the step, the role of each storage that has one, and the number of trained elements."""
     import torch
 
+    from .accelerated import accelerate
     from .attention import fused_attention
     from .tracer import Tracer, real_paths
 
@@ -48,6 +49,8 @@ def record(make: Callable[[], Built], workload: Workload) -> tuple[Tracer, dict[
     with quiet(), tracer, real_paths(), attention, torch.random.fork_rng(devices=[]):
         with uninitialised():
             built = make()
+        if workload.attention == "fused":
+            accelerate(built.module)
         roles = _run(tracer, built, workload)
     trained = {id(p): p.numel() for p in built.module.parameters() if p.requires_grad}
     return tracer, roles, sum(trained.values())

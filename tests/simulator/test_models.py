@@ -1,0 +1,152 @@
+"""The models that come along: every one resolves, and its family traces forward, backward and as a prompt."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from opcast.simulator.graph import Graph
+from opcast.simulator.trace import Workload, known_models, trace
+from opcast.simulator.trace.build import load_config
+from opcast.simulator.trace.models import resolve
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 64,
+    "vocab_size": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+EXPERTS = {"moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts": 8, "num_local_experts": 8}
+LATENT = {
+    "head_dim": 8,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+CHANGES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 64},
+    "gptj": {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 64, "rotary_dim": 8},
+    "mpt": {"d_model": 64, "n_layers": 4, "n_heads": 4, "max_seq_len": 64},
+    "bloom": {"hidden_size": 64, "n_layer": 4, "n_head": 4},
+    "opt": {"hidden_size": 64, "num_attention_heads": 4, "ffn_dim": 128, "word_embed_proj_dim": 64},
+    "falcon": {"hidden_size": 64, "num_attention_heads": 4, "num_kv_heads": 2},
+    "gemma3_text": {"sliding_window": 8, "sliding_window_pattern": 2},
+    "gemma2": {"sliding_window": 8},
+    "gpt_oss": {"sliding_window": 8, "num_experts_per_tok": 2},
+    "llama4_text": {"intermediate_size_mlp": 64, "attention_chunk_size": 8},
+    "deepseek_v2": LATENT | {"num_key_value_heads": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2},
+    "deepseek_v3": LATENT | {"num_key_value_heads": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2},
+    "glm4_moe": {"num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts_per_tok": 2},
+}
+TRANSFORMED = ("gpt2", "gptj", "mpt", "bloom", "opt", "falcon")  # named settings of their own, not those of SMALL
+ROUTED = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss", "llama4_text", "glm4_moe")
+PUBLISHED = {  # parameters in billions, as their makers state them
+    "llama3_1_405b": 405.9,
+    "qwen2_5_72b": 72.7,
+    "qwen3_235b_a22b": 235.1,
+    "mixtral_8x22b": 140.6,
+    "gemma2_27b": 27.2,
+    "gemma3_27b": 27.0,
+    "gpt2_xl": 1.56,
+    "gpt_1t": 1008.0,
+    "gpt_22b": 22.0,
+    "mpt_7b": 6.65,
+    "falcon_180b": 179.0,
+    "opt_66b": 65.7,
+    "bloom_176b": 176.2,
+    "gpt_j_6b": 6.05,
+    "deepseek_v2": 236.0,
+    "moonlight_16b_a3b": 16.0,
+    "kimi_k2": 1026.0,
+    "gpt_oss_20b": 20.9,
+    "gpt_oss_120b": 116.8,
+    "llama4_scout": 107.8,
+    "llama4_maverick": 400.7,
+    "nemotron4_340b": 341.0,
+    "glm4_5_air_106b_a12b": 106.9,
+}
+
+
+def families() -> dict[str, str]:
+    """One shipped model of every model type."""
+    found: dict[str, str] = {}
+    for name in known_models():
+        found.setdefault(str((resolve(name).config or {})["model_type"]), name)
+    return found
+
+
+def small(family: str) -> dict[str, Any]:
+    """The family's shipped configuration with four narrow layers."""
+    config = dict(resolve(families()[family]).config or {})
+    own = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0, "vocab_size": 256}
+    config |= own if family in TRANSFORMED else SMALL | {"num_hidden_layers": 4}
+    if family not in ("gpt2", "gptj", "mpt", "bloom"):
+        config["num_hidden_layers"] = 4
+    config |= {name: value for name, value in EXPERTS.items() if name in config}
+    return config | CHANGES.get(family, {})
+
+
+def kinds(graph: Graph) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for node, times in graph.weighted():
+        found[node.op.kind if node.op else node.source] += times
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(known_models()))
+def test_every_shipped_model_is_one_that_transformers_builds(name: str):
+    source = resolve(name)
+    assert known_models()[name]
+    config = load_config(source)
+    for key in ("hidden_size", "num_hidden_layers", "vocab_size"):
+        assert getattr(config, key) > 0
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_parameters_are_as_published(name: str):
+    from opcast.simulator.trace.build import structure
+
+    module = structure(resolve(name), Workload(kind="train"), "bf16")
+    parameters = {id(p): p.numel() for p in module.parameters()}
+    assert sum(parameters.values()) / 1e9 == pytest.approx(PUBLISHED[name], rel=0.005)
+
+
+@pytest.mark.parametrize("family", sorted(families()))
+@pytest.mark.parametrize("kind", ["train", "prefill", "decode"])
+def test_every_family_traces_with_one_attention_a_layer(family: str, kind: str):
+    optimizer = "adamw" if kind == "train" else "none"
+    graph = trace(small(family), Workload(kind=kind, seq_len=16, attention="fused", optimizer=optimizer))
+    found = kinds(graph)
+    assert graph.notes == ()
+    assert found["attention_decode" if kind == "decode" else "attention_prefill"] == 4
+    assert found["attention_backward"] == (4 if kind == "train" else 0)
+    if family in ROUTED:  # two products of routed rows a layer, each with two gradients
+        routed = found["grouped_gemm"] / (6 if kind == "train" else 2)
+        assert 1 <= routed <= 4
+    else:
+        assert found["grouped_gemm"] == 0
+
+
+def test_layers_that_differ_stay_apart_and_those_alike_fold():
+    graph = trace(small("gemma3_text"), Workload(kind="train", seq_len=16, attention="fused"))
+    windows = {
+        n.op.window: times for n, times in graph.weighted() if n.op is not None and n.op.kind == "attention_prefill"
+    }
+    assert windows == {8: 2, 0: 2}
+    oss = trace(small("gpt_oss"), Workload(kind="prefill", seq_len=16, attention="fused"))
+    assert [block.repeat for block in oss.blocks if block.stack] == [2]  # sliding and full, twice
+
+
+def test_routed_experts_of_llama4_get_their_own_tokens_only():
+    graph = trace(small("llama4_text"), Workload(kind="prefill", seq_len=16, attention="fused"))
+    rows = {n.op.tokens for n, _ in graph.weighted() if n.op is not None and n.op.kind == "grouped_gemm"}
+    assert rows == {16}
