@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..datasets.clusters import Cluster
 from ..datasets.devices import Device, DeviceError, load_device
 from ..datasets.store import Store
 from ..models.power import Limits, PowerError
 from ..simulator.engines import FusedEngine, build_engine
+from ..simulator.plan import Parallel, Plan, PlanError, Stack, load_stack, stack_from_dict
 from .show import BadInputError
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -33,6 +35,8 @@ def device(config: Mapping[str, Any]) -> Device:
     Raises DeviceError for an unknown device and BadInputError for this machine when nobody measured it yet.
     """
     chosen = dict(config["device"])
+    if config.get("cluster") and chosen.get("id") == "cpu":
+        chosen["id"] = config["cluster"]["device"]
     if len(chosen) > 1 and "name" in chosen:
         return Device.from_dict(chosen)
     device_id = str(chosen.pop("id"))
@@ -59,7 +63,44 @@ def device(config: Mapping[str, Any]) -> Device:
 
 def engine(config: Mapping[str, Any], target: Device) -> FusedEngine:
     """The engines of ``engine.order`` over the stores and predictors of this configuration."""
-    return build_engine(target, stores(config), registries(config), config["engine"]["order"], config.get("backend"))
+    joined = cluster(config)
+    backend = config.get("backend")
+    return build_engine(target, stores(config), registries(config), config["engine"]["order"], backend, joined)
+
+
+def cluster(config: Mapping[str, Any]) -> Cluster | None:
+    """The chosen cluster, or None for one device. ClusterError for an impossible figure."""
+    chosen = config.get("cluster")
+    return Cluster.from_dict(chosen) if chosen else None
+
+
+def plan(config: Mapping[str, Any], work_kind: str, dtype: str) -> Plan | None:
+    """How the model is spread over the cluster; None without one. PlanError for degrees that need one."""
+    parallel = dict(config["parallel"])
+    joined = cluster(config)
+    if joined is None:
+        wanted = [f"parallel.{name}={parallel[name]}" for name in ("tp", "pp", "dp", "cp", "ep") if parallel[name] > 1]
+        if wanted:
+            raise PlanError(f"{' '.join(wanted)} needs a cluster: name one with cluster=… (`opcast list clusters`)")
+        return None
+    quantization = str(config["precision"].get("quantization") or "")
+    return Plan(
+        parallel=Parallel(**{**parallel, "stages": tuple(parallel["stages"])}),
+        cluster=joined,
+        stack=stack(config, work_kind),
+        recompute=str(config["workload"].get("recompute", "none")),
+        offload=tuple(config["offload"]),
+        precision=dtype,
+        quantization=quantization,
+        passes=tuple(config["passes"]),
+        options=dict(config["options"]),
+    )
+
+
+def stack(config: Mapping[str, Any], work_kind: str) -> Stack:
+    """The chosen framework; without a choice Megatron-LM trains and TensorRT-LLM serves."""
+    chosen = config.get("stack")
+    return stack_from_dict(chosen) if chosen else load_stack("megatron" if work_kind == "train" else "trtllm")
 
 
 def model(config: Mapping[str, Any]) -> str | dict[str, Any]:

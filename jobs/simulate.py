@@ -19,13 +19,16 @@ def run(config: dict[str, Any]) -> int:
     """Simulate and print the report; returns the exit code."""
     as_json = wants_json(config)
     target = resolve.device(config)
+    asked = work(config["workload"])
+    dtype = precision(config, target)
     report = simulate(
         resolve.model(config),
-        work(config["workload"]),
+        asked,
         target,
         resolve.engine(config, target),
-        precision(config, target),
+        dtype,
         Path(config["graphs"]).expanduser(),
+        resolve.plan(config, asked.kind, dtype),
     )
     if config["report"]:
         from ..simulator.html import write_step_report
@@ -46,11 +49,7 @@ def precision(config: Mapping[str, Any], target: Device) -> str:
 
 def work(values: Mapping[str, Any]) -> Work:
     """The workload of the configuration; WorkloadError for what opcast does not simulate."""
-    values = dict(values)
-    recompute = values.pop("recompute", "none")
-    if recompute != "none":
-        raise WorkloadError(f"workload.recompute={recompute!r} is not simulated yet; use recompute=none")
-    return Work(**values)
+    return Work(**{name: value for name, value in values.items() if name != "recompute"})
 
 
 def show(report: StepReport | InferenceReport, target: Device) -> None:

@@ -8,9 +8,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..datasets.clusters import Cluster
+
+STACK_DIRECTORY = Path(__file__).resolve().parent.parent / "conf" / "stack"
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe")
 CONTEXT_STYLES = ("ring", "allgather", "ulysses")
@@ -85,9 +89,11 @@ class Stack:
     """What a framework does with a plan. One YAML per framework in ``conf/stack``; figures are bytes and flags.
 
     ``fusion`` names rules of :mod:`.passes.fuse`. ``master_weights`` keeps fp32 copies beside 16-bit weights;
-    ``gradient_dtype`` and ``moment_dtype`` are ``same`` (as the weights) or a dtype. ``overlap`` names the groups whose
-    communication runs beside compute (``dp``, ``tp``, ``ep``, ``cp``, ``pp``). ``scale`` multiplies predicted times by
-    device id and family of ops (or ``*``): constants fitted per (device, framework) on published steps.
+    ``gradient_dtype`` and ``moment_dtype`` are ``same`` (as the weights) or a dtype; with ``fused_gradients`` products
+    add weight gradients straight into those of that dtype. ``gradient_clipping`` scales by the norm. ``overlap`` names
+    the groups whose communication runs beside compute (``dp``, ``tp``, ``ep``, ``cp``, ``pp``; ``dp_gather``: ZeRO-1
+    gathers weights beside the next forward). ``scale`` multiplies predicted times by device id and family of ops (or
+    ``*``): constants fitted per (device, framework) on published steps.
     """
 
     id: str = "torch"
@@ -96,6 +102,8 @@ class Stack:
     master_weights: bool = False
     gradient_dtype: str = "same"
     moment_dtype: str = "same"
+    fused_gradients: bool = False
+    gradient_clipping: bool = False
     overlap: tuple[str, ...] = ()
     bucket_mib: float = 25.0
     cuda_graph: bool = False
@@ -182,6 +190,18 @@ def stack_from_dict(values: Mapping[str, Any]) -> Stack:
             raise PlanError(f"stack has no field {name!r}; it has {', '.join(sorted(known))}")
     lists = {name: tuple(values[name] or ()) for name in ("fusion", "overlap") if name in values}
     return Stack(**{**values, **lists})
+
+
+@lru_cache
+def load_stack(stack_id: str) -> Stack:
+    """A shipped framework by id; PlanError names the known ones."""
+    import yaml
+
+    path = STACK_DIRECTORY / f"{stack_id}.yaml"
+    if not path.is_file() or path.parent != STACK_DIRECTORY:
+        known = sorted(path.stem for path in STACK_DIRECTORY.glob("*.yaml"))
+        raise PlanError(f"unknown stack {stack_id!r}; choose from {', '.join(known)}")
+    return stack_from_dict(yaml.safe_load(path.read_text()))
 
 
 def _nearest(name: str, value: int, whole: int) -> str:

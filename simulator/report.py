@@ -52,6 +52,26 @@ class Breakdown:
 
 
 @dataclass(frozen=True)
+class StageShare:
+    """One pipeline stage of a step: its layers, time in tasks and time waiting, parameters of one model copy."""
+
+    stage: int
+    layers: int
+    busy_s: float
+    bubble_s: float
+    parameters: int
+
+
+@dataclass(frozen=True)
+class MissingMeasurement:
+    """An op whose time was not measured: what it takes of the step, in seconds and as a share."""
+
+    op: Mapping[str, Any]
+    time_s: float
+    share: float
+
+
+@dataclass(frozen=True)
 class Span:
     """One node on the timeline, in microseconds from the start of the step."""
 
@@ -69,7 +89,9 @@ class Answer:
     """What training and inference reports have in common.
 
     ``coverage`` is the chance that the interval holds the truth; ``provenance`` the share of the time by who answered;
-    ``unmapped`` lists operators that are costed by their bytes alone.
+    ``unmapped`` lists operators that are costed by their bytes alone. ``trust`` is the share of kernel time by source
+    (:mod:`.trust`), ``measure_next`` what to measure to make it better, ``quantiles`` the distribution of the answer in
+    its own unit. ``power_w`` is of one device, ``energy_j`` and ``cost`` of the whole step on all ``devices``.
     """
 
     model: str
@@ -89,6 +111,16 @@ class Answer:
     notes: tuple[str, ...]
     wall_time_s: float
     timeline: tuple[Span, ...] = field(default=(), repr=False)
+    devices: int = 1
+    parallel: Mapping[str, Any] = field(default_factory=dict)
+    trust: Mapping[str, float] = field(default_factory=dict)
+    measure_next: tuple[MissingMeasurement, ...] = ()
+    quantiles: Mapping[str, float] = field(default_factory=dict)
+    p_oom: float | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    cost: float | None = None
+    cost_per_million_tokens: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the timeline is left out (it has its own export)."""
@@ -104,11 +136,12 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport(Answer):
-    """One training step. Times in seconds; the step lies from ``low_s`` to ``high_s``."""
+    """One training step. Times in seconds; the step lies from ``low_s`` to ``high_s``. ``stages``: of a pipeline."""
 
     step_time_s: float
     low_s: float
     high_s: float
+    stages: tuple[StageShare, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from ..datasets.ops import KINDS
 from .engines import Engine
 from .graph import Graph
 from .memory import peak_memory
+from .plan import Plan
 from .report import Breakdown, InferenceReport, Memory, OpShare, Span, StepReport
 from .step import Timed, time_graph
 from .trace import Model, Workload, trace
@@ -73,12 +74,15 @@ def simulate(
     engine: Engine,
     precision: str = "bf16",
     cache_dir: Path | None = None,
+    plan: Plan | None = None,
 ) -> StepReport | InferenceReport:
-    """The report of ``work`` for a model on one device.
+    """The report of ``work`` for a model on one device, or on the cluster of a ``plan``.
 
     ``model``: a name in ``conf/model``, a folder or config.json, a hub id, or a factory of an ``nn.Module``.
-    Raises WorkloadError, DeviceError (a dtype the device lacks) and the errors of :func:`.trace.trace`.
+    Raises WorkloadError, PlanError, DeviceError (a dtype the device lacks) and the errors of :func:`.trace.trace`.
     """
+    if plan is not None:
+        return simulate_plan(model, work, plan, device, engine, cache_dir)
     started = time.perf_counter()
     if not device.supports(precision):
         raise DeviceError(f"{device.name} has no {precision} matrix units; it has {', '.join(device.tensor_tflops)}")
@@ -106,6 +110,19 @@ def simulate(
         **rates,
         **common,
     )
+
+
+def simulate_plan(
+    model: Model, work: Work, plan: Plan, device: Device, engine: Engine, cache_dir: Path | None
+) -> StepReport | InferenceReport:
+    """The report of ``work`` on a cluster."""
+    if work.kind == "train":
+        from .training import simulate_training
+
+        return simulate_training(model, work, plan, device, engine, cache_dir)
+    from .inference import simulate_inference
+
+    return simulate_inference(model, work, plan, device, engine, cache_dir)
 
 
 def plan_parts(
