@@ -1,0 +1,260 @@
+"""Fusion: the kernels that a framework runs in place of eager operators, by match-and-replace rules.
+
+``plan.stack.fusion`` names rules of :mod:`.rules`, or functions of the user's own (``module:function``, returning a
+:class:`~.patterns.Rule` or several). A rule's patterns find nodes by dataflow within a section; they are replaced by one
+node that reads what they read from outside and writes what others read. Between forward and backward a fused
+kernel keeps its inputs and small statistics instead of intermediates, as hand-written kernels do; memory follows,
+because every tensor is let go of after its last use (:mod:`.lifetimes`).
+
+A match is left alone where the kernel would move more bytes than its nodes do, or could stand nowhere in their order.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ..graph import Graph, HostCalls, Node
+from ..plan import Plan
+from .draft import Draft, Item, Section
+from .lifetimes import free_after_last_use, freed, read_counts
+from .patterns import Match, Pattern, Rule, matches_path, name_of
+from .remake import Fused, remake
+from .rules import rules_named
+
+
+@dataclass
+class Fusing:
+    """A draft with what fusion must know of it: who is read how often, what the step lets go of, what was fused."""
+
+    draft: Draft
+    reads: np.ndarray = field(init=False)
+    ahead: np.ndarray = field(init=False)  # those of the forward pass
+    released: np.ndarray = field(init=False)
+    makers: dict[int, str] = field(init=False)
+    fused: list[Fused] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.reads, self.ahead = read_counts(self.draft), read_counts(self.draft, "forward")
+        self.released = freed(self.draft)
+        self.makers = {t: item.node.path for _, item in self.draft.items() for t in item.node.writes}
+
+    def count(self, section: Section, node: Node, change: int) -> None:
+        """Note that a node of a section came (1) or went (-1)."""
+        for tensor in dict.fromkeys(node.reads):
+            ids, times = section.ids(tensor), 1 if section.steps.get(tensor, 0) else section.repeat
+            self.reads[ids] += change * times
+            if node.phase == "forward":
+                self.ahead[ids] += change * times
+
+    def only_within(self, section: Section, tensor: int, members: Sequence[Node], phase: str = "") -> bool:
+        """Whether nobody but ``members`` reads a tensor of theirs (in a phase, or at all), and it dies."""
+        ids = section.ids(tensor)
+        own = sum(tensor in node.reads for node in members) * (1 if section.steps.get(tensor, 0) else section.repeat)
+        counts = self.ahead if phase == "forward" else self.reads
+        return bool((counts[ids] == own).all() and self.released[ids].all())
+
+
+def fuse(graph: Graph, plan: Plan) -> Graph:
+    """The graph with the kernels of ``plan.stack.fusion``; PlanError names a rule that does not exist."""
+    rules = rules_named(plan.stack.fusion)
+    if not rules:
+        return graph
+    state = Fusing(Draft(graph))
+    changed = False
+    for rule in rules:
+        for pattern in rule.patterns:
+            for section in state.draft.sections:
+                changed |= _apply(state, section, rule, pattern)
+    if not changed:
+        return graph
+    remake(state.draft, state.fused)
+    for kernel in state.fused:
+        if kernel.in_place:
+            _overwrite(state.draft, state.released, kernel)
+    free_after_last_use(state.draft, state.released)
+    return state.draft.graph()
+
+
+def _apply(state: Fusing, section: Section, rule: Rule, pattern: Pattern) -> bool:
+    """Replace every match of a pattern in a section."""
+    found = False
+    for members in list(_groups(state, section, pattern)):
+        found |= _replace(state, section, rule, pattern, members)
+    section.items = [item for item in section.items if item.node.source]
+    return found
+
+
+# --- finding -------------------------------------------------------------------------------------------
+
+
+def _groups(state: Fusing, section: Section, pattern: Pattern) -> Iterator[list[Item]]:
+    """Members that belong together, each group in order of execution."""
+    accepted = [
+        position
+        for position, item in enumerate(section.items)
+        if item.node.phase == pattern.phase
+        and name_of(item.node) in pattern.members
+        and matches_path(pattern.path, item.node.path)
+    ]
+    names = {name_of(section.items[position].node) for position in accepted}
+    if not names.issuperset(pattern.needs):
+        return
+    for positions in _joined(section, accepted, pattern):
+        items = _own(section, [section.items[position] for position in positions])
+        if {name_of(item.node) for item in items}.issuperset(pattern.needs) and _source_fits(state, items, pattern):
+            yield items
+
+
+def _joined(section: Section, accepted: Sequence[int], pattern: Pattern) -> list[list[int]]:
+    """Accepted positions in connected components."""
+    parent = {position: position for position in accepted}
+
+    def root(position: int) -> int:
+        while parent[position] != position:
+            position = parent[position]
+        return position
+
+    meeting: dict[object, int] = {}
+    stretch, previous = 0, -1
+    for position in accepted:
+        node = section.items[position].node
+        stretch += position != previous + 1
+        previous = position
+        within = (node.path if pattern.module else "", stretch if pattern.run else 0)
+        for tensor in (*node.reads, *node.writes):
+            key = (tensor, *within)
+            if key in meeting:
+                parent[root(position)] = root(meeting[key])
+            elif tensor in node.writes or pattern.siblings:
+                meeting[key] = position
+    groups: dict[int, list[int]] = {}
+    for position in accepted:
+        groups.setdefault(root(position), []).append(position)
+    return list(groups.values())
+
+
+def _own(section: Section, items: list[Item]) -> list[Item]:
+    """Without nodes that update what somebody else made: they belong to whoever made it."""
+    while True:
+        made: set[int] = set()
+        kept = []
+        for item in items:
+            if made.issuperset(set(item.node.reads) & set(item.node.writes)):
+                kept.append(item)
+                made.update(item.node.writes)
+        if len(kept) == len(items):
+            return kept
+        items = kept
+
+
+def _source_fits(state: Fusing, items: Sequence[Item], pattern: Pattern) -> bool:
+    if not pattern.reads:
+        return True
+    return any(matches_path(pattern.reads, state.makers.get(t, "\n")) for item in items for t in item.node.reads)
+
+
+# --- replacing -----------------------------------------------------------------------------------------
+
+
+def _replace(state: Fusing, section: Section, rule: Rule, pattern: Pattern, members: list[Item]) -> bool:
+    """Put one kernel in the place of a group; False where that cannot be."""
+    place = _place(section, members)
+    nodes = tuple(item.node for item in members)
+    if place is None or len(nodes) < 2:
+        return False
+    written = list(dict.fromkeys(t for node in nodes for t in node.writes))
+    outputs = tuple(t for t in written if not state.only_within(section, t, nodes))
+    inputs = tuple(t for t in _external(nodes) if t not in outputs)
+    results = tuple(t for t in outputs if not state.only_within(section, t, nodes, pattern.phase))
+    match = Match(state.draft, section, nodes, inputs, outputs, results or outputs)
+    op = pattern.kernel(match) if inputs and outputs else None
+    if op is None or int(op.cost.bytes) > sum(node.bytes_moved for node in nodes):
+        return False
+    node = _kernel(op, rule, match)
+    for item in members:
+        state.count(section, item.node, -1)
+        item.change(source="")
+    place.node = node
+    state.count(section, node, 1)
+    state.fused.append(Fused(section, place, nodes, rule.remakes, pattern.in_place))
+    if rule.lets_go and pattern.phase == "forward":
+        _let_go(state, section, match)
+    return True
+
+
+def _external(nodes: Sequence[Node]) -> list[int]:
+    """Tensors that a node reads before one of them wrote it."""
+    made: set[int] = set()
+    outside: dict[int, None] = {}
+    for node in nodes:
+        outside.update((t, None) for t in node.reads if t not in made)
+        made.update(node.writes)
+    return list(outside)
+
+
+def _place(section: Section, members: Sequence[Item]) -> Item | None:
+    """The member where one kernel for all can stand: the last, or the first, whichever keeps every dependence."""
+    inside = {id(item) for item in members}
+    positions = [position for position, item in enumerate(section.items) if id(item) in inside]
+    late = early = True
+    read_before: set[int] = set()
+    written_before: set[int] = set()
+    reads_after = [t for item in members for t in item.node.reads]
+    writes_after = [t for item in members for t in item.node.writes]
+    for item in section.items[positions[0] : positions[-1]]:
+        node = item.node
+        if id(item) in inside:
+            read_before.update(node.reads)
+            written_before.update(node.writes)
+            reads_after = reads_after[len(node.reads) :]
+            writes_after = writes_after[len(node.writes) :]
+            continue
+        late &= written_before.isdisjoint((*node.reads, *node.writes)) and read_before.isdisjoint(node.writes)
+        fresh = set(writes_after) - written_before
+        early &= fresh.isdisjoint((*node.reads, *node.writes)) and set(node.writes).isdisjoint(reads_after)
+    return members[-1] if late else members[0] if early else None
+
+
+def _kernel(op: object, rule: Rule, match: Match) -> Node:
+    nodes = match.nodes
+    host = HostCalls(modules=sum(n.host.modules for n in nodes), autograd=int(any(n.host.autograd for n in nodes)))
+    return replace(
+        nodes[0],
+        op=op,
+        source=f"fused.{rule.name}",
+        path=_common([node.path for node in nodes]),
+        reads=match.inputs,
+        writes=match.outputs,
+        bytes_moved=int(op.cost.bytes),  # type: ignore[attr-defined]
+        frees=(),
+        host=host,
+    )
+
+
+def _common(paths: Sequence[str]) -> str:
+    """The innermost module that all paths lie in."""
+    return os.path.commonpath([path.replace(".", "/") or "." for path in paths]).replace("/", ".").strip(".")
+
+
+def _let_go(state: Fusing, section: Section, match: Match) -> None:
+    """Free the kernel's largest input, and what in the section is as long (it in another dtype)."""
+    elements = match.elements(match.largest(match.inputs))
+    for tensor in {t for item in section.items for t in item.node.writes if match.elements(t) == elements}:
+        state.released[section.ids(tensor)] = True
+
+
+def _overwrite(draft: Draft, released: np.ndarray, kernel: Fused) -> None:
+    """Let a kernel's largest result take over the storage of an input of its size and dtype."""
+    node, section = kernel.item.node, kernel.section
+    made = max(node.writes, key=lambda t: int(draft.sizes[t]))
+    alike = [t for t in node.reads if draft.sizes[t] == draft.sizes[made] and draft.dtype(t) == draft.dtype(made)]
+    if section.repeat > 1 or not alike or not released[made]:
+        return
+    for item in section.items:
+        reads = tuple(alike[0] if t == made else t for t in item.node.reads)
+        writes = tuple(alike[0] if t == made else t for t in item.node.writes)
+        item.change(reads=reads, writes=writes)
