@@ -92,8 +92,10 @@ class Stack:
     ``gradient_dtype`` and ``moment_dtype`` are ``same`` (as the weights) or a dtype; with ``fused_gradients`` products
     add weight gradients straight into those of that dtype. ``gradient_clipping`` scales by the norm. ``overlap`` names
     the groups whose communication runs beside compute (``dp``, ``tp``, ``ep``, ``cp``, ``pp``; ``dp_gather``: ZeRO-1
-    gathers weights beside the next forward). ``scale`` multiplies predicted times by device id and family of ops (or
-    ``*``): constants fitted per (device, framework) on published steps.
+    gathers weights beside the next forward). ``compute_slowdown`` is how much longer a kernel takes beside
+    communication (NCCL keeps some 16 of 132 compute units), ``communication_slowdown`` the reverse. ``scale`` multiplies
+    predicted times by device id and family of ops (or ``*``): constants fitted per (device, framework) on published
+    steps.
     """
 
     id: str = "torch"
@@ -106,6 +108,8 @@ class Stack:
     gradient_clipping: bool = False
     overlap: tuple[str, ...] = ()
     bucket_mib: float = 25.0
+    compute_slowdown: float = 0.12
+    communication_slowdown: float = 0.1
     cuda_graph: bool = False
     context_gib: float = 0.0
     fragmentation: float = 0.0

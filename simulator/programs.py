@@ -7,30 +7,108 @@ the same time, each hiding the other's communication (DualPipe); ``optimizer`` e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ..datasets.devices import Device
-from ..datasets.ops import KINDS
 from .costs import Costs
-from .graph import ROLES, Node
+from .graph import ROLES, Block, Graph, Node
 from .plan import Plan
+from .schedule.streams import Overlap, Placed, place
+
+PHASES = {
+    "forward": ("forward",),
+    "backward": ("recompute", "backward"),
+    "optimizer": ("optimizer",),
+}
 
 
 @dataclass(frozen=True)
 class PhaseTime:
     """How long one phase takes and what of that is not compute, in microseconds.
 
-    ``exposed_us`` is communication by process group during which nothing computes, ``host_us`` waiting for the host.
+    ``exposed_us`` is communication by process group during which nothing computes, ``hidden_us`` what runs beside
+    compute, ``host_us`` waiting for the host.
     """
 
-    total_us: float
+    total_us: float = 0.0
+    compute_us: float = 0.0
     exposed_us: Mapping[str, float] = field(default_factory=dict)
+    hidden_us: Mapping[str, float] = field(default_factory=dict)
     host_us: float = 0.0
 
-    @property
-    def compute_us(self) -> float:
-        """Time in which something computes."""
-        return self.total_us - sum(self.exposed_us.values()) - self.host_us
+
+def time_phases(costs: Costs, plan: Plan, device: Device) -> dict[str, PhaseTime]:
+    """Every phase of one chunk, placed on the device's streams."""
+    times = {name: phase_time(place_phase(costs, name, plan, device)) for name in PHASES}
+    times["weight"] = PhaseTime(min(weight_us(costs), times["backward"].total_us))
+    times["paired"] = paired(times["forward"], times["backward"], plan)
+    return times
+
+
+def selected(costs: Costs, phase: str) -> np.ndarray:
+    """Positions of the stored nodes that a phase runs."""
+    wanted = PHASES[phase]
+    return np.array([i for i, node in enumerate(costs.nodes) if node.phase in wanted], dtype=np.int64)
+
+
+def place_phase(costs: Costs, phase: str, plan: Plan, device: Device) -> Placed:
+    """The nodes of a phase in time, from its start."""
+    chosen = selected(costs, phase)
+    host = None if plan.stack.cuda_graph else costs.host_us[chosen]
+    latency = costs.kernel_us[chosen]
+    if device.synchronous and host is not None:
+        latency, host = latency + host, None
+    overlap = Overlap(plan.stack.compute_slowdown, plan.stack.communication_slowdown)
+    return place(phase_blocks(costs.graph, phase), latency, host, overlap)
+
+
+def phase_blocks(graph: Graph, phase: str) -> tuple[Block, ...]:
+    """The blocks of a graph with the nodes of one phase only."""
+    wanted = PHASES[phase]
+    kept = []
+    for block in graph.blocks:
+        nodes = tuple(node for node in block.nodes if node.phase in wanted)
+        if nodes:
+            kept.append(block if len(nodes) == len(block.nodes) else replace(block, nodes=nodes, uneven={}))
+    return tuple(kept)
+
+
+def phase_time(placed: Placed) -> PhaseTime:
+    """The account of a placed phase."""
+    return PhaseTime(placed.total_us, placed.compute_us, placed.exposed_us, placed.hidden_us, placed.idle_us)
+
+
+def weight_us(costs: Costs) -> float:
+    """Microseconds of the products that only make gradients of weights."""
+    roles = costs.graph.tensor_roles
+    gradient = ROLES.index("gradient")
+
+    def only_gradients(node: Node) -> bool:
+        is_product = node.op is not None and node.op.kind in ("gemm", "grouped_gemm")
+        return is_product and bool(node.writes) and all(roles[t] == gradient for t in node.writes)
+
+    chosen = [i for i, n in enumerate(costs.nodes) if n.phase == "backward" and only_gradients(n)]
+    return float((costs.kernel_us[chosen] * costs.repeats[chosen]).sum())
+
+
+def paired(forward: PhaseTime, backward: PhaseTime, plan: Plan) -> PhaseTime:
+    """A forward beside a backward: what one exposes, the other's compute hides as far as it reaches.
+
+    DeepSeek-V3 (arXiv 2412.19437, sec. 3.2.1) arranges the two so that all-to-all and sends are hidden; compute that
+    runs beside them is slowed as on any other stream.
+    """
+    exposed = sum(forward.exposed_us.values()) + sum(backward.exposed_us.values())
+    compute = forward.compute_us + backward.compute_us
+    hidden = min(exposed, compute)
+    slowed = compute + hidden * plan.stack.compute_slowdown
+    host = forward.host_us + backward.host_us
+    left = exposed - hidden
+    by_group = {
+        group: (forward.exposed_us.get(group, 0.0) + backward.exposed_us.get(group, 0.0)) * left / exposed
+        for group in {*forward.exposed_us, *backward.exposed_us}
+        if exposed
+    }
+    return PhaseTime(slowed + left + host, slowed, by_group, host_us=host)
