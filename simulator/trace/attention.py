@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
-
-SHARED_HEADS = "TRANSFORMERS_SDPA_FORCE_GQA"  # set, transformers gives the kernel keys and values without copies
 
 
 @contextmanager
@@ -36,13 +33,28 @@ def fused_attention() -> Iterator[None]:
         return operator(query, key, value, attn_mask, is_causal)[0]
 
     functional.scaled_dot_product_attention = attention
-    before = os.environ.get(SHARED_HEADS, "0")
-    os.environ[SHARED_HEADS] = "1"
+    try:
+        with _shared_heads():
+            yield
+    finally:
+        functional.scaled_dot_product_attention = original
+
+
+@contextmanager
+def _shared_heads() -> Iterator[None]:
+    """While inside, transformers gives the kernel the heads of keys and values as they are, masked or not."""
+    try:
+        from transformers.integrations import sdpa_attention
+    except ImportError:
+        yield
+        return
+    module: Any = sdpa_attention
+    original = module.use_gqa_in_sdpa
+    module.use_gqa_in_sdpa = lambda *_: True
     try:
         yield
     finally:
-        os.environ[SHARED_HEADS] = before
-        functional.scaled_dot_product_attention = original
+        module.use_gqa_in_sdpa = original
 
 
 @cache
