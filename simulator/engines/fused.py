@@ -1,4 +1,4 @@
-"""The engine behind every answer: measured, else learned, else analytical, op by op."""
+"""The engine behind every answer: measured, else learned, else by the network or analytical, op by op."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...datasets.clusters import Cluster
 from ...datasets.devices import Device
 from ...datasets.ops import Op
 from ...datasets.store import Store
@@ -15,8 +16,9 @@ from .analytical import AnalyticalEngine
 from .answers import Answers, Columns, Engine
 from .learned import LearnedEngine
 from .measured import MeasuredEngine
+from .network import NetworkEngine
 
-ORDER = ("measured", "learned", "analytical")
+ORDER = ("measured", "learned", "network", "analytical")
 
 
 class EngineError(ValueError):
@@ -51,8 +53,11 @@ def build_engine(
     registries: Sequence[Path],
     order: Sequence[str] = ORDER,
     backend: str | None = None,
+    cluster: Cluster | None = None,
 ) -> FusedEngine:
     """The engines named in ``order`` over what is known of the device. Folders that do not exist are skipped.
+
+    ``network`` answers only where there is a ``cluster``; the learned engine then leaves it what crosses nodes.
 
     Raises EngineError for a name that is no engine.
     """
@@ -63,7 +68,12 @@ def build_engine(
             if found:
                 engines.append(MeasuredEngine(device, found, backend))
         elif name == "learned":
-            engines.append(LearnedEngine(device, [Registry(path) for path in registries if path.is_dir()], backend))
+            found_registries = [Registry(path) for path in registries if path.is_dir()]
+            inside_node = cluster is not None and "network" in order
+            engines.append(LearnedEngine(device, found_registries, backend, inside_node))
+        elif name == "network":
+            if cluster is not None:
+                engines.append(NetworkEngine(device, cluster))
         elif name == "analytical":
             engines.append(AnalyticalEngine(device))
         else:

@@ -6,10 +6,15 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ...datasets.devices import Device
+from ...datasets.ops import KINDS
 from ...models.predictor import ANY, Predictor
 from ...models.registry import Registry
 from .answers import Answers, Columns
+
+COMMUNICATION = ("collective", "expert_parallel")
 
 
 @dataclass(frozen=True)
@@ -18,12 +23,13 @@ class LearnedEngine:
     then the first with one over devices; declines kinds without any.
 
     ``backend`` may be a whole backend or a framework. Predictors over devices learned from GPUs: they do not answer
-    for a CPU.
+    for a CPU. With ``inside_node``, groups that leave their node, or what was measured of it, are a network's affair.
     """
 
     device: Device
     registries: Sequence[Registry]
     backend: str | None = None
+    inside_node: bool = False
     name: str = "learned"
     _found: dict[tuple[str, str], Predictor | None] = field(default_factory=dict, init=False, compare=False, repr=False)
 
@@ -39,6 +45,9 @@ class LearnedEngine:
             answers.engine[:] = self.name
             answers.predictor[:] = f"{predictor.name}@{predictor.version}"
             answers.coverage[:] = predictor.coverage
+            if self.inside_node and KINDS[kind].family in COMMUNICATION:
+                leaves = columns["ranks"] > columns["ranks_per_node"]
+                answers.latency_us[leaves | ~answers.in_envelope] = np.nan
         return answers
 
     def predictor(self, kind: str, dtype: str) -> Predictor | None:

@@ -1,0 +1,100 @@
+"""The engine that answers for groups across nodes, and who answers when there are several."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from opcast.datasets.clusters import ClusterError, load_cluster
+from opcast.datasets.devices import load_device
+from opcast.datasets.ops import make_op
+from opcast.simulator.engines import ask, build_engine
+from opcast.simulator.engines.network import NetworkEngine
+
+H100 = load_device("h100_sxm")
+CLUSTER = dataclasses.replace(load_cluster("dgx_h100"), nodes=64)
+ENGINE = NetworkEngine(H100, CLUSTER)
+MIB = 2**20
+
+
+def op(kind: str = "all_reduce", size: int = 256 * MIB, ranks: int = 16, per_node: int = 8):
+    return make_op(
+        kind, size_bytes=size, ranks=ranks, ranks_per_node=per_node, link="ib" if ranks > per_node else "nvlink"
+    )
+
+
+def us(*ops, engine=ENGINE) -> list[float]:
+    return ask(engine, list(ops)).latency_us.tolist()
+
+
+def test_a_rank_alone_in_its_node_has_one_nic_and_eight_have_eight() -> None:
+    one, eight = us(op(ranks=64, per_node=1, size=1024 * MIB), op(ranks=64, per_node=8, size=1024 * MIB))
+    assert one / eight == pytest.approx(8.0, rel=0.15)
+
+
+def test_nics_are_shared_out_among_all_devices_of_a_node() -> None:
+    shared = dataclasses.replace(CLUSTER, nics_per_node=4)
+    for per_node in (1, 4, 8):
+        full, half = (
+            us(op(size=4096 * MIB, ranks=16 * per_node, per_node=per_node), engine=NetworkEngine(H100, c))[0]
+            for c in (CLUSTER, shared)
+        )
+        assert half / full == pytest.approx(2.0, rel=0.1)
+
+
+def test_large_all_reduces_across_nodes_come_near_published_bandwidth() -> None:
+    # nccl-tests, H100 and MI355X nodes with eight 400 Gb/s NICs: 365 to 468 GB/s of bus bandwidth
+    for ranks, low, high in ((16, 340, 480), (32, 340, 400), (96, 340, 400)):
+        bus = 8192 * MIB * 2 * (ranks - 1) / ranks / us(op(size=8192 * MIB, ranks=ranks))[0] / 1e3
+        assert low < bus < high
+
+
+def test_expert_exchange_across_nodes_sends_a_token_once_a_node() -> None:
+    dims = {"tokens": 4096, "hidden": 7168, "topk": 8, "experts": 256, "link": "ib", "dtype": "fp8"}
+    across = us(make_op("ep_dispatch", ranks=64, ranks_per_node=8, **dims))[0]
+    nodes = 7 * (1 - (7 / 8) ** 8)
+    assert across == pytest.approx(4096 * 7168 * nodes / (50 * 0.92) / 1e3, rel=0.2)
+    direct = us(make_op("ep_dispatch", ranks=64, ranks_per_node=8, mode="low_latency", **dims))[0]
+    assert direct > across
+
+
+def test_what_is_no_communication_is_declined() -> None:
+    assert np.isnan(ask(ENGINE, [make_op("gemm", m=8, n=8, k=8)]).latency_us[0])
+
+
+def test_a_group_larger_than_the_cluster_is_refused() -> None:
+    with pytest.raises(ClusterError, match="1024 ranks is larger than dgx_h100 with 64 nodes, which has 512"):
+        us(op(ranks=1024))
+
+
+def test_predictors_answer_inside_a_node_and_the_network_across(root: Path) -> None:
+    fused = build_engine(H100, [], [root / "models" / "shipped"], cluster=CLUSTER)
+    ops = [op(ranks=8), op(ranks=16), make_op("gemm", m=64, n=4096, k=4096)]
+    assert ask(fused, ops).engine.tolist() == ["learned", "network", "learned"]
+    alone = build_engine(H100, [], [root / "models" / "shipped"])
+    assert ask(alone, ops).engine.tolist() == ["learned"] * 3
+
+
+def test_the_network_and_the_predictors_agree_inside_a_node(root: Path) -> None:
+    learned = build_engine(H100, [], [root / "models" / "shipped"], ("learned",))
+    ops = [
+        op(kind, size, ranks)
+        for kind in ("all_reduce", "all_gather")
+        for size in (64 * MIB, 512 * MIB)
+        for ranks in (4, 8)
+    ]
+    assert us(*ops) == pytest.approx(us(*ops, engine=learned), rel=0.25)
+
+
+def test_ten_thousand_ops_take_milliseconds() -> None:
+    rng = np.random.default_rng(0)
+    ops = [op(size=int(size)) for size in rng.integers(1, 2**30, 10_000)]
+    from opcast.datasets.ops import iterate_groups
+
+    ((kind, dtype, out, _, columns),) = iterate_groups(ops)
+    start = time.perf_counter()
+    ENGINE.answer(kind, columns, dtype, out, "warm")
+    assert time.perf_counter() - start < 0.1
