@@ -71,7 +71,10 @@ def engine(config: Mapping[str, Any], target: Device) -> FusedEngine:
 def cluster(config: Mapping[str, Any]) -> Cluster | None:
     """The chosen cluster, or None for one device. ClusterError for an impossible figure."""
     chosen = config.get("cluster")
-    return Cluster.from_dict(chosen) if chosen else None
+    if not chosen:
+        return None
+    price = config.get("price_per_gpu_hour")
+    return Cluster.from_dict(chosen if price is None else {**chosen, "price_per_device_hour": price})
 
 
 def plan(config: Mapping[str, Any], work_kind: str, dtype: str) -> Plan | None:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ..datasets.devices import Device
+from ..simulator import trust
 from ..simulator.report import InferenceReport, StepReport
-from ..simulator.simulate import Work, WorkloadError, simulate
+from ..simulator.simulate import Work, simulate
 from . import resolve
-from .show import microseconds, print_json, say, table, wants_json
+from .show import BadInputError, microseconds, print_json, say, table, wants_json
 
 FREE_CHOICE = {"device": "device.id", "model": "+model.path"}
 
@@ -30,6 +31,8 @@ def run(config: dict[str, Any]) -> int:
         Path(config["graphs"]).expanduser(),
         resolve.plan(config, asked.kind, dtype),
     )
+    if config["strict"]:
+        trust.check_strict(report.trust, report.measure_next, strictness(config["strict"]))
     if config["report"]:
         from ..simulator.html import write_step_report
 
@@ -41,6 +44,15 @@ def run(config: dict[str, Any]) -> int:
     return 0
 
 
+def strictness(value: Any) -> float:
+    """The share of time that may lean on what was not measured; BadInputError for anything but true or a share."""
+    if value is True:
+        return trust.STRICT_SHARE
+    if isinstance(value, (int, float)) and 0 <= value <= 1:
+        return float(value)
+    raise BadInputError(f"strict={value!r} must be true, or the share of time allowed, from 0 to 1")
+
+
 def precision(config: Mapping[str, Any], target: Device) -> str:
     """The dtype of ``precision=…``; ``auto`` is fp32 on a CPU and bf16 (else fp16) elsewhere."""
     chosen = str(config["precision"]["dtype"])
@@ -50,6 +62,31 @@ def precision(config: Mapping[str, Any], target: Device) -> str:
 def work(values: Mapping[str, Any]) -> Work:
     """The workload of the configuration; WorkloadError for what opcast does not simulate."""
     return Work(**{name: value for name, value in values.items() if name != "recompute"})
+
+
+def layout(report: StepReport | InferenceReport) -> list[tuple[str, str]]:
+    """How the model is spread, where that is over more than one device."""
+    if not report.parallel:
+        return []
+    degrees = report.parallel
+    named = [f"{name.upper()} {degrees[name]}" for name in ("tp", "cp", "pp", "vpp", "dp", "ep") if degrees[name] > 1]
+    zero = [f"ZeRO-{degrees['zero_stage']}"] if degrees["zero_stage"] else []
+    return [("layout", f"{report.devices:,} devices: {', '.join([*named, *zero]) or 'alike copies'}")]
+
+
+def listed(shares: Mapping[str, float]) -> str:
+    """Shares that matter, in percent."""
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
+
+
+def price(report: StepReport | InferenceReport) -> list[tuple[str, str]]:
+    """Power and cost, where they are known."""
+    rows = []
+    if report.power_w:
+        rows.append(("power (estimate)", f"{report.power_w:,.0f} W a device, {report.energy_j or 0:,.0f} J in all"))
+    if report.cost is not None:
+        rows.append(("cost", f"{report.cost:,.4g}, {report.cost_per_million_tokens:,.4g} per million tokens"))
+    return rows
 
 
 def show(report: StepReport | InferenceReport, target: Device) -> None:
@@ -65,21 +102,24 @@ def show(report: StepReport | InferenceReport, target: Device) -> None:
     memory = report.memory
     verdict = "fits" if report.fits else "DOES NOT FIT"
     rows = [
+        *layout(report),
         *head,
         (f"{report.coverage:.0%} interval", f"{microseconds(low * 1e6)} to {microseconds(high * 1e6)}"),
         ("tokens/s per device", f"{report.tokens_per_s_per_gpu:,.0f}"),
         ("model TFLOP/s", f"{report.tflops_per_gpu:.4g}  (MFU {report.mfu:.1%}, HFU {report.hfu:.1%})"),
         ("peak memory", f"{memory.peak_gib:.2f} GiB of {target.memory_gib:.0f} GiB, {verdict}"),
-        (
-            "answered by",
-            ", ".join(f"{name} {share:.0%}" for name, share in report.provenance.items() if share >= 0.005),
-        ),
+        ("answered by", listed(report.provenance)),
+        ("time that is", listed(report.trust)),
+        *price(report),
     ]
     table(f"{report.model}: {report.workload} in {report.precision} on {target.name}", ("", ""), rows)
     shares: list[tuple[object, ...]] = [
         (s.kind, s.count, microseconds(s.time_s * 1e6), f"{s.share:.1%}", "+".join(s.engines))
         for s in report.breakdown.by_op[:12]
     ]
+    waits = [("bubble", report.breakdown.bubble_s)]
+    waits += [(f"exposed {group}", seconds) for group, seconds in report.breakdown.by_parallelism.items()]
+    shares += [(name, "", microseconds(s * 1e6), f"{s / step_s:.1%}", "") for name, s in waits if s > 0]
     shares.append(
         ("host", "", microseconds(report.breakdown.host_s * 1e6), f"{report.breakdown.host_s / step_s:.1%}", "")
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..datasets.devices import Device, DeviceError
-from ..datasets.ops import KINDS
+from ..datasets.ops import KINDS, Op
+from . import trust
 from .engines import Engine
 from .graph import Graph
 from .memory import peak_memory
@@ -95,7 +96,13 @@ def simulate(
     rates = rate_fields(parts, model_flops, seconds, device.tensor_rate(precision), tokens_of(work))
     if work.kind == "train":
         return StepReport(
-            step_time_s=seconds, low_s=low, high_s=high, wall_time_s=time.perf_counter() - started, **rates, **common
+            step_time_s=seconds,
+            low_s=low,
+            high_s=high,
+            quantiles=trust.quantiles(seconds, low, high, COVERAGE),
+            wall_time_s=time.perf_counter() - started,
+            **rates,
+            **common,
         )
     prefill = parts[0].timed.total_us * 1e-3 if work.kind in ("prefill", "generate") else None
     steps = sum(part.times for part in parts if part.graph is not parts[0].graph or work.kind == "decode")
@@ -106,6 +113,7 @@ def simulate(
         e2e_ms=seconds * 1e3,
         low_ms=low * 1e3,
         high_ms=high * 1e3,
+        quantiles=trust.quantiles(seconds * 1e3, low * 1e3, high * 1e3, COVERAGE),
         wall_time_s=time.perf_counter() - started,
         **rates,
         **common,
@@ -207,6 +215,7 @@ def common_fields(parts: Sequence[Part], work: Work, device: Device, precision: 
     unmapped = Counter(
         node.source for part in parts for node, repeat in part.graph.weighted() for _ in range(repeat) if not node.op
     )
+    timed = [each for part in parts for each in part_times(part)]
     return {
         "model": parts[0].graph.name,
         "device": device.id,
@@ -219,8 +228,19 @@ def common_fields(parts: Sequence[Part], work: Work, device: Device, precision: 
         "provenance": provenance(parts),
         "unmapped": tuple(f"{name} x{count}" for name, count in unmapped.most_common()),
         "notes": tuple(dict.fromkeys(note for part in parts for note in part.graph.notes)),
+        "trust": trust.shares((engine, inside, us) for _, engine, inside, us in timed),
+        "measure_next": trust.missing(timed),
+        "p_oom": trust.probability_oom(memory.peak_gib, device.memory_gib),
         "timeline": timeline(parts[0].timed),
     }
+
+
+def part_times(part: Part) -> Iterator[tuple[Op | None, str, bool, float]]:
+    """(op, engine, inside its envelope, microseconds) of every node of a part."""
+    timed = part.timed
+    inside = timed.in_envelope.tolist()
+    for node, engine, within, us in zip(timed.nodes, timed.engine, inside, timed.kernel_us.tolist(), strict=True):
+        yield node.op, str(engine), bool(within), us * part.times
 
 
 def fits(memory: Memory, device: Device) -> bool:
