@@ -1,8 +1,8 @@
 """Fusion: the kernels that a framework runs in place of eager operators, by match-and-replace rules.
 
-``plan.stack.fusion`` names rules of :mod:`.rules`, or functions of the user's own (``module:function``, returning a
-:class:`~.patterns.Rule` or several). A rule's patterns find nodes by dataflow within a section; they are replaced by one
-node that reads what they read from outside and writes what others read. Between forward and backward a fused
+``plan.stack.fusion`` names rules of :mod:`.rules`, or functions of the user's own (``module:function``, returning
+a :class:`~.patterns.Rule` or several). A rule's patterns find nodes by dataflow within a section; they are replaced by
+one node that reads what they read from outside and writes what others read. Between forward and backward a fused
 kernel keeps its inputs and small statistics instead of intermediates, as hand-written kernels do; memory follows,
 because every tensor is let go of after its last use (:mod:`.lifetimes`).
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ...datasets.ops import Op
 from ..graph import Graph, HostCalls, Node
 from ..plan import Plan
 from .draft import Draft, Item, Section
@@ -38,9 +39,13 @@ class Fusing:
     fused: list[Fused] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.reads, self.ahead = read_counts(self.draft), read_counts(self.draft, "forward")
         self.released = freed(self.draft)
         self.makers = {t: item.node.path for _, item in self.draft.items() for t in item.node.writes}
+        self.recount()
+
+    def recount(self) -> None:
+        """Count readers anew, after a change that was not noted."""
+        self.reads, self.ahead = read_counts(self.draft), read_counts(self.draft, "forward")
 
     def count(self, section: Section, node: Node, change: int) -> None:
         """Note that a node of a section came (1) or went (-1)."""
@@ -66,14 +71,20 @@ def fuse(graph: Graph, plan: Plan) -> Graph:
     state = Fusing(Draft(graph))
     changed = False
     for rule in rules:
+        if rule.rewrite is not None and rule.rewrite(state.draft, state.released):
+            changed = True
+            state.recount()
         for pattern in rule.patterns:
             for section in state.draft.sections:
                 changed |= _apply(state, section, rule, pattern)
     if not changed:
         return graph
     remake(state.draft, state.fused)
+    state.recount()
     for kernel in state.fused:
-        if kernel.in_place:
+        _settle(state, kernel)
+    for kernel in state.fused:
+        if kernel.pattern.in_place:
             _overwrite(state.draft, state.released, kernel)
     free_after_last_use(state.draft, state.released)
     return state.draft.graph()
@@ -103,9 +114,14 @@ def _groups(state: Fusing, section: Section, pattern: Pattern) -> Iterator[list[
     names = {name_of(section.items[position].node) for position in accepted}
     if not names.issuperset(pattern.needs):
         return
-    for positions in _joined(section, accepted, pattern):
-        items = _own(section, [section.items[position] for position in positions])
-        if {name_of(item.node) for item in items}.issuperset(pattern.needs) and _source_fits(state, items, pattern):
+    for positions in (_grown if pattern.grow else _joined)(section, accepted, pattern):
+        items = [section.items[position] for position in positions]
+        items = items if pattern.updates else _own(items)
+        if (
+            items
+            and {name_of(item.node) for item in items}.issuperset(pattern.needs)
+            and _source_fits(state, items, pattern)
+        ):
             yield items
 
 
@@ -119,14 +135,10 @@ def _joined(section: Section, accepted: Sequence[int], pattern: Pattern) -> list
         return position
 
     meeting: dict[object, int] = {}
-    stretch, previous = 0, -1
     for position in accepted:
         node = section.items[position].node
-        stretch += position != previous + 1
-        previous = position
-        within = (node.path if pattern.module else "", stretch if pattern.run else 0)
         for tensor in (*node.reads, *node.writes):
-            key = (tensor, *within)
+            key = (tensor, node.path if pattern.module else "")
             if key in meeting:
                 parent[root(position)] = root(meeting[key])
             elif tensor in node.writes or pattern.siblings:
@@ -137,7 +149,30 @@ def _joined(section: Section, accepted: Sequence[int], pattern: Pattern) -> list
     return list(groups.values())
 
 
-def _own(section: Section, items: list[Item]) -> list[Item]:
+def _grown(section: Section, accepted: Sequence[int], pattern: Pattern) -> list[list[int]]:
+    """Accepted positions in groups that grow along the order of execution, as long as one kernel can stand for all."""
+    groups: list[list[int]] = []
+    meeting: dict[object, int] = {}  # by tensor: the group that last wrote it, or, between siblings, read it
+    for position in accepted:
+        node = section.items[position].node
+        module = node.path if pattern.module else ""
+        near = {meeting[t, module] for t in (*node.reads, *node.writes) if (t, module) in meeting}
+        newest = sorted(near, reverse=True)
+        for choice in [newest, *([n] for n in newest), []]:
+            together = sorted([*(p for n in choice for p in groups[n]), position])
+            if not choice or _place(section, [section.items[p] for p in together]) is not None:
+                break
+        for n in choice:
+            groups[n] = []
+        groups.append(together)
+        for p in together:
+            member = section.items[p].node
+            for tensor in (*member.writes, *(member.reads if pattern.siblings else ())):
+                meeting[tensor, module] = len(groups) - 1
+    return [group for group in groups if group]
+
+
+def _own(items: list[Item]) -> list[Item]:
     """Without nodes that update what somebody else made: they belong to whoever made it."""
     while True:
         made: set[int] = set()
@@ -168,7 +203,7 @@ def _replace(state: Fusing, section: Section, rule: Rule, pattern: Pattern, memb
         return False
     written = list(dict.fromkeys(t for node in nodes for t in node.writes))
     outputs = tuple(t for t in written if not state.only_within(section, t, nodes))
-    inputs = tuple(t for t in _external(nodes) if t not in outputs)
+    inputs = tuple(_external(nodes))
     results = tuple(t for t in outputs if not state.only_within(section, t, nodes, pattern.phase))
     match = Match(state.draft, section, nodes, inputs, outputs, results or outputs)
     op = pattern.kernel(match) if inputs and outputs else None
@@ -180,7 +215,7 @@ def _replace(state: Fusing, section: Section, rule: Rule, pattern: Pattern, memb
         item.change(source="")
     place.node = node
     state.count(section, node, 1)
-    state.fused.append(Fused(section, place, nodes, rule.remakes, pattern.in_place))
+    state.fused.append(Fused(section, place, match, pattern, rule.remakes))
     if rule.lets_go and pattern.phase == "forward":
         _let_go(state, section, match)
     return True
@@ -219,7 +254,19 @@ def _place(section: Section, members: Sequence[Item]) -> Item | None:
     return members[-1] if late else members[0] if early else None
 
 
-def _kernel(op: object, rule: Rule, match: Match) -> Node:
+def _settle(state: Fusing, kernel: Fused) -> None:
+    """Size the kernel by what it now reads and writes; what nobody reads any more, it does not write."""
+    section, node = kernel.section, kernel.item.node
+    kernel.item.change(writes=tuple(t for t in node.writes if not state.only_within(section, t, ())))
+    node = kernel.item.node
+    results = tuple(t for t in kernel.match.results if t in node.writes) or node.writes
+    match = replace(kernel.match, inputs=node.reads, outputs=node.writes, results=results)
+    op = kernel.pattern.kernel(match) if node.reads and node.writes else None
+    if op is not None and int(op.cost.bytes) <= node.bytes_moved:
+        kernel.item.change(op=op, bytes_moved=int(op.cost.bytes))
+
+
+def _kernel(op: Op, rule: Rule, match: Match) -> Node:
     nodes = match.nodes
     host = HostCalls(modules=sum(n.host.modules for n in nodes), autograd=int(any(n.host.autograd for n in nodes)))
     return replace(
@@ -229,7 +276,7 @@ def _kernel(op: object, rule: Rule, match: Match) -> Node:
         path=_common([node.path for node in nodes]),
         reads=match.inputs,
         writes=match.outputs,
-        bytes_moved=int(op.cost.bytes),  # type: ignore[attr-defined]
+        bytes_moved=int(op.cost.bytes),
         frees=(),
         host=host,
     )

@@ -2,11 +2,12 @@
 
 A :class:`Rule` has one :class:`Pattern` per form (forward, backward). A pattern says which nodes may belong
 (``members``), which must be there (``needs``), in which modules (``path``), and what the kernel is (``kernel``: from a
-:class:`Match` to an op). Nodes are named by their source without namespace (``mul``, ``rsqrt``); a matrix product by its
-layout (``gemm.nt`` a Linear, ``gemm.nn`` the gradient of its input, ``gemm.tn`` of its weight).
+:class:`Match` to an op). Nodes are named by their source without namespace (``mul``, ``rsqrt``); a matrix product by
+its layout (``gemm.nt`` a Linear, ``gemm.nn`` the gradient of its input, ``gemm.tn`` of its weight).
 
-Members belong together when one writes what another reads, or, in a pattern with ``siblings``, when both read the same
-tensor; with ``module`` only within one module, and with ``run`` only without a node in between that is no member.
+Members belong together when one writes what another reads, or, in a pattern with ``siblings``, when both read the
+same tensor; with ``module`` only within one module. All that hangs together is one match, or, in a pattern with
+``grow``, as much of it as one kernel can do at one place in the order.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import numpy as np
 
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import Op
@@ -61,7 +64,8 @@ class Pattern:
     """One form of a rule. ``kernel`` may decline a match with None.
 
     ``in_place``: the kernel's result overwrites its largest input where size and dtype agree. ``reads`` is a pattern
-    that the module which made one of the inputs must match (``rotary``); ``drop``: the nodes vanish without a kernel.
+    that the module which made one of the inputs must match (``rotary``). ``updates``: members may update in place what
+    others made (a residual stream).
     """
 
     members: tuple[str, ...]
@@ -71,7 +75,8 @@ class Pattern:
     phase: str = "forward"
     siblings: bool = False
     module: bool = False
-    run: bool = False
+    grow: bool = False
+    updates: bool = False
     in_place: bool = False
     reads: str = ""
 
@@ -82,13 +87,15 @@ class Rule:
 
     ``remakes``: the backward kernel computes the forward kernel's intermediates again from its inputs, so that these
     are kept instead of them. ``lets_go``: the largest input of the forward kernel is nobody's after its last use,
-    even where the traced step held on to it (logits that a model returns).
+    even where the traced step held on to it (logits that a model returns). ``rewrite`` is for what is no kernel: it
+    changes the draft itself, and the flags by tensor of what the step lets go of, and says whether it did.
     """
 
     name: str
-    patterns: tuple[Pattern, ...]
+    patterns: tuple[Pattern, ...] = ()
     remakes: bool = True
     lets_go: bool = False
+    rewrite: Callable[[Draft, np.ndarray], bool] | None = None
 
 
 def name_of(node: Node) -> str:

@@ -15,19 +15,20 @@ import numpy as np
 
 from ..graph import Node
 from .draft import Draft, Item, Section
+from .patterns import Match, Pattern
 
 SMALL = 16  # what is this many times smaller than a kernel's largest input is a statistic, and kept
 
 
 @dataclass
 class Fused:
-    """A kernel that took the place of ``nodes``, whether its intermediates can be made again, its result in place."""
+    """A kernel in the place of what a pattern matched, and whether its intermediates can be made again."""
 
     section: Section
     item: Item
-    nodes: tuple[Node, ...]
+    match: Match
+    pattern: Pattern
     remakes: bool
-    in_place: bool
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def _sources(draft: Draft, kernel: Fused, tensor: int, intermediates: Iterable[i
     wanted, seen = [tensor], {tensor}
     while wanted:
         current = wanted.pop()
-        for node in kernel.nodes:
+        for node in kernel.match.nodes:
             if current in node.writes:
                 fresh = [t for t in node.reads if t not in seen]
                 seen.update(fresh)

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable
 
 from ...datasets.ops import Op, make_op
 from ..plan import PlanError
+from .bookkeeping import accumulate, compute_once, skip_fills
 from .custom import load
-from .patterns import Match, Pattern, Rule
+from .patterns import Match, Pattern, Rule, matches_path
 
 ADDS = ("add", "add_")
 POINTWISE = (
@@ -23,6 +24,12 @@ POINTWISE = (
 )
 REDUCTIONS = ("mean", "sum", "var", "amax", "linalg_vector_norm")
 NORM = r"norm|(^|\.)ln(_|\.|$|\d)|layernorm"
+NORM_OR_LAYER = rf"{NORM}|(^|\.)\d+$"
+COMPILED = (
+    *(*POINTWISE, *REDUCTIONS, "tanh", "pow", "_softmax", "_log_softmax", "_softmax_backward_data"),
+    *("_log_softmax_backward_data", "nll_loss_forward", "nll_loss_backward", "bernoulli_", "ones_like", "zeros_like"),
+    *("native_layer_norm", "native_layer_norm_backward", "embedding", "constant_pad_nd", "le", "gt", "ne", "eq"),
+)
 MLP = r"mlp|ffn|feed_forward|expert"
 
 
@@ -128,6 +135,69 @@ def _joint(match: Match) -> Op | None:
     return sample.replace(inputs=max(int((total - sample.cost.write_bytes) // one), 0))
 
 
+def _added_norm(match: Match) -> Op | None:
+    """A norm that adds the residual stream on its way in (forward) or out (backward): nothing else hangs on it."""
+    norms = [n.op for n in match.nodes if n.op is not None and "norm" in n.op.kind]
+    adds = [n for n in match.nodes if n.source.endswith(("add", "add_")) and not matches_path(NORM, n.path)]
+    backward = match.nodes[0].phase == "backward"
+    inner = norms[0] if norms else _rows("rms_norm_backward" if backward else "rms_norm")(match)
+    if inner is None or len(norms) > 1 or not (adds or backward):
+        return None
+    return _joint(match)
+
+
+def _activation(direction: str) -> Callable[[Match], Op | None]:
+    """GELU in one kernel, or, where a second full-size input is multiplied in, a gated one (GeGLU)."""
+
+    def kernel(match: Match) -> Op | None:
+        if not any(matches_path("tanh|gelu|erf|relu", n.source) for n in match.nodes):
+            return None
+        main = match.largest(match.results)
+        size = match.elements(main)
+        cols = _width(match) if match.find("elementwise") else size
+        wide = [t for t in match.inputs if match.elements(t) >= size]
+        rows = max(size // cols, 1)
+        gated = len(wide) > (2 if direction else 1)
+        dtype, out_dtype = match.formats()
+        kind = ("silu_mul" if gated else "gelu") + direction
+        return make_op(kind, rows=rows, cols=size // rows, dtype=dtype, out_dtype=out_dtype)
+
+    return kernel
+
+
+def _epilogue(match: Match) -> Op | None:
+    """The one product of the match, whose epilogue adds or sums a bias."""
+    products = [n for n in match.nodes if n.op is not None and n.op.kind == "gemm"]
+    if len(products) != 1:
+        return None
+    extra = [t for t in match.inputs if t not in products[0].reads]
+    result = max(match.elements(t) for t in products[0].writes)
+    return products[0].op if all(match.elements(t) * 16 <= result for t in extra) else None
+
+
+def _route(match: Match) -> Op | None:
+    """Scores to chosen experts and their weights: experts of the widest choice, k of the last."""
+    choices = [n.op for n in match.nodes if n.op is not None and n.op.kind == "moe_route"]
+    if not choices:
+        return None
+    return choices[-1].replace(experts=max(op.experts for op in choices))
+
+
+def _permute(match: Match) -> Op | None:
+    """Rows to experts or back: by which side of the kernel is as wide as all copies."""
+    moves = [n.op for n in match.nodes if n.op is not None and n.op.kind == "moe_permute"]
+    if not moves:
+        return None
+    move = max(moves, key=lambda op: op.tokens * op.topk * op.hidden)
+    copies, hidden = move.tokens * move.topk, move.hidden
+    into = max(match.elements(t) for t in match.inputs) // hidden
+    out = max(match.elements(t) for t in match.results) // hidden
+    tokens, direction = (into, "permute") if out >= copies > into else (out, "unpermute")
+    if not tokens or copies % tokens:
+        return move
+    return move.replace(tokens=tokens, topk=copies // tokens, direction=direction)
+
+
 # --- the rules -------------------------------------------------------------------------------------------
 
 
@@ -157,49 +227,173 @@ def _cross_entropy(name: str, casts: tuple[str, ...], in_place: bool) -> Rule:
     return Rule(name, (forward, backward), lets_go=True)
 
 
+TURNS = (*POINTWISE, "sum", "zeros_like", "new_zeros")
 NORM_MEMBERS = (*POINTWISE, *REDUCTIONS)
+ACTIVATION = (
+    "mul",
+    "pow",
+    "add",
+    "add_",
+    "tanh",
+    "gelu",
+    "erf",
+    "tanh_backward",
+    "gelu_backward",
+    "cat",
+    "relu",
+    "_to_copy",
+)
+DROPOUT = ("bernoulli_", "div_", "mul", *ADDS, "native_dropout", "native_dropout_backward")
+ROUTER = (
+    *NORM_MEMBERS,
+    "_softmax",
+    "_softmax_backward_data",
+    "bitwise_not",
+    "topk",
+    "gather",
+    "scatter",
+    "scatter_",
+    "new_zeros",
+    "zeros_like",
+    "zeros",
+    "scatter_add_",
+)
+SORTS = (
+    "sort",
+    "argsort",
+    "floor_divide",
+    "index",
+    "_to_copy",
+    "histc",
+    "bincount",
+    "cumsum",
+    "arange",
+    "clone",
+    "expand",
+)
+PERMUTE = (
+    *SORTS,
+    "index_put_",
+    "_index_put_impl_",
+    "new_zeros",
+    "mul",
+    "sum",
+    "index_add_",
+    "zeros_like",
+    "div",
+    "view",
+)
+GATES = r"(gate|router)(\.\w+)?$"
+
+
+def _both(
+    forward: tuple[tuple[str, ...], Callable[[Match], Op | None], tuple[str, ...]],
+    backward: tuple[tuple[str, ...], Callable[[Match], Op | None], tuple[str, ...]],
+    **settings: object,
+) -> tuple[Pattern, Pattern]:
+    """A pattern for each direction, otherwise alike."""
+    ahead = Pattern(*forward, **settings)  # type: ignore[arg-type]
+    return ahead, Pattern(*backward, phase="backward", **settings)  # type: ignore[arg-type]
+
 
 SHIPPED: tuple[Rule, ...] = (
+    Rule("int_bookkeeping", rewrite=compute_once),
+    Rule("zero_fill", rewrite=skip_fills),
+    Rule("gradient_accumulation", rewrite=accumulate),
+    Rule(
+        "add_norm",
+        _both(
+            ((*NORM_MEMBERS, "native_layer_norm"), _added_norm, ("add",)),
+            ((*NORM_MEMBERS, "native_layer_norm_backward"), _added_norm, ("add_",)),
+            path=NORM_OR_LAYER,
+            grow=True,
+            siblings=True,
+            updates=True,
+        ),
+    ),
     Rule(
         "rms_norm",
-        (
-            Pattern(NORM_MEMBERS, _rows("rms_norm"), ("rsqrt",), NORM, siblings=True, module=True),
-            Pattern(NORM_MEMBERS, _rows("rms_norm_backward"), ("sum",), NORM, "backward", True, True),
+        _both(
+            (NORM_MEMBERS, _rows("rms_norm"), ("rsqrt", "mean")),
+            (NORM_MEMBERS, _rows("rms_norm_backward"), ("sum",)),
+            path=NORM,
+            siblings=True,
+            module=True,
+        ),
+    ),
+    Rule(
+        "layer_norm",
+        _both(
+            (NORM_MEMBERS, _rows("layer_norm"), ("sub", "mean")),
+            (NORM_MEMBERS, _rows("layer_norm_backward"), ("sum",)),
+            path=NORM,
+            siblings=True,
+            module=True,
         ),
     ),
     Rule(
         "silu_mul",
-        (
-            Pattern(("silu", "mul"), _gated("silu_mul", "silu"), ("silu", "mul"), MLP),
-            Pattern(
-                ("silu_backward", "mul", "cat"),
-                _gated("silu_mul_backward", "silu_backward"),
-                ("silu_backward", "mul"),
-                MLP,
-                "backward",
-                siblings=True,
-            ),
+        _both(
+            (("silu", "mul"), _gated("silu_mul", "silu"), ("silu", "mul")),
+            (("silu_backward", "mul", "cat"), _gated("silu_mul_backward", "silu_backward"), ("silu_backward", "mul")),
+            path=MLP,
+            siblings=True,
         ),
     ),
     Rule(
+        "gelu",
+        _both((ACTIVATION, _activation(""), ()), (ACTIVATION, _activation("_backward"), ()), path=MLP, siblings=True),
+    ),
+    Rule(
         "rope",
-        (
-            Pattern(POINTWISE, _rope, ("mul",), r"attn|attention", siblings=True, reads=r"rotary|rope"),
-            Pattern(POINTWISE, _rope, ("mul",), r"attn|attention", "backward", siblings=True, reads=r"rotary|rope"),
+        _both(
+            (TURNS, _rope, ("mul",)),
+            (TURNS, _rope, ("mul",)),
+            path=r"attn|attention",
+            siblings=True,
+            module=True,
+            grow=True,
+            reads=r"rotary|rope",
         ),
+    ),
+    Rule(
+        "softcap",
+        _both(
+            (("div", "tanh", "mul"), _joint, ("tanh",)),
+            (("div", "tanh_backward", "mul"), _joint, ("tanh_backward",)),
+            grow=True,
+        ),
+    ),
+    Rule(
+        "dropout_add",
+        _both(
+            (DROPOUT, _joint, ("mul",)), (DROPOUT, _joint, ("mul",)), path="drop|^[^.]*(\\.[^.]*)*\\.\\d+$", grow=True
+        ),
+    ),
+    Rule(
+        "moe",
+        (
+            *_both((ROUTER, _route, ("topk",)), (ROUTER, _joint, ()), path=GATES, siblings=True, grow=True),
+            *_both(
+                (PERMUTE, _permute, ()), (PERMUTE, _permute, ()), path="expert", siblings=True, grow=True, updates=True
+            ),
+        ),
+        remakes=False,
     ),
     _cross_entropy("cross_entropy", ("_to_copy",), False),
     _cross_entropy("cross_entropy_in_place", ("_to_copy",), True),
     _cross_entropy("cross_entropy_fp32", (), True),
+    Rule(
+        "bias",
+        (
+            Pattern(("gemm.nt", "gemm.nn", *ADDS), _epilogue, ADDS[1:], module=True),
+            Pattern(("gemm.tn", "sum"), _epilogue, ("gemm.tn", "sum"), phase="backward", siblings=True, module=True),
+        ),
+        remakes=False,
+    ),
     _merge("qkv", r"\.(q|k|v|query|key|value)(_proj|_lin)?$"),
     _merge("gate_up", r"\.(gate_proj|up_proj|w1|w3)$"),
-    Rule(
-        "pointwise",
-        (
-            Pattern(NORM_MEMBERS, _joint, run=True),
-            Pattern(NORM_MEMBERS, _joint, phase="backward", run=True),
-        ),
-    ),
+    Rule("pointwise", _both((COMPILED, _joint, ()), (COMPILED, _joint, ()), grow=True, siblings=True, updates=True)),
 )
 
 
