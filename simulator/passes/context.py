@@ -1,0 +1,80 @@
+"""Context parallelism: ranks that share the tokens of every sequence, each with all weights.
+
+Whatever works on tokens does 1/cp of it; only attention needs what others hold (``parallel.cp_style``):
+
+- ``ring``: keys and values go round in cp - 1 exchanges beside the attention on those that have arrived, and
+  their gradients follow them home (Liu et al. 2023, arXiv 2310.01889);
+- ``allgather``: keys and values are gathered before, their gradients summed and scattered after (Llama 3,
+  arXiv 2407.21783, sec. 3.3.2);
+- ``ulysses``: an all-to-all hands each rank all tokens of 1/cp of the heads, another one takes them back (Jacobs et
+  al. 2023, arXiv 2309.14509).
+
+Under a causal mask the first tokens see little and the last ones much. With ``options["zigzag"]`` (the default) every
+rank holds an early and a late part, which makes all equal: rank r of cp has parts r and 2 cp - 1 - r. Without it the
+last rank decides. Weights' gradients are partial sums over the ``dp_cp`` group, which data parallelism adds up.
+"""
+
+from __future__ import annotations
+
+from ..graph import Graph
+from ..plan import Plan, PlanError
+from .attend import Attention, attention_of, gathered, ring, scattered_heads
+from .draft import Draft, Item, Section
+from .tokens import share_tokens
+
+STYLES = {"ring": ring, "allgather": gathered, "ulysses": scattered_heads}
+
+
+def context_parallel(graph: Graph, plan: Plan) -> Graph:
+    """What one of ``parallel.cp`` ranks does of a graph traced at the full length.
+
+    Unchanged for a single rank. PlanError where tokens or heads do not divide, and for steps of generation.
+    """
+    cp = plan.parallel.cp
+    if cp == 1:
+        return graph
+    calls = [found for node, _ in graph.weighted() if (found := attention_of(node)) is not None]
+    if not calls:
+        raise PlanError(f"parallel.cp={cp} shares out attention, and {graph.name} has no fused one; take parallel.cp=1")
+    length = max(call.seq_q for call in calls)
+    _check(calls, length, plan)
+    draft = Draft(graph)
+    share_tokens(draft, length, cp)
+    for section in draft.sections:
+        section.items = [made for item in section.items for made in _rewritten(draft, section, item, plan)]
+    return draft.graph()
+
+
+def _check(calls: list[Attention], length: int, plan: Plan) -> None:
+    cp, parts = plan.parallel.cp, plan.parallel.cp * (2 if zigzag(plan) else 1)
+    if any(call.seq_q != call.seq_kv for call in calls):
+        raise PlanError(f"parallel.cp={cp} shares out the tokens of a prompt, a step of generation has few; take cp=1")
+    if length % parts:
+        fits = max(d for d in range(1, cp + 1) if length % (d * parts // cp) == 0)
+        raise PlanError(f"sequences of {length} tokens cannot be cut into {parts} equal parts; take parallel.cp={fits}")
+    heads = min(call.heads_q for call in calls)
+    if plan.parallel.cp_style == "ulysses" and heads % cp:
+        fits = max(d for d in range(1, cp + 1) if heads % d == 0)
+        raise PlanError(f"parallel.cp={cp} does not divide {heads} heads (cp_style=ulysses); take parallel.cp={fits}")
+
+
+def zigzag(plan: Plan) -> bool:
+    """Whether each rank holds an early and a late part of a sequence; pointless where heads are shared out."""
+    return bool(plan.options.get("zigzag", True)) and plan.parallel.cp_style != "ulysses"
+
+
+def _rewritten(draft: Draft, section: Section, item: Item, plan: Plan) -> list[Item]:
+    """The items that take the place of one: attention with its communication, everything else as it is."""
+    call = attention_of(item.node)
+    if call is None:
+        return [item]
+    nodes, buffers = STYLES[plan.parallel.cp_style](draft, section, item.node, call, plan.group("cp"), zigzag(plan))
+    frees = item.node.frees
+    made = [Item(node) for node in nodes]
+    made[0].change(host=item.node.host)
+    made[-1].change(frees=tuple(sorted((*frees, *buffers))))
+    if item.first is not None:
+        made[-1].first = tuple(sorted((*item.first, *buffers)))
+    if item.last is not None:
+        made[-1].last = tuple(sorted((*item.last, *buffers)))
+    return made

@@ -1,0 +1,84 @@
+"""Who works on tokens: one rank's share of everything in a graph that grows with the length of sequences.
+
+Found by dataflow. What is made from token ids, or as long as a sequence out of nothing (positions), goes along tokens;
+so does what an op makes of it, unless the op sums over tokens (a weight's gradient). Weights, their gradients and the
+optimizer's state never do.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...datasets.dtypes import itemsize
+from ...datasets.ops import LAYOUT, Op
+from ..graph import ROLES, Node
+from .draft import Draft, Section
+from .split import axes, share
+
+ALONG = tuple(ROLES.index(role) for role in ("activation", "input", "cache"))
+ATTENTION = ("attention_prefill", "attention_backward", "mla_prefill")
+NORMS = ("rms_norm_backward", "layer_norm_backward")
+
+
+def share_tokens(draft: Draft, length: int, parts: int) -> None:
+    """Divide ops and tensors along tokens in place. Attention is left as it is; its tensors are divided.
+
+    ``length`` is that of one sequence: whatever lies along tokens is a multiple of it.
+    """
+    along = np.isin(draft.roles, ALONG) & (draft.roles == ROLES.index("input"))
+    along &= _elements(draft, np.arange(len(draft.sizes))) % length == 0
+    for section in draft.sections:
+        for item in section.items:
+            node = item.node
+            if not _works_on_tokens(draft, node, along, length):
+                continue
+            op, dim = node.op, token_dim(node.op, length) if node.op is not None else ""
+            if op is None or op.kind in ATTENTION:
+                item.change(bytes_moved=node.bytes_moved // parts if op is None else node.bytes_moved)
+            elif dim:
+                op = share(op, dim, parts)
+                item.change(op=op, bytes_moved=int(op.cost.bytes))
+            if op is None or op.kind in ATTENTION or dim:
+                for tensor in node.writes:
+                    if _lies_along(draft, section, tensor, node.op, length):
+                        along[section.ids(tensor)] = True
+    draft.sizes[along] //= parts
+
+
+def token_dim(op: Op, length: int) -> str:
+    """The dimension of an op that runs along tokens: a multiple of ``length``; empty when none is."""
+    if op.kind == "reduce":
+        candidates: tuple[str, ...] = ("outer", "length", "inner")
+    else:
+        candidates = axes(op).get("tokens", ())
+    return next((dim for dim in candidates if getattr(op, dim) % length == 0), "")
+
+
+def _elements(draft: Draft, ids: np.ndarray) -> np.ndarray:
+    widths = np.array([itemsize(name) for name in draft.dtype_names])
+    return np.round(draft.sizes[ids] / widths[draft.dtypes[ids]]).astype(np.int64)
+
+
+def _works_on_tokens(draft: Draft, node: Node, along: np.ndarray, length: int) -> bool:
+    """Whether a node reads something along tokens, or makes it out of constants alone."""
+    if node.phase == "optimizer":
+        return False
+    if any(along[t] for t in (*node.reads, *node.writes)):
+        return True
+    constant = all(ROLES[draft.roles[t]] == "buffer" for t in node.reads)
+    return constant and node.op is not None and bool(token_dim(node.op, length))
+
+
+def _lies_along(draft: Draft, section: Section, tensor: int, op: Op | None, length: int) -> bool:
+    if draft.roles[tensor] not in ALONG or (op is not None and _sums_over_tokens(op, length)):
+        return False
+    elements = int(_elements(draft, np.array([tensor]))[0])
+    if op is not None and op.kind in NORMS and elements < op.rows * op.cols:
+        return False  # gradients of the norm's own weights
+    return elements >= length and elements % length == 0
+
+
+def _sums_over_tokens(op: Op, length: int) -> bool:
+    if op.kind in ("gemm", "grouped_gemm"):
+        return LAYOUT.choices[op.layout] == "tn"
+    return op.kind == "embedding_backward" or (op.kind == "reduce" and op.outer == 1 and op.length % length == 0)
