@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "train": ("train", "fit predictors for a device, evaluate on unseen shapes, register in MLflow"),
     "predict": ("predict", "the latency of one op, or of every op in a file (shapes=FILE)"),
     "simulate": ("simulate", "one training or inference step of a model on a device"),
+    "validate": ("validate", "every row of a table of published results, simulated and scored"),
     "list": ("listing", "the devices, models, ops or predictors opcast knows"),
 }
 HYDRA_FLAGS = {
@@ -94,8 +95,10 @@ def run(verb: str, arguments: list[str]) -> int:
 
 
 def as_override(module: ModuleType, text: str) -> str:
-    """A bare word is the verb's subject (``opcast list devices``, ``opcast data check``)."""
+    """A bare word is the verb's subject (``opcast list devices``); ``ADDED`` settings need no ``+`` to be new."""
     subject = getattr(module, "SUBJECT", None)
+    if text.startswith(getattr(module, "ADDED", ())):
+        return f"++{text}"
     if subject and text and not text.startswith("-") and "=" not in text and text[0] not in "~+":
         return f"{subject}={text}"
     for group, free in getattr(module, "FREE_CHOICE", {}).items():

@@ -88,7 +88,8 @@ class Group(NamedTuple):
 class Stack:
     """What a framework does with a plan. One YAML per framework in ``conf/stack``; figures are bytes and flags.
 
-    ``fusion`` names rules of :mod:`.passes.fuse`. ``master_weights`` keeps fp32 copies beside 16-bit weights;
+    ``fusion`` names rules of :mod:`.passes.fuse`; ``attention`` is ``fused`` (FlashAttention) or ``unfused`` (two products
+    and a softmax). ``master_weights`` keeps fp32 copies beside 16-bit weights;
     ``gradient_dtype`` and ``moment_dtype`` are ``same`` (as the weights) or a dtype; with ``fused_gradients`` products
     add weight gradients straight into those of that dtype. ``gradient_clipping`` scales by the norm. ``overlap`` names
     the groups whose communication runs beside compute (``dp``, ``tp``, ``ep``, ``cp``, ``pp``; ``dp_gather``: ZeRO-1
@@ -101,6 +102,7 @@ class Stack:
     id: str = "torch"
     name: str = "PyTorch"
     fusion: tuple[str, ...] = ()
+    attention: str = "fused"
     master_weights: bool = False
     gradient_dtype: str = "same"
     moment_dtype: str = "same"

@@ -1,0 +1,30 @@
+"""Tables of published results: one row is one run with what is needed to simulate it, and what was measured.
+
+Others use :func:`read_table`, the rows it returns, :func:`.dimensions.dimensions_of` and :class:`TruthError`.
+"""
+
+from .rows import (
+    Hardware,
+    InferenceRow,
+    Layout,
+    OperatorRow,
+    Row,
+    Table,
+    TrainingRow,
+    TruthError,
+    Unsupported,
+)
+from .tables import read_table
+
+__all__ = [
+    "Hardware",
+    "InferenceRow",
+    "Layout",
+    "OperatorRow",
+    "Row",
+    "Table",
+    "TrainingRow",
+    "TruthError",
+    "Unsupported",
+    "read_table",
+]

@@ -1,0 +1,109 @@
+"""One line of a table as typed values: blanks are defaults, what cannot be read is said with its column."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .rows import TruthError
+
+BLANK = {"", "nan", "none", "null", "n/a", "-"}
+
+# Published name of a number format -> (dtype of weights and activations, format of the matrix products).
+PRECISIONS = {
+    "fp32": ("fp32", ""),
+    "tf32": ("fp32", "tf32"),
+    "bf16": ("bf16", ""),
+    "amp_bf16": ("bf16", ""),
+    "fp16": ("fp16", ""),
+    "fp8": ("bf16", "fp8"),
+    "fp8-cs": ("bf16", "fp8"),  # current scaling: one scale a tensor
+    "fp8-ds": ("bf16", "fp8"),  # delayed scaling
+    "fp8-tensorwise": ("bf16", "fp8"),
+    "fp8-rowwise": ("bf16", "fp8_rowwise"),
+    "fp8-sc": ("bf16", "fp8_block"),
+    "fp8-mx": ("bf16", "mxfp8"),
+    "mxfp8": ("bf16", "mxfp8"),
+    "mxfp8-rceil": ("bf16", "mxfp8"),
+    "nvfp4": ("bf16", "nvfp4"),
+    "fp4": ("bf16", "nvfp4"),
+    "int8": ("fp16", "int8"),
+}
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells of one line by column; ``line`` is its place in the file (the first after the head is 1)."""
+
+    values: Mapping[str, str]
+    line: int
+
+    @property
+    def id(self) -> str:
+        """What the row is called: its ``row_id`` or ``id``, else its place."""
+        return self.text("row_id") or self.text("id") or f"row {self.line}"
+
+    def has(self, *columns: str) -> bool:
+        """Whether none of the columns is blank."""
+        return all(self.text(column) for column in columns)
+
+    def text(self, column: str, default: str = "") -> str:
+        """The cell without blanks around it; the default where nothing was published."""
+        value = (self.values.get(column) or "").strip()
+        return default if value.lower() in BLANK else value
+
+    def number(self, column: str) -> float | None:
+        """The cell as a number, None where it is blank; TruthError for words and infinities."""
+        value = self.text(column)
+        if not value:
+            return None
+        try:
+            made = float(value)
+        except ValueError:
+            made = math.inf
+        if not math.isfinite(made):
+            raise TruthError(f"{column}={value!r} is not a number")
+        return made
+
+    def positive(self, column: str) -> float | None:
+        """The cell as a number above zero; TruthError for others."""
+        made = self.number(column)
+        if made is not None and made <= 0:
+            raise TruthError(f"{column}={made:g} must be positive")
+        return made
+
+    def whole(self, column: str, default: int = 1) -> int:
+        """The cell as a whole number; TruthError for fractions and negative ones."""
+        made = self.number(column)
+        if made is None:
+            return default
+        if made != int(made) or made < 0:
+            raise TruthError(f"{column}={made:g} is not a whole number")
+        return int(made)
+
+    def needed(self, column: str) -> int:
+        """The cell as a whole number of at least 1; TruthError where it is blank."""
+        made = self.whole(column, 0)
+        if made < 1:
+            raise TruthError(f"{column} is not published")
+        return made
+
+    def flag(self, column: str, default: bool = False) -> bool:
+        """The cell as true or false."""
+        return {"true": True, "1": True, "false": False, "0": False}.get(self.text(column).lower(), default)
+
+    @property
+    def said(self) -> str:
+        """All that a row says in words about where it comes from and what was run."""
+        columns = ("source", "gpu", "gpu_detail", "fabric", "extra", "scenario", "engine", "table")
+        return " | ".join(self.text(column) for column in columns if self.text(column))
+
+
+def precision_of(text: str) -> tuple[str, str]:
+    """(dtype, format of matrix products) of a published name; TruthError for one that nobody knows."""
+    name = re.sub(r"\(.*\)|\?", "", text).strip().lower()
+    if name not in PRECISIONS:
+        raise TruthError(f"precision {text!r} is not known" if text else "the precision is not published")
+    return PRECISIONS[name]

@@ -1,0 +1,40 @@
+"""Which framework ran a row: by what the row says about its source, to the name of a file in ``conf/stack``."""
+
+from __future__ import annotations
+
+import re
+
+# Words of a row -> framework. The first that is found counts.
+TRAINING = (
+    (r"vtrain|\bsc21\b|narayanan|korthikanti", "megatron2021"),
+    (r"simumax", "megatron_core"),
+    (r"megatron-bridge|megatron bridge", "megatron"),
+    (r"nemo automodel", "nemo_automodel"),
+    (r"mlperf|\bnemo\b", "nemo"),
+    (r"torchtitan|torchao", "torchtitan"),
+    (r"llm-foundry", "llm_foundry"),
+    (r"nanotron|ultrascale", "nanotron"),
+    (r"llama 3 herd", "llama3"),
+    (r"megatron", "megatron"),
+    (r"neusight|pytorch|\btorch\b", "torch"),
+)
+INFERENCE = (
+    (r"tensorrt-llm|trt-llm|trtllm|\bnim\b|\bnemo\b", "trtllm"),
+    (r"fastertransformer", "fastertransformer"),
+    (r"vllm|koyeb", "vllm"),
+    (r"neusight|pytorch|\btorch\b", "torch"),
+)
+
+
+def training_framework(said: str) -> str:
+    """The framework that a training row's words name, else Megatron."""
+    return _first(TRAINING, said, "megatron")
+
+
+def inference_framework(said: str) -> str:
+    """The engine that an inference row's words name, else TensorRT-LLM."""
+    return _first(INFERENCE, said, "trtllm")
+
+
+def _first(known: tuple[tuple[str, str], ...], said: str, default: str) -> str:
+    return next((name for pattern, name in known if re.search(pattern, said, re.IGNORECASE)), default)

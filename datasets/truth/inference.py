@@ -1,0 +1,118 @@
+"""Rows of inference tables: one static batch of fixed lengths. Serving and continuous batching are said to be such."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .cells import Cells, precision_of
+from .dimensions import dimensions_of
+from .frameworks import inference_framework
+from .hardware import hardware_of
+from .rows import Hardware, InferenceRow, Layout, TrainingRow, TruthError
+from .shapes import model_of
+
+GB_IN_GIB = 1e9 / 2**30
+QUEUED = {
+    "infer_serving": "served requests: needs the serving simulator",
+    "infer_max_throughput": "continuous batching at the highest rate: needs the serving simulator",
+}
+
+
+def inference_row(cells: Cells, folder: Path) -> InferenceRow:
+    """One static batch; TruthError says what keeps it from being simulated."""
+    alone = cells.whole("concurrency", 0) == 1  # one request at a time queues behind none
+    if cells.text("kind") in QUEUED and not alone:
+        raise TruthError(QUEUED[cells.text("kind")])
+    batch = 1 if alone else cells.needed("batch_size")
+    input_len, output_len = cells.needed("input_len_tokens"), cells.whole("output_len_tokens", 1)
+    devices = cells.needed("num_gpus")
+    hardware = hardware_of(cells, devices)
+    name, config = model_of(cells, folder, input_len + output_len)
+    precision, quantization = precision_of(cells.text("precision"))
+    layout = Layout(tp=cells.whole("tp"), pp=cells.whole("pp"), ep=cells.whole("ep"), dp=1)
+    if layout.tp * layout.pp != devices:
+        raise TruthError(f"tp x pp = {layout.tp * layout.pp} does not fill {devices} devices")
+    framework = inference_framework(cells.said)
+    return InferenceRow(
+        id=cells.id,
+        hardware=hardware,
+        measured=measurements(cells, output_len),
+        tags=tags(cells.text("precision"), name, config, hardware, layout, framework),
+        model=name,
+        config=config,
+        framework=framework,
+        layout=layout,
+        precision=precision,
+        quantization=quantization,
+        options={"kv_dtype": cells.text("kv_dtype").lower()} if cells.has("kv_dtype") else {},
+        batch=batch,
+        input_len=input_len,
+        output_len=max(output_len, 1),
+    )
+
+
+def measurements(cells: Cells, output_len: int) -> dict[str, float]:
+    """What a row measured, by quantity; TruthError where there is nothing to compare with."""
+    found: dict[str, float] = {}
+    if cells.has("status"):
+        found["fits"] = 0.0 if "oom" in cells.text("status").lower() else 1.0
+    whole = cells.positive("latency_ms")
+    columns = {"ttft": cells.positive("ttft_ms"), "tpot": cells.positive("itl_ms"), "e2e": whole}
+    if output_len <= 1 and whole:
+        columns = {"ttft": whole}
+    found |= {name: value for name, value in columns.items() if value}
+    rate = cells.positive("out_tokens_per_s_total")
+    if rate and not whole:
+        found["throughput"] = rate
+    if memory := cells.positive("mem_gb"):
+        found["peak_memory"] = memory * GB_IN_GIB
+    if not found:
+        raise TruthError("neither latency nor throughput is published")
+    return found
+
+
+def tags(
+    precision: str, name: str, config: Mapping[str, Any], hardware: Hardware, layout: Layout, framework: str
+) -> dict[str, str]:
+    """What rows are grouped by in reports."""
+    sizes = dimensions_of(config)
+    return {
+        "framework": framework,
+        "gpu": hardware.gpu,
+        "precision": precision,
+        "model": name,
+        "architecture": "MoE" if sizes is not None and sizes.experts else "dense",
+        "regime": f"tp{layout.tp}" if layout.tp > 1 else "one device",
+    }
+
+
+def whole_model_row(cells: Cells, folder: Path) -> InferenceRow | TrainingRow:
+    """One eager step of a whole model on one device (``mode`` inf or train, ``e2e_latency_ms``)."""
+    if cells.whole("num_gpus") > 1:
+        raise TruthError(f"option {cells.text('option')!r}: its precision and micro-batches are not published")
+    if "fusion" in cells.text("option"):
+        raise TruthError("option 'fusion': compiled kernels that are not published")
+    seq_len, batch = cells.needed("seq_len_tokens"), cells.needed("batch_size")
+    hardware = hardware_of(cells, 1)
+    name, config = model_of(cells, folder, seq_len)
+    precision, quantization = precision_of(cells.text("precision"))
+    millis = cells.positive("e2e_latency_ms")
+    if millis is None:
+        raise TruthError("e2e_latency_ms is not published")
+    common: dict[str, Any] = {
+        "id": cells.id,
+        "hardware": hardware,
+        "tags": tags(cells.text("precision"), name, config, hardware, Layout(), "torch"),
+        "model": name,
+        "config": config,
+        "framework": "torch",
+        "layout": Layout(dp=1),
+        "precision": precision,
+        "quantization": quantization,
+    }
+    if cells.text("mode") == "train":
+        measured = {"step_time": millis * 1e-3}
+        return TrainingRow(**common, measured=measured, seq_len=seq_len, global_batch=batch, micro_batch=batch)
+    return InferenceRow(**common, measured={"ttft": millis}, batch=batch, input_len=seq_len, output_len=1)

@@ -1,0 +1,155 @@
+"""What a row of a table says, in opcast's words and units, before anything simulates it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..ops import Op
+
+QUANTITIES = ("step_time", "peak_memory", "fits", "ttft", "tpot", "e2e", "throughput", "latency")
+
+
+class TruthError(ValueError):
+    """A file that is no table of results, or a row that cannot be read. The message says which and why."""
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """A row that is not simulated, and why."""
+
+    id: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The machine of a run: ids of ``conf/device`` and ``conf/cluster``, and figures in which it differs from them.
+
+    ``devices`` are spread over nodes as evenly as they come; ``cluster`` is empty where only an op was run.
+    """
+
+    gpu: str
+    device: str
+    cluster: str
+    devices: int
+    device_figures: Mapping[str, Any] = field(default_factory=dict)
+    cluster_figures: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Degrees of parallelism; ``dp`` 0 means whatever the devices leave, ``shard`` 0 all data ranks."""
+
+    tp: int = 1
+    pp: int = 1
+    vpp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    dp: int = 0
+    zero_stage: int = 0
+    shard: int = 0
+    sequence_parallel: bool = False
+
+    def __str__(self) -> str:
+        degrees = {"tp": self.tp, "pp": self.pp, "vpp": self.vpp, "cp": self.cp, "ep": self.ep, "dp": self.dp}
+        said = " ".join(f"{name}{value}" for name, value in degrees.items() if value > 1)
+        return (said or "one") + (f" zero{self.zero_stage}" if self.zero_stage else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What every row has. ``measured`` and ``peer`` (what another tool predicted) are by quantity.
+
+    Units: ``step_time`` s, ``peak_memory`` GiB, ``fits`` true or false, ``ttft``, ``tpot``, ``e2e`` ms, ``throughput``
+    tokens/s of all devices, ``latency`` ms. ``tags`` are what rows are grouped by.
+    """
+
+    id: str
+    hardware: Hardware
+    measured: Mapping[str, float]
+    peer: Mapping[str, float] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRow(Row):
+    """A run of a model. ``config`` is its transformers configuration; ``framework`` names a file of ``conf/stack``.
+
+    ``precision`` is the dtype of weights and activations, ``quantization`` the format of matrix products where it is
+    another (empty: the same).
+    """
+
+    model: str
+    config: Mapping[str, Any]
+    framework: str
+    layout: Layout
+    precision: str
+    quantization: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRow(ModelRow):
+    """A training step. Batches in sequences; ``recompute`` is none, selective or full."""
+
+    seq_len: int
+    global_batch: int
+    micro_batch: int
+    recompute: str = "none"
+
+    @property
+    def configuration(self) -> tuple[Any, ...]:
+        """What two runs share that are repeats of each other."""
+        return (
+            *(self.model, self.hardware.gpu, self.hardware.devices, self.precision, self.quantization, self.framework),
+            *(self.layout, self.seq_len, self.global_batch, self.micro_batch, self.recompute),
+            tuple(sorted((key, str(value)) for key, value in self.options.items())),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceRow(ModelRow):
+    """A static batch: ``batch`` prompts of ``input_len`` tokens, ``output_len`` new ones each (1: only the prompt)."""
+
+    batch: int
+    input_len: int
+    output_len: int
+
+    @property
+    def configuration(self) -> tuple[Any, ...]:
+        """What two runs share that are repeats of each other."""
+        return (
+            *(self.model, self.hardware.gpu, self.hardware.devices, self.precision, self.quantization, self.framework),
+            *(self.layout, self.batch, self.input_len, self.output_len),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorRow(Row):
+    """One op or collective on one device (or group). ``clock_mhz`` is the clock it was locked at, None: free."""
+
+    op: Op
+    clock_mhz: float | None = None
+
+    @property
+    def configuration(self) -> tuple[Any, ...]:
+        """What two runs share that are repeats of each other."""
+        return (self.op, self.hardware.gpu, self.clock_mhz, *sorted(self.hardware.cluster_figures.items()))
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of a file that can be simulated, and those that cannot, with reasons; ``kind`` is what they hold."""
+
+    name: str
+    kind: str
+    rows: tuple[Row, ...]
+    unsupported: tuple[Unsupported, ...]
+
+    @property
+    def count(self) -> int:
+        """All rows of the file."""
+        return len(self.rows) + len(self.unsupported)

@@ -1,0 +1,187 @@
+"""Which model a row means: a name in ``conf/model``, else ``model_dims.csv`` beside the table, else the row's columns.
+
+What a row publishes of a shape overrides what is known by name: the same model is trained with fewer layers, another
+vocabulary or untied embeddings.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from .cells import Cells
+from .rows import TruthError
+
+MODEL_DIRECTORY = Path(__file__).resolve().parents[2] / "conf" / "model"
+DIMENSIONS_FILE = "model_dims.csv"
+
+# Names of tables -> names in conf/model.
+ALIASES = {
+    "gpt3_xl": "gpt3_1_3b",
+    "gpt3_27": "gpt3_2_7b",
+    "opt_13": "opt_1_3b",
+    "moonlight_16b": "moonlight_16b_moe",
+}
+ENCODERS = r"bert|switch|\bt5"
+NAMES = {  # of a shape, per family of configurations
+    "gpt2": {
+        "layers": "n_layer",
+        "hidden": "n_embd",
+        "heads": "n_head",
+        "ffn_hidden": "n_inner",
+        "vocab": "vocab_size",
+    },
+    "": {
+        "layers": "num_hidden_layers",
+        "hidden": "hidden_size",
+        "heads": "num_attention_heads",
+        "kv_heads": "num_key_value_heads",
+        "ffn_hidden": "intermediate_size",
+        "vocab": "vocab_size",
+    },
+}
+
+
+def model_of(cells: Cells, folder: Path, seq_len: int) -> tuple[str, dict[str, Any]]:
+    """(name, transformers configuration) of a row's model; TruthError when nothing gives its shape.
+
+    ``folder`` is where the table lies, ``seq_len`` the positions that learned embeddings must have.
+    """
+    name = cells.text("model_canon") or cells.text("model")
+    if re.search(ENCODERS, name, re.IGNORECASE):
+        raise TruthError(f"{name} is no decoder: opcast simulates decoders")
+    config = shipped(name) or from_dimensions(folder, name)
+    if cells.has("num_params"):
+        config = counted(config, cells.needed("num_params"), seq_len)
+    if config is None and cells.has("layers", "hidden", "heads"):
+        config = {"model_type": "gpt2", "tie_word_embeddings": True}
+    if config is None:
+        raise TruthError(f"the model {name!r} is neither in conf/model nor in a {DIMENSIONS_FILE} beside the table")
+    return name, fitted(overlaid(config, cells), seq_len)
+
+
+@lru_cache(maxsize=256)
+def _read(path: Path) -> Mapping[str, Any]:
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return dict(yaml.load(path.read_text("utf-8"), Loader=loader)["config"])
+
+
+def shipped(name: str) -> dict[str, Any] | None:
+    """The configuration of a model that ships with opcast, by any spelling of its name."""
+    slug = re.sub(r"[-.\s]+", "_", name.strip().lower())
+    path = MODEL_DIRECTORY / f"{ALIASES.get(slug, slug)}.yaml"
+    return dict(_read(path)) if path.is_file() else None
+
+
+@lru_cache(maxsize=8)
+def _dimension_rows(folder: Path) -> Mapping[str, Mapping[str, str]]:
+    path = folder / DIMENSIONS_FILE
+    if not path.is_file():
+        return {}
+    with path.open(newline="", encoding="utf-8") as file:
+        return {row["model_canon"]: row for row in csv.DictReader(file) if row.get("model_canon")}
+
+
+def from_dimensions(folder: Path, name: str) -> dict[str, Any] | None:
+    """A transformers configuration of the family that a line of ``model_dims.csv`` describes."""
+    line = _dimension_rows(folder).get(name)
+    return configuration(Cells(line, 0)) if line else None
+
+
+def configuration(shape: Cells) -> dict[str, Any]:
+    """GPT-2 for ungated feed-forwards, else Llama and its relatives: Mixtral, Qwen3-MoE, GPT-OSS, DeepSeek."""
+    hidden, heads = shape.needed("hidden"), shape.needed("heads")
+    common = {"tie_word_embeddings": shape.flag("tied"), "vocab_size": shape.needed("vocab")}
+    if "ungated" in shape.text("act") or shape.text("act") == "gelu":
+        sizes = {"n_embd": hidden, "n_layer": shape.needed("layers"), "n_head": heads, "n_inner": None}
+        width = shape.whole("ffn_hidden", 4 * hidden)
+        return {"model_type": "gpt2", **common, **sizes, "n_inner": width, "tie_word_embeddings": True}
+    sizes = {
+        "hidden_size": hidden,
+        "num_hidden_layers": shape.needed("layers"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": shape.whole("kv_heads", heads),
+        "intermediate_size": shape.whole("ffn_hidden", shape.whole("moe_ffn", 4 * hidden)),
+    }
+    if shape.has("head_dim"):
+        sizes["head_dim"] = shape.needed("head_dim")
+    name, latent = shape.text("model_canon").lower(), "mla" in shape.text("attn").lower()
+    if latent:
+        return {"model_type": "deepseek_v3", **common, **sizes, **_latent(shape)}
+    if not shape.has("experts"):
+        kind = "qwen3" if "qwen3" in name else "qwen2" if "qwen2" in name else "llama"
+        return {"model_type": kind, **common, **sizes}
+    experts, topk, width = shape.needed("experts"), shape.needed("topk"), shape.needed("moe_ffn")
+    if "sliding" in shape.text("attn"):
+        own = {"num_local_experts": experts, "num_experts_per_tok": topk, "intermediate_size": width}
+        return {"model_type": "gpt_oss", **common, **sizes, **own}
+    if "qwen3" in name:
+        own = {"num_experts": experts, "num_experts_per_tok": topk, "moe_intermediate_size": width}
+        return {"model_type": "qwen3_moe", **common, **sizes, **own, "norm_topk_prob": True, "decoder_sparse_step": 1}
+    own = {"num_local_experts": experts, "num_experts_per_tok": topk, "intermediate_size": width}
+    return {"model_type": "mixtral", **common, **sizes, **own}
+
+
+def _latent(shape: Cells) -> dict[str, Any]:
+    """DeepSeek's attention and experts: ranks and widths stand in words (``q_lora 1536 kv_lora 512 …``)."""
+    said = shape.text("attn")
+
+    def rank(word: str, default: int | None) -> int | None:
+        found = re.search(rf"(?<![a-z_]){word}[ _]?(\d+)", said)
+        return int(found[1]) if found else default
+
+    return {
+        "q_lora_rank": rank("q_lora", None),
+        "kv_lora_rank": rank("kv_lora", 512),
+        "qk_nope_head_dim": rank("nope", 128),
+        "qk_rope_head_dim": rank("rope", 64),
+        "v_head_dim": rank("v", 128),
+        "n_routed_experts": shape.needed("experts"),
+        "num_experts_per_tok": shape.needed("topk"),
+        "moe_intermediate_size": shape.needed("moe_ffn"),
+        "n_shared_experts": shape.whole("shared_experts", 1),
+        "first_k_dense_replace": shape.whole("first_dense", 0),
+        "n_group": 1,
+        "topk_group": 1,
+    }
+
+
+def counted(config: dict[str, Any] | None, parameters: int, seq_len: int) -> dict[str, Any] | None:
+    """The configuration, or a GPT-2 of its size where only that has as many parameters as the row publishes.
+
+    Benchmarks of MPT ran with learned positions and biases instead of ALiBi: their counts say so.
+    """
+    if config is None or config.get("model_type") != "mpt":
+        return config
+    hidden, layers, vocab = config["d_model"], config["n_layers"], config["vocab_size"]
+    learned = layers * (12 * hidden**2 + 13 * hidden) + (vocab + seq_len + 2) * hidden
+    if learned != parameters:
+        return config
+    return {"model_type": "gpt2", "n_embd": hidden, "n_layer": layers, "n_head": config["n_heads"], "vocab_size": vocab}
+
+
+def overlaid(config: dict[str, Any], cells: Cells) -> dict[str, Any]:
+    """The configuration with the sizes that the row's own columns give."""
+    names = NAMES.get(str(config.get("model_type")), NAMES[""])
+    taken = dict(config)
+    for column, name in names.items():
+        if cells.has(column) and (name in config or config.get("model_type") == "gpt2"):
+            taken[name] = cells.needed(column)
+    if cells.has("tied_embeddings"):
+        taken["tie_word_embeddings"] = cells.flag("tied_embeddings")
+    return taken
+
+
+def fitted(config: dict[str, Any], seq_len: int) -> dict[str, Any]:
+    """The configuration with room for ``seq_len`` positions where they are learned."""
+    if config.get("model_type") == "gpt2":
+        return {**config, "n_positions": max(seq_len, 1)}
+    if int(config.get("max_position_embeddings") or seq_len) < seq_len:
+        return {**config, "max_position_embeddings": seq_len}
+    return config

@@ -1,0 +1,81 @@
+"""Reads a table of results. What it is about is told by its columns; every line becomes a row, or a reason."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+from ..clusters import ClusterError
+from ..devices import DeviceError
+from ..ops import OpError
+from .cells import Cells
+from .inference import inference_row, whole_model_row
+from .operators import collective_row, operator_row, profiled_gemm
+from .rows import Row, Table, TruthError, Unsupported
+from .training import training_row
+
+Reader = Callable[[Cells, Path], Row]
+LARGEST_BYTES = 1 << 28
+
+
+def _serving(cells: Cells, folder: Path) -> Row:
+    raise TruthError("served requests: needs the serving simulator")
+
+
+def _simulated(cells: Cells, folder: Path) -> Row:
+    raise TruthError("answers of another simulator on a network given by dimensions, not a measurement")
+
+
+# Columns that tell a kind of table -> (kind, reader of a line). The first that a file has all of counts.
+KINDS: tuple[tuple[frozenset[str], str, Reader], ...] = (
+    (frozenset({"collective", "busbw_GBps"}), "collective", collective_row),
+    (frozenset({"topology", "simulated_ns"}), "collective", _simulated),
+    (frozenset({"m", "n", "k", "latency_ms", "clock_Ghz"}), "operator", profiled_gemm),
+    (frozenset({"op", "M", "latency_ms"}), "operator", operator_row),
+    (frozenset({"mode", "e2e_latency_ms"}), "inference", whole_model_row),
+    (frozenset({"silicon_ttft_ms"}), "serving", _serving),
+    (frozenset({"input_len_tokens", "num_gpus"}), "inference", inference_row),
+    (frozenset({"param_opt_gib", "activation_gib"}), "memory", training_row),
+    (frozenset({"num_gpus", "seq_len_tokens"}), "training", training_row),
+)
+
+
+def read_table(path: Path, limit: int | None = None) -> Table:
+    """All lines of a CSV file as rows and reasons; ``limit`` takes the first so many.
+
+    TruthError for a file that cannot be read, or whose columns are not those of a table of results.
+    """
+    if path.suffix != ".csv":
+        raise TruthError(f"truth={path}: a table of results is a .csv file")
+    try:
+        if path.stat().st_size > LARGEST_BYTES:
+            raise TruthError(f"truth={path}: larger than {LARGEST_BYTES >> 20} MiB, which no table of results is")
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            columns = frozenset(reader.fieldnames or ())
+            lines = [line for _, line in zip(range(limit or 1 << 62), reader, strict=False)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise TruthError(f"truth={path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    kind, read = kind_of(path, columns)
+    if not lines:
+        raise TruthError(f"truth={path} holds no rows")
+    rows: list[Row] = []
+    unsupported: list[Unsupported] = []
+    for number, line in enumerate(lines, start=1):
+        cells = Cells({key: value for key, value in line.items() if isinstance(key, str)}, number)
+        try:
+            rows.append(read(cells, path.parent))
+        except (TruthError, DeviceError, ClusterError, OpError) as error:
+            unsupported.append(Unsupported(cells.id, str(error)))
+    return Table(path.stem, kind, tuple(rows), tuple(unsupported))
+
+
+def kind_of(path: Path, columns: frozenset[str]) -> tuple[str, Reader]:
+    """(kind, reader) of a table; TruthError names what the nearest kind lacks."""
+    for needed, kind, read in KINDS:
+        if needed <= columns:
+            return kind, read
+    needed, kind, _ = min(KINDS, key=lambda known: len(known[0] - columns) / len(known[0]))
+    lacks = ", ".join(sorted(needed - columns))
+    raise TruthError(f"truth={path}: no table of results; {kind} tables have the columns {lacks}, which it lacks")

@@ -1,0 +1,204 @@
+"""Rows of training tables: layout, batch, recomputation; step time from seconds, tokens/s or FLOP/s; peak memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .cells import Cells, precision_of
+from .dimensions import dimensions_of
+from .frameworks import training_framework
+from .hardware import hardware_of
+from .rows import Hardware, Layout, TrainingRow, TruthError
+from .shapes import model_of
+
+GB_IN_GIB = 1e9 / 2**30
+# Peak memory, first what torch's allocator counts. nanotron's "gb" are GiB, as its authors' plots have them.
+MEMORY = (
+    ("peak_mem_alloc_gib", 1.0),
+    ("peak_mem_gib", 1.0),
+    ("mem_allocated_peak_gb", 1.0),
+    ("peak_mem_alloc_gb", GB_IN_GIB),
+    ("peak_mem_gb", 1.0),
+)
+SHARDED_OPTIMIZER = {"megatron", "megatron_core", "nemo"}  # their recipes run the distributed optimizer
+
+
+def training_row(cells: Cells, folder: Path) -> TrainingRow:
+    """One training run; TruthError says what keeps it from being simulated."""
+    if "lora" in cells.text("kind") or cells.text("task") == "lora":
+        raise TruthError("LoRA: steps with frozen weights are not simulated yet")
+    if cells.whole("pp") > 1 and cells.text("after_pp_fix").lower() == "false":
+        raise TruthError("run before its pipeline engine was repaired (after_pp_fix is false)")
+    devices, seq_len = cells.needed("num_gpus"), cells.needed("seq_len_tokens")
+    hardware = hardware_of(cells, devices)
+    name, config = model_of(cells, folder, seq_len)
+    framework = training_framework(cells.said)
+    layout = layout_of(cells, devices, framework)
+    precision, quantization = precision_of(cells.text("precision") or "BF16")
+    micro_batch, global_batch = batches(cells, layout)
+    recompute, modules = recompute_of(cells.text("recompute"))
+    layout = sequence_parallel_of(cells, layout, framework)
+    measured = measurements(cells, config, global_batch, seq_len, devices)
+    return TrainingRow(
+        id=cells.id,
+        hardware=hardware,
+        measured=measured,
+        peer=peer(cells),
+        tags=tags(cells, name, config, hardware, layout, framework),
+        model=name,
+        config=config,
+        framework=framework,
+        layout=layout,
+        precision=precision,
+        quantization=quantization,
+        options=options(cells, modules),
+        seq_len=seq_len,
+        global_batch=global_batch,
+        micro_batch=micro_batch,
+        recompute=recompute,
+    )
+
+
+def layout_of(cells: Cells, devices: int, framework: str) -> Layout:
+    """Degrees of parallelism; TruthError where they are not published or do not fill the devices."""
+    if not cells.has("tp") and not cells.has("pp"):
+        raise TruthError("tp and pp are not published")
+    tp, pp, cp = cells.whole("tp"), cells.whole("pp"), cells.whole("cp")
+    if devices % (tp * pp * cp):
+        raise TruthError(f"tp x pp x cp = {tp * pp * cp} does not divide {devices} devices")
+    dp = devices // (tp * pp * cp)
+    shard = cells.whole("fsdp_shard", 0)
+    stage = re.match(r"\d", cells.text("zero_stage"))
+    zero = int(stage[0]) if stage else 0
+    if not stage:
+        zero = 3 if shard else 1 if framework in SHARDED_OPTIMIZER or "dist" in cells.text("optimizer") else 0
+    return Layout(
+        tp=tp,
+        pp=pp,
+        vpp=max(cells.whole("vp"), 1) if pp > 1 else 1,
+        cp=cp,
+        ep=cells.whole("ep"),
+        dp=dp,
+        zero_stage=zero,
+        shard=shard if 0 < shard < dp * cp else 0,
+    )
+
+
+def sequence_parallel_of(cells: Cells, layout: Layout, framework: str) -> Layout:
+    """The layout with sequence parallelism as published, else as the framework's recipes have it beside tp."""
+    usual = framework not in ("megatron2021", "torch")
+    said = "+SP" in cells.text("recompute") or cells.flag("sp", usual)
+    return Layout(**{**vars(layout), "sequence_parallel": said and layout.tp > 1})
+
+
+def batches(cells: Cells, layout: Layout) -> tuple[int, int]:
+    """(micro-batch, global batch) in sequences; a batch per data group gives the global one, one sequence a micro."""
+    group = cells.whole("lbs_seqs", 0) or cells.whole("batch_per_dp_group", 0)
+    whole = cells.whole("gbs_seqs", 0) or group * layout.dp
+    if not whole:
+        raise TruthError("the global batch is not published")
+    micro = cells.whole("mbs_seqs", 0) or (1 if group or layout.pp > 1 else whole // layout.dp)
+    if whole % (micro * layout.dp):
+        raise TruthError(f"a global batch of {whole} is no multiple of {micro} x {layout.dp} data ranks")
+    return micro, whole
+
+
+def recompute_of(text: str) -> tuple[str, tuple[str, ...]]:
+    """(policy, modules that a selective one names)."""
+    words = text.lower().split("(")[0].replace("+sp", "")
+    policy, _, modules = words.partition(":")
+    if policy not in ("selective", "full"):
+        return "none", ()
+    named = tuple(name for name in modules.split("+") if name and name != "none")
+    return ("none" if modules == "none" else policy), named
+
+
+def measurements(
+    cells: Cells, config: Mapping[str, Any], global_batch: int, seq_len: int, devices: int
+) -> dict[str, float]:
+    """What a row measured, by quantity; TruthError where there is nothing to compare with."""
+    found: dict[str, float] = {}
+    status = cells.text("status", "ok").lower()
+    if cells.has("status"):
+        found["fits"] = 0.0 if "oom" in status else 1.0
+    step = step_time(cells, config, global_batch, seq_len, devices)
+    if step:
+        found["step_time"] = step
+    for column, unit in MEMORY:
+        if value := cells.positive(column):
+            found["peak_memory"] = value * unit
+            break
+    states, activations = cells.positive("param_opt_gib"), cells.positive("activation_gib")
+    if states and activations:
+        found["peak_memory"] = states + activations
+    if not found:
+        share = cells.has("activation_pct_of_tp_baseline")
+        raise TruthError(
+            "activations are given as a share of another run's" if share else "neither time nor memory is published"
+        )
+    return found
+
+
+def step_time(cells: Cells, config: Mapping[str, Any], global_batch: int, seq_len: int, devices: int) -> float | None:
+    """Seconds of a step: as published, else from tokens/s, sequences/s, FLOP/s or MFU; None where nothing is."""
+    if step := cells.positive("step_time_s"):
+        return step
+    if rate := cells.positive("tokens_per_s_per_gpu"):
+        return global_batch * seq_len / (rate * devices)
+    if rate := cells.positive("seqs_per_s"):
+        return global_batch / rate
+    sizes = dimensions_of(config)
+    rate = cells.positive("model_tflops_per_s_per_gpu")
+    if rate and sizes:
+        return global_batch * seq_len * sizes.flops_per_token(seq_len) / (rate * 1e12 * devices)
+    return None
+
+
+def peer(cells: Cells) -> dict[str, float]:
+    """What another tool predicted, where the table carries it."""
+    named = {"step_time": "peer_step_time_s", "peak_memory": "peer_peak_mem_alloc_gib"}
+    return {quantity: value for quantity, column in named.items() if (value := cells.positive(column))}
+
+
+def options(cells: Cells, modules: tuple[str, ...]) -> dict[str, Any]:
+    """What a row says beyond the common columns, in the words of frameworks."""
+    made: dict[str, Any] = {}
+    if modules:
+        made["recompute_modules"] = modules
+    said = cells.text("extra").lower()
+    if "asynctp" in said:
+        made["async_tp"] = True
+    if "cp by all-to-all" in said:
+        made["cp_style"] = "ulysses"
+    if "interleaved" in said and cells.whole("pp") > 1:
+        made["interleaved"] = True
+    if "mp=pure" in said:
+        made["pure_16_bit"] = True  # Composer's PURE: weights, gradients and their sums in bf16
+    for word, name in (("_cg", "cuda_graph"), ("cuda graphs", "cuda_graph"), ("tokendrop", "token_drop")):
+        if word in said:
+            made[name] = True
+    if "ep overlap on" in said:
+        made["ep_overlap"] = True
+    return made
+
+
+def tags(
+    cells: Cells, name: str, config: Mapping[str, Any], hardware: Hardware, layout: Layout, framework: str
+) -> dict[str, str]:
+    """What rows are grouped by in reports."""
+    sizes = dimensions_of(config)
+    per_node = int(hardware.cluster_figures["devices_per_node"])
+    regime = "single node" if hardware.devices <= per_node else "multi-node"
+    if layout.tp > per_node:
+        regime = "TP across nodes"
+    return {
+        "framework": framework,
+        "gpu": hardware.gpu,
+        "precision": cells.text("precision", "BF16"),
+        "model": name,
+        "architecture": "MoE" if sizes is not None and sizes.experts else "dense",
+        "regime": regime,
+    }

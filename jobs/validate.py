@@ -1,0 +1,120 @@
+"""``opcast validate``: every row of a table of published results, simulated and scored."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..datasets.clusters import Cluster
+from ..datasets.devices import Device
+from ..datasets.truth import read_table
+from ..simulator.engines import Engine, build_engine
+from ..simulator.plan import stack_from_dict
+from ..simulator.validation import Setting, Validation, validate
+from . import resolve
+from .show import BadInputError, print_json, say, table, wants_json
+
+TAGS = 12  # groups of one tag that a person is shown
+ADDED = ("device.", "cluster.")
+
+
+def run(config: dict[str, Any]) -> int:
+    """Simulate the table's rows and print the errors; returns the exit code."""
+    as_json = wants_json(config)
+    if not config["truth"]:
+        raise BadInputError("name a table: `opcast validate truth=FILE.csv`")
+    limit = config["limit"]
+    if limit is not None and (not isinstance(limit, int) or limit < 1):
+        raise BadInputError(f"limit={limit!r} must be a whole number of at least 1")
+    read = read_table(Path(str(config["truth"])).expanduser(), limit)
+    with progress_bar(len(read.rows)) as advance:
+        found = validate(read, setting(config), str(config["rival"] or ""), bool(config["details"]), advance)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        show(found)
+    return 0
+
+
+def setting(config: Mapping[str, Any]) -> Setting:
+    """What the user chose for all rows."""
+
+    def engine(device: Device, cluster: Cluster | None) -> Engine:
+        stores, registries = resolve.stores(config), resolve.registries(config)
+        return build_engine(device, stores, registries, config["engine"]["order"], config.get("backend"), cluster)
+
+    return Setting(
+        engine=engine,
+        cache_dir=Path(config["graphs"]).expanduser(),
+        device=dict(config.get("device") or {}),
+        cluster=dict(config.get("cluster") or {}),
+        stack=stack_from_dict(config["stack"]) if config.get("stack") else None,
+    )
+
+
+@contextmanager
+def progress_bar(rows: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal's stderr; nothing elsewhere."""
+    if not sys.stderr.isatty() or not rows:
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("simulating", total=rows)
+        yield lambda done: bar.advance(task, done)
+
+
+def show(found: Validation) -> None:
+    """Errors, what they stand beside, groups, and the reasons of rows left out, as tables."""
+    heads = ("", "rows", "median %", "mean %", "p90 %", "max %", "bias %")
+    rows = list(lines("opcast", found.metrics))
+    if found.baseline is not None:
+        rows += lines("constant MFU", found.baseline["metrics"])
+        rows += lines("opcast on these", found.baseline["opcast_on_same_rows"])
+    rows += lines("repeats (noise floor)", found.noise_floor)
+    if found.rival is not None:
+        rows += lines(f"rival {found.rival.name}", found.rival.metrics)
+        rows += lines("opcast on these", found.rival.opcast)
+    table(f"{found.table}: {found.simulated} of {found.rows} rows simulated, {found.kind}", heads, rows)
+    for tag, groups in found.by_group.items():
+        if len(groups) > 1:
+            shown = list(groups.items())[:TAGS]
+            table(f"by {tag}", heads, [line for value, metrics in shown for line in lines(value, metrics)])
+    if found.rank_correlation is not None:
+        median, mean = found.rank_correlation["median"], found.rank_correlation["mean"]
+        say(f"rank correlation of layouts of one model: median {median:.2f}, mean {mean:.2f}")
+    if found.per_row is not None:
+        show_rows(found.per_row)
+    for why, count in Counter(row.why for row in found.unsupported).most_common():
+        say(f"not simulated, {count} rows: {why}")
+
+
+def lines(name: str, metrics: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[object, ...]]:
+    """A line per quantity."""
+    for quantity, values in metrics.items():
+        if quantity == "fits":
+            parts = ", ".join(f"{key.removeprefix('accuracy_')} {values[key]:.1f}" for key in values if key != "n")
+            yield (f"{name}: fits", f"{values['n']:.0f}", parts.replace("accuracy", "right %"), "", "", "", "")
+            continue
+        figures = [values.get(key) for key in ("median_ape", "mean_ape", "p90_ape", "max_ape", "bias")]
+        yield (f"{name}: {quantity}", f"{values['n']:.0f}", *("" if f is None else f"{f:.1f}" for f in figures))
+
+
+def show_rows(rows: tuple[Mapping[str, Any], ...]) -> None:
+    """Every row and quantity, worst first."""
+    made = [
+        (row["id"], row.get("model", row.get("op", "")), row["devices"], row.get("layout", ""), name, values)
+        for row in rows
+        for name, values in row["quantities"].items()
+        if "ape" in values
+    ]
+    made.sort(key=lambda line: -line[-1]["ape"])
+    heads = ("row", "model", "devices", "layout", "quantity", "predicted", "measured", "APE %")
+    shown = [(*line[:5], f"{v['predicted']:.4g}", f"{v['measured']:.4g}", f"{v['ape']:.1f}") for *line, v in made]
+    table("every row, worst first", heads, shown)

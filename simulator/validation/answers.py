@@ -1,0 +1,139 @@
+"""What opcast predicts for the rows of a table: quantities by row, or why a row has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...datasets.clusters import Cluster
+from ...datasets.devices import Device
+from ...datasets.truth import InferenceRow, OperatorRow, Row, TrainingRow, Unsupported
+from ...models.power import Limits
+from ..engines import Engine
+from ..predict import predict_ops, with_power
+from ..report import StepReport
+from .cases import Setting, cluster_of, device_of, inference_case, training_case
+from .metrics import grouped
+
+Progress = Callable[[int], None]
+
+
+@dataclass
+class Answers:
+    """Predictions by row id and quantity, and the rows that have none."""
+
+    predicted: dict[str, dict[str, float]] = field(default_factory=dict)
+    unsupported: list[Unsupported] = field(default_factory=list)
+
+
+@dataclass
+class Engines:
+    """The engines of every device and cluster asked about, each built once."""
+
+    setting: Setting
+    built: dict[str, Engine] = field(default_factory=dict)
+
+    def of(self, device: Device, cluster: Cluster | None = None) -> Engine:
+        """The engine of a device in a cluster."""
+        key = f"{device!r} {cluster!r}"
+        if key not in self.built:
+            self.built[key] = self.setting.engine(device, cluster)
+        return self.built[key]
+
+
+def simulated(rows: Sequence[Row], setting: Setting, progress: Progress) -> Answers:
+    """Predictions of all rows: rows of one device and cluster together; ``progress`` is told how many are done."""
+    answers, engines = Answers(), Engines(setting)
+    steps = [row for row in rows if isinstance(row, (TrainingRow, InferenceRow))]
+    for members in grouped(steps, lambda row: (row.hardware.device, row.hardware.cluster, row.model)).values():
+        for row in members:
+            answered(answers, row, lambda row=row: step_quantities(row, setting, engines))  # type: ignore[misc]
+            progress(1)
+    ops = [row for row in rows if isinstance(row, OperatorRow)]
+    for alike in grouped(ops, lambda row: (row.hardware.device, row.hardware.devices, row.clock_mhz)).values():
+        operator_quantities(answers, alike, setting, engines)
+        progress(len(alike))
+    return answers
+
+
+def answered(answers: Answers, row: Row, ask: Callable[[], dict[str, float]]) -> None:
+    """Notes what ``ask`` gives for a row, or the reason that it gives nothing."""
+    try:
+        answers.predicted[row.id] = ask()
+    except ValueError as error:
+        if not type(error).__module__.startswith("opcast"):
+            raise
+        answers.unsupported.append(Unsupported(row.id, str(error)))
+
+
+def step_quantities(row: TrainingRow | InferenceRow, setting: Setting, engines: Engines) -> dict[str, float]:
+    """What a step's report says of the quantities that tables publish."""
+    if isinstance(row, TrainingRow):
+        from ..training import simulate_training
+
+        case = training_case(row, setting)
+        engine = engines.of(case.device, case.plan.cluster)
+        return training_quantities(
+            simulate_training(case.config, case.work, case.plan, case.device, engine, setting.cache_dir)
+        )
+    from ..inference import simulate_inference
+
+    case = inference_case(row, setting)
+    engine = engines.of(case.device, case.plan.cluster)
+    report = simulate_inference(case.config, case.work, case.plan, case.device, engine, setting.cache_dir)
+    return inference_quantities(report, row)
+
+
+def training_quantities(report: StepReport) -> dict[str, float]:
+    """Step time in s, peak memory in GiB, and whether it fits."""
+    return {
+        "step_time": report.step_time_s,
+        "peak_memory": report.memory.peak_gib,
+        "fits": float(report.fits),
+    }
+
+
+def inference_quantities(report: Any, row: InferenceRow) -> dict[str, float]:
+    """Latencies in ms, output tokens per second of all devices, peak memory in GiB, and whether it fits."""
+    named = {"ttft": report.ttft_ms, "tpot": report.tpot_ms, "e2e": report.e2e_ms}
+    made = {name: float(value) for name, value in named.items() if value is not None}
+    made["throughput"] = row.batch * row.output_len / report.e2e_ms * 1e3
+    return {**made, "peak_memory": report.memory.peak_gib, "fits": float(report.fits)}
+
+
+def operator_quantities(answers: Answers, rows: Sequence[OperatorRow], setting: Setting, engines: Engines) -> None:
+    """Latencies of ops that share device, group and clock, asked together; those it cannot run one by one."""
+    first = rows[0]
+    try:
+        device = device_of(first.hardware, setting)
+        cluster = cluster_of(first.hardware, setting) if first.hardware.devices > 1 else None
+        engine = engines.of(device, cluster)
+        limits = Limits(clock_mhz=first.clock_mhz)
+        found = predict_ops([row.op for row in rows], device, engine)
+        found = with_power(found, [row.op for row in rows], device, (), limits) if limits.asked else found
+    except ValueError as error:
+        if not type(error).__module__.startswith("opcast"):
+            raise
+        if len(rows) == 1:
+            answers.unsupported.append(Unsupported(first.id, str(error)))
+            return
+        for row in rows:
+            operator_quantities(answers, [row], setting, engines)
+        return
+    for row, each in zip(rows, found, strict=True):
+        answers.predicted[row.id] = {"latency": each.latency_us * 1e-3}
+
+
+def joined(predicted: Mapping[str, Mapping[str, float]], rows: Iterable[Row]) -> dict[str, list[tuple[float, float]]]:
+    """(predicted, measured) pairs by quantity, of rows that have both.
+
+    Where a run did not fit there is nothing to time: only ``fits`` counts.
+    """
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        for name, measured in row.measured.items():
+            value = predicted.get(row.id, {}).get(name)
+            if value is not None:
+                pairs.setdefault(name, []).append((value, measured))
+    return pairs

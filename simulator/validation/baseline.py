@@ -1,0 +1,52 @@
+"""What a spreadsheet would say: a constant MFU per GPU and number format, fitted on the other models of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ...datasets.devices import Device, DeviceError
+from ...datasets.truth import TrainingRow
+from ...datasets.truth.dimensions import dimensions_of
+from .metrics import Pair, grouped
+
+
+def constant_mfu(rows: Sequence[TrainingRow], devices: Mapping[str, Device]) -> dict[str, Pair]:
+    """(predicted, measured) seconds by row id, of rows whose time and FLOPs are known.
+
+    A row's MFU is that of the median over rows of other models on the same GPU in the same format; a row without any
+    such has no answer.
+    """
+    made: dict[str, Pair] = {}
+    for members in grouped(
+        utilised(rows, devices), lambda found: (found[0].hardware.gpu, format_of(found[0]))
+    ).values():
+        for row, ideal, _ in members:
+            others = [share for other, _, share in members if other.model != row.model]
+            if others:
+                made[row.id] = (ideal / float(np.median(others)), row.measured["step_time"])
+    return made
+
+
+def utilised(rows: Sequence[TrainingRow], devices: Mapping[str, Device]) -> list[tuple[TrainingRow, float, float]]:
+    """(row, seconds at peak rate, MFU) of the rows whose step time and FLOPs are known."""
+    found = []
+    for row in rows:
+        sizes = dimensions_of(row.config)
+        device = devices.get(row.hardware.device)
+        if "step_time" not in row.measured or sizes is None or device is None:
+            continue
+        try:
+            peak = device.tensor_rate(format_of(row))
+        except DeviceError:
+            continue
+        tokens = row.global_batch * row.seq_len / row.hardware.devices
+        ideal = tokens * sizes.flops_per_token(row.seq_len) / (peak * 1e12)
+        found.append((row, ideal, ideal / row.measured["step_time"]))
+    return found
+
+
+def format_of(row: TrainingRow) -> str:
+    """The format of a row's matrix products."""
+    return row.quantization or row.precision

@@ -1,0 +1,111 @@
+"""From a row of a table to what the simulator is asked: model, work, plan, device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ...datasets.clusters import Cluster, known_clusters, load_cluster
+from ...datasets.devices import Device, load_device
+from ...datasets.truth import Hardware, InferenceRow, TrainingRow
+from ...datasets.truth.hardware import spread
+from ..engines import Engine
+from ..plan import Parallel, Plan, Stack, load_stack
+from ..simulate import Work
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the user chose for all rows: engines, figures of devices and clusters that differ, a framework for all.
+
+    ``engine`` makes the engines of a device in a cluster (None: alone).
+    """
+
+    engine: Callable[[Device, Cluster | None], Engine]
+    cache_dir: Path | None = None
+    device: Mapping[str, Any] = field(default_factory=dict)
+    cluster: Mapping[str, Any] = field(default_factory=dict)
+    stack: Stack | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One question to the simulator."""
+
+    config: Mapping[str, Any]
+    work: Work
+    plan: Plan
+    device: Device
+
+
+def training_case(row: TrainingRow, setting: Setting) -> Case:
+    """A training row as a step; the errors of what it names, PlanError and WorkloadError."""
+    layout, cluster = row.layout, cluster_of(row.hardware, setting)
+    options = dict(row.options)
+    interleaved = options.pop("interleaved", False)
+    parallel = Parallel(
+        tp=layout.tp,
+        pp=layout.pp,
+        vpp=max(layout.vpp, 2 if interleaved else 1),
+        dp=layout.dp,
+        cp=layout.cp,
+        ep=layout.ep,
+        etp=layout.etp,
+        zero_stage=layout.zero_stage,
+        shard=layout.shard,
+        sequence_parallel=layout.sequence_parallel,
+        cp_style=options.pop("cp_style", "ring"),
+    )
+    plan = Plan(
+        parallel=parallel,
+        cluster=cluster,
+        stack=stack_of(row, setting),
+        recompute=row.recompute,
+        precision=row.precision,
+        quantization=row.quantization,
+        options=options,
+    )
+    work = Work("train", seq_len=row.seq_len, micro_batch=row.micro_batch, global_batch=row.global_batch)
+    return Case(row.config, work, plan, device_of(row.hardware, setting))
+
+
+def inference_case(row: InferenceRow, setting: Setting) -> Case:
+    """An inference row as a prompt or a generation; the errors of what it names, PlanError and WorkloadError."""
+    parallel = Parallel(tp=row.layout.tp, pp=row.layout.pp, ep=row.layout.ep, dp=1)
+    plan = Plan(
+        parallel=parallel,
+        cluster=cluster_of(row.hardware, setting),
+        stack=stack_of(row, setting),
+        precision=row.precision,
+        quantization=row.quantization,
+        options=dict(row.options),
+    )
+    kind = "generate" if row.output_len > 1 else "prefill"
+    work = Work(kind, batch=row.batch, input_len=row.input_len, output_len=row.output_len, cache="static")
+    return Case(row.config, work, plan, device_of(row.hardware, setting))
+
+
+def device_of(hardware: Hardware, setting: Setting) -> Device:
+    """The device of a row with the row's figures, then the user's."""
+    figures = {**hardware.device_figures, **setting.device}
+    known = load_device(hardware.device)
+    return Device.from_dict(known.to_dict() | figures) if figures else known
+
+
+def cluster_of(hardware: Hardware, setting: Setting) -> Cluster:
+    """The cluster of a row with the row's figures, then the user's; a plain server where none is shipped."""
+    if {"id", "device"} <= setting.cluster.keys():
+        chosen = Cluster.from_dict(setting.cluster)
+        return replace(chosen, **spread(chosen, hardware.devices))
+    figures = {**hardware.cluster_figures, **setting.cluster}
+    if hardware.cluster in known_clusters():
+        return replace(load_cluster(hardware.cluster), **figures)
+    link = "nvlink" if load_device(hardware.device).link_gbps else "pcie"
+    return replace(Cluster(hardware.cluster, hardware.cluster, hardware.device, link=link), **figures)
+
+
+def stack_of(row: TrainingRow | InferenceRow, setting: Setting) -> Stack:
+    """The user's framework, else the row's."""
+    return setting.stack or load_stack(row.framework)

@@ -1,0 +1,93 @@
+"""Errors of predictions: absolute percentage errors, bias, ranks of layouts, and the spread of repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+Item = TypeVar("Item")
+Pair = tuple[float, float]  # (predicted, measured)
+
+
+def errors(pairs: Sequence[Pair]) -> dict[str, float]:
+    """``n``, median, mean, 90th percentile and maximum of the APE, and the bias (mean signed error), in percent."""
+    predicted, measured = np.array(pairs, dtype=float).reshape(-1, 2).T
+    signed = (predicted - measured) / measured * 100.0
+    ape = np.abs(signed)
+    return {
+        "n": len(pairs),
+        "median_ape": float(np.median(ape)),
+        "mean_ape": float(ape.mean()),
+        "p90_ape": float(np.percentile(ape, 90)),
+        "max_ape": float(ape.max()),
+        "bias": float(signed.mean()),
+    }
+
+
+def verdicts(pairs: Sequence[Pair]) -> dict[str, float]:
+    """``n`` and ``accuracy`` of yes and no answers (percent), and how many of each kind were right.
+
+    ``accuracy_fits`` and ``accuracy_oom`` are over the runs that did and did not fit (absent where there is none).
+    """
+    predicted, measured = np.array(pairs, dtype=bool).reshape(-1, 2).T
+    right = predicted == measured
+    made = {"n": len(pairs), "accuracy": float(right.mean() * 100)}
+    for name, chosen in (("accuracy_fits", measured), ("accuracy_oom", ~measured)):
+        if chosen.any():
+            made[name] = float(right[chosen].mean() * 100)
+    return made
+
+
+def score(pairs: Mapping[str, Sequence[Pair]]) -> dict[str, dict[str, float]]:
+    """The errors of every quantity that has any pair."""
+    return {name: (verdicts if name == "fits" else errors)(found) for name, found in pairs.items() if found}
+
+
+def spearman(pairs: Sequence[Pair]) -> float | None:
+    """Rank correlation of predicted and measured, ties at their mean rank; None below three or without any order."""
+    if len(pairs) < 3:
+        return None
+    ranks = np.stack([_ranks(np.array(side, dtype=float)) for side in zip(*pairs, strict=True)])
+    if (np.ptp(ranks, axis=1) == 0).any():
+        return None
+    return float(np.corrcoef(ranks)[0, 1])
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Rank of each value from 0, equal ones at the mean of theirs."""
+    _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return (ends - (counts + 1) / 2)[where]
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Hashable]) -> dict[Any, list[Item]]:
+    """Items by a key, groups in order of first appearance."""
+    found: dict[Any, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
+def spread(values: Sequence[Sequence[float]]) -> dict[str, float] | None:
+    """How far repeats of one run lie apart: the APE of each against the median of the others, over groups of repeats.
+
+    It is the least error that a predictor of configurations can reach. None where nothing repeats.
+    """
+    apart = [
+        abs(value - other) / other * 100.0
+        for group in values
+        if len(group) > 1
+        for index, value in enumerate(group)
+        for other in [float(np.median([*group[:index], *group[index + 1 :]]))]
+    ]
+    if not apart:
+        return None
+    return {
+        "n": len(apart),
+        "groups": sum(len(group) > 1 for group in values),
+        "median_ape": float(np.median(apart)),
+        "mean_ape": float(np.mean(apart)),
+        "p90_ape": float(np.percentile(apart, 90)),
+    }

@@ -1,0 +1,86 @@
+"""What a validation found, ready for JSON: errors by quantity and group, and what they are to be judged beside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...datasets.truth import Unsupported
+
+Metrics = Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class RivalResult:
+    """Another tool's errors on the same rows; ``opcast`` are opcast's on the rows that both answered."""
+
+    name: str
+    metrics: Metrics
+    opcast: Metrics
+    unsupported: tuple[Unsupported, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "name": self.name,
+            "metrics": dict(self.metrics),
+            "opcast_on_same_rows": dict(self.opcast),
+            "unsupported": [vars(row) for row in self.unsupported],
+        }
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The answer of ``opcast validate``.
+
+    ``by_group`` is metrics by tag and its value. ``baseline`` is what a constant MFU scores beside opcast on the same
+    rows, ``rank_correlation`` Spearman's of layouts within a model, ``noise_floor`` the spread of repeats.
+    """
+
+    table: str
+    kind: str
+    rows: int
+    simulated: int
+    unsupported: tuple[Unsupported, ...]
+    metrics: Metrics
+    by_group: Mapping[str, Mapping[str, Metrics]]
+    baseline: Mapping[str, Any] | None = None
+    rank_correlation: Mapping[str, Any] | None = None
+    noise_floor: Metrics = field(default_factory=dict)
+    rival: RivalResult | None = None
+    per_row: tuple[Mapping[str, Any], ...] | None = None
+    wall_time_s: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; ``per_row`` and ``rival`` only where they were asked for."""
+        made: dict[str, Any] = {
+            "table": self.table,
+            "kind": self.kind,
+            "rows": self.rows,
+            "simulated": self.simulated,
+            "unsupported": [vars(row) for row in self.unsupported],
+            "metrics": dict(self.metrics),
+            "by_group": {tag: dict(groups) for tag, groups in self.by_group.items()},
+            "baseline": self.baseline,
+            "rank_correlation": self.rank_correlation,
+            "noise_floor": dict(self.noise_floor),
+            "wall_time_s": self.wall_time_s,
+        }
+        if self.rival is not None:
+            made["rival"] = self.rival.to_dict()
+        if self.per_row is not None:
+            made["per_row"] = [dict(row) for row in self.per_row]
+        return made
+
+    def to_pandas(self) -> Any:
+        """``per_row`` as a pandas DataFrame: a row per row and quantity (empty without details)."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            [
+                {"id": row["id"], "quantity": name, **values}
+                for row in self.per_row or ()
+                for name, values in row["quantities"].items()
+            ]
+        )

@@ -1,0 +1,150 @@
+"""Validate: every row simulated, scored, and put beside a baseline, the noise of repeats and a rival."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...datasets.devices import load_device
+from ...datasets.truth import Row, Table, TrainingRow
+from ..report import ape
+from .answers import Progress, joined, simulated
+from .baseline import constant_mfu
+from .cases import Setting
+from .metrics import grouped, score, spearman, spread
+from .result import Metrics, RivalResult, Validation
+from .rivals import ask_rival
+
+Predicted = Mapping[str, Mapping[str, float]]
+
+
+def validate(
+    table: Table,
+    setting: Setting,
+    rival: str = "",
+    details: bool = False,
+    progress: Progress = lambda done: None,
+) -> Validation:
+    """Simulate the rows of a table and score the answers; ``rival`` names a peer to ask too.
+
+    RivalError for a rival that does not exist or is not installed.
+    """
+    started = time.perf_counter()
+    ask = ask_rival(rival) if rival else None
+    answers = simulated(table.rows, setting, progress)
+    return Validation(
+        table=table.name,
+        kind=table.kind,
+        rows=table.count,
+        simulated=len(answers.predicted),
+        unsupported=(*table.unsupported, *answers.unsupported),
+        metrics=score(joined(answers.predicted, table.rows)),
+        by_group=by_group(answers.predicted, table.rows),
+        baseline=baseline(answers.predicted, table.rows),
+        rank_correlation=rank_correlation(answers.predicted, table.rows),
+        noise_floor=noise_floor(table.rows),
+        rival=compared(rival, ask(table.rows), answers.predicted, table.rows) if ask else None,
+        per_row=per_row(answers.predicted, table.rows) if details else None,
+        wall_time_s=time.perf_counter() - started,
+    )
+
+
+def by_group(predicted: Predicted, rows: Sequence[Row]) -> dict[str, dict[str, Metrics]]:
+    """Metrics by tag and value, of tags that tell rows apart."""
+    tags = dict.fromkeys(tag for row in rows for tag in row.tags)
+    made: dict[str, dict[str, Metrics]] = {}
+    for tag in tags:
+        groups = grouped((row for row in rows if tag in row.tags), lambda row: row.tags[tag])  # noqa: B023  used at once
+        scored = {value: score(joined(predicted, members)) for value, members in groups.items()}
+        made[tag] = {value: metrics for value, metrics in scored.items() if metrics}
+    return made
+
+
+def baseline(predicted: Predicted, rows: Sequence[Row]) -> dict[str, Any] | None:
+    """What a constant MFU scores, and opcast on the same rows; None where no row is a training step."""
+    steps = [row for row in rows if isinstance(row, TrainingRow)]
+    devices = {row.hardware.device: load_device(row.hardware.device) for row in steps}
+    pairs = constant_mfu(steps, devices)
+    ours = [
+        (predicted[row.id]["step_time"], pairs[row.id][1]) for row in steps if row.id in pairs and row.id in predicted
+    ]
+    if not pairs:
+        return None
+    return {
+        "name": "a constant MFU per GPU and format, fitted on the table's other models",
+        "metrics": score({"step_time": list(pairs.values())}),
+        "opcast_on_same_rows": score({"step_time": ours}),
+    }
+
+
+def rank_correlation(predicted: Predicted, rows: Sequence[Row]) -> dict[str, Any] | None:
+    """Spearman's correlation of the speeds of layouts of one model on as many devices; None without three of them."""
+    steps = [
+        row for row in rows if isinstance(row, TrainingRow) and "step_time" in row.measured and row.id in predicted
+    ]
+    found: dict[str, dict[str, float]] = {}
+    for (model, gpu, devices), members in grouped(
+        steps, lambda row: (row.model, row.hardware.gpu, row.hardware.devices)
+    ).items():
+        pairs = [
+            (
+                predicted[row.id]["step_time"] / row.global_batch / row.seq_len,
+                row.measured["step_time"] / row.global_batch / row.seq_len,
+            )
+            for row in members
+        ]
+        if len({str(row.layout) for row in members}) >= 3 and (value := spearman(pairs)) is not None:
+            found[f"{model} on {devices} {gpu}"] = {"n": len(pairs), "spearman": value}
+    if not found:
+        return None
+    values, weights = zip(*((each["spearman"], each["n"]) for each in found.values()), strict=True)
+    return {"median": float(np.median(values)), "mean": float(np.average(values, weights=weights)), "groups": found}
+
+
+def noise_floor(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """The spread of runs of the same configuration, by quantity."""
+    groups = grouped((row for row in rows if hasattr(row, "configuration")), lambda row: row.configuration)
+    made = {}
+    for name in dict.fromkeys(name for row in rows for name in row.measured if name != "fits"):
+        repeats = [[row.measured[name] for row in members if name in row.measured] for members in groups.values()]
+        if (found := spread(repeats)) is not None:
+            made[name] = found
+    return made
+
+
+def compared(
+    name: str, answered: tuple[Predicted, tuple[Any, ...]], predicted: Predicted, rows: Sequence[Row]
+) -> RivalResult:
+    """A rival's errors and opcast's on the rows and quantities that the rival answered."""
+    theirs, unsupported = answered
+    ours = {key: {q: v for q, v in predicted.get(key, {}).items() if q in values} for key, values in theirs.items()}
+    return RivalResult(name, score(joined(theirs, rows)), score(joined(ours, rows)), unsupported)
+
+
+def per_row(predicted: Predicted, rows: Sequence[Row]) -> tuple[dict[str, Any], ...]:
+    """Each simulated row with what was predicted and measured."""
+    made = []
+    for row in rows:
+        if row.id not in predicted:
+            continue
+        quantities: dict[str, dict[str, Any]] = {}
+        for name, measured in row.measured.items():
+            value = predicted[row.id].get(name)
+            if value is None:
+                continue
+            quantities[name] = {"predicted": value, "measured": measured}
+            quantities[name] |= {"right": value == measured} if name == "fits" else {"ape": ape(value, measured)}
+        made.append({"id": row.id, **described(row), "quantities": quantities})
+    return tuple(made)
+
+
+def described(row: Row) -> dict[str, Any]:
+    """What a row ran, in words."""
+    said: dict[str, Any] = {"devices": row.hardware.devices, **row.tags}
+    if isinstance(row, TrainingRow):
+        said |= {"layout": str(row.layout), "seq_len": row.seq_len, "recompute": row.recompute}
+        said |= {"micro_batch": row.micro_batch, "global_batch": row.global_batch}
+    return said

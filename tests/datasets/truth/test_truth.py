@@ -1,0 +1,259 @@
+"""Tables of published results: told by their columns, every line a row or a reason, units as opcast has them."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from pathlib import Path
+
+import pytest
+from opcast.datasets.truth import InferenceRow, OperatorRow, TrainingRow, TruthError, read_table
+from opcast.datasets.truth.cells import Cells, precision_of
+from opcast.datasets.truth.dimensions import dimensions_of
+from opcast.datasets.truth.hardware import hardware_of
+from opcast.datasets.truth.shapes import configuration, shipped
+
+STEP = {
+    "row_id": "a",
+    "kind": "train_dense_pretrain",
+    "model_canon": "llama3-8b",
+    "gpu_canon": "H100",
+    "num_gpus": "16",
+    "precision": "BF16",
+    "gbs_seqs": "64",
+    "mbs_seqs": "1",
+    "seq_len_tokens": "4096",
+    "tp": "2",
+    "pp": "1",
+    "step_time_s": "2.0",
+}
+
+
+def written(folder: Path, *rows: dict[str, str], name: str = "anything.csv") -> Path:
+    path = folder / name
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def one(folder: Path, **changes: str) -> TrainingRow:
+    table = read_table(written(folder, STEP | changes))
+    assert not table.unsupported, table.unsupported
+    row = table.rows[0]
+    assert isinstance(row, TrainingRow)
+    return row
+
+
+def why(folder: Path, **changes: str) -> str:
+    table = read_table(written(folder, STEP | changes))
+    assert not table.rows
+    return table.unsupported[0].why
+
+
+def test_a_step_is_read_with_its_layout_and_machine(tmp_path: Path) -> None:
+    row = one(tmp_path, source="Megatron-Bridge docs")
+    assert row.layout.dp == 8
+    assert row.layout.tp == 2
+    assert row.layout.zero_stage == 1
+    assert row.layout.sequence_parallel
+    assert row.hardware.device == "h100_sxm"
+    assert row.hardware.cluster_figures["nodes"] == 2
+    assert row.framework == "megatron"
+    assert row.measured == {"step_time": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds"),
+    [
+        ({"tokens_per_s_per_gpu": "1000"}, 64 * 4096 / 1000 / 16),
+        ({"seqs_per_s": "16"}, 4.0),
+        ({"tokens_per_s_per_gpu": "1000", "seqs_per_s": "16"}, 64 * 4096 / 1000 / 16),
+        ({"step_time_s": "3", "tokens_per_s_per_gpu": "1000"}, 3.0),
+    ],
+)
+def test_rates_become_step_times(tmp_path: Path, changes: dict[str, str], seconds: float) -> None:
+    assert one(tmp_path, **{"step_time_s": "", **changes}).measured["step_time"] == pytest.approx(seconds)
+
+
+def test_flops_become_step_times(tmp_path: Path) -> None:
+    row = one(tmp_path, step_time_s="", model_tflops_per_s_per_gpu="400")
+    sizes = dimensions_of(row.config)
+    assert sizes is not None
+    flops = 6 * 8.03e9 - 6 * 0.525e9 + 12 * 32 * 4096 * 4096  # all weights but the embedding's, and attention
+    assert sizes.flops_per_token(4096) == pytest.approx(flops, rel=0.01)
+    assert row.measured["step_time"] == pytest.approx(64 * 4096 * sizes.flops_per_token(4096) / 400e12 / 16)
+
+
+def test_memory_in_gb_and_gib(tmp_path: Path) -> None:
+    assert one(tmp_path, peak_mem_gib="40").measured["peak_memory"] == 40
+    assert one(tmp_path, peak_mem_alloc_gb="40").measured["peak_memory"] == pytest.approx(37.25, abs=0.01)
+
+
+def test_a_run_out_of_memory_is_a_verdict(tmp_path: Path) -> None:
+    assert one(tmp_path, status="OOM", step_time_s="").measured == {"fits": 0.0}
+    assert one(tmp_path, status="Success").measured == {"fits": 1.0, "step_time": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"gpu_canon": "TPU-V5P"}, "no figures of the GPU 'TPU-V5P'"),
+        ({"model_canon": "llama9-1b"}, "neither in conf/model"),
+        ({"model_canon": "bert-large"}, "no decoder"),
+        ({"tp": "3"}, "does not divide 16 devices"),
+        ({"gbs_seqs": "63"}, "no multiple of 1 x 8 data ranks"),
+        ({"gbs_seqs": ""}, "global batch is not published"),
+        ({"tp": "", "pp": ""}, "not published"),
+        ({"step_time_s": ""}, "neither time nor memory"),
+        ({"step_time_s": "-1"}, "must be positive"),
+        ({"step_time_s": "inf"}, "not a number"),
+        ({"step_time_s": "fast"}, "step_time_s='fast' is not a number"),
+        ({"num_gpus": "2.5"}, "not a whole number"),
+        ({"precision": "FP7"}, "precision 'FP7' is not known"),
+        ({"kind": "train_dense_lora"}, "LoRA"),
+        ({"pp": "2", "after_pp_fix": "False"}, "after_pp_fix"),
+    ],
+)
+def test_what_cannot_be_simulated_is_said(tmp_path: Path, changes: dict[str, str], said: str) -> None:
+    assert said in why(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("said", "zero"),
+    [("", 0), ("1", 1), ("3.0", 3), ("2-like (params kept)", 2)],
+)
+def test_zero_stages_in_words(tmp_path: Path, said: str, zero: int) -> None:
+    assert one(tmp_path, zero_stage=said, source="nanotron").layout.zero_stage == zero
+
+
+@pytest.mark.parametrize(
+    ("text", "formats"),
+    [("FP8-MX", ("bf16", "mxfp8")), ("NVFP4(bf16 tail)", ("bf16", "nvfp4")), ("BF16?", ("bf16", ""))],
+)
+def test_precisions(text: str, formats: tuple[str, str]) -> None:
+    assert precision_of(text) == formats
+
+
+def test_the_network_that_a_row_publishes() -> None:
+    def nic(gpus: int, **cells: str) -> float:
+        return hardware_of(Cells({"gpu_canon": "A100-80", **cells}, 1), gpus).cluster_figures["nic_gbps"]
+
+    assert nic(16, gpu="A100 (8 per node, NVLink; multi-node 800 Gb/s per node)") == 12.5
+    assert nic(16, source="A100 80GB with 1600 Gbps node-node interconnect") == 25
+    assert nic(16, gpu_detail="8/node NVLink, 400Gb/s RoCE per GPU") == 50
+
+
+def test_a_part_of_a_rack_is_one_domain() -> None:
+    figures = hardware_of(Cells({"gpu_canon": "GB200"}, 1), 256).cluster_figures
+    assert (figures["nodes"], figures["devices_per_node"]) == (4, 64)
+
+
+def test_a_table_beside_gives_dimensions_and_the_row_overrides_them(tmp_path: Path) -> None:
+    shape = {"model_canon": "mine", "layers": "4", "hidden": "256", "heads": "8", "kv_heads": "2", "ffn_hidden": "512"}
+    written(tmp_path, shape | {"vocab": "1000", "act": "swiglu", "tied": "False"}, name="model_dims.csv")
+    row = one(tmp_path, model_canon="mine", layers="6")
+    assert row.config["model_type"] == "llama"
+    assert (row.config["num_hidden_layers"], row.config["num_key_value_heads"]) == (6, 2)
+
+
+def test_no_table_is_told_from_one(tmp_path: Path) -> None:
+    for path, said in (
+        (written(tmp_path, {"a": "1", "b": "2"}), "no table of results"),
+        (tmp_path / "missing.csv", "cannot be read"),
+        (tmp_path, "a table of results is a .csv file"),
+    ):
+        with pytest.raises(TruthError, match=said):
+            read_table(path)
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x01")
+    with pytest.raises(TruthError, match="cannot be read"):
+        read_table(tmp_path / "binary.csv")
+
+
+# --- the public tables ---------------------------------------------------------------------------------
+
+KINDS = {
+    "train_nanotron_h100": ("training", TrainingRow, 900),
+    "train_llm_foundry_mpt": ("training", TrainingRow, 120),
+    "train_vtrain_a100": ("training", TrainingRow, 962),
+    "train_simumax_b200": ("training", TrainingRow, 22),
+    "train_torchtitan": ("training", TrainingRow, 16),
+    "memory_korthikanti22": ("memory", TrainingRow, 4),
+    "infer_fastertransformer_gpt": ("inference", InferenceRow, 200),
+    "infer_trtllm_static_v05_v071": ("inference", InferenceRow, 56),
+    "ops_llmcompass": ("operator", OperatorRow, 140),
+    "ncu_gemm_a100": ("operator", OperatorRow, 48),
+    "collectives": ("collective", OperatorRow, 50),
+    "serving_silicon": ("serving", OperatorRow, 0),
+}
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("name", KINDS)
+def test_public_tables_are_read_wherever_they_lie(name: str, reference_data: Path, tmp_path: Path) -> None:
+    truth = reference_data / "truth"
+    copy = Path(shutil.copy(truth / f"{name}.csv", tmp_path / "renamed.csv"))
+    shutil.copy(truth / "model_dims.csv", tmp_path)
+    table = read_table(copy)
+    kind, made, least = KINDS[name]
+    assert table.kind == kind
+    assert len(table.rows) >= least
+    assert all(isinstance(row, made) for row in table.rows)
+    with copy.open(newline="") as file:
+        assert table.count == sum(1 for _ in csv.DictReader(file))
+    assert all(row.why for row in table.unsupported)
+
+
+@pytest.mark.reference
+def test_published_parameter_counts_agree(reference_data: Path) -> None:
+    path = reference_data / "truth" / "train_llm_foundry_mpt.csv"
+    with path.open(newline="") as file:
+        counts = {line["row_id"]: int(line["num_params"]) for line in csv.DictReader(file)}
+    for row in read_table(path).rows:
+        assert isinstance(row, TrainingRow)
+        assert row.config["model_type"] == "gpt2"
+        sizes = dimensions_of(row.config)
+        assert sizes is not None
+        learned = row.seq_len * sizes.hidden
+        assert sizes.parameters + learned == pytest.approx(counts[row.id], rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "active"),
+    [
+        ("llama3_405b", 405.9, 405.9),
+        ("gpt3_175b", 174.6, 174.6),
+        ("mixtral_8x7b", 46.7, 12.9),
+        ("qwen3_30b_a3b", 30.5, 3.3),
+        ("deepseek_v3", 671.0, 37.6),
+        ("gpt_oss_120b", 116.8, 5.7),
+    ],
+)
+def test_dimensions_count_what_models_publish(name: str, billions: float, active: float) -> None:
+    sizes = dimensions_of(shipped(name) or {})
+    assert sizes is not None
+    assert sizes.parameters / 1e9 == pytest.approx(billions, rel=0.01)
+    embeddings = sizes.vocab * sizes.hidden * (1 if sizes.tied else 2)
+    assert (sizes.layer_weights(True) + embeddings) / 1e9 == pytest.approx(active, rel=0.03)
+
+
+def test_families_of_dimension_rows() -> None:
+    common = {"layers": "4", "hidden": "512", "heads": "8", "vocab": "1000", "ffn_hidden": "1024", "tied": "False"}
+    experts = {"experts": "16", "topk": "2", "moe_ffn": "256"}
+    made = {
+        "gpt2": {"act": "gelu (ungated)"},
+        "llama": {"act": "swiglu"},
+        "mixtral": experts,
+        "qwen3_moe": {"model_canon": "qwen3-x", **experts},
+        "gpt_oss": {"attn": "alternating sliding window 128", **experts},
+        "deepseek_v3": {"attn": "MLA q_lora1536 kv_lora512 nope128 rope64 v128", "first_dense": "1", **experts},
+    }
+    for kind, cells in made.items():
+        config = configuration(Cells({**common, **cells}, 1))
+        assert config["model_type"] == kind
+        assert dimensions_of(config) is not None
+    assert config["q_lora_rank"] == 1536
+    assert config["v_head_dim"] == 128
+    assert config["first_k_dense_replace"] == 1
