@@ -1,0 +1,92 @@
+"""How the weight of a Linear is cut, found by where its result flows: by columns, by vocabulary, or not at all.
+
+A product out of the residual stream is cut by columns when another product, or attention, follows before anything
+needs all of its features at once; a norm over all of them (the latent projections of MLA), a router's choice or the
+residual stream itself before that leaves the weight whole. What is as wide as the table of embeddings and reaches no
+further product is the head of the language model. (Rows are cut where the input is shared already.)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..graph import Node
+from .draft import Section
+from .shards import COLUMN, REPLICATED, TABLE
+
+OVER_ROWS = ("rms_norm", "layer_norm", "softmax")
+
+
+class Heads(NamedTuple):
+    """Heads of an attention: of queries, of keys and values as attention is given them, and their widths."""
+
+    queries: int
+    keys: int
+    key_dim: int
+    value_dim: int
+
+
+class Flow:
+    """Who reads what within a section."""
+
+    def __init__(self, section: Section, weight: np.ndarray, tokens: int, vocab: int) -> None:
+        self.section, self.weight, self.tokens, self.vocab = section, weight, tokens, vocab
+        self.readers: dict[int, list[int]] = {}
+        for position, item in enumerate(section.items):
+            for tensor in item.node.reads:
+                self.readers.setdefault(tensor, []).append(position)
+
+    def cut(self, position: int) -> tuple[int, Heads | None]:
+        """How the weight of the product at ``position`` is cut, and the heads that its result belongs to, if any."""
+        node = self.section.items[position].node
+        width = node.op.n if node.op is not None else 0
+        waiting, seen = list(node.writes), {position}
+        ends, heads = False, None
+        while waiting:
+            tensor = waiting.pop()
+            for reader in self.readers.get(tensor, ()):
+                after = self.section.items[reader].node
+                if reader in seen or reader < position or after.phase != node.phase:
+                    continue
+                seen.add(reader)
+                found = attention_heads(after, self.tokens)
+                if found or self._product(after):
+                    ends, heads = True, heads or found
+                elif self._needs_all(after, width):
+                    return REPLICATED, None
+                else:
+                    waiting.extend(after.writes)
+        if ends:
+            return COLUMN, heads
+        return (TABLE if width == self.vocab else REPLICATED), None
+
+    def _product(self, node: Node) -> bool:
+        if node.op is None or node.op.kind not in ("gemm", "grouped_gemm", "fused_moe"):
+            return False
+        return any(self.weight[t] for t in node.reads)
+
+    def _needs_all(self, node: Node, width: int) -> bool:
+        op = node.op
+        if op is None or width == self.vocab:
+            return False
+        if op.kind == "moe_route":
+            return True
+        length = op.cols if op.kind in OVER_ROWS else op.length if op.kind == "reduce" and op.inner == 1 else 0
+        return 2 * length > width
+
+
+def attention_heads(node: Node, tokens: int) -> Heads | None:
+    """The heads of an attention, fused or as the batched products that it is made of; None for other nodes."""
+    op = node.op
+    if op is None:
+        return None
+    if op.kind.startswith("attention"):
+        return Heads(op.heads_q, op.heads_kv, op.head_dim, op.v_head_dim)
+    if op.kind.startswith("mla"):
+        return Heads(op.heads, op.heads, 0, 0)
+    if op.kind == "gemm" and op.batch > 1 and op.batch * op.m % tokens == 0:
+        heads = op.batch * op.m // tokens
+        return Heads(heads, heads, op.k, op.k)
+    return None

@@ -1,0 +1,99 @@
+"""What every tensor is to the ranks that share it: whole, a share of tokens, of features or of the vocabulary.
+
+A tensor of features has ``num / den`` shares of equal size: the number of ranks, less where heads of keys and values
+are fewer than they, and a fraction where one tensor holds queries beside such keys and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import numpy as np
+
+from ...datasets.dtypes import itemsize
+from ..graph import ROLES
+from .draft import Draft, Section
+
+WHOLE, TOKENS, FEATURES, VOCAB = range(4)
+DONE, SUM, EXPERT_SUM, SCALAR_SUM, GRADIENT_SUM = range(5)  # what is still to be summed over ranks, and how
+COLUMN, ROW, TABLE, REPLICATED = range(1, 5)  # how a weight is cut
+
+
+@dataclass
+class Shards:
+    """States by tensor id of a draft (its tensors at the start; those that a pass adds are none of its business)."""
+
+    draft: Draft
+    parts: int
+    tokens: int
+    kind: np.ndarray = field(init=False)
+    num: np.ndarray = field(init=False)
+    den: np.ndarray = field(init=False)
+    pending: np.ndarray = field(init=False)
+    cut: np.ndarray = field(init=False)
+    weight: np.ndarray = field(init=False)
+    generated: np.ndarray = field(init=False)
+    numel: np.ndarray = field(init=False)
+    widths: dict[int, Fraction] = field(default_factory=dict)
+    dirty: bool = False
+
+    def __post_init__(self) -> None:
+        count = len(self.draft.sizes)
+        self.kind, self.pending, self.cut = (np.zeros(count, dtype=np.int8) for _ in range(3))
+        self.num, self.den = np.ones(count, dtype=np.int64), np.ones(count, dtype=np.int64)
+        trained = [ROLES.index("weight"), ROLES.index("frozen")]
+        self.weight = np.isin(self.draft.roles, trained)
+        self.generated = np.zeros(count, dtype=bool)
+        items = np.array([itemsize(name) for name in self.draft.dtype_names])
+        self.numel = (self.draft.sizes / items[self.draft.dtypes]).astype(np.int64)
+
+    def mark(self, section: Section, tensor: int, kind: int, parts: Fraction | int, seen: bool = False) -> None:
+        """Raise a tensor's state in all repetitions; ``seen``: somebody may have taken it for something else before."""
+        if kind <= self.kind[tensor] or self.numel[tensor] < 2:
+            return
+        where = span(section, tensor)
+        self.kind[where] = kind
+        self.num[where], self.den[where] = (
+            (parts, 1) if isinstance(parts, int) else (parts.numerator, parts.denominator)
+        )
+        self.dirty |= seen
+
+    def wait(self, section: Section, tensor: int, how: int) -> None:
+        """Note that the ranks' values of a tensor are still to be summed (``DONE``: that they are)."""
+        self.pending[span(section, tensor)] = how
+
+    def share(self, tensor: int) -> Fraction:
+        """In how many shares a tensor is cut."""
+        return Fraction(int(self.num[tensor]), int(self.den[tensor]))
+
+    def of_width(self, tensor: int, rows: int = 0) -> Fraction:
+        """The shares of a tensor of features known by its width alone (elements a token, or a row)."""
+        return self.widths.get(int(self.numel[tensor]) // (rows or self.tokens), Fraction(self.parts))
+
+    def derived(self, tensor: int, sources: Iterable[int]) -> Fraction:
+        """The shares of what an op makes of tensors of features: theirs where sizes agree, else those of its width."""
+        sources = list(sources)
+        for source in sources:
+            if self.numel[source] == self.numel[tensor]:
+                return self.share(source)
+        shares = {self.share(source) for source in sources}
+        smaller = all(self.numel[source] > self.numel[tensor] for source in sources)
+        whole = shares.pop() if len(shares) == 1 else Fraction(self.parts)
+        return whole if smaller and whole.denominator == 1 else self.of_width(tensor)
+
+    def sized(self) -> None:
+        """Give every tensor of the draft the size of one share."""
+        count = len(self.kind)
+        sizes = self.draft.sizes[:count]
+        self.draft.sizes[:count] = -(-sizes * self.den // self.num)
+
+
+def span(section: Section, tensor: int) -> slice | int:
+    """The ids of a tensor over all repetitions of a section, as an index."""
+    step = section.steps.get(tensor, 0) if section.repeat > 1 else 0
+    if not step:
+        return tensor
+    last = tensor + step * (section.repeat - 1)
+    return slice(tensor, last + 1, step) if step > 0 else slice(last, tensor + 1, -step)

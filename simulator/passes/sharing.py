@@ -1,0 +1,508 @@
+"""What of every op is left to one tensor rank, and what that makes of the tensors it writes.
+
+Rules go by the states of what a node reads (:mod:`.shards`): a product with shared features sums over ranks, one with
+a weight cut by columns makes shared features, attention shares its heads, elements are shared as they come.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+from ...datasets.ops import LAYOUT, Op
+from ..graph import ROLES, Node
+from ..plan import Plan
+from .draft import Draft, Section
+from .linears import Flow, Heads
+from .shards import (
+    COLUMN,
+    EXPERT_SUM,
+    FEATURES,
+    GRADIENT_SUM,
+    REPLICATED,
+    ROW,
+    SCALAR_SUM,
+    SUM,
+    TABLE,
+    TOKENS,
+    VOCAB,
+    WHOLE,
+    Shards,
+)
+from .split import axes, share
+
+ADDS = ("add", "add_")
+LINEAR = frozenset(
+    "mul mul_ div div_ neg index index_select index_put_ _index_put_impl_ clone copy_ _to_copy sum scatter_add_ "
+    "slice_backward select_backward cat".split()
+)
+NORMS = ("rms_norm_backward", "layer_norm_backward")
+HEADWISE = ("rms_norm", "layer_norm", "softmax", "rms_norm_backward", "layer_norm_backward", "softmax_backward")
+LOSSES = {"softmax": 2, "cross_entropy": 3}
+TN = LAYOUT.choices.index("tn")
+
+
+@dataclass
+class Work:
+    """One rank's share of a node: its op, operands to gather first, results still to be summed.
+
+    ``statistics`` is the number of sums over the vocabulary that it needs; ``expert``: gathers over experts' ranks.
+    """
+
+    op: Op | None
+    gathers: tuple[int, ...] = ()
+    pending: dict[int, int] = field(default_factory=dict)
+    statistics: int = 0
+    parts: Fraction = Fraction(1)
+    expert: bool = False
+
+
+class Limit(NamedTuple):
+    """A size that a degree must divide; with ``few`` the degree may be a multiple of it instead."""
+
+    size: int
+    what: str
+    degree: str = "tp"
+    few: bool = False
+
+    def allows(self, degree: int) -> bool:
+        """Whether so many ranks can share it."""
+        return self.size % degree == 0 or (self.few and degree % self.size == 0)
+
+
+class Sharing:
+    """The rules, with what they know of the graph: its tokens, vocabulary and heads."""
+
+    def __init__(self, draft: Draft, plan: Plan) -> None:
+        self.draft, self.plan = draft, plan
+        p = plan.parallel
+        self.tp, self.sequence = p.tp, p.sequence_parallel
+        together = p.etp == 1 and p.ep == 1 and not p.sequence_parallel
+        self.expert_parts = p.tp if together else p.etp
+        self.token_shares = max(1, p.tp // p.etp) if p.etp > 1 else 1
+        tables = [n for _, i in draft.items() if (n := i.node).op and n.op.kind == "embedding" and self._trained(n)]
+        widest = max(tables, key=lambda node: node.op.vocab, default=None)  # type: ignore[union-attr]
+        self.vocab = widest.op.vocab if widest else 0  # type: ignore[union-attr]
+        products = (i.node.op for _, i in draft.items() if i.node.op and i.node.op.kind == "gemm")
+        self.tokens = widest.op.tokens if widest else next((op.m for op in products), 1)  # type: ignore[union-attr]
+        self.full = draft.sizes.copy()
+        self.shards = Shards(draft, p.tp, self.tokens)
+        self.expert = np.zeros(len(draft.sizes), dtype=bool)
+        self.limits: dict[Limit, None] = {}
+        self.queries = 0
+        self.flow: Flow
+        self.section: Section
+
+    def _trained(self, node: Node) -> bool:
+        return any(self.draft.role(t) in ("weight", "frozen") for t in node.reads)
+
+    def enter(self, section: Section) -> None:
+        """Begin a section."""
+        self.section = section
+        self.flow = Flow(section, self.shards.weight, self.tokens, self.vocab)
+
+    def notes(self) -> tuple[str, ...]:
+        """What was rounded."""
+        padded = -(-self.vocab // self.tp) * self.tp
+        return (f"vocabulary of {self.vocab} padded to {padded} for tp={self.tp}",) if padded != self.vocab else ()
+
+    # --- sums that wait --------------------------------------------------------------------------------------
+
+    def carried(self, node: Node) -> Work | None:
+        """A node that goes on with summands of a sum over ranks; None where there are none, or it cannot."""
+        pending = self.shards.pending
+        waiting = {t: int(pending[t]) for t in node.reads if pending[t]}
+        how = self._carries(node, waiting) if waiting else 0
+        if not how:
+            return None
+        for tensor in node.writes:
+            if how == SUM and self.sequence:
+                self.shards.mark(self.section, tensor, TOKENS, self.tp)
+        return Work(node.op, pending=dict.fromkeys(node.writes, how))
+
+    def _carries(self, node: Node, waiting: dict[int, int]) -> int:
+        hows, op = set(waiting.values()), node.op
+        name = node.source.rpartition(".")[2]
+        if hows == {GRADIENT_SUM}:
+            return GRADIENT_SUM
+        if name in ADDS and hows <= {SUM, EXPERT_SUM}:
+            made = self.shards.numel[node.writes[0]]
+            alike = all(t in waiting for t in node.reads if self.shards.numel[t] == made)
+            return (SUM if SUM in hows else EXPERT_SUM) if alike else 0
+        if hows != {EXPERT_SUM} or len(waiting) > 1 or op is None:
+            return 0
+        if op.kind == "reduce":
+            return SUM if op.inner == 1 else EXPERT_SUM
+        return EXPERT_SUM if op.kind in ("moe_permute", "copy") or name in LINEAR else 0
+
+    # --- every kind ------------------------------------------------------------------------------------------
+
+    def shared(self, position: int, node: Node) -> Work:
+        """One rank's share of a node whose operands are summed."""
+        kind = node.op.kind if node.op is not None else ""
+        if kind == "gemm":
+            return self._product(position, node)
+        if kind in ("grouped_gemm", "fused_moe"):
+            return self._experts(node)
+        if kind in ("embedding", "embedding_backward") and node.op.vocab == self.vocab:  # type: ignore[union-attr]
+            return self._table(node)
+        self._note_sources(node)
+        top = self._top(node)
+        if top == WHOLE:
+            return Work(node.op)
+        if kind == "reduce":
+            return self._reduce(node, top)
+        if kind in NORMS or (kind == "embedding_backward" and top == TOKENS):
+            return self._gradients(node, top)
+        return self._tokens(node) if top == TOKENS else self._features(node, top)
+
+    def _top(self, node: Node) -> int:
+        """The state that decides a node: the most shared of its operands, weights apart."""
+        shards = self.shards
+        return max((int(shards.kind[t]) for t in (*node.reads, *node.writes) if not shards.weight[t]), default=WHOLE)
+
+    def _note_sources(self, node: Node) -> None:
+        """What is made of weights alone is a weight; what is made of nothing takes the state of its use."""
+        shards = self.shards
+        tensors = [t for t in node.reads if t not in node.writes]
+        for written in node.writes:
+            if tensors and all(shards.weight[t] for t in tensors):
+                self._derive(written, tensors)
+            if all(shards.generated[t] for t in node.reads):
+                shards.generated[list(self.section.ids(written))] = True
+
+    def _derive(self, written: int, sources: list[int]) -> None:
+        shards, ids = self.shards, list(self.section.ids(written))
+        shards.weight[ids] = True
+        for source in sources:
+            if shards.numel[source] == shards.numel[written] and shards.kind[written] > shards.kind[source]:
+                shards.mark(self.section, source, int(shards.kind[written]), shards.share(written), seen=True)
+                shards.cut[list(self.section.ids(source))] = shards.cut[written]
+
+    def _adopt(self, node: Node, kind: int, parts: Fraction | int) -> None:
+        """Operands without a history of their own (dropout masks, biases, caches) are shared as the result is."""
+        shards = self.shards
+        size = int(shards.numel[node.writes[0]]) if node.writes else 0
+        for tensor in node.reads:
+            if shards.kind[tensor] >= kind:
+                continue
+            made = shards.generated[tensor] and shards.numel[tensor] == size
+            bias = shards.weight[tensor] and kind == FEATURES and shards.numel[tensor] * self.tokens == size
+            cache = kind == FEATURES and self.draft.role(tensor) == "cache"
+            if made or bias or cache:
+                shards.mark(self.section, tensor, kind, parts, seen=True)
+
+    def _tokens(self, node: Node) -> Work:
+        op = node.op
+        if op is not None and "tokens" in axes(op):
+            op = share(op, "tokens", self.tp, uneven=True)
+        for tensor in node.writes:
+            if self.shards.numel[tensor] >= self.tokens:
+                self.shards.mark(self.section, tensor, TOKENS, self.tp, tensor in node.reads)
+        self._adopt(node, TOKENS, self.tp)
+        return Work(op, parts=Fraction(self.tp))
+
+    def _features(self, node: Node, top: int) -> Work:
+        shards, kind = self.shards, node.op.kind if node.op is not None else ""
+        sources = [t for t in (*node.reads, *node.writes) if shards.kind[t] == top and not shards.weight[t]]
+        cached = any(self.draft.role(t) == "cache" for t in (*node.reads, *node.writes))
+        new = [t for t in sources if self.draft.role(t) != "cache"] or sources
+        parts = shards.share(new[0])
+        largest = max(shards.numel[t] for t in sources)
+        for tensor in node.writes:
+            if top == VOCAB and shards.numel[tensor] < largest:
+                continue
+            parts = shards.share(new[0]) if cached else shards.derived(tensor, sources)
+            shards.mark(self.section, tensor, top, parts, tensor in node.reads)
+        if top == VOCAB:
+            parts = shards.share(sources[0])
+        self._adopt(node, top, parts)
+        if kind.startswith(("attention", "mla")):
+            self._adopt_generated(node)
+            parts = Fraction(self.tp)
+        loss = 1 if "nll_loss_forward" in node.source else LOSSES.get(kind, 0)
+        gathers = tuple(t for t in node.reads if shards.kind[t] == TOKENS)
+        op = node.op if loss == 1 else self._of_features(node.op, parts, top)
+        return Work(op, gathers, statistics=loss if top == VOCAB else 0, parts=parts)
+
+    def _adopt_generated(self, node: Node) -> None:
+        """Statistics that attention is handed ready made (zeros a head and token)."""
+        for tensor in node.reads:
+            if self.shards.generated[tensor] and self.shards.numel[tensor] % max(self.queries, 2) == 0:
+                self.shards.mark(self.section, tensor, FEATURES, self.tp, seen=True)
+
+    def _of_features(self, op: Op | None, parts: Fraction, top: int) -> Op | None:
+        """An op on elements, rows or heads, of which ``parts`` ranks have a share each."""
+        if op is None:
+            return None
+        known = axes(op)
+        if "elements" in known and "features" in known and op.kind in ("elementwise", "copy"):
+            run, size = (op.run, op.numel) if op.kind == "elementwise" else (op.run_bytes, op.size_bytes)
+            axis = "features" if run and run * self.tokens >= size else "elements"
+        elif op.kind in HEADWISE:
+            axis = "vocab" if top == VOCAB else "heads"
+        else:
+            axis = "vocab" if top == VOCAB and "vocab" in known else "heads"
+            axis = axis if axis in known and "features" not in known else "vocab" if axis == "vocab" else "features"
+            axis = axis if axis in known else "elements"
+        return share(op, axis, parts, uneven=True) if axis in known else op
+
+    # --- sums inside an op -----------------------------------------------------------------------------------
+
+    def _reduce(self, node: Node, top: int) -> Work:
+        op, made = node.op, node.writes[0]
+        assert op is not None
+        if top == TOKENS:
+            return self._reduce_tokens(node, op, made)
+        source = max((t for t in node.reads if self.shards.kind[t] == top), key=lambda t: int(self.shards.numel[t]))
+        parts = self.shards.share(source)
+        if top == VOCAB:
+            return Work(share(op, "length", parts, uneven=True), pending={made: SCALAR_SUM}, parts=parts)
+        if op.inner == 1:
+            return self._kept(op, "outer", made, parts, parts)
+        if op.length == self.tokens and op.outer == 1:
+            return self._kept(op, "inner", made, parts, parts)
+        if op.length > self.tokens and op.length % self.tokens == 0:
+            return Work(share(op, "length", parts, uneven=True), pending={made: GRADIENT_SUM}, parts=parts)
+        if op.length == self.queries:
+            if self.sequence:
+                self.shards.mark(self.section, made, TOKENS, self.tp)
+            return Work(share(op, "length", parts, uneven=True), pending={made: SUM}, parts=parts)
+        return self._kept(op, "outer" if op.outer > 1 else "inner", made, parts, self.shards.of_width(made))
+
+    def _kept(self, op: Op, axis: str, made: int, parts: Fraction, kept: Fraction) -> Work:
+        """A sum inside each share: over features of a head, tokens of a feature, or queries' heads of a key's."""
+        self.shards.mark(self.section, made, FEATURES, kept)
+        shared = share(op, axis, kept, uneven=True)
+        if parts > kept:
+            shared = share(shared, "length", parts / kept, uneven=True)
+        return Work(shared, parts=parts)
+
+    def _reduce_tokens(self, node: Node, op: Op, made: int) -> Work:
+        """Sums over all tokens are gradients of whole weights; others stay with their tokens."""
+        over_tokens = op.inner > 1 and op.outer == 1 and op.length % self.tokens == 0
+        if over_tokens or (op.inner == 1 and op.outer < self.tp):
+            gradient = self.draft.roles[made] == ROLES.index("gradient") or over_tokens
+            return Work(share(op, "length", self.tp, uneven=True), pending={made: GRADIENT_SUM} if gradient else {})
+        self.shards.mark(self.section, made, TOKENS, self.tp)
+        axis = "outer" if op.outer >= self.tp else "inner"
+        return Work(share(op, axis, self.tp, uneven=True), parts=Fraction(self.tp))
+
+    def _gradients(self, node: Node, top: int) -> Work:
+        """Norms and tables of positions: the gradient of the input is shared, those of their weights are sums."""
+        work = self._tokens(node) if top == TOKENS else self._features(node, top)
+        table = node.op is not None and node.op.kind == "embedding_backward"
+        for tensor in node.writes if table else node.writes[1:]:
+            ids = list(self.section.ids(tensor))
+            self.shards.kind[ids], self.shards.num[ids], self.shards.den[ids] = WHOLE, 1, 1
+            work.pending[tensor] = GRADIENT_SUM
+        return work
+
+    def _table(self, node: Node) -> Work:
+        """Rows of the table of embeddings that this rank holds: others' rows are zeros until summed."""
+        op, shards = node.op, self.shards
+        assert op is not None
+        parts = Fraction(self.vocab, -(-self.vocab // self.tp))
+        shared = share(op, "vocab", parts)
+        if op.kind == "embedding":
+            table = max(node.reads, key=lambda t: int(shards.numel[t]))
+            self._cut(table, TABLE, VOCAB, parts)
+            return self._summed(shared, node, parts)
+        for tensor in node.writes:
+            shards.mark(self.section, tensor, VOCAB, parts, tensor in node.reads)
+        return Work(shared, tuple(t for t in node.reads if shards.kind[t] == TOKENS), parts=parts)
+
+    def _cut(self, weight: int, cut: int, kind: int, parts: Fraction | int) -> None:
+        self.shards.mark(self.section, weight, kind, parts)
+        ids = list(self.section.ids(weight))
+        self.shards.cut[ids] = np.where(self.shards.cut[ids] == 0, cut, self.shards.cut[ids])
+
+    def _summed(self, op: Op | None, node: Node, parts: Fraction, how: int = SUM) -> Work:
+        if self.sequence:
+            for tensor in node.writes:
+                self.shards.mark(self.section, tensor, TOKENS, self.tp)
+        return Work(op, pending=dict.fromkeys(node.writes, how), parts=parts)
+
+    # --- products --------------------------------------------------------------------------------------------
+
+    def _product(self, position: int, node: Node) -> Work:
+        op, shards = node.op, self.shards
+        assert op is not None
+        weights = self._weights(node, op)
+        inputs = [t for t in node.reads if not shards.weight[t]]
+        if not weights:
+            self._note_sources(node)
+            return self._batched(node, op) if op.batch > 1 else self._weight_gradient(node, op, inputs)
+        if node.phase == "backward":
+            return self._input_gradient(node, op, weights, inputs)
+        shared = next((t for t in inputs if shards.kind[t] == FEATURES), None)
+        if shared is not None:
+            self.limits[Limit(op.k, "features between two products")] = None
+            return self._rows(node, op, weights, shards.share(shared))
+        cut = int(shards.cut[weights[0]])
+        if not cut:
+            cut, heads = self.flow.cut(position)
+            self._know(heads, op)
+        return self._columns(node, op, weights, inputs, cut)
+
+    def _weights(self, node: Node, op: Op) -> list[int]:
+        """The weights that a product multiplies by, without its biases."""
+        found: list[int] = []
+        total = 0
+        held = [t for t in node.reads if self.shards.weight[t]]
+        for tensor in sorted(held, key=lambda t: -int(self.shards.numel[t])):
+            if total < op.n * op.k:
+                found.append(tensor)
+                total += int(self.shards.numel[tensor])
+        return found
+
+    def _know(self, heads: Heads | None, op: Op) -> None:
+        """Learn from the heads that a product's columns belong to; few keys and values are held by several ranks."""
+        if heads is None:
+            return
+        self.queries = heads.queries
+        self.limits[Limit(heads.queries, "attention heads")] = None
+        keys = key_heads(op.n, heads)
+        if keys == heads.queries:
+            return
+        self.limits[Limit(keys, "heads of keys and values", few=True)] = None
+        if keys < self.tp and self.tp % keys == 0:
+            each = heads.key_dim, heads.value_dim
+            self.shards.widths |= {keys * dim: Fraction(keys) for dim in each}
+            if op.n > heads.queries * heads.key_dim:
+                local = heads.queries * heads.key_dim // self.tp + sum(each)
+                self.shards.widths[op.n] = Fraction(op.n, local)
+
+    def _rows(self, node: Node, op: Op, weights: list[int], parts: Fraction) -> Work:
+        for weight in weights:
+            self._cut(weight, ROW, FEATURES, parts)
+        return self._summed(share(op, "k", parts, uneven=True), node, parts)
+
+    def _columns(self, node: Node, op: Op, weights: list[int], inputs: list[int], cut: int) -> Work:
+        shards = self.shards
+        if cut == REPLICATED:
+            for weight in weights:
+                self._cut(weight, REPLICATED, WHOLE, 1)
+            return self._tokens(node) if self._top(node) == TOKENS else Work(op)
+        kind = VOCAB if cut == TABLE else FEATURES
+        parts = Fraction(op.n, -(-op.n // self.tp)) if cut == TABLE else shards.widths.get(op.n, Fraction(self.tp))
+        for tensor in node.reads:
+            if not shards.weight[tensor]:
+                continue
+            rows = op.k if tensor in weights else 1
+            own = parts if cut == TABLE else shards.of_width(tensor, rows)
+            self._cut(tensor, cut, kind, own)
+        for tensor in node.writes:
+            own = parts if cut == TABLE or len(node.writes) == 1 else shards.of_width(tensor, op.m)
+            shards.mark(self.section, tensor, kind, own, tensor in node.reads)
+        gathers = tuple(t for t in inputs if shards.kind[t] == TOKENS)
+        return Work(share(op, "n", parts, uneven=True), gathers, parts=parts)
+
+    def _input_gradient(self, node: Node, op: Op, weights: list[int], inputs: list[int]) -> Work:
+        shards = self.shards
+        cut, parts = int(shards.cut[weights[0]]), shards.share(weights[0])
+        if len(weights) > 1:
+            parts = shards.widths.get(op.k if cut == COLUMN else op.n, parts)
+        if cut in (COLUMN, TABLE):
+            return self._summed(share(op, "k", parts, uneven=True), node, parts)
+        if cut == ROW:
+            for tensor in node.writes:
+                shards.mark(self.section, tensor, FEATURES, parts, tensor in node.reads)
+            gathers = tuple(t for t in inputs if shards.kind[t] == TOKENS)
+            return Work(share(op, "n", parts, uneven=True), gathers, parts=parts)
+        return self._tokens(node) if self._top(node) == TOKENS else Work(op)
+
+    def _weight_gradient(self, node: Node, op: Op, inputs: list[int]) -> Work:
+        shards = self.shards
+        cut = [t for t in inputs if shards.kind[t] >= FEATURES]
+        if cut:
+            parts = shards.share(cut[0])
+            if len(cut) > 1:
+                parts = shards.widths.get(op.m, shards.widths.get(op.n, parts))
+            width = sum(int(shards.numel[t]) for t in cut) // op.k
+            axis = "m" if width == op.m and (op.m != op.n or inputs[0] in cut) else "n"
+            for tensor in node.writes:
+                rows = op.n if axis == "m" else op.m
+                own = parts if len(node.writes) == 1 else shards.of_width(tensor, rows)
+                shards.mark(self.section, tensor, int(shards.kind[cut[0]]), own, tensor in node.reads)
+            gathers = tuple(t for t in inputs if shards.kind[t] == TOKENS)
+            return Work(share(op, axis, parts, uneven=True), gathers, parts=parts)
+        if any(shards.kind[t] == TOKENS for t in inputs):
+            shared = share(op, "tokens", self.tp, uneven=True)
+            return Work(shared, pending=dict.fromkeys(node.writes, GRADIENT_SUM), parts=Fraction(self.tp))
+        return Work(op)
+
+    def _batched(self, node: Node, op: Op) -> Work:
+        """Products of heads: attention in the pieces that it is made of."""
+        top = self._top(node)
+        if top == TOKENS:
+            return self._tokens(node)
+        if top == WHOLE:
+            return Work(op)
+        for tensor in node.writes:
+            self.shards.mark(self.section, tensor, FEATURES, self.tp, tensor in node.reads)
+        gathers = tuple(t for t in node.reads if self.shards.kind[t] == TOKENS)
+        return Work(share(op, "batch", self.tp, uneven=True), gathers, parts=Fraction(self.tp))
+
+    # --- experts ---------------------------------------------------------------------------------------------
+
+    def _experts(self, node: Node) -> Work:
+        """Experts' products: whole, on this rank's own tokens, or their inner width shared by expert-tensor ranks."""
+        op, shards, degree = node.op, self.shards, self.expert_parts
+        assert op is not None
+        weights = [t for t in node.reads if shards.weight[t]]
+        for tensor in (*weights, *(t for t in node.writes if self.draft.role(t) == "gradient")):
+            self.expert[list(self.section.ids(tensor))] = True
+        if degree == 1:
+            return self._tokens(node) if self._top(node) == TOKENS else Work(op)
+        if op.kind == "fused_moe":
+            for weight in weights:
+                self._cut(weight, COLUMN, FEATURES, degree)
+            gathers = tuple(t for t in node.reads if shards.kind[t] == TOKENS)
+            work = self._summed(share(op, "features", degree), node, Fraction(degree), EXPERT_SUM)
+            return Work(work.op, gathers, work.pending, expert=True)
+        if self.sequence and self.token_shares > 1:
+            op = share(op, "tokens", self.token_shares, uneven=True)
+        return self._expert_product(node, op, weights, degree)
+
+    def _expert_product(self, node: Node, op: Op, weights: list[int], degree: int) -> Work:
+        shards, backward = self.shards, node.phase == "backward"
+        inputs = [t for t in node.reads if t not in weights]
+        cut = next((t for t in inputs if shards.kind[t] == FEATURES), None)
+        gathers = tuple(t for t in inputs if shards.kind[t] == TOKENS and self._rows_of(t, op))
+        if not weights:
+            axis = "k" if cut == inputs[0] else "n"
+            for tensor in node.writes:
+                shards.mark(self.section, tensor, FEATURES, degree, tensor in node.reads)
+            return Work(share(op, axis, degree, uneven=True), gathers, parts=Fraction(degree), expert=True)
+        if cut is not None:
+            if not backward:
+                self.limits[Limit(op.k, "features of an expert", "tp" if degree == self.tp else "etp")] = None
+                self._cut(weights[0], ROW, FEATURES, degree)
+            return self._summed(share(op, "k", degree, uneven=True), node, Fraction(degree), EXPERT_SUM)
+        if not backward:
+            self._cut(weights[0], COLUMN, FEATURES, degree)
+            for bias in weights[1:]:
+                self._cut(bias, COLUMN, FEATURES, degree)
+        for tensor in node.writes:
+            shards.mark(self.section, tensor, FEATURES, degree * self.token_shares if self.sequence else degree)
+        return Work(share(op, "n", degree, uneven=True), gathers, parts=Fraction(degree), expert=True)
+
+    def _rows_of(self, tensor: int, op: Op) -> bool:
+        """Whether a tensor holds rows of an expert product, not the numbers of them."""
+        return int(self.shards.numel[tensor]) >= min(op.n, op.k)
+
+
+def key_heads(width: int, heads: Heads) -> int:
+    """Heads of keys and values that a product of ``width`` columns makes, before any are repeated for attention."""
+    queries = heads.queries * heads.key_dim
+    if width == queries or not heads.key_dim:
+        return heads.keys if heads.keys != heads.queries else heads.queries
+    if width < queries:
+        dim = heads.key_dim if width % heads.key_dim == 0 else heads.value_dim
+        return width // dim if width % dim == 0 and heads.queries % (width // dim) == 0 else heads.queries
+    keys, rest = divmod(width - queries, heads.key_dim + heads.value_dim)
+    return keys if keys and not rest and heads.queries % keys == 0 else heads.queries

@@ -1,0 +1,267 @@
+"""Tensor parallelism: the work of every layer shared by the ranks of a node, as Megatron-LM shares it.
+
+Shoeybi et al. 2019 (arXiv 1909.08053): a product out of the residual stream is cut by columns, the next one back into
+it by rows; its result is a sum over ranks. The table of embeddings and the head of the model are cut by vocabulary.
+With ``sequence_parallel`` (Korthikanti et al. 2022, arXiv 2205.05198) the residual stream is shared by tokens: gathered
+before columns (once more in backward, for their weights' gradients) and scattered as it is summed after rows.
+
+Nothing goes by names: :mod:`.linears` finds each weight's cut by data flow, :mod:`.shards` says what each tensor is to
+the ranks, :mod:`.sharing` what of each op is left to one of them, and here the walk over the graph puts the
+collectives where a sum meets an op that cannot go on with its summands, or a share one that needs the whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from ...datasets.dtypes import itemsize
+from ...datasets.ops import Op
+from ..graph import ROLES, Graph, Node
+from ..plan import Group, Plan, PlanError
+from .communication import collective
+from .draft import Draft, Item, Section, insert
+from .shards import EXPERT_SUM, FEATURES, GRADIENT_SUM, SCALAR_SUM, SUM, VOCAB
+from .sharing import Sharing, Work
+from .split import nearest
+
+MAX_ROUNDS = 6
+
+
+def tensor_parallel(graph: Graph, plan: Plan) -> Graph:
+    """The graph of one tensor rank. PlanError where heads, widths or tokens cannot be shared by ``parallel.tp``."""
+    if plan.parallel.tp == 1:
+        return graph
+    sharing = Sharing(Draft(graph), plan)
+    for _ in range(MAX_ROUNDS):
+        sharing.shards.dirty = False
+        _Walk(sharing, write=False).run()
+        _check(sharing, graph.name)
+        if not sharing.shards.dirty:
+            break
+    walk = _Walk(sharing, write=True)
+    walk.run()
+    sharing.shards.sized()
+    walk.finish()
+    return sharing.draft.graph(notes=(*graph.notes, *sharing.notes()))
+
+
+def _check(sharing: Sharing, name: str) -> None:
+    """PlanError for the first size that ranks cannot share, with the nearest degree that shares all of them."""
+    for degree, value in (("tp", sharing.plan.parallel.tp), ("etp", sharing.expert_parts)):
+        limits = [limit for limit in sharing.limits if limit.degree == degree]
+        broken = [limit for limit in limits if not limit.allows(value)]
+        if broken:
+            valid = [d for d in range(1, 2 * value) if all(limit.allows(d) for limit in limits)]
+            take = min(valid, key=lambda d: (abs(d - value), d))
+            raise PlanError(
+                f"parallel.{degree}={value} does not divide the {broken[0].size} {broken[0].what} of {name}; "
+                f"take parallel.{degree}={take}"
+            )
+    if sharing.sequence and sharing.tokens % sharing.tp:
+        raise PlanError(
+            f"parallel.sequence_parallel shares {sharing.tokens} tokens, which tp={sharing.tp} does not divide; "
+            f"take parallel.tp={nearest(sharing.tokens, sharing.tp)} or sequence_parallel=false"
+        )
+
+
+class _Walk:
+    """One pass over all nodes in order: it settles what every tensor is, or, with ``write``, rewrites the draft."""
+
+    def __init__(self, sharing: Sharing, write: bool) -> None:
+        self.sharing, self.shards, self.draft, self.write = sharing, sharing.shards, sharing.draft, write
+        self.section: Section
+        self.done: list[Item] = []
+        self.gathered: dict[int, tuple[int, Item]] = {}
+        self.shards.pending[:] = 0
+
+    def run(self) -> None:
+        """Visit every node."""
+        for section in self.draft.sections:
+            self.section, self.done = section, []
+            self.sharing.enter(section)
+            for position, item in enumerate(section.items):
+                self._visit(position, item)
+            self._leave()
+            if self.write:
+                section.items = self.done
+
+    def _visit(self, position: int, item: Item) -> None:
+        node = item.node
+        if node.phase == "optimizer":
+            self.done.append(item)
+            return
+        work = self.sharing.carried(node)
+        if work is None:
+            for tensor in node.reads:
+                if self.shards.pending[tensor]:
+                    self._sum(tensor)
+            work = self.sharing.shared(position, node)
+        if self.write:
+            self._rewrite(item, work)
+        self.done.append(item)
+        for tensor in node.writes:
+            self._let_go(tensor)
+            self.shards.wait(self.section, tensor, work.pending.get(tensor, 0))
+
+    def _rewrite(self, item: Item, work: Work) -> None:
+        """Give a node its share: the op, gathered operands, and the collectives over statistics before it."""
+        node = item.node
+        names = {tensor: self._gather(tensor, node, work.expert) for tensor in work.gathers}
+        reads, frees = tuple(names.get(t, t) for t in node.reads), node.frees
+        moved = node.bytes_moved
+        if work.op is not None and work.op is not node.op:
+            moved = int(work.op.cost.bytes)
+        elif node.op is None and work.parts != 1:
+            moved = ceil(moved / work.parts)
+        item.change(op=work.op, reads=reads, frees=frees, bytes_moved=moved)
+        for tensor, full in names.items():
+            self.gathered[tensor] = (full, item)
+        if work.statistics:
+            self._statistics(item, work.statistics)
+
+    # --- collectives ---------------------------------------------------------------------------------------
+
+    def _gather(self, tensor: int, node: Node, expert: bool) -> int:
+        """The whole of a tensor that is shared by tokens, gathered before ``node`` unless it is there already."""
+        if tensor in self.gathered:
+            return self.gathered[tensor][0]
+        group, size = self._scope(tensor, expert)
+        dtype = self.draft.dtype(tensor)
+        full = self.draft.local(self.section, size, dtype)
+        given: Any = {"phase": node.phase, "path": node.path, "dtype": dtype}
+        self.done.append(Item(collective("all_gather", size, group, (tensor,), (full,), **given)))
+        return full
+
+    def _scope(self, tensor: int, expert: bool) -> tuple[Group, int]:
+        """The group that holds the shares of a tensor of tokens, and its size when they are together."""
+        size = int(self.draft.sizes[tensor])
+        if expert and self.sharing.plan.parallel.etp > 1:
+            return self.sharing.plan.group("etp"), size // self.sharing.token_shares
+        return self.sharing.plan.group("tp"), size
+
+    def _let_go(self, tensor: int) -> None:
+        """Free what was gathered of a tensor with its last use: the tensor changes, or the section ends."""
+        full, item = self.gathered.pop(tensor, (0, None))
+        if item is not None:
+            release(item, full)
+
+    def _sum(self, tensor: int) -> None:
+        """Sum a tensor over ranks where it was last written: everywhere, or in shares of its tokens."""
+        how = int(self.shards.pending[tensor])
+        if how == GRADIENT_SUM:
+            return
+        self.shards.wait(self.section, tensor, 0)
+        if not self.write:
+            return
+        writers = [i for i, item in enumerate(self.done) if tensor in item.node.writes]
+        last = writers[-1] if writers else len(self.done) - 1
+        near, dtype = self.done[last].node, self.draft.dtype(tensor)
+        given: Any = {"phase": near.phase, "path": near.path, "dtype": dtype}
+        group, size = self._scope(tensor, how == EXPERT_SUM)
+        if not self.sharing.sequence or how == SCALAR_SUM:
+            node = collective("all_reduce", size, group, (tensor,), (tensor,), **given)
+        else:
+            full = self.draft.local(self.section, size, dtype)
+            for item in self.done[writers[0] : last + 1]:
+                rename(item, tensor, full)
+            node = collective("reduce_scatter", size, group, (full,), (tensor,), frees=(full,), **given)
+        insert(self.done, last + 1, [node])
+
+    def _statistics(self, item: Item, count: int) -> None:
+        """Sums and maxima over the vocabulary, a number a token each, which softmax and loss need of all ranks."""
+        size = self.sharing.tokens * 4
+        table = next(t for t in item.node.reads if t < len(self.shards.kind) and self.shards.kind[t] == VOCAB)
+        made = self.draft.local(self.section, size, "fp32")
+        for number in range(count):
+            reads = (made,) if number else (table,)
+            given: Any = {"phase": item.node.phase, "path": item.node.path, "dtype": "fp32"}
+            group = self.sharing.plan.group("tp")
+            self.done.append(Item(collective("all_reduce", size, group, reads, (made,), **given)))
+        item.change(reads=(*item.node.reads, made))
+        release(item, made)
+
+    def _leave(self) -> None:
+        """Settle what a section leaves behind: sums that others read, and what was gathered in it."""
+        for tensor in list(self.gathered):
+            self._let_go(tensor)
+        dead = {t for item in self.done for t in item.node.frees}
+        for tensor in dict.fromkeys(t for item in self.done for t in item.node.writes if t not in dead):
+            if tensor < len(self.shards.pending) and self.shards.pending[tensor] in (SUM, SCALAR_SUM):
+                self._sum(tensor)
+
+    # --- after the last node -------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Sum the gradients of whole weights, or gather the logits of inference; shrink the optimizer."""
+        optimizer = [(s, i) for s, i in self.draft.items() if i.node.phase == "optimizer"]
+        if any(item.node.phase == "backward" for _, item in self.draft.items()):
+            self._sum_gradients(optimizer[0][0] if optimizer else None)
+        else:
+            self._gather_logits()
+        for _, item in optimizer:
+            if item.node.op is not None and item.node.op.kind == "adamw":
+                self._shrink(item)
+
+    def _sum_gradients(self, section: Section | None) -> None:
+        """One small all-reduce of gradients that every rank has a part of: norms, routers, keys held by several."""
+        shards, count = self.shards, len(self.shards.kind)
+        gradient = self.draft.roles[:count] == ROLES.index("gradient")
+        copied = (shards.kind == FEATURES) & (shards.den == 1) & (shards.num < self.sharing.tp) & ~self.sharing.expert
+        where = np.flatnonzero(gradient & ((shards.pending == GRADIENT_SUM) | copied))
+        if not len(where):
+            return
+        if section is None:
+            section = Section([], 1, {}, "", 0)
+            self.draft.sections.append(section)
+        ids, size = tuple(where.tolist()), int(self.draft.sizes[where].sum())
+        dtype, group = self.draft.dtype(ids[0]), self.sharing.plan.group("tp")
+        node = collective("all_reduce", size, group, ids, ids, phase="optimizer", path="optimizer", dtype=dtype)
+        insert(section.items, 0, [node])
+
+    def _gather_logits(self) -> None:
+        """Inference gives out logits of the whole vocabulary."""
+        last = None
+        for section, item in self.draft.items():
+            made = [t for t in item.node.writes if t < len(self.shards.kind) and self.shards.kind[t] == VOCAB]
+            last = (section, item, made[0]) if made else last
+        if last is None:
+            return
+        section, item, tensor = last
+        size, dtype = int(self.sharing.full[tensor]), self.draft.dtype(tensor)
+        whole = self.draft.local(section, size, dtype)
+        given: Any = {"phase": item.node.phase, "path": item.node.path, "dtype": dtype}
+        node = collective("all_gather", size, self.sharing.plan.group("tp"), (tensor,), (whole,), **given)
+        insert(section.items, section.items.index(item) + 1, [node])
+
+    def _shrink(self, item: Item) -> None:
+        """An optimizer step over shares of weights; its state follows the weights."""
+        op, reads = item.node.op, np.array(item.node.reads)
+        assert isinstance(op, Op)
+        full, sizes = self.sharing.full, self.draft.sizes
+        weights = reads[: op.tensors]
+        for first in range(2 * op.tensors, len(reads) - op.tensors + 1, op.tensors):
+            state = reads[first : first + op.tensors]
+            sizes[state] = np.ceil(full[state] * sizes[weights] / full[weights]).astype(np.int64)
+        numel = int(sizes[weights].sum() / itemsize(op.dtype))
+        shared = op.replace(numel=numel)
+        item.node = replace(item.node, op=shared, bytes_moved=int(shared.cost.bytes))
+
+
+def release(item: Item, tensor: int) -> None:
+    """Let an item free one more tensor, in every repetition."""
+    item.change(frees=tuple(sorted((*item.node.frees, tensor))))
+    item.first = item.first if item.first is None else tuple(sorted((*item.first, tensor)))
+    item.last = item.last if item.last is None else tuple(sorted((*item.last, tensor)))
+
+
+def rename(item: Item, tensor: int, name: int) -> None:
+    """Call a tensor otherwise in one item."""
+    node = item.node
+    if tensor in node.reads or tensor in node.writes:
+        reads = tuple(name if t == tensor else t for t in node.reads)
+        writes = tuple(name if t == tensor else t for t in node.writes)
+        item.change(reads=reads, writes=writes)
