@@ -1,0 +1,142 @@
+"""Data parallelism and mixed precision: who sums gradients, in which dtype, and who holds what of the optimizer.
+
+With ``zero_stage`` 0 (DDP; Li et al. 2020, arXiv 2006.15704) gradients are all-reduced in buckets. ZeRO (Rajbhandari et
+al. 2020, arXiv 1910.02054) shards over the n ranks that hold the same weights the optimizer's state (1: gradients are
+reduce-scattered, updated weights gathered), gradients too (2), weights too (3, FSDP: :mod:`.sharded`). Bytes sent per
+rank, with weights and gradients of Ψ bytes: 2Ψ(n-1)/n for stages 0 to 2, 3Ψ(n-1)/n for stage 3. With
+``parallel.shard`` (HSDP) shards lie on fewer ranks and are all-reduced over the rest.
+
+A graph is that of the only micro-batch of a step. The ``source`` of a node that belongs to the last of several begins
+with ``sync.``, to the first with ``refresh.``; :func:`micro_batch_variant` leaves them out of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...datasets.dtypes import itemsize
+from ..graph import Graph, Node
+from ..plan import Plan, Stack
+from .communication import collective
+from .draft import Draft, Section
+from .families import GRADIENT, Family, Insertions, elements, families, renamed, summing, units
+from .micro_batches import REFRESH, SYNC, micro_batch_variant
+from .pointwise import elementwise
+from .sharded import buckets, gather_weights, scatter_gradients
+from .update import insert_update
+
+__all__ = ["data_parallel", "micro_batch_variant"]
+
+
+def data_parallel(graph: Graph, plan: Plan) -> Graph:
+    """The graph of one data rank. Unchanged for a single rank that keeps every dtype, and without an optimizer."""
+    draft = Draft(graph)
+    found = families(draft, plan)
+    if not any(node.op and node.op.kind == "adamw" for node, _ in graph.weighted()) or not _changes(found, plan):
+        return graph
+    stage, overlap = plan.parallel.zero_stage, plan.stack.overlap
+    if stage < 2:
+        _main_gradients(draft, plan.stack)
+    own = {f.name: gather_weights(draft, plan, f) if stage == 3 else f.weights for f in found}
+    summed = {f.name: scatter_gradients(draft, plan, f) if stage >= 2 else f.gradients for f in found}
+    for family in found:
+        if stage < 2 and "dp" in overlap:
+            _sync_buckets(draft, plan, family)
+        if stage in (1, 2) and "dp_gather" in overlap:
+            _refresh_weights(draft, family)
+    insert_update(draft, plan, found, own, summed)
+    return draft.graph()
+
+
+def _changes(found: Sequence[Family], plan: Plan) -> bool:
+    stack = plan.stack
+    mixed = stack.master_weights or {stack.gradient_dtype, stack.moment_dtype} != {"same"} or stack.gradient_clipping
+    return mixed or any(family.group.ranks > 1 for family in found)
+
+
+def _main_gradients(draft: Draft, stack: Stack) -> None:
+    """Gradients in the stack's dtype: products write them themselves, or what autograd made is added to them."""
+    touched: dict[int, list[tuple[Section, int]]] = {}
+    for section in draft.sections:
+        for position, item in enumerate(section.items):
+            for tensor in item.node.writes:
+                if draft.roles[tensor] == GRADIENT and item.node.phase != "optimizer":
+                    touched.setdefault(tensor, []).append((section, position))
+    insertions = Insertions()
+    for gradient, places in touched.items():
+        if stack.gradient_dtype not in ("same", draft.dtype(gradient)):
+            _widen(draft, stack, gradient, places, insertions)
+    insertions.apply()
+
+
+def _widen(
+    draft: Draft, stack: Stack, gradient: int, places: list[tuple[Section, int]], insertions: Insertions
+) -> None:
+    """One gradient in the stack's dtype: there from the start, and added to."""
+    section, position = places[-1]
+    item, ids = section.items[position], section.ids(gradient)
+    old, dtype = draft.dtype(gradient), stack.gradient_dtype
+    numel = float(elements(draft, ids[:1])[0])
+    draft.sizes[ids] = round(numel * itemsize(dtype))
+    draft.dtypes[ids] = draft.code(dtype)
+    op, node = item.node.op, item.node
+    if stack.fused_gradients and len(places) == 1 and op is not None and op.kind in ("gemm", "grouped_gemm"):
+        item.change(op=op.replace(out_dtype=dtype), reads=(*node.reads, gradient))
+        return
+    made = renamed(draft, gradient, places, numel * itemsize(old), old)
+    add = elementwise(
+        "aten.add_",
+        numel,
+        (made, gradient),
+        (gradient,),
+        phase=node.phase,
+        path=node.path,
+        dtype=dtype,
+        inputs=2,
+        frees=(made,),
+    )
+    insertions.after(section, position, [add])
+
+
+def _sync_buckets(draft: Draft, plan: Plan, family: Family) -> None:
+    """Sums each bucket beside the rest of the backward pass (stages 0 and 1)."""
+    insertions = Insertions()
+    for section, position, path, gradients in buckets(draft, plan, family):
+        insertions.after(section, position, _sums(draft, plan, family, gradients, path))
+    insertions.apply()
+
+
+def _sums(draft: Draft, plan: Plan, family: Family, gradients: tuple[int, ...], path: str) -> list[Node]:
+    """The collectives that sum a bucket in place beside the backward pass; none for a single rank."""
+    size, dtype = float(draft.sizes[list(gradients)].sum()), draft.dtype(gradients[0])
+    return [
+        replace(
+            collective(
+                kind, amount, group, gradients, gradients, phase="backward", path=path, dtype=dtype, stream="comm:dp"
+            ),
+            source=SYNC + kind,
+        )
+        for kind, amount, group in summing(plan, family, size)
+    ]
+
+
+def _refresh_weights(draft: Draft, family: Family) -> None:
+    """Gathers updated weights layer by layer beside the first forward pass of the next step."""
+    insertions, mine = Insertions(), set(family.weights.tolist())
+    for unit in units(draft, ("forward",)) if family.shard.ranks > 1 else ():
+        weights = tuple(t for t in unit.weights if t in mine)
+        if weights:
+            node = collective(
+                "all_gather",
+                float(draft.sizes[list(weights)].sum()),
+                family.shard,
+                weights,
+                weights,
+                phase="forward",
+                path=unit.path,
+                dtype=draft.dtype(weights[0]),
+                stream="comm:dp",
+            )
+            insertions.before(unit.section, unit.first, [replace(node, source=f"{REFRESH}all_gather")])
+    insertions.apply()

@@ -1,0 +1,185 @@
+"""The weights of a graph by who shares them: dense ones, and experts, whose copies lie on fewer ranks.
+
+All ranks that hold the same weight sum its gradient. Dense weights are alike on every data and context rank, an
+expert's only on the ranks that hold that expert (Megatron's expert-data group). ZeRO (Rajbhandari et al. 2020, arXiv
+1910.02054) shards over all of them or, in HSDP (Zhao et al. 2023, arXiv 2304.11277), over some; the rest are replicas.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...datasets.dtypes import itemsize
+from ..graph import ROLES, Node, layer_of
+from ..plan import Group, Plan
+from .draft import Draft, Item, Section
+
+WEIGHT, GRADIENT, STATE = (ROLES.index(role) for role in ("weight", "gradient", "optimizer_state"))
+
+
+@dataclass(frozen=True)
+class Family:
+    """Weights that one process group holds alike, and their gradients, by id.
+
+    ``shard`` are the ranks that one copy of what is sharded lies on, ``replicas`` those that hold the same shard.
+    """
+
+    name: str
+    weights: np.ndarray
+    gradients: np.ndarray
+    group: Group
+    shard: Group
+    replicas: Group
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Weights that consecutive nodes of a section read, gathered and let go of together: a layer, or what is outside.
+
+    ``first`` and ``last`` are the positions of the first and the last node that reads one of them.
+    """
+
+    section: Section
+    path: str
+    weights: tuple[int, ...]
+    first: int
+    last: int
+
+
+def families(draft: Draft, plan: Plan) -> list[Family]:
+    """Dense weights and experts; a family without weights is left out."""
+    expert = _experts(draft)
+    found = []
+    for name, group, mine in (("dense", "dp_cp", ~expert), ("expert", "edp", expert)):
+        weights = np.flatnonzero(mine & (draft.roles == WEIGHT))
+        gradients = np.flatnonzero(mine & (draft.roles == GRADIENT))
+        if len(weights):
+            whole = plan.group(group)
+            found.append(Family(name, weights, gradients, whole, *halves(whole, plan)))
+    return found
+
+
+def halves(group: Group, plan: Plan) -> tuple[Group, Group]:
+    """The ranks that shard and those that replicate: all and none, unless ``parallel.shard`` asks for fewer."""
+    ranks = min(plan.parallel.shard or group.ranks, group.ranks)
+    return _subgroup(group, ranks, group.stride, plan), _subgroup(
+        group, group.ranks // ranks, group.stride * ranks, plan
+    )
+
+
+def summing(plan: Plan, family: Family, size: float) -> list[tuple[str, float, Group]]:
+    """How gradients of ``size`` bytes are summed: (collective, bytes, ranks), in order."""
+    steps = [("all_reduce", size, family.group)]
+    if plan.parallel.zero_stage:
+        ranks = family.shard.ranks
+        steps = [("reduce_scatter", size, family.shard), ("all_reduce", size / ranks, family.replicas)]
+    return [step for step in steps if step[2].ranks > 1]
+
+
+def _subgroup(group: Group, ranks: int, stride: int, plan: Plan) -> Group:
+    together = max(1, min(ranks, plan.cluster.devices_per_node // stride))
+    link = plan.cluster.link if together == ranks else plan.cluster.fabric
+    return Group(group.name, ranks, together, link, stride)
+
+
+def _experts(draft: Draft) -> np.ndarray:
+    """Which tensors belong to experts: weights and gradients of the modules that run grouped products."""
+    modules = {_module(item.node) for _, item in draft.items() if item.node.op and item.node.op.kind == "grouped_gemm"}
+    expert = np.zeros(len(draft.sizes), dtype=bool)
+    if modules:
+        for section, item in draft.items():
+            if item.node.phase != "optimizer" and _module(item.node) in modules:
+                for tensor in (*item.node.reads, *item.node.writes):
+                    if draft.roles[tensor] in (WEIGHT, GRADIENT):
+                        expert[section.ids(tensor)] = True
+    return expert
+
+
+def _module(node: Node) -> str:
+    return re.sub(r"\.\d+\b", ".N", node.path)
+
+
+def elements(draft: Draft, tensors: np.ndarray) -> np.ndarray:
+    """Number of elements of each tensor."""
+    sizes = np.array([itemsize(name) for name in draft.dtype_names])
+    made: np.ndarray = draft.sizes[tensors] / sizes[draft.dtypes[tensors]]
+    return made
+
+
+def layer_path(path: str) -> str:
+    """The path of the layer that a module is in; empty outside of layers."""
+    found = layer_of(path)
+    return f"{found[0]}.{found[1]}".lstrip(".") if found else ""
+
+
+def units(draft: Draft, phases: tuple[str, ...]) -> Iterator[Unit]:
+    """The units that nodes of these phases read, section by section."""
+    for section in draft.sections:
+        read: dict[str, dict[int, None]] = {}
+        span: dict[str, tuple[int, int]] = {}
+        for position, item in enumerate(section.items):
+            if item.node.phase not in phases:
+                continue
+            weights = [t for t in item.node.reads if draft.roles[t] == WEIGHT]
+            if weights:
+                path = layer_path(item.node.path)
+                read.setdefault(path, {}).update(dict.fromkeys(weights))
+                span[path] = (span.get(path, (position, 0))[0], position)
+        for path, weights_of in read.items():
+            yield Unit(section, path, tuple(weights_of), *span[path])
+
+
+def renamed(draft: Draft, tensor: int, places: Sequence[tuple[Section, int]], size: float, dtype: str) -> int:
+    """A tensor of its own for what the nodes up to the last of ``places``, where it is written, know as ``tensor``."""
+    last = {id(section): (section, position) for section, position in places}
+    sections = list(last.values())
+    made = draft.local(sections[0][0], size, dtype) if len(sections) == 1 else draft.new(size, dtype)
+
+    def swap(tensors: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(made if t == tensor else t for t in tensors)
+
+    for section, position in sections:
+        for item in section.items[: position + 1]:
+            if item.node.phase != "optimizer" and tensor in (*item.node.reads, *item.node.writes):
+                item.change(reads=swap(item.node.reads), writes=swap(item.node.writes))
+    return made
+
+
+class Insertions:
+    """Nodes to be put before or after the items of sections, applied at once so that positions stay valid."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[Section, int, int, list[Node]]] = []
+
+    def before(self, section: Section, position: int, nodes: list[Node]) -> None:
+        """Put nodes before an item, after those put there earlier."""
+        self._made.append((section, position, 0, nodes))
+
+    def after(self, section: Section, position: int, nodes: list[Node]) -> None:
+        """Put nodes after an item, after those put there earlier."""
+        self._made.append((section, position, 1, nodes))
+
+    def apply(self) -> None:
+        """Insert all of them."""
+        by_section: dict[int, tuple[Section, dict[tuple[int, int], list[Node]]]] = {}
+        for section, position, side, nodes in self._made:
+            by_section.setdefault(id(section), (section, {}))[1].setdefault((position, side), []).extend(nodes)
+        for section, places in by_section.values():
+            items: list[Item] = []
+            for position, item in enumerate(section.items):
+                items += map(Item, places.get((position, 0), ()))
+                items.append(item)
+                items += map(Item, places.get((position, 1), ()))
+            section.items = items
+        self._made = []
+
+
+def release(item: Item, tensors: tuple[int, ...]) -> None:
+    """Let a node free these tensors too, in every repetition."""
+    item.change(frees=(*item.node.frees, *tensors))
+    item.first = None if item.first is None else (*item.first, *tensors)
+    item.last = None if item.last is None else (*item.last, *tensors)

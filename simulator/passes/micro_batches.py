@@ -1,0 +1,94 @@
+"""What each micro-batch of a step runs: gradients are summed with the last, weights gathered for the first.
+
+Nodes say so in ``source``: ``sync.…`` belongs to the last micro-batch, ``refresh.…`` to the first. The optimizer runs
+after the last. From the second on, gradients are added to those that are there.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..graph import Graph
+from .draft import Draft, Item, Section
+from .families import GRADIENT, Insertions, elements, renamed
+from .pointwise import elementwise
+
+SYNC, REFRESH = "sync.", "refresh."
+
+
+def micro_batch_variant(graph: Graph, first: bool, last: bool) -> Graph:
+    """The graph of one micro-batch of several, from that of a step with a single one; unchanged when it is both."""
+    if first and last:
+        return graph
+    draft = Draft(graph)
+    if not last:
+        _keep_gathered(draft)
+    for section in draft.sections:
+        section.items = [item for item in section.items if _runs(item, first, last)]
+    if not first:
+        _accumulate(draft)
+    return draft.graph()
+
+
+def _runs(item: Item, first: bool, last: bool) -> bool:
+    node = item.node
+    if node.phase == "optimizer" or node.source.startswith(SYNC):
+        return last
+    return first or not node.source.startswith(REFRESH)
+
+
+def _keep_gathered(draft: Draft) -> None:
+    """Weights gathered once for all micro-batches stay until the last."""
+    kept = np.zeros(len(draft.sizes), dtype=bool)
+    for section, item in draft.items():
+        if item.node.source.startswith(REFRESH):
+            for tensor in item.node.writes:
+                kept[section.ids(tensor)] = draft.role(tensor) == "buffer"
+    if not kept.any():
+        return
+
+    def without(tensors: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(t for t in tensors if not kept[t])
+
+    for item in (item for section in draft.sections for item in section.items):
+        if not item.node.source.startswith(REFRESH):
+            item.change(frees=without(item.node.frees))
+            item.first = None if item.first is None else without(item.first)
+            item.last = None if item.last is None else without(item.last)
+
+
+def _accumulate(draft: Draft) -> None:
+    """Gradients that this micro-batch writes afresh and that stay are added to what is there."""
+    written: dict[int, list[tuple[Section, int]]] = {}
+    leaving: set[int] = set()
+    for section in draft.sections:
+        for position, item in enumerate(section.items):
+            node = item.node
+            if node.phase == "optimizer" or node.source.startswith(SYNC):
+                continue
+            leaving.update(t for t in node.frees if draft.roles[t] == GRADIENT)
+            for tensor in node.writes:
+                if draft.roles[tensor] == GRADIENT:
+                    written.setdefault(tensor, []).append((section, position))
+    insertions = Insertions()
+    for gradient, places in written.items():
+        section, position = places[0]
+        if gradient in leaving or gradient in section.items[position].node.reads:
+            continue
+        numel, dtype = float(elements(draft, np.array([gradient]))[0]), draft.dtype(gradient)
+        made = renamed(draft, gradient, places, float(draft.sizes[gradient]), dtype)
+        section, position = places[-1]
+        node = section.items[position].node
+        add = elementwise(
+            "aten.add_",
+            numel,
+            (gradient, made),
+            (gradient,),
+            phase=node.phase,
+            path=node.path,
+            dtype=dtype,
+            inputs=2,
+            frees=(made,),
+        )
+        insertions.after(section, position, [add])
+    insertions.apply()

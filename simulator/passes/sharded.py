@@ -1,0 +1,259 @@
+"""Sharded weights and gradients: ZeRO-3 and FSDP (Zhao et al. 2023, arXiv 2304.11277), FSDP2, and ZeRO-2's gradients.
+
+A layer's weights are gathered before its forward nodes and let go of after them, gathered again before its backward
+nodes, and its gradients are cast, reduce-scattered and let go of. Gathers run on a stream of their own, one layer
+ahead: an empty tensor that a layer's first node writes is what the next layer's gather waits for. Options of the plan:
+``reshard_after_forward`` (default: without pipeline stages), ``reduce_every_micro_batch`` (the same default),
+``flat_parameters`` (FSDP1, DeepSpeed: what is gathered is used in place, without copies), ``gather_dtype``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from ...datasets.dtypes import itemsize
+from ..graph import ROLES, Node
+from ..plan import Plan
+from .communication import collective
+from .draft import Draft, Section
+from .families import Family, Insertions, Unit, elements, layer_path, release, units
+from .micro_batches import REFRESH, SYNC
+from .pointwise import copied, elementwise
+
+BUFFER = ROLES.index("buffer")
+
+
+Bucket = tuple[Section, int, str, tuple[int, ...]]  # section, position of the last writer, layer, gradients
+
+
+def gather_weights(draft: Draft, plan: Plan, family: Family) -> np.ndarray:
+    """Weights of a family become gathered copies; returns the ids of the shards that they are gathered from."""
+    forward = list(_own_units(draft, family, ("forward",)))
+    backward = list(_own_units(draft, family, ("recompute", "backward")))
+    gatherer = _Gatherer(draft, plan, family)
+    shards = [gatherer.shard(unit) for unit in forward]
+    needed = {t for unit in backward for w in unit.weights for t in unit.section.ids(w).tolist()}
+    reshard = bool(plan.options.get("reshard_after_forward", plan.parallel.pp == 1))
+    for unit in forward:
+        kept = any(t in needed for t in unit.weights)
+        gatherer.gather(unit, "forward", "" if reshard else REFRESH)
+        if (reshard and unit.path) or not kept:
+            release(unit.section.items[unit.last], unit.weights)
+    for unit in backward:
+        if reshard and unit.path:
+            unit = gatherer.copies(unit)
+            gatherer.gather(unit, "backward", "")
+        release(unit.section.items[unit.last], unit.weights)
+    gatherer.insertions.apply()
+    draft.roles[family.weights] = BUFFER
+    return np.concatenate(shards) if shards else np.zeros(0, dtype=np.int64)
+
+
+def _own_units(draft: Draft, family: Family, phases: tuple[str, ...]) -> Iterator[Unit]:
+    """Units with the weights of a family alone, each weight outside of layers in the first unit that reads it."""
+    mine = set(family.weights.tolist())
+    for unit in units(draft, phases):
+        weights = tuple(t for t in unit.weights if t in mine)
+        if not unit.path:
+            mine.difference_update(weights)
+        if weights:
+            yield replace(unit, weights=weights)
+
+
+class _Gatherer:
+    """Shards of weights, and the nodes that gather them."""
+
+    def __init__(self, draft: Draft, plan: Plan, family: Family) -> None:
+        self.draft, self.plan, self.family = draft, plan, family
+        self.insertions = Insertions()
+        self.shard_of = np.full(len(draft.sizes), -1, dtype=np.int64)
+        self.stream = "comm:dp" if "dp" in plan.stack.overlap else "compute"
+
+    def shard(self, unit: Unit) -> np.ndarray:
+        """A rank's part of a unit's weights, in fp32 where masters are kept: one tensor for every repetition."""
+        numel = float(elements(self.draft, np.array(unit.weights)).sum())
+        dtype = "fp32" if self.plan.stack.master_weights else self.draft.dtype(unit.weights[0])
+        size = np.ceil(numel / self.family.shard.ranks) * itemsize(dtype)
+        ids = unit.section.ids(self.draft.local(unit.section, size, dtype, "weight"))
+        for weight in unit.weights:
+            self.shard_of[unit.section.ids(weight)] = ids
+        return ids
+
+    def copies(self, unit: Unit) -> Unit:
+        """The unit reading copies of its weights that live in its own section only."""
+        draft, section, renamed = self.draft, unit.section, {}
+        for weight in unit.weights:
+            size, dtype = float(draft.sizes[weight]), draft.dtype(weight)
+            renamed[weight] = draft.local(section, size, dtype, "buffer")
+            ids = section.ids(weight)
+            made = section.ids(renamed[weight])
+            self.shard_of = np.concatenate([self.shard_of, np.full(len(draft.sizes) - len(self.shard_of), -1)])
+            self.shard_of[made] = self.shard_of[ids if len(ids) == len(made) else ids[:1]]
+        for item in section.items[unit.first : unit.last + 1]:
+            if item.node.phase != "forward":
+                item.change(reads=tuple(renamed.get(t, t) for t in item.node.reads))
+        return replace(unit, weights=tuple(renamed.values()))
+
+    def gather(self, unit: Unit, phase: str, prefix: str) -> None:
+        """Puts before a unit: the cast of its shard, the gather, and the copies into place."""
+        draft, section, stack = self.draft, unit.section, self.plan.stack
+        weights = unit.weights
+        dtype, numel = draft.dtype(weights[0]), float(elements(draft, np.array(weights)).sum())
+        shards, nodes = self._sources(unit), []
+        send: tuple[int, ...] = shards
+        frees: tuple[int, ...] = ()
+        if stack.master_weights and itemsize(dtype) < itemsize("fp32"):
+            part = numel / self.family.shard.ranks
+            send = frees = (draft.local(section, part * itemsize(dtype), dtype, "buffer"),)
+            nodes.append(
+                elementwise(
+                    f"{prefix or 'fsdp.'}cast",
+                    part,
+                    (*shards, *self._awaited(unit)),
+                    send,
+                    phase=phase,
+                    path=unit.path,
+                    dtype="fp32",
+                    out_dtype=dtype,
+                    fn="cast",
+                    stream=self.stream,
+                )
+            )
+        if self.family.shard.ranks > 1:
+            nodes += self._collected(unit, phase, prefix, send, frees, numel)
+        self.insertions.before(section, unit.first, nodes)
+
+    def _collected(
+        self, unit: Unit, phase: str, prefix: str, send: tuple[int, ...], frees: tuple[int, ...], numel: float
+    ) -> list[Node]:
+        draft, plan, weights = self.draft, self.plan, unit.weights
+        wire = str(plan.options.get("gather_dtype", draft.dtype(weights[0])))
+        size, flat = numel * itemsize(wire), weights
+        if not plan.options.get("flat_parameters", False):
+            flat = (draft.local(unit.section, size, wire, "buffer"),)
+        reads = send if frees else (*send, *self._awaited(unit))
+        node = collective(
+            "all_gather",
+            size,
+            self.family.shard,
+            reads,
+            flat,
+            phase=phase,
+            path=unit.path,
+            dtype=wire,
+            stream=self.stream,
+            frees=frees,
+        )
+        nodes = [replace(node, source=f"{prefix or 'fsdp.'}all_gather")]
+        if flat is not weights:
+            source = f"{prefix or 'fsdp.'}split"
+            nodes.append(copied(source, size, flat, weights, phase=phase, path=unit.path, frees=flat))
+        return nodes
+
+    def _sources(self, unit: Unit) -> tuple[int, ...]:
+        """The shards of a unit, with their steps made known to its section."""
+        section, found = unit.section, {}
+        for weight in unit.weights:
+            ids = self.shard_of[section.ids(weight)]
+            found[int(ids[0])] = int(ids[1] - ids[0]) if len(ids) > 1 else 0
+        section.steps.update({shard: step for shard, step in found.items() if step})
+        return tuple(found)
+
+    def _awaited(self, unit: Unit) -> tuple[int, ...]:
+        """An empty tensor that the layer before this one writes as it begins; this one writes the next one's."""
+        section = unit.section
+        if section.repeat == 1 or self.stream == "compute":
+            return ()
+        token = self.draft.new(0, "int8", "buffer", section.repeat + 1)
+        section.steps.update({token: 1, token + 1: 1})
+        first = section.items[unit.first]
+        first.change(writes=(*first.node.writes, token + 1))
+        return (token,)
+
+
+def buckets(draft: Draft, plan: Plan, family: Family) -> list[Bucket]:
+    """Gradients of a family in the order they are ready, cut at ``bucket_mib`` and where a layer ends.
+
+    FSDP takes a layer whole.
+    """
+    mine = set(family.gradients.tolist())
+    last: dict[int, tuple[int, int]] = {}
+    for index, section in enumerate(draft.sections):
+        for position, item in enumerate(section.items):
+            if item.node.phase != "optimizer":
+                last.update({t: (index, position) for t in item.node.writes if t in mine})
+    ready: dict[tuple[int, int], list[int]] = {}
+    for tensor, place in last.items():
+        ready.setdefault(place, []).append(tensor)
+    limit = np.inf if plan.parallel.zero_stage == 3 else plan.stack.bucket_mib * 2**20
+    units_of = {place: layer_path(draft.sections[place[0]].items[place[1]].node.path) for place in ready}
+    made: list[Bucket] = []
+    waiting: list[int] = []
+    places = sorted(ready)
+    for place, following in zip(places, [*places[1:], None], strict=True):
+        waiting += ready[place]
+        ends = following is None or following[0] != place[0] or units_of[following] != units_of[place]
+        if ends or draft.sizes[waiting].sum() >= limit:
+            made.append((draft.sections[place[0]], place[1], units_of[place], tuple(waiting)))
+            waiting = []
+    return made
+
+
+def scatter_gradients(draft: Draft, plan: Plan, family: Family) -> np.ndarray:
+    """Gradients of each bucket are cast, reduced and let go of; returns the ids of the shards that stay."""
+    every = bool(plan.options.get("reduce_every_micro_batch", plan.parallel.pp == 1))
+    insertions, shards = Insertions(), []
+    for section, position, path, gradients in buckets(draft, plan, family):
+        shard, nodes = _scattered(draft, plan, family, section, path, gradients, "fsdp." if every else SYNC)
+        insertions.after(section, position, nodes)
+        shards.append(section.ids(shard))
+    insertions.apply()
+    return np.concatenate(shards) if shards else np.zeros(0, dtype=np.int64)
+
+
+def _scattered(
+    draft: Draft, plan: Plan, family: Family, section: Section, path: str, gradients: tuple[int, ...], prefix: str
+) -> tuple[int, list[Node]]:
+    stack, old, ranks = plan.stack, draft.dtype(gradients[0]), family.shard.ranks
+    dtype = old if stack.gradient_dtype == "same" else stack.gradient_dtype
+    numel = float(elements(draft, np.array(gradients)).sum())
+    size = numel * itemsize(dtype)
+    flat = draft.local(section, size, dtype)
+    shard = draft.local(section, np.ceil(numel / ranks) * itemsize(dtype), dtype, "gradient")
+    nodes = [
+        elementwise(
+            f"{prefix}flatten",
+            numel,
+            gradients,
+            (flat if ranks > 1 else shard,),
+            phase="backward",
+            path=path,
+            dtype=old,
+            out_dtype=dtype,
+            fn="cast",
+            frees=gradients,
+        )
+    ]
+    steps = [
+        ("reduce_scatter", size, family.shard, (flat,), (flat,)),
+        ("all_reduce", size / ranks, family.replicas, (shard,), ()),
+    ]
+    for kind, amount, group, reads, frees in steps:
+        if group.ranks > 1:
+            node = collective(
+                kind,
+                amount,
+                group,
+                reads,
+                (shard,),
+                phase="backward",
+                path=path,
+                dtype=dtype,
+                stream="comm:dp_reduce" if "dp" in stack.overlap else "compute",
+                frees=frees,
+            )
+            nodes.append(replace(node, source=prefix + kind))
+    return shard, nodes

@@ -1,0 +1,196 @@
+"""The optimizer's part of a step on one data rank: what is left to sum, the norm, the update, the weights' way back.
+
+Masters and moments as in mixed-precision training (Micikevicius et al. 2018, arXiv 1710.03740, sec. 3.1): AdamW updates
+fp32 masters where they are kept, which are then rounded to weights. Sharded, each rank updates its part and gathers the
+rest (Rajbhandari et al. 2020, arXiv 1910.02054, sec. 5.1). Every node reads the weights it stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ...datasets.dtypes import itemsize
+from ...datasets.ops import make_op
+from ..graph import Node
+from ..plan import Group, Plan
+from .communication import collective
+from .draft import Draft, Item
+from .families import STATE, Family, elements, summing
+from .pointwise import elementwise, reduction
+
+PHASE, PATH = "optimizer", "optimizer"
+Ids = tuple[int, ...]
+
+
+def insert_update(
+    draft: Draft,
+    plan: Plan,
+    found: Sequence[Family],
+    own: Mapping[str, np.ndarray],
+    summed: Mapping[str, np.ndarray],
+) -> None:
+    """Replaces the AdamW nodes. ``own`` weights (or shards) and ``summed`` gradients are by family."""
+    moments = _moments(draft)
+    nodes: list[Node] = []
+    parts = [_Part(draft, plan, family, own[family.name], summed[family.name]) for family in found]
+    for part in parts:
+        nodes += part.sums()
+    if plan.stack.gradient_clipping:
+        nodes += _clipping(draft, plan, parts)
+    for part in parts:
+        nodes += part.update(moments)
+    for part in parts:
+        nodes += part.gathered()
+    for section in draft.sections:
+        kept = [item for item in section.items if item.node.op is None or item.node.op.kind != "adamw"]
+        if len(kept) < len(section.items):
+            section.items = [*kept, *map(Item, nodes)]
+            nodes = []
+
+
+def _moments(draft: Draft) -> dict[int, Ids]:
+    """The states of every weight, by the weight's id: AdamW nodes name them in the order of the weights."""
+    found: dict[int, Ids] = {}
+    for item in (item for section in draft.sections for item in section.items):
+        if item.node.op is not None and item.node.op.kind == "adamw":
+            states = [t for t in item.node.reads if draft.roles[t] == STATE]
+            weights = [t for t in item.node.writes if draft.roles[t] != STATE]
+            for index, weight in enumerate(weights):
+                found[weight] = tuple(states[index :: len(weights)])
+    return found
+
+
+class _Part:
+    """One family's share of the optimizer's work."""
+
+    def __init__(self, draft: Draft, plan: Plan, family: Family, own: np.ndarray, summed: np.ndarray) -> None:
+        self.draft, self.plan, self.family = draft, plan, family
+        self.own: Ids = tuple(own.tolist())
+        self.gradients: Ids = tuple(summed.tolist())
+        self.ranks = family.shard.ranks if plan.parallel.zero_stage else 1
+        self.counts = elements(draft, family.weights)
+        self.numel = float(np.ceil(self.counts / self.ranks).sum())
+        self.gradient_dtype = draft.dtype(self.gradients[0]) if self.gradients else "fp32"
+        self.weight_dtype = draft.dtype(int(family.weights[0]))
+        narrow = itemsize(self.weight_dtype) < itemsize("fp32")
+        self.mastered = plan.stack.master_weights and narrow
+
+    def sums(self) -> list[Node]:
+        """Sums of gradients that were not summed beside the backward pass."""
+        if self.plan.parallel.zero_stage > 1 or "dp" in self.plan.stack.overlap:
+            return []
+        size = float(self.draft.sizes[list(self.gradients)].sum())
+        reads, dtype = (*self.own, *self.gradients), self.gradient_dtype
+        return [
+            collective(kind, amount, group, reads, self.gradients, phase=PHASE, path=PATH, dtype=dtype)
+            for kind, amount, group in summing(self.plan, self.family, size)
+        ]
+
+    def pointwise(self, source: str, inputs: int, fn: str = "arithmetic", numel: float = 0.0) -> Node:
+        """A kernel over this rank's gradients."""
+        return elementwise(
+            source,
+            numel or self.numel,
+            (*self.own, *self.gradients),
+            self.gradients,
+            phase=PHASE,
+            path=PATH,
+            dtype=self.gradient_dtype,
+            inputs=inputs,
+            fn=fn,
+        )
+
+    def update(self, moments: Mapping[int, Ids]) -> list[Node]:
+        """The update of what this rank owns, and the rounding of masters to weights."""
+        draft, stage = self.draft, self.plan.parallel.zero_stage
+        dtype = "fp32" if self.mastered else self.weight_dtype
+        moment = dtype if self.plan.stack.moment_dtype == "same" else self.plan.stack.moment_dtype
+        shares = np.ceil(self.counts / self.ranks)
+        states = np.array([moments[int(t)] for t in self.family.weights], dtype=np.int64)
+        draft.sizes[states] = (shares * itemsize(moment)).astype(np.int64)[:, None]
+        draft.dtypes[states] = draft.code(moment)
+        held: Ids = tuple(states.T.ravel().tolist())
+        apart = self.mastered and stage < 3
+        masters = self._masters(shares) if apart else ()
+        target = masters or self.own
+        op = make_op("adamw", numel=round(self.numel), tensors=len(self.own), dtype=dtype, out_dtype=moment)
+        reads = tuple(dict.fromkeys((*self.own, *self.gradients, *held, *masters)))
+        nodes = [
+            Node(
+                op=op,
+                source="aten._fused_adamw_",
+                path=PATH,
+                phase=PHASE,
+                reads=reads,
+                writes=(*target, *held),
+                bytes_moved=int(op.cost.bytes),
+            )
+        ]
+        if apart:
+            copy = elementwise(
+                "aten._foreach_copy_",
+                self.numel,
+                (*self.own, *masters),
+                self.own,
+                phase=PHASE,
+                path=PATH,
+                dtype="fp32",
+                out_dtype=self.weight_dtype,
+                fn="cast",
+            )
+            nodes.append(copy)
+        if stage < 2 and self.plan.stack.gradient_dtype != "same":
+            nodes.append(self.pointwise("aten.zero_", 0, "fill", float(self.counts.sum())))
+        return nodes
+
+    def _masters(self, shares: np.ndarray) -> Ids:
+        """An fp32 copy of this rank's share of every weight."""
+        first = self.draft.new(0, "fp32", "optimizer_state", len(shares))
+        self.draft.sizes[first:] = (shares * itemsize("fp32")).astype(np.int64)
+        return tuple(range(first, first + len(shares)))
+
+    def gathered(self) -> list[Node]:
+        """Updated weights from the ranks that updated them, unless the next forward pass gathers them."""
+        stage, overlap = self.plan.parallel.zero_stage, self.plan.stack.overlap
+        if stage not in (1, 2) or self.ranks == 1 or "dp_gather" in overlap:
+            return []
+        size = float(self.draft.sizes[list(self.own)].sum())
+        shard = self.family.shard
+        return [
+            collective("all_gather", size, shard, self.own, self.own, phase=PHASE, path=PATH, dtype=self.weight_dtype)
+        ]
+
+
+def _clipping(draft: Draft, plan: Plan, parts: Sequence[_Part]) -> list[Node]:
+    """The norm of all gradients, over all ranks, and their scaling by it."""
+    norm = draft.new(4, "fp32")
+    nodes = [
+        reduction(
+            "aten._foreach_norm",
+            part.numel,
+            (*part.own, *part.gradients),
+            (norm,),
+            phase=PHASE,
+            path=PATH,
+            dtype=part.gradient_dtype,
+        )
+        for part in parts
+    ]
+    everyone = _everyone(plan)
+    if everyone.ranks > 1:
+        reads = (norm, *parts[0].own)
+        nodes.append(collective("all_reduce", 4, everyone, reads, (norm,), phase=PHASE, path=PATH, dtype="fp32"))
+    for part in parts:
+        scale = part.pointwise("aten._foreach_mul_", 1)
+        nodes.append(replace(scale, reads=(*scale.reads, norm)))
+    return nodes
+
+
+def _everyone(plan: Plan) -> Group:
+    cluster = plan.cluster
+    ranks = plan.parallel.model_ranks * plan.dp
+    together = min(ranks, cluster.devices_per_node)
+    return Group("dp_cp", ranks, together, cluster.link if together == ranks else cluster.fabric, 1)

@@ -1,0 +1,209 @@
+"""Data parallelism: nothing is lost or made up when gradients, optimizer and weights are shared out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from opcast.datasets.clusters import Cluster
+from opcast.simulator.graph import Graph
+from opcast.simulator.memory import peak_memory
+from opcast.simulator.passes.data import data_parallel, micro_batch_variant
+from opcast.simulator.plan import Parallel, Plan, Stack
+from opcast.simulator.trace import Workload, trace
+
+CLUSTER = Cluster("c", "c", "h100_sxm", nodes=2)
+MIXED = Stack(master_weights=True, gradient_dtype="fp32", gradient_clipping=True, bucket_mib=0.02)
+OVERLAPPED = replace(MIXED, overlap=("dp", "dp_gather"))
+STAGES = (0, 1, 2, 3)
+Make = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def dense(small_model: Make) -> Graph:
+    return trace(small_model("llama", layers=4), Workload("train", batch=2, seq_len=16), "bf16")
+
+
+@pytest.fixture(scope="module")
+def sparse(small_model: Make) -> Graph:
+    return trace(small_model("qwen3_moe", layers=4), Workload("train", batch=2, seq_len=16), "bf16")
+
+
+def plan(stage: int = 0, stack: Stack = MIXED, cluster: Cluster = CLUSTER, **parallel: Any) -> Plan:
+    options = parallel.pop("options", {})
+    return Plan(Parallel(zero_stage=stage, **parallel), cluster, stack, options=options)
+
+
+def bytes_of(graph: Graph, role: str) -> int:
+    return sum(t.size_bytes * t.count for t in graph.tensors if t.role == role)
+
+
+def touched(graph: Graph, role: str) -> int:
+    """Bytes of the tensors of a role that nodes read."""
+    ids = {t for node in graph.nodes() for t in node.reads}
+    return sum(int(graph.tensor_bytes[t]) for t in ids if graph.tensor(t).role == role)
+
+
+def sent(graph: Graph, *kinds: str) -> float:
+    """Bytes that one rank sends in collectives, those of a few bytes left out."""
+    return sum(
+        repeat * float(node.op.cost.read_bytes)
+        for node, repeat in graph.weighted()
+        if node.op is not None and node.group and node.op.size_bytes > 4 and (not kinds or node.op.kind in kinds)
+    )
+
+
+def assert_sound(graph: Graph) -> None:
+    """No tensor is used after it was freed, and activations are written before they are read."""
+    written: set[int] = set()
+    freed: set[int] = set()
+    for node in graph.nodes():
+        assert not freed & {*node.reads, *node.writes}, node
+        for tensor in node.reads:
+            assert tensor in written or tensor in node.writes or graph.tensor(tensor).role != "activation", node
+        written.update(node.writes)
+        assert not freed & set(node.frees), node
+        freed.update(node.frees)
+
+
+@pytest.mark.parametrize("stack", [MIXED, OVERLAPPED], ids=["after", "beside"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_lifetimes_stay_sound_and_the_model_is_the_same(stage: int, stack: Stack, dense: Graph, sparse: Graph):
+    for graph in (dense, sparse):
+        made = data_parallel(graph, plan(stage, stack))
+        assert_sound(made)
+        assert tensor_flops(made) == tensor_flops(graph)
+        assert [b.repeat for b in made.blocks] == [b.repeat for b in graph.blocks]
+        for first, last in ((True, False), (False, False), (False, True)):
+            assert_sound(micro_batch_variant(made, first, last))
+
+
+def tensor_flops(graph: Graph) -> float:
+    return sum(
+        k * float(n.op.cost.flops) for n, k in graph.weighted() if n.op is not None and n.op.cost.unit == "tensor"
+    )
+
+
+@pytest.mark.parametrize("stack", [MIXED, OVERLAPPED], ids=["after", "beside"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_bytes_sent_follow_the_stage(stage: int, stack: Stack, dense: Graph):
+    made = data_parallel(dense, plan(stage, stack))
+    share, numel = 15 / 16, dense.parameters
+    assert sent(made, "all_reduce", "reduce_scatter") == pytest.approx(share * 4 * numel * (2 if stage == 0 else 1))
+    outside = 2 * 256 * 64 + 64  # embedding, head and last norm are gathered once only
+    gathered = {0: 0, 1: 2 * numel, 2: 2 * numel, 3: 2 * (2 * numel - outside)}[stage]
+    assert sent(made, "all_gather") == pytest.approx(share * gathered)
+
+
+def test_all_stages_but_the_last_send_twice_the_weights_and_that_thrice(dense: Graph):
+    """Rajbhandari et al. 2020, sec. 7: 2Ψ for stages 0 to 2, 3Ψ for 3 (what is outside of layers stays gathered)."""
+    same = Stack()
+    weights = bytes_of(dense, "weight") * 15 / 16
+    for stage in (0, 1, 2):
+        assert sent(data_parallel(dense, plan(stage, same))) == pytest.approx(2 * weights)
+    outside = 2 * (2 * 256 * 64 + 64) * 15 / 16
+    assert sent(data_parallel(dense, plan(3, same))) == pytest.approx(3 * weights - outside)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_shards_of_all_ranks_make_up_the_whole(stage: int, dense: Graph):
+    made = data_parallel(dense, plan(stage))
+    ranks, numel = 16 if stage else 1, dense.parameters
+    states = 3 if stage < 3 else 2  # masters of stage 3 are the weights themselves
+    assert touched(made, "optimizer_state") * ranks == pytest.approx(states * 4 * numel, rel=0.02)
+    update = next(node for node in made.nodes() if node.op is not None and node.op.kind == "adamw")
+    assert update.op is not None
+    assert update.op.numel * ranks == pytest.approx(numel, rel=0.02)
+    assert (update.op.dtype, update.op.out_dtype) == ("fp32", "fp32")
+    gradients = sum(int(made.tensor_bytes[t]) for t in update.reads if made.tensor(t).role == "gradient")
+    assert gradients * (16 if stage > 1 else 1) == pytest.approx(4 * numel, rel=0.02)
+    if stage == 3:
+        assert bytes_of(made, "weight") * ranks == pytest.approx(4 * numel, rel=0.02)
+
+
+def test_experts_are_summed_over_the_ranks_that_hold_them(sparse: Graph):
+    made = data_parallel(sparse, plan(1, ep=4))
+    by_group = {node.group: node.op for node in made.nodes() if node.op is not None and node.op.kind == "all_gather"}
+    assert {name: op.ranks for name, op in by_group.items()} == {"dp_cp": 16, "edp": 4}
+    experts = 4 * 8 * 3 * 64 * 32
+    assert by_group["edp"].size_bytes == 2 * experts
+    assert by_group["dp_cp"].size_bytes == 2 * (sparse.parameters - experts)
+
+
+def test_hybrid_shards_stay_in_a_node(dense: Graph):
+    made = data_parallel(dense, plan(3, Stack(overlap=("dp",)), shard=8))
+    ops = {node.op.kind: node.op for node in made.nodes() if node.op is not None and node.group}
+    assert (ops["all_gather"].ranks, ops["all_gather"].ranks_per_node, ops["all_gather"].link) == (8, 8, 0)
+    assert (ops["all_reduce"].ranks, ops["all_reduce"].ranks_per_node) == (2, 1)
+    assert sent(made, "all_reduce") == pytest.approx(bytes_of(dense, "weight") / 8, rel=0.02)
+
+
+def test_a_single_rank_that_keeps_every_dtype_keeps_its_graph(dense: Graph):
+    alone = Cluster("c", "c", "h100_sxm", devices_per_node=1)
+    assert data_parallel(dense, plan(0, Stack(), alone)) is dense
+    inference = replace(dense, blocks=dense.blocks[:3])
+    assert data_parallel(inference, plan(1)) is inference
+
+
+def test_gathers_are_one_layer_ahead(dense: Graph):
+    made = data_parallel(dense, plan(3, OVERLAPPED))
+    layers = next(block for block in made.blocks if block.repeat > 1 and block.nodes[0].phase == "forward")
+    unrolled = [node for index in range(layers.repeat) for node in layers.repetition(index)]
+    casts = [node for node in unrolled if node.stream == "comm:dp" and node.source.endswith("cast")]
+    for index, cast in enumerate(casts[1:], 1):
+        token = cast.reads[-1]
+        writer = next(node for node in unrolled if token in node.writes)
+        assert writer.path.startswith(f"model.layers.{index - 1}.")
+        assert made.tensor(token).size_bytes == 0
+
+
+@pytest.mark.parametrize("stack", [Stack(), MIXED, replace(MIXED, fused_gradients=True)], ids=["same", "fp32", "fused"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_micro_batches_share_the_work_of_a_step(stage: int, stack: Stack, dense: Graph):
+    made = data_parallel(dense, plan(stage, stack, options={"reduce_every_micro_batch": False}))
+    first, middle, last = (micro_batch_variant(made, *which) for which in ((1, 0), (0, 0), (0, 1)))
+    assert micro_batch_variant(made, True, True) is made
+    assert not any(node.phase == "optimizer" for graph in (first, middle) for node in graph.nodes())
+    assert sent(first, "all_reduce", "reduce_scatter") == sent(middle, "all_reduce", "reduce_scatter") == 0
+    assert sent(last, "all_reduce", "reduce_scatter") == sent(made, "all_reduce", "reduce_scatter")
+    gradients = {t for node in last.nodes() for t in node.writes if last.tensor(t).role == "gradient"}
+    seen: set[int] = set()
+    for node in middle.nodes():
+        for tensor in gradients & set(node.writes):
+            assert tensor in node.reads or tensor in seen, node
+        seen.update(node.reads)
+    peaks = [peak_memory(graph).peak_gib for graph in (first, middle)]
+    assert peaks[0] <= peaks[1]
+
+
+def test_gathered_weights_stay_when_they_are_not_let_go_of(dense: Graph):
+    made = data_parallel(dense, plan(3, OVERLAPPED, options={"reshard_after_forward": False}))
+    assert_sound(made)
+    assert sent(made, "all_gather") == pytest.approx(15 / 16 * 2 * dense.parameters)
+    first, last = micro_batch_variant(made, True, False), micro_batch_variant(made, False, True)
+    assert sent(first, "all_gather") == sent(made, "all_gather")
+    assert sent(last, "all_gather") == 0
+    kept = {t for node in first.nodes() for t in node.frees if node.phase == "backward"}
+    assert not any(first.tensor(t).role == "buffer" and first.tensor(t).size_bytes > 2000 for t in kept)
+
+
+def test_fused_gradients_are_written_by_products(dense: Graph):
+    made = data_parallel(dense, plan(1, replace(MIXED, fused_gradients=True)))
+    writers = [
+        n for n in made.nodes() if n.phase == "backward" and any(made.tensor(t).role == "gradient" for t in n.writes)
+    ]
+    products = [node for node in writers if node.op is not None and node.op.kind == "gemm"]
+    assert len(products) == 4 * 7 + 1
+    assert all(node.op is not None and node.op.out_dtype == "fp32" for node in products)
+    assert sum(node.source == "aten.add_" for node in writers) == 4 * 2 + 2  # norms and the embedding
+
+
+def test_buckets_hold_whole_gradients_in_order(dense: Graph):
+    made = data_parallel(dense, plan(0, replace(OVERLAPPED, bucket_mib=0.03)))
+    sizes = [n.op.size_bytes for n in made.nodes() if n.op is not None and n.source == "sync.all_reduce"]
+    assert sum(sizes) == 4 * dense.parameters
+    assert len(sizes) > len(dense.blocks)
+    assert np.all(np.array(sizes) > 0)
