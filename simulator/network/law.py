@@ -29,32 +29,36 @@ HOP_US = {
 TABLE_NIC_US = 2.0  # latency of the fabric that the table's network hops include
 LL_INSIDE_HOP = 1.8  # hops inside a node wait longer under LL when the group leaves the node
 LL_GBPS = {"volta": (39.0, 39.0, 20.4), "ampere": (87.7, 22.5, 19.0), "hopper": (141.0, 45.0, 35.0)}  # 1, 2, more nodes
+LL_PEER_GBPS = 6.0  # to each peer of an exchange: LL has one channel for it
 RING_SHARE = (0.5, 0.92, 1.0)
 TREE_SHARE = (0.92 / 3.8, 0.92 * 0.92, 0.92)
 LONE_LL128 = 0.7  # of the rate: ranks alone in their node send and receive through one NIC
-NVLS_BASE_US, NVLS_NODE_US = 23.0, 19.0
+NVLS_NODE_US = 19.0
 
 
 @dataclass(frozen=True)
 class Tuning:
     """What measurements say of one kind of device and fabric: factors on latencies, shares of nominal rates.
 
-    ``base``, ``hop`` scale launch and hops; ``ring``, ``nvls``, ``exchange`` are the shares of a device's link that
-    rings, in-switch reduction and direct exchange reach inside a node, ``network`` and ``far_exchange`` those of the
-    NICs; ``copy`` is the rate of the copy that each rank makes of its own part, against its link's. ``bulk_us`` is what
-    Simple takes to get under way inside a node, ``peer_us`` what every further peer of an exchange costs.
+    ``base``, ``hop``, ``far_hop`` scale launch, hops inside a node and hops between nodes; ``ring``, ``nvls``,
+    ``exchange`` are the shares of a device's link that rings, in-switch reduction and direct exchange reach, ``copy``
+    the rate at which a rank copies its own part against that link; ``network`` and ``far_exchange`` the shares of the
+    NICs. ``bulk_us`` and ``nvls_us`` pass until Simple and NVLS are under way, ``peer_us`` with every further peer of
+    an exchange.
     """
 
     base: float = 1.0
     hop: float = 1.0
-    bulk_us: float = 0.0
-    ring: float = 0.78
-    copy: float = 2.0
+    bulk_us: float = 2.0
+    ring: float = 0.8
+    copy: float = 1.2
     nvls: float = 0.0
-    exchange: float = 0.72
+    nvls_us: float = 50.0
+    exchange: float = 0.75
+    peer_us: float = 0.4
+    far_hop: float = 1.0
     network: float = 0.92
     far_exchange: float = 0.8
-    peer_us: float = 0.2
     far_peer_us: float = 0.8
 
 
@@ -99,7 +103,7 @@ def choice(kind: str, size_bytes: Array, groups: Groups, tuning: Tuning) -> list
 def candidates(kind: str, size: Array, groups: Groups, tuning: Tuning) -> dict[str, Array]:
     """Time of each collective by every ``algorithm/protocol`` of its kind; infinite where one cannot run."""
     if kind == "all_to_all":
-        return {"direct/Simple": _exchange(size, groups, tuning)}
+        return {f"direct/{name}": _exchange(size, groups, tuning, p) for p, name in enumerate(PROTOCOLS) if p != 1}
     if kind == "send_recv":
         return {f"direct/{name}": _neighbours(size, groups, tuning, p) for p, name in enumerate(PROTOCOLS) if p != 1}
     costs = {f"ring/{name}": _ring(kind, size, groups, tuning, p) for p, name in enumerate(PROTOCOLS)}
@@ -119,9 +123,8 @@ def _ring(kind: str, size: Array, g: Groups, t: Tuning, protocol: int) -> Array:
     far = np.where(g.nodes > 1, turns * (g.nodes - last), 0.0)
     steps = turns * (g.ranks - last) - far
     latency = _latency("ring", protocol, steps, far, g, t)
-    own = 0.0 if turns > 1.0 else size / g.ranks / (g.inside_gbps * t.copy)
-    moved = size * bus_factor(kind, g.ranks) / _rate(g, t, RING_SHARE[protocol], protocol)
-    return latency + (moved + np.where(g.nodes > 1, 0.0, own)) / 1e3
+    own = np.where((g.nodes > 1) | (last == 0.0), 0.0, size / g.ranks / (g.inside_gbps * t.copy))
+    return latency + (size * bus_factor(kind, g.ranks) / _rate(g, t, RING_SHARE[protocol], protocol) + own) / 1e3
 
 
 def _tree(size: Array, g: Groups, t: Tuning, protocol: int) -> Array:
@@ -138,7 +141,7 @@ def _tree(size: Array, g: Groups, t: Tuning, protocol: int) -> Array:
 def _in_switch(size: Array, g: Groups, t: Tuning) -> Array:
     """NVSwitches reduce inside each node, a tree joins equal GPUs of all nodes (NVLS and NVLSTree of NCCL)."""
     levels = np.ceil(np.log2(g.nodes))
-    latency = NVLS_BASE_US * t.base + 2.0 * levels * (NVLS_NODE_US + g.nic_us - TABLE_NIC_US) * t.hop
+    latency = t.nvls_us + 2.0 * levels * (NVLS_NODE_US + g.nic_us - TABLE_NIC_US) * t.far_hop
     crossings = np.where(g.nodes == 2, 1.0, 2.0)
     outside = np.where(g.nodes > 1, crossings * size / (g.outside_gbps * g.per_node * t.network), 0.0)
     time = latency + np.maximum(size / (g.inside_gbps * t.nvls), outside) / 1e3
@@ -147,29 +150,31 @@ def _in_switch(size: Array, g: Groups, t: Tuning) -> Array:
 
 def _in_network(size: Array, g: Groups, t: Tuning) -> Array:
     """The fabric's switches reduce (SHARP): each byte leaves a node once and comes back once."""
-    latency = BASE_US["tree"][0] * t.base + 2.0 * (HOP_US["network"]["tree"][2] + g.nic_us - TABLE_NIC_US) * t.hop
+    latency = BASE_US["tree"][0] * t.base + 2.0 * (HOP_US["network"]["tree"][2] + g.nic_us - TABLE_NIC_US) * t.far_hop
     inside = np.where(g.per_node > 1, size / (g.inside_gbps * (t.nvls or t.ring / 2.0)), 0.0)
     time = latency + np.maximum(inside, size / (g.outside_gbps * g.per_node * t.network)) / 1e3
     return np.where(g.nodes > 1, time, np.inf)
 
 
-def _exchange(size: Array, g: Groups, t: Tuning) -> Array:
+def _exchange(size: Array, g: Groups, t: Tuning, protocol: int) -> Array:
     """Every rank to every other at once: inside over the node's links, out over its share of the NICs."""
-    near, far = np.minimum(g.per_node, g.ranks) - 1.0, g.ranks - np.minimum(g.per_node, g.ranks)
-    latency = BASE_US["ring"][0] * t.base + t.hop * (near * t.peer_us + far * t.far_peer_us)
-    latency = latency + np.where(far > 0, HOP_US["network"]["ring"][0] + g.nic_us - TABLE_NIC_US, 0.0)
-    inside = size / g.ranks * (near / (g.inside_gbps * t.exchange) + 1.0 / (g.inside_gbps * t.copy))
-    share = np.where(g.nodes > 2, t.far_exchange, t.network)
-    outside = size * far / g.ranks / (g.outside_gbps * share)
-    return latency + np.maximum(inside, outside) / 1e3
+    near, far = g.per_node - 1.0, g.ranks - g.per_node
+    latency = _latency("ring", protocol, np.where(far > 0, 0.0, 1.0), np.where(far > 0, 1.0, 0.0), g, t)
+    latency = latency + near * t.peer_us + far * t.far_peer_us
+    near_gbps, far_gbps = g.inside_gbps * t.exchange, g.outside_gbps * np.where(g.nodes > 2, t.far_exchange, t.network)
+    own = 1.0 / (g.inside_gbps * t.copy)
+    per_byte = np.maximum(near / near_gbps + own, far / far_gbps)
+    if protocol == 0:
+        per_byte = np.maximum(per_byte / RING_SHARE[0], 1.0 / LL_PEER_GBPS)
+    return latency + size / g.ranks * per_byte / 1e3
 
 
 def _neighbours(size: Array, g: Groups, t: Tuning, protocol: int) -> Array:
     """Each rank sends to the next: one hop over the slowest link between neighbours."""
     far = np.where(g.nodes > 1, 1.0, 0.0)
     latency = _latency("ring", protocol, 1.0 - far, far, g, t)
-    share = RING_SHARE[protocol]
-    rate = np.where(far > 0, g.outside_gbps * t.network, g.inside_gbps * t.exchange) * share
+    rate = np.where(far > 0, g.outside_gbps * t.network, g.inside_gbps * t.exchange)
+    rate = np.minimum(rate * RING_SHARE[0], LL_PEER_GBPS) if protocol == 0 else rate
     return latency + size / (rate * 1e3)
 
 
@@ -179,7 +184,7 @@ def _latency(algorithm: str, protocol: int, near: Array, far: Array, g: Groups, 
     outside = HOP_US["network"][algorithm][protocol] + g.nic_us - TABLE_NIC_US
     waits = np.where((far > 0) & (protocol == 0), LL_INSIDE_HOP, 1.0)
     start = t.bulk_us if protocol == 2 else 0.0
-    return BASE_US[algorithm][protocol] * t.base + start + t.hop * (near * inside * waits + far * outside)
+    return BASE_US[algorithm][protocol] * t.base + start + t.hop * near * inside * waits + t.far_hop * far * outside
 
 
 def _rate(g: Groups, t: Tuning, share: float, protocol: int) -> Array:

@@ -11,18 +11,19 @@ from ...datasets.devices import Device
 from .law import Tuning
 
 TUNINGS = {
-    "ampere": Tuning(base=1.4, hop=1.3, bulk_us=12.0, ring=0.76, copy=1.4, exchange=0.72, peer_us=0.6),
-    "hopper": Tuning(base=0.92, hop=0.99, bulk_us=5.9, ring=0.796, copy=1.64, nvls=0.56, exchange=0.66, peer_us=0.9),
-    "blackwell": Tuning(
-        base=1.29, hop=1.97, bulk_us=20.7, ring=0.79, copy=1.65, nvls=0.478, exchange=0.55, peer_us=0.34
-    ),
-    "pcie": Tuning(base=0.9, hop=1.3, bulk_us=6.0, ring=0.45, copy=4.0, exchange=0.35, peer_us=1.0),
+    "h100_sxm": Tuning(0.77, 1.30, 1.8, 0.88, 1.10, 0.574, 61.0, 0.77, 0.38),
+    "h200_sxm": Tuning(0.74, 1.45, 1.1, 0.89, 1.16, 0.578, 52.0, 0.82, 0.37),
+    "a100_sxm_80gb": Tuning(1.48, 1.44, 6.7, 0.74, 1.56, 0.0, 50.0, 0.70, 0.48),
+    "b200_sxm": Tuning(1.17, 2.13, 0.4, 0.86, 1.06, 0.470, 40.0, 0.64, 0.30),
+    "gb200": Tuning(1.29, 1.97, 0.1, 0.74, 2.64, 0.470, 40.0, 0.58, 0.26),
+    "rtx_pro_6000_server": Tuning(0.55, 1.64, 0.5, 0.43, 9.0, 0.0, 50.0, 0.36, 1.18),
 }
+ALIKE = {"hopper": "h100_sxm", "ampere": "a100_sxm_80gb", "blackwell": "b200_sxm"}
 USUAL = Tuning()
 
 
 def tuning(device: Device, link: str) -> Tuning:
     """The constants for devices of a kind that talk over ``link`` inside a node."""
     if link == "pcie" or not device.link_gbps:
-        return TUNINGS["pcie"]
-    return TUNINGS.get(device.architecture, USUAL)
+        return TUNINGS["rtx_pro_6000_server"]
+    return TUNINGS.get(device.id) or TUNINGS.get(ALIKE.get(device.architecture, ""), USUAL)

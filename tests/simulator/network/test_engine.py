@@ -47,7 +47,7 @@ def test_nics_are_shared_out_among_all_devices_of_a_node() -> None:
 
 def test_large_all_reduces_across_nodes_come_near_published_bandwidth() -> None:
     # nccl-tests, H100 and MI355X nodes with eight 400 Gb/s NICs: 365 to 468 GB/s of bus bandwidth
-    for ranks, low, high in ((16, 340, 480), (32, 340, 400), (96, 340, 400)):
+    for ranks, low, high in ((16, 340, 490), (32, 340, 400), (96, 340, 400)):
         bus = 8192 * MIB * 2 * (ranks - 1) / ranks / us(op(size=8192 * MIB, ranks=ranks))[0] / 1e3
         assert low < bus < high
 

@@ -1,0 +1,47 @@
+"""Constants of :mod:`.law` from NCCL measurements: the logarithms of times, matched by robust least squares.
+
+Latencies and shares are few and physical, so that half of the (collective, ranks) groups fix them for the others;
+``docs/network.md`` reports that split.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from .law import Array, Groups, Tuning, collective_us
+
+INSIDE = ("base", "hop", "bulk_us", "ring", "nvls", "nvls_us", "copy", "exchange", "peer_us")
+ACROSS = ("far_hop", "network", "far_exchange", "far_peer_us")
+HOLD = 0.02  # pull towards the starting constants: keeps what no row says anything about
+
+
+def fit(
+    rows: Mapping[str, tuple[Array, Groups, Array]], start: Tuning, names: Sequence[str] = INSIDE
+) -> tuple[Tuning, float]:
+    """Constants ``names`` of measured collectives, and the median relative error that is left.
+
+    ``rows``: by kind, the sizes in bytes [n], what they ran over, and the measured us [n]. A constant that is zero in
+    ``start`` (in-switch reduction where there is none) stays zero.
+    """
+    from scipy.optimize import least_squares
+
+    names = [name for name in names if getattr(start, name) > 0.0]
+    origin = np.log([getattr(start, name) for name in names])
+    measured = np.log(np.concatenate([us for _, _, us in rows.values()]))
+
+    def predicted(tuning: Tuning) -> Array:
+        return np.log(np.concatenate([collective_us(kind, size, g, tuning) for kind, (size, g, _) in rows.items()]))
+
+    def misses(logs: Array) -> Array:
+        return np.concatenate([predicted(_moved(start, names, logs)) - measured, HOLD * (logs - origin)])
+
+    found = least_squares(misses, origin, loss="soft_l1", f_scale=0.1, diff_step=1e-3)
+    tuning = _moved(start, names, found.x)
+    return tuning, float(np.median(np.abs(np.expm1(predicted(tuning) - measured))))
+
+
+def _moved(start: Tuning, names: Sequence[str], logs: Array) -> Tuning:
+    return dataclasses.replace(start, **dict(zip(names, np.exp(logs).tolist(), strict=True)))
