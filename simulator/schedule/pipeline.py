@@ -85,7 +85,7 @@ def run_pipeline(
     if len(together):
         sums = duration[together] + duration[together + 1]
         duration[together] = sums if paired_us is None else _pick(orders, stage, paired_us)[together]
-    source, taker = _sources(orders, stage)
+    source, taker = sources(orders)
     sends = np.where(orders.kind == FORWARD, _pick(orders, stage, send_us), 0.0)
     backs = _pick(orders, stage, send_us if return_us is None else return_us)
     sends = np.where((orders.kind == BACKWARD) | (orders.kind == INPUT), backs, sends)
@@ -152,8 +152,9 @@ def _replace_ends(
         duration[last] += (_pick(orders, stage, last_backward) - _pick(orders, stage, backward))[last]
 
 
-def _sources(orders: Orders, stage: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def sources(orders: Orders) -> tuple[np.ndarray, np.ndarray]:
     """The task of another stage that each task waits for (-1: none), and whether another stage waits for it."""
+    stage = orders.stage
     parts = orders.routes.shape[1]
     part_of = np.zeros((orders.stages, orders.chunks), dtype=np.int64)
     for route in orders.routes:

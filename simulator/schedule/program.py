@@ -107,11 +107,12 @@ class Program:
                 clock = float(parts[-1][-1])
         return np.concatenate(parts)
 
-    def period(self, number: int, start: np.ndarray, end: np.ndarray) -> float | None:
+    def period(self, number: int, start: np.ndarray, end: np.ndarray, host_us: float) -> float | None:
         """Time between repetitions that are left out; None when the last ones kept before them are not alike.
 
         They are when each node starts and ends as much later than in the repetition before as every other, none is
-        still running two repetitions on, and what stands before or after the block runs before or after them.
+        still running two repetitions on, and what stands before or after the block runs before or after them;
+        and the host, which takes ``host_us`` for a repetition, does not lose its lead meanwhile.
         """
         block, kept = self.blocks[number], self.keep[number]
         if kept == block.repeat:
@@ -123,7 +124,7 @@ class Program:
         period = float(later[-1, 0])
         if np.abs(later - period).max() > ALIKE * max(ends[last].max(), 1.0):
             return None
-        if ends[last - 2].max() > starts[last].min():
+        if ends[last - 2].max() > starts[last].min() or host_us > period * (1 + ALIKE):
             return None
         before, after = self.block < number, self.block > number
         over = end[before].max(initial=0.0) <= starts[last - 2].min()

@@ -135,12 +135,13 @@ def _folded(
     """
     keep = [min(block.repeat, KEPT) for block in blocks]
     firsts = np.cumsum([0, *(len(block.nodes) for block in blocks)])
-    periods = [float(host[first:after].sum()) for first, after in itertools.pairwise(firsts)]
+    hosts = [float(host[first:after].sum()) for first, after in itertools.pairwise(firsts)]
+    periods = list(hosts)
     while True:
         program = Program.of(blocks, keep)
         for _ in range(len(blocks) + 1):
             start, end = walk(program, latency, program.issued(host, periods), overlap)
-            found = [program.period(block, start, end) for block in range(len(blocks))]
+            found = [program.period(block, start, end, hosts[block]) for block in range(len(blocks))]
             uneven = [b for b, period in enumerate(found) if period is None]
             settled = all(_same(one, other) for one, other in zip(found, periods, strict=True) if one is not None)
             periods = [old if new is None else new for old, new in zip(periods, found, strict=True)]

@@ -198,6 +198,15 @@ def fsdp(layers: int, nodes: int = 40) -> tuple[Block, ...]:
     return (*program_of([node("comm:dp", (), (weights,))]), Block(tuple(body), layers, steps))
 
 
+def test_a_host_that_loses_its_lead_slowly_is_walked_to_the_end() -> None:
+    """First the device is behind the host, some thirty repetitions on it waits for it."""
+    slow, quick = Block((node(), node("comm:dp")), 1), Block((node(), node("comm:dp")), 60)
+    latency, host = np.array([100.0, 1.0, 4.0, 1.0]), np.array([1.0, 1.0, 3.5, 3.5])
+    placed = place((slow, quick), latency, host)
+    assert placed.total_us == pytest.approx(2 + 60 * 7 + 1)
+    assert placed.idle_us > 0
+
+
 def test_gathering_ahead_is_hidden_when_computing_takes_longer() -> None:
     blocks = fsdp(126)
     latency = np.full(41, 1.0)
