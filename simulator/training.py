@@ -89,7 +89,6 @@ def traced(model: Model, work: Work, plan: Plan, cache_dir: Path | None) -> Grap
         kind="train",
         batch=work.micro_batch,
         seq_len=work.seq_len,
-        accumulate=plan.micro_batches > 1,
         attention="fused",
         expert_load=work.expert_load,
     )
@@ -101,7 +100,7 @@ def time_chunks(chunks: tuple[Chunk, ...], plan: Plan, device: Device, engine: E
     wanted = (ONLY,) if plan.micro_batches == 1 else (FIRST, MIDDLE, LAST)
     distinct = {id(chunk.graph): chunk.graph for chunk in chunks}
     keys = list(product(distinct, wanted))
-    graphs = [micro_batch_variant(distinct[which], first, last, plan) for which, (first, last) in keys]
+    graphs = [micro_batch_variant(distinct[which], first, last) for which, (first, last) in keys]
     shared = {id(graph): graph for graph in graphs}
     costs = dict(
         zip(shared, cost_graphs(list(shared.values()), device, engine, plan.stack.scale.get(device.id)), strict=True)

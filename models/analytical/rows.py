@@ -40,8 +40,10 @@ def elementwise(d: Dims, s: Setting) -> Terms:
 
 
 def reduce(d: Dims, s: Setting) -> Terms:
-    """Sum over the middle axis: one block of threads a result."""
-    return _streaming(d.outer * d.inner, 1.0 / (d.outer * d.inner), s)
+    """Sum over the middle axis: one block of threads a result; few long sums are shared by many blocks."""
+    results = d.outer * d.inner
+    blocks = results if s.cpu else np.maximum(results, np.ceil(results * d.length / (4.0 * ELEMENT_BLOCK)))
+    return _streaming(blocks, 1.0 / blocks, s)
 
 
 def embedding(d: Dims, s: Setting) -> Terms:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...datasets.ops import LAYOUT, Op
+from ...datasets.ops import Op
 from ..graph import ROLES, Node
 from ..plan import Plan
 from .draft import Draft, Section
@@ -42,7 +42,7 @@ LINEAR = frozenset(
 NORMS = ("rms_norm_backward", "layer_norm_backward")
 HEADWISE = ("rms_norm", "layer_norm", "softmax", "rms_norm_backward", "layer_norm_backward", "softmax_backward")
 LOSSES = {"softmax": 2, "cross_entropy": 3}
-TN = LAYOUT.choices.index("tn")
+SHAPES = frozenset("new_zeros new_ones new_full zeros_like ones_like full_like new_empty empty_like".split())
 
 
 @dataclass
@@ -115,7 +115,11 @@ class Sharing:
         """A node that goes on with summands of a sum over ranks; None where there are none, or it cannot."""
         pending = self.shards.pending
         waiting = {t: int(pending[t]) for t in node.reads if pending[t]}
-        how = self._carries(node, waiting) if waiting else 0
+        if not waiting:
+            return None
+        if name_of(node) in SHAPES:
+            return self.shared(-1, node)
+        how = self._carries(node, waiting)
         if not how:
             return None
         for tensor in node.writes:
@@ -125,14 +129,14 @@ class Sharing:
 
     def _carries(self, node: Node, waiting: dict[int, int]) -> int:
         hows, op = set(waiting.values()), node.op
-        name = node.source.rpartition(".")[2]
+        name = name_of(node)
         if hows == {GRADIENT_SUM}:
             return GRADIENT_SUM
-        if name in ADDS and hows <= {SUM, EXPERT_SUM}:
+        if name in ADDS and hows <= {SUM, EXPERT_SUM} and not (self.sequence and EXPERT_SUM in hows):
             made = self.shards.numel[node.writes[0]]
             alike = all(t in waiting for t in node.reads if self.shards.numel[t] == made)
             return (SUM if SUM in hows else EXPERT_SUM) if alike else 0
-        if hows != {EXPERT_SUM} or len(waiting) > 1 or op is None:
+        if hows != {EXPERT_SUM} or len(waiting) > 1 or op is None or self.sequence:
             return 0
         if op.kind == "reduce":
             return SUM if op.inner == 1 else EXPERT_SUM
@@ -295,7 +299,8 @@ class Sharing:
         """Norms and tables of positions: the gradient of the input is shared, those of their weights are sums."""
         work = self._tokens(node) if top == TOKENS else self._features(node, top)
         table = node.op is not None and node.op.kind == "embedding_backward"
-        for tensor in node.writes if table else node.writes[1:]:
+        stream = -1 if table else max(node.writes, key=lambda t: int(self.shards.numel[t]))
+        for tensor in (t for t in node.writes if t != stream):
             ids = list(self.section.ids(tensor))
             self.shards.kind[ids], self.shards.num[ids], self.shards.den[ids] = WHOLE, 1, 1
             work.pending[tensor] = GRADIENT_SUM
@@ -457,7 +462,12 @@ class Sharing:
         for tensor in (*weights, *(t for t in node.writes if self.draft.role(t) == "gradient")):
             self.expert[list(self.section.ids(tensor))] = True
         if degree == 1:
-            return self._tokens(node) if self._top(node) == TOKENS else Work(op)
+            own = self._top(node) == TOKENS
+            return (
+                (self._tokens(node) if weights else Work(share(op, "tokens", self.tp, uneven=True)))
+                if own
+                else Work(op)
+            )
         if op.kind == "fused_moe":
             for weight in weights:
                 self._cut(weight, COLUMN, FEATURES, degree)
@@ -494,6 +504,11 @@ class Sharing:
     def _rows_of(self, tensor: int, op: Op) -> bool:
         """Whether a tensor holds rows of an expert product, not the numbers of them."""
         return int(self.shards.numel[tensor]) >= min(op.n, op.k)
+
+
+def name_of(node: Node) -> str:
+    """The framework's name of an operator, without its namespace."""
+    return node.source.rpartition(".")[2]
 
 
 def key_heads(width: int, heads: Heads) -> int:
