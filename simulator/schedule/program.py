@@ -168,33 +168,42 @@ def dependencies(
                 _move(moved, repetition - turn, turn, writer, readers)
             for stream, read, written in zip(stream_of, reads, writes, strict=True):
                 position = len(queues[stream])
-                wanted: dict[int, int] = {}
-                for tensor, step in read:
-                    key = tensor + repetition * step
-                    if key in writer:
-                        _want(wanted, *writer[key])
-                for tensor, step in written:
-                    key = tensor + repetition * step
-                    if key in writer:
-                        _want(wanted, *writer[key])
-                    for other, last in readers.pop(key, {}).items():
-                        _want(wanted, other, last)
-                for tensor, step in read:
-                    readers.setdefault(tensor + repetition * step, {})[stream] = position
-                for tensor, step in written:
-                    writer[tensor + repetition * step] = stream, position
-                wanted.pop(stream, None)
-                already = seen[stream]
-                needs.append(tuple((other, last) for other, last in wanted.items() if last > already[other]))
-                for other, last in needs[-1]:
-                    already[other] = last
+                if read or written:
+                    wanted = _wanted(read, written, repetition, stream, position, writer, readers)
+                    already = seen[stream]
+                    needs.append(tuple((other, last) for other, last in wanted.items() if last > already[other]))
+                    for other, last in needs[-1]:
+                        already[other] = last
+                else:
+                    needs.append(())
                 queues[stream].append(len(needs) - 1)
     return queues, needs
 
 
-def _want(wanted: dict[int, int], stream: int, position: int) -> None:
-    if position > wanted.get(stream, -1):
-        wanted[stream] = position
+def _wanted(
+    read: Touched,
+    written: Touched,
+    repetition: int,
+    stream: int,
+    position: int,
+    writer: dict[int, tuple[int, int]],
+    readers: dict[int, dict[int, int]],
+) -> dict[int, int]:
+    """The last node of each other stream that an execution waits for; enters what it reads and writes itself."""
+    wanted: dict[int, int] = {}
+    for tensors in (read, written):
+        for tensor, step in tensors:
+            other, last = writer.get(tensor + repetition * step, (stream, -1))
+            wanted[other] = max(last, wanted.get(other, -1))
+    for tensor, step in written:
+        for other, last in readers.pop(tensor + repetition * step, {}).items():
+            wanted[other] = max(last, wanted.get(other, -1))
+    for tensor, step in read:
+        readers.setdefault(tensor + repetition * step, {})[stream] = position
+    for tensor, step in written:
+        writer[tensor + repetition * step] = stream, position
+    wanted.pop(stream, None)
+    return wanted
 
 
 def _move(
@@ -216,10 +225,9 @@ def _move(
 
 def shared_tensors(blocks: Sequence[Block]) -> Iterator[tuple[list[Touched], list[Touched]]]:
     """By block, what each node reads and writes of the tensors that more than one stream touches."""
-    size = 1 + max((_last(block, t) for block in blocks for n in block.nodes for t in (*n.reads, *n.writes)), default=0)
+    touched = np.zeros(1 + max(map(_highest, blocks), default=0), dtype=bool)
     names = sorted({node.stream for block in blocks for node in block.nodes})
     busiest = max(names, key=lambda name: sum(n.stream == name for block in blocks for n in block.nodes))
-    touched = np.zeros(size, dtype=bool)
     for block in blocks:
         for node in block.nodes:
             if node.stream != busiest:
@@ -236,5 +244,7 @@ def _ids(block: Block, tensor: int) -> np.ndarray:
     return tensor + block.steps.get(tensor, 0) * np.arange(block.repeat)
 
 
-def _last(block: Block, tensor: int) -> int:
-    return max(tensor, tensor + block.steps.get(tensor, 0) * (block.repeat - 1))
+def _highest(block: Block) -> int:
+    """The greatest id that a block touches in any repetition."""
+    tensors = {t for node in block.nodes for t in (*node.reads, *node.writes)}
+    return max((t + max(block.steps.get(t, 0) * (block.repeat - 1), 0) for t in tensors), default=0)

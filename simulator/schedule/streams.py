@@ -136,7 +136,7 @@ def _folded(
     keep = [min(block.repeat, KEPT) for block in blocks]
     firsts = np.cumsum([0, *(len(block.nodes) for block in blocks)])
     hosts = [float(host[first:after].sum()) for first, after in itertools.pairwise(firsts)]
-    periods = list(hosts)
+    periods = [us if kept < block.repeat else 0.0 for us, kept, block in zip(hosts, keep, blocks, strict=True)]
     while True:
         program = Program.of(blocks, keep)
         for _ in range(len(blocks) + 1):
@@ -177,7 +177,7 @@ def walk(program: Program, latency: np.ndarray, issued: np.ndarray, overlap: Ove
             if running[s] >= 0 or at[s] == len(queues[s]):
                 continue
             task = queues[s][at[s]]
-            if any(done[other] <= position for other, position in needs[task]):
+            if needs[task] and any(done[other] <= position for other, position in needs[task]):
                 continue
             if ready[task] > now:
                 wake = min(wake, ready[task])
@@ -190,8 +190,10 @@ def walk(program: Program, latency: np.ndarray, issued: np.ndarray, overlap: Ove
             slower = known[active] = slowness(active, overlap)
         first, soonest = -1, math.inf
         for s in streams:
-            if running[s] >= 0 and left[s] * slower[s] < soonest:
-                first, soonest = s, left[s] * slower[s]
+            if running[s] >= 0:
+                ends = left[s] * slower[s]
+                if ends < soonest:
+                    first, soonest = s, ends
         if first < 0 and wake == math.inf:
             raise ValueError("nodes of different streams wait for each other in a circle")
         if now + soonest <= wake:
