@@ -1,0 +1,115 @@
+"""Timelines as Chrome trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+One process per rank, one thread per stream, arrows for sends, a counter for memory. Times are microseconds, written in
+whole nanoseconds so that what does not overlap stays so.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from .tracks import Flow, RankTrack
+
+BATCH = 4096
+Event = dict[str, Any]
+
+
+class TraceError(ValueError):
+    """A timeline that cannot be written. The message says where and why."""
+
+
+def write_trace(path: Path, tracks: Sequence[RankTrack], flows: Iterable[Flow] = (), expand: int = 1) -> Path:
+    """Write a timeline to ``path`` (``.json`` or ``.json.gz``) and return it; TraceError when that cannot be done.
+
+    ``expand`` ranks are shown of each track at the most. Sends are drawn between the first of them.
+    """
+    path = Path(path)
+    if not path.name.endswith((".json", ".json.gz")):
+        raise TraceError(f"{path} is no name for a timeline: it must end in .json.gz or .json")
+    if not isinstance(expand, int) or expand < 1:
+        raise TraceError(f"expand={expand!r} must be a whole number of at least 1")
+    unfinished = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(unfinished, "wb") as file:
+            if path.name.endswith(".gz"):
+                with gzip.GzipFile("", "wb", 4, file, mtime=0) as packed:
+                    _write(packed, events(tracks, flows, expand))
+            else:
+                _write(file, events(tracks, flows, expand))
+        unfinished.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise TraceError(f"the timeline cannot be written to {path}: {error.strerror or error}") from None
+    return path
+
+
+def _write(file: IO[bytes] | gzip.GzipFile, found: Iterator[Event]) -> None:
+    encode = json.JSONEncoder(separators=(",", ":"), default=_plain).encode
+    file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
+    lines: list[str] = []
+    for number, event in enumerate(found):
+        lines.append((",\n" if number else "") + encode(event))
+        if len(lines) == BATCH:
+            file.write("".join(lines).encode())
+            lines.clear()
+    file.write("".join(lines).encode() + b"\n]}\n")
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+def events(tracks: Sequence[RankTrack], flows: Iterable[Flow] = (), expand: int = 1) -> Iterator[Event]:
+    """The events of a timeline: names of ranks and streams first, then spans, memory and sends."""
+    firsts, threads = [], []
+    process = 0
+    for track in tracks:
+        firsts.append(process)
+        streams = {name: number for number, name in enumerate(dict.fromkeys(span.stream for span in track.spans))}
+        threads.append(streams)
+        for member in track.members(expand):
+            yield from _names(process, member, streams)
+            yield from _spans(process, track, streams)
+            process += 1
+    for number, flow in enumerate(flows):
+        common = {"cat": "send", "name": flow.name, "id": number}
+        for phase, track_at, us in (("s", flow.source, flow.source_us), ("f", flow.target, flow.target_us)):
+            place = {"pid": firsts[track_at], "tid": threads[track_at].get(flow.stream, 0), "ts": _whole_ns(us)}
+            yield common | {"ph": phase} | place | ({"bp": "e"} if phase == "f" else {})
+
+
+def _names(process: int, name: str, streams: dict[str, int]) -> Iterator[Event]:
+    rank = {"ph": "M", "pid": process}
+    yield rank | {"name": "process_name", "args": {"name": name}}
+    yield rank | {"name": "process_sort_index", "args": {"sort_index": process}}
+    for stream, number in streams.items():
+        yield rank | {"name": "thread_name", "tid": number, "args": {"name": stream}}
+        yield rank | {"name": "thread_sort_index", "tid": number, "args": {"sort_index": number}}
+
+
+def _spans(process: int, track: RankTrack, streams: dict[str, int]) -> Iterator[Event]:
+    for span in track.spans:
+        start, end = _whole_ns(span.start_us), _whole_ns(span.start_us + span.duration_us)
+        yield {
+            "ph": "X",
+            "pid": process,
+            "tid": streams[span.stream],
+            "ts": start,
+            "dur": round(end - start, 3),
+            "name": span.name,
+            "cat": span.category or span.stream,
+            "args": dict(span.args),
+        }
+    for us, gib in track.memory:
+        yield {"ph": "C", "pid": process, "ts": _whole_ns(us), "name": "memory", "args": {"GiB": round(gib, 4)}}
+
+
+def _whole_ns(us: float) -> float:
+    return round(us, 3)
