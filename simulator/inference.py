@@ -1,0 +1,189 @@
+"""Prefill, decode or a whole generation on a cluster: trace, passes, stages, costs, report.
+
+A request's step runs through the pipeline's stages in turn; ``plan.micro_batches`` parts of a batch follow each other
+through them. Data ranks serve batches of their own (``work.batch`` sequences each); where experts are shared out over
+them they meet in the exchanges of expert parallelism. A generation is one prefill and ``output_len - 1`` decode steps
+whose context grows by one each: their mean is taken by Simpson's rule over first, middle and last context.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..datasets.devices import Device, DeviceError
+from ..datasets.ops import make_op
+from .costs import Costs, cost_graphs
+from .engines import Engine, ask
+from .graph import Graph
+from .inference_report import inference_report
+from .passes.context import context_parallel
+from .passes.expert import expert_parallel
+from .passes.fuse import fuse
+from .passes.order import Pass, apply_passes
+from .passes.overlap import overlap
+from .passes.pipeline import Chunk, split_pipeline
+from .passes.quantize import quantize
+from .passes.serving import STEPS, bare, serve
+from .passes.tensor import tensor_parallel
+from .plan import Plan, PlanError, check_plan
+from .programs import PhaseTime, phase_time, place_phase
+from .report import InferenceReport
+from .shapes import step_graph
+from .simulate import Work, WorkloadError
+from .trace import Model, Workload
+
+
+def fuse_rest(graph: Graph, plan: Plan) -> Graph:
+    """Fusion by the rules that the stack names beside those of :mod:`.passes.serving`."""
+    rest = tuple(name for name in plan.stack.fusion if name not in STEPS)
+    return fuse(graph, replace(plan, stack=replace(plan.stack, fusion=rest)))
+
+
+INFERENCE: tuple[Pass, ...] = (
+    serve,
+    fuse_rest,
+    bare,
+    quantize,
+    context_parallel,
+    expert_parallel,
+    tensor_parallel,
+    overlap,
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A kind of step: its graph before any pass, what each stage runs, and how often it runs in the workload.
+
+    ``total_us`` is the time until the last stage has the whole batch; ``stages`` has one entry a stage.
+    """
+
+    kind: str
+    times: float
+    graph: Graph
+    chunks: tuple[Chunk, ...]
+    costs: tuple[Costs, ...]
+    stages: tuple[PhaseTime, ...]
+    send_us: float
+    total_us: float
+
+
+def simulate_inference(
+    model: Model,
+    work: Work,
+    plan: Plan,
+    device: Device,
+    engine: Engine,
+    cache_dir: Path | None = None,
+) -> InferenceReport:
+    """The report of a prefill, a decode step or a generation of a model under a plan.
+
+    ``work.batch`` counts the sequences of one data rank. Raises PlanError for degrees that do not go together,
+    WorkloadError for work that is no inference, DeviceError for a dtype the device lacks, and the errors of
+    :func:`.trace.trace`.
+    """
+    started = time.perf_counter()
+    if work.kind == "train":
+        raise WorkloadError("workload=train is no inference; choose prefill, decode or generate")
+    for dtype in (plan.precision, plan.quantization):
+        if dtype and not device.supports(dtype):
+            raise DeviceError(f"{device.name} has no {dtype} matrix units; it has {', '.join(device.tensor_tflops)}")
+    plan = checked(plan, work)
+    steps = time_steps(model, work, plan, device, engine, cache_dir)
+    return inference_report(steps, work, plan, device, started)
+
+
+def checked(plan: Plan, work: Work) -> Plan:
+    """The plan itself; PlanError where it cannot serve."""
+    check_plan(plan)
+    if plan.parallel.vpp > 1:
+        raise PlanError("inference has no virtual stages; take parallel.vpp=1")
+    if work.batch % plan.micro_batches:
+        nearest = next(m for m in range(plan.micro_batches, 0, -1) if work.batch % m == 0)
+        raise PlanError(
+            f"workload.batch={work.batch} does not divide into {plan.micro_batches} micro-batches; take {nearest}"
+        )
+    return plan
+
+
+def parts(work: Work) -> Iterator[tuple[str, int, float]]:
+    """(kind, context, how often) of the steps that stand for a workload; a mean over contexts may give a fraction."""
+    if work.kind != "decode":
+        yield "prefill", work.input_len, 1.0
+    if work.kind == "decode":
+        yield "decode", work.input_len, 1.0
+    steps = work.output_len - 1 if work.kind == "generate" else 0
+    if steps > 0:
+        first, last = work.input_len, work.input_len + steps - 1
+        weights = {first: 1.0} if first == last else {first: 1 / 6, (first + last) // 2: 4 / 6}
+        weights[last] = weights.get(last, 0.0) + (1 / 6 if first != last else 0.0)
+        for context, weight in weights.items():
+            yield "decode", context, steps * weight
+
+
+def time_steps(
+    model: Model, work: Work, plan: Plan, device: Device, engine: Engine, cache_dir: Path | None
+) -> list[Step]:
+    """Every kind of step of the workload, timed; ops of all of them are asked together."""
+    planned = list(parts(work))
+    graphs = [traced(model, work, plan, kind, context, device, cache_dir) for kind, context, _ in planned]
+    split = [split_pipeline(apply_passes(graph, plan, INFERENCE), plan) for graph in graphs]
+    distinct = {id(chunk.graph): chunk.graph for chunks in split for chunk in chunks}
+    scale = plan.stack.scale.get(device.id)
+    costs = dict(zip(distinct, cost_graphs(list(distinct.values()), device, engine, scale), strict=True))
+    made = []
+    for (kind, _, times), graph, chunks in zip(planned, graphs, split, strict=True):
+        own = tuple(costs[id(chunk.graph)] for chunk in chunks)
+        stages = tuple(phase_time(place_phase(each, "forward", plan, device)) for each in own)
+        send = sends(chunks, plan, engine)
+        total = flow([stage.total_us for stage in stages], send, plan.micro_batches, kind) + plan.stack.step_overhead_us
+        made.append(Step(kind, times, graph, chunks, own, stages, send, total))
+    return made
+
+
+def traced(
+    model: Model, work: Work, plan: Plan, kind: str, context: int, device: Device, cache_dir: Path | None
+) -> Graph:
+    """The graph of one step of one micro-batch on one device, before any pass.
+
+    Engines keep a preallocated cache; plain PyTorch keeps the cache that the workload names.
+    """
+    served = plan.stack.id != "torch"
+    workload = Workload(
+        kind=kind,
+        batch=work.batch // plan.micro_batches,
+        seq_len=context,
+        cache="static" if served else work.cache,
+        optimizer="none",
+        attention="sdpa" if device.synchronous else "fused",
+        expert_load=work.expert_load,
+    )
+    return step_graph(model, workload, plan.precision, cache_dir)
+
+
+def sends(chunks: tuple[Chunk, ...], plan: Plan, engine: Engine) -> float:
+    """Microseconds that the results of all stages take to the stages after them, one after the other."""
+    group = plan.group("pp")
+    together = min(group.ranks_per_node, 2)
+    ops = [
+        make_op("send_recv", size_bytes=round(chunk.send_bytes), ranks=2, ranks_per_node=together, link=group.link)
+        for chunk in chunks
+        if chunk.send_bytes
+    ]
+    return float(ask(engine, ops).latency_us.sum()) if ops else 0.0
+
+
+def flow(stages_us: list[float], send_us: float, micro_batches: int, kind: str) -> float:
+    """Time of one step of all micro-batches through the stages.
+
+    The last one leaves a prefill when the slowest stage has had all of them. Decode steps follow each other: a
+    micro-batch begins its next token when it has left the last stage, so that a step takes its own way through all
+    stages or, with more micro-batches than that, the slowest stage's time for each.
+    """
+    slowest, way = max(stages_us), sum(stages_us) + send_us
+    if kind == "decode":
+        return max(way, micro_batches * slowest)
+    return way + (micro_batches - 1) * slowest

@@ -1,0 +1,255 @@
+"""From timed steps of inference to their report: times, rates, memory, breakdown, provenance, interval."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..datasets.devices import Device
+from .costs import Costs
+from .graph import Graph, Node
+from .memory import peak_memory
+from .plan import Plan
+from .report import GIB, Breakdown, InferenceReport, Memory, OpShare, Span
+from .simulate import COVERAGE, Work, tokens_of
+from .step import step_interval
+from .trust import missing, probability_oom, quantiles, shares
+
+if TYPE_CHECKING:
+    from .inference import Step
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A stored node, its microseconds over the whole workload, how often it ran, its interval and who answered."""
+
+    node: Node
+    us: float
+    count: float
+    low: float
+    high: float
+    engine: str
+    inside: bool
+
+
+def inference_report(steps: Sequence[Step], work: Work, plan: Plan, device: Device, started: float) -> InferenceReport:
+    """The report of steps that make up a workload; ``started`` is when the question came (``perf_counter``)."""
+    total_us = sum(step.total_us * step.times for step in steps)
+    decodes = [step for step in steps if step.kind == "decode"]
+    count = sum(step.times for step in decodes)
+    ran = list(executed(steps, plan))
+    low_us, high_us = interval(ran, total_us)
+    memory, kv_gib = peak(steps, plan)
+    seconds = total_us * 1e-6
+    return InferenceReport(
+        ttft_ms=steps[0].total_us * 1e-3 if steps[0].kind == "prefill" else None,
+        tpot_ms=sum(step.total_us * step.times for step in decodes) / count * 1e-3 if count else None,
+        e2e_ms=total_us * 1e-3,
+        low_ms=low_us * 1e-3,
+        high_ms=high_us * 1e-3,
+        model=steps[0].graph.name,
+        device=device.id,
+        precision=plan.quantization or plan.precision,
+        workload=work.kind,
+        coverage=COVERAGE,
+        memory=memory,
+        fits=memory.peak_gib <= device.memory_gib,
+        breakdown=breakdown(steps, ran, plan, total_us),
+        provenance=provenance(ran, total_us),
+        unmapped=unmapped(ran),
+        notes=(*notes(steps), *advice(memory, kv_gib, work, plan, device)),
+        timeline=timeline(steps[0].costs[0]),
+        devices=plan.cluster.devices,
+        trust=shares((r.engine, r.inside, r.us) for r in ran),
+        measure_next=missing((r.node.op, r.engine, r.inside, r.us) for r in ran),
+        quantiles=quantiles(total_us * 1e-3, low_us * 1e-3, high_us * 1e-3, COVERAGE),
+        p_oom=probability_oom(memory.peak_gib, device.memory_gib),
+        wall_time_s=time.perf_counter() - started,
+        **rates(steps, work, plan, device, seconds),
+    )
+
+
+def executed(steps: Sequence[Step], plan: Plan) -> Iterator[Ran]:
+    """Every stored node of every stage of every step."""
+    for step in steps:
+        for costs in step.costs:
+            each = costs.repeats * step.times * plan.micro_batches
+            rows = zip(
+                costs.nodes,
+                (costs.kernel_us * each).tolist(),
+                each.tolist(),
+                costs.low.tolist(),
+                costs.high.tolist(),
+                costs.engine.tolist(),
+                costs.in_envelope.tolist(),
+                strict=True,
+            )
+            for row in rows:
+                yield Ran(*row)
+
+
+def interval(ran: Sequence[Ran], total_us: float) -> tuple[float, float]:
+    """Bounds of the total: errors of one kind of op go together, those of different kinds do not."""
+    us = np.array([r.us for r in ran])
+    work = float(us.sum())
+    if not work:
+        return total_us, total_us
+    low, high = step_interval(
+        [r.node for r in ran], us, np.array([r.low for r in ran]), np.array([r.high for r in ran]), work
+    )
+    return total_us * low / work, total_us * high / work
+
+
+def rates(steps: Sequence[Step], work: Work, plan: Plan, device: Device, seconds: float) -> dict[str, Any]:
+    """Throughput and utilisation per device. HFU divides what devices execute, MFU what the model defines."""
+    devices, batches = plan.cluster.devices, plan.micro_batches * plan.dp
+    model = sum(step.graph.model_flops * step.times for step in steps) * batches / devices
+    stage = sum(tensor_flops(chunk.graph) * step.times for step in steps for chunk in step.chunks)
+    hardware = stage * plan.micro_batches / plan.parallel.pp
+    peak_tflops = device.tensor_rate(plan.quantization or plan.precision)
+    return {
+        "tokens_per_s_per_gpu": tokens_of(work) * plan.dp / seconds / devices,
+        "tflops_per_gpu": model / seconds / 1e12,
+        "mfu": model / seconds / 1e12 / peak_tflops,
+        "hfu": hardware / seconds / 1e12 / peak_tflops,
+    }
+
+
+def tensor_flops(graph: Graph) -> float:
+    """Arithmetic of matrix products and attention of a graph."""
+    costs = ((node.op.cost, repeat) for node, repeat in graph.weighted() if node.op is not None)
+    return sum(float(cost.flops) * repeat for cost, repeat in costs if cost.unit == "tensor")
+
+
+# --- memory ----------------------------------------------------------------------------------------------
+
+
+def peak(steps: Sequence[Step], plan: Plan) -> tuple[Memory, float]:
+    """The largest memory that a stage needs in any step, and the KV cache in it, GiB.
+
+    Micro-batches that are under way keep their caches; the framework's own memory is added.
+    """
+    found: dict[int, tuple[Memory, float]] = {}
+    for step in steps:
+        for chunk in step.chunks:
+            if id(chunk.graph) not in found:
+                found[id(chunk.graph)] = (peak_memory(chunk.graph), cache_gib(chunk.graph))
+    memory, kv = max(found.values(), key=lambda pair: pair[0].peak_gib + pair[1] * (plan.micro_batches - 1))
+    more = kv * (plan.micro_batches - 1)
+    context = plan.stack.context_gib
+    changed = replace(
+        memory,
+        peak_gib=memory.peak_gib + more + context,
+        activations_gib=memory.activations_gib + more,
+        other_gib=memory.other_gib + context,
+    )
+    return changed, kv * plan.micro_batches
+
+
+def cache_gib(graph: Graph) -> float:
+    """Keys and values that are kept between steps, GiB."""
+    return sum(t.size_bytes * t.count for t in graph.tensors if t.role == "cache") / GIB
+
+
+def advice(memory: Memory, kv_gib: float, work: Work, plan: Plan, device: Device) -> Iterator[str]:
+    """What would fit where the plan does not: fewer sequences, or the model over more devices."""
+    room = device.memory_gib - (memory.peak_gib - kv_gib)
+    if memory.peak_gib <= device.memory_gib:
+        return
+    batch = int(work.batch * room / kv_gib) if kv_gib else 0
+    if batch >= 1:
+        yield f"does not fit in {device.memory_gib:.0f} GiB; workload.batch={batch} does"
+        return
+    shards = plan.parallel.tp * plan.parallel.pp
+    needed = shards * max(memory.peak_gib - memory.other_gib, 0.0) / max(device.memory_gib - memory.other_gib, 1e-9)
+    least = next(2**i for i in range(24) if 2**i >= max(needed, shards + 1))
+    yield (
+        f"weights alone leave no room for a cache in {device.memory_gib:.0f} GiB; "
+        f"tp x pp of {least} instead of {shards} would fit"
+    )
+
+
+# --- where the time goes -----------------------------------------------------------------------------------
+
+
+def breakdown(steps: Sequence[Step], ran: Sequence[Ran], plan: Plan, total_us: float) -> Breakdown:
+    """Time by kind and by phase of generation; the five parts add up to the whole."""
+    micro = plan.micro_batches
+    by_kind: dict[str, tuple[float, float, set[str]]] = {}
+    for each in ran:
+        name = each.node.op.kind if each.node.op else each.node.source
+        count, us, engines = by_kind.get(name, (0.0, 0.0, set()))
+        by_kind[name] = (count + each.count, us + each.us, engines | {each.engine})
+    by_group: dict[str, float] = {}
+    compute = host = 0.0
+    for step in steps:
+        times = step.times * micro
+        host += plan.stack.step_overhead_us * step.times
+        for stage in step.stages:
+            compute += stage.compute_us * times
+            host += stage.host_us * times
+            for group, us in stage.exposed_us.items():
+                by_group[group] = by_group.get(group, 0.0) + us * times
+        by_group["pp"] = by_group.get("pp", 0.0) + step.send_us * times
+    communication = sum(by_group.values())
+    factor = min(total_us / max(compute + communication + host, 1e-9), 1.0)  # below 1 where stages work together
+    rows = [
+        OpShare(kind, round(count), us * 1e-6, us / total_us, tuple(sorted(engines)))
+        for kind, (count, us, engines) in by_kind.items()
+    ]
+    return Breakdown(
+        compute_s=compute * factor * 1e-6,
+        exposed_comm_s=communication * factor * 1e-6,
+        bubble_s=max(total_us - (compute + communication + host) * factor, 0.0) * 1e-6,
+        optimizer_s=0.0,
+        host_s=host * factor * 1e-6,
+        by_op=tuple(sorted(rows, key=lambda share: -share.time_s)),
+        by_phase={
+            kind: sum(s.total_us * s.times for s in steps if s.kind == kind) * 1e-6
+            for kind in dict.fromkeys(s.kind for s in steps)
+        },
+        by_parallelism={group: us * factor * 1e-6 for group, us in sorted(by_group.items()) if us},
+    )
+
+
+def provenance(ran: Sequence[Ran], total_us: float) -> dict[str, float]:
+    """Share of the time by who answered; ``host`` is what no kernel covers."""
+    found: dict[str, float] = {}
+    for each in ran:
+        found[each.engine] = found.get(each.engine, 0.0) + each.us
+    whole = max(total_us, sum(found.values()))
+    found["host"] = whole - sum(found.values())
+    return {name: us / whole for name, us in sorted(found.items(), key=lambda item: -item[1])}
+
+
+def unmapped(ran: Sequence[Ran]) -> tuple[str, ...]:
+    """Operators that no kind covers, with how often they run."""
+    counts: dict[str, float] = {}
+    for each in ran:
+        if each.node.op is None:
+            counts[each.node.source] = counts.get(each.node.source, 0.0) + each.count
+    return tuple(f"{name} x{round(count)}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def notes(steps: Sequence[Step]) -> tuple[str, ...]:
+    """What the traces have to say."""
+    return tuple(dict.fromkeys(note for step in steps for note in step.graph.notes))
+
+
+def timeline(costs: Costs) -> tuple[Span, ...]:
+    """The nodes of one stage's first step as spans, one after the other."""
+    spans, now, position = [], 0.0, 0
+    for block in costs.graph.blocks:
+        rows = slice(position, position + len(block.nodes))
+        times, engines = costs.kernel_us[rows].tolist(), costs.engine[rows].tolist()
+        for repetition in range(block.repeat):
+            for node, us, engine in zip(block.repetition(repetition), times, engines, strict=True):
+                kind = node.op.kind if node.op else node.source
+                spans.append(Span(node.source, kind, node.path, node.phase, now, us, str(engine)))
+                now += us
+        position += len(block.nodes)
+    return tuple(spans)

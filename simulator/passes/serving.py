@@ -1,0 +1,295 @@
+"""What inference engines run in place of transformers' own code: attention with its cache, experts as one kernel.
+
+``plan.stack.fusion`` names what is done: ``paged_attention``: queries that share a KV head are heads again, the kernel
+appends to the cache itself, positions, masks and rotary tables are its arguments, and layouts need no copies;
+``absorbed_mla``: latent attention decodes from its latent cache, key and value projections moved to the side of the
+queries (DeepSeek-V2, arXiv 2405.04434, sec. 2.1.2), and is one kernel for a prompt; ``fused_moe``: routed experts are
+one kernel from tokens to their weighted sum. :func:`serve` comes before fusion, :func:`bare` after it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from ...datasets.dtypes import itemsize
+from ...datasets.ops import Op, make_op
+from ..graph import Graph, Node
+from ..plan import Plan
+from .draft import Draft, Item, Section
+from .lifetimes import free_after_last_use, freed
+
+ATTENTION = ("attention_prefill", "attention_decode", "mla_prefill", "mla_decode")
+APPENDS = ("aten.index_copy_", "aten.copy_", "aten.cat")
+LAYOUTS = ("aten.clone", "aten.contiguous")
+WHOLE_NUMBERS = ("int64", "int32", "bool")
+EXPERTS = re.compile(r"\bexperts(\.|$)")
+SHARED = re.compile(r"shared_expert")
+ROTARY = re.compile(r"rotary|rope")
+ROUTER = re.compile(r"\b(gate|router)\b")
+ROUTED = re.compile(r"\b(gate|router)\b|expert")
+
+
+def serve(graph: Graph, plan: Plan) -> Graph:
+    """The graph with the attention and experts of an inference engine."""
+    steps = [step for name, step in STEPS.items() if name in plan.stack.fusion]
+    if not steps:
+        return graph
+    draft = Draft(graph)
+    released = freed(draft)
+    for section in draft.sections:
+        for step in steps:
+            step(draft, section)
+    return _closed(draft, released)
+
+
+def bare(graph: Graph, plan: Plan) -> Graph:
+    """The graph without what an engine knows beforehand: positions, masks and rotary tables."""
+    if "paged_attention" not in plan.stack.fusion:
+        return graph
+    draft = Draft(graph)
+    released = freed(draft)
+    dropped: set[int] = set()
+    kept: set[int] = set()
+    for section in draft.sections:
+        for item in section.items:
+            tensors = {int(i) for t in item.node.writes for i in section.ids(t)}
+            (dropped if _known(draft, item.node) else kept).update(tensors)
+        section.items = [item for item in section.items if not _known(draft, item.node)]
+    gone = dropped - kept
+    for item in (item for section in draft.sections for item in section.items):
+        if not gone.isdisjoint(item.node.reads):
+            item.change(reads=tuple(t for t in item.node.reads if t not in gone))
+    return _closed(draft, released)
+
+
+def _known(draft: Draft, node: Node) -> bool:
+    """Whether a node makes whole numbers or flags outside of a router, or tables of rotary embeddings."""
+    if node.group or (node.op is not None and node.op.kind not in ("elementwise", "copy", "reduce")):
+        return False
+    if ROTARY.search(node.path):
+        return True
+    numbers = node.writes and all(draft.dtype(t) in WHOLE_NUMBERS for t in node.writes)
+    return bool(numbers) and not ROUTED.search(node.path)
+
+
+def _closed(draft: Draft, released: np.ndarray) -> Graph:
+    """The graph, with lifetimes settled; tensors that were added die after their last use."""
+    fresh = np.ones(len(draft.sizes) - len(released), dtype=bool)
+    free_after_last_use(draft, np.concatenate([released, fresh]))
+    return draft.graph()
+
+
+# --- attention -------------------------------------------------------------------------------------------
+
+
+def _paged(draft: Draft, section: Section) -> None:
+    """Attention kernels that append to their caches; no copies of caches or of what is attended."""
+    caches = {t for item in section.items if _kind(item) in ATTENTION for t in item.node.reads}
+    latent = draft.code("int64")  # appended positions are numbers, keys and values are not
+    appended: dict[int, tuple[int, ...]] = {}
+    for item in list(section.items):
+        node = item.node
+        if node.source in APPENDS and node.writes and node.writes[0] in caches & set(node.reads):
+            new = tuple(t for t in node.reads if t != node.writes[0] and draft.dtypes[t] != latent)
+            appended[node.writes[0]] = (*appended.get(node.writes[0], ()), *new)
+            section.items.remove(item)
+    section.items = [i for i in section.items if not (i.node.source == "aten.zeros" and i.node.writes[0] in appended)]
+    for item in section.items:
+        if _kind(item) in ATTENTION:
+            new = tuple(t for cache in item.node.reads for t in appended.get(cache, ()))
+            item.change(op=_heads(item.node.op), reads=tuple(dict.fromkeys((*item.node.reads, *new))))
+    _without_layouts(draft, section)
+
+
+def _heads(op: Op | None) -> Op | None:
+    """Queries of one token that transformers has laid along the sequence, a KV head's group each, as heads again."""
+    if op is None or op.kind != "attention_decode" or op.seq_q == 1 or op.heads_q != op.heads_kv:
+        return op
+    return op.replace(heads_q=op.heads_kv * op.seq_q, seq_q=1, causal=1)
+
+
+def _without_layouts(draft: Draft, section: Section) -> None:
+    """Drop copies around attention that only change the layout: kernels write what the next one reads."""
+    attended = {t for i in section.items if _kind(i) in ATTENTION for t in (*i.node.reads, *i.node.writes)}
+    same: dict[int, int] = {}
+    for item in list(section.items):
+        node = item.node
+        if node.source in LAYOUTS and len(node.reads) == len(node.writes) == 1:
+            source, made = node.reads[0], node.writes[0]
+            if draft.sizes[source] == draft.sizes[made] and not attended.isdisjoint((source, made)):
+                same[made] = same.get(source, source)
+                section.items.remove(item)
+    if same:
+        for item in section.items:
+            item.change(reads=tuple(dict.fromkeys(same.get(t, t) for t in item.node.reads)))
+
+
+def _latent(draft: Draft, section: Section) -> None:
+    """Multi-head latent attention as engines run it, wherever keys and values are projected from a latent cache."""
+    attention = next((i for i in section.items if _kind(i) in ATTENTION[:2]), None)
+    if attention is None or attention.node.op is None:
+        return
+    up = next((i for i in section.items if _projects(i, attention.node.op)), None)
+    if up is None or up.node.op is None:
+        return
+    op, gemm = attention.node.op, up.node.op
+    nope = gemm.n // op.heads_q - op.v_head_dim
+    dims = {
+        "batch": op.batch,
+        "heads": op.heads_q,
+        "seq_q": op.seq_q,
+        "seq_kv": op.seq_kv,
+        "kv_lora_rank": gemm.k,
+        "qk_nope_head_dim": nope,
+        "qk_rope_head_dim": op.head_dim - nope,
+        "v_head_dim": op.v_head_dim,
+        "causal": op.causal,
+    }
+    if op.kind == "attention_prefill":
+        attention.change(op=make_op("mla_prefill", op.dtype, op.out_dtype, **dims))
+        _gather_keys(draft, section, attention, up, {*up.node.writes})
+        return
+    latent = make_op("mla_decode", op.dtype, op.out_dtype, **dims)
+    _gather_keys(draft, section, attention, up, {*up.node.reads} - set(_weights(draft, up.node)))
+    _absorb(draft, section, attention, up, latent)
+
+
+def _projects(item: Item, op: Op) -> bool:
+    """Whether a node makes keys and values of all heads from a latent of every cached token."""
+    gemm = item.node.op
+    wanted = op.batch * op.seq_kv
+    return bool(gemm is not None and gemm.kind == "gemm" and "kv_b" in item.node.path and gemm.m == wanted)
+
+
+def _gather_keys(draft: Draft, section: Section, attention: Item, up: Item, latents: set[int]) -> None:
+    """Let attention read what its keys were put together from, and leave the putting together out."""
+    keys = set(attention.node.reads) - set(up.node.writes)
+    reads = dict.fromkeys((*attention.node.reads, *sorted(latents)))
+    for item in list(section.items):
+        node = item.node
+        if node.source in ("aten.cat", "aten.copy_") and keys.intersection(node.writes):
+            section.items.remove(item)
+            reads.update(dict.fromkeys(node.reads))
+            for made in node.writes:
+                reads.pop(made, None)
+    attention.change(reads=tuple(reads))
+
+
+def _absorb(draft: Draft, section: Section, attention: Item, up: Item, op: Op) -> None:
+    """Queries times the keys' projection, attention over the latent cache, its result times the values' projection."""
+    rows, weights = op.batch * op.seq_q, _weights(draft, up.node)
+    size = rows * op.heads * op.kv_lora_rank * itemsize(op.dtype)
+    queries, attended = (draft.local(section, size, op.dtype) for _ in range(2))
+    into = make_op("gemm", op.dtype, batch=op.heads, m=rows, n=op.kv_lora_rank, k=op.qk_nope_head_dim, layout="nn")
+    out = make_op("gemm", op.dtype, batch=op.heads, m=rows, n=op.v_head_dim, k=op.kv_lora_rank, layout="nt")
+    node, reads = attention.node, tuple(t for t in attention.node.reads if t not in up.node.writes)
+    path, made = up.node.path, tuple(t for t in reads if draft.role(t) == "activation")
+    projected = [
+        Item(_node(up.node, into, "fused.absorb_keys", path, (*made, *weights), (queries,))),
+        Item(_node(node, op, "fused.mla_decode", node.path, (queries, *reads), (attended,))),
+        Item(_node(up.node, out, "fused.absorb_values", path, (attended, *weights), node.writes[:1])),
+    ]
+    section.items.remove(up)
+    at = section.items.index(attention)
+    section.items[at : at + 1] = projected
+
+
+# --- experts ---------------------------------------------------------------------------------------------
+
+
+def _experts(draft: Draft, section: Section) -> None:
+    """Every run of routed experts in a section as one kernel."""
+    members = [i for i in section.items if EXPERTS.search(i.node.path) and not SHARED.search(i.node.path)]
+    for path in dict.fromkeys(EXPERTS.split(i.node.path)[0] for i in members):
+        own = [i for i in members if i.node.path.startswith(path) and i.node.phase == "forward"]
+        op = _fused_moe([i.node for i in own if i.node.op is not None])
+        if op is None:
+            continue
+        _replace(section, own, op, "fused.moe", f"{path}experts")
+        router = [i for i in section.items if ROUTER.search(i.node.path) and i.node.path.startswith(path)]
+        _route(draft, section, router, op)
+
+
+def _fused_moe(nodes: list[Node]) -> Op | None:
+    """The kernel that two grouped products and what stands between them amount to."""
+    products = [n.op for n in nodes if n.op is not None and n.op.kind == "grouped_gemm"]
+    routes = [n.op for n in nodes if n.op is not None and n.op.kind == "moe_permute"]
+    if len(products) != 2 or not routes:
+        return None
+    (first, second), topk = products, routes[0].topk
+    return make_op(
+        "fused_moe",
+        tokens=first.tokens // topk,
+        hidden=second.n,
+        inter=second.k,
+        topk=topk,
+        experts=first.experts,
+        gated=int(first.n == 2 * second.k),
+        dtype=first.dtype,
+        out_dtype=second.out_dtype,
+    )
+
+
+def _route(draft: Draft, section: Section, router: list[Item], moe: Op) -> None:
+    """Scores as products of the model's own format, and one kernel from scores to weights of the chosen experts."""
+    scores = [i for i in router if _kind(i) == "gemm"]
+    rest = [i for i in router if _kind(i) != "gemm"]
+    choice = [i for i in rest if _kind(i) == "moe_route"]
+    if len(scores) != 1 or not choice:
+        return
+    gemm = scores[0]
+    casts = {
+        i.node.writes[0]: i for i in rest if i.node.source == "aten._to_copy" and i.node.writes[0] in gemm.node.reads
+    }
+    if casts and gemm.node.op is not None:
+        reads = tuple(casts[t].node.reads[0] if t in casts else t for t in gemm.node.reads)
+        gemm.change(reads=reads, op=gemm.node.op.replace(dtype=moe.dtype))
+    gone = {id(item) for item in casts.values()}
+    section.items = [item for item in section.items if id(item) not in gone]
+    op = make_op("moe_route", choice[-1].node.op.dtype, tokens=moe.tokens, experts=moe.experts, topk=moe.topk)  # type: ignore[union-attr]
+    _replace(section, [i for i in rest if id(i) not in gone], op, "fused.moe_route", choice[-1].node.path)
+
+
+def _replace(section: Section, members: list[Item], op: Op, source: str, path: str) -> None:
+    """One node in the place of the last member: it reads what all read from outside, writes what others then read."""
+    nodes, inside = [item.node for item in members], {id(item) for item in members}
+    made = {t for node in nodes for t in node.writes}
+    reads = tuple(dict.fromkeys(t for node in nodes for t in node.reads if t not in made))
+    used = {t for item in section.items if id(item) not in inside for t in item.node.reads}
+    writes = [t for node in nodes for t in node.writes if t in used] or list(nodes[-1].writes)
+    members[-1].node = _node(nodes[-1], op, source, path, reads, dict.fromkeys(writes))
+    gone = inside - {id(members[-1])}
+    section.items = [item for item in section.items if id(item) not in gone]
+
+
+# --- parts -----------------------------------------------------------------------------------------------
+
+
+def _node(like: Node, op: Op, source: str, path: str, reads: Iterable[int], writes: Iterable[int]) -> Node:
+    return Node(
+        op=op,
+        source=source,
+        path=path,
+        phase=like.phase,
+        reads=tuple(dict.fromkeys(reads)),
+        writes=tuple(writes),
+        bytes_moved=int(op.cost.bytes),
+    )
+
+
+def _kind(item: Item) -> str:
+    return item.node.op.kind if item.node.op is not None else ""
+
+
+def _weights(draft: Draft, node: Node) -> tuple[int, ...]:
+    return tuple(t for t in node.reads if draft.role(t) in ("weight", "frozen"))
+
+
+STEPS: dict[str, Callable[[Draft, Section], None]] = {
+    "absorbed_mla": _latent,
+    "fused_moe": _experts,
+    "paged_attention": _paged,
+}
