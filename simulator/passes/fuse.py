@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ...datasets.ops import Op
-from ..graph import Graph, HostCalls, Node
+from ..graph import ROLES, Graph, HostCalls, Node
 from ..plan import Plan
 from .draft import Draft, Item, Section
 from .lifetimes import free_after_last_use, freed, read_counts
@@ -36,10 +36,12 @@ class Fusing:
     ahead: np.ndarray = field(init=False)  # those of the forward pass
     released: np.ndarray = field(init=False)
     makers: dict[int, str] = field(init=False)
+    cached: np.ndarray = field(init=False)  # keys and values between steps: whoever keeps them moves them
     fused: list[Fused] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.released = freed(self.draft)
+        self.cached = self.draft.roles == ROLES.index("cache")
         self.makers = {t: item.node.path for _, item in self.draft.items() for t in item.node.writes}
         self.recount()
 
@@ -110,6 +112,7 @@ def _groups(state: Fusing, section: Section, pattern: Pattern) -> Iterator[list[
         if item.node.phase == pattern.phase
         and name_of(item.node) in pattern.members
         and matches_path(pattern.path, item.node.path)
+        and not any(state.cached[t] for t in (*item.node.reads, *item.node.writes))
     ]
     names = {name_of(section.items[position].node) for position in accepted}
     if not names.issuperset(pattern.needs):

@@ -76,11 +76,11 @@ def _remake(draft: Draft, kernel: Fused, intermediates: dict[int, list[Use]], ke
     needed = {s for found in sources.values() for s in found if not kept[kernel.section.ids(s)].any()}
     if sum(int(draft.sizes[s]) for s in needed) > sum(int(draft.sizes[t]) for t in intermediates):
         return
-    renamed = {t: [_renamed(kernel.section, t, sources[t], use) for use in uses] for t, uses in intermediates.items()}
-    if any(names is None for found in renamed.values() for names in found):
+    new_names = {t: [renamed(kernel.section, t, sources[t], use) for use in uses] for t, uses in intermediates.items()}
+    if any(names is None for found in new_names.values() for names in found):
         return
     for tensor, uses in intermediates.items():
-        for use, names in zip(uses, renamed[tensor], strict=True):
+        for use, names in zip(uses, new_names[tensor], strict=True):
             use.section.steps.update({name: step for name, step in (names or {}).items() if step})
             reads = [t for t in use.item.node.reads if t != use.name]
             use.item.change(reads=tuple(dict.fromkeys([*reads, *(names or {})])))
@@ -105,7 +105,7 @@ def _sources(draft: Draft, kernel: Fused, tensor: int, intermediates: Iterable[i
     return [t for t in found if draft.sizes[t] * SMALL > largest]
 
 
-def _renamed(made_in: Section, tensor: int, sources: Iterable[int], use: Use) -> dict[int, int] | None:
+def renamed(made_in: Section, tensor: int, sources: Iterable[int], use: Use) -> dict[int, int] | None:
     """Names and steps of ``sources`` in the section that knows ``tensor`` as ``use.name``; None where they clash."""
     made_step, used_step = made_in.steps.get(tensor, 0), use.section.steps.get(use.name, 0)
     offset = (use.name - tensor) // made_step if made_step else 0

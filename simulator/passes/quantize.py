@@ -1,0 +1,302 @@
+"""Low-precision products: which run in fewer bits, what is rounded for them, and what weights then weigh.
+
+``plan.quantization`` names a recipe (:data:`RECIPES`). Products with weights take its format: forward, input gradient
+and weight gradient alike, dense and grouped, and keep the dtype of their results. The head of the language model,
+routers and attention stay as they are, and so do modules that ``plan.options["quantize_skip"]`` (a regular expression)
+matches.
+
+An operand is rounded once, by a ``quantize`` node, for all products that read it. In training the weight's gradient
+multiplies along the other dimension, for which a second, transposed copy is made with the first, and kept for the
+backward pass in place of the 16-bit tensor (Transformer Engine's cast-transpose; DeepSeek-V3, arXiv 2412.19437, sec.
+3.3). Weights are rounded once a step, in its first micro-batch; what their rounded copies weigh is not counted. With
+``plan.options["fp8_scaling"]="current"`` the maximum is found in a pass of its own.
+
+In inference weights are stored in the recipe's format with their scales. ``plan.options["kv_dtype"]`` (fp8 or int8)
+stores keys and values so.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+import numpy as np
+
+from ...datasets.dtypes import itemsize
+from ...datasets.ops import KINDS, LAYOUT, Op, make_op
+from ..graph import ROLES, Graph, Node
+from ..plan import Plan, PlanError
+from .draft import Draft, Item, Section
+from .lifetimes import free_after_last_use, freed
+from .micro_batches import REFRESH
+from .remake import Use, renamed
+
+HIGH = ("bf16", "fp16")
+SKIP = r"lm_head|embed_out|(^|\.)(output|score|gate|router)$"
+BIAS_BYTES = 2**17
+KV_FORMATS = ("fp8", "int8")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A way to run products in fewer bits.
+
+    ``activation`` is the format inputs are rounded to (empty: they stay), ``weight`` the one weights are stored in,
+    ``block`` the elements that share a scale (0: one per row or tensor), ``scale_bytes`` what one scale of a weight
+    weighs and ``weight_block`` how many elements it is for. ``copies``: how the transposed operand of a weight gradient
+    comes about: ``quantize`` (its blocks lie the other way), ``copy``; empty: the recipe is for inference alone.
+    """
+
+    activation: str
+    weight: str
+    block: int = 0
+    weight_block: int = 0
+    scale_bytes: float = 4.0
+    copies: str = ""
+
+
+RECIPES: dict[str, Recipe] = {
+    "fp8": Recipe("fp8", "fp8", copies="copy"),
+    "fp8_block": Recipe("fp8_block", "fp8_block", 128, 128 * 128, copies="quantize"),
+    "mxfp8": Recipe("mxfp8", "mxfp8", 32, 32, 1.0, "quantize"),
+    "nvfp4": Recipe("nvfp4", "nvfp4", 16, 16, 1.0, "quantize"),
+    "int8": Recipe("int8", "int8"),
+    "w8a16": Recipe("", "int8", weight_block=128, scale_bytes=2.0),
+    "w4a16": Recipe("", "int4", weight_block=128, scale_bytes=2.0),
+    "w4a8": Recipe("fp8", "int4", weight_block=128, scale_bytes=2.0),
+    "mxfp4a16": Recipe("", "mxfp4", weight_block=32, scale_bytes=1.0),
+    "mxfp4a8": Recipe("mxfp8", "mxfp4", 32, 32, 1.0),
+}
+
+
+def quantize(graph: Graph, plan: Plan) -> Graph:
+    """The graph with products in ``plan.quantization`` and its cache in ``options["kv_dtype"]``.
+
+    PlanError names a format that no recipe knows, or one that cannot train.
+    """
+    kv_dtype = str(plan.options.get("kv_dtype") or "same")
+    if kv_dtype != "same" and kv_dtype not in KV_FORMATS:
+        raise PlanError(f"kv_dtype={kv_dtype!r} is not one of same, {', '.join(KV_FORMATS)}")
+    if not plan.quantization and kv_dtype == "same":
+        return graph
+    draft = Draft(graph)
+    if kv_dtype != "same":
+        _store_keys(draft, kv_dtype)
+    if plan.quantization:
+        recipe = _recipe(plan.quantization)
+        training = any(item.node.phase == "backward" for _, item in draft.items())
+        if training and not recipe.copies:
+            able = ", ".join(name for name, known in RECIPES.items() if known.copies)
+            raise PlanError(f"quantization={plan.quantization} is for inference; training can take {able}")
+        _Rounding(draft, plan, recipe, training).run()
+    return draft.graph()
+
+
+def _recipe(name: str) -> Recipe:
+    if name not in RECIPES:
+        near = difflib.get_close_matches(name, RECIPES, 1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(RECIPES)}"
+        raise PlanError(f"quantization={name!r} has no recipe; {hint}")
+    return RECIPES[name]
+
+
+@dataclass
+class _Rounding:
+    """One rewrite of a draft: what was rounded already, and what stands ready for the backward pass."""
+
+    draft: Draft
+    plan: Plan
+    recipe: Recipe
+    training: bool
+    released: np.ndarray = field(init=False)
+    kept: dict[int, tuple[Section, int, int]] = field(default_factory=dict)  # by any id: made in, tensor, its copy
+
+    def run(self) -> None:
+        """Rewrite every section, then settle lifetimes."""
+        self.released = freed(self.draft)
+        skip = re.compile(f"{SKIP}|{self.plan.options.get('quantize_skip') or '(?!)'}")
+        weights: dict[int, tuple[Section, Op]] = {}
+        others: set[int] = set()
+        for section in self.draft.sections:
+            rounded: dict[tuple[int, bool], int] = {}
+            items: list[Item] = []
+            for item in section.items:
+                if self._product(item.node, skip):
+                    items += self._round(section, item, rounded, weights)
+                else:
+                    others.update(t for t in item.node.reads if self._weight(t))
+                for tensor in item.node.writes:  # what is written anew has to be rounded anew
+                    for transposed in (False, True):
+                        rounded.pop((tensor, transposed), None)
+                items.append(item)
+            section.items = items
+        if not self.training:
+            for tensor, (section, _) in weights.items():
+                if tensor not in others:
+                    self._store(section, tensor)
+        free_after_last_use(self.draft, self._flags())
+
+    def _flags(self) -> np.ndarray:
+        fresh = self.draft.roles[len(self.released) :] == ROLES.index("activation")
+        return np.concatenate([self.released, fresh])
+
+    def _weight(self, tensor: int) -> bool:
+        return self.draft.role(tensor) in ("weight", "frozen")
+
+    def _product(self, node: Node, skip: re.Pattern[str]) -> bool:
+        """Whether a node is a product with (or for) a weight that the recipe covers."""
+        if node.op is None or node.op.kind not in ("gemm", "grouped_gemm", "fused_moe") or node.op.dtype not in HIGH:
+            return False
+        of_weight = any(self._weight(t) for t in node.reads) or any(
+            self.draft.role(t) == "gradient" for t in node.writes
+        )
+        return of_weight and skip.search(node.path) is None
+
+    def _round(
+        self,
+        section: Section,
+        item: Item,
+        rounded: dict[tuple[int, bool], int],
+        weights: dict[int, tuple[Section, Op]],
+    ) -> list[Item]:
+        """Give a product its format; the nodes that round what it reads."""
+        node, op = item.node, item.node.op
+        assert op is not None
+        own = [t for t in node.reads if self._weight(t) and self._matrix(t)]
+        operands = [t for t in node.reads if self.recipe.activation and self._operand(t, op)]
+        weights.update((t, (section, op)) for t in own)
+        across = op.kind != "fused_moe" and op.layout == LAYOUT.choices.index("tn")
+        names = {t: self._standing(section, item, t, across, rounded) for t in operands}
+        fresh = [t for t, name in names.items() if name < 0]
+        made = self._operands(section, node, op, fresh, rounded) if fresh else []
+        names.update((t, rounded[t, across]) for t in fresh)
+        if self.training and node.phase == "forward":
+            made += self._weights(section, node, op, own)
+        changed = op.replace(dtype=self.plan.quantization, out_dtype=op.out_dtype)
+        reads = tuple(dict.fromkeys(names.get(t, t) for t in node.reads))
+        item.change(op=changed, reads=reads, bytes_moved=int(changed.cost.bytes))
+        return made
+
+    def _matrix(self, tensor: int) -> bool:
+        """Whether a weight is a matrix of a dtype that the recipe rounds, not a bias."""
+        return self.draft.dtype(tensor) in HIGH and self.draft.sizes[tensor] > BIAS_BYTES
+
+    def _operand(self, tensor: int, op: Op) -> bool:
+        """Whether a tensor is a matrix that the product multiplies: 16 bits wide, and not just a row or a count."""
+        wide = self.draft.dtype(tensor) in HIGH and self.draft.role(tensor) in ("activation", "input")
+        return bool(wide and self.draft.sizes[tensor] > 2 * _tokens(op))
+
+    def _standing(
+        self, section: Section, item: Item, tensor: int, across: bool, rounded: dict[tuple[int, bool], int]
+    ) -> int:
+        """The rounded copy of an operand kept since the forward pass or made for an earlier product; -1 for none."""
+        if item.node.phase == "backward" and tensor in self.kept:
+            source, original, copy = self.kept[tensor]
+            names = renamed(source, original, [copy], Use(section, item, tensor))
+            if names:
+                section.steps.update({name: step for name, step in names.items() if step})
+                return next(iter(names))
+        return rounded.get((tensor, across), -1)
+
+    def _operands(
+        self, section: Section, node: Node, op: Op, tensors: Sequence[int], rounded: dict[tuple[int, bool], int]
+    ) -> list[Item]:
+        """The nodes that round operands side by side, in training along both dimensions."""
+        copies: list[tuple[int, ...]] = []
+        for transposed in (False, True)[: 1 + self.training]:
+            copies.append(tuple(self._copy(section, t, self.recipe.activation) for t in tensors))
+            rounded.update(((t, transposed), copy) for t, copy in zip(tensors, copies[-1], strict=True))
+        if self.training and node.phase != "backward":
+            for tensor, copy in zip(tensors, copies[1], strict=True):
+                self.kept.update((int(i), (section, tensor, copy)) for i in section.ids(tensor))
+        numel = sum(map(self._elements, tensors))
+        rows = _tokens(op) if numel % _tokens(op) == 0 else 1
+        return self._nodes(section, node, tuple(tensors), copies, rows, numel // rows)
+
+    def _weights(self, section: Section, node: Node, op: Op, tensors: Sequence[int]) -> list[Item]:
+        """The nodes that round weights, in the first micro-batch of a step."""
+        if not tensors:
+            return []
+        rows = ceil(sum(map(self._elements, tensors)) / op.k)
+        copies = tuple(self._copy(section, t, self.recipe.weight) for t in tensors)
+        made = self._nodes(section, node, tuple(tensors), [copies], rows, op.k)
+        for item in made:
+            item.change(source=f"{REFRESH}{item.node.source}")
+        return made
+
+    def _elements(self, tensor: int) -> int:
+        return int(self.draft.sizes[tensor] / itemsize(self.draft.dtype(tensor)))
+
+    def _copy(self, section: Section, tensor: int, dtype: str) -> int:
+        return self.draft.local(section, ceil(self._elements(tensor) * itemsize(dtype)), dtype)
+
+    def _nodes(
+        self,
+        section: Section,
+        node: Node,
+        tensors: tuple[int, ...],
+        copies: Sequence[tuple[int, ...]],
+        rows: int,
+        cols: int,
+    ) -> list[Item]:
+        """Rounding of [rows, cols] elements into each of the copies."""
+        recipe, made = self.recipe, []
+
+        def add(op: Op, name: str, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
+            moved = int(op.cost.bytes)
+            made.append(Item(Node(op, f"fused.{name}", node.path, node.phase, reads, writes, moved)))
+
+        dtype, out = self.draft.dtype(tensors[0]), self.draft.dtype(copies[0][0])
+        whole = make_op("quantize", rows=rows, cols=cols, block=recipe.block, dtype=dtype, out_dtype=out)
+        if self.plan.options.get("fp8_scaling") == "current" and not recipe.block:
+            scale = self.draft.local(section, 4, "fp32")
+            add(whole.replace(part="scale"), "amax", tensors, (scale,))
+            add(whole.replace(part="apply"), "quantize", (*tensors, scale), copies[0])
+        else:
+            add(whole, "quantize", tensors, copies[0])
+        for copy in copies[1:]:
+            if recipe.copies == "copy":
+                size = ceil(rows * cols * itemsize(out))
+                add(make_op("copy", size_bytes=size, dtype="uint8"), "transpose", copies[0], copy)
+            else:
+                add(whole, "quantize", tensors, copy)
+        return made
+
+    def _store(self, section: Section, tensor: int) -> None:
+        """Store a weight in the recipe's format, its scales beside it."""
+        draft, ids = self.draft, section.ids(tensor)
+        if draft.dtype(tensor) not in HIGH:
+            return
+        numel = int(draft.sizes[tensor] / itemsize(draft.dtype(tensor)))
+        scales = ceil(numel / self.recipe.weight_block) if self.recipe.weight_block else 1
+        draft.sizes[ids] = ceil(numel * itemsize(self.recipe.weight))
+        draft.dtypes[ids] = draft.code(self.recipe.weight)
+        held = draft.local(section, max(scales * self.recipe.scale_bytes, 4), "uint8", "buffer")
+        for item in section.items:
+            if tensor in item.node.reads:
+                item.change(reads=(*item.node.reads, held))
+
+
+def _tokens(op: Op) -> int:
+    """Rows of a product's activations."""
+    if op.kind != "gemm":
+        return op.tokens
+    return op.k if op.layout == LAYOUT.choices.index("tn") else op.m
+
+
+def _store_keys(draft: Draft, kv_dtype: str) -> None:
+    """Keep keys and values in another format."""
+    cache = np.array([draft.role(t) == "cache" for t in range(len(draft.sizes))], dtype=bool)
+    for code, name in enumerate(list(draft.dtype_names)):
+        if name in HIGH:
+            mine = cache & (draft.dtypes == code)
+            draft.sizes[mine] = draft.sizes[mine] // 2
+            draft.dtypes[mine] = draft.code(kv_dtype)
+    for item in [item for section in draft.sections for item in section.items]:
+        op = item.node.op
+        if op is not None and "kv_dtype" in KINDS[op.kind].names and item.node.phase == "forward":
+            changed = op.replace(kv_dtype=kv_dtype)
+            item.change(op=changed, bytes_moved=int(changed.cost.bytes))
