@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ...datasets.clusters import Cluster, known_clusters, load_cluster
-from ...datasets.devices import Device, load_device
+from ...datasets.clusters import Cluster, ClusterError, known_clusters, load_cluster
+from ...datasets.devices import Device, DeviceError, load_device
 from ...datasets.truth import Hardware, InferenceRow, TrainingRow
 from ...datasets.truth.hardware import spread
 from ..engines import Engine
@@ -28,6 +28,12 @@ class Setting:
     device: Mapping[str, Any] = field(default_factory=dict)
     cluster: Mapping[str, Any] = field(default_factory=dict)
     stack: Stack | None = None
+
+    def __post_init__(self) -> None:
+        for figures, known, error in ((self.device, Device, DeviceError), (self.cluster, Cluster, ClusterError)):
+            unknown = sorted(set(figures) - {f.name for f in fields(known)})
+            if unknown:
+                raise error(f"{known.__name__.lower()} has no figure {unknown[0]!r}")
 
 
 @dataclass(frozen=True)

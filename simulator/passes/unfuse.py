@@ -1,0 +1,120 @@
+"""Attention in parts, as frameworks ran it before FlashAttention: scores, a fused softmax, dropout, weighted sum.
+
+Scores live in memory: per layer five bytes a (query, key, head) stay for the backward pass, the 5·a·s/h of Korthikanti
+et al. (arXiv 2205.05198, eq. 1). Causal masks save no arithmetic: products are over all pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from ...datasets.dtypes import itemsize
+from ...datasets.ops import Op, make_op
+from ..graph import NO_CALLS, Graph, Node
+from ..plan import Plan
+from .attend import Attention, attention_of
+from .draft import Draft, Item, Section
+from .lifetimes import free_after_last_use, freed
+
+
+class Kept(NamedTuple):
+    """What one forward attention leaves for its backward: softmax, dropout mask, what was dropped out."""
+
+    softmax: int
+    mask: int
+    dropped: int
+
+
+def unfuse_attention(graph: Graph, plan: Plan) -> Graph:
+    """The graph with every fused attention in parts, where ``plan.stack.attention`` is ``unfused``."""
+    if plan.stack.attention != "unfused":
+        return graph
+    draft = Draft(graph)
+    released = freed(draft)
+    kept: dict[int, Kept] = {}  # by the id of the statistics that the fused kernel writes, in every repetition
+    for section in draft.sections:
+        items: list[Item] = []
+        for item in section.items:
+            call = attention_of(item.node)
+            if call is None or call.op.kind not in ("attention_prefill", "attention_backward"):
+                items.append(item)
+                continue
+            if call.backward:
+                nodes = _backward(draft, section, item.node, call, _recalled(kept, section, item.node))
+            else:
+                nodes = _forward(draft, section, item.node, call, kept)
+            items += [Item(node) for node in nodes]
+        section.items = items
+    extended = np.ones(len(draft.sizes), dtype=bool)
+    extended[: len(released)] = released
+    free_after_last_use(draft, extended)
+    return draft.graph()
+
+
+def _forward(draft: Draft, section: Section, node: Node, call: Attention, kept: dict[int, Kept]) -> list[Node]:
+    pairs, dtype = _pairs(call), call.op.dtype
+    scores, softmax, dropped = (draft.local(section, pairs * itemsize(dtype), dtype) for _ in range(3))
+    mask = draft.local(section, pairs, "bool")
+    for index, statistics in enumerate(section.ids(node.writes[-1]).tolist()):
+        kept[statistics] = Kept(softmax + index, mask + index, dropped + index)
+    rows = make_op("softmax", rows=pairs // call.seq_kv, cols=call.seq_kv, dtype=dtype)
+    return [
+        _node(node, _product(call, call.seq_q, call.seq_kv, call.width_k, "nt"), node.reads, (scores,)),
+        _node(node, rows, (scores,), (softmax,)),
+        _node(node, _elements(pairs, 1, dtype), (softmax,), (dropped, mask)),
+        _node(node, _product(call, call.seq_q, call.width_v, call.seq_kv, "nn"), (dropped, *node.reads), node.writes),
+    ]
+
+
+def _backward(draft: Draft, section: Section, node: Node, call: Attention, kept: Kept) -> list[Node]:
+    grad, inputs = node.reads[0], node.reads[1:]
+    pairs, dtype = _pairs(call), call.op.dtype
+    coming, scores = (draft.local(section, pairs * itemsize(dtype), dtype) for _ in range(2))
+    rows = make_op("softmax_backward", rows=pairs // call.seq_kv, cols=call.seq_kv, dtype=dtype)
+    d_query, d_key, d_value = node.writes[0], node.writes[-2], node.writes[-1]  # fewer where one storage holds them
+    return [
+        _node(node, _product(call, call.seq_kv, call.width_v, call.seq_q, "tn"), (kept.dropped, grad), (d_value,)),
+        _node(node, _product(call, call.seq_q, call.seq_kv, call.width_v, "nt"), (grad, *inputs), (coming,)),
+        _node(node, _elements(pairs, 2, dtype), (coming, kept.mask), (coming,)),
+        _node(node, rows, (kept.softmax, coming), (scores,)),
+        _node(node, _product(call, call.seq_q, call.width_k, call.seq_kv, "nn"), (scores, *inputs), (d_query,)),
+        _node(node, _product(call, call.seq_kv, call.width_k, call.seq_q, "tn"), (scores, *inputs), (d_key,)),
+    ]
+
+
+def _recalled(kept: dict[int, Kept], section: Section, node: Node) -> Kept:
+    """What the forward of this backward left, as ids of the section's first repetition, with their steps entered."""
+    statistics = next(tensor for tensor in node.reads[::-1] if tensor in kept)
+    ids = section.ids(statistics).tolist()
+    first = kept[ids[0]]
+    if len(ids) > 1:
+        step = kept[ids[1]].softmax - first.softmax
+        section.steps.update(dict.fromkeys(first, step))
+    return first
+
+
+def _pairs(call: Attention) -> int:
+    """(query, key) pairs of all heads."""
+    return call.batch * call.heads_q * call.seq_q * call.seq_kv
+
+
+def _product(call: Attention, m: int, n: int, k: int, layout: str) -> Op:
+    """A product per sequence and head."""
+    return make_op("gemm", batch=call.batch * call.heads_q, m=m, n=n, k=k, layout=layout, dtype=call.op.dtype)
+
+
+def _elements(pairs: int, inputs: int, dtype: str) -> Op:
+    """Dropout of scores, or its gradient."""
+    return make_op("elementwise", numel=pairs, inputs=inputs, dtype=dtype)
+
+
+def _node(like: Node, op: Op, reads: tuple[int, ...], writes: tuple[int, ...]) -> Node:
+    """One kernel in the place of the fused one."""
+    cost = op.cost
+    moved = round(float(cost.read_bytes) + float(cost.write_bytes))
+    return replace(
+        like, op=op, source=f"opcast.{op.kind}", reads=reads, writes=writes, bytes_moved=moved, frees=(), host=NO_CALLS
+    )
