@@ -6,6 +6,7 @@ a weight cut by columns makes shared features, attention shares its heads, eleme
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from .draft import Draft, Section
 from .linears import Flow, Heads
 from .shards import (
     COLUMN,
+    DONE,
     EXPERT_SUM,
     FEATURES,
     GRADIENT_SUM,
@@ -83,21 +85,15 @@ class Sharing:
         together = p.etp == 1 and p.ep == 1 and not p.sequence_parallel
         self.expert_parts = p.tp if together else p.etp
         self.token_shares = max(1, p.tp // p.etp) if p.etp > 1 else 1
-        tables = [n for _, i in draft.items() if (n := i.node).op and n.op.kind == "embedding" and self._trained(n)]
-        widest = max(tables, key=lambda node: node.op.vocab, default=None)  # type: ignore[union-attr]
-        self.vocab = widest.op.vocab if widest else 0  # type: ignore[union-attr]
-        products = (i.node.op for _, i in draft.items() if i.node.op and i.node.op.kind == "gemm")
-        self.tokens = widest.op.tokens if widest else next((op.m for op in products), 1)  # type: ignore[union-attr]
+        self.tokens, self.vocab, self.table = _vocabulary(draft)
         self.full = draft.sizes.copy()
+        self.cuts: dict[str, int] = {}
         self.shards = Shards(draft, p.tp, self.tokens)
         self.expert = np.zeros(len(draft.sizes), dtype=bool)
         self.limits: dict[Limit, None] = {}
         self.queries = 0
         self.flow: Flow
         self.section: Section
-
-    def _trained(self, node: Node) -> bool:
-        return any(self.draft.role(t) in ("weight", "frozen") for t in node.reads)
 
     def enter(self, section: Section) -> None:
         """Begin a section."""
@@ -125,7 +121,11 @@ class Sharing:
         for tensor in node.writes:
             if how == SUM and self.sequence:
                 self.shards.mark(self.section, tensor, TOKENS, self.tp)
-        return Work(node.op, pending=dict.fromkeys(node.writes, how))
+        sums = dict.fromkeys(node.writes, how)
+        if how == EXPERT_SUM and len(node.writes) > 1:  # gradients: of the rows, and of the weights that summed them
+            largest = max(int(self.shards.numel[t]) for t in node.writes)
+            sums = {t: DONE if self.shards.numel[t] == largest else SUM for t in node.writes}
+        return Work(node.op, pending=sums)
 
     def _carries(self, node: Node, waiting: dict[int, int]) -> int:
         hows, op = set(waiting.values()), node.op
@@ -133,9 +133,8 @@ class Sharing:
         if hows == {GRADIENT_SUM}:
             return GRADIENT_SUM
         if name in ADDS and hows <= {SUM, EXPERT_SUM} and not (self.sequence and EXPERT_SUM in hows):
-            made = self.shards.numel[node.writes[0]]
-            alike = all(t in waiting for t in node.reads if self.shards.numel[t] == made)
-            return (SUM if SUM in hows else EXPERT_SUM) if alike else 0
+            alone = any(t not in waiting for t in node.reads)
+            return 0 if alone else SUM if SUM in hows else EXPERT_SUM
         if hows != {EXPERT_SUM} or len(waiting) > 1 or op is None or self.sequence:
             return 0
         if op.kind == "reduce":
@@ -151,17 +150,27 @@ class Sharing:
             return self._product(position, node)
         if kind in ("grouped_gemm", "fused_moe"):
             return self._experts(node)
-        if kind in ("embedding", "embedding_backward") and node.op.vocab == self.vocab:  # type: ignore[union-attr]
+        if self._looks_up(node):
             return self._table(node)
         self._note_sources(node)
         top = self._top(node)
         if top == WHOLE:
-            return Work(node.op)
+            return self._of_weights(node)
         if kind == "reduce":
             return self._reduce(node, top)
         if kind in NORMS or (kind == "embedding_backward" and top == TOKENS):
             return self._gradients(node, top)
         return self._tokens(node) if top == TOKENS else self._features(node, top)
+
+    def _of_weights(self, node: Node) -> Work:
+        """A node that works on weights alone (rounds them) has a rank's share of them to do; others stay whole."""
+        shards, op = self.shards, node.op
+        parts = shards.share(node.reads[0]) if node.reads else Fraction(1)
+        if op is None or op.kind != "quantize" or not all(shards.weight[t] for t in node.reads):
+            return Work(op)
+        for tensor in node.writes:
+            shards.mark(self.section, tensor, FEATURES, parts)
+        return Work(share(op, "elements", parts, uneven=True), parts=parts)
 
     def _top(self, node: Node) -> int:
         """The state that decides a node: the most shared of its operands, weights apart."""
@@ -190,12 +199,13 @@ class Sharing:
         """Operands without a history of their own (dropout masks, biases, caches) are shared as the result is."""
         shards = self.shards
         size = int(shards.numel[node.writes[0]]) if node.writes else 0
+        keeps = name_of(node) == "cat" or (node.op is not None and node.op.kind.startswith("attention"))
         for tensor in node.reads:
             if shards.kind[tensor] >= kind:
                 continue
             made = shards.generated[tensor] and shards.numel[tensor] == size
             bias = shards.weight[tensor] and kind == FEATURES and shards.numel[tensor] * self.tokens == size
-            cache = kind == FEATURES and self.draft.role(tensor) == "cache"
+            cache = kind == FEATURES and keeps and self.draft.role(tensor) == "cache"
             if made or bias or cache:
                 shards.mark(self.section, tensor, kind, parts, seen=True)
 
@@ -216,8 +226,14 @@ class Sharing:
         new = [t for t in sources if self.draft.role(t) != "cache"] or sources
         parts = shards.share(new[0])
         largest = max(shards.numel[t] for t in sources)
+        pending = {}
         for tensor in node.writes:
             if top == VOCAB and shards.numel[tensor] < largest:
+                continue
+            if kind == "rope" and node.phase == "backward" and self._one_for_all(tensor, sources):
+                pending[tensor] = SUM
+                if self.sequence:
+                    shards.mark(self.section, tensor, TOKENS, self.tp)
                 continue
             parts = shards.share(new[0]) if cached else shards.derived(tensor, sources)
             shards.mark(self.section, tensor, top, parts, tensor in node.reads)
@@ -230,7 +246,11 @@ class Sharing:
         loss = 1 if "nll_loss_forward" in node.source else LOSSES.get(kind, 0)
         gathers = tuple(t for t in node.reads if shards.kind[t] == TOKENS)
         op = node.op if loss == 1 else self._of_features(node.op, parts, top)
-        return Work(op, gathers, statistics=loss if top == VOCAB else 0, parts=parts)
+        return Work(op, gathers, pending, loss if top == VOCAB else 0, parts)
+
+    def _one_for_all(self, tensor: int, sources: list[int]) -> bool:
+        """Whether heads' gradients add up to one: of keys that all heads share (the rotary part of MLA)."""
+        return all(self.shards.numel[tensor] < self.shards.numel[t] for t in sources)
 
     def _adopt_generated(self, node: Node) -> None:
         """Statistics that attention is handed ready made (zeros a head and token)."""
@@ -306,13 +326,23 @@ class Sharing:
             work.pending[tensor] = GRADIENT_SUM
         return work
 
+    def _looks_up(self, node: Node) -> bool:
+        """Whether a node reads or makes rows of the table of embeddings, alone or fused with what follows."""
+        op = node.op
+        if op is None or not self.vocab:
+            return False
+        if op.kind in ("embedding", "embedding_backward"):
+            return op.vocab == self.vocab
+        table = (t for t in node.reads if self.shards.weight[t] and self.shards.numel[t] == self.table)
+        return op.kind == "elementwise" and node.phase == "forward" and any(True for _ in table) and len(node.reads) > 1
+
     def _table(self, node: Node) -> Work:
         """Rows of the table of embeddings that this rank holds: others' rows are zeros until summed."""
         op, shards = node.op, self.shards
         assert op is not None
         parts = Fraction(self.vocab, -(-self.vocab // self.tp))
-        shared = share(op, "vocab", parts)
-        if op.kind == "embedding":
+        shared = share(op, "vocab", parts) if op.kind != "elementwise" else op
+        if op.kind != "embedding_backward":
             table = max(node.reads, key=lambda t: int(shards.numel[t]))
             self._cut(table, TABLE, VOCAB, parts)
             return self._summed(shared, node, parts)
@@ -346,11 +376,13 @@ class Sharing:
         shared = next((t for t in inputs if shards.kind[t] == FEATURES), None)
         if shared is not None:
             self.limits[Limit(op.k, "features between two products")] = None
+            self.cuts[_module(node)] = ROW
             return self._rows(node, op, weights, shards.share(shared))
         cut = int(shards.cut[weights[0]])
         if not cut:
             cut, heads = self.flow.cut(position)
             self._know(heads, op)
+        self.cuts[_module(node)] = cut
         return self._columns(node, op, weights, inputs, cut)
 
     def _weights(self, node: Node, op: Op) -> list[int]:
@@ -429,9 +461,11 @@ class Sharing:
                 parts = shards.widths.get(op.m, shards.widths.get(op.n, parts))
             width = sum(int(shards.numel[t]) for t in cut) // op.k
             axis = "m" if width == op.m and (op.m != op.n or inputs[0] in cut) else "n"
-            for tensor in node.writes:
-                rows = op.n if axis == "m" else op.m
-                own = parts if len(node.writes) == 1 else shards.of_width(tensor, rows)
+            biases = self._biases(node, op)
+            whole = biases if self.cuts.get(_module(node)) == ROW else set()
+            for tensor in (t for t in node.writes if t not in whole):
+                rows = 1 if tensor in biases else op.n if axis == "m" else op.m
+                own = parts if len(node.writes) - len(biases) == 1 else shards.of_width(tensor, rows)
                 shards.mark(self.section, tensor, int(shards.kind[cut[0]]), own, tensor in node.reads)
             gathers = tuple(t for t in inputs if shards.kind[t] == TOKENS)
             return Work(share(op, axis, parts, uneven=True), gathers, parts=parts)
@@ -439,6 +473,11 @@ class Sharing:
             shared = share(op, "tokens", self.tp, uneven=True)
             return Work(shared, pending=dict.fromkeys(node.writes, GRADIENT_SUM), parts=Fraction(self.tp))
         return Work(op)
+
+    def _biases(self, node: Node, op: Op) -> set[int]:
+        """What a product for weights' gradients makes besides: sums over tokens, the gradients of biases."""
+        several, least = len(node.writes) > 1, 2 * max(op.m, op.n)
+        return {t for t in node.writes if several and self.shards.numel[t] < least}
 
     def _batched(self, node: Node, op: Op) -> Work:
         """Products of heads: attention in the pieces that it is made of."""
@@ -504,6 +543,29 @@ class Sharing:
     def _rows_of(self, tensor: int, op: Op) -> bool:
         """Whether a tensor holds rows of an expert product, not the numbers of them."""
         return int(self.shards.numel[tensor]) >= min(op.n, op.k)
+
+
+def _vocabulary(draft: Draft) -> tuple[int, int, int]:
+    """Tokens of the step, words and elements of the table of embeddings: of the widest one, else of the head."""
+    ops = [item.node.op for _, item in draft.items() if item.node.op is not None]
+    tables = [op for op in ops if op.kind in ("embedding", "embedding_backward")]
+    products = [i.node.op for _, i in draft.items() if i.node.op is not None and _weighted(draft, i.node)]
+    if tables:
+        widest = max(tables, key=lambda op: op.vocab)
+        tokens = max((op.m for op in products), default=widest.tokens)
+        return tokens, widest.vocab, widest.vocab * widest.hidden
+    tokens = max((op.m for op in products), default=1)
+    return (tokens, products[-1].n, products[-1].n * products[-1].k) if products else (tokens, 0, 0)
+
+
+def _weighted(draft: Draft, node: Node) -> bool:
+    product = node.op is not None and node.op.kind == "gemm" and node.phase == "forward" and node.op.batch == 1
+    return product and any(draft.role(t) in ("weight", "frozen") for t in node.reads)
+
+
+def _module(node: Node) -> str:
+    """The module of a node, the same for all layers."""
+    return re.sub(r"\d+", "*", node.path)
 
 
 def name_of(node: Node) -> str:

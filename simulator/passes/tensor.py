@@ -245,7 +245,7 @@ class _Walk:
         weights = reads[: op.tensors]
         for first in range(2 * op.tensors, len(reads) - op.tensors + 1, op.tensors):
             state = reads[first : first + op.tensors]
-            sizes[state] = np.ceil(full[state] * sizes[weights] / full[weights]).astype(np.int64)
+            sizes[state] = np.ceil(full[state] * (sizes[weights] / full[weights]) - 1e-6).astype(np.int64)
         numel = int(sizes[weights].sum() / itemsize(op.dtype))
         shared = op.replace(numel=numel)
         item.node = replace(item.node, op=shared, bytes_moved=int(shared.cost.bytes))
