@@ -16,7 +16,8 @@ from pathlib import Path
 from ..datasets.devices import Device, DeviceError
 from ..datasets.ops import make_op
 from .costs import Costs, cost_graphs
-from .engines import Engine, ask
+from .engines import Engine, FusedEngine, ask
+from .engines.learned import LearnedEngine
 from .graph import Graph
 from .inference_report import inference_report
 from .passes.context import context_parallel
@@ -28,7 +29,7 @@ from .passes.pipeline import Chunk, split_pipeline
 from .passes.quantize import quantize
 from .passes.serving import STEPS, bare, serve
 from .passes.tensor import tensor_parallel
-from .plan import Plan, PlanError, check_plan
+from .plan import Plan, PlanError, Stack, check_plan
 from .programs import PhaseTime, phase_time, place_phase
 from .report import InferenceReport
 from .shapes import step_graph
@@ -92,7 +93,7 @@ def simulate_inference(
         if dtype and not device.supports(dtype):
             raise DeviceError(f"{device.name} has no {dtype} matrix units; it has {', '.join(device.tensor_tflops)}")
     plan = checked(plan, work)
-    steps = time_steps(model, work, plan, device, engine, cache_dir)
+    steps = time_steps(model, work, plan, device, engine_of(plan.stack, engine), cache_dir)
     return inference_report(steps, work, plan, device, started)
 
 
@@ -137,11 +138,31 @@ def time_steps(
     made = []
     for (kind, _, times), graph, chunks in zip(planned, graphs, split, strict=True):
         own = tuple(costs[id(chunk.graph)] for chunk in chunks)
-        stages = tuple(phase_time(place_phase(each, "forward", plan, device)) for each in own)
+        stages = tuple(time_stage(each, plan, device) for each in own)
         send = sends(chunks, plan, engine)
         total = flow([stage.total_us for stage in stages], send, plan.micro_batches, kind) + plan.stack.step_overhead_us
         made.append(Step(kind, times, graph, chunks, own, stages, send, total))
     return made
+
+
+def time_stage(costs: Costs, plan: Plan, device: Device) -> PhaseTime:
+    """One stage's kernels placed on its streams, with what passes between them where they are launched one by one."""
+    placed = phase_time(place_phase(costs, "forward", plan, device))
+    gaps = plan.stack.gap_us * int(costs.repeats.sum())
+    return replace(placed, total_us=placed.total_us + gaps, host_us=placed.host_us + gaps)
+
+
+def engine_of(stack: Stack, engine: Engine) -> Engine:
+    """The engine with the stack's own predictors in the place of whoever's, unless a backend was asked for."""
+    if not isinstance(engine, FusedEngine) or not (stack.backend or stack.collectives):
+        return engine
+    engines: list[Engine] = []
+    for each in engine.engines:
+        if isinstance(each, LearnedEngine) and each.backend is None:
+            names = [name for name in (stack.collectives, stack.backend) if name]
+            engines += [replace(each, backend=name) for name in names]
+        engines.append(each)
+    return FusedEngine(engines)
 
 
 def traced(

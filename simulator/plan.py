@@ -96,7 +96,8 @@ class Stack:
     gathers weights beside the next forward). ``compute_slowdown`` is how much longer a kernel takes beside
     communication (NCCL keeps some 16 of 132 compute units), ``communication_slowdown`` the reverse. ``scale`` multiplies
     predicted times by device id and family of ops (or ``*``): constants fitted per (device, framework) on published
-    steps.
+    steps. Of an inference engine, ``backend`` names whose predictors answer and ``collectives`` whose for communication
+    (empty: any); ``gap_us`` passes between kernels that no CUDA graph holds.
     """
 
     id: str = "torch"
@@ -113,6 +114,9 @@ class Stack:
     compute_slowdown: float = 0.12
     communication_slowdown: float = 0.1
     cuda_graph: bool = False
+    gap_us: float = 0.0
+    backend: str = ""
+    collectives: str = ""
     context_gib: float = 0.0
     fragmentation: float = 0.0
     step_overhead_us: float = 0.0
