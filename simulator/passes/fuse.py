@@ -4,7 +4,7 @@
 a :class:`~.patterns.Rule` or several). A rule's patterns find nodes by dataflow within a section; they are replaced by
 one node that reads what they read from outside and writes what others read. Between forward and backward a fused
 kernel keeps its inputs and small statistics instead of intermediates, as hand-written kernels do; memory follows,
-because every tensor is let go of after its last use (:mod:`.lifetimes`).
+because every tensor is let go of after its last use (:mod:`.liveness`).
 
 A match is left alone where the kernel would move more bytes than its nodes do, or could stand nowhere in their order.
 """
@@ -21,7 +21,7 @@ from ...datasets.ops import Op
 from ..graph import ROLES, Graph, HostCalls, Node
 from ..plan import Plan
 from .draft import Draft, Item, Section
-from .lifetimes import free_after_last_use, freed, read_counts
+from .liveness import free_after_last_use, freed, read_counts
 from .patterns import Match, Pattern, Rule, matches_path, name_of
 from .remake import Fused, remake
 from .rules import rules_named

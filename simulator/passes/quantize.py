@@ -30,7 +30,7 @@ from ...datasets.ops import KINDS, LAYOUT, Op, make_op
 from ..graph import ROLES, Graph, Node
 from ..plan import Plan, PlanError
 from .draft import Draft, Item, Section
-from .lifetimes import free_after_last_use, freed
+from .liveness import free_after_last_use, freed
 from .micro_batches import REFRESH
 from .remake import Use, renamed
 

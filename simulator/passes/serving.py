@@ -19,7 +19,7 @@ from ...datasets.ops import Op, make_op
 from ..graph import Graph, Node
 from ..plan import Plan
 from .draft import Draft, Item, Section
-from .lifetimes import free_after_last_use, freed
+from .liveness import free_after_last_use, freed
 
 ATTENTION = ("attention_prefill", "attention_decode", "mla_prefill", "mla_decode")
 APPENDS = ("aten.index_copy_", "aten.copy_", "aten.cat")

@@ -17,7 +17,7 @@ from ..graph import NO_CALLS, Graph, Node
 from ..plan import Plan
 from .attend import Attention, attention_of
 from .draft import Draft, Item, Section
-from .lifetimes import free_after_last_use, freed
+from .liveness import free_after_last_use, freed
 
 
 class Kept(NamedTuple):

@@ -1,0 +1,101 @@
+"""When tensors die: what a pass that changed who reads what has to settle before it closes a draft.
+
+A traced graph says when the framework let go of each tensor. Once nodes are replaced, that is no longer true; then
+every tensor that the step let go of at all dies with the last node that touches it (:func:`free_after_last_use`).
+Tensors that outlive the step (weights, gradients, what the caller holds) go on doing so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from .draft import Draft, Item, Section
+
+
+def freed(draft: Draft) -> np.ndarray:
+    """Which tensors some node lets go of: a flag by tensor id."""
+    mask = np.zeros(len(draft.sizes), dtype=bool)
+    for section, item in draft.items():
+        last = section.repeat - 1
+        firsts = (item.first, 0, 1), (item.last, last, last + 1)
+        begin, end = int(item.first is not None), section.repeat - (last > 0 and item.last is not None)
+        for tensors, start, stop in ((item.node.frees, begin, end), *firsts):
+            for tensor in tensors or ():
+                step = section.steps.get(tensor, 0)
+                mask[tensor + step * np.arange(start, max(stop, start))] = True
+    return mask
+
+
+def read_counts(draft: Draft, phase: str = "") -> np.ndarray:
+    """How many executed nodes (of one phase, or all) read each tensor, by id."""
+    counts = np.zeros(len(draft.sizes), dtype=np.int64)
+    for section in draft.sections:
+        nodes = [item.node for item in section.items if phase in ("", item.node.phase)]
+        tensors = [t for node in nodes for t in dict.fromkeys(node.reads)]
+        np.add.at(counts, _table(section, tensors), 1)
+    return counts
+
+
+def free_after_last_use(draft: Draft, released: np.ndarray) -> None:
+    """Every tensor flagged in ``released`` (by id) is freed by the last node that reads or writes it, and only there.
+
+    Where the last use of a tensor is not the same in all middle repetitions of a section, it lives to the end.
+    """
+    last = np.full(len(draft.sizes), -1, dtype=np.int64)
+    uses, base = [], 0
+    for section in draft.sections:
+        latest = _latest(section)
+        tensors = np.fromiter(latest, dtype=np.int64, count=len(latest))
+        places = np.fromiter(latest.values(), dtype=np.int64, count=len(latest))
+        ids = _table(section, list(latest))
+        at = base + places[:, None] + len(section.items) * np.arange(section.repeat)
+        np.maximum.at(last, ids, at)
+        uses.append((section, tensors, places, ids, at))
+        base += len(section.items) * section.repeat
+    for section, tensors, places, ids, at in uses:
+        _settle(section, tensors, places, released[ids] & (last[ids] == at))
+
+
+def _latest(section: Section) -> dict[int, int]:
+    """The position of the last item that touches each tensor."""
+    latest: dict[int, int] = {}
+    for position, item in enumerate(section.items):
+        node = item.node
+        latest.update(dict.fromkeys(node.reads, position))
+        latest.update(dict.fromkeys(node.writes, position))
+    return latest
+
+
+def _table(section: Section, tensors: list[int]) -> np.ndarray:
+    """Ids [tensors, repetitions] that tensors of the first repetition stand for."""
+    steps = np.array([section.steps.get(t, 0) for t in tensors], dtype=np.int64)
+    return np.array(tensors, dtype=np.int64)[:, None] + steps[:, None] * np.arange(section.repeat)
+
+
+def _settle(section: Section, tensors: np.ndarray, places: np.ndarray, dies: np.ndarray) -> None:
+    """Write what dies, [tensors, repetitions], into the items of a section."""
+    repeat, count = section.repeat, len(section.items)
+    middle = dies[:, 1:-1].all(axis=1) if repeat > 2 else dies[:, 0]
+    usual = _by_place(tensors, places, middle, count)
+    first = _by_place(tensors, places, dies[:, 0], count)
+    last = _by_place(tensors, places, dies[:, -1], count)
+    for position, item in enumerate(section.items):
+        item.first = item.last = None
+        item.change(frees=usual[position])
+        if repeat > 1:
+            item.first = first[position] if first[position] != usual[position] else None
+            item.last = last[position] if last[position] != usual[position] else None
+
+
+def _by_place(tensors: np.ndarray, places: np.ndarray, flags: np.ndarray, count: int) -> list[tuple[int, ...]]:
+    found: list[list[int]] = [[] for _ in range(count)]
+    for tensor, place in zip(tensors[flags].tolist(), places[flags].tolist(), strict=True):
+        found[place].append(tensor)
+    return [tuple(sorted(ids)) for ids in found]
+
+
+def touched(items: Iterable[Item]) -> set[int]:
+    """Every tensor that items read or write."""
+    return {t for item in items for t in (*item.node.reads, *item.node.writes)}

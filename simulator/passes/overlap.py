@@ -1,0 +1,151 @@
+"""Communication beside compute: which collectives leave the compute stream, and what they then wait for.
+
+``plan.stack.overlap`` names the groups. A collective of such a group moves to a stream of its own (``comm:tp``) and
+is waited for only by who reads it; nodes that do not are moved in between (:mod:`.reorder`): an all-reduce of an input
+gradient runs beside the product for the weight gradient, experts' exchanges beside the shared experts. Gradients
+and weights of data parallelism (:mod:`.data`) and the sends of a pipeline (its schedule) are placed elsewhere.
+
+Where a product waits for the very collective beside it (sequence parallelism), both are cut in chunks that pipeline:
+Transformer Engine's user buffers, torch's AsyncTP; one chunk per rank. Approximation: of k chunks only two pieces are
+modelled. A gather's first chunk, then k - 1 chunks of the product beside k - 1 chunks of the gather, then the
+product's last; in the other direction the product's first chunk, k - 1 chunks of both beside each other, the
+last of the scatter. The piece that is computed meanwhile takes as long as a product of that size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ...datasets.ops import LAYOUT, Op
+from ..graph import ROLES, Graph, Node
+from ..plan import Plan
+from .draft import Draft, Item, Section
+from .liveness import free_after_last_use, freed
+from .reorder import COMPUTE, reorder_section
+
+GROUPS = ("tp", "etp", "ep", "cp")
+
+
+def overlap(graph: Graph, plan: Plan) -> Graph:
+    """The graph with the collectives of ``plan.stack.overlap`` on streams of their own."""
+    groups = {name for name in plan.stack.overlap if name in GROUPS}
+    groups |= {"etp"} if "tp" in groups else set()
+    mine = [node for node, _ in graph.weighted() if node.group in groups and node.op is not None]
+    if not mine:
+        return graph
+    draft = Draft(graph)
+    released = freed(draft)
+    for section in draft.sections:
+        if not any(item.node.group in groups for item in section.items):
+            continue
+        if "tp" in groups:
+            _pipeline(draft, section)
+        for item in section.items:
+            if item.node.group in groups and item.node.stream == COMPUTE:
+                item.change(stream=f"comm:{item.node.group}")
+        reorder_section(section)
+    fresh = draft.roles[len(released) :] == ROLES.index("activation")
+    free_after_last_use(draft, np.concatenate([released, fresh]))
+    return draft.graph()
+
+
+def _pipeline(draft: Draft, section: Section) -> None:
+    """Cut gathers and scatters of tensor ranks, with the product next to them, in chunks."""
+    items: list[Item] = []
+    taken: set[int] = set()
+    for position, item in enumerate(section.items):
+        node = item.node
+        if id(item) in taken:
+            continue
+        if node.group == "tp" and node.op is not None and node.stream == COMPUTE:
+            if node.op.kind == "all_gather":
+                product = _reader(section, position)
+                if product is not None and len(node.writes) == 1:
+                    items += _gathered(draft, section, node, product.node)
+                    taken.add(id(product))
+                    continue
+            if node.op.kind == "reduce_scatter" and items and _feeds(items[-1].node, node):
+                items += _scattered(draft, section, items.pop().node, node)
+                continue
+        items.append(item)
+    section.items = items
+
+
+def _reader(section: Section, position: int) -> Item | None:
+    """The product right after a gather that reads its rows, when it can be cut."""
+    node = section.items[position].node
+    if position + 1 == len(section.items):
+        return None
+    after = section.items[position + 1]
+    return after if _cuts(after.node, node) and node.writes[0] in after.node.reads else None
+
+
+def _feeds(product: Node, node: Node) -> bool:
+    return _cuts(product, node) and product.writes == node.reads
+
+
+def _cuts(product: Node, node: Node) -> bool:
+    """Whether a product's rows can be cut into one chunk per rank."""
+    op = product.op
+    if op is None or node.op is None or op.kind != "gemm" or product.phase != node.phase or product.stream != COMPUTE:
+        return False
+    return LAYOUT.choices[op.layout] != "tn" and op.m % node.op.ranks == 0
+
+
+def _gathered(draft: Draft, section: Section, gather: Node, product: Node) -> list[Item]:
+    """Gather and product, cut in a first and a last piece each."""
+    assert gather.op is not None
+    ranks, whole = gather.op.ranks, gather.writes[0]
+    head = draft.local(section, draft.sizes[whole] / ranks, draft.dtype(whole))
+    first, rest = _parts(gather, ranks, first=True)
+    begun, ended = _rows(product, ranks, first=False)
+    reads = tuple(head if t == whole else t for t in product.reads)
+    return [
+        Item(replace(first, writes=(head,))),
+        Item(replace(rest, reads=(*gather.reads, head))),
+        Item(replace(begun, reads=reads)),
+        Item(replace(ended, reads=tuple(dict.fromkeys((*product.reads, *product.writes))))),
+    ]
+
+
+def _scattered(draft: Draft, section: Section, product: Node, scatter: Node) -> list[Item]:
+    """Product and scatter, cut in a first and a last piece each."""
+    assert scatter.op is not None
+    ranks, whole, out = scatter.op.ranks, product.writes[0], scatter.writes[0]
+    head = draft.local(section, draft.sizes[whole] / ranks, draft.dtype(whole))
+    summed = draft.local(section, draft.sizes[out] / ranks, draft.dtype(out))
+    begun, ended = _rows(product, ranks, first=True)
+    first, rest = _parts(scatter, ranks, first=False)
+    return [
+        Item(replace(begun, writes=(head,))),
+        Item(ended),
+        Item(replace(first, reads=(head,), writes=(summed,))),
+        Item(replace(rest, reads=(*scatter.reads, summed))),
+    ]
+
+
+def _parts(node: Node, ranks: int, first: bool) -> tuple[Node, Node]:
+    """A collective in two: one chunk and the rest, or the rest and one chunk, on their own stream."""
+    assert node.op is not None
+    one = node.op.size_bytes // ranks
+    sizes = (one, node.op.size_bytes - one) if first else (node.op.size_bytes - one, one)
+    made = [
+        replace(node, op=node.op.replace(size_bytes=s), bytes_moved=s, stream=f"comm:{node.group}", frees=())
+        for s in sizes
+    ]
+    return made[0], made[1]
+
+
+def _rows(node: Node, ranks: int, first: bool) -> tuple[Node, Node]:
+    """A product in two by rows: one chunk and the rest, or the rest and one chunk."""
+    assert node.op is not None
+    one = node.op.m // ranks
+    rows = (one, node.op.m - one) if first else (node.op.m - one, one)
+    made = [_with(node, node.op.replace(m=m)) for m in rows]
+    return made[0], made[1]
+
+
+def _with(node: Node, op: Op) -> Node:
+    return replace(node, op=op, bytes_moved=int(op.cost.bytes), frees=())

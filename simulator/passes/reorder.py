@@ -1,0 +1,113 @@
+"""Operator reordering: communication leaves as early as its inputs exist, and is waited for as late as possible.
+
+Nodes of a section are scheduled as a list. Among those whose inputs are ready, the next is, in this priority,
+
+1. one on a stream other than ``compute`` (a communication: it starts, and costs nobody anything);
+2. one that some communication of the section still waits for, directly or not;
+3. any other that does not wait for a communication under way;
+4. one that does;
+
+and of equals the one that stood first. Every order of a read after a write, a write after a read, or two writes of a
+tensor is kept, and so is the order within a stream of communication, and that of phases.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from ..graph import Graph, Node
+from ..plan import Plan
+from .draft import Draft, Item, Section
+from .liveness import free_after_last_use, freed
+
+COMPUTE = "compute"
+
+
+def reorder(graph: Graph, plan: Plan) -> Graph:
+    """The graph with the nodes of each section in the documented order; tensors die with their last use.
+
+    Unchanged where nothing communicates beside compute.
+    """
+    draft = Draft(graph)
+    changed = [reorder_section(section) for section in draft.sections]
+    if not any(changed):
+        return graph
+    free_after_last_use(draft, freed(draft))
+    return draft.graph()
+
+
+def reorder_section(section: Section) -> bool:
+    """Put a section's items in order; whether that changed anything."""
+    nodes = [item.node for item in section.items]
+    if all(node.stream == COMPUTE for node in nodes):
+        return False
+    order = _order(nodes)
+    section.items = [section.items[position] for position in order]
+    return order != sorted(order)
+
+
+def dependences(nodes: list[Node]) -> list[set[int]]:
+    """For each node the positions of those it must follow."""
+    written: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    queues: dict[str, int] = {}
+    before: list[set[int]] = []
+    fence, phase = -1, ""
+    for position, node in enumerate(nodes):
+        needs = {written[t] for t in (*node.reads, *node.writes) if t in written}
+        for tensor in node.writes:
+            needs.update(readers.pop(tensor, ()))
+            written[tensor] = position
+        for tensor in node.reads:
+            if tensor not in node.writes:
+                readers.setdefault(tensor, []).append(position)
+        if node.stream != COMPUTE:
+            if node.stream in queues:
+                needs.add(queues[node.stream])
+            queues[node.stream] = position
+        if node.phase != phase:
+            fence, phase = position, node.phase
+            needs.update(range(position))
+        elif fence >= 0:
+            needs.add(fence)
+        before.append(needs - {position})
+    return before
+
+
+def _order(nodes: list[Node]) -> list[int]:
+    before = dependences(nodes)
+    after: list[list[int]] = [[] for _ in nodes]
+    for position, needs in enumerate(before):
+        for need in needs:
+            after[need].append(position)
+    feeds = [False] * len(nodes)  # whether a communication waits for it
+    for position in reversed(range(len(nodes))):
+        feeds[position] = any(feeds[p] or nodes[p].stream != COMPUTE for p in after[position])
+    waits = [any(nodes[p].stream != COMPUTE for p in needs) for needs in before]
+    missing = [len(needs) for needs in before]
+
+    def rank(position: int) -> tuple[int, int]:
+        if nodes[position].stream != COMPUTE:
+            return 0, position
+        return (3 if waits[position] else 1 if feeds[position] else 2), position
+
+    ready = [rank(position) for position, count in enumerate(missing) if not count]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, position = heapq.heappop(ready)
+        order.append(position)
+        for follower in after[position]:
+            missing[follower] -= 1
+            if not missing[follower]:
+                heapq.heappush(ready, rank(follower))
+    return order
+
+
+def in_order(items: list[Item], original: list[Item]) -> bool:
+    """Whether ``items`` are a permutation of ``original`` that keeps its dependences."""
+    place = {id(item): position for position, item in enumerate(items)}
+    if sorted(place) != sorted(id(item) for item in original):
+        return False
+    needs = dependences([item.node for item in original])
+    return all(place[id(original[b])] < place[id(original[a])] for a, before in enumerate(needs) for b in before)
