@@ -7,12 +7,14 @@ optimizer's state never do.
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 
-from ...datasets.dtypes import itemsize
 from ...datasets.ops import LAYOUT, Op
 from ..graph import ROLES, Node
-from .draft import Draft, Section
+from .draft import Draft, Item, Section
+from .families import elements
 from .split import axes, share
 
 ALONG = tuple(ROLES.index(role) for role in ("activation", "input", "cache"))
@@ -25,24 +27,33 @@ def share_tokens(draft: Draft, length: int, parts: int) -> None:
 
     ``length`` is that of one sequence: whatever lies along tokens is a multiple of it.
     """
-    along = np.isin(draft.roles, ALONG) & (draft.roles == ROLES.index("input"))
-    along &= _elements(draft, np.arange(len(draft.sizes))) % length == 0
-    for section in draft.sections:
-        for item in section.items:
-            node = item.node
-            if not _works_on_tokens(draft, node, along, length):
-                continue
-            op, dim = node.op, token_dim(node.op, length) if node.op is not None else ""
-            if op is None or op.kind in ATTENTION:
-                item.change(bytes_moved=node.bytes_moved // parts if op is None else node.bytes_moved)
-            elif dim:
-                op = share(op, dim, parts)
-                item.change(op=op, bytes_moved=int(op.cost.bytes))
-            if op is None or op.kind in ATTENTION or dim:
-                for tensor in node.writes:
-                    if _lies_along(draft, section, tensor, node.op, length):
-                        along[section.ids(tensor)] = True
+    along = (draft.roles == ROLES.index("input")) & (elements(draft, np.arange(len(draft.sizes))) % length == 0)
+    for section, item in draft.items():
+        share_item(draft, section, item, along, length, parts)
     draft.sizes[along] //= parts
+
+
+def share_item(
+    draft: Draft, section: Section, item: Item, along: np.ndarray, length: int, parts: int | Fraction
+) -> None:
+    """Divide a node's op along tokens, if it works on them, and note in ``along`` which of its tensors lie so.
+
+    A fraction below one makes work grow. ``along`` flags tensors by id.
+    """
+    node, op = item.node, item.node.op
+    if not _works_on_tokens(draft, node, along, length):
+        return
+    dim = token_dim(op, length) if op is not None else ""
+    whole = op is not None and op.kind in ATTENTION
+    if op is None:
+        item.change(bytes_moved=int(node.bytes_moved / parts))
+    elif dim and not whole:
+        shared = share(op, dim, parts, uneven=isinstance(parts, Fraction))
+        item.change(op=shared, bytes_moved=int(shared.cost.bytes))
+    if op is None or dim or whole:
+        for tensor in node.writes:
+            if _lies_along(draft, tensor, op, length):
+                along[section.ids(tensor)] = True
 
 
 def token_dim(op: Op, length: int) -> str:
@@ -52,11 +63,6 @@ def token_dim(op: Op, length: int) -> str:
     else:
         candidates = axes(op).get("tokens", ())
     return next((dim for dim in candidates if getattr(op, dim) % length == 0), "")
-
-
-def _elements(draft: Draft, ids: np.ndarray) -> np.ndarray:
-    widths = np.array([itemsize(name) for name in draft.dtype_names])
-    return np.round(draft.sizes[ids] / widths[draft.dtypes[ids]]).astype(np.int64)
 
 
 def _works_on_tokens(draft: Draft, node: Node, along: np.ndarray, length: int) -> bool:
@@ -69,13 +75,13 @@ def _works_on_tokens(draft: Draft, node: Node, along: np.ndarray, length: int) -
     return constant and node.op is not None and bool(token_dim(node.op, length))
 
 
-def _lies_along(draft: Draft, section: Section, tensor: int, op: Op | None, length: int) -> bool:
+def _lies_along(draft: Draft, tensor: int, op: Op | None, length: int) -> bool:
     if draft.roles[tensor] not in ALONG or (op is not None and _sums_over_tokens(op, length)):
         return False
-    elements = int(_elements(draft, np.array([tensor]))[0])
-    if op is not None and op.kind in NORMS and elements < op.rows * op.cols:
+    size = float(elements(draft, np.array([tensor]))[0])
+    if op is not None and op.kind in NORMS and size < op.rows * op.cols:
         return False  # gradients of the norm's own weights
-    return elements >= length and elements % length == 0
+    return size >= length and size % length == 0
 
 
 def _sums_over_tokens(op: Op, length: int) -> bool:

@@ -65,19 +65,24 @@ def _bloom(
 
 
 def _llama4(self: Any, hidden_states: torch.Tensor) -> Any:
-    """Tokens go to their own experts only, by one grouped product a matrix."""
+    """Tokens go to their own experts only."""
     import torch
-    from transformers.integrations.moe import grouped_mm_experts_forward
 
     rows = hidden_states.reshape(-1, self.hidden_dim)
     logits = torch.nn.functional.linear(rows, self.router.weight)
     best, chosen = torch.topk(logits, self.top_k, dim=1)
-    experts = self.experts
-    experts.has_gate, experts.has_bias, experts.is_transposed = True, False, True
-    experts._is_expert_parallel, experts.has_post_expert_norm = False, False
-    experts._apply_gate = _gated(experts.act_fn)
-    mixed = grouped_mm_experts_forward(experts, rows, chosen, torch.sigmoid(best.float()).to(rows.dtype))
-    return self.shared_expert(rows) + mixed, logits
+    weights = torch.sigmoid(best.float()).to(rows.dtype)
+    return self.shared_expert(rows) + self.experts(rows, chosen, weights), logits
+
+
+def _llama4_experts(self: Any, rows: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> Any:
+    """One grouped product a matrix."""
+    from transformers.integrations.moe import grouped_mm_experts_forward
+
+    self.has_gate, self.has_bias, self.is_transposed = True, False, True
+    self._is_expert_parallel, self.has_post_expert_norm = False, False
+    self._apply_gate = _gated(self.act_fn)
+    return grouped_mm_experts_forward(self, rows, chosen, weights)
 
 
 def _gated(activation: Any) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -93,4 +98,5 @@ FORWARDS: dict[str, tuple[str, Callable[..., Any]]] = {
     "GPTJAttention": ("_attn", _gptj),
     "BloomAttention": ("forward", _bloom),
     "Llama4TextMoe": ("forward", _llama4),
+    "Llama4TextExperts": ("forward", _llama4_experts),
 }

@@ -1,0 +1,358 @@
+"""Expert parallelism: ranks that share the experts of every mixture out, and send each other the tokens for them.
+
+Of E experts a rank holds E / ep, and its tokens go where their experts are: ``ep_dispatch`` before, ``ep_combine``
+after them. In backward the gradients take the same ways: a dispatch undoes a combine and the reverse (GShard, Lepikhin
+et al. 2020, arXiv 2006.16668; DeepEP in DeepSeek-V3, arXiv 2412.19437). Every rank sends its tokens and receives
+others, as many on average; what the busiest receives decides, by the expert load of the trace. Weights, gradients and
+optimizer state of experts are shared; experts that all tokens use (DeepSeek's shared ones) are dense.
+
+``plan.options``:
+
+- ``capacity``: every expert takes so many times the mean, no more and no less: loads are even, the rest is dropped or
+  padded (0: nobody is dropped);
+- ``ep_mode``: ``normal`` kernels, which send a token once to each rank, ``low_latency`` ones for few tokens, or
+  ``alltoall``: a plain all-to-all of one row for each choice;
+- ``dispatch_dtype``: what tokens are sent in (``fp8``); empty, as they are;
+- ``expert_load``: as of a workload; empty, what the trace says of the busiest expert.
+
+Exchanges run on the ``compute`` stream unless the stack's ``overlap`` names ``ep``. Tensor ranks without sequence
+parallelism hold the same tokens: each sends its part of them, and all gather the results.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from ...datasets.dtypes import itemsize
+from ...datasets.ops import LAYOUT, Op, make_op
+from ..graph import ROLES, Graph, Node
+from ..plan import Group, Plan, PlanError
+from ..trace.values import expert_counts
+from .communication import collective
+from .draft import Draft, Item, Section
+from .families import elements
+from .split import nearest, share
+from .tokens import share_item
+
+MODULE = re.compile(r"^(?:.*\.)?experts(?=\.|$)")
+MODES = ("normal", "low_latency", "alltoall")
+PRODUCTS = ("grouped_gemm", "fused_moe")
+HELD = tuple(ROLES.index(role) for role in ("weight", "frozen", "gradient"))
+STATE = ROLES.index("optimizer_state")
+
+
+def is_expert(path: str) -> bool:
+    """Whether a path lies in a module of routed experts; shared experts, which all tokens use, do not."""
+    return MODULE.match(path) is not None
+
+
+def expert_parallel(graph: Graph, plan: Plan) -> Graph:
+    """The graph of one expert rank. Unchanged where experts are not shared out and have no fixed capacity.
+
+    PlanError for a model without routed experts, and for degrees that do not divide their number.
+    """
+    capacity = float(plan.options.get("capacity") or 0)
+    if plan.parallel.ep == 1 and not capacity:
+        return graph
+    counts = {op.experts for node, _ in graph.weighted() if (op := _product(node)) is not None}
+    if not counts and plan.parallel.ep == 1:
+        return graph
+    _check(graph, counts, plan)
+    draft = Draft(graph)
+    mine = np.zeros(len(draft.sizes), dtype=bool)
+    for section in draft.sections:
+        _share_weights(draft, section, mine, plan.parallel.ep)
+        for region in list(_regions(draft, section)):
+            _share_region(draft, section, region, plan, capacity)
+    _share_optimizer(draft, mine, plan.parallel.ep)
+    draft.sizes[: len(mine)][mine] //= plan.parallel.ep
+    return draft.graph()
+
+
+def _product(node: Node) -> Op | None:
+    return node.op if node.op is not None and node.op.kind in PRODUCTS and is_expert(node.path) else None
+
+
+def _check(graph: Graph, counts: set[int], plan: Plan) -> None:
+    ep, mode = plan.parallel.ep, plan.options.get("ep_mode") or "normal"
+    if not counts:
+        raise PlanError(f"parallel.ep={ep} shares out routed experts, and {graph.name} has none; take parallel.ep=1")
+    for count in sorted(counts):
+        if count % ep:
+            raise PlanError(f"parallel.ep={ep} does not divide {count} experts; take parallel.ep={nearest(count, ep)}")
+    if mode not in MODES:
+        raise PlanError(f"ep_mode={mode!r} is not one of {', '.join(MODES)}")
+
+
+# --- where experts work --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Region:
+    """The nodes of one layer's experts in one phase, from routed tokens to their weighted sum (or its gradient)."""
+
+    items: tuple[Item, ...]
+    tokens: int
+    hidden: int
+    topk: int
+    product: Op
+
+    @property
+    def numel(self) -> int:
+        """Elements of what goes in and out: one row a token."""
+        return self.tokens * self.hidden
+
+
+def _regions(draft: Draft, section: Section) -> Iterator[Region]:
+    found: dict[tuple[str, str], list[Item]] = {}
+    for item in section.items:
+        match = MODULE.match(item.node.path)
+        if match is not None and item.node.phase != "optimizer":
+            found.setdefault((match.group(), item.node.phase), []).append(item)
+    for items in found.values():
+        products = [op for item in items if (op := _product(item.node)) is not None]
+        if products:
+            yield Region(tuple(items), *_shape(draft, items, products[0]), products[0])
+
+
+def _shape(draft: Draft, items: list[Item], product: Op) -> tuple[int, int, int]:
+    """Tokens, their width and the experts of each: from the kernel, or the permutation with most rows a token.
+
+    Biases by expert are looked up like tokens, in a table of as many rows as there are experts.
+    """
+    if product.kind == "fused_moe":
+        return product.tokens, product.hidden, product.topk
+    found = [
+        item.node.op
+        for item in items
+        if item.node.op is not None
+        and item.node.op.kind == "moe_permute"
+        and not any(draft.roles[t] in HELD for t in (*item.node.reads, *item.node.writes))
+    ]
+    tokens = [op for op in found if op.tokens != product.experts] or found
+    if not tokens:
+        return product.tokens, product.k, 1
+    first = max(tokens, key=lambda op: op.topk)
+    return first.tokens, first.hidden, first.topk
+
+
+def _share_region(draft: Draft, section: Section, region: Region, plan: Plan, capacity: float) -> None:
+    """One rank's part of a region: fewer experts, the rows that it receives, and the exchanges around."""
+    p = plan.parallel
+    copies = p.tp if p.ep > 1 and not p.sequence_parallel else 1
+    busiest = capacity or _busiest(region, p.ep, str(plan.options.get("expert_load") or ""))
+    for item in region.items:
+        op = _product(item.node)
+        if op is not None:
+            shared = _fewer_experts(op, p.ep, copies, busiest, bool(capacity))
+            item.change(op=shared, bytes_moved=int(shared.cost.bytes))
+    entry, exit_ = _entry(draft, region), _exit(draft, region)
+    received = _dispatch(draft, section, region, entry, plan, copies) if p.ep > 1 and entry is not None else entry
+    if received is not None and region.product.kind == "grouped_gemm":
+        _resize(draft, section, region, received, exit_, Fraction(busiest).limit_denominator(10**6) / copies)
+    if p.ep > 1 and exit_ is not None:
+        _combine(draft, section, region, exit_, plan, copies)
+
+
+def _fewer_experts(op: Op, ep: int, copies: int, busiest: float, capacity: bool) -> Op:
+    if op.kind == "fused_moe":
+        return op.replace(ep=ep, tokens=ceil(op.tokens / copies) * ep)
+    imbalance = 100 if capacity else max(100, round(op.imbalance / busiest))
+    return op.replace(experts=op.experts // ep, imbalance=imbalance)
+
+
+def _busiest(region: Region, ep: int, load: str) -> float:
+    """Rows of the busiest rank over the mean. Neighbouring experts lie on one rank.
+
+    Where only the busiest expert is known, its rank has it among others that share the rest evenly.
+    """
+    op = region.product
+    if op.kind != "grouped_gemm":
+        return 1.0
+    local = op.experts // ep
+    if load:
+        counts = np.array(expert_counts(region.tokens, region.topk, op.experts, load), dtype=float)
+        ranks = counts.reshape(ep, local).sum(axis=1)
+        return float(ranks.max() / ranks.mean())
+    top = op.imbalance / 100
+    others = (op.experts - top) / max(op.experts - 1, 1)
+    return (top + (local - 1) * others) / local
+
+
+# --- exchanges -------------------------------------------------------------------------------------------
+
+
+def _entry(draft: Draft, region: Region) -> int | None:
+    """What the region reads first with one row a token, made outside."""
+    made: set[int] = set()
+    for item in region.items:
+        for tensor in item.node.reads:
+            if tensor not in made and _rows(draft, tensor, region):
+                return tensor
+        made.update(item.node.writes)
+    return None
+
+
+def _exit(draft: Draft, region: Region) -> tuple[Item, int] | None:
+    """The last node that writes one row a token, and that tensor."""
+    for item in reversed(region.items):
+        for tensor in item.node.writes:
+            if _rows(draft, tensor, region):
+                return item, tensor
+    return None
+
+
+def _rows(draft: Draft, tensor: int, region: Region) -> bool:
+    size = float(elements(draft, np.array([tensor]))[0])
+    return size == region.numel and draft.roles[tensor] not in (*HELD, STATE)
+
+
+def _dispatch(draft: Draft, section: Section, region: Region, entry: int, plan: Plan, copies: int) -> int:
+    """Sends tokens to their experts' ranks before the region; returns what is received, which the region reads."""
+    users = [item for item in region.items if entry in item.node.reads]
+    dtype = str(plan.options.get("dispatch_dtype") or draft.dtype(entry))
+    group = plan.group("ep")
+    rows = _received(region, group, plan) / copies
+    received = draft.local(section, rows * region.hidden * itemsize(draft.dtype(entry)), draft.dtype(entry))
+    for item in users:
+        item.change(reads=tuple(received if t == entry else t for t in item.node.reads))
+    node = _exchange("ep_dispatch", region, plan, (entry,), (received,), copies, (dtype, dtype))
+    _free(users[-1], received)
+    section.items.insert(_place(section, users[0]), Item(node))
+    return received
+
+
+def _combine(draft: Draft, section: Section, region: Region, last: tuple[Item, int], plan: Plan, copies: int) -> None:
+    """Takes experts' results back to their tokens after the region, and sums them there."""
+    item, tensor = last
+    dtype = draft.dtype(tensor)
+    nodes = [_exchange("ep_combine", region, plan, (tensor,), (tensor,), copies, (dtype, dtype))]
+    if copies > 1:
+        size, near = float(draft.sizes[tensor]), item.node
+        nodes.append(
+            collective(
+                "all_gather",
+                size,
+                plan.group("tp"),
+                (tensor,),
+                (tensor,),
+                phase=near.phase,
+                path=near.path,
+                dtype=dtype,
+            )
+        )
+    place = _place(section, item) + 1
+    section.items[place:place] = [Item(node) for node in nodes]
+
+
+def _exchange(
+    kind: str,
+    region: Region,
+    plan: Plan,
+    reads: tuple[int, ...],
+    writes: tuple[int, ...],
+    copies: int,
+    dtypes: tuple[str, str],
+) -> Node:
+    group, near = plan.group("ep"), region.items[0].node
+    stream = "comm:ep" if "ep" in plan.stack.overlap else "compute"
+    mode = plan.options.get("ep_mode") or "normal"
+    tokens = ceil(region.tokens / copies)
+    if mode == "alltoall":
+        size = tokens * region.topk * region.hidden * itemsize(dtypes[0]) * float(plan.options.get("capacity") or 1)
+        about: Any = {"phase": near.phase, "path": near.path, "dtype": dtypes[0], "stream": stream}
+        return collective("all_to_all", size, group, reads, writes, **about)
+    op = make_op(
+        kind,
+        *dtypes,
+        tokens=tokens,
+        hidden=region.hidden,
+        topk=region.topk,
+        experts=region.product.experts,
+        ranks=group.ranks,
+        ranks_per_node=group.ranks_per_node,
+        link=group.link,
+        mode=mode,
+    )
+    moved = int(op.cost.bytes)
+    return Node(op, f"opcast.{kind}", near.path, near.phase, reads, writes, moved, group=group.name, stream=stream)
+
+
+def _received(region: Region, group: Group, plan: Plan) -> float:
+    """Rows that a rank receives: one for each rank that a token reaches, or one for each of its experts."""
+    if (plan.options.get("ep_mode") or "normal") != "normal":
+        return region.tokens * region.topk
+    return region.tokens * group.ranks * (1.0 - (1.0 - 1.0 / group.ranks) ** region.topk)
+
+
+def _place(section: Section, item: Item) -> int:
+    return next(position for position, other in enumerate(section.items) if other is item)
+
+
+def _free(item: Item, tensor: int) -> None:
+    """Let a node let go of one more tensor, in every repetition."""
+    item.change(frees=tuple(sorted((*item.node.frees, tensor))))
+    item.first = None if item.first is None else tuple(sorted((*item.first, tensor)))
+    item.last = None if item.last is None else tuple(sorted((*item.last, tensor)))
+
+
+# --- sizes -----------------------------------------------------------------------------------------------
+
+
+def _resize(
+    draft: Draft, section: Section, region: Region, received: int, last: tuple[Item, int] | None, factor: Fraction
+) -> None:
+    """Work on rows as the rank receives them: ``factor`` times the mean of a rank that has all tokens."""
+    if factor == 1:
+        return
+    along = np.zeros(len(draft.sizes), dtype=bool)
+    along[section.ids(received)] = True
+    for item in region.items:
+        share_item(draft, section, item, along, region.tokens, 1 / factor)
+    along[section.ids(received)] = False
+    if last is not None:
+        along[section.ids(last[1])] = False
+    draft.sizes[along] = np.ceil(draft.sizes[along] * float(factor)).astype(np.int64)
+
+
+def _share_weights(draft: Draft, section: Section, mine: np.ndarray, ep: int) -> None:
+    """Note in ``mine`` what of a section belongs to experts, and divide what works on nothing but that."""
+    for item in section.items:
+        node, op = item.node, item.node.op
+        if node.phase == "optimizer" or not is_expert(node.path):
+            continue
+        held = [t for t in (*node.reads, *node.writes) if draft.roles[t] in HELD]
+        gradient = op is not None and op.kind == "grouped_gemm" and op.layout == LAYOUT.choices.index("tn")
+        only = bool(node.reads) and all(draft.roles[t] in HELD or mine[t] for t in node.reads)
+        for tensor in (*held, *(node.writes if gradient or only else ())):
+            mine[section.ids(tensor)] = True
+        if op is not None and op.kind in ("embedding", "embedding_backward") and held:
+            item.change(op=op.replace(vocab=max(1, op.vocab // ep)))
+        elif op is not None and only and op.kind not in PRODUCTS:
+            shared = share(op, "elements", ep, uneven=True)
+            item.change(op=shared, bytes_moved=int(shared.cost.bytes))
+
+
+def _share_optimizer(draft: Draft, mine: np.ndarray, ep: int) -> None:
+    """Update the rank's own experts only: their moments, in the order of the weights, are shared like them."""
+    for item in [each for section in draft.sections for each in section.items]:
+        node, op = item.node, item.node.op
+        if op is None or op.kind != "adamw":
+            continue
+        weights = [t for t in node.reads if ROLES[draft.roles[t]] == "weight"]
+        own = np.array([t for t in weights if mine[t]], dtype=np.int64)
+        if not len(own):
+            continue
+        states = np.array([t for t in node.reads if draft.roles[t] == STATE], dtype=np.int64)
+        if len(states) % len(weights) == 0:
+            mine[states] = np.tile(mine[weights], len(states) // len(weights))
+        numel = op.numel - round(float(elements(draft, own).sum()) * (1 - 1 / ep))
+        update = op.replace(numel=numel)
+        item.change(op=update, bytes_moved=int(update.cost.bytes))
