@@ -19,7 +19,7 @@ from .cluster_report import ClusterStep, training_report
 from .costs import Costs, cost_graphs
 from .engines import Engine, ask
 from .graph import Graph
-from .memory import stage_memory
+from .memory import peak_memory
 from .passes.data import micro_batch_variant
 from .passes.order import apply_passes
 from .passes.pipeline import Chunk, split_pipeline
@@ -66,7 +66,7 @@ def simulate_training(
     chunks = split_pipeline(apply_passes(graph, plan), plan)
     times = time_chunks(chunks, plan, device, engine)
     pipeline = run(orders, chunks, times, plan, engine)
-    memory = stage_memory(chunks, orders, plan, device)
+    memory = max((peak_memory(chunk.graph) for chunk in chunks), key=lambda m: m.peak_gib)
     step = ClusterStep(graph, plan, device, work, chunks, times, orders, pipeline, memory)
     return training_report(step, time.perf_counter() - started)
 
@@ -154,6 +154,8 @@ def run(
 
 def send_times(chunks: tuple[Chunk, ...], plan: Plan, engine: Engine) -> np.ndarray:
     """Microseconds that each chunk's result takes to the next chunk; zero after the last."""
+    if len(chunks) == 1:
+        return np.zeros(1)
     group = plan.group("pp")
     ops = [
         make_op(
