@@ -6,10 +6,7 @@ a weight cut by columns makes shared features, attention shares its heads, eleme
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,15 +14,13 @@ from ...datasets.ops import Op
 from ..graph import ROLES, Node
 from ..plan import Plan
 from .draft import Draft, Section
-from .linears import Flow, Heads
+from .linears import Flow
+from .products import experts, product
 from .shards import (
-    COLUMN,
     DONE,
     EXPERT_SUM,
     FEATURES,
     GRADIENT_SUM,
-    REPLICATED,
-    ROW,
     SCALAR_SUM,
     SUM,
     TABLE,
@@ -35,6 +30,7 @@ from .shards import (
     Shards,
 )
 from .split import axes, share
+from .work import Limit, Work
 
 ADDS = ("add", "add_")
 LINEAR = frozenset(
@@ -45,34 +41,6 @@ NORMS = ("rms_norm_backward", "layer_norm_backward")
 HEADWISE = ("rms_norm", "layer_norm", "softmax", "rms_norm_backward", "layer_norm_backward", "softmax_backward")
 LOSSES = {"softmax": 2, "cross_entropy": 3}
 SHAPES = frozenset("new_zeros new_ones new_full zeros_like ones_like full_like new_empty empty_like".split())
-
-
-@dataclass
-class Work:
-    """One rank's share of a node: its op, operands to gather first, results still to be summed.
-
-    ``statistics`` is the number of sums over the vocabulary that it needs; ``expert``: gathers over experts' ranks.
-    """
-
-    op: Op | None
-    gathers: tuple[int, ...] = ()
-    pending: dict[int, int] = field(default_factory=dict)
-    statistics: int = 0
-    parts: Fraction = Fraction(1)
-    expert: bool = False
-
-
-class Limit(NamedTuple):
-    """A size that a degree must divide; with ``few`` the degree may be a multiple of it instead."""
-
-    size: int
-    what: str
-    degree: str = "tp"
-    few: bool = False
-
-    def allows(self, degree: int) -> bool:
-        """Whether so many ranks can share it."""
-        return self.size % degree == 0 or (self.few and degree % self.size == 0)
 
 
 class Sharing:
@@ -147,20 +115,20 @@ class Sharing:
         """One rank's share of a node whose operands are summed."""
         kind = node.op.kind if node.op is not None else ""
         if kind == "gemm":
-            return self._product(position, node)
+            return product(self, position, node)
         if kind in ("grouped_gemm", "fused_moe"):
-            return self._experts(node)
+            return experts(self, node)
         if self._looks_up(node):
             return self._table(node)
-        self._note_sources(node)
-        top = self._top(node)
+        self.note_sources(node)
+        top = self.top(node)
         if top == WHOLE:
             return self._of_weights(node)
         if kind == "reduce":
             return self._reduce(node, top)
         if kind in NORMS or (kind == "embedding_backward" and top == TOKENS):
             return self._gradients(node, top)
-        return self._tokens(node) if top == TOKENS else self._features(node, top)
+        return self.by_tokens(node) if top == TOKENS else self._features(node, top)
 
     def _of_weights(self, node: Node) -> Work:
         """A node that works on weights alone (rounds them) has a rank's share of them to do; others stay whole."""
@@ -172,12 +140,12 @@ class Sharing:
             shards.mark(self.section, tensor, FEATURES, parts)
         return Work(share(op, "elements", parts, uneven=True), parts=parts)
 
-    def _top(self, node: Node) -> int:
+    def top(self, node: Node) -> int:
         """The state that decides a node: the most shared of its operands, weights apart."""
         shards = self.shards
         return max((int(shards.kind[t]) for t in (*node.reads, *node.writes) if not shards.weight[t]), default=WHOLE)
 
-    def _note_sources(self, node: Node) -> None:
+    def note_sources(self, node: Node) -> None:
         """What is made of weights alone is a weight; what is made of nothing takes the state of its use."""
         shards = self.shards
         tensors = [t for t in node.reads if t not in node.writes]
@@ -209,7 +177,7 @@ class Sharing:
             if made or bias or cache:
                 shards.mark(self.section, tensor, kind, parts, seen=True)
 
-    def _tokens(self, node: Node) -> Work:
+    def by_tokens(self, node: Node) -> Work:
         op = node.op
         if op is not None and "tokens" in axes(op):
             op = share(op, "tokens", self.tp, uneven=True)
@@ -317,7 +285,7 @@ class Sharing:
 
     def _gradients(self, node: Node, top: int) -> Work:
         """Norms and tables of positions: the gradient of the input is shared, those of their weights are sums."""
-        work = self._tokens(node) if top == TOKENS else self._features(node, top)
+        work = self.by_tokens(node) if top == TOKENS else self._features(node, top)
         table = node.op is not None and node.op.kind == "embedding_backward"
         stream = -1 if table else max(node.writes, key=lambda t: int(self.shards.numel[t]))
         for tensor in (t for t in node.writes if t != stream):
@@ -344,205 +312,22 @@ class Sharing:
         shared = share(op, "vocab", parts) if op.kind != "elementwise" else op
         if op.kind != "embedding_backward":
             table = max(node.reads, key=lambda t: int(shards.numel[t]))
-            self._cut(table, TABLE, VOCAB, parts)
-            return self._summed(shared, node, parts)
+            self.cut(table, TABLE, VOCAB, parts)
+            return self.summed(shared, node, parts)
         for tensor in node.writes:
             shards.mark(self.section, tensor, VOCAB, parts, tensor in node.reads)
         return Work(shared, tuple(t for t in node.reads if shards.kind[t] == TOKENS), parts=parts)
 
-    def _cut(self, weight: int, cut: int, kind: int, parts: Fraction | int) -> None:
+    def cut(self, weight: int, cut: int, kind: int, parts: Fraction | int) -> None:
         self.shards.mark(self.section, weight, kind, parts)
         ids = list(self.section.ids(weight))
         self.shards.cut[ids] = np.where(self.shards.cut[ids] == 0, cut, self.shards.cut[ids])
 
-    def _summed(self, op: Op | None, node: Node, parts: Fraction, how: int = SUM) -> Work:
+    def summed(self, op: Op | None, node: Node, parts: Fraction, how: int = SUM) -> Work:
         if self.sequence:
             for tensor in node.writes:
                 self.shards.mark(self.section, tensor, TOKENS, self.tp)
         return Work(op, pending=dict.fromkeys(node.writes, how), parts=parts)
-
-    # --- products --------------------------------------------------------------------------------------------
-
-    def _product(self, position: int, node: Node) -> Work:
-        op, shards = node.op, self.shards
-        assert op is not None
-        weights = self._weights(node, op)
-        inputs = [t for t in node.reads if not shards.weight[t]]
-        if not weights:
-            self._note_sources(node)
-            return self._batched(node, op) if op.batch > 1 else self._weight_gradient(node, op, inputs)
-        if node.phase == "backward":
-            return self._input_gradient(node, op, weights, inputs)
-        shared = next((t for t in inputs if shards.kind[t] == FEATURES), None)
-        if shared is not None:
-            self.limits[Limit(op.k, "features between two products")] = None
-            self.cuts[_module(node)] = ROW
-            return self._rows(node, op, weights, shards.share(shared))
-        cut = int(shards.cut[weights[0]])
-        if not cut:
-            cut, heads = self.flow.cut(position)
-            self._know(heads, op)
-        self.cuts[_module(node)] = cut
-        return self._columns(node, op, weights, inputs, cut)
-
-    def _weights(self, node: Node, op: Op) -> list[int]:
-        """The weights that a product multiplies by, without its biases."""
-        found: list[int] = []
-        total = 0
-        held = [t for t in node.reads if self.shards.weight[t]]
-        for tensor in sorted(held, key=lambda t: -int(self.shards.numel[t])):
-            if total < op.n * op.k:
-                found.append(tensor)
-                total += int(self.shards.numel[tensor])
-        return found
-
-    def _know(self, heads: Heads | None, op: Op) -> None:
-        """Learn from the heads that a product's columns belong to; few keys and values are held by several ranks."""
-        if heads is None:
-            return
-        self.queries = heads.queries
-        self.limits[Limit(heads.queries, "attention heads")] = None
-        keys = key_heads(op.n, heads)
-        if keys == heads.queries:
-            return
-        self.limits[Limit(keys, "heads of keys and values", few=True)] = None
-        if keys < self.tp and self.tp % keys == 0:
-            each = heads.key_dim, heads.value_dim
-            self.shards.widths |= {keys * dim: Fraction(keys) for dim in each}
-            if op.n > heads.queries * heads.key_dim:
-                local = heads.queries * heads.key_dim // self.tp + sum(each)
-                self.shards.widths[op.n] = Fraction(op.n, local)
-
-    def _rows(self, node: Node, op: Op, weights: list[int], parts: Fraction) -> Work:
-        for weight in weights:
-            self._cut(weight, ROW, FEATURES, parts)
-        return self._summed(share(op, "k", parts, uneven=True), node, parts)
-
-    def _columns(self, node: Node, op: Op, weights: list[int], inputs: list[int], cut: int) -> Work:
-        shards = self.shards
-        if cut == REPLICATED:
-            for weight in weights:
-                self._cut(weight, REPLICATED, WHOLE, 1)
-            return self._tokens(node) if self._top(node) == TOKENS else Work(op)
-        kind = VOCAB if cut == TABLE else FEATURES
-        parts = Fraction(op.n, -(-op.n // self.tp)) if cut == TABLE else shards.widths.get(op.n, Fraction(self.tp))
-        for tensor in node.reads:
-            if not shards.weight[tensor]:
-                continue
-            rows = op.k if tensor in weights else 1
-            own = parts if cut == TABLE else shards.of_width(tensor, rows)
-            self._cut(tensor, cut, kind, own)
-        for tensor in node.writes:
-            own = parts if cut == TABLE or len(node.writes) == 1 else shards.of_width(tensor, op.m)
-            shards.mark(self.section, tensor, kind, own, tensor in node.reads)
-        gathers = tuple(t for t in inputs if shards.kind[t] == TOKENS)
-        return Work(share(op, "n", parts, uneven=True), gathers, parts=parts)
-
-    def _input_gradient(self, node: Node, op: Op, weights: list[int], inputs: list[int]) -> Work:
-        shards = self.shards
-        cut, parts = int(shards.cut[weights[0]]), shards.share(weights[0])
-        if len(weights) > 1:
-            parts = shards.widths.get(op.k if cut == COLUMN else op.n, parts)
-        if cut in (COLUMN, TABLE):
-            return self._summed(share(op, "k", parts, uneven=True), node, parts)
-        if cut == ROW:
-            for tensor in node.writes:
-                shards.mark(self.section, tensor, FEATURES, parts, tensor in node.reads)
-            gathers = tuple(t for t in inputs if shards.kind[t] == TOKENS)
-            return Work(share(op, "n", parts, uneven=True), gathers, parts=parts)
-        return self._tokens(node) if self._top(node) == TOKENS else Work(op)
-
-    def _weight_gradient(self, node: Node, op: Op, inputs: list[int]) -> Work:
-        shards = self.shards
-        cut = [t for t in inputs if shards.kind[t] >= FEATURES]
-        if cut:
-            parts = shards.share(cut[0])
-            if len(cut) > 1:
-                parts = shards.widths.get(op.m, shards.widths.get(op.n, parts))
-            width = sum(int(shards.numel[t]) for t in cut) // op.k
-            axis = "m" if width == op.m and (op.m != op.n or inputs[0] in cut) else "n"
-            biases = self._biases(node, op)
-            whole = biases if self.cuts.get(_module(node)) == ROW else set()
-            for tensor in (t for t in node.writes if t not in whole):
-                rows = 1 if tensor in biases else op.n if axis == "m" else op.m
-                own = parts if len(node.writes) - len(biases) == 1 else shards.of_width(tensor, rows)
-                shards.mark(self.section, tensor, int(shards.kind[cut[0]]), own, tensor in node.reads)
-            gathers = tuple(t for t in inputs if shards.kind[t] == TOKENS)
-            return Work(share(op, axis, parts, uneven=True), gathers, parts=parts)
-        if any(shards.kind[t] == TOKENS for t in inputs):
-            shared = share(op, "tokens", self.tp, uneven=True)
-            return Work(shared, pending=dict.fromkeys(node.writes, GRADIENT_SUM), parts=Fraction(self.tp))
-        return Work(op)
-
-    def _biases(self, node: Node, op: Op) -> set[int]:
-        """What a product for weights' gradients makes besides: sums over tokens, the gradients of biases."""
-        several, least = len(node.writes) > 1, 2 * max(op.m, op.n)
-        return {t for t in node.writes if several and self.shards.numel[t] < least}
-
-    def _batched(self, node: Node, op: Op) -> Work:
-        """Products of heads: attention in the pieces that it is made of."""
-        top = self._top(node)
-        if top == TOKENS:
-            return self._tokens(node)
-        if top == WHOLE:
-            return Work(op)
-        for tensor in node.writes:
-            self.shards.mark(self.section, tensor, FEATURES, self.tp, tensor in node.reads)
-        gathers = tuple(t for t in node.reads if self.shards.kind[t] == TOKENS)
-        return Work(share(op, "batch", self.tp, uneven=True), gathers, parts=Fraction(self.tp))
-
-    # --- experts ---------------------------------------------------------------------------------------------
-
-    def _experts(self, node: Node) -> Work:
-        """Experts' products: whole, on this rank's own tokens, or their inner width shared by expert-tensor ranks."""
-        op, shards, degree = node.op, self.shards, self.expert_parts
-        assert op is not None
-        weights = [t for t in node.reads if shards.weight[t]]
-        for tensor in (*weights, *(t for t in node.writes if self.draft.role(t) == "gradient")):
-            self.expert[list(self.section.ids(tensor))] = True
-        if degree == 1:
-            own = self._top(node) == TOKENS
-            return (
-                (self._tokens(node) if weights else Work(share(op, "tokens", self.tp, uneven=True)))
-                if own
-                else Work(op)
-            )
-        if op.kind == "fused_moe":
-            for weight in weights:
-                self._cut(weight, COLUMN, FEATURES, degree)
-            gathers = tuple(t for t in node.reads if shards.kind[t] == TOKENS)
-            work = self._summed(share(op, "features", degree), node, Fraction(degree), EXPERT_SUM)
-            return Work(work.op, gathers, work.pending, expert=True)
-        if self.sequence and self.token_shares > 1:
-            op = share(op, "tokens", self.token_shares, uneven=True)
-        return self._expert_product(node, op, weights, degree)
-
-    def _expert_product(self, node: Node, op: Op, weights: list[int], degree: int) -> Work:
-        shards, backward = self.shards, node.phase == "backward"
-        inputs = [t for t in node.reads if t not in weights]
-        cut = next((t for t in inputs if shards.kind[t] == FEATURES), None)
-        gathers = tuple(t for t in inputs if shards.kind[t] == TOKENS and self._rows_of(t, op))
-        if not weights:
-            axis = "k" if cut == inputs[0] else "n"
-            for tensor in node.writes:
-                shards.mark(self.section, tensor, FEATURES, degree, tensor in node.reads)
-            return Work(share(op, axis, degree, uneven=True), gathers, parts=Fraction(degree), expert=True)
-        if cut is not None:
-            if not backward:
-                self.limits[Limit(op.k, "features of an expert", "tp" if degree == self.tp else "etp")] = None
-                self._cut(weights[0], ROW, FEATURES, degree)
-            return self._summed(share(op, "k", degree, uneven=True), node, Fraction(degree), EXPERT_SUM)
-        if not backward:
-            self._cut(weights[0], COLUMN, FEATURES, degree)
-            for bias in weights[1:]:
-                self._cut(bias, COLUMN, FEATURES, degree)
-        for tensor in node.writes:
-            shards.mark(self.section, tensor, FEATURES, degree * self.token_shares if self.sequence else degree)
-        return Work(share(op, "n", degree, uneven=True), gathers, parts=Fraction(degree), expert=True)
-
-    def _rows_of(self, tensor: int, op: Op) -> bool:
-        """Whether a tensor holds rows of an expert product, not the numbers of them."""
-        return int(self.shards.numel[tensor]) >= min(op.n, op.k)
 
 
 def _vocabulary(draft: Draft) -> tuple[int, int, int]:
@@ -563,23 +348,6 @@ def _weighted(draft: Draft, node: Node) -> bool:
     return product and any(draft.role(t) in ("weight", "frozen") for t in node.reads)
 
 
-def _module(node: Node) -> str:
-    """The module of a node, the same for all layers."""
-    return re.sub(r"\d+", "*", node.path)
-
-
 def name_of(node: Node) -> str:
     """The framework's name of an operator, without its namespace."""
     return node.source.rpartition(".")[2]
-
-
-def key_heads(width: int, heads: Heads) -> int:
-    """Heads of keys and values that a product of ``width`` columns makes, before any are repeated for attention."""
-    queries = heads.queries * heads.key_dim
-    if width == queries or not heads.key_dim:
-        return heads.keys if heads.keys != heads.queries else heads.queries
-    if width < queries:
-        dim = heads.key_dim if width % heads.key_dim == 0 else heads.value_dim
-        return width // dim if width % dim == 0 and heads.queries % (width // dim) == 0 else heads.queries
-    keys, rest = divmod(width - queries, heads.key_dim + heads.value_dim)
-    return keys if keys and not rest and heads.queries % keys == 0 else heads.queries

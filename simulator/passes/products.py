@@ -1,0 +1,229 @@
+"""What of a matrix product is left to one tensor rank: of Linears, forward and backward, of heads, and of experts.
+
+A weight cut by columns gives shared features and makes of its input's gradient a sum; one cut by rows makes sums of
+shared features and gives their gradients as shares. Few heads of keys and values are held by several ranks.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from ...datasets.ops import Op
+from ..graph import Node
+from .linears import Heads
+from .shards import COLUMN, EXPERT_SUM, FEATURES, GRADIENT_SUM, REPLICATED, ROW, TABLE, TOKENS, VOCAB, WHOLE
+from .split import share
+from .work import Limit, Work
+
+if TYPE_CHECKING:
+    from .sharing import Sharing
+
+
+def product(sharing: Sharing, position: int, node: Node) -> Work:
+    op, shards = node.op, sharing.shards
+    assert op is not None
+    weights = _weights(sharing, node, op)
+    inputs = [t for t in node.reads if not shards.weight[t]]
+    if not weights:
+        sharing.note_sources(node)
+        return _batched(sharing, node, op) if op.batch > 1 else _weight_gradient(sharing, node, op, inputs)
+    if node.phase == "backward":
+        return _input_gradient(sharing, node, op, weights, inputs)
+    shared = next((t for t in inputs if shards.kind[t] == FEATURES), None)
+    if shared is not None:
+        sharing.limits[Limit(op.k, "features between two products")] = None
+        sharing.cuts[_module(node)] = ROW
+        return _rows(sharing, node, op, weights, shards.share(shared))
+    cut = int(shards.cut[weights[0]])
+    if not cut:
+        cut, heads = sharing.flow.cut(position)
+        _know(sharing, heads, op)
+    sharing.cuts[_module(node)] = cut
+    return _columns(sharing, node, op, weights, inputs, cut)
+
+
+def _weights(sharing: Sharing, node: Node, op: Op) -> list[int]:
+    """The weights that a product multiplies by, without its biases."""
+    found: list[int] = []
+    total = 0
+    held = [t for t in node.reads if sharing.shards.weight[t]]
+    for tensor in sorted(held, key=lambda t: -int(sharing.shards.numel[t])):
+        if total < op.n * op.k:
+            found.append(tensor)
+            total += int(sharing.shards.numel[tensor])
+    return found
+
+
+def _know(sharing: Sharing, heads: Heads | None, op: Op) -> None:
+    """Learn from the heads that a product's columns belong to; few keys and values are held by several ranks."""
+    if heads is None:
+        return
+    sharing.queries = heads.queries
+    sharing.limits[Limit(heads.queries, "attention heads")] = None
+    keys = key_heads(op.n, heads)
+    if keys == heads.queries:
+        return
+    sharing.limits[Limit(keys, "heads of keys and values", few=True)] = None
+    if keys < sharing.tp and sharing.tp % keys == 0:
+        each = heads.key_dim, heads.value_dim
+        sharing.shards.widths |= {keys * dim: Fraction(keys) for dim in each}
+        if op.n > heads.queries * heads.key_dim:
+            local = heads.queries * heads.key_dim // sharing.tp + sum(each)
+            sharing.shards.widths[op.n] = Fraction(op.n, local)
+
+
+def _rows(sharing: Sharing, node: Node, op: Op, weights: list[int], parts: Fraction) -> Work:
+    for weight in weights:
+        sharing.cut(weight, ROW, FEATURES, parts)
+    return sharing.summed(share(op, "k", parts, uneven=True), node, parts)
+
+
+def _columns(sharing: Sharing, node: Node, op: Op, weights: list[int], inputs: list[int], cut: int) -> Work:
+    shards = sharing.shards
+    if cut == REPLICATED:
+        for weight in weights:
+            sharing.cut(weight, REPLICATED, WHOLE, 1)
+        return sharing.by_tokens(node) if sharing.top(node) == TOKENS else Work(op)
+    kind = VOCAB if cut == TABLE else FEATURES
+    parts = Fraction(op.n, -(-op.n // sharing.tp)) if cut == TABLE else shards.widths.get(op.n, Fraction(sharing.tp))
+    for tensor in node.reads:
+        if not shards.weight[tensor]:
+            continue
+        rows = op.k if tensor in weights else 1
+        own = parts if cut == TABLE else shards.of_width(tensor, rows)
+        sharing.cut(tensor, cut, kind, own)
+    for tensor in node.writes:
+        own = parts if cut == TABLE or len(node.writes) == 1 else shards.of_width(tensor, op.m)
+        shards.mark(sharing.section, tensor, kind, own, tensor in node.reads)
+    gathers = tuple(t for t in inputs if shards.kind[t] == TOKENS)
+    return Work(share(op, "n", parts, uneven=True), gathers, parts=parts)
+
+
+def _input_gradient(sharing: Sharing, node: Node, op: Op, weights: list[int], inputs: list[int]) -> Work:
+    shards = sharing.shards
+    cut, parts = int(shards.cut[weights[0]]), shards.share(weights[0])
+    if len(weights) > 1:
+        parts = shards.widths.get(op.k if cut == COLUMN else op.n, parts)
+    if cut in (COLUMN, TABLE):
+        return sharing.summed(share(op, "k", parts, uneven=True), node, parts)
+    if cut == ROW:
+        for tensor in node.writes:
+            shards.mark(sharing.section, tensor, FEATURES, parts, tensor in node.reads)
+        gathers = tuple(t for t in inputs if shards.kind[t] == TOKENS)
+        return Work(share(op, "n", parts, uneven=True), gathers, parts=parts)
+    return sharing.by_tokens(node) if sharing.top(node) == TOKENS else Work(op)
+
+
+def _weight_gradient(sharing: Sharing, node: Node, op: Op, inputs: list[int]) -> Work:
+    shards = sharing.shards
+    cut = [t for t in inputs if shards.kind[t] >= FEATURES]
+    if cut:
+        parts = shards.share(cut[0])
+        if len(cut) > 1:
+            parts = shards.widths.get(op.m, shards.widths.get(op.n, parts))
+        width = sum(int(shards.numel[t]) for t in cut) // op.k
+        axis = "m" if width == op.m and (op.m != op.n or inputs[0] in cut) else "n"
+        biases = _biases(sharing, node, op)
+        whole = biases if sharing.cuts.get(_module(node)) == ROW else set()
+        for tensor in (t for t in node.writes if t not in whole):
+            rows = 1 if tensor in biases else op.n if axis == "m" else op.m
+            own = parts if len(node.writes) - len(biases) == 1 else shards.of_width(tensor, rows)
+            shards.mark(sharing.section, tensor, int(shards.kind[cut[0]]), own, tensor in node.reads)
+        gathers = tuple(t for t in inputs if shards.kind[t] == TOKENS)
+        return Work(share(op, axis, parts, uneven=True), gathers, parts=parts)
+    if any(shards.kind[t] == TOKENS for t in inputs):
+        shared = share(op, "tokens", sharing.tp, uneven=True)
+        return Work(shared, pending=dict.fromkeys(node.writes, GRADIENT_SUM), parts=Fraction(sharing.tp))
+    return Work(op)
+
+
+def _biases(sharing: Sharing, node: Node, op: Op) -> set[int]:
+    """What a product for weights' gradients makes besides: sums over tokens, the gradients of biases."""
+    several, least = len(node.writes) > 1, 2 * max(op.m, op.n)
+    return {t for t in node.writes if several and sharing.shards.numel[t] < least}
+
+
+def _batched(sharing: Sharing, node: Node, op: Op) -> Work:
+    """Products of heads: attention in the pieces that it is made of."""
+    top = sharing.top(node)
+    if top == TOKENS:
+        return sharing.by_tokens(node)
+    if top == WHOLE:
+        return Work(op)
+    for tensor in node.writes:
+        sharing.shards.mark(sharing.section, tensor, FEATURES, sharing.tp, tensor in node.reads)
+    gathers = tuple(t for t in node.reads if sharing.shards.kind[t] == TOKENS)
+    return Work(share(op, "batch", sharing.tp, uneven=True), gathers, parts=Fraction(sharing.tp))
+
+
+def experts(sharing: Sharing, node: Node) -> Work:
+    """Experts' products: whole, on this rank's own tokens, or their inner width shared by expert-tensor ranks."""
+    op, shards, degree = node.op, sharing.shards, sharing.expert_parts
+    assert op is not None
+    weights = [t for t in node.reads if shards.weight[t]]
+    for tensor in (*weights, *(t for t in node.writes if sharing.draft.role(t) == "gradient")):
+        sharing.expert[list(sharing.section.ids(tensor))] = True
+    if degree == 1:
+        own = sharing.top(node) == TOKENS
+        return (
+            (sharing.by_tokens(node) if weights else Work(share(op, "tokens", sharing.tp, uneven=True)))
+            if own
+            else Work(op)
+        )
+    if op.kind == "fused_moe":
+        for weight in weights:
+            sharing.cut(weight, COLUMN, FEATURES, degree)
+        gathers = tuple(t for t in node.reads if shards.kind[t] == TOKENS)
+        work = sharing.summed(share(op, "features", degree), node, Fraction(degree), EXPERT_SUM)
+        return Work(work.op, gathers, work.pending, expert=True)
+    if sharing.sequence and sharing.token_shares > 1:
+        op = share(op, "tokens", sharing.token_shares, uneven=True)
+    return _expert_product(sharing, node, op, weights, degree)
+
+
+def _expert_product(sharing: Sharing, node: Node, op: Op, weights: list[int], degree: int) -> Work:
+    shards, backward = sharing.shards, node.phase == "backward"
+    inputs = [t for t in node.reads if t not in weights]
+    cut = next((t for t in inputs if shards.kind[t] == FEATURES), None)
+    gathers = tuple(t for t in inputs if shards.kind[t] == TOKENS and _rows_of(sharing, t, op))
+    if not weights:
+        axis = "k" if cut == inputs[0] else "n"
+        for tensor in node.writes:
+            shards.mark(sharing.section, tensor, FEATURES, degree, tensor in node.reads)
+        return Work(share(op, axis, degree, uneven=True), gathers, parts=Fraction(degree), expert=True)
+    if cut is not None:
+        if not backward:
+            sharing.limits[Limit(op.k, "features of an expert", "tp" if degree == sharing.tp else "etp")] = None
+            sharing.cut(weights[0], ROW, FEATURES, degree)
+        return sharing.summed(share(op, "k", degree, uneven=True), node, Fraction(degree), EXPERT_SUM)
+    if not backward:
+        sharing.cut(weights[0], COLUMN, FEATURES, degree)
+        for bias in weights[1:]:
+            sharing.cut(bias, COLUMN, FEATURES, degree)
+    for tensor in node.writes:
+        shards.mark(sharing.section, tensor, FEATURES, degree * sharing.token_shares if sharing.sequence else degree)
+    return Work(share(op, "n", degree, uneven=True), gathers, parts=Fraction(degree), expert=True)
+
+
+def _rows_of(sharing: Sharing, tensor: int, op: Op) -> bool:
+    """Whether a tensor holds rows of an expert product, not the numbers of them."""
+    return int(sharing.shards.numel[tensor]) >= min(op.n, op.k)
+
+
+def _module(node: Node) -> str:
+    """The module of a node, the same for all layers."""
+    return re.sub(r"\d+", "*", node.path)
+
+
+def key_heads(width: int, heads: Heads) -> int:
+    """Heads of keys and values that a product of ``width`` columns makes, before any are repeated for attention."""
+    queries = heads.queries * heads.key_dim
+    if width == queries or not heads.key_dim:
+        return heads.keys if heads.keys != heads.queries else heads.queries
+    if width < queries:
+        dim = heads.key_dim if width % heads.key_dim == 0 else heads.value_dim
+        return width // dim if width % dim == 0 and heads.queries % (width // dim) == 0 else heads.queries
+    keys, rest = divmod(width - queries, heads.key_dim + heads.value_dim)
+    return keys if keys and not rest and heads.queries % keys == 0 else heads.queries
