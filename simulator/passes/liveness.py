@@ -77,7 +77,7 @@ def _table(section: Section, tensors: list[int]) -> np.ndarray:
 def _settle(section: Section, tensors: np.ndarray, places: np.ndarray, dies: np.ndarray) -> None:
     """Write what dies, [tensors, repetitions], into the items of a section."""
     repeat, count = section.repeat, len(section.items)
-    middle = dies[:, 1:-1].all(axis=1) if repeat > 2 else dies[:, 0]
+    middle = np.asarray(dies[:, 1:-1].all(axis=1) if repeat > 2 else dies[:, 0])
     usual = _by_place(tensors, places, middle, count)
     first = _by_place(tensors, places, dies[:, 0], count)
     last = _by_place(tensors, places, dies[:, -1], count)

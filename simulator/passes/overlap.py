@@ -74,12 +74,15 @@ def _pipeline(draft: Draft, section: Section) -> None:
 
 
 def _reader(section: Section, position: int) -> Item | None:
-    """The product right after a gather that reads its rows, when it can be cut."""
-    node = section.items[position].node
-    if position + 1 == len(section.items):
-        return None
-    after = section.items[position + 1]
-    return after if _cuts(after.node, node) and node.writes[0] in after.node.reads else None
+    """The first product that multiplies a gather's rows, if it can be cut and moved up to the gather."""
+    gather = section.items[position].node
+    touched: set[int] = set()
+    for item in section.items[position + 1 :]:
+        node = item.node
+        if gather.writes[0] in node.reads and _cuts(node, gather):
+            return item if touched.isdisjoint((*node.reads, *node.writes)) else None
+        touched.update(node.writes)
+    return None
 
 
 def _feeds(product: Node, node: Node) -> bool:

@@ -3,17 +3,17 @@
 Nodes of a section are scheduled as a list. Among those whose inputs are ready, the next is, in this priority,
 
 1. one on a stream other than ``compute`` (a communication: it starts, and costs nobody anything);
-2. one that some communication of the section still waits for, directly or not;
-3. any other that does not wait for a communication under way;
-4. one that does;
+2. one that a communication of the section still waits for, directly or not (gradients that data ranks sum apart: they
+   have until the step ends);
+3. any other that does not wait: that reads nothing of what its stream launched last, or somebody waited for that;
+4. one that waits and that a communication waits for;
+5. one that waits;
 
 and of equals the one that stood first. Every order of a read after a write, a write after a read, or two writes of a
 tensor is kept, and so is the order within a stream of communication, and that of phases.
 """
 
 from __future__ import annotations
-
-import heapq
 
 from ..graph import Graph, Node
 from ..plan import Plan
@@ -82,26 +82,37 @@ def _order(nodes: list[Node]) -> list[int]:
             after[need].append(position)
     feeds = [False] * len(nodes)  # whether a communication waits for it
     for position in reversed(range(len(nodes))):
-        feeds[position] = any(feeds[p] or nodes[p].stream != COMPUTE for p in after[position])
-    waits = [any(nodes[p].stream != COMPUTE for p in needs) for needs in before]
+        feeds[position] = any(feeds[p] or _urgent(nodes[p]) for p in after[position])
+    calls = [[p for p in needs if nodes[p].stream != COMPUTE] for needs in before]
     missing = [len(needs) for needs in before]
+    newest: dict[str, int] = {}  # by stream: what was launched last, until somebody waits for it
 
     def rank(position: int) -> tuple[int, int]:
         if nodes[position].stream != COMPUTE:
             return 0, position
-        return (3 if waits[position] else 1 if feeds[position] else 2), position
+        waits = any(newest.get(nodes[call].stream) == call for call in calls[position])
+        return 1 + 2 * waits + (not feeds[position]), position
 
-    ready = [rank(position) for position, count in enumerate(missing) if not count]
-    heapq.heapify(ready)
+    ready = [position for position, count in enumerate(missing) if not count]
     order = []
     while ready:
-        _, position = heapq.heappop(ready)
+        position = min(ready, key=rank)
+        ready.remove(position)
         order.append(position)
+        if nodes[position].stream != COMPUTE:
+            newest[nodes[position].stream] = position
+        for call in calls[position]:
+            if nodes[position].stream == COMPUTE and newest.get(nodes[call].stream) == call:
+                del newest[nodes[call].stream]
         for follower in after[position]:
             missing[follower] -= 1
             if not missing[follower]:
-                heapq.heappush(ready, rank(follower))
+                ready.append(follower)
     return order
+
+
+def _urgent(node: Node) -> bool:
+    return node.stream != COMPUTE and not node.stream.startswith("comm:dp")
 
 
 def in_order(items: list[Item], original: list[Item]) -> bool:
