@@ -12,9 +12,10 @@ from ...datasets.devices import Device
 from ..comparison import Comparison
 from ..report import InferenceReport, StepReport
 from . import quickstart, step
+from .cluster import ClusterView
 from .page import ReportError, write
 
-__all__ = ["ReportError", "write_quickstart_report", "write_step_report"]
+__all__ = ["ClusterView", "ReportError", "write_quickstart_report", "write_step_report"]
 
 
 def write_quickstart_report(comparison: Comparison, path: Path) -> Path:
@@ -22,9 +23,12 @@ def write_quickstart_report(comparison: Comparison, path: Path) -> Path:
     return write(quickstart.page(comparison), path)
 
 
-def write_step_report(report: StepReport | InferenceReport, path: Path, device: Device | None = None) -> Path:
+def write_step_report(
+    report: StepReport | InferenceReport, path: Path, device: Device | None = None, cluster: ClusterView | None = None
+) -> Path:
     """Write a simulated step as a page and return its path; ReportError when it cannot be written.
 
     ``device`` gives the memory to compare with; without it the data sheet of ``report.device`` is looked up.
+    ``cluster`` adds the pipeline, communication and stages of a step on many devices.
     """
-    return write(step.page(report, device), path)
+    return write(step.page(report, device, cluster), path)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ...datasets.devices import Device, DeviceError, load_device
 from ..report import InferenceReport, Memory, Span, StepReport
 from . import charts, colours, units, wording
+from .cluster import ClusterView, sections
 from .page import Card, Cell, Column, Figure, Legend, Note, Page, Part, Piece, Section, Stack, Strip, Table
 from .sites import call_site
 from .timeline import timeline
@@ -28,11 +29,14 @@ TIME_PARTS = (
 )
 
 
-def page(report: StepReport | InferenceReport, device: Device | None = None) -> Page:
-    """Everything the page shows."""
+def page(
+    report: StepReport | InferenceReport, device: Device | None = None, cluster: ClusterView | None = None
+) -> Page:
+    """Everything the page shows; ``cluster`` is what a step of many devices adds."""
     device = device or known_device(report.device)
     found = (
         breakdown_section(report),
+        *(sections(cluster, step_us(report) * 1e-6) if cluster else ()),
         memory_section(report, device),
         provenance_section(report),
         timeline_section(report),
@@ -45,7 +49,7 @@ def page(report: StepReport | InferenceReport, device: Device | None = None) -> 
         cards=tuple(cards(report, device)),
         sections=tuple(section for section in found if section is not None),
         caption="Blue line: the prediction; blue band: its interval.",
-        glossary=wording.terms(*wording.STEP_TERMS),
+        glossary=wording.terms(*wording.STEP_TERMS, *(wording.CLUSTER_TERMS if cluster else ())),
     )
 
 

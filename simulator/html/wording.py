@@ -29,6 +29,11 @@ TERMS = {
     "held-out": "shapes that the predictor had not seen when it answered.",
     "call site": "one call in one module; the same call in every layer counts as one, and * stands for the layer.",
 }
+CLUSTER_TERMS = {
+    "micro-batch": "the part of a batch that goes through the pipeline at once.",
+    "bubble": "time in which a pipeline stage waits for others.",
+    "exposed": "communication during which nothing computes: it makes the step longer.",
+}
 STEP_TERMS = ("interval", "TTFT", "TPOT", "MFU", "HFU", "host time", "call site")
 
 
@@ -39,4 +44,4 @@ def workload(name: str) -> str:
 
 def terms(*names: str) -> tuple[tuple[str, str], ...]:
     """Glossary entries; all when none is named."""
-    return tuple((name, TERMS[name]) for name in names or TERMS)
+    return tuple((name, (TERMS | CLUSTER_TERMS)[name]) for name in names or TERMS)

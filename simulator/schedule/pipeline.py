@@ -23,13 +23,13 @@ Times = Any  # one number, or an array of [stage, chunk] or [stage, chunk, micro
 class PipelineTimes:
     """A pipeline that has run. Arrays have one entry per task of ``orders``, microseconds from the start.
 
-    ``sending_us`` is the time that each stage spends in transfers that block it.
+    ``held_us`` is how long a task's stage is held up after it by the transfer of its result.
     """
 
     orders: Orders
     start_us: np.ndarray
     end_us: np.ndarray
-    sending_us: np.ndarray
+    held_us: np.ndarray
 
     @cached_property
     def makespan_us(self) -> float:
@@ -42,6 +42,11 @@ class PipelineTimes:
         length = self.end_us - self.start_us
         length[np.flatnonzero(self.orders.paired)] = 0.0
         return np.bincount(self.orders.stage, length, self.orders.stages)
+
+    @cached_property
+    def sending_us(self) -> np.ndarray:
+        """Time in transfers that block it, by stage."""
+        return np.bincount(self.orders.stage, self.held_us, self.orders.stages)
 
     @property
     def bubble_us(self) -> np.ndarray:
@@ -91,9 +96,11 @@ def run_pipeline(
     sends = np.where((orders.kind == BACKWARD) | (orders.kind == INPUT), backs, sends)
     sends = np.where(taker, sends, 0.0)
     lag = np.where(source >= 0, sends[source], 0.0)
-    held = sends if blocking else np.zeros(len(orders))
+    held = sends.copy() if blocking else np.zeros(len(orders))
+    held[together + 1] += held[together]
+    held[together] = 0.0
     start, end = _walk(orders, duration, source, lag, held)
-    return PipelineTimes(orders, start, end, np.bincount(stage, held, orders.stages))
+    return PipelineTimes(orders, start, end, held)
 
 
 def in_flight(orders: Orders, size: Any = 1.0) -> np.ndarray:
@@ -211,14 +218,13 @@ def _walk(
             start[task] = now
             now += durations[task]
             end[task] = now
-            now += holds[task]
             if waiting[task] >= 0:
                 runnable.append(waiting[task])
             if pairs[task]:
                 task += 1
-                now += holds[task]
                 if waiting[task] >= 0:
                     runnable.append(waiting[task])
+            now += holds[task]
             task += 1
         cursor[stage], clock[stage] = task, now
     if cursor != offsets[1:]:

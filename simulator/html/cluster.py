@@ -1,0 +1,225 @@
+"""What the page of a step on a cluster shows beside that of one device: pipeline, communication, stages, memory.
+
+Everything is made from a :class:`ClusterView` of plain values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..report import StageShare
+from ..schedule.pipeline import PipelineTimes
+from . import colours, units
+from .charts import figure, hover, label, rounded
+from .gantt import pipeline_charts
+from .page import Cell, Column, Figure, Legend, Section, Table
+
+GROUP_WORDS = {
+    "tp": "tensor",
+    "cp": "context",
+    "dp": "data",
+    "dp_cp": "data and context",
+    "pp": "pipeline",
+    "ep": "expert",
+    "etp": "expert tensor",
+    "edp": "expert data",
+}
+VARIANTS = {"start": "Start", "whole": "Whole", "end": "End"}
+CLASS_HUES = {
+    "weights": "blue",
+    "gradients": "purple",
+    "optimizer": "red",
+    "activations": "orange",
+    "logits": "yellow",
+    "temporaries": "pink",
+    "buffers": "indigo",
+    "communication": "indigo",
+    "context": "grey-strong",
+    "fragmentation": "brown",
+    "other": "grey",
+}
+SPARE_HUES = ("cyan", "lime", "teal", "green", "brown-strong", "purple-strong")
+
+
+@dataclass(frozen=True)
+class ClusterView:
+    """The parts of a step that only a cluster has.
+
+    ``exposed_s`` and ``hidden_s`` are seconds of communication by process group; ``stages`` what each pipeline stage
+    does; ``memory_gib`` by stage and class of tensor, ``limit_gib`` what a device has. What is empty is left out.
+    """
+
+    pipeline: PipelineTimes | None = None
+    exposed_s: Mapping[str, float] = field(default_factory=dict)
+    hidden_s: Mapping[str, float] = field(default_factory=dict)
+    stages: Sequence[StageShare] = ()
+    memory_gib: Sequence[Mapping[str, float]] = ()
+    limit_gib: float | None = None
+
+
+def sections(view: ClusterView, step_s: float) -> tuple[Section, ...]:
+    """The sections of a view, in the order of the page."""
+    found = (
+        pipeline_section(view.pipeline) if view.pipeline is not None and view.pipeline.orders.stages > 1 else None,
+        parallelism_section(view.exposed_s, view.hidden_s, step_s),
+        stages_section(view.stages, view.memory_gib, view.limit_gib),
+    )
+    return tuple(section for section in found if section is not None)
+
+
+def pipeline_section(times: PipelineTimes) -> Section:
+    """The pipeline in time."""
+    made = pipeline_charts(times)
+    orders = times.orders
+    chunks = f" with {orders.chunks} chunks each" if orders.chunks > 1 else ""
+    shades = " Every other chunk has a shade of its own." if orders.chunks > 1 else ""
+    text = (
+        f"{orders.schedule} over {orders.stages} stages{chunks} and {units.count(orders.micro_batches)} micro-batches: "
+        f"stages are idle for {_range(times.bubble_share.tolist())} of the time.{shades} Drag across the picture or "
+        "use the buttons to zoom, double-click for the whole."
+    )
+    variants = tuple((name, VARIANTS[name]) for name in made) if len(made) > 1 else ()
+    charts = made if variants else {"": made["whole"]}
+    parts = (Figure("Stages", charts, zoom=True), Legend())
+    return Section("pipeline", "The pipeline in time", text, parts, variants)
+
+
+def _range(shares: Sequence[float]) -> str:
+    least, most = units.share(min(shares)), units.share(max(shares))
+    return least if least == most else f"{least} to {most}"
+
+
+def parallelism_section(exposed_s: Mapping[str, float], hidden_s: Mapping[str, float], step_s: float) -> Section | None:
+    """Communication by parallel dimension."""
+    names = sorted({*exposed_s, *hidden_s}, key=lambda name: -(exposed_s.get(name, 0.0) + hidden_s.get(name, 0.0)))
+    names = [name for name in names if exposed_s.get(name, 0.0) + hidden_s.get(name, 0.0) > 0]
+    if not names:
+        return None
+    text = (
+        "How long a device communicates, by what it communicates for. Only what is exposed makes the step longer: "
+        "the rest runs beside computation."
+    )
+    chart = parallelism_chart([(name, exposed_s.get(name, 0.0), hidden_s.get(name, 0.0)) for name in names], step_s)
+    return Section("communication", "Communication", text, (Figure("By parallel dimension", {"": chart}), Legend()))
+
+
+def parallelism_chart(rows: Sequence[tuple[str, float, float]], step_s: float) -> dict[str, Any]:
+    """(group, exposed seconds, hidden seconds) as bars in two pieces."""
+    divisor, unit = units.duration_unit(max(exposed + hidden for _, exposed, hidden in rows) * 1e6)
+    names = [f"{label(GROUP_WORDS.get(name, name))} ({label(name)})" for name, *_ in rows]
+    data = []
+    pieces = (("exposed", "indigo", [row[1] for row in rows]), ("hidden", "line", [row[2] for row in rows]))
+    for place, (piece, hue, seconds) in enumerate(pieces):
+        data.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": piece,
+                "legendgroup": piece,
+                "meta": {"name": piece, "place": place},
+                "x": [rounded(value * 1e6 / divisor) for value in seconds],
+                "y": names,
+                "text": [f"{units.share(value / step_s)}" if value / step_s >= 5e-3 else "" for value in seconds],
+                "textposition": "auto",
+                "insidetextfont": {"color": "var(--on-fill)" if piece == "exposed" else "var(--text)"},
+                "outsidetextfont": {"color": "var(--text)"},
+                "hovertext": [
+                    hover(
+                        GROUP_WORDS.get(name, name),
+                        f"{piece}: {units.duration(value * 1e6)}, {units.share(value / step_s)} of the step",
+                    )
+                    for (name, *_), value in zip(rows, seconds, strict=True)
+                ],
+                "hoverinfo": "text",
+                "marker": {"color": colours.css(hue), "line": {"width": 0}},
+            }
+        )
+    return figure(
+        data,
+        height=90 + 34 * len(rows),
+        barmode="stack",
+        bargap=0.25,
+        xaxis={"ticksuffix": f"\u00a0{unit}", "rangemode": "tozero"},
+        yaxis={"categoryorder": "array", "categoryarray": names[::-1], "showgrid": False},
+    )
+
+
+def stages_section(
+    stages: Sequence[StageShare], memory_gib: Sequence[Mapping[str, float]], limit_gib: float | None
+) -> Section | None:
+    """What every stage holds and does."""
+    parts: list[Figure | Legend | Table] = []
+    if memory_gib:
+        parts += [Figure("Memory at the peak of each stage", {"": memory_chart(memory_gib, limit_gib)}), Legend()]
+    if stages:
+        parts.append(stages_table(stages))
+    if not parts:
+        return None
+    mark = " The line is where the device ends." if memory_gib and limit_gib else ""
+    text = f"The stages of the pipeline, from the first layers to the last.{mark}"
+    return Section("stages", "Stage by stage", text, tuple(parts))
+
+
+def memory_chart(memory_gib: Sequence[Mapping[str, float]], limit_gib: float | None = None) -> dict[str, Any]:
+    """Classes of tensors stacked by stage, and the line of what a device has."""
+    names = [f"stage {stage}" for stage in range(len(memory_gib))]
+    spare = iter(SPARE_HUES * 4)
+    data = []
+    for place, name in enumerate(dict.fromkeys(name for held in memory_gib for name in held)):
+        sizes = [held.get(name, 0.0) for held in memory_gib]
+        if not any(sizes):
+            continue
+        data.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": label(name),
+                "legendgroup": name,
+                "meta": {"name": name, "place": place},
+                "x": [rounded(size) for size in sizes],
+                "y": names,
+                "hovertext": [
+                    hover(name, at, f"{units.gib(size)} of {units.gib(sum(held.values()))}")
+                    for at, size, held in zip(names, sizes, memory_gib, strict=True)
+                ],
+                "hoverinfo": "text",
+                "textposition": "none",
+                "marker": {"color": colours.css(CLASS_HUES.get(name) or next(spare)), "line": {"width": 0}},
+            }
+        )
+    line = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": {"width": 2, "color": "var(--text)"}}
+    return figure(
+        data,
+        height=90 + 26 * len(names),
+        barmode="stack",
+        bargap=0.2,
+        shapes=[line | {"x0": limit_gib, "x1": limit_gib}] if limit_gib else [],
+        xaxis={"ticksuffix": "\u00a0GiB", "rangemode": "tozero"},
+        yaxis={"categoryorder": "array", "categoryarray": names[::-1], "showgrid": False},
+    )
+
+
+def stages_table(stages: Sequence[StageShare]) -> Table:
+    """One row per stage."""
+    columns = (
+        Column("stage"),
+        Column("layers"),
+        Column("parameters", "of one copy of the model"),
+        Column("busy", "time in forwards and backwards"),
+        Column("bubble", "time waiting for other stages"),
+    )
+    longest = max((stage.busy_s for stage in stages), default=0.0) or 1.0
+    idle = max((stage.bubble_s for stage in stages), default=0.0) or 1.0
+    rows = [
+        (
+            Cell(str(stage.stage)),
+            Cell(str(stage.layers)),
+            Cell(units.scaled(float(stage.parameters), "").rstrip()),
+            Cell(units.duration(stage.busy_s * 1e6), bar=stage.busy_s / longest),
+            Cell(units.duration(stage.bubble_s * 1e6), bar=stage.bubble_s / idle, bar_tone="measured"),
+        )
+        for stage in stages
+    ]
+    return Table("Work of each stage", columns, rows)
