@@ -1,0 +1,210 @@
+"""What each collective moves over which links: algorithms as NCCL runs them, as activities of the fluid model.
+
+An algorithm turns a group of ranks (in the order of the communicator) into *phases*; each phase is a list of
+:class:`Move`: pairs of ranks that exchange at one common rate, the bytes of one pair, and how many hops of latency
+pass until the last byte is there. Pipelining inside a phase is perfect, as it is in NCCL for large messages: a ring
+that turns 2(n - 1) times is one move of n pairs. Formulas: Thakur, Rabenseifner and Gropp, "Optimization of Collective
+Communication Operations in MPICH", 2005; Sanders, Speck and Traeff, "Two-tree algorithms", 2009; NCCL 2.27's tuning.
+
+Sizes follow nccl-tests: see the collective kinds in ``datasets/ops.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .topology import TopologyError
+
+
+@dataclass(frozen=True, eq=False)
+class Move:
+    """``source[i]`` sends ``size_bytes`` to ``target[i]``, all pairs at one rate.
+
+    Beside the bytes it takes ``steps`` latencies: of the longest pair, or on average of all when it goes ``round``.
+    """
+
+    source: np.ndarray
+    target: np.ndarray
+    size_bytes: float
+    steps: float = 1.0
+    round: bool = False
+
+
+Phase = list[Move]  # moves at the same time, independent of each other
+Plan = list[Phase]  # phases one after the other
+Algorithm = Callable[[np.ndarray, float], Plan]
+
+
+def plan(collective: str, algorithm: str, group: Sequence[int], size_bytes: float, per_node: int = 0) -> Plan:
+    """Phases of a collective over the ranks of ``group``; nothing to do for a single rank.
+
+    ``per_node`` ranks in a row share a server; NCCL then runs a ring or tree a NIC, each with its share of the bytes,
+    in at its own GPU of every server. TopologyError for an unknown combination.
+    """
+    if algorithm not in algorithms(collective):
+        raise TopologyError(f"{collective} has no algorithm {algorithm!r}; it has {', '.join(algorithms(collective))}")
+    known = ALGORITHMS[collective]
+    ranks = np.asarray(group, dtype=np.int64)
+    if len(np.unique(ranks)) != len(ranks):
+        raise TopologyError(f"a group names rank {_doubled(ranks)} twice")
+    if len(ranks) < 2:
+        return []
+    if algorithm == "hierarchical":
+        return _hierarchical(collective, ranks, float(size_bytes), per_node)
+    if algorithm in CHANNELLED and 1 < per_node < len(ranks) and len(ranks) % per_node == 0:
+        return _channels(known[algorithm], ranks.reshape(-1, per_node), float(size_bytes))
+    return known[algorithm](ranks, float(size_bytes))
+
+
+def algorithms(collective: str) -> tuple[str, ...]:
+    """Algorithms of a collective; TopologyError for an unknown one."""
+    if collective not in ALGORITHMS:
+        raise TopologyError(f"unknown collective {collective!r}; known: {', '.join(ALGORITHMS)}")
+    return tuple(ALGORITHMS[collective])
+
+
+def _channels(algorithm: Algorithm, servers: np.ndarray, size: float) -> Plan:
+    """One ring or tree a GPU of a server, which it enters there: ranks [servers, gpus] rotated inside each server."""
+    count = servers.shape[1]
+    plans = [algorithm(np.roll(servers, -channel, axis=1).ravel(), size / count) for channel in range(count)]
+    return [[move for each in plans for move in each[phase]] for phase in range(len(plans[0]))]
+
+
+def _doubled(ranks: np.ndarray) -> int:
+    values, counts = np.unique(ranks, return_counts=True)
+    return int(values[counts > 1][0])
+
+
+def _circle(ranks: np.ndarray, size: float, steps: float) -> Plan:
+    return [[Move(ranks, np.roll(ranks, -1), size, steps, round=True)]]
+
+
+def _ring_all_reduce(ranks: np.ndarray, size: float) -> Plan:
+    """Reduce-scatter, then all-gather, round the same ring: 2(n-1)/n of the buffer over every edge."""
+    n = len(ranks)
+    return _circle(ranks, 2.0 * (n - 1) / n * size, 2.0 * (n - 1))
+
+
+def _ring_shards(ranks: np.ndarray, size: float) -> Plan:
+    n = len(ranks)
+    return _circle(ranks, (n - 1) / n * size, n - 1.0)
+
+
+def _chain_broadcast(ranks: np.ndarray, size: float) -> Plan:
+    return [[Move(ranks[:-1], ranks[1:], size, len(ranks) - 1.0, round=True)]]
+
+
+def _double_tree(ranks: np.ndarray, size: float) -> Plan:
+    """Two binary trees, each with half the buffer, up and down; an inner node of one is a leaf of the other."""
+    depth = float(np.ceil(np.log2(len(ranks))))
+    moves: Phase = []
+    for order in (ranks, np.roll(ranks, 1)):
+        child, parent = _tree_edges(order)
+        moves.append(Move(np.concatenate([child, parent]), np.concatenate([parent, child]), size / 2.0, 2.0 * depth))
+    return [moves]
+
+
+def _tree_edges(ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Child and parent of each edge of NCCL's balanced binary tree: odd positions are leaves (trees.cc)."""
+    n = len(ranks)
+    position = np.arange(1, n)
+    low = position & -position
+    parent = (position ^ low) | (low << 1)
+    parent = np.where(parent >= n, position ^ low, parent)
+    return ranks[position], ranks[parent]
+
+
+def _halving_doubling(ranks: np.ndarray, size: float) -> Plan:
+    """Recursive halving, then doubling: partners at distances 1, 2, 4, ... with half, a quarter, ... of the buffer."""
+    shards = _exchanges(ranks, size)
+    return shards + shards[::-1]
+
+
+def _doubling(ranks: np.ndarray, size: float) -> Plan:
+    return _exchanges(ranks, size)[::-1]
+
+
+def _halving(ranks: np.ndarray, size: float) -> Plan:
+    return _exchanges(ranks, size)
+
+
+def _exchanges(ranks: np.ndarray, size: float) -> Plan:
+    n = len(ranks)
+    if n & (n - 1):
+        raise TopologyError(f"recursive halving needs a power of two of ranks, not {n}; use ring")
+    position = np.arange(n)
+    return [[Move(ranks, ranks[position ^ (1 << bit)], size / 2.0 ** (bit + 1))] for bit in range(int(np.log2(n)))]
+
+
+def _pairs(ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    n = len(ranks)
+    shift = np.arange(1, n)
+    position = np.arange(n)
+    return np.repeat(ranks, n - 1), ranks[(position[:, None] + shift).ravel() % n]
+
+
+def _direct_shards(ranks: np.ndarray, size: float) -> Plan:
+    """Every rank to every other at once, one shard each."""
+    return [[Move(*_pairs(ranks), size / len(ranks))]]
+
+
+def _direct_all_reduce(ranks: np.ndarray, size: float) -> Plan:
+    return _direct_shards(ranks, size) + _direct_shards(ranks, size)
+
+
+def _pairwise_all_to_all(ranks: np.ndarray, size: float) -> Plan:
+    """n - 1 rounds; in round i every rank sends to the one i further on. NCCL groups them, so rounds overlap."""
+    n = len(ranks)
+    return [[Move(ranks, np.roll(ranks, -shift), size / n) for shift in range(1, n)]]
+
+
+def _neighbours(ranks: np.ndarray, size: float) -> Plan:
+    return [[Move(ranks, np.roll(ranks, -1), size)]]
+
+
+def _hierarchical(collective: str, ranks: np.ndarray, size: float, per_node: int) -> Plan:
+    """Two levels: inside each server, then between equal places of all servers, then inside again."""
+    n = len(ranks)
+    if per_node < 1 or n % per_node:
+        raise TopologyError(f"hierarchical needs groups of whole servers: {n} ranks, {per_node} of them a server")
+    grid = ranks.reshape(-1, per_node)
+    servers = [grid[i] for i in range(len(grid))] if per_node > 1 else []
+    rails = [grid[:, i] for i in range(per_node)] if len(grid) > 1 else []
+
+    def together(groups: list[np.ndarray], phase: Callable[[np.ndarray, float], Plan], part: float) -> Plan:
+        return [[move for group in groups for move in phase(group, part)[0]]] if groups else []
+
+    if collective == "all_reduce":
+        inner = together(servers, _ring_shards, size)
+        return inner + together(rails, _ring_all_reduce, size / per_node) + inner
+    if collective == "all_gather":
+        return together(rails, _ring_shards, size / per_node) + together(servers, _ring_shards, size)
+    if collective == "reduce_scatter":
+        return together(servers, _ring_shards, size) + together(rails, _ring_shards, size / per_node)
+    if collective == "all_to_all":
+        return together(servers, _direct_shards, size) + together(rails, _direct_shards, size)
+    first = ranks[::per_node] if per_node else ranks
+    return together([first] if len(grid) > 1 else [], _chain_broadcast, size) + together(
+        servers, _chain_broadcast, size
+    )
+
+
+CHANNELLED = ("ring", "tree")
+ALGORITHMS: dict[str, dict[str, Algorithm]] = {
+    "all_reduce": {
+        "ring": _ring_all_reduce,
+        "tree": _double_tree,
+        "halving_doubling": _halving_doubling,
+        "direct": _direct_all_reduce,
+    },
+    "all_gather": {"ring": _ring_shards, "halving_doubling": _doubling, "direct": _direct_shards},
+    "reduce_scatter": {"ring": _ring_shards, "halving_doubling": _halving, "direct": _direct_shards},
+    "all_to_all": {"direct": _direct_shards, "pairwise": _pairwise_all_to_all},
+    "broadcast": {"ring": _chain_broadcast},
+    "send_recv": {"ring": _neighbours},
+}
+for _name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"):
+    ALGORITHMS[_name]["hierarchical"] = _ring_all_reduce  # its phases need the server size: see plan

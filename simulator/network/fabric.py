@@ -1,0 +1,176 @@
+"""A fabric that answers how long collectives and transfers take: alone by formula, together by fair sharing.
+
+:class:`Fabric` keeps what is dear to compute: routes, and for each collective over a group its latency and the bytes
+that its fullest link carries. Alone, a phase takes ``steps x latency + bytes of the fullest link / bandwidth``, which
+is what the flow model gives too; so the analytical answer is two numbers a (collective, algorithm, group), and costs
+microseconds once they are known. Together, in :func:`Fabric.flow`, all activities share links max-min fairly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from .collectives import Move, Plan, algorithms, plan
+from .routing import Router
+from .sharing import Activities, Run, run
+from .topology import Topology, TopologyError
+
+DIRECT_UP_TO = 64  # ranks up to which reductions are tried as direct exchanges
+
+
+class Transfer(NamedTuple):
+    """A collective over ranks, or a message (``send``) from the first rank of ``group`` to the second.
+
+    ``size_bytes`` as nccl-tests has it; ``after`` are positions of transfers that must have ended; ``algorithm`` None
+    means the fastest alone.
+    """
+
+    collective: str
+    group: tuple[int, ...]
+    size_bytes: float
+    algorithm: str | None = None
+    release_us: float = 0.0
+    after: tuple[int, ...] = ()
+
+
+class Cost(NamedTuple):
+    """Of a plan for one byte: microseconds before and beside the bytes, and microseconds a byte on the fullest link."""
+
+    latency_us: float
+    us_per_byte: float
+
+
+@dataclass
+class Fabric:
+    """A topology with its routes. ``per_node`` ranks in a row share a server (0: no servers)."""
+
+    topology: Topology
+    policy: str = "adaptive"
+    per_node: int = 0
+    seed: int = 0
+    _router: Router = field(init=False)
+    _usage: dict[tuple[str, str, tuple[int, ...]], list[list[_Usage]]] = field(default_factory=dict)
+    _costs: dict[tuple[str, str, tuple[int, ...]], Cost] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._router = Router(self.topology, self.policy, self.seed)
+
+    def latency_us(
+        self, collective: str, group: Sequence[int], size_bytes: float, algorithm: str | None = None
+    ) -> float:
+        """Alone on the fabric, by the fastest algorithm unless one is named. A single rank costs nothing."""
+        names = (algorithm,) if algorithm else self.algorithms(collective, group)
+        costs = [self.cost(collective, name, group) for name in names]
+        return min(cost.latency_us + cost.us_per_byte * size_bytes for cost in costs)
+
+    def fastest(self, collective: str, group: Sequence[int], size_bytes: float) -> str:
+        """The algorithm that is fastest alone."""
+        names = self.algorithms(collective, group)
+        costs = [self.cost(collective, name, group) for name in names]
+        return names[int(np.argmin([cost.latency_us + cost.us_per_byte * size_bytes for cost in costs]))]
+
+    def algorithms(self, collective: str, group: Sequence[int]) -> tuple[str, ...]:
+        """What a group of this size can run: halving needs a power of two, hierarchical whole servers."""
+        if collective == "send":
+            return ("path",)
+        n, per_node = len(group), self.per_node
+        whole = per_node > 1 and n > per_node and n % per_node == 0
+        few = collective == "all_to_all" or n <= DIRECT_UP_TO
+        possible = {"halving_doubling": n & (n - 1) == 0, "hierarchical": whole, "direct": few}
+        return tuple(name for name in algorithms(collective) if possible.get(name, True))
+
+    def cost(self, collective: str, algorithm: str, group: Sequence[int]) -> Cost:
+        """Latency and time a byte of a collective alone. TopologyError for a rank or algorithm that is not there."""
+        key = (collective, algorithm, tuple(group))
+        if key not in self._costs:
+            latency = slope = 0.0
+            capacity = self.topology.bandwidth_gbps * 1e3
+            for phase in self._phases(*key):
+                load = np.zeros(self.topology.links)
+                for usage in phase:
+                    np.add.at(load, usage.links, usage.weights * usage.size)
+                latency += max((usage.latency_us for usage in phase), default=0.0)
+                slope += float(np.max(load / capacity, initial=0.0))
+            self._costs[key] = Cost(latency, slope)
+        return self._costs[key]
+
+    def flow(self, transfers: Sequence[Transfer]) -> tuple[np.ndarray, np.ndarray, Run]:
+        """Start and end of each transfer, us [n], and the run of the links, when all share the fabric."""
+        rows: list[_Usage] = []
+        sizes: list[float] = []
+        releases: list[float] = []
+        waits: list[list[int]] = []
+        first: list[int] = []
+        last: list[list[int]] = []
+        for transfer in transfers:
+            name = transfer.algorithm or self.fastest(transfer.collective, transfer.group, transfer.size_bytes)
+            before = [each for other in transfer.after for each in last[other]]
+            first.append(len(rows))
+            for phase in self._phases(transfer.collective, name, tuple(transfer.group)) or [[_NOTHING]]:
+                here = list(range(len(rows), len(rows) + len(phase)))
+                rows += phase
+                sizes += [usage.size * transfer.size_bytes for usage in phase]
+                releases += [transfer.release_us] * len(phase)
+                waits += [before] * len(phase)
+                before = here
+            last.append(before)
+        outcome = run(_activities(rows, sizes, releases, waits), self.topology.bandwidth_gbps)
+        start = outcome.start_us[np.array(first, dtype=np.int64)]
+        end = np.array([outcome.end_us[each].max() for each in last])
+        return start, end, outcome
+
+    def _phases(self, collective: str, algorithm: str, group: tuple[int, ...]) -> list[list[_Usage]]:
+        key = (collective, algorithm, group)
+        if key not in self._usage:
+            self._usage[key] = [[self._route(move) for move in phase] for phase in self._plan(*key)]
+        return self._usage[key]
+
+    def _plan(self, collective: str, algorithm: str, group: tuple[int, ...]) -> Plan:
+        outside = [rank for rank in group if not 0 <= rank < self.topology.ranks]
+        if outside:
+            raise TopologyError(f"rank {outside[0]} exceeds {self.topology.name} with {self.topology.ranks} ranks")
+        if collective != "send":
+            return plan(collective, algorithm, group, 1.0, self.per_node)
+        if len(group) != 2:
+            raise TopologyError(f"a send has two ranks, not {len(group)}")
+        ends = np.array(group[:1]), np.array(group[1:])
+        return [[Move(*ends, 1.0)]] if group[0] != group[1] else []
+
+    def _route(self, move: Move) -> _Usage:
+        found = self._router.crossings(move.source, move.target)
+        latency = found.mean_us if move.round else found.longest_us
+        return _Usage(found.links, found.flows, move.size_bytes, latency * move.steps)
+
+
+@dataclass(frozen=True, eq=False)
+class _Usage:
+    """One move on the links: how often each is crossed, the bytes a pair moves for one byte of the collective."""
+
+    links: np.ndarray
+    weights: np.ndarray
+    size: float
+    latency_us: float
+
+
+_NOTHING = _Usage(np.zeros(0, np.int64), np.zeros(0), 0.0, 0.0)
+
+
+def _activities(rows: list[_Usage], sizes: list[float], releases: list[float], waits: list[list[int]]) -> Activities:
+    def starts(lengths: list[int]) -> np.ndarray:
+        return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+    none = np.zeros(0, dtype=np.int64)
+    return Activities(
+        starts([len(row.links) for row in rows]),
+        np.concatenate([none, *(row.links for row in rows)]),
+        np.concatenate([np.zeros(0), *(row.weights for row in rows)]),
+        np.array(sizes, dtype=np.float64),
+        np.array([row.latency_us for row in rows]),
+        np.array(releases, dtype=np.float64),
+        starts([len(each) for each in waits]),
+        np.array([each for row in waits for each in row], dtype=np.int64),
+    )

@@ -1,0 +1,81 @@
+"""Links and switches that are slow or gone, and slow GPUs: what a fault does to a fabric, alone or by random draw.
+
+A *soft* fault leaves a link in place with less bandwidth, more latency, or a share of packets sent again (goodput
+falls by that share, and each of them waits a round trip). A *hard* one removes a link or a switch; routes go round it,
+and a fabric that falls apart is reported as such. A straggler is a rank whose compute takes longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .topology import Topology, TopologyError
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``where``: a link ``a->b``, a cable ``a-b``, or a node. Hard when ``gone``, else soft by the other figures."""
+
+    where: str
+    gone: bool = False
+    bandwidth_factor: float = 1.0
+    extra_latency_us: float = 0.0
+    retransmission: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.bandwidth_factor <= 1.0:
+            raise TopologyError(f"fault at {self.where}: bandwidth_factor={self.bandwidth_factor:g} must lie in (0, 1]")
+        if not self.extra_latency_us >= 0.0:
+            raise TopologyError(
+                f"fault at {self.where}: extra_latency_us={self.extra_latency_us:g} must not be negative"
+            )
+        if not 0.0 <= self.retransmission < 1.0:
+            raise TopologyError(f"fault at {self.where}: retransmission={self.retransmission:g} must lie in [0, 1)")
+
+
+def from_dicts(values: Iterable[Mapping[str, Any]]) -> list[Fault]:
+    """Faults as a config has them; TopologyError names an unknown key."""
+    known = Fault.__dataclass_fields__
+    faults = []
+    for value in values:
+        unknown = sorted(set(value) - set(known))
+        if unknown or "where" not in value:
+            what = f"has no setting {unknown[0]!r}" if unknown else "lacks 'where'"
+            raise TopologyError(f"a fault {what}; it has {', '.join(known)}")
+        faults.append(Fault(**value))
+    return faults
+
+
+def apply(topology: Topology, faults: Iterable[Fault]) -> Topology:
+    """The fabric with its faults. TopologyError for a link or node that is not there, or when ranks are cut off."""
+    bandwidth, latency = topology.bandwidth_gbps.copy(), topology.latency_us.copy()
+    keep = np.ones(topology.links, dtype=bool)
+    for fault in faults:
+        links = topology.touching(fault.where) if fault.where in topology.index else topology.find(fault.where)
+        if fault.gone:
+            keep[links] = False
+            continue
+        bandwidth[links] *= fault.bandwidth_factor * (1.0 - fault.retransmission)
+        latency[links] += fault.extra_latency_us + 2.0 * fault.retransmission * latency[links]
+    changed = topology.replace(bandwidth_gbps=bandwidth, latency_us=latency).keep(keep)
+    parts = changed.parts()
+    if len(parts) > 1:
+        alone = ", ".join(parts[-1][:4]) + (" ..." if len(parts[-1]) > 4 else "")
+        raise TopologyError(f"the faults partition {topology.name}: {alone} cannot reach the other ranks")
+    return changed
+
+
+def draw(topology: Topology, count: int, like: Fault, seed: int, kinds: Sequence[str] = ()) -> list[Fault]:
+    """``count`` different cables at random, each with the figures of ``like``; only of some ``kinds`` when given."""
+    first = np.flatnonzero(topology.source < topology.target)
+    if kinds:
+        first = np.array([link for link in first if topology.kind[link] in kinds], dtype=np.int64)
+    if count > len(first):
+        raise TopologyError(f"{count} faults are more than the {len(first)} cables of {topology.name}")
+    chosen = np.random.default_rng(seed).choice(first, count, replace=False)
+    figures = {name: getattr(like, name) for name in Fault.__dataclass_fields__ if name != "where"}
+    return [Fault(topology.link_name(int(link)).replace("->", "-"), **figures) for link in sorted(chosen)]

@@ -1,0 +1,237 @@
+"""Ways through a fabric: the shortest, spread over equal ones by hash (ECMP) or evenly, or dimension by dimension.
+
+All flows step together, one hop at a time: a flow at a node takes one of the links whose far end lies on a cheapest way
+to its target. Which one is a hash of the flow, as Ethernet switches do it, so that equal paths fill evenly on average
+and not exactly (RFC 2992); ``adaptive`` shares every flow evenly among them, as InfiniBand's adaptive routing and
+packet spraying come close to; ``shortest`` always takes the first. A link inside a server counts half a hop: neighbours
+there talk over NVLink, and a message to another rail crosses NVLink first and leaves by that rail's NIC, as NCCL's PXN
+does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from .topology import Topology, TopologyError
+
+CHUNK = 262_144  # flows stepped together
+INSIDE = ("nvlink", "pcie")  # kinds of link that stay inside a server
+
+
+@dataclass(frozen=True, eq=False)
+class Paths:
+    """Links of each flow in order, as CSR: ``links[start[i]:start[i + 1]]``."""
+
+    start: np.ndarray
+    links: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.start) - 1
+
+    def latency_us(self, topology: Topology) -> np.ndarray:
+        """Sum of link latencies of each flow."""
+        return self._total(topology.latency_us[self.links])
+
+    def bottleneck_gbps(self, topology: Topology) -> np.ndarray:
+        """Least bandwidth on each flow's path; infinite for a flow that stays where it is."""
+        out = np.full(len(self), np.inf)
+        np.minimum.at(out, self.owner, topology.bandwidth_gbps[self.links])
+        return out
+
+    @property
+    def owner(self) -> np.ndarray:
+        """The flow of each entry of ``links``."""
+        return np.repeat(np.arange(len(self)), np.diff(self.start))
+
+    def _total(self, values: np.ndarray) -> np.ndarray:
+        return np.bincount(self.owner, values, minlength=len(self))
+
+
+class Crossings(NamedTuple):
+    """Links used and how many flows cross each (fractions when adaptive); the longest and the mean latency of flows."""
+
+    links: np.ndarray
+    flows: np.ndarray
+    longest_us: float
+    mean_us: float
+
+
+class Router:
+    """Paths on one fabric; distances are computed once per target and kept.
+
+    ``policy`` is ``adaptive``, ``ecmp``, ``shortest`` or ``dimension_order`` (products of dimensions only);
+    TopologyError otherwise.
+    """
+
+    def __init__(self, topology: Topology, policy: str = "ecmp", seed: int = 0) -> None:
+        if policy not in POLICIES:
+            raise TopologyError(f"unknown routing {policy!r}; known: {', '.join(POLICIES)}")
+        if policy == "dimension_order" and topology.coordinates is None:
+            raise TopologyError(f"{topology.name} has no dimensions to route in order; use ecmp or shortest")
+        self.topology, self.policy, self.seed = topology, policy, seed
+        self.cost = np.array([1 if kind in INSIDE else 2 for kind in topology.kind], dtype=np.int32)
+        self._row = np.full(len(topology.nodes), -1, dtype=np.int64)
+        self._distance = np.zeros((0, len(topology.nodes)), dtype=np.int16)
+
+    def paths(self, source: np.ndarray, target: np.ndarray, flow: np.ndarray | None = None) -> Paths:
+        """Paths from rank ``source[i]`` to ``target[i]``; ``flow`` [n] tells flows of one pair apart for ECMP.
+
+        TopologyError when a rank is not in the fabric or cannot be reached.
+        """
+        source, target = np.asarray(source, dtype=np.int64), np.asarray(target, dtype=np.int64)
+        self._check(source, target)
+        flow = np.zeros(len(source), dtype=np.int64) if flow is None else np.asarray(flow, dtype=np.int64)
+        parts = [
+            self._hops(source[at : at + CHUNK], target[at : at + CHUNK], flow[at : at + CHUNK])
+            for at in range(0, len(source), CHUNK)
+        ]
+        links = np.concatenate([links for links, _ in parts]) if parts else np.zeros(0, dtype=np.int64)
+        lengths = np.concatenate([length for _, length in parts]) if parts else np.zeros(0, dtype=np.int64)
+        return Paths(np.concatenate([[0], np.cumsum(lengths)]), links)
+
+    def crossings(self, source: np.ndarray, target: np.ndarray) -> Crossings:
+        """What these flows load when all send alike."""
+        if self.policy != "adaptive":
+            paths = self.paths(source, target)
+            links, counts = np.unique(paths.links, return_counts=True)
+            latency = paths.latency_us(self.topology)
+            longest, mean = (float(latency.max()), float(latency.mean())) if len(latency) else (0.0, 0.0)
+            return Crossings(links, counts.astype(np.float64), longest, mean)
+        self._check(source, target)
+        load = np.zeros(self.topology.links)
+        longest = total = 0.0
+        for at in range(0, len(source), CHUNK):
+            found = self._spread(source[at : at + CHUNK], target[at : at + CHUNK], load)
+            longest, total = max(longest, found[0]), total + found[1]
+        links = np.flatnonzero(load)
+        return Crossings(links, load[links], longest, total / max(len(source), 1))
+
+    def _spread(self, source: np.ndarray, target: np.ndarray, load: np.ndarray) -> tuple[float, float]:
+        """Add to ``load`` [links] what each carries of flows that divide evenly; their longest and total latency."""
+        topology, size = self.topology, len(self.topology.nodes)
+        walking = source != target
+        row, _ = self.towards(target)
+        pairs, which = np.unique((row * size + source)[walking], return_inverse=True)
+        amount = np.bincount(which, minlength=len(pairs)).astype(np.float64)
+        latency = np.zeros(len(pairs))
+        longest = total = 0.0
+        while len(pairs):
+            owner, link, count = self._next(pairs)
+            part = amount[owner] / count[owner]
+            load += np.bincount(link, part, minlength=topology.links)
+            total += float(part @ topology.latency_us[link])
+            reached = pairs[owner] // size * size + topology.target[link]
+            later = latency[owner] + topology.latency_us[link]
+            arrived = self._distance[reached // size, reached % size] == 0
+            longest = max(longest, float(later[arrived].max(initial=0.0)))
+            pairs, which = np.unique(reached[~arrived], return_inverse=True)
+            amount = np.bincount(which, part[~arrived], minlength=len(pairs)).astype(np.float64)
+            latency = np.zeros(len(pairs))
+            np.maximum.at(latency, which, later[~arrived])
+        return longest, total
+
+    def _next(self, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Links on a cheapest way for pairs (row of the target x nodes + node): pair, link; and links of each pair.
+
+        TopologyError when a target cannot be reached.
+        """
+        topology, distance = self.topology, self._distance
+        row, here = pairs // len(topology.nodes), pairs % len(topology.nodes)
+        left = distance[row, here]
+        if (left < 0).any():
+            lost = int(np.flatnonzero(left < 0)[0])
+            aim = topology.nodes[int(np.flatnonzero(self._row == row[lost])[0])]
+            raise TopologyError(f"{topology.nodes[here[lost]]} cannot reach {aim}")
+        start, order = topology.outgoing
+        degree = start[here + 1] - start[here]
+        owner = np.repeat(np.arange(len(here)), degree)
+        offset = np.arange(len(owner)) - np.repeat(np.cumsum(degree) - degree, degree)
+        link = order[start[here][owner] + offset]
+        nearer = distance[row[owner], topology.target[link]] == left[owner] - self.cost[link]
+        owner, link = owner[nearer], link[nearer]
+        return owner, link, np.bincount(owner, minlength=len(here))
+
+    def _check(self, source: np.ndarray, target: np.ndarray) -> None:
+        for rank in (source, target):
+            if len(rank) and (rank.min() < 0 or rank.max() >= self.topology.ranks):
+                raise TopologyError(f"rank {rank.max()} exceeds {self.topology.name} with {self.topology.ranks} ranks")
+
+    def _hops(self, source: np.ndarray, target: np.ndarray, flow: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        hash_of = _mixed(source * 1_000_003 + target * 7919 + flow * 104_729 + self.seed)
+        here, walking = source.copy(), np.flatnonzero(source != target)
+        steps: list[tuple[np.ndarray, np.ndarray]] = []
+        while len(walking):
+            if len(steps) > len(self.topology.nodes):
+                raise TopologyError(f"{self.topology.name} routes in a circle")
+            link = POLICIES[self.policy](self, here[walking], target[walking], hash_of[walking] + len(steps))
+            steps.append((walking, link))
+            here[walking] = self.topology.target[link]
+            walking = walking[here[walking] != target[walking]]
+        if not steps:
+            return np.zeros(0, dtype=np.int64), np.zeros(len(source), dtype=np.int64)
+        owner, links = (np.concatenate([step[side] for step in steps]) for side in (0, 1))
+        return links[np.argsort(owner, kind="stable")], np.bincount(owner, minlength=len(source))
+
+    def towards(self, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Row of each target, and the table [rows, nodes] of costs from every node to it, -1 where there is no way."""
+        missing = np.unique(targets[self._row[targets] < 0])
+        if len(missing):
+            from scipy.sparse import csr_array
+            from scipy.sparse.csgraph import shortest_path
+
+            size = len(self.topology.nodes)
+            backwards = csr_array((self.cost, (self.topology.target, self.topology.source)), (size, size))
+            hops = shortest_path(backwards, method="D", indices=missing)
+            self._row[missing] = len(self._distance) + np.arange(len(missing))
+            self._distance = np.concatenate([self._distance, np.where(np.isfinite(hops), hops, -1).astype(np.int16)])
+        return self._row[targets], self._distance
+
+
+def _equal_cost(router: Router, here: np.ndarray, target: np.ndarray, choice: np.ndarray) -> np.ndarray:
+    """One of the links on a cheapest way, the ``choice``-th modulo their number."""
+    row, _ = router.towards(target)
+    # flows at one node to one target share their links
+    pairs, which = np.unique(row * len(router.topology.nodes) + here, return_inverse=True)
+    _, link, count = router._next(pairs)
+    first = np.cumsum(count) - count
+    return np.asarray(link[first[which] + choice % count[which]])
+
+
+def _first(router: Router, here: np.ndarray, target: np.ndarray, choice: np.ndarray) -> np.ndarray:
+    return _equal_cost(router, here, target, np.zeros_like(choice))
+
+
+def _dimension_order(router: Router, here: np.ndarray, target: np.ndarray, choice: np.ndarray) -> np.ndarray:
+    """Correct the first differing coordinate first (Dally and Seitz, 1987), by the shortest way along that line."""
+    coordinates = router.topology.coordinates
+    assert coordinates is not None
+    inside = here < len(coordinates)
+    corner = target.copy()  # where the line of the first differing dimension meets the target's coordinate
+    differs = coordinates[here[inside]] != coordinates[target[inside]]
+    axis = differs.argmax(axis=1)
+    wanted = coordinates[here[inside]].copy()
+    rows = np.arange(len(axis))
+    wanted[rows, axis] = coordinates[target[inside], axis]
+    corner[inside] = np.ravel_multi_index(tuple(wanted.T), tuple(coordinates.max(axis=0) + 1), order="F")
+    return _equal_cost(router, here, corner, np.zeros_like(choice))
+
+
+POLICIES: dict[str, Callable[[Router, np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {
+    "adaptive": _equal_cost,
+    "ecmp": _equal_cost,
+    "shortest": _first,
+    "dimension_order": _dimension_order,
+}
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    """Well-spread non-negative numbers from neighbouring ones (the finaliser of splitmix64)."""
+    with np.errstate(over="ignore"):
+        x = values.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return ((x ^ (x >> np.uint64(31))) >> np.uint64(2)).astype(np.int64)

@@ -1,0 +1,275 @@
+"""Fabrics by formula: N-dimensional products of simple shapes, and what stands in datacentres.
+
+A product places ranks on a grid; along each dimension the ranks of a line are joined as a ring, mesh, torus, fully,
+by a switch, as a king's moves or a hypercube. Datacentre builders name their switches and give every GPU its NIC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from .topology import Topology, TopologyError, connect
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """``size`` ranks along one dimension, GB/s and us of each of its links."""
+
+    shape: str
+    size: int
+    bandwidth_gbps: float
+    latency_us: float = 0.5
+    kind: str = "fabric"
+
+
+def product(dimensions: Sequence[Dimension], name: str = "") -> Topology:
+    """Ranks on a grid, the first dimension fastest; each line of a dimension joined by its shape.
+
+    TopologyError for an unknown shape or a size it cannot have.
+    """
+    sizes = [each.size for each in dimensions]
+    count = int(np.prod(sizes))
+    if not sizes or min(sizes) < 1:
+        raise TopologyError(f"a product needs sizes of at least 1, got {sizes}")
+    grid = np.stack(np.unravel_index(np.arange(count), sizes, order="F"), axis=1)
+    stride = np.concatenate([[1], np.cumprod(sizes)])
+    nodes = [f"gpu{rank}" for rank in range(count)]
+    cables = []
+    for axis, each in enumerate(dimensions):
+        lines = np.flatnonzero(grid[:, axis] == 0)  # the first rank of every line along this dimension
+        if each.size == 1:
+            continue
+        if each.shape == "switch":
+            switches = len(nodes) + np.arange(len(lines))
+            nodes += [f"switch{axis}.{line}" for line in range(len(lines))]
+            members = lines[:, None] + stride[axis] * np.arange(each.size)
+            ends = members.ravel(), np.repeat(switches, each.size)
+            cables.append((*ends, each.bandwidth_gbps, each.latency_us, each.kind))
+            continue
+        pairs = _pairs(each)
+        ends = tuple((lines[:, None] + stride[axis] * pairs[:, side]).ravel() for side in (0, 1))
+        cables.append((*ends, each.bandwidth_gbps, each.latency_us, each.kind))
+    title = name or " x ".join(f"{each.shape}({each.size})" for each in dimensions)
+    return connect(title, count, nodes, cables, grid)
+
+
+def _pairs(each: Dimension) -> np.ndarray:
+    if each.shape not in PAIRS:
+        raise TopologyError(f"unknown shape {each.shape!r}; known: {', '.join(sorted([*PAIRS, 'switch']))}")
+    pairs = sorted({tuple(sorted(pair)) for pair in PAIRS[each.shape](each.size)})
+    return np.array([pair for pair in pairs if pair[0] != pair[1]], dtype=np.int64).reshape(-1, 2)
+
+
+def _line(n: int) -> Iterator[tuple[int, int]]:
+    yield from zip(range(n - 1), range(1, n), strict=True)
+
+
+def _ring(n: int) -> Iterator[tuple[int, int]]:
+    yield from _line(n)
+    yield n - 1, 0
+
+
+def _side(shape: str, n: int) -> int:
+    side = round(n**0.5)
+    if side * side != n:
+        raise TopologyError(f"a {shape} is square: {n} is no square number, {side * side} is the nearest")
+    return side
+
+
+def _grid(shape: str, n: int, wraps: bool, diagonals: bool) -> Iterator[tuple[int, int]]:
+    side = _side(shape, n)
+    moves = [(0, 1), (1, 0)] + ([(1, 1), (1, -1)] if diagonals else [])
+    for row in range(side):
+        for column in range(side):
+            for down, right in moves:
+                to = row + down, column + right
+                if wraps:
+                    to = to[0] % side, to[1] % side
+                if 0 <= to[0] < side and 0 <= to[1] < side:
+                    yield row * side + column, to[0] * side + to[1]
+
+
+def _hypercube(n: int) -> Iterator[tuple[int, int]]:
+    if n & (n - 1):
+        raise TopologyError(f"a hypercube has a power of two of ranks, not {n}")
+    for rank in range(n):
+        for bit in range(n.bit_length() - 1):
+            yield rank, rank ^ (1 << bit)
+
+
+PAIRS: dict[str, Callable[[int], Iterator[tuple[int, int]]]] = {
+    "line": _line,
+    "ring": _ring,
+    "fully_connected": lambda n: combinations(range(n), 2),
+    "mesh": lambda n: _grid("mesh", n, False, False),
+    "torus": lambda n: _grid("torus", n, True, False),
+    "king_mesh": lambda n: _grid("king_mesh", n, False, True),
+    "hypercube": _hypercube,
+}
+
+
+@dataclass(frozen=True)
+class Port:
+    """One rank's way out: GB/s each direction and us to the switch."""
+
+    bandwidth_gbps: float
+    latency_us: float
+    kind: str = "ib"
+
+
+def single_switch(ranks: int, port: Port) -> Topology:
+    """Every rank on one switch that never blocks."""
+    return product([Dimension("switch", ranks, port.bandwidth_gbps, port.latency_us, port.kind)], "single switch")
+
+
+@dataclass(frozen=True)
+class Servers:
+    """``count`` servers of ``gpus`` joined inside (``inside``: a switch, or ``fully_connected``), a NIC a GPU."""
+
+    count: int
+    gpus: int
+    inside: Port
+    nic: Port
+    joined: str = "switch"
+
+    @property
+    def ranks(self) -> int:
+        return self.count * self.gpus
+
+
+Cables = list[tuple[np.ndarray, np.ndarray, float, float, str]]
+
+
+def _inside(servers: Servers, nodes: list[str]) -> Cables:
+    """Cables inside servers; appends their switches to ``nodes``, which hold the ranks."""
+    port, ranks = servers.inside, np.arange(servers.ranks)
+    if servers.gpus == 1:
+        return []
+    if servers.joined == "switch":
+        first = len(nodes)
+        nodes += [f"nvswitch{server}" for server in range(servers.count)]
+        return [(ranks, first + ranks // servers.gpus, port.bandwidth_gbps, port.latency_us, port.kind)]
+    pairs = np.array(list(combinations(range(servers.gpus), 2)))
+    base = servers.gpus * np.arange(servers.count)[:, None]
+    each = port.bandwidth_gbps / (servers.gpus - 1)
+    return [((base + pairs[:, 0]).ravel(), (base + pairs[:, 1]).ravel(), each, port.latency_us, port.kind)]
+
+
+def fat_tree(servers: Servers, radix: int = 64, oversubscription: float = 1.0, rails: bool = False) -> Topology:
+    """A two- or three-level Clos of switches with ``radix`` ports, as wide as ranks need.
+
+    ``oversubscription`` is a leaf's bandwidth down over up. With ``rails``, GPU i of every server is on the leaves of
+    rail i, so that equal GPUs of a pod of servers are one switch apart (rail-optimized, as in NVIDIA's SuperPOD
+    reference architecture); otherwise a leaf takes whole servers. TopologyError when three levels do not suffice.
+    """
+    if radix < 4 or oversubscription < 1.0:
+        raise TopologyError(f"a fat tree needs radix >= 4 and oversubscription >= 1, got {radix}, {oversubscription:g}")
+    down = max(1, int(radix * oversubscription / (1.0 + oversubscription)))
+    nodes = [f"gpu{rank}" for rank in range(servers.ranks)]
+    cables = _inside(servers, nodes)
+    leaf = _leaf_of(servers, down, rails)
+    leaves = int(leaf.max()) + 1
+    first = len(nodes)
+    nodes += [f"leaf{i}" for i in range(leaves)]
+    port = servers.nic
+    cables.append((np.arange(servers.ranks), first + leaf, port.bandwidth_gbps, port.latency_us, port.kind))
+    if leaves == 1:
+        return connect("fat tree, one level", servers.ranks, nodes, cables)
+    up_gbps = down * port.bandwidth_gbps / oversubscription
+    if leaves <= radix:
+        count = max(1, min(radix - down, int(np.ceil(leaves * (radix - down) / radix))))
+        _join(nodes, cables, np.arange(first, first + leaves), "spine", count, up_gbps, port)
+        return connect("fat tree, two levels", servers.ranks, nodes, cables)
+    half = radix // 2
+    pods = int(np.ceil(leaves / half))
+    if pods > radix:
+        raise TopologyError(f"{servers.ranks} ranks need more than three levels of radix {radix}; raise the radix")
+    spines = []
+    for pod in range(pods):
+        own = first + np.arange(pod * half, min((pod + 1) * half, leaves))
+        spines.append(_join(nodes, cables, own, f"spine{pod}.", half, up_gbps, port))
+    cores = len(nodes)
+    nodes += [f"core{i}" for i in range(half)]  # core i stands for the plane that joins spine i of every pod
+    for pod_spines in spines:
+        cables.append((pod_spines, cores + np.arange(half), up_gbps, port.latency_us, port.kind))
+    return connect("fat tree, three levels", servers.ranks, nodes, cables)
+
+
+def _leaf_of(servers: Servers, down: int, rails: bool) -> np.ndarray:
+    rank = np.arange(servers.ranks)
+    if rails:
+        groups = int(np.ceil(servers.count / down))
+        return rank % servers.gpus * groups + rank // servers.gpus // down
+    whole = max(1, down // servers.gpus)  # servers a leaf takes
+    return rank // servers.gpus // whole
+
+
+def _join(
+    nodes: list[str], cables: Cables, lower: np.ndarray, name: str, count: int, total_gbps: float, port: Port
+) -> np.ndarray:
+    """``count`` new switches, each joined to all ``lower`` ones, which send ``total_gbps`` up in all."""
+    first = len(nodes)
+    nodes += [f"{name}{i}" for i in range(count)]
+    upper = first + np.arange(count)
+    cables.append((np.repeat(lower, count), np.tile(upper, len(lower)), total_gbps / count, port.latency_us, port.kind))
+    return upper
+
+
+def dual_plane(servers: Servers, radix: int = 64, oversubscription: float = 1.0) -> Topology:
+    """Each NIC's two ports on two leaves, one of each plane (dual-ToR: Alibaba HPN, SIGCOMM 2024), at half the rate.
+
+    Losing one leaf halves a server's bandwidth and cuts nobody off.
+    """
+    half = Port(servers.nic.bandwidth_gbps / 2.0, servers.nic.latency_us, servers.nic.kind)
+    plane = fat_tree(
+        Servers(servers.count, servers.gpus, servers.inside, half, servers.joined), radix, oversubscription
+    )
+    inner = servers.ranks + (servers.count if servers.joined == "switch" and servers.gpus > 1 else 0)
+    extra = len(plane.nodes) - inner
+    nodes = [*plane.nodes[:inner], *(f"{name}.{p}" for p in "ab" for name in plane.nodes[inner:])]
+    one = (plane.source >= inner) | (plane.target >= inner)  # links of the plane; the others exist once
+
+    def moved(ends: np.ndarray) -> np.ndarray:
+        return np.concatenate([ends, np.where(ends[one] >= inner, ends[one] + extra, ends[one])])
+
+    def twice(values: np.ndarray) -> np.ndarray:
+        return np.concatenate([values, values[one]])
+
+    kinds = plane.kind + tuple(plane.kind[link] for link in np.flatnonzero(one))
+    return Topology(
+        f"dual plane, {plane.name}",
+        servers.ranks,
+        tuple(nodes),
+        moved(plane.source),
+        moved(plane.target),
+        twice(plane.bandwidth_gbps),
+        twice(plane.latency_us),
+        kinds,
+    ).check()
+
+
+def dragonfly(servers: Servers, groups: int, routers: int, global_gbps: float, local_gbps: float) -> Topology:
+    """``groups`` of ``routers``, each to each inside, one cable between every two groups (Kim et al., ISCA 2008)."""
+    if groups < 1 or routers < 1 or servers.count % (groups * routers):
+        raise TopologyError(f"{servers.count} servers do not divide over {groups} groups x {routers} routers")
+    nodes = [f"gpu{rank}" for rank in range(servers.ranks)]
+    cables = _inside(servers, nodes)
+    first, port = len(nodes), servers.nic
+    nodes += [f"router{g}.{r}" for g in range(groups) for r in range(routers)]
+    home = first + np.arange(servers.ranks) // (servers.ranks // (groups * routers))
+    cables.append((np.arange(servers.ranks), home, port.bandwidth_gbps, port.latency_us, port.kind))
+    if routers > 1:
+        pairs = np.array(list(combinations(range(routers), 2)))
+        base = first + routers * np.arange(groups)[:, None]
+        ends = (base + pairs[:, 0]).ravel(), (base + pairs[:, 1]).ravel()
+        cables.append((*ends, local_gbps, port.latency_us, port.kind))
+    if groups > 1:
+        far = np.array(list(combinations(range(groups), 2)))
+        one = first + far[:, 0] * routers + (far[:, 1] - 1) % routers
+        other = first + far[:, 1] * routers + far[:, 0] % routers
+        cables.append((one, other, global_gbps, port.latency_us, port.kind))
+    return connect("dragonfly", servers.ranks, nodes, cables)

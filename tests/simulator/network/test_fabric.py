@@ -1,0 +1,167 @@
+"""Collectives on explicit links: closed forms alone, contention together, and ASTRA-sim's times beside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opcast.simulator.network.collectives import algorithms, plan
+from opcast.simulator.network.fabric import Fabric, Transfer
+from opcast.simulator.network.shapes import Dimension, Port, Servers, fat_tree, product, single_switch
+from opcast.simulator.network.topology import TopologyError
+
+GIB = 2.0**30
+SWITCH = Fabric(single_switch(8, Port(50.0, 0.5)))
+RING = Fabric(product([Dimension("ring", 8, 50.0, 0.5)]))
+MESH = Fabric(product([Dimension("fully_connected", 8, 50.0, 0.5)]))
+
+
+def expected(bytes_a_link: float, hops: float) -> float:
+    return bytes_a_link / 50e3 + hops
+
+
+@pytest.mark.parametrize(
+    ("fabric", "collective", "algorithm", "bytes_a_link", "latency"),
+    [
+        (SWITCH, "all_reduce", "ring", 2 * 7 / 8, 14 * 1.0),
+        (RING, "all_reduce", "ring", 2 * 7 / 8, 14 * 0.5),
+        (RING, "all_gather", "ring", 7 / 8, 7 * 0.5),
+        (SWITCH, "reduce_scatter", "ring", 7 / 8, 7 * 1.0),
+        (SWITCH, "all_reduce", "halving_doubling", 2 * 7 / 8, 6 * 1.0),
+        (MESH, "all_reduce", "direct", 2 / 8, 2 * 0.5),
+        (MESH, "all_to_all", "direct", 1 / 8, 0.5),
+        (SWITCH, "all_to_all", "direct", 7 / 8, 1.0),
+        (SWITCH, "all_to_all", "pairwise", 7 / 8, 1.0),
+        (SWITCH, "send_recv", "ring", 1.0, 1.0),
+        (RING, "broadcast", "ring", 1.0, 7 * 0.5),
+    ],
+)
+def test_alone_on_an_ideal_fabric_a_collective_takes_its_closed_form(
+    fabric: Fabric, collective: str, algorithm: str, bytes_a_link: float, latency: float
+) -> None:
+    time = fabric.latency_us(collective, range(8), GIB, algorithm)
+    assert time == pytest.approx(expected(bytes_a_link * GIB, latency), rel=1e-9)
+    _, end, _ = fabric.flow([Transfer(collective, tuple(range(8)), GIB, algorithm)])
+    assert end[0] == pytest.approx(time, rel=0.01)
+
+
+def test_a_double_tree_moves_at_most_twice_the_bytes_and_fewer_hops() -> None:
+    fabric = Fabric(single_switch(64, Port(50.0, 0.5)))
+    cost = fabric.cost("all_reduce", "tree", range(64))
+    assert cost.us_per_byte * 50e3 == pytest.approx(2.0, rel=0.26)
+    assert cost.latency_us == 12.0
+
+
+def test_eight_gpus_of_a_server_use_eight_nics() -> None:
+    fabric = Fabric(fat_tree(Servers(4, 8, Port(450.0, 0.5, "nvlink"), Port(50.0, 1.0))), per_node=8)
+    whole = fabric.cost("all_reduce", "ring", range(32)).us_per_byte
+    rail = fabric.cost("all_reduce", "ring", range(0, 32, 8)).us_per_byte
+    assert whole == pytest.approx(2 * 31 / 32 / (8 * 50e3), rel=1e-6)
+    assert rail == pytest.approx(2 * 3 / 4 / 50e3, rel=1e-6)
+
+
+def test_the_order_of_ranks_matters() -> None:
+    fabric = Fabric(product([Dimension("ring", 8, 50.0, 0.5)]), policy="shortest")
+    good = fabric.latency_us("all_reduce", range(8), GIB, "ring")
+    bad = fabric.latency_us("all_reduce", (0, 4, 1, 5, 2, 6, 3, 7), GIB, "ring")
+    assert bad > 2.0 * good
+
+
+def test_jobs_that_share_an_uplink_share_its_bandwidth() -> None:
+    fabric = Fabric(fat_tree(Servers(2, 4, Port(450.0, 0.5, "nvlink"), Port(50.0, 0.0)), 8, 3.0))
+    sends = [Transfer("send", (rank, rank + 4), 1e9) for rank in range(4)]  # 200 GB/s through uplinks of 100
+    for together, gbps in ((1, 50.0), (2, 50.0), (4, 25.0)):
+        assert fabric.flow(sends[:together])[1] == pytest.approx(1e6 / gbps, rel=1e-6)
+
+
+def test_incast_takes_the_time_of_the_last_link() -> None:
+    incast = [Transfer("send", (rank, 0), 64 * 2.0**20) for rank in range(1, 8)]
+    _, end, run = SWITCH.flow(incast)
+    assert end.max() == pytest.approx(7 * 64 * 2.0**20 / 50e3 + 1.0)
+    assert run.carried_bytes.sum() == pytest.approx(2 * 7 * 64 * 2.0**20)
+
+
+def test_one_transfer_waits_for_another() -> None:
+    start, end, _ = SWITCH.flow([Transfer("send", (0, 1), 5e4), Transfer("send", (0, 1), 5e4, after=(0,))])
+    assert start.tolist() == [0.0, end[0]]
+    assert end.tolist() == pytest.approx([2.0, 4.0])
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"])
+def test_one_rank_costs_nothing_and_no_bytes_cost_latency_only(collective: str) -> None:
+    assert SWITCH.latency_us(collective, [3], GIB) == 0.0
+    assert 0.0 < SWITCH.latency_us(collective, range(8), 0.0) < 20.0
+    assert SWITCH.flow([Transfer(collective, (3,), GIB)])[1].tolist() == [0.0]
+
+
+def received(collective: str, algorithm: str, n: int) -> np.ndarray:
+    total = np.zeros(n)
+    for phase in plan(collective, algorithm, range(n), 1.0, 2 if algorithm == "hierarchical" else 0):
+        for move in phase:
+            np.add.at(total, move.target, move.size_bytes)
+    return total
+
+
+@settings(deadline=None)
+@given(st.sampled_from(["all_gather", "reduce_scatter", "all_to_all"]), st.sampled_from([2, 4, 8, 16]), st.data())
+def test_every_rank_receives_what_the_others_have_for_it(collective: str, n: int, data) -> None:
+    algorithm = data.draw(st.sampled_from([a for a in algorithms(collective) if a != "hierarchical"]))
+    assert received(collective, algorithm, n) == pytest.approx((n - 1) / n)
+
+
+@settings(deadline=None)
+@given(st.integers(2, 40))
+def test_trees_reach_every_rank_and_reduce_what_each_has(n: int) -> None:
+    (moves,) = plan("all_reduce", "tree", range(n), 1.0)
+    for tree in moves:
+        edges = set(zip(tree.source.tolist(), tree.target.tolist(), strict=True))
+        assert len(edges) == 2 * (n - 1)
+        assert all((b, a) in edges for a, b in edges)
+        reached, before = {0}, 0
+        while len(reached) > before:
+            before, reached = len(reached), reached | {b for a, b in edges if a in reached}
+        assert len(reached) == n
+
+
+@pytest.mark.parametrize(
+    ("collective", "algorithm", "group", "message"),
+    [
+        ("gather", None, (0, 1), "unknown collective 'gather'"),
+        ("all_reduce", "star", (0, 1), "all_reduce has no algorithm 'star'; it has ring, tree"),
+        ("all_reduce", "ring", (0, 99), "rank 99 exceeds single switch with 8 ranks"),
+        ("all_reduce", "ring", (0, 1, 0), "names rank 0 twice"),
+        ("all_reduce", "halving_doubling", (0, 1, 2), "power of two"),
+        ("send", None, (0, 1, 2), "a send has two ranks"),
+    ],
+)
+def test_bad_transfers_are_named(collective: str, algorithm: str | None, group: tuple[int, ...], message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
+        SWITCH.flow([Transfer(collective, group, 1.0, algorithm)])
+
+
+SUM_GBPS = 1600.0  # memory that ASTRA-sim reads twice and writes once to sum what arrives, when chunks do not overlap
+
+
+@pytest.mark.reference
+def test_rings_take_the_time_of_astra_sim(reference_data: Path) -> None:
+    import pandas as pd
+
+    rows = pd.read_csv(reference_data / "truth" / "astra_collectives.csv")
+    rows = rows[(rows.backend == "congestion_aware") & (rows.status == "ok") & (rows.pattern == "single_collective")]
+    rows = rows[(rows.topology == "Ring") & (rows.algorithm_per_dim == "ring") & (rows.collective != "all_to_all")]
+    ratios = []
+    for row in rows.itertuples():
+        n, gbps = int(row.npus), float(row.bandwidth_GBps_per_dim) * GIB / 1e9
+        fabric = Fabric(product([Dimension("ring", n, gbps, float(row.latency_ns_per_dim) / 1e3)]), "shortest")
+        cost = fabric.cost(row.collective, "ring", range(n))
+        size = row.size_bytes * (n if row.collective == "all_gather" else 1)
+        serial = row.active_chunks == 1  # then each chunk waits for the last, latencies and sums included
+        time = cost.us_per_byte * size + cost.latency_us * (row.dataset_splits if serial else 1)
+        if serial and row.collective != "all_gather":
+            time += 3.0 * (n - 1) / n * size / (SUM_GBPS * 1e3)
+        ratios.append(time / (row.simulated_ns / 1e3))
+    assert len(ratios) > 50
+    assert np.abs(np.array(ratios) - 1.0).max() < 0.10

@@ -1,0 +1,83 @@
+"""Faults: what they do to links, routes and times, and what cannot be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from opcast.simulator.network.fabric import Fabric
+from opcast.simulator.network.faults import Fault, apply, draw, from_dicts
+from opcast.simulator.network.shapes import Dimension, Port, Servers, fat_tree, product
+from opcast.simulator.network.topology import TopologyError
+
+RING = product([Dimension("ring", 8, 50.0, 1.0)])
+TREE = fat_tree(Servers(16, 1, Port(450.0, 0.5, "nvlink"), Port(50.0, 1.0)), 8)
+
+
+def all_reduce(topology) -> float:
+    return Fabric(topology, "shortest").latency_us("all_reduce", range(8), 1e9, "ring")
+
+
+def test_a_soft_fault_slows_what_crosses_it() -> None:
+    slow = apply(RING, [Fault("gpu0-gpu1", bandwidth_factor=0.5)])
+    assert all_reduce(slow) == pytest.approx(2.0 * all_reduce(RING), rel=1e-3)
+    later = apply(RING, [Fault("gpu0->gpu1", extra_latency_us=5.0)])
+    assert later.latency_us.sum() == RING.latency_us.sum() + 5.0
+    lossy = apply(RING, [Fault("gpu0->gpu1", retransmission=0.1)])
+    assert lossy.bandwidth_gbps.min() == pytest.approx(45.0)
+
+
+def test_a_dead_cable_of_a_ring_is_routed_around() -> None:
+    broken = apply(RING, [Fault("gpu0-gpu1", gone=True)])
+    assert broken.links == RING.links - 2
+    assert all_reduce(broken) > all_reduce(RING)
+
+
+def test_a_dead_spine_leaves_less_bandwidth_and_a_dead_leaf_a_partition() -> None:
+    spine = next(name for name in TREE.nodes if name.startswith("spine"))
+    size = range(16)
+    whole, less = (
+        Fabric(t).cost("all_to_all", "direct", size).us_per_byte for t in (TREE, apply(TREE, [Fault(spine, gone=True)]))
+    )
+    assert less >= whole
+    with pytest.raises(TopologyError, match=r"faults partition .*: gpu.* cannot reach the other ranks"):
+        apply(TREE, [Fault("leaf0", gone=True)])
+
+
+def test_random_faults_follow_the_seed_and_differ_from_each_other() -> None:
+    like = Fault("", bandwidth_factor=0.5)
+    first, again, other = (draw(TREE, 5, like, seed) for seed in (1, 1, 2))
+    assert first == again != other
+    assert len({fault.where for fault in first}) == 5
+    assert all(fault.bandwidth_factor == 0.5 for fault in first)
+    apply(TREE, first)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"where": "gpu0-gpu4"}, "has no link gpu0-gpu4; gpu0 reaches gpu"),
+        ({"where": "gpu0-gpu99"}, "has no node 'gpu99'"),
+        ({"where": "gpu0"} | {"bandwidth_factor": 0.0}, r"bandwidth_factor=0 must lie in \(0, 1\]"),
+        ({"where": "gpu0-gpu1", "bandwidth_factor": -1}, "must lie in"),
+        ({"where": "gpu0-gpu1", "extra_latency_us": -1}, "must not be negative"),
+        ({"where": "gpu0-gpu1", "retransmission": 1.0}, r"must lie in \[0, 1\)"),
+        ({"where": "gpu0-gpu1", "speed": 1}, "a fault has no setting 'speed'"),
+        ({"gone": True}, "a fault lacks 'where'"),
+    ],
+)
+def test_faults_that_cannot_be_are_named(values: dict, message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
+        apply(RING, from_dicts([values]))
+
+
+def test_more_faults_than_cables_are_refused() -> None:
+    with pytest.raises(TopologyError, match="9 faults are more than the 8 cables"):
+        draw(RING, 9, Fault("", gone=True), 0)
+
+
+def test_slower_links_never_make_anything_faster() -> None:
+    rng = np.random.default_rng(0)
+    before = Fabric(TREE).cost("all_reduce", "ring", range(16)).us_per_byte
+    for seed in rng.integers(0, 1000, 10):
+        after = Fabric(apply(TREE, draw(TREE, 3, Fault("", bandwidth_factor=0.3), int(seed))))
+        assert after.cost("all_reduce", "ring", range(16)).us_per_byte >= before * (1 - 1e-9)

@@ -1,0 +1,141 @@
+"""Fabrics by hand and by formula: what is checked, and what builders build."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from opcast.simulator.network.shapes import (
+    Dimension,
+    Port,
+    Servers,
+    dragonfly,
+    dual_plane,
+    fat_tree,
+    product,
+    single_switch,
+)
+from opcast.simulator.network.topology import TopologyError, from_dict
+
+GPUS = [{"name": "a", "rank": True}, {"name": "b", "rank": True}, {"name": "s"}]
+CABLES = [
+    {"from": "a", "to": "s", "bandwidth_gbps": 50, "latency_us": 1},
+    {"from": "b", "to": "s", "bandwidth_gbps": 50, "latency_us": 1},
+]
+
+
+def test_a_users_fabric_has_two_links_a_cable_and_ranks_first() -> None:
+    made = from_dict({"name": "mine", "nodes": GPUS[::-1], "links": CABLES})
+    assert made.nodes == ("b", "a", "s")
+    assert made.ranks == 2
+    assert sorted(made.link_name(i) for i in range(made.links)) == ["a->s", "b->s", "s->a", "s->b"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "links", "message"),
+    [
+        (GPUS, CABLES[:1], "mine is not connected: b cannot reach a"),
+        (GPUS, [CABLES[0], {**CABLES[1], "to": "x"}], "link 1 names the unknown node 'x'; known: a, b, s"),
+        (GPUS, [*CABLES, {**CABLES[0], "from": "s", "to": "a"}], "s->a is given twice: add the bandwidths up"),
+        (GPUS, [CABLES[0], {**CABLES[1], "bandwidth_gbps": -5}], "link b->s of mine has bandwidth_gbps=-5"),
+        (GPUS, [CABLES[0], {**CABLES[1], "bandwidth_gbps": "fast"}], "bandwidth_gbps='fast', which is no number"),
+        (GPUS, [CABLES[0], {**CABLES[1], "latency_us": -1}], "has latency_us=-1"),
+        (GPUS, [CABLES[0], {**CABLES[1], "speed": 5}], "link 1 has an unknown key speed"),
+        (GPUS, [CABLES[0], {"from": "b", "to": "s"}], "link 1 lacks bandwidth_gbps"),
+        ([*GPUS, {"name": "a"}], CABLES, "two nodes called 'a'"),
+        ([{"name": "a"}], [], "mine has 0 ranks"),
+        (GPUS, [*CABLES, {"from": "a", "to": "a", "bandwidth_gbps": 1}], "links a to itself|given twice"),
+        (GPUS, ["a-s"], "link 0 must be a mapping"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(nodes: list, links: list, message: str) -> None:
+    with pytest.raises(TopologyError, match=message) as caught:
+        from_dict({"name": "mine", "nodes": nodes, "links": links})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "links"),
+    [
+        ("ring", 8, 16), ("ring", 2, 2), ("line", 5, 8), ("fully_connected", 6, 30), ("switch", 6, 12),
+        ("mesh", 9, 24), ("torus", 9, 36), ("torus", 4, 8), ("king_mesh", 9, 40), ("hypercube", 8, 24),
+    ],
+)  # fmt: skip
+def test_simple_shapes_have_their_number_of_links(shape: str, size: int, links: int) -> None:
+    assert product([Dimension(shape, size, 50.0)]).links == links
+
+
+def test_a_product_joins_every_line_of_each_dimension() -> None:
+    made = product([Dimension("fully_connected", 4, 300.0), Dimension("ring", 3, 50.0), Dimension("switch", 2, 25.0)])
+    assert made.ranks == 24
+    assert made.links == 6 * 12 + 8 * 6 + 12 * 4
+    assert sum(made.bandwidth_gbps == 25.0) == 48
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "message"),
+    [("hypercube", 6, "power of two"), ("mesh", 8, "9 is the nearest"), ("star", 4, "known")],
+)
+def test_impossible_sizes_and_shapes_are_refused(shape: str, size: int, message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
+        product([Dimension(shape, size, 50.0)])
+
+
+SERVERS = Servers(16, 8, Port(450.0, 0.5, "nvlink"), Port(50.0, 1.0))
+
+
+def bandwidth_between(made, first: str, second: str) -> float:
+    """GB/s of all links from nodes whose name starts with one word to those of the other."""
+    starts = [
+        [made.nodes[end].startswith(word) for end in ends]
+        for ends, word in ((made.source, first), (made.target, second))
+    ]
+    return float(made.bandwidth_gbps[np.array(starts[0]) & np.array(starts[1])].sum())
+
+
+@pytest.mark.parametrize("oversubscription", [1.0, 3.0])
+@pytest.mark.parametrize("radix", [16, 32, 64])
+def test_a_fat_tree_sends_as_much_up_as_its_oversubscription_says(radix: int, oversubscription: float) -> None:
+    made = fat_tree(SERVERS, radix, oversubscription)
+    up = bandwidth_between(made, "leaf", "spine")
+    used = 128 * 50.0
+    down = int(radix * oversubscription / (1 + oversubscription))
+    leaves = sum(name.startswith("leaf") for name in made.nodes)
+    assert bandwidth_between(made, "gpu", "leaf") == used
+    if leaves > 1:
+        assert up == pytest.approx(leaves * down * 50.0 / oversubscription)
+
+
+def test_rails_put_equal_gpus_on_one_leaf() -> None:
+    made = fat_tree(SERVERS, 64, rails=True)
+    gpu3 = [made.index[f"gpu{8 * server + 3}"] for server in range(16)]
+    leaves = {
+        int(made.target[link]) for gpu in gpu3 for link in np.flatnonzero(made.source == gpu) if made.kind[link] == "ib"
+    }
+    assert len(leaves) == 1
+
+
+def test_a_third_level_joins_what_two_cannot() -> None:
+    made = fat_tree(Servers(128, 8, Port(450.0, 0.5, "nvlink"), Port(50.0, 1.0)), 16)
+    assert "three levels" in made.name
+    with pytest.raises(TopologyError, match="more than three levels of radix 8"):
+        fat_tree(Servers(128, 8, Port(450.0, 0.5, "nvlink"), Port(50.0, 1.0)), 8)
+
+
+def test_losing_one_leaf_of_two_planes_cuts_nobody_off() -> None:
+    made = dual_plane(SERVERS, 64)
+    leaf = next(name for name in made.nodes if name.startswith("leaf"))
+    keep = np.ones(made.links, dtype=bool)
+    keep[made.touching(leaf)] = False
+    assert len(made.keep(keep).parts()) == 1
+    assert bandwidth_between(made, "gpu", "leaf") == 128 * 50.0
+
+
+def test_a_dragonfly_has_one_cable_between_every_two_groups() -> None:
+    made = dragonfly(SERVERS, 4, 2, 100.0, 200.0)
+    assert sum(made.bandwidth_gbps == 100.0) == 4 * 3
+    with pytest.raises(TopologyError, match="16 servers do not divide over 3 groups"):
+        dragonfly(SERVERS, 3, 1, 100.0, 200.0)
+
+
+def test_a_single_switch_is_one_switch() -> None:
+    assert single_switch(8, Port(50.0, 1.0)).links == 16
