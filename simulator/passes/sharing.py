@@ -60,13 +60,16 @@ class Sharing:
         self.expert = np.zeros(len(draft.sizes), dtype=bool)
         self.limits: dict[Limit, None] = {}
         self.queries = 0
+        self.flows: dict[int, Flow] = {}
         self.flow: Flow
         self.section: Section
 
     def enter(self, section: Section) -> None:
         """Begin a section."""
         self.section = section
-        self.flow = Flow(section, self.shards.weight, self.tokens, self.vocab)
+        if id(section) not in self.flows:
+            self.flows[id(section)] = Flow(section, self.shards.weight, self.tokens, self.vocab)
+        self.flow = self.flows[id(section)]
 
     def notes(self) -> tuple[str, ...]:
         """What was rounded."""

@@ -81,6 +81,8 @@ class _Walk:
     def run(self) -> None:
         """Visit every node."""
         for section in self.draft.sections:
+            if section.items and section.items[0].node.phase == "optimizer":
+                continue
             self.section, self.done = section, []
             self.sharing.enter(section)
             for position, item in enumerate(section.items):
