@@ -25,7 +25,7 @@ from opcast.simulator.schedule.pipeline import in_flight, run_pipeline
 from opcast.simulator.schedule.streams import Overlap, place
 
 STAGES = 16
-LARGEST_GROWTH = 2.0  # of the time per task, from the smallest to the largest pipeline
+LARGEST_GROWTH = 3.0  # of the time per task, from the smallest to the largest pipeline: caches, no square
 MOST_MS_PER_MILLION = 4000.0
 MOST_MS_FOLDED, MOST_MS_UNROLLED = 20.0, 100.0
 
