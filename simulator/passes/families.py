@@ -176,10 +176,3 @@ class Insertions:
                 items += map(Item, places.get((position, 1), ()))
             section.items = items
         self._made = []
-
-
-def release(item: Item, tensors: tuple[int, ...]) -> None:
-    """Let a node free these tensors too, in every repetition."""
-    item.change(frees=(*item.node.frees, *tensors))
-    item.first = None if item.first is None else (*item.first, *tensors)
-    item.last = None if item.last is None else (*item.last, *tensors)

@@ -186,7 +186,7 @@ class _Cutter:
         return first == 0, first + count == self.source.blocks[block].repeat
 
     def _build(self, cut: Cut) -> Graph:
-        blocks = [_slice(self.source.blocks[index], first, count, kept) for index, first, count, kept in cut]
+        blocks = [slice_block(self.source.blocks[index], first, count, kept) for index, first, count, kept in cut]
         working = [b for b in blocks if b.nodes and b.nodes[0].phase != "optimizer"]
         sizes, roles = self.whole, self.source.tensor_roles
         held = _weights(working, roles)
@@ -217,7 +217,7 @@ class _Cutter:
         return float(self.whole[tensor]) / itemsize(self.source.tensor(tensor).dtype)
 
 
-def _slice(block: Block, first: int, count: int, kept: tuple[int, ...] | None) -> Block:
+def slice_block(block: Block, first: int, count: int, kept: tuple[int, ...] | None) -> Block:
     """Repetitions of a block, of which only the ``kept`` nodes."""
     if first == 0 and count == block.repeat and kept is None:
         return block

@@ -19,7 +19,8 @@ from ..graph import ROLES, Node
 from ..plan import Plan
 from .communication import collective
 from .draft import Draft, Section
-from .families import Family, Insertions, Unit, elements, layer_path, release, units
+from .families import Family, Insertions, Unit, elements, layer_path, units
+from .lifetimes import release
 from .micro_batches import REFRESH, SYNC
 from .pointwise import copied, elementwise
 

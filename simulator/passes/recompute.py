@@ -1,0 +1,386 @@
+"""Activation recomputation: what the forward pass lets go of is computed again before its backward pass.
+
+A *region* is a set of a layer's forward nodes. Tensors that it makes are freed as soon as the forward pass has done
+with them; the nodes that make what the backward pass reads are copied in front of the first backward node that reads it
+(phase ``recompute``, collectives included), and what they read is kept until then. Policies (``plan.recompute``):
+
+- ``full``: each layer is one region, its input alone is kept (Chen et al. 2016, arXiv 1604.06174); ``full:N``: the
+  first N layers of every pipeline chunk (Megatron-LM's ``block`` method); ``layers:0-15,31``: the layers named;
+- ``selective``: the attention core (Korthikanti et al. 2022, arXiv 2205.05198, sec. 5); ``selective:core_attn,mlp,…``:
+  the modules named, as Megatron-Core's ``recompute_modules``. Those in ``DISCARDED`` let go of their outputs too;
+- ``ops``: each layer but the results of attention, reduce-scatters and every second product (torchtitan's default).
+
+``recompute_early_stop`` of the plan's options, on by default, ends a region with the last tensor that anybody reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from ..graph import ROLES, Block, Graph, Node, layer_of, shift_path
+from ..plan import Plan, PlanError
+from .draft import Draft, Item, Section
+from .lifetimes import free_late, release, rename, span, unfree
+from .pipeline import boundaries, layer_stack, slice_block
+
+MODULES = ("core_attn", "mlp", "moe", "shared_experts", "moe_act", "layernorm", "mla_up_proj")
+DISCARDED = ("moe_act", "layernorm", "mla_up_proj")
+ATTENTION = ("attention_prefill", "mla_prefill")
+ACTIVATION = ROLES.index("activation")
+
+
+@dataclass(frozen=True)
+class Region:
+    """Positions of forward nodes of a layer that run again; ``discards`` when what others read of it goes too."""
+
+    positions: frozenset[int]
+    discards: bool = False
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The nodes of one layer in a section, ``first`` in its first repetition; positions in order."""
+
+    section: Section
+    stack: str
+    first: int
+    positions: tuple[int, ...]
+
+    @property
+    def last(self) -> int:
+        """The layer of the last repetition."""
+        return self.first + (self.section.repeat - 1) * self.section.stride
+
+
+def recompute(graph: Graph, plan: Plan) -> Graph:
+    """The graph with its policy of recomputation; unchanged for ``none`` and for graphs without a backward pass.
+
+    PlanError names an unknown policy or module.
+    """
+    kind, _, detail = plan.recompute.partition(":")
+    if plan.recompute == "none" or not any(node.phase == "backward" for node, _ in graph.weighted()):
+        return graph
+    stack, depth = layer_stack(graph)
+    wanted = _layers(kind, detail, plan, depth)
+    modules = tuple(detail.replace("+", ",").split(",")) if kind == "selective" and detail else ("core_attn",)
+    for module in modules:
+        if module not in (*MODULES, "none"):
+            raise PlanError(f"recompute=selective:{module}: no such module; choose from {', '.join(MODULES)}")
+    graph = _cut(graph, stack, wanted)
+    rewriter = _Rewriter(Draft(graph), bool(plan.options.get("recompute_early_stop", True)) or kind != "full")
+    for layer in found_layers(rewriter.draft, ("forward",), stack):
+        if wanted[layer.first]:
+            rewriter.apply(layer, regions(layer, "full" if kind == "layers" else kind, modules))
+    return rewriter.finish()
+
+
+def _layers(kind: str, detail: str, plan: Plan, depth: int) -> np.ndarray:
+    """Which layers are recomputed."""
+    if kind == "full" and detail:
+        count = _whole(detail, plan.recompute)
+        p = plan.parallel
+        starts = boundaries(depth, p.pp * p.vpp, p.stages, "the model")
+        chosen = np.zeros(depth, dtype=bool)
+        for first, last in pairwise(starts):
+            chosen[first : min(first + count, last)] = True
+        return chosen
+    if kind == "layers":
+        chosen = np.zeros(depth, dtype=bool)
+        for part in detail.split(","):
+            low, _, high = part.partition("-")
+            chosen[_whole(low, plan.recompute) : _whole(high or low, plan.recompute) + 1] = True
+        return chosen
+    if kind not in ("full", "selective", "ops") or (detail and kind == "ops"):
+        raise PlanError(
+            f"recompute={plan.recompute!r} is not none, selective, selective:MODULES, full, full:N, layers:A-B or ops"
+        )
+    return np.ones(depth, dtype=bool)
+
+
+def _whole(text: str, policy: str) -> int:
+    if not text.strip().isdigit():
+        raise PlanError(f"recompute={policy!r}: {text!r} is not a number of layers; take full:4 or layers:0-3,8")
+    return int(text)
+
+
+def _cut(graph: Graph, stack: str, wanted: np.ndarray) -> Graph:
+    """The graph with its folded layers split where the policy changes, and alike in forward and backward pass."""
+    found = [_withinof(block, stack) for block in graph.blocks]
+    edges = set((np.flatnonzero(np.diff(wanted)) + 1).tolist())
+    for block, within in zip(graph.blocks, found, strict=True):
+        if block.repeat > 1 and within:
+            ends = (within[0], within[0] + (block.repeat - 1) * block.stride)
+            edges |= {min(ends), max(ends) + within[1] - within[0]}
+    cuts = np.array(sorted(edges))
+    blocks: list[Block] = []
+    for block, within in zip(graph.blocks, found, strict=True):
+        if block.repeat == 1 or not within:
+            blocks.append(block)
+            continue
+        lowest = within[0] + block.stride * np.arange(block.repeat)
+        changes = np.flatnonzero(np.diff(np.searchsorted(cuts, lowest, side="right"))) + 1
+        starts = [0, *changes.tolist(), block.repeat]
+        blocks += [slice_block(block, a, b - a, None) for a, b in pairwise(starts)]
+    return replace(graph, blocks=tuple(blocks))
+
+
+def _withinof(block: Block, stack: str) -> tuple[int, int] | None:
+    """The layers, to one beyond, of a block's first repetition."""
+    layers = {place[1] for place in map(layer_of, {n.path for n in block.nodes}) if place and place[0] == stack}
+    return (min(layers), max(layers) + 1) if layers else None
+
+
+def found_layers(draft: Draft, phases: tuple[str, ...], stack: str) -> Iterator[Layer]:
+    """The layers of every section; nodes without a layer of their own go with the one before them."""
+    for section in draft.sections:
+        positions: dict[int, list[int]] = {}
+        current: int | None = None
+        for position, item in enumerate(section.items):
+            if item.node.phase not in phases:
+                continue
+            place = layer_of(item.node.path)
+            if place is not None and place[0] == stack:
+                current = place[1]
+            elif section.repeat == 1 and not item.node.group:
+                current = None
+            if current is not None:
+                positions.setdefault(current, []).append(position)
+        for first, found in positions.items():
+            yield Layer(section, stack, first, tuple(found))
+
+
+# --- what a policy recomputes --------------------------------------------------------------------------
+
+
+def regions(layer: Layer, kind: str, modules: Sequence[str]) -> list[Region]:
+    """The regions of a layer under a policy."""
+    nodes = {position: layer.section.items[position].node for position in layer.positions}
+    if kind == "full":
+        return [Region(frozenset(nodes))]
+    if kind == "ops":
+        return [Region(frozenset(nodes) - _saved(nodes))]
+    found = []
+    for module in modules:
+        chosen = frozenset(position for position, node in nodes.items() if _belongs(node, module))
+        if module == "mla_up_proj" and chosen:
+            chosen |= _until_attention(nodes, min(chosen))
+        if chosen:
+            found.append(Region(chosen, module in DISCARDED))
+    return found
+
+
+def _saved(nodes: dict[int, Node]) -> frozenset[int]:
+    """What torchtitan keeps: attention, reduce-scatters, and every second product."""
+    kinds = {position: node.op.kind for position, node in nodes.items() if node.op is not None}
+    products = [position for position, kind in kinds.items() if kind == "gemm"]
+    return frozenset([p for p, kind in kinds.items() if kind in (*ATTENTION, "reduce_scatter")] + products[::2])
+
+
+def _belongs(node: Node, module: str) -> bool:
+    names = node.path.split(".")
+    kind = node.op.kind if node.op is not None else ""
+    expert = "experts" in names
+    if module == "core_attn":
+        return kind in ATTENTION
+    if module == "layernorm":
+        return names[-1] in ("input_layernorm", "post_attention_layernorm", "ln_1", "ln_2", "norm1", "norm2")
+    if module == "mla_up_proj":
+        return names[-1] in ("q_b_proj", "kv_b_proj")
+    if module == "moe_act":
+        return expert and kind in ("silu_mul", "gelu", "elementwise") and node.path.endswith(("experts", "act_fn"))
+    if module == "shared_experts":
+        return "shared_experts" in names or "shared_expert" in names
+    within = "mlp" in names or "feed_forward" in names or "ffn" in names or "block_sparse_moe" in names
+    return within and (module == "moe") == (expert or "gate" in names[-1:])
+
+
+def _until_attention(nodes: dict[int, Node], first: int) -> frozenset[int]:
+    """Nodes of the attention module itself between its up-projections and its core: rotation and concatenation."""
+    module = nodes[first].path.rsplit(".", 1)[0]
+    core = next((p for p, node in nodes.items() if node.op is not None and node.op.kind in ATTENTION), first)
+    return frozenset(p for p, node in nodes.items() if first <= p < core and node.path == module)
+
+
+# --- rewriting -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Work:
+    """One layer and what of it runs again: region by position, and by tensor that nobody keeps."""
+
+    layer: Layer
+    region_of: dict[int, int]
+    made: dict[int, int]
+
+    def node(self, position: int) -> Node:
+        return self.layer.section.items[position].node
+
+
+class _Rewriter:
+    """Copies regions into the backward pass and moves lifetimes accordingly."""
+
+    def __init__(self, draft: Draft, early_stop: bool) -> None:
+        self.draft, self.early_stop = draft, early_stop
+        self.moved: list[slice] = []  # ids that are freed elsewhere from now on
+        self.late: list[slice] = []  # ids that are freed after their last use in the backward pass
+        self.frees: list[tuple[Item, int]] = []
+        self.copies: list[tuple[Section, Item, list[Item]]] = []
+        self.reads = {id(section): _read_ids(draft, section) for section in draft.sections}
+
+    def apply(self, layer: Layer, chosen: Sequence[Region]) -> None:
+        """Recompute regions of one layer, in every repetition."""
+        partners = [b for b in found_layers(self.draft, ("backward",), layer.stack) if _covers(layer, b)]
+        if sum(partner.section.repeat for partner in partners) != layer.section.repeat:
+            return
+        chosen = sorted(chosen, key=lambda region: min(region.positions, default=0))
+        region_of = {p: number for number, region in enumerate(chosen) for p in region.positions}
+        work = _Work(layer, region_of, self._made(layer, chosen, region_of, partners))
+        for partner in partners:
+            self._insert(work, partner)
+        section = layer.section
+        freed = {t for item in section.items for t in item.node.frees}
+        for tensor in work.made:
+            if tensor not in freed:
+                self.moved.append(span(section, tensor))
+                uses = [i for i in section.items if tensor in i.node.reads or tensor in i.node.writes]
+                self.frees.append((uses[-1], tensor))
+
+    def _made(
+        self, layer: Layer, chosen: Sequence[Region], region_of: dict[int, int], partners: Sequence[Layer]
+    ) -> dict[int, int]:
+        """Tensors that regions make and that nobody else keeps, by region."""
+        section = layer.section
+        own = {id(section), *(id(partner.section) for partner in partners)}
+        readers: dict[int, list[int]] = {}
+        for position, item in enumerate(section.items):
+            for tensor in item.node.reads:
+                readers.setdefault(tensor, []).append(position)
+        others = np.zeros(len(self.draft.sizes), dtype=bool)
+        for key, mask in self.reads.items():
+            if key not in own:
+                others[: len(mask)] |= mask
+        made: dict[int, int] = {}
+        for position, number in region_of.items():
+            for tensor in section.items[position].node.writes:
+                step = section.steps.get(tensor, 0)
+                carried = step != 0 and tensor - step in readers
+                elsewhere = bool(others[span(section, tensor)].any())
+                outside = any(p not in region_of for p in readers.get(tensor, ())) and not chosen[number].discards
+                if self.draft.roles[tensor] == ACTIVATION and not (carried or elsewhere or outside):
+                    made[tensor] = number
+        return made
+
+    def _insert(self, work: _Work, partner: Layer) -> None:
+        """Puts copies of the nodes that make what a backward layer reads before the first node that reads it."""
+        target = partner.section
+        there = _mapping(work.layer, partner)
+        known = {there(tensor): tensor for tensor in work.made}
+        first: dict[int, int] = {}
+        needed: set[int] = set()
+        for position, item in enumerate(target.items):
+            for tensor in (known[t] for t in item.node.reads if t in known):
+                needed.add(tensor)
+                first.setdefault(work.made[tensor], position)
+        again = self._closure(work, needed)
+        names = {t: 0 for p in again for t in work.node(p).writes}
+        for tensor in names:
+            names[tensor] = self.draft.local(target, float(self.draft.sizes[tensor]), self.draft.dtype(tensor))
+            self.late.append(span(target, names[tensor]))
+        for item in target.items:
+            rename(item, {t: names[original] for t, original in known.items() if original in names})
+        _feed(work, again, first)
+        for number in sorted(first):
+            copies = []
+            positions = [p for p in again if work.region_of[p] == number]
+            own = {t for p in positions for t in work.node(p).writes}
+            for position in positions:
+                node = work.node(position)
+                inner = {t for t in node.reads if t in names and (t in work.made or t in own)}
+                for tensor in node.reads:
+                    if tensor not in inner and self.draft.roles[tensor] == ACTIVATION:
+                        self.moved.append(span(target, there(tensor)))
+                        self.late.append(span(target, there(tensor)))
+                node = replace(
+                    node,
+                    phase="recompute",
+                    path=shift_path(node.path, work.layer.stack, partner.first - work.layer.first),
+                    reads=tuple(names[t] if t in inner else there(t) for t in node.reads),
+                    writes=tuple(names[t] for t in node.writes),
+                    frees=(),
+                )
+                copies.append(Item(node))
+            self.copies.append((target, target.items[first[number]], copies))
+
+    def _closure(self, work: _Work, needed: set[int]) -> list[int]:
+        """Positions that run again, in order: what makes the needed tensors, and what makes what that reads."""
+        if not self.early_stop:
+            touched = {work.made[t] for t in needed}
+            return sorted(p for p, number in work.region_of.items() if number in touched)
+        again: list[int] = []
+        wanted = set(needed)
+        for position in sorted(work.region_of, reverse=True):
+            node = work.node(position)
+            if wanted & set(node.writes):
+                again.append(position)
+                wanted.update(t for t in node.reads if t in work.made)
+        return again[::-1]
+
+    def finish(self) -> Graph:
+        """The graph with all copies in place and every tensor freed after its last use."""
+        for section, before, copies in self.copies:
+            position = next(i for i, item in enumerate(section.items) if item is before)
+            section.items[position:position] = copies
+        moved, late = np.zeros((2, len(self.draft.sizes)), dtype=bool)
+        for ids in self.moved:
+            moved[ids] = True
+        for ids in self.late:
+            late[ids] = True
+        unfree(self.draft, moved)
+        for item, tensor in self.frees:
+            release(item, (tensor,))
+        free_late(self.draft, late)
+        return self.draft.graph()
+
+
+def _mapping(forward: Layer, backward: Layer) -> Callable[[int], int]:
+    """From a tensor of a layer's forward section to its id in the backward section, whose steps learn of it."""
+    source, target = forward.section, backward.section
+    at = (backward.first - forward.first) // source.stride if source.repeat > 1 else 0
+    turn = target.stride // source.stride if source.repeat > 1 else 1
+
+    def there(tensor: int) -> int:
+        step = source.steps.get(tensor, 0)
+        if step and target.repeat > 1:
+            target.steps[tensor + at * step] = step * turn
+        return tensor + at * step
+
+    return there
+
+
+def _feed(work: _Work, again: Sequence[int], first: dict[int, int]) -> None:
+    """Regions that other regions read run no later than those: completes ``first``, positions by region."""
+    for position in reversed(again):
+        reader = first.get(work.region_of[position])
+        for tensor in work.node(position).reads:
+            number = work.made.get(tensor)
+            if number is not None and reader is not None:
+                first[number] = min(first.get(number, reader), reader)
+
+
+def _covers(forward: Layer, backward: Layer) -> bool:
+    """Whether all layers of a backward section are repetitions of this forward layer."""
+    stride = forward.section.stride or 1
+    low, high = sorted((forward.first, forward.last))
+    inside = all(low <= layer <= high for layer in (backward.first, backward.last))
+    return inside and (backward.first - forward.first) % stride == 0
+
+
+def _read_ids(draft: Draft, section: Section) -> np.ndarray:
+    mask = np.zeros(len(draft.sizes), dtype=bool)
+    for tensor in {t for item in section.items for t in item.node.reads}:
+        mask[span(section, tensor)] = True
+    return mask
