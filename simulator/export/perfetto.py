@@ -1,7 +1,8 @@
 """Timelines as Chrome trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
 One process per rank, one thread per stream, arrows for sends, a counter for memory. Times are microseconds, written in
-whole nanoseconds so that what does not overlap stays so.
+whole nanoseconds so that what does not overlap stays so. Perfetto takes a thread's number for one of the whole machine,
+0 for idle and one equal to its process's for the main thread, so that all numbers differ.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import IO, Any
 from .tracks import Flow, RankTrack
 
 BATCH = 4096
+APART = 1000  # between the numbers of processes; those of threads lie in between
 Event = dict[str, Any]
 
 
@@ -68,20 +70,22 @@ def _plain(value: Any) -> Any:
 
 def events(tracks: Sequence[RankTrack], flows: Iterable[Flow] = (), expand: int = 1) -> Iterator[Event]:
     """The events of a timeline: names of ranks and streams first, then spans, memory and sends."""
-    firsts, threads = [], []
+    threads: list[tuple[int, dict[str, int]]] = []
     process = 0
     for track in tracks:
-        firsts.append(process)
-        streams = {name: number for number, name in enumerate(dict.fromkeys(span.stream for span in track.spans))}
-        threads.append(streams)
-        for member in track.members(expand):
+        names = list(dict.fromkeys(span.stream for span in track.spans))
+        for shown, member in enumerate(track.members(expand)):
+            process += APART
+            streams = {name: process + number for number, name in enumerate(names, 1)}
+            if not shown:
+                threads.append((process, streams))
             yield from _names(process, member, streams)
             yield from _spans(process, track, streams)
-            process += 1
     for number, flow in enumerate(flows):
         common = {"cat": "send", "name": flow.name, "id": number}
         for phase, track_at, us in (("s", flow.source, flow.source_us), ("f", flow.target, flow.target_us)):
-            place = {"pid": firsts[track_at], "tid": threads[track_at].get(flow.stream, 0), "ts": _whole_ns(us)}
+            first, streams = threads[track_at]
+            place = {"pid": first, "tid": streams.get(flow.stream, first + 1), "ts": _whole_ns(us)}
             yield common | {"ph": phase} | place | ({"bp": "e"} if phase == "f" else {})
 
 
