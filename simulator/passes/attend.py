@@ -110,7 +110,7 @@ def ring(draft: Draft, section: Section, node: Node, call: Attention, group: Gro
     if call.backward:
         own = call.kv_bytes(tokens) + call.q_bytes(tokens)
         partial = tuple(draft.local(section, own, dtype) for _ in buffers)
-        home = tuple(draft.local(section, size, dtype) for _ in range(2))
+        home = tuple(draft.local(section, size, dtype) for _ in buffers)
         return _ring_backward(node, call, parts, (buffers, partial, home), send), (*buffers, *partial, *home)
     return _ring_forward(node, call, parts, buffers, send), buffers
 
@@ -150,7 +150,7 @@ def _ring_backward(
         if step:
             size = call.kv_bytes(part.seq_kv) + call.q_bytes(part.seq_q)
             nodes.append(_merge(node, int(size / itemsize(call.op.dtype)), (*made, *travelling), travelling))
-        onward = node.writes if step + 1 == len(parts) else (home[step % 2],)
+        onward = node.writes if step + 1 == len(parts) else (home[step % len(home)],)
         nodes.append(send(travelling, onward))
         here, travelling = coming, onward
     return nodes
