@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from ..schedule.orders import BACKWARD, FORWARD, TASKS, WEIGHT
 from ..schedule.pipeline import PipelineTimes, sources
 
 TASK_STREAM = "pipeline"
+BESIDE = ", backward"
 MOST_NODES = 100_000
 
 
@@ -83,25 +84,41 @@ def pipeline_tracks(
     """A track for every stage of a pipeline, and its sends.
 
     ``nodes(stage, chunk, kind)`` are the spans of a task from its own start (kinds as in :mod:`..schedule.orders`);
-    they are shown for the first tasks of each stage until its share of ``most_nodes`` is used up.
+    they are shown for the first tasks of each stage until its share of ``most_nodes`` is used up. Backwards beside
+    forwards have streams of their own.
     """
     orders = times.orders
+    together = orders.paired | np.roll(orders.paired, 1)
     tracks = []
     for stage, row in enumerate(orders.rows()):
         left = most_nodes // orders.stages
         spans: list[TrackSpan] = []
-        tasks = zip(*(a[row].tolist() for a in (orders.kind, orders.chunk, orders.micro_batch)), strict=True)
-        starts, ends = times.start_us[row].tolist(), times.end_us[row].tolist()
-        for (kind, chunk, micro_batch), start, end in zip(tasks, starts, ends, strict=True):
+        columns = (orders.kind, orders.chunk, orders.micro_batch, times.start_us, times.end_us, together)
+        for kind, chunk, micro_batch, start, end, beside in zip(*(c[row].tolist() for c in columns), strict=True):
             args = {"micro_batch": micro_batch, "chunk": chunk, "stage": stage}
-            stream = f"{TASK_STREAM}, backward" if orders.paired.any() and kind != FORWARD else TASK_STREAM
+            apart = BESIDE if kind != FORWARD and orders.paired.any() else ""
             name = f"{TASKS[kind]} {micro_batch}"
-            spans.append(TrackSpan(name, start, end - start, stream, TASKS[kind], args))
+            spans.append(TrackSpan(name, start, end - start, TASK_STREAM + apart, TASKS[kind], args))
             inside = nodes(stage, chunk, kind) if nodes is not None and left > 0 else ()
             left -= len(inside)
-            spans += [replace(span, start_us=span.start_us + start) for span in inside]
+            spans += _within(inside, start, end, apart if beside else "")
         tracks.append(RankTrack(f"stage {stage}", spans, dict(folded or {})))
     return tracks, sends(times)
+
+
+def _within(nodes: Sequence[TrackSpan], start_us: float, end_us: float, apart: str) -> Iterator[TrackSpan]:
+    """The nodes of a task where it stands, closer together when it is shorter than they are."""
+    length = max((span.start_us + span.duration_us for span in nodes), default=0.0)
+    scale = min(1.0, (end_us - start_us) / length) if length else 1.0
+    for span in nodes:
+        yield TrackSpan(
+            span.name,
+            start_us + span.start_us * scale,
+            span.duration_us * scale,
+            span.stream + apart,
+            span.category,
+            span.args,
+        )
 
 
 def sends(times: PipelineTimes) -> list[Flow]:
@@ -110,7 +127,7 @@ def sends(times: PipelineTimes) -> list[Flow]:
     source, _ = sources(orders)
     takers = np.flatnonzero(source >= 0)
     stage, kind, middle = orders.stage, orders.kind, (times.start_us + times.end_us) / 2
-    backward = f"{TASK_STREAM}, backward" if orders.paired.any() else TASK_STREAM
+    backward = TASK_STREAM + BESIDE if orders.paired.any() else TASK_STREAM
     return [
         Flow("activations" if forward else "gradients", s, from_us, t, to_us, TASK_STREAM if forward else backward)
         for forward, s, from_us, t, to_us in zip(
