@@ -184,11 +184,12 @@ class Sharing:
         op = node.op
         if op is not None and "tokens" in axes(op):
             op = share(op, "tokens", self.tp, uneven=True)
-        for tensor in node.writes:
+        sums = {t: GRADIENT_SUM for t in node.writes if self.draft.role(t) == "gradient"}
+        for tensor in (t for t in node.writes if t not in sums):
             if self.shards.numel[tensor] >= self.tokens:
                 self.shards.mark(self.section, tensor, TOKENS, self.tp, tensor in node.reads)
         self._adopt(node, TOKENS, self.tp)
-        return Work(op, parts=Fraction(self.tp))
+        return Work(op, pending=sums, parts=Fraction(self.tp))
 
     def _features(self, node: Node, top: int) -> Work:
         shards, kind = self.shards, node.op.kind if node.op is not None else ""
