@@ -24,7 +24,7 @@ import numpy as np
 from ..graph import ROLES, Block, Graph, Node, layer_of, shift_path
 from ..plan import Plan, PlanError
 from .draft import Draft, Item, Section
-from .lifetimes import free_late, release, rename, span, unfree
+from .frees import free_late, release, rename, span, unfree
 from .pipeline import boundaries, layer_stack, slice_block
 
 MODULES = ("core_attn", "mlp", "moe", "shared_experts", "moe_act", "layernorm", "mla_up_proj")

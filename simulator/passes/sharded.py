@@ -20,7 +20,7 @@ from ..plan import Plan
 from .communication import collective
 from .draft import Draft, Section
 from .families import Family, Insertions, Unit, elements, layer_path, units
-from .lifetimes import release
+from .frees import release
 from .micro_batches import REFRESH, SYNC
 from .pointwise import copied, elementwise
 
