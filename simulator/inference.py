@@ -29,6 +29,7 @@ from .passes.pipeline import Chunk, split_pipeline
 from .passes.quantize import quantize
 from .passes.serving import STEPS, bare, serve
 from .passes.tensor import tensor_parallel
+from .passes.unfuse import unfuse_attention
 from .plan import Plan, PlanError, Stack, check_plan
 from .programs import PhaseTime, phase_time, place_phase
 from .report import InferenceReport
@@ -45,6 +46,7 @@ def fuse_rest(graph: Graph, plan: Plan) -> Graph:
 
 INFERENCE: tuple[Pass, ...] = (
     serve,
+    unfuse_attention,
     fuse_rest,
     bare,
     quantize,

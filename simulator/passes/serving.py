@@ -86,7 +86,10 @@ def _closed(draft: Draft, released: np.ndarray) -> Graph:
 
 
 def _paged(draft: Draft, section: Section) -> None:
-    """Attention kernels that append to their caches; no copies of caches or of what is attended."""
+    """Attention kernels that append to their caches; no copies of caches or of what is attended.
+
+    Weights lie as products want them, whichever way the model's code stores them.
+    """
     caches = {t for item in section.items if _kind(item) in ATTENTION for t in item.node.reads}
     latent = draft.code("int64")  # appended positions are numbers, keys and values are not
     appended: dict[int, tuple[int, ...]] = {}
@@ -102,6 +105,9 @@ def _paged(draft: Draft, section: Section) -> None:
             new = tuple(t for cache in item.node.reads for t in appended.get(cache, ()))
             item.change(op=_heads(item.node.op), reads=tuple(dict.fromkeys((*item.node.reads, *new))))
     _without_layouts(draft, section)
+    for item in section.items:
+        if _kind(item) == "gemm" and _weights(draft, item.node):
+            item.change(op=item.node.op.replace(layout="nt"))  # type: ignore[union-attr]
 
 
 def _heads(op: Op | None) -> Op | None:

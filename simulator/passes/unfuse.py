@@ -34,6 +34,7 @@ def unfuse_attention(graph: Graph, plan: Plan) -> Graph:
         return graph
     draft = Draft(graph)
     released = freed(draft)
+    training = any(item.node.phase == "backward" for _, item in draft.items())
     kept: dict[int, Kept] = {}  # by the id of the statistics that the fused kernel writes, in every repetition
     for section in draft.sections:
         items: list[Item] = []
@@ -45,7 +46,7 @@ def unfuse_attention(graph: Graph, plan: Plan) -> Graph:
             if call.backward:
                 nodes = _backward(draft, section, item.node, call, _recalled(kept, section, item.node))
             else:
-                nodes = _forward(draft, section, item.node, call, kept)
+                nodes = _forward(draft, section, item.node, call, kept if training else None)
             items += [Item(node) for node in nodes]
         section.items = items
     extended = np.ones(len(draft.sizes), dtype=bool)
@@ -54,18 +55,27 @@ def unfuse_attention(graph: Graph, plan: Plan) -> Graph:
     return draft.graph()
 
 
-def _forward(draft: Draft, section: Section, node: Node, call: Attention, kept: dict[int, Kept]) -> list[Node]:
+def _forward(draft: Draft, section: Section, node: Node, call: Attention, kept: dict[int, Kept] | None) -> list[Node]:
     pairs, dtype = _pairs(call), call.op.dtype
+    rows = make_op("softmax", rows=pairs // call.seq_kv, cols=call.seq_kv, dtype=dtype)
+    query_key = _product(call, call.seq_q, call.seq_kv, call.width_k, "nt")
+    weighted = _product(call, call.seq_q, call.width_v, call.seq_kv, "nn")
+    if kept is None:  # nothing is dropped out, nothing kept
+        scores, softmax = (draft.local(section, pairs * itemsize(dtype), dtype) for _ in range(2))
+        return [
+            _node(node, query_key, node.reads, (scores,)),
+            _node(node, rows, (scores,), (softmax,)),
+            _node(node, weighted, (softmax, *node.reads), node.writes),
+        ]
     scores, softmax, dropped = (draft.local(section, pairs * itemsize(dtype), dtype) for _ in range(3))
     mask = draft.local(section, pairs, "bool")
     for index, statistics in enumerate(section.ids(node.writes[-1]).tolist()):
         kept[statistics] = Kept(softmax + index, mask + index, dropped + index)
-    rows = make_op("softmax", rows=pairs // call.seq_kv, cols=call.seq_kv, dtype=dtype)
     return [
-        _node(node, _product(call, call.seq_q, call.seq_kv, call.width_k, "nt"), node.reads, (scores,)),
+        _node(node, query_key, node.reads, (scores,)),
         _node(node, rows, (scores,), (softmax,)),
         _node(node, _elements(pairs, 1, dtype), (softmax,), (dropped, mask)),
-        _node(node, _product(call, call.seq_q, call.width_v, call.seq_kv, "nn"), (dropped, *node.reads), node.writes),
+        _node(node, weighted, (dropped, *node.reads), node.writes),
     ]
 
 
