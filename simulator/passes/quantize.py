@@ -36,7 +36,6 @@ from .remake import Use, renamed
 
 HIGH = ("bf16", "fp16")
 SKIP = r"lm_head|embed_out|(^|\.)(output|score|gate|router)$"
-BIAS_BYTES = 2**17
 KV_FORMATS = ("fp8", "int8")
 
 
@@ -165,7 +164,7 @@ class _Rounding:
         """Give a product its format; the nodes that round what it reads."""
         node, op = item.node, item.node.op
         assert op is not None
-        own = [t for t in node.reads if self._weight(t) and self._matrix(t)]
+        own = [t for t in node.reads if self._weight(t) and self._matrix(t, op)]
         operands = [t for t in node.reads if self.recipe.activation and self._operand(t, op)]
         weights.update((t, (section, op)) for t in own)
         across = op.kind != "fused_moe" and op.layout == LAYOUT.choices.index("tn")
@@ -180,9 +179,10 @@ class _Rounding:
         item.change(op=changed, reads=reads, bytes_moved=int(changed.cost.bytes))
         return made
 
-    def _matrix(self, tensor: int) -> bool:
+    def _matrix(self, tensor: int, op: Op) -> bool:
         """Whether a weight is a matrix of a dtype that the recipe rounds, not a bias."""
-        return self.draft.dtype(tensor) in HIGH and self.draft.sizes[tensor] > BIAS_BYTES
+        larger = op.kind == "fused_moe" or self._elements(tensor) > op.n
+        return larger and self.draft.dtype(tensor) in HIGH
 
     def _operand(self, tensor: int, op: Op) -> bool:
         """Whether a tensor is a matrix that the product multiplies: 16 bits wide, and not just a row or a count."""

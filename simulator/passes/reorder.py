@@ -52,7 +52,7 @@ def dependences(nodes: list[Node]) -> list[set[int]]:
     readers: dict[int, list[int]] = {}
     queues: dict[str, int] = {}
     before: list[set[int]] = []
-    fence, phase = -1, ""
+    edge = 0  # where the phase under way began
     for position, node in enumerate(nodes):
         needs = {written[t] for t in (*node.reads, *node.writes) if t in written}
         for tensor in node.writes:
@@ -65,11 +65,9 @@ def dependences(nodes: list[Node]) -> list[set[int]]:
             if node.stream in queues:
                 needs.add(queues[node.stream])
             queues[node.stream] = position
-        if node.phase != phase:
-            fence, phase = position, node.phase
-            needs.update(range(position))
-        elif fence >= 0:
-            needs.add(fence)
+        if position and node.phase != nodes[position - 1].phase:
+            edge = position
+        needs.update(range(edge))
         before.append(needs - {position})
     return before
 

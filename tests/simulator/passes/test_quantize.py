@@ -1,0 +1,163 @@
+"""Quantization: products in few bits, operands rounded once, weights that weigh what they are stored in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opcast.datasets.clusters import Cluster
+from opcast.datasets.dtypes import itemsize
+from opcast.simulator.graph import Graph, Node
+from opcast.simulator.memory import peak_memory
+from opcast.simulator.passes.fuse import fuse
+from opcast.simulator.passes.quantize import RECIPES, quantize
+from opcast.simulator.passes.tensor import tensor_parallel
+from opcast.simulator.plan import Parallel, Plan, PlanError, Stack
+
+CLUSTER = Cluster("c", "c", "h100_sxm", nodes=1)
+TRAINING = [name for name, recipe in RECIPES.items() if recipe.copies]
+MODELS = ("llama", "qwen3_moe", "deepseek_v3")
+RULES = ("rms_norm", "silu_mul", "rope", "qkv", "gate_up", "cross_entropy")
+Traced = Callable[..., Graph]
+
+
+def plan(quantization: str = "fp8", tp: int = 1, **options: Any) -> Plan:
+    return Plan(Parallel(tp=tp), CLUSTER, Stack(fusion=RULES), quantization=quantization, options=options)
+
+
+def tensor_flops(graph: Graph) -> float:
+    return sum(
+        k * float(n.op.cost.flops) for n, k in graph.weighted() if n.op is not None and n.op.cost.unit == "tensor"
+    )
+
+
+def products(graph: Graph) -> list[Node]:
+    return [n for n, _ in graph.weighted() if n.op is not None and n.op.kind in ("gemm", "grouped_gemm")]
+
+
+def assert_sound(graph: Graph) -> None:
+    written: set[int] = set()
+    freed: set[int] = set()
+    for node in graph.nodes():
+        assert not freed & {*node.reads, *node.writes}, node
+        for tensor in node.reads:
+            made = tensor in written or tensor in node.writes or not graph.tensor(tensor).size_bytes
+            assert made or graph.tensor(tensor).role != "activation", node
+        written.update(node.writes)
+        freed.update(node.frees)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.sampled_from(MODELS), st.sampled_from(TRAINING), st.booleans())
+def test_arithmetic_and_weights_stay_and_operands_are_there(
+    traced_small: Traced, model: str, recipe: str, fused: bool
+) -> None:
+    graph = traced_small(model)
+    graph = fuse(graph, plan()) if fused else graph
+    made = quantize(graph, plan(recipe))
+    assert tensor_flops(made) == tensor_flops(graph)
+    assert made.parameters == graph.parameters
+    assert [b.repeat for b in made.blocks] == [b.repeat for b in graph.blocks]
+    assert_sound(made)
+    for node in products(made):
+        assert node.op is not None
+        if node.op.dtype == recipe:
+            assert node.op.out_dtype == "bf16"
+            large = [made.tensor(t) for t in node.reads if made.tensor(t).role == "activation"]
+            assert all(t.dtype != "bf16" or t.size_bytes < 2 * node.op.n for t in large)
+
+
+def test_heads_routers_and_attention_stay(traced_small: Traced) -> None:
+    made = quantize(traced_small("qwen3_moe"), plan("fp8"))
+    kept = {n.path.split(".")[-1] for n in products(made) if n.op is not None and n.op.dtype == "bf16"}
+    assert kept == {"lm_head", "gate"}
+    assert all("attention" not in n.op.kind or n.op.dtype == "bf16" for n, _ in made.weighted() if n.op is not None)
+    skipped = quantize(traced_small("qwen3_moe"), plan("fp8", quantize_skip="o_proj"))
+    assert {n.op.dtype for n in products(skipped) if n.op is not None and "o_proj" in n.path} == {"bf16"}
+
+
+def test_an_operand_is_rounded_once_for_all_that_read_it(traced_small: Traced) -> None:
+    made = quantize(traced_small("llama"), plan("fp8"))
+    forward = next(b for b in made.blocks if b.repeat > 1 and b.nodes[0].phase == "forward")
+    reads = Counter(n.reads[0] for n in forward.nodes if n.op is not None and n.op.kind == "quantize")
+    assert max(reads.values()) == 1
+    activations = [n for n in forward.nodes if n.source == "fused.quantize"]
+    assert len(activations) == 4  # for q, k, v together; for the output; for gate and up; for down
+    assert sum(n.source == "refresh.fused.quantize" for n in forward.nodes) == 7  # weights, once a step
+
+
+def test_backward_reads_the_copy_that_forward_made(traced_small: Traced) -> None:
+    graph = fuse(traced_small("llama"), plan())
+    made = quantize(graph, plan("fp8_block"))
+    copies = {t for n in made.nodes() if n.phase == "forward" and n.op and n.op.kind == "quantize" for t in n.writes}
+    wgrads = [n for n in made.nodes() if n.op and n.op.kind == "gemm" and n.op.layout == 2 and n.op.dtype != "bf16"]
+    assert wgrads
+    assert all(copies.intersection(n.reads) for n in wgrads)
+    assert peak_memory(made).activations_gib <= peak_memory(graph).activations_gib
+
+
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
+def test_weights_of_inference_weigh_what_they_are_stored_in(recipe: str, traced_small: Traced) -> None:
+    graph = traced_small("llama", "decode")
+    made = quantize(graph, plan(recipe))
+    linear = {t for n in products(graph) if "lm_head" not in n.path for t in n.reads}
+    before = [t for t in graph.tensors if t.role in ("weight", "frozen") and t.size_bytes > 4096]
+    assert before
+    stored = RECIPES[recipe].weight
+    for tensor in graph.tensors:
+        if tensor.id in linear and tensor.role in ("weight", "frozen"):
+            assert made.tensor(tensor.id).dtype == stored
+            assert made.tensor(tensor.id).size_bytes == tensor.size_bytes / 2 * itemsize(stored)
+    rounded = sum(k for n, k in made.weighted() if n.op is not None and n.op.kind == "quantize")
+    assert (rounded > 0) == bool(RECIPES[recipe].activation)
+    assert tensor_flops(made) == tensor_flops(graph)
+
+
+def test_scales_are_counted(traced_small: Traced) -> None:
+    made = quantize(traced_small("llama", "decode"), plan("w4a16"))
+    scales = sum(t.size_bytes * t.count for t in made.tensors if t.role == "buffer" and t.dtype == "uint8")
+    weights = sum(t.size_bytes * 2 * t.count for t in made.tensors if t.dtype == "int4")
+    assert scales == pytest.approx(weights / 128 * 2)
+
+
+def test_current_scaling_looks_for_the_maximum_first(traced_small: Traced) -> None:
+    graph = traced_small("llama")
+    delayed, current = quantize(graph, plan("fp8")), quantize(graph, plan("fp8", fp8_scaling="current"))
+    counts = [sum(k for n, k in g.weighted() if n.source.endswith("amax")) for g in (delayed, current)]
+    assert counts[0] == 0 < counts[1]
+
+
+def test_the_cache_in_fp8_is_half_as_large(traced_small: Traced) -> None:
+    graph = traced_small("llama", "decode")
+    made = quantize(graph, plan("", kv_dtype="fp8"))
+    sizes = [sum(t.size_bytes * t.count for t in g.tensors if t.role == "cache") for g in (graph, made)]
+    assert sizes[0] == 2 * sizes[1] > 0
+    assert {n.op.kv_dtype for n, _ in made.weighted() if n.op is not None and "attention" in n.op.kind} == {1}
+
+
+@pytest.mark.parametrize("recipe", ["fp8", "nvfp4"])
+def test_tensor_ranks_share_the_rounding(recipe: str, traced_small: Traced) -> None:
+    graph = quantize(fuse(traced_small("llama"), plan()), plan(recipe))
+    shared = tensor_parallel(graph, plan(recipe, tp=2))
+
+    def rounded(g: Graph) -> float:
+        refreshed = [(n, k) for n, k in g.weighted() if n.source == "refresh.fused.quantize" and n.op is not None]
+        return sum(k * n.op.rows * n.op.cols for n, k in refreshed if n.op is not None)
+
+    assert rounded(shared) == rounded(graph) / 2
+    assert tensor_flops(shared) == tensor_flops(graph) / 2
+
+
+def test_bad_formats_are_named(traced_small: Traced) -> None:
+    graph = traced_small("llama")
+    assert quantize(graph, plan("")) is graph
+    with pytest.raises(PlanError, match="'fp9' has no recipe; did you mean fp8"):
+        quantize(graph, plan("fp9"))
+    with pytest.raises(PlanError, match="w4a16 is for inference; training can take fp8, fp8_block, mxfp8, nvfp4"):
+        quantize(graph, plan("w4a16"))
+    with pytest.raises(PlanError, match="kv_dtype='fp3' is not one of same, fp8, int8"):
+        quantize(graph, plan("", kv_dtype="fp3"))
