@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...datasets.ops import KINDS
+from ...datasets.ops import KINDS, Op
 from ..graph import Block, Node
 
-KEPT = 6  # repetitions of a block that are walked through at first, the last one included
 ALIKE = 1e-9  # relative
 
 Needs = tuple[tuple[int, int], ...]  # (stream, position in it) that must have ended
@@ -38,18 +37,24 @@ def labels_of(blocks: Sequence[Block]) -> tuple[list[str], np.ndarray]:
 
 def kinds_of(blocks: Sequence[Block]) -> np.ndarray:
     """What each stored node occupies: 1 the device, 2, 3, … a kind of link, -1, -2, … a direction of copying."""
-    links: dict[object, int] = {}
+    numbers: dict[object, int] = {}
+    known: dict[tuple[Op | None, bool], int] = {}
     kinds = []
     for node in (node for block in blocks for node in block.nodes):
-        group = group_of(node)
-        dims = node.op.to_dict() if group and node.op is not None else {}
-        if not group:
-            kinds.append(1)
-        elif dims.get("kind") == "copy":
-            kinds.append(-links.setdefault(dims["direction"], len(links) + 1))
-        else:
-            kinds.append(links.setdefault(dims.get("link"), len(links) + 2))
+        key = node.op, group_of(node) != ""
+        if key not in known:
+            known[key] = _kind(*key, numbers)
+        kinds.append(known[key])
     return np.array(kinds, dtype=np.int64)
+
+
+def _kind(op: Op | None, moves: bool, numbers: dict[object, int]) -> int:
+    if not moves:
+        return 1
+    dims = op.to_dict() if op is not None else {}
+    if dims.get("kind") == "copy":
+        return -numbers.setdefault(dims["direction"], len(numbers) + 1)
+    return numbers.setdefault(dims.get("link"), len(numbers) + 2)
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..graph import Block, Node
-from .program import KEPT, Program, labels_of
+from .program import Program, labels_of
 
+KEPT, FEW = 6, 18  # repetitions of a block that are walked through at first; as many or fewer all are
 EQUAL = 1e-9  # relative: times of repetitions that differ by less are the same
 
 
@@ -133,7 +134,7 @@ def _folded(
     The host runs ahead of the device by more in each repetition left out, which is known once their period is; until
     it is what was assumed, the walk is repeated.
     """
-    keep = [min(block.repeat, KEPT) for block in blocks]
+    keep = [KEPT if block.repeat > FEW else block.repeat for block in blocks]
     firsts = np.cumsum([0, *(len(block.nodes) for block in blocks)])
     hosts = [float(host[first:after].sum()) for first, after in itertools.pairwise(firsts)]
     periods = [us if kept < block.repeat else 0.0 for us, kept, block in zip(hosts, keep, blocks, strict=True)]
@@ -152,7 +153,7 @@ def _folded(
         if not uneven:
             return program.unfold(start, periods), program.unfold(end, periods)
         for block in uneven:
-            keep[block] = blocks[block].repeat if keep[block] > KEPT else min(3 * KEPT, blocks[block].repeat)
+            keep[block] = FEW if keep[block] == KEPT else blocks[block].repeat
 
 
 def _same(one: float, other: float) -> bool:

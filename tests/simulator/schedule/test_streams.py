@@ -50,7 +50,7 @@ def folded(draw: st.DrawFn) -> tuple[Block, ...]:
         tensors = st.lists(tensor, max_size=2, unique=True).map(tuple)
         nodes = draw(st.lists(st.builds(node, st.sampled_from(STREAMS), tensors, tensors), min_size=1, max_size=8))
         full = {t + carried: s for t, s in steps.items() for carried in ((0, 1) if s == 1 else (0,))}
-        repeat = draw(st.integers(1, 22)) if number else draw(st.integers(7, 22))
+        repeat = draw(st.integers(1, 30)) if number else draw(st.integers(19, 40))
         blocks.append(Block(tuple(nodes), repeat, full))
     return tuple(blocks)
 
