@@ -15,7 +15,7 @@ with them; the nodes that make what the backward pass reads are copied in front 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -25,6 +25,7 @@ from ..graph import ROLES, Block, Graph, Node, layer_of, shift_path
 from ..plan import Plan, PlanError
 from .draft import Draft, Item, Section
 from .frees import free_late, release, rename, span, unfree
+from .layers import Layer, covers, found_layers, mapping, read_ids
 from .pipeline import boundaries, layer_stack, slice_block
 
 MODULES = ("core_attn", "mlp", "moe", "shared_experts", "moe_act", "layernorm", "mla_up_proj")
@@ -39,21 +40,6 @@ class Region:
 
     positions: frozenset[int]
     discards: bool = False
-
-
-@dataclass(frozen=True)
-class Layer:
-    """The nodes of one layer in a section, ``first`` in its first repetition; positions in order."""
-
-    section: Section
-    stack: str
-    first: int
-    positions: tuple[int, ...]
-
-    @property
-    def last(self) -> int:
-        """The layer of the last repetition."""
-        return self.first + (self.section.repeat - 1) * self.section.stride
 
 
 def recompute(graph: Graph, plan: Plan) -> Graph:
@@ -134,25 +120,6 @@ def _withinof(block: Block, stack: str) -> tuple[int, int] | None:
     return (min(layers), max(layers) + 1) if layers else None
 
 
-def found_layers(draft: Draft, phases: tuple[str, ...], stack: str) -> Iterator[Layer]:
-    """The layers of every section; nodes without a layer of their own go with the one before them."""
-    for section in draft.sections:
-        positions: dict[int, list[int]] = {}
-        current: int | None = None
-        for position, item in enumerate(section.items):
-            if item.node.phase not in phases:
-                continue
-            place = layer_of(item.node.path)
-            if place is not None and place[0] == stack:
-                current = place[1]
-            elif section.repeat == 1 and not item.node.group:
-                current = None
-            if current is not None:
-                positions.setdefault(current, []).append(position)
-        for first, found in positions.items():
-            yield Layer(section, stack, first, tuple(found))
-
-
 # --- what a policy recomputes --------------------------------------------------------------------------
 
 
@@ -229,11 +196,11 @@ class _Rewriter:
         self.late: list[slice] = []  # ids that are freed after their last use in the backward pass
         self.frees: list[tuple[Item, int]] = []
         self.copies: list[tuple[Section, Item, list[Item]]] = []
-        self.reads = {id(section): _read_ids(draft, section) for section in draft.sections}
+        self.reads = {id(section): read_ids(draft, section) for section in draft.sections}
 
     def apply(self, layer: Layer, chosen: Sequence[Region]) -> None:
         """Recompute regions of one layer, in every repetition."""
-        partners = [b for b in found_layers(self.draft, ("backward",), layer.stack) if _covers(layer, b)]
+        partners = [b for b in found_layers(self.draft, ("backward",), layer.stack) if covers(layer, b)]
         if sum(partner.section.repeat for partner in partners) != layer.section.repeat:
             return
         chosen = sorted(chosen, key=lambda region: min(region.positions, default=0))
@@ -277,7 +244,7 @@ class _Rewriter:
     def _insert(self, work: _Work, partner: Layer) -> None:
         """Puts copies of the nodes that make what a backward layer reads before the first node that reads it."""
         target = partner.section
-        there = _mapping(work.layer, partner)
+        there = mapping(work.layer, partner)
         known = {there(tensor): tensor for tensor in work.made}
         first: dict[int, int] = {}
         needed: set[int] = set()
@@ -346,21 +313,6 @@ class _Rewriter:
         return self.draft.graph()
 
 
-def _mapping(forward: Layer, backward: Layer) -> Callable[[int], int]:
-    """From a tensor of a layer's forward section to its id in the backward section, whose steps learn of it."""
-    source, target = forward.section, backward.section
-    at = (backward.first - forward.first) // source.stride if source.repeat > 1 else 0
-    turn = target.stride // source.stride if source.repeat > 1 else 1
-
-    def there(tensor: int) -> int:
-        step = source.steps.get(tensor, 0)
-        if step and target.repeat > 1:
-            target.steps[tensor + at * step] = step * turn
-        return tensor + at * step
-
-    return there
-
-
 def _feed(work: _Work, again: Sequence[int], first: dict[int, int]) -> None:
     """Regions that other regions read run no later than those: completes ``first``, positions by region."""
     for position in reversed(again):
@@ -369,18 +321,3 @@ def _feed(work: _Work, again: Sequence[int], first: dict[int, int]) -> None:
             number = work.made.get(tensor)
             if number is not None and reader is not None:
                 first[number] = min(first.get(number, reader), reader)
-
-
-def _covers(forward: Layer, backward: Layer) -> bool:
-    """Whether all layers of a backward section are repetitions of this forward layer."""
-    stride = forward.section.stride or 1
-    low, high = sorted((forward.first, forward.last))
-    inside = all(low <= layer <= high for layer in (backward.first, backward.last))
-    return inside and (backward.first - forward.first) % stride == 0
-
-
-def _read_ids(draft: Draft, section: Section) -> np.ndarray:
-    mask = np.zeros(len(draft.sizes), dtype=bool)
-    for tensor in {t for item in section.items for t in item.node.reads}:
-        mask[span(section, tensor)] = True
-    return mask

@@ -1,0 +1,221 @@
+"""Offload: what waits in host memory, and the copies that bring it and take it away, on a stream of their own.
+
+``optimizer``: the states of AdamW stay on the host; each update copies them in and out, a staging buffer at a time
+(as ZeRO-Offload streams them; Ren et al. 2021, arXiv 2101.06840). ``activations``: what a layer keeps for its backward
+pass is copied out after its forward nodes and back before its backward nodes, one layer ahead. ``kv``: caches of keys
+and values are copied in before each layer that reads them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..graph import ROLES, Graph, Node
+from ..plan import OFFLOAD, Plan, PlanError
+from .draft import Draft, Item, Section
+from .families import STATE, Insertions
+from .frees import free_late, release, rename, span, unfree
+from .layers import Layer, covers, found_layers, mapping, read_ids
+from .pipeline import layer_stack
+from .pointwise import copied
+
+ACTIVATION, CACHE = ROLES.index("activation"), ROLES.index("cache")
+STAGING_BYTES = 512 * 2**20  # of optimizer state on the device at a time
+COPY = "copy"
+
+
+def offload(graph: Graph, plan: Plan) -> Graph:
+    """The graph with the plan's offloads; unchanged without any. PlanError names one that is not known."""
+    if not plan.offload:
+        return graph
+    for what in plan.offload:
+        if what not in OFFLOAD:
+            raise PlanError(f"offload={what!r} is not one of {', '.join(OFFLOAD)}")
+    draft = Draft(graph)
+    if "optimizer" in plan.offload:
+        _optimizer(draft)
+    if "kv" in plan.offload:
+        _caches(draft)
+    if "activations" in plan.offload:
+        _activations(draft, layer_stack(graph)[0])
+    return draft.graph()
+
+
+def _optimizer(draft: Draft) -> None:
+    """Copies states in before each update and out after it; on the device there is a staging buffer only."""
+    insertions = Insertions()
+    states = draft.roles == STATE
+    for section in draft.sections:
+        for position, item in enumerate(section.items):
+            node = item.node
+            if node.op is None or node.op.kind != "adamw":
+                continue
+            held = tuple(t for t in node.reads if states[t])
+            size = float(draft.sizes[list(held)].sum())
+            staging = draft.new(min(size, 2 * STAGING_BYTES), "fp32")
+            weights = tuple(t for t in node.reads if draft.role(t) == "weight")
+            phase, path = node.phase, node.path
+            come = copied(
+                "copy.states_in",
+                size,
+                (*weights, *held),
+                (staging,),
+                phase=phase,
+                path=path,
+                direction="h2d",
+                stream=COPY,
+            )
+            go = copied(
+                "copy.states_out",
+                size,
+                (*weights, staging),
+                held,
+                phase=phase,
+                path=path,
+                direction="d2h",
+                frees=(staging,),
+                stream=COPY,
+            )
+            item.change(reads=(*node.reads, staging))
+            insertions.before(section, position, [come])
+            insertions.after(section, position, [go])
+    insertions.apply()
+    draft.sizes[states[: len(draft.sizes)].nonzero()[0]] = 0
+
+
+def _caches(draft: Draft) -> None:
+    """Copies caches in before the first node of a section that reads them."""
+    insertions = Insertions()
+    for section in draft.sections:
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for position, item in enumerate(section.items):
+            for tensor in item.node.reads:
+                if draft.roles[tensor] == CACHE:
+                    first.setdefault(tensor, position)
+                    last[tensor] = position
+        for tensor, position in first.items():
+            node, size = section.items[position].node, float(draft.sizes[tensor])
+            staging = draft.local(section, size, draft.dtype(tensor))
+            for item in section.items:
+                item.change(reads=tuple(staging if t == tensor else t for t in item.node.reads))
+            release(section.items[last[tensor]], (staging,))
+            copy = copied(
+                "copy.cache_in",
+                size,
+                (tensor,),
+                (staging,),
+                phase=node.phase,
+                path=node.path,
+                direction="h2d",
+                stream=COPY,
+            )
+            insertions.before(section, position, [copy])
+    insertions.apply()
+    draft.sizes[draft.roles == CACHE] = 0
+
+
+# --- activations ---------------------------------------------------------------------------------------
+
+
+def _activations(draft: Draft, stack: str) -> None:
+    """Copies what each layer keeps out and back."""
+    reads = {id(section): read_ids(draft, section) for section in draft.sections}
+    moved: list[slice] = []
+    late: list[slice] = []
+    backward = list(found_layers(draft, ("recompute", "backward"), stack))
+    sent: list[tuple[Item, tuple[int, ...]]] = []
+    taken: set[int] = set()
+    for layer in reversed(list(found_layers(draft, ("forward",), stack))):
+        partners = [b for b in backward if covers(layer, b)]
+        if sum(partner.section.repeat for partner in partners) != layer.section.repeat:
+            continue
+        kept = tuple(t for t in _kept(draft, layer, partners, reads) if t not in taken)
+        if not kept:
+            continue
+        taken.update(kept)
+        size = float(draft.sizes[list(kept)].sum())
+        moved += [span(layer.section, tensor) for tensor in kept]
+        item, outside = _send(draft, layer, kept, size)
+        sent.append((item, kept))
+        for partner in partners:
+            late += _fetch(draft, layer, partner, kept, size, outside)
+    masks = np.zeros((2, len(draft.sizes)), dtype=bool)
+    for mask, spans in zip(masks, (moved, late), strict=True):
+        for ids in spans:
+            mask[ids] = True
+    unfree(draft, masks[0])
+    for item, kept in sent:
+        release(item, kept)
+    free_late(draft, masks[1])
+
+
+def _kept(draft: Draft, layer: Layer, partners: list[Layer], reads: dict[int, np.ndarray]) -> tuple[int, ...]:
+    """Activations that only this layer and its backward pass use."""
+    section = layer.section
+    own = {id(section), *(id(partner.section) for partner in partners)}
+    others = np.zeros(len(draft.sizes), dtype=bool)
+    for key, mask in reads.items():
+        if key not in own:
+            others[: len(mask)] |= mask
+    touched = dict.fromkeys(t for p in layer.positions for t in (*_node(section, p).reads, *_node(section, p).writes))
+    freed = {t for item in section.items for t in item.node.frees}
+    kept = []
+    for tensor in touched:
+        step = section.steps.get(tensor, 0)
+        shared = section.repeat > 1 and not step
+        twin = step != 0 and tensor - step in touched
+        if draft.roles[tensor] != ACTIVATION or shared or twin or tensor in freed:
+            continue
+        used = all(reads[id(p.section)][mapping(layer, p)(tensor)] for p in partners)
+        if used and not others[span(section, tensor)].any():
+            kept.append(tensor)
+    return tuple(kept)
+
+
+def _node(section: Section, position: int) -> Node:
+    return section.items[position].node
+
+
+def _send(draft: Draft, layer: Layer, kept: tuple[int, ...], size: float) -> tuple[Item, int]:
+    """The copy out after a layer, and the empty tensor that stands for what is on the host."""
+    section = layer.section
+    outside = draft.local(section, 0, "int8", "buffer")
+    last = section.items[layer.positions[-1]].node
+    copy = copied("copy.out", size, kept, (outside,), phase="forward", path=last.path, direction="d2h", stream=COPY)
+    section.items.insert(layer.positions[-1] + 1, Item(copy))
+    return section.items[layer.positions[-1] + 1], outside
+
+
+def _fetch(draft: Draft, layer: Layer, partner: Layer, kept: tuple[int, ...], size: float, outside: int) -> list[slice]:
+    """The copy back before a backward layer, waiting for the layer before it to begin; what it brings."""
+    section, there = partner.section, mapping(layer, partner)
+    names = {there(tensor): _local(draft, section, tensor) for tensor in kept}
+    for item in section.items:
+        rename(item, names)
+    brought = set(names.values())
+    position = next(p for p, item in enumerate(section.items) if not brought.isdisjoint(item.node.reads))
+    token: tuple[int, ...] = ()
+    if section.repeat > 1:
+        first = draft.new(0, "int8", "buffer", section.repeat + 1)
+        section.steps.update({first: 1, first + 1: 1})
+        begins = section.items[position]
+        begins.change(writes=(*begins.node.writes, first + 1))
+        token = (first,)
+    node = section.items[position].node
+    copy = copied(
+        "copy.in",
+        size,
+        (there(outside), *token),
+        tuple(names.values()),
+        phase="backward",
+        path=node.path,
+        direction="h2d",
+        stream=COPY,
+    )
+    section.items.insert(position, Item(copy))
+    return [span(section, made) for made in names.values()]
+
+
+def _local(draft: Draft, section: Section, tensor: int) -> int:
+    return draft.local(section, float(draft.sizes[tensor]), draft.dtype(tensor))
