@@ -25,8 +25,8 @@ WALKED = 2  # repetitions of a block
 class Costs:
     """Stored nodes of a graph with their times; arrays have one entry per stored node.
 
-    ``repeats`` is how often each runs, ``block`` the block it stands in. ``kernel_us`` is the work, ``host_us`` what the
-    host spends to issue it; ``low`` and ``high`` bound the work as factors.
+    ``repeats`` is how often each runs, ``block`` the block it stands in. ``kernel_us`` is the work, ``host_us`` what
+    the host spends to issue it; ``low`` and ``high`` bound the work as factors.
     """
 
     graph: Graph
@@ -44,7 +44,7 @@ class Costs:
 def cost_graphs(
     graphs: Sequence[Graph], device: Device, engine: Engine, scale: Mapping[str, float] | None = None
 ) -> list[Costs]:
-    """The costs of every graph, all ops asked together. ``scale`` multiplies times by kind or family of op."""
+    """The costs of every graph, all ops asked together. ``scale`` multiplies times by kind or family of op, ``host`` included."""
     walked: list[Node] = []
     cold: list[np.ndarray] = []
     kept: list[np.ndarray] = []
@@ -61,6 +61,7 @@ def cost_graphs(
     host = host_times(walked, device, engine)
     if scale:
         kernel = kernel * np.array([scale_of(node, scale) for node in walked])
+        host = host * scale.get("host", 1.0)
     return [
         Costs(
             graph,

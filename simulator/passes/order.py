@@ -15,6 +15,7 @@ from .custom import load_pass
 from .data import data_parallel
 from .expert import expert_parallel
 from .fuse import fuse
+from .offload import offload
 from .overlap import overlap
 from .quantize import quantize
 from .recompute import recompute
@@ -32,6 +33,7 @@ TRAINING: tuple[Pass, ...] = (
     unfuse_attention,
     recompute,
     data_parallel,
+    offload,
     overlap,
 )
 INFERENCE: tuple[Pass, ...] = (fuse, quantize, context_parallel, expert_parallel, tensor_parallel, overlap)

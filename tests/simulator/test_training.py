@@ -113,7 +113,7 @@ def test_recomputation_trades_time_for_memory(graphs) -> None:
     assert again.step_time_s > kept.step_time_s * 1.1
     assert again.memory.activations_gib < kept.memory.activations_gib * 0.8
     assert again.mfu < kept.mfu
-    assert again.hfu / again.mfu > kept.hfu / kept.mfu * 1.2
+    assert again.hfu / again.mfu > kept.hfu / kept.mfu * 1.15
 
 
 def test_more_virtual_stages_leave_less_bubble(graphs) -> None:
