@@ -78,14 +78,17 @@ def run_pipeline(
     ``send_us`` is the transfer of what a chunk makes to the stage of the next part, ``return_us`` (default: the same)
     of what its backward makes to the part before. With ``blocking`` the sender waits for the transfer, else it only
     delays the receiver. ``paired_us`` is a forward and a backward at the same time, by the chunk of the forward
-    (default: their sum). ``first_forward_us`` and ``last_backward_us`` replace the time of a chunk's first forward
-    (weights are gathered) and last backward (gradients are reduced).
+    (default: their sum). ``first_forward_us`` and ``last_backward_us`` replace the time of a chunk's first forward and
+    last backward. What the first takes longer (weights are gathered) needs no input yet, what the last takes longer
+    (gradients are reduced) holds up its own stage only: its result has gone before.
 
     Raises PlanError when the orders wait for each other in a circle.
     """
     stage = orders.stage
     duration = _durations(orders, stage, forward_us, backward_us, weight_us)
-    _replace_ends(orders, stage, duration, forward_us, first_forward_us, backward_us, last_backward_us)
+    head = _longer(orders, stage, forward_us, first_forward_us, FORWARD)
+    tail = _longer(orders, stage, backward_us, last_backward_us, BACKWARD, WEIGHT)
+    duration += head + tail
     together = np.flatnonzero(orders.paired)
     if len(together):
         sums = duration[together] + duration[together + 1]
@@ -95,7 +98,7 @@ def run_pipeline(
     backs = _pick(orders, stage, send_us if return_us is None else return_us)
     sends = np.where((orders.kind == BACKWARD) | (orders.kind == INPUT), backs, sends)
     sends = np.where(taker, sends, 0.0)
-    lag = np.where(source >= 0, sends[source], 0.0)
+    lag = np.where(source >= 0, sends[source] - np.maximum(tail[source], 0.0) - np.maximum(head, 0.0), 0.0)
     held = sends.copy() if blocking else np.zeros(len(orders))
     held[together + 1] += held[together]
     held[together] = 0.0
@@ -138,25 +141,15 @@ def _durations(orders: Orders, stage: np.ndarray, forward: Times, backward: Time
     return duration
 
 
-def _replace_ends(
-    orders: Orders,
-    stage: np.ndarray,
-    duration: np.ndarray,
-    forward: Times,
-    first_forward: Times | None,
-    backward: Times,
-    last_backward: Times | None,
-) -> None:
-    """What the first forward and the last backward of every chunk take longer, added to them."""
-    place = stage * orders.chunks + orders.chunk
-    if first_forward is not None:
-        forwards = np.flatnonzero(orders.kind == FORWARD)
-        first = forwards[np.unique(place[forwards], return_index=True)[1]]
-        duration[first] += (_pick(orders, stage, first_forward) - _pick(orders, stage, forward))[first]
-    if last_backward is not None:
-        ends = np.flatnonzero((orders.kind == BACKWARD) | (orders.kind == WEIGHT))[::-1]
-        last = ends[np.unique(place[ends], return_index=True)[1]]
-        duration[last] += (_pick(orders, stage, last_backward) - _pick(orders, stage, backward))[last]
+def _longer(orders: Orders, stage: np.ndarray, usual: Times, once: Times | None, *kinds: int) -> np.ndarray:
+    """What the first forward or the last backward of every chunk takes longer than usual; zero for other tasks."""
+    extra = np.zeros(len(orders))
+    if once is not None:
+        found = np.flatnonzero(np.isin(orders.kind, kinds))
+        found = found if FORWARD in kinds else found[::-1]
+        chosen = found[np.unique((stage * orders.chunks + orders.chunk)[found], return_index=True)[1]]
+        extra[chosen] = (_pick(orders, stage, once) - _pick(orders, stage, usual))[chosen]
+    return extra
 
 
 def sources(orders: Orders) -> tuple[np.ndarray, np.ndarray]:

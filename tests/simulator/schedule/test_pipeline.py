@@ -88,6 +88,16 @@ def test_no_stage_does_two_things_at_once_and_nothing_starts_too_early(case: tup
         alone = ~np.roll(made.paired[row], 1)
         assert (result.start_us[row][1:] >= result.end_us[row][:-1] - 1e-9)[alone[1:]].all()
     send = times["send_us"]
+    head, tail = (
+        {(at, chunk): value for (at, chunk), value in np.ndenumerate(times[once] - times[usual])}
+        for once, usual in (("first_forward_us", "forward_us"), ("last_backward_us", "backward_us"))
+    )
+    first, last = (np.full((made.stages, made.chunks), -1) for _ in range(2))
+    for kind, at, chunk, micro_batch in zip(made.kind, made.stage, made.chunk, made.micro_batch, strict=True):
+        if kind == FORWARD and first[at, chunk] < 0:
+            first[at, chunk] = micro_batch
+        if kind in (BACKWARD, WEIGHT):
+            last[at, chunk] = micro_batch if kind == BACKWARD else -1
     for kinds, step in (((FORWARD,), 1), ((BACKWARD, INPUT), -1)):
         found = ends(result, *kinds)
         for number, route in enumerate(made.routes.tolist()):
@@ -95,6 +105,10 @@ def test_no_stage_does_two_things_at_once_and_nothing_starts_too_early(case: tup
             for (stage, chunk), (to, to_chunk) in itertools.pairwise(way):
                 for micro_batch in range(number, made.micro_batches, len(made.routes)):
                     ready = found[stage, chunk, micro_batch][1] + (send[stage, chunk] if to != stage else 0.0)
+                    if step == -1 and last[stage, chunk] == micro_batch:
+                        ready -= tail[stage, chunk]
+                    if step == 1 and first[to, to_chunk] == micro_batch:
+                        ready -= head[to, to_chunk]
                     assert found[to, to_chunk, micro_batch][0] >= ready - 1e-9
     assert (result.busy_us + result.sending_us + result.bubble_us).max() == pytest.approx(result.makespan_us)
 
@@ -196,6 +210,13 @@ def test_first_and_last_micro_batches_may_take_longer() -> None:
     assert (times.end_us - times.start_us).tolist() == [5, 2, 1, 2, 1, 2, 1, 9]
     split = run_pipeline(make_orders("zb-h1", 1, 2), 1.0, 2.0, 1.0, last_backward_us=9.0)
     assert (split.end_us - split.start_us).tolist() == [1, 1, 1, 1, 1, 8]
+
+
+def test_gathering_and_reducing_are_done_by_all_stages_at_once() -> None:
+    made = make_orders("1f1b", 8, 16)
+    usual = run_pipeline(made, 1.0, 2.0).makespan_us
+    assert run_pipeline(made, 1.0, 2.0, last_backward_us=7.0).makespan_us == pytest.approx(usual + 5.0)
+    assert run_pipeline(made, 1.0, 2.0, first_forward_us=6.0).makespan_us == pytest.approx(usual + 5.0)
 
 
 def test_micro_batches_may_differ() -> None:
