@@ -44,7 +44,7 @@ class Costs:
 def cost_graphs(
     graphs: Sequence[Graph], device: Device, engine: Engine, scale: Mapping[str, float] | None = None
 ) -> list[Costs]:
-    """The costs of every graph, all ops asked together. ``scale`` multiplies times by kind or family of op, ``host`` included."""
+    """The costs of every graph, all ops asked together; ``scale`` multiplies times by kind, family or ``host``."""
     walked: list[Node] = []
     cold: list[np.ndarray] = []
     kept: list[np.ndarray] = []

@@ -22,7 +22,7 @@ PRECISIONS = {
     "fp8-cs": ("bf16", "fp8"),  # current scaling: one scale a tensor
     "fp8-ds": ("bf16", "fp8"),  # delayed scaling
     "fp8-tensorwise": ("bf16", "fp8"),
-    "fp8-rowwise": ("bf16", "fp8_rowwise"),
+    "fp8-rowwise": ("bf16", "fp8"),
     "fp8-sc": ("bf16", "fp8_block"),
     "fp8-mx": ("bf16", "mxfp8"),
     "mxfp8": ("bf16", "mxfp8"),

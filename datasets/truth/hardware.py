@@ -37,7 +37,7 @@ DEVICES = {
 
 # Words of a row -> cluster in conf/cluster, tried in order before the usual cluster of the device.
 CLUSTERS = (
-    (r"grand teton", "grand_teton_h100_hbm2e"),
+    (r"grand teton|h100[^|]*hbm2e", "grand_teton_h100_hbm2e"),
     (r"ultrascale|hf cluster|\befa\b", "aws_p5"),  # Hugging Face trains on p5: 3,200 Gb/s of EFA per node
     (r"h100.*roce", "hgx_h100_roce"),
     (r"a100[ _]80gb.*1600 gbps", "azure_ndm_a100_v4"),

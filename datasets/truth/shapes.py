@@ -109,9 +109,9 @@ def configuration(shape: Cells) -> dict[str, Any]:
         "num_key_value_heads": shape.whole("kv_heads", heads),
         "intermediate_size": shape.whole("ffn_hidden", shape.whole("moe_ffn", 4 * hidden)),
     }
-    if shape.has("head_dim"):
-        sizes["head_dim"] = shape.needed("head_dim")
     name, latent = shape.text("model_canon").lower(), "mla" in shape.text("attn").lower()
+    if shape.has("head_dim") and not latent:
+        sizes["head_dim"] = shape.needed("head_dim")
     if latent:
         return {"model_type": "deepseek_v3", **common, **sizes, **_latent(shape)}
     if not shape.has("experts"):

@@ -15,14 +15,16 @@ from .rows import Hardware, Layout, TrainingRow, TruthError
 from .shapes import model_of
 
 GB_IN_GIB = 1e9 / 2**30
-# Peak memory, first what torch's allocator counts. nanotron's "gb" are GiB, as its authors' plots have them.
+# Peak memory, first what torch's allocator counts. nanotron's "gb" are GiB, and its reserved peak counts: the allocated
+# one is taken between steps (it is the same whatever the micro-batch).
 MEMORY = (
     ("peak_mem_alloc_gib", 1.0),
     ("peak_mem_gib", 1.0),
-    ("mem_allocated_peak_gb", 1.0),
+    ("mem_reserved_peak_gb", 1.0),
     ("peak_mem_alloc_gb", GB_IN_GIB),
     ("peak_mem_gb", 1.0),
 )
+USUAL_CHUNKS = {"llama3": 8}  # a layer each of 126 over 16 stages, where the number of virtual stages is not published
 SHARDED_OPTIMIZER = {"megatron", "megatron_core", "nemo"}  # their recipes run the distributed optimizer
 
 
@@ -54,7 +56,7 @@ def training_row(cells: Cells, folder: Path) -> TrainingRow:
         layout=layout,
         precision=precision,
         quantization=quantization,
-        options=options(cells, modules),
+        options=options(cells, modules, framework),
         seq_len=seq_len,
         global_batch=global_batch,
         micro_batch=micro_batch,
@@ -78,7 +80,7 @@ def layout_of(cells: Cells, devices: int, framework: str) -> Layout:
     return Layout(
         tp=tp,
         pp=pp,
-        vpp=max(cells.whole("vp"), 1) if pp > 1 else 1,
+        vpp=(cells.whole("vp", USUAL_CHUNKS.get(framework, 1)) or 1) if pp > 1 else 1,
         cp=cp,
         ep=cells.whole("ep"),
         dp=dp,
@@ -163,9 +165,11 @@ def peer(cells: Cells) -> dict[str, float]:
     return {quantity: value for quantity, column in named.items() if (value := cells.positive(column))}
 
 
-def options(cells: Cells, modules: tuple[str, ...]) -> dict[str, Any]:
+def options(cells: Cells, modules: tuple[str, ...], framework: str) -> dict[str, Any]:
     """What a row says beyond the common columns, in the words of frameworks."""
-    made: dict[str, Any] = {}
+    made: dict[str, Any] = {"flat_parameters": True} if framework == "llm_foundry" else {}
+    if cells.text("precision").lower() in ("fp8-cs", "fp8-tensorwise", "fp8-rowwise"):
+        made["fp8_scaling"] = "current"
     if modules:
         made["recompute_modules"] = modules
     said = cells.text("extra").lower()

@@ -1,0 +1,177 @@
+"""Constants per framework and device, fitted on half of the groups of published steps and reported on the other half.
+
+A group is a model under one layout; which half it falls in is decided by a hash of its name, so that no table, run or
+machine can change it. A constant multiplies the times of one family of ops (matrix products, attention, collectives,
+everything else), as :attr:`~opcast.simulator.plan.Stack.scale` has it: what clocks under load, kernels of another
+version and launch gaps make of an op that was timed alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ...datasets.ops import KINDS
+from ...datasets.truth import TrainingRow
+from ..report import StepReport
+from .answers import Engines
+from .cases import Setting, training_case
+from .metrics import errors, grouped
+
+FAMILIES = ("gemm", "attention", "collective", "*")
+HOST = (1.0, 2.0, 4.0, 8.0)  # what is tried for the host
+BOUNDS = (0.5, 3.0)
+PRIOR = 0.15  # weight of a log constant away from 0, in log errors of one row
+ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What was fitted for one framework on one device, and errors (percent) on both halves, before and after."""
+
+    framework: str
+    device: str
+    scale: Mapping[str, float]
+    fitted: Mapping[str, float]
+    held_out: Mapping[str, float]
+    held_out_before: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A simulated step: seconds predicted and measured, and by family what of the prediction follows its constant."""
+
+    row: TrainingRow
+    predicted: float
+    parts: Mapping[str, float]
+
+    @property
+    def measured(self) -> float:
+        """Seconds that were published."""
+        return float(self.row.measured["step_time"])
+
+
+def half(row: TrainingRow) -> int:
+    """0 for groups that are fitted on, 1 for those held out."""
+    name = f"{row.model} {row.layout} {row.hardware.devices} {row.recompute}"
+    return hashlib.sha256(name.encode()).digest()[0] % 2
+
+
+def calibrate(rows: Sequence[TrainingRow], setting: Setting, families: Sequence[str] = FAMILIES) -> list[Constants]:
+    """Constants of every framework and device that the rows hold enough groups of."""
+    made = []
+    timed = [row for row in rows if "step_time" in row.measured]
+    for (framework, device), members in grouped(timed, lambda row: (row.framework, row.hardware.device)).items():
+        if len({half(row) for row in members}) == 2:
+            made.append(fit(framework, device, members, setting, families))
+    return made
+
+
+def fit(
+    framework: str, device: str, rows: Sequence[TrainingRow], setting: Setting, families: Sequence[str]
+) -> Constants:
+    """Constants of one framework on one device: linearised around what is simulated, three times over."""
+    engines = Engines(setting)
+    before = observed(rows, {}, setting, engines)
+    chosen = [row for row in rows if half(row) == 0]
+    tried = [refined(chosen, dict.fromkeys(families, 1.0) | {"host": host}, setting, engines) for host in HOST]
+    scale = min(tried, key=lambda found: found[1])[0]
+    after = observed(rows, scale, setting, engines)
+    return Constants(
+        framework,
+        device,
+        {name: round(value, 3) for name, value in scale.items()},
+        scored(after, 0),
+        scored(after, 1),
+        scored(before, 1),
+    )
+
+
+def refined(
+    rows: Sequence[TrainingRow], scale: dict[str, float], setting: Setting, engines: Engines
+) -> tuple[dict[str, float], float]:
+    """Constants after a few linearised steps, the host's held, and their mean absolute log error."""
+    for _ in range(ROUNDS):
+        scale = stepped(observed(rows, scale, setting, engines), scale)
+    found = observed(rows, scale, setting, engines)
+    return scale, float(np.mean([abs(np.log(each.predicted / each.measured)) for each in found]))
+
+
+def scored(found: Sequence[Observed], which: int) -> dict[str, float]:
+    """Errors of one half."""
+    return errors([(each.predicted, each.measured) for each in found if half(each.row) == which])
+
+
+def observed(
+    rows: Sequence[TrainingRow], scale: Mapping[str, float], setting: Setting, engines: Engines
+) -> list[Observed]:
+    """Every row simulated under the constants; rows that cannot be are left out."""
+    from ..training import simulate_training
+
+    found = []
+    for row in rows:
+        try:
+            case = training_case(row, setting)
+            constants = {**scale, "expert_parallel": scale.get("collective", 1.0)}
+            plan = replace(case.plan, stack=replace(case.plan.stack, scale={case.device.id: constants}))
+            engine = engines.of(case.device, plan.cluster)
+            report = simulate_training(case.config, case.work, plan, case.device, engine, setting.cache_dir)
+        except ValueError as error:
+            if not type(error).__module__.startswith("opcast"):
+                raise
+            continue
+        found.append(Observed(row, report.step_time_s, parts(report, FAMILIES)))
+    return found
+
+
+def parts(report: StepReport, families: Sequence[str]) -> dict[str, float]:
+    """Seconds of the step that follow each family's constant.
+
+    Kernels of a family count as far as they are not hidden: compute by its share of computing time, collectives by
+    what is exposed. Bubbles follow what fills the pipeline.
+    """
+    b = report.breakdown
+    kernels: dict[str, float] = {}
+    for share in b.by_op:
+        kernels[family_of(share.kind, families)] = kernels.get(family_of(share.kind, families), 0.0) + share.time_s
+    computing = b.compute_s + b.optimizer_s
+    communication = kernels.pop("collective", 0.0) if "collective" in families else 0.0
+    whole = sum(kernels.values())
+    found = {name: seconds / whole * computing for name, seconds in kernels.items()} if whole else {}
+    if communication:
+        found["collective"] = b.exposed_comm_s
+    total = sum(found.values()) or 1.0
+    bubble = 1.0 + b.bubble_s / total
+    return {name: seconds * bubble for name, seconds in found.items()}
+
+
+def family_of(kind: str, families: Sequence[str]) -> str:
+    """The family whose constant an op kind follows."""
+    family = KINDS[kind].family if kind in KINDS else "pointwise"
+    family = "collective" if family == "expert_parallel" else family
+    return family if family in families else "*"
+
+
+def stepped(found: Sequence[Observed], scale: Mapping[str, float]) -> dict[str, float]:
+    """Better constants by a linear model of each step: the least absolute log error with a pull towards 1."""
+    from scipy.optimize import minimize
+
+    names = [name for name in scale if name != "host"]
+    table = np.array([[each.parts.get(name, 0.0) for name in names] for each in found])
+    predicted = np.array([each.predicted for each in found])
+    measured = np.array([each.measured for each in found])
+    rest = predicted - table.sum(axis=1)
+    now = np.log([scale[name] for name in names])
+
+    def loss(logs: np.ndarray) -> float:
+        made = rest + table @ np.exp(logs - now)
+        error = np.log(np.maximum(made, 1e-9) / measured)
+        return float(np.sqrt(error**2 + 1e-4).sum() + PRIOR * np.abs(logs).sum())
+
+    best: Any = minimize(loss, now, method="Powell", bounds=[tuple(np.log(BOUNDS))] * len(names))
+    found_scale = {name: float(np.exp(value)) for name, value in zip(names, np.atleast_1d(best.x), strict=True)}
+    return {**scale, **found_scale}
