@@ -16,7 +16,7 @@ from ...datasets.ops import Op, make_op
 from .calls import Call, View
 from .layout import contiguous_run, dtype_of, in_memory_order, numel, size_bytes, transposed, unique_numel
 
-VERSION = 3
+VERSION = 4
 
 Rule = Callable[[Call], Op | None]
 RULES: dict[str, Rule] = {}
@@ -183,7 +183,7 @@ def _attention_dims(call: Call) -> dict[str, Any]:
     query, key, value = (call.arguments[name] for name in ("query", "key", "value"))
     masked = isinstance(call.arguments.get("attn_mask", call.arguments.get("attn_bias")), View)
     plain = int(bool(call.arguments.get("is_causal")) or (query.shape[2] == 1 and not masked))
-    causal, window = call.attended or (plain, 0)
+    causal, window = call.attended or (plain, call.arguments.get("window") or 0)
     return {
         "dtype": dtype_of(query.dtype),
         "batch": query.shape[0],

@@ -19,6 +19,7 @@ def fused_attention() -> Iterator[None]:
     """
     functional = torch.nn.functional
     original, operator = functional.scaled_dot_product_attention, _operator()
+    windows: dict[int, int] = {}
 
     def attention(
         query: Any,
@@ -30,51 +31,77 @@ def fused_attention() -> Iterator[None]:
         scale: Any = None,
         enable_gqa: bool = False,
     ) -> Any:
-        return operator(query, key, value, attn_mask, is_causal)[0]
+        window = windows.get(id(attn_mask), 0)
+        return operator(query, key, value, None if window else attn_mask, is_causal or bool(window), window)[0]
 
     functional.scaled_dot_product_attention = attention
     try:
-        with _shared_heads():
+        with _as_kernels_take_it(windows):
             yield
     finally:
         functional.scaled_dot_product_attention = original
 
 
 @contextmanager
-def _shared_heads() -> Iterator[None]:
-    """While inside, transformers gives the kernel the heads of keys and values as they are, masked or not."""
+def _as_kernels_take_it(windows: dict[int, int]) -> Iterator[None]:
+    """While inside, transformers shares key and value heads without copies and tells windows without writing masks.
+
+    ``windows`` gets the window of every mask that stands for one, by the identity of a tensor without content.
+    """
     try:
         from transformers.integrations import sdpa_attention
+        from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     except ImportError:
         yield
         return
     module: Any = sdpa_attention
-    original = module.use_gqa_in_sdpa
+    original, masks = module.use_gqa_in_sdpa, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
     module.use_gqa_in_sdpa = lambda *_: True
+    ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] = _windowed(masks, windows)
     try:
         yield
     finally:
         module.use_gqa_in_sdpa = original
+        del ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
+
+
+def _windowed(masks: Any, windows: dict[int, int]) -> Any:
+    """``masks`` as it is, but for prompts longer than a local window. A chunk sees half its size on average."""
+    kept = []
+
+    def mask(*args: Any, local_size: int | None = None, config: Any = None, **given: Any) -> Any:
+        size = 0 if args or local_size is None or given.get("attention_mask") is not None else local_size
+        if not size or given["q_length"] == 1 or given["kv_length"] <= size:
+            return masks(*args, local_size=local_size, config=config, **given)
+        chunked = getattr(config, "attention_chunk_size", None) == size
+        stand_in = torch.empty(1, 1, 1, 1, dtype=torch.bool)
+        kept.append(stand_in)
+        windows[id(stand_in)] = (size + 1) // 2 if chunked else size
+        return stand_in
+
+    return mask
 
 
 @cache
 def _operator() -> Any:
     """Register ``opcast::attention`` and its gradient: shapes only, nothing to compute."""
     library = torch.library.Library("opcast", "FRAGMENT")
-    library.define("attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, bool is_causal) -> Tensor[]")
+    library.define(
+        "attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, bool is_causal, int window) -> Tensor[]"
+    )
     library.define(
         "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp,"
-        " Tensor? attn_mask, bool is_causal) -> Tensor[]"
+        " Tensor? attn_mask, bool is_causal, int window) -> Tensor[]"
     )
     forward, backward = torch.ops.opcast.attention, torch.ops.opcast.attention_backward
 
     def setup(ctx: Any, inputs: Any, output: Any) -> None:
-        query, key, value, mask, ctx.is_causal = inputs
+        query, key, value, mask, ctx.is_causal, ctx.window = inputs
         ctx.save_for_backward(query, key, value, *output, *([] if mask is None else [mask]))
 
     def differentiate(ctx: Any, gradients: Any) -> Any:
         *saved, mask = (*ctx.saved_tensors, None)[:6]
-        return (*backward(gradients[0], *saved[:5], mask, ctx.is_causal), None, None)
+        return (*backward(gradients[0], *saved[:5], mask, ctx.is_causal, ctx.window), None, None, None)
 
     library._register_fake("attention", _forward_shapes)
     library._register_fake("attention_backward", lambda grad, q, k, v, *_: [torch.empty_like(x) for x in (q, k, v)])
@@ -86,7 +113,7 @@ def _operator() -> Any:
 _LIBRARIES: list[Any] = []  # a Library undoes its registrations when it is collected
 
 
-def _forward_shapes(query: Any, key: Any, value: Any, mask: Any, is_causal: bool) -> list[Any]:
+def _forward_shapes(query: Any, key: Any, value: Any, mask: Any, is_causal: bool, window: int) -> list[Any]:
     batch, heads, tokens, _ = query.shape
     out = query.new_empty(batch, tokens, heads, value.shape[-1]).transpose(1, 2)
     return [out, query.new_empty(batch, heads, tokens, dtype=torch.float32)]

@@ -150,3 +150,12 @@ def test_routed_experts_of_llama4_get_their_own_tokens_only():
     graph = trace(small("llama4_text"), Workload(kind="prefill", seq_len=16, attention="fused"))
     rows = {n.op.tokens for n, _ in graph.weighted() if n.op is not None and n.op.kind == "grouped_gemm"}
     assert rows == {16}
+
+
+@pytest.mark.parametrize(("family", "window"), [("gemma3_text", 8), ("gpt_oss", 8), ("llama4_text", 4), ("mistral", 0)])
+def test_windows_are_told_without_masks_however_long_the_prompt(family: str, window: int):
+    config = small(family) | {"max_position_embeddings": 1 << 15}
+    graph = trace(config, Workload(kind="prefill", seq_len=1 << 14, attention="fused", optimizer="none"))
+    seen = {(n.op.causal, n.op.window) for n, _ in graph.weighted() if n.op and n.op.kind == "attention_prefill"}
+    assert seen == {(1, 0), (1, window)}
+    assert max(n.bytes_moved for n, _ in graph.weighted()) < 1 << 27  # no mask of 16,384 x 16,384 is written
