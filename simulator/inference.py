@@ -27,7 +27,7 @@ from .passes.order import Pass, apply_passes
 from .passes.overlap import overlap
 from .passes.pipeline import Chunk, split_pipeline
 from .passes.quantize import quantize
-from .passes.serving import STEPS, bare, serve
+from .passes.serving import OTHERS, STEPS, bare, rounded, serve, ungrouped
 from .passes.tensor import tensor_parallel
 from .passes.unfuse import unfuse_attention
 from .plan import Plan, PlanError, Stack, check_plan
@@ -40,7 +40,7 @@ from .trace import Model, Workload
 
 def fuse_rest(graph: Graph, plan: Plan) -> Graph:
     """Fusion by the rules that the stack names beside those of :mod:`.passes.serving`."""
-    rest = tuple(name for name in plan.stack.fusion if name not in STEPS)
+    rest = tuple(name for name in plan.stack.fusion if name not in (*STEPS, *OTHERS))
     return fuse(graph, replace(plan, stack=replace(plan.stack, fusion=rest)))
 
 
@@ -50,10 +50,12 @@ INFERENCE: tuple[Pass, ...] = (
     fuse_rest,
     bare,
     quantize,
+    rounded,
     context_parallel,
     expert_parallel,
     tensor_parallel,
     overlap,
+    ungrouped,
 )
 
 
@@ -100,8 +102,11 @@ def simulate_inference(
 
 
 def checked(plan: Plan, work: Work) -> Plan:
-    """The plan itself; PlanError where it cannot serve."""
+    """The plan with the cache format that its engine takes; PlanError where it cannot serve."""
     check_plan(plan)
+    kept = plan.stack.kv_dtype.get(plan.quantization)
+    if kept and "kv_dtype" not in plan.options:
+        plan = replace(plan, options={**plan.options, "kv_dtype": kept})
     if plan.parallel.vpp > 1:
         raise PlanError("inference has no virtual stages; take parallel.vpp=1")
     if work.batch % plan.micro_batches:

@@ -88,16 +88,17 @@ class Group(NamedTuple):
 class Stack:
     """What a framework does with a plan. One YAML per framework in ``conf/stack``; figures are bytes and flags.
 
-    ``fusion`` names rules of :mod:`.passes.fuse`; ``attention`` is ``fused`` (FlashAttention) or ``unfused`` (two products
-    and a softmax). ``master_weights`` keeps fp32 copies beside 16-bit weights;
-    ``gradient_dtype`` and ``moment_dtype`` are ``same`` (as the weights) or a dtype; with ``fused_gradients`` products
-    add weight gradients straight into those of that dtype. ``gradient_clipping`` scales by the norm. ``overlap`` names
-    the groups whose communication runs beside compute (``dp``, ``tp``, ``ep``, ``cp``, ``pp``; ``dp_gather``: ZeRO-1
-    gathers weights beside the next forward). ``compute_slowdown`` is how much longer a kernel takes beside
-    communication (NCCL keeps some 16 of 132 compute units), ``communication_slowdown`` the reverse. ``scale`` multiplies
-    predicted times by device id and family of ops (or ``*``): constants fitted per (device, framework) on published
-    steps. Of an inference engine, ``backend`` names whose predictors answer and ``collectives`` whose for communication
-    (empty: any); ``gap_us`` passes between kernels that no CUDA graph holds.
+    ``fusion`` names rules of :mod:`.passes.fuse` and :mod:`.passes.serving`; ``attention`` is ``fused``
+    (FlashAttention) or ``unfused`` (two products and a softmax). ``master_weights`` keeps fp32 copies beside 16-bit
+    weights; ``gradient_dtype`` and ``moment_dtype`` are ``same`` (as the weights) or a dtype; with
+    ``fused_gradients`` products add weight gradients straight into those of that dtype. ``gradient_clipping``
+    scales by the norm. ``overlap`` names the groups whose communication runs beside compute (``dp``, ``tp``,
+    ``ep``, ``cp``, ``pp``; ``dp_gather``: ZeRO-1 gathers weights beside the next forward). ``compute_slowdown`` is
+    how much longer a kernel takes beside communication (NCCL keeps some 16 of 132 compute units),
+    ``communication_slowdown`` the reverse. ``scale`` multiplies predicted times by device id and family of ops (or
+    ``*``): constants fitted per (device, framework) on published steps. Of an inference engine, ``backend`` names
+    whose predictors answer and ``collectives`` whose for communication (empty: any); ``gap_us`` passes between
+    kernels that no CUDA graph holds; ``kv_dtype`` is the format of the cache by that of the products.
     """
 
     id: str = "torch"
@@ -117,6 +118,7 @@ class Stack:
     gap_us: float = 0.0
     backend: str = ""
     collectives: str = ""
+    kv_dtype: Mapping[str, str] = field(default_factory=dict)
     context_gib: float = 0.0
     fragmentation: float = 0.0
     step_overhead_us: float = 0.0

@@ -1,10 +1,14 @@
 """What inference engines run in place of transformers' own code: attention with its cache, experts as one kernel.
 
-``plan.stack.fusion`` names what is done: ``paged_attention``: queries that share a KV head are heads again, the kernel
-appends to the cache itself, positions, masks and rotary tables are its arguments, and layouts need no copies;
-``absorbed_mla``: latent attention decodes from its latent cache, key and value projections moved to the side of the
-queries (DeepSeek-V2, arXiv 2405.04434, sec. 2.1.2), and is one kernel for a prompt; ``fused_moe``: routed experts are
-one kernel from tokens to their weighted sum. :func:`serve` comes before fusion, :func:`bare` after it.
+``plan.stack.fusion`` names what is done. ``paged_attention``: queries that share a KV head are heads again, the kernel
+appends to the cache itself, positions, masks and rotary tables are its arguments, layouts need no copies, and rotary
+embeddings are one kernel, or with ``rope_in_attention`` part of attention. ``absorbed_mla``: latent attention decodes
+from its latent cache, key and value projections moved to the side of the queries (DeepSeek-V2, arXiv 2405.04434, sec.
+2.1.2), and is one kernel for a prompt. ``fused_moe``: routed experts are one kernel from tokens to their weighted sum.
+``rounded_outputs``: what a product wants in few bits its maker writes so. ``ungrouped_decode``: a decode kernel reads
+keys and values once for every query head, as before kernels shared them (TensorRT-LLM until 2023).
+
+:func:`serve` comes before fusion, :func:`bare` after it, :func:`rounded` after quantization and :func:`ungrouped` last.
 """
 
 from __future__ import annotations
@@ -65,6 +69,34 @@ def bare(graph: Graph, plan: Plan) -> Graph:
     return _closed(draft, released)
 
 
+def rounded(graph: Graph, plan: Plan) -> Graph:
+    """The graph without kernels that only round what a product reads: the kernel before writes it so."""
+    if "rounded_outputs" not in plan.stack.fusion or not plan.quantization:
+        return graph
+    draft = Draft(graph)
+    released = freed(draft)
+    for section in draft.sections:
+        made: dict[int, int] = {}
+        for item in section.items:
+            if _kind(item) == "quantize":
+                made.update(dict.fromkeys(item.node.writes, item.node.reads[0]))
+            elif made.keys() & set(item.node.reads):
+                item.change(reads=tuple(dict.fromkeys(made.get(t, t) for t in item.node.reads)))
+        section.items = [item for item in section.items if _kind(item) != "quantize"]
+    return _closed(draft, released)
+
+
+def ungrouped(graph: Graph, plan: Plan) -> Graph:
+    """The graph with decode kernels that read keys and values anew for every query head."""
+    if "ungrouped_decode" not in plan.stack.fusion:
+        return graph
+    draft = Draft(graph)
+    for item in (item for section in draft.sections for item in section.items):
+        if item.node.op is not None and item.node.op.kind == "attention_decode":
+            item.change(op=item.node.op.replace(heads_kv=item.node.op.heads_q))
+    return draft.graph()
+
+
 def _known(draft: Draft, node: Node) -> bool:
     """Whether a node makes whole numbers or flags outside of a router, or tables of rotary embeddings."""
     if node.group or (node.op is not None and node.op.kind not in ("elementwise", "copy", "reduce")):
@@ -105,9 +137,76 @@ def _paged(draft: Draft, section: Section) -> None:
             new = tuple(t for cache in item.node.reads for t in appended.get(cache, ()))
             item.change(op=_heads(item.node.op), reads=tuple(dict.fromkeys((*item.node.reads, *new))))
     _without_layouts(draft, section)
+    for item in [i for i in section.items if _kind(i) in ATTENTION]:
+        _turned(draft, section, item)
+        _grouped(draft, section, item, appended)
     for item in section.items:
         if _kind(item) == "gemm" and _weights(draft, item.node):
             item.change(op=item.node.op.replace(layout="nt"))  # type: ignore[union-attr]
+
+
+def _turned(draft: Draft, section: Section, attention: Item) -> None:
+    """One rotary kernel, or none, for all that stands between the projections and attention in the same module."""
+    node, op = attention.node, attention.node.op
+    wanted, members = set(node.reads), []
+    for item in reversed(section.items[: section.items.index(attention)]):
+        light = item.node.op is None or _kind(item) in ("elementwise", "copy")
+        if light and item.node.path == node.path and wanted.intersection(item.node.writes):
+            members.append(item)
+            wanted.update(item.node.reads)
+    made = {t for item in members for t in item.node.writes}
+    inside = {id(item) for item in members}
+    used = {t for item in section.items if id(item) not in inside for t in item.node.reads if t in made}
+    rotary = any(item.node.source in ("aten.neg", "aten.sub") for item in members)
+    if op is None or not members or (not rotary and used - set(node.reads)):
+        return
+    outside = tuple(dict.fromkeys(t for i in reversed(members) for t in i.node.reads if t not in made))
+    if rotary:
+        members[0].node = _node(members[0].node, _rope(op), "fused.rope", node.path, outside, sorted(used))
+        inside.remove(id(members[0]))
+    else:
+        attention.change(reads=tuple(dict.fromkeys((*outside, *(t for t in node.reads if t not in made)))))
+    section.items = [item for item in section.items if id(item) not in inside]
+
+
+def _grouped(draft: Draft, section: Section, attention: Item, caches: Iterable[int]) -> None:
+    """Keys and values of as many heads as one product of queries, keys and values makes, not as many as queries."""
+    op = attention.node.op
+    if op is None or op.kind not in ATTENTION[:2] or op.heads_q != op.heads_kv:
+        return
+    near = [i for i in section.items if i.node.path == attention.node.path and _kind(i) == "rope"]
+    read = {t for item in (attention, *near) for t in item.node.reads}
+    products = [i.node.op for i in section.items if _kind(i) == "gemm" and read.intersection(i.node.writes)]
+    if len(products) != 1 or products[0] is None or op.head_dim != op.v_head_dim:
+        return
+    heads, rest = divmod(products[0].n // op.head_dim - op.heads_q, 2)
+    if rest or not 0 < heads < op.heads_kv or op.heads_q % heads:
+        return
+    for cache in caches:
+        draft.sizes[section.ids(cache)] = draft.sizes[section.ids(cache)] * heads // op.heads_kv
+    attention.change(op=op.replace(heads_kv=heads))
+    for item in near:
+        item.change(op=_rope(attention.node.op))  # type: ignore[arg-type]
+
+
+def _rope(op: Op) -> Op:
+    """Rotary embedding of an attention's queries and keys."""
+    if op.kind in ATTENTION[2:]:
+        heads, width = op.heads + 1, op.qk_rope_head_dim
+    else:
+        heads, width = op.heads_q + op.heads_kv, op.head_dim
+    return make_op("rope", op.dtype, tokens=op.batch * op.seq_q, heads=heads, head_dim=width)
+
+
+def _rope_inside(draft: Draft, section: Section) -> None:
+    """Rotary embeddings as part of the attention kernel that reads them."""
+    for item in [i for i in section.items if i.node.source == "fused.rope"]:
+        made = set(item.node.writes)
+        section.items.remove(item)
+        for reader in section.items:
+            if made.intersection(reader.node.reads):
+                kept = (t for t in reader.node.reads if t not in made)
+                reader.change(reads=tuple(dict.fromkeys((*item.node.reads, *kept))))
 
 
 def _heads(op: Op | None) -> Op | None:
@@ -294,8 +393,10 @@ def _weights(draft: Draft, node: Node) -> tuple[int, ...]:
     return tuple(t for t in node.reads if draft.role(t) in ("weight", "frozen"))
 
 
+OTHERS = ("rounded_outputs", "ungrouped_decode")
 STEPS: dict[str, Callable[[Draft, Section], None]] = {
     "absorbed_mla": _latent,
     "fused_moe": _experts,
     "paged_attention": _paged,
+    "rope_in_attention": _rope_inside,
 }
