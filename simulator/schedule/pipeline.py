@@ -7,6 +7,7 @@ found in one walk over the tasks: linear in their number.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -71,6 +72,7 @@ def run_pipeline(
     first_forward_us: Times | None = None,
     last_backward_us: Times | None = None,
     blocking: bool = False,
+    behind: bool = True,
 ) -> PipelineTimes:
     """Start and end of every task. All times are microseconds, by [stage, chunk] (and micro-batch) or one for all.
 
@@ -80,7 +82,9 @@ def run_pipeline(
     delays the receiver. ``paired_us`` is a forward and a backward at the same time, by the chunk of the forward
     (default: their sum). ``first_forward_us`` and ``last_backward_us`` replace the time of a chunk's first forward and
     last backward. What the first takes longer (weights are gathered) needs no input yet, what the last takes longer
-    (gradients are reduced) holds up its own stage only: its result has gone before.
+    (gradients are reduced) holds up its own stage only: its result has gone before. Of several chunks on a stage the
+    later are gathered, the earlier reduced while others are computed; without ``behind`` all that is done before the
+    stage's first task and after its last.
 
     Raises PlanError when the orders wait for each other in a circle.
     """
@@ -88,7 +92,8 @@ def run_pipeline(
     duration = _durations(orders, stage, forward_us, backward_us, weight_us)
     head = _longer(orders, stage, forward_us, first_forward_us, FORWARD)
     tail = _longer(orders, stage, backward_us, last_backward_us, BACKWARD, WEIGHT)
-    duration += head + tail
+    before, late = _gathered(orders, head, behind)
+    duration += before
     together = np.flatnonzero(orders.paired)
     if len(together):
         sums = duration[together] + duration[together + 1]
@@ -98,11 +103,12 @@ def run_pipeline(
     backs = _pick(orders, stage, send_us if return_us is None else return_us)
     sends = np.where((orders.kind == BACKWARD) | (orders.kind == INPUT), backs, sends)
     sends = np.where(taker, sends, 0.0)
-    lag = np.where(source >= 0, sends[source] - np.maximum(tail[source], 0.0) - np.maximum(head, 0.0), 0.0)
+    lag = np.where(source >= 0, sends[source] - np.maximum(before, 0.0), 0.0)
     held = sends.copy() if blocking else np.zeros(len(orders))
     held[together + 1] += held[together]
     held[together] = 0.0
-    start, end = _walk(orders, duration, source, lag, held)
+    start, end = _walk(orders, duration, source, lag, held, late)
+    end[orders.offsets[1:] - 1] = _reduced(orders, end, tail, behind)
     return PipelineTimes(orders, start, end, held)
 
 
@@ -152,6 +158,35 @@ def _longer(orders: Orders, stage: np.ndarray, usual: Times, once: Times | None,
     return extra
 
 
+def _gathered(orders: Orders, head: np.ndarray, behind: bool) -> tuple[np.ndarray, dict[int, float]]:
+    """How much longer each stage's first task takes, and from when on the first forwards of its other chunks may run.
+
+    A stage gathers one chunk after the other from the start of the step.
+    """
+    before = np.zeros(len(orders))
+    late: dict[int, float] = {}
+    for row in orders.rows():
+        before[row.start] = head[row.start] if behind else head[row].sum()
+        if behind:
+            firsts = row.start + np.flatnonzero(head[row])
+            late.update(zip(firsts.tolist(), np.cumsum(head[firsts]).tolist(), strict=True))
+            late.pop(row.start, None)
+    return before, late
+
+
+def _reduced(orders: Orders, end: np.ndarray, tail: np.ndarray, behind: bool) -> list[float]:
+    """When each stage has run its last task and reduced its gradients, one chunk after the other."""
+    found = []
+    for row in orders.rows():
+        clock = over = float(end[row][-1])
+        if behind:
+            clock = 0.0
+        for task in (row.start + np.flatnonzero(tail[row])).tolist():
+            clock = max(clock, float(end[task])) + float(tail[task])
+        found.append(max(over, clock) if tail[row].min() >= 0 else over + float(tail[row].sum()))
+    return found
+
+
 def sources(orders: Orders) -> tuple[np.ndarray, np.ndarray]:
     """The task of another stage that each task waits for (-1: none), and whether another stage waits for it."""
     stage = orders.stage
@@ -175,9 +210,17 @@ def sources(orders: Orders) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _walk(
-    orders: Orders, duration: np.ndarray, source: np.ndarray, lag: np.ndarray, held: np.ndarray
+    orders: Orders,
+    duration: np.ndarray,
+    source: np.ndarray,
+    lag: np.ndarray,
+    held: np.ndarray,
+    late: Mapping[int, float],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Starts and ends: each stage runs on until it must wait, and is taken up again by the task it waits for."""
+    """Starts and ends: each stage runs on until it must wait, and is taken up again by the task it waits for.
+
+    ``late`` says when a task may start at the earliest, for those that wait for more than other tasks.
+    """
     durations, sources, lags, holds = duration.tolist(), source.tolist(), lag.tolist(), held.tolist()
     pairs = orders.paired.tolist()
     offsets = orders.offsets.tolist()
@@ -196,6 +239,8 @@ def _walk(
                     waiting[needed] = stage
                     break
                 arrival += lags[task]
+                if task in late:
+                    arrival = max(arrival, late[task])
                 if arrival > now:
                     now = arrival
             if pairs[task]:

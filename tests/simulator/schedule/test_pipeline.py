@@ -83,21 +83,12 @@ def test_every_stage_runs_every_task_once_and_in_a_possible_order(made: Orders) 
 @given(timed())
 def test_no_stage_does_two_things_at_once_and_nothing_starts_too_early(case: tuple[Orders, dict[str, Any]]) -> None:
     made, times = case
+    times |= {"first_forward_us": None, "last_backward_us": None}
     result = run_pipeline(made, **times)
     for row in made.rows():
         alone = ~np.roll(made.paired[row], 1)
         assert (result.start_us[row][1:] >= result.end_us[row][:-1] - 1e-9)[alone[1:]].all()
     send = times["send_us"]
-    head, tail = (
-        {(at, chunk): value for (at, chunk), value in np.ndenumerate(times[once] - times[usual])}
-        for once, usual in (("first_forward_us", "forward_us"), ("last_backward_us", "backward_us"))
-    )
-    first, last = (np.full((made.stages, made.chunks), -1) for _ in range(2))
-    for kind, at, chunk, micro_batch in zip(made.kind, made.stage, made.chunk, made.micro_batch, strict=True):
-        if kind == FORWARD and first[at, chunk] < 0:
-            first[at, chunk] = micro_batch
-        if kind in (BACKWARD, WEIGHT):
-            last[at, chunk] = micro_batch if kind == BACKWARD else -1
     for kinds, step in (((FORWARD,), 1), ((BACKWARD, INPUT), -1)):
         found = ends(result, *kinds)
         for number, route in enumerate(made.routes.tolist()):
@@ -105,10 +96,6 @@ def test_no_stage_does_two_things_at_once_and_nothing_starts_too_early(case: tup
             for (stage, chunk), (to, to_chunk) in itertools.pairwise(way):
                 for micro_batch in range(number, made.micro_batches, len(made.routes)):
                     ready = found[stage, chunk, micro_batch][1] + (send[stage, chunk] if to != stage else 0.0)
-                    if step == -1 and last[stage, chunk] == micro_batch:
-                        ready -= tail[stage, chunk]
-                    if step == 1 and first[to, to_chunk] == micro_batch:
-                        ready -= head[to, to_chunk]
                     assert found[to, to_chunk, micro_batch][0] >= ready - 1e-9
     assert (result.busy_us + result.sending_us + result.bubble_us).max() == pytest.approx(result.makespan_us)
 
@@ -217,6 +204,32 @@ def test_gathering_and_reducing_are_done_by_all_stages_at_once() -> None:
     usual = run_pipeline(made, 1.0, 2.0).makespan_us
     assert run_pipeline(made, 1.0, 2.0, last_backward_us=7.0).makespan_us == pytest.approx(usual + 5.0)
     assert run_pipeline(made, 1.0, 2.0, first_forward_us=6.0).makespan_us == pytest.approx(usual + 5.0)
+
+
+def test_chunks_are_gathered_and_reduced_while_others_are_computed() -> None:
+    made = make_orders("interleaved", 2, 8, 4)
+    usual = run_pipeline(made, 1.0, 2.0).makespan_us
+    behind, apart = (
+        run_pipeline(made, 1.0, 2.0, first_forward_us=1.5, last_backward_us=3.5, behind=how) for how in (True, False)
+    )
+    assert behind.makespan_us == pytest.approx(usual + 0.5 + 1.5)
+    assert apart.makespan_us == pytest.approx(usual + 4 * 0.5 + 4 * 1.5)
+    assert (behind.start_us[made.offsets[:-1]] >= 0).all()
+
+
+@settings(deadline=None)
+@given(timed(), st.booleans())
+def test_gathering_and_reducing_cost_at_least_nothing_and_at_most_their_time(
+    case: tuple[Orders, dict[str, Any]], behind: bool
+) -> None:
+    made, times = case
+    ends = {"first_forward_us": times.pop("first_forward_us"), "last_backward_us": times.pop("last_backward_us")}
+    usual = run_pipeline(made, **times)
+    with_ends = run_pipeline(made, **times, **ends, behind=behind)
+    more = ends["first_forward_us"] - times["forward_us"] + ends["last_backward_us"] - times["backward_us"]
+    assert usual.makespan_us - 1e-9 <= with_ends.makespan_us <= usual.makespan_us + more.sum() + 1e-9
+    assert (with_ends.end_us >= with_ends.start_us).all()
+    assert with_ends.start_us.min() >= 0.0
 
 
 def test_micro_batches_may_differ() -> None:
