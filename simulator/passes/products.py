@@ -103,9 +103,7 @@ def _columns(sharing: Sharing, node: Node, op: Op, weights: list[int], inputs: l
 
 def _input_gradient(sharing: Sharing, node: Node, op: Op, weights: list[int], inputs: list[int]) -> Work:
     shards = sharing.shards
-    cut, parts = int(shards.cut[weights[0]]), shards.share(weights[0])
-    if len(weights) > 1:
-        parts = shards.widths.get(op.k if cut == COLUMN else op.n, parts)
+    cut, parts = int(shards.cut[weights[0]]), shards.together(weights)
     if cut in (COLUMN, TABLE):
         return sharing.summed(share(op, "k", parts, uneven=True), node, parts)
     if cut == ROW:
@@ -120,11 +118,10 @@ def _weight_gradient(sharing: Sharing, node: Node, op: Op, inputs: list[int]) ->
     shards = sharing.shards
     cut = [t for t in inputs if shards.kind[t] >= FEATURES]
     if cut:
-        parts = shards.share(cut[0])
-        if len(cut) > 1:
-            parts = shards.widths.get(op.m, shards.widths.get(op.n, parts))
+        parts = shards.together(cut)
         width = sum(int(shards.numel[t]) for t in cut) // op.k
-        axis = "m" if width == op.m and (op.m != op.n or inputs[0] in cut) else "n"
+        axis = "m" if (op.m == width != op.n) or (inputs[0] in cut and op.n != width) or op.m == op.n == width else "n"
+        axis = "n" if op.m == op.n and inputs[0] not in cut else axis
         biases = _biases(sharing, node, op)
         whole = biases if sharing.cuts.get(_module(node)) == ROW else set()
         for tensor in (t for t in node.writes if t not in whole):

@@ -68,6 +68,14 @@ class Shards:
         """In how many shares a tensor is cut."""
         return Fraction(int(self.num[tensor]), int(self.den[tensor]))
 
+    def together(self, tensors: list[int]) -> Fraction:
+        """In how many shares several tensors are cut that make up one operand."""
+        if len(tensors) == 1:
+            return self.share(tensors[0])
+        return Fraction(sum(int(self.numel[t]) for t in tensors)) / sum(
+            int(self.numel[t]) / self.share(t) for t in tensors
+        )
+
     def of_width(self, tensor: int, rows: int = 0) -> Fraction:
         """The shares of a tensor of features known by its width alone (elements a token, or a row)."""
         return self.widths.get(int(self.numel[tensor]) // (rows or self.tokens), Fraction(self.parts))

@@ -202,10 +202,11 @@ class Sharing:
         for tensor in node.writes:
             if top == VOCAB and shards.numel[tensor] < largest:
                 continue
-            if kind == "rope" and node.phase == "backward" and self._one_for_all(tensor, sources):
-                pending[tensor] = SUM
-                if self.sequence:
-                    shards.mark(self.section, tensor, TOKENS, self.tp)
+            if kind == "rope" and self._one_for_all(tensor, sources):
+                if node.phase == "backward":
+                    pending[tensor] = SUM
+                    if self.sequence:
+                        shards.mark(self.section, tensor, TOKENS, self.tp)
                 continue
             parts = shards.share(new[0]) if cached else shards.derived(tensor, sources)
             shards.mark(self.section, tensor, top, parts, tensor in node.reads)
@@ -221,7 +222,7 @@ class Sharing:
         return Work(op, gathers, pending, loss if top == VOCAB else 0, parts)
 
     def _one_for_all(self, tensor: int, sources: list[int]) -> bool:
-        """Whether heads' gradients add up to one: of keys that all heads share (the rotary part of MLA)."""
+        """Whether a tensor is what all heads share (the rotary part of MLA's keys): heads' gradients add up to one."""
         return all(self.shards.numel[tensor] < self.shards.numel[t] for t in sources)
 
     def _adopt_generated(self, node: Node) -> None:

@@ -38,6 +38,7 @@ _ROWS: Axes = {
     "vocab": ("cols",),
 }
 _TABLE: Axes = {"tokens": ("tokens",), "batch": ("tokens",), "vocab": ("vocab",), "features": ("hidden",)}
+_LOSS: Axes = {"tokens": ("tokens",), "batch": ("tokens",), "vocab": ("vocab",)}
 _ALL = ("tokens", "batch", "heads", "features", "features_in", "features_out", "experts", "vocab", "keys", "elements")
 _NUMEL: Axes = dict.fromkeys(_ALL, ("numel",))
 _BYTES: Axes = dict.fromkeys(_ALL, ("size_bytes",))
@@ -55,8 +56,8 @@ AXES: dict[str, Axes] = {
     "copy": _BYTES,
     "embedding": _TABLE,
     "embedding_backward": _TABLE,
-    "cross_entropy": _TABLE,
-    "cross_entropy_backward": _TABLE,
+    "cross_entropy": _LOSS,
+    "cross_entropy_backward": _LOSS,
     "moe_route": {"tokens": ("tokens",), "batch": ("tokens",), "experts": ("experts",)},
     "moe_permute": _EXCHANGE,
     "ep_dispatch": _EXCHANGE,

@@ -19,16 +19,18 @@ from typing import Any
 import numpy as np
 
 from ...datasets.dtypes import itemsize
-from ...datasets.ops import Op
+from ...datasets.ops import Op, make_op
 from ..graph import ROLES, Graph, Node
 from ..plan import Group, Plan, PlanError
+from ..trace.optimizer import MOMENTS
 from .communication import collective
 from .draft import Draft, Item, Section, insert
-from .shards import EXPERT_SUM, FEATURES, GRADIENT_SUM, SCALAR_SUM, SUM, VOCAB
+from .shards import DONE, EXPERT_SUM, FEATURES, GRADIENT_SUM, SCALAR_SUM, SUM, VOCAB
 from .sharing import Sharing, Work
 from .split import nearest
 
 MAX_ROUNDS = 6
+JOINT = ("elementwise", "rms_norm", "layer_norm")
 
 
 def tensor_parallel(graph: Graph, plan: Plan) -> Graph:
@@ -98,16 +100,49 @@ class _Walk:
             return
         work = self.sharing.carried(node)
         if work is None:
-            for tensor in node.reads:
-                if self.shards.pending[tensor]:
-                    self._sum(tensor)
+            node = self._settle(item)
             work = self.sharing.shared(position, node)
+        elif self.write and self.sharing.sequence:
+            self._keep_full(item)
         if self.write:
             self._rewrite(item, work)
         self.done.append(item)
         for tensor in node.writes:
             self._let_go(tensor)
             self.shards.wait(self.section, tensor, work.pending.get(tensor, 0))
+
+    def _settle(self, item: Item) -> Node:
+        """Sum over ranks what a node reads; several summands that a fused kernel would add up are added before."""
+        node = item.node
+        waiting = [t for t in node.reads if self.shards.pending[t] in (SUM, EXPERT_SUM)]
+        alike = len({int(self.shards.numel[t]) for t in waiting}) == 1
+        joint = node.op is not None and node.op.kind in JOINT and node.source.startswith("fused.")
+        if len(waiting) > 1 and alike and joint and not self.sharing.sequence:
+            first, *others = waiting
+            for other in others:
+                self._add(first, other, node)
+                self.shards.wait(self.section, other, DONE)
+            if self.write:
+                item.change(reads=tuple(t for t in node.reads if t not in others))
+        for tensor in node.reads:
+            if self.shards.pending[tensor]:
+                self._sum(tensor)
+        return item.node
+
+    def _add(self, tensor: int, other: int, near: Node) -> None:
+        if self.write:
+            numel, dtype = int(self.shards.numel[tensor]), self.draft.dtype(tensor)
+            op = make_op("elementwise", numel=numel, inputs=2, dtype=dtype)
+            moved = int(op.cost.bytes)
+            node = Node(op, "aten.add_", near.path, near.phase, (tensor, other), (tensor,), moved)
+            self.done.append(Item(node))
+
+    def _keep_full(self, item: Item) -> None:
+        """Summands that go into another sum are as large as all tokens until then."""
+        for tensor in (t for t in item.node.frees if t in item.node.reads and self.shards.pending[t] == SUM):
+            full = self.draft.local(self.section, int(self.draft.sizes[tensor]), self.draft.dtype(tensor))
+            for other in (*self.done, item):
+                rename(other, tensor, full)
 
     def _rewrite(self, item: Item, work: Work) -> None:
         """Give a node its share: the op, gathered operands, and the collectives over statistics before it."""
@@ -245,7 +280,7 @@ class _Walk:
         assert isinstance(op, Op)
         full, sizes = self.sharing.full, self.draft.sizes
         weights = reads[: op.tensors]
-        for first in range(2 * op.tensors, len(reads) - op.tensors + 1, op.tensors):
+        for first in range(len(reads) - MOMENTS * op.tensors, len(reads), op.tensors):
             state = reads[first : first + op.tensors]
             sizes[state] = np.ceil(full[state] * (sizes[weights] / full[weights]) - 1e-6).astype(np.int64)
         numel = int(sizes[weights].sum() / itemsize(op.dtype))
@@ -262,8 +297,12 @@ def release(item: Item, tensor: int) -> None:
 
 def rename(item: Item, tensor: int, name: int) -> None:
     """Call a tensor otherwise in one item."""
+
+    def renamed(tensors: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(name if t == tensor else t for t in tensors)
+
     node = item.node
-    if tensor in node.reads or tensor in node.writes:
-        reads = tuple(name if t == tensor else t for t in node.reads)
-        writes = tuple(name if t == tensor else t for t in node.writes)
-        item.change(reads=reads, writes=writes)
+    if tensor in node.reads or tensor in node.writes or tensor in node.frees:
+        item.change(reads=renamed(node.reads), writes=renamed(node.writes), frees=renamed(node.frees))
+        item.first = item.first if item.first is None else renamed(item.first)
+        item.last = item.last if item.last is None else renamed(item.last)
