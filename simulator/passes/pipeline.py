@@ -164,23 +164,19 @@ class _Cutter:
             if all(place is None for place in row):
                 yield index, 0, block.repeat, None
                 continue
-            start, whole = 0, 0
-            for repetition in range(block.repeat):
-                kept = tuple(
-                    position
-                    for position, place in enumerate(row)
-                    if place is None or low <= place + repetition * block.stride < high
-                )
-                if len(kept) == len(row):
-                    start = repetition if not whole else start
-                    whole += 1
-                elif kept:
-                    if whole:
-                        yield index, start, whole, None
-                        whole = 0
+            fits = [
+                range(block.repeat) if place is None else _within(place, block.stride, block.repeat, low, high)
+                for place in row
+            ]
+            whole = range(max(r.start for r in fits), min(r.stop for r in fits))
+            for repetition in range(min(r.start for r in fits), max(r.stop for r in fits)):
+                if repetition in whole:
+                    if repetition == whole.start:
+                        yield index, whole.start, len(whole), None
+                    continue
+                kept = tuple(position for position, inside in enumerate(fits) if repetition in inside)
+                if kept:
                     yield index, repetition, 1, kept
-            if whole:
-                yield index, start, whole, None
 
     def _ends(self, block: int, first: int, count: int) -> tuple[bool, bool]:
         return first == 0, first + count == self.source.blocks[block].repeat
@@ -192,13 +188,14 @@ class _Cutter:
         held = _weights(working, roles)
         tensors = list(self.source.tensors)
         count, finished = self.source.tensor_count, []
+        shares: dict[int, int] = {}
         for block in blocks:
             if not block.nodes or block.nodes[0].phase != "optimizer":
                 finished.append(block)
                 continue
             nodes = []
             for node in block.nodes:
-                made, own = _shared(node, held, sizes, roles, count)
+                made, own = _shared(node, held, sizes, roles, count, shares)
                 tensors += own
                 count += len(own)
                 nodes.append(made)
@@ -215,6 +212,16 @@ class _Cutter:
         from ...datasets.dtypes import itemsize
 
         return float(self.whole[tensor]) / itemsize(self.source.tensor(tensor).dtype)
+
+
+def _within(place: int, stride: int, repeat: int, low: int, high: int) -> range:
+    """The repetitions in which ``low <= place + repetition x stride < high``."""
+    if not stride:
+        return range(repeat if low <= place < high else 0)
+    if stride < 0:
+        place, stride, low, high = -place, -stride, 1 - high, 1 - low
+    first = max(-((place - low) // stride), 0)
+    return range(first, max(min(-((place - high) // stride), repeat), first))
 
 
 def slice_block(block: Block, first: int, count: int, kept: tuple[int, ...] | None) -> Block:
@@ -259,9 +266,12 @@ def _weights(blocks: Sequence[Block], roles: np.ndarray) -> set[int]:
 
 
 def _shared(
-    node: Node, held: set[int], sizes: np.ndarray, roles: np.ndarray, count: int
+    node: Node, held: set[int], sizes: np.ndarray, roles: np.ndarray, count: int, shares: dict[int, int]
 ) -> tuple[Node | None, list[Tensor]]:
-    """An optimizer node as far as it works on the held weights, with its own share of everything else it touches."""
+    """An optimizer node as far as it works on the held weights, with a share of the states that it touches.
+
+    ``shares`` knows the states that earlier nodes touch by what stands for them here, and learns of this node's.
+    """
     weight = ROLES.index("weight")
     weights = [t for t in node.reads if roles[t] == weight]
     own = [t for t in weights if t in held]
@@ -269,18 +279,16 @@ def _shared(
     share = float(sizes[own].sum()) / total if total else 0.0
     if share == 0.0:
         return None, []
-    made, first = [], count
-    renamed: dict[int, int] = {}
-    for role in dict.fromkeys(roles[[t for t in (*node.reads, *node.writes) if roles[t] != weight]].tolist()):
-        alike = [t for t in dict.fromkeys((*node.reads, *node.writes)) if roles[t] == role]
-        if ROLES[role] == "optimizer_state":
-            size = round(float(sizes[alike].sum()) * share)
-            made.append(Tensor(first, size, "fp32", ROLES[role]))
-            renamed.update(dict.fromkeys(alike, first))
-            first += 1
+    made = []
+    states = [t for t in dict.fromkeys((*node.reads, *node.writes)) if roles[t] == ROLES.index("optimizer_state")]
+    fresh = [t for t in states if t not in shares]
+    if fresh:
+        size = round(float(sizes[fresh].sum()) * share)
+        made.append(Tensor(count, size, "fp32", "optimizer_state"))
+        shares.update(dict.fromkeys(fresh, count))
 
     def names(tensors: Sequence[int]) -> tuple[int, ...]:
-        kept = (renamed.get(t, t) for t in tensors if roles[t] != weight or t in held)
+        kept = (shares.get(t, t) for t in tensors if roles[t] != weight or t in held)
         return tuple(dict.fromkeys(kept))
 
     op = None if node.op is None else _fraction(node.op, share, len(own) / len(weights))
