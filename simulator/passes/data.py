@@ -12,14 +12,14 @@ with ``sync.``, to the first with ``refresh.``; :func:`micro_batch_variant` leav
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ...datasets.dtypes import itemsize
 from ..graph import Graph, Node
 from ..plan import Plan, Stack
 from .communication import collective
-from .draft import Draft, Section
+from .draft import Draft, Item, Section
 from .families import GRADIENT, Family, Insertions, elements, families, renamed, summing, units
 from .micro_batches import REFRESH, SYNC, micro_batch_variant
 from .pointwise import elementwise
@@ -64,16 +64,35 @@ def _main_gradients(draft: Draft, stack: Stack) -> None:
                 if draft.roles[tensor] == GRADIENT and item.node.phase != "optimizer":
                     touched.setdefault(tensor, []).append((section, position))
     insertions = Insertions()
+    fused: dict[int, tuple[Item, list[float]]] = {}
     for gradient, places in touched.items():
         if stack.gradient_dtype not in ("same", draft.dtype(gradient)):
-            _widen(draft, stack, gradient, places, insertions)
+            section, position = places[-1]
+            size, item = float(draft.sizes[gradient]), section.items[position]
+            if _widen(draft, stack, gradient, places, insertions):
+                fused.setdefault(id(item), (item, []))[1].append(size)
     insertions.apply()
+    _stand_ins(draft, fused.values())
+
+
+def _stand_ins(draft: Draft, fused: Iterable[tuple[Item, list[float]]]) -> None:
+    """Products that add to gradients themselves hand autograd an empty tensor instead: one is kept for each shape.
+
+    This is what Transformer Engine does for Megatron-Core (``get_dummy_wgrad``).
+    """
+    kept: dict[float, int] = {}
+    for item, sizes in fused:
+        experts = getattr(item.node.op, "experts", 1) if item.node.op and item.node.op.kind == "grouped_gemm" else 1
+        size = sum(sizes) / experts
+        if size not in kept:
+            kept[size] = draft.new(size, "bf16", "buffer")
+        item.change(reads=(*item.node.reads, kept[size]))
 
 
 def _widen(
     draft: Draft, stack: Stack, gradient: int, places: list[tuple[Section, int]], insertions: Insertions
-) -> None:
-    """One gradient in the stack's dtype: there from the start, and added to."""
+) -> bool:
+    """One gradient in the stack's dtype: there from the start, and added to; whether the product itself adds."""
     section, position = places[-1]
     item, ids = section.items[position], section.ids(gradient)
     old, dtype = draft.dtype(gradient), stack.gradient_dtype
@@ -82,8 +101,8 @@ def _widen(
     draft.dtypes[ids] = draft.code(dtype)
     op, node = item.node.op, item.node
     if stack.fused_gradients and len(places) == 1 and op is not None and op.kind in ("gemm", "grouped_gemm"):
-        item.change(op=op.replace(out_dtype=dtype), reads=(*node.reads, gradient))
-        return
+        item.change(op=op.replace(out_dtype=dtype), reads=tuple(dict.fromkeys((*node.reads, gradient))))
+        return True
     made = renamed(draft, gradient, places, numel * itemsize(old), old)
     add = elementwise(
         "aten.add_",
@@ -97,6 +116,7 @@ def _widen(
         frees=(made,),
     )
     insertions.after(section, position, [add])
+    return False
 
 
 def _sync_buckets(draft: Draft, plan: Plan, family: Family) -> None:
