@@ -16,7 +16,8 @@ optimizer state of experts are shared; experts that all tokens use (DeepSeek's s
 - ``expert_load``: as of a workload; empty, what the trace says of the busiest expert.
 
 Exchanges run on the ``compute`` stream unless the stack's ``overlap`` names ``ep``. Tensor ranks without sequence
-parallelism hold the same tokens: each sends its part of them, and all gather the results.
+parallelism hold the same tokens: each sends its part of them, and all gather the results. ``parallel.etp`` cuts every
+expert once more (:mod:`.expert_width`).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from ..plan import Group, Plan, PlanError
 from ..trace.values import expert_counts
 from .communication import collective
 from .draft import Draft, Item, Section
+from .expert_width import free, gather_rows, narrow, place, scatter_rows
 from .families import elements
 from .split import nearest, share
 from .tokens import share_item
@@ -58,22 +60,29 @@ def expert_parallel(graph: Graph, plan: Plan) -> Graph:
 
     PlanError for a model without routed experts, and for degrees that do not divide their number.
     """
-    capacity = float(plan.options.get("capacity") or 0)
-    if plan.parallel.ep == 1 and not capacity:
+    p, capacity = plan.parallel, float(plan.options.get("capacity") or 0)
+    if p.ep == 1 and not capacity and (p.etp == 1 or p.tp > 1):
         return graph
     counts = {op.experts for node, _ in graph.weighted() if (op := _product(node)) is not None}
-    if not counts and plan.parallel.ep == 1:
+    if not counts and p.ep == p.etp == 1:
         return graph
     _check(graph, counts, plan)
     draft = Draft(graph)
-    mine = np.zeros(len(draft.sizes), dtype=bool)
+    mine, inner = np.zeros((2, len(draft.sizes)), dtype=bool)
+    parts = p.ep * _width_parts(plan)
     for section in draft.sections:
-        _share_weights(draft, section, mine, plan.parallel.ep)
+        _share_weights(draft, section, mine, parts)
         for region in list(_regions(draft, section)):
-            _share_region(draft, section, region, plan, capacity)
-    _share_optimizer(draft, mine, plan.parallel.ep)
-    draft.sizes[: len(mine)][mine] //= plan.parallel.ep
+            _share_region(draft, section, region, plan, inner)
+    _share_optimizer(draft, mine, parts)
+    draft.sizes[: len(mine)][mine] //= parts
+    draft.sizes[: len(inner)][inner & ~mine] //= _width_parts(plan)
     return draft.graph()
+
+
+def _width_parts(plan: Plan) -> int:
+    """Parts of each expert; where there are tensor ranks, tensor parallelism cuts them."""
+    return plan.parallel.etp if plan.parallel.tp == 1 else 1
 
 
 def _product(node: Node) -> Op | None:
@@ -83,7 +92,9 @@ def _product(node: Node) -> Op | None:
 def _check(graph: Graph, counts: set[int], plan: Plan) -> None:
     ep, mode = plan.parallel.ep, plan.options.get("ep_mode") or "normal"
     if not counts:
-        raise PlanError(f"parallel.ep={ep} shares out routed experts, and {graph.name} has none; take parallel.ep=1")
+        name = "ep" if ep > 1 else "etp"
+        degree = f"parallel.{name}={getattr(plan.parallel, name)}"
+        raise PlanError(f"{degree} shares out routed experts, and {graph.name} has none; take parallel.{name}=1")
     for count in sorted(counts):
         if count % ep:
             raise PlanError(f"parallel.ep={ep} does not divide {count} experts; take parallel.ep={nearest(count, ep)}")
@@ -143,27 +154,36 @@ def _shape(draft: Draft, items: list[Item], product: Op) -> tuple[int, int, int]
     return first.tokens, first.hidden, first.topk
 
 
-def _share_region(draft: Draft, section: Section, region: Region, plan: Plan, capacity: float) -> None:
+def _share_region(draft: Draft, section: Section, region: Region, plan: Plan, inner: np.ndarray) -> None:
     """One rank's part of a region: fewer experts, the rows that it receives, and the exchanges around."""
-    p = plan.parallel
+    p, parts = plan.parallel, _width_parts(plan)
+    capacity = float(plan.options.get("capacity") or 0)
     copies = p.tp if p.ep > 1 and not p.sequence_parallel else 1
     busiest = capacity or _busiest(region, p.ep, str(plan.options.get("expert_load") or ""))
     for item in region.items:
         op = _product(item.node)
         if op is not None:
-            shared = _fewer_experts(op, p.ep, copies, busiest, bool(capacity))
+            shared = _fewer_experts(op, p.ep, parts, copies, busiest, bool(capacity))
             item.change(op=shared, bytes_moved=int(shared.cost.bytes))
-    entry, exit_ = _entry(draft, region), _exit(draft, region)
-    received = _dispatch(draft, section, region, entry, plan, copies) if p.ep > 1 and entry is not None else entry
-    if received is not None and region.product.kind == "grouped_gemm":
-        _resize(draft, section, region, received, exit_, Fraction(busiest).limit_denominator(10**6) / copies)
-    if p.ep > 1 and exit_ is not None:
-        _combine(draft, section, region, exit_, plan, copies)
+    received, last = _entry(draft, region), _exit(draft, region)
+    if received is None or last is None:
+        return
+    if p.ep > 1:
+        received = _dispatch(draft, section, region, received, plan, copies)
+    if parts > 1:
+        received = gather_rows(draft, section, region.items, received, plan.group("etp"))
+    rows = Fraction(busiest).limit_denominator(10**6) * parts / copies
+    _resize(draft, section, region, received, last, rows)
+    if parts > 1:
+        narrow(draft, section, region.items, region.hidden, inner, parts)
+        last = scatter_rows(draft, section, region.items, last, plan.group("etp")), last[1]
+    if p.ep > 1:
+        _combine(draft, section, region, last, plan, copies)
 
 
-def _fewer_experts(op: Op, ep: int, copies: int, busiest: float, capacity: bool) -> Op:
+def _fewer_experts(op: Op, ep: int, parts: int, copies: int, busiest: float, capacity: bool) -> Op:
     if op.kind == "fused_moe":
-        return op.replace(ep=ep, tokens=ceil(op.tokens / copies) * ep)
+        return op.replace(ep=ep, tp=op.tp * parts, tokens=ceil(op.tokens / copies) * ep * parts)
     imbalance = 100 if capacity else max(100, round(op.imbalance / busiest))
     return op.replace(experts=op.experts // ep, imbalance=imbalance)
 
@@ -224,8 +244,8 @@ def _dispatch(draft: Draft, section: Section, region: Region, entry: int, plan: 
     for item in users:
         item.change(reads=tuple(received if t == entry else t for t in item.node.reads))
     node = _exchange("ep_dispatch", region, plan, (entry,), (received,), copies, (dtype, dtype))
-    _free(users[-1], received)
-    section.items.insert(_place(section, users[0]), Item(node))
+    free(users[-1], received)
+    section.items.insert(place(section, users[0]), Item(node))
     return received
 
 
@@ -248,8 +268,8 @@ def _combine(draft: Draft, section: Section, region: Region, last: tuple[Item, i
                 dtype=dtype,
             )
         )
-    place = _place(section, item) + 1
-    section.items[place:place] = [Item(node) for node in nodes]
+    after = place(section, item) + 1
+    section.items[after:after] = [Item(node) for node in nodes]
 
 
 def _exchange(
@@ -292,17 +312,6 @@ def _received(region: Region, group: Group, plan: Plan) -> float:
     return region.tokens * group.ranks * (1.0 - (1.0 - 1.0 / group.ranks) ** region.topk)
 
 
-def _place(section: Section, item: Item) -> int:
-    return next(position for position, other in enumerate(section.items) if other is item)
-
-
-def _free(item: Item, tensor: int) -> None:
-    """Let a node let go of one more tensor, in every repetition."""
-    item.change(frees=tuple(sorted((*item.node.frees, tensor))))
-    item.first = None if item.first is None else tuple(sorted((*item.first, tensor)))
-    item.last = None if item.last is None else tuple(sorted((*item.last, tensor)))
-
-
 # --- sizes -----------------------------------------------------------------------------------------------
 
 
@@ -310,7 +319,7 @@ def _resize(
     draft: Draft, section: Section, region: Region, received: int, last: tuple[Item, int] | None, factor: Fraction
 ) -> None:
     """Work on rows as the rank receives them: ``factor`` times the mean of a rank that has all tokens."""
-    if factor == 1:
+    if factor == 1 or region.product.kind == "fused_moe":
         return
     along = np.zeros(len(draft.sizes), dtype=bool)
     along[section.ids(received)] = True

@@ -199,3 +199,30 @@ def test_shared_experts_are_not_routed_ones():
     assert is_expert("model.layers.3.mlp.experts.act_fn")
     assert not is_expert("model.layers.3.mlp.shared_experts.up_proj")
     assert not is_expert("model.layers.3.mlp.gate")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("ep", "etp"), [(1, 2), (2, 2), (4, 4)])
+def test_parts_of_experts_compute_all_rows_of_their_ranks(
+    family: str, ep: int, etp: int, graphs: dict[tuple[str, bool], Graph]
+):
+    for accumulate in (False, True):
+        graph = graphs[family, accumulate]
+        shared = expert_parallel(graph, Plan(Parallel(ep=ep, etp=etp), CLUSTER))
+        assert_sound(shared)
+        known = {f.name: f for f in families(Draft(graph), plan(1))}
+        dense, expert = (int(graph.tensor_bytes[known[name].weights].sum()) for name in ("dense", "expert"))
+        assert bytes_of(shared, "weight") == dense + expert // (ep * etp)
+        assert bytes_of(shared, "gradient") == dense + expert // (ep * etp)
+        assert flops(shared, "grouped_gemm") == flops(graph, "grouped_gemm")
+        assert {n.op.tokens for n in products(shared) if n.op} == {TOKENS * TOPK * etp}
+        gathers = [n for n, _ in shared.weighted() if n.group == "etp"]
+        assert {n.op.kind for n in gathers if n.op} == {"all_gather", "reduce_scatter"}
+        forward = [n.op for n in products(shared) if n.op and n.phase == "forward"]
+        whole = [n.op for n in products(graph) if n.op and n.phase == "forward"]
+        assert [(op.n, op.k) for op in forward[:2]] == [(whole[0].n // etp, HIDDEN), (HIDDEN, whole[1].k // etp)]
+
+
+def test_widths_that_do_not_divide_are_one_line(graphs: dict[tuple[str, bool], Graph]):
+    with pytest.raises(PlanError, match=r"parallel\.etp=3 shares the inner width of experts: .* nearest degree"):
+        expert_parallel(graphs["qwen3_moe", False], Plan(Parallel(etp=3), CLUSTER))

@@ -1,0 +1,121 @@
+"""Expert-tensor parallelism on ranks that hold different tokens: each has a part of every expert's inner width.
+
+All ranks of the group gather each other's rows, compute with their part of the width, and sum the results while each
+takes its own rows back (Megatron-LM's expert tensor parallelism; Liu et al. 2025, arXiv 2504.14960). A rank thus works
+on ``etp`` times the rows and 1 / ``etp`` of the width. Where tensor ranks share the tokens, :mod:`.tensor` does this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...datasets.ops import LAYOUT, Op
+from ..graph import ROLES
+from ..plan import Group, PlanError
+from .communication import collective
+from .draft import Draft, Item, Section
+from .split import share
+
+ACTIVATION = ROLES.index("activation")
+TN = LAYOUT.choices.index("tn")
+
+
+def gather_rows(draft: Draft, section: Section, items: Sequence[Item], entry: int, group: Group) -> int:
+    """Gathers the rows of all ranks before ``items``, which read the new tensor instead of ``entry``."""
+    users = [item for item in items if entry in item.node.reads]
+    near, size = users[0].node, float(draft.sizes[entry]) * group.ranks
+    whole = draft.local(section, size, draft.dtype(entry))
+    for item in users:
+        item.change(reads=tuple(whole if t == entry else t for t in item.node.reads))
+    free(users[-1], whole)
+    made = Item(
+        collective(
+            "all_gather", size, group, (entry,), (whole,), phase=near.phase, path=near.path, dtype=draft.dtype(entry)
+        )
+    )
+    if entry in users[-1].node.frees:
+        let_go(users[-1], entry)
+        free(made, entry)
+    section.items.insert(place(section, users[0]), made)
+    return whole
+
+
+def scatter_rows(draft: Draft, section: Section, items: Sequence[Item], last: tuple[Item, int], group: Group) -> Item:
+    """Sums the partial results that ``items`` write and takes the rank's own rows back into the tensor of ``last``."""
+    item, tensor = last
+    near, size = item.node, float(draft.sizes[tensor]) * group.ranks
+    partial = draft.local(section, size, draft.dtype(tensor))
+    for each in items:
+        node = each.node
+        each.change(
+            reads=tuple(partial if t == tensor else t for t in node.reads),
+            writes=tuple(partial if t == tensor else t for t in node.writes),
+        )
+    made = Item(
+        collective(
+            "reduce_scatter",
+            size,
+            group,
+            (partial,),
+            (tensor,),
+            phase=near.phase,
+            path=near.path,
+            dtype=draft.dtype(tensor),
+            frees=(partial,),
+        )
+    )
+    section.items.insert(place(section, item) + 1, made)
+    return made
+
+
+def narrow(draft: Draft, section: Section, items: Sequence[Item], hidden: int, inner: np.ndarray, ranks: int) -> None:
+    """Divide the inner width of experts among ``ranks``; ``inner`` flags, by tensor id, what is as wide as that."""
+    for item in items:
+        node, op = item.node, item.node.op
+        wide = [t for t in node.reads if t < len(inner) and inner[t]]
+        if op is None or not (wide or op.kind == "grouped_gemm"):
+            continue
+        if op.kind == "grouped_gemm":
+            dim = _inner_dim(op, hidden, bool(wide) and node.reads[0] == wide[0])
+            shared, made = _shared(op, dim, ranks), op.layout != TN and dim == "n"
+        else:
+            shared, made = share(op, "features", ranks, uneven=True), op.kind != "reduce"
+        item.change(op=shared, bytes_moved=int(shared.cost.bytes))
+        for tensor in node.writes if made else ():
+            if tensor < len(inner) and draft.roles[tensor] == ACTIVATION:
+                inner[section.ids(tensor)] = True
+
+
+def _inner_dim(op: Op, hidden: int, from_inner: bool) -> str:
+    """A product's dimension along the inner width; the other one is the model's."""
+    if op.layout == TN:
+        return "n" if op.k == hidden else "k"
+    return "k" if from_inner else "n"
+
+
+def _shared(op: Op, dim: str, ranks: int) -> Op:
+    try:
+        return share(op, dim, ranks)
+    except PlanError as error:
+        raise PlanError(f"parallel.etp={ranks} shares the inner width of experts: {error}") from None
+
+
+def place(section: Section, item: Item) -> int:
+    """The position of an item."""
+    return next(position for position, other in enumerate(section.items) if other is item)
+
+
+def free(item: Item, tensor: int) -> None:
+    """Let a node let go of one more tensor, in every repetition."""
+    item.change(frees=tuple(sorted((*item.node.frees, tensor))))
+    item.first = None if item.first is None else tuple(sorted((*item.first, tensor)))
+    item.last = None if item.last is None else tuple(sorted((*item.last, tensor)))
+
+
+def let_go(item: Item, tensor: int) -> None:
+    """Let a node no longer free a tensor."""
+    item.change(frees=tuple(t for t in item.node.frees if t != tensor))
+    item.first = None if item.first is None else tuple(t for t in item.first if t != tensor)
+    item.last = None if item.last is None else tuple(t for t in item.last if t != tensor)
