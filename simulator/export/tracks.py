@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..schedule.orders import BACKWARD, FORWARD, TASKS, WEIGHT
+from ..schedule.orders import BACKWARD, FORWARD, TASKS, WEIGHT, Orders
 from ..schedule.pipeline import PipelineTimes, sources
 
 TASK_STREAM = "pipeline"
@@ -80,30 +80,48 @@ def pipeline_tracks(
     nodes: Nodes | None = None,
     folded: Mapping[str, int] | None = None,
     most_nodes: int = MOST_NODES,
+    ends: Nodes | None = None,
 ) -> tuple[list[RankTrack], list[Flow]]:
     """A track for every stage of a pipeline, and its sends.
 
     ``nodes(stage, chunk, kind)`` are the spans of a task from its own start (kinds as in :mod:`..schedule.orders`);
-    they are shown for the first tasks of each stage until its share of ``most_nodes`` is used up. Backwards beside
+    they are shown for the first tasks of each stage until its share of ``most_nodes`` is used up; ``ends`` are those of
+    each chunk's first forward and last backward, where they are others, and always shown. Backwards beside
     forwards have streams of their own.
     """
     orders = times.orders
     together = orders.paired | np.roll(orders.paired, 1)
+    edge = _edges(orders)
+    digits = len(str(orders.stages - 1))  # viewers sort by name
     tracks = []
     for stage, row in enumerate(orders.rows()):
         left = most_nodes // orders.stages
         spans: list[TrackSpan] = []
-        columns = (orders.kind, orders.chunk, orders.micro_batch, times.start_us, times.end_us, together)
-        for kind, chunk, micro_batch, start, end, beside in zip(*(c[row].tolist() for c in columns), strict=True):
+        columns = (orders.kind, orders.chunk, orders.micro_batch, times.start_us, times.end_us, together, edge)
+        for kind, chunk, micro_batch, start, end, beside, at_end in zip(
+            *(column[row].tolist() for column in columns), strict=True
+        ):
             args = {"micro_batch": micro_batch, "chunk": chunk, "stage": stage}
             apart = BESIDE if kind != FORWARD and orders.paired.any() else ""
             name = f"{TASKS[kind]} {micro_batch}"
             spans.append(TrackSpan(name, start, end - start, TASK_STREAM + apart, TASKS[kind], args))
-            inside = nodes(stage, chunk, kind) if nodes is not None and left > 0 else ()
+            source = ends if at_end and ends is not None else nodes if left > 0 else None
+            inside = source(stage, chunk, kind) if source is not None else ()
             left -= len(inside)
             spans += _within(inside, start, end, apart if beside else "")
-        tracks.append(RankTrack(f"stage {stage}", spans, dict(folded or {})))
+        tracks.append(RankTrack(f"stage {stage:0{digits}}", spans, dict(folded or {})))
     return tracks, sends(times)
+
+
+def _edges(orders: Orders) -> np.ndarray:
+    """Whether each task is the first forward or the last backward of its chunk."""
+    place = orders.stage * orders.chunks + orders.chunk
+    forwards = np.flatnonzero(orders.kind == FORWARD)
+    backwards = np.flatnonzero((orders.kind == BACKWARD) | (orders.kind == WEIGHT))[::-1]
+    found = np.zeros(len(orders), dtype=bool)
+    for which in (forwards, backwards):
+        found[which[np.unique(place[which], return_index=True)[1]]] = True
+    return found
 
 
 def _within(nodes: Sequence[TrackSpan], start_us: float, end_us: float, apart: str) -> Iterator[TrackSpan]:

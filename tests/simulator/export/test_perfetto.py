@@ -22,7 +22,7 @@ from opcast.simulator.export import (
     write_trace,
 )
 from opcast.simulator.export.perfetto import events
-from opcast.simulator.schedule.orders import make_orders
+from opcast.simulator.schedule.orders import FORWARD, make_orders
 from opcast.simulator.schedule.pipeline import PipelineTimes, in_flight, run_pipeline
 
 
@@ -124,6 +124,19 @@ def test_nodes_are_shown_for_the_first_tasks_only_where_there_are_too_many() -> 
         nodes = [span for span in track.spans if span.category == "gemm"]
         assert len(nodes) == 5
         assert len(track.spans) == 16 + 10
+
+
+def test_first_and_last_tasks_of_a_chunk_may_have_nodes_of_their_own() -> None:
+    times = pipeline("interleaved", 12, 12, 2)
+
+    def ends(stage: int, chunk: int, kind: int) -> list[TrackSpan]:
+        return [TrackSpan("gather" if kind == FORWARD else "reduce", 0.0, 1.0, "comm:dp", str(chunk))]
+
+    tracks, _ = pipeline_tracks(times, task_nodes, most_nodes=120, ends=ends)
+    assert [track.name for track in tracks][-3:] == ["stage 09", "stage 10", "stage 11"]
+    for track in tracks:
+        found = [(span.name, span.category) for span in track.spans if span.name in ("gather", "reduce")]
+        assert sorted(found) == [("gather", "0"), ("gather", "1"), ("reduce", "0"), ("reduce", "1")]
 
 
 @settings(deadline=None)
