@@ -55,7 +55,7 @@ def plan(collective: str, algorithm: str, group: Sequence[int], size_bytes: floa
     if algorithm == "hierarchical":
         return _hierarchical(collective, ranks, float(size_bytes), per_node)
     if algorithm in CHANNELLED and 1 < per_node < len(ranks) and len(ranks) % per_node == 0:
-        return _channels(known[algorithm], ranks.reshape(-1, per_node), float(size_bytes))
+        return _channels(algorithm, collective, ranks.reshape(-1, per_node), float(size_bytes))
     return known[algorithm](ranks, float(size_bytes))
 
 
@@ -66,11 +66,30 @@ def algorithms(collective: str) -> tuple[str, ...]:
     return tuple(ALGORITHMS[collective])
 
 
-def _channels(algorithm: Algorithm, servers: np.ndarray, size: float) -> Plan:
-    """One ring or tree a GPU of a server, which it enters there: ranks [servers, gpus] rotated inside each server."""
+def _channels(algorithm: str, collective: str, servers: np.ndarray, size: float) -> Plan:
+    """One ring or tree a GPU of a server, which enters the server at that GPU: ranks [servers, gpus], a share each.
+
+    A ring leaves a server by the GPU before the one it came in by and enters the next on the same rail, so that every
+    other server is walked backwards. A tree joins equal GPUs, and a chain each of them to the rest of its server.
+    """
     count = servers.shape[1]
-    plans = [algorithm(np.roll(servers, -channel, axis=1).ravel(), size / count) for channel in range(count)]
+    plans = []
+    for channel in range(count):
+        turned = np.roll(servers, -channel, axis=1)
+        if algorithm == "tree":
+            plans.append(_tree_of_chains(turned, size / count))
+        else:
+            turned[1::2] = turned[1::2, ::-1]
+            plans.append(ALGORITHMS[collective][algorithm](turned.ravel(), size / count))
     return [[move for each in plans for move in each[phase]] for phase in range(len(plans[0]))]
+
+
+def _tree_of_chains(servers: np.ndarray, size: float) -> Plan:
+    """Up and down a chain inside each server and two trees over their first GPUs; latencies of both add up."""
+    first, second = servers[:, :-1].ravel(), servers[:, 1:].ravel()
+    ends = np.concatenate([first, second]), np.concatenate([second, first])
+    hops = Move(*ends, 0.0, 2.0 * (servers.shape[1] - 1))
+    return [[hops], [*_double_tree(servers[:, 0], size)[0], Move(*ends, size, 0.0)]]
 
 
 def _doubled(ranks: np.ndarray) -> int:

@@ -46,18 +46,29 @@ class Cost(NamedTuple):
 
 @dataclass
 class Fabric:
-    """A topology with its routes. ``per_node`` ranks in a row share a server (0: no servers)."""
+    """A topology with its routes. ``per_node`` ranks in a row share a server (0: none).
+
+    The first byte of a transfer moves ``start_us`` after its ranks are ready.
+    """
 
     topology: Topology
     policy: str = "adaptive"
     per_node: int = 0
     seed: int = 0
+    start_us: float = 0.0
     _router: Router = field(init=False)
     _usage: dict[tuple[str, str, tuple[int, ...]], list[list[_Usage]]] = field(default_factory=dict)
     _costs: dict[tuple[str, str, tuple[int, ...]], Cost] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._router = Router(self.topology, self.policy, self.seed)
+
+    def on(self, topology: Topology, same_routes: bool = False) -> Fabric:
+        """The same on another topology; ``same_routes`` when that has the same links at other bandwidths."""
+        made = Fabric(topology, self.policy, self.per_node, self.seed, self.start_us)
+        if same_routes:
+            made._router, made._usage = self._router, self._usage
+        return made
 
     def latency_us(
         self, collective: str, group: Sequence[int], size_bytes: float, algorithm: str | None = None
@@ -87,7 +98,7 @@ class Fabric:
         """Latency and time a byte of a collective alone. TopologyError for a rank or algorithm that is not there."""
         key = (collective, algorithm, tuple(group))
         if key not in self._costs:
-            latency = slope = 0.0
+            latency, slope = 0.0, 0.0
             capacity = self.topology.bandwidth_gbps * 1e3
             for phase in self._phases(*key):
                 load = np.zeros(self.topology.links)
@@ -95,8 +106,17 @@ class Fabric:
                     np.add.at(load, usage.links, usage.weights * usage.size)
                 latency += max((usage.latency_us for usage in phase), default=0.0)
                 slope += float(np.max(load / capacity, initial=0.0))
-            self._costs[key] = Cost(latency, slope)
+            start = self.start_us if self._phases(*key) else 0.0
+            self._costs[key] = Cost(start + latency, slope)
         return self._costs[key]
+
+    def add_load(
+        self, load: np.ndarray, collective: str, algorithm: str, group: Sequence[int], size_bytes: float
+    ) -> None:
+        """Add to ``load`` [links] the bytes that a transfer moves over each link."""
+        for phase in self._phases(collective, algorithm, tuple(group)):
+            for usage in phase:
+                load[usage.links] += usage.weights * usage.size * size_bytes
 
     def flow(self, transfers: Sequence[Transfer]) -> tuple[np.ndarray, np.ndarray, Run]:
         """Start and end of each transfer, us [n], and the run of the links, when all share the fabric."""
@@ -110,7 +130,8 @@ class Fabric:
             name = transfer.algorithm or self.fastest(transfer.collective, transfer.group, transfer.size_bytes)
             before = [each for other in transfer.after for each in last[other]]
             first.append(len(rows))
-            for phase in self._phases(transfer.collective, name, tuple(transfer.group)) or [[_NOTHING]]:
+            phases = self._phases(transfer.collective, name, tuple(transfer.group))
+            for phase in [[_Usage.waiting(self.start_us)], *phases] if phases else [[_NOTHING]]:
                 here = list(range(len(rows), len(rows) + len(phase)))
                 rows += phase
                 sizes += [usage.size * transfer.size_bytes for usage in phase]
@@ -126,10 +147,11 @@ class Fabric:
     def _phases(self, collective: str, algorithm: str, group: tuple[int, ...]) -> list[list[_Usage]]:
         key = (collective, algorithm, group)
         if key not in self._usage:
-            self._usage[key] = [[self._route(move) for move in phase] for phase in self._plan(*key)]
+            self._usage[key] = [[self._route(move) for move in phase] for phase in self.plan(*key)]
         return self._usage[key]
 
-    def _plan(self, collective: str, algorithm: str, group: tuple[int, ...]) -> Plan:
+    def plan(self, collective: str, algorithm: str, group: tuple[int, ...]) -> Plan:
+        """Phases of a transfer of one byte. TopologyError for a rank or algorithm that is not there."""
         outside = [rank for rank in group if not 0 <= rank < self.topology.ranks]
         if outside:
             raise TopologyError(f"rank {outside[0]} exceeds {self.topology.name} with {self.topology.ranks} ranks")
@@ -155,8 +177,13 @@ class _Usage:
     size: float
     latency_us: float
 
+    @classmethod
+    def waiting(cls, us: float) -> _Usage:
+        """Time that passes without any byte on the links."""
+        return cls(np.zeros(0, np.int64), np.zeros(0), 0.0, us)
 
-_NOTHING = _Usage(np.zeros(0, np.int64), np.zeros(0), 0.0, 0.0)
+
+_NOTHING = _Usage.waiting(0.0)
 
 
 def _activities(rows: list[_Usage], sizes: list[float], releases: list[float], waits: list[list[int]]) -> Activities:

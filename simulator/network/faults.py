@@ -7,6 +7,7 @@ and a fabric that falls apart is reported as such. A straggler is a rank whose c
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,13 +70,20 @@ def apply(topology: Topology, faults: Iterable[Fault]) -> Topology:
     return changed
 
 
+def cables(topology: Topology, kinds: Sequence[str] = ()) -> list[str]:
+    """Every cable as ``a-b``; only of some ``kinds`` of link when given. TopologyError for a kind that is not there."""
+    missing = sorted(set(kinds) - set(topology.kind))
+    if missing:
+        raise TopologyError(f"{topology.name} has no links of kind {missing[0]!r}; it has {sorted(set(topology.kind))}")
+    ends = zip(topology.source.tolist(), topology.target.tolist(), topology.kind, strict=True)
+    found = dict.fromkeys((min(a, b), max(a, b)) for a, b, kind in ends if not kinds or kind in kinds)
+    return [f"{topology.nodes[a]}-{topology.nodes[b]}" for a, b in found]
+
+
 def draw(topology: Topology, count: int, like: Fault, seed: int, kinds: Sequence[str] = ()) -> list[Fault]:
     """``count`` different cables at random, each with the figures of ``like``; only of some ``kinds`` when given."""
-    first = np.flatnonzero(topology.source < topology.target)
-    if kinds:
-        first = np.array([link for link in first if topology.kind[link] in kinds], dtype=np.int64)
-    if count > len(first):
-        raise TopologyError(f"{count} faults are more than the {len(first)} cables of {topology.name}")
-    chosen = np.random.default_rng(seed).choice(first, count, replace=False)
-    figures = {name: getattr(like, name) for name in Fault.__dataclass_fields__ if name != "where"}
-    return [Fault(topology.link_name(int(link)).replace("->", "-"), **figures) for link in sorted(chosen)]
+    places = cables(topology, kinds)
+    if count > len(places):
+        raise TopologyError(f"{count} faults are more than the {len(places)} cables of {topology.name}")
+    chosen = np.random.default_rng(seed).choice(len(places), count, replace=False)
+    return [dataclasses.replace(like, where=places[each]) for each in sorted(chosen.tolist())]

@@ -7,7 +7,7 @@ by a switch, as a king's moves or a hypercube. Datacentre builders name their sw
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -128,35 +128,53 @@ def single_switch(ranks: int, port: Port) -> Topology:
 
 @dataclass(frozen=True)
 class Servers:
-    """``count`` servers of ``gpus`` joined inside (``inside``: a switch, or ``fully_connected``), a NIC a GPU."""
+    """``count`` servers of ``gpus`` joined inside (``inside``: by a switch, or ``fully_connected``).
+
+    Each GPU has its own NIC, or the server has ``nics`` that GPUs share in equal parts, reached at the NIC's rate.
+    """
 
     count: int
     gpus: int
     inside: Port
     nic: Port
     joined: str = "switch"
+    nics: int = 0
 
     @property
     def ranks(self) -> int:
         return self.count * self.gpus
 
+    @property
+    def ports(self) -> int:
+        """Ways out of one server."""
+        return self.nics or self.gpus
+
 
 Cables = list[tuple[np.ndarray, np.ndarray, float, float, str]]
 
 
-def _inside(servers: Servers, nodes: list[str]) -> Cables:
-    """Cables inside servers; appends their switches to ``nodes``, which hold the ranks."""
+def _servers(servers: Servers) -> tuple[list[str], Cables, np.ndarray]:
+    """Nodes and cables inside all servers, and the nodes from which cables leave: ports [count x ports]."""
+    nodes = [f"gpu{rank}" for rank in range(servers.ranks)]
+    cables: Cables = []
     port, ranks = servers.inside, np.arange(servers.ranks)
-    if servers.gpus == 1:
-        return []
-    if servers.joined == "switch":
+    if servers.gpus > 1 and servers.joined == "switch":
         first = len(nodes)
-        nodes += [f"nvswitch{server}" for server in range(servers.count)]
-        return [(ranks, first + ranks // servers.gpus, port.bandwidth_gbps, port.latency_us, port.kind)]
-    pairs = np.array(list(combinations(range(servers.gpus), 2)))
-    base = servers.gpus * np.arange(servers.count)[:, None]
-    each = port.bandwidth_gbps / (servers.gpus - 1)
-    return [((base + pairs[:, 0]).ravel(), (base + pairs[:, 1]).ravel(), each, port.latency_us, port.kind)]
+        nodes += [f"nvswitch{server}" if port.kind == "nvlink" else f"root{server}" for server in range(servers.count)]
+        cables.append((ranks, first + ranks // servers.gpus, port.bandwidth_gbps, port.latency_us, port.kind))
+    elif servers.gpus > 1:
+        pairs = np.array(list(combinations(range(servers.gpus), 2)))
+        base = servers.gpus * np.arange(servers.count)[:, None]
+        ends = (base + pairs[:, 0]).ravel(), (base + pairs[:, 1]).ravel()
+        cables.append((*ends, port.bandwidth_gbps / (servers.gpus - 1), port.latency_us, port.kind))
+    if servers.ports == servers.gpus:
+        return nodes, cables, ranks
+    if servers.gpus % servers.ports:
+        raise TopologyError(f"{servers.gpus} GPUs do not share {servers.ports} NICs in equal parts")
+    first, shared = len(nodes), servers.gpus // servers.ports
+    nodes += [f"nic{nic}" for nic in range(servers.count * servers.ports)]
+    cables.append((ranks, first + ranks // shared, servers.nic.bandwidth_gbps, 0.0, "nic"))
+    return nodes, cables, first + np.arange(servers.count * servers.ports)
 
 
 def fat_tree(servers: Servers, radix: int = 64, oversubscription: float = 1.0, rails: bool = False) -> Topology:
@@ -169,14 +187,13 @@ def fat_tree(servers: Servers, radix: int = 64, oversubscription: float = 1.0, r
     if radix < 4 or oversubscription < 1.0:
         raise TopologyError(f"a fat tree needs radix >= 4 and oversubscription >= 1, got {radix}, {oversubscription:g}")
     down = max(1, int(radix * oversubscription / (1.0 + oversubscription)))
-    nodes = [f"gpu{rank}" for rank in range(servers.ranks)]
-    cables = _inside(servers, nodes)
+    nodes, cables, ports = _servers(servers)
     leaf = _leaf_of(servers, down, rails)
     leaves = int(leaf.max()) + 1
     first = len(nodes)
     nodes += [f"leaf{i}" for i in range(leaves)]
     port = servers.nic
-    cables.append((np.arange(servers.ranks), first + leaf, port.bandwidth_gbps, port.latency_us, port.kind))
+    cables.append((ports, first + leaf, port.bandwidth_gbps, port.latency_us, port.kind))
     if leaves == 1:
         return connect("fat tree, one level", servers.ranks, nodes, cables)
     up_gbps = down * port.bandwidth_gbps / oversubscription
@@ -200,12 +217,15 @@ def fat_tree(servers: Servers, radix: int = 64, oversubscription: float = 1.0, r
 
 
 def _leaf_of(servers: Servers, down: int, rails: bool) -> np.ndarray:
-    rank = np.arange(servers.ranks)
+    """Leaf of each port."""
+    port, each = np.arange(servers.count * servers.ports), servers.ports
     if rails:
         groups = int(np.ceil(servers.count / down))
-        return rank % servers.gpus * groups + rank // servers.gpus // down
-    whole = max(1, down // servers.gpus)  # servers a leaf takes
-    return rank // servers.gpus // whole
+        return port % each * groups + port // each // down
+    if each <= down:
+        return port // each // (down // each)  # whole servers a leaf
+    parts = -(-each // down)  # leaves a server
+    return port // each * parts + port % each * parts // each
 
 
 def _join(
@@ -225,10 +245,8 @@ def dual_plane(servers: Servers, radix: int = 64, oversubscription: float = 1.0)
     Losing one leaf halves a server's bandwidth and cuts nobody off.
     """
     half = Port(servers.nic.bandwidth_gbps / 2.0, servers.nic.latency_us, servers.nic.kind)
-    plane = fat_tree(
-        Servers(servers.count, servers.gpus, servers.inside, half, servers.joined), radix, oversubscription
-    )
-    inner = servers.ranks + (servers.count if servers.joined == "switch" and servers.gpus > 1 else 0)
+    plane = fat_tree(replace(servers, nic=half), radix, oversubscription)
+    inner = len(_servers(servers)[0])
     extra = len(plane.nodes) - inner
     nodes = [*plane.nodes[:inner], *(f"{name}.{p}" for p in "ab" for name in plane.nodes[inner:])]
     one = (plane.source >= inner) | (plane.target >= inner)  # links of the plane; the others exist once
@@ -256,12 +274,11 @@ def dragonfly(servers: Servers, groups: int, routers: int, global_gbps: float, l
     """``groups`` of ``routers``, each to each inside, one cable between every two groups (Kim et al., ISCA 2008)."""
     if groups < 1 or routers < 1 or servers.count % (groups * routers):
         raise TopologyError(f"{servers.count} servers do not divide over {groups} groups x {routers} routers")
-    nodes = [f"gpu{rank}" for rank in range(servers.ranks)]
-    cables = _inside(servers, nodes)
+    nodes, cables, ports = _servers(servers)
     first, port = len(nodes), servers.nic
     nodes += [f"router{g}.{r}" for g in range(groups) for r in range(routers)]
-    home = first + np.arange(servers.ranks) // (servers.ranks // (groups * routers))
-    cables.append((np.arange(servers.ranks), home, port.bandwidth_gbps, port.latency_us, port.kind))
+    home = first + np.arange(len(ports)) // (len(ports) // (groups * routers))
+    cables.append((ports, home, port.bandwidth_gbps, port.latency_us, port.kind))
     if routers > 1:
         pairs = np.array(list(combinations(range(routers), 2)))
         base = first + routers * np.arange(groups)[:, None]

@@ -1,0 +1,103 @@
+"""One question, three answers: how long transfers take by formula, by fair flows, or packet by packet.
+
+``analytical`` takes each transfer alone and stretches its bytes by how many others want its fullest link meanwhile;
+``flow`` shares links max-min fairly from event to event; ``packet`` asks ns-3 (:mod:`.packet`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from . import packet
+from .fabric import Fabric, Transfer
+from .topology import TopologyError
+
+FIDELITIES = ("analytical", "flow", "packet")
+TOGETHER = 2048  # transfers up to which the formula looks for contention
+
+
+class Outcome(NamedTuple):
+    """Start and end of each transfer, us [n]; bytes each link carried [links], and the us it was full (flow only)."""
+
+    start_us: np.ndarray
+    end_us: np.ndarray
+    carried_bytes: np.ndarray
+    full_us: np.ndarray
+
+    @property
+    def total_us(self) -> float:
+        """When the last transfer ends."""
+        return float(self.end_us.max(initial=0.0))
+
+    def utilisation(self, bandwidth_gbps: np.ndarray) -> np.ndarray:
+        """Share of each link's capacity that was used until the last end [links]."""
+        return self.carried_bytes / np.maximum(bandwidth_gbps * 1e3 * self.total_us, 1e-30)
+
+
+def simulate(
+    fabric: Fabric, transfers: Sequence[Transfer], fidelity: str = "flow", python: str = sys.executable
+) -> Outcome:
+    """Times of transfers that share a fabric; ``after`` names earlier ones. TopologyError for an unknown fidelity.
+
+    ``python`` is the interpreter that has ns-3, for ``packet``.
+    """
+    if fidelity == "flow":
+        start, end, run = fabric.flow(transfers)
+        return Outcome(start, end, run.carried_bytes, run.full_us)
+    if fidelity not in FIDELITIES:
+        raise TopologyError(f"network={fidelity!r} is not one of {', '.join(FIDELITIES)}")
+    carried = _loads(fabric, transfers).sum(axis=0)
+    if fidelity == "packet":
+        end = packet.simulate(fabric, transfers, python)
+        start = np.array([max((end[other] for other in each.after), default=0.0) for each in transfers])
+        return Outcome(start, end, carried, np.zeros(fabric.topology.links))
+    start, end = _analytical(fabric, transfers)
+    return Outcome(start, end, carried, np.zeros(fabric.topology.links))
+
+
+def _analytical(fabric: Fabric, transfers: Sequence[Transfer]) -> tuple[np.ndarray, np.ndarray]:
+    costs = [fabric.cost(each.collective, _algorithm(fabric, each), each.group) for each in transfers]
+    latency = np.array([cost.latency_us for cost in costs])
+    moving = np.array([cost.us_per_byte * each.size_bytes for cost, each in zip(costs, transfers, strict=True)])
+    start, end = _schedule(transfers, latency + moving)
+    if len(transfers) > TOGETHER:
+        return start, end
+    return _schedule(transfers, latency + moving * _contention(fabric, transfers, start, end, moving))
+
+
+def _schedule(transfers: Sequence[Transfer], lasts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    start, end = np.zeros(len(lasts)), np.zeros(len(lasts))
+    for i, each in enumerate(transfers):
+        start[i] = max([each.release_us, *(end[other] for other in each.after)])
+        end[i] = start[i] + lasts[i]
+    return start, end
+
+
+def _contention(
+    fabric: Fabric, transfers: Sequence[Transfer], start: np.ndarray, end: np.ndarray, moving: np.ndarray
+) -> np.ndarray:
+    """How many times longer the bytes of each take: the demand of all on its fullest link while it runs [n]."""
+    capacity = fabric.topology.bandwidth_gbps * 1e3
+    share = _loads(fabric, transfers) / capacity / np.maximum(moving, 1e-12)[:, None]  # of each link, while it moves
+    lasts = np.maximum(end - start, 1e-12)
+    overlap = np.minimum(end[:, None], end) - np.maximum(start[:, None], start)
+    together = np.clip(overlap / lasts[:, None], 0.0, 1.0)
+    np.fill_diagonal(together, 1.0)
+    demand = together @ share
+    return np.maximum(1.0, (share * np.maximum(demand, 1.0)).max(axis=1, initial=0.0))
+
+
+def _loads(fabric: Fabric, transfers: Sequence[Transfer]) -> np.ndarray:
+    """Bytes of each transfer on each link [n, links]."""
+    out = np.zeros((len(transfers), fabric.topology.links))
+    for row, each in zip(out, transfers, strict=True):
+        fabric.add_load(row, each.collective, _algorithm(fabric, each), each.group, each.size_bytes)
+    return out
+
+
+def _algorithm(fabric: Fabric, each: Transfer) -> str:
+    return each.algorithm or fabric.fastest(each.collective, each.group, each.size_bytes)

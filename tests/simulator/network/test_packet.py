@@ -1,0 +1,98 @@
+"""The flow model against ns-3, packet by packet, on small cases."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+
+import numpy as np
+import pytest
+from opcast.simulator.network import packet
+from opcast.simulator.network.fabric import Fabric, Transfer
+from opcast.simulator.network.faults import Fault, apply
+from opcast.simulator.network.shapes import Dimension, Port, product, single_switch
+from opcast.simulator.network.topology import TopologyError, from_dict
+
+MIB = 2**20
+PYTHON = os.environ.get("OPCAST_NS3_PYTHON") or (sys.executable if importlib.util.find_spec("ns") else "")
+needs_ns3 = pytest.mark.skipif(not PYTHON, reason="needs ns-3: pip install ns3, or set OPCAST_NS3_PYTHON")
+
+SWITCH = single_switch(8, Port(12.5, 0.5))
+RING = product([Dimension("ring", 8, 12.5, 0.5)])
+EIGHT = tuple(range(8))
+
+
+def dumbbell():
+    """Two leaves of four hosts; one uplink of the same rate as a host's cable."""
+    nodes = [{"name": f"h{i}", "rank": True} for i in range(8)] + [{"name": "left"}, {"name": "right"}]
+    hosts = [
+        {"from": f"h{i}", "to": "left" if i < 4 else "right", "bandwidth_gbps": 12.5, "latency_us": 0.5}
+        for i in range(8)
+    ]
+    return from_dict(
+        {"nodes": nodes, "links": [*hosts, {"from": "left", "to": "right", "bandwidth_gbps": 12.5, "latency_us": 1.0}]}
+    )
+
+
+CASES = {
+    "incast": (SWITCH, [Transfer("send", (rank, 0), 4 * MIB) for rank in range(1, 8)]),
+    "ring all-reduce": (RING, [Transfer("all_reduce", EIGHT, 32 * MIB, "ring")]),
+    "all-to-all": (SWITCH, [Transfer("all_to_all", EIGHT, 32 * MIB, "direct")]),
+    "two jobs on one uplink": (
+        dumbbell(),
+        [Transfer("all_reduce", (0, 4), 16 * MIB, "ring"), Transfer("all_reduce", (1, 5), 16 * MIB, "ring")],
+    ),
+    "soft fault": (
+        apply(RING, [Fault("gpu2-gpu3", bandwidth_factor=0.5)]),
+        [Transfer("all_reduce", EIGHT, 32 * MIB, "ring")],
+    ),
+    "hard fault": (apply(RING, [Fault("gpu2-gpu3", gone=True)]), [Transfer("all_gather", EIGHT, 96 * MIB, "ring")]),
+    "short and long flows": (
+        dumbbell(),
+        [Transfer("send", (0, 4), 8 * MIB), Transfer("send", (1, 5), 24 * MIB), Transfer("send", (2, 3), 16 * MIB)],
+    ),
+    "one after the other": (
+        SWITCH,
+        [Transfer("all_gather", EIGHT, 16 * MIB, "ring"), Transfer("send", (0, 3), 8 * MIB, after=(0,))],
+    ),
+}  # fmt: skip
+
+
+@needs_ns3
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("case", CASES)
+def test_flows_take_what_packets_take(case: str) -> None:
+    topology, transfers = CASES[case]
+    fabric = Fabric(topology, "shortest")
+    packets = packet.simulate(fabric, transfers, PYTHON)
+    flows = fabric.flow(transfers)[1]
+    assert flows == pytest.approx(packets, rel=0.08)
+
+
+def test_what_packets_cannot_do_is_said() -> None:
+    fabric = Fabric(RING)
+    with pytest.raises(TopologyError, match="not at a time: leave out release_us"):
+        packet.simulate(fabric, [Transfer("send", (0, 1), 1.0, release_us=5.0)])
+    uneven = apply(RING, [Fault("gpu0->gpu1", bandwidth_factor=0.5)])
+    with pytest.raises(TopologyError, match="both directions of gpu"):
+        packet.simulate(Fabric(uneven), [Transfer("send", (0, 1), 1.0)])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ns") is not None, reason="ns-3 is here")
+def test_without_ns3_the_package_is_named() -> None:
+    with pytest.raises(TopologyError, match=r"ns-3 gave no answer: .*pip install 'opcast\[packet\]'"):
+        packet.simulate(Fabric(RING), [Transfer("send", (0, 1), 1.0)])
+
+
+def test_a_ring_goes_step_by_step() -> None:
+    messages: list[packet.Message] = []
+    (phase,) = Fabric(RING).plan("all_reduce", "ring", EIGHT)
+    ends = packet._expand(messages, phase, 8.0, ())
+    assert len(messages) == 14 * 8
+    assert np.unique([m.size_bytes for m in messages]).tolist() == [1.0]
+    assert len(ends) == len(messages)
+    for m in messages[8:]:
+        (before,) = m.after
+        assert messages[before].target == m.source

@@ -1,0 +1,104 @@
+"""Fidelities side by side, and what faults cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opcast.datasets.clusters import load_cluster
+from opcast.datasets.devices import load_device
+from opcast.simulator.network.build import fabric
+from opcast.simulator.network.fabric import Fabric, Transfer
+from opcast.simulator.network.faults import Fault
+from opcast.simulator.network.fidelity import simulate
+from opcast.simulator.network.shapes import Dimension, Port, product, single_switch
+from opcast.simulator.network.study import at_random, everywhere, transfers_time
+from opcast.simulator.network.topology import TopologyError
+
+RING = Fabric(product([Dimension("ring", 8, 50.0, 0.5)]), "shortest")
+SWITCH = Fabric(single_switch(8, Port(50.0, 0.5)))
+ALL = Transfer("all_reduce", tuple(range(8)), 1e9, "ring")
+
+
+def test_formula_and_flow_agree_on_what_runs_alone() -> None:
+    for each in (ALL, Transfer("all_to_all", tuple(range(8)), 1e9), Transfer("send", (0, 3), 1e9)):
+        one, other = (simulate(SWITCH, [each], fidelity) for fidelity in ("analytical", "flow"))
+        assert one.end_us == pytest.approx(other.end_us, rel=0.01)
+        assert one.carried_bytes == pytest.approx(other.carried_bytes)
+
+
+def test_formula_and_flow_agree_on_what_contends_all_along() -> None:
+    four = [ALL._replace(size_bytes=64 * 2.0**20)] * 4
+    one, other = (simulate(RING, four, fidelity).total_us for fidelity in ("analytical", "flow"))
+    alone = simulate(RING, four[:1]).total_us
+    assert one == pytest.approx(other, rel=0.05)
+    assert other == pytest.approx(4 * alone, rel=0.05)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.permutations(range(8)), st.floats(1e3, 1e9)), min_size=1, max_size=6))
+def test_contention_never_helps_and_links_never_carry_more_than_they_can(drawn) -> None:
+    sends = [Transfer("send", tuple(order[:2]), size) for order, size in drawn]
+    for fidelity in ("analytical", "flow"):
+        found = simulate(SWITCH, sends, fidelity)
+        alone = [simulate(SWITCH, [each], fidelity).total_us for each in sends]
+        assert (found.end_us >= np.array(alone) * (1 - 2e-3)).all()
+    assert found.utilisation(SWITCH.topology.bandwidth_gbps).max() <= 1.002
+
+
+def test_transfers_that_follow_do_not_contend() -> None:
+    chain = [Transfer("send", (0, 1), 5e7), Transfer("send", (0, 1), 5e7, after=(0,))]
+    for fidelity in ("analytical", "flow"):
+        assert simulate(SWITCH, chain, fidelity).end_us == pytest.approx([1001.0, 2002.0])
+
+
+def test_an_unknown_fidelity_is_named() -> None:
+    with pytest.raises(TopologyError, match="network='exact' is not one of analytical, flow, packet"):
+        simulate(SWITCH, [ALL], "exact")
+
+
+def test_each_cable_of_a_ring_matters_alike_when_it_slows() -> None:
+    found = everywhere(RING, Fault("", bandwidth_factor=0.5), transfers_time([ALL]))
+    assert len(found.where) == 8
+    assert found.slowdown == pytest.approx(2.0, rel=1e-3)
+    assert found.partitioned == 0
+
+
+def test_a_cable_of_a_switch_that_breaks_partitions() -> None:
+    found = everywhere(SWITCH, Fault("", gone=True), transfers_time([ALL]))
+    assert found.partitioned == 8
+    assert found.to_dict()["slowdown"]["p50"] == float("inf")
+
+
+def test_the_most_critical_link_is_the_one_that_everything_crosses() -> None:
+    pair = [Transfer("send", (2, 3), 1e9), Transfer("send", (1, 3), 1e9)]
+    found = everywhere(RING, Fault("", bandwidth_factor=0.1), transfers_time(pair, "flow"))
+    assert found.critical(1)[0][0] == "gpu2-gpu3"
+    assert found.slowdown.max() == pytest.approx(10.0, rel=0.01)
+
+
+def test_random_studies_repeat_and_only_touch_the_kinds_asked_for() -> None:
+    cluster = dataclasses.replace(load_cluster("dgx_h100"), nodes=4)
+    made = fabric(cluster, load_device("h100_sxm"))
+    step = transfers_time([Transfer("all_reduce", tuple(range(32)), 1e9, "ring")])
+    start = time.perf_counter()
+    first, again = (at_random(made, 2, Fault("", bandwidth_factor=0.5), step, 100, 7, ("ib",)) for _ in range(2))
+    assert time.perf_counter() - start < 5.0
+    assert first.time_us.tolist() == again.time_us.tolist()
+    assert not any("nvswitch" in place for places in first.where for place in places)
+    assert 1.0 <= first.quantiles()[0.5] <= first.quantiles()[1.0] <= 2.1
+    with pytest.raises(TopologyError, match="no links of kind 'optics'"):
+        at_random(made, 1, Fault("", gone=True), step, 1, 0, ("optics",))
+
+
+def test_a_slow_node_is_a_fault_of_all_its_links() -> None:
+    slow = Fault("gpu3", bandwidth_factor=0.25)
+    from opcast.simulator.network.study import with_faults
+
+    assert simulate(with_faults(SWITCH, [slow]), [ALL]).total_us == pytest.approx(
+        4 * simulate(SWITCH, [ALL]).total_us, rel=0.01
+    )
