@@ -9,6 +9,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from .passes.pipeline import Chunk
 from .plan import Plan
 from .programs import PhaseTime, selected
 from .report import Breakdown, Memory, OpShare, StageShare, StepReport
-from .schedule.orders import BACKWARD, FORWARD, INPUT, Orders
+from .schedule.orders import BACKWARD, FORWARD, INPUT, Orders, parts_of
 from .schedule.pipeline import PipelineTimes
 from .simulate import COVERAGE, Work
 from .step import step_interval
@@ -43,7 +44,18 @@ class ClusterStep:
     times: Mapping[int, ChunkTimes]
     orders: Orders
     pipeline: PipelineTimes
-    memory: Memory
+    memories: Sequence[Memory]
+
+    @cached_property
+    def memory(self) -> Memory:
+        """Peak memory of the stage that needs most."""
+        return max(self.memories, key=lambda memory: memory.peak_gib)
+
+    @cached_property
+    def busiest(self) -> int:
+        """The stage that works longest, its optimizer included."""
+        optimizer = [optimizer_time(self, stage) for stage in range(self.orders.stages)]
+        return int(np.argmax(self.pipeline.busy_us + np.array(optimizer)))
 
 
 @dataclass(frozen=True)
@@ -58,7 +70,7 @@ class Executed:
 
 def training_report(step: ClusterStep, wall_time_s: float) -> StepReport:
     """The report of a training step."""
-    stage = busiest(step)
+    stage = step.busiest
     executed = list(executions(step, stage))
     optimizer_us = max(optimizer_time(step, each) for each in range(step.orders.stages))
     total_us = step.pipeline.makespan_us + optimizer_us + step.plan.stack.step_overhead_us
@@ -96,6 +108,7 @@ def training_report(step: ClusterStep, wall_time_s: float) -> StepReport:
         notes=tuple(step.graph.notes),
         wall_time_s=wall_time_s,
         stages=tuple(stage_shares(step)),
+        placed=step,
         **rates(step, seconds),
     )
 
@@ -124,13 +137,7 @@ def busy_seconds(timed: Sequence[Run]) -> tuple[float, float]:
 
 def held_by(step: ClusterStep, stage: int) -> list[Chunk]:
     """The chunks on a stage, by position."""
-    routes = step.orders.routes[0].tolist()
-    found = {position: part for part, (at, position) in enumerate(routes) if at == stage}
-    for route in step.orders.routes.tolist():
-        for part, (at, position) in enumerate(route):
-            if at == stage:
-                found.setdefault(position, part)
-    return [step.chunks[found[position]] for position in sorted(found)]
+    return [step.chunks[part] for part in parts_of(step.orders, stage)]
 
 
 def executions(step: ClusterStep, stage: int) -> Iterator[Executed]:
@@ -155,14 +162,6 @@ def executions(step: ClusterStep, stage: int) -> Iterator[Executed]:
         for variant, by_phase in counts.items():
             for phase, count in by_phase.items():
                 yield Executed(phase, times.phases[variant][phase], times.costs[variant], count)
-
-
-def busiest(step: ClusterStep) -> int:
-    """The stage that works longest, its optimizer included."""
-    busy = step.pipeline.busy_us.copy()
-    for stage in range(step.orders.stages):
-        busy[stage] += sum(e.time.total_us for e in executions(step, stage) if e.phase == "optimizer")
-    return int(np.argmax(busy))
 
 
 class Run(NamedTuple):

@@ -141,7 +141,7 @@ def _memory(peak: np.ndarray) -> Memory:
 
 
 @dataclass(frozen=True)
-class _Walk:
+class ChunkWalk:
     """A chunk's curve of living bytes [buckets, nodes], what its forward keeps, and what lives throughout."""
 
     lives: Lives
@@ -151,18 +151,29 @@ class _Walk:
     optimizing: np.ndarray
 
 
-def stage_memory(chunks: Sequence[Graph], in_flight: Sequence[int], plan: Plan, device: Device | None = None) -> Memory:
+def stage_memory(
+    chunks: Sequence[Graph],
+    in_flight: Sequence[int],
+    plan: Plan,
+    device: Device | None = None,
+    walks: dict[int, ChunkWalk] | None = None,
+) -> Memory:
     """Peak memory of the rank that runs ``chunks`` (each the graph of a step's only micro-batch).
 
     ``in_flight`` is the largest number of micro-batches of each chunk that are past their forward pass, or in it, and
-    not past their backward pass. With a ``device`` the note of what to shrink names what would fit it.
+    not past their backward pass. With a ``device`` the note of what to shrink names what would fit it. ``walks`` keeps
+    what was found about a graph, by its identity, for the other stages that hold it.
     """
-    walks = [_walk(_steady(graph, plan), plan) for graph in chunks]
-    waiting = sum(count * walk.saved for count, walk in zip(in_flight, walks, strict=True))
+    known = {} if walks is None else walks
+    for graph in chunks:
+        if id(graph) not in known:
+            known[id(graph)] = walk_chunk(_steady(graph, plan), plan)
+    held = [known[id(graph)] for graph in chunks]
+    waiting = sum(count * walk.saved for count, walk in zip(in_flight, held, strict=True))
     best, where = np.zeros(len(BUCKETS)), ""
     kept = 0.0
-    for walk in walks:
-        others = sum((other.static for other in walks if other is not walk), np.zeros(len(BUCKETS)))
+    for place, walk in enumerate(held):
+        others = sum((other.static for at, other in enumerate(held) if at != place), np.zeros(len(BUCKETS)))
         extra = np.where(walk.optimizing, 0.0, max(waiting - walk.saved, 0.0))
         totals = walk.living.sum(axis=0) + extra + others.sum()
         time = int(totals.argmax())
@@ -178,7 +189,8 @@ def _steady(graph: Graph, plan: Plan) -> Graph:
     return graph if plan.micro_batches == 1 else micro_batch_variant(graph, first=False, last=True)
 
 
-def _walk(graph: Graph, plan: Plan) -> _Walk:
+def walk_chunk(graph: Graph, plan: Plan) -> ChunkWalk:
+    """The walk of a chunk's graph, as the last micro-batch runs it."""
     walk = lives(graph)
     phases = [np.tile([n.phase for n in block.nodes], block.repeat) for block in graph.blocks]
     phase = np.concatenate(phases)
@@ -195,7 +207,7 @@ def _walk(graph: Graph, plan: Plan) -> _Walk:
     crossing = used & (kinds == ACTIVATIONS) & (walk.begin >= 0) & (walk.begin <= last) & (walk.end > last)
     always = used & ((walk.begin < 0) | (kinds == GRADIENTS)) & (kinds != ACTIVATIONS)
     static = np.bincount(kinds[always], sizes[always], len(BUCKETS))
-    return _Walk(walk, living, float(sizes[crossing].sum()), static, phase == "optimizer")
+    return ChunkWalk(walk, living, float(sizes[crossing].sum()), static, phase == "optimizer")
 
 
 def _stray_gradients(graph: Graph) -> np.ndarray:

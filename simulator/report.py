@@ -134,7 +134,7 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the timeline is left out (it has its own export)."""
-        made: dict[str, Any] = plain(self, drop=("timeline",))
+        made: dict[str, Any] = plain(self, drop=("timeline", "placed"))
         return made
 
     def to_pandas(self) -> Any:
@@ -146,12 +146,16 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport(Answer):
-    """One training step. Times in seconds; the step lies from ``low_s`` to ``high_s``. ``stages``: of a pipeline."""
+    """One training step. Times in seconds; the step lies from ``low_s`` to ``high_s``. ``stages``: of a pipeline.
+
+    ``placed`` holds what a step on a cluster was made of, for timelines and pictures; JSON leaves it out.
+    """
 
     step_time_s: float
     low_s: float
     high_s: float
     stages: tuple[StageShare, ...] = ()
+    placed: Any = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)

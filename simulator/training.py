@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,15 +20,15 @@ from .cluster_report import ClusterStep, training_report
 from .costs import Costs, cost_graphs
 from .engines import Engine, ask
 from .graph import Graph
-from .memory import peak_memory
+from .memory import ChunkWalk, stage_memory
 from .passes.data import micro_batch_variant
 from .passes.order import apply_passes
 from .passes.pipeline import Chunk, split_pipeline
 from .plan import Plan, PlanError, check_plan
 from .programs import PhaseTime, time_phases
-from .report import StepReport
-from .schedule.orders import Orders, make_orders
-from .schedule.pipeline import PipelineTimes, run_pipeline
+from .report import Memory, StepReport
+from .schedule.orders import Orders, make_orders, parts_of
+from .schedule.pipeline import PipelineTimes, in_flight, run_pipeline
 from .simulate import Work
 from .trace import Model, Workload, trace
 
@@ -66,9 +67,24 @@ def simulate_training(
     chunks = split_pipeline(apply_passes(graph, plan), plan)
     times = time_chunks(chunks, plan, device, engine)
     pipeline = run(orders, chunks, times, plan, engine)
-    memory = max((peak_memory(chunk.graph) for chunk in chunks), key=lambda m: m.peak_gib)
-    step = ClusterStep(graph, plan, device, work, chunks, times, orders, pipeline, memory)
+    memories = stage_memories(orders, chunks, plan, device)
+    step = ClusterStep(graph, plan, device, work, chunks, times, orders, pipeline, memories)
     return training_report(step, time.perf_counter() - started)
+
+
+def stage_memories(orders: Orders, chunks: tuple[Chunk, ...], plan: Plan, device: Device) -> list[Memory]:
+    """Peak memory of every stage; stages with the same chunks and as many micro-batches in flight are one."""
+    flying = in_flight(orders).tolist()
+    walks: dict[int, ChunkWalk] = {}
+    made: dict[Any, Memory] = {}
+    found = []
+    for stage, counts in enumerate(flying):
+        graphs = [chunks[part].graph for part in parts_of(orders, stage)]
+        key = tuple(map(id, graphs)), tuple(counts)
+        if key not in made:
+            made[key] = stage_memory(graphs, counts, plan, device, walks)
+        found.append(made[key])
+    return found
 
 
 def plan_batches(plan: Plan, work: Work) -> Plan:

@@ -73,6 +73,14 @@ def make_orders(schedule: str, stages: int, micro_batches: int, virtual: int = 1
     return _ahead(schedule, stages, micro_batches, virtual)
 
 
+def parts_of(orders: Orders, stage: int) -> list[int]:
+    """The parts of the model that a stage holds, by the position of its chunks."""
+    found = {
+        int(position): part for route in orders.routes for part, (at, position) in enumerate(route) if at == stage
+    }
+    return [found[position] for position in sorted(found)]
+
+
 def check_schedule(schedule: str, stages: int, micro_batches: int, virtual: int = 1) -> None:
     """PlanError with the nearest valid choice when a schedule cannot run so."""
     if virtual > 1 and schedule != "interleaved":
