@@ -34,14 +34,41 @@ def run(config: dict[str, Any]) -> int:
     if config["strict"]:
         trust.check_strict(report.trust, report.measure_next, strictness(config["strict"]))
     if config["report"]:
-        from ..simulator.html import write_step_report
-
-        say(f"report: {write_step_report(report, Path(str(config['report'])), target)}")
+        say(f"report: {write_report(report, Path(str(config['report'])), target)}")
+    if config["trace"]:
+        say(
+            f"timeline: {write_timeline(report, Path(str(config['trace'])), config['expand'])} (https://ui.perfetto.dev)"
+        )
     if as_json:
         print_json(report.to_dict())
     else:
         show(report, target)
     return 0
+
+
+def write_report(report: StepReport | InferenceReport, path: Path, target: Device) -> Path:
+    """The HTML report, with the pictures of a cluster where the step ran on one."""
+    from ..simulator.html import write_step_report
+
+    placed = getattr(report, "placed", None)
+    if placed is None or not isinstance(report, StepReport):
+        return write_step_report(report, path, target)
+    from ..simulator.cluster_timeline import cluster_view
+
+    return write_step_report(report, path, target, cluster_view(placed, report))
+
+
+def write_timeline(report: StepReport | InferenceReport, path: Path, expand: int) -> Path:
+    """The timeline as trace events; folded ranks are written out up to ``expand`` of each stage."""
+    from ..simulator.export.perfetto import write_trace
+    from ..simulator.export.tracks import span_tracks
+
+    placed = getattr(report, "placed", None)
+    if placed is None:
+        return write_trace(path, span_tracks(report.timeline), (), expand)
+    from ..simulator.cluster_timeline import cluster_tracks
+
+    return write_trace(path, *cluster_tracks(placed), expand)
 
 
 def strictness(value: Any) -> float:

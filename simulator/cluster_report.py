@@ -34,7 +34,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClusterStep:
-    """Everything that a report is made from."""
+    """Everything that a report is made from.
+
+    ``times`` and ``saved_gib`` (what a micro-batch keeps from forward to backward) are by the identity of a chunk's
+    graph, ``memories`` by stage.
+    """
 
     graph: Graph
     plan: Plan
@@ -45,6 +49,7 @@ class ClusterStep:
     orders: Orders
     pipeline: PipelineTimes
     memories: Sequence[Memory]
+    saved_gib: Mapping[int, float]
 
     @cached_property
     def memory(self) -> Memory:

@@ -26,7 +26,7 @@ from .passes.order import apply_passes
 from .passes.pipeline import Chunk, split_pipeline
 from .plan import Plan, PlanError, check_plan
 from .programs import PhaseTime, time_phases
-from .report import Memory, StepReport
+from .report import GIB, Memory, StepReport
 from .schedule.orders import Orders, make_orders, parts_of
 from .schedule.pipeline import PipelineTimes, in_flight, run_pipeline
 from .simulate import Work
@@ -67,15 +67,21 @@ def simulate_training(
     chunks = split_pipeline(apply_passes(graph, plan), plan)
     times = time_chunks(chunks, plan, device, engine)
     pipeline = run(orders, chunks, times, plan, engine)
-    memories = stage_memories(orders, chunks, plan, device)
-    step = ClusterStep(graph, plan, device, work, chunks, times, orders, pipeline, memories)
+    walks: dict[int, ChunkWalk] = {}
+    memories = stage_memories(orders, chunks, plan, device, walks)
+    saved_gib = {which: walk.saved / GIB for which, walk in walks.items()}
+    step = ClusterStep(graph, plan, device, work, chunks, times, orders, pipeline, memories, saved_gib)
     return training_report(step, time.perf_counter() - started)
 
 
-def stage_memories(orders: Orders, chunks: tuple[Chunk, ...], plan: Plan, device: Device) -> list[Memory]:
-    """Peak memory of every stage; stages with the same chunks and as many micro-batches in flight are one."""
+def stage_memories(
+    orders: Orders, chunks: tuple[Chunk, ...], plan: Plan, device: Device, walks: dict[int, ChunkWalk]
+) -> list[Memory]:
+    """Peak memory of every stage; stages with the same chunks and as many micro-batches in flight are one.
+
+    ``walks`` is filled with what was found about each distinct chunk graph.
+    """
     flying = in_flight(orders).tolist()
-    walks: dict[int, ChunkWalk] = {}
     made: dict[Any, Memory] = {}
     found = []
     for stage, counts in enumerate(flying):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -116,7 +117,7 @@ class Draft:
         firsts = np.concatenate([[0], np.flatnonzero(differs) + 1, [len(self.sizes)]]).tolist()
         return tuple(
             Tensor(first, int(self.sizes[first]), self.dtype(first), self.role(first), after - first)
-            for first, after in zip(firsts, firsts[1:], strict=False)
+            for first, after in pairwise(firsts)
         )
 
 
