@@ -75,9 +75,7 @@ def make_orders(schedule: str, stages: int, micro_batches: int, virtual: int = 1
 
 def parts_of(orders: Orders, stage: int) -> list[int]:
     """The parts of the model that a stage holds, by the position of its chunks."""
-    found = {
-        int(position): part for route in orders.routes for part, (at, position) in enumerate(route) if at == stage
-    }
+    found = {int(position): part for route in orders.routes for part, (at, position) in enumerate(route) if at == stage}
     return [found[position] for position in sorted(found)]
 
 
