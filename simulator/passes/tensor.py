@@ -163,9 +163,10 @@ class _Walk:
     # --- collectives ---------------------------------------------------------------------------------------
 
     def _gather(self, tensor: int, node: Node, expert: bool) -> int:
-        """The whole of a tensor that is shared by tokens, gathered before ``node`` unless it is there already."""
-        if tensor in self.gathered:
+        """The whole of a tensor that is shared by tokens, gathered before ``node`` unless this phase has it already."""
+        if tensor in self.gathered and self.gathered[tensor][1].node.phase == node.phase:
             return self.gathered[tensor][0]
+        self._let_go(tensor)
         group, size = self._scope(tensor, expert)
         dtype = self.draft.dtype(tensor)
         full = self.draft.local(self.section, size, dtype)

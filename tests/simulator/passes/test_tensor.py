@@ -135,7 +135,7 @@ def test_sequence_parallelism_sends_as_much(family: str, traced: Traced, planned
     shared = tensor_parallel(graph, planned(tp=4, sequence_parallel=True))
     assert sums(shared, "forward", "reduce_scatter") == sums(shared, "forward", "all_gather") == 2 * layers + 1
     assert wire(shared, "forward") == pytest.approx(4 * layers + 2)
-    assert wire(shared, "backward") == pytest.approx(6 * layers + 2)  # inputs are gathered again for weights' gradients
+    assert wire(shared, "backward") == pytest.approx(6 * layers + 3)  # inputs are gathered again for weights' gradients
     small = [node for node, _ in shared.weighted() if is_sum(node, "optimizer", "all_reduce")]
     assert len(small) == 1
     assert small[0].op.size_bytes < 0.1 * held(shared, "gradient")  # norms, biases of rows, a table of positions
@@ -235,3 +235,25 @@ def test_statistics_of_the_loss_are_small(traced: Traced, planned: Planned) -> N
     sizes = [n.op.size_bytes for n, _ in shared.weighted() if is_sum(n, "forward") and n.op.dtype == "fp32"]
     assert sizes == [TOKENS * 4] * 3  # maximum, sum, and the target's logit
     assert np.all(np.asarray([n.op.ranks for n, _ in shared.weighted() if n.group == "tp"]) == 4)
+
+
+def kept_for_backward(graph: Graph) -> int:
+    """Bytes of activations alive where the forward pass ends."""
+    alive: set[int] = set()
+    for node in graph.nodes():
+        if node.phase != "forward":
+            break
+        alive.update(t for t in node.writes if graph.tensor(t).role == "activation")
+        alive.difference_update(node.frees)
+    return sum(int(graph.tensor_bytes[t]) for t in alive)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mpt", "mixtral"])
+def test_kept_activations_are_those_of_the_formula(family: str, traced: Traced, planned: Planned) -> None:
+    """With sequence parallelism all of them are shared (arXiv 2205.05198, eq. 4); without it, not norms' inputs."""
+    graph = traced(family)
+    kept = kept_for_backward(graph)
+    shared = tensor_parallel(graph, planned(tp=4, etp=4, sequence_parallel=True))
+    assert kept_for_backward(shared) == pytest.approx(kept / 4, rel=0.03)
+    plain = tensor_parallel(graph, planned(tp=4, etp=4))
+    assert kept / 4 < kept_for_backward(plain) < kept
