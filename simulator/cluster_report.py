@@ -78,7 +78,7 @@ def training_report(step: ClusterStep, wall_time_s: float) -> StepReport:
     stage = step.busiest
     executed = list(executions(step, stage))
     optimizer_us = max(optimizer_time(step, each) for each in range(step.orders.stages))
-    total_us = step.pipeline.makespan_us + optimizer_us + step.plan.stack.step_overhead_us
+    total_us = step.pipeline.makespan_us + optimizer_us + overhead_us(step)
     low_us, high_us = interval(executed, total_us)
     seconds, devices = total_us * 1e-6, step.plan.cluster.devices
     parts = breakdown(step, executed, stage, total_us)
@@ -126,6 +126,11 @@ def degrees(plan: Plan) -> dict[str, Any]:
 def optimizer_time(step: ClusterStep, stage: int) -> float:
     """Microseconds of a stage's optimizer phase."""
     return sum(e.time.total_us for e in executions(step, stage) if e.phase == "optimizer")
+
+
+def overhead_us(step: ClusterStep) -> float:
+    """Microseconds a step in which no device works: what the framework does between steps, and waiting for data."""
+    return step.plan.stack.step_overhead_us + step.work.data_loading_ms * 1e3
 
 
 def busy_seconds(timed: Sequence[Run]) -> tuple[float, float]:
@@ -206,12 +211,15 @@ def breakdown(step: ClusterStep, executed: Sequence[Executed], stage: int, total
             optimizer += each.time.compute_us * each.times
         for group, us in each.time.exposed_us.items():
             exposed[group] = exposed.get(group, 0.0) + us * each.times
-    pairs = paired_saving(step, executed, stage)
+    saved = hidden_by_schedule(step, executed, stage)
+    waiting = sum(exposed.values())
+    kept = 1.0 - min(saved, waiting) / waiting if waiting else 1.0
+    exposed = {group: us * kept for group, us in exposed.items()}
     exposed["pp"] = exposed.get("pp", 0.0) + float(step.pipeline.sending_us[stage])
     bubble = float(step.pipeline.bubble_us[stage])
-    compute = sum(e.time.compute_us * e.times for e in executed if e.phase != "optimizer") - pairs
+    compute = sum(e.time.compute_us * e.times for e in executed if e.phase != "optimizer") - max(saved - waiting, 0.0)
     spoken_for = compute + optimizer + host + bubble + sum(exposed.values())
-    bubble += max(total_us - spoken_for - step.plan.stack.step_overhead_us, 0.0)  # waiting for a slower optimizer
+    bubble += max(total_us - spoken_for - overhead_us(step), 0.0)  # waiting for a slower optimizer
     shares = [
         OpShare(kind, count, seconds, seconds / (total_us * 1e-6), tuple(sorted(engines)))
         for kind, (count, seconds, engines) in by_kind.items()
@@ -221,15 +229,15 @@ def breakdown(step: ClusterStep, executed: Sequence[Executed], stage: int, total
         exposed_comm_s=sum(exposed.values()) * 1e-6,
         bubble_s=bubble * 1e-6,
         optimizer_s=optimizer * 1e-6,
-        host_s=(host + step.plan.stack.step_overhead_us) * 1e-6,
+        host_s=(host + overhead_us(step)) * 1e-6,
         by_op=tuple(sorted(shares, key=lambda share: -share.time_s)),
         by_phase=by_phase,
         by_parallelism={group: us * 1e-6 for group, us in sorted(exposed.items()) if us > 0},
     )
 
 
-def paired_saving(step: ClusterStep, executed: Sequence[Executed], stage: int) -> float:
-    """Microseconds that running forwards beside backwards saves a stage."""
+def hidden_by_schedule(step: ClusterStep, executed: Sequence[Executed], stage: int) -> float:
+    """Microseconds that a stage saves by running one task beside another: pairs of DualPipe, gradients reduced late."""
     apart = sum(e.time.total_us * e.times for e in executed if e.phase in ("forward", "backward"))
     return max(apart - float(step.pipeline.busy_us[stage]), 0.0)
 

@@ -12,6 +12,7 @@ from .html.cluster import ClusterView
 from .programs import place_phase, selected
 from .report import StepReport
 from .schedule.orders import FORWARD, WEIGHT
+from .training import FIRST, LAST, MIDDLE, ONLY
 
 
 def cluster_view(step: ClusterStep, report: StepReport) -> ClusterView:
@@ -36,11 +37,16 @@ def cluster_tracks(step: ClusterStep) -> tuple[list[RankTrack], list[Flow]]:
     @cache
     def nodes(stage: int, chunk: int, kind: int) -> tuple[TrackSpan, ...]:
         phase = "forward" if kind == FORWARD else "backward"
-        return () if kind == WEIGHT else phase_spans(step, stage, chunk, phase)
+        return () if kind == WEIGHT else phase_spans(step, stage, chunk, phase, MIDDLE)
+
+    @cache
+    def ends(stage: int, chunk: int, kind: int) -> tuple[TrackSpan, ...]:
+        phase, variant = ("forward", FIRST) if kind == FORWARD else ("backward", LAST)
+        return () if kind == WEIGHT else phase_spans(step, stage, chunk, phase, variant)
 
     p = step.plan.parallel
     folded = {name: n for name, n in (("data", step.plan.dp), ("context", p.cp), ("tensor", p.tp)) if n > 1}
-    tracks, flows = pipeline_tracks(step.pipeline, nodes, folded)
+    tracks, flows = pipeline_tracks(step.pipeline, nodes, folded, ends=ends)
     held = memory_over_time(step.pipeline, *memory_parts(step))
     end = step.pipeline.makespan_us
     return [
@@ -60,17 +66,19 @@ def optimizer_spans(step: ClusterStep, stage: int, start_us: float) -> list[Trac
     """The optimizer's nodes of a stage, after the pipeline."""
     spans: list[TrackSpan] = []
     for position in range(len(held_by(step, stage))):
-        found = phase_spans(step, stage, position, "optimizer")
+        found = phase_spans(step, stage, position, "optimizer", LAST)
         spans += [replace(span, start_us=span.start_us + start_us) for span in found]
         start_us += max((span.start_us + span.duration_us for span in found), default=0.0)
     return spans
 
 
-def phase_spans(step: ClusterStep, stage: int, position: int, phase: str) -> tuple[TrackSpan, ...]:
-    """The nodes of one phase of a chunk, from its start."""
+def phase_spans(
+    step: ClusterStep, stage: int, position: int, phase: str, variant: tuple[bool, bool]
+) -> tuple[TrackSpan, ...]:
+    """The nodes of one phase of a chunk, from its start, in a variant of the micro-batch."""
     chunk = held_by(step, stage)[position]
     times = step.times[id(chunk.graph)]
-    costs = list(times.costs.values())[-1]
+    costs = times.costs[ONLY if ONLY in times.costs else variant]
     placed = place_phase(costs, phase, step.plan, step.device)
     chosen = selected(costs, phase).tolist()
     times = zip(placed.node.tolist(), placed.start_us.tolist(), placed.end_us.tolist(), strict=True)

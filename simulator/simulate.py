@@ -33,7 +33,8 @@ class Work:
     """What is asked: a training step, a prompt, a generated token or a whole generation.
 
     ``train`` uses ``micro_batch``, ``global_batch`` and ``seq_len``; the others ``batch``, ``input_len`` and
-    (``generate``) ``output_len``. ``decode`` is one step with ``input_len`` tokens in the cache.
+    (``generate``) ``output_len``. ``decode`` is one step with ``input_len`` tokens in the cache. ``data_loading_ms`` is
+    what a training step on a cluster waits for its batch.
     """
 
     kind: str = "train"
@@ -45,6 +46,7 @@ class Work:
     output_len: int = 128
     cache: str = "dynamic"
     expert_load: str = "balanced"
+    data_loading_ms: float = 0.0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS_OF_WORK:
@@ -53,6 +55,8 @@ class Work:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise WorkloadError(f"workload.{name}={value!r} must be a whole number of at least 1")
+        if not isinstance(self.data_loading_ms, (int, float)) or not self.data_loading_ms >= 0:
+            raise WorkloadError(f"workload.data_loading_ms={self.data_loading_ms!r} must be 0 or more")
         if self.kind == "train" and self.global_batch % self.micro_batch:
             raise WorkloadError(
                 f"workload.global_batch={self.global_batch} is no multiple of workload.micro_batch={self.micro_batch}"

@@ -171,6 +171,7 @@ def run(
         first_forward_us=table["first"],
         last_backward_us=table["last"],
         blocking="pp" not in plan.stack.overlap,
+        behind="dp" in plan.stack.overlap,
     )
 
 
