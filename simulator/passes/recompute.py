@@ -36,10 +36,14 @@ ACTIVATION = ROLES.index("activation")
 
 @dataclass(frozen=True)
 class Region:
-    """Positions of forward nodes of a layer that run again; ``discards`` when what others read of it goes too."""
+    """Positions of forward nodes of a layer; ``saved`` ones keep what they make, the others run again.
+
+    It ``discards`` its outputs when what others read of it goes too.
+    """
 
     positions: frozenset[int]
     discards: bool = False
+    saved: frozenset[int] = frozenset()
 
 
 def recompute(graph: Graph, plan: Plan) -> Graph:
@@ -129,7 +133,7 @@ def regions(layer: Layer, kind: str, modules: Sequence[str]) -> list[Region]:
     if kind == "full":
         return [Region(frozenset(nodes))]
     if kind == "ops":
-        return [Region(frozenset(nodes) - _saved(nodes))]
+        return [Region(frozenset(nodes), saved=_saved(nodes))]
     found = []
     for module in modules:
         chosen = frozenset(position for position, node in nodes.items() if _belongs(node, module))
@@ -152,7 +156,7 @@ def _belongs(node: Node, module: str) -> bool:
     kind = node.op.kind if node.op is not None else ""
     expert = "experts" in names
     if module == "core_attn":
-        return kind in ATTENTION
+        return kind in ATTENTION or node.source.startswith("unfused.")
     if module == "layernorm":
         return names[-1] in ("input_layernorm", "post_attention_layernorm", "ln_1", "ln_2", "norm1", "norm2")
     if module == "mla_up_proj":
@@ -204,8 +208,10 @@ class _Rewriter:
         if sum(partner.section.repeat for partner in partners) != layer.section.repeat:
             return
         chosen = sorted(chosen, key=lambda region: min(region.positions, default=0))
-        region_of = {p: number for number, region in enumerate(chosen) for p in region.positions}
-        work = _Work(layer, region_of, self._made(layer, chosen, region_of, partners))
+        inside = {p: number for number, region in enumerate(chosen) for p in region.positions}
+        made = self._made(layer, chosen, inside, partners)
+        saved = {p for region in chosen for p in region.saved}
+        work = _Work(layer, {p: number for p, number in inside.items() if p not in saved}, made)
         for partner in partners:
             self._insert(work, partner)
         section = layer.section
@@ -232,7 +238,7 @@ class _Rewriter:
                 others[: len(mask)] |= mask
         made: dict[int, int] = {}
         for position, number in region_of.items():
-            for tensor in section.items[position].node.writes:
+            for tensor in section.items[position].node.writes if position not in chosen[number].saved else ():
                 step = section.steps.get(tensor, 0)
                 carried = step != 0 and tensor - step in readers
                 elsewhere = bool(others[span(section, tensor)].any())

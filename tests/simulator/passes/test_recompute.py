@@ -167,7 +167,7 @@ def test_peak_is_that_of_torch_with_checkpoints(family: str, small_model: Make):
     module.zero_grad(set_to_none=True)
     measured = torch_peak(run)
     graph = trace(config, workload, "fp32")
-    assert peak_of_new_tensors(recompute(graph, plan("full"))) == pytest.approx(measured, rel=0.005)
+    assert peak_of_new_tensors(recompute(graph, plan("full"))) == pytest.approx(measured, rel=0.02)
     assert peak_of_new_tensors(graph) > 1.2 * measured
 
 
