@@ -13,6 +13,11 @@ from ..simulator.simulate import Work, simulate
 from . import resolve
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
 
+TIMED = (  # fields that only a step which runs can have
+    *("step_time_s", "low_s", "high_s", "ttft_ms", "tpot_ms", "e2e_ms", "low_ms", "high_ms", "quantiles", "p_within"),
+    *("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu", "breakdown", "stages", "power_w", "energy_j"),
+    *("cost", "cost_per_million_tokens"),
+)
 FREE_CHOICE = {"device": "device.id", "model": "+model.path"}
 
 
@@ -31,7 +36,7 @@ def run(config: dict[str, Any]) -> int:
         Path(config["graphs"]).expanduser(),
         resolve.plan(config, asked.kind, dtype),
     )
-    if config["strict"]:
+    if config["strict"] and report.fits:
         trust.check_strict(report.trust, report.measure_next, strictness(config["strict"]))
     if config["report"]:
         say(f"report: {write_report(report, Path(str(config['report'])), target)}")
@@ -40,10 +45,20 @@ def run(config: dict[str, Any]) -> int:
             f"timeline: {write_timeline(report, Path(str(config['trace'])), config['expand'])} (https://ui.perfetto.dev)"
         )
     if as_json:
-        print_json(report.to_dict())
+        print_json(answer(report, config["within_s"]))
+    elif report.fits:
+        show(report, target, config["within_s"])
     else:
-        show(report, target)
+        show_memory(report, target)
     return 0
+
+
+def answer(report: StepReport | InferenceReport, within_s: float | None) -> dict[str, Any]:
+    """The JSON object. A step that does not fit into memory has no time: whatever follows from it is null."""
+    values = report.to_dict()
+    if within_s is not None:
+        values["p_within"] = report.probability_within(float(within_s))
+    return values if report.fits else values | dict.fromkeys([name for name in TIMED if name in values])
 
 
 def write_report(report: StepReport | InferenceReport, path: Path, target: Device) -> Path:
@@ -116,7 +131,23 @@ def price(report: StepReport | InferenceReport) -> list[tuple[str, str]]:
     return rows
 
 
-def show(report: StepReport | InferenceReport, target: Device) -> None:
+def show_memory(report: StepReport | InferenceReport, target: Device) -> None:
+    """What a step that does not fit would need, by class of tensor, and what would make it fit."""
+    memory = report.memory
+    classes = memory.by_class or {
+        name: getattr(memory, f"{name}_gib") for name in ("weights", "gradients", "optimizer", "activations", "other")
+    }
+    rows: list[tuple[object, ...]] = [*layout(report), *((name, f"{gib:,.2f} GiB") for name, gib in classes.items())]
+    rows += [("peak", f"{memory.peak_gib:,.2f} GiB"), (f"{target.name} has", f"{target.memory_gib:,.2f} GiB")]
+    title = f"{report.model}: {report.workload} in {report.precision} DOES NOT FIT on {target.name}"
+    table(title, ("", ""), rows)
+    if memory.where:
+        say(f"fullest in {memory.where}")
+    if memory.advice:
+        say(memory.advice)
+
+
+def show(report: StepReport | InferenceReport, target: Device, within_s: float | None = None) -> None:
     """The report as tables."""
     if isinstance(report, StepReport):
         step_s = report.step_time_s
@@ -127,14 +158,15 @@ def show(report: StepReport | InferenceReport, target: Device) -> None:
         named = (("TTFT", report.ttft_ms), ("TPOT", report.tpot_ms), ("end to end", report.e2e_ms))
         head = [(name, microseconds(value * 1e3)) for name, value in named if value is not None]
     memory = report.memory
-    verdict = "fits" if report.fits else "DOES NOT FIT"
+    chance = [] if within_s is None else [(f"P(at most {within_s} s)", f"{report.probability_within(within_s):.1%}")]
     rows = [
         *layout(report),
         *head,
+        *chance,
         (f"{report.coverage:.0%} interval", f"{microseconds(low * 1e6)} to {microseconds(high * 1e6)}"),
         ("tokens/s per device", f"{report.tokens_per_s_per_gpu:,.0f}"),
         ("model TFLOP/s", f"{report.tflops_per_gpu:.4g}  (MFU {report.mfu:.1%}, HFU {report.hfu:.1%})"),
-        ("peak memory", f"{memory.peak_gib:.2f} GiB of {target.memory_gib:.0f} GiB, {verdict}"),
+        ("peak memory", f"{memory.peak_gib:.2f} GiB of {target.memory_gib:.0f} GiB, fits"),
         ("answered by", listed(report.provenance)),
         ("time that is", listed(report.trust)),
         *price(report),

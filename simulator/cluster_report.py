@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..datasets.devices import Device
-from . import trust
+from . import distribution, trust
 from .costs import Costs
 from .energy import cost, energy
 from .graph import Graph, Node
@@ -104,7 +104,7 @@ def training_report(step: ClusterStep, wall_time_s: float) -> StepReport:
         provenance=provenance(timed, total_us, parts.host_s),
         trust=trust.shares((t.engine, t.inside, t.us) for t in timed),
         measure_next=trust.missing((t.node.op, t.engine, t.inside, t.us) for t in timed),
-        quantiles=trust.quantiles(seconds, low_us * 1e-6, high_us * 1e-6, COVERAGE),
+        quantiles=distribution.quantiles(seconds, low_us * 1e-6, high_us * 1e-6, COVERAGE),
         power_w=spent.power_w,
         energy_j=spent.energy_j,
         cost=price,

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .distribution import probability_within
+
 GIB = 2**30
 
 
@@ -157,6 +159,10 @@ class StepReport(Answer):
     stages: tuple[StageShare, ...] = ()
     placed: Any = field(default=None, repr=False, compare=False)
 
+    def probability_within(self, seconds: float) -> float:
+        """P(the step takes at most ``seconds``)."""
+        return probability_within(seconds, self.step_time_s, self.low_s, self.high_s, self.coverage)
+
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceReport(Answer):
@@ -171,6 +177,10 @@ class InferenceReport(Answer):
     e2e_ms: float
     low_ms: float
     high_ms: float
+
+    def probability_within(self, seconds: float) -> float:
+        """P(the whole takes at most ``seconds``)."""
+        return probability_within(seconds * 1e3, self.e2e_ms, self.low_ms, self.high_ms, self.coverage)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..datasets.devices import Device, DeviceError
 from ..datasets.ops import KINDS, Op
-from . import trust
+from . import distribution, trust
 from .engines import Engine
 from .graph import Graph
 from .memory import peak_memory
@@ -103,7 +103,7 @@ def simulate(
             step_time_s=seconds,
             low_s=low,
             high_s=high,
-            quantiles=trust.quantiles(seconds, low, high, COVERAGE),
+            quantiles=distribution.quantiles(seconds, low, high, COVERAGE),
             wall_time_s=time.perf_counter() - started,
             **rates,
             **common,
@@ -117,7 +117,7 @@ def simulate(
         e2e_ms=seconds * 1e3,
         low_ms=low * 1e3,
         high_ms=high * 1e3,
-        quantiles=trust.quantiles(seconds * 1e3, low * 1e3, high * 1e3, COVERAGE),
+        quantiles=distribution.quantiles(seconds * 1e3, low * 1e3, high * 1e3, COVERAGE),
         wall_time_s=time.perf_counter() - started,
         **rates,
         **common,

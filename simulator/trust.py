@@ -1,4 +1,4 @@
-"""How far an answer can be trusted: where its time comes from, its distribution, and what to measure next.
+"""How far an answer can be trusted: where its time comes from, whether it fits, and what to measure next.
 
 Time is *measured* (this op on this device), *interpolated* (a predictor inside what it has seen), *extrapolated*
 (outside of it), *analytical* (physics) or *bytes* (an operator without a kind).
@@ -6,7 +6,6 @@ Time is *measured* (this op on this device), *interpolated* (a predictor inside 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import NormalDist
 
@@ -16,7 +15,6 @@ from .report import MissingMeasurement
 SOURCES = ("measured", "interpolated", "extrapolated", "analytical", "bytes")
 LEANING = ("extrapolated", "analytical", "bytes")
 STRICT_SHARE = 0.5  # of the time that may lean on what was not measured under strict=true
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 MEMORY_SPREAD = 0.02  # standard deviation of predicted over measured peaks where all settings are known
 LISTED = 10
 
@@ -70,31 +68,6 @@ def _named(op: Mapping[str, object]) -> str:
     return " ".join(
         str(value) if name == "kind" else f"{name}={value}" for name, value in op.items() if value != "same"
     )
-
-
-def quantiles(value: float, low: float, high: float, coverage: float) -> dict[str, float]:
-    """Quantiles of a time of which ``low`` to ``high`` is the central interval: two half log-normals."""
-    return {f"p{round(100 * q):02d}": quantile(q, value, low, high, coverage) for q in QUANTILES}
-
-
-def quantile(q: float, value: float, low: float, high: float, coverage: float) -> float:
-    """The time that is not exceeded with probability ``q``."""
-    z = NormalDist().inv_cdf(q)
-    return value * math.exp(z * _sigma(value, low, high, coverage, z))
-
-
-def probability_within(limit: float, value: float, low: float, high: float, coverage: float) -> float:
-    """P(time <= limit)."""
-    if limit <= 0.0 or value <= 0.0:
-        return 0.0 if value > 0.0 else 1.0
-    distance = math.log(limit / value)
-    sigma = _sigma(value, low, high, coverage, distance)
-    return NormalDist().cdf(distance / sigma) if sigma > 0.0 else float(distance >= 0.0)
-
-
-def _sigma(value: float, low: float, high: float, coverage: float, side: float) -> float:
-    bound = high / value if side >= 0.0 else value / max(low, 1e-12)
-    return math.log(max(bound, 1.0)) / NormalDist().inv_cdf(0.5 + coverage / 2)
 
 
 def probability_oom(peak_gib: float, capacity_gib: float) -> float:

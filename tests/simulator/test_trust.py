@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opcast.datasets.ops import make_op
-from opcast.simulator import trust
+from opcast.simulator import distribution, trust
 
 VALUES = st.tuples(st.floats(0.01, 100), st.floats(1.01, 3), st.floats(1.01, 3)).map(
     lambda t: (t[0], t[0] / t[1], t[0] * t[2])
@@ -17,23 +17,23 @@ VALUES = st.tuples(st.floats(0.01, 100), st.floats(1.01, 3), st.floats(1.01, 3))
 @given(VALUES, st.floats(0.5, 0.99))
 def test_the_interval_holds_its_share_of_the_probability(triple, coverage) -> None:
     value, low, high = triple
-    below = trust.probability_within(low, value, low, high, coverage)
-    above = 1 - trust.probability_within(high, value, low, high, coverage)
+    below = distribution.probability_within(low, value, low, high, coverage)
+    above = 1 - distribution.probability_within(high, value, low, high, coverage)
     assert below == pytest.approx((1 - coverage) / 2, abs=1e-6)
     assert above == pytest.approx((1 - coverage) / 2, abs=1e-6)
-    assert trust.probability_within(value, value, low, high, coverage) == pytest.approx(0.5)
+    assert distribution.probability_within(value, value, low, high, coverage) == pytest.approx(0.5)
 
 
 @settings(deadline=None)
 @given(VALUES, st.floats(0.01, 0.99))
 def test_quantile_and_probability_are_inverse(triple, q) -> None:
     value, low, high = triple
-    at = trust.quantile(q, value, low, high, 0.9)
-    assert trust.probability_within(at, value, low, high, 0.9) == pytest.approx(q, abs=1e-6)
+    at = distribution.quantile(q, value, low, high, 0.9)
+    assert distribution.probability_within(at, value, low, high, 0.9) == pytest.approx(q, abs=1e-6)
 
 
 def test_quantiles_rise() -> None:
-    found = list(trust.quantiles(10, 8, 15, 0.9).values())
+    found = list(distribution.quantiles(10, 8, 15, 0.9).values())
     assert found == sorted(found)
     assert found[2] == 10
     assert found[0] == pytest.approx(8)
