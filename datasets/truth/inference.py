@@ -46,11 +46,18 @@ def inference_row(cells: Cells, folder: Path) -> InferenceRow:
         layout=layout,
         precision=precision,
         quantization=quantization,
-        options={"kv_dtype": cells.text("kv_dtype").lower()} if cells.has("kv_dtype") else {},
+        memory="device",
+        options=options(cells, framework, quantization),
         batch=batch,
         input_len=input_len,
         output_len=max(output_len, 1),
     )
+
+
+def options(cells: Cells, framework: str, quantization: str) -> dict[str, Any]:
+    """The cache's format: as published; TensorRT-LLM's FP8 engines are built with an FP8 cache."""
+    said = cells.text("kv_dtype").lower() or ("fp8" if framework == "trtllm" and quantization == "fp8" else "")
+    return {"kv_dtype": said} if said in ("fp8", "int8") else {}
 
 
 def measurements(cells: Cells, output_len: int) -> dict[str, float]:

@@ -79,7 +79,8 @@ class ModelRow(Row):
     """A run of a model. ``config`` is its transformers configuration; ``framework`` names a file of ``conf/stack``.
 
     ``precision`` is the dtype of weights and activations, ``quantization`` the format of matrix products where it is
-    another (empty: the same).
+    another (empty: the same). ``memory`` says what the published peak counts: ``allocated`` by the framework's
+    allocator, ``reserved`` by it, or the whole ``device``.
     """
 
     model: str
@@ -88,12 +89,13 @@ class ModelRow(Row):
     layout: Layout
     precision: str
     quantization: str = ""
+    memory: str = "allocated"
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRow(ModelRow):
-    """A training step. Batches in sequences; ``recompute`` is none, selective or full."""
+    """A training step. Batches in sequences; ``recompute`` is a policy of :mod:`opcast.simulator.passes.recompute`."""
 
     seq_len: int
     global_batch: int

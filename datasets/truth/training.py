@@ -18,11 +18,11 @@ GB_IN_GIB = 1e9 / 2**30
 # Peak memory, first what torch's allocator counts. nanotron's "gb" are GiB, and its reserved peak counts: the allocated
 # one is taken between steps (it is the same whatever the micro-batch).
 MEMORY = (
-    ("peak_mem_alloc_gib", 1.0),
-    ("peak_mem_gib", 1.0),
-    ("mem_reserved_peak_gb", 1.0),
-    ("peak_mem_alloc_gb", GB_IN_GIB),
-    ("peak_mem_gb", 1.0),
+    ("peak_mem_alloc_gib", 1.0, "allocated"),
+    ("peak_mem_gib", 1.0, "reserved"),
+    ("mem_reserved_peak_gb", 1.0, "reserved"),
+    ("peak_mem_alloc_gb", GB_IN_GIB, "allocated"),
+    ("peak_mem_gb", 1.0, "reserved"),
 )
 USUAL_CHUNKS = {"llama3": 8}  # a layer each of 126 over 16 stages, where the number of virtual stages is not published
 SHARDED_OPTIMIZER = {"megatron", "megatron_core", "nemo"}  # their recipes run the distributed optimizer
@@ -41,7 +41,7 @@ def training_row(cells: Cells, folder: Path) -> TrainingRow:
     layout = layout_of(cells, devices, framework)
     precision, quantization = precision_of(cells.text("precision") or "BF16")
     micro_batch, global_batch = batches(cells, layout)
-    recompute, modules = recompute_of(cells.text("recompute"))
+    recompute = recompute_of(cells.text("recompute"), framework)
     layout = sequence_parallel_of(cells, layout, framework)
     measured = measurements(cells, config, global_batch, seq_len, devices)
     return TrainingRow(
@@ -56,7 +56,8 @@ def training_row(cells: Cells, folder: Path) -> TrainingRow:
         layout=layout,
         precision=precision,
         quantization=quantization,
-        options=options(cells, modules, framework),
+        memory=next((counts for column, _, counts in MEMORY if cells.has(column)), "allocated"),
+        options=options(cells, framework),
         seq_len=seq_len,
         global_batch=global_batch,
         micro_batch=micro_batch,
@@ -108,14 +109,15 @@ def batches(cells: Cells, layout: Layout) -> tuple[int, int]:
     return micro, whole
 
 
-def recompute_of(text: str) -> tuple[str, tuple[str, ...]]:
-    """(policy, modules that a selective one names)."""
-    words = text.lower().split("(")[0].replace("+sp", "")
+def recompute_of(text: str, framework: str) -> str:
+    """The policy: none, full, selective or selective:MODULES; torchtitan's selective one goes by ops, by default."""
+    words = text.lower().split("(")[0].split("/")[0].replace("+sp", "").strip()
     policy, _, modules = words.partition(":")
-    if policy not in ("selective", "full"):
-        return "none", ()
-    named = tuple(name for name in modules.split("+") if name and name != "none")
-    return ("none" if modules == "none" else policy), named
+    if framework == "torchtitan" and policy in ("", "selective"):
+        return "ops"
+    if policy not in ("selective", "full") or modules == "none":
+        return "none"
+    return f"{policy}:{modules.replace('+', ',')}" if modules else policy
 
 
 def measurements(
@@ -129,7 +131,7 @@ def measurements(
     step = step_time(cells, config, global_batch, seq_len, devices)
     if step:
         found["step_time"] = step
-    for column, unit in MEMORY:
+    for column, unit, _ in MEMORY:
         if value := cells.positive(column):
             found["peak_memory"] = value * unit
             break
@@ -165,13 +167,11 @@ def peer(cells: Cells) -> dict[str, float]:
     return {quantity: value for quantity, column in named.items() if (value := cells.positive(column))}
 
 
-def options(cells: Cells, modules: tuple[str, ...], framework: str) -> dict[str, Any]:
+def options(cells: Cells, framework: str) -> dict[str, Any]:
     """What a row says beyond the common columns, in the words of frameworks."""
     made: dict[str, Any] = {"flat_parameters": True} if framework == "llm_foundry" else {}
     if cells.text("precision").lower() in ("fp8-cs", "fp8-tensorwise", "fp8-rowwise"):
         made["fp8_scaling"] = "current"
-    if modules:
-        made["recompute_modules"] = modules
     said = cells.text("extra").lower()
     if "asynctp" in said:
         made["async_tp"] = True

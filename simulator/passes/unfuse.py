@@ -126,5 +126,5 @@ def _node(like: Node, op: Op, reads: tuple[int, ...], writes: tuple[int, ...]) -
     cost = op.cost
     moved = round(float(cost.read_bytes) + float(cost.write_bytes))
     return replace(
-        like, op=op, source=f"opcast.{op.kind}", reads=reads, writes=writes, bytes_moved=moved, frees=(), host=NO_CALLS
+        like, op=op, source=f"unfused.{op.kind}", reads=reads, writes=writes, bytes_moved=moved, frees=(), host=NO_CALLS
     )

@@ -12,7 +12,7 @@ from ...datasets.truth import InferenceRow, OperatorRow, Row, TrainingRow, Unsup
 from ...models.power import Limits
 from ..engines import Engine
 from ..predict import predict_ops, with_power
-from ..report import StepReport
+from ..report import Memory, StepReport
 from .cases import Setting, cluster_of, device_of, inference_case, training_case
 from .metrics import grouped
 
@@ -75,7 +75,7 @@ def step_quantities(row: TrainingRow | InferenceRow, setting: Setting, engines: 
         case = training_case(row, setting)
         engine = engines.of(case.device, case.plan.cluster)
         return training_quantities(
-            simulate_training(case.config, case.work, case.plan, case.device, engine, setting.cache_dir)
+            simulate_training(case.config, case.work, case.plan, case.device, engine, setting.cache_dir), row
         )
     from ..inference import simulate_inference
 
@@ -85,13 +85,18 @@ def step_quantities(row: TrainingRow | InferenceRow, setting: Setting, engines: 
     return inference_quantities(report, row)
 
 
-def training_quantities(report: StepReport) -> dict[str, float]:
+def training_quantities(report: StepReport, row: TrainingRow) -> dict[str, float]:
     """Step time in s, peak memory in GiB, and whether it fits."""
     return {
         "step_time": report.step_time_s,
-        "peak_memory": report.memory.peak_gib,
+        "peak_memory": peak(report.memory, row.memory),
         "fits": float(report.fits),
     }
+
+
+def peak(memory: Memory, counts: str) -> float:
+    """The peak in GiB as a table counts it: ``allocated``, ``reserved`` or the whole ``device``."""
+    return {"allocated": memory.allocated_gib, "reserved": memory.reserved_gib}.get(counts, memory.peak_gib)
 
 
 def inference_quantities(report: Any, row: InferenceRow) -> dict[str, float]:
@@ -99,7 +104,7 @@ def inference_quantities(report: Any, row: InferenceRow) -> dict[str, float]:
     named = {"ttft": report.ttft_ms, "tpot": report.tpot_ms, "e2e": report.e2e_ms}
     made = {name: float(value) for name, value in named.items() if value is not None}
     made["throughput"] = row.batch * row.output_len / report.e2e_ms * 1e3
-    return {**made, "peak_memory": report.memory.peak_gib, "fits": float(report.fits)}
+    return {**made, "peak_memory": peak(report.memory, row.memory), "fits": float(report.fits)}
 
 
 def operator_quantities(answers: Answers, rows: Sequence[OperatorRow], setting: Setting, engines: Engines) -> None:

@@ -23,10 +23,10 @@ from .cases import Setting, training_case
 from .metrics import errors, grouped
 
 FAMILIES = ("gemm", "attention", "collective", "*")
-HOST = (1.0, 2.0, 4.0, 8.0)  # what is tried for the host
+HOST = (1.0, 4.0, 8.0)  # what is tried for the host
 BOUNDS = (0.5, 3.0)
 PRIOR = 0.15  # weight of a log constant away from 0, in log errors of one row
-ROUNDS = 3
+ROUNDS = 1
 
 
 @dataclass(frozen=True)
