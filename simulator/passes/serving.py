@@ -29,6 +29,7 @@ ATTENTION = ("attention_prefill", "attention_decode", "mla_prefill", "mla_decode
 APPENDS = ("aten.index_copy_", "aten.copy_", "aten.cat")
 LAYOUTS = ("aten.clone", "aten.contiguous")
 WHOLE_NUMBERS = ("int64", "int32", "bool")
+REREAD = 0.5  # of memory's time that reading again from the last-level cache takes
 EXPERTS = re.compile(r"\bexperts(\.|$)")
 SHARED = re.compile(r"shared_expert")
 ROTARY = re.compile(r"rotary|rope")
@@ -87,13 +88,19 @@ def rounded(graph: Graph, plan: Plan) -> Graph:
 
 
 def ungrouped(graph: Graph, plan: Plan) -> Graph:
-    """The graph with decode kernels that read keys and values anew for every query head."""
+    """The graph with decode kernels that read keys and values anew for every query head.
+
+    What one head of a group has read the others mostly find in the cache: an op stands for such a kernel that has as
+    many heads, each with keys of its own, as its traffic amounts to.
+    """
     if "ungrouped_decode" not in plan.stack.fusion:
         return graph
     draft = Draft(graph)
     for item in (item for section in draft.sections for item in section.items):
         if item.node.op is not None and item.node.op.kind == "attention_decode":
-            item.change(op=item.node.op.replace(heads_kv=item.node.op.heads_q))
+            op = item.node.op
+            heads = max(round(op.heads_kv + REREAD * (op.heads_q - op.heads_kv)), 1)
+            item.change(op=op.replace(heads_q=heads, heads_kv=heads))
     return draft.graph()
 
 
