@@ -12,6 +12,7 @@ A match is left alone where the kernel would move more bytes than its nodes do, 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -104,7 +105,7 @@ def _apply(state: Fusing, section: Section, rule: Rule, pattern: Pattern) -> boo
 # --- finding -------------------------------------------------------------------------------------------
 
 
-def _groups(state: Fusing, section: Section, pattern: Pattern) -> Iterator[list[Item]]:
+def _groups(state: Fusing, section: Section, pattern: Pattern) -> Iterator[list[int]]:
     """Members that belong together, each group in order of execution."""
     accepted = [
         position
@@ -118,14 +119,10 @@ def _groups(state: Fusing, section: Section, pattern: Pattern) -> Iterator[list[
     if not names.issuperset(pattern.needs):
         return
     for positions in (_grown if pattern.grow else _joined)(section, accepted, pattern):
-        items = [section.items[position] for position in positions]
-        items = items if pattern.updates else _own(items)
-        if (
-            items
-            and {name_of(item.node) for item in items}.issuperset(pattern.needs)
-            and _source_fits(state, items, pattern)
-        ):
-            yield items
+        own = positions if pattern.updates else _own(section, positions)
+        nodes = [section.items[position].node for position in own]
+        if nodes and {name_of(n) for n in nodes}.issuperset(pattern.needs) and _source_fits(state, nodes, pattern):
+            yield own
 
 
 def _joined(section: Section, accepted: Sequence[int], pattern: Pattern) -> list[list[int]]:
@@ -163,7 +160,7 @@ def _grown(section: Section, accepted: Sequence[int], pattern: Pattern) -> list[
         newest = sorted(near, reverse=True)
         for choice in [newest, *([n] for n in newest), []]:
             together = sorted([*(p for n in choice for p in groups[n]), position])
-            if not choice or _place(section, [section.items[p] for p in together]) is not None:
+            if not choice or _place(section, together) is not None:
                 break
         for n in choice:
             groups[n] = []
@@ -175,35 +172,37 @@ def _grown(section: Section, accepted: Sequence[int], pattern: Pattern) -> list[
     return [group for group in groups if group]
 
 
-def _own(items: list[Item]) -> list[Item]:
+def _own(section: Section, positions: list[int]) -> list[int]:
     """Without nodes that update what somebody else made: they belong to whoever made it."""
     while True:
         made: set[int] = set()
         kept = []
-        for item in items:
-            if made.issuperset(set(item.node.reads) & set(item.node.writes)):
-                kept.append(item)
-                made.update(item.node.writes)
-        if len(kept) == len(items):
+        for position in positions:
+            node = section.items[position].node
+            if made.issuperset(set(node.reads) & set(node.writes)):
+                kept.append(position)
+                made.update(node.writes)
+        if len(kept) == len(positions):
             return kept
-        items = kept
+        positions = kept
 
 
-def _source_fits(state: Fusing, items: Sequence[Item], pattern: Pattern) -> bool:
+def _source_fits(state: Fusing, nodes: Sequence[Node], pattern: Pattern) -> bool:
     if not pattern.reads:
         return True
-    return any(matches_path(pattern.reads, state.makers.get(t, "\n")) for item in items for t in item.node.reads)
+    return any(matches_path(pattern.reads, state.makers.get(t, "\n")) for node in nodes for t in node.reads)
 
 
 # --- replacing -----------------------------------------------------------------------------------------
 
 
-def _replace(state: Fusing, section: Section, rule: Rule, pattern: Pattern, members: list[Item]) -> bool:
+def _replace(state: Fusing, section: Section, rule: Rule, pattern: Pattern, positions: list[int]) -> bool:
     """Put one kernel in the place of a group; False where that cannot be."""
-    place = _place(section, members)
-    nodes = tuple(item.node for item in members)
-    if place is None or len(nodes) < 2:
+    place = _place(section, positions) if len(positions) > 1 else None
+    if place is None:
         return False
+    members = [section.items[position] for position in positions]
+    nodes = tuple(item.node for item in members)
     written = list(dict.fromkeys(t for node in nodes for t in node.writes))
     outputs = tuple(t for t in written if not state.only_within(section, t, nodes))
     inputs = tuple(_external(nodes))
@@ -218,6 +217,7 @@ def _replace(state: Fusing, section: Section, rule: Rule, pattern: Pattern, memb
         item.change(source="")
     place.node = node
     state.count(section, node, 1)
+    state.fused = [kernel for kernel in state.fused if all(kernel.item is not item for item in members)]
     state.fused.append(Fused(section, place, match, pattern, rule.remakes))
     if rule.lets_go and pattern.phase == "forward":
         _let_go(state, section, match)
@@ -234,27 +234,29 @@ def _external(nodes: Sequence[Node]) -> list[int]:
     return list(outside)
 
 
-def _place(section: Section, members: Sequence[Item]) -> Item | None:
+def _place(section: Section, positions: Sequence[int]) -> Item | None:
     """The member where one kernel for all can stand: the last, or the first, whichever keeps every dependence."""
-    inside = {id(item) for item in members}
-    positions = [position for position, item in enumerate(section.items) if id(item) in inside]
+    items, inside = section.items, set(positions)
     late = early = True
     read_before: set[int] = set()
     written_before: set[int] = set()
-    reads_after = [t for item in members for t in item.node.reads]
-    writes_after = [t for item in members for t in item.node.writes]
-    for item in section.items[positions[0] : positions[-1]]:
-        node = item.node
-        if id(item) in inside:
+    reads_after = Counter(t for position in positions for t in items[position].node.reads)
+    writes_after = Counter(t for position in positions for t in items[position].node.writes)
+    for position in range(positions[0], positions[-1]):
+        node = items[position].node
+        if position in inside:
             read_before.update(node.reads)
             written_before.update(node.writes)
-            reads_after = reads_after[len(node.reads) :]
-            writes_after = writes_after[len(node.writes) :]
+            reads_after.subtract(node.reads)
+            writes_after.subtract(node.writes)
             continue
-        late &= written_before.isdisjoint((*node.reads, *node.writes)) and read_before.isdisjoint(node.writes)
-        fresh = set(writes_after) - written_before
-        early &= fresh.isdisjoint((*node.reads, *node.writes)) and set(node.writes).isdisjoint(reads_after)
-    return members[-1] if late else members[0] if early else None
+        touched = (*node.reads, *node.writes)
+        late = late and written_before.isdisjoint(touched) and read_before.isdisjoint(node.writes)
+        early = early and not any(writes_after[t] > 0 and t not in written_before for t in touched)
+        early = early and not any(reads_after[t] > 0 for t in node.writes)
+        if not (late or early):
+            return None
+    return items[positions[-1] if late else positions[0]]
 
 
 def _settle(state: Fusing, kernel: Fused) -> None:

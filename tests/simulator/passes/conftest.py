@@ -57,13 +57,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="session")
 def traced_small(small_model: Callable[..., dict[str, Any]]) -> Callable[..., Graph]:
-    """A function: model type (and kind of step) -> its traced graph, four layers deep."""
+    """A function: model type (and kind of step, changed settings) -> its traced graph, four layers deep."""
 
     @cache
-    def make(model_type: str, kind: str = "train", seq_len: int = 32) -> Graph:
+    def make(model_type: str, kind: str = "train", seq_len: int = 32, **changes: Any) -> Graph:
         optimizer = "adamw" if kind == "train" else "none"
         workload = Workload(kind, batch=1, seq_len=seq_len, attention="fused", optimizer=optimizer)
-        return trace(small_model(model_type, layers=4), workload, "bf16")
+        return trace(small_model(model_type, layers=4, **changes), workload, "bf16")
 
     return make
 

@@ -82,6 +82,16 @@ def test_merged_products_are_as_wide_as_their_parts(traced_small: Traced) -> Non
     assert shapes == {"fused.qkv": (32, 64 + 2 * 32, 64), "fused.gate_up": (32, 2 * 128, 64)}
 
 
+@settings(deadline=None, max_examples=20)
+@given(st.sets(st.sampled_from(NAMES)))
+def test_products_with_biases_merge_whole(traced_small: Traced, names: set[str]) -> None:
+    graph = traced_small("llama", attention_bias=True)
+    fused = fuse(graph, plan("bias", "qkv", *sorted(names)))
+    assert tensor_flops(fused) == tensor_flops(graph)
+    assert bytes_moved(fused) <= bytes_moved(graph)
+    assert_sound(fused)
+
+
 def test_what_is_kept_for_backward_is_what_kernels_keep(traced_small: Traced) -> None:
     """Norms keep input and deviations, SwiGLU its two inputs, products their inputs, attention q, k, v, o and lse."""
     fused = fuse(traced_small("llama"), plan(*MEGATRON))
