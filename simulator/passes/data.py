@@ -51,8 +51,8 @@ def data_parallel(graph: Graph, plan: Plan) -> Graph:
 
 def _changes(found: Sequence[Family], plan: Plan) -> bool:
     stack = plan.stack
-    mixed = stack.master_weights or {stack.gradient_dtype, stack.moment_dtype} != {"same"} or stack.gradient_clipping
-    return mixed or any(family.group.ranks > 1 for family in found)
+    mixed = stack.master_weights or {stack.gradient_dtype, stack.moment_dtype} != {"same"}
+    return mixed or stack.fused_gradients or stack.gradient_clipping or any(family.group.ranks > 1 for family in found)
 
 
 def _main_gradients(draft: Draft, stack: Stack) -> None:
@@ -66,7 +66,7 @@ def _main_gradients(draft: Draft, stack: Stack) -> None:
     insertions = Insertions()
     fused: dict[int, tuple[Item, list[float]]] = {}
     for gradient, places in touched.items():
-        if stack.gradient_dtype not in ("same", draft.dtype(gradient)):
+        if stack.fused_gradients or stack.gradient_dtype not in ("same", draft.dtype(gradient)):
             section, position = places[-1]
             size, item = float(draft.sizes[gradient]), section.items[position]
             if _widen(draft, stack, gradient, places, insertions):
@@ -95,7 +95,8 @@ def _widen(
     """One gradient in the stack's dtype: there from the start, and added to; whether the product itself adds."""
     section, position = places[-1]
     item, ids = section.items[position], section.ids(gradient)
-    old, dtype = draft.dtype(gradient), stack.gradient_dtype
+    old = draft.dtype(gradient)
+    dtype = old if stack.gradient_dtype == "same" else stack.gradient_dtype
     numel = float(elements(draft, ids[:1])[0])
     draft.sizes[ids] = round(numel * itemsize(dtype))
     draft.dtypes[ids] = draft.code(dtype)

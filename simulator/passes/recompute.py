@@ -163,8 +163,8 @@ def _belongs(node: Node, module: str) -> bool:
         return names[-1] in ("q_b_proj", "kv_b_proj")
     if module == "moe_act":
         return expert and kind in ("silu_mul", "gelu", "elementwise") and node.path.endswith(("experts", "act_fn"))
-    if module == "shared_experts":
-        return "shared_experts" in names or "shared_expert" in names
+    if "shared_experts" in names or "shared_expert" in names:
+        return module in ("shared_experts", "moe")
     within = "mlp" in names or "feed_forward" in names or "ffn" in names or "block_sparse_moe" in names
     return within and (module == "moe") == (expert or "gate" in names[-1:])
 

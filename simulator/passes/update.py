@@ -142,7 +142,7 @@ class _Part:
                 fn="cast",
             )
             nodes.append(copy)
-        if stage < 2 and self.plan.stack.gradient_dtype != "same":
+        if stage < 2 and (self.plan.stack.fused_gradients or self.plan.stack.gradient_dtype != "same"):
             nodes.append(self.pointwise("aten.zero_", 0, "fill", float(self.counts.sum())))
         return nodes
 
