@@ -26,6 +26,7 @@ from .liveness import free_after_last_use, freed, read_counts
 from .patterns import Match, Pattern, Rule, matches_path, name_of
 from .remake import Fused, remake
 from .rules import rules_named
+from .shards import span
 
 
 @dataclass
@@ -53,17 +54,17 @@ class Fusing:
     def count(self, section: Section, node: Node, change: int) -> None:
         """Note that a node of a section came (1) or went (-1)."""
         for tensor in dict.fromkeys(node.reads):
-            ids, times = section.ids(tensor), 1 if section.steps.get(tensor, 0) else section.repeat
+            ids, times = span(section, tensor), 1 if section.steps.get(tensor, 0) else section.repeat
             self.reads[ids] += change * times
             if node.phase == "forward":
                 self.ahead[ids] += change * times
 
     def only_within(self, section: Section, tensor: int, members: Sequence[Node], phase: str = "") -> bool:
         """Whether nobody but ``members`` reads a tensor of theirs (in a phase, or at all), and it dies."""
-        ids = section.ids(tensor)
+        ids = span(section, tensor)
         own = sum(tensor in node.reads for node in members) * (1 if section.steps.get(tensor, 0) else section.repeat)
         counts = self.ahead if phase == "forward" else self.reads
-        return bool((counts[ids] == own).all() and self.released[ids].all())
+        return bool(np.all(counts[ids] == own) and np.all(self.released[ids]))
 
 
 def fuse(graph: Graph, plan: Plan) -> Graph:

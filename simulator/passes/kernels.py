@@ -45,7 +45,7 @@ def gated(kind: str, whole: str) -> Callable[[Match], Op | None]:
 
 def _width(match: Match) -> int:
     """Elements of a row where the nodes do not say: those of one token, judged by the section's products."""
-    gemms = [i.node.op for i in match.section.items if i.node.op is not None and i.node.op.kind == "gemm"]
+    gemms = (i.node.op for i in match.section.items if i.node.op is not None and i.node.op.kind == "gemm")
     numel = max(n.op.numel for n in match.nodes if n.op is not None and n.op.kind == "elementwise")
     for op in gemms:
         for rows in (op.m, op.k):
