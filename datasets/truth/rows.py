@@ -40,7 +40,10 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Layout:
-    """Degrees of parallelism; ``dp`` 0 means whatever the devices leave, ``shard`` 0 all data ranks."""
+    """Degrees of parallelism; ``dp`` 0 means whatever the devices leave, ``shard`` 0 all data ranks.
+
+    ``stages`` are the layers of each pipeline stage where a framework does not share them evenly.
+    """
 
     tp: int = 1
     pp: int = 1
@@ -52,6 +55,7 @@ class Layout:
     zero_stage: int = 0
     shard: int = 0
     sequence_parallel: bool = False
+    stages: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         degrees = {"tp": self.tp, "pp": self.pp, "vpp": self.vpp, "cp": self.cp, "ep": self.ep, "dp": self.dp}

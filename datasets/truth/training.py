@@ -43,6 +43,8 @@ def training_row(cells: Cells, folder: Path) -> TrainingRow:
     micro_batch, global_batch = batches(cells, layout)
     recompute = recompute_of(cells.text("recompute"), framework)
     layout = sequence_parallel_of(cells, layout, framework)
+    if framework == "nanotron" and layout.pp > 1:
+        layout = Layout(**{**vars(layout), "stages": stages_by_cost(config, layout.pp)})
     measured = measurements(cells, config, global_batch, seq_len, devices)
     return TrainingRow(
         id=cells.id,
@@ -95,6 +97,26 @@ def sequence_parallel_of(cells: Cells, layout: Layout, framework: str) -> Layout
     usual = framework not in ("megatron2021", "torch")
     said = "+SP" in cells.text("recompute") or cells.flag("sp", usual)
     return Layout(**{**vars(layout), "sequence_parallel": said and layout.tp > 1})
+
+
+def stages_by_cost(config: Mapping[str, Any], pp: int) -> tuple[int, ...]:
+    """nanotron's pipeline stages: blocks in order, a stage ends with the block that takes it past its share of weights.
+
+    The logits count as a block of their own behind the layers; empty (even stages) where dimensions are unknown.
+    """
+    sizes = dimensions_of(config)
+    if sizes is None:
+        return ()
+    layer = sizes.layer_weights(True) / sizes.layers
+    share = (sizes.layers * layer + sizes.vocab * sizes.hidden) / pp
+    counts, spent = [0] * pp, 0.0
+    stage = 0
+    for _ in range(sizes.layers):
+        counts[stage] += 1
+        spent += layer
+        if spent > share * (stage + 1) * (1 + 1e-9):
+            stage = min(stage + 1, pp - 1)
+    return tuple(counts)
 
 
 def batches(cells: Cells, layout: Layout) -> tuple[int, int]:

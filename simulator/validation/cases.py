@@ -63,6 +63,7 @@ def training_case(row: TrainingRow, setting: Setting) -> Case:
         shard=layout.shard,
         sequence_parallel=layout.sequence_parallel,
         cp_style=options.pop("cp_style", "ring"),
+        stages=layout.stages if layout.vpp == 1 else (),
     )
     plan = Plan(
         parallel=parallel,

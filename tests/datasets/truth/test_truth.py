@@ -257,3 +257,32 @@ def test_families_of_dimension_rows() -> None:
     assert config["q_lora_rank"] == 1536
     assert config["v_head_dim"] == 128
     assert config["first_k_dense_replace"] == 1
+
+
+def test_stages_by_cost_count_the_logits() -> None:
+    from opcast.datasets.truth.training import stages_by_cost
+
+    config = shipped("nanotron_1_34b") or {}
+    assert stages_by_cost(config, 2) == (11, 5)  # the logits weigh four of its sixteen layers
+    for stages in (2, 3, 4, 8, 16):
+        made = stages_by_cost(config, stages)
+        assert len(made) == stages
+        assert sum(made) == 16
+        assert made[-1] <= made[0]
+
+
+@pytest.mark.parametrize(
+    ("said", "source", "policy"),
+    [
+        ("full", "Megatron-Bridge", "full"),
+        ("none/unknown", "nanotron", "none"),
+        ("selective+SP", "Korthikanti", "selective"),
+        ("selective:mlp+core_attn", "Megatron-Bridge", "selective:mlp,core_attn"),
+        ("selective:none", "Megatron-Bridge", "none"),
+        ("selective(default)", "torchtitan", "ops"),
+        ("", "torchtitan", "ops"),
+        ("", "Megatron-Bridge", "none"),
+    ],
+)
+def test_recomputation_in_words(tmp_path: Path, said: str, source: str, policy: str) -> None:
+    assert one(tmp_path, recompute=said, source=source).recompute == policy
