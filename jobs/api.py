@@ -13,6 +13,7 @@ from typing import Any, overload
 from ..datasets.devices import Device
 from ..datasets.ops import Op, make_op
 from ..simulator.engines import ORDER, FusedEngine
+from ..simulator.plan import Plan
 from ..simulator.predict import predict_ops, with_power
 from ..simulator.report import InferenceReport, OpPrediction, StepReport
 from ..simulator.simulate import Work
@@ -67,9 +68,10 @@ def simulate(
     backend: str | None = None,
     engines: Sequence[str] = ORDER,
     home: str | Path = HOME,
+    plan: Plan | None = None,
     **fields: Any,
 ) -> StepReport | InferenceReport:
-    """One step of a model on a device.
+    """One step of a model on a device, or on the cluster of a ``plan`` of such devices.
 
     ``model``: a name in ``conf/model``, a folder or config.json, a hub id, ``module:callable``, a transformers
     configuration as a mapping, or a function that returns an ``nn.Module``. ``workload`` is a :class:`Work` or its
@@ -80,8 +82,9 @@ def simulate(
     target = device if isinstance(device, Device) else resolve.device(config)
     work = workload if isinstance(workload, Work) else Work(kind=workload, **fields)
     graphs = Path(home).expanduser() / "graphs"
-    dtype = precision or resolve.usual_precision(target)
-    return simulate_work(model, work, target, resolve.engine(config, target), dtype, graphs)
+    dtype = precision or (plan.precision if plan else resolve.usual_precision(target))
+    engine = resolve.engine(config | {"cluster": plan.cluster.to_dict() if plan else None}, target)
+    return simulate_work(model, work, target, engine, dtype, graphs, plan)
 
 
 def _engine(device: str | Device, config: dict[str, Any]) -> tuple[Device, FusedEngine]:
