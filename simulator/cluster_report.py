@@ -266,7 +266,7 @@ def interval(executed: Sequence[Executed], total_us: float) -> tuple[float, floa
     return total_us * down / float(us.sum()), total_us * up / float(us.sum())
 
 
-def rates(step: ClusterStep, seconds: float) -> dict[str, float]:
+def rates(step: ClusterStep, seconds: float) -> dict[str, Any]:
     """Throughput and utilisation per device. HFU divides what devices execute, MFU what the model defines."""
     plan, devices = step.plan, step.plan.cluster.devices
     copies = plan.micro_batches * plan.dp

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from .cluster_report import ClusterStep, executions, held_by
 from .costs import Costs
@@ -81,13 +82,13 @@ def phase_spans(
     costs = times.costs[ONLY if ONLY in times.costs else variant]
     placed = place_phase(costs, phase, step.plan, step.device)
     chosen = selected(costs, phase).tolist()
-    times = zip(placed.node.tolist(), placed.start_us.tolist(), placed.end_us.tolist(), strict=True)
-    return tuple(_span(costs, chosen[at], start, end) for at, start, end in times)
+    executed = zip(placed.node.tolist(), placed.start_us.tolist(), placed.end_us.tolist(), strict=True)
+    return tuple(_span(costs, chosen[at], start, end) for at, start, end in executed)
 
 
 def _span(costs: Costs, index: int, start: float, end: float) -> TrackSpan:
     node = costs.nodes[index]
-    args = {"path": node.path, "phase": node.phase, "engine": str(costs.engine[index])}
+    args: dict[str, Any] = {"path": node.path, "phase": node.phase, "engine": str(costs.engine[index])}
     if node.op is not None:
         args |= {key: value for key, value in node.op.to_dict().items() if key != "kind"}
     name = node.op.kind if node.op else node.source

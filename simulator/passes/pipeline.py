@@ -298,7 +298,7 @@ def _shared(
 
 def _fraction(op: Op, share: float, of_tensors: float) -> Op:
     """An op of the optimizer on a share of its elements."""
-    dims = {name: value for name, value in op.to_dict().items() if name in KINDS[op.kind].names}
+    dims: dict[str, Any] = {name: value for name, value in op.to_dict().items() if name in KINDS[op.kind].names}
     for name in ("numel", "size_bytes", "length"):
         if name in dims and isinstance(dims[name], int):
             dims[name] = max(round(dims[name] * share), 1)
