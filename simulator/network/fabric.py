@@ -78,6 +78,12 @@ class Fabric:
         costs = [self.cost(collective, name, group) for name in names]
         return min(cost.latency_us + cost.us_per_byte * size_bytes for cost in costs)
 
+    def algorithm(self, transfer: Transfer) -> str:
+        """The transfer's algorithm, or the fastest when it leaves the choice open."""
+        if transfer.algorithm or transfer.collective == "send":
+            return transfer.algorithm or "path"
+        return self.fastest(transfer.collective, transfer.group, transfer.size_bytes)
+
     def fastest(self, collective: str, group: Sequence[int], size_bytes: float) -> str:
         """The algorithm that is fastest alone."""
         names = self.algorithms(collective, group)
@@ -120,6 +126,7 @@ class Fabric:
 
     def flow(self, transfers: Sequence[Transfer]) -> tuple[np.ndarray, np.ndarray, Run]:
         """Start and end of each transfer, us [n], and the run of the links, when all share the fabric."""
+        self._route_sends(transfers)
         rows: list[_Usage] = []
         sizes: list[float] = []
         releases: list[float] = []
@@ -127,7 +134,7 @@ class Fabric:
         first: list[int] = []
         last: list[list[int]] = []
         for transfer in transfers:
-            name = transfer.algorithm or self.fastest(transfer.collective, transfer.group, transfer.size_bytes)
+            name = self.algorithm(transfer)
             before = [each for other in transfer.after for each in last[other]]
             first.append(len(rows))
             phases = self._phases(transfer.collective, name, tuple(transfer.group))
@@ -143,6 +150,17 @@ class Fabric:
         start = outcome.start_us[np.array(first, dtype=np.int64)]
         end = np.array([outcome.end_us[each].max() for each in last])
         return start, end, outcome
+
+    def _route_sends(self, transfers: Sequence[Transfer]) -> None:
+        """Find the ways of all messages at once: one by one takes far longer."""
+        fresh = dict.fromkeys(tuple(each.group) for each in transfers if each.collective == "send")
+        wanted = [pair for pair in fresh if len(pair) == 2 and ("send", "path", pair) not in self._usage]
+        if not wanted:
+            return
+        ends = np.array(wanted, dtype=np.int64)
+        for pair, found in zip(wanted, self._router.each(ends[:, 0], ends[:, 1]), strict=True):
+            usage = [[_Usage(found.links, found.flows, 1.0, found.longest_us)]] if pair[0] != pair[1] else []
+            self._usage["send", "path", pair] = usage
 
     def _phases(self, collective: str, algorithm: str, group: tuple[int, ...]) -> list[list[_Usage]]:
         key = (collective, algorithm, group)

@@ -60,7 +60,7 @@ def simulate(
 
 
 def _analytical(fabric: Fabric, transfers: Sequence[Transfer]) -> tuple[np.ndarray, np.ndarray]:
-    costs = [fabric.cost(each.collective, _algorithm(fabric, each), each.group) for each in transfers]
+    costs = [fabric.cost(each.collective, fabric.algorithm(each), each.group) for each in transfers]
     latency = np.array([cost.latency_us for cost in costs])
     moving = np.array([cost.us_per_byte * each.size_bytes for cost, each in zip(costs, transfers, strict=True)])
     start, end = _schedule(transfers, latency + moving)
@@ -95,9 +95,5 @@ def _loads(fabric: Fabric, transfers: Sequence[Transfer]) -> np.ndarray:
     """Bytes of each transfer on each link [n, links]."""
     out = np.zeros((len(transfers), fabric.topology.links))
     for row, each in zip(out, transfers, strict=True):
-        fabric.add_load(row, each.collective, _algorithm(fabric, each), each.group, each.size_bytes)
+        fabric.add_load(row, each.collective, fabric.algorithm(each), each.group, each.size_bytes)
     return out
-
-
-def _algorithm(fabric: Fabric, each: Transfer) -> str:
-    return each.algorithm or fabric.fastest(each.collective, each.group, each.size_bytes)

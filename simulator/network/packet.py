@@ -45,8 +45,7 @@ def simulate(fabric: Fabric, transfers: Sequence[Transfer], python: str = sys.ex
         if transfer.release_us:
             raise TopologyError("packet simulation starts transfers after others, not at a time: leave out release_us")
         before = tuple(each for other in transfer.after for each in last[other])
-        name = transfer.algorithm or fabric.fastest(transfer.collective, transfer.group, transfer.size_bytes)
-        phases = fabric.plan(transfer.collective, name, tuple(transfer.group))
+        phases = fabric.plan(transfer.collective, fabric.algorithm(transfer), tuple(transfer.group))
         for phase in phases:
             before = _expand(messages, phase, transfer.size_bytes, before)
         last.append(before)

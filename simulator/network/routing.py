@@ -110,6 +110,53 @@ class Router:
         links = np.flatnonzero(load)
         return Crossings(links, load[links], longest, total / max(len(source), 1))
 
+    def each(self, source: np.ndarray, target: np.ndarray) -> list[Crossings]:
+        """What every single flow loads: as :meth:`crossings` flow by flow, but at once."""
+        self._check(source, target)
+        parts = [self._each(source[at : at + CHUNK], target[at : at + CHUNK]) for at in range(0, len(source), CHUNK)]
+        return [found for part in parts for found in part]
+
+    def _each(self, source: np.ndarray, target: np.ndarray) -> list[Crossings]:
+        if self.policy != "adaptive":
+            paths = self.paths(source, target)
+            latency = paths.latency_us(self.topology)
+            flow, links, shares = paths.owner, paths.links, np.ones(len(paths.links))
+        else:
+            flow, links, shares, latency = self._spread_each(source, target)
+        bounds = np.searchsorted(flow, np.arange(len(source) + 1))
+        return [
+            Crossings(links[begin:end], shares[begin:end], longest, longest)
+            for begin, end, longest in zip(bounds[:-1].tolist(), bounds[1:].tolist(), latency.tolist(), strict=True)
+        ]
+
+    def _spread_each(
+        self, source: np.ndarray, target: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Flow, link and share of every entry, sorted by flow, and the longest latency of each flow."""
+        topology, size = self.topology, len(self.topology.nodes)
+        row, _ = self.towards(target)
+        flow = np.flatnonzero(source != target)
+        here, share, latency = source[flow], np.ones(len(flow)), np.zeros(len(flow))
+        total = np.zeros(len(source))
+        entries: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        while len(flow):
+            owner, link, count = self._next(row[flow] * size + here)
+            part, flow, later = share[owner] / count[owner], flow[owner], latency[owner] + topology.latency_us[link]
+            entries.append((flow, link, part))
+            here = topology.target[link]
+            arrived = here == target[flow]
+            np.maximum.at(total, flow[arrived], later[arrived])
+            keys, which = np.unique((flow * size + here)[~arrived], return_inverse=True)
+            flow, here = keys // size, keys % size
+            share = np.bincount(which, part[~arrived], minlength=len(keys)).astype(np.float64)
+            latency = np.zeros(len(keys))
+            np.maximum.at(latency, which, later[~arrived])
+        empty = np.zeros(0, dtype=np.int64)
+        flows, links = (np.concatenate([empty, *(each[side] for each in entries)]) for side in (0, 1))
+        shares = np.concatenate([np.zeros(0), *(each[2] for each in entries)])
+        order = np.argsort(flows, kind="stable")
+        return flows[order], links[order], shares[order], total
+
     def _spread(self, source: np.ndarray, target: np.ndarray, load: np.ndarray) -> tuple[float, float]:
         """Add to ``load`` [links] what each carries of flows that divide evenly; their longest and total latency."""
         topology, size = self.topology, len(self.topology.nodes)

@@ -96,3 +96,17 @@ def test_unknown_policies_are_named() -> None:
         Router(FABRICS[0], "random")
     with pytest.raises(TopologyError, match="has no dimensions to route in order"):
         Router(FABRICS[-1], "dimension_order")
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from(FABRICS), st.sampled_from(["adaptive", "ecmp"]), st.data())
+def test_flows_found_at_once_are_those_found_one_by_one(fabric, policy: str, data) -> None:
+    rank = st.integers(0, fabric.ranks - 1)
+    pairs = np.array(data.draw(st.lists(st.tuples(rank, rank), min_size=1, max_size=10)))
+    router = Router(fabric, policy)
+    for (source, target), found in zip(pairs, router.each(pairs[:, 0], pairs[:, 1]), strict=True):
+        alone = router.crossings(np.array([source]), np.array([target]))
+        spread, expected = np.zeros(fabric.links), np.zeros(fabric.links)
+        spread[found.links], expected[alone.links] = found.flows, alone.flows
+        assert spread == pytest.approx(expected)
+        assert found.longest_us == pytest.approx(alone.longest_us)
