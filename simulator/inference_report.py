@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..datasets.devices import Device
 from .costs import Costs
+from .distribution import quantiles
+from .energy import cost, energy
 from .graph import Graph, Node
-from .memory import peak_memory
+from .memory import COMMUNICATOR_GIB, CONTEXT_GIB, peak_memory
 from .plan import Plan
 from .report import GIB, Breakdown, InferenceReport, Memory, OpShare, Span
 from .simulate import COVERAGE, Work, tokens_of
 from .step import step_interval
-from .trust import missing, probability_oom, quantiles, shares
+from .trust import missing, probability_oom, shares
 
 if TYPE_CHECKING:
     from .inference import Step
@@ -43,8 +45,10 @@ def inference_report(steps: Sequence[Step], work: Work, plan: Plan, device: Devi
     count = sum(step.times for step in decodes)
     ran = list(executed(steps, plan))
     low_us, high_us = interval(ran, total_us)
-    memory, kv_gib = peak(steps, plan)
-    seconds = total_us * 1e-6
+    memory = peak(steps, work, plan, device)
+    seconds, devices = total_us * 1e-6, plan.cluster.devices
+    spent = energy(device, devices, *busy_seconds(ran), seconds)
+    price = cost(plan.cluster.price_per_device_hour, devices, seconds)
     return InferenceReport(
         ttft_ms=steps[0].total_us * 1e-3 if steps[0].kind == "prefill" else None,
         tpot_ms=sum(step.total_us * step.times for step in decodes) / count * 1e-3 if count else None,
@@ -61,9 +65,14 @@ def inference_report(steps: Sequence[Step], work: Work, plan: Plan, device: Devi
         breakdown=breakdown(steps, ran, plan, total_us),
         provenance=provenance(ran, total_us),
         unmapped=unmapped(ran),
-        notes=(*notes(steps), *advice(memory, kv_gib, work, plan, device)),
+        notes=notes(steps),
         timeline=timeline(steps[0].costs[0]),
-        devices=plan.cluster.devices,
+        devices=devices,
+        parallel={**asdict(plan.parallel), "dp": plan.dp, "micro_batches": plan.micro_batches},
+        power_w=spent.power_w,
+        energy_j=spent.energy_j,
+        cost=price,
+        cost_per_million_tokens=None if price is None else price / (tokens_of(work) * plan.dp) * 1e6,
         trust=shares((r.engine, r.inside, r.us) for r in ran),
         measure_next=missing((r.node.op, r.engine, r.inside, r.us) for r in ran),
         quantiles=quantiles(total_us * 1e-3, low_us * 1e-3, high_us * 1e-3, COVERAGE),
@@ -90,6 +99,13 @@ def executed(steps: Sequence[Step], plan: Plan) -> Iterator[Ran]:
             )
             for row in rows:
                 yield Ran(*row)
+
+
+def busy_seconds(ran: Sequence[Ran]) -> tuple[float, float]:
+    """Seconds in matrix products and attention, and in all other kernels of the device."""
+    units = [(each.node.op.cost.unit if each.node.op else "", each.us) for each in ran]
+    products = sum(us for unit, us in units if unit == "tensor")
+    return products * 1e-6, sum(us for unit, us in units if unit not in ("tensor", "network")) * 1e-6
 
 
 def interval(ran: Sequence[Ran], total_us: float) -> tuple[float, float]:
@@ -128,26 +144,37 @@ def tensor_flops(graph: Graph) -> float:
 # --- memory ----------------------------------------------------------------------------------------------
 
 
-def peak(steps: Sequence[Step], plan: Plan) -> tuple[Memory, float]:
-    """The largest memory that a stage needs in any step, and the KV cache in it, GiB.
+def peak(steps: Sequence[Step], work: Work, plan: Plan, device: Device) -> Memory:
+    """The largest memory that a stage needs in any step, with what would fit where it does not.
 
-    Micro-batches that are under way keep their caches; the framework's own memory is added.
+    Micro-batches that are under way keep their caches; allocator, context and communicators are the framework's.
     """
-    found: dict[int, tuple[Memory, float]] = {}
-    for step in steps:
-        for chunk in step.chunks:
-            if id(chunk.graph) not in found:
-                found[id(chunk.graph)] = (peak_memory(chunk.graph), cache_gib(chunk.graph))
-    memory, kv = max(found.values(), key=lambda pair: pair[0].peak_gib + pair[1] * (plan.micro_batches - 1))
-    more = kv * (plan.micro_batches - 1)
-    context = plan.stack.context_gib
-    changed = replace(
+    graphs = {id(chunk.graph): chunk.graph for step in steps for chunk in step.chunks}
+    found = ((peak_memory(graph), cache_gib(graph)) for graph in graphs.values())
+    memory, kv = max(found, key=lambda pair: pair[0].peak_gib + pair[1] * (plan.micro_batches - 1))
+    caches, groups = kv * plan.micro_batches, sum(plan.group(name).ranks > 1 for name in ("tp", "ep", "pp"))
+    allocated = memory.peak_gib + caches - kv
+    reserved = allocated * (1.0 + plan.stack.fragmentation)
+    context = (plan.stack.context_gib or CONTEXT_GIB) + groups * COMMUNICATOR_GIB
+    context = 0.0 if device.synchronous else context
+    total = reserved + context
+    return replace(
         memory,
-        peak_gib=memory.peak_gib + more + context,
-        activations_gib=memory.activations_gib + more,
-        other_gib=memory.other_gib + context,
+        peak_gib=total,
+        activations_gib=memory.activations_gib + caches - kv,
+        other_gib=memory.other_gib + total - allocated,
+        allocated_gib=allocated,
+        reserved_gib=reserved,
+        by_class={
+            "weights": memory.weights_gib,
+            "KV cache": caches,
+            "activations of the moment": memory.activations_gib - kv,
+            "buffers": memory.other_gib,
+            "allocator": reserved - allocated,
+            "context and communicators": context,
+        },
+        advice=advice(total, caches, work, plan, device),
     )
-    return changed, kv * plan.micro_batches
 
 
 def cache_gib(graph: Graph) -> float:
@@ -155,22 +182,18 @@ def cache_gib(graph: Graph) -> float:
     return sum(t.size_bytes * t.count for t in graph.tensors if t.role == "cache") / GIB
 
 
-def advice(memory: Memory, kv_gib: float, work: Work, plan: Plan, device: Device) -> Iterator[str]:
-    """What would fit where the plan does not: fewer sequences, or the model over more devices."""
-    room = device.memory_gib - (memory.peak_gib - kv_gib)
-    if memory.peak_gib <= device.memory_gib:
-        return
-    batch = int(work.batch * room / kv_gib) if kv_gib else 0
+def advice(total_gib: float, kv_gib: float, work: Work, plan: Plan, device: Device) -> str:
+    """What would fit where the plan does not: fewer sequences, or the model over more devices; empty where it fits."""
+    over = total_gib - device.memory_gib
+    if over <= 0:
+        return ""
+    batch = int(work.batch * (kv_gib - over) / kv_gib) if kv_gib > over else 0
+    said = f"{over:.1f} GiB too much for {device.memory_gib:g} GiB"
     if batch >= 1:
-        yield f"does not fit in {device.memory_gib:.0f} GiB; workload.batch={batch} does"
-        return
+        return f"{said}; shrink the KV cache {kv_gib:.1f} GiB: workload.batch={batch}"
     shards = plan.parallel.tp * plan.parallel.pp
-    needed = shards * max(memory.peak_gib - memory.other_gib, 0.0) / max(device.memory_gib - memory.other_gib, 1e-9)
-    least = next(2**i for i in range(24) if 2**i >= max(needed, shards + 1))
-    yield (
-        f"weights alone leave no room for a cache in {device.memory_gib:.0f} GiB; "
-        f"tp x pp of {least} instead of {shards} would fit"
-    )
+    least = next(2**i for i in range(24) if 2**i * device.memory_gib > shards * total_gib)
+    return f"{said}; shrink weights and KV cache: tp x pp = {max(least, 2 * shards)} instead of {shards}"
 
 
 # --- where the time goes -----------------------------------------------------------------------------------

@@ -1,12 +1,12 @@
 """What inference engines run in place of transformers' own code: attention with its cache, experts as one kernel.
 
-``plan.stack.fusion`` names what is done. ``paged_attention``: queries that share a KV head are heads again, the kernel
-appends to the cache itself, positions, masks and rotary tables are its arguments, layouts need no copies, and rotary
-embeddings are one kernel, or with ``rope_in_attention`` part of attention. ``absorbed_mla``: latent attention decodes
-from its latent cache, key and value projections moved to the side of the queries (DeepSeek-V2, arXiv 2405.04434, sec.
-2.1.2), and is one kernel for a prompt. ``fused_moe``: routed experts are one kernel from tokens to their weighted sum.
-``rounded_outputs``: what a product wants in few bits its maker writes so. ``ungrouped_decode``: a decode kernel reads
-keys and values once for every query head, as before kernels shared them (TensorRT-LLM until 2023).
+``plan.stack.fusion`` names what is done. ``paged_attention``: the kernel appends to the cache itself, positions, masks
+and rotary tables are its arguments, layouts need no copies, and rotary embeddings are one kernel, or with
+``rope_in_attention`` part of attention. ``absorbed_mla``: latent attention decodes from its latent cache, key and
+value projections moved to the side of the queries (DeepSeek-V2, arXiv 2405.04434, sec. 2.1.2), and is one kernel for a
+prompt. ``fused_moe``: routed experts are one kernel from tokens to their weighted sum. ``rounded_outputs``: what a
+product wants in few bits its maker writes so. ``ungrouped_decode``: a decode kernel reads keys and values once for
+every query head, as before kernels shared them (TensorRT-LLM until 2023).
 
 :func:`serve` comes before fusion, :func:`bare` after it, :func:`rounded` after quantization and :func:`ungrouped` last.
 """
@@ -142,7 +142,7 @@ def _paged(draft: Draft, section: Section) -> None:
     for item in section.items:
         if _kind(item) in ATTENTION:
             new = tuple(t for cache in item.node.reads for t in appended.get(cache, ()))
-            item.change(op=_heads(item.node.op), reads=tuple(dict.fromkeys((*item.node.reads, *new))))
+            item.change(reads=tuple(dict.fromkeys((*item.node.reads, *new))))
     _without_layouts(draft, section)
     for item in [i for i in section.items if _kind(i) in ATTENTION]:
         _turned(draft, section, item)
@@ -214,13 +214,6 @@ def _rope_inside(draft: Draft, section: Section) -> None:
             if made.intersection(reader.node.reads):
                 kept = (t for t in reader.node.reads if t not in made)
                 reader.change(reads=tuple(dict.fromkeys((*item.node.reads, *kept))))
-
-
-def _heads(op: Op | None) -> Op | None:
-    """Queries of one token that transformers has laid along the sequence, a KV head's group each, as heads again."""
-    if op is None or op.kind != "attention_decode" or op.seq_q == 1 or op.heads_q != op.heads_kv:
-        return op
-    return op.replace(heads_q=op.heads_kv * op.seq_q, seq_q=1, causal=1)
 
 
 def _without_layouts(draft: Draft, section: Section) -> None:
