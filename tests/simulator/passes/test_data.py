@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -207,3 +213,42 @@ def test_buckets_hold_whole_gradients_in_order(dense: Graph):
     assert sum(sizes) == 4 * dense.parameters
     assert len(sizes) > len(dense.blocks)
     assert np.all(np.array(sizes) > 0)
+
+
+def test_memory_is_that_of_fsdp_on_two_ranks(small_model: Make):
+    """To the byte: what a step allocates under FSDP2, and one layer's weights that are gathered ahead."""
+    config = small_model("llama", layers=6, vocab_size=200)
+    graph = trace(config, Workload("train", batch=4, seq_len=48), "fp32")
+    two = Cluster("c", "c", "h100_sxm", devices_per_node=2)
+    made = data_parallel(graph, plan(3, Stack(overlap=("dp",)), two))
+    layers = [n.op.size_bytes for n in made.nodes() if n.source == "fsdp.all_gather" and n.op and ".layers." in n.path]
+    assert peak_of_new_tensors(made) + max(layers) == measured_peak(config, ranks=2)
+
+
+def peak_of_new_tensors(graph: Graph) -> int:
+    """The most bytes of tensors made in the step, before the optimizer runs."""
+    living = peak = 0
+    there: set[int] = set()
+    for node in graph.nodes():
+        if node.phase == "optimizer":
+            break
+        living += sum(int(graph.tensor_bytes[t]) for t in node.writes if t not in there and t not in node.reads)
+        there |= {*node.reads, *node.writes}
+        peak = max(peak, living)
+        living -= sum(int(graph.tensor_bytes[t]) for t in node.frees)
+    return peak
+
+
+def measured_peak(config: dict[str, Any], ranks: int) -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, str(Path(__file__).with_name("run_fsdp.py")), json.dumps(config), "4", "48"]
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    started = [
+        subprocess.Popen(command, env=os.environ | world | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in range(ranks)
+    ]
+    outputs = [process.communicate(timeout=240)[0] for process in started]
+    found: int = json.loads(outputs[0].splitlines()[-1])["peak"]
+    return found
