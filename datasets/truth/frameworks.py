@@ -19,6 +19,7 @@ TRAINING = (
     (r"neusight|pytorch|\btorch\b", "torch"),
 )
 INFERENCE = (
+    (r"tensorrt-llm.* v?0\.[5-7]\b", "trtllm_2023"),
     (r"tensorrt-llm\D*v0\.[0-7]\.", "trtllm_2023"),
     (r"tensorrt-llm|trt-llm|trtllm|\bnim\b|\bnemo\b", "trtllm"),
     (r"fastertransformer", "fastertransformer"),

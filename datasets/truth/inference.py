@@ -47,16 +47,16 @@ def inference_row(cells: Cells, folder: Path) -> InferenceRow:
         precision=precision,
         quantization=quantization,
         memory="device",
-        options=options(cells, framework, quantization),
+        options=options(cells),
         batch=batch,
         input_len=input_len,
         output_len=max(output_len, 1),
     )
 
 
-def options(cells: Cells, framework: str, quantization: str) -> dict[str, Any]:
-    """The cache's format: as published; TensorRT-LLM's FP8 engines are built with an FP8 cache."""
-    said = cells.text("kv_dtype").lower() or ("fp8" if framework == "trtllm" and quantization == "fp8" else "")
+def options(cells: Cells) -> dict[str, Any]:
+    """The cache's format where it is published and another."""
+    said = cells.text("kv_dtype").lower()
     return {"kv_dtype": said} if said in ("fp8", "int8") else {}
 
 

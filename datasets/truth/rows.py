@@ -146,6 +146,18 @@ class OperatorRow(Row):
         return (self.op, self.hardware.gpu, self.clock_mhz, *sorted(self.hardware.cluster_figures.items()))
 
 
+@dataclass(frozen=True, kw_only=True)
+class NetworkRow(Row):
+    """A collective over all ranks of one dimension: links of ``bandwidth_gbps`` (GB/s) and ``latency_us`` each."""
+
+    collective: str
+    size_bytes: int
+    shape: str
+    algorithm: str
+    bandwidth_gbps: float
+    latency_us: float
+
+
 @dataclass(frozen=True)
 class Table:
     """The rows of a file that can be simulated, and those that cannot, with reasons; ``kind`` is what they hold."""

@@ -11,6 +11,7 @@ from ..devices import DeviceError
 from ..ops import OpError
 from .cells import Cells
 from .inference import inference_row, whole_model_row
+from .networks import network_row
 from .operators import collective_row, operator_row, profiled_gemm
 from .rows import Row, Table, TruthError, Unsupported
 from .training import training_row
@@ -23,14 +24,10 @@ def _serving(cells: Cells, folder: Path) -> Row:
     raise TruthError("served requests: needs the serving simulator")
 
 
-def _simulated(cells: Cells, folder: Path) -> Row:
-    raise TruthError("answers of another simulator on a network given by dimensions, not a measurement")
-
-
 # Columns that tell a kind of table -> (kind, reader of a line). The first that a file has all of counts.
 KINDS: tuple[tuple[frozenset[str], str, Reader], ...] = (
     (frozenset({"collective", "busbw_GBps"}), "collective", collective_row),
-    (frozenset({"topology", "simulated_ns"}), "collective", _simulated),
+    (frozenset({"topology", "simulated_ns"}), "collective", network_row),
     (frozenset({"m", "n", "k", "latency_ms", "clock_Ghz"}), "operator", profiled_gemm),
     (frozenset({"op", "M", "latency_ms"}), "operator", operator_row),
     (frozenset({"mode", "e2e_latency_ms"}), "inference", whole_model_row),

@@ -116,6 +116,10 @@ def stages_by_cost(config: Mapping[str, Any], pp: int) -> tuple[int, ...]:
         spent += layer
         if spent > share * (stage + 1) * (1 + 1e-9):
             stage = min(stage + 1, pp - 1)
+    for empty in range(pp - 1):  # nanotron leaves stages before the logits empty; here each takes a layer
+        fullest = max(range(empty + 1), key=lambda at: (counts[at], at))
+        if not counts[empty] and counts[fullest] > 1:
+            counts[fullest], counts[empty] = counts[fullest] - 1, 1
     return tuple(counts)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...datasets.clusters import Cluster
 from ...datasets.devices import Device
-from ...datasets.truth import InferenceRow, OperatorRow, Row, TrainingRow, Unsupported
+from ...datasets.truth import InferenceRow, NetworkRow, OperatorRow, Row, TrainingRow, Unsupported
 from ...models.power import Limits
 from ..engines import Engine
 from ..predict import predict_ops, with_power
@@ -49,6 +49,10 @@ def simulated(rows: Sequence[Row], setting: Setting, progress: Progress) -> Answ
     for members in grouped(steps, lambda row: (row.hardware.device, row.hardware.cluster, row.model)).values():
         for row in members:
             answered(answers, row, lambda row=row: step_quantities(row, setting, engines))  # type: ignore[misc]
+            progress(1)
+    for row in rows:
+        if isinstance(row, NetworkRow):
+            answered(answers, row, lambda row=row: network_quantities(row))  # type: ignore[misc]
             progress(1)
     ops = [row for row in rows if isinstance(row, OperatorRow)]
     for alike in grouped(ops, lambda row: (row.hardware.device, row.hardware.devices, row.clock_mhz)).values():
@@ -105,6 +109,16 @@ def inference_quantities(report: Any, row: InferenceRow) -> dict[str, float]:
     made = {name: float(value) for name, value in named.items() if value is not None}
     made["throughput"] = row.batch * row.output_len / report.e2e_ms * 1e3
     return {**made, "peak_memory": peak(report.memory, row.memory), "fits": float(report.fits)}
+
+
+def network_quantities(row: NetworkRow) -> dict[str, float]:
+    """The latency in ms of a collective alone on one dimension."""
+    from ..network.fabric import Fabric
+    from ..network.shapes import Dimension, product
+
+    ranks = row.hardware.devices
+    fabric = Fabric(product([Dimension(row.shape, ranks, row.bandwidth_gbps, row.latency_us)]))
+    return {"latency": fabric.latency_us(row.collective, range(ranks), row.size_bytes, row.algorithm) * 1e-3}
 
 
 def operator_quantities(answers: Answers, rows: Sequence[OperatorRow], setting: Setting, engines: Engines) -> None:
