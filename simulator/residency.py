@@ -51,7 +51,8 @@ def cold_fractions(
 
     for counted in (False, True):
         for index, node in enumerate(nodes):
-            tensors = set(node.reads).union(node.writes)
+            reads = set(node.reads)
+            tensors = reads.union(node.writes)
             total = float(code_bytes)
             missing = code_bytes * gone(clock - called.get(node.source, NEVER))
             for tensor in tensors:
@@ -59,7 +60,7 @@ def cold_fractions(
                 if tensor not in touched:
                     block = blocks.get(size)
                     touched[tensor] = block.pop() if block else NEVER
-                    if tensor not in node.reads:
+                    if tensor not in reads:
                         made.add(tensor)
                 moved = min(size, node.bytes_moved)
                 total += moved

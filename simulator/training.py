@@ -94,7 +94,7 @@ def stage_memories(
 
 
 def plan_batches(plan: Plan, work: Work) -> Plan:
-    """The plan with its number of micro-batches; PlanError when the batch does not divide."""
+    """The plan with its number of micro-batches and its experts' load; PlanError when the batch does not divide."""
     together = work.micro_batch * plan.dp
     if work.global_batch % together:
         nearest = max(round(work.global_batch / together), 1) * together
@@ -102,7 +102,8 @@ def plan_batches(plan: Plan, work: Work) -> Plan:
             f"workload.global_batch={work.global_batch} is no multiple of micro_batch x dp = {work.micro_batch} x "
             f"{plan.dp}; take workload.global_batch={nearest}"
         )
-    return replace(plan, micro_batches=work.global_batch // together)
+    options = {"expert_load": work.expert_load, **plan.options}
+    return replace(plan, micro_batches=work.global_batch // together, options=options)
 
 
 def traced(model: Model, work: Work, plan: Plan, cache_dir: Path | None) -> Graph:

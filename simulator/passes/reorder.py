@@ -58,9 +58,8 @@ def dependences(nodes: list[Node]) -> list[set[int]]:
         for tensor in node.writes:
             needs.update(readers.pop(tensor, ()))
             written[tensor] = position
-        for tensor in node.reads:
-            if tensor not in node.writes:
-                readers.setdefault(tensor, []).append(position)
+        for tensor in set(node.reads).difference(node.writes):
+            readers.setdefault(tensor, []).append(position)
         if node.stream != COMPUTE:
             if node.stream in queues:
                 needs.add(queues[node.stream])
