@@ -2,7 +2,7 @@
 
 ``cluster.topology`` says what stands beyond the NICs: ``shape`` is one of :data:`SHAPES`, with its own settings, or
 ``file`` names a fabric of the user's; ``routing`` is a policy of :class:`.routing.Router` (InfiniBand routes
-adaptively, Ethernet by ECMP, unless told otherwise).
+adaptively, Ethernet by ECMP, unless told otherwise); ``reduces: true`` says that the fabric's switches reduce (SHARP).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from .shapes import Dimension, Port, Servers, dragonfly, dual_plane, fat_tree, p
 from .topology import Topology, TopologyError, from_dict
 from .tunings import tuning
 
-COMMON = ("routing", "reduces")
 LL128 = 1  # the protocol whose latencies explicit links have: between LL's and Simple's
 SWITCHES = 3.0  # hops over a switch fabric that the table's network latency stands for
 
@@ -29,12 +28,14 @@ def fabric(cluster: Cluster, device: Device, faults: Iterable[Fault] = (), seed:
     """The fabric of a cluster, as far as it still stands. TopologyError for a setting, link or rank that is missing."""
     settings = dict(cluster.topology)
     routing = settings.pop("routing", "adaptive" if cluster.fabric == "ib" else "ecmp")
-    settings.pop("reduces", None)
+    reduces = bool(settings.pop("reduces", False))
     made = apply(topology(cluster, device, settings), faults)
     if made.ranks < cluster.devices:
         raise TopologyError(f"{made.name} has {made.ranks} ranks, {cluster.id} needs {cluster.devices}")
-    start = BASE_US["ring"][0] * tuning(device, cluster.link).base
-    return Fabric(made, routing, cluster.devices_per_node, seed, start)
+    constants = tuning(device, cluster.link)
+    start = BASE_US["ring"][0] * constants.base
+    nvls = constants.nvls / constants.ring if any(name.startswith("nvswitch") for name in made.nodes) else 0.0
+    return Fabric(made, routing, cluster.devices_per_node, seed, start, nvls, reduces)
 
 
 def topology(cluster: Cluster, device: Device, settings: Mapping[str, Any]) -> Topology:

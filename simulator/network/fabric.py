@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from . import reduction
 from .collectives import Move, Plan, algorithms, plan
 from .routing import Router
 from .sharing import Activities, Run, run
@@ -48,7 +49,8 @@ class Cost(NamedTuple):
 class Fabric:
     """A topology with its routes. ``per_node`` ranks in a row share a server (0: none).
 
-    The first byte of a transfer moves ``start_us`` after its ranks are ready.
+    The first byte of a transfer moves ``start_us`` after its ranks are ready. ``nvls`` is what reductions in NVSwitches
+    reach of a link's rate (0: there are none); with ``in_network`` the fabric's switches reduce too.
     """
 
     topology: Topology
@@ -56,6 +58,8 @@ class Fabric:
     per_node: int = 0
     seed: int = 0
     start_us: float = 0.0
+    nvls: float = 0.0
+    in_network: bool = False
     _router: Router = field(init=False)
     _usage: dict[tuple[str, str, tuple[int, ...]], list[list[_Usage]]] = field(default_factory=dict)
     _costs: dict[tuple[str, str, tuple[int, ...]], Cost] = field(default_factory=dict)
@@ -65,7 +69,7 @@ class Fabric:
 
     def on(self, topology: Topology, same_routes: bool = False) -> Fabric:
         """The same on another topology; ``same_routes`` when that has the same links at other bandwidths."""
-        made = Fabric(topology, self.policy, self.per_node, self.seed, self.start_us)
+        made = Fabric(topology, self.policy, self.per_node, self.seed, self.start_us, self.nvls, self.in_network)
         if same_routes:
             made._router, made._usage = self._router, self._usage
         return made
@@ -98,7 +102,11 @@ class Fabric:
         whole = per_node > 1 and n > per_node and n % per_node == 0
         few = collective == "all_to_all" or n <= DIRECT_UP_TO
         possible = {"halving_doubling": n & (n - 1) == 0, "hierarchical": whole, "direct": few}
-        return tuple(name for name in algorithms(collective) if possible.get(name, True))
+        named = tuple(name for name in algorithms(collective) if possible.get(name, True))
+        if collective == "all_reduce" and n > 1:
+            named += ("nvls",) if self.nvls > 0.0 and (whole or 1 < n == per_node) else ()
+            named += ("collnet",) if self.in_network and self.nvls > 0.0 and n > per_node else ()
+        return named
 
     def cost(self, collective: str, algorithm: str, group: Sequence[int]) -> Cost:
         """Latency and time a byte of a collective alone. TopologyError for a rank or algorithm that is not there."""
@@ -165,14 +173,29 @@ class Fabric:
     def _phases(self, collective: str, algorithm: str, group: tuple[int, ...]) -> list[list[_Usage]]:
         key = (collective, algorithm, group)
         if key not in self._usage:
-            self._usage[key] = [[self._route(move) for move in phase] for phase in self.plan(*key)]
+            if algorithm in reduction.ALGORITHMS and collective == "all_reduce":
+                self._usage[key] = [self._reduced(algorithm, group)]
+            else:
+                self._usage[key] = [[self._route(move) for move in phase] for phase in self.plan(*key)]
         return self._usage[key]
 
-    def plan(self, collective: str, algorithm: str, group: tuple[int, ...]) -> Plan:
-        """Phases of a transfer of one byte. TopologyError for a rank or algorithm that is not there."""
+    def _reduced(self, algorithm: str, group: tuple[int, ...]) -> list[_Usage]:
+        self._inside(group)
+        trees, moves = reduction.reduction(self.topology, algorithm, group, self.per_node)
+        usage = []
+        for tree in trees:
+            weight = 1.0 / (self.nvls or 1.0) if tree.inside else 1.0
+            usage.append(_Usage(tree.links, np.full(len(tree.links), weight), tree.share, tree.latency_us))
+        return usage + [self._route(move) for move in moves]
+
+    def _inside(self, group: tuple[int, ...]) -> None:
         outside = [rank for rank in group if not 0 <= rank < self.topology.ranks]
         if outside:
             raise TopologyError(f"rank {outside[0]} exceeds {self.topology.name} with {self.topology.ranks} ranks")
+
+    def plan(self, collective: str, algorithm: str, group: tuple[int, ...]) -> Plan:
+        """Phases of a transfer of one byte. TopologyError for a rank or algorithm that is not there."""
+        self._inside(group)
         if collective != "send":
             return plan(collective, algorithm, group, 1.0, self.per_node)
         if len(group) != 2:

@@ -84,6 +84,10 @@ class Router:
         """
         source, target = np.asarray(source, dtype=np.int64), np.asarray(target, dtype=np.int64)
         self._check(source, target)
+        return self.ways(source, target, flow)
+
+    def ways(self, source: np.ndarray, target: np.ndarray, flow: np.ndarray | None = None) -> Paths:
+        """Paths between nodes of any sort, switches too."""
         flow = np.zeros(len(source), dtype=np.int64) if flow is None else np.asarray(flow, dtype=np.int64)
         parts = [
             self._hops(source[at : at + CHUNK], target[at : at + CHUNK], flow[at : at + CHUNK])

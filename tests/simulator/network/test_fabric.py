@@ -63,6 +63,33 @@ def test_eight_gpus_of_a_server_use_eight_nics() -> None:
     assert rail == pytest.approx(2 * 3 / 4 / 50e3, rel=1e-6)
 
 
+SERVERS = fat_tree(Servers(4, 8, Port(400.0, 0.5, "nvlink"), Port(50.0, 1.0)), rails=True)
+
+
+def test_switches_of_a_server_halve_what_its_links_carry() -> None:
+    fabric = Fabric(SERVERS, per_node=8, nvls=1.0)
+    assert fabric.cost("all_reduce", "nvls", range(8)).us_per_byte == pytest.approx(1 / 400e3)
+    assert fabric.cost("all_reduce", "ring", range(8)).us_per_byte == pytest.approx(1.75 / 400e3)
+    assert fabric.fastest("all_reduce", range(8), GIB) == "nvls"
+    assert Fabric(SERVERS, per_node=8).fastest("all_reduce", range(8), GIB) != "nvls"
+
+
+def test_switches_of_the_fabric_send_each_byte_out_once() -> None:
+    fabric = Fabric(SERVERS, per_node=8, nvls=1.0, in_network=True)
+    assert fabric.cost("all_reduce", "collnet", range(32)).us_per_byte == pytest.approx(1 / (8 * 50e3))
+    assert fabric.cost("all_reduce", "collnet", range(0, 32, 8)).us_per_byte == pytest.approx(1 / 50e3)
+    one, other = (fabric.cost("all_reduce", name, range(32)).us_per_byte for name in ("nvls", "ring"))
+    assert one == pytest.approx(other, rel=0.1)  # trees between servers move as much as rings
+    assert "collnet" not in Fabric(SERVERS, per_node=8, nvls=1.0).algorithms("all_reduce", range(32))
+
+
+def test_a_reduction_needs_a_switch() -> None:
+    with pytest.raises(TopologyError, match="share no NVSwitch"):
+        Fabric(product([Dimension("ring", 8, 50.0)]), per_node=8, nvls=1.0).cost("all_reduce", "nvls", range(8))
+    with pytest.raises(TopologyError, match="no switch outside"):
+        Fabric(product([Dimension("ring", 8, 50.0)]), in_network=True).cost("all_reduce", "collnet", range(8))
+
+
 def test_the_order_of_ranks_matters() -> None:
     fabric = Fabric(product([Dimension("ring", 8, 50.0, 0.5)]), policy="shortest")
     good = fabric.latency_us("all_reduce", range(8), GIB, "ring")

@@ -1,0 +1,90 @@
+"""Reductions that switches carry out: NVLS in the NVSwitches of each server, SHARP-like in those of the fabric.
+
+A reduction runs over a tree of links, the union of ways from its members to one switch: every link carries each byte
+once upwards and once down again, whatever the number of members below it (Graham et al., "Scalable Hierarchical
+Aggregation Protocol", COMHPC 2016).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .collectives import Phase, plan
+from .routing import Router
+from .topology import Topology, TopologyError
+
+ALGORITHMS = ("nvls", "collnet")
+
+
+class Tree(NamedTuple):
+    """Links of a reduction, up and down, the share of the buffer that each carries, and the latency there and back.
+
+    ``inside`` says that NVSwitches reduce, at less than the rate of their links.
+    """
+
+    links: np.ndarray
+    share: float
+    latency_us: float
+    inside: bool
+
+
+def reduction(topology: Topology, algorithm: str, group: tuple[int, ...], per_node: int) -> tuple[list[Tree], Phase]:
+    """Trees inside servers and, between them, trees of switches (``collnet``) or of GPUs (``nvls``), all at once.
+
+    Groups hold ``per_node`` ranks of each server in a row; each GPU takes its share of the buffer out of the server.
+    TopologyError where there is no such switch.
+    """
+    ranks = np.asarray(group, dtype=np.int64)
+    together = per_node if per_node > 1 and len(ranks) % per_node == 0 else 1
+    servers = ranks.reshape(-1, min(together, len(ranks)))
+    count = servers.shape[1]
+    router = Router(topology, "shortest")
+    trees = [_tree(router, each, own_switch(topology, each), 1.0, True) for each in servers] if count > 1 else []
+    moves: Phase = []
+    if len(servers) > 1:
+        rails = [servers[:, place] for place in range(count)]
+        if algorithm == "collnet":
+            trees += [_tree(router, rail, _nearest_switch(router, rail), 1.0 / count, False) for rail in rails]
+        else:
+            moves = [move for rail in rails for move in plan("all_reduce", "tree", rail.tolist(), 1.0 / count)[0]]
+    return trees, moves
+
+
+def own_switch(topology: Topology, server: np.ndarray) -> int:
+    """The NVSwitch that all ranks of a server are on. TopologyError when there is none."""
+    shared: set[int] | None = None
+    for rank in server.tolist():
+        links = np.flatnonzero((topology.source == rank) & (topology.target >= topology.ranks))
+        found = {int(topology.target[link]) for link in links if topology.kind[link] == "nvlink"}
+        shared = found if shared is None else shared & found
+    if not shared:
+        raise TopologyError(f"{topology.nodes[server[0]]} and its neighbours share no NVSwitch that could reduce")
+    return min(shared)
+
+
+def _nearest_switch(router: Router, ranks: np.ndarray) -> int:
+    """The switch of the fabric that the farthest member is nearest to."""
+    topology = router.topology
+    row, distance = router.towards(ranks)
+    farthest = distance[row].max(axis=0).astype(np.int64)
+    inside = np.zeros(len(topology.nodes), dtype=bool)
+    nvlink = np.array([kind == "nvlink" for kind in topology.kind], dtype=bool)
+    inside[topology.target[nvlink]] = True
+    farthest[: topology.ranks] = np.iinfo(np.int64).max
+    farthest[inside] = np.iinfo(np.int64).max
+    best = int(np.argmin(farthest))
+    if farthest[best] == np.iinfo(np.int64).max:
+        raise TopologyError(f"{topology.name} has no switch outside its servers that could reduce")
+    return best
+
+
+def _tree(router: Router, members: np.ndarray, root: int, share: float, inside: bool) -> Tree:
+    topology = router.topology
+    up = router.ways(members, np.full(len(members), root))
+    back = {(int(a), int(b)): i for i, (a, b) in enumerate(zip(topology.source, topology.target, strict=True))}
+    links = np.unique(up.links)
+    down = [back[int(topology.target[link]), int(topology.source[link])] for link in links.tolist()]
+    latency = 2.0 * float(up.latency_us(topology).max(initial=0.0))
+    return Tree(np.concatenate([links, np.array(down, dtype=np.int64)]), share, latency, inside)

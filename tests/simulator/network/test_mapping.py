@@ -1,0 +1,53 @@
+"""Process groups under a rank order, and what all of them together do to a fabric."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opcast.datasets.clusters import load_cluster
+from opcast.datasets.devices import load_device
+from opcast.simulator.network.build import fabric
+from opcast.simulator.network.mapping import all_groups, process_groups
+from opcast.simulator.network.topology import TopologyError
+
+FABRIC = fabric(dataclasses.replace(load_cluster("dgx_h100"), nodes=4), load_device("h100_sxm"))
+
+
+@given(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4]), st.integers(1, 3), st.randoms())
+def test_every_device_is_in_one_group(ranks: int, stride: int, blocks: int, random) -> None:
+    devices = ranks * stride * blocks
+    order = list(range(devices))
+    random.shuffle(order)
+    groups = process_groups(devices, ranks, stride, order)
+    assert sorted(device for group in groups for device in group) == list(range(devices))
+    assert {len(group) for group in groups} == {ranks}
+
+
+def test_members_are_a_stride_apart() -> None:
+    assert process_groups(8, 2, 4) == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    assert process_groups(8, 2, 1, [7, 6, 5, 4, 3, 2, 1, 0]) == [(7, 6), (5, 4), (3, 2), (1, 0)]
+
+
+def test_bad_groups_and_orders_are_refused() -> None:
+    with pytest.raises(TopologyError, match="groups of 3 ranks, 1 apart, do not divide 8 devices"):
+        process_groups(8, 3)
+    with pytest.raises(TopologyError, match="names each of the 4 devices once"):
+        process_groups(4, 2, 1, [0, 0, 1, 2])
+
+
+def test_a_bad_mapping_costs_what_nvlink_would_have_carried() -> None:
+    spread = np.arange(32).reshape(4, 8).T.ravel()  # neighbours in rank on different nodes
+    good, bad = (
+        all_groups(FABRIC, "all_reduce", process_groups(32, 4, 1, order), 2**28).total_us for order in (None, spread)
+    )
+    assert bad > 4 * good
+
+
+def test_groups_on_rails_of_their_own_do_not_slow_each_other() -> None:
+    groups = process_groups(32, 4, 8)
+    alone = all_groups(FABRIC, "all_reduce", groups[:1], 2**28, algorithm="ring").total_us
+    assert all_groups(FABRIC, "all_reduce", groups, 2**28, algorithm="ring").total_us == pytest.approx(alone, rel=0.01)
