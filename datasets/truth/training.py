@@ -40,7 +40,7 @@ def training_row(cells: Cells, folder: Path) -> TrainingRow:
     framework = training_framework(cells.said)
     layout = layout_of(cells, devices, framework)
     precision, quantization = precision_of(cells.text("precision") or "BF16")
-    micro_batch, global_batch = batches(cells, layout)
+    micro_batch, global_batch = batches(cells, layout, framework)
     recompute = recompute_of(cells.text("recompute"), framework)
     layout = sequence_parallel_of(cells, layout, framework)
     if framework == "nanotron" and layout.pp > 1:
@@ -123,13 +123,19 @@ def stages_by_cost(config: Mapping[str, Any], pp: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def batches(cells: Cells, layout: Layout) -> tuple[int, int]:
-    """(micro-batch, global batch) in sequences; a batch per data group gives the global one, one sequence a micro."""
+def batches(cells: Cells, layout: Layout, framework: str) -> tuple[int, int]:
+    """(micro-batch, global batch) in sequences; a batch per data group gives the global one.
+
+    Where no micro-batch is published it is one sequence; torchtitan cuts a group's batch into as many as stages.
+    """
     group = cells.whole("lbs_seqs", 0) or cells.whole("batch_per_dp_group", 0)
     whole = cells.whole("gbs_seqs", 0) or group * layout.dp
     if not whole:
         raise TruthError("the global batch is not published")
-    micro = cells.whole("mbs_seqs", 0) or (1 if group or layout.pp > 1 else whole // layout.dp)
+    usual = 1 if group or layout.pp > 1 else whole // layout.dp
+    if framework == "torchtitan" and group and layout.pp > 1:
+        usual = max(group // layout.pp, 1)
+    micro = cells.whole("mbs_seqs", 0) or usual
     if whole % (micro * layout.dp):
         raise TruthError(f"a global batch of {whole} is no multiple of {micro} x {layout.dp} data ranks")
     return micro, whole

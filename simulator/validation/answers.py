@@ -50,9 +50,9 @@ def simulated(rows: Sequence[Row], setting: Setting, progress: Progress) -> Answ
         for row in members:
             answered(answers, row, lambda row=row: step_quantities(row, setting, engines))  # type: ignore[misc]
             progress(1)
-    for row in rows:
-        if isinstance(row, NetworkRow):
-            answered(answers, row, lambda row=row: network_quantities(row))  # type: ignore[misc]
+    for each in rows:
+        if isinstance(each, NetworkRow):
+            answered(answers, each, lambda each=each: network_quantities(each))  # type: ignore[misc]
             progress(1)
     ops = [row for row in rows if isinstance(row, OperatorRow)]
     for alike in grouped(ops, lambda row: (row.hardware.device, row.hardware.devices, row.clock_mhz)).values():
