@@ -92,11 +92,12 @@ class Stack:
     (FlashAttention) or ``unfused`` (two products and a softmax). ``master_weights`` keeps fp32 copies beside 16-bit
     weights; ``gradient_dtype`` and ``moment_dtype`` are ``same`` (as the weights) or a dtype; with
     ``fused_gradients`` products add weight gradients straight into those of that dtype. ``gradient_clipping``
-    scales by the norm. ``overlap`` names the groups whose communication runs beside compute (``dp``, ``tp``,
-    ``ep``, ``cp``, ``pp``; ``dp_gather``: ZeRO-1 gathers weights beside the next forward). ``compute_slowdown`` is
-    how much longer a kernel takes beside communication (NCCL keeps some 16 of 132 compute units),
-    ``communication_slowdown`` the reverse. ``scale`` multiplies predicted times by device id and family of ops (or
-    ``*``): constants fitted per (device, framework) on published steps. Of an inference engine, ``backend`` names
+    scales by the norm, ``keep_gathered`` keeps for the backward pass what sequence parallelism gathered. ``overlap``
+    names the groups whose communication runs beside compute (``dp``, ``tp``, ``ep``, ``cp``, ``pp``; ``dp_gather``:
+    ZeRO-1 gathers weights beside the next forward). ``compute_slowdown`` is how much longer a kernel takes beside
+    communication (NCCL keeps some 16 of 132 compute units), ``communication_slowdown`` the reverse. ``scale``
+    multiplies predicted times by device id and family of ops (or ``*``): constants fitted per (device, framework) on
+    published steps. Of an inference engine, ``backend`` names
     whose predictors answer and ``collectives`` whose for communication (empty: any); ``gap_us`` passes between
     kernels that no CUDA graph holds; ``kv_dtype`` is the format of the cache by that of the products.
     """
@@ -110,6 +111,7 @@ class Stack:
     moment_dtype: str = "same"
     fused_gradients: bool = False
     gradient_clipping: bool = False
+    keep_gathered: bool = False
     overlap: tuple[str, ...] = ()
     bucket_mib: float = 25.0
     compute_slowdown: float = 0.12

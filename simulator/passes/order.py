@@ -15,6 +15,7 @@ from .custom import load_pass
 from .data import data_parallel
 from .expert import expert_parallel
 from .fuse import fuse
+from .gathered import keep_gathered
 from .offload import offload
 from .overlap import overlap
 from .quantize import quantize
@@ -30,6 +31,7 @@ TRAINING: tuple[Pass, ...] = (
     context_parallel,
     expert_parallel,
     tensor_parallel,
+    keep_gathered,
     unfuse_attention,
     recompute,
     data_parallel,

@@ -1,0 +1,70 @@
+"""Gathered operands that stay: sequence parallelism whose backward pass uses what the forward pass has gathered.
+
+Megatron-LM gathers a layer's inputs again for its backward pass and keeps a shard (Korthikanti et al. 2022, arXiv
+2205.05198, sec. 4.2.2); other frameworks keep the whole tensor and save the collective (``stack.keep_gathered``).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..graph import Graph, Node
+from ..plan import Plan
+from .draft import Draft, Item
+from .frees import free_late, release, rename, span, unfree
+from .layers import Layer, covers, found_layers, mapping
+from .pipeline import layer_stack
+
+
+def keep_gathered(graph: Graph, plan: Plan) -> Graph:
+    """The graph without the backward pass's second gathers of what tensor ranks share; unchanged where none is kept."""
+    if not plan.stack.keep_gathered or not plan.parallel.sequence_parallel:
+        return graph
+    draft, stack = Draft(graph), layer_stack(graph)[0]
+    backward = list(found_layers(draft, ("backward",), stack))
+    moved: list[slice] = []
+    late: list[slice] = []
+    frees: list[tuple[Item, int]] = []
+    for layer in list(found_layers(draft, ("forward",), stack)):
+        gathers = {item.node.reads[0]: item for item in _items(layer) if _gathers(item.node)}
+        partners = [b for b in backward if covers(layer, b)]
+        if sum(partner.section.repeat for partner in partners) != layer.section.repeat:
+            continue
+        for part, item in gathers.items():
+            used = [_replace(layer, partner, part, item.node.writes[0]) for partner in partners]
+            if not all(used):
+                continue
+            whole = item.node.writes[0]
+            moved += [span(layer.section, whole), span(layer.section, part)]
+            late += [span(partner.section, mapping(layer, partner)(whole)) for partner in partners]
+            readers = [i for i in layer.section.items if part in (*i.node.reads, *i.node.writes)]
+            frees.append((readers[-1], part))
+    masks = np.zeros((2, len(draft.sizes)), dtype=bool)
+    for mask, spans in zip(masks, (moved, late), strict=True):
+        for ids in spans:
+            mask[ids] = True
+    unfree(draft, masks[0])
+    for item, part in frees:
+        release(item, (part,))
+    free_late(draft, masks[1])
+    return draft.graph()
+
+
+def _items(layer: Layer) -> list[Item]:
+    return [layer.section.items[position] for position in layer.positions]
+
+
+def _gathers(node: Node) -> bool:
+    return node.group == "tp" and node.op is not None and node.op.kind == "all_gather"
+
+
+def _replace(layer: Layer, partner: Layer, part: int, whole: int) -> bool:
+    """Takes the second gather of a part out of a backward layer; whether that was its only use there."""
+    section, there = partner.section, mapping(layer, partner)
+    uses = [item for item in section.items if there(part) in item.node.reads]
+    if len(uses) != 1 or not _gathers(uses[0].node):
+        return False
+    section.items.remove(uses[0])
+    for item in section.items:
+        rename(item, {uses[0].node.writes[0]: there(whole)})
+    return True
