@@ -73,7 +73,7 @@ def build_engine(
             engines.append(LearnedEngine(device, found_registries, backend, inside_node))
         elif name == "network":
             if cluster is not None:
-                engines.append(NetworkEngine(device, cluster))
+                engines.append(NetworkEngine(device, cluster, [Store(path) for path in stores if path.is_dir()]))
         elif name == "analytical":
             engines.append(AnalyticalEngine(device))
         else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -10,10 +12,14 @@ from ...datasets.clusters import Cluster, ClusterError
 from ...datasets.devices import Device
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import KINDS
-from ..network.law import LL_GBPS, Groups, collective_us
+from ...datasets.store import Store
+from ..network.calibrate import ACROSS, INSIDE, fit
+from ..network.law import LL_GBPS, Groups, Tuning, collective_us
 from ..network.tunings import tuning
 from .answers import Answers, Columns
 
+CALIBRATING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+ENOUGH = 20  # rows from which constants are fitted
 FACTOR_INSIDE, FACTOR_ACROSS = 1.3, 1.6  # of the interval each way; what they cover is measured in docs/network.md
 COVERAGE = 0.8
 
@@ -22,13 +28,20 @@ COVERAGE = 0.8
 class NetworkEngine:
     """Collectives of a cluster by formula (:mod:`..network.law`); declines every other kind.
 
-    A rank has the same share of its node's NICs as every other: groups that hold only some ranks of a node leave the
-    rest of the NICs to the other groups, which communicate at the same time.
+    NCCL's measurements of the device in ``stores`` set the constants; without any, those that ship serve. A rank has
+    the same share of its node's NICs as every other: groups that hold only some ranks of a node leave the rest of the
+    NICs to the other groups, which communicate at the same time.
     """
 
     device: Device
     cluster: Cluster
+    stores: Sequence[Store] = ()
     name: str = "network"
+
+    @cached_property
+    def tuning(self) -> Tuning:
+        """The constants of collectives on this cluster."""
+        return calibrated(self, tuning(self.device, self.cluster.link))
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
         """ClusterError for a group that is larger than the cluster."""
@@ -37,8 +50,7 @@ class NetworkEngine:
             return answers
         groups = self.groups(columns)
         if KINDS[kind].family == "collective":
-            settings = tuning(self.device, self.cluster.link)
-            latency = collective_us(kind, columns["size_bytes"], groups, settings)
+            latency = collective_us(kind, columns["size_bytes"], groups, self.tuning)
         else:
             latency = self._experts(kind, columns, dtype, out_dtype, groups)
         spread = np.where(groups.nodes > 1, FACTOR_ACROSS, FACTOR_INSIDE)
@@ -77,7 +89,7 @@ class NetworkEngine:
 
         In low-latency mode each goes straight to every expert.
         """
-        settings = tuning(self.device, self.cluster.link)
+        settings = self.tuning
         ranks, nodes = groups.ranks, groups.nodes
         token_bytes = columns["tokens"] * columns["hidden"] * itemsize(dtype if kind == "ep_dispatch" else out_dtype)
         topk, direct = columns["topk"], np.asarray(columns["mode"]) > 0
@@ -87,6 +99,40 @@ class NetworkEngine:
         inside = token_bytes * near / (groups.inside_gbps * settings.exchange)
         start = collective_us("all_to_all", np.zeros_like(ranks), groups, settings)
         return np.where(ranks > 1, start + np.maximum(inside, outside) / 1e3, 0.0)
+
+
+def calibrated(engine: NetworkEngine, start: Tuning) -> Tuning:
+    """``start`` with what the engine's stores say: of rows inside nodes, then of those across."""
+    rows = {kind: found for kind in CALIBRATING if (found := _measured(engine, kind)) is not None}
+    for names, across in ((INSIDE, False), (ACROSS, True)):
+        part = {}
+        for kind, (size, groups, us) in rows.items():
+            chosen = (groups.nodes > 1) == across
+            picked = groups._replace(ranks=groups.ranks[chosen], per_node=groups.per_node[chosen])
+            if chosen.any():
+                part[kind] = (size[chosen], picked, us[chosen])
+        if sum(len(us) for _, _, us in part.values()) >= ENOUGH:
+            start, _ = fit(part, start, names)
+    return start
+
+
+def _measured(engine: NetworkEngine, kind: str) -> tuple[np.ndarray, Groups, np.ndarray] | None:
+    """Sizes, groups and times of the NCCL rows of one kind that fit on the cluster; None without any."""
+    for store in engine.stores:
+        if engine.device.id not in store.devices(kind):
+            continue
+        table = store.read(kind, engine.device.id)
+        columns = {name: table[name].to_numpy() for name in ("size_bytes", "ranks", "ranks_per_node", "latency_us")}
+        nccl = np.array(
+            [str(each).partition(":")[2] == "nccl" or each == "nccl" for each in table["backend"].to_pylist()]
+        )
+        keep = (
+            nccl & (columns["ranks"] > 1) & (columns["ranks"] <= engine.cluster.devices) & (columns["latency_us"] > 0)
+        )
+        if keep.any():
+            picked = {name: each[keep] for name, each in columns.items()}
+            return picked["size_bytes"].astype(np.float64), engine.groups(picked), picked["latency_us"]
+    return None
 
 
 def _reached(places: np.ndarray, topk: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,11 @@ import pytest
 from opcast.datasets.clusters import ClusterError, load_cluster
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import make_op
+from opcast.datasets.schema import Measurement
+from opcast.datasets.store import Store
 from opcast.simulator.engines import ask, build_engine
 from opcast.simulator.engines.network import NetworkEngine
+from opcast.simulator.network.law import Tuning, collective_us
 
 H100 = load_device("h100_sxm")
 CLUSTER = dataclasses.replace(load_cluster("dgx_h100"), nodes=64)
@@ -87,6 +91,28 @@ def test_the_network_and_the_predictors_agree_inside_a_node(root: Path) -> None:
         for ranks in (4, 8)
     ]
     assert us(*ops) == pytest.approx(us(*ops, engine=learned), rel=0.25)
+
+
+def test_measurements_of_a_store_set_the_constants(tmp_path: Path) -> None:
+    truth = Tuning(base=2.0, hop=2.0, ring=0.5, network=0.6, far_hop=3.0)
+    store, rows = Store(tmp_path / "store"), []
+    for ranks in (2, 4, 8, 16, 32):
+        sizes = 2 ** np.arange(10, 31, 2)
+        dims = {"ranks": np.full(len(sizes), ranks), "ranks_per_node": np.full(len(sizes), 8)}
+        times = collective_us("all_reduce", sizes.astype(float), ENGINE.groups(dims), truth)
+        for size, latency in zip(sizes.tolist(), times.tolist(), strict=True):
+            common = {"device_id": "h100_sxm", "run_id": "test", "measured_at": datetime(2026, 1, 1, tzinfo=UTC)}
+            rows.append(Measurement(op=op("all_reduce", size, ranks), latency_us=latency, backend="nccl", **common))
+    store.write(rows, "test")
+    learnt = NetworkEngine(H100, CLUSTER, [store])
+    assert (learnt.tuning.base, learnt.tuning.ring) == pytest.approx((2.0, 0.5), rel=0.1)
+    assert learnt.tuning.network == pytest.approx(0.6, rel=0.1)
+    unseen = op("all_reduce", 3 * 10**7, 64)
+    expected = collective_us(
+        "all_reduce", np.array([3e7]), ENGINE.groups({"ranks": np.array([64]), "ranks_per_node": np.array([8])}), truth
+    )
+    assert us(unseen, engine=learnt) == pytest.approx(expected.tolist(), rel=0.1)
+    assert us(unseen, engine=ENGINE) != pytest.approx(expected.tolist(), rel=0.3)
 
 
 def test_ten_thousand_ops_take_milliseconds() -> None:
