@@ -50,7 +50,7 @@ def split_pipeline(graph: Graph, plan: Plan) -> tuple[Chunk, ...]:
         return (Chunk(graph, 0, 0, depth, 0.0),)
     cutter = _Cutter(graph, stack, bounds)
     return tuple(
-        Chunk(cutter.graph(c), c % p.pp, first, last, cutter.sent(last) if last < depth else 0.0)
+        Chunk(cutter.graph(c), c % p.pp, first, last, cutter.sent(last) if c < len(bounds) - 2 else 0.0)
         for c, (first, last) in enumerate(pairwise(bounds))
     )
 
@@ -80,7 +80,7 @@ def boundaries(depth: int, chunks: int, given: Sequence[int], what: str) -> list
                 f"parallel.stages={list(given)} must be {chunks} numbers of layers that add up to the {depth} of {what}"
             )
         return [0, *np.cumsum(given).tolist()]
-    if chunks > max(depth, 1):
+    if chunks > depth + 2 * (depth > 0 and chunks > 2):  # the first may hold the embedding alone, the last the loss
         raise PlanError(f"pp x vpp = {chunks} chunks, but {what} has {depth} layers; take pp x vpp of at most {depth}")
     base, more = divmod(depth, chunks)
     order = sorted(range(chunks), key=lambda c: (c in (0, chunks - 1), c))  # ends also hold embedding and loss
@@ -110,17 +110,18 @@ class _Cutter:
         """Bytes that the forward of the layer before ``layer`` hands to it."""
         written: set[int] = set()
         read: set[int] = set()
-        for block in self.source.blocks:
-            for node in block.nodes:
-                found = layer_of(node.path) if node.phase == "forward" else None
-                if found is None or found[0] != self.stack:
+        shared: set[int] = set()  # by all layers, such as tables of positions
+        for block, row in zip(self.source.blocks, self._places, strict=True):
+            for node, place in zip(block.nodes, row, strict=True):
+                if node.phase != "forward" or place is None:
                     continue
                 for at, tensors, into in ((layer - 1, node.writes, written), (layer, node.reads, read)):
-                    repetition, uneven = divmod(at - found[1], block.stride or 1)
-                    if not uneven and 0 <= repetition < block.repeat:
+                    for repetition in _within(place, block.stride, block.repeat, at, at + 1):
                         into.update(_moved(tensors, block, repetition))
+                if block.repeat > 1:
+                    shared.update(t for t in node.reads if not block.steps.get(t))
         activation = ROLES.index("activation")
-        return float(sum(self.whole[t] for t in written & read if self.source.tensor_roles[t] == activation))
+        return float(sum(self.whole[t] for t in (written & read) - shared if self.source.tensor_roles[t] == activation))
 
     @cached_property
     def _places(self) -> list[list[int | None]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,9 @@ def training_case(row: TrainingRow, setting: Setting) -> Case:
     layout, cluster = row.layout, cluster_of(row.hardware, setting)
     options = dict(row.options)
     interleaved = options.pop("interleaved", False)
+    stack = stack_of(row, setting)
+    if options.pop("async_tp", False):
+        stack = replace(stack, overlap=(*stack.overlap, "tp"))
     parallel = Parallel(
         tp=layout.tp,
         pp=layout.pp,
@@ -68,7 +71,7 @@ def training_case(row: TrainingRow, setting: Setting) -> Case:
     plan = Plan(
         parallel=parallel,
         cluster=cluster,
-        stack=stack_of(row, setting),
+        stack=stack,
         recompute=row.recompute,
         precision=row.precision,
         quantization=row.quantization,

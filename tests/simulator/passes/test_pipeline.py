@@ -76,7 +76,10 @@ def test_stages_of_the_users_own_choice(small_model) -> None:
     with pytest.raises(PlanError, match=r"add up to the 6"):
         split_pipeline(graph, plan(2, stages=(4, 4)))
     with pytest.raises(PlanError, match="at most 6"):
-        split_pipeline(graph, plan(8))
+        split_pipeline(graph, plan(16))
+    alone = split_pipeline(graph, plan(8))
+    assert [chunk.layers for chunk in alone] == [0, 1, 1, 1, 1, 1, 1, 0]
+    assert all(chunk.send_bytes == 2 * 16 * 64 * 2 for chunk in alone[:-1])
 
 
 def test_ends_are_the_shortest() -> None:
