@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..datasets.devices import Device
-from ..datasets.ops import KINDS
+from ..datasets.dtypes import itemsize
+from ..datasets.ops import KINDS, Op
 from .engines import Engine
 from .graph import Graph, Node
 from .residency import CODE_BYTES, cold_fractions
@@ -42,9 +43,16 @@ class Costs:
 
 
 def cost_graphs(
-    graphs: Sequence[Graph], device: Device, engine: Engine, scale: Mapping[str, float] | None = None
+    graphs: Sequence[Graph],
+    device: Device,
+    engine: Engine,
+    scale: Mapping[str, float] | None = None,
+    issue: Mapping[str, float] | None = None,
 ) -> list[Costs]:
-    """The costs of every graph, all ops asked together; ``scale`` multiplies times by kind, family or ``host``."""
+    """The costs of every graph, all ops asked together; ``scale`` multiplies times by kind, family or ``host``.
+
+    ``issue`` is what a framework adds to the host's time (``Stack.issue_us``).
+    """
     walked: list[Node] = []
     cold: list[np.ndarray] = []
     kept: list[np.ndarray] = []
@@ -59,6 +67,9 @@ def cost_graphs(
         walked, np.concatenate(cold) if cold else np.zeros(0), device, engine
     )
     host = host_times(walked, device, engine)
+    if issue:
+        known: dict[Op | None, float] = {}
+        host = host + np.array([known.setdefault(node.op, issue_of(node.op, issue)) for node in walked])
     if scale:
         kernel = kernel * np.array([scale_of(node, scale) for node in walked])
         host = host * scale.get("host", 1.0)
@@ -87,6 +98,17 @@ def scale_of(node: Node, scale: Mapping[str, float]) -> float:
         if name in scale:
             return float(scale[name])
     return 1.0
+
+
+def issue_of(op: Op | None, issue: Mapping[str, float]) -> float:
+    """Microseconds of a framework's Python before an op: of its kind, else its family, else ``*``; and by expert."""
+    if op is None:
+        return issue.get("*", 0.0)
+    names = (op.kind, KINDS[op.kind].family, "*")
+    own = next((issue[name] for name in names if name in issue), 0.0)
+    if op.kind != "grouped_gemm":
+        return own
+    return own + op.experts * issue.get("expert_fp8" if itemsize(op.dtype) <= 1 else "expert", 0.0)
 
 
 def _walk(graph: Graph) -> tuple[list[Node], np.ndarray]:

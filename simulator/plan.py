@@ -97,7 +97,10 @@ class Stack:
     ZeRO-1 gathers weights beside the next forward). ``compute_slowdown`` is how much longer a kernel takes beside
     communication (NCCL keeps some 16 of 132 compute units), ``communication_slowdown`` the reverse. ``scale``
     multiplies predicted times by device id and family of ops (or ``*``): constants fitted per (device, framework) on
-    published steps. Of an inference engine, ``backend`` names
+    published steps. ``issue_us`` is what the framework's own Python
+    takes before a kernel, by kind of op, family or ``*``, and once more for each ``expert`` of a grouped product that
+    is issued expert by expert (``expert_fp8``: with its operands quantized); with ``waits_for_routing`` the host reads
+    how many tokens each expert got before it issues their products. Of an inference engine, ``backend`` names
     whose predictors answer and ``collectives`` whose for communication (empty: any); ``gap_us`` passes between
     kernels that no CUDA graph holds; ``kv_dtype`` is the format of the cache by that of the products.
     """
@@ -118,6 +121,8 @@ class Stack:
     communication_slowdown: float = 0.1
     cuda_graph: bool = False
     gap_us: float = 0.0
+    issue_us: Mapping[str, float] = field(default_factory=dict)
+    waits_for_routing: bool = False
     backend: str = ""
     collectives: str = ""
     kv_dtype: Mapping[str, str] = field(default_factory=dict)

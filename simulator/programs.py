@@ -7,7 +7,7 @@ the same time, each hiding the other's communication (DualPipe); ``optimizer`` e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -62,7 +62,22 @@ def place_phase(costs: Costs, phase: str, plan: Plan, device: Device) -> Placed:
     if device.synchronous and host is not None:
         latency, host = latency + host, None
     overlap = Overlap(plan.stack.compute_slowdown, plan.stack.communication_slowdown)
-    return place(phase_blocks(costs.graph, phase), latency, host, overlap)
+    waits = routing_waits([costs.nodes[i] for i in chosen.tolist()], plan)
+    return place(phase_blocks(costs.graph, phase), latency, host, overlap, waits)
+
+
+def routing_waits(nodes: Sequence[Node], plan: Plan) -> np.ndarray | None:
+    """Nodes after which the host reads how many tokens each expert got; None where it need not know.
+
+    Forward alone asks: backward runs on the same numbers. Experts of a fixed capacity, or tokens dropped to one, have
+    the same number always.
+    """
+    fixed = plan.options.get("capacity") or plan.options.get("token_drop")
+    if not plan.stack.waits_for_routing or fixed:
+        return None
+    kinds = [node.op.kind if node.op is not None and node.phase != "backward" else "" for node in nodes]
+    asked = "ep_dispatch" if "ep_dispatch" in kinds else "moe_route"
+    return np.array([kind == asked for kind in kinds], dtype=bool) if asked in kinds else None
 
 
 def phase_blocks(graph: Graph, phase: str) -> tuple[Block, ...]:

@@ -125,10 +125,10 @@ def time_chunks(chunks: tuple[Chunk, ...], plan: Plan, device: Device, engine: E
     keys = list(product(distinct, wanted))
     graphs = [micro_batch_variant(distinct[which], first, last) for which, (first, last) in keys]
     shared = {id(graph): graph for graph in graphs}
-    costs = dict(
-        zip(shared, cost_graphs(list(shared.values()), device, engine, plan.stack.scale.get(device.id)), strict=True)
-    )
-    phases = {which: time_phases(found, plan, device) for which, found in costs.items()}
+    stack = plan.stack
+    found = cost_graphs(list(shared.values()), device, engine, stack.scale.get(device.id), stack.issue_us)
+    costs = dict(zip(shared, found, strict=True))
+    phases = {which: time_phases(each, plan, device) for which, each in costs.items()}
     made: dict[int, ChunkTimes] = {which: ChunkTimes({}, {}) for which in distinct}
     for (which, variant), graph in zip(keys, graphs, strict=True):
         made[which].costs[variant] = costs[id(graph)]

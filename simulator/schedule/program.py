@@ -99,14 +99,17 @@ class Program:
             kinds_of(blocks),
         )
 
-    def issued(self, host: np.ndarray, periods: Sequence[float]) -> np.ndarray:
-        """When the host has issued each execution, less the time that the repetitions left out before it take."""
+    def issued(self, host: np.ndarray, periods: Sequence[float | None]) -> np.ndarray:
+        """When the host has issued each execution, less the time that the repetitions left out before it take.
+
+        A period of None is that of a host that waits in each repetition: those left out bring it no nearer.
+        """
         clock, parts, first = 0.0, [], 0
         for block, kept, period in zip(self.blocks, self.keep, periods, strict=True):
             own = host[first : first + len(block.nodes)]
             first += len(own)
             for repetition in range(kept):
-                if repetition == kept - 1:
+                if repetition == kept - 1 and period is not None:
                     clock += (block.repeat - kept) * (float(own.sum()) - period)
                 parts.append(clock + np.cumsum(own))
                 clock = float(parts[-1][-1])

@@ -62,23 +62,25 @@ def place(
     latency_us: np.ndarray,
     host_us: np.ndarray | None = None,
     overlap: Overlap | None = None,
+    waits: np.ndarray | None = None,
 ) -> Placed:
     """Place a program. ``latency_us`` is what each stored node takes alone, ``host_us`` what the host adds before it.
 
     Both have one entry per stored node of all blocks. Without ``host_us`` everything has been issued beforehand (a
-    CUDA graph).
+    CUDA graph). ``waits`` marks nodes whose end the host waits for before it issues what follows (it reads a result).
     """
     blocks = tuple(block for block in blocks if block.nodes)
     host = np.zeros(len(latency_us)) if host_us is None else np.asarray(host_us, dtype=float)
+    stops = np.zeros(len(host), dtype=bool) if waits is None or host_us is None else np.asarray(waits, dtype=bool)
     latency = np.asarray(latency_us, dtype=float)
     if sum(len(block.nodes) for block in blocks) != len(latency):
         raise ValueError(f"{len(latency)} latencies for {sum(len(b.nodes) for b in blocks)} stored nodes")
     node = unrolled(blocks)
     if len({n.stream for block in blocks for n in block.nodes}) <= 1:
-        start = in_turn(latency[node], host[node])
+        start = in_turn(latency[node], host[node], stops[node])
         end = start + latency[node]
     else:
-        start, end = _folded(blocks, latency, host, overlap or Overlap())
+        start, end = _folded(blocks, latency, host, overlap or Overlap(), stops)
     groups, label = labels_of(blocks)
     return summed(node, start, end, groups, label[node] if len(label) else label)
 
@@ -93,10 +95,22 @@ def unrolled(blocks: Sequence[Block]) -> np.ndarray:
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
 
-def in_turn(latency_us: np.ndarray, host_us: np.ndarray) -> np.ndarray:
-    """Starts in a single stream: each when the one before has ended and the host has issued it."""
+def in_turn(latency_us: np.ndarray, host_us: np.ndarray, waits: np.ndarray | None = None) -> np.ndarray:
+    """Starts in a single stream: each when the one before has ended and the host has issued it.
+
+    After a node of ``waits`` host and device are level: what follows is issued from its end on.
+    """
     before = np.cumsum(latency_us) - latency_us
-    return before + np.maximum.accumulate(np.cumsum(host_us) - before) if len(before) else before
+    if not len(before):
+        return before
+    if waits is None or not waits.any():
+        return before + np.maximum.accumulate(np.cumsum(host_us) - before)
+    parts, now, edges = [], 0.0, [0, *(np.flatnonzero(waits) + 1).tolist(), len(before)]
+    for first, after in itertools.pairwise(edges):
+        if first < after:
+            parts.append(now + in_turn(latency_us[first:after], host_us[first:after]))
+            now = float(parts[-1][-1] + latency_us[after - 1])
+    return np.concatenate(parts)
 
 
 def summed(node: np.ndarray, start: np.ndarray, end: np.ndarray, groups: Sequence[str], label: np.ndarray) -> Placed:
@@ -127,21 +141,24 @@ def summed(node: np.ndarray, start: np.ndarray, end: np.ndarray, groups: Sequenc
 
 
 def _folded(
-    blocks: Sequence[Block], latency: np.ndarray, host: np.ndarray, overlap: Overlap
+    blocks: Sequence[Block], latency: np.ndarray, host: np.ndarray, overlap: Overlap, waits: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Starts and ends of all executions, of which only some repetitions of each block are walked through.
 
     The host runs ahead of the device by more in each repetition left out, which is known once their period is; until
-    it is what was assumed, the walk is repeated.
+    it is what was assumed, the walk is repeated. A host that waits in each repetition gains nothing.
     """
     keep = [KEPT if block.repeat > FEW else block.repeat for block in blocks]
     firsts = np.cumsum([0, *(len(block.nodes) for block in blocks)])
+    level = [bool(waits[first:after].any()) for first, after in itertools.pairwise(firsts)]
     hosts = [float(host[first:after].sum()) for first, after in itertools.pairwise(firsts)]
     periods = [us if kept < block.repeat else 0.0 for us, kept, block in zip(hosts, keep, blocks, strict=True)]
+    hosts = [0.0 if even else us for us, even in zip(hosts, level, strict=True)]
     while True:
         program = Program.of(blocks, keep)
         for _ in range(len(blocks) + 1):
-            start, end = walk(program, latency, program.issued(host, periods), overlap)
+            issued = program.issued(host, [None if even else us for us, even in zip(periods, level, strict=True)])
+            start, end = walk(program, latency, issued, overlap, waits)
             found = [program.period(block, start, end, hosts[block]) for block in range(len(blocks))]
             uneven = [b for b, period in enumerate(found) if period is None]
             settled = all(_same(one, other) for one, other in zip(found, periods, strict=True) if one is not None)
@@ -160,9 +177,16 @@ def _same(one: float, other: float) -> bool:
     return abs(one - other) <= EQUAL * max(abs(one), 1.0)
 
 
-def walk(program: Program, latency: np.ndarray, issued: np.ndarray, overlap: Overlap) -> tuple[np.ndarray, np.ndarray]:
-    """Starts and ends of the kept executions, from event to event."""
+def walk(
+    program: Program, latency: np.ndarray, issued: np.ndarray, overlap: Overlap, waits: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Starts and ends of the kept executions, from event to event.
+
+    ``issued`` is when a host that never waits issues each; every wait puts off all that comes after it.
+    """
     work, ready = latency[program.node].tolist(), issued.tolist()
+    stops = [*np.flatnonzero(waits[program.node]).tolist(), len(work)]
+    stop, late = 0, 0.0
     needs, queues = program.needs, program.queues
     kinds = program.kinds[program.node].tolist()
     streams = range(len(queues))
@@ -178,10 +202,10 @@ def walk(program: Program, latency: np.ndarray, issued: np.ndarray, overlap: Ove
             if running[s] >= 0 or at[s] == len(queues[s]):
                 continue
             task = queues[s][at[s]]
-            if needs[task] and any(done[other] <= position for other, position in needs[task]):
+            if task > stops[stop] or (needs[task] and any(done[other] <= position for other, position in needs[task])):
                 continue
-            if ready[task] > now:
-                wake = min(wake, ready[task])
+            if ready[task] + late > now:
+                wake = min(wake, ready[task] + late)
                 continue
             running[s], state[s], left[s], start[task] = task, kinds[task], work[task], now
             at[s] += 1
@@ -210,6 +234,8 @@ def walk(program: Program, latency: np.ndarray, issued: np.ndarray, overlap: Ove
                 end[task], running[s], state[s] = now, -1, 0
                 done[s] += 1
                 unfinished -= 1
+                if task == stops[stop]:
+                    stop, late = stop + 1, max(late, now - ready[task])
     return np.array(start), np.array(end)
 
 

@@ -125,20 +125,41 @@ def test_longer_nodes_end_nothing_earlier_where_nothing_is_shared(
     assert (place(blocks, longer).end_us >= place(blocks, latency).end_us - 1e-9).all()
 
 
-@given(folded(), st.integers(0, 99), st.floats(0, 0.5), st.sampled_from([0.0, 0.3, 5.0]))
+@given(folded(), st.integers(0, 99), st.floats(0, 0.5), st.sampled_from([0.0, 0.3, 5.0]), st.sampled_from([0.0, 0.2]))
 @settings(deadline=None, max_examples=60)
 def test_repetitions_left_out_change_nothing(
-    blocks: tuple[Block, ...], seed: int, slowdown: float, host_us: float
+    blocks: tuple[Block, ...], seed: int, slowdown: float, host_us: float, waiting: float
 ) -> None:
     latency = latencies(blocks, seed)
     host = np.full(len(latency), host_us)
+    waits = np.random.default_rng(seed).random(len(latency)) < waiting
     overlap = Overlap(slowdown, slowdown)
-    quick = place(blocks, latency, host, overlap)
-    slow = place(written_out(blocks), latency[quick.node], host[quick.node], overlap)
+    quick = place(blocks, latency, host, overlap, waits)
+    slow = place(written_out(blocks), latency[quick.node], host[quick.node], overlap, waits[quick.node])
     assert np.allclose(quick.start_us, slow.start_us, rtol=1e-6, atol=1e-6)
     assert np.allclose(quick.end_us, slow.end_us, rtol=1e-6, atol=1e-6)
     assert quick.exposed_us == pytest.approx(slow.exposed_us, rel=1e-6, abs=1e-5)
     assert quick.idle_us == pytest.approx(slow.idle_us, rel=1e-6, abs=1e-5)
+
+
+@given(programs(), st.integers(0, 99), st.integers(0, 99))
+@settings(deadline=None)
+def test_after_a_wait_the_host_issues_from_its_end_on(blocks: tuple[Block, ...], seed: int, where: int) -> None:
+    latency, host = latencies(blocks, seed), latencies(blocks, seed + 1, 3.0)
+    waits = np.zeros(len(latency), dtype=bool)
+    waits[where % len(latency)] = True
+    level, ahead = place(blocks, latency, host, waits=waits), place(blocks, latency, host)
+    stop = int(np.flatnonzero(waits)[0])
+    issued = level.end_us[stop] + np.cumsum(host[stop + 1 :])
+    assert (level.start_us[stop + 1 :] >= issued - 1e-9).all()
+    assert level.total_us >= ahead.end_us[: stop + 1].max() - 1e-9
+    assert place(blocks, latency, None, waits=waits).total_us == place(blocks, latency).total_us
+
+
+def test_a_host_ahead_loses_its_lead_by_waiting() -> None:
+    blocks, latency, host = program_of([node()] * 3), np.array([10.0, 1.0, 1.0]), np.full(3, 2.0)
+    assert place(blocks, latency, host).start_us.tolist() == [2, 12, 13]
+    assert place(blocks, latency, host, waits=np.array([True, False, False])).start_us.tolist() == [2, 14, 16]
 
 
 def test_communication_hides_behind_compute_that_does_not_need_it() -> None:
