@@ -74,9 +74,9 @@ class Cluster:
             value = getattr(cluster, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ClusterError(f"cluster.{name}={value!r} must be a whole number of at least 1")
-        for name in ("nic_gbps", "nic_latency_us"):
+        for name in ("nic_gbps", "nic_latency_us", "price_per_device_hour"):
             value = getattr(cluster, name)
-            number = isinstance(value, (int, float)) and math.isfinite(value)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
             if not number or value < 0 or (name == "nic_gbps" and value == 0):
                 raise ClusterError(f"cluster.{name}={value!r} must be a positive number")
         for name in ("link", "fabric"):

@@ -94,14 +94,20 @@ class Device:
         missing = sorted(required - set(values))
         if missing:
             raise DeviceError(f"device {values.get('id', '?')!r} lacks {', '.join(missing)}")
+        if not isinstance(values["tensor_tflops"], Mapping):
+            raise DeviceError(
+                f"device.tensor_tflops={values['tensor_tflops']!r} must be rates by dtype, as {{bf16: 989}}"
+            )
         device = cls(
             **{**values, "tensor_tflops": dict(values["tensor_tflops"]), "sources": dict(values.get("sources") or {})}
         )
         for f in dataclasses.fields(cls):
             value = getattr(device, f.name)
-            numbers = value.values() if f.name == "tensor_tflops" else (value,)
-            for number in numbers:
-                if isinstance(number, (int, float)) and (not number >= 0 or (f.name in required and number == 0)):
+            figures = {"int": (value,), "float": (value,), "Mapping[str, float]": device.tensor_tflops.values()}
+            for number in figures.get(str(f.type), ()):
+                if isinstance(number, bool) or not isinstance(number, (int, float)):
+                    raise DeviceError(f"device.{f.name}={number!r} must be a number")
+                if not 0 <= number < float("inf") or (f.name in required and number == 0):
                     raise DeviceError(f"device.{f.name}={number} must be positive")
         return device
 

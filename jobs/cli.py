@@ -128,7 +128,7 @@ def compose(verb: str, overrides: list[str]) -> dict[str, Any]:
         with initialize_config_dir(str(CONFIG_DIRECTORY), version_base="1.3"):
             config = hydra_compose(verb, overrides=overrides)
         values = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: a group that is null
         raise BadInputError(explain(verb, error)) from None
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -82,28 +83,52 @@ def plan(config: Mapping[str, Any], work_kind: str, dtype: str) -> Plan | None:
     parallel = dict(config["parallel"])
     joined = cluster(config)
     if joined is None:
-        wanted = [f"parallel.{name}={parallel[name]}" for name in ("tp", "pp", "dp", "cp", "ep") if parallel[name] > 1]
+        wanted = needing_cluster(config)
         if wanted:
-            raise PlanError(f"{' '.join(wanted)} needs a cluster: name one with cluster=… (`opcast list clusters`)")
+            raise PlanError(
+                f"{' '.join(wanted)} needs a cluster: name one with cluster=… (`opcast list clusters`), of which "
+                "cluster.devices_per_node=1 is one device"
+            )
         return None
     quantization = str(config["precision"].get("quantization") or "")
     return Plan(
-        parallel=Parallel(**{**parallel, "stages": tuple(parallel["stages"])}),
+        parallel=Parallel(**parallel),
         cluster=joined,
         stack=stack(config, work_kind),
         recompute=str(config["workload"].get("recompute", "none")),
-        offload=tuple(config["offload"]),
+        offload=config["offload"],
         precision=dtype,
         quantization=quantization,
-        passes=tuple(config["passes"]),
-        options=dict(config["options"]),
+        passes=config["passes"],
+        options=config["options"],
     )
 
 
+def needing_cluster(config: Mapping[str, Any]) -> list[str]:
+    """The settings of a configuration that mean nothing on a single device, as they were given."""
+    usual = Parallel()
+    given = {f"parallel.{name}": value for name, value in config["parallel"].items() if name not in ("dp", "stages")}
+    wanted = [f"{name}={value}" for name, value in given.items() if value != getattr(usual, name.partition(".")[2])]
+    wanted += [f"parallel.dp={config['parallel']['dp']}"] if config["parallel"]["dp"] not in (0, 1) else []
+    wanted += [f"parallel.stages={config['parallel']['stages']}"] if config["parallel"]["stages"] else []
+    wanted += [
+        f"{name}={config[name]}" for name in ("offload", "passes", "options", "price_per_gpu_hour") if config[name]
+    ]
+    wanted += [f"stack={config['stack'].get('id', config['stack'])}"] if config.get("stack") else []
+    work = config["workload"]
+    wanted += [f"workload.recompute={work['recompute']}"] if work.get("recompute", "none") != "none" else []
+    wanted += [f"workload.data_loading_ms={work['data_loading_ms']}"] if work.get("data_loading_ms") else []
+    quantization = config["precision"].get("quantization")
+    return wanted + ([f"precision.quantization={quantization}"] if quantization else [])
+
+
 def stack(config: Mapping[str, Any], work_kind: str) -> Stack:
-    """The chosen framework; without a choice Megatron-LM trains and TensorRT-LLM serves."""
-    chosen = config.get("stack")
-    return stack_from_dict(chosen) if chosen else load_stack("megatron" if work_kind == "train" else "trtllm")
+    """The chosen framework with its overrides; without a choice Megatron-LM trains and TensorRT-LLM serves."""
+    chosen = config.get("stack") or {}
+    if "id" in chosen:
+        return stack_from_dict(chosen)
+    usual = load_stack("megatron" if work_kind == "train" else "trtllm")
+    return stack_from_dict(dataclasses.asdict(usual) | chosen) if chosen else usual
 
 
 def model(config: Mapping[str, Any]) -> str | dict[str, Any]:

@@ -19,6 +19,7 @@ TIMED = (  # fields that only a step which runs can have
     *("cost", "cost_per_million_tokens"),
 )
 FREE_CHOICE = {"device": "device.id", "model": "+model.path"}
+ADDED = ("device.", "cluster.", "stack.", "options", "precision.quantization")  # checked where they are used
 
 
 def run(config: dict[str, Any]) -> int:
@@ -26,6 +27,8 @@ def run(config: dict[str, Any]) -> int:
     as_json = wants_json(config)
     target = resolve.device(config)
     asked = work(config["workload"])
+    within_s = positive("within_s", config["within_s"])
+    positive("price_per_gpu_hour", config["price_per_gpu_hour"])
     dtype = precision(config, target)
     report = simulate(
         resolve.model(config),
@@ -36,7 +39,7 @@ def run(config: dict[str, Any]) -> int:
         Path(config["graphs"]).expanduser(),
         resolve.plan(config, asked.kind, dtype),
     )
-    if config["strict"] and report.fits:
+    if config["strict"] is not None and config["strict"] is not False and report.fits:
         trust.check_strict(report.trust, report.measure_next, strictness(config["strict"]))
     if config["report"]:
         say(f"report: {write_report(report, Path(str(config['report'])), target)}")
@@ -45,9 +48,9 @@ def run(config: dict[str, Any]) -> int:
             f"timeline: {write_timeline(report, Path(str(config['trace'])), config['expand'])} (https://ui.perfetto.dev)"
         )
     if as_json:
-        print_json(answer(report, config["within_s"]))
+        print_json(answer(report, within_s))
     elif report.fits:
-        show(report, target, config["within_s"])
+        show(report, target, within_s)
     else:
         show_memory(report, target)
     return 0
@@ -57,7 +60,7 @@ def answer(report: StepReport | InferenceReport, within_s: float | None) -> dict
     """The JSON object. A step that does not fit into memory has no time: whatever follows from it is null."""
     values = report.to_dict()
     if within_s is not None:
-        values["p_within"] = report.probability_within(float(within_s))
+        values["p_within"] = report.probability_within(within_s)
     return values if report.fits else values | dict.fromkeys([name for name in TIMED if name in values])
 
 
@@ -93,6 +96,15 @@ def strictness(value: Any) -> float:
     if isinstance(value, (int, float)) and 0 <= value <= 1:
         return float(value)
     raise BadInputError(f"strict={value!r} must be true, or the share of time allowed, from 0 to 1")
+
+
+def positive(name: str, value: Any) -> float | None:
+    """A number of 0 or more, or None; BadInputError for anything else."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+        raise BadInputError(f"{name}={value!r} must be a number of at least 0")
+    return float(value)
 
 
 def precision(config: Mapping[str, Any], target: Device) -> str:

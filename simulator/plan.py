@@ -6,6 +6,7 @@ A :class:`Plan` is what every pass is given beside the graph. It is plain data: 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -20,6 +21,12 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe")
 CONTEXT_STYLES = ("ring", "allgather", "ulysses")
 RECOMPUTE = ("none", "selective", "full")
 OFFLOAD = ("optimizer", "activations", "kv")
+OVERLAPS = ("dp", "dp_gather", "tp", "cp", "ep", "pp")
+OPTIONS = (  # what passes look up in ``Plan.options``; a pass of one's own may look up more
+    *("capacity", "dispatch_dtype", "ep_mode", "expert_load", "flat_parameters", "fp8_scaling", "gather_dtype"),
+    *("kv_dtype", "quantize_skip", "recompute_early_stop", "reduce_every_micro_batch", "reshard_after_forward"),
+    *("token_drop", "cuda_graph", "ep_overlap", "zigzag"),
+)
 GROUPS = ("tp", "cp", "dp", "pp", "ep", "etp", "edp", "dp_cp")
 
 
@@ -58,7 +65,14 @@ class Parallel:
             _whole(f"parallel.{name}", getattr(self, name), 0)
         _choice("parallel.schedule", self.schedule, SCHEDULES)
         _choice("parallel.cp_style", self.cp_style, CONTEXT_STYLES)
+        _whole("parallel.zero_stage", self.zero_stage, 0)
         _choice("parallel.zero_stage", self.zero_stage, (0, 1, 2, 3))
+        _flag("parallel.sequence_parallel", self.sequence_parallel)
+        if not isinstance(self.stages, (list, tuple)):
+            raise PlanError(f"parallel.stages={self.stages!r} must be a list of layers, such as [7,9,9,7]")
+        object.__setattr__(self, "stages", tuple(self.stages))
+        for layers in self.stages:
+            _whole("parallel.stages", layers, 0)
         if self.sequence_parallel and self.tp == 1:
             object.__setattr__(self, "sequence_parallel", False)  # nothing to share
         if self.vpp > 1 and self.schedule == "1f1b":
@@ -99,8 +113,9 @@ class Stack:
     multiplies predicted times by device id and family of ops (or ``*``): constants fitted per (device, framework) on
     published steps. ``issue_us`` is what the framework's own Python
     takes before a kernel, by kind of op, family or ``*``, and once more for each ``expert`` of a grouped product that
-    is issued expert by expert (``expert_fp8``: with its operands quantized); with ``waits_for_routing`` the host reads
-    how many tokens each expert got before it issues their products. Of an inference engine, ``backend`` names
+    is issued expert by expert (``expert_fp8``: of that format); with ``waits_for_routing`` the host reads
+    how many tokens each expert got before it issues their products; ``ep_mode`` is how it exchanges them
+    (:mod:`.passes.expert`). Of an inference engine, ``backend`` names
     whose predictors answer and ``collectives`` whose for communication (empty: any); ``gap_us`` passes between
     kernels that no CUDA graph holds; ``kv_dtype`` is the format of the cache by that of the products.
     """
@@ -123,6 +138,7 @@ class Stack:
     gap_us: float = 0.0
     issue_us: Mapping[str, float] = field(default_factory=dict)
     waits_for_routing: bool = False
+    ep_mode: str = ""
     backend: str = ""
     collectives: str = ""
     kv_dtype: Mapping[str, str] = field(default_factory=dict)
@@ -151,6 +167,14 @@ class Plan:
     quantization: str = ""
     passes: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, known in (("offload", OFFLOAD), ("passes", ())):
+            object.__setattr__(self, name, _names(name, getattr(self, name), known))
+        if not isinstance(self.options, Mapping):
+            raise PlanError(f"options={self.options!r} must be a mapping, such as {{fp8_scaling: current}}")
+        for name in self.options if not self.passes else ():
+            _choice("options", name, OPTIONS)
 
     @property
     def dp(self) -> int:
@@ -183,7 +207,7 @@ def check_plan(plan: Plan) -> Plan:
     if devices % p.model_ranks:
         raise PlanError(
             f"tp x cp x pp = {p.tp} x {p.cp} x {p.pp} = {p.model_ranks} does not divide the {devices} devices of "
-            f"{plan.cluster.id}; {_nearest('tp', p.tp, devices // max(p.model_ranks // p.tp, 1))}"
+            f"{plan.cluster.id}; {_nearest_degree(p, devices)}"
         )
     if p.dp and p.dp * p.model_ranks != devices:
         raise PlanError(
@@ -196,19 +220,32 @@ def check_plan(plan: Plan) -> Plan:
             f"parallel.ep x etp = {p.ep * p.etp} does not divide the {stage} ranks of a pipeline stage; "
             f"{_nearest('ep', p.ep, stage // p.etp)}"
         )
+    if p.shard and not p.zero_stage:
+        raise PlanError(f"parallel.shard={p.shard} shards nothing; take parallel.zero_stage=3, or 1 or 2")
     if p.shard and plan.dp * p.cp % p.shard:
-        raise PlanError(f"parallel.shard={p.shard} does not divide the {plan.dp * p.cp} data ranks")
+        ranks = plan.dp * p.cp
+        raise PlanError(
+            f"parallel.shard={p.shard} does not divide the {ranks} data ranks; {_nearest('shard', p.shard, ranks)}"
+        )
     return plan
 
 
 def stack_from_dict(values: Mapping[str, Any]) -> Stack:
     """A framework's description; PlanError names a field that does not exist."""
-    known = {f.name for f in dataclasses.fields(Stack)}
+    kinds = {f.name: str(f.type).partition("[")[0] for f in dataclasses.fields(Stack)}
     for name in values:
-        if name not in known:
-            raise PlanError(f"stack has no field {name!r}; it has {', '.join(sorted(known))}")
-    lists = {name: tuple(values[name] or ()) for name in ("fusion", "overlap") if name in values}
-    return Stack(**{**values, **lists})
+        if name not in kinds:
+            raise PlanError(f"stack has no field {name!r}; it has {', '.join(sorted(kinds))}")
+    checked = {name: _field(f"stack.{name}", value, kinds[name]) for name, value in values.items()}
+    stack = Stack(**checked)
+    _names("stack.overlap", stack.overlap, OVERLAPS)
+    _choice("stack.attention", stack.attention, ("fused", "unfused"))
+    for name in ("gradient_dtype", "moment_dtype"):
+        _choice(f"stack.{name}", getattr(stack, name), ("same", "fp32", "bf16", "fp16"))
+    for device, factors in stack.scale.items():
+        for family, factor in _field(f"stack.scale.{device}", factors, "Mapping").items():
+            _field(f"stack.scale.{device}.{family}", factor, "float")
+    return stack
 
 
 @lru_cache
@@ -226,6 +263,51 @@ def load_stack(stack_id: str) -> Stack:
 def _nearest(name: str, value: int, whole: int) -> str:
     valid = [d for d in range(1, max(whole, 1) + 1) if whole % d == 0]
     return f"take parallel.{name}={min(valid, key=lambda d: (abs(d - value), d))}"
+
+
+def _nearest_degree(parallel: Parallel, devices: int) -> str:
+    """What to take instead of the degree that does not fit: the first one beyond what the others leave."""
+    left = devices
+    for name in ("tp", "cp", "pp"):
+        value = getattr(parallel, name)
+        if left % value:
+            return _nearest(name, value, left)
+        left //= value
+    return _nearest("tp", parallel.tp, devices)
+
+
+def _field(name: str, value: Any, kind: str) -> Any:
+    """A field of a stack as its kind wants it; PlanError for anything else."""
+    if kind == "bool":
+        _flag(name, value)
+    elif kind == "float":
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or value < 0:
+            raise PlanError(f"{name}={value!r} must be a number of at least 0")
+    elif kind == "str":
+        if not isinstance(value, str):
+            raise PlanError(f"{name}={value!r} must be a word")
+    elif kind == "tuple":
+        return _names(name, value or ())
+    elif not isinstance(value or {}, Mapping):
+        raise PlanError(f"{name}={value!r} must be a mapping")
+    else:
+        return value or {}
+    return value
+
+
+def _names(name: str, value: Any, known: tuple[str, ...] = ()) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(each, str) for each in value):
+        hint = f"take {name}=[{value}]" if isinstance(value, str) else f"none is {name}=[]"
+        raise PlanError(f"{name}={value!r} must be a list of names; {hint}")
+    for each in value if known else ():
+        _choice(name, each, known)
+    return tuple(dict.fromkeys(value))
+
+
+def _flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise PlanError(f"{name}={value!r} must be true or false")
 
 
 def _whole(name: str, value: Any, least: int) -> None:

@@ -15,7 +15,7 @@ from . import distribution, trust
 from .engines import Engine
 from .graph import Graph
 from .memory import peak_memory
-from .plan import Plan
+from .plan import Parallel, Plan, PlanError
 from .report import Breakdown, InferenceReport, Memory, OpShare, Span, StepReport
 from .step import Timed, time_graph
 from .trace import Model, Workload, trace
@@ -55,8 +55,9 @@ class Work:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise WorkloadError(f"workload.{name}={value!r} must be a whole number of at least 1")
-        if not isinstance(self.data_loading_ms, (int, float)) or not self.data_loading_ms >= 0:
-            raise WorkloadError(f"workload.data_loading_ms={self.data_loading_ms!r} must be 0 or more")
+        wait = self.data_loading_ms
+        if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not 0 <= wait < float("inf"):
+            raise WorkloadError(f"workload.data_loading_ms={wait!r} must be a number of at least 0")
         if self.kind == "train" and self.global_batch % self.micro_batch:
             raise WorkloadError(
                 f"workload.global_batch={self.global_batch} is no multiple of workload.micro_batch={self.micro_batch}"
@@ -127,8 +128,16 @@ def simulate(
 def simulate_plan(
     model: Model, work: Work, plan: Plan, device: Device, engine: Engine, cache_dir: Path | None
 ) -> StepReport | InferenceReport:
-    """The report of ``work`` on a cluster."""
-    if work.kind == "train":
+    """The report of ``work`` on a cluster. PlanError for what only training, or only inference, can do."""
+    p, train = plan.parallel, work.kind == "train"
+    amiss = [f"offload={each}" for each in plan.offload if (each == "kv") == train]
+    amiss += [] if train or not p.zero_stage else [f"parallel.zero_stage={p.zero_stage}"]
+    amiss += [] if train or p.schedule == Parallel.schedule else [f"parallel.schedule={p.schedule}"]
+    if amiss:
+        raise PlanError(
+            f"{', '.join(amiss)} is for {'inference' if train else 'training'}: leave it out of workload={work.kind}"
+        )
+    if train:
         from .training import simulate_training
 
         return simulate_training(model, work, plan, device, engine, cache_dir)
