@@ -81,8 +81,10 @@ class _Growth:
         return replace(self._graph, blocks=blocks, tensors=runs(described))
 
     def _moved(self, tensor: int) -> int:
-        """The new id of a tensor that stands still."""
+        """The new id of a tensor that stands still; that of the first layer stays the first layer's."""
         below = bisect_right(self._cuts, tensor)
+        if below and tensor == self._cuts[below - 1]:
+            return tensor + (below - 1) * self._rounds
         if below and tensor < self._rows[below - 1].after:
             raise DeepenError("a tensor of one repeated layer is used outside of it")
         return tensor + below * self._rounds

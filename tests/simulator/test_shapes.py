@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from opcast.simulator.shapes import step_graph
 from opcast.simulator.trace import Workload, trace
+from opcast.simulator.trace.entry import trace_source
+from opcast.simulator.trace.models import resolve
 
 FAMILIES = ("llama", "gpt2", "qwen3_moe", "mixtral", "deepseek_v3")
 
@@ -46,3 +48,11 @@ def test_what_has_no_single_trace_is_traced_as_it_is(changes, small_model):
 def test_sliding_windows_are_traced_as_they_are(small_model):
     workload = Workload("prefill", batch=2, seq_len=17, optimizer="none", cache="static", attention="fused")
     assert step_graph(small_model("gemma2"), workload, "bf16", None) == trace(small_model("gemma2"), workload, "bf16")
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "deepseek_v3"])
+def test_a_preallocated_cache_needs_few_layers_traced(family, small_model):
+    source = resolve(small_model(family, layers=7))
+    workload = Workload("decode", batch=3, seq_len=17, cache="static", optimizer="none", attention="fused")
+    made, own = (trace_source(source, workload, "bf16", every_layer) for every_layer in (False, True))
+    assert made == own
