@@ -94,7 +94,7 @@ def test_the_network_and_the_predictors_agree_inside_a_node(root: Path) -> None:
 
 
 def test_measurements_of_a_store_set_the_constants(tmp_path: Path) -> None:
-    truth = Tuning(base=2.0, hop=2.0, ring=0.5, network=0.6, far_hop=3.0)
+    truth = Tuning(base=2.0, hop=2.0, ring=0.6, network=0.3, far_hop=3.0)
     store, rows = Store(tmp_path / "store"), []
     for ranks in (2, 4, 8, 16, 32):
         sizes = 2 ** np.arange(10, 31, 2)
@@ -105,8 +105,8 @@ def test_measurements_of_a_store_set_the_constants(tmp_path: Path) -> None:
             rows.append(Measurement(op=op("all_reduce", size, ranks), latency_us=latency, backend="nccl", **common))
     store.write(rows, "test")
     learnt = NetworkEngine(H100, CLUSTER, [store])
-    assert (learnt.tuning.base, learnt.tuning.ring) == pytest.approx((2.0, 0.5), rel=0.1)
-    assert learnt.tuning.network == pytest.approx(0.6, rel=0.1)
+    assert (learnt.tuning.base, learnt.tuning.ring) == pytest.approx((2.0, 0.6), rel=0.1)
+    assert learnt.tuning.network == pytest.approx(0.3, rel=0.1)
     unseen = op("all_reduce", 3 * 10**7, 64)
     expected = collective_us(
         "all_reduce", np.array([3e7]), ENGINE.groups({"ranks": np.array([64]), "ranks_per_node": np.array([8])}), truth
