@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..datasets.devices import Device
-from ..datasets.dtypes import itemsize
 from ..datasets.ops import KINDS, Op
 from .engines import Engine
 from .graph import Graph, Node
@@ -108,7 +107,7 @@ def issue_of(op: Op | None, issue: Mapping[str, float]) -> float:
     own = next((issue[name] for name in names if name in issue), 0.0)
     if op.kind != "grouped_gemm":
         return own
-    return own + op.experts * issue.get("expert_fp8" if itemsize(op.dtype) <= 1 else "expert", 0.0)
+    return own + op.experts * issue.get(f"expert_{op.dtype}", issue.get("expert", 0.0))
 
 
 def _walk(graph: Graph) -> tuple[list[Node], np.ndarray]:

@@ -57,7 +57,8 @@ def selected(costs: Costs, phase: str) -> np.ndarray:
 def place_phase(costs: Costs, phase: str, plan: Plan, device: Device) -> Placed:
     """The nodes of a phase in time, from its start."""
     chosen = selected(costs, phase)
-    host = None if plan.stack.cuda_graph else costs.host_us[chosen]
+    graphed = plan.stack.cuda_graph or plan.options.get("full_graph")
+    host = None if graphed else costs.host_us[chosen]
     latency = costs.kernel_us[chosen]
     if device.synchronous and host is not None:
         latency, host = latency + host, None

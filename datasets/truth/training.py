@@ -25,6 +25,9 @@ MEMORY = (
     ("peak_mem_gb", 1.0, "reserved"),
 )
 USUAL_CHUNKS = {"llama3": 8}  # a layer each of 126 over 16 stages, where the number of virtual stages is not published
+# From these containers on, recipes in block formats (Blackwell's) hold whole iterations in CUDA graphs.
+FULL_GRAPHS = re.compile(r"container (26\.(0[6-9]|1\d)|2[7-9]\.)")
+BLOCK_FORMATS = {"MXFP8", "NVFP4", "FP8-MX"}
 SHARDED_OPTIMIZER = {"megatron", "megatron_core", "nemo"}  # their recipes run the distributed optimizer
 
 
@@ -216,6 +219,8 @@ def options(cells: Cells, framework: str) -> dict[str, Any]:
     for word, name in (("_cg", "cuda_graph"), ("cuda graphs", "cuda_graph"), ("tokendrop", "token_drop")):
         if word in said:
             made[name] = True
+    if framework == "megatron" and FULL_GRAPHS.search(cells.said) and cells.text("precision").upper() in BLOCK_FORMATS:
+        made["full_graph"] = True
     if "ep overlap on" in said:
         made["ep_overlap"] = True
     return made

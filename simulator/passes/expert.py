@@ -55,6 +55,11 @@ def is_expert(path: str) -> bool:
     return MODULE.match(path) is not None
 
 
+def mode_of(plan: Plan) -> str:
+    """How tokens are exchanged: as the plan says, else as the framework does."""
+    return str(plan.options.get("ep_mode") or plan.stack.ep_mode or MODES[0])
+
+
 def expert_parallel(graph: Graph, plan: Plan) -> Graph:
     """The graph of one expert rank. Unchanged where experts are not shared out and have no fixed capacity.
 
@@ -90,7 +95,7 @@ def _product(node: Node) -> Op | None:
 
 
 def _check(graph: Graph, counts: set[int], plan: Plan) -> None:
-    ep, mode = plan.parallel.ep, plan.options.get("ep_mode") or "normal"
+    ep, mode = plan.parallel.ep, mode_of(plan)
     if not counts:
         name = "ep" if ep > 1 else "etp"
         degree = f"parallel.{name}={getattr(plan.parallel, name)}"
@@ -283,7 +288,7 @@ def _exchange(
 ) -> Node:
     group, near = plan.group("ep"), region.items[0].node
     stream = "comm:ep" if "ep" in plan.stack.overlap else "compute"
-    mode = plan.options.get("ep_mode") or "normal"
+    mode = mode_of(plan)
     tokens = ceil(region.tokens / copies)
     if mode == "alltoall":
         size = tokens * region.topk * region.hidden * itemsize(dtypes[0]) * float(plan.options.get("capacity") or 1)
@@ -307,7 +312,7 @@ def _exchange(
 
 def _received(region: Region, group: Group, plan: Plan) -> float:
     """Rows that a rank receives: one for each rank that a token reaches, or one for each of its experts."""
-    if (plan.options.get("ep_mode") or "normal") != "normal":
+    if mode_of(plan) != "normal":
         return region.tokens * region.topk
     return region.tokens * group.ranks * (1.0 - (1.0 - 1.0 / group.ranks) ** region.topk)
 

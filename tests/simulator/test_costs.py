@@ -24,6 +24,7 @@ WAITING = Plan(Parallel(ep=8), load_cluster("dgx_h100"), Stack(waits_for_routing
         (make_op("elementwise", numel=8), 15),
         (make_op("grouped_gemm", experts=16, tokens=64, n=8, k=8), 100 + 16 * 20),
         (make_op("grouped_gemm", "fp8", "bf16", experts=16, tokens=64, n=8, k=8), 100 + 16 * 70),
+        (make_op("grouped_gemm", "mxfp8", "bf16", experts=16, tokens=64, n=8, k=32), 100 + 16 * 20),
         (None, 15),
     ],
 )

@@ -137,6 +137,18 @@ def test_precisions(text: str, formats: tuple[str, str]) -> None:
     assert precision_of(text) == formats
 
 
+@pytest.mark.parametrize(
+    ("container", "precision", "graphed"),
+    [("26.06", "MXFP8", True), ("26.08", "NVFP4", True), ("26.04.01", "MXFP8", False), ("26.06", "FP8", False)],
+)
+def test_recent_recipes_in_block_formats_are_graphs(
+    tmp_path: Path, container: str, precision: str, graphed: bool
+) -> None:
+    source = f"Megatron-Bridge docs performance-summary container {container}"
+    row = one(tmp_path, source=source, precision=precision, gpu_canon="GB200", num_gpus="8")
+    assert row.options.get("full_graph", False) is graphed
+
+
 def test_the_network_that_a_row_publishes() -> None:
     def nic(gpus: int, **cells: str) -> float:
         return hardware_of(Cells({"gpu_canon": "A100-80", **cells}, 1), gpus).cluster_figures["nic_gbps"]

@@ -162,6 +162,8 @@ def test_modes_differ_in_what_is_sent(graphs: dict[tuple[str, bool], Graph]):
     moved = {mode: sum(n.op.cost.read_bytes for n in nodes if n.op) for mode, nodes in modes.items()}
     assert moved["normal"] < moved["low_latency"] == moved["alltoall"]
     assert {n.op.kind for n in modes["alltoall"] if n.op} == {"all_to_all"}
+    usual = expert_parallel(graph, plan(4, Stack(ep_mode="alltoall")))
+    assert [n.op for n, _ in usual.weighted() if n.group == "ep"] == [n.op for n in modes["alltoall"]]
     small = expert_parallel(graph, plan(4, dispatch_dtype="fp8"))
     assert {n.op.dtype for n, _ in small.weighted() if n.op and n.op.kind == "ep_dispatch"} == {"fp8"}
 
