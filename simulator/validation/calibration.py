@@ -1,4 +1,4 @@
-"""Constants per framework and device, fitted on half of the groups of published steps and reported on the other half.
+"""Constants per framework and chip, fitted on half of the groups of published steps and reported on the other half.
 
 A group is a model under one layout; which half it falls in is decided by a hash of its name, so that no table, run or
 machine can change it. A constant multiplies the times of one family of ops (matrix products, attention, collectives,
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ...datasets.devices import load_device
 from ...datasets.ops import KINDS
 from ...datasets.truth import TrainingRow
 from ..report import StepReport
@@ -23,8 +24,8 @@ from .cases import Setting, training_case
 from .metrics import errors, grouped
 
 FAMILIES = ("gemm", "attention", "collective", "*")
-HOST = (1.0, 4.0, 8.0)  # what is tried for the host
-BOUNDS = (0.5, 3.0)
+HOST = (1.0, 3.0, 5.0)  # what is tried for the host
+BOUNDS = (0.8, 3.0)
 PRIOR = 0.15  # weight of a log constant away from 0, in log errors of one row
 NEARLY = 1.1
 ROUNDS = 1
@@ -32,10 +33,13 @@ ROUNDS = 1
 
 @dataclass(frozen=True)
 class Constants:
-    """What was fitted for one framework on one device, and errors (percent) on both halves, before and after."""
+    """What was fitted for one framework on the devices of one chip, and errors (percent) of both halves.
+
+    ``held_out_before`` is the other half without any constant.
+    """
 
     framework: str
-    device: str
+    devices: tuple[str, ...]
     scale: Mapping[str, float]
     fitted: Mapping[str, float]
     held_out: Mapping[str, float]
@@ -63,19 +67,26 @@ def half(row: TrainingRow) -> int:
 
 
 def calibrate(rows: Sequence[TrainingRow], setting: Setting, families: Sequence[str] = FAMILIES) -> list[Constants]:
-    """Constants of every framework and device that the rows hold enough groups of."""
+    """Constants of every framework and chip that the rows hold groups of both halves of."""
     made = []
     timed = [row for row in rows if "step_time" in row.measured]
-    for (framework, device), members in grouped(timed, lambda row: (row.framework, row.hardware.device)).items():
+    for (framework, _), members in grouped(timed, lambda row: (row.framework, chip(row))).items():
         if len({half(row) for row in members}) == 2:
-            made.append(fit(framework, device, members, setting, families))
+            devices = tuple(dict.fromkeys(row.hardware.device for row in members))
+            made.append(fit(framework, devices, members, setting, families))
     return made
 
 
+def chip(row: TrainingRow) -> tuple[str, int]:
+    """What devices of one chip share: kernels and clocks, whatever memory stands beside."""
+    device = load_device(row.hardware.device)
+    return device.architecture, device.compute_units
+
+
 def fit(
-    framework: str, device: str, rows: Sequence[TrainingRow], setting: Setting, families: Sequence[str]
+    framework: str, devices: tuple[str, ...], rows: Sequence[TrainingRow], setting: Setting, families: Sequence[str]
 ) -> Constants:
-    """Constants of one framework on one device: linearised around what is simulated, three times over."""
+    """Constants of one framework on one chip: linearised around what is simulated."""
     engines = Engines(setting)
     before = observed(rows, {}, setting, engines)
     chosen = [row for row in rows if half(row) == 0]
@@ -85,7 +96,7 @@ def fit(
     after = observed(rows, scale, setting, engines)
     return Constants(
         framework,
-        device,
+        devices,
         {name: round(value, 3) for name, value in scale.items()},
         scored(after, 0),
         scored(after, 1),
