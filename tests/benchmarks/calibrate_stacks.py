@@ -2,7 +2,7 @@
 
     python tests/benchmarks/calibrate_stacks.py TABLE.csv... [--every N]
 
-prints, by framework and chip, the ``scale`` for ``conf/stack`` and errors in percent on both halves; ``--every N`` takes
+prints by framework and chip the ``scale`` for ``conf/stack`` and errors in percent on both halves; ``--every N`` takes
 each N-th row of a large table.
 """
 
