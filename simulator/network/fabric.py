@@ -16,6 +16,7 @@ import numpy as np
 
 from . import reduction
 from .collectives import Move, Plan, algorithms, plan
+from .folding import run_folded
 from .routing import Router
 from .sharing import Activities, Run, run
 from .topology import Topology, TopologyError
@@ -72,6 +73,12 @@ class Fabric:
         made = Fabric(topology, self.policy, self.per_node, self.seed, self.start_us, self.nvls, self.in_network)
         if same_routes:
             made._router, made._usage = self._router, self._usage
+        return made
+
+    def grouped(self, per_node: int) -> Fabric:
+        """The same, with the same routes, for groups that hold ``per_node`` ranks of each server in a row."""
+        made = self.on(self.topology)
+        made.per_node, made._router = per_node, self._router
         return made
 
     def latency_us(
@@ -132,8 +139,11 @@ class Fabric:
             for usage in phase:
                 load[usage.links] += usage.weights * usage.size * size_bytes
 
-    def flow(self, transfers: Sequence[Transfer]) -> tuple[np.ndarray, np.ndarray, Run]:
-        """Start and end of each transfer, us [n], and the run of the links, when all share the fabric."""
+    def flow(self, transfers: Sequence[Transfer], folded: bool = False) -> tuple[np.ndarray, np.ndarray, Run]:
+        """Start and end of each transfer, us [n], and the run of the links, when all share the fabric.
+
+        ``folded`` runs transfers that must do the same once (:mod:`.folding`).
+        """
         self._route_sends(transfers)
         rows: list[_Usage] = []
         sizes: list[float] = []
@@ -154,7 +164,8 @@ class Fabric:
                 waits += [before] * len(phase)
                 before = here
             last.append(before)
-        outcome = run(_activities(rows, sizes, releases, waits), self.topology.bandwidth_gbps)
+        share = run_folded if folded else run
+        outcome = share(_activities(rows, sizes, releases, waits), self.topology.bandwidth_gbps)
         start = outcome.start_us[np.array(first, dtype=np.int64)]
         end = np.array([outcome.end_us[each].max() for each in last])
         return start, end, outcome

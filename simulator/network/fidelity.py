@@ -59,6 +59,19 @@ def simulate(
     return Outcome(start, end, carried, np.zeros(fabric.topology.links))
 
 
+def over_time(fabric: Fabric, transfers: Sequence[Transfer], outcome: Outcome, bins: int = 100) -> np.ndarray:
+    """Share of each link's capacity in use, by equal spans of the whole time [bins, links].
+
+    The bytes of a transfer count evenly from its start to its end.
+    """
+    edges = np.linspace(0.0, max(outcome.total_us, 1e-12), bins + 1)
+    lasts = np.maximum(outcome.end_us - outcome.start_us, 1e-12)
+    before = np.maximum(outcome.start_us, edges[:-1, None])
+    inside = np.clip(np.minimum(outcome.end_us, edges[1:, None]) - before, 0.0, None) / lasts
+    capacity = fabric.topology.bandwidth_gbps * 1e3 * (edges[1] - edges[0])
+    return np.asarray(inside @ _loads(fabric, transfers) / capacity)
+
+
 def _analytical(fabric: Fabric, transfers: Sequence[Transfer]) -> tuple[np.ndarray, np.ndarray]:
     costs = [fabric.cost(each.collective, fabric.algorithm(each), each.group) for each in transfers]
     latency = np.array([cost.latency_us for cost in costs])

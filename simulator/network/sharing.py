@@ -66,14 +66,14 @@ def max_min(activities: Activities, capacity: np.ndarray, active: np.ndarray | N
     """
     count = len(activities)
     chosen = np.arange(count) if active is None else np.flatnonzero(active)
-    rate = np.full(count, -1.0)
+    rate = np.zeros(count)
     by_link = _by_link(activities, len(capacity))
     left = np.asarray(capacity, dtype=np.float64).copy()
     level = np.full(len(capacity), np.inf)
     _loop("fill", activities)(
         activities.start, activities.links, activities.weights, *by_link, chosen, left, rate, level
     )
-    return np.where(rate < 0, 0.0, rate)
+    return rate
 
 
 def run(activities: Activities, bandwidth_gbps: np.ndarray, tolerance: float = TOLERANCE) -> Run:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opcast.simulator.network import sharing
 from opcast.simulator.network.sharing import Activities, max_min, run
 
 
@@ -75,6 +78,47 @@ def test_bytes_are_conserved_and_no_link_carries_more_than_it_can(case, data) ->
             expected[link] += weight * size
     assert done.carried_bytes == pytest.approx(expected)
     assert (expected <= capacity * 1e3 * done.total_us * (1 + 1e-6)).all()
+
+
+def naive_ends(usage, sizes: list[float], releases: list[float], capacity: np.ndarray) -> np.ndarray:
+    """Ends when every event shares all links out anew."""
+    made = activities(usage, sizes)
+    left, end, now = np.array(sizes), np.full(len(sizes), np.nan), 0.0
+    while np.isnan(end).any():
+        active = (np.array(releases) <= now) & np.isnan(end)
+        coming = [r for r in releases if r > now]
+        rate = max_min(made, capacity * 1e3, active) if active.any() else np.zeros(len(sizes))
+        lasts = np.where(active, left / np.maximum(rate, 1e-300), np.inf)
+        step = min([float(lasts.min()), *(r - now for r in coming)])
+        left, now = left - np.where(active, rate * step, 0.0), now + step
+        end[active & (lasts <= step * (1 + 1e-12))] = now
+    return end
+
+
+@settings(deadline=None)
+@given(cases, st.data())
+def test_sharing_out_only_what_an_event_touches_changes_nothing(case, data) -> None:
+    capacity, usage = np.array(case[0]), case[1]
+    count = len(usage)
+    sizes = data.draw(st.lists(st.floats(1e3, 1e6), min_size=count, max_size=count))
+    releases = data.draw(st.lists(st.sampled_from([0.0, 0.0, 5.0, 40.0]), min_size=count, max_size=count))
+    made = dataclasses.replace(activities(usage, sizes), release_us=np.array(releases))
+    assert run(made, capacity, 0.0).end_us == pytest.approx(naive_ends(usage, sizes, releases, capacity), rel=1e-5)
+
+
+@settings(deadline=None)
+@given(cases, st.data())
+def test_compiled_loops_give_what_plain_ones_give(case, data) -> None:
+    pytest.importorskip("numba")
+    capacity, usage = np.array(case[0]), case[1]
+    sizes = data.draw(st.lists(st.floats(1e3, 1e6), min_size=len(usage), max_size=len(usage)))
+    made = activities(usage, sizes)
+    plain = run(made, capacity, 0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharing, "PLAIN_UP_TO", -1)
+        compiled = run(made, capacity, 0.0)
+    assert compiled.end_us.tolist() == plain.end_us.tolist()
+    assert compiled.carried_bytes.tolist() == plain.carried_bytes.tolist()
 
 
 @settings(deadline=None)

@@ -14,7 +14,7 @@ from opcast.datasets.devices import load_device
 from opcast.simulator.network.build import fabric
 from opcast.simulator.network.fabric import Fabric, Transfer
 from opcast.simulator.network.faults import Fault
-from opcast.simulator.network.fidelity import simulate
+from opcast.simulator.network.fidelity import over_time, simulate
 from opcast.simulator.network.shapes import Dimension, Port, product, single_switch
 from opcast.simulator.network.study import at_random, everywhere, transfers_time
 from opcast.simulator.network.topology import TopologyError
@@ -54,6 +54,18 @@ def test_transfers_that_follow_do_not_contend() -> None:
     chain = [Transfer("send", (0, 1), 5e7), Transfer("send", (0, 1), 5e7, after=(0,))]
     for fidelity in ("analytical", "flow"):
         assert simulate(SWITCH, chain, fidelity).end_us == pytest.approx([1001.0, 2002.0])
+
+
+def test_load_over_time_adds_up_to_what_was_carried() -> None:
+    chain = [Transfer("send", (0, 1), 5e7), Transfer("send", (0, 1), 1e8, after=(0,)), Transfer("send", (2, 3), 5e7)]
+    found = simulate(SWITCH, chain)
+    load = over_time(SWITCH, chain, found, 30)
+    assert load.shape == (30, SWITCH.topology.links)
+    bytes_a_bin = SWITCH.topology.bandwidth_gbps * 1e3 * found.total_us / 30
+    assert (load * bytes_a_bin).sum(axis=0) == pytest.approx(found.carried_bytes)
+    assert load.max() <= 1.0
+    (idle,) = SWITCH.topology.find("gpu2->switch0.0")
+    assert load[-1, idle] == 0.0
 
 
 def test_an_unknown_fidelity_is_named() -> None:
