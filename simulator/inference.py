@@ -179,7 +179,7 @@ def traced(
 
     Engines keep a preallocated cache; plain PyTorch keeps the cache that the workload names.
     """
-    served = plan.stack.id != "torch"
+    served = "paged_attention" in plan.stack.fusion
     workload = Workload(
         kind=kind,
         batch=work.batch // plan.micro_batches,

@@ -17,7 +17,8 @@ TRAINING = (
     (r"nanotron|ultrascale", "nanotron"),
     (r"llama 3 herd", "llama3"),
     (r"megatron", "megatron"),
-    (r"neusight|pytorch|\btorch\b", "torch"),
+    (r"neusight", "torch_2023"),
+    (r"pytorch|\btorch\b", "torch"),
 )
 INFERENCE = (
     (r"tensorrt-llm.* v?0\.[5-7]\b", "trtllm_2023"),
@@ -25,7 +26,8 @@ INFERENCE = (
     (r"tensorrt-llm|trt-llm|trtllm|\bnim\b|\bnemo\b", "trtllm"),
     (r"fastertransformer", "fastertransformer"),
     (r"vllm|koyeb", "vllm"),
-    (r"neusight|pytorch|\btorch\b", "torch"),
+    (r"neusight", "torch_2023"),
+    (r"pytorch|\btorch\b", "torch"),
 )
 
 

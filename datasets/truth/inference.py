@@ -111,10 +111,10 @@ def whole_model_row(cells: Cells, folder: Path) -> InferenceRow | TrainingRow:
     common: dict[str, Any] = {
         "id": cells.id,
         "hardware": hardware,
-        "tags": tags(cells.text("precision"), name, config, hardware, Layout(), "torch"),
+        "tags": tags(cells.text("precision"), name, config, hardware, Layout(), "torch_2023"),
         "model": name,
         "config": config,
-        "framework": "torch",
+        "framework": "torch_2023",
         "layout": Layout(dp=1),
         "precision": precision,
         "quantization": quantization,

@@ -21,7 +21,7 @@ DIMENSIONS_FILE = "model_dims.csv"
 
 # Names of tables -> names in conf/model.
 ALIASES = {
-    "gpt3_xl": "gpt3_1_3b",
+    "gpt3_xl": "neusight_gpt3_xl",
     "gpt3_27": "gpt3_2_7b",
     "opt_13": "opt_1_3b",
     "moonlight_16b": "moonlight_16b_moe",
