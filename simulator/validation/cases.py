@@ -15,6 +15,9 @@ from ..engines import Engine
 from ..plan import Parallel, Plan, Stack, load_stack
 from ..simulate import Work
 
+OVERLAPS = {"async_tp": "tp"}  # what a row says of its framework -> communication beside compute
+PRACTICES = (*OVERLAPS, "pure_16_bit")  # the framework's affair, not the passes'
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -49,7 +52,7 @@ class Case:
 def training_case(row: TrainingRow, setting: Setting) -> Case:
     """A training row as a step; the errors of what it names, PlanError and WorkloadError."""
     layout, cluster = row.layout, cluster_of(row.hardware, setting)
-    options = dict(row.options)
+    options = {name: value for name, value in row.options.items() if name not in PRACTICES}
     interleaved = options.pop("interleaved", False)
     stack = stack_of(row, setting)
     if options.pop("async_tp", False):
@@ -90,7 +93,7 @@ def inference_case(row: InferenceRow, setting: Setting) -> Case:
         stack=stack_of(row, setting),
         precision=row.precision,
         quantization=row.quantization,
-        options=dict(row.options),
+        options={name: value for name, value in row.options.items() if name not in PRACTICES},
     )
     kind = "generate" if row.output_len > 1 else "prefill"
     work = Work(kind, batch=row.batch, input_len=row.input_len, output_len=row.output_len, cache="static")
@@ -117,5 +120,7 @@ def cluster_of(hardware: Hardware, setting: Setting) -> Cluster:
 
 
 def stack_of(row: TrainingRow | InferenceRow, setting: Setting) -> Stack:
-    """The user's framework, else the row's."""
-    return setting.stack or load_stack(row.framework)
+    """The user's framework, else the row's, with what the row says that it did otherwise."""
+    stack = setting.stack or load_stack(row.framework)
+    overlap = tuple(group for name, group in OVERLAPS.items() if row.options.get(name) and group not in stack.overlap)
+    return replace(stack, overlap=(*stack.overlap, *overlap)) if overlap else stack
