@@ -43,6 +43,9 @@ class PhaseTime:
 def time_phases(costs: Costs, plan: Plan, device: Device) -> dict[str, PhaseTime]:
     """Every phase of one chunk, placed on the device's streams."""
     times = {name: phase_time(place_phase(costs, name, plan, device)) for name in PHASES}
+    if plan.options.get("ep_overlap"):
+        for name in ("forward", "backward"):
+            times[name] = beside_another(times[name], plan)
     times["weight"] = PhaseTime(min(weight_us(costs), times["backward"].total_us))
     times["paired"] = paired(times["forward"], times["backward"], plan)
     return times
@@ -95,6 +98,23 @@ def phase_blocks(graph: Graph, phase: str) -> tuple[Block, ...]:
 def phase_time(placed: Placed) -> PhaseTime:
     """The account of a placed phase."""
     return PhaseTime(placed.total_us, placed.compute_us, placed.exposed_us, placed.hidden_us, placed.idle_us)
+
+
+def beside_another(time: PhaseTime, plan: Plan) -> PhaseTime:
+    """A phase whose exchanges between experts run beside the computing of another micro-batch's phase.
+
+    Megatron-Core's ``overlap_moe_expert_parallel_comm`` interleaves a forward with a backward, layer by layer.
+    Approximation: each phase offers as much computing as it takes itself, which the exchange slows down.
+    """
+    hidden = min(time.exposed_us.get("ep", 0.0), time.compute_us)
+    slowed = hidden * plan.stack.compute_slowdown
+    return replace(
+        time,
+        total_us=time.total_us - hidden + slowed,
+        compute_us=time.compute_us + slowed,
+        exposed_us={**time.exposed_us, "ep": time.exposed_us.get("ep", 0.0) - hidden},
+        hidden_us={**time.hidden_us, "ep": time.hidden_us.get("ep", 0.0) + hidden},
+    )
 
 
 def weight_us(costs: Costs) -> float:

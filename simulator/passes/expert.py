@@ -250,7 +250,8 @@ def _dispatch(draft: Draft, section: Section, region: Region, entry: int, plan: 
         item.change(reads=tuple(received if t == entry else t for t in item.node.reads))
     node = _exchange("ep_dispatch", region, plan, (entry,), (received,), copies, (dtype, dtype))
     free(users[-1], received)
-    section.items.insert(place(section, users[0]), Item(node))
+    first = place(section, users[0])
+    section.items[first:first] = map(Item, (node, *_by_expert(region, plan, received, copies, dtype)))
     return received
 
 
@@ -258,7 +259,8 @@ def _combine(draft: Draft, section: Section, region: Region, last: tuple[Item, i
     """Takes experts' results back to their tokens after the region, and sums them there."""
     item, tensor = last
     dtype = draft.dtype(tensor)
-    nodes = [_exchange("ep_combine", region, plan, (tensor,), (tensor,), copies, (dtype, dtype))]
+    nodes = [*_by_expert(region, plan, tensor, copies, dtype)]
+    nodes.append(_exchange("ep_combine", region, plan, (tensor,), (tensor,), copies, (dtype, dtype)))
     if copies > 1:
         size, near = float(draft.sizes[tensor]), item.node
         nodes.append(
@@ -275,6 +277,14 @@ def _combine(draft: Draft, section: Section, region: Region, last: tuple[Item, i
         )
     after = place(section, item) + 1
     section.items[after:after] = [Item(node) for node in nodes]
+
+
+def _by_expert(region: Region, plan: Plan, tensor: int, copies: int, dtype: str) -> Iterator[Node]:
+    """A plain all-to-all receives rows by rank, and experts want them by expert: they are sorted there and back."""
+    if mode_of(plan) == "alltoall" and region.product.experts > plan.parallel.ep:
+        rows, near = ceil(region.tokens * region.topk / copies), region.items[0].node
+        op = make_op("moe_permute", dtype, tokens=rows, hidden=region.hidden, topk=1)
+        yield Node(op, "opcast.sort", near.path, near.phase, (tensor,), (tensor,), int(op.cost.bytes))
 
 
 def _exchange(

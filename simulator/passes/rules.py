@@ -28,6 +28,7 @@ from .kernels import (
     row_wise,
 )
 from .patterns import Match, Pattern, Rule
+from .router import on_matrix_units
 
 ADDS = ("add", "add_")
 POINTWISE = (
@@ -185,6 +186,7 @@ SHIPPED: tuple[Rule, ...] = (
         ),
         remakes=False,
     ),
+    Rule("router", rewrite=on_matrix_units),
     _cross_entropy("cross_entropy", ("_to_copy",), False),
     _cross_entropy("cross_entropy_in_place", ("_to_copy",), True),
     _cross_entropy("cross_entropy_fp32", (), True),

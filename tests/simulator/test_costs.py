@@ -10,7 +10,7 @@ from opcast.datasets.ops import make_op
 from opcast.simulator.costs import issue_of
 from opcast.simulator.graph import Node
 from opcast.simulator.plan import Parallel, Plan, Stack
-from opcast.simulator.programs import routing_waits
+from opcast.simulator.programs import PhaseTime, beside_another, routing_waits
 
 ISSUE = {"gemm": 80.0, "norm": 50.0, "expert": 20.0, "expert_fp8": 70.0, "grouped_gemm": 100.0, "*": 15.0}
 WAITING = Plan(Parallel(ep=8), load_cluster("dgx_h100"), Stack(waits_for_routing=True))
@@ -58,3 +58,14 @@ def test_the_host_waits_for_routing_in_forward_alone() -> None:
 def test_experts_of_a_fixed_capacity_need_no_wait(options: dict[str, object]) -> None:
     assert routing_waits(nodes("forward", "ep_dispatch"), replace(WAITING, options=options)) is None
     assert routing_waits(nodes("forward", "ep_dispatch"), replace(WAITING, stack=Stack())) is None
+
+
+@pytest.mark.parametrize(("exchange", "left"), [(30.0, 0.0), (90.0, 30.0)])
+def test_exchanges_hide_beside_as_much_computing_as_there_is(exchange: float, left: float) -> None:
+    plan = Plan(Parallel(ep=8), load_cluster("dgx_h100"), Stack(compute_slowdown=0.1))
+    alone = PhaseTime(60.0 + exchange + 5.0, 60.0, {"ep": exchange}, {}, 5.0)
+    found = beside_another(alone, plan)
+    assert found.exposed_us == {"ep": pytest.approx(left)}
+    assert found.hidden_us == {"ep": pytest.approx(exchange - left)}
+    assert found.total_us == pytest.approx(found.compute_us + left + found.host_us)
+    assert found.compute_us == pytest.approx(60.0 + 0.1 * (exchange - left))

@@ -164,6 +164,11 @@ def test_modes_differ_in_what_is_sent(graphs: dict[tuple[str, bool], Graph]):
     assert {n.op.kind for n in modes["alltoall"] if n.op} == {"all_to_all"}
     usual = expert_parallel(graph, plan(4, Stack(ep_mode="alltoall")))
     assert [n.op for n, _ in usual.weighted() if n.group == "ep"] == [n.op for n in modes["alltoall"]]
+    sorts = [n for n, _ in usual.weighted() if n.source == "opcast.sort"]
+    assert {(n.op.tokens, n.op.topk) for n in sorts if n.op} == {(TOKENS * TOPK, 1)}
+    assert len(sorts) == len(modes["alltoall"])
+    alone = expert_parallel(graph, plan(EXPERTS["qwen3_moe"], Stack(ep_mode="alltoall")))
+    assert not [n for n, _ in alone.weighted() if n.source == "opcast.sort"]
     small = expert_parallel(graph, plan(4, dispatch_dtype="fp8"))
     assert {n.op.dtype for n, _ in small.weighted() if n.op and n.op.kind == "ep_dispatch"} == {"fp8"}
 

@@ -1,0 +1,59 @@
+"""Routers on matrix units: which products leave fp32, for what, and that nothing else changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from opcast.datasets.clusters import Cluster
+from opcast.simulator.graph import Graph
+from opcast.simulator.passes.fuse import fuse
+from opcast.simulator.plan import Parallel, Plan, Stack
+from opcast.simulator.trace import Workload, trace
+
+CLUSTER = Cluster("c", "c", "h100_sxm")
+
+
+def fused(graph: Graph, *rules: str) -> Graph:
+    return fuse(graph, Plan(Parallel(), CLUSTER, Stack(fusion=rules)))
+
+
+@pytest.fixture(scope="module")
+def deepseek(small_model: Callable[..., dict[str, Any]]) -> Graph:
+    return trace(
+        small_model("deepseek_v3", layers=4), Workload("train", batch=2, seq_len=16, attention="fused"), "bf16"
+    )
+
+
+def gates(graph: Graph) -> Counter[tuple[str, str, str]]:
+    return Counter(
+        (node.phase, node.op.dtype, node.op.out_dtype)
+        for node, _ in graph.weighted()
+        if node.op is not None and node.op.kind == "gemm" and node.path.endswith("gate")
+    )
+
+
+def test_routers_multiply_in_16_bits_forward_and_tf32_backward(deepseek: Graph) -> None:
+    before, after = fused(deepseek, "moe"), fused(deepseek, "moe", "router")
+    assert {dtype for _, dtype, _ in gates(before)} == {"fp32"}
+    assert {key[1:] for key in gates(after) if key[0] == "forward"} == {("bf16", "fp32")}
+    assert {key[1:] for key in gates(after) if key[0] == "backward"} == {("tf32", "fp32")}
+    assert gates(after).total() == gates(before).total()
+
+
+def test_rows_of_experts_move_in_their_own_bits_and_arithmetic_stays(deepseek: Graph) -> None:
+    before, after = fused(deepseek, "moe"), fused(deepseek, "moe", "router")
+    moves = {n.op.dtype for n, _ in after.weighted() if n.op and n.op.kind == "moe_permute"}
+    assert moves == {"bf16"}
+    flops = [
+        sum(k * n.op.cost.flops for n, k in g.weighted() if n.op and n.op.cost.unit == "tensor")
+        for g in (before, after)
+    ]
+    assert flops[0] == flops[1]
+
+
+def test_routers_that_never_were_in_fp32_stay(small_model: Callable[..., dict[str, Any]]) -> None:
+    graph = trace(small_model("qwen3_moe", layers=4), Workload("train", batch=2, seq_len=16, attention="fused"), "bf16")
+    assert gates(fused(graph, "moe", "router")) == gates(fused(graph, "moe"))
