@@ -10,11 +10,12 @@ import numpy as np
 
 from ...datasets.devices import Device
 from ...datasets.ops import KINDS
-from ...models.predictor import ANY, Predictor
+from ...models.predictor import ANY, Prediction, Predictor
 from ...models.registry import Registry
 from .answers import Answers, Columns
 
 COMMUNICATION = ("collective", "expert_parallel")
+USUAL_NODE, USUAL_DTYPE = 8, "bf16"  # how most collectives are measured
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class LearnedEngine:
         answers = Answers.declined(len(next(iter(columns.values()))))
         predictor = self.predictor(kind, dtype)
         if predictor is not None:
-            found = predictor.predict(columns, dtype, out_dtype, self._as_known(predictor), cache)
+            found = self._predicted(predictor, kind, columns, dtype, out_dtype, cache)
             answers.latency_us[:] = found.latency_us
             answers.low_us[:] = found.low_us
             answers.high_us[:] = found.high_us
@@ -55,6 +56,24 @@ class LearnedEngine:
         if (kind, dtype) not in self._found:
             self._found[kind, dtype] = self._find(kind, dtype)
         return self._found[kind, dtype]
+
+    def _predicted(
+        self, predictor: Predictor, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str
+    ) -> Prediction:
+        """The predictor's answer; a collective that it does not know as asked is asked about in the usual form.
+
+        A collective moves bytes: neither their format nor the GPUs of the node that stay out of it matter much.
+        """
+        target = self._as_known(predictor)
+        found = predictor.predict(columns, dtype, out_dtype, target, cache)
+        if KINDS[kind].family != "collective" or found.in_envelope.all():
+            return found
+        inside = columns["ranks"] <= columns["ranks_per_node"]
+        whole = np.where(inside, np.maximum(columns["ranks_per_node"], USUAL_NODE), columns["ranks_per_node"])
+        usual = predictor.predict({**columns, "ranks_per_node": whole}, USUAL_DTYPE, USUAL_DTYPE, target, cache)
+        better = usual.in_envelope & ~found.in_envelope
+        pairs = zip(dataclasses.astuple(usual), dataclasses.astuple(found), strict=True)
+        return Prediction(*(np.where(better, one, other) for one, other in pairs))
 
     def _as_known(self, predictor: Predictor) -> Device:
         """The device as a predictor knows it: a variant goes by the name of what it varies."""

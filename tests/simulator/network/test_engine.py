@@ -82,6 +82,17 @@ def test_predictors_answer_inside_a_node_and_the_network_across(root: Path) -> N
     assert ask(alone, ops).engine.tolist() == ["learned"] * 3
 
 
+def test_a_group_of_few_ranks_or_another_format_inside_a_node_is_still_learned(root: Path) -> None:
+    fused = build_engine(H100, [], [root / "models" / "shipped"], cluster=CLUSTER)
+    usual, few, single = (
+        make_op("all_reduce", size_bytes=64 * MIB, ranks=4, ranks_per_node=per_node, link="nvlink", dtype=dtype)
+        for per_node, dtype in ((8, "bf16"), (4, "bf16"), (4, "fp32"))
+    )
+    found = ask(fused, [usual, few, single])
+    assert found.engine.tolist() == ["learned"] * 3
+    assert found.latency_us == pytest.approx(found.latency_us[0])
+
+
 def test_the_network_and_the_predictors_agree_inside_a_node(root: Path) -> None:
     learned = build_engine(H100, [], [root / "models" / "shipped"], ("learned",))
     ops = [
