@@ -44,7 +44,7 @@ def training_row(cells: Cells, folder: Path) -> TrainingRow:
     layout = layout_of(cells, devices, framework)
     precision, quantization = precision_of(cells.text("precision") or "BF16")
     micro_batch, global_batch = batches(cells, layout, framework)
-    recompute = recompute_of(cells.text("recompute"), framework)
+    recompute = recompute_of(cells.text("recompute"), framework, name)
     layout = sequence_parallel_of(cells, layout, framework)
     if framework == "nanotron" and layout.pp > 1:
         layout = Layout(**{**vars(layout), "stages": stages_by_cost(config, layout.pp)})
@@ -88,11 +88,16 @@ def layout_of(cells: Cells, devices: int, framework: str) -> Layout:
         pp=pp,
         vpp=(cells.whole("vp", USUAL_CHUNKS.get(framework, 1)) or 1) if pp > 1 else 1,
         cp=cp,
-        ep=cells.whole("ep"),
+        ep=cells.whole("ep") if cells.has("ep") else usual_ep(cells, devices, framework),
         dp=dp,
         zero_stage=zero,
         shard=shard if 0 < shard < dp * cp else 0,
     )
+
+
+def usual_ep(cells: Cells, devices: int, framework: str) -> int:
+    """Expert ranks where a row names DeepEP and no degree: a node's, as NeMo AutoModel's configurations have it."""
+    return min(devices, 8) if framework == "nemo_automodel" and "deepep" in cells.text("extra").lower() else 1
 
 
 def sequence_parallel_of(cells: Cells, layout: Layout, framework: str) -> Layout:
@@ -144,10 +149,15 @@ def batches(cells: Cells, layout: Layout, framework: str) -> tuple[int, int]:
     return micro, whole
 
 
-def recompute_of(text: str, framework: str) -> str:
-    """The policy: none, full, selective or selective:MODULES; torchtitan's selective one goes by ops, by default."""
+def recompute_of(text: str, framework: str, model: str = "") -> str:
+    """The policy: none, full, selective or selective:MODULES; torchtitan's selective one goes by ops, by default.
+
+    NeMo AutoModel's benchmark configurations checkpoint activations, all but GPT-OSS 20B's.
+    """
     words = text.lower().split("(")[0].split("/")[0].replace("+sp", "").strip()
     policy, _, modules = words.partition(":")
+    if framework == "nemo_automodel" and not words:
+        return "none" if "gpt-oss-20b" in model else "full"
     if framework == "torchtitan" and policy in ("", "selective"):
         return "ops"
     if policy not in ("selective", "full") or modules == "none":

@@ -294,6 +294,7 @@ def test_stages_by_cost_count_the_logits() -> None:
         ("selective(default)", "torchtitan", "ops"),
         ("", "torchtitan", "ops"),
         ("", "Megatron-Bridge", "none"),
+        ("", "NeMo AutoModel", "full"),
     ],
 )
 def test_recomputation_in_words(tmp_path: Path, said: str, source: str, policy: str) -> None:
