@@ -24,6 +24,7 @@ MEMORY = (
     ("peak_mem_alloc_gb", GB_IN_GIB, "allocated"),
     ("peak_mem_gb", 1.0, "reserved"),
 )
+LATENT = ("deepseek-v3", "kimi-k2")
 USUAL_CHUNKS = {"llama3": 8}  # a layer each of 126 over 16 stages, where the number of virtual stages is not published
 # From these containers on, recipes in block formats (Blackwell's) hold whole iterations in CUDA graphs.
 FULL_GRAPHS = re.compile(r"container (26\.(0[6-9]|1\d)|2[7-9]\.)")
@@ -152,12 +153,15 @@ def batches(cells: Cells, layout: Layout, framework: str) -> tuple[int, int]:
 def recompute_of(text: str, framework: str, model: str = "") -> str:
     """The policy: none, full, selective or selective:MODULES; torchtitan's selective one goes by ops, by default.
 
-    NeMo AutoModel's benchmark configurations checkpoint activations, all but GPT-OSS 20B's.
+    Where a row is silent, what the framework's published configurations have: NeMo AutoModel's checkpoint activations,
+    all but GPT-OSS 20B's; Megatron-Bridge's of latent attention make its wide projections again.
     """
     words = text.lower().split("(")[0].split("/")[0].replace("+sp", "").strip()
     policy, _, modules = words.partition(":")
     if framework == "nemo_automodel" and not words:
         return "none" if "gpt-oss-20b" in model else "full"
+    if framework == "megatron" and not words:
+        return "selective:mla_up_proj" if model.startswith(LATENT) else "none"
     if framework == "torchtitan" and policy in ("", "selective"):
         return "ops"
     if policy not in ("selective", "full") or modules == "none":

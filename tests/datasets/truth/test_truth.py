@@ -283,6 +283,15 @@ def test_stages_by_cost_count_the_logits() -> None:
         assert made[-1] <= made[0]
 
 
+def test_recipes_of_latent_attention_make_wide_projections_again() -> None:
+    from opcast.datasets.truth.training import recompute_of
+
+    assert recompute_of("", "megatron", "deepseek-v3") == "selective:mla_up_proj"
+    assert recompute_of("full", "megatron", "deepseek-v3") == "full"
+    assert recompute_of("", "megatron", "qwen3-30b-a3b") == "none"
+    assert recompute_of("", "nemo_automodel", "gpt-oss-20b") == "none"
+
+
 @pytest.mark.parametrize(
     ("said", "source", "policy"),
     [
