@@ -28,6 +28,12 @@ class Fault:
     retransmission: float = 0.0
 
     def __post_init__(self) -> None:
+        for name in ("bandwidth_factor", "extra_latency_us", "retransmission"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TopologyError(f"fault at {self.where}: {name}={value!r} must be a number")
+        if not isinstance(self.gone, bool):
+            raise TopologyError(f"fault at {self.where}: gone={self.gone!r} must be true or false")
         if not 0.0 < self.bandwidth_factor <= 1.0:
             raise TopologyError(f"fault at {self.where}: bandwidth_factor={self.bandwidth_factor:g} must lie in (0, 1]")
         if not self.extra_latency_us >= 0.0:
@@ -37,12 +43,26 @@ class Fault:
         if not 0.0 <= self.retransmission < 1.0:
             raise TopologyError(f"fault at {self.where}: retransmission={self.retransmission:g} must lie in [0, 1)")
 
+    @property
+    def soft(self) -> bool:
+        """Whether only bandwidth falls: routes and latencies stay as they are."""
+        return not (self.gone or self.extra_latency_us or self.retransmission)
+
+
+DRAWING = ("samples", "count", "seed", "kinds")
+SHORT = {"link": "where", "node": "where", "bandwidth": "bandwidth_factor"}
+
 
 def from_dicts(values: Iterable[Mapping[str, Any]]) -> list[Fault]:
-    """Faults as a config has them; TopologyError names an unknown key."""
+    """Faults as a config has them (``SHORT`` names will do); TopologyError names an unknown key."""
     known = Fault.__dataclass_fields__
     faults = []
-    for value in values:
+    if not isinstance(values, (list, tuple)):
+        raise TopologyError(f"faults={values!r} must be a list, such as [{{link: gpu0-leaf0, bandwidth: 0.5}}]")
+    for each in values:
+        if not isinstance(each, Mapping):
+            raise TopologyError(f"fault {each!r} must be a mapping, such as {{link: gpu0-leaf0, gone: true}}")
+        value = {SHORT.get(str(name), str(name)): figure for name, figure in each.items()}
         unknown = sorted(set(value) - set(known))
         if unknown or "where" not in value:
             what = f"has no setting {unknown[0]!r}" if unknown else "lacks 'where'"
@@ -87,3 +107,20 @@ def draw(topology: Topology, count: int, like: Fault, seed: int, kinds: Sequence
         raise TopologyError(f"{count} faults are more than the {len(places)} cables of {topology.name}")
     chosen = np.random.default_rng(seed).choice(len(places), count, replace=False)
     return [dataclasses.replace(like, where=places[each]) for each in sorted(chosen.tolist())]
+
+
+def drawing(settings: Mapping[str, Any], name: str) -> tuple[int, int, int, Fault, tuple[str, ...]]:
+    """(samples, count, seed, fault, kinds of link) of settings. TopologyError for what they cannot be."""
+    figures = {key: value for key, value in settings.items() if key not in DRAWING}
+    like = from_dicts([{**(figures or {"bandwidth_factor": 0.5}), "where": ""}])[0]
+    numbers = []
+    for key, usual, least in (("samples", 1, 1), ("count", 1, 1), ("seed", 0, 0)):
+        value = settings.get(key, usual)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise TopologyError(f"{name}.{key}={value!r} must be a whole number of at least {least}")
+        numbers.append(value)
+    kinds = settings.get("kinds") or ()
+    if isinstance(kinds, str):
+        kinds = (kinds,)
+    samples, count, seed = numbers
+    return samples, count, seed, like, tuple(kinds)

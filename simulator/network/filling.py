@@ -140,30 +140,43 @@ def simulate(
             rate[each] = 0.0
             for entry in range(a_start[each], a_start[each + 1]):
                 carried[a_link[entry]] += size[each] * a_weight[entry]
-            for position in range(f_start[each], f_start[each + 1]):
-                next_one = follower[position]
-                rest[next_one] -= 1
-                if rest[next_one] == 0:
-                    start[next_one] = max(now, release[next_one])
-                    heapq.heappush(heap, (start[next_one] + latency[next_one], order, np.int64(next_one)))
-                    order += 1
+            order = _wake(each, now, order, heap, start, latency, release, rest, f_start, follower)
         for each in fresh:
             running[each] = True
             moving[each] = now
             live.append(each)
-        for each in fresh:
-            for entry in range(a_start[each], a_start[each + 1]):
-                link = a_link[entry]
-                total = 0.0
-                for position in range(l_start[link], l_start[link + 1]):
-                    if running[l_activity[position]]:
-                        total += l_weight[position]
-                lowest = min(lowest, capacity[link] / total)
+        lowest = min(lowest, _level_of(fresh, a_start, a_link, l_start, l_activity, l_weight, capacity, running))
         if lowest < np.inf and len(live) > 0:
             _share_again(a_start, a_link, a_weight, l_start, l_activity, l_weight, capacity, live, rate, level, lowest)
         elif len(live) == 0:
             level[:] = np.inf
     return start, end, carried, full
+
+
+def _wake(each, now, order, heap, start, latency, release, rest, f_start, follower):
+    """Release what waited for an activity that ended; returns the order of the next event."""
+    for position in range(f_start[each], f_start[each + 1]):
+        next_one = follower[position]
+        rest[next_one] -= 1
+        if rest[next_one] == 0:
+            start[next_one] = max(now, release[next_one])
+            heapq.heappush(heap, (start[next_one] + latency[next_one], order, np.int64(next_one)))
+            order += 1
+    return order
+
+
+def _level_of(fresh, a_start, a_link, l_start, l_activity, l_weight, capacity, running):
+    """The lowest level at which links of fresh activities could fill: below it nothing changes."""
+    lowest = np.inf
+    for each in fresh:
+        for entry in range(a_start[each], a_start[each + 1]):
+            link = a_link[entry]
+            total = 0.0
+            for position in range(l_start[link], l_start[link + 1]):
+                if running[l_activity[position]]:
+                    total += l_weight[position]
+            lowest = min(lowest, capacity[link] / total)
+    return lowest
 
 
 def _share_again(a_start, a_link, a_weight, l_start, l_activity, l_weight, capacity, live, rate, level, lowest):
@@ -193,7 +206,7 @@ def compiled(name: str) -> Callable[..., Any]:
         import numba
     except ImportError:
         return functions[name]
-    for callee in (fill, _share_again):
+    for callee in (fill, _share_again, _wake, _level_of):
         numba.extending.register_jitable(callee)
     made: Callable[..., Any] = numba.njit(cache=True)(functions[name])
     return made

@@ -40,7 +40,9 @@ def classify(activities: Activities, bandwidth_gbps: np.ndarray) -> Classes:
     owner = np.repeat(np.arange(len(activities)), np.diff(activities.start))
     waiting = np.repeat(np.arange(len(activities)), np.diff(activities.waits_start))
     weight = _word(activities.weights)
-    own = _mixed(_word(activities.size_bytes) + _mixed(_word(activities.latency_us) + _mixed(_word(activities.release_us))))
+    own = _mixed(
+        _word(activities.size_bytes) + _mixed(_word(activities.latency_us) + _mixed(_word(activities.release_us)))
+    )
     capacity = _mixed(_word(np.asarray(bandwidth_gbps, dtype=np.float64)))
     of, on = _ranked(own), _ranked(capacity)
     while True:
