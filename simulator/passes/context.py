@@ -16,11 +16,13 @@ last rank decides. Weights' gradients are partial sums over the ``dp_cp`` group,
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..graph import Graph
 from ..plan import Plan, PlanError
-from .attend import Attention, attention_of, gathered, ring, scattered_heads
-from .draft import Draft, Item, Section
-from .tokens import share_tokens
+from .rewriting.draft import Draft, Item, Section
+from .rewriting.tokens import share_tokens
+from .sharding.attention import Attention, attention_of, gathered, ring, scattered_heads
 
 STYLES = {"ring": ring, "allgather": gathered, "ulysses": scattered_heads}
 
@@ -69,12 +71,8 @@ def _rewritten(draft: Draft, section: Section, item: Item, plan: Plan) -> list[I
     if call is None:
         return [item]
     nodes, buffers = STYLES[plan.parallel.cp_style](draft, section, item.node, call, plan.group("cp"), zigzag(plan))
-    frees = item.node.frees
     made = [Item(node) for node in nodes]
     made[0].change(host=item.node.host)
-    made[-1].change(frees=tuple(sorted((*frees, *buffers))))
-    if item.first is not None:
-        made[-1].first = tuple(sorted((*item.first, *buffers)))
-    if item.last is not None:
-        made[-1].last = tuple(sorted((*item.last, *buffers)))
+    made[-1] = Item(replace(made[-1].node, frees=item.node.frees), item.first, item.last)
+    made[-1].free(*buffers)
     return made

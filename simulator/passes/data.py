@@ -18,13 +18,12 @@ from dataclasses import replace
 from ...datasets.dtypes import itemsize
 from ..graph import Graph, Node
 from ..plan import Plan, Stack
-from .communication import collective
-from .draft import Draft, Item, Section
-from .families import GRADIENT, Family, Insertions, elements, families, renamed, summing, units
 from .micro_batches import REFRESH, SYNC, micro_batch_variant
-from .pointwise import elementwise
-from .sharded import buckets, gather_weights, scatter_gradients
-from .update import insert_update
+from .rewriting.draft import Draft, Insertions, Item, Section
+from .rewriting.nodes import collective, elementwise
+from .zero.families import GRADIENT, Family, families, renamed, summing, units
+from .zero.sharded import buckets, gather_weights, scatter_gradients
+from .zero.update import insert_update
 
 __all__ = ["data_parallel", "micro_batch_variant"]
 
@@ -97,7 +96,7 @@ def _widen(
     item, ids = section.items[position], section.ids(gradient)
     old = draft.dtype(gradient)
     dtype = old if stack.gradient_dtype == "same" else stack.gradient_dtype
-    numel = float(elements(draft, ids[:1])[0])
+    numel = float(draft.elements(ids[:1])[0])
     draft.sizes[ids] = round(numel * itemsize(dtype))
     draft.dtypes[ids] = draft.code(dtype)
     op, node = item.node.op, item.node

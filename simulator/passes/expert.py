@@ -17,7 +17,7 @@ optimizer state of experts are shared; experts that all tokens use (DeepSeek's s
 
 Exchanges run on the ``compute`` stream unless the stack's ``overlap`` names ``ep``. Tensor ranks without sequence
 parallelism hold the same tokens: each sends its part of them, and all gather the results. ``parallel.etp`` cuts every
-expert once more (:mod:`.expert_width`).
+expert once more (:mod:`.sharding.expert_width`).
 """
 
 from __future__ import annotations
@@ -36,12 +36,11 @@ from ...datasets.ops import LAYOUT, Op, make_op
 from ..graph import ROLES, Graph, Node
 from ..plan import Group, Plan, PlanError
 from ..trace.values import expert_counts
-from .communication import collective
-from .draft import Draft, Item, Section
-from .expert_width import free, gather_rows, narrow, place, scatter_rows
-from .families import elements
-from .split import nearest, share
-from .tokens import share_item
+from .rewriting.draft import Draft, Item, Section
+from .rewriting.nodes import collective
+from .rewriting.split import nearest, share
+from .rewriting.tokens import share_item
+from .sharding.expert_width import gather_rows, narrow, scatter_rows
 
 MODULE = re.compile(r"^(?:.*\.)?experts(?=\.|$)")
 MODES = ("normal", "low_latency", "alltoall")
@@ -169,7 +168,7 @@ def _share_region(draft: Draft, section: Section, region: Region, plan: Plan, in
         op = _product(item.node)
         if op is not None:
             shared = _fewer_experts(op, p.ep, parts, copies, busiest, bool(capacity))
-            item.change(op=shared, bytes_moved=int(shared.cost.bytes))
+            item.compute(shared)
     received, last = _entry(draft, region), _exit(draft, region)
     if received is None or last is None:
         return
@@ -235,7 +234,7 @@ def _exit(draft: Draft, region: Region) -> tuple[Item, int] | None:
 
 
 def _rows(draft: Draft, tensor: int, region: Region) -> bool:
-    size = float(elements(draft, np.array([tensor]))[0])
+    size = float(draft.elements(np.array([tensor]))[0])
     return size == region.numel and draft.roles[tensor] not in (*HELD, STATE)
 
 
@@ -249,8 +248,8 @@ def _dispatch(draft: Draft, section: Section, region: Region, entry: int, plan: 
     for item in users:
         item.change(reads=tuple(received if t == entry else t for t in item.node.reads))
     node = _exchange("ep_dispatch", region, plan, (entry,), (received,), copies, (dtype, dtype))
-    free(users[-1], received)
-    first = place(section, users[0])
+    users[-1].free(received)
+    first = section.place(users[0])
     section.items[first:first] = map(Item, (node, *_by_expert(region, plan, received, copies, dtype)))
     return received
 
@@ -275,7 +274,7 @@ def _combine(draft: Draft, section: Section, region: Region, last: tuple[Item, i
                 dtype=dtype,
             )
         )
-    after = place(section, item) + 1
+    after = section.place(item) + 1
     section.items[after:after] = [Item(node) for node in nodes]
 
 
@@ -361,12 +360,12 @@ def _share_weights(draft: Draft, section: Section, mine: np.ndarray, ep: int) ->
             item.change(op=op.replace(vocab=max(1, op.vocab // ep)))
         elif op is not None and only and op.kind not in PRODUCTS:
             shared = share(op, "elements", ep, uneven=True)
-            item.change(op=shared, bytes_moved=int(shared.cost.bytes))
+            item.compute(shared)
 
 
 def _share_optimizer(draft: Draft, mine: np.ndarray, ep: int) -> None:
     """Update the rank's own experts only: their moments, in the order of the weights, are shared like them."""
-    for item in [each for section in draft.sections for each in section.items]:
+    for _, item in draft.walk():
         node, op = item.node, item.node.op
         if op is None or op.kind != "adamw":
             continue
@@ -377,6 +376,6 @@ def _share_optimizer(draft: Draft, mine: np.ndarray, ep: int) -> None:
         states = np.array([t for t in node.reads if draft.roles[t] == STATE], dtype=np.int64)
         if len(states) % len(weights) == 0:
             mine[states] = np.tile(mine[weights], len(states) // len(weights))
-        numel = op.numel - round(float(elements(draft, own).sum()) * (1 - 1 / ep))
+        numel = op.numel - round(float(draft.elements(own).sum()) * (1 - 1 / ep))
         update = op.replace(numel=numel)
-        item.change(op=update, bytes_moved=int(update.cost.bytes))
+        item.compute(update)

@@ -21,12 +21,11 @@ import numpy as np
 from ...datasets.ops import Op
 from ..graph import ROLES, Graph, HostCalls, Node
 from ..plan import Plan
-from .draft import Draft, Item, Section
-from .liveness import free_after_last_use, freed, read_counts
-from .patterns import Match, Pattern, Rule, matches_path, name_of
-from .remake import Fused, remake
-from .rules import rules_named
-from .shards import span
+from .fusion.patterns import Match, Pattern, Rule, matches_path, name_of
+from .fusion.remake import Fused, remake
+from .fusion.rules import rules_named
+from .rewriting.draft import Draft, Item, Section
+from .rewriting.lifetimes import free_after_last_use, freed, read_counts
 
 
 @dataclass
@@ -44,7 +43,7 @@ class Fusing:
     def __post_init__(self) -> None:
         self.released = freed(self.draft)
         self.cached = self.draft.roles == ROLES.index("cache")
-        self.makers = {t: item.node.path for _, item in self.draft.items() for t in item.node.writes}
+        self.makers = {t: item.node.path for _, item in self.draft.walk() for t in item.node.writes}
         self.recount()
 
     def recount(self) -> None:
@@ -54,14 +53,14 @@ class Fusing:
     def count(self, section: Section, node: Node, change: int) -> None:
         """Note that a node of a section came (1) or went (-1)."""
         for tensor in dict.fromkeys(node.reads):
-            ids, times = span(section, tensor), 1 if section.steps.get(tensor, 0) else section.repeat
+            ids, times = section.span(tensor), 1 if section.steps.get(tensor, 0) else section.repeat
             self.reads[ids] += change * times
             if node.phase == "forward":
                 self.ahead[ids] += change * times
 
     def only_within(self, section: Section, tensor: int, members: Sequence[Node], phase: str = "") -> bool:
         """Whether nobody but ``members`` reads a tensor of theirs (in a phase, or at all), and it dies."""
-        ids = span(section, tensor)
+        ids = section.span(tensor)
         own = sum(tensor in node.reads for node in members) * (1 if section.steps.get(tensor, 0) else section.repeat)
         counts = self.ahead if phase == "forward" else self.reads
         return bool(np.all(counts[ids] == own) and np.all(self.released[ids]))
@@ -269,7 +268,7 @@ def _settle(state: Fusing, kernel: Fused) -> None:
     match = replace(kernel.match, inputs=node.reads, outputs=node.writes, results=results)
     op = kernel.pattern.kernel(match) if node.reads and node.writes else None
     if op is not None and int(op.cost.bytes) <= node.bytes_moved:
-        kernel.item.change(op=op, bytes_moved=int(op.cost.bytes))
+        kernel.item.compute(op)
 
 
 def _kernel(op: Op, rule: Rule, match: Match) -> Node:

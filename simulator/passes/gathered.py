@@ -10,10 +10,10 @@ import numpy as np
 
 from ..graph import Graph, Node
 from ..plan import Plan
-from .draft import Draft, Item
-from .frees import free_late, release, rename, span, unfree
-from .layers import Layer, covers, found_layers, mapping
 from .pipeline import layer_stack
+from .rewriting.draft import Draft, Item
+from .rewriting.layers import Layer, covers, found_layers, mapping
+from .rewriting.lifetimes import free_late, unfree
 
 
 def keep_gathered(graph: Graph, plan: Plan) -> Graph:
@@ -35,8 +35,8 @@ def keep_gathered(graph: Graph, plan: Plan) -> Graph:
             if not all(used):
                 continue
             whole = item.node.writes[0]
-            moved += [span(layer.section, whole), span(layer.section, part)]
-            late += [span(partner.section, mapping(layer, partner)(whole)) for partner in partners]
+            moved += [layer.section.span(whole), layer.section.span(part)]
+            late += [partner.section.span(mapping(layer, partner)(whole)) for partner in partners]
             readers = [i for i in layer.section.items if part in (*i.node.reads, *i.node.writes)]
             frees.append((readers[-1], part))
     masks = np.zeros((2, len(draft.sizes)), dtype=bool)
@@ -45,7 +45,7 @@ def keep_gathered(graph: Graph, plan: Plan) -> Graph:
             mask[ids] = True
     unfree(draft, masks[0])
     for item, part in frees:
-        release(item, (part,))
+        item.free(part)
     free_late(draft, masks[1])
     return draft.graph()
 
@@ -66,5 +66,5 @@ def _replace(layer: Layer, partner: Layer, part: int, whole: int) -> bool:
         return False
     section.items.remove(uses[0])
     for item in section.items:
-        rename(item, {uses[0].node.writes[0]: there(whole)})
+        item.rename({uses[0].node.writes[0]: there(whole)})
     return True

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from ..graph import Graph
-from .draft import Draft, Item, Section
-from .families import GRADIENT, Insertions, elements, renamed
-from .pointwise import elementwise
+from .rewriting.draft import Draft, Insertions, Item, Section
+from .rewriting.nodes import elementwise
+from .zero.families import GRADIENT, renamed
 
 SYNC, REFRESH = "sync.", "refresh."
 
@@ -40,21 +40,17 @@ def _runs(item: Item, first: bool, last: bool) -> bool:
 def _keep_gathered(draft: Draft) -> None:
     """Weights gathered once for all micro-batches stay until the last."""
     kept = np.zeros(len(draft.sizes), dtype=bool)
-    for section, item in draft.items():
+    for section, item in draft.walk():
         if item.node.source.startswith(REFRESH):
             for tensor in item.node.writes:
                 kept[section.ids(tensor)] = draft.role(tensor) == "buffer"
     if not kept.any():
         return
 
-    def without(tensors: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(t for t in tensors if not kept[t])
-
-    for item in (item for section in draft.sections for item in section.items):
+    gathered = np.flatnonzero(kept).tolist()
+    for _, item in draft.walk():
         if not item.node.source.startswith(REFRESH):
-            item.change(frees=without(item.node.frees))
-            item.first = None if item.first is None else without(item.first)
-            item.last = None if item.last is None else without(item.last)
+            item.keep(*gathered)
 
 
 def _accumulate(draft: Draft) -> None:
@@ -75,7 +71,7 @@ def _accumulate(draft: Draft) -> None:
         section, position = places[0]
         if gradient in leaving or gradient in section.items[position].node.reads:
             continue
-        numel, dtype = float(elements(draft, np.array([gradient]))[0]), draft.dtype(gradient)
+        numel, dtype = float(draft.elements(np.array([gradient]))[0]), draft.dtype(gradient)
         made = renamed(draft, gradient, places, float(draft.sizes[gradient]), dtype)
         section, position = places[-1]
         node = section.items[position].node

@@ -12,12 +12,12 @@ import numpy as np
 
 from ..graph import ROLES, Graph, Node
 from ..plan import OFFLOAD, Plan, PlanError
-from .draft import Draft, Item, Section
-from .families import STATE, Insertions
-from .frees import free_late, release, rename, span, unfree
-from .layers import Layer, covers, found_layers, mapping, read_ids
 from .pipeline import layer_stack
-from .pointwise import copied
+from .rewriting.draft import Draft, Insertions, Item, Section
+from .rewriting.layers import Layer, covers, found_layers, mapping, read_ids
+from .rewriting.lifetimes import free_late, unfree
+from .rewriting.nodes import copied
+from .zero.families import STATE
 
 ACTIVATION, CACHE = ROLES.index("activation"), ROLES.index("cache")
 STAGING_BYTES = 512 * 2**20  # of optimizer state on the device at a time
@@ -99,7 +99,7 @@ def _caches(draft: Draft) -> None:
             staging = draft.local(section, size, draft.dtype(tensor))
             for item in section.items:
                 item.change(reads=tuple(staging if t == tensor else t for t in item.node.reads))
-            release(section.items[last[tensor]], (staging,))
+            section.items[last[tensor]].free(staging)
             copy = copied(
                 "copy.cache_in",
                 size,
@@ -135,7 +135,7 @@ def _activations(draft: Draft, stack: str) -> None:
             continue
         taken.update(kept)
         size = float(draft.sizes[list(kept)].sum())
-        moved += [span(layer.section, tensor) for tensor in kept]
+        moved += [layer.section.span(tensor) for tensor in kept]
         item, outside = _send(draft, layer, kept, size)
         sent.append((item, kept))
         for partner in partners:
@@ -146,7 +146,7 @@ def _activations(draft: Draft, stack: str) -> None:
             mask[ids] = True
     unfree(draft, masks[0])
     for item, kept in sent:
-        release(item, kept)
+        item.free(*kept)
     free_late(draft, masks[1])
 
 
@@ -168,7 +168,7 @@ def _kept(draft: Draft, layer: Layer, partners: list[Layer], reads: dict[int, np
         if draft.roles[tensor] != ACTIVATION or shared or twin or tensor in freed:
             continue
         used = all(reads[id(p.section)][mapping(layer, p)(tensor)] for p in partners)
-        if used and not others[span(section, tensor)].any():
+        if used and not others[section.span(tensor)].any():
             kept.append(tensor)
     return tuple(kept)
 
@@ -192,7 +192,7 @@ def _fetch(draft: Draft, layer: Layer, partner: Layer, kept: tuple[int, ...], si
     section, there = partner.section, mapping(layer, partner)
     names = {there(tensor): _local(draft, section, tensor) for tensor in kept}
     for item in section.items:
-        rename(item, names)
+        item.rename(names)
     brought = set(names.values())
     position = next(p for p, item in enumerate(section.items) if not brought.isdisjoint(item.node.reads))
     token: tuple[int, ...] = ()
@@ -214,7 +214,7 @@ def _fetch(draft: Draft, layer: Layer, partner: Layer, kept: tuple[int, ...], si
         stream=COPY,
     )
     section.items.insert(position, Item(copy))
-    return [span(section, made) for made in names.values()]
+    return [section.span(made) for made in names.values()]
 
 
 def _local(draft: Draft, section: Section, tensor: int) -> int:

@@ -16,14 +16,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from ...datasets.ops import LAYOUT, Op
-from ..graph import ROLES, Graph, Node
+from ..graph import Graph, Node
 from ..plan import Plan
-from .draft import Draft, Item, Section
-from .liveness import free_after_last_use, freed
 from .reorder import COMPUTE, reorder_section
+from .rewriting.draft import Draft, Item, Section
+from .rewriting.lifetimes import free_after_last_use, freed
 
 GROUPS = ("tp", "etp", "ep", "cp")
 
@@ -46,8 +44,7 @@ def overlap(graph: Graph, plan: Plan) -> Graph:
             if item.node.group in groups and item.node.stream == COMPUTE:
                 item.change(stream=f"comm:{item.node.group}")
         reorder_section(section)
-    fresh = draft.roles[len(released) :] == ROLES.index("activation")
-    free_after_last_use(draft, np.concatenate([released, fresh]))
+    free_after_last_use(draft, released)
     return draft.graph()
 
 

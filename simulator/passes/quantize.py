@@ -27,12 +27,13 @@ import numpy as np
 
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import KINDS, LAYOUT, Op, make_op
-from ..graph import ROLES, Graph, Node
+from ..graph import Graph, Node
 from ..plan import Plan, PlanError
-from .draft import Draft, Item, Section
-from .liveness import free_after_last_use, freed
+from .fusion.remake import Use, renamed
 from .micro_batches import REFRESH
-from .remake import Use, renamed
+from .rewriting.draft import Draft, Item, Section
+from .rewriting.lifetimes import free_after_last_use, freed
+from .rewriting.nodes import kernel
 
 HIGH = ("bf16", "fp16")
 SKIP = r"lm_head|embed_out|(^|\.)(output|score|gate|router)$"
@@ -86,7 +87,7 @@ def quantize(graph: Graph, plan: Plan) -> Graph:
         _store_keys(draft, kv_dtype)
     if plan.quantization:
         recipe = _recipe(plan.quantization)
-        training = any(item.node.phase == "backward" for _, item in draft.items())
+        training = any(item.node.phase == "backward" for _, item in draft.walk())
         if training and not recipe.copies:
             able = ", ".join(name for name, known in RECIPES.items() if known.copies)
             raise PlanError(f"quantization={plan.quantization} is for inference; training can take {able}")
@@ -136,11 +137,7 @@ class _Rounding:
             for tensor, (section, _) in weights.items():
                 if tensor not in others:
                     self._store(section, tensor)
-        free_after_last_use(self.draft, self._flags())
-
-    def _flags(self) -> np.ndarray:
-        fresh = self.draft.roles[len(self.released) :] == ROLES.index("activation")
-        return np.concatenate([self.released, fresh])
+        free_after_last_use(self.draft, self.released)
 
     def _weight(self, tensor: int) -> bool:
         return self.draft.role(tensor) in ("weight", "frozen")
@@ -176,12 +173,12 @@ class _Rounding:
             made += self._weights(section, node, op, own)
         changed = op.replace(dtype=self.plan.quantization, out_dtype=op.out_dtype)
         reads = tuple(dict.fromkeys(names.get(t, t) for t in node.reads))
-        item.change(op=changed, reads=reads, bytes_moved=int(changed.cost.bytes))
+        item.compute(changed, reads=reads)
         return made
 
     def _matrix(self, tensor: int, op: Op) -> bool:
         """Whether a weight is a matrix of a dtype that the recipe rounds, not a bias."""
-        larger = op.kind == "fused_moe" or self._elements(tensor) > op.n
+        larger = op.kind == "fused_moe" or self.draft.numel(tensor) > op.n
         return larger and self.draft.dtype(tensor) in HIGH
 
     def _operand(self, tensor: int, op: Op) -> bool:
@@ -212,7 +209,7 @@ class _Rounding:
         if self.training and node.phase != "backward":
             for tensor, copy in zip(tensors, copies[1], strict=True):
                 self.kept.update((int(i), (section, tensor, copy)) for i in section.ids(tensor))
-        numel = sum(map(self._elements, tensors))
+        numel = sum(map(self.draft.numel, tensors))
         rows = _tokens(op) if numel % _tokens(op) == 0 else 1
         return self._nodes(section, node, tuple(tensors), copies, rows, numel // rows)
 
@@ -220,18 +217,15 @@ class _Rounding:
         """The nodes that round weights, in the first micro-batch of a step."""
         if not tensors:
             return []
-        rows = ceil(sum(map(self._elements, tensors)) / op.k)
+        rows = ceil(sum(map(self.draft.numel, tensors)) / op.k)
         copies = tuple(self._copy(section, t, self.recipe.weight) for t in tensors)
         made = self._nodes(section, node, tuple(tensors), [copies], rows, op.k)
         for item in made:
             item.change(source=f"{REFRESH}{item.node.source}")
         return made
 
-    def _elements(self, tensor: int) -> int:
-        return int(self.draft.sizes[tensor] / itemsize(self.draft.dtype(tensor)))
-
     def _copy(self, section: Section, tensor: int, dtype: str) -> int:
-        return self.draft.local(section, ceil(self._elements(tensor) * itemsize(dtype)), dtype)
+        return self.draft.local(section, ceil(self.draft.numel(tensor) * itemsize(dtype)), dtype)
 
     def _nodes(
         self,
@@ -246,8 +240,7 @@ class _Rounding:
         recipe, made = self.recipe, []
 
         def add(op: Op, name: str, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
-            moved = int(op.cost.bytes)
-            made.append(Item(Node(op, f"fused.{name}", node.path, node.phase, reads, writes, moved)))
+            made.append(Item(kernel(op, f"fused.{name}", node.path, node.phase, reads, writes)))
 
         dtype, out = self.draft.dtype(tensors[0]), self.draft.dtype(copies[0][0])
         whole = make_op("quantize", rows=rows, cols=cols, block=recipe.block, dtype=dtype, out_dtype=out)
@@ -270,7 +263,7 @@ class _Rounding:
         draft, ids = self.draft, section.ids(tensor)
         if draft.dtype(tensor) not in HIGH:
             return
-        numel = int(draft.sizes[tensor] / itemsize(draft.dtype(tensor)))
+        numel = draft.numel(tensor)
         scales = ceil(numel / self.recipe.weight_block) if self.recipe.weight_block else 1
         draft.sizes[ids] = ceil(numel * itemsize(self.recipe.weight))
         draft.dtypes[ids] = draft.code(self.recipe.weight)
@@ -295,8 +288,8 @@ def _store_keys(draft: Draft, kv_dtype: str) -> None:
             mine = cache & (draft.dtypes == code)
             draft.sizes[mine] = draft.sizes[mine] // 2
             draft.dtypes[mine] = draft.code(kv_dtype)
-    for item in [item for section in draft.sections for item in section.items]:
+    for _, item in draft.walk():
         op = item.node.op
         if op is not None and "kv_dtype" in KINDS[op.kind].names and item.node.phase == "forward":
             changed = op.replace(kv_dtype=kv_dtype)
-            item.change(op=changed, bytes_moved=int(changed.cost.bytes))
+            item.compute(changed)

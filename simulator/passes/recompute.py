@@ -23,10 +23,10 @@ import numpy as np
 
 from ..graph import ROLES, Block, Graph, Node, layer_of, shift_path
 from ..plan import Plan, PlanError
-from .draft import Draft, Item, Section
-from .frees import free_late, release, rename, span, unfree
-from .layers import Layer, covers, found_layers, mapping, read_ids
 from .pipeline import boundaries, layer_stack, slice_block
+from .rewriting.draft import Draft, Item, Section
+from .rewriting.layers import Layer, covers, found_layers, mapping, read_ids
+from .rewriting.lifetimes import free_late, unfree
 
 MODULES = ("core_attn", "mlp", "moe", "shared_experts", "moe_act", "layernorm", "mla_up_proj")
 DISCARDED = ("moe_act", "layernorm", "mla_up_proj")
@@ -218,7 +218,7 @@ class _Rewriter:
         freed = {t for item in section.items for t in item.node.frees}
         for tensor in work.made:
             if tensor not in freed:
-                self.moved.append(span(section, tensor))
+                self.moved.append(section.span(tensor))
                 uses = [i for i in section.items if tensor in i.node.reads or tensor in i.node.writes]
                 self.frees.append((uses[-1], tensor))
 
@@ -241,7 +241,7 @@ class _Rewriter:
             for tensor in section.items[position].node.writes if position not in chosen[number].saved else ():
                 step = section.steps.get(tensor, 0)
                 carried = step != 0 and tensor - step in readers
-                elsewhere = bool(others[span(section, tensor)].any())
+                elsewhere = bool(others[section.span(tensor)].any())
                 outside = any(p not in region_of for p in readers.get(tensor, ())) and not chosen[number].discards
                 if self.draft.roles[tensor] == ACTIVATION and not (carried or elsewhere or outside):
                     made[tensor] = number
@@ -262,9 +262,9 @@ class _Rewriter:
         names = {t: 0 for p in again for t in work.node(p).writes}
         for tensor in names:
             names[tensor] = self.draft.local(target, float(self.draft.sizes[tensor]), self.draft.dtype(tensor))
-            self.late.append(span(target, names[tensor]))
+            self.late.append(target.span(names[tensor]))
         for item in target.items:
-            rename(item, {t: names[original] for t, original in known.items() if original in names})
+            item.rename({t: names[original] for t, original in known.items() if original in names})
         _feed(work, again, first)
         for number in sorted(first):
             copies = []
@@ -275,8 +275,8 @@ class _Rewriter:
                 inner = {t for t in node.reads if t in names and (t in work.made or t in own)}
                 for tensor in node.reads:
                     if tensor not in inner and self.draft.roles[tensor] == ACTIVATION:
-                        self.moved.append(span(target, there(tensor)))
-                        self.late.append(span(target, there(tensor)))
+                        self.moved.append(target.span(there(tensor)))
+                        self.late.append(target.span(there(tensor)))
                 node = replace(
                     node,
                     phase="recompute",
@@ -305,7 +305,7 @@ class _Rewriter:
     def finish(self) -> Graph:
         """The graph with all copies in place and every tensor freed after its last use."""
         for section, before, copies in self.copies:
-            position = next(i for i, item in enumerate(section.items) if item is before)
+            position = section.place(before)
             section.items[position:position] = copies
         moved, late = np.zeros((2, len(self.draft.sizes)), dtype=bool)
         for ids in self.moved:
@@ -314,7 +314,7 @@ class _Rewriter:
             late[ids] = True
         unfree(self.draft, moved)
         for item, tensor in self.frees:
-            release(item, (tensor,))
+            item.free(tensor)
         free_late(self.draft, late)
         return self.draft.graph()
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from ..graph import Graph, Node
 from ..plan import Plan
-from .draft import Draft, Item, Section
-from .liveness import free_after_last_use, freed
+from .rewriting.draft import Draft, Item, Section
+from .rewriting.lifetimes import free_after_last_use, freed
 
 COMPUTE = "compute"
 

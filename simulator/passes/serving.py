@@ -16,14 +16,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 
-import numpy as np
-
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import Op, make_op
 from ..graph import Graph, Node
 from ..plan import Plan
-from .draft import Draft, Item, Section
-from .liveness import free_after_last_use, freed
+from .rewriting.draft import Draft, Item, Section
+from .rewriting.lifetimes import free_after_last_use, freed
+from .rewriting.nodes import kernel
 
 ATTENTION = ("attention_prefill", "attention_decode", "mla_prefill", "mla_decode")
 APPENDS = ("aten.index_copy_", "aten.copy_", "aten.cat")
@@ -47,7 +46,8 @@ def serve(graph: Graph, plan: Plan) -> Graph:
     for section in draft.sections:
         for step in steps:
             step(draft, section)
-    return _closed(draft, released)
+    free_after_last_use(draft, released)
+    return draft.graph()
 
 
 def bare(graph: Graph, plan: Plan) -> Graph:
@@ -64,10 +64,11 @@ def bare(graph: Graph, plan: Plan) -> Graph:
             (dropped if _known(draft, item.node) else kept).update(tensors)
         section.items = [item for item in section.items if not _known(draft, item.node)]
     gone = dropped - kept
-    for item in (item for section in draft.sections for item in section.items):
+    for _, item in draft.walk():
         if not gone.isdisjoint(item.node.reads):
             item.change(reads=tuple(t for t in item.node.reads if t not in gone))
-    return _closed(draft, released)
+    free_after_last_use(draft, released)
+    return draft.graph()
 
 
 def rounded(graph: Graph, plan: Plan) -> Graph:
@@ -84,7 +85,8 @@ def rounded(graph: Graph, plan: Plan) -> Graph:
             elif made.keys() & set(item.node.reads):
                 item.change(reads=tuple(dict.fromkeys(made.get(t, t) for t in item.node.reads)))
         section.items = [item for item in section.items if _kind(item) != "quantize"]
-    return _closed(draft, released)
+    free_after_last_use(draft, released)
+    return draft.graph()
 
 
 def ungrouped(graph: Graph, plan: Plan) -> Graph:
@@ -96,7 +98,7 @@ def ungrouped(graph: Graph, plan: Plan) -> Graph:
     if "ungrouped_decode" not in plan.stack.fusion:
         return graph
     draft = Draft(graph)
-    for item in (item for section in draft.sections for item in section.items):
+    for _, item in draft.walk():
         if item.node.op is not None and item.node.op.kind == "attention_decode":
             op = item.node.op
             heads = max(round(op.heads_kv + REREAD * (op.heads_q - op.heads_kv)), 1)
@@ -112,13 +114,6 @@ def _known(draft: Draft, node: Node) -> bool:
         return True
     numbers = node.writes and all(draft.dtype(t) in WHOLE_NUMBERS for t in node.writes)
     return bool(numbers) and not ROUTED.search(node.path)
-
-
-def _closed(draft: Draft, released: np.ndarray) -> Graph:
-    """The graph, with lifetimes settled; tensors that were added die after their last use."""
-    fresh = np.ones(len(draft.sizes) - len(released), dtype=bool)
-    free_after_last_use(draft, np.concatenate([released, fresh]))
-    return draft.graph()
 
 
 # --- attention -------------------------------------------------------------------------------------------
@@ -374,15 +369,7 @@ def _replace(section: Section, members: list[Item], op: Op, source: str, path: s
 
 
 def _node(like: Node, op: Op, source: str, path: str, reads: Iterable[int], writes: Iterable[int]) -> Node:
-    return Node(
-        op=op,
-        source=source,
-        path=path,
-        phase=like.phase,
-        reads=tuple(dict.fromkeys(reads)),
-        writes=tuple(writes),
-        bytes_moved=int(op.cost.bytes),
-    )
+    return kernel(op, source, path, like.phase, tuple(dict.fromkeys(reads)), tuple(writes))
 
 
 def _kind(item: Item) -> str:

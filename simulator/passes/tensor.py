@@ -12,22 +12,21 @@ collectives where a sum meets an op that cannot go on with its summands, or a sh
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import ceil
 from typing import Any
 
 import numpy as np
 
 from ...datasets.dtypes import itemsize
-from ...datasets.ops import Op, make_op
+from ...datasets.ops import Op
 from ..graph import ROLES, Graph, Node
 from ..plan import Group, Plan, PlanError
 from ..trace.optimizer import MOMENTS
-from .communication import collective
-from .draft import Draft, Item, Section, insert
-from .shards import DONE, EXPERT_SUM, FEATURES, GRADIENT_SUM, SCALAR_SUM, SUM, VOCAB
-from .sharing import Sharing, Work
-from .split import nearest
+from .rewriting.draft import Draft, Item, Section
+from .rewriting.nodes import collective, elementwise
+from .rewriting.split import nearest
+from .sharding.shards import DONE, EXPERT_SUM, FEATURES, GRADIENT_SUM, SCALAR_SUM, SUM, VOCAB
+from .sharding.sharing import Sharing, Work
 
 MAX_ROUNDS = 6
 JOINT = ("elementwise", "rms_norm", "layer_norm")
@@ -132,17 +131,15 @@ class _Walk:
     def _add(self, tensor: int, other: int, near: Node) -> None:
         if self.write:
             numel, dtype = int(self.shards.numel[tensor]), self.draft.dtype(tensor)
-            op = make_op("elementwise", numel=numel, inputs=2, dtype=dtype)
-            moved = int(op.cost.bytes)
-            node = Node(op, "aten.add_", near.path, near.phase, (tensor, other), (tensor,), moved)
-            self.done.append(Item(node))
+            about: Any = {"phase": near.phase, "path": near.path, "dtype": dtype}
+            self.done.append(Item(elementwise("aten.add_", numel, (tensor, other), (tensor,), inputs=2, **about)))
 
     def _keep_full(self, item: Item) -> None:
         """Summands that go into another sum are as large as all tokens until then."""
         for tensor in (t for t in item.node.frees if t in item.node.reads and self.shards.pending[t] == SUM):
             full = self.draft.local(self.section, int(self.draft.sizes[tensor]), self.draft.dtype(tensor))
             for other in (*self.done, item):
-                rename(other, tensor, full)
+                other.rename({tensor: full})
 
     def _rewrite(self, item: Item, work: Work) -> None:
         """Give a node its share: the op, gathered operands, and the collectives over statistics before it."""
@@ -185,7 +182,7 @@ class _Walk:
         """Free what was gathered of a tensor with its last use: the tensor changes, or the section ends."""
         full, item = self.gathered.pop(tensor, (0, None))
         if item is not None:
-            release(item, full)
+            item.free(full)
 
     def _sum(self, tensor: int) -> None:
         """Sum a tensor over ranks where it was last written: everywhere, or in shares of its tokens."""
@@ -205,9 +202,9 @@ class _Walk:
         else:
             full = self.draft.local(self.section, size, dtype)
             for item in self.done[writers[0] : last + 1]:
-                rename(item, tensor, full)
+                item.rename({tensor: full})
             node = collective("reduce_scatter", size, group, (full,), (tensor,), frees=(full,), **given)
-        insert(self.done, last + 1, [node])
+        self.done.insert(last + 1, Item(node))
 
     def _statistics(self, item: Item, count: int) -> None:
         """Sums and maxima over the vocabulary, a number a token each, which softmax and loss need of all ranks."""
@@ -220,7 +217,7 @@ class _Walk:
             group = self.sharing.plan.group("tp")
             self.done.append(Item(collective("all_reduce", size, group, reads, (made,), **given)))
         item.change(reads=(*item.node.reads, made))
-        release(item, made)
+        item.free(made)
 
     def _leave(self) -> None:
         """Settle what a section leaves behind: sums that others read, and what was gathered in it."""
@@ -235,8 +232,8 @@ class _Walk:
 
     def finish(self) -> None:
         """Sum the gradients of whole weights, or gather the logits of inference; shrink the optimizer."""
-        optimizer = [(s, i) for s, i in self.draft.items() if i.node.phase == "optimizer"]
-        if any(item.node.phase == "backward" for _, item in self.draft.items()):
+        optimizer = [(s, i) for s, i in self.draft.walk() if i.node.phase == "optimizer"]
+        if any(item.node.phase == "backward" for _, item in self.draft.walk()):
             self._sum_gradients(optimizer[0][0] if optimizer else None)
         else:
             self._gather_logits()
@@ -258,12 +255,12 @@ class _Walk:
         ids, size = tuple(where.tolist()), int(self.draft.sizes[where].sum())
         dtype, group = self.draft.dtype(ids[0]), self.sharing.plan.group("tp")
         node = collective("all_reduce", size, group, ids, ids, phase="optimizer", path="optimizer", dtype=dtype)
-        insert(section.items, 0, [node])
+        section.items.insert(0, Item(node))
 
     def _gather_logits(self) -> None:
         """Inference gives out logits of the whole vocabulary."""
         last = None
-        for section, item in self.draft.items():
+        for section, item in self.draft.walk():
             made = [t for t in item.node.writes if t < len(self.shards.kind) and self.shards.kind[t] == VOCAB]
             last = (section, item, made[0]) if made else last
         if last is None:
@@ -273,7 +270,7 @@ class _Walk:
         whole = self.draft.local(section, size, dtype)
         given: Any = {"phase": item.node.phase, "path": item.node.path, "dtype": dtype}
         node = collective("all_gather", size, self.sharing.plan.group("tp"), (tensor,), (whole,), **given)
-        insert(section.items, section.items.index(item) + 1, [node])
+        section.items.insert(section.place(item) + 1, Item(node))
 
     def _shrink(self, item: Item) -> None:
         """An optimizer step over shares of weights; its state follows the weights."""
@@ -285,25 +282,4 @@ class _Walk:
             state = reads[first : first + op.tensors]
             sizes[state] = np.ceil(full[state] * (sizes[weights] / full[weights]) - 1e-6).astype(np.int64)
         numel = int(sizes[weights].sum() / itemsize(op.dtype))
-        shared = op.replace(numel=numel)
-        item.node = replace(item.node, op=shared, bytes_moved=int(shared.cost.bytes))
-
-
-def release(item: Item, tensor: int) -> None:
-    """Let an item free one more tensor, in every repetition."""
-    item.change(frees=tuple(sorted((*item.node.frees, tensor))))
-    item.first = item.first if item.first is None else tuple(sorted((*item.first, tensor)))
-    item.last = item.last if item.last is None else tuple(sorted((*item.last, tensor)))
-
-
-def rename(item: Item, tensor: int, name: int) -> None:
-    """Call a tensor otherwise in one item."""
-
-    def renamed(tensors: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(name if t == tensor else t for t in tensors)
-
-    node = item.node
-    if tensor in node.reads or tensor in node.writes or tensor in node.frees:
-        item.change(reads=renamed(node.reads), writes=renamed(node.writes), frees=renamed(node.frees))
-        item.first = item.first if item.first is None else renamed(item.first)
-        item.last = item.last if item.last is None else renamed(item.last)
+        item.compute(op.replace(numel=numel))

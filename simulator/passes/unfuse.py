@@ -9,15 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
-
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import Op, make_op
 from ..graph import NO_CALLS, Graph, Node
 from ..plan import Plan
-from .attend import Attention, attention_of
-from .draft import Draft, Item, Section
-from .liveness import free_after_last_use, freed
+from .rewriting.draft import Draft, Item, Section
+from .rewriting.lifetimes import free_after_last_use, freed
+from .sharding.attention import Attention, attention_of
 
 
 class Kept(NamedTuple):
@@ -34,7 +32,7 @@ def unfuse_attention(graph: Graph, plan: Plan) -> Graph:
         return graph
     draft = Draft(graph)
     released = freed(draft)
-    training = any(item.node.phase == "backward" for _, item in draft.items())
+    training = any(item.node.phase == "backward" for _, item in draft.walk())
     kept: dict[int, Kept] = {}  # by the id of the statistics that the fused kernel writes, in every repetition
     for section in draft.sections:
         items: list[Item] = []
@@ -49,9 +47,7 @@ def unfuse_attention(graph: Graph, plan: Plan) -> Graph:
                 nodes = _forward(draft, section, item.node, call, kept if training else None)
             items += [Item(node) for node in nodes]
         section.items = items
-    extended = np.ones(len(draft.sizes), dtype=bool)
-    extended[: len(released)] = released
-    free_after_last_use(draft, extended)
+    free_after_last_use(draft, released)
     return draft.graph()
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from opcast.datasets.clusters import Cluster
 from opcast.datasets.ops import attended_pairs
 from opcast.simulator.graph import Graph
-from opcast.simulator.passes.attend import ring_parts
 from opcast.simulator.passes.context import context_parallel
+from opcast.simulator.passes.sharding.attention import ring_parts
 from opcast.simulator.plan import Parallel, Plan, PlanError
 from opcast.simulator.trace import Workload, trace
 

@@ -17,7 +17,7 @@ PLAN = Plan(Parallel(), CLUSTER)
 SOURCE = """
 from dataclasses import replace
 from opcast.datasets.ops import make_op
-from opcast.simulator.passes.patterns import Pattern, Rule
+from opcast.simulator.passes.fusion.patterns import Pattern, Rule
 
 def noted(graph, plan):
     return replace(graph, notes=(*graph.notes, "seen"))

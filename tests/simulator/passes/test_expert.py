@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph, Node
-from opcast.simulator.passes.draft import Draft
 from opcast.simulator.passes.expert import expert_parallel, is_expert
-from opcast.simulator.passes.families import families
+from opcast.simulator.passes.rewriting.draft import Draft
+from opcast.simulator.passes.zero.families import families
 from opcast.simulator.plan import Parallel, Plan, PlanError, Stack
 from opcast.simulator.trace import Workload, trace
 from opcast.simulator.trace.values import expert_counts

@@ -12,7 +12,7 @@ from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph
 from opcast.simulator.memory import peak_memory
 from opcast.simulator.passes.fuse import fuse
-from opcast.simulator.passes.rules import SHIPPED
+from opcast.simulator.passes.fusion.rules import SHIPPED
 from opcast.simulator.plan import Parallel, Plan, PlanError, Stack
 
 CLUSTER = Cluster("c", "c", "h100_sxm", nodes=1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opcast.datasets.ops import KINDS, Op, make_op
-from opcast.simulator.passes.split import axes, share
+from opcast.simulator.passes.rewriting.split import axes, share
 from opcast.simulator.plan import PlanError
 
 SHARED = [

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 
-from ...datasets.ops import Op
+from ....datasets.ops import Op
 
 
 @dataclass

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...datasets.ops import Op, make_op
+from ....datasets.ops import Op, make_op
 from .patterns import Match, matches_path
 
 NORM = r"norm|(^|\.)ln(_|\.|$|\d)|layernorm"

@@ -11,10 +11,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from ...datasets.ops import LAYOUT, Op
-from ..graph import ROLES, Node
+from ....datasets.ops import LAYOUT, Op
+from ...graph import ROLES, Node
 from .draft import Draft, Item, Section
-from .families import elements
 from .split import axes, share
 
 ALONG = tuple(ROLES.index(role) for role in ("activation", "input", "cache"))
@@ -27,8 +26,8 @@ def share_tokens(draft: Draft, length: int, parts: int) -> None:
 
     ``length`` is that of one sequence: whatever lies along tokens is a multiple of it.
     """
-    along = (draft.roles == ROLES.index("input")) & (elements(draft, np.arange(len(draft.sizes))) % length == 0)
-    for section, item in draft.items():
+    along = (draft.roles == ROLES.index("input")) & (draft.elements(np.arange(len(draft.sizes))) % length == 0)
+    for section, item in draft.walk():
         share_item(draft, section, item, along, length, parts)
     draft.sizes[along] //= parts
 
@@ -49,7 +48,7 @@ def share_item(
         item.change(bytes_moved=int(node.bytes_moved / parts))
     elif dim and not whole:
         shared = share(op, dim, parts, uneven=isinstance(parts, Fraction))
-        item.change(op=shared, bytes_moved=int(shared.cost.bytes))
+        item.compute(shared)
     if op is None or dim or whole:
         for tensor in node.writes:
             if _lies_along(draft, tensor, op, length):
@@ -78,7 +77,7 @@ def _works_on_tokens(draft: Draft, node: Node, along: np.ndarray, length: int) -
 def _lies_along(draft: Draft, tensor: int, op: Op | None, length: int) -> bool:
     if draft.roles[tensor] not in ALONG or (op is not None and _sums_over_tokens(op, length)):
         return False
-    size = float(elements(draft, np.array([tensor]))[0])
+    size = float(draft.elements(np.array([tensor]))[0])
     if op is not None and op.kind in NORMS and size < op.rows * op.cols:
         return False  # gradients of the norm's own weights
     return size >= length and size % length == 0

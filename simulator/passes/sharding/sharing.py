@@ -10,10 +10,12 @@ from fractions import Fraction
 
 import numpy as np
 
-from ...datasets.ops import Op
-from ..graph import ROLES, Node
-from ..plan import Plan
-from .draft import Draft, Section
+from ....datasets.ops import Op
+from ...graph import ROLES, Node
+from ...plan import Plan
+from ..rewriting.draft import Draft, Section
+from ..rewriting.nodes import name_of
+from ..rewriting.split import axes, share
 from .linears import Flow
 from .products import experts, product
 from .shards import (
@@ -29,7 +31,6 @@ from .shards import (
     WHOLE,
     Shards,
 )
-from .split import axes, share
 from .work import Limit, Work
 
 ADDS = ("add", "add_")
@@ -337,9 +338,9 @@ class Sharing:
 
 def _vocabulary(draft: Draft) -> tuple[int, int, int]:
     """Tokens of the step, words and elements of the table of embeddings: of the widest one, else of the head."""
-    ops = [item.node.op for _, item in draft.items() if item.node.op is not None]
+    ops = [item.node.op for _, item in draft.walk() if item.node.op is not None]
     tables = [op for op in ops if op.kind in ("embedding", "embedding_backward")]
-    products = [i.node.op for _, i in draft.items() if i.node.op is not None and _weighted(draft, i.node)]
+    products = [i.node.op for _, i in draft.walk() if i.node.op is not None and _weighted(draft, i.node)]
     if tables:
         widest = max(tables, key=lambda op: op.vocab)
         tokens = max((op.m for op in products), default=widest.tokens)
@@ -351,8 +352,3 @@ def _vocabulary(draft: Draft) -> tuple[int, int, int]:
 def _weighted(draft: Draft, node: Node) -> bool:
     product = node.op is not None and node.op.kind == "gemm" and node.phase == "forward" and node.op.batch == 1
     return product and any(draft.role(t) in ("weight", "frozen") for t in node.reads)
-
-
-def name_of(node: Node) -> str:
-    """The framework's name of an operator, without its namespace."""
-    return node.source.rpartition(".")[2]

@@ -12,14 +12,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...datasets.dtypes import itemsize
-from ...datasets.ops import make_op
-from ..graph import Node
-from ..plan import Group, Plan
-from .communication import collective
-from .draft import Draft, Item
-from .families import STATE, Family, elements, summing
-from .pointwise import elementwise, reduction
+from ....datasets.dtypes import itemsize
+from ....datasets.ops import make_op
+from ...graph import Node
+from ...plan import Group, Plan
+from ..rewriting.draft import Draft, Item
+from ..rewriting.nodes import collective, elementwise, reduction
+from .families import STATE, Family, summing
 
 PHASE, PATH = "optimizer", "optimizer"
 Ids = tuple[int, ...]
@@ -54,7 +53,7 @@ def insert_update(
 def _moments(draft: Draft) -> dict[int, Ids]:
     """The states of every weight, by the weight's id: AdamW nodes name them in the order of the weights."""
     found: dict[int, Ids] = {}
-    for item in (item for section in draft.sections for item in section.items):
+    for _, item in draft.walk():
         if item.node.op is not None and item.node.op.kind == "adamw":
             states = [t for t in item.node.reads if draft.roles[t] == STATE]
             weights = [t for t in item.node.writes if draft.roles[t] != STATE]
@@ -71,7 +70,7 @@ class _Part:
         self.own: Ids = tuple(own.tolist())
         self.gradients: Ids = tuple(summed.tolist())
         self.ranks = family.shard.ranks if plan.parallel.zero_stage else 1
-        self.counts = elements(draft, family.weights)
+        self.counts = draft.elements(family.weights)
         self.numel = float(np.ceil(self.counts / self.ranks).sum())
         self.gradient_dtype = draft.dtype(self.gradients[0]) if self.gradients else "fp32"
         self.weight_dtype = draft.dtype(int(family.weights[0]))

@@ -9,10 +9,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable
 
-from ...datasets.ops import Op
-from ..plan import PlanError
+from ....datasets.ops import Op
+from ...plan import PlanError
+from ..custom import load
 from .bookkeeping import accumulate, compute_once, skip_fills
-from .custom import load
 from .kernels import (
     NORM,
     activation,

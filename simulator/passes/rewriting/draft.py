@@ -7,14 +7,16 @@ section's node or tensor is a change in every repetition of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from ..graph import ROLES, Block, Graph, Node, Tensor
+from ....datasets.dtypes import itemsize
+from ....datasets.ops import Op
+from ...graph import ROLES, Block, Graph, Node, Tensor
 
 Frees = tuple[int, ...]
 
@@ -31,6 +33,37 @@ class Item:
         """Replace fields of the node."""
         self.node = replace(self.node, **fields)
 
+    def compute(self, op: Op, **fields: Any) -> None:
+        """Run another op, which moves the bytes that it costs, and replace other fields."""
+        self.change(op=op, bytes_moved=int(op.cost.bytes), **fields)
+
+    def free(self, *tensors: int) -> None:
+        """Let go of these tensors too, in every repetition."""
+        self._free(lambda frees: tuple(sorted((*frees, *tensors))))
+
+    def keep(self, *tensors: int) -> None:
+        """No longer let go of these tensors, in any repetition."""
+        kept = set(tensors)
+        self._free(lambda frees: tuple(t for t in frees if t not in kept))
+
+    def rename(self, names: Mapping[int, int]) -> None:
+        """Know tensors by other ids."""
+
+        def renamed(tensors: Frees) -> Frees:
+            return tuple(names.get(t, t) for t in tensors)
+
+        node = self.node
+        if not names.keys().isdisjoint(
+            (*node.reads, *node.writes, *node.frees, *(self.first or ()), *(self.last or ()))
+        ):
+            self.change(reads=renamed(node.reads), writes=renamed(node.writes))
+            self._free(renamed)
+
+    def _free(self, changed: Callable[[Frees], Frees]) -> None:
+        self.change(frees=changed(self.node.frees))
+        self.first = None if self.first is None else changed(self.first)
+        self.last = None if self.last is None else changed(self.last)
+
 
 @dataclass
 class Section:
@@ -46,6 +79,16 @@ class Section:
         """The ids that a tensor of the first repetition stands for over all repetitions."""
         step = self.steps.get(tensor, 0)
         return tensor + step * np.arange(self.repeat if step else 1)
+
+    def place(self, item: Item) -> int:
+        """The position of an item; StopIteration when it is not here."""
+        return next(position for position, other in enumerate(self.items) if other is item)
+
+    def span(self, tensor: int) -> slice:
+        """The same ids, in the same order, as a slice."""
+        step = self.steps.get(tensor, 0)
+        after = tensor + step * self.repeat
+        return slice(tensor, after if after >= 0 else None, step) if step else slice(tensor, tensor + 1)
 
 
 @dataclass
@@ -69,7 +112,7 @@ class Draft:
         self.dtypes = np.repeat(np.array([codes[t.dtype] for t in graph.tensors], dtype=np.int16), counts)
         self.sections = [_opened(block) for block in graph.blocks]
 
-    def items(self) -> Iterator[tuple[Section, Item]]:
+    def walk(self) -> Iterator[tuple[Section, Item]]:
         """Every node with its section, in order."""
         for section in self.sections:
             for item in section.items:
@@ -82,6 +125,16 @@ class Draft:
     def role(self, tensor: int) -> str:
         """The role of a tensor."""
         return ROLES[self.roles[tensor]]
+
+    def numel(self, tensor: int) -> int:
+        """The number of elements of a tensor."""
+        return int(self.sizes[tensor] / itemsize(self.dtype(tensor)))
+
+    def elements(self, tensors: Sequence[int] | np.ndarray) -> np.ndarray:
+        """The number of elements of each tensor, float64."""
+        ids = np.asarray(tensors, dtype=np.int64)
+        made: np.ndarray = self.sizes[ids] / np.array([itemsize(name) for name in self.dtype_names])[self.dtypes[ids]]
+        return made
 
     def code(self, dtype: str) -> int:
         """The index of a dtype in ``dtypes``, entered if it is new."""
@@ -121,9 +174,33 @@ class Draft:
         )
 
 
-def insert(items: list[Item], position: int, nodes: Sequence[Node]) -> None:
-    """Put nodes before ``position``."""
-    items[position:position] = [Item(node) for node in nodes]
+class Insertions:
+    """Nodes to be put before or after the items of sections, applied at once so that positions stay valid."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[Section, int, int, list[Node]]] = []
+
+    def before(self, section: Section, position: int, nodes: list[Node]) -> None:
+        """Put nodes before an item, after those put there earlier."""
+        self._made.append((section, position, 0, nodes))
+
+    def after(self, section: Section, position: int, nodes: list[Node]) -> None:
+        """Put nodes after an item, after those put there earlier."""
+        self._made.append((section, position, 1, nodes))
+
+    def apply(self) -> None:
+        """Insert all of them."""
+        by_section: dict[int, tuple[Section, dict[tuple[int, int], list[Node]]]] = {}
+        for section, position, side, nodes in self._made:
+            by_section.setdefault(id(section), (section, {}))[1].setdefault((position, side), []).extend(nodes)
+        for section, places in by_section.values():
+            items: list[Item] = []
+            for position, item in enumerate(section.items):
+                items += map(Item, places.get((position, 0), ()))
+                items.append(item)
+                items += map(Item, places.get((position, 1), ()))
+            section.items = items
+        self._made = []
 
 
 def _opened(block: Block) -> Section:

@@ -10,11 +10,11 @@ import re
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from ...datasets.ops import Op
-from ..graph import Node
+from ....datasets.ops import Op
+from ...graph import Node
+from ..rewriting.split import share
 from .linears import Heads
 from .shards import COLUMN, EXPERT_SUM, FEATURES, GRADIENT_SUM, REPLICATED, ROW, TABLE, TOKENS, VOCAB, WHOLE
-from .split import share
 from .work import Limit, Work
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..graph import layer_of
+from ...graph import layer_of
 from .draft import Draft, Section
-from .frees import span
 
 
 @dataclass(frozen=True)
@@ -73,5 +72,5 @@ def read_ids(draft: Draft, section: Section) -> np.ndarray:
     """Which tensors nodes of a section read: a flag by id."""
     mask = np.zeros(len(draft.sizes), dtype=bool)
     for tensor in {t for item in section.items for t in item.node.reads}:
-        mask[span(section, tensor)] = True
+        mask[section.span(tensor)] = True
     return mask

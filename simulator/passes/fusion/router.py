@@ -12,8 +12,8 @@ import re
 
 import numpy as np
 
-from ..graph import Node
-from .draft import Draft, Section
+from ...graph import Node
+from ..rewriting.draft import Draft, Section
 
 GATE = re.compile(r"(^|\.)(gate|router)(\.\w+)?$")
 EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
@@ -36,7 +36,7 @@ def on_matrix_units(draft: Draft, released: np.ndarray) -> bool:
                 op = op.replace(dtype=short, out_dtype=short) if short else op
             else:
                 continue
-            item.change(op=op, bytes_moved=int(op.cost.bytes))
+            item.compute(op)
             changed = True
     return changed
 

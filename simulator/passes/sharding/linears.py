@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..graph import Node
-from .draft import Section
+from ...graph import Node
+from ..rewriting.draft import Section
 from .shards import COLUMN, REPLICATED, TABLE
 
 OVER_ROWS = ("rms_norm", "layer_norm", "softmax")

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...datasets.ops import LAYOUT, Op
-from ..graph import ROLES
-from ..plan import Group, PlanError
-from .communication import collective
-from .draft import Draft, Item, Section
-from .split import share
+from ....datasets.ops import LAYOUT, Op
+from ...graph import ROLES
+from ...plan import Group, PlanError
+from ..rewriting.draft import Draft, Item, Section
+from ..rewriting.nodes import collective
+from ..rewriting.split import share
 
 ACTIVATION = ROLES.index("activation")
 TN = LAYOUT.choices.index("tn")
@@ -29,16 +29,16 @@ def gather_rows(draft: Draft, section: Section, items: Sequence[Item], entry: in
     whole = draft.local(section, size, draft.dtype(entry))
     for item in users:
         item.change(reads=tuple(whole if t == entry else t for t in item.node.reads))
-    free(users[-1], whole)
+    users[-1].free(whole)
     made = Item(
         collective(
             "all_gather", size, group, (entry,), (whole,), phase=near.phase, path=near.path, dtype=draft.dtype(entry)
         )
     )
     if entry in users[-1].node.frees:
-        let_go(users[-1], entry)
-        free(made, entry)
-    section.items.insert(place(section, users[0]), made)
+        users[-1].keep(entry)
+        made.free(entry)
+    section.items.insert(section.place(users[0]), made)
     return whole
 
 
@@ -66,7 +66,7 @@ def scatter_rows(draft: Draft, section: Section, items: Sequence[Item], last: tu
             frees=(partial,),
         )
     )
-    section.items.insert(place(section, item) + 1, made)
+    section.items.insert(section.place(item) + 1, made)
     return made
 
 
@@ -82,7 +82,7 @@ def narrow(draft: Draft, section: Section, items: Sequence[Item], hidden: int, i
             shared, made = _shared(op, dim, ranks), op.layout != TN and dim == "n"
         else:
             shared, made = share(op, "features", ranks, uneven=True), op.kind != "reduce"
-        item.change(op=shared, bytes_moved=int(shared.cost.bytes))
+        item.compute(shared)
         for tensor in node.writes if made else ():
             if tensor < len(inner) and draft.roles[tensor] == ACTIVATION:
                 inner[section.ids(tensor)] = True
@@ -100,22 +100,3 @@ def _shared(op: Op, dim: str, ranks: int) -> Op:
         return share(op, dim, ranks)
     except PlanError as error:
         raise PlanError(f"parallel.etp={ranks} shares the inner width of experts: {error}") from None
-
-
-def place(section: Section, item: Item) -> int:
-    """The position of an item."""
-    return next(position for position, other in enumerate(section.items) if other is item)
-
-
-def free(item: Item, tensor: int) -> None:
-    """Let a node let go of one more tensor, in every repetition."""
-    item.change(frees=tuple(sorted((*item.node.frees, tensor))))
-    item.first = None if item.first is None else tuple(sorted((*item.first, tensor)))
-    item.last = None if item.last is None else tuple(sorted((*item.last, tensor)))
-
-
-def let_go(item: Item, tensor: int) -> None:
-    """Let a node no longer free a tensor."""
-    item.change(frees=tuple(t for t in item.node.frees if t != tensor))
-    item.first = None if item.first is None else tuple(t for t in item.first if t != tensor)
-    item.last = None if item.last is None else tuple(t for t in item.last if t != tensor)

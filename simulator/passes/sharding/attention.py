@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ...datasets.dtypes import itemsize
-from ...datasets.ops import Op, make_op
-from ..graph import NO_CALLS, Node
-from ..plan import Group
-from .communication import collective
-from .draft import Draft, Section
+from ....datasets.dtypes import itemsize
+from ....datasets.ops import Op, make_op
+from ...graph import NO_CALLS, Node
+from ...plan import Group
+from ..rewriting.draft import Draft, Section
+from ..rewriting.nodes import collective
 
 KINDS = ("attention_prefill", "attention_backward", "attention_decode", "mla_prefill", "mla_decode")
 Nodes = tuple[list[Node], tuple[int, ...]]

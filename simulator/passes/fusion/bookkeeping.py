@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..graph import ROLES, Node
-from .draft import Draft, Item, Section
+from ...graph import ROLES, Node
+from ..rewriting.draft import Draft, Item, Section
+from ..rewriting.nodes import name_of
 
 FILLS = ("zeros", "zeros_like", "new_zeros", "zero_", "fill", "fill_")
 RANDOM = ("bernoulli_", "rand", "randn", "normal_", "uniform_", "rand_like", "randn_like", "native_dropout")
@@ -40,7 +41,7 @@ def compute_once(draft: Draft, released: np.ndarray) -> bool:
 
 
 def _once(draft: Draft, section: Section, node: Node, known: np.ndarray) -> bool:
-    if node.phase != "forward" or _short(node) in RANDOM or (node.op is not None and node.op.kind == "embedding"):
+    if node.phase != "forward" or name_of(node) in RANDOM or (node.op is not None and node.op.kind == "embedding"):
         return False
     small = sum(int(draft.sizes[t]) for t in node.writes) < FEW_BYTES
     return all(known[t] for t in node.reads) and (section.repeat == 1 or small)
@@ -52,7 +53,7 @@ def skip_fills(draft: Draft, released: np.ndarray) -> bool:
     for section in draft.sections:
         for position, item in enumerate(section.items):
             node = item.node
-            if _short(node) not in FILLS or len(node.writes) != 1:
+            if name_of(node) not in FILLS or len(node.writes) != 1:
                 continue
             tensor = node.writes[0]
             user = next((i for i in section.items[position + 1 :] if tensor in (*i.node.reads, *i.node.writes)), None)
@@ -72,7 +73,7 @@ def accumulate(draft: Draft, released: np.ndarray) -> bool:
     """
     writers: dict[int, list[Item]] = {}
     readers: dict[int, int] = {}
-    for item in [item for section in draft.sections for item in section.items]:
+    for _, item in draft.walk():
         for tensor in item.node.writes:
             writers.setdefault(tensor, []).append(item)
         for tensor in item.node.reads:
@@ -87,7 +88,7 @@ def accumulate(draft: Draft, released: np.ndarray) -> bool:
 
 def _accumulated(draft: Draft, item: Item, writers: dict[int, list[Item]], readers: dict[int, int]) -> bool:
     node = item.node
-    if _short(node) not in ("add", "add_") or len(node.writes) != 1 or draft.role(node.writes[0]) != "gradient":
+    if name_of(node) not in ("add", "add_") or len(node.writes) != 1 or draft.role(node.writes[0]) != "gradient":
         return False
     total = node.writes[0]
     parts = [t for t in node.reads if t != total]
@@ -100,10 +101,6 @@ def _accumulated(draft: Draft, item: Item, writers: dict[int, list[Item]], reade
         maker.change(reads=tuple(dict.fromkeys(reads)), writes=writes)
     item.change(source="")
     return True
-
-
-def _short(node: Node) -> str:
-    return node.source.partition(".")[2] or node.source
 
 
 def _sweep(section: Section) -> None:

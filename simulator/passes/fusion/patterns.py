@@ -18,10 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...datasets.dtypes import itemsize
-from ...datasets.ops import Op
-from ..graph import Node
-from .draft import Draft, Section
+from ....datasets.ops import Op
+from ...graph import Node
+from ..rewriting.draft import Draft, Section
 
 LAYOUTS = ("nn", "nt", "tn")
 
@@ -43,7 +42,7 @@ class Match:
 
     def elements(self, tensor: int) -> int:
         """Number of elements of a tensor."""
-        return int(self.draft.sizes[tensor] / itemsize(self.draft.dtype(tensor)))
+        return self.draft.numel(tensor)
 
     def find(self, name: str) -> Node | None:
         """The first member of this name (see :func:`name_of`) or op kind."""

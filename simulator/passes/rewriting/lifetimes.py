@@ -3,21 +3,25 @@
 A traced graph says when the framework let go of each tensor. Once nodes are replaced, that is no longer true; then
 every tensor that the step let go of at all dies with the last node that touches it (:func:`free_after_last_use`).
 Tensors that outlive the step (weights, gradients, what the caller holds) go on doing so.
+
+A pass that only moves some lifetimes leaves the others as the framework had them: :func:`unfree` takes tensors out of
+what nodes free, in every repetition, and :func:`free_late` has them freed after their last use in the backward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 
+from ...graph import ROLES
 from .draft import Draft, Item, Section
 
 
 def freed(draft: Draft) -> np.ndarray:
     """Which tensors some node lets go of: a flag by tensor id."""
     mask = np.zeros(len(draft.sizes), dtype=bool)
-    for section, item in draft.items():
+    for section, item in draft.walk():
         last = section.repeat - 1
         firsts = (item.first, 0, 1), (item.last, last, last + 1)
         begin, end = int(item.first is not None), section.repeat - (last > 0 and item.last is not None)
@@ -41,8 +45,11 @@ def read_counts(draft: Draft, phase: str = "") -> np.ndarray:
 def free_after_last_use(draft: Draft, released: np.ndarray) -> None:
     """Every tensor flagged in ``released`` (by id) is freed by the last node that reads or writes it, and only there.
 
+    So are activations that were added since ``released`` was made, which may be shorter than the tensors are by now.
     Where the last use of a tensor is not the same in all middle repetitions of a section, it lives to the end.
     """
+    added = draft.roles[len(released) :] == ROLES.index("activation")
+    released = np.concatenate([released, added])
     last = np.full(len(draft.sizes), -1, dtype=np.int64)
     uses, base = [], 0
     for section in draft.sections:
@@ -56,6 +63,31 @@ def free_after_last_use(draft: Draft, released: np.ndarray) -> None:
         base += len(section.items) * section.repeat
     for section, tensors, places, ids, at in uses:
         _settle(section, tensors, places, released[ids] & (last[ids] == at))
+
+
+def unfree(draft: Draft, moved: np.ndarray) -> None:
+    """Nodes no longer free these tensors."""
+    for section, item in draft.walk():
+        if item.node.frees or item.first or item.last:
+            made = [
+                tuple(t for t in tensors if not _flags(moved, section, t)[repetitions].any())
+                for tensors, repetitions in _frees(section, item)
+            ]
+            _set_frees(section, item, made)
+
+
+def free_late(draft: Draft, late: np.ndarray) -> None:
+    """Frees these tensors after their last use in the backward pass, where nothing frees them yet."""
+    todo = late.copy()
+    for section, item in draft.walk():
+        for tensors, repetitions in _frees(section, item):
+            for tensor in tensors:
+                ids = section.span(tensor)
+                todo[ids] &= False if tensor not in section.steps else ~_within(section, repetitions)
+    for section in reversed(draft.sections):
+        if any(item.node.phase in ("recompute", "backward") for item in section.items):
+            for item in reversed(section.items):
+                _free_last(section, item, todo)
 
 
 def _latest(section: Section) -> dict[int, int]:
@@ -96,6 +128,47 @@ def _by_place(tensors: np.ndarray, places: np.ndarray, flags: np.ndarray, count:
     return [tuple(sorted(ids)) for ids in found]
 
 
-def touched(items: Iterable[Item]) -> set[int]:
-    """Every tensor that items read or write."""
-    return {t for item in items for t in (*item.node.reads, *item.node.writes)}
+def _within(section: Section, repetitions: slice) -> np.ndarray:
+    mask = np.zeros(section.repeat, dtype=bool)
+    mask[repetitions] = True
+    return mask
+
+
+def _free_last(section: Section, item: Item, todo: np.ndarray) -> None:
+    """Lets a node free what it uses of ``todo``, and takes that out."""
+    for tensor in dict.fromkeys((*item.node.reads, *item.node.writes)):
+        if not todo[section.span(tensor)].any():
+            continue
+        due, shared = _flags(todo, section, tensor), section.repeat > 1 and tensor not in section.steps
+        made = []
+        for number, (tensors, repetitions) in enumerate(_frees(section, item)):
+            ends = len(due[repetitions]) > 0 and bool(due[repetitions].all()) and (not shared or number == 2)
+            made.append((*tensors, tensor) if ends else tensors)
+        _set_frees(section, item, made)
+        todo[section.span(tensor)] = False
+
+
+def _frees(section: Section, item: Item) -> list[tuple[tuple[int, ...], slice]]:
+    """What a node frees in the repetitions between, in the first and in the last, and which those are."""
+    frees = item.node.frees
+    first = frees if item.first is None else item.first
+    last = frees if item.last is None else item.last
+    if section.repeat == 1:
+        return [(first, slice(0, 1))]
+    return [(frees, slice(1, section.repeat - 1)), (first, slice(0, 1)), (last, slice(section.repeat - 1, None))]
+
+
+def _set_frees(section: Section, item: Item, frees: Sequence[tuple[int, ...]]) -> None:
+    item.change(frees=frees[0])
+    item.first = item.last = None
+    if section.repeat > 1:
+        middle = frees[0] if section.repeat > 2 else frees[1]
+        item.change(frees=middle)
+        item.first = None if frees[1] == middle else frees[1]
+        item.last = None if frees[2] == middle else frees[2]
+
+
+def _flags(mask: np.ndarray, section: Section, tensor: int) -> np.ndarray:
+    """Whether a tensor is marked, for every repetition."""
+    found = mask[section.span(tensor)]
+    return found if len(found) == section.repeat else np.repeat(found, section.repeat)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..graph import Node
-from .draft import Draft, Item, Section
+from ...graph import Node
+from ..rewriting.draft import Draft, Item, Section
 from .patterns import Match, Pattern
 
 SMALL = 16  # what is this many times smaller than a kernel's largest input is a statistic, and kept
@@ -50,7 +50,7 @@ def remake(draft: Draft, kernels: Sequence[Fused]) -> None:
         owner[forward[index].section.ids(tensor)] = number
     uses: dict[int, list[Use]] = {}
     kept = np.zeros(len(draft.sizes), dtype=bool)
-    for section, item in draft.items():
+    for section, item in draft.walk():
         for tensor in item.node.reads:
             if item.node.phase == "backward":
                 kept[section.ids(tensor)] = True

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...datasets.dtypes import itemsize
-from ..graph import ROLES, Node, layer_of
-from ..plan import Group, Plan
-from .draft import Draft, Item, Section
+from ...graph import ROLES, Node, layer_of
+from ...plan import Group, Plan
+from ..rewriting.draft import Draft, Section
 
 WEIGHT, GRADIENT, STATE = (ROLES.index(role) for role in ("weight", "gradient", "optimizer_state"))
 
@@ -88,10 +87,10 @@ def _subgroup(group: Group, ranks: int, stride: int, plan: Plan) -> Group:
 
 def _experts(draft: Draft) -> np.ndarray:
     """Which tensors belong to experts: weights and gradients of the modules that run grouped products."""
-    modules = {_module(item.node) for _, item in draft.items() if item.node.op and item.node.op.kind == "grouped_gemm"}
+    modules = {_module(item.node) for _, item in draft.walk() if item.node.op and item.node.op.kind == "grouped_gemm"}
     expert = np.zeros(len(draft.sizes), dtype=bool)
     if modules:
-        for section, item in draft.items():
+        for section, item in draft.walk():
             if item.node.phase != "optimizer" and _module(item.node) in modules:
                 for tensor in (*item.node.reads, *item.node.writes):
                     if draft.roles[tensor] in (WEIGHT, GRADIENT):
@@ -101,13 +100,6 @@ def _experts(draft: Draft) -> np.ndarray:
 
 def _module(node: Node) -> str:
     return re.sub(r"\.\d+\b", ".N", node.path)
-
-
-def elements(draft: Draft, tensors: np.ndarray) -> np.ndarray:
-    """Number of elements of each tensor."""
-    sizes = np.array([itemsize(name) for name in draft.dtype_names])
-    made: np.ndarray = draft.sizes[tensors] / sizes[draft.dtypes[tensors]]
-    return made
 
 
 def layer_path(path: str) -> str:
@@ -147,32 +139,3 @@ def renamed(draft: Draft, tensor: int, places: Sequence[tuple[Section, int]], si
             if item.node.phase != "optimizer" and tensor in (*item.node.reads, *item.node.writes):
                 item.change(reads=swap(item.node.reads), writes=swap(item.node.writes))
     return made
-
-
-class Insertions:
-    """Nodes to be put before or after the items of sections, applied at once so that positions stay valid."""
-
-    def __init__(self) -> None:
-        self._made: list[tuple[Section, int, int, list[Node]]] = []
-
-    def before(self, section: Section, position: int, nodes: list[Node]) -> None:
-        """Put nodes before an item, after those put there earlier."""
-        self._made.append((section, position, 0, nodes))
-
-    def after(self, section: Section, position: int, nodes: list[Node]) -> None:
-        """Put nodes after an item, after those put there earlier."""
-        self._made.append((section, position, 1, nodes))
-
-    def apply(self) -> None:
-        """Insert all of them."""
-        by_section: dict[int, tuple[Section, dict[tuple[int, int], list[Node]]]] = {}
-        for section, position, side, nodes in self._made:
-            by_section.setdefault(id(section), (section, {}))[1].setdefault((position, side), []).extend(nodes)
-        for section, places in by_section.values():
-            items: list[Item] = []
-            for position, item in enumerate(section.items):
-                items += map(Item, places.get((position, 0), ()))
-                items.append(item)
-                items += map(Item, places.get((position, 1), ()))
-            section.items = items
-        self._made = []

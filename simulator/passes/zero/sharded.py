@@ -14,15 +14,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...datasets.dtypes import itemsize
-from ..graph import ROLES, Node
-from ..plan import Plan
-from .communication import collective
-from .draft import Draft, Section
-from .families import Family, Insertions, Unit, elements, layer_path, units
-from .frees import release
-from .micro_batches import REFRESH, SYNC
-from .pointwise import copied, elementwise
+from ....datasets.dtypes import itemsize
+from ...graph import ROLES, Node
+from ...plan import Plan
+from ..micro_batches import REFRESH, SYNC
+from ..rewriting.draft import Draft, Insertions, Section
+from ..rewriting.nodes import collective, copied, elementwise
+from .families import Family, Unit, layer_path, units
 
 BUFFER = ROLES.index("buffer")
 
@@ -42,12 +40,12 @@ def gather_weights(draft: Draft, plan: Plan, family: Family) -> np.ndarray:
         kept = any(t in needed for t in unit.weights)
         gatherer.gather(unit, "forward", "" if reshard else REFRESH)
         if (reshard and unit.path) or not kept:
-            release(unit.section.items[unit.last], unit.weights)
+            unit.section.items[unit.last].free(*unit.weights)
     for unit in backward:
         if reshard and unit.path:
             unit = gatherer.copies(unit)
             gatherer.gather(unit, "backward", "")
-        release(unit.section.items[unit.last], unit.weights)
+        unit.section.items[unit.last].free(*unit.weights)
     gatherer.insertions.apply()
     draft.roles[family.weights] = BUFFER
     return np.concatenate(shards) if shards else np.zeros(0, dtype=np.int64)
@@ -75,7 +73,7 @@ class _Gatherer:
 
     def shard(self, unit: Unit) -> np.ndarray:
         """A rank's part of a unit's weights, in fp32 where masters are kept: one tensor for every repetition."""
-        numel = float(elements(self.draft, np.array(unit.weights)).sum())
+        numel = float(self.draft.elements(np.array(unit.weights)).sum())
         dtype = "fp32" if self.plan.stack.master_weights else self.draft.dtype(unit.weights[0])
         size = np.ceil(numel / self.family.shard.ranks) * itemsize(dtype)
         ids = unit.section.ids(self.draft.local(unit.section, size, dtype, "weight"))
@@ -102,7 +100,7 @@ class _Gatherer:
         """Puts before a unit: the cast of its shard, the gather, and the copies into place."""
         draft, section, stack = self.draft, unit.section, self.plan.stack
         weights = unit.weights
-        dtype, numel = draft.dtype(weights[0]), float(elements(draft, np.array(weights)).sum())
+        dtype, numel = draft.dtype(weights[0]), float(draft.elements(np.array(weights)).sum())
         shards, nodes = self._sources(unit), []
         send: tuple[int, ...] = shards
         frees: tuple[int, ...] = ()
@@ -220,7 +218,7 @@ def _scattered(
 ) -> tuple[int, list[Node]]:
     stack, old, ranks = plan.stack, draft.dtype(gradients[0]), family.shard.ranks
     dtype = old if stack.gradient_dtype == "same" else stack.gradient_dtype
-    numel = float(elements(draft, np.array(gradients)).sum())
+    numel = float(draft.elements(np.array(gradients)).sum())
     size = numel * itemsize(dtype)
     flat = draft.local(section, size, dtype)
     shard = draft.local(section, np.ceil(numel / ranks) * itemsize(dtype), dtype, "gradient")

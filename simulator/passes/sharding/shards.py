@@ -12,9 +12,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from ...datasets.dtypes import itemsize
-from ..graph import ROLES
-from .draft import Draft, Section
+from ...graph import ROLES
+from ..rewriting.draft import Draft, Section
 
 WHOLE, TOKENS, FEATURES, VOCAB = range(4)
 DONE, SUM, EXPERT_SUM, SCALAR_SUM, GRADIENT_SUM = range(5)  # what is still to be summed over ranks, and how
@@ -46,14 +45,13 @@ class Shards:
         trained = [ROLES.index("weight"), ROLES.index("frozen")]
         self.weight = np.isin(self.draft.roles, trained)
         self.generated = np.zeros(count, dtype=bool)
-        items = np.array([itemsize(name) for name in self.draft.dtype_names])
-        self.numel = (self.draft.sizes / items[self.draft.dtypes]).astype(np.int64)
+        self.numel = self.draft.elements(np.arange(count)).astype(np.int64)
 
     def mark(self, section: Section, tensor: int, kind: int, parts: Fraction | int, seen: bool = False) -> None:
         """Raise a tensor's state in all repetitions; ``seen``: somebody may have taken it for something else before."""
         if kind <= self.kind[tensor] or self.numel[tensor] < 2:
             return
-        where = span(section, tensor)
+        where = section.span(tensor)
         self.kind[where] = kind
         self.num[where], self.den[where] = (
             (parts, 1) if isinstance(parts, int) else (parts.numerator, parts.denominator)
@@ -62,7 +60,7 @@ class Shards:
 
     def wait(self, section: Section, tensor: int, how: int) -> None:
         """Note that the ranks' values of a tensor are still to be summed (``DONE``: that they are)."""
-        self.pending[span(section, tensor)] = how
+        self.pending[section.span(tensor)] = how
 
     def share(self, tensor: int) -> Fraction:
         """In how many shares a tensor is cut."""
@@ -96,12 +94,3 @@ class Shards:
         count = len(self.kind)
         sizes = self.draft.sizes[:count]
         self.draft.sizes[:count] = -(-sizes * self.den // self.num)
-
-
-def span(section: Section, tensor: int) -> slice | int:
-    """The ids of a tensor over all repetitions of a section, as an index."""
-    step = section.steps.get(tensor, 0) if section.repeat > 1 else 0
-    if not step:
-        return tensor
-    last = tensor + step * (section.repeat - 1)
-    return slice(tensor, last + 1, step) if step > 0 else slice(last, tensor + 1, -step)

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import lru_cache
 
-from ...datasets.ops import KINDS, LAYOUT, Op
-from ..plan import PlanError
+from ....datasets.ops import KINDS, LAYOUT, Op
+from ...plan import PlanError
 
 Axes = Mapping[str, tuple[str, ...]]
 

@@ -1,0 +1,105 @@
+"""Nodes that passes insert: collectives between ranks, kernels that go element by element, copies."""
+
+from __future__ import annotations
+
+from ....datasets.ops import Op, make_op
+from ...graph import Node
+from ...plan import Group
+
+Ids = tuple[int, ...]
+
+
+def name_of(node: Node) -> str:
+    """The framework's name of a node's operator, without its namespace."""
+    return node.source.rpartition(".")[2]
+
+
+def kernel(
+    op: Op, source: str, path: str, phase: str, reads: Ids, writes: Ids, frees: Ids = (), stream: str = "compute"
+) -> Node:
+    """One kernel; it moves the bytes that its op costs."""
+    return Node(op, source, path, phase, reads, writes, int(op.cost.bytes), frees, stream=stream)
+
+
+def collective(
+    kind: str,
+    size_bytes: float,
+    group: Group,
+    reads: Ids,
+    writes: Ids,
+    *,
+    phase: str,
+    path: str = "",
+    dtype: str = "bf16",
+    stream: str = "compute",
+    frees: Ids = (),
+) -> Node:
+    """One collective of a process group; ``size_bytes`` by nccl-tests' convention of its kind.
+
+    On the ``compute`` stream nothing else runs meanwhile; on a stream of its own it runs beside compute.
+    """
+    op = make_op(
+        kind,
+        size_bytes=round(size_bytes),
+        ranks=group.ranks,
+        ranks_per_node=group.ranks_per_node,
+        link=group.link,
+        dtype=dtype,
+    )
+    return Node(
+        op=op,
+        source=f"nccl.{kind}",
+        path=path,
+        phase=phase,
+        reads=reads,
+        writes=writes,
+        bytes_moved=round(size_bytes),
+        frees=frees,
+        group=group.name,
+        stream=stream,
+    )
+
+
+def elementwise(
+    source: str,
+    numel: float,
+    reads: Ids,
+    writes: Ids,
+    *,
+    phase: str,
+    path: str = "",
+    dtype: str = "bf16",
+    out_dtype: str = "",
+    inputs: int = 1,
+    fn: str = "arithmetic",
+    frees: Ids = (),
+    stream: str = "compute",
+) -> Node:
+    """One pointwise kernel over ``numel`` elements with ``inputs`` operands of that size."""
+    op = make_op(
+        "elementwise", numel=max(round(numel), 1), inputs=inputs, fn=fn, dtype=dtype, out_dtype=out_dtype or dtype
+    )
+    return kernel(op, source, path, phase, reads, writes, frees, stream)
+
+
+def reduction(source: str, numel: float, reads: Ids, writes: Ids, *, phase: str, path: str, dtype: str) -> Node:
+    """The sum over ``numel`` elements (a norm)."""
+    op = make_op("reduce", outer=1, length=max(round(numel), 1), inner=1, dtype=dtype, out_dtype="fp32")
+    return kernel(op, source, path, phase, reads, writes)
+
+
+def copied(
+    source: str,
+    size_bytes: float,
+    reads: Ids,
+    writes: Ids,
+    *,
+    phase: str,
+    path: str = "",
+    direction: str = "d2d",
+    frees: Ids = (),
+    stream: str = "compute",
+) -> Node:
+    """A copy of ``size_bytes`` inside device memory (``d2d``), to (``d2h``) or from the host (``h2d``)."""
+    op = make_op("copy", size_bytes=max(round(size_bytes), 1), direction=direction, dtype="int8")
+    return kernel(op, source, path, phase, reads, writes, frees, stream)

@@ -1,0 +1,1 @@
+"""The parts of :mod:`..data`: who holds which weights alike, shards of weights and gradients, and the update."""
