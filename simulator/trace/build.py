@@ -51,17 +51,32 @@ def build(source: Source, workload: Workload, precision: str, config: Any = None
     dtype = getattr(torch, TORCH_DTYPES[precision])
     if source.factory is not None:
         return _made(source, dtype)
-    from transformers import AutoModelForCausalLM
-
     config = copy.deepcopy(config) if config is not None else load_config(source)
     experts = {"experts_implementation": workload.experts} if workload.experts else {}
     with quiet():
         try:
-            module = AutoModelForCausalLM.from_config(config, dtype=dtype, **experts)
+            module = _loader(config, workload).from_config(config, dtype=dtype, **experts)
         except Exception as error:
             raise TraceError(f"model {source.name}: {one_line(error)}") from None
     module.tie_weights()  # part of the initialisation that a trace leaves out
     return Built(module)
+
+
+def encodes(config: Any) -> bool:
+    """Whether a configuration is an encoder's: every token sees all others, and none is generated."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    generates = getattr(config, "is_decoder", False) or getattr(config, "is_encoder_decoder", False)
+    return getattr(config, "model_type", None) in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not generates
+
+
+def _loader(config: Any, workload: Workload) -> Any:
+    """transformers' factory of decoders, of encoders that learn masked tokens, or of encoders without a head."""
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
+
+    if not encodes(config):
+        return AutoModelForCausalLM
+    return AutoModelForMaskedLM if workload.training else AutoModel
 
 
 def structure(source: Source, workload: Workload, precision: str, config: Any = None) -> nn.Module:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .build import encodes
 from .workload import TraceError, Workload
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def prepare(model: nn.Module, workload: Workload, example: Callable[[Workload], 
             "add that method, or return (module, function) from the factory"
         )
     tokens = token_ids(model, workload.batch, workload.seq_len)
+    if encodes(model.config):
+        return Step(_encoder_call(model, tokens, workload))
     if workload.training:
         return Step(lambda: model(input_ids=tokens, labels=tokens, use_cache=False))
     keep, cache = _last_logits(model), _cache(model, workload)
@@ -115,6 +118,17 @@ def _example_call(model: nn.Module, inputs: Any) -> Call:
     if isinstance(inputs, (tuple, list)):
         return lambda: model(*inputs)
     raise TraceError(f"example inputs must be a tuple or a mapping of arguments, not {type(inputs).__name__}")
+
+
+def _encoder_call(model: nn.Module, tokens: torch.Tensor, workload: Workload) -> Call:
+    """All tokens at once, with no cache to fill; TraceError for a decode step, which encoders do not have."""
+    if workload.kind == "decode":
+        raise TraceError(
+            f"{type(model).__name__} is an encoder, which generates nothing: take workload=prefill or train"
+        )
+    if workload.training:
+        return lambda: model(input_ids=tokens, labels=tokens)
+    return lambda: model(input_ids=tokens)
 
 
 def _cache(model: nn.Module, workload: Workload) -> dict[str, Any]:

@@ -136,6 +136,23 @@ def test_the_trace_runs_what_eager_mode_runs(family: str, kind: str, small_model
     assert traced(config, workload, precision) == [call for event in events for call in walk(event)]
 
 
+@pytest.mark.parametrize("kind", ["train", "prefill"])
+def test_an_encoder_is_traced_as_it_runs(kind: str, small_model: Callable[..., Config]):
+    workload = Workload(kind, batch=2, seq_len=16, cache="static", optimizer="none")
+    events = profiled(real_step(small_model("bert"), workload, "fp32"))
+    assert traced(small_model("bert"), workload, "fp32") == [call for event in events for call in walk(event)]
+
+
+def test_an_encoder_sees_all_tokens_and_has_no_head(small_model: Callable[..., Config]):
+    graph = trace(small_model("bert"), Workload("prefill", 2, 16, attention="fused"), "fp16")
+    attention = next(n.op for n in graph.nodes() if n.op and n.op.kind == "attention_prefill")
+    assert (attention.batch, attention.seq_q, attention.seq_kv, attention.causal) == (2, 16, 16, 0)
+    assert max(n.op.n for n in graph.nodes() if n.op and n.op.kind == "gemm") == 128  # no product with the vocabulary
+    assert not any(t.role == "cache" for t in graph.tensors)
+    with pytest.raises(TraceError, match="is an encoder"):
+        trace(small_model("bert"), Workload("decode", 2, 16), "fp16")
+
+
 def test_a_bias_is_added_in_place_where_a_linear_cannot_fuse_it(small_model: Callable[..., Config]):
     workload = Workload("prefill", batch=2, seq_len=16)  # the last positions alone are no contiguous matrix
     config = small_model("gpt2") | {"model_type": "phi", "hidden_size": 64, "intermediate_size": 128}
