@@ -121,11 +121,15 @@ def interval(ran: Sequence[Ran], total_us: float) -> tuple[float, float]:
 
 
 def rates(steps: Sequence[Step], work: Work, plan: Plan, device: Device, seconds: float) -> dict[str, Any]:
-    """Throughput and utilisation per device. HFU divides what devices execute, MFU what the model defines."""
+    """Throughput and utilisation per device. HFU divides what devices execute, MFU what the model defines.
+
+    Where kernels need less arithmetic than the model's own code (absorbed latent attention), theirs is what counts.
+    """
     devices, batches = plan.cluster.devices, plan.micro_batches * plan.dp
     model = sum(step.graph.model_flops * step.times for step in steps) * batches / devices
     stage = sum(tensor_flops(chunk.graph) * step.times for step in steps for chunk in step.chunks)
     hardware = stage * plan.micro_batches / plan.parallel.pp
+    model = min(model, hardware)
     peak_tflops = device.tensor_rate(plan.quantization or plan.precision)
     return {
         "tokens_per_s_per_gpu": tokens_of(work) * plan.dp / seconds / devices,

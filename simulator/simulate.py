@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..datasets.clusters import Cluster
 from ..datasets.devices import Device, DeviceError
 from ..datasets.ops import KINDS, Op
 from . import distribution, trust
 from .engines import Engine
 from .graph import Graph
 from .memory import peak_memory
-from .plan import Parallel, Plan, PlanError
+from .plan import Parallel, Plan, PlanError, load_stack
 from .report import Breakdown, InferenceReport, Memory, OpShare, Span, StepReport
 from .step import Timed, time_graph
 from .trace import Model, Workload, trace
@@ -87,6 +88,8 @@ def simulate(
     ``model``: a name in ``conf/model``, a folder or config.json, a hub id, or a factory of an ``nn.Module``.
     Raises WorkloadError, PlanError, DeviceError (a dtype the device lacks) and the errors of :func:`.trace.trace`.
     """
+    if plan is None and work.kind != "train" and not device.synchronous and stored_format(model):
+        plan = alone(device, precision)
     if plan is not None:
         return simulate_plan(model, work, plan, device, engine, cache_dir)
     started = time.perf_counter()
@@ -125,6 +128,19 @@ def simulate(
     )
 
 
+def stored_format(model: Model) -> str:
+    """The format that a model's checkpoint stores its weights in; empty where they are as they compute."""
+    from .trace.models import resolve
+
+    return resolve(model).weights
+
+
+def alone(device: Device, precision: str) -> Plan:
+    """The plan of a single device, with PyTorch's own kernels."""
+    single = Cluster(device.id, device.name, device.id, devices_per_node=1, nics_per_node=1, link="pcie")
+    return Plan(Parallel(), single, load_stack("torch"), precision=precision)
+
+
 def simulate_plan(
     model: Model, work: Work, plan: Plan, device: Device, engine: Engine, cache_dir: Path | None
 ) -> StepReport | InferenceReport:
@@ -137,6 +153,8 @@ def simulate_plan(
         raise PlanError(
             f"{', '.join(amiss)} is for {'inference' if train else 'training'}: leave it out of workload={work.kind}"
         )
+    if not train and not plan.quantization:
+        plan = replace(plan, quantization=stored_format(model))
     if train:
         from .training import simulate_training
 

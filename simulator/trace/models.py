@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from .checkpoints import weight_format
 from .workload import TraceError
 
 MODEL_DIRECTORY = Path(__file__).resolve().parents[2] / "conf" / "model"
@@ -34,13 +35,14 @@ class Source:
 
     ``config`` is its transformers configuration, or None for a ``factory`` (a function, or ``module:callable``).
     ``identity`` is what a cached graph is keyed by; None means that nothing identifies the model, so that its
-    graphs are not cached.
+    graphs are not cached. ``weights`` is the format that its checkpoint stores weights in (empty: as they compute).
     """
 
     name: str
     config: Mapping[str, Any] | None
     factory: str | Factory | None
     identity: str | None
+    weights: str = ""
 
 
 def known_models() -> dict[str, str]:
@@ -92,7 +94,7 @@ def _from_config(name: str, config: Mapping[str, Any]) -> Source:
     if not config.get("model_type"):
         raise TraceError(f"model {name}: the configuration has no model_type, so transformers cannot know its class")
     kept = {key: value for key, value in config.items() if key not in ("name", "quantization_config", "auto_map")}
-    return Source(name, kept, None, "config:" + digest(kept))
+    return Source(name, kept, None, "config:" + digest(kept), weight_format(config, name))
 
 
 def _from_path(path: Path) -> Source:
@@ -123,7 +125,7 @@ def _from_hub(name: str) -> Source:
             f"({type(error).__name__}); give a folder or config.json instead"
         ) from None
     config = _from_path(file)
-    return Source(name, config.config, None, config.identity)
+    return Source(name, config.config, None, config.identity, config.weights)
 
 
 def _source_of(name: str) -> str:
