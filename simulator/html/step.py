@@ -11,6 +11,7 @@ from .cluster import ClusterView, sections
 from .page import Card, Cell, Column, Figure, Legend, Note, Page, Part, Piece, Section, Stack, Strip, Table
 from .sites import call_site
 from .timeline import timeline
+from .trust import trust_section
 
 TOP_OPS = 20
 MEMORY_PARTS = (
@@ -39,6 +40,7 @@ def page(
         *(sections(cluster, step_us(report) * 1e-6) if cluster else ()),
         memory_section(report, device),
         provenance_section(report),
+        trust_section(report),
         timeline_section(report),
         unmapped_section(report),
     )
@@ -75,7 +77,7 @@ def interval_us(report: StepReport | InferenceReport) -> tuple[float, float]:
 
 def facts(report: StepReport | InferenceReport, device: Device | None) -> tuple[str, ...]:
     """The device in a few phrases, and how long the answer took."""
-    found = []
+    found = layout(report)
     if device is not None:
         rate = device.tensor_rate(report.precision) if device.supports(report.precision) else None
         if rate:
@@ -83,6 +85,16 @@ def facts(report: StepReport | InferenceReport, device: Device | None) -> tuple[
         found.append(f"{units.gib(device.memory_gib)} memory")
         found.append(f"{units.scaled(device.memory_gbps * 1e9, 'B/s')} memory bandwidth")
     return (*found, f"simulated in {units.duration(report.wall_time_s * 1e6)}")
+
+
+def layout(report: StepReport | InferenceReport) -> list[str]:
+    """How many devices, and how the model is spread over them."""
+    if report.devices == 1:
+        return []
+    degrees = report.parallel
+    named = [f"{name.upper()} {degrees[name]}" for name in ("tp", "cp", "pp", "vpp", "dp", "ep") if degrees[name] > 1]
+    zero = [f"ZeRO-{degrees['zero_stage']}"] if degrees.get("zero_stage") else []
+    return [f"{report.devices:,} devices", " ".join([*named, *zero])]
 
 
 def cards(report: StepReport | InferenceReport, device: Device | None) -> list[Card]:
