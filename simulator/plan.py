@@ -103,7 +103,8 @@ class Stack:
     """What a framework does with a plan. One YAML per framework in ``conf/stack``; figures are bytes and flags.
 
     ``fusion`` names rules of :mod:`.passes.fuse` and :mod:`.passes.serving`; ``attention`` is ``fused``
-    (FlashAttention) or ``unfused`` (two products and a softmax). ``master_weights`` keeps fp32 copies beside 16-bit
+    (FlashAttention), ``unfused`` (two products and a softmax) or ``eager`` (scores scaled and masked by kernels of
+    their own); with ``all_logits`` a prompt gets logits of every position. ``master_weights`` keeps fp32 copies beside 16-bit
     weights; ``gradient_dtype`` and ``moment_dtype`` are ``same`` (as the weights) or a dtype; with
     ``fused_gradients`` products add weight gradients straight into those of that dtype. ``gradient_clipping``
     scales by the norm, ``keep_gathered`` keeps for the backward pass what sequence parallelism gathered. ``overlap``
@@ -124,6 +125,7 @@ class Stack:
     name: str = "PyTorch"
     fusion: tuple[str, ...] = ()
     attention: str = "fused"
+    all_logits: bool = False
     master_weights: bool = False
     gradient_dtype: str = "same"
     moment_dtype: str = "same"
@@ -239,7 +241,7 @@ def stack_from_dict(values: Mapping[str, Any]) -> Stack:
     checked = {name: _field(f"stack.{name}", value, kinds[name]) for name, value in values.items()}
     stack = Stack(**checked)
     _names("stack.overlap", stack.overlap, OVERLAPS)
-    _choice("stack.attention", stack.attention, ("fused", "unfused"))
+    _choice("stack.attention", stack.attention, ("fused", "unfused", "eager"))
     for name in ("gradient_dtype", "moment_dtype"):
         _choice(f"stack.{name}", getattr(stack, name), ("same", "fp32", "bf16", "fp16"))
     for device, factors in stack.scale.items():

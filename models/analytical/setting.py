@@ -20,9 +20,16 @@ from ...datasets.vocabulary import Cost
 Array = Any  # a float64 numpy array, or a float that stands for one
 
 SUSTAINED_TENSOR = 0.80  # clocks under full tensor load lie below boost, and issue slots are lost
+SUSTAINED_LANES = 0.88  # of fp32 products on ordinary lanes, where the power limit leaves the clock alone
 SUSTAINED_MEMORY = 0.92  # refresh, read/write turnaround
 SM_BYTES_PER_CLOCK = 64.0  # what one compute unit draws from L2 (NVIDIA tuning guides, A100 to B200)
 EXP_PER_CLOCK = 16.0  # special-function results of one compute unit a clock (CUDA programming guide, table 5)
+
+# Energy of a fp32 FLOP in pJ with all that a device draws meanwhile: power limit over the rate that large products
+# sustain: a 70 W card runs at half of its boost clock. Medians of the products of at least 5 GFLOP in NeuSight's
+# operator tables (arXiv 2407.13853), over what the tile law makes of their shapes: P4 and P100, T4, A100 40GB, L4,
+# MI100 and MI210. V100 and A100 80GB stay below their limits, and Hopper and later are far from theirs.
+FP32_PJ = {"pascal": 33.0, "turing": 21.6, "ampere": 16.9, "ada": 8.1, "cdna": 10.5, "cdna2": 10.5}
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,16 @@ class Setting:
     @cached_property
     def tensor_rate(self) -> float:
         """Sustained FLOPs a microsecond of all matrix units; DeviceError when the device lacks the dtype."""
-        return self.device.tensor_rate(self.dtype) * 1e6 * (1.0 if self.cpu else SUSTAINED_TENSOR)
+        peak = self.device.tensor_rate(self.dtype) * 1e6
+        if self.cpu:
+            return peak
+        return self.lane_rate(peak) if self.dtype == "fp32" else peak * SUSTAINED_TENSOR
+
+    def lane_rate(self, peak: float) -> float:
+        """Sustained FLOPs a microsecond of fp32 products: what ordinary lanes reach, or what the power limit allows."""
+        energy, limit = FP32_PJ.get(self.device.architecture, 0.0), self.device.tdp_w
+        allowed = limit / energy * 1e6 if energy and limit else peak
+        return min(peak * SUSTAINED_LANES, allowed)
 
     @cached_property
     def vector_rate(self) -> float:

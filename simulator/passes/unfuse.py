@@ -1,7 +1,8 @@
 """Attention in parts, as frameworks ran it before FlashAttention: scores, a fused softmax, dropout, weighted sum.
 
 Scores live in memory: per layer five bytes a (query, key, head) stay for the backward pass, the 5·a·s/h of Korthikanti
-et al. (arXiv 2205.05198, eq. 1). Causal masks save no arithmetic: products are over all pairs.
+et al. (arXiv 2205.05198, eq. 1). Causal masks save no arithmetic: products are over all pairs. ``eager`` attention
+scales and masks the scores by kernels of their own, as plain PyTorch code does.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from .rewriting.draft import Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed
 from .sharding.attention import Attention, attention_of
 
+SCORE_KERNELS = {"unfused": 0, "eager": 2}  # between a product and its softmax: the scale, the mask
+
 
 class Kept(NamedTuple):
     """What one forward attention leaves for its backward: softmax, dropout mask, what was dropped out."""
@@ -27,9 +30,10 @@ class Kept(NamedTuple):
 
 
 def unfuse_attention(graph: Graph, plan: Plan) -> Graph:
-    """The graph with every fused attention in parts, where ``plan.stack.attention`` is ``unfused``."""
-    if plan.stack.attention != "unfused":
+    """The graph with every fused attention in parts, where ``plan.stack.attention`` is ``unfused`` or ``eager``."""
+    if plan.stack.attention == "fused":
         return graph
+    before = SCORE_KERNELS[plan.stack.attention]
     draft = Draft(graph)
     released = freed(draft)
     training = any(item.node.phase == "backward" for _, item in draft.walk())
@@ -42,16 +46,19 @@ def unfuse_attention(graph: Graph, plan: Plan) -> Graph:
                 items.append(item)
                 continue
             if call.backward:
-                nodes = _backward(draft, section, item.node, call, _recalled(kept, section, item.node))
+                nodes = _backward(draft, section, item.node, call, _recalled(kept, section, item.node), before)
             else:
-                nodes = _forward(draft, section, item.node, call, kept if training else None)
+                nodes = _forward(draft, section, item.node, call, kept if training else None, before)
             items += [Item(node) for node in nodes]
         section.items = items
     free_after_last_use(draft, released)
     return draft.graph()
 
 
-def _forward(draft: Draft, section: Section, node: Node, call: Attention, kept: dict[int, Kept] | None) -> list[Node]:
+def _forward(
+    draft: Draft, section: Section, node: Node, call: Attention, kept: dict[int, Kept] | None, before: int
+) -> list[Node]:
+    """``before`` is how many kernels change the scores before the softmax."""
     pairs, dtype = _pairs(call), call.op.dtype
     rows = make_op("softmax", rows=pairs // call.seq_kv, cols=call.seq_kv, dtype=dtype)
     query_key = _product(call, call.seq_q, call.seq_kv, call.width_k, "nt")
@@ -60,6 +67,7 @@ def _forward(draft: Draft, section: Section, node: Node, call: Attention, kept: 
         scores, softmax = (draft.local(section, pairs * itemsize(dtype), dtype) for _ in range(2))
         return [
             _node(node, query_key, node.reads, (scores,)),
+            *_changed(node, call, scores, before),
             _node(node, rows, (scores,), (softmax,)),
             _node(node, weighted, (softmax, *node.reads), node.writes),
         ]
@@ -69,13 +77,14 @@ def _forward(draft: Draft, section: Section, node: Node, call: Attention, kept: 
         kept[statistics] = Kept(softmax + index, mask + index, dropped + index)
     return [
         _node(node, query_key, node.reads, (scores,)),
+        *_changed(node, call, scores, before),
         _node(node, rows, (scores,), (softmax,)),
         _node(node, _elements(pairs, 1, dtype), (softmax,), (dropped, mask)),
         _node(node, weighted, (dropped, *node.reads), node.writes),
     ]
 
 
-def _backward(draft: Draft, section: Section, node: Node, call: Attention, kept: Kept) -> list[Node]:
+def _backward(draft: Draft, section: Section, node: Node, call: Attention, kept: Kept, before: int) -> list[Node]:
     grad, inputs = node.reads[0], node.reads[1:]
     pairs, dtype = _pairs(call), call.op.dtype
     coming, scores = (draft.local(section, pairs * itemsize(dtype), dtype) for _ in range(2))
@@ -86,9 +95,15 @@ def _backward(draft: Draft, section: Section, node: Node, call: Attention, kept:
         _node(node, _product(call, call.seq_q, call.seq_kv, call.width_v, "nt"), (grad, *inputs), (coming,)),
         _node(node, _elements(pairs, 2, dtype), (coming, kept.mask), (coming,)),
         _node(node, rows, (kept.softmax, coming), (scores,)),
+        *_changed(node, call, scores, before),
         _node(node, _product(call, call.seq_q, call.width_k, call.seq_kv, "nn"), (scores, *inputs), (d_query,)),
         _node(node, _product(call, call.seq_kv, call.width_k, call.seq_q, "tn"), (scores, *inputs), (d_key,)),
     ]
+
+
+def _changed(node: Node, call: Attention, scores: int, times: int) -> list[Node]:
+    """Kernels that scale or mask scores, or their gradients."""
+    return [_node(node, _elements(_pairs(call), 1, call.op.dtype), (scores,), (scores,)) for _ in range(times)]
 
 
 def _recalled(kept: dict[int, Kept], section: Section, node: Node) -> Kept:
@@ -113,7 +128,7 @@ def _product(call: Attention, m: int, n: int, k: int, layout: str) -> Op:
 
 
 def _elements(pairs: int, inputs: int, dtype: str) -> Op:
-    """Dropout of scores, or its gradient."""
+    """Dropout, scale or mask of scores, or its gradient."""
     return make_op("elementwise", numel=pairs, inputs=inputs, dtype=dtype)
 
 

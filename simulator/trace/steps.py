@@ -48,7 +48,7 @@ def prepare(model: nn.Module, workload: Workload, example: Callable[[Workload], 
         return Step(_encoder_call(model, tokens, workload))
     if workload.training:
         return Step(lambda: model(input_ids=tokens, labels=tokens, use_cache=False))
-    keep, cache = _last_logits(model), _cache(model, workload)
+    keep, cache = _last_logits(model, workload), _cache(model, workload)
     if workload.kind == "prefill":
         return Step(lambda: model(input_ids=tokens, use_cache=True, **cache, **keep), cache.get("past_key_values"))
     token = token_ids(model, workload.batch, 1)
@@ -142,6 +142,8 @@ def _cache(model: nn.Module, workload: Workload) -> dict[str, Any]:
     return {"past_key_values": StaticCache(config=config, max_cache_len=room)}
 
 
-def _last_logits(model: nn.Module) -> dict[str, int]:
+def _last_logits(model: nn.Module, workload: Workload) -> dict[str, int]:
     """Only the last position needs logits to go on generating; most models can be told."""
+    if workload.logits == "all":
+        return {}
     return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}

@@ -12,6 +12,7 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 CACHES = ("dynamic", "static")
 OPTIMIZERS = ("adamw", "none")
 ATTENTIONS = ("sdpa", "fused")
+LOGITS = ("last", "all")
 
 
 class TraceError(ValueError):
@@ -32,7 +33,8 @@ class Workload:
     as accelerators have it (the CPU falls back to plain products when keys and values differ in width, or with
     dropout). ``experts`` names transformers' ``experts_implementation``; empty takes its default.
     ``expert_load`` says how routed tokens spread over experts: ``balanced``, ``zipf:1.0`` (the share of the e-th
-    expert falls with e to that power), or shares by commas, as measured, one an expert.
+    expert falls with e to that power), or shares by commas, as measured, one an expert. ``logits`` says which
+    positions of a prompt get them: the ``last``, where the model can be told so, or ``all``.
     """
 
     kind: str
@@ -44,12 +46,14 @@ class Workload:
     attention: str = "sdpa"
     experts: str = ""
     expert_load: str = "balanced"
+    logits: str = "last"
 
     def __post_init__(self) -> None:
         choose("workload", self.kind, KINDS)
         choose("cache", self.cache, CACHES)
         choose("optimizer", self.optimizer, OPTIMIZERS)
         choose("attention", self.attention, ATTENTIONS)
+        choose("logits", self.logits, LOGITS)
         for name, value in (("batch", self.batch), ("seq_len", self.seq_len)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise TraceError(f"{name}={value!r} must be a whole number of at least 1")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opcast.datasets.devices import Device, DeviceError
+from opcast.datasets.devices import Device, DeviceError, load_device
 from opcast.datasets.ops import KINDS, OpError, bus_factor
 from opcast.models import analytical
 
@@ -133,6 +133,28 @@ def test_known_gemms_of_an_h100_come_out_about_right(gpu: Device) -> None:
     assert 600 < 2 * 8192**3 / latency("gemm", square, gpu, "cold") / 1e6 < 820
     token = {"batch": 1, "m": 1, "n": 28672, "k": 8192, "layout": 1}
     assert 2.6 < 2 * 28672 * 8192 / latency("gemm", token, gpu, "cold") / 1e6 < 3.3
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),  # NeuSight's operator tables: large products in fp32 without TF32, upper quartile
+    [
+        ("t4", 4.1),
+        ("l4", 9.4),
+        ("a100_pcie_40gb", 16.2),
+        ("a100_pcie_80gb", 18.0),
+        ("v100_pcie", 13.7),
+        ("mi210", 30.1),
+    ],
+)
+def test_fp32_products_run_at_the_clock_that_the_power_limit_leaves(name: str, teraflops: float) -> None:
+    device = load_device(name)
+    product = {"batch": 1, "m": 8192, "n": 8192, "k": 8192, "layout": 1}
+    reached = 2 * 8192**3 / latency("gemm", product, device, "warm", "fp32") / 1e6
+    assert reached == pytest.approx(teraflops, rel=0.22)
+    unlimited = dataclasses.replace(device, tdp_w=1000.0)
+    assert latency("gemm", product, unlimited, "warm", "fp32") <= latency("gemm", product, device, "warm", "fp32")
+    if device.supports("fp16"):
+        assert latency("gemm", product, unlimited, "warm", "fp16") == latency("gemm", product, device, "warm", "fp16")
 
 
 def test_a_last_wave_costs_a_whole_one(gpu: Device) -> None:

@@ -143,6 +143,13 @@ def test_an_encoder_is_traced_as_it_runs(kind: str, small_model: Callable[..., C
     assert traced(small_model("bert"), workload, "fp32") == [call for event in events for call in walk(event)]
 
 
+def test_logits_of_the_last_position_or_of_all(small_model: Callable[..., Config]):
+    for logits, rows in (("last", 2), ("all", 2 * 16)):
+        graph = trace(small_model("gpt2"), Workload("prefill", 2, 16, attention="fused", logits=logits), "bf16")
+        head = [n.op for n in graph.nodes() if n.op and n.op.kind == "gemm" and n.op.n == 256 and n.path == "lm_head"]
+        assert [op.m for op in head] == [rows]
+
+
 def test_an_encoder_sees_all_tokens_and_has_no_head(small_model: Callable[..., Config]):
     graph = trace(small_model("bert"), Workload("prefill", 2, 16, attention="fused"), "fp16")
     attention = next(n.op for n in graph.nodes() if n.op and n.op.kind == "attention_prefill")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,6 +38,21 @@ def test_every_pair_is_computed_and_folding_is_kept(graph: Graph) -> None:
     products = [(n.op, times) for n, times in made.weighted() if n.op and n.op.kind == "gemm" and n.op.batch > 1]
     assert sum(times for _, times in products) == 6 * LAYERS
     assert {float(op.cost.flops) for op, _ in products} == {2.0 * pairs * fused[0].head_dim}
+
+
+def test_eager_attention_scales_and_masks_scores_by_kernels_of_their_own(graph: Graph) -> None:
+    eager = unfuse_attention(graph, replace(PLAN, stack=Stack(attention="eager")))
+    op = next(n.op for n in graph.nodes() if n.op and n.op.kind == "attention_prefill")
+    pairs = BATCH * op.heads_q * TOKENS**2
+
+    def kernels(made: Graph, phase: str) -> int:
+        scores = [(n, times) for n, times in made.weighted() if n.op and n.op.kind == "elementwise"]
+        return sum(times for n, times in scores if n.op.numel == pairs and n.phase == phase)
+
+    plain = unfuse_attention(graph, PLAN)
+    for phase in ("forward", "backward"):
+        assert kernels(eager, phase) - kernels(plain, phase) == 2 * LAYERS
+    assert peak_memory(eager).peak_gib == pytest.approx(peak_memory(plain).peak_gib)
 
 
 def test_five_bytes_a_pair_stay_for_the_backward_pass(graph: Graph) -> None:
