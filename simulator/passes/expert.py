@@ -16,8 +16,8 @@ optimizer state of experts are shared; experts that all tokens use (DeepSeek's s
 - ``expert_load``: as of a workload; empty, what the trace says of the busiest expert.
 
 Exchanges run on the ``compute`` stream unless the stack's ``overlap`` names ``ep``. Tensor ranks without sequence
-parallelism hold the same tokens: each sends its part of them, and all gather the results. ``parallel.etp`` cuts every
-expert once more (:mod:`.sharding.expert_width`).
+parallelism hold the same tokens: each sends its part of them (all, where ``etp`` ranks share an expert), and all gather
+the results. ``parallel.etp`` cuts every expert once more (:mod:`.sharding.expert_width`).
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from .rewriting.nodes import collective
 from .rewriting.split import nearest, share
 from .rewriting.tokens import share_item
 from .sharding.expert_width import gather_rows, narrow, scatter_rows
+from .zero.families import subgroup
 
 MODULE = re.compile(r"^(?:.*\.)?experts(?=\.|$)")
 MODES = ("normal", "low_latency", "alltoall")
@@ -162,7 +163,7 @@ def _share_region(draft: Draft, section: Section, region: Region, plan: Plan, in
     """One rank's part of a region: fewer experts, the rows that it receives, and the exchanges around."""
     p, parts = plan.parallel, _width_parts(plan)
     capacity = float(plan.options.get("capacity") or 0)
-    copies = p.tp if p.ep > 1 and not p.sequence_parallel else 1
+    copies = max(1, p.tp // p.etp) if p.ep > 1 and not p.sequence_parallel else 1
     busiest = capacity or _busiest(region, p.ep, str(plan.options.get("expert_load") or ""))
     for item in region.items:
         op = _product(item.node)
@@ -266,7 +267,7 @@ def _combine(draft: Draft, section: Section, region: Region, last: tuple[Item, i
             collective(
                 "all_gather",
                 size,
-                plan.group("tp"),
+                subgroup(plan.group("tp"), copies, plan.parallel.etp, plan),
                 (tensor,),
                 (tensor,),
                 phase=near.phase,

@@ -111,8 +111,8 @@ def _cut(graph: Graph, stack: str, wanted: np.ndarray) -> Graph:
         if block.repeat == 1 or not within:
             blocks.append(block)
             continue
-        ends = np.array([[within[0]], [within[1] - 1]]) + block.stride * np.arange(block.repeat)
-        changes = np.flatnonzero(np.diff(np.searchsorted(cuts, ends, side="right")).any(axis=0)) + 1
+        layers = np.array([[within[0]], [within[1] - 1]]) + block.stride * np.arange(block.repeat)
+        changes = np.flatnonzero(np.diff(np.searchsorted(cuts, layers, side="right")).any(axis=0)) + 1
         starts = [0, *changes.tolist(), block.repeat]
         blocks += [slice_block(block, a, b - a, None) for a, b in pairwise(starts)]
     return replace(graph, blocks=tuple(blocks))

@@ -207,9 +207,10 @@ class _Walk:
         self.done.insert(last + 1, Item(node))
 
     def _statistics(self, item: Item, count: int) -> None:
-        """Sums and maxima over the vocabulary, a number a token each, which softmax and loss need of all ranks."""
+        """Sums and maxima over what ranks share, a number a token each, which loss and norms need of all of them."""
         size = self.sharing.tokens * 4
-        table = next(t for t in item.node.reads if t < len(self.shards.kind) and self.shards.kind[t] == VOCAB)
+        known = [t for t in item.node.reads if t < len(self.shards.kind) and not self.shards.weight[t]]
+        table = max(known, key=lambda t: int(self.shards.kind[t]))
         made = self.draft.local(self.section, size, "fp32")
         for number in range(count):
             reads = (made,) if number else (table,)

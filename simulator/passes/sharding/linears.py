@@ -1,8 +1,9 @@
 """How the weight of a Linear is cut, found by where its result flows: by columns, by vocabulary, or not at all.
 
 A product out of the residual stream is cut by columns when another product, or attention, follows before anything
-needs all of its features at once; a norm over all of them (the latent projections of MLA), a router's choice or the
-residual stream itself before that leaves the weight whole. What is as wide as the table of embeddings and reaches no
+needs all of its features at once; a norm over all of them before a product (the latent projections of MLA), a router's
+choice or the residual stream itself before that leaves the weight whole. A norm over all queries or keys on their way
+to attention (OLMo 2) does not: ranks sum its statistic. What is as wide as the table of embeddings and reaches no
 further product is the head of the language model. (Rows are cut where the input is shared already.)
 """
 
@@ -43,7 +44,7 @@ class Flow:
         node = self.section.items[position].node
         width = node.op.n if node.op is not None else 0
         waiting, seen = list(node.writes), {position}
-        ends, heads = False, None
+        product, normed, heads = False, False, None
         while waiting:
             tensor = waiting.pop()
             for reader in self.readers.get(tensor, ()):
@@ -53,12 +54,15 @@ class Flow:
                 seen.add(reader)
                 found = attention_heads(after, self.tokens)
                 if found or self._product(after):
-                    ends, heads = True, heads or found
-                elif self._needs_all(after, width):
+                    product, heads = product or not found, heads or found
+                    continue
+                if after.op is not None and after.op.kind == "moe_route" and width != self.vocab:
                     return REPLICATED, None
-                else:
-                    waiting.extend(after.writes)
-        if ends:
+                normed = normed or self._norms(after, width)
+                waiting.extend(after.writes)
+        if normed and (product or heads is None or not heads.key_dim):
+            return REPLICATED, None
+        if product or heads:
             return COLUMN, heads
         return (TABLE if width == self.vocab else REPLICATED), None
 
@@ -67,12 +71,11 @@ class Flow:
             return False
         return any(self.weight[t] for t in node.reads)
 
-    def _needs_all(self, node: Node, width: int) -> bool:
+    def _norms(self, node: Node, width: int) -> bool:
+        """Whether rows of a node run over most features of a result of this width."""
         op = node.op
         if op is None or width == self.vocab:
             return False
-        if op.kind == "moe_route":
-            return True
         length = op.cols if op.kind in OVER_ROWS else op.length if op.kind == "reduce" and op.inner == 1 else 0
         return 2 * length > width
 

@@ -29,6 +29,8 @@ def product(sharing: Sharing, position: int, node: Node) -> Work:
     if not weights:
         sharing.note_sources(node)
         return _batched(sharing, node, op) if op.batch > 1 else _weight_gradient(sharing, node, op, inputs)
+    if node.source.startswith("fused.absorb"):
+        return _absorbed(sharing, node, op, weights)
     if node.phase == "backward":
         return _input_gradient(sharing, node, op, weights, inputs)
     shared = next((t for t in inputs if shards.kind[t] == FEATURES), None)
@@ -153,6 +155,16 @@ def _batched(sharing: Sharing, node: Node, op: Op) -> Work:
         sharing.shards.mark(sharing.section, tensor, FEATURES, sharing.tp, tensor in node.reads)
     gathers = tuple(t for t in node.reads if sharing.shards.kind[t] == TOKENS)
     return Work(share(op, "batch", sharing.tp, uneven=True), gathers, parts=Fraction(sharing.tp))
+
+
+def _absorbed(sharing: Sharing, node: Node, op: Op, weights: list[int]) -> Work:
+    """Queries or results times each head's own part of a projection, as latent attention decodes."""
+    sharing.limits[Limit(op.batch, "attention heads")] = None
+    for weight in weights:
+        sharing.cut(weight, COLUMN, FEATURES, sharing.tp)
+    for tensor in node.writes:
+        sharing.shards.mark(sharing.section, tensor, FEATURES, sharing.tp, tensor in node.reads)
+    return Work(share(op, "batch", sharing.tp), parts=Fraction(sharing.tp))
 
 
 def experts(sharing: Sharing, node: Node) -> Work:

@@ -19,6 +19,7 @@ from ..rewriting.split import axes, share
 from .linears import Flow
 from .products import experts, product
 from .shards import (
+    COLUMN,
     DONE,
     EXPERT_SUM,
     FEATURES,
@@ -39,6 +40,7 @@ LINEAR = frozenset(
     "slice_backward select_backward cat".split()
 )
 NORMS = ("rms_norm_backward", "layer_norm_backward")
+STATISTICS = {"rms_norm": 1, "layer_norm": 2, "rms_norm_backward": 1, "layer_norm_backward": 2}  # numbers a row
 HEADWISE = ("rms_norm", "layer_norm", "softmax", "rms_norm_backward", "layer_norm_backward", "softmax_backward")
 LOSSES = {"softmax": 2, "cross_entropy": 3}
 SHAPES = frozenset("new_zeros new_ones new_full zeros_like ones_like full_like new_empty empty_like".split())
@@ -53,7 +55,7 @@ class Sharing:
         self.tp, self.sequence = p.tp, p.sequence_parallel
         together = p.etp == 1 and p.ep == 1 and not p.sequence_parallel
         self.expert_parts = p.tp if together else p.etp
-        self.token_shares = max(1, p.tp // p.etp) if p.etp > 1 else 1
+        self.token_shares = max(1, p.tp // p.etp) if p.etp > 1 and (p.ep > 1 or p.sequence_parallel) else 1
         self.tokens, self.vocab, self.table = _vocabulary(draft)
         self.full = draft.sizes.copy()
         self.cuts: dict[str, int] = {}
@@ -130,6 +132,8 @@ class Sharing:
             return self._of_weights(node)
         if kind == "reduce":
             return self._reduce(node, top)
+        if kind in STATISTICS and top == FEATURES and self._spans_ranks(node):
+            return self._wide_norm(node)
         if kind in NORMS or (kind == "embedding_backward" and top == TOKENS):
             return self._gradients(node, top)
         return self.by_tokens(node) if top == TOKENS else self._features(node, top)
@@ -203,7 +207,7 @@ class Sharing:
         for tensor in node.writes:
             if top == VOCAB and shards.numel[tensor] < largest:
                 continue
-            if kind == "rope" and self._one_for_all(tensor, sources):
+            if node.op is not None and kind == "rope" and self._one_for_all(tensor, node.op.head_dim, sources):
                 if node.phase == "backward":
                     pending[tensor] = SUM
                     if self.sequence:
@@ -222,9 +226,36 @@ class Sharing:
         op = node.op if loss == 1 else self._of_features(node.op, parts, top)
         return Work(op, gathers, pending, loss if top == VOCAB else 0, parts)
 
-    def _one_for_all(self, tensor: int, sources: list[int]) -> bool:
+    def _largest(self, node: Node, top: int) -> int:
+        """The largest tensor in a state that a node reads."""
+        return max((t for t in node.reads if self.shards.kind[t] == top), key=lambda t: int(self.shards.numel[t]))
+
+    def _over_all(self, length: int, source: int) -> bool:
+        """Whether rows run over all features of a token, which several ranks share, not over those of a head."""
+        return length * self.tokens == int(self.shards.numel[source]) and self.shards.share(source) > 1
+
+    def _spans_ranks(self, node: Node) -> bool:
+        """Whether a norm's rows are shared by several ranks."""
+        return node.op is not None and self._over_all(node.op.cols, self._largest(node, FEATURES))
+
+    def _wide_norm(self, node: Node) -> Work:
+        """A norm over all queries or keys: each rank has its features and weights, and the statistics are summed."""
+        op, shards = node.op, self.shards
+        assert op is not None
+        source = self._largest(node, FEATURES)
+        parts = shards.share(source)
+        for tensor in node.reads:
+            if shards.weight[tensor]:
+                self.cut(tensor, COLUMN, FEATURES, parts)
+        for tensor in node.writes:
+            if shards.numel[tensor] == shards.numel[source] or self.draft.role(tensor) == "gradient":
+                shards.mark(self.section, tensor, FEATURES, parts, tensor in node.reads)
+        return Work(share(op, "features", parts, uneven=True), statistics=STATISTICS[op.kind], parts=parts)
+
+    def _one_for_all(self, tensor: int, width: int, sources: list[int]) -> bool:
         """Whether a tensor is what all heads share (the rotary part of MLA's keys): heads' gradients add up to one."""
-        return all(self.shards.numel[tensor] < self.shards.numel[t] for t in sources)
+        numel = int(self.shards.numel[tensor])
+        return numel <= self.tokens * width and all(numel < self.shards.numel[t] for t in sources)
 
     def _adopt_generated(self, node: Node) -> None:
         """Statistics that attention is handed ready made (zeros a head and token)."""
@@ -255,9 +286,9 @@ class Sharing:
         assert op is not None
         if top == TOKENS:
             return self._reduce_tokens(node, op, made)
-        source = max((t for t in node.reads if self.shards.kind[t] == top), key=lambda t: int(self.shards.numel[t]))
+        source = self._largest(node, top)
         parts = self.shards.share(source)
-        if top == VOCAB:
+        if top == VOCAB or (op.inner == 1 and self._over_all(op.length, source)):
             return Work(share(op, "length", parts, uneven=True), pending={made: SCALAR_SUM}, parts=parts)
         if op.inner == 1:
             return self._kept(op, "outer", made, parts, parts)

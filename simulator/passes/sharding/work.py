@@ -13,7 +13,8 @@ from ....datasets.ops import Op
 class Work:
     """One rank's share of a node: its op, operands to gather first, results still to be summed.
 
-    ``statistics`` is the number of sums over the vocabulary that it needs; ``expert``: gathers over experts' ranks.
+    ``statistics`` is how many sums over the vocabulary, or over features of a token, it needs of all ranks;
+    ``expert``: gathers over experts' ranks.
     """
 
     op: Op | None

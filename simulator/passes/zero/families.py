@@ -65,9 +65,7 @@ def families(draft: Draft, plan: Plan) -> list[Family]:
 def halves(group: Group, plan: Plan) -> tuple[Group, Group]:
     """The ranks that shard and those that replicate: all and none, unless ``parallel.shard`` asks for fewer."""
     ranks = min(plan.parallel.shard or group.ranks, group.ranks)
-    return _subgroup(group, ranks, group.stride, plan), _subgroup(
-        group, group.ranks // ranks, group.stride * ranks, plan
-    )
+    return subgroup(group, ranks, group.stride, plan), subgroup(group, group.ranks // ranks, group.stride * ranks, plan)
 
 
 def summing(plan: Plan, family: Family, size: float) -> list[tuple[str, float, Group]]:
@@ -79,7 +77,8 @@ def summing(plan: Plan, family: Family, size: float) -> list[tuple[str, float, G
     return [step for step in steps if step[2].ranks > 1]
 
 
-def _subgroup(group: Group, ranks: int, stride: int, plan: Plan) -> Group:
+def subgroup(group: Group, ranks: int, stride: int, plan: Plan) -> Group:
+    """So many ranks of a group, ``stride`` apart."""
     together = max(1, min(ranks, plan.cluster.devices_per_node // stride))
     link = plan.cluster.link if together == ranks else plan.cluster.fabric
     return Group(group.name, ranks, together, link, stride)

@@ -16,6 +16,7 @@ HEADS = {"hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 8,
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": HEADS | {"intermediate_size": 192, "num_attention_heads": 16, "head_dim": 8},
     "qwen3": HEADS | {"intermediate_size": 192, "head_dim": 32},
+    "olmo2": HEADS | {"intermediate_size": 192},
     "phi3": HEADS | {"intermediate_size": 192, "pad_token_id": 0},
     "gemma2": HEADS | {"intermediate_size": 192, "head_dim": 16, "sliding_window": 8, "num_hidden_layers": 4},
     "gpt2": {"n_embd": 128, "n_head": 8, "vocab_size": 512, "n_positions": 96, "bos_token_id": 0, "eos_token_id": 0},

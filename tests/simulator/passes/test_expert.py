@@ -13,6 +13,7 @@ from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph, Node
 from opcast.simulator.passes.expert import expert_parallel, is_expert
 from opcast.simulator.passes.rewriting.draft import Draft
+from opcast.simulator.passes.tensor import tensor_parallel
 from opcast.simulator.passes.zero.families import families
 from opcast.simulator.plan import Parallel, Plan, PlanError, Stack
 from opcast.simulator.trace import Workload, trace
@@ -233,3 +234,19 @@ def test_parts_of_experts_compute_all_rows_of_their_ranks(
 def test_widths_that_do_not_divide_are_one_line(graphs: dict[tuple[str, bool], Graph]):
     with pytest.raises(PlanError, match=r"parallel\.etp=3 shares the inner width of experts: .* nearest degree"):
         expert_parallel(graphs["qwen3_moe", False], Plan(Parallel(etp=3), CLUSTER))
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("etp", [1, 2, 4])
+def test_tensor_ranks_share_the_work_of_experts_once(
+    etp: int, sequence_parallel: bool, graphs: dict[tuple[str, bool], Graph]
+):
+    graph = graphs["qwen3_moe", False]
+    given = Plan(Parallel(tp=4, ep=2, etp=etp, sequence_parallel=sequence_parallel), CLUSTER)
+    shared = tensor_parallel(expert_parallel(graph, given), given)
+    assert_sound(shared)
+    assert flops(shared, "grouped_gemm") == pytest.approx(flops(graph, "grouped_gemm") / 4)
+    mine = [n for n, _ in shared.weighted() if n.group == "tp" and n.path.endswith("experts")]
+    assert {n.op.ranks for n in mine if n.op and n.op.kind == "all_gather"} == (
+        {4 // etp} if etp < 4 and not sequence_parallel else set()
+    )

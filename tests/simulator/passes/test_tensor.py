@@ -10,6 +10,7 @@ import pytest
 from opcast.datasets.ops import bus_factor
 from opcast.simulator.graph import Graph, Node
 from opcast.simulator.passes.fuse import fuse
+from opcast.simulator.passes.serving import serve
 from opcast.simulator.passes.tensor import tensor_parallel
 from opcast.simulator.plan import Plan, PlanError, load_stack
 
@@ -19,6 +20,7 @@ TOKENS, HIDDEN = 80, 128
 ROW = TOKENS * HIDDEN * 2  # bytes of the residual stream
 WHOLE = ("q_a_proj", "kv_a_proj_with_mqa", "mlp.gate")  # products that every rank runs in full
 PARALLEL = ("gpt_neox", "falcon")  # attention and MLP side by side: their sums are one
+BACK = {"olmo2": 5}  # norms follow its layers, so that every product's gradient meets the residual stream by itself
 DENSE = [name for name in FAMILIES if name not in ("mixtral", "qwen3_moe", "deepseek_v3")]
 LAYERS = {name: 4 if name == "gemma2" else 3 for name in FAMILIES}
 
@@ -125,7 +127,8 @@ def test_volumes_are_those_of_megatron(family: str, traced: Traced, planned: Pla
     a_layer = 1 if family in PARALLEL else 2
     plain = tensor_parallel(graph, planned(tp=4))
     assert sums(plain, "forward", "all_reduce") == a_layer * layers + 1  # and the embedding
-    assert sums(plain, "backward", "all_reduce") == 2 * layers + 1  # and the head
+    back = BACK.get(family, 2)
+    assert sums(plain, "backward", "all_reduce") == back * layers + 1  # and the head
     assert wire(plain, "forward") == pytest.approx(2 * (a_layer * layers + 1))
 
 
@@ -135,7 +138,9 @@ def test_sequence_parallelism_sends_as_much(family: str, traced: Traced, planned
     shared = tensor_parallel(graph, planned(tp=4, sequence_parallel=True))
     assert sums(shared, "forward", "reduce_scatter") == sums(shared, "forward", "all_gather") == 2 * layers + 1
     assert wire(shared, "forward") == pytest.approx(4 * layers + 2)
-    assert wire(shared, "backward") == pytest.approx(6 * layers + 3)  # inputs are gathered again for weights' gradients
+    assert wire(shared, "backward") == pytest.approx(
+        (4 + BACK.get(family, 2)) * layers + 3
+    )  # inputs are gathered again for weights' gradients
     small = [node for node, _ in shared.weighted() if is_sum(node, "optimizer", "all_reduce")]
     assert len(small) == 1
     assert small[0].op.size_bytes < 0.1 * held(shared, "gradient")  # norms, biases of rows, a table of positions
@@ -257,3 +262,36 @@ def test_kept_activations_are_those_of_the_formula(family: str, traced: Traced, 
     assert kept_for_backward(shared) == pytest.approx(kept / 4, rel=0.03)
     plain = tensor_parallel(graph, planned(tp=4, etp=4))
     assert kept / 4 < kept_for_backward(plain) < kept
+
+
+def test_norms_over_all_queries_sum_their_statistic(traced: Traced, planned: Planned):
+    graph = traced("olmo2")
+    for fused, sequence in ((False, False), (True, False), (True, True)):
+        whole = fuse(graph, replace(planned(), stack=load_stack("megatron"))) if fused else graph
+        shared = tensor_parallel(whole, planned(tp=4, sequence_parallel=sequence))
+        assert tensor_flops(shared) == pytest.approx(tensor_flops(whole) / 4, rel=1e-6)
+        norms = [n for n, _ in shared.weighted() if n.path.endswith("q_norm") and n.group == "tp"]
+        assert {n.phase for n in norms} == {"forward", "backward"}
+        assert {n.bytes_moved for n in norms} == {TOKENS * 4}
+        rows = [n.op for n, _ in shared.weighted() if n.op and n.op.kind == "rms_norm" and n.path.endswith("q_norm")]
+        assert {(op.rows, op.cols) for op in rows} == ({(TOKENS, HIDDEN // 4)} if fused else set())
+
+
+def test_queries_and_keys_of_one_product_are_shared(traced: Traced, planned: Planned):
+    whole = fuse(traced("phi3"), replace(planned(), stack=load_stack("megatron")))
+    shared = tensor_parallel(whole, planned(tp=2))
+    for before, after in zip(whole.nodes(), (n for n in shared.nodes() if not n.group), strict=True):
+        if before.op is not None and before.op.kind == "rope":
+            assert [shared.tensor(t).size_bytes * 2 for t in after.writes] == [
+                whole.tensor(t).size_bytes for t in before.writes
+            ]
+
+
+def test_latent_attention_decodes_its_own_heads(traced: Traced, planned: Planned):
+    plan = replace(planned(tp=2), stack=load_stack("vllm"))
+    whole = serve(traced("deepseek_v3", "decode"), plan)
+    absorbed = [n for n, _ in tensor_parallel(whole, plan).weighted() if n.source.startswith("fused.absorb")]
+    before = [n for n, _ in whole.weighted() if n.source.startswith("fused.absorb")]
+    assert absorbed
+    assert [n.op.batch * 2 for n in absorbed if n.op] == [n.op.batch for n in before if n.op]
+    assert [(n.op.m, n.op.n, n.op.k) for n in absorbed if n.op] == [(n.op.m, n.op.n, n.op.k) for n in before if n.op]
