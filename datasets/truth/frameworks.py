@@ -12,6 +12,7 @@ TRAINING = (
     (r"megatron-bridge|megatron bridge", "megatron"),
     (r"nemo automodel", "nemo_automodel"),
     (r"mlperf|\bnemo\b", "nemo"),
+    (r"torchtitan\b.*_2024\d\d", "torchtitan_2024"),
     (r"torchtitan|torchao", "torchtitan"),
     (r"llm-foundry", "llm_foundry"),
     (r"nanotron|ultrascale", "nanotron"),

@@ -79,7 +79,9 @@ def layout_of(cells: Cells, devices: int, framework: str) -> Layout:
     if devices % (tp * pp * cp):
         raise TruthError(f"tp x pp x cp = {tp * pp * cp} does not divide {devices} devices")
     dp = devices // (tp * pp * cp)
-    shard = cells.whole("fsdp_shard", 0)
+    shard = cells.whole("fsdp_shard", 0) * (
+        cp if framework.startswith("torchtitan") else 1
+    )  # its mesh is dp_shard x cp
     stage = re.match(r"\d", cells.text("zero_stage"))
     zero = int(stage[0]) if stage else 0
     if not stage:
@@ -142,7 +144,7 @@ def batches(cells: Cells, layout: Layout, framework: str) -> tuple[int, int]:
     if not whole:
         raise TruthError("the global batch is not published")
     usual = 1 if group or layout.pp > 1 else whole // layout.dp
-    if framework == "torchtitan" and group and layout.pp > 1:
+    if framework.startswith("torchtitan") and group and layout.pp > 1:
         usual = max(group // layout.pp, 1)
     micro = cells.whole("mbs_seqs", 0) or usual
     if whole % (micro * layout.dp):
@@ -162,7 +164,7 @@ def recompute_of(text: str, framework: str, model: str = "") -> str:
         return "none" if "gpt-oss-20b" in model else "full"
     if framework == "megatron" and not words:
         return "selective:mla_up_proj" if model.startswith(LATENT) else "none"
-    if framework == "torchtitan" and policy in ("", "selective"):
+    if framework.startswith("torchtitan") and policy in ("", "selective"):
         return "ops"
     if policy not in ("selective", "full") or modules == "none":
         return "none"

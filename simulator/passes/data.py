@@ -22,7 +22,7 @@ from .micro_batches import REFRESH, SYNC, micro_batch_variant
 from .rewriting.draft import Draft, Insertions, Item, Section
 from .rewriting.nodes import collective, elementwise
 from .zero.families import GRADIENT, Family, families, renamed, summing, units
-from .zero.sharded import buckets, gather_weights, scatter_gradients
+from .zero.sharded import buckets, gather_weights, reduces_every_micro_batch, scatter_gradients
 from .zero.update import insert_update
 
 __all__ = ["data_parallel", "micro_batch_variant"]
@@ -35,7 +35,7 @@ def data_parallel(graph: Graph, plan: Plan) -> Graph:
     if not any(node.op and node.op.kind == "adamw" for node, _ in graph.weighted()) or not _changes(found, plan):
         return graph
     stage, overlap = plan.parallel.zero_stage, plan.stack.overlap
-    if stage < 2:
+    if stage < 2 or (plan.micro_batches > 1 and not reduces_every_micro_batch(plan)):
         _main_gradients(draft, plan.stack)
     own = {f.name: gather_weights(draft, plan, f) if stage == 3 else f.weights for f in found}
     summed = {f.name: scatter_gradients(draft, plan, f) if stage >= 2 else f.gradients for f in found}

@@ -113,6 +113,7 @@ def _groups(state: Fusing, section: Section, pattern: Pattern) -> Iterator[list[
         if item.node.phase == pattern.phase
         and name_of(item.node) in pattern.members
         and matches_path(pattern.path, item.node.path)
+        and matches_path(pattern.within, item.node.path)
         and not any(state.cached[t] for t in (*item.node.reads, *item.node.writes))
     ]
     names = {name_of(section.items[position].node) for position in accepted}

@@ -64,7 +64,8 @@ class Pattern:
 
     ``in_place``: the kernel's result overwrites its largest input where size and dtype agree. ``reads`` is a pattern
     that the module which made one of the inputs must match (``rotary``). ``updates``: members may update in place what
-    others made (a residual stream).
+    others made (a residual stream). ``within`` is a second pattern for the path (of a
+    compiler that sees the layers alone).
     """
 
     members: tuple[str, ...]
@@ -78,6 +79,7 @@ class Pattern:
     updates: bool = False
     in_place: bool = False
     reads: str = ""
+    within: str = ""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from ....datasets.ops import Op
 from ...plan import PlanError
@@ -38,6 +39,7 @@ POINTWISE = (
     *("slice_backward", "clamp", "clamp_min", "reciprocal", "square", "native_dropout", "native_dropout_backward"),
 )
 REDUCTIONS = ("mean", "sum", "var", "amax", "linalg_vector_norm")
+LAYER = r"(^|\.)\d+(\.|$)"
 NORM_OR_LAYER = rf"{NORM}|(^|\.)\d+$"
 COMPILED = (
     *(*POINTWISE, *REDUCTIONS, "tanh", "pow", "_softmax", "_log_softmax", "_softmax_backward_data"),
@@ -207,19 +209,29 @@ SHIPPED: tuple[Rule, ...] = (
 def rules_named(names: Iterable[str]) -> tuple[Rule, ...]:
     """Rules by name: the user's own (``module:function``) first, then the shipped ones in their order.
 
+    ``name@layers`` is a rule for the repeated layers alone: what surrounds them stays eager.
+
     PlanError names a rule that does not exist and the nearest one that does.
     """
     known = {rule.name: rule for rule in SHIPPED}
     own: list[Rule] = []
-    wanted = set()
-    for name in names:
+    wanted: dict[str, str] = {}
+    for whole in names:
+        name, _, where = whole.partition("@")
+        if where not in ("", "layers"):
+            raise PlanError(f"stack.fusion: {whole!r} is limited to {where!r}; take {name}@layers or {name}")
         if ":" in name:
             made = load(name, "fusion rule")()
             own += [made] if isinstance(made, Rule) else list(made)
         elif name in known:
-            wanted.add(name)
+            wanted[name] = LAYER if where else ""
         else:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
             raise PlanError(f"stack.fusion: no rule {name!r}; {hint}")
-    return (*own, *(rule for rule in SHIPPED if rule.name in wanted))
+    return (*own, *(_limited(rule, wanted[rule.name]) for rule in SHIPPED if rule.name in wanted))
+
+
+def _limited(rule: Rule, within: str) -> Rule:
+    patterns = tuple(replace(pattern, within=within) for pattern in rule.patterns)
+    return replace(rule, patterns=patterns) if within else rule

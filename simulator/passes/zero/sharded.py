@@ -201,9 +201,17 @@ def buckets(draft: Draft, plan: Plan, family: Family) -> list[Bucket]:
     return made
 
 
+def reduces_every_micro_batch(plan: Plan) -> bool:
+    """Whether each micro-batch's gradients are reduced; else whole ones are summed in the stack's dtype.
+
+    FSDP2 keeps them so (``unsharded_accumulated_grad``, in ``reduce_dtype``).
+    """
+    return bool(plan.options.get("reduce_every_micro_batch", plan.parallel.pp == 1))
+
+
 def scatter_gradients(draft: Draft, plan: Plan, family: Family) -> np.ndarray:
     """Gradients of each bucket are cast, reduced and let go of; returns the ids of the shards that stay."""
-    every = bool(plan.options.get("reduce_every_micro_batch", plan.parallel.pp == 1))
+    every = reduces_every_micro_batch(plan)
     insertions, shards = Insertions(), []
     for section, position, path, gradients in buckets(draft, plan, family):
         shard, nodes = _scattered(draft, plan, family, section, path, gradients, "fsdp." if every else SYNC)

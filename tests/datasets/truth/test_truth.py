@@ -300,6 +300,7 @@ def test_recipes_of_latent_attention_make_wide_projections_again() -> None:
         ("selective+SP", "Korthikanti", "selective"),
         ("selective:mlp+core_attn", "Megatron-Bridge", "selective:mlp,core_attn"),
         ("selective:none", "Megatron-Bridge", "none"),
+        ("selective", "torchtitan benchmarks/llama3_h100_202412", "ops"),
         ("selective(default)", "torchtitan", "ops"),
         ("", "torchtitan", "ops"),
         ("", "Megatron-Bridge", "none"),

@@ -196,6 +196,16 @@ def test_gathered_weights_stay_when_they_are_not_let_go_of(dense: Graph):
     assert not any(first.tensor(t).role == "buffer" and first.tensor(t).size_bytes > 2000 for t in kept)
 
 
+@pytest.mark.parametrize("every", [True, False])
+def test_gradients_that_wait_for_the_last_micro_batch_are_whole_and_wide(every: bool, dense: Graph):
+    two = replace(plan(3, options={"reduce_every_micro_batch": every}), micro_batches=2)
+    graph = data_parallel(dense, two)
+    assert_sound(graph)
+    largest = 2 * max(t.size_bytes for t in dense.tensors if t.role == "weight")
+    sizes = {t.size_bytes for t in graph.tensors if t.role == "gradient" and t.dtype == "fp32"}
+    assert (largest in sizes) is not every
+
+
 def test_fused_gradients_are_written_by_products(dense: Graph):
     made = data_parallel(dense, plan(1, replace(MIXED, fused_gradients=True)))
     writers = [

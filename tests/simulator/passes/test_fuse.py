@@ -205,3 +205,13 @@ def test_inference_fuses_too_and_leaves_the_cache_alone(kind: str, traced_small:
 def test_unknown_rules_are_named() -> None:
     with pytest.raises(PlanError, match="no rule 'rms_nrom'; did you mean rms_norm"):
         fuse(Graph("g", (), (), 0, 0.0), plan("rms_nrom"))
+
+
+def test_a_rule_limited_to_the_layers_leaves_the_loss_eager(traced_small: Traced) -> None:
+    graph = traced_small("llama")
+    everywhere, layers = fuse(graph, plan("pointwise")), fuse(graph, plan("pointwise@layers"))
+    assert layer(layers, "forward") == layer(everywhere, "forward")
+    assert any(node.source == "aten._log_softmax" for node, _ in layers.weighted())
+    assert not any(node.source == "aten._log_softmax" for node, _ in everywhere.weighted())
+    with pytest.raises(PlanError, match="limited to 'head'"):
+        fuse(graph, plan("pointwise@head"))
