@@ -188,10 +188,10 @@ def traced(
         optimizer="none",
         attention="sdpa" if device.synchronous else "fused",
         expert_load=work.expert_load,
+        logits="all" if plan.stack.all_logits else "last",
     )
     return step_graph(model, workload, plan.precision, cache_dir)
 
-        logits="all" if plan.stack.all_logits else "last",
 
 def sends(chunks: tuple[Chunk, ...], plan: Plan, engine: Engine) -> float:
     """Microseconds that the results of all stages take to the stages after them, one after the other."""
