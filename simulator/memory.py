@@ -5,7 +5,8 @@ that frees it, or to the end. A rank of a pipeline holds, beside what lives whil
 forward passes of the others in flight have kept for their backward passes (Narayanan et al. 2021, arXiv 2104.04473,
 sec. 2.2). Three sums are told apart: *allocated* is what a framework's allocator has handed out
 (``torch.cuda.max_memory_allocated``), *reserved* what it took from the device for that, and the peak is what must fit:
-reserved, the CUDA context and the buffers of communicators.
+reserved, the CUDA context and the buffers of communicators. Option ``allocator`` replays the step through torch's
+allocator (:mod:`.reserved`) where a stack's usual share of slack is not enough.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from ..datasets.devices import Device
 from .graph import ROLES, Block, Graph, Node
 from .passes.micro_batches import micro_batch_variant
-from .plan import GROUPS, Plan
+from .plan import GROUPS, Plan, PlanError
 from .report import GIB, Memory
 
 BUCKET_OF_ROLE = {
@@ -181,7 +182,20 @@ def stage_memory(
             best = walk.living[:, time] + others
             best[ACTIVATIONS] += extra[time]
             where, kept = _place(walk.lives.node(time)), 0.0 if walk.optimizing[time] else waiting
-    return _with_framework(best, where, kept, plan, device)
+    reserved = _replayed(held, in_flight, str(plan.options["allocator"])) if "allocator" in plan.options else None
+    return _with_framework(best, where, kept, plan, device, reserved)
+
+
+def _replayed(held: Sequence[ChunkWalk], in_flight: Sequence[int], allocator: str) -> int:
+    """Bytes that torch's allocator reserves for these chunks (``native`` or ``expandable`` segments)."""
+    from .allocator import Allocator
+    from .reserved import fullest_moment, replay
+
+    if allocator not in ("native", "expandable"):
+        raise PlanError(f"options.allocator={allocator!r} is not one of native, expandable")
+    made = Allocator(expandable=allocator == "expandable")
+    replay(made, held, fullest_moment(in_flight))
+    return made.peak_reserved
 
 
 def _steady(graph: Graph, plan: Plan) -> Graph:
@@ -245,11 +259,13 @@ def _place(node: Node) -> str:
     return f"{node.phase} {node.path or node.source} ({node.op.kind if node.op else node.source})"
 
 
-def _with_framework(best: np.ndarray, where: str, waiting: float, plan: Plan, device: Device | None) -> Memory:
-    """The memory of a rank with its allocator's slack, its context and its communicators."""
+def _with_framework(
+    best: np.ndarray, where: str, waiting: float, plan: Plan, device: Device | None, replayed: int | None = None
+) -> Memory:
+    """The memory of a rank with its allocator's slack (``replayed``, or a usual share), context and communicators."""
     stack = plan.stack
     allocated = float(best.sum())
-    reserved = allocated * (1.0 + stack.fragmentation)
+    reserved = allocated * (1.0 + stack.fragmentation) if replayed is None else max(float(replayed), allocated)
     groups = sum(plan.group(name).ranks > 1 for name in GROUPS if name != "dp")
     context = (stack.context_gib or CONTEXT_GIB) * GIB + groups * COMMUNICATOR_GIB * GIB
     by_class = {

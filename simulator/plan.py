@@ -25,6 +25,7 @@ OVERLAPS = ("dp", "dp_gather", "tp", "cp", "ep", "pp")
 OPTIONS = (  # what passes look up in ``Plan.options``; a pass of one's own may look up more
     *("capacity", "dispatch_dtype", "ep_mode", "expert_load", "flat_parameters", "fp8_scaling", "gather_dtype"),
     *("kv_dtype", "quantize_skip", "recompute_early_stop", "reduce_every_micro_batch", "reshard_after_forward"),
+    "allocator",
     *("token_drop", "cuda_graph", "full_graph", "ep_overlap", "zigzag"),
 )
 GROUPS = ("tp", "cp", "dp", "pp", "ep", "etp", "edp", "dp_cp")

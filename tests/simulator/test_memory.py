@@ -13,14 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opcast.datasets.clusters import Cluster, load_cluster
 from opcast.datasets.devices import load_device
+from opcast.simulator.allocator import Allocator
 from opcast.simulator.graph import Block, Graph, Node, Tensor
-from opcast.simulator.memory import BUCKET_OF_ROLE, BUCKETS, peak_memory, stage_memory
-from opcast.simulator.passes.data import data_parallel
+from opcast.simulator.memory import BUCKET_OF_ROLE, BUCKETS, peak_memory, stage_memory, walk_chunk
+from opcast.simulator.passes.data import data_parallel, micro_batch_variant
 from opcast.simulator.passes.order import apply_passes
 from opcast.simulator.passes.pipeline import split_pipeline
 from opcast.simulator.passes.recompute import recompute
-from opcast.simulator.plan import Parallel, Plan, Stack, load_stack
+from opcast.simulator.plan import Parallel, Plan, PlanError, Stack, load_stack
 from opcast.simulator.report import GIB
+from opcast.simulator.reserved import fullest_moment, replay
 from opcast.simulator.trace import Workload, trace
 
 FAMILIES = ("llama", "gemma2", "deepseek_v3")
@@ -139,6 +141,36 @@ def test_what_must_fit_is_more_than_what_is_allocated(graphs: dict[str, Graph]):
     assert sum(memory.by_class.values()) == pytest.approx(memory.peak_gib)
     assert memory.where
     assert memory.advice == ""
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_the_replayed_allocator_holds_what_the_walk_counts(stage: int, in_flight: int, graphs: dict[str, Graph]):
+    p = plan(zero_stage=stage, micro_batches=4)
+    graph = data_parallel(graphs["llama"], p)
+    usual = stage_memory([graph], [in_flight], p)
+    reserved = {}
+    for segments in ("native", "expandable"):
+        memory = stage_memory([graph], [in_flight], replace(p, options={"allocator": segments}))
+        assert memory.allocated_gib == usual.allocated_gib
+        reserved[segments] = memory.reserved_gib
+    assert all(usual.allocated_gib <= each <= usual.allocated_gib + 0.25 for each in reserved.values())
+
+
+def test_the_replay_peaks_where_the_walk_does(graphs: dict[str, Graph]):
+    p = plan(zero_stage=1, micro_batches=4)
+    graph = micro_batch_variant(data_parallel(graphs["llama"], p), first=False, last=True)
+    walk = walk_chunk(graph, p)
+    allocator = Allocator()
+    replay(allocator, [walk], fullest_moment([2]))
+    counted = walk.living.sum(axis=0).max() + 2 * walk.saved
+    assert 0.8 * walk.living.sum(axis=0).max() <= allocator.peak_allocated <= 1.01 * counted
+    assert allocator.peak_allocated <= allocator.peak_reserved
+
+
+def test_an_unknown_allocator_is_named(graphs: dict[str, Graph]):
+    with pytest.raises(PlanError, match="native, expandable"):
+        stage_memory([graphs["llama"]], [1], replace(plan(), options={"allocator": "jemalloc"}))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,172 @@
+"""What torch's caching allocator takes from the device for a step: its segments, replayed block by block.
+
+``torch.cuda.max_memory_reserved`` counts segments, not tensors. A request is rounded to 512 bytes and served from the
+smallest free block of its stream and pool that holds it, which is split; a freed block joins its free neighbours. Up
+to 1 MiB come from segments of 2 MiB, up to 10 MiB from segments of 20 MiB, more from segments of their own, rounded to
+2 MiB. Expandable segments grow at their end instead (one for each stream and pool). When the device is full, segments
+without a block in use are given back first. See ``c10/cuda/CUDACachingAllocator.cpp``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+
+MIB = 2**20
+BLOCK, SMALL, SMALL_SEGMENT, LARGE, LARGE_SEGMENT, GRAIN = 512, MIB, 2 * MIB, 10 * MIB, 20 * MIB, 2 * MIB
+REACH = 2**48  # addresses apart that expandable segments begin
+Pool = tuple[str, bool]  # stream, small
+
+
+class OutOfMemoryError(MemoryError):
+    """The device has no room for a request, unused segments given back."""
+
+
+@dataclass(slots=True)
+class Span:
+    """A part of a segment, in use or free; neighbours are those of the same segment."""
+
+    address: int
+    size: int
+    pool: Pool
+    free: bool = True
+    before: Span | None = None
+    after: Span | None = None
+
+
+@dataclass
+class Allocator:
+    """The state of a device's memory. ``capacity`` is in bytes (0: without end); sums and their peaks are in bytes."""
+
+    capacity: int = 0
+    expandable: bool = False
+    allocated: int = 0
+    reserved: int = 0
+    peak_allocated: int = 0
+    peak_reserved: int = 0
+    _free: dict[Pool, list[tuple[int, int]]] = field(default_factory=dict)  # (size, address), sorted
+    _spans: dict[int, Span] = field(default_factory=dict)  # free ones by address
+    _tails: dict[Pool, Span] = field(default_factory=dict)  # last span of each expandable segment
+    _next: int = 0
+
+    def allocate(self, size: int, stream: str = "") -> Span:
+        """The block that serves a request of ``size`` bytes; OutOfMemoryError where none can."""
+        wanted = max(-(-size // BLOCK), 1) * BLOCK
+        pool = stream, wanted <= SMALL
+        found = self._best(pool, wanted)
+        if found is None:
+            found = self._grown(pool, wanted) if self.expandable else self._segment(pool, wanted)
+        rest = found.size - wanted
+        if rest >= BLOCK if pool[1] or self.expandable else rest > SMALL:
+            self._split(found, wanted)
+        found.free = False
+        self.allocated += found.size
+        self.peak_allocated = max(self.peak_allocated, self.allocated)
+        return found
+
+    def release(self, span: Span) -> None:
+        """Gives a block back; it joins its free neighbours."""
+        self.allocated -= span.size
+        span.free = True
+        after, before = span.after, span.before
+        if after is not None and after.free:
+            self._take(after)
+            self._join(span, after)
+        if before is not None and before.free:
+            self._take(before)
+            self._join(before, span)
+            span = before
+        self._put(span)
+
+    def empty(self) -> None:
+        """Gives segments (in expandable ones, whole grains at the end) without a block in use back to the device."""
+        for span in list(self._spans.values()):
+            if span.before is None and span.after is None:
+                self._take(span)
+                self.reserved -= span.size
+                if self._tails.get(span.pool) is span:
+                    del self._tails[span.pool]
+            elif self.expandable and span.after is None:
+                spare = span.size // GRAIN * GRAIN
+                self._take(span)
+                span.size -= spare
+                self.reserved -= spare
+                if span.size:
+                    self._put(span)
+                elif span.before is not None:
+                    span.before.after = None
+                    self._tails[span.pool] = span.before
+
+    def _best(self, pool: Pool, size: int) -> Span | None:
+        """The smallest free span that holds a size, the lowest of equals, out of the pool."""
+        free = self._free.setdefault(pool, [])
+        place = bisect_left(free, (size, 0))
+        if place == len(free):
+            return None
+        _, address = free.pop(place)
+        return self._spans.pop(address)
+
+    def _segment(self, pool: Pool, size: int) -> Span:
+        whole = SMALL_SEGMENT if pool[1] else LARGE_SEGMENT if size < LARGE else -(-size // GRAIN) * GRAIN
+        self._map(whole)
+        span = Span(self._next, whole, pool)
+        self._next += whole
+        return span
+
+    def _grown(self, pool: Pool, size: int) -> Span:
+        """The free end of a pool's expandable segment, made at least as long as a request."""
+        grain = SMALL_SEGMENT if pool[1] else LARGE_SEGMENT
+        if self.capacity and self.reserved + self._missing(pool, size, grain) > self.capacity:
+            self.empty()
+        more = self._missing(pool, size, grain)
+        self._map(more)
+        tail = self._tails.get(pool)
+        if tail is not None and tail.free:
+            self._take(tail)
+            tail.size += more
+            return tail
+        start = self._next if tail is None else tail.address + tail.size
+        self._next += REACH if tail is None else 0
+        span = Span(start, more, pool, before=tail)
+        if tail is not None:
+            tail.after = span
+        self._tails[pool] = span
+        return span
+
+    def _missing(self, pool: Pool, size: int, grain: int) -> int:
+        tail = self._tails.get(pool)
+        return -(-(size - (tail.size if tail is not None and tail.free else 0)) // grain) * grain
+
+    def _map(self, size: int) -> None:
+        if self.capacity and self.reserved + size > self.capacity:
+            self.empty()
+            if self.reserved + size > self.capacity:
+                raise OutOfMemoryError(f"{self.reserved + size} bytes needed of {self.capacity}")
+        self.reserved += size
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+
+    def _split(self, span: Span, size: int) -> None:
+        rest = Span(span.address + size, span.size - size, span.pool, before=span, after=span.after)
+        if span.after is not None:
+            span.after.before = rest
+        elif self._tails.get(span.pool) is span:
+            self._tails[span.pool] = rest
+        span.size, span.after = size, rest
+        self._put(rest)
+
+    def _join(self, first: Span, second: Span) -> None:
+        first.size += second.size
+        first.after = second.after
+        if second.after is not None:
+            second.after.before = first
+        elif self._tails.get(first.pool) is second:
+            self._tails[first.pool] = first
+
+    def _put(self, span: Span) -> None:
+        insort(self._free.setdefault(span.pool, []), (span.size, span.address))
+        self._spans[span.address] = span
+
+    def _take(self, span: Span) -> None:
+        free = self._free[span.pool]
+        del free[bisect_left(free, (span.size, span.address))]
+        del self._spans[span.address]
