@@ -38,7 +38,6 @@ TRAINING: tuple[Pass, ...] = (
     offload,
     overlap,
 )
-INFERENCE: tuple[Pass, ...] = (fuse, quantize, context_parallel, expert_parallel, tensor_parallel, overlap)
 
 
 def apply_passes(graph: Graph, plan: Plan, passes: tuple[Pass, ...] = TRAINING) -> Graph:
