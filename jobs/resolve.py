@@ -12,12 +12,15 @@ from ..datasets.devices import Device, DeviceError, load_device
 from ..datasets.store import Store
 from ..models.power import Limits, PowerError
 from ..simulator.engines import FusedEngine, build_engine
+from ..simulator.engines.network import NetworkEngine
 from ..simulator.plan import Parallel, Plan, PlanError, Stack, load_stack, stack_from_dict
 from .show import BadInputError
 
 PACKAGE = Path(__file__).resolve().parent.parent
 SHIPPED_STORE = PACKAGE / "datasets" / "measured"
 SHIPPED_PREDICTORS = PACKAGE / "models" / "shipped"
+FIDELITIES = ("auto", "analytical", "flow", "packet")
+LINK_FAULTS = ("faults", "fault_draw", "faults_study")
 
 
 def stores(config: Mapping[str, Any]) -> list[Path]:
@@ -62,11 +65,46 @@ def device(config: Mapping[str, Any]) -> Device:
     return Device.from_dict(known.to_dict() | chosen)
 
 
-def engine(config: Mapping[str, Any], target: Device) -> FusedEngine:
-    """The engines of ``engine.order`` over the stores and predictors of this configuration."""
+def engine(config: Mapping[str, Any], target: Device, planned: Plan | None = None) -> FusedEngine:
+    """The engines of ``engine.order`` over the stores and predictors of this configuration.
+
+    With ``network=flow`` or ``packet`` the flows of ``planned`` groups come first, with ``faults`` and those of
+    ``fault_draw``. TopologyError for a link that is not there, or a fabric that falls apart.
+    """
     joined = cluster(config)
     backend = config.get("backend")
-    return build_engine(target, stores(config), registries(config), config["engine"]["order"], backend, joined)
+    found = build_engine(target, stores(config), registries(config), config["engine"]["order"], backend, joined)
+    fidelity = network_fidelity(config)
+    if joined is None or fidelity == "analytical":
+        return found
+    from ..simulator.engines.flow import FlowEngine
+    from ..simulator.network.faults import draw, drawing, from_dicts
+
+    formula = NetworkEngine(target, joined, [Store(path) for path in stores(config) if path.is_dir()])
+    flows = FlowEngine(formula, found, planned, fidelity=fidelity)
+    if config.get("faults_study"):
+        drawing(config["faults_study"], "faults_study")  # what it cannot be shows before the step is simulated
+    faults = from_dicts(config.get("faults") or [])
+    if config.get("fault_draw"):
+        _, count, seed, like, kinds = drawing(config["fault_draw"], "fault_draw")
+        faults += draw(flows.base.topology, count, like, seed, kinds)
+    if faults:
+        flows = flows.with_faults(faults)
+        flows.topology  # noqa: B018  what is not there, or falls apart, shows here
+    return FusedEngine([flows, *found.engines])
+
+
+def network_fidelity(config: Mapping[str, Any]) -> str:
+    """``network=…``; ``auto`` is analytical, or flow where links have faults. BadInputError for anything else."""
+    asked = [name for name in LINK_FAULTS if config.get(name)]
+    chosen = config.get("network", "auto")
+    if chosen not in FIDELITIES:
+        raise BadInputError(f"network={chosen!r} is not one of {', '.join(FIDELITIES)}")
+    if chosen == "analytical" and asked:
+        raise BadInputError(f"{asked[0]} needs links that are simulated: take network=flow")
+    if chosen == "auto":
+        return "flow" if asked else "analytical"
+    return str(chosen)
 
 
 def cluster(config: Mapping[str, Any]) -> Cluster | None:
@@ -101,7 +139,17 @@ def plan(config: Mapping[str, Any], work_kind: str, dtype: str) -> Plan | None:
         quantization=quantization,
         passes=config["passes"],
         options=config["options"],
+        slow_devices=stragglers(config, joined),
     )
+
+
+def stragglers(config: Mapping[str, Any], joined: Cluster) -> dict[int, float]:
+    """How many times longer compute takes, by device; PlanError for a device that is not there."""
+    if not config.get("stragglers"):
+        return {}
+    from ..simulator.stragglers import slow_devices
+
+    return slow_devices(config["stragglers"], joined)
 
 
 def needing_cluster(config: Mapping[str, Any]) -> list[str]:
@@ -112,8 +160,11 @@ def needing_cluster(config: Mapping[str, Any]) -> list[str]:
     wanted += [f"parallel.dp={config['parallel']['dp']}"] if config["parallel"]["dp"] not in (0, 1) else []
     wanted += [f"parallel.stages={config['parallel']['stages']}"] if config["parallel"]["stages"] else []
     wanted += [
-        f"{name}={config[name]}" for name in ("offload", "passes", "options", "price_per_gpu_hour") if config[name]
+        f"{name}={config[name]}"
+        for name in (*LINK_FAULTS, "stragglers", "offload", "passes", "options", "price_per_gpu_hour")
+        if config.get(name)
     ]
+    wanted += [f"network={config['network']}"] if config.get("network", "auto") not in FIDELITIES[:2] else []
     wanted += [f"stack={config['stack'].get('id', config['stack'])}"] if config.get("stack") else []
     work = config["workload"]
     wanted += [f"workload.recompute={work['recompute']}"] if work.get("recompute", "none") != "none" else []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..datasets.devices import Device
 from ..simulator import trust
+from ..simulator.engines import FusedEngine
 from ..simulator.report import InferenceReport, StepReport
 from ..simulator.simulate import Work, simulate
 from . import resolve
@@ -19,7 +21,14 @@ TIMED = (  # fields that only a step which runs can have
     *("cost", "cost_per_million_tokens"),
 )
 FREE_CHOICE = {"device": "device.id", "model": "+model.path"}
-ADDED = ("device.", "cluster.", "stack.", "options", "precision.quantization")  # checked where they are used
+ADDED = (
+    *resolve.LINK_FAULTS[1:],
+    "device.",
+    "cluster.",
+    "stack.",
+    "options",
+    "precision.quantization",
+)  # checked where they are used
 
 
 def run(config: dict[str, Any]) -> int:
@@ -30,19 +39,19 @@ def run(config: dict[str, Any]) -> int:
     within_s = positive("within_s", config["within_s"])
     positive("price_per_gpu_hour", config["price_per_gpu_hour"])
     dtype = precision(config, target)
-    report = simulate(
-        resolve.model(config),
-        asked,
-        target,
-        resolve.engine(config, target),
-        dtype,
-        Path(config["graphs"]).expanduser(),
-        resolve.plan(config, asked.kind, dtype),
-    )
+    plan = resolve.plan(config, asked.kind, dtype)
+    if asked.kind != "train":
+        for name in ("faults_study", "stragglers"):
+            if config[name]:
+                raise BadInputError(f"{name}={config[name]} is for workload=train: leave it out of {asked.kind}")
+    engine = resolve.engine(config, target, plan)
+    graphs = Path(config["graphs"]).expanduser()
+    report = simulate(resolve.model(config), asked, target, engine, dtype, graphs, plan)
+    report = on_links(report, engine, config)
     if config["strict"] is not None and config["strict"] is not False and report.fits:
         trust.check_strict(report.trust, report.measure_next, strictness(config["strict"]))
     if config["report"]:
-        say(f"report: {write_report(report, Path(str(config['report'])), target)}")
+        say(f"report: {write_report(report, Path(str(config['report'])), target, engine)}")
     if config["trace"]:
         say(
             f"timeline: {write_timeline(report, Path(str(config['trace'])), config['expand'])} (https://ui.perfetto.dev)"
@@ -51,9 +60,22 @@ def run(config: dict[str, Any]) -> int:
         print_json(answer(report, within_s))
     elif report.fits:
         show(report, target, within_s)
+        show_links(report.network)
     else:
         show_memory(report, target)
     return 0
+
+
+def on_links(
+    report: StepReport | InferenceReport, engine: FusedEngine, config: Mapping[str, Any]
+) -> StepReport | InferenceReport:
+    """The report with what its network did, where links were simulated."""
+    if resolve.network_fidelity(config) == "analytical" or not report.devices > 1:
+        return report
+    from ..simulator.fault_study import network_report
+
+    found = network_report(report, engine, config["faults_study"])
+    return replace(report, network=found)
 
 
 def answer(report: StepReport | InferenceReport, within_s: float | None) -> dict[str, Any]:
@@ -64,7 +86,7 @@ def answer(report: StepReport | InferenceReport, within_s: float | None) -> dict
     return values if report.fits else values | dict.fromkeys([name for name in TIMED if name in values])
 
 
-def write_report(report: StepReport | InferenceReport, path: Path, target: Device) -> Path:
+def write_report(report: StepReport | InferenceReport, path: Path, target: Device, engine: FusedEngine) -> Path:
     """The HTML report, with the pictures of a cluster where the step ran on one."""
     from ..simulator.html import write_step_report
 
@@ -73,7 +95,7 @@ def write_report(report: StepReport | InferenceReport, path: Path, target: Devic
         return write_step_report(report, path, target)
     from ..simulator.cluster_timeline import cluster_view
 
-    return write_step_report(report, path, target, cluster_view(placed, report))
+    return write_step_report(report, path, target, cluster_view(placed, report, engine))
 
 
 def write_timeline(report: StepReport | InferenceReport, path: Path, expand: int) -> Path:
@@ -197,3 +219,18 @@ def show(report: StepReport | InferenceReport, target: Device, within_s: float |
     table("where the time goes", ("op", "calls", "time", "share", "answered by"), shares)
     if report.unmapped:
         say(f"costed by bytes alone: {', '.join(report.unmapped)}")
+
+
+def show_links(network: Mapping[str, Any]) -> None:
+    """The fullest links, and what random faults do, as tables."""
+    hot: list[tuple[object, ...]] = [(link["link"], f"{link['busy']:.1%}") for link in network.get("hot_links", ())]
+    if hot:
+        table(f"fullest links over the step ({network['fidelity']})", ("link", "busy"), hot)
+    study = network.get("faults_study")
+    if study:
+        slow = study["slowdown"]
+        rows: list[tuple[object, ...]] = [(name, f"{value:.4f}x") for name, value in slow.items()]
+        rows += [("cut off", f"{study['partitioned']} of {study['trials']}")] if study["partitioned"] else []
+        table(f"step with random faults, {study['trials']} samples", ("", "slowdown"), rows)
+        worst: list[tuple[object, ...]] = [(each["where"], f"{each['slowdown']:.4f}x") for each in study["critical"]]
+        table("most critical links", ("link", "mean slowdown"), worst)

@@ -77,8 +77,7 @@ def training_report(step: ClusterStep, wall_time_s: float) -> StepReport:
     """The report of a training step."""
     stage = step.busiest
     executed = list(executions(step, stage))
-    optimizer_us = max(optimizer_time(step, each) for each in range(step.orders.stages))
-    total_us = step.pipeline.makespan_us + optimizer_us + overhead_us(step)
+    total_us = step_us(step)
     low_us, high_us = interval(executed, total_us)
     seconds, devices = total_us * 1e-6, step.plan.cluster.devices
     parts = breakdown(step, executed, stage, total_us)
@@ -121,6 +120,12 @@ def training_report(step: ClusterStep, wall_time_s: float) -> StepReport:
 def degrees(plan: Plan) -> dict[str, Any]:
     """The layout as a user writes it, with the data-parallel degree that it comes to."""
     return {**dataclasses.asdict(plan.parallel), "dp": plan.dp, "micro_batches": plan.micro_batches}
+
+
+def step_us(step: ClusterStep) -> float:
+    """Microseconds of the whole step."""
+    optimizer_us = max(optimizer_time(step, each) for each in range(step.orders.stages))
+    return step.pipeline.makespan_us + optimizer_us + overhead_us(step)
 
 
 def optimizer_time(step: ClusterStep, stage: int) -> float:

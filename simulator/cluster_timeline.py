@@ -8,6 +8,7 @@ from typing import Any
 
 from .cluster_report import ClusterStep, executions, held_by
 from .costs import Costs
+from .engines import Engine
 from .export.tracks import Flow, RankTrack, TrackSpan, memory_over_time, pipeline_tracks
 from .html.cluster import ClusterView
 from .programs import place_phase, selected
@@ -16,8 +17,8 @@ from .schedule.orders import FORWARD, WEIGHT
 from .training import FIRST, LAST, MIDDLE, ONLY
 
 
-def cluster_view(step: ClusterStep, report: StepReport) -> ClusterView:
-    """What the page of a step shows of its pipeline, communication, stages and memory."""
+def cluster_view(step: ClusterStep, report: StepReport, engine: Engine | None = None) -> ClusterView:
+    """What the page of a step shows of its pipeline, communication, stages, memory, and of the links of ``engine``."""
     hidden: dict[str, float] = {}
     for each in executions(step, step.busiest):
         for group, us in each.time.hidden_us.items():
@@ -29,6 +30,19 @@ def cluster_view(step: ClusterStep, report: StepReport) -> ClusterView:
         stages=report.stages,
         memory_gib=[memory.by_class for memory in step.memories],
         limit_gib=step.device.memory_gib,
+        links=report.network,
+        links_svg=links_picture(step, engine),
+    )
+
+
+def links_picture(step: ClusterStep, engine: Engine | None) -> str:
+    """The fabric coloured by load as SVG; nothing where no links were simulated."""
+    from .fault_study import flow_engine, link_loads
+    from .network.picture import svg
+
+    flows = flow_engine(engine) if engine is not None else None
+    return (
+        "" if flows is None else svg(flows.topology, link_loads(step, flows), "share of each link that the step uses")
     )
 
 

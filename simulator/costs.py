@@ -7,7 +7,7 @@ inputs are (:mod:`.residency`). A block is walked for two repetitions and the se
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -89,11 +89,23 @@ def cost_graphs(
     ]
 
 
+def slowed(costs: Costs, slowdown: float) -> Costs:
+    """The same where everything but communication takes ``slowdown`` times longer."""
+    if slowdown == 1.0:
+        return costs
+    own = np.array([node.op is None or node.op.cost.unit != "network" for node in costs.nodes], dtype=bool)
+    return replace(costs, kernel_us=costs.kernel_us * np.where(own, slowdown, 1.0))
+
+
 def scale_of(node: Node, scale: Mapping[str, float]) -> float:
-    """The factor for a node: that of its kind, else of its family, else of ``*``, else 1."""
+    """The factor for a node: that of its kind, else of its family, else of ``*``, else 1.
+
+    ``gemm_bf16`` counts for 16-bit products alone and goes before ``gemm``: clocks under load depend on the format.
+    """
     kind = node.op.kind if node.op else ""
     family = KINDS[kind].family if kind else "pointwise"
-    for name in (kind, family, "*"):
+    dtype = {"fp16": "bf16"}.get(node.op.dtype, node.op.dtype) if node.op else ""
+    for name in (f"{kind}_{dtype}", f"{family}_{dtype}", kind, family, "*"):
         if name in scale:
             return float(scale[name])
     return 1.0

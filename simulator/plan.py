@@ -26,7 +26,7 @@ OPTIONS = (  # what passes look up in ``Plan.options``; a pass of one's own may 
     *("capacity", "dispatch_dtype", "ep_mode", "expert_load", "flat_parameters", "fp8_scaling", "gather_dtype"),
     *("kv_dtype", "quantize_skip", "recompute_early_stop", "reduce_every_micro_batch", "reshard_after_forward"),
     "allocator",
-    *("token_drop", "cuda_graph", "full_graph", "ep_overlap", "zigzag"),
+    *("real_tokens", "token_drop", "cuda_graph", "full_graph", "ep_overlap", "zigzag"),
 )
 GROUPS = ("tp", "cp", "dp", "pp", "ep", "etp", "edp", "dp_cp")
 
@@ -105,8 +105,8 @@ class Stack:
 
     ``fusion`` names rules of :mod:`.passes.fuse` and :mod:`.passes.serving`; ``attention`` is ``fused``
     (FlashAttention), ``unfused`` (two products and a softmax) or ``eager`` (scores scaled and masked by kernels of
-    their own); with ``all_logits`` a prompt gets logits of every position. ``master_weights`` keeps fp32 copies beside 16-bit
-    weights; ``gradient_dtype`` and ``moment_dtype`` are ``same`` (as the weights) or a dtype; with
+    their own); with ``all_logits`` a prompt gets logits of every position. ``master_weights`` keeps fp32 copies beside
+    16-bit weights; ``gradient_dtype`` and ``moment_dtype`` are ``same`` (as the weights) or a dtype; with
     ``fused_gradients`` products add weight gradients straight into those of that dtype. ``gradient_clipping``
     scales by the norm, ``keep_gathered`` keeps for the backward pass what sequence parallelism gathered. ``overlap``
     names the groups whose communication runs beside compute (``dp``, ``tp``, ``ep``, ``cp``, ``pp``; ``dp_gather``:
@@ -157,7 +157,8 @@ class Plan:
     """A checked way to run one step: layout, framework, cluster and how the batch is cut.
 
     ``micro_batches`` are run one after the other by each data rank. ``recompute`` is a policy or the layers it names;
-    ``offload`` what lives in host memory; ``passes`` are the user's own (``module:function``).
+    ``offload`` what lives in host memory; ``passes`` are the user's own (``module:function``). Compute on
+    ``slow_devices`` takes so many times longer (:mod:`.stragglers`).
     """
 
     parallel: Parallel
@@ -170,6 +171,7 @@ class Plan:
     quantization: str = ""
     passes: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    slow_devices: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, known in (("offload", OFFLOAD), ("passes", ())):

@@ -104,6 +104,7 @@ class Answer:
     ``unmapped`` lists operators that are costed by their bytes alone. ``trust`` is the share of kernel time by source
     (:mod:`.trust`), ``measure_next`` what to measure to make it better, ``quantiles`` the distribution of the answer in
     its own unit. ``power_w`` is of one device, ``energy_j`` and ``cost`` of the whole step on all ``devices``.
+    ``network`` says how the links of a cluster were simulated, and which were fullest.
     """
 
     model: str
@@ -133,6 +134,7 @@ class Answer:
     energy_j: float | None = None
     cost: float | None = None
     cost_per_million_tokens: float | None = None
+    network: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the timeline is left out (it has its own export)."""

@@ -7,6 +7,7 @@ chunks each distinct one is timed. The step is the pipeline's makespan plus the 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 from ..datasets.devices import Device, DeviceError
 from ..datasets.ops import make_op
 from .cluster_report import ClusterStep, training_report
-from .costs import Costs, cost_graphs
+from .costs import Costs, cost_graphs, slowed
 from .engines import Engine, ask
 from .graph import Graph
 from .memory import ChunkWalk, stage_memory
@@ -30,9 +31,11 @@ from .report import GIB, Memory, StepReport
 from .schedule.orders import Orders, make_orders, parts_of
 from .schedule.pipeline import PipelineTimes, in_flight, run_pipeline
 from .simulate import Work
+from .stragglers import slow_chunks
 from .trace import Model, Workload, trace
 
 Variant = tuple[bool, bool]  # whether a micro-batch is the first and the last of the step
+NONE_SLOW: Mapping[int, float] = {}
 FIRST, MIDDLE, LAST, ONLY = (True, False), (False, False), (False, True), (True, True)
 
 
@@ -64,8 +67,8 @@ def simulate_training(
     p = plan.parallel
     orders = make_orders(p.schedule, p.pp, plan.micro_batches, p.vpp)
     graph = traced(model, work, plan, cache_dir)
-    chunks = split_pipeline(apply_passes(graph, plan), plan)
-    times = time_chunks(chunks, plan, device, engine)
+    chunks, slow = slow_chunks(split_pipeline(apply_passes(graph, plan), plan), plan, orders)
+    times = time_chunks(chunks, plan, device, engine, slow)
     pipeline = run(orders, chunks, times, plan, engine)
     walks: dict[int, ChunkWalk] = {}
     memories = stage_memories(orders, chunks, plan, device, walks)
@@ -118,16 +121,19 @@ def traced(model: Model, work: Work, plan: Plan, cache_dir: Path | None) -> Grap
     return trace(model, workload, plan.precision, cache_dir)
 
 
-def time_chunks(chunks: tuple[Chunk, ...], plan: Plan, device: Device, engine: Engine) -> dict[int, ChunkTimes]:
-    """Times of every distinct chunk graph, by its identity."""
+def time_chunks(
+    chunks: tuple[Chunk, ...], plan: Plan, device: Device, engine: Engine, slow: Mapping[int, float] = NONE_SLOW
+) -> dict[int, ChunkTimes]:
+    """Times of every distinct chunk graph, by its identity; compute of ``slow`` ones takes so many times longer."""
     wanted = (ONLY,) if plan.micro_batches == 1 else (FIRST, MIDDLE, LAST)
     distinct = {id(chunk.graph): chunk.graph for chunk in chunks}
     keys = list(product(distinct, wanted))
     graphs = [micro_batch_variant(distinct[which], first, last) for which, (first, last) in keys]
+    slowdown = {id(graph): slow[which] for (which, _), graph in zip(keys, graphs, strict=True) if which in slow}
     shared = {id(graph): graph for graph in graphs}
     stack = plan.stack
     found = cost_graphs(list(shared.values()), device, engine, stack.scale.get(device.id), stack.issue_us)
-    costs = dict(zip(shared, found, strict=True))
+    costs = {which: slowed(each, slowdown.get(which, 1.0)) for which, each in zip(shared, found, strict=True)}
     phases = {which: time_phases(each, plan, device) for which, each in costs.items()}
     made: dict[int, ChunkTimes] = {which: ChunkTimes({}, {}) for which in distinct}
     for (which, variant), graph in zip(keys, graphs, strict=True):

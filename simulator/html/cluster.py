@@ -14,7 +14,7 @@ from ..schedule.pipeline import PipelineTimes
 from . import colours, units
 from .charts import figure, hover, label, rounded
 from .gantt import pipeline_charts
-from .page import Cell, Column, Figure, Legend, Section, Table
+from .page import Cell, Column, Figure, Legend, Picture, Section, Table
 
 GROUP_WORDS = {
     "tp": "tensor",
@@ -48,7 +48,8 @@ class ClusterView:
     """The parts of a step that only a cluster has.
 
     ``exposed_s`` and ``hidden_s`` are seconds of communication by process group; ``stages`` what each pipeline stage
-    does; ``memory_gib`` by stage and class of tensor, ``limit_gib`` what a device has. What is empty is left out.
+    does; ``memory_gib`` by stage and class of tensor, ``limit_gib`` what a device has. ``links`` is ``network`` of the
+    report, ``links_svg`` its fabric as a picture. What is empty is left out.
     """
 
     pipeline: PipelineTimes | None = None
@@ -57,6 +58,8 @@ class ClusterView:
     stages: Sequence[StageShare] = ()
     memory_gib: Sequence[Mapping[str, float]] = ()
     limit_gib: float | None = None
+    links: Mapping[str, Any] = field(default_factory=dict)
+    links_svg: str = ""
 
 
 def sections(view: ClusterView, step_s: float) -> tuple[Section, ...]:
@@ -65,8 +68,33 @@ def sections(view: ClusterView, step_s: float) -> tuple[Section, ...]:
         pipeline_section(view.pipeline) if view.pipeline is not None and view.pipeline.orders.stages > 1 else None,
         parallelism_section(view.exposed_s, view.hidden_s, step_s),
         stages_section(view.stages, view.memory_gib, view.limit_gib),
+        links_section(view.links, view.links_svg),
     )
     return tuple(section for section in found if section is not None)
+
+
+def links_section(links: Mapping[str, Any], svg: str) -> Section | None:
+    """The fabric coloured by load, its fullest links, and what faults do."""
+    if not svg and not links.get("hot_links"):
+        return None
+    text = (
+        "How much of each link's capacity the step uses, from blue to red and thicker with load. Point at a link for "
+        "its name and share."
+    )
+    parts: list[Picture | Table] = [Picture("The fabric by load", svg)] if svg else []
+    fullest = [(each["link"], each["busy"]) for each in links.get("hot_links", ())]
+    if fullest:
+        most = max(share for _, share in fullest)
+        rows = [(Cell(name), Cell(units.share(share), bar=share / most)) for name, share in fullest]
+        parts.append(Table("Fullest links", (Column("link"), Column("busy", "share of its capacity")), rows))
+    study = links.get("faults_study")
+    if study:
+        columns = Column("share of samples"), Column("step", "times the step without these faults")
+        rows = [(Cell(name), Cell(f"{value:.4f}x")) for name, value in study["slowdown"].items()]
+        parts.append(Table(f"The step with faults at random, {study['trials']} samples", columns, rows))
+        rows = [(Cell(each["where"]), Cell(f"{each['slowdown']:.4f}x")) for each in study["critical"]]
+        parts.append(Table("Most critical links", (Column("link"), Column("step", "mean of its samples")), rows))
+    return Section("links", "The network", text, tuple(parts))
 
 
 def pipeline_section(times: PipelineTimes) -> Section:

@@ -133,7 +133,16 @@ class Note:
     part: ClassVar[str] = "note"
 
 
-Part = Figure | Legend | Table | Stack | Note
+@dataclass(frozen=True)
+class Picture:
+    """A drawing as SVG, which the page shows as it is: the text in it must be escaped already."""
+
+    label: str
+    svg: str
+    part: ClassVar[str] = "picture"
+
+
+Part = Figure | Legend | Table | Stack | Note | Picture
 
 
 @dataclass(frozen=True)
@@ -169,6 +178,7 @@ def render(page: Page) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
+    environment.filters["drawn"] = Markup
     environment.filters["embed"] = lambda value: Markup(embed(value))
     return environment.get_template("report.html.j2").render(
         page=page,
