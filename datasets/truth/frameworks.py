@@ -7,7 +7,8 @@ import re
 # Words of a row -> framework. The first that is found counts.
 TRAINING = (
     (r"\bzero-?3\b.*\|.*zero-?3", "deepspeed"),
-    (r"vtrain|\bsc21\b|narayanan|korthikanti", "megatron2021"),
+    (r"korthikanti", "megatron2022"),
+    (r"vtrain|\bsc21\b|narayanan", "megatron2021"),
     (r"simumax", "megatron_core"),
     (r"megatron-bridge|megatron bridge", "megatron"),
     (r"nemo automodel", "nemo_automodel"),

@@ -105,7 +105,7 @@ def usual_ep(cells: Cells, devices: int, framework: str) -> int:
 
 def sequence_parallel_of(cells: Cells, layout: Layout, framework: str) -> Layout:
     """The layout with sequence parallelism as published, else as the framework's recipes have it beside tp."""
-    usual = framework not in ("megatron2021", "torch")
+    usual = framework not in ("megatron2021", "megatron2022", "torch")
     said = "+SP" in cells.text("recompute") or cells.flag("sp", usual)
     return Layout(**{**vars(layout), "sequence_parallel": said and layout.tp > 1})
 
