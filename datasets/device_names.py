@@ -28,6 +28,7 @@ CUDA_IDS: tuple[tuple[str, str], ...] = (
     (r"\bl20\b", "l20"),
     (r"\bl4\b", "l4"),
     (r"\ba40\b", "a40"),
+    (r"\ba10\b", "a10"),
     (r"v100.*pcie", "v100_pcie"),
     (r"v100", "v100_sxm"),
     (r"p100.*pcie", "p100_pcie"),
@@ -35,6 +36,7 @@ CUDA_IDS: tuple[tuple[str, str], ...] = (
     (r"\bt4\b", "t4"),
     (r"mi300x", "mi300x"),
     (r"mi210", "mi210"),
+    (r"mi250", "mi250"),
     (r"mi100", "mi100"),
 )
 

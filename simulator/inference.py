@@ -26,6 +26,7 @@ from .passes.fuse import fuse
 from .passes.order import Pass, apply_passes
 from .passes.overlap import overlap
 from .passes.pipeline import Chunk, split_pipeline
+from .passes.packing import packed
 from .passes.quantize import quantize
 from .passes.serving import OTHERS, STEPS, bare, rounded, serve, ungrouped
 from .passes.tensor import tensor_parallel
@@ -57,6 +58,7 @@ INFERENCE: tuple[Pass, ...] = (
     overlap,
     ungrouped,
 )
+    packed,
 
 
 @dataclass(frozen=True)

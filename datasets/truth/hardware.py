@@ -26,6 +26,7 @@ DEVICES = {
     "nvidiaa10080gbpcie": "a100_pcie_80gb",
     "amdinstinctmi100": "mi100",
     "amdinstinctmi210": "mi210",
+    "amdinstinctmi250": "mi250",
     "nvidial4": "l4",
     "teslap4": "p4",
     "teslat4": "t4",

@@ -8,7 +8,7 @@ from typing import Any
 
 from .cells import Cells, precision_of
 from .dimensions import dimensions_of
-from .frameworks import inference_framework
+from .engines import encodes, engine_of, micro_batches
 from .hardware import hardware_of
 from .rows import Hardware, InferenceRow, Layout, TrainingRow, TruthError
 from .shapes import model_of
@@ -30,34 +30,28 @@ def inference_row(cells: Cells, folder: Path) -> InferenceRow:
     devices = cells.needed("num_gpus")
     hardware = hardware_of(cells, devices)
     name, config = model_of(cells, folder, input_len + output_len)
-    precision, quantization = precision_of(cells.text("precision"))
+    engine = engine_of(cells, config)
     layout = Layout(tp=cells.whole("tp"), pp=cells.whole("pp"), ep=cells.whole("ep"), dp=1)
     if layout.tp * layout.pp != devices:
         raise TruthError(f"tp x pp = {layout.tp * layout.pp} does not fill {devices} devices")
-    framework = inference_framework(cells.said)
     return InferenceRow(
         id=cells.id,
         hardware=hardware,
         measured=measurements(cells, output_len),
-        tags=tags(cells.text("precision"), name, config, hardware, layout, framework),
+        tags=tags(cells, name, config, hardware, layout, engine.framework),
         model=name,
         config=config,
-        framework=framework,
+        framework=engine.framework,
         layout=layout,
-        precision=precision,
-        quantization=quantization,
+        precision=engine.precision,
+        quantization=engine.quantization,
         memory="device",
-        options=options(cells),
+        options=engine.options,
         batch=batch,
         input_len=input_len,
         output_len=max(output_len, 1),
+        micro_batches=micro_batches(engine.framework, batch, input_len, layout.pp) if encodes(config) else 1,
     )
-
-
-def options(cells: Cells) -> dict[str, Any]:
-    """The cache's format where it is published and another."""
-    said = cells.text("kv_dtype").lower()
-    return {"kv_dtype": said} if said in ("fp8", "int8") else {}
 
 
 def measurements(cells: Cells, output_len: int) -> dict[str, float]:
@@ -81,18 +75,18 @@ def measurements(cells: Cells, output_len: int) -> dict[str, float]:
 
 
 def tags(
-    precision: str, name: str, config: Mapping[str, Any], hardware: Hardware, layout: Layout, framework: str
+    cells: Cells, name: str, config: Mapping[str, Any], hardware: Hardware, layout: Layout, framework: str
 ) -> dict[str, str]:
     """What rows are grouped by in reports."""
     sizes = dimensions_of(config)
     return {
         "framework": framework,
         "gpu": hardware.gpu,
-        "precision": precision,
+        "precision": cells.text("precision"),
         "model": name,
         "architecture": "MoE" if sizes is not None and sizes.experts else "dense",
         "regime": f"tp{layout.tp}" if layout.tp > 1 else "one device",
-    }
+    } | ({"engine": cells.text("engine")} if cells.has("engine", "head_dim") else {})
 
 
 def whole_model_row(cells: Cells, folder: Path) -> InferenceRow | TrainingRow:
@@ -111,7 +105,7 @@ def whole_model_row(cells: Cells, folder: Path) -> InferenceRow | TrainingRow:
     common: dict[str, Any] = {
         "id": cells.id,
         "hardware": hardware,
-        "tags": tags(cells.text("precision"), name, config, hardware, Layout(), "torch_2023"),
+        "tags": tags(cells, name, config, hardware, Layout(), "torch_2023"),
         "model": name,
         "config": config,
         "framework": "torch_2023",

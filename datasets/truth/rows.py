@@ -123,13 +123,14 @@ class InferenceRow(ModelRow):
     batch: int
     input_len: int
     output_len: int
+    micro_batches: int = 1
 
     @property
     def configuration(self) -> tuple[Any, ...]:
         """What two runs share that are repeats of each other."""
         return (
             *(self.model, self.hardware.gpu, self.hardware.devices, self.precision, self.quantization, self.framework),
-            *(self.layout, self.batch, self.input_len, self.output_len),
+            *(self.layout, self.batch, self.input_len, self.output_len, *sorted(self.options.items())),
         )
 
 

@@ -26,7 +26,7 @@ ALIASES = {
     "opt_13": "opt_1_3b",
     "moonlight_16b": "moonlight_16b_moe",
 }
-ENCODERS = r"bert|switch|\bt5"
+BOTH = r"switch|\bt5"  # encoders with decoders
 NAMES = {  # of a shape, per family of configurations
     "gpt2": {
         "layers": "n_layer",
@@ -52,11 +52,13 @@ def model_of(cells: Cells, folder: Path, seq_len: int) -> tuple[str, dict[str, A
     ``folder`` is where the table lies, ``seq_len`` the positions that learned embeddings must have.
     """
     name = cells.text("model_canon") or cells.text("model")
-    if re.search(ENCODERS, name, re.IGNORECASE):
-        raise TruthError(f"{name} is no decoder: opcast simulates decoders")
+    if re.search(BOTH, name, re.IGNORECASE):
+        raise TruthError(f"{name} is an encoder with a decoder: opcast simulates either alone")
     config = shipped(name) or from_dimensions(folder, name)
     if cells.has("num_params"):
         config = counted(config, cells.needed("num_params"), seq_len)
+    if config is None and "bert" in name and cells.has("layers", "heads", "head_dim"):
+        config = encoder(cells)
     if config is None and cells.has("layers", "hidden", "heads"):
         config = {"model_type": "gpt2", "tie_word_embeddings": True}
     if config is None:
@@ -126,6 +128,19 @@ def configuration(shape: Cells) -> dict[str, Any]:
         return {"model_type": "qwen3_moe", **common, **sizes, **own, "norm_topk_prob": True, "decoder_sparse_step": 1}
     own = {"num_local_experts": experts, "num_experts_per_tok": topk, "intermediate_size": width}
     return {"model_type": "mixtral", **common, **sizes, **own}
+
+
+def encoder(shape: Cells) -> dict[str, Any]:
+    """A BERT of the row's layers and heads, with feed-forwards of four times its width."""
+    hidden = shape.needed("heads") * shape.needed("head_dim")
+    return {
+        "model_type": "bert",
+        "hidden_size": hidden,
+        "num_hidden_layers": shape.needed("layers"),
+        "num_attention_heads": shape.needed("heads"),
+        "intermediate_size": 4 * hidden,
+        "max_position_embeddings": 512,
+    }
 
 
 def _latent(shape: Cells) -> dict[str, Any]:

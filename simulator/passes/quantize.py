@@ -11,6 +11,8 @@ backward pass in place of the 16-bit tensor (Transformer Engine's cast-transpose
 3.3). Weights are rounded once a step, in its first micro-batch; what their rounded copies weigh is not counted. With
 ``plan.options["fp8_scaling"]="current"`` the maximum is found in a pass of its own.
 
+``tf32`` is no recipe of this kind: fp32 products run on matrix units as they are.
+
 In inference weights are stored in the recipe's format with their scales. ``plan.options["kv_dtype"]`` (fp8 or int8)
 stores keys and values so.
 """
@@ -82,6 +84,8 @@ def quantize(graph: Graph, plan: Plan) -> Graph:
         raise PlanError(f"kv_dtype={kv_dtype!r} is not one of same, {', '.join(KV_FORMATS)}")
     if not plan.quantization and kv_dtype == "same":
         return graph
+    if plan.quantization == "tf32":
+        return _tf32(graph)
     draft = Draft(graph)
     if kv_dtype != "same":
         _store_keys(draft, kv_dtype)
@@ -92,6 +96,16 @@ def quantize(graph: Graph, plan: Plan) -> Graph:
             able = ", ".join(name for name, known in RECIPES.items() if known.copies)
             raise PlanError(f"quantization={plan.quantization} is for inference; training can take {able}")
         _Rounding(draft, plan, recipe, training).run()
+    return draft.graph()
+
+
+def _tf32(graph: Graph) -> Graph:
+    """The graph with fp32 products on matrix units, which round what they read by themselves."""
+    draft = Draft(graph)
+    for _, item in draft.walk():
+        op = item.node.op
+        if op is not None and op.kind in ("gemm", "grouped_gemm") and op.dtype == "fp32":
+            item.change(op=op.replace(dtype="tf32", out_dtype="fp32"))
     return draft.graph()
 
 

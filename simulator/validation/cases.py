@@ -91,6 +91,7 @@ def inference_case(row: InferenceRow, setting: Setting) -> Case:
         parallel=parallel,
         cluster=cluster_of(row.hardware, setting),
         stack=stack_of(row, setting),
+        micro_batches=row.micro_batches,
         precision=row.precision,
         quantization=row.quantization,
         options={name: value for name, value in row.options.items() if name not in PRACTICES},

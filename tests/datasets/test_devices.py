@@ -26,6 +26,7 @@ REQUIRED = [
     "l40s",
     "l20",
     "a40",
+    "a10",
     "v100_sxm",
     "mi300x",
     "v100_pcie",
@@ -34,6 +35,7 @@ REQUIRED = [
     "t4",
     "mi100",
     "mi210",
+    "mi250",
 ]
 
 # FLOPs a clock and compute unit for dense fp16 (fp32 on P4, which has no fp16): whitepapers of each architecture.
@@ -42,12 +44,12 @@ HALF_PER_CLOCK = {
     "h100_sxm": 4096, "h100_pcie": 4096, "h100_nvl": 4096, "h200_sxm": 4096, "h800_sxm": 4096, "h20_sxm": 1024,
     "h100_96gb_hbm2e": 4096,
     "b200_sxm": 8192, "gb200": 8192, "b300_sxm": 8192, "gb300": 8192, "l4": 1024, "l40s": 1024, "l20": 512,
-    "a40": 1024, "rtx_pro_6000_server": 1024, "mi300x": 2048,
-    "v100_pcie": 1024, "p100_pcie": 256, "p4": 256, "t4": 1024, "mi100": 1024, "mi210": 1024,
+    "a40": 1024, "a10": 1024, "rtx_pro_6000_server": 1024, "mi300x": 2048,
+    "v100_pcie": 1024, "p100_pcie": 256, "p4": 256, "t4": 1024, "mi100": 1024, "mi210": 1024, "mi250": 1024,
 }  # fmt: skip
 # FLOPs a clock and compute unit of ordinary fp32 lanes (a fused multiply-add counts two).
 VECTOR_PER_CLOCK = {"volta": 128, "hopper": 256, "ada": 256, "blackwell": 256, "cdna3": 256}
-VECTOR_OF = {"a40": 256, "p4": 256}
+VECTOR_OF = {"a40": 256, "a10": 256, "p4": 256}
 WITHOUT_BF16 = {"v100_sxm", "v100_pcie", "p100_pcie", "p4", "t4"}
 
 
@@ -90,7 +92,7 @@ def test_formats_stand_in_their_ratios(name: str) -> None:
     half = half_rate(device)
     assert rates.get("bf16", half) == (half if name != "mi100" else rates["fp16"] / 2)
     for dtype, factor in (("fp8", 2), ("mxfp8", 2), ("int8", 2), ("tf32", 0.5)):
-        if dtype in rates and name not in ("p4", "mi100", "mi210"):
+        if dtype in rates and name not in ("p4", "mi100", "mi210", "mi250"):
             assert rates[dtype] == pytest.approx(factor * half, rel=0.02), dtype
     if "nvfp4" in rates:
         assert rates["nvfp4"] / half in (pytest.approx(4, rel=0.01), pytest.approx(6, rel=0.01))
@@ -141,6 +143,7 @@ def test_variants_differ_where_they_should() -> None:
         ("NVIDIA L40S", "l40s"),
         ("NVIDIA L20", "l20"),
         ("NVIDIA A40", "a40"),
+        ("NVIDIA A10", "a10"),
         ("Tesla V100-SXM2-32GB", "v100_sxm"),
         ("Tesla V100-PCIE-32GB", "v100_pcie"),
         ("Tesla P100-PCIE-16GB", "p100_pcie"),
@@ -148,6 +151,7 @@ def test_variants_differ_where_they_should() -> None:
         ("Tesla T4", "t4"),
         ("AMD Instinct MI300X VF", "mi300x"),
         ("AMD Instinct MI210", "mi210"),
+        ("AMD Instinct MI250X / MI250", "mi250"),
         ("AMD Instinct MI100", "mi100"),
         ("NVIDIA A100-PG509-200", "a100_sxm_40gb"),
     ],

@@ -40,7 +40,7 @@ POINTWISE = (
 )
 REDUCTIONS = ("mean", "sum", "var", "amax", "linalg_vector_norm")
 LAYER = r"(^|\.)\d+(\.|$)"
-NORM_OR_LAYER = rf"{NORM}|(^|\.)\d+$"
+NORM_OR_LAYER = rf"{NORM}|(^|\.)\d+$|(^|\.)output$"  # encoders add before they normalise, in modules of that name
 COMPILED = (
     *(*POINTWISE, *REDUCTIONS, "tanh", "pow", "_softmax", "_log_softmax", "_softmax_backward_data"),
     *("_log_softmax_backward_data", "nll_loss_forward", "nll_loss_backward", "bernoulli_", "ones_like", "zeros_like"),

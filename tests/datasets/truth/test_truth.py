@@ -102,7 +102,7 @@ def test_a_run_out_of_memory_is_a_verdict(tmp_path: Path) -> None:
     [
         ({"gpu_canon": "TPU-V5P"}, "no figures of the GPU 'TPU-V5P'"),
         ({"model_canon": "llama9-1b"}, "neither in conf/model"),
-        ({"model_canon": "bert-large"}, "no decoder"),
+        ({"model_canon": "switchxl4"}, "an encoder with a decoder"),
         ({"tp": "3"}, "does not divide 16 devices"),
         ({"gbs_seqs": "63"}, "no multiple of 1 x 8 data ranks"),
         ({"gbs_seqs": ""}, "global batch is not published"),
@@ -194,12 +194,78 @@ KINDS = {
     "train_torchtitan": ("training", TrainingRow, 16),
     "memory_korthikanti22": ("memory", TrainingRow, 4),
     "infer_fastertransformer_gpt": ("inference", InferenceRow, 200),
+    "infer_fastertransformer_bert": ("inference", InferenceRow, 447),
     "infer_trtllm_static_v05_v071": ("inference", InferenceRow, 56),
     "ops_llmcompass": ("operator", OperatorRow, 140),
     "ncu_gemm_a100": ("operator", OperatorRow, 48),
     "collectives": ("collective", OperatorRow, 50),
     "serving_silicon": ("serving", OperatorRow, 0),
 }
+
+
+ENCODER = {
+    "row_id": "a",
+    "model_canon": "ft-bert-base",
+    "gpu_canon": "A10",
+    "num_gpus": "1",
+    "tp": "1",
+    "pp": "1",
+    "precision": "",
+    "batch_size": "8",
+    "input_len_tokens": "128",
+    "output_len_tokens": "0",
+    "layers": "12",
+    "heads": "12",
+    "head_dim": "64",
+    "engine": "PyTorch:EFF-FT-INT8-v2",
+    "latency_ms": "2.5",
+}
+
+
+def encoder(folder: Path, **changes: str) -> InferenceRow:
+    table = read_table(written(folder, ENCODER | changes))
+    assert not table.unsupported, table.unsupported
+    row = table.rows[0]
+    assert isinstance(row, InferenceRow)
+    return row
+
+
+def test_an_encoder_is_read_with_its_engine(tmp_path: Path) -> None:
+    row = encoder(tmp_path)
+    assert (row.framework, row.precision, row.quantization) == ("fastertransformer_fused", "fp16", "int8")
+    assert row.options == {"real_tokens": 0.5}
+    assert row.config["model_type"] == "bert"
+    assert (row.config["hidden_size"], row.config["intermediate_size"]) == (768, 3072)
+    assert (row.measured, row.output_len) == ({"ttft": 2.5}, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "framework", "formats"),
+    [
+        ({"engine": "PyTorch:FT", "precision": "TF32"}, "fastertransformer", ("fp32", "tf32")),
+        ({"engine": "PyTorch:FT", "precision": "FP16", "input_len_tokens": "512"}, "fastertransformer", ("fp16", "")),
+        ({"engine": "triton:FT", "precision": "FP16", "head_dim": "128"}, "fastertransformer", ("fp16", "")),
+        ({"engine": "PyTorch:TorchScript-FP16"}, "torchscript", ("fp16", "")),
+        ({"engine": "TensorFlow:TF", "precision": "FP32"}, "tensorflow", ("fp32", "")),
+    ],
+)
+def test_engines_of_encoders(tmp_path: Path, changes: dict[str, str], framework: str, formats: tuple[str, str]) -> None:
+    row = encoder(tmp_path, **changes)
+    assert (row.framework, (row.precision, row.quantization)) == (framework, formats)
+
+
+@pytest.mark.parametrize(("engine", "said"), [("onnx:x", "neither FasterTransformer"), ("FT-sparse", "sparse weights")])
+def test_engines_that_nothing_is_known_of(tmp_path: Path, engine: str, said: str) -> None:
+    table = read_table(written(tmp_path, ENCODER | {"engine": engine}))
+    assert said in table.unsupported[0].why
+
+
+def test_a_pipeline_of_fastertransformer_takes_a_batch_in_parts(tmp_path: Path) -> None:
+    changes = {"engine": "triton:FT", "precision": "FP16", "head_dim": "128", "num_gpus": "2", "pp": "2"}
+    assert encoder(tmp_path, **changes, gpu_canon="A100-80").micro_batches == 2
+    assert encoder(tmp_path, **changes | {"batch_size": "1"}, gpu_canon="A100-80").micro_batches == 1
+    many = {"batch_size": "32", "input_len_tokens": "1024"}
+    assert encoder(tmp_path, **changes | many, gpu_canon="A100-80").micro_batches == 8
 
 
 @pytest.mark.reference

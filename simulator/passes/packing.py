@@ -1,0 +1,37 @@
+"""Padding left out: kernels between attentions run over the tokens that are real, as EffectiveTransformer has it.
+
+``plan.options["real_tokens"]`` is their share of the batch. A fused attention runs over each sequence's own length, for
+which the mean stands; attention in parts wants rectangles, so that padding comes back for its products and its softmax
+(FasterTransformer, docs/bert_guide.md).
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from ..graph import Graph
+from ..plan import Plan, PlanError
+from .rewriting.draft import Draft
+from .rewriting.split import axes, share
+
+AXES = ("tokens", "keys")
+
+
+def packed(graph: Graph, plan: Plan) -> Graph:
+    """The graph of the real tokens alone; PlanError for a share that is none."""
+    real = plan.options.get("real_tokens", 1.0)
+    if isinstance(real, bool) or not isinstance(real, (int, float)) or not 0 < real <= 1:
+        raise PlanError(f"options.real_tokens={real!r} must be a share of the tokens, above 0 and at most 1")
+    if real == 1:
+        return graph
+    parts = 1 / Fraction(real).limit_denominator(1 << 16)
+    draft = Draft(graph)
+    for _, item in draft.walk():
+        op = item.node.op
+        if op is None or item.node.source.startswith("unfused."):
+            continue
+        for axis in AXES:
+            if axis in axes(op) and not (axis == "keys" and op.kind not in ("attention_prefill", "mla_prefill")):
+                op = share(op, axis, parts, uneven=True)
+        item.change(op=op, bytes_moved=int(op.cost.bytes))
+    return draft.graph()
