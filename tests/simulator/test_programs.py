@@ -66,3 +66,12 @@ def test_the_nearest_constant_counts(costs) -> None:
     assert scale_of(product, {"gemm": 1.2, "*": 2.0}) == 1.2
     assert scale_of(product, {"*": 2.0}) == 2.0
     assert scale_of(product, {"attention": 3.0}) == 1.0
+
+
+def test_a_constant_for_a_format_goes_before_that_for_all(costs) -> None:
+    product = next(node for node in costs.nodes if node.op and node.op.kind == "gemm")
+    assert product.op.dtype == "bf16"
+    assert scale_of(product, {"gemm": 1.04, "gemm_bf16": 1.34}) == 1.34
+    half = replace(product, op=product.op.replace(dtype="fp16"))
+    assert scale_of(half, {"gemm_bf16": 1.34}) == 1.34
+    assert scale_of(replace(product, op=product.op.replace(dtype="fp8")), {"gemm": 1.04, "gemm_bf16": 1.34}) == 1.04
