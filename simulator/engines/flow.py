@@ -75,6 +75,7 @@ class FlowEngine:
     name: str = "flow"
     _stretches: dict[tuple[str, int, int, int], float] = field(default_factory=dict, compare=False, repr=False)
     _views: dict[int, Fabric] = field(default_factory=dict, compare=False, repr=False)
+    _loads: dict[tuple[str, int, int, int, int], np.ndarray] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         devices = self.network.cluster.devices
@@ -86,7 +87,7 @@ class FlowEngine:
 
     def with_faults(self, faults: Sequence[Fault]) -> FlowEngine:
         """The same cluster with other faults; what is known without any stays known."""
-        made = replace(self, faults=tuple(faults), _stretches={}, _views={})
+        made = replace(self, faults=tuple(faults), _stretches={}, _views={}, _loads={})
         made.__dict__["base"], made.__dict__["_open"] = self.base, self._open
         return made
 
@@ -142,29 +143,26 @@ class FlowEngine:
 
     def load(self, op: Op, first: int, last: int) -> np.ndarray:
         """Bytes that each link of the fabric carries when the groups of devices ``first`` to ``last`` run an op."""
-        load = np.zeros(self.topology.links)
         columns = {name: np.array([value]) for name, value in zip(KINDS[op.kind].names, op.dims, strict=True)}
-        dtype = op.dtype if op.kind != "ep_combine" else op.out_dtype
-        what, ranks, together, size = self._keys(op.kind, columns, dtype)[0]
-        for groups, algorithm in self._all(what, ranks, together):
-            on = self._view(groups.together)
-            for group in groups.members:
-                if first <= group[0] < last:
-                    on.add_load(load, groups.collective, algorithm, group, float(size))
-            break  # of several dimensions with groups alike, one ran it
-        return load
+        what, ranks, together, size = self._keys(
+            op.kind, columns, op.dtype if op.kind != "ep_combine" else op.out_dtype
+        )[0]
+        key = what, ranks, together, first, last
+        if key not in self._loads:
+            self._loads[key] = np.zeros(self.topology.links)
+            for groups, algorithm in self._all(what, ranks, together):
+                members = [group for group in groups.members if first <= group[0] < last]
+                self._loads[key] = self._view(together).load(groups.collective, algorithm, members)
+                break  # of several dimensions with groups alike, one ran it
+        return self._loads[key] * size
 
     def sends(self, first: int, other: int, count: int) -> np.ndarray:
         """Bytes that each link carries when each of ``count`` devices sends one to its like on another stage, and back.
 
         Stages begin with the devices ``first`` and ``other``.
         """
-        load, view = np.zeros(self.topology.links), self._view(1)
-        pairs = [(first + i, other + i) for i in range(count)]
-        for pair in pairs:
-            view.add_load(load, "send", "path", pair, 1.0)
-            view.add_load(load, "send", "path", pair[::-1], 1.0)
-        return load
+        there = [(first + i, other + i) for i in range(count)]
+        return self._view(1).load("send", "path", [*there, *(pair[::-1] for pair in there)])
 
     def _keys(self, kind: str, columns: Columns, dtype: str) -> list[tuple[str, int, int, int]]:
         """(kind/algorithm, ranks, ranks in a node, bytes) of each op.
@@ -276,11 +274,12 @@ class FlowEngine:
             return False
         key = what, ranks, together
         if key not in self.known.used:
-            load, calm = np.zeros(self.base.topology.links), self.with_faults(())
-            for groups, algorithm in calm._all(*key):
-                for group in groups.members:
-                    calm._view(together).add_load(load, groups.collective, algorithm, group, 1.0)
-            self.known.used[key] = load > 0
+            calm = self.with_faults(())
+            loads = [
+                calm._view(together).load(groups.collective, algorithm, groups.members)
+                for groups, algorithm in calm._all(*key)
+            ]
+            self.known.used[key] = np.sum(loads, axis=0) > 0
         return not bool((self.known.used[key] & self.touched).any())
 
     def _slower(self, groups: Groups, algorithm: str, size: int) -> float:

@@ -139,6 +139,24 @@ class Fabric:
             for usage in phase:
                 load[usage.links] += usage.weights * usage.size * size_bytes
 
+    def load(self, collective: str, algorithm: str, groups: Sequence[tuple[int, ...]]) -> np.ndarray:
+        """Bytes that each link carries for one byte of the same collective in all groups, routed at once [links]."""
+        load = np.zeros(self.topology.links)
+        if collective == "all_reduce" and algorithm in reduction.ALGORITHMS:
+            for group in groups:
+                self.add_load(load, collective, algorithm, group, 1.0)
+            return load
+        pairs: dict[float, list[Move]] = {}
+        for group in groups:
+            for phase in self.plan(collective, algorithm, group):
+                for move in phase:
+                    pairs.setdefault(move.size_bytes, []).append(move)
+        for size, moves in pairs.items():
+            ends = (np.concatenate([move.source for move in moves]), np.concatenate([move.target for move in moves]))
+            found = self._router.crossings(*ends)
+            load[found.links] += found.flows * size
+        return load
+
     def flow(self, transfers: Sequence[Transfer], folded: bool = False) -> tuple[np.ndarray, np.ndarray, Run]:
         """Start and end of each transfer, us [n], and the run of the links, when all share the fabric.
 

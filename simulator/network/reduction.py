@@ -54,10 +54,12 @@ def reduction(topology: Topology, algorithm: str, group: tuple[int, ...], per_no
 
 def own_switch(topology: Topology, server: np.ndarray) -> int:
     """The NVSwitch that all ranks of a server are on. TopologyError when there is none."""
+    start, order = topology.outgoing
     shared: set[int] | None = None
     for rank in server.tolist():
-        links = np.flatnonzero((topology.source == rank) & (topology.target >= topology.ranks))
+        links = order[start[rank] : start[rank + 1]].tolist()
         found = {int(topology.target[link]) for link in links if topology.kind[link] == "nvlink"}
+        found = {node for node in found if node >= topology.ranks}
         shared = found if shared is None else shared & found
     if not shared:
         raise TopologyError(f"{topology.nodes[server[0]]} and its neighbours share no NVSwitch that could reduce")
@@ -83,8 +85,7 @@ def _nearest_switch(router: Router, ranks: np.ndarray) -> int:
 def _tree(router: Router, members: np.ndarray, root: int, share: float, inside: bool) -> Tree:
     topology = router.topology
     up = router.ways(members, np.full(len(members), root))
-    back = {(int(a), int(b)): i for i, (a, b) in enumerate(zip(topology.source, topology.target, strict=True))}
     links = np.unique(up.links)
-    down = [back[int(topology.target[link]), int(topology.source[link])] for link in links.tolist()]
+    down = topology.reverse[links]
     latency = 2.0 * float(up.latency_us(topology).max(initial=0.0))
-    return Tree(np.concatenate([links, np.array(down, dtype=np.int64)]), share, latency, inside)
+    return Tree(np.concatenate([links, down]), share, latency, inside)

@@ -73,9 +73,10 @@ class Router:
         if policy == "dimension_order" and topology.coordinates is None:
             raise TopologyError(f"{topology.name} has no dimensions to route in order; use ecmp or shortest")
         self.topology, self.policy, self.seed = topology, policy, seed
-        self.cost = np.array([1 if kind in INSIDE else 2 for kind in topology.kind], dtype=np.int32)
+        self.cost = topology.of_kind(INSIDE).astype(np.int32) * -1 + 2
         self._row = np.full(len(topology.nodes), -1, dtype=np.int64)
         self._distance = np.zeros((0, len(topology.nodes)), dtype=np.int16)
+        self._known = 0  # rows of it that are filled
 
     def paths(self, source: np.ndarray, target: np.ndarray, flow: np.ndarray | None = None) -> Paths:
         """Paths from rank ``source[i]`` to ``target[i]``; ``flow`` [n] tells flows of one pair apart for ECMP.
@@ -237,8 +238,14 @@ class Router:
             size = len(self.topology.nodes)
             backwards = csr_array((self.cost, (self.topology.target, self.topology.source)), (size, size))
             hops = shortest_path(backwards, method="D", indices=missing)
-            self._row[missing] = len(self._distance) + np.arange(len(missing))
-            self._distance = np.concatenate([self._distance, np.where(np.isfinite(hops), hops, -1).astype(np.int16)])
+            last = self._known + len(missing)
+            if last > len(self._distance):
+                wider = np.zeros((max(last, 2 * len(self._distance)), size), dtype=np.int16)
+                wider[: self._known] = self._distance[: self._known]
+                self._distance = wider
+            self._row[missing] = np.arange(self._known, last)
+            self._distance[self._known : last] = np.where(np.isfinite(hops), hops, -1)
+            self._known = last
         return self._row[targets], self._distance
 
 

@@ -52,6 +52,26 @@ class Topology:
         order = np.argsort(self.source, kind="stable")
         return np.searchsorted(self.source[order], np.arange(len(self.nodes) + 1)), order
 
+    def of_kind(self, kinds: Sequence[str]) -> np.ndarray:
+        """Which links are of some kinds [links]."""
+        key = tuple(kinds)
+        if key not in self._by_kind:
+            self._by_kind[key] = np.array([kind in key for kind in self.kind], dtype=bool)
+        return self._by_kind[key]
+
+    @cached_property
+    def _by_kind(self) -> dict[tuple[str, ...], np.ndarray]:
+        return {}
+
+    @cached_property
+    def reverse(self) -> np.ndarray:
+        """The link the other way of each link, -1 where there is none [links]."""
+        size = len(self.nodes)
+        forth, back = self.source * size + self.target, self.target * size + self.source
+        order = np.argsort(forth, kind="stable")
+        at = np.minimum(np.searchsorted(forth[order], back), max(self.links - 1, 0))
+        return np.where(forth[order][at] == back, order[at], -1)
+
     def link_name(self, link: int) -> str:
         return f"{self.nodes[self.source[link]]}->{self.nodes[self.target[link]]}"
 
