@@ -151,6 +151,9 @@ def explain(verb: str, error: Exception) -> str:
         return f"{group}={choice} does not exist; {hint}"
     if lines[0].startswith("Could not override"):
         return f"{lines[0].split(chr(39))[1]} is no setting of `opcast {verb}`; `opcast {verb} --help` lists them"
+    if lines[0].startswith("Ambiguous value"):
+        name, _, value = lines[0].partition("'")[2].rpartition("'")[0].partition("=")
+        return f"{name}={value} is ambiguous: write a list as {name}=[{value}], and several runs with --multirun"
     return f"{lines[0]} (see `opcast {verb} --help`)"
 
 

@@ -16,6 +16,7 @@ from ...datasets.devices import Device
 from .fabric import Fabric
 from .faults import Fault, apply
 from .law import BASE_US, HOP_US, TABLE_NIC_US
+from .routing import POLICIES
 from .shapes import Dimension, Port, Servers, dragonfly, dual_plane, fat_tree, product
 from .topology import Topology, TopologyError, from_dict
 from .tunings import tuning
@@ -40,18 +41,29 @@ def fabric(cluster: Cluster, device: Device, faults: Iterable[Fault] = (), seed:
 
 def topology(cluster: Cluster, device: Device, settings: Mapping[str, Any]) -> Topology:
     """Links of a cluster by the settings of its shape, or as its file has them."""
+    check_settings(settings)
     if "file" in settings:
         return read(Path(str(settings["file"])))
-    chosen = {"shape": "fat_tree", **settings}
-    shape = chosen.pop("shape")
-    if shape not in SHAPES:
+    chosen = {"shape": USUAL_SHAPE, **settings}
+    builder, _ = SHAPES[chosen.pop("shape")]
+    return builder(servers(cluster, device), **chosen)
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """TopologyError for a shape, routing or setting of ``cluster.topology`` that does not exist. Builds nothing."""
+    own = {name: value for name, value in settings.items() if name not in ("shape", "routing", "reduces")}
+    routing, shape = settings.get("routing", "ecmp"), settings.get("shape", USUAL_SHAPE)
+    if routing not in tuple(POLICIES):
+        raise TopologyError(f"cluster.topology.routing={routing!r} is not one of {', '.join(POLICIES)}")
+    if "file" in own:
+        return
+    if shape not in tuple(SHAPES):
         raise TopologyError(f"cluster.topology.shape={shape!r} is not one of {', '.join(SHAPES)}; or name a file")
-    builder, known = SHAPES[shape]
-    unknown = sorted(set(chosen) - set(known))
+    known = SHAPES[shape][1]
+    unknown = sorted(set(own) - set(known))
     if unknown:
         has = f"it has {', '.join(known)}" if known else "it has none"
         raise TopologyError(f"cluster.topology of shape {shape} has no setting {unknown[0]!r}; {has}")
-    return builder(servers(cluster, device), **chosen)
 
 
 def servers(cluster: Cluster, device: Device) -> Servers:
@@ -103,6 +115,7 @@ def _one_switch(each: Servers) -> Topology:
     return fat_tree(each, 2 * max(each.count * each.ports, 4))
 
 
+USUAL_SHAPE = "fat_tree"
 TREE = ("radix", "oversubscription")
 SHAPES: dict[str, tuple[Callable[..., Topology], tuple[str, ...]]] = {
     "fat_tree": (fat_tree, TREE),

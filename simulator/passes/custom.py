@@ -39,17 +39,22 @@ def load_pass(name: str) -> Callable[[Graph, Plan], Graph]:
     function = load(name, "pass")
 
     def checked(graph: Graph, plan: Plan) -> Graph:
-        try:
-            result = function(graph, plan)
-        except PlanError:
-            raise
-        except Exception as error:
-            raise PlanError(f"pass {name!r} failed: {_one_line(error)}") from error
+        result = called(lambda: function(graph, plan), f"pass {name!r}")
         if not isinstance(result, Graph):
             raise PlanError(f"pass {name!r} returned {type(result).__name__}, not a Graph")
         return result
 
     return checked
+
+
+def called(function: Callable[[], Any], what: str) -> Any:
+    """What a user's function returns; whatever it raises becomes a PlanError that starts with ``what``."""
+    try:
+        return function()
+    except PlanError:
+        raise
+    except Exception as error:
+        raise PlanError(f"{what} failed: {_one_line(error)}") from error
 
 
 def _imported(module_name: str) -> Any:

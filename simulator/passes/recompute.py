@@ -75,20 +75,38 @@ def _layers(kind: str, detail: str, plan: Plan, depth: int) -> np.ndarray:
         p = plan.parallel
         starts = boundaries(depth, p.pp * p.vpp, p.stages, "the model")
         chosen = np.zeros(depth, dtype=bool)
+        longest = int(np.diff(starts).max())
+        if count > longest:
+            raise PlanError(
+                f"recompute={plan.recompute!r}: no pipeline chunk has more than {longest} layers; take full:{longest}, "
+                "or full for all of them"
+            )
         for first, last in pairwise(starts):
             chosen[first : min(first + count, last)] = True
         return chosen
     if kind == "layers":
         chosen = np.zeros(depth, dtype=bool)
         for part in detail.split(","):
-            low, _, high = part.partition("-")
-            chosen[_whole(low, plan.recompute) : _whole(high or low, plan.recompute) + 1] = True
+            first, last = _range(part, plan.recompute, depth)
+            chosen[first : last + 1] = True
         return chosen
     if kind not in ("full", "selective", "ops") or (detail and kind == "ops"):
         raise PlanError(
             f"recompute={plan.recompute!r} is not none, selective, selective:MODULES, full, full:N, layers:A-B or ops"
         )
     return np.ones(depth, dtype=bool)
+
+
+def _range(part: str, policy: str, depth: int) -> tuple[int, int]:
+    """First and last layer of ``A-B`` or ``A``; PlanError where they are the wrong way round or not there."""
+    low, _, high = part.partition("-")
+    first, last = _whole(low, policy), _whole(high or low, policy)
+    if first > last:
+        raise PlanError(f"recompute={policy!r}: {part} ends before it starts; take layers:{last}-{first}")
+    if last >= depth:
+        near = f"{first}-{depth - 1}" if high and first < depth else str(depth - 1)
+        raise PlanError(f"recompute={policy!r}: the last of {depth} layers is {depth - 1}; take layers:{near}")
+    return first, last
 
 
 def _whole(text: str, policy: str) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .deepen import FEWEST_ROUNDS
+from .workload import TraceError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,9 +31,11 @@ class Plan:
 
 
 def plan(model: nn.Module, config: Any) -> Plan | None:
-    """What to trace of a model, or None when that is all of it."""
+    """What to trace of a model, or None when that is all of it. TraceError for a model without layers."""
     text = config.get_text_config()
     layers = getattr(text, "num_hidden_layers", None)
+    if isinstance(layers, int) and layers < 1:
+        raise TraceError(f"the model's num_hidden_layers={layers} leaves nothing to run; take at least 1")
     stacks = [name for name, module in model.named_modules() if _is_stack(module, layers)]
     if len(stacks) != 1 or not isinstance(layers, int):
         return None

@@ -189,7 +189,10 @@ class Tracer(TorchDispatchMode):
             with torch._C._DisableTorchDispatch():
                 highest = int(content.max())
             if highest >= table.shape[0]:
-                raise TraceError(f"{self._where}: row {highest} of a table of {table.shape[0]}: shorten seq_len")
+                raise TraceError(
+                    f"{self._where or 'the model'} has a table of {table.shape[0]} rows, and position {highest} is "
+                    "beyond it: shorten workload.input_len, or in training workload.seq_len"
+                )
 
     def _sized_by_value(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an operator whose shape depends on values, such as ``nonzero``."""

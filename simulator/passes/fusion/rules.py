@@ -9,10 +9,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 from ....datasets.ops import Op
 from ...plan import PlanError
-from ..custom import load
+from ..custom import called, load
 from .bookkeeping import accumulate, compute_once, skip_fills
 from .kernels import (
     NORM,
@@ -206,6 +207,22 @@ SHIPPED: tuple[Rule, ...] = (
 )
 
 
+def _own(name: str) -> list[Rule]:
+    """The rules that a user's function returns; PlanError where it fails or returns something else."""
+    what = f"fusion rule {name!r}"
+    function = load(name, "fusion rule")
+
+    def made() -> list[Any]:
+        result = function()
+        return list(result) if isinstance(result, Iterable) else [result]
+
+    found = called(made, f"{what}: calling it without arguments")
+    other = [type(rule).__name__ for rule in found if not isinstance(rule, Rule)]
+    if other or not found:
+        raise PlanError(f"{what} returned {', '.join(other) or 'nothing'}, not a Rule or several")
+    return found
+
+
 def rules_named(names: Iterable[str]) -> tuple[Rule, ...]:
     """Rules by name: the user's own (``module:function``) first, then the shipped ones in their order.
 
@@ -221,8 +238,7 @@ def rules_named(names: Iterable[str]) -> tuple[Rule, ...]:
         if where not in ("", "layers"):
             raise PlanError(f"stack.fusion: {whole!r} is limited to {where!r}; take {name}@layers or {name}")
         if ":" in name:
-            made = load(name, "fusion rule")()
-            own += [made] if isinstance(made, Rule) else list(made)
+            own += _own(name)
         elif name in known:
             wanted[name] = LAYER if where else ""
         else:
