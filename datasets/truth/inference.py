@@ -90,30 +90,38 @@ def tags(
 
 
 def whole_model_row(cells: Cells, folder: Path) -> InferenceRow | TrainingRow:
-    """One eager step of a whole model on one device (``mode`` inf or train, ``e2e_latency_ms``)."""
-    if cells.whole("num_gpus") > 1:
-        raise TruthError(f"option {cells.text('option')!r}: its precision and micro-batches are not published")
-    if "fusion" in cells.text("option"):
-        raise TruthError("option 'fusion': compiled kernels that are not published")
-    seq_len, batch = cells.needed("seq_len_tokens"), cells.needed("batch_size")
-    hardware = hardware_of(cells, 1)
+    """One eager step of a whole model (``mode`` inf or train, ``e2e_latency_ms``).
+
+    On one device training is forward and backward, without the optimizer; on several it is a step of Megatron-LM.
+    """
+    compiled = "fusion" in cells.text("option")
+    seq_len, batch, devices = cells.needed("seq_len_tokens"), cells.needed("batch_size"), cells.whole("num_gpus")
+    hardware = hardware_of(cells, devices)
     name, config = model_of(cells, folder, seq_len)
-    precision, quantization = precision_of(cells.text("precision"))
+    precision, quantization = precision_of(cells.text("precision") if devices == 1 else "fp32")
     millis = cells.positive("e2e_latency_ms")
     if millis is None:
         raise TruthError("e2e_latency_ms is not published")
+    framework = "torch_compile_2023" if compiled else "torch_2023" if devices == 1 else "megatron_fp32"
+    layout = Layout(tp=cells.whole("tp"), pp=cells.whole("pp"), dp=cells.whole("dp"))
     common: dict[str, Any] = {
         "id": cells.id,
         "hardware": hardware,
-        "tags": tags(cells, name, config, hardware, Layout(), "torch_2023"),
+        "tags": tags(cells, name, config, hardware, layout, framework),
         "model": name,
         "config": config,
-        "framework": "torch_2023",
-        "layout": Layout(dp=1),
+        "framework": framework,
+        "layout": layout,
         "precision": precision,
         "quantization": quantization,
     }
-    if cells.text("mode") == "train":
-        measured = {"step_time": millis * 1e-3}
-        return TrainingRow(**common, measured=measured, seq_len=seq_len, global_batch=batch, micro_batch=batch)
-    return InferenceRow(**common, measured={"ttft": millis}, batch=batch, input_len=seq_len, output_len=1)
+    if cells.text("mode") != "train":
+        return InferenceRow(**common, measured={"ttft": millis}, batch=batch, input_len=seq_len, output_len=1)
+    return TrainingRow(
+        **common,
+        options={"optimizer": "none"} if devices == 1 else {},
+        measured={"step_time": millis * 1e-3},
+        seq_len=seq_len,
+        global_batch=batch,
+        micro_batch=batch // layout.dp,
+    )

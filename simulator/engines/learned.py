@@ -24,7 +24,8 @@ class LearnedEngine:
     then the first with one over devices; declines kinds without any.
 
     ``backend`` may be a whole backend or a framework. Predictors over devices learned from GPUs: they do not answer
-    for a CPU. With ``inside_node``, groups that leave their node, or what was measured of it, are a network's affair.
+    for a CPU, nor do those that learned from matrix units answer for fp32 products. With ``inside_node``, groups that
+    leave their node, or what was measured of it, are a network's affair.
     """
 
     device: Device
@@ -90,5 +91,12 @@ class LearnedEngine:
             for registry in self.registries:
                 backend = registry.matching(kind, device_id, wanted, dtype)
                 if backend is not None:
-                    return registry.find(kind, device_id, backend)
+                    found = registry.find(kind, device_id, backend)
+                    return None if found is None or _on_lanes(found, kind, dtype) else found
         return None
+
+
+def _on_lanes(predictor: Predictor, kind: str, dtype: str) -> bool:
+    """Whether ordinary lanes would run products that a predictor knows from matrix units alone, which says nothing."""
+    products = dtype == "fp32" and KINDS[kind].family == "gemm"
+    return products and "fp32" not in predictor.card.get("dtypes", ("fp32",))

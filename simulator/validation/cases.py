@@ -16,7 +16,7 @@ from ..plan import Parallel, Plan, Stack, load_stack
 from ..simulate import Work
 
 OVERLAPS = {"async_tp": "tp"}  # what a row says of its framework -> communication beside compute
-PRACTICES = (*OVERLAPS, "pure_16_bit")  # the framework's affair, not the passes'
+PRACTICES = (*OVERLAPS, "pure_16_bit", "optimizer")  # the framework's affair, or what was timed; not the passes'
 
 
 @dataclass(frozen=True)

@@ -138,6 +138,15 @@ def test_a_device_without_predictors_asks_those_that_know_any_but_a_cpu_does_not
     assert predict_ops([op], DEVICE, build_engine(DEVICE, [], [registry.root]))[0].predictor == "gemm@torch/h100_sxm@1"
 
 
+def test_what_matrix_units_taught_does_not_answer_for_ordinary_lanes(knowledge: tuple[Path, Path]):
+    engine = build_engine(DEVICE, [], [knowledge[1]])
+    found = [
+        predict_ops([make_op("gemm", m=3000, n=4096, k=4096, dtype=dtype)], DEVICE, engine)[0].engine
+        for dtype in ("fp16", "fp32")
+    ]
+    assert found == ["learned", "analytical"]
+
+
 def test_a_variant_of_a_device_is_answered_by_its_predictors_and_physics(root: Path):
     shipped = [root / "models" / "shipped"]
     ops = [make_op("copy", size_bytes=2**30, dtype="bf16"), make_op("gemm", m=4096, n=4096, k=4096, dtype="bf16")]

@@ -254,6 +254,44 @@ def test_engines_of_encoders(tmp_path: Path, changes: dict[str, str], framework:
     assert (row.framework, (row.precision, row.quantization)) == (framework, formats)
 
 
+WHOLE = {
+    "row_id": "a",
+    "model_canon": "gpt2_large",
+    "gpu_canon": "NVIDIA_A100-SXM4-40GB",
+    "num_gpus": "1",
+    "precision": "FP32",
+    "mode": "train",
+    "seq_len_tokens": "1024",
+    "batch_size": "4",
+    "option": "",
+    "dp": "1",
+    "tp": "1",
+    "pp": "1",
+    "e2e_latency_ms": "500",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "framework", "options"),
+    [
+        ({}, TrainingRow, "torch_2023", {"optimizer": "none"}),
+        ({"mode": "inf"}, InferenceRow, "torch_2023", {}),
+        ({"mode": "inf", "option": "fusion"}, InferenceRow, "torch_compile_2023", {}),
+        ({"num_gpus": "4", "option": "dp4", "dp": "4", "precision": "see cfg"}, TrainingRow, "megatron_fp32", {}),
+    ],
+)
+def test_steps_of_whole_models(
+    tmp_path: Path, changes: dict[str, str], kind: type, framework: str, options: dict[str, str]
+) -> None:
+    row = read_table(written(tmp_path, WHOLE | changes)).rows[0]
+    assert isinstance(row, kind)
+    assert isinstance(row, TrainingRow | InferenceRow)
+    assert (row.framework, row.precision, row.options) == (framework, "fp32", options)
+    if isinstance(row, TrainingRow):
+        assert row.measured == {"step_time": 0.5}
+        assert row.micro_batch == 4 // row.layout.dp
+
+
 @pytest.mark.parametrize(("engine", "said"), [("onnx:x", "neither FasterTransformer"), ("FT-sparse", "sparse weights")])
 def test_engines_that_nothing_is_known_of(tmp_path: Path, engine: str, said: str) -> None:
     table = read_table(written(tmp_path, ENCODER | {"engine": engine}))
