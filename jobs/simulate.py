@@ -10,7 +10,7 @@ from typing import Any
 from ..datasets.devices import Device
 from ..simulator import trust
 from ..simulator.engines import FusedEngine
-from ..simulator.report import InferenceReport, StepReport
+from ..simulator.report import InferenceReport, MissingMeasurement, StepReport
 from ..simulator.simulate import Work, simulate
 from . import resolve
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
@@ -150,6 +150,12 @@ def layout(report: StepReport | InferenceReport) -> list[tuple[str, str]]:
     return [("layout", f"{report.devices:,} devices: {', '.join([*named, *zero]) or 'alike copies'}")]
 
 
+def wanted(missing: MissingMeasurement) -> str:
+    """An op whose measurement would help, with its share of the time."""
+    dims = (f"{name}={value}" for name, value in missing.op.items() if name != "kind" and value not in ("same", 0))
+    return f"{missing.op['kind']} {' '.join(dims)} ({missing.share:.0%})"
+
+
 def listed(shares: Mapping[str, float]) -> str:
     """Shares that matter, in percent."""
     return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
@@ -201,6 +207,7 @@ def show(report: StepReport | InferenceReport, target: Device, within_s: float |
         ("tokens/s per device", f"{report.tokens_per_s_per_gpu:,.0f}"),
         ("model TFLOP/s", f"{report.tflops_per_gpu:.4g}  (MFU {report.mfu:.1%}, HFU {report.hfu:.1%})"),
         ("peak memory", f"{memory.peak_gib:.2f} GiB of {target.memory_gib:.0f} GiB, fits"),
+        *([] if report.p_oom is None else [("P(out of memory)", f"{report.p_oom:.1%}")]),
         ("answered by", listed(report.provenance)),
         ("time that is", listed(report.trust)),
         *price(report),
@@ -217,6 +224,8 @@ def show(report: StepReport | InferenceReport, target: Device, within_s: float |
         ("host", "", microseconds(report.breakdown.host_s * 1e6), f"{report.breakdown.host_s / step_s:.1%}", "")
     )
     table("where the time goes", ("op", "calls", "time", "share", "answered by"), shares)
+    if report.measure_next and report.trust.get("measured", 0.0) < 0.5:
+        say(f"measuring these would help most: {'; '.join(map(wanted, report.measure_next[:3]))}")
     if report.unmapped:
         say(f"costed by bytes alone: {', '.join(report.unmapped)}")
 

@@ -14,7 +14,7 @@ import numpy as np
 from ..datasets.devices import Device
 from ..datasets.ops import KINDS, Op
 from .engines import Engine
-from .graph import Graph, Node
+from .graph import REST, Graph, Node
 from .residency import CODE_BYTES, cold_fractions
 from .step import host_times, node_latencies
 
@@ -67,8 +67,7 @@ def cost_graphs(
     )
     host = host_times(walked, device, engine)
     if issue:
-        known: dict[Op | None, float] = {}
-        host = host + np.array([known.setdefault(node.op, issue_of(node.op, issue)) for node in walked])
+        host = host + np.array([0.0 if node.source.endswith(REST) else issue_of(node.op, issue) for node in walked])
     if scale:
         kernel = kernel * np.array([scale_of(node, scale) for node in walked])
         host = host * scale.get("host", 1.0)

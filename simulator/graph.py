@@ -41,6 +41,8 @@ FORMAT = 2
 PHASES = ("forward", "recompute", "backward", "optimizer")
 ROLES = ("activation", "weight", "frozen", "buffer", "gradient", "optimizer_state", "input", "cache")
 
+REST = ".rest"  # ends the source of a node that was cut off another, and is issued with it
+
 _LAYER = re.compile(r"^(?:(.*?)\.)??(\d+)(?=\.|$)")
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...datasets.ops import LAYOUT, Op
-from ..graph import Graph, Node
+from ..graph import REST, Graph, Node
 from ..plan import Plan
 from .reorder import COMPUTE, reorder_section
 from .rewriting.draft import Draft, Item, Section
@@ -135,7 +135,7 @@ def _parts(node: Node, ranks: int, first: bool) -> tuple[Node, Node]:
         replace(node, op=node.op.replace(size_bytes=s), bytes_moved=s, stream=f"comm:{node.group}", frees=())
         for s in sizes
     ]
-    return made[0], made[1]
+    return made[0], replace(made[1], source=f"{node.source}{REST}")
 
 
 def _rows(node: Node, ranks: int, first: bool) -> tuple[Node, Node]:
@@ -144,7 +144,7 @@ def _rows(node: Node, ranks: int, first: bool) -> tuple[Node, Node]:
     one = node.op.m // ranks
     rows = (one, node.op.m - one) if first else (node.op.m - one, one)
     made = [_with(node, node.op.replace(m=m)) for m in rows]
-    return made[0], made[1]
+    return made[0], replace(made[1], source=f"{node.source}{REST}")
 
 
 def _with(node: Node, op: Op) -> Node:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from opcast.datasets.clusters import Cluster
-from opcast.simulator.graph import Graph
+from opcast.simulator.graph import REST, Graph
 from opcast.simulator.passes.fuse import fuse
 from opcast.simulator.passes.overlap import overlap
 from opcast.simulator.passes.tensor import tensor_parallel
@@ -66,8 +66,8 @@ def test_only_named_groups_move(traced_small: Traced) -> None:
 def test_gathers_and_products_are_cut_in_chunks(traced_small: Traced) -> None:
     made = overlap(shared(traced_small("llama"), True), plan(True, "tp"))
     forward = next(b for b in made.blocks if b.repeat > 1 and b.nodes[0].phase == "forward")
-    qkv = [n for n in forward.nodes if n.source == "fused.qkv"]
-    gathers = [n for n in forward.nodes if n.source == "nccl.all_gather"]
+    qkv = [n for n in forward.nodes if n.source.removesuffix(REST) == "fused.qkv"]
+    gathers = [n for n in forward.nodes if n.source.removesuffix(REST) == "nccl.all_gather"]
     assert [n.op.m for n in qkv if n.op is not None] == [16, 16]
     assert gathers[0].writes[0] in qkv[0].reads  # the first piece waits for the first chunk alone
     assert gathers[1].writes[0] in qkv[1].reads
@@ -79,6 +79,6 @@ def test_weight_gradients_run_while_input_gradients_are_summed(sequence: bool, t
     made = overlap(shared(traced_small("llama"), sequence), plan(sequence, "tp"))
     backward = next(b for b in made.blocks if b.repeat > 1 and b.nodes[0].phase == "backward")
     sums = ("nccl.reduce_scatter", "nccl.all_reduce")
-    last = max(i for i, n in enumerate(backward.nodes) if n.source in sums)
+    last = max(i for i, n in enumerate(backward.nodes) if n.source.removesuffix(REST) in sums)
     names = [n.op.kind if n.op is not None else "" for n in backward.nodes[last + 1 :]]
     assert "gemm" in names[: names.index("rms_norm_backward")]
