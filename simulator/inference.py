@@ -17,6 +17,7 @@ from ..datasets.devices import Device, DeviceError
 from ..datasets.ops import make_op
 from .costs import Costs, cost_graphs
 from .engines import Engine, FusedEngine, ask
+from .engines.flow import FlowEngine
 from .engines.learned import LearnedEngine
 from .graph import Graph
 from .inference_report import inference_report
@@ -25,8 +26,8 @@ from .passes.expert import expert_parallel
 from .passes.fuse import fuse
 from .passes.order import Pass, apply_passes
 from .passes.overlap import overlap
-from .passes.pipeline import Chunk, split_pipeline
 from .passes.packing import packed
+from .passes.pipeline import Chunk, split_pipeline
 from .passes.quantize import quantize
 from .passes.serving import OTHERS, STEPS, bare, rounded, serve, ungrouped
 from .passes.tensor import tensor_parallel
@@ -57,8 +58,8 @@ INFERENCE: tuple[Pass, ...] = (
     tensor_parallel,
     overlap,
     ungrouped,
-)
     packed,
+)
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,8 @@ def engine_of(stack: Stack, engine: Engine) -> Engine:
         if isinstance(each, LearnedEngine) and each.backend is None:
             names = [name for name in (stack.collectives, stack.backend) if name]
             engines += [replace(each, backend=name) for name in names]
+        if isinstance(each, FlowEngine):
+            each = replace(each, beneath=engine_of(stack, each.beneath))
         engines.append(each)
     return FusedEngine(engines)
 
