@@ -33,7 +33,7 @@ from .network import NetworkEngine
 
 FAMILIES = ("collective", "expert_parallel")
 PACKET_DEVICES = 64  # ns-3 moves every packet
-PACKET_BYTES = 2**20  # up to which packets are moved; larger messages go on at the rate found there
+PACKET_BYTES = 2**17  # up to which packets are moved; larger messages go on at the rate found there
 NOTHING = 1e-6  # that a stretch may differ from 1
 
 
