@@ -26,10 +26,10 @@ SM_BYTES_PER_CLOCK = 64.0  # what one compute unit draws from L2 (NVIDIA tuning 
 EXP_PER_CLOCK = 16.0  # special-function results of one compute unit a clock (CUDA programming guide, table 5)
 
 # Energy of a fp32 FLOP in pJ with all that a device draws meanwhile: power limit over the rate that large products
-# sustain: a 70 W card runs at half of its boost clock. Medians of the products of at least 5 GFLOP in NeuSight's
-# operator tables (arXiv 2407.13853), over what the tile law makes of their shapes: P4 and P100, T4, A100 40GB, L4,
-# MI100 and MI210. V100 and A100 80GB stay below their limits, and Hopper and later are far from theirs.
-FP32_PJ = {"pascal": 33.0, "turing": 21.6, "ampere": 16.9, "ada": 8.1, "cdna": 10.5, "cdna2": 10.5}
+# sustain: a 70 W card runs at half of its boost clock. Medians of the linear layers of at least 5 GFLOP in NeuSight's
+# operator tables (arXiv 2407.13853), over what the tile law makes of their shapes, both splits alike: P4 and P100, T4,
+# A100 40GB, L4, MI100 and MI210. V100 and A100 80GB stay below their limits, Hopper and later are far from theirs.
+FP32_PJ = {"pascal": 34.5, "turing": 19.9, "ampere": 16.4, "ada": 8.0, "cdna": 10.4, "cdna2": 10.4}
 
 
 @dataclass(frozen=True)
