@@ -12,8 +12,11 @@ from ..datasets.devices import Device, DeviceError, load_device
 from ..datasets.store import Store
 from ..models.power import Limits, PowerError
 from ..simulator.engines import FusedEngine, build_engine
+from ..simulator.engines.backends import check_backend
 from ..simulator.engines.network import NetworkEngine
+from ..simulator.network.build import check_settings
 from ..simulator.plan import Parallel, Plan, PlanError, Stack, load_stack, stack_from_dict
+from ..simulator.trace.models import shipped_config
 from .show import BadInputError
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -31,6 +34,19 @@ def stores(config: Mapping[str, Any]) -> list[Path]:
 def registries(config: Mapping[str, Any]) -> list[Path]:
     """The user's predictors, then those that ship with opcast."""
     return [Path(config["predictors"]).expanduser(), SHIPPED_PREDICTORS]
+
+
+def graphs(config: Mapping[str, Any]) -> Path:
+    """The folder of traced graphs, made where it is missing. BadInputError for what can be none."""
+    given = config["graphs"]
+    if not isinstance(given, str) or not given:
+        raise BadInputError(f"graphs={given!r} must be a folder, such as graphs=~/.opcast/graphs")
+    folder = Path(given).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInputError(f"graphs={given} can be no folder ({error.strerror}); name another") from None
+    return folder
 
 
 def device(config: Mapping[str, Any]) -> Device:
@@ -72,7 +88,7 @@ def engine(config: Mapping[str, Any], target: Device, planned: Plan | None = Non
     ``fault_draw``. TopologyError for a link that is not there, or a fabric that falls apart.
     """
     joined = cluster(config)
-    backend = config.get("backend")
+    backend = check_backend(config.get("backend"), target, stores(config), registries(config))
     found = build_engine(target, stores(config), registries(config), config["engine"]["order"], backend, joined)
     fidelity = network_fidelity(config)
     if joined is None or fidelity == "analytical":
@@ -113,7 +129,9 @@ def cluster(config: Mapping[str, Any]) -> Cluster | None:
     if not chosen:
         return None
     price = config.get("price_per_gpu_hour")
-    return Cluster.from_dict(chosen if price is None else {**chosen, "price_per_device_hour": price})
+    made = Cluster.from_dict(chosen if price is None else {**chosen, "price_per_device_hour": price})
+    check_settings(made.topology)
+    return made
 
 
 def plan(config: Mapping[str, Any], work_kind: str, dtype: str) -> Plan | None:
@@ -186,6 +204,12 @@ def model(config: Mapping[str, Any]) -> str | dict[str, Any]:
     """The chosen model: a path, hub id or ``module:callable`` as given, or a shipped configuration with overrides."""
     chosen = config["model"]
     if "path" in chosen:
+        usual = shipped_config(str(chosen["name"]))
+        for name, value in chosen["config"].items():
+            if name not in usual or usual[name] != value:
+                raise BadInputError(
+                    f"model.config.{name}={value} is for models that opcast ships: change it in model={chosen['path']}"
+                )
         return str(chosen["path"])
     return {"name": chosen["name"], **chosen["config"]}
 

@@ -45,7 +45,7 @@ def run(config: dict[str, Any]) -> int:
             if config[name]:
                 raise BadInputError(f"{name}={config[name]} is for workload=train: leave it out of {asked.kind}")
     engine = resolve.engine(config, target, plan)
-    graphs = Path(config["graphs"]).expanduser()
+    graphs = resolve.graphs(config)
     report = simulate(resolve.model(config), asked, target, engine, dtype, graphs, plan)
     report = on_links(report, engine, config)
     if config["strict"] is not None and config["strict"] is not False and report.fits:

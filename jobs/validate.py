@@ -49,7 +49,7 @@ def setting(config: Mapping[str, Any]) -> Setting:
 
     return Setting(
         engine=engine,
-        cache_dir=Path(config["graphs"]).expanduser(),
+        cache_dir=resolve.graphs(config),
         device=dict(config.get("device") or {}),
         cluster=dict(config.get("cluster") or {}),
         stack=stack_from_dict(config["stack"]) if config.get("stack") else None,

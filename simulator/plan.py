@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..datasets.clusters import Cluster
+from .options import EP_MODES, complaint
 
 STACK_DIRECTORY = Path(__file__).resolve().parent.parent / "conf" / "stack"
 
@@ -180,6 +181,9 @@ class Plan:
             raise PlanError(f"options={self.options!r} must be a mapping, such as {{fp8_scaling: current}}")
         for name in self.options if not self.passes else ():
             _choice("options", name, OPTIONS)
+        for name, value in self.options.items():
+            if wrong := complaint(name, value):
+                raise PlanError(wrong)
 
     @property
     def dp(self) -> int:
@@ -245,6 +249,7 @@ def stack_from_dict(values: Mapping[str, Any]) -> Stack:
     stack = Stack(**checked)
     _names("stack.overlap", stack.overlap, OVERLAPS)
     _choice("stack.attention", stack.attention, ("fused", "unfused", "eager"))
+    _choice("stack.ep_mode", stack.ep_mode or EP_MODES[0], EP_MODES)
     for name in ("gradient_dtype", "moment_dtype"):
         _choice(f"stack.{name}", getattr(stack, name), ("same", "fp32", "bf16", "fp16"))
     for device, factors in stack.scale.items():

@@ -16,10 +16,11 @@ from . import distribution, trust
 from .engines import Engine
 from .graph import Graph
 from .memory import peak_memory
-from .plan import Parallel, Plan, PlanError, load_stack
+from .plan import STACK_DIRECTORY, Parallel, Plan, PlanError, Stack, load_stack
 from .report import Breakdown, InferenceReport, Memory, OpShare, Span, StepReport
 from .step import Timed, time_graph
 from .trace import Model, Workload, trace
+from .trace.workload import CACHES, load_text, parse_load
 
 KINDS_OF_WORK = ("train", "prefill", "decode", "generate")
 COVERAGE = 0.9
@@ -59,6 +60,10 @@ class Work:
         wait = self.data_loading_ms
         if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not 0 <= wait < float("inf"):
             raise WorkloadError(f"workload.data_loading_ms={wait!r} must be a number of at least 0")
+        if self.cache not in CACHES:
+            raise WorkloadError(f"workload.cache={self.cache!r} is not one of {', '.join(CACHES)}")
+        object.__setattr__(self, "expert_load", load_text(self.expert_load))
+        parse_load(self.expert_load)
         if self.kind == "train" and self.global_batch % self.micro_batch:
             raise WorkloadError(
                 f"workload.global_batch={self.global_batch} is no multiple of workload.micro_batch={self.micro_batch}"
@@ -156,12 +161,26 @@ def simulate_plan(
     if not train and not plan.quantization:
         plan = replace(plan, quantization=stored_format(model))
     if train:
+        check_trains(plan.stack)
         from .training import simulate_training
 
         return simulate_training(model, work, plan, device, engine, cache_dir)
     from .inference import simulate_inference
 
     return simulate_inference(model, work, plan, device, engine, cache_dir)
+
+
+def check_trains(stack: Stack) -> None:
+    """PlanError for a framework that serves: its kernels have no backward pass."""
+    from .passes.serving import OTHERS, STEPS
+
+    if not {*STEPS, *OTHERS}.isdisjoint(stack.fusion):
+        known = {path.stem: load_stack(path.stem) for path in sorted(STACK_DIRECTORY.glob("*.yaml"))}
+        train = [name for name, each in known.items() if {*STEPS, *OTHERS}.isdisjoint(each.fusion)]
+        raise PlanError(
+            f"stack={stack.id} serves, it does not train: take one of {', '.join(train)}, or workload=prefill, decode "
+            "or generate"
+        )
 
 
 def plan_parts(

@@ -61,6 +61,8 @@ def build_engine(
 
     Raises EngineError for a name that is no engine.
     """
+    if not isinstance(order, (list, tuple)):
+        raise EngineError(f"engine.order={order!r} must be a list of engines, such as [{','.join(ORDER)}]")
     engines: list[Engine] = []
     for name in order:
         if name == "measured":

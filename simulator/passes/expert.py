@@ -34,8 +34,10 @@ import numpy as np
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import LAYOUT, Op, make_op
 from ..graph import ROLES, Graph, Node
+from ..options import EP_MODES
 from ..plan import Group, Plan, PlanError
 from ..trace.values import expert_counts
+from ..trace.workload import load_text
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.nodes import collective
 from .rewriting.split import nearest, share
@@ -44,7 +46,6 @@ from .sharding.expert_width import gather_rows, narrow, scatter_rows
 from .zero.families import subgroup
 
 MODULE = re.compile(r"^(?:.*\.)?experts(?=\.|$)")
-MODES = ("normal", "low_latency", "alltoall")
 PRODUCTS = ("grouped_gemm", "fused_moe")
 HELD = tuple(ROLES.index(role) for role in ("weight", "frozen", "gradient"))
 STATE = ROLES.index("optimizer_state")
@@ -57,7 +58,7 @@ def is_expert(path: str) -> bool:
 
 def mode_of(plan: Plan) -> str:
     """How tokens are exchanged: as the plan says, else as the framework does."""
-    return str(plan.options.get("ep_mode") or plan.stack.ep_mode or MODES[0])
+    return str(plan.options.get("ep_mode") or plan.stack.ep_mode or EP_MODES[0])
 
 
 def expert_parallel(graph: Graph, plan: Plan) -> Graph:
@@ -103,8 +104,8 @@ def _check(graph: Graph, counts: set[int], plan: Plan) -> None:
     for count in sorted(counts):
         if count % ep:
             raise PlanError(f"parallel.ep={ep} does not divide {count} experts; take parallel.ep={nearest(count, ep)}")
-    if mode not in MODES:
-        raise PlanError(f"ep_mode={mode!r} is not one of {', '.join(MODES)}")
+    if mode not in EP_MODES:
+        raise PlanError(f"ep_mode={mode!r} is not one of {', '.join(EP_MODES)}")
 
 
 # --- where experts work --------------------------------------------------------------------------------
@@ -164,7 +165,7 @@ def _share_region(draft: Draft, section: Section, region: Region, plan: Plan, in
     p, parts = plan.parallel, _width_parts(plan)
     capacity = float(plan.options.get("capacity") or 0)
     copies = max(1, p.tp // p.etp) if p.ep > 1 and not p.sequence_parallel else 1
-    busiest = capacity or _busiest(region, p.ep, str(plan.options.get("expert_load") or ""))
+    busiest = capacity or _busiest(region, p.ep, load_text(plan.options.get("expert_load") or ""))
     for item in region.items:
         op = _product(item.node)
         if op is not None:

@@ -83,6 +83,12 @@ def canonical_name(name: str) -> str:
     return re.sub(r"[-.\s]+", "_", name.strip().lower())
 
 
+def shipped_config(name: str) -> Mapping[str, Any]:
+    """The transformers configuration of a shipped model; empty for a name that is none."""
+    known = (MODEL_DIRECTORY / f"{name}.yaml").is_file()
+    return dict(_shipped(name).get("config", {})) if known else {}
+
+
 @lru_cache(maxsize=64)
 def _shipped(name: str) -> Mapping[str, Any]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -12,6 +12,7 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 CACHES = ("dynamic", "static")
 OPTIMIZERS = ("adamw", "none")
 ATTENTIONS = ("sdpa", "fused")
+STEEPEST = 20  # exponent of zipf loads: beyond it all goes to the first experts
 LOGITS = ("last", "all")
 
 
@@ -83,17 +84,25 @@ def choose(what: str, value: str, known: tuple[str, ...]) -> str:
     raise TraceError(f"{what}={value!r} is not one of {', '.join(known)}{hint}")
 
 
+def load_text(value: Any) -> str:
+    """An expert load as its text; a list is shares."""
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
 def parse_load(text: str) -> tuple[str, tuple[float, ...]]:
     """``("balanced", ())``, ``("zipf", (exponent,))`` or ``("shares", (…))``; TraceError for anything else."""
     name, _, value = text.partition(":")
     try:
         if name == "balanced" and not value:
             return "balanced", ()
-        if name == "zipf" and float(value) >= 0:
+        if name == "zipf" and 0 <= float(value) <= STEEPEST:
             return "zipf", (float(value),)
         shares = tuple(float(share) for share in text.split(","))
         if len(shares) > 1 and min(shares) >= 0 and 0 < sum(shares) < float("inf"):
             return "shares", shares
     except ValueError:
         pass
-    raise TraceError(f"expert_load={text!r} is neither balanced, zipf:EXPONENT nor shares by commas, one an expert")
+    raise TraceError(
+        f"expert_load={text!r} is neither balanced, zipf:EXPONENT (0 to {STEEPEST}) nor shares, one an expert, "
+        "such as [0.5,0.3,0.2]"
+    )

@@ -1,0 +1,49 @@
+"""Which backends answer for a device: those with a predictor or a measurement of any kind of op."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...datasets.devices import Device
+from ...datasets.ops import KINDS
+from ...datasets.store import Store
+from ...models.predictor import ANY
+from ...models.registry import Registry
+from .fused import EngineError
+
+
+def known_backends(device: Device, stores: Sequence[Path], registries: Sequence[Path]) -> set[str]:
+    """Whole names of backends. Of predictors over devices, which learned from GPUs, those count for GPUs alone."""
+    places = [name for name in (device.id, device.variant_of, "" if device.synchronous else ANY) if name]
+    found = {
+        backend
+        for path in registries
+        for place in places
+        for kind in KINDS
+        for backend in Registry(path).backends(kind, place)
+    }
+    for store in (Store(path) for path in stores if path.is_dir()):
+        for kind in store.kinds():
+            if device.id in store.devices(kind):
+                found.update(store.read(kind, device.id, columns=["backend"])["backend"].unique().to_pylist())
+    return found
+
+
+def check_backend(backend: Any, device: Device, stores: Sequence[Path], registries: Sequence[Path]) -> str | None:
+    """A backend (``vllm-0.24.0:…``), version (``vllm-0.24.0``) or framework (``vllm``) as given, None for any.
+
+    EngineError where nothing is known of it on the device; the message names the nearest known.
+    """
+    if backend is None:
+        return None
+    whole = known_backends(device, stores, registries)
+    versions = {name.partition(":")[0] for name in whole}
+    frameworks = {name.partition("-")[0] for name in versions}
+    if backend in [*frameworks, *versions, *whole]:
+        return str(backend)
+    near = difflib.get_close_matches(str(backend), sorted(frameworks | versions | whole), 3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(sorted(frameworks)) or 'none'}"
+    raise EngineError(f"backend={backend!r} has no predictor or measurement for {device.id}; {hint} (null takes any)")
