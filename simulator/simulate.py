@@ -135,9 +135,11 @@ def simulate(
 
 def stored_format(model: Model) -> str:
     """The format that a model's checkpoint stores its weights in; empty where they are as they compute."""
+    from .trace.checkpoints import weight_format
     from .trace.models import resolve
 
-    return resolve(model).weights
+    source = resolve(model)
+    return weight_format(source.quantization, source.name)
 
 
 def alone(device: Device, precision: str) -> Plan:

@@ -8,12 +8,12 @@ from typing import Any
 from .workload import TraceError
 
 
-def weight_format(config: Mapping[str, Any], name: str = "model") -> str:
+def weight_format(said: Mapping[str, Any] | None, name: str = "model") -> str:
     """The recipe that serves a checkpoint: ``fp8``, ``w4a16``, …; empty for weights that are stored as they compute.
 
-    TraceError for a method that no recipe stands for: its weights would weigh and run as something else.
+    ``said`` is its ``quantization_config``. TraceError for a method that no recipe stands for: its weights would weigh and
+    run as something else.
     """
-    said = config.get("quantization_config")
     if not isinstance(said, Mapping):
         return ""
     method = str(said.get("quant_method", "")).lower()

@@ -18,7 +18,6 @@ from typing import Any
 
 import yaml
 
-from .checkpoints import weight_format
 from .workload import TraceError
 
 MODEL_DIRECTORY = Path(__file__).resolve().parents[2] / "conf" / "model"
@@ -35,14 +34,14 @@ class Source:
 
     ``config`` is its transformers configuration, or None for a ``factory`` (a function, or ``module:callable``).
     ``identity`` is what a cached graph is keyed by; None means that nothing identifies the model, so that its
-    graphs are not cached. ``weights`` is the format that its checkpoint stores weights in (empty: as they compute).
+    graphs are not cached. ``quantization`` is what its checkpoint says of the format of weights.
     """
 
     name: str
     config: Mapping[str, Any] | None
     factory: str | Factory | None
     identity: str | None
-    weights: str = ""
+    quantization: Mapping[str, Any] | None = None
 
 
 def known_models() -> dict[str, str]:
@@ -100,7 +99,7 @@ def _from_config(name: str, config: Mapping[str, Any]) -> Source:
     if not config.get("model_type"):
         raise TraceError(f"model {name}: the configuration has no model_type, so transformers cannot know its class")
     kept = {key: value for key, value in config.items() if key not in ("name", "quantization_config", "auto_map")}
-    return Source(name, kept, None, "config:" + digest(kept), weight_format(config, name))
+    return Source(name, kept, None, "config:" + digest(kept), config.get("quantization_config"))
 
 
 def _from_path(path: Path) -> Source:
@@ -131,7 +130,7 @@ def _from_hub(name: str) -> Source:
             f"({type(error).__name__}); give a folder or config.json instead"
         ) from None
     config = _from_path(file)
-    return Source(name, config.config, None, config.identity, config.weights)
+    return Source(name, config.config, None, config.identity, config.quantization)
 
 
 def _source_of(name: str) -> str:

@@ -56,6 +56,7 @@ def test_everything_that_matters_is_in_the_key(monkeypatch: pytest.MonkeyPatch, 
             "attention": "fused",
             "experts": "eager",
             "expert_load": "zipf:1",
+            "logits": "all",
         }.items()
     ]
     assert len(keys) == 3 + len(TRAIN.to_dict())  # a new field must be tried above, too

@@ -31,13 +31,13 @@ GROUP = {"weights": {"num_bits": 8, "type": "float"}, "input_activations": {"num
     ],
 )
 def test_known_methods_have_a_recipe(said, recipe) -> None:
-    assert weight_format({"quantization_config": said}) == recipe
+    assert weight_format(said) == recipe
 
 
 @pytest.mark.parametrize("said", [{"quant_method": "spqr"}, {"quant_method": "gptq", "bits": 3}])
 def test_unknown_methods_are_refused_in_one_line(said) -> None:
     with pytest.raises(TraceError, match="not known"):
-        weight_format({"quantization_config": said}, "mine")
+        weight_format(said, "mine")
 
 
 def test_a_quantized_checkpoint_weighs_and_takes_less(small_model, tmp_path: Path) -> None:
