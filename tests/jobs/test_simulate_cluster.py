@@ -82,6 +82,25 @@ BAD = {
     "strict=2": "strict=2 must be true, or the share",
     "strict=0": "measuring these would help most",
     "cluster=null": "Config group override",
+    "cluster.topology={shape:foo}": "cluster.topology.shape='foo' is not one of fat_tree, rails",
+    "model.config.num_hidden_layers=4": "is for models that opcast ships",
+    "options.capacity=x": "options.capacity='x' must be a number",
+    "options.capacity=-1": "options.capacity=-1 must be a number",
+    "options.fp8_scaling=never": "options.fp8_scaling='never' is not one of delayed, current",
+    "options.ep_mode=x": "options.ep_mode='x' is not one of normal",
+    "stack.fusion=[json:loads]": "fusion rule 'json:loads': calling it without arguments failed",
+    "stack.fusion=[builtins:object]": "fusion rule 'builtins:object' returned object, not a Rule",
+    "stack=trtllm": "stack=trtllm serves, it does not train: take one of",
+    "backend=3": "backend=3 has no predictor or measurement for h100_sxm; known: ",
+    "backend=vlm": "did you mean vllm?",
+    "engine.order=null": "engine.order=None must be a list of engines",
+    "graphs=null": "graphs=None must be a folder",
+    "graphs=/dev/null/x": "graphs=/dev/null/x can be no folder",
+    "workload.recompute=full:99": "take full:8",
+    "workload.recompute=layers:5-2": "take layers:2-5",
+    "workload.recompute=layers:0-99": "take layers:0-7",
+    "workload.expert_load=zipf:1000": "zipf:EXPONENT (0 to 20)",
+    "workload.expert_load=0.5,0.3": "write a list as workload.expert_load=[0.5,0.3]",
 }
 
 
@@ -116,6 +135,19 @@ def test_what_only_training_does_is_not_ignored_in_inference(
 ):
     assert main(["simulate", f"model={model}", "workload=decode", "cluster=dgx_h100", given]) == 2
     assert "is for training" in capsys.readouterr().err
+
+
+def test_a_model_without_layers_and_an_unknown_cache(model: Path, capsys: pytest.CaptureFixture[str]):
+    empty = ["model=tiny_llama_100m", "model.config.num_hidden_layers=0", "workload.global_batch=8"]
+    assert main(["simulate", *empty, "cluster=dgx_h100"]) == 2
+    assert "num_hidden_layers=0 leaves nothing to run" in capsys.readouterr().err
+    assert main(["simulate", f"model={model}", "workload=decode", "workload.cache=foo", "cluster=dgx_h100"]) == 2
+    assert "workload.cache='foo' is not one of dynamic, static" in capsys.readouterr().err
+
+
+def test_shares_of_experts_may_be_a_list(step: list[str], capsys: pytest.CaptureFixture[str]):
+    listed, text = (answer([*step, f"workload.expert_load={load}"], capsys) for load in ("[0.5,0.3]", "'0.5,0.3'"))
+    assert listed["step_time_s"] == text["step_time_s"]
 
 
 def test_the_parts_add_up_to_the_step(step: list[str], capsys: pytest.CaptureFixture[str]):
