@@ -11,8 +11,8 @@ from .workload import TraceError
 def weight_format(said: Mapping[str, Any] | None, name: str = "model") -> str:
     """The recipe that serves a checkpoint: ``fp8``, ``w4a16``, …; empty for weights that are stored as they compute.
 
-    ``said`` is its ``quantization_config``. TraceError for a method that no recipe stands for: its weights would weigh and
-    run as something else.
+    ``said`` is its ``quantization_config``. TraceError for a method that no recipe stands for: its weights would weigh
+    and run as something else.
     """
     if not isinstance(said, Mapping):
         return ""
