@@ -33,7 +33,7 @@ from .network import NetworkEngine
 
 FAMILIES = ("collective", "expert_parallel")
 PACKET_DEVICES = 64  # ns-3 moves every packet
-PACKET_BYTES = 2**17  # up to which packets are moved; larger messages go on at the rate found there
+PACKET_BYTES = 2**17  # whose packets are moved, and of half as many: other sizes lie on the line through both
 NOTHING = 1e-6  # that a stretch may differ from 1
 
 
@@ -54,6 +54,7 @@ class Known:
     views: dict[int, Fabric] = field(default_factory=dict)
     ideal_us: dict[tuple[str, int, int, int, str, int], float] = field(default_factory=dict)
     stretch: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
+    packet_us: dict[tuple[int, str, int, int, int, str], tuple[float, float]] = field(default_factory=dict)
     used: dict[tuple[str, int, int], np.ndarray] = field(default_factory=dict)
 
 
@@ -299,7 +300,12 @@ class FlowEngine:
         sent = [Transfer(groups.collective, each, float(size), algorithm) for each in groups.members]
         if self.fidelity != "packet":
             return float(on.flow(sent, folded=True)[1].max())
-        if size <= PACKET_BYTES:
-            return simulate(on, sent, "packet").total_us
-        half, whole = (self._time(on, groups, algorithm, part) for part in (PACKET_BYTES // 2, PACKET_BYTES))
-        return whole + (whole - half) * (size - PACKET_BYTES) / (PACKET_BYTES // 2)
+        key = id(on), *groups[:4], algorithm
+        if key not in self.known.packet_us:
+            parts = (PACKET_BYTES // 2, PACKET_BYTES)
+            half, whole = (
+                simulate(on, [each._replace(size_bytes=part) for each in sent], "packet").total_us for part in parts
+            )
+            self.known.packet_us[key] = half, whole
+        half, whole = self.known.packet_us[key]
+        return half + (whole - half) * max(size / (PACKET_BYTES // 2) - 1.0, 0.0)
