@@ -143,7 +143,7 @@ def time_steps(
     graphs = [traced(model, work, plan, kind, context, device, cache_dir) for kind, context, _ in planned]
     split = [split_pipeline(apply_passes(graph, plan, INFERENCE), plan) for graph in graphs]
     distinct = {id(chunk.graph): chunk.graph for chunks in split for chunk in chunks}
-    scale = plan.stack.scale.get(device.id)
+    scale = plan.scale(device.id)
     costs = dict(zip(distinct, cost_graphs(list(distinct.values()), device, engine, scale), strict=True))
     made = []
     for (kind, _, times), graph, chunks in zip(planned, graphs, split, strict=True):

@@ -185,6 +185,11 @@ class Plan:
             if wrong := complaint(name, value):
                 raise PlanError(wrong)
 
+    def scale(self, device_id: str) -> dict[str, float]:
+        """The framework's constants on a device. Those of 16-bit products count where all products have 16 bits."""
+        found = self.stack.scale.get(device_id, {})
+        return {name: value for name, value in found.items() if not (self.quantization and name.endswith("_bf16"))}
+
     @property
     def dp(self) -> int:
         """Data-parallel degree."""

@@ -132,7 +132,7 @@ def time_chunks(
     slowdown = {id(graph): slow[which] for (which, _), graph in zip(keys, graphs, strict=True) if which in slow}
     shared = {id(graph): graph for graph in graphs}
     stack = plan.stack
-    found = cost_graphs(list(shared.values()), device, engine, stack.scale.get(device.id), stack.issue_us)
+    found = cost_graphs(list(shared.values()), device, engine, plan.scale(device.id), stack.issue_us)
     costs = {which: slowed(each, slowdown.get(which, 1.0)) for which, each in zip(shared, found, strict=True)}
     phases = {which: time_phases(each, plan, device) for which, each in costs.items()}
     made: dict[int, ChunkTimes] = {which: ChunkTimes({}, {}) for which in distinct}

@@ -75,3 +75,10 @@ def test_a_constant_for_a_format_goes_before_that_for_all(costs) -> None:
     half = replace(product, op=product.op.replace(dtype="fp16"))
     assert scale_of(half, {"gemm_bf16": 1.34}) == 1.34
     assert scale_of(replace(product, op=product.op.replace(dtype="fp8")), {"gemm": 1.04, "gemm_bf16": 1.34}) == 1.04
+
+
+def test_clocks_under_16_bit_load_are_not_those_of_a_quantized_step() -> None:
+    megatron = replace(PLAN, stack=load_stack("megatron"))
+    assert megatron.scale("h100_sxm") == {"gemm": 1.04, "gemm_bf16": 1.34}
+    assert replace(megatron, quantization="fp8").scale("h100_sxm") == {"gemm": 1.04}
+    assert megatron.scale("l40s") == {}
