@@ -94,6 +94,7 @@ BAD = {
     "backend=3": "backend=3 has no predictor or measurement for h100_sxm; known: ",
     "backend=vlm": "did you mean vllm?",
     "engine.order=null": "engine.order=None must be a list of engines",
+    "engine=null": "engine.order=None must be a list of engines",
     "graphs=null": "graphs=None must be a folder",
     "graphs=/dev/null/x": "graphs=/dev/null/x can be no folder",
     "workload.recompute=full:99": "take full:8",
