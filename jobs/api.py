@@ -16,9 +16,9 @@ from ..simulator.engines import ORDER, FusedEngine
 from ..simulator.plan import Plan
 from ..simulator.predict import predict_ops, with_power
 from ..simulator.report import InferenceReport, OpPrediction, StepReport
-from ..simulator.simulate import Work
 from ..simulator.simulate import simulate as simulate_work
 from ..simulator.trace import Model
+from ..simulator.work import Work
 from . import resolve
 
 HOME = "~/.opcast"

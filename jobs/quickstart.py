@@ -17,9 +17,10 @@ from ..datasets.store import Store
 from ..simulator.comparison import Comparison, OpComparison, StepComparison
 from ..simulator.graph import Graph
 from ..simulator.report import InferenceReport, StepReport
-from ..simulator.simulate import Work, simulate
+from ..simulator.simulate import simulate
 from ..simulator.step import time_graph
 from ..simulator.trace import Workload, trace
+from ..simulator.work import Work
 from . import resolve
 from .profile import measure, plan_of
 from .real_run import RealRunner

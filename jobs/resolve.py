@@ -89,7 +89,7 @@ def engine(config: Mapping[str, Any], target: Device, planned: Plan | None = Non
     """
     joined = cluster(config)
     backend = check_backend(config.get("backend"), target, stores(config), registries(config))
-    order = (config["engine"] or {}).get("order")
+    order: Any = (config["engine"] or {}).get("order")
     found = build_engine(target, stores(config), registries(config), order, backend, joined)
     fidelity = network_fidelity(config)
     if joined is None or fidelity == "analytical":

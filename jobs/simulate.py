@@ -11,7 +11,8 @@ from ..datasets.devices import Device
 from ..simulator import trust
 from ..simulator.engines import FusedEngine
 from ..simulator.report import InferenceReport, MissingMeasurement, StepReport
-from ..simulator.simulate import Work, simulate
+from ..simulator.simulate import simulate
+from ..simulator.work import Work
 from . import resolve
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
 

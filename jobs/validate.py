@@ -45,7 +45,7 @@ def setting(config: Mapping[str, Any]) -> Setting:
 
     def engine(device: Device, cluster: Cluster | None) -> Engine:
         stores, registries = resolve.stores(config), resolve.registries(config)
-        order = (config["engine"] or {}).get("order")
+        order: Any = (config["engine"] or {}).get("order")
         return build_engine(device, stores, registries, order, config.get("backend"), cluster)
 
     return Setting(

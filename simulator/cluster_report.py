@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,15 +21,12 @@ from .energy import cost, energy
 from .graph import Graph, Node
 from .passes.pipeline import Chunk
 from .plan import Plan
-from .programs import PhaseTime, selected
+from .programs import FIRST, LAST, MIDDLE, ONLY, ChunkTimes, PhaseTime, selected
 from .report import Breakdown, Memory, OpShare, StageShare, StepReport
 from .schedule.orders import BACKWARD, FORWARD, INPUT, Orders, parts_of
 from .schedule.pipeline import PipelineTimes
-from .simulate import COVERAGE, Work
 from .step import step_interval
-
-if TYPE_CHECKING:
-    from .training import ChunkTimes
+from .work import COVERAGE, Work
 
 
 @dataclass(frozen=True)
@@ -157,8 +154,6 @@ def held_by(step: ClusterStep, stage: int) -> list[Chunk]:
 
 def executions(step: ClusterStep, stage: int) -> Iterator[Executed]:
     """What a stage ran: every phase of its chunks with the number of times, first and last micro-batches apart."""
-    from .training import FIRST, LAST, MIDDLE, ONLY
-
     row = slice(step.orders.offsets[stage], step.orders.offsets[stage + 1])
     kinds, chunks = step.orders.kind[row], step.orders.chunk[row]
     for position, chunk in enumerate(held_by(step, stage)):

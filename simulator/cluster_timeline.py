@@ -11,10 +11,9 @@ from .costs import Costs
 from .engines import Engine
 from .export.tracks import Flow, RankTrack, TrackSpan, memory_over_time, pipeline_tracks
 from .html.cluster import ClusterView
-from .programs import place_phase, selected
+from .programs import FIRST, LAST, MIDDLE, ONLY, place_phase, selected
 from .report import StepReport
 from .schedule.orders import FORWARD, WEIGHT
-from .training import FIRST, LAST, MIDDLE, ONLY
 
 
 def cluster_view(step: ClusterStep, report: StepReport, engine: Engine | None = None) -> ClusterView:

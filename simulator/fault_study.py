@@ -21,9 +21,9 @@ from .network.faults import Fault, draw, drawing
 from .network.picture import hot_links
 from .network.study import Study
 from .network.topology import TopologyError
-from .programs import time_phases
+from .programs import ChunkTimes, time_phases
 from .report import InferenceReport, StepReport
-from .training import ChunkTimes, run, send_times
+from .training import run, send_times
 
 HOT = 10  # links that a report names
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)

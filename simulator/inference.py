@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ..datasets.devices import Device, DeviceError
@@ -20,7 +20,7 @@ from .engines import Engine, FusedEngine, ask
 from .engines.flow import FlowEngine
 from .engines.learned import LearnedEngine
 from .graph import Graph
-from .inference_report import inference_report
+from .inference_report import Step, inference_report
 from .passes.context import context_parallel
 from .passes.expert import expert_parallel
 from .passes.fuse import fuse
@@ -36,8 +36,8 @@ from .plan import Plan, PlanError, Stack, check_plan
 from .programs import PhaseTime, phase_time, place_phase
 from .report import InferenceReport
 from .shapes import step_graph
-from .simulate import Work, WorkloadError
 from .trace import Model, Workload
+from .work import Work, WorkloadError
 
 
 def fuse_rest(graph: Graph, plan: Plan) -> Graph:
@@ -60,23 +60,6 @@ INFERENCE: tuple[Pass, ...] = (
     ungrouped,
     packed,
 )
-
-
-@dataclass(frozen=True)
-class Step:
-    """A kind of step: its graph before any pass, what each stage runs, and how often it runs in the workload.
-
-    ``total_us`` is the time until the last stage has the whole batch; ``stages`` has one entry a stage.
-    """
-
-    kind: str
-    times: float
-    graph: Graph
-    chunks: tuple[Chunk, ...]
-    costs: tuple[Costs, ...]
-    stages: tuple[PhaseTime, ...]
-    send_us: float
-    total_us: float
 
 
 def simulate_inference(

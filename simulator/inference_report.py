@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,14 +15,30 @@ from .distribution import quantiles
 from .energy import cost, energy
 from .graph import Graph, Node
 from .memory import COMMUNICATOR_GIB, CONTEXT_GIB, peak_memory
+from .passes.pipeline import Chunk
 from .plan import Plan
+from .programs import PhaseTime
 from .report import GIB, Breakdown, InferenceReport, Memory, OpShare, Span
-from .simulate import COVERAGE, Work, tokens_of
 from .step import step_interval
 from .trust import missing, probability_oom, shares
+from .work import COVERAGE, Work, tokens_of
 
-if TYPE_CHECKING:
-    from .inference import Step
+
+@dataclass(frozen=True)
+class Step:
+    """A kind of step: its graph before any pass, what each stage runs, and how often it runs in the workload.
+
+    ``total_us`` is the time until the last stage has the whole batch; ``stages`` has one entry a stage.
+    """
+
+    kind: str
+    times: float
+    graph: Graph
+    chunks: tuple[Chunk, ...]
+    costs: tuple[Costs, ...]
+    stages: tuple[PhaseTime, ...]
+    send_us: float
+    total_us: float
 
 
 @dataclass(frozen=True)

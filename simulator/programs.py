@@ -25,6 +25,10 @@ PHASES = {
 }
 
 
+Variant = tuple[bool, bool]  # whether a micro-batch is the first and the last of the step
+FIRST, MIDDLE, LAST, ONLY = (True, False), (False, False), (False, True), (True, True)
+
+
 @dataclass(frozen=True)
 class PhaseTime:
     """How long one phase takes and what of that is not compute, in microseconds.
@@ -38,6 +42,14 @@ class PhaseTime:
     exposed_us: Mapping[str, float] = field(default_factory=dict)
     hidden_us: Mapping[str, float] = field(default_factory=dict)
     host_us: float = 0.0
+
+
+@dataclass(frozen=True)
+class ChunkTimes:
+    """A distinct chunk graph: what its nodes cost and how long its phases take, by variant of the micro-batch."""
+
+    costs: dict[Variant, Costs]
+    phases: dict[Variant, dict[str, PhaseTime]]
 
 
 def time_phases(costs: Costs, plan: Plan, device: Device) -> dict[str, PhaseTime]:

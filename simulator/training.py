@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 from ..datasets.devices import Device, DeviceError
 from ..datasets.ops import make_op
 from .cluster_report import ClusterStep, training_report
-from .costs import Costs, cost_graphs, slowed
+from .costs import cost_graphs, slowed
 from .engines import Engine, ask
 from .graph import Graph
 from .memory import ChunkWalk, stage_memory
@@ -26,25 +26,15 @@ from .passes.data import micro_batch_variant
 from .passes.order import apply_passes
 from .passes.pipeline import Chunk, split_pipeline
 from .plan import Plan, PlanError, check_plan
-from .programs import PhaseTime, time_phases
+from .programs import FIRST, LAST, MIDDLE, ONLY, ChunkTimes, time_phases
 from .report import GIB, Memory, StepReport
 from .schedule.orders import Orders, make_orders, parts_of
 from .schedule.pipeline import PipelineTimes, in_flight, run_pipeline
-from .simulate import Work
 from .stragglers import slow_chunks
 from .trace import Model, Workload, trace
+from .work import Work
 
-Variant = tuple[bool, bool]  # whether a micro-batch is the first and the last of the step
 NONE_SLOW: Mapping[int, float] = {}
-FIRST, MIDDLE, LAST, ONLY = (True, False), (False, False), (False, True), (True, True)
-
-
-@dataclass(frozen=True)
-class ChunkTimes:
-    """A distinct chunk graph: what its nodes cost and how long its phases take, by variant of the micro-batch."""
-
-    costs: dict[Variant, Costs]
-    phases: dict[Variant, dict[str, PhaseTime]]
 
 
 def simulate_training(

@@ -13,7 +13,7 @@ from ...datasets.truth import Hardware, InferenceRow, TrainingRow
 from ...datasets.truth.hardware import spread
 from ..engines import Engine
 from ..plan import Parallel, Plan, Stack, load_stack
-from ..simulate import Work
+from ..work import Work
 
 OVERLAPS = {"async_tp": "tp"}  # what a row says of its framework -> communication beside compute
 PRACTICES = (*OVERLAPS, "pure_16_bit", "optimizer")  # the framework's affair, or what was timed; not the passes'

@@ -22,7 +22,8 @@ from opcast.datasets.devices import load_device
 from opcast.jobs.resolve import SHIPPED_PREDICTORS
 from opcast.simulator.engines import build_engine
 from opcast.simulator.plan import Parallel, Plan, load_stack
-from opcast.simulator.simulate import Work, simulate
+from opcast.simulator.simulate import simulate
+from opcast.simulator.work import Work
 
 CASES = {
     "llama3_405b decode, TP8, FP8": "model=llama3_405b cluster=dgx_h100 parallel.tp=8 precision=fp8 workload=decode",

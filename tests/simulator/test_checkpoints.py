@@ -9,9 +9,10 @@ import pytest
 from opcast.datasets.devices import load_device
 from opcast.simulator.engines import build_engine
 from opcast.simulator.report import InferenceReport
-from opcast.simulator.simulate import Work, simulate
+from opcast.simulator.simulate import simulate
 from opcast.simulator.trace import TraceError
 from opcast.simulator.trace.checkpoints import weight_format
+from opcast.simulator.work import Work
 
 GROUP = {"weights": {"num_bits": 8, "type": "float"}, "input_activations": {"num_bits": 8, "type": "float"}}
 

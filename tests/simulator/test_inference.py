@@ -11,7 +11,7 @@ from opcast.datasets.devices import DeviceError, load_device
 from opcast.simulator.engines import build_engine
 from opcast.simulator.inference import engine_of, flow, parts, simulate_inference
 from opcast.simulator.plan import Parallel, Plan, PlanError, Stack, load_stack
-from opcast.simulator.simulate import Work, WorkloadError
+from opcast.simulator.work import Work, WorkloadError
 
 H100 = load_device("h100_sxm")
 CLUSTER = load_cluster("dgx_h100")

@@ -24,8 +24,8 @@ from opcast.simulator.network.sharing import Activities, run
 from opcast.simulator.network.topology import TopologyError
 from opcast.simulator.plan import Parallel, Plan, load_stack
 from opcast.simulator.report import StepReport
-from opcast.simulator.simulate import Work
 from opcast.simulator.training import simulate_training
+from opcast.simulator.work import Work
 
 H100 = load_device("h100_sxm")
 TINY = {

@@ -6,7 +6,8 @@ import pytest
 from opcast.datasets.devices import DeviceError, load_device
 from opcast.simulator.engines import build_engine
 from opcast.simulator.report import InferenceReport, StepReport
-from opcast.simulator.simulate import Work, WorkloadError, simulate
+from opcast.simulator.simulate import simulate
+from opcast.simulator.work import Work, WorkloadError
 
 DEVICE = load_device("h100_sxm")
 MODEL = {

@@ -12,7 +12,8 @@ from opcast.datasets.devices import Device, load_device
 from opcast.simulator.engines import build_engine
 from opcast.simulator.plan import Parallel, Plan, PlanError, load_stack
 from opcast.simulator.report import StepReport
-from opcast.simulator.simulate import Work, simulate
+from opcast.simulator.simulate import simulate
+from opcast.simulator.work import Work
 
 DEVICE = load_device("h100_sxm")
 DENSE = {
