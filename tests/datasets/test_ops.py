@@ -53,7 +53,19 @@ CONTRACT = [
     "send_recv",
 ]
 # Dims that do not make an op larger: they say how data lies or is shared out.
-NOT_SIZES = {"window", "imbalance", "block", "run", "run_bytes", "ranks_per_node", "tensors", "vocab"}
+NOT_SIZES = {
+    "window",
+    "imbalance",
+    "block",
+    "run",
+    "run_bytes",
+    "ranks_per_node",
+    "tensors",
+    "vocab",
+    "tp",
+    "ep",
+    "skew",
+}
 DTYPES = st.sampled_from(sorted(BITS))
 
 

@@ -129,8 +129,8 @@ def test_impossible_rows_are_counted(store: Store, tmp_path: Path) -> None:
 
 
 def test_an_unknown_device_is_named(store: Store, tmp_path: Path) -> None:
-    report = imported(store, write(tmp_path / "gemm.csv", [product(), product(device="AMD Instinct MI250")]))
-    assert any("mi250" in r.reason for r in report.rejected)
+    report = imported(store, write(tmp_path / "gemm.csv", [product(), product(device="AMD Instinct MI50")]))
+    assert any("mi50" in r.reason for r in report.rejected)
 
 
 @pytest.mark.parametrize("gone", ["latency_ms", "K", "device"])
