@@ -20,7 +20,7 @@ from ..graph import Graph, Node
 from ..plan import Plan, Stack
 from .micro_batches import REFRESH, SYNC, micro_batch_variant
 from .rewriting.draft import Draft, Insertions, Item, Section
-from .rewriting.nodes import collective, elementwise
+from .rewriting.nodes import added, collective
 from .zero.families import GRADIENT, Family, families, renamed, summing, units
 from .zero.sharded import buckets, gather_weights, reduces_every_micro_batch, scatter_gradients
 from .zero.update import insert_update
@@ -104,18 +104,7 @@ def _widen(
         item.change(op=op.replace(out_dtype=dtype), reads=tuple(dict.fromkeys((*node.reads, gradient))))
         return True
     made = renamed(draft, gradient, places, numel * itemsize(old), old)
-    add = elementwise(
-        "aten.add_",
-        numel,
-        (made, gradient),
-        (gradient,),
-        phase=node.phase,
-        path=node.path,
-        dtype=dtype,
-        inputs=2,
-        frees=(made,),
-    )
-    insertions.after(section, position, [add])
+    insertions.after(section, position, [added(gradient, made, numel, dtype, node)])
     return False
 
 

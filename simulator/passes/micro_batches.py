@@ -10,7 +10,7 @@ import numpy as np
 
 from ..graph import Graph
 from .rewriting.draft import Draft, Insertions, Item, Section
-from .rewriting.nodes import elementwise
+from .rewriting.nodes import added
 from .zero.families import GRADIENT, renamed
 
 SYNC, REFRESH = "sync.", "refresh."
@@ -74,17 +74,5 @@ def _accumulate(draft: Draft) -> None:
         numel, dtype = float(draft.elements(np.array([gradient]))[0]), draft.dtype(gradient)
         made = renamed(draft, gradient, places, float(draft.sizes[gradient]), dtype)
         section, position = places[-1]
-        node = section.items[position].node
-        add = elementwise(
-            "aten.add_",
-            numel,
-            (gradient, made),
-            (gradient,),
-            phase=node.phase,
-            path=node.path,
-            dtype=dtype,
-            inputs=2,
-            frees=(made,),
-        )
-        insertions.after(section, position, [add])
+        insertions.after(section, position, [added(gradient, made, numel, dtype, section.items[position].node)])
     insertions.apply()

@@ -9,10 +9,6 @@ micro-batches.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -25,6 +21,7 @@ from opcast.simulator.engines import build_engine
 from opcast.simulator.plan import Parallel, Plan, load_stack
 from opcast.simulator.simulate import simulate
 from opcast.simulator.work import Work
+from whole_process import run
 
 DENSE = (
     "model=llama3_405b cluster=dgx_h100 cluster.nodes=2048 parallel.tp=8 parallel.pp=16 parallel.zero_stage=1 "
@@ -32,25 +29,14 @@ DENSE = (
 )
 SPARSE = (
     "model=deepseek_v3 cluster=dgx_h100 cluster.nodes=256 parallel.pp=16 parallel.ep=64 parallel.zero_stage=1 "
-    "workload=train workload.seq_len=4096 workload.global_batch=15360"
+    "workload=train workload.seq_len=4096 workload.global_batch=15360 workload.recompute=full"
 )
 CASES = {
     "llama3_405b, 16,384 GPUs, 1F1B": DENSE,
-    "llama3_405b, 16,384 GPUs, interleaved": f"{DENSE} parallel.vpp=7",
+    "llama3_405b, 16,384 GPUs, interleaved": f"{DENSE} parallel.vpp=7 workload.recompute=selective:layernorm",
     "deepseek_v3, 2,048 GPUs, EP64 PP16 DualPipe": f"{SPARSE} parallel.schedule=dualpipe",
 }
 LAYERS = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32}
-
-
-def run(arguments: str, home: str) -> tuple[float, dict]:
-    """Seconds of one whole process, and its answer."""
-    command = [sys.executable, "-m", "opcast.jobs.cli", *arguments.split(), "format=json"]
-    started = time.perf_counter()
-    done = subprocess.run(command, env=os.environ | {"OPCAST_HOME": home}, capture_output=True, text=True)
-    seconds = time.perf_counter() - started
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return seconds, json.loads(done.stdout)
 
 
 def processes(repeat: int, home: str) -> None:

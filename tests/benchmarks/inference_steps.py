@@ -8,10 +8,6 @@ run), and milliseconds of one question among many of other batches and contexts 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -24,6 +20,7 @@ from opcast.simulator.engines import build_engine
 from opcast.simulator.plan import Parallel, Plan, load_stack
 from opcast.simulator.simulate import simulate
 from opcast.simulator.work import Work
+from whole_process import run
 
 CASES = {
     "llama3_405b decode, TP8, FP8": "model=llama3_405b cluster=dgx_h100 parallel.tp=8 precision=fp8 workload=decode",
@@ -33,17 +30,6 @@ CASES = {
     ),
 }
 SHAPES = [(batch, context) for batch in (1, 4, 16, 64, 256) for context in (128, 1000, 4000, 16000)]
-
-
-def run(arguments: str, home: str) -> tuple[float, dict]:
-    """Seconds of one whole process, and its answer."""
-    command = [sys.executable, "-m", "opcast.jobs.cli", *arguments.split(), "format=json"]
-    started = time.perf_counter()
-    done = subprocess.run(command, env=os.environ | {"OPCAST_HOME": home}, capture_output=True, text=True)
-    seconds = time.perf_counter() - started
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return seconds, json.loads(done.stdout)
 
 
 def processes(repeat: int, home: str) -> None:

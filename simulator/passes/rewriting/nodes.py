@@ -82,6 +82,14 @@ def elementwise(
     return kernel(op, source, path, phase, reads, writes, frees, stream)
 
 
+def added(total: int, part: int, numel: float, dtype: str, near: Node) -> Node:
+    """``part`` added to ``total`` and let go of, in the place of ``near`` in the model."""
+    reads, writes = (total, part), (total,)
+    return elementwise(
+        "aten.add_", numel, reads, writes, phase=near.phase, path=near.path, dtype=dtype, inputs=2, frees=(part,)
+    )
+
+
 def reduction(source: str, numel: float, reads: Ids, writes: Ids, *, phase: str, path: str, dtype: str) -> Node:
     """The sum over ``numel`` elements (a norm)."""
     op = make_op("reduce", outer=1, length=max(round(numel), 1), inner=1, dtype=dtype, out_dtype="fp32")
