@@ -20,6 +20,7 @@ from .costs import Costs
 from .energy import cost, energy
 from .graph import Graph, Node
 from .passes.pipeline import Chunk
+from .placement import Sends
 from .plan import Plan
 from .programs import FIRST, LAST, MIDDLE, ONLY, ChunkTimes, PhaseTime, selected
 from .report import Breakdown, Memory, OpShare, StageShare, StepReport
@@ -47,6 +48,7 @@ class ClusterStep:
     pipeline: PipelineTimes
     memories: Sequence[Memory]
     saved_gib: Mapping[int, float]
+    sends: Sends
 
     @cached_property
     def memory(self) -> Memory:

@@ -21,9 +21,8 @@ from .network.faults import Fault, draw, drawing
 from .network.picture import hot_links
 from .network.study import Study
 from .network.topology import TopologyError
-from .programs import ChunkTimes, time_phases
+from .placement import Sends, place_tasks, retime, send_times
 from .report import InferenceReport, StepReport
-from .training import run, send_times
 
 HOT = 10  # links that a report names
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -52,8 +51,8 @@ class Degraded:
         return list(dict.fromkeys(op for op in asked if _communicates(op)))
 
     @cached_property
-    def _usual(self) -> np.ndarray:
-        return stretches(self.flows, self.ops)
+    def _usual(self) -> tuple[np.ndarray, Sends]:
+        return stretches(self.flows, self.ops), self._sends(self.engine)
 
     @cached_property
     def _memo(self) -> dict[bytes, float]:
@@ -61,34 +60,34 @@ class Degraded:
 
     def step_us(self, faults: Sequence[Fault]) -> float:
         """The step with these faults beside those of the engine, us; infinite when ranks are cut off."""
+        stretch, usual = self._usual
         try:
             flows = self.flows.with_faults((*self.flows.faults, *faults))
-            factors = stretches(flows, self.ops) / self._usual
-            engines: list[Engine] = [flows if each is self.flows else each for each in self.engine.engines]
-            sends = send_times(tuple(self.step.chunks), self.step.plan, FusedEngine(engines))
+            factors = stretches(flows, self.ops) / stretch
+            sends = self._sends(FusedEngine([flows if each is self.flows else each for each in self.engine.engines]))
         except TopologyError as error:
             if "partition" not in str(error):
                 raise
             return np.inf
-        key = factors.tobytes() + sends.tobytes()
+        key = factors.tobytes() + sends.onward_us.tobytes()
         if key not in self._memo:
-            self._memo[key] = self._timed(dict(zip(self.ops, factors.tolist(), strict=True)), FusedEngine(engines))
+            self._memo[key] = self._timed(
+                dict(zip(self.ops, factors.tolist(), strict=True)), self.step.sends.scaled(usual, sends)
+            )
         return self._memo[key]
 
-    def _timed(self, factors: Mapping[Op, float], engine: FusedEngine) -> float:
+    def _sends(self, engine: Engine) -> Sends:
+        return send_times(self.step.orders, tuple(self.step.chunks), self.step.plan, engine)
+
+    def _timed(self, factors: Mapping[Op, float], sends: Sends) -> float:
         step = self.step
-        times: dict[int, ChunkTimes] = {}
+        times = {}
         for which, each in step.times.items():
-            costs = {variant: stretched(found, factors) for variant, found in each.costs.items()}
-            distinct = {id(each.costs[variant]): (each.costs[variant], made) for variant, made in costs.items()}
-            phases = {
-                key: time_phases(made, step.plan, step.device) if made is not was else None
-                for key, (was, made) in distinct.items()
-            }
-            found_phases = {variant: phases[id(each.costs[variant])] or each.phases[variant] for variant in costs}
-            times[which] = ChunkTimes(costs, found_phases)
-        pipeline = run(step.orders, tuple(step.chunks), times, step.plan, engine)
-        return step_us(replace(step, times=times, pipeline=pipeline))
+            made = {id(costs): stretched(costs, factors) for costs in each.costs.values()}
+            costs = {variant: made[id(costs)] for variant, costs in each.costs.items()}
+            times[which] = retime(each, costs, step.plan, step.device)
+        pipeline = place_tasks(step.orders, tuple(step.chunks), times, step.plan, sends)
+        return step_us(replace(step, times=times, pipeline=pipeline, sends=sends))
 
 
 def network_report(

@@ -7,34 +7,25 @@ chunks each distinct one is timed. The step is the pipeline's makespan plus the 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..datasets.devices import Device, DeviceError
-from ..datasets.ops import make_op
 from .cluster_report import ClusterStep, training_report
-from .costs import cost_graphs, slowed
-from .engines import Engine, ask
+from .engines import Engine
 from .graph import Graph
 from .memory import ChunkWalk, stage_memory
-from .passes.data import micro_batch_variant
 from .passes.order import apply_passes
 from .passes.pipeline import Chunk, split_pipeline
+from .placement import place_tasks, send_times, time_chunks
 from .plan import Plan, PlanError, check_plan
-from .programs import FIRST, LAST, MIDDLE, ONLY, ChunkTimes, time_phases
 from .report import GIB, Memory, StepReport
 from .schedule.orders import Orders, make_orders, parts_of
-from .schedule.pipeline import PipelineTimes, in_flight, run_pipeline
+from .schedule.pipeline import in_flight
 from .stragglers import slow_chunks
 from .trace import Model, Workload, trace
 from .work import Work
-
-NONE_SLOW: Mapping[int, float] = {}
 
 
 def simulate_training(
@@ -59,11 +50,12 @@ def simulate_training(
     graph = traced(model, work, plan, cache_dir)
     chunks, slow = slow_chunks(split_pipeline(apply_passes(graph, plan), plan), plan, orders)
     times = time_chunks(chunks, plan, device, engine, slow)
-    pipeline = run(orders, chunks, times, plan, engine)
+    sends = send_times(orders, chunks, plan, engine)
+    pipeline = place_tasks(orders, chunks, times, plan, sends)
     walks: dict[int, ChunkWalk] = {}
     memories = stage_memories(orders, chunks, plan, device, walks)
     saved_gib = {which: walk.saved / GIB for which, walk in walks.items()}
-    step = ClusterStep(graph, plan, device, work, chunks, times, orders, pipeline, memories, saved_gib)
+    step = ClusterStep(graph, plan, device, work, chunks, times, orders, pipeline, memories, saved_gib, sends)
     return training_report(step, time.perf_counter() - started)
 
 
@@ -109,83 +101,3 @@ def traced(model: Model, work: Work, plan: Plan, cache_dir: Path | None) -> Grap
         expert_load=work.expert_load,
     )
     return trace(model, workload, plan.precision, cache_dir)
-
-
-def time_chunks(
-    chunks: tuple[Chunk, ...], plan: Plan, device: Device, engine: Engine, slow: Mapping[int, float] = NONE_SLOW
-) -> dict[int, ChunkTimes]:
-    """Times of every distinct chunk graph, by its identity; compute of ``slow`` ones takes so many times longer."""
-    wanted = (ONLY,) if plan.micro_batches == 1 else (FIRST, MIDDLE, LAST)
-    distinct = {id(chunk.graph): chunk.graph for chunk in chunks}
-    keys = list(product(distinct, wanted))
-    graphs = [micro_batch_variant(distinct[which], first, last) for which, (first, last) in keys]
-    slowdown = {id(graph): slow[which] for (which, _), graph in zip(keys, graphs, strict=True) if which in slow}
-    shared = {id(graph): graph for graph in graphs}
-    stack = plan.stack
-    found = cost_graphs(list(shared.values()), device, engine, plan.scale(device.id), stack.issue_us)
-    costs = {which: slowed(each, slowdown.get(which, 1.0)) for which, each in zip(shared, found, strict=True)}
-    phases = {which: time_phases(each, plan, device) for which, each in costs.items()}
-    made: dict[int, ChunkTimes] = {which: ChunkTimes({}, {}) for which in distinct}
-    for (which, variant), graph in zip(keys, graphs, strict=True):
-        made[which].costs[variant] = costs[id(graph)]
-        made[which].phases[variant] = phases[id(graph)]
-    return made
-
-
-def run(
-    orders: Orders, chunks: tuple[Chunk, ...], times: dict[int, ChunkTimes], plan: Plan, engine: Engine
-) -> PipelineTimes:
-    """The pipeline's tasks placed in time. Chunk *c* stands where the schedule's routes put part *c* of the model."""
-    names = ("forward", "backward", "weight", "first", "last", "send", "paired")
-    table = {name: np.zeros((orders.stages, orders.chunks)) for name in names}
-    sends = send_times(chunks, plan, engine)
-    single = plan.micro_batches == 1
-    for route in orders.routes.tolist():
-        for chunk, send, (stage, position) in zip(chunks, sends, route, strict=True):
-            phases = times[id(chunk.graph)].phases
-            usual = phases[ONLY if single else MIDDLE]
-            at = stage, position
-            table["forward"][at] = usual["forward"].total_us
-            table["backward"][at] = usual["backward"].total_us
-            table["weight"][at] = usual["weight"].total_us
-            table["first"][at] = phases[ONLY if single else FIRST]["forward"].total_us
-            table["last"][at] = phases[ONLY if single else LAST]["backward"].total_us
-            table["paired"][at] = usual["paired"].total_us
-            table["send"][at] = send
-    returned = np.roll(sends, 1)
-    back = np.zeros_like(table["send"])
-    for route in orders.routes.tolist():
-        for send, (stage, position) in zip(returned.tolist(), route, strict=True):
-            back[stage, position] = send
-    return run_pipeline(
-        orders,
-        table["forward"],
-        table["backward"],
-        table["weight"],
-        send_us=table["send"],
-        return_us=back,
-        paired_us=table["paired"],
-        first_forward_us=table["first"],
-        last_backward_us=table["last"],
-        blocking="pp" not in plan.stack.overlap,
-        behind="dp" in plan.stack.overlap,
-    )
-
-
-def send_times(chunks: tuple[Chunk, ...], plan: Plan, engine: Engine) -> np.ndarray:
-    """Microseconds that each chunk's result takes to the next chunk; zero after the last."""
-    if len(chunks) == 1:
-        return np.zeros(1)
-    group = plan.group("pp")
-    ops = [
-        make_op(
-            "send_recv",
-            size_bytes=round(chunk.send_bytes),
-            ranks=2,
-            ranks_per_node=min(group.ranks_per_node, 2),
-            link=group.link,
-        )
-        for chunk in chunks
-    ]
-    sent = np.array([chunk.send_bytes > 0 for chunk in chunks])
-    return np.where(sent, ask(engine, ops).latency_us, 0.0)

@@ -1,0 +1,123 @@
+"""When the chunks of a model run on the stages of a cluster: their phases timed, their tasks and sends placed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from ..datasets.devices import Device
+from ..datasets.ops import make_op
+from .costs import Costs, cost_graphs, slowed
+from .engines import Engine, ask
+from .passes.data import micro_batch_variant
+from .passes.pipeline import Chunk
+from .plan import Plan
+from .programs import FIRST, LAST, MIDDLE, ONLY, ChunkTimes, Variant, time_phases
+from .schedule.orders import Orders
+from .schedule.pipeline import PipelineTimes, run_pipeline
+
+NONE_SLOW: Mapping[int, float] = {}
+
+
+class Sends(NamedTuple):
+    """Microseconds of transfers between stages by [stage, chunk] of who sends, or by [stage, chunk, micro-batch]."""
+
+    onward_us: np.ndarray
+    back_us: np.ndarray
+
+    def scaled(self, usual: Sends, now: Sends) -> Sends:
+        """These, each as many times longer as ``now`` is than ``usual``, both by [stage, chunk]."""
+
+        def one(own: np.ndarray, before: np.ndarray, after: np.ndarray) -> np.ndarray:
+            ratio = np.divide(after, before, out=np.ones_like(after), where=before > 0)
+            return own * ratio.reshape(ratio.shape + (1,) * (own.ndim - 2))
+
+        return Sends(one(self.onward_us, usual.onward_us, now.onward_us), one(self.back_us, usual.back_us, now.back_us))
+
+
+def time_chunks(
+    chunks: tuple[Chunk, ...], plan: Plan, device: Device, engine: Engine, slow: Mapping[int, float] = NONE_SLOW
+) -> dict[int, ChunkTimes]:
+    """Times of every distinct chunk graph, by its identity; compute of ``slow`` ones takes so many times longer."""
+    wanted = (ONLY,) if plan.micro_batches == 1 else (FIRST, MIDDLE, LAST)
+    distinct = {id(chunk.graph): chunk.graph for chunk in chunks}
+    keys = list(product(distinct, wanted))
+    graphs = [micro_batch_variant(distinct[which], first, last) for which, (first, last) in keys]
+    slowdown = {id(graph): slow[which] for (which, _), graph in zip(keys, graphs, strict=True) if which in slow}
+    shared = {id(graph): graph for graph in graphs}
+    stack = plan.stack
+    found = cost_graphs(list(shared.values()), device, engine, plan.scale(device.id), stack.issue_us)
+    costs = {which: slowed(each, slowdown.get(which, 1.0)) for which, each in zip(shared, found, strict=True)}
+    phases = {which: time_phases(each, plan, device) for which, each in costs.items()}
+    made: dict[int, ChunkTimes] = {which: ChunkTimes({}, {}) for which in distinct}
+    for (which, variant), graph in zip(keys, graphs, strict=True):
+        made[which].costs[variant] = costs[id(graph)]
+        made[which].phases[variant] = phases[id(graph)]
+    return made
+
+
+def retime(times: ChunkTimes, costs: Mapping[Variant, Costs], plan: Plan, device: Device) -> ChunkTimes:
+    """The chunk with other costs; phases of those that are the very same are kept."""
+    pairs = [(times.costs[variant], times.phases[variant], costs[variant]) for variant in costs]
+    phases = {id(new): usual if new is old else time_phases(new, plan, device) for old, usual, new in pairs}
+    return ChunkTimes(dict(costs), {variant: phases[id(new)] for variant, new in costs.items()})
+
+
+def place_tasks(
+    orders: Orders, chunks: tuple[Chunk, ...], times: Mapping[int, ChunkTimes], plan: Plan, sends: Sends
+) -> PipelineTimes:
+    """The pipeline's tasks placed in time. Chunk *c* stands where the schedule's routes put part *c* of the model."""
+    names = ("forward", "backward", "weight", "first", "last", "paired")
+    table = {name: np.zeros((orders.stages, orders.chunks)) for name in names}
+    single = plan.micro_batches == 1
+    for route in orders.routes.tolist():
+        for chunk, (stage, position) in zip(chunks, route, strict=True):
+            phases = times[id(chunk.graph)].phases
+            usual = phases[ONLY if single else MIDDLE]
+            at = stage, position
+            table["forward"][at] = usual["forward"].total_us
+            table["backward"][at] = usual["backward"].total_us
+            table["weight"][at] = usual["weight"].total_us
+            table["first"][at] = phases[ONLY if single else FIRST]["forward"].total_us
+            table["last"][at] = phases[ONLY if single else LAST]["backward"].total_us
+            table["paired"][at] = usual["paired"].total_us
+    return run_pipeline(
+        orders,
+        table["forward"],
+        table["backward"],
+        table["weight"],
+        send_us=sends.onward_us,
+        return_us=sends.back_us,
+        paired_us=table["paired"],
+        first_forward_us=table["first"],
+        last_backward_us=table["last"],
+        blocking="pp" not in plan.stack.overlap,
+        behind="dp" in plan.stack.overlap,
+    )
+
+
+def send_times(orders: Orders, chunks: tuple[Chunk, ...], plan: Plan, engine: Engine) -> Sends:
+    """How long what each chunk makes takes to the next one's stage, and what its backward makes to the one before."""
+    found = Sends(np.zeros((orders.stages, orders.chunks)), np.zeros((orders.stages, orders.chunks)))
+    sent = np.array([chunk.send_bytes > 0 for chunk in chunks])
+    if len(chunks) == 1 or not sent.any():
+        return found
+    group = plan.group("pp")
+    ops = [
+        make_op(
+            "send_recv",
+            size_bytes=round(chunk.send_bytes),
+            ranks=2,
+            ranks_per_node=min(group.ranks_per_node, 2),
+            link=group.link,
+        )
+        for chunk in chunks
+    ]
+    onward = np.where(sent, ask(engine, ops).latency_us, 0.0)
+    for route in orders.routes:
+        found.onward_us[route[:, 0], route[:, 1]] = onward
+        found.back_us[route[:, 0], route[:, 1]] = np.roll(onward, 1)
+    return found
