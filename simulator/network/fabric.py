@@ -8,7 +8,7 @@ microseconds once they are known. Together, in :func:`Fabric.flow`, all activiti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -48,7 +48,9 @@ class Cost(NamedTuple):
 
 @dataclass
 class Fabric:
-    """A topology with its routes. ``per_node`` ranks in a row share a server (0: none).
+    """A topology with its routes. ``per_node`` ranks of a group in a row share a server (0: none).
+
+    With ``server`` (devices of one, in a row) that is found out for each group and ``per_node`` is not used.
 
     The first byte of a transfer moves ``start_us`` after its ranks are ready. ``nvls`` is what reductions in NVSwitches
     reach of a link's rate (0: there are none); with ``in_network`` the fabric's switches reduce too.
@@ -61,6 +63,7 @@ class Fabric:
     start_us: float = 0.0
     nvls: float = 0.0
     in_network: bool = False
+    server: int = 0
     _router: Router = field(init=False)
     _usage: dict[tuple[str, str, tuple[int, ...]], list[list[_Usage]]] = field(default_factory=dict)
     _costs: dict[tuple[str, str, tuple[int, ...]], Cost] = field(default_factory=dict)
@@ -70,7 +73,8 @@ class Fabric:
 
     def on(self, topology: Topology, same_routes: bool = False) -> Fabric:
         """The same on another topology; ``same_routes`` when that has the same links at other bandwidths."""
-        made = Fabric(topology, self.policy, self.per_node, self.seed, self.start_us, self.nvls, self.in_network)
+        settings = self.policy, self.per_node, self.seed, self.start_us, self.nvls, self.in_network, self.server
+        made = Fabric(topology, *settings)
         if same_routes:
             made._router, made._usage = self._router, self._usage
         return made
@@ -78,8 +82,17 @@ class Fabric:
     def grouped(self, per_node: int) -> Fabric:
         """The same, with the same routes, for groups that hold ``per_node`` ranks of each server in a row."""
         made = self.on(self.topology)
-        made.per_node, made._router = per_node, self._router
+        made.per_node, made.server, made._router = per_node, 0, self._router
         return made
+
+    def together(self, group: Sequence[int]) -> int:
+        """How many ranks of a group lie in a row in each server; 1 where servers hold different numbers of them."""
+        if not self.server:
+            return self.per_node
+        servers = np.asarray(group, dtype=np.int64) // self.server
+        runs = np.diff(np.flatnonzero(np.concatenate([[True], servers[1:] != servers[:-1], [True]])))
+        alike = len(np.unique(servers)) == len(runs) and len(set(runs.tolist())) == 1
+        return int(runs[0]) if alike else 1
 
     def latency_us(
         self, collective: str, group: Sequence[int], size_bytes: float, algorithm: str | None = None
@@ -105,7 +118,7 @@ class Fabric:
         """What a group of this size can run: halving needs a power of two, hierarchical whole servers."""
         if collective == "send":
             return ("path",)
-        n, per_node = len(group), self.per_node
+        n, per_node = len(group), self.together(group)
         whole = per_node > 1 and n > per_node and n % per_node == 0
         few = collective == "all_to_all" or n <= DIRECT_UP_TO
         possible = {"halving_doubling": n & (n - 1) == 0, "hierarchical": whole, "direct": few}
@@ -139,9 +152,10 @@ class Fabric:
             for usage in phase:
                 load[usage.links] += usage.weights * usage.size * size_bytes
 
-    def load(self, collective: str, algorithm: str, groups: Sequence[tuple[int, ...]]) -> np.ndarray:
+    def load(self, collective: str, algorithm: str, groups: Iterable[Sequence[int]]) -> np.ndarray:
         """Bytes that each link carries for one byte of the same collective in all groups, routed at once [links]."""
         load = np.zeros(self.topology.links)
+        groups = [tuple(map(int, group)) for group in groups]
         if collective == "all_reduce" and algorithm in reduction.ALGORITHMS:
             for group in groups:
                 self.add_load(load, collective, algorithm, group, 1.0)
@@ -210,7 +224,7 @@ class Fabric:
 
     def _reduced(self, algorithm: str, group: tuple[int, ...]) -> list[_Usage]:
         self._inside(group)
-        trees, moves = reduction.reduction(self.topology, algorithm, group, self.per_node)
+        trees, moves = reduction.reduction(self.topology, algorithm, group, self.together(group))
         usage = []
         for tree in trees:
             weight = 1.0 / (self.nvls or 1.0) if tree.inside else 1.0
@@ -226,7 +240,7 @@ class Fabric:
         """Phases of a transfer of one byte. TopologyError for a rank or algorithm that is not there."""
         self._inside(group)
         if collective != "send":
-            return plan(collective, algorithm, group, 1.0, self.per_node)
+            return plan(collective, algorithm, group, 1.0, self.together(group))
         if len(group) != 2:
             raise TopologyError(f"a send has two ranks, not {len(group)}")
         ends = np.array(group[:1]), np.array(group[1:])

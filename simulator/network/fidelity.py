@@ -59,17 +59,20 @@ def simulate(
     return Outcome(start, end, carried, np.zeros(fabric.topology.links))
 
 
-def over_time(fabric: Fabric, transfers: Sequence[Transfer], outcome: Outcome, bins: int = 100) -> np.ndarray:
-    """Share of each link's capacity in use, by equal spans of the whole time [bins, links].
+def over_time(
+    fabric: Fabric, transfers: Sequence[Transfer], outcome: Outcome, bins: int = 100, links: np.ndarray | None = None
+) -> np.ndarray:
+    """Share of each link's capacity in use, by equal spans of the whole time [bins, links]; of some ``links`` only.
 
     The bytes of a transfer count evenly from its start to its end.
     """
+    chosen = np.arange(fabric.topology.links) if links is None else links
     edges = np.linspace(0.0, max(outcome.total_us, 1e-12), bins + 1)
     lasts = np.maximum(outcome.end_us - outcome.start_us, 1e-12)
     before = np.maximum(outcome.start_us, edges[:-1, None])
     inside = np.clip(np.minimum(outcome.end_us, edges[1:, None]) - before, 0.0, None) / lasts
-    capacity = fabric.topology.bandwidth_gbps * 1e3 * (edges[1] - edges[0])
-    return np.asarray(inside @ _loads(fabric, transfers) / capacity)
+    capacity = fabric.topology.bandwidth_gbps[chosen] * 1e3 * (edges[1] - edges[0])
+    return np.asarray(inside @ _loads(fabric, transfers, chosen) / capacity)
 
 
 def _analytical(fabric: Fabric, transfers: Sequence[Transfer]) -> tuple[np.ndarray, np.ndarray]:
@@ -104,9 +107,12 @@ def _contention(
     return np.maximum(1.0, (share * np.maximum(demand, 1.0)).max(axis=1, initial=0.0))
 
 
-def _loads(fabric: Fabric, transfers: Sequence[Transfer]) -> np.ndarray:
-    """Bytes of each transfer on each link [n, links]."""
-    out = np.zeros((len(transfers), fabric.topology.links))
+def _loads(fabric: Fabric, transfers: Sequence[Transfer], links: np.ndarray | None = None) -> np.ndarray:
+    """Bytes of each transfer on each link, or on some of them [n, links]."""
+    chosen = np.arange(fabric.topology.links) if links is None else links
+    out = np.zeros((len(transfers), len(chosen)))
     for row, each in zip(out, transfers, strict=True):
-        fabric.add_load(row, each.collective, fabric.algorithm(each), each.group, each.size_bytes)
+        load = np.zeros(fabric.topology.links)
+        fabric.add_load(load, each.collective, fabric.algorithm(each), each.group, each.size_bytes)
+        row[:] = load[chosen]
     return out
