@@ -158,14 +158,14 @@ def to_dict(found: Study) -> dict[str, Any]:
 def link_loads(step: ClusterStep, flows: FlowEngine) -> np.ndarray:
     """Share of each link's capacity that the step's collectives and sends use [links]."""
     carried = np.zeros(flows.topology.links)
-    size = step.plan.group("pp").stride
     for stage in range(step.orders.stages):
+        devices = step.plan.stage_devices(stage)
         counts: dict[Op, int] = {}
         for each in by_node(list(executions(step, stage))):
             if each.node.op is not None and _communicates(each.node.op):
                 counts[each.node.op] = counts.get(each.node.op, 0) + each.times
         for op, times in counts.items():
-            carried += times * flows.load(op, stage * size, (stage + 1) * size)
+            carried += times * flows.load(op, devices)
     carried += _sent(step, flows)
     return carried / (flows.topology.bandwidth_gbps * 1e3 * step_us(step))
 
@@ -173,12 +173,12 @@ def link_loads(step: ClusterStep, flows: FlowEngine) -> np.ndarray:
 def _sent(step: ClusterStep, flows: FlowEngine) -> np.ndarray:
     """Bytes on each link of what stages send to each other, there and back [links]."""
     carried = np.zeros(flows.topology.links)
-    size = step.plan.group("pp").stride
     batches = step.orders.micro_batches / len(step.orders.routes)
     for route in step.orders.routes[:, :, 0].tolist():
         for chunk, stage, other in zip(step.chunks, route, route[1:], strict=False):
             if chunk.send_bytes and stage != other:
-                carried += chunk.send_bytes * batches * flows.sends(stage * size, other * size, size)
+                here, there = step.plan.stage_devices(stage), step.plan.stage_devices(other)
+                carried += chunk.send_bytes * batches * flows.sends(here, there)
     return carried
 
 

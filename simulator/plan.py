@@ -13,8 +13,22 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..datasets.clusters import Cluster
 from .options import EP_MODES, complaint
+from .ranks import (
+    ORDER,
+    PLACEMENTS,
+    Layout,
+    Part,
+    check_devices,
+    checked_order,
+    checked_placement,
+    members,
+    stages,
+    together,
+)
 
 STACK_DIRECTORY = Path(__file__).resolve().parent.parent / "conf" / "stack"
 
@@ -40,7 +54,8 @@ class PlanError(ValueError):
 class Parallel:
     """Degrees and styles of parallelism. ``dp`` 0 means whatever the cluster leaves.
 
-    Ranks are numbered as in Megatron-LM: tensor ranks next to each other, then context, then data, then pipeline.
+    ``order`` numbers the ranks, as in Megatron-LM unless told otherwise: tensor ranks next to each other, then context,
+    then data, then pipeline; ``placement`` says on which device each of them runs (:mod:`.ranks`).
     Experts divide the ranks of one pipeline stage once more: expert-tensor, expert, then expert-data ranks.
     ``zero_stage`` 1 shards optimizer state over data ranks, 2 gradients too, 3 weights too (FSDP);
     ``shard`` is the number of ranks that share one copy in HSDP (0: all data ranks).
@@ -59,6 +74,8 @@ class Parallel:
     schedule: str = "1f1b"
     cp_style: str = "ring"
     stages: tuple[int, ...] = ()  # layers of each of pp x vpp chunks, first to last (empty: as even as can be)
+    order: str = ORDER
+    placement: str | tuple[int, ...] = PLACEMENTS[0]
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "vpp", "cp", "ep", "etp"):
@@ -75,6 +92,8 @@ class Parallel:
         object.__setattr__(self, "stages", tuple(self.stages))
         for layers in self.stages:
             _whole("parallel.stages", layers, 0)
+        object.__setattr__(self, "order", checked_order(self.order))
+        object.__setattr__(self, "placement", checked_placement(self.placement))
         if self.sequence_parallel and self.tp == 1:
             object.__setattr__(self, "sequence_parallel", False)  # nothing to share
         if self.vpp > 1 and self.schedule == "1f1b":
@@ -91,13 +110,16 @@ class Parallel:
 
 
 class Group(NamedTuple):
-    """The ranks that one collective joins: their number, how many share a node, the slowest link, their distance."""
+    """The ranks that one collective joins: their number, the fewest that share a node, the slowest link.
+
+    Where they are but some of the ranks of a dimension, they lie ``apart`` places from each other in it.
+    """
 
     name: str
     ranks: int
     ranks_per_node: int
     link: str
-    stride: int
+    apart: int = 1
 
 
 @dataclass(frozen=True)
@@ -195,28 +217,54 @@ class Plan:
         """Data-parallel degree."""
         return self.parallel.dp or self.cluster.devices // self.parallel.model_ranks
 
-    def group(self, name: str) -> Group:
-        """The process group of a dimension: see ``GROUPS``; ``dp_cp`` is the group that gradients are summed over."""
+    @property
+    def layout(self) -> Layout:
+        """Ranks, their order, and the devices that they run on."""
+        p, cluster = self.parallel, self.cluster
+        degrees = p.tp, p.cp, self.dp, p.pp
+        return Layout(degrees, p.etp, p.ep, p.order, p.placement, cluster.nodes, cluster.devices_per_node)
+
+    def group(self, name: str, ranks: int = 0, apart: int = 1) -> Group:
+        """The process group of a dimension: see ``GROUPS``; ``dp_cp`` is the group that gradients are summed over.
+
+        With ``ranks`` so many of its members, ``apart`` places from each other: the shards and replicas of HSDP.
+        """
+        ranks = ranks or self._ranks(name)
+        near = together(self.layout, Part(name, ranks, apart))
+        return Group(name, ranks, near, self.cluster.link if near == ranks else self.cluster.fabric, apart)
+
+    def members(self, name: str, ranks: int = 0, apart: int = 1) -> np.ndarray:
+        """The devices of every process group of a dimension, or of those of :meth:`group` [groups, ranks]."""
+        return members(self.layout, Part(name, ranks, apart))
+
+    def stage_devices(self, stage: int) -> np.ndarray:
+        """The devices of a pipeline stage; equal places of two stages hold equal shards [devices]."""
+        found: np.ndarray = stages(self.layout)[stage]
+        return found
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """Every process group that a collective of the step may run in; :meth:`members` has the devices of each."""
+        p = self.parallel
+        found = [self.group(name) for name in GROUPS if name != "pp"]
+        for whole in (self.group("dp_cp"), self.group("edp")) if p.shard else ():
+            shard = min(p.shard, whole.ranks)
+            found += [self.group(whole.name, shard), self.group(whole.name, whole.ranks // shard, shard)]
+        if p.tp > p.etp:
+            found.append(self.group("tp", p.tp // p.etp, p.etp))
+        return tuple(dict.fromkeys(found))
+
+    def _ranks(self, name: str) -> int:
         p, dp = self.parallel, self.dp
-        stage = p.tp * p.cp * dp
-        sizes = {
-            "tp": (p.tp, 1),
-            "cp": (p.cp, p.tp),
-            "dp": (dp, p.tp * p.cp),
-            "dp_cp": (dp * p.cp, p.tp),
-            "pp": (p.pp, stage),
-            "etp": (p.etp, 1),
-            "ep": (p.ep, p.etp),
-            "edp": (stage // (p.ep * p.etp), p.ep * p.etp),
-        }
-        ranks, stride = sizes[name]
-        together = max(1, min(ranks, self.cluster.devices_per_node // stride))
-        link = self.cluster.link if together == ranks else self.cluster.fabric
-        return Group(name, ranks, together, link, stride)
+        own = {"dp": dp, "dp_cp": dp * p.cp, "edp": p.tp * p.cp * dp // (p.ep * p.etp)}
+        return own[name] if name in own else int(getattr(p, name))
 
 
 def check_plan(plan: Plan) -> Plan:
-    """The plan itself; PlanError when degrees do not fill the cluster or do not divide each other."""
+    """The plan itself; PlanError when degrees do not fill the cluster or do not divide each other.
+
+    LayoutError when ranks are not placed on each device once.
+    """
     p, devices = plan.parallel, plan.cluster.devices
     if devices % p.model_ranks:
         raise PlanError(
@@ -234,6 +282,7 @@ def check_plan(plan: Plan) -> Plan:
             f"parallel.ep x etp = {p.ep * p.etp} does not divide the {stage} ranks of a pipeline stage; "
             f"{_nearest('ep', p.ep, stage // p.etp)}"
         )
+    check_devices(p.placement, devices, plan.cluster.id)
     if p.shard and not p.zero_stage:
         raise PlanError(f"parallel.shard={p.shard} shards nothing; take parallel.zero_stage=3, or 1 or 2")
     if p.shard and plan.dp * p.cp % p.shard:

@@ -45,11 +45,9 @@ def slow_devices(values: Sequence[Mapping[str, Any]], cluster: Cluster) -> dict[
 
 def stage_slowdowns(plan: Plan) -> np.ndarray:
     """How many times longer compute takes on each pipeline stage: that of its slowest rank [stages]."""
-    slowdowns = np.ones(plan.parallel.pp)
-    size = plan.group("pp").stride
-    for device, slowdown in plan.slow_devices.items():
-        slowdowns[device // size] = max(slowdowns[device // size], slowdown)
-    return slowdowns
+    slowdowns = np.ones(plan.cluster.devices)
+    slowdowns[list(plan.slow_devices)] = list(plan.slow_devices.values())
+    return np.array([slowdowns[plan.stage_devices(stage)].max() for stage in range(plan.parallel.pp)])
 
 
 def slow_chunks(chunks: tuple[Chunk, ...], plan: Plan, orders: Orders) -> tuple[tuple[Chunk, ...], dict[int, float]]:

@@ -23,11 +23,11 @@ from ..network.fabric import Fabric, Transfer
 from ..network.faults import Fault, apply
 from ..network.fidelity import simulate
 from ..network.law import choice
-from ..network.mapping import process_groups
+from ..network.mapping import by_node, in_rows, process_groups
 from ..network.reduction import ALGORITHMS as IN_SWITCH
 from ..network.routing import INSIDE
 from ..network.topology import Topology, TopologyError
-from ..plan import GROUPS, Plan
+from ..plan import Plan
 from .answers import Answers, Columns, Engine
 from .network import NetworkEngine
 
@@ -38,13 +38,16 @@ NOTHING = 1e-6  # that a stretch may differ from 1
 
 
 class Groups(NamedTuple):
-    """All groups of one parallel dimension: neighbours lie ``stride`` devices apart, ``together`` ranks in a node."""
+    """All groups of one parallel dimension, in which ``together`` ranks of a node follow each other.
+
+    ``members`` are devices [groups, ranks], ``name`` tells groups with other members apart.
+    """
 
     collective: str
+    name: str
     ranks: int
-    stride: int
     together: int
-    members: tuple[tuple[int, ...], ...]
+    members: np.ndarray
 
 
 @dataclass
@@ -52,18 +55,19 @@ class Known:
     """What an engine has found out and its like with other faults need not find again."""
 
     views: dict[int, Fabric] = field(default_factory=dict)
-    ideal_us: dict[tuple[str, int, int, int, str, int], float] = field(default_factory=dict)
+    ideal_us: dict[tuple[str, str, int, int, str, int], float] = field(default_factory=dict)
     stretch: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
-    packet_us: dict[tuple[int, str, int, int, int, str], tuple[float, float]] = field(default_factory=dict)
+    packet_us: dict[tuple[int, str, str, int, int, str], tuple[float, float]] = field(default_factory=dict)
     used: dict[tuple[str, int, int], np.ndarray] = field(default_factory=dict)
+    groups: dict[tuple[str, int, int], list[Groups]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class FlowEngine:
     """Answers collectives as ``beneath`` does, times the stretch on the cluster's fabric with its ``faults``.
 
-    ``network`` is the formula and has device and cluster; ``plan`` says how far apart the ranks of each group are
-    (without one, groups of a node are neighbours and others as close as their number in a node allows). Collectives
+    ``network`` is the formula and has device and cluster; ``plan`` says which devices form each group (without one,
+    groups of a node are neighbours and others as close as their number in a node allows). Collectives
     inside nodes are only touched by faults inside nodes. ``fidelity`` is ``flow`` or ``packet``.
     """
 
@@ -76,7 +80,7 @@ class FlowEngine:
     name: str = "flow"
     _stretches: dict[tuple[str, int, int, int], float] = field(default_factory=dict, compare=False, repr=False)
     _views: dict[int, Fabric] = field(default_factory=dict, compare=False, repr=False)
-    _loads: dict[tuple[str, int, int, int, int], np.ndarray] = field(default_factory=dict, compare=False, repr=False)
+    _loads: dict[tuple[str, int, int, bytes], np.ndarray] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         devices = self.network.cluster.devices
@@ -142,28 +146,24 @@ class FlowEngine:
                 found[i] = self._stretch(key)
         return found
 
-    def load(self, op: Op, first: int, last: int) -> np.ndarray:
-        """Bytes that each link of the fabric carries when the groups of devices ``first`` to ``last`` run an op."""
+    def load(self, op: Op, devices: np.ndarray) -> np.ndarray:
+        """Bytes that each link carries when the groups of these devices run an op [links]."""
         columns = {name: np.array([value]) for name, value in zip(KINDS[op.kind].names, op.dims, strict=True)}
-        what, ranks, together, size = self._keys(
-            op.kind, columns, op.dtype if op.kind != "ep_combine" else op.out_dtype
-        )[0]
-        key = what, ranks, together, first, last
+        moved = op.out_dtype if op.kind == "ep_combine" else op.dtype
+        what, ranks, together, size = self._keys(op.kind, columns, moved)[0]
+        key = what, ranks, together, devices.tobytes()
         if key not in self._loads:
             self._loads[key] = np.zeros(self.topology.links)
             for groups, algorithm in self._all(what, ranks, together):
-                members = [group for group in groups.members if first <= group[0] < last]
-                self._loads[key] = self._view(together).load(groups.collective, algorithm, members)
+                running = groups.members[np.isin(groups.members[:, 0], devices)]
+                self._loads[key] = self._view(groups.together).load(groups.collective, algorithm, running)
                 break  # of several dimensions with groups alike, one ran it
         return self._loads[key] * size
 
-    def sends(self, first: int, other: int, count: int) -> np.ndarray:
-        """Bytes that each link carries when each of ``count`` devices sends one to its like on another stage, and back.
-
-        Stages begin with the devices ``first`` and ``other``.
-        """
-        there = [(first + i, other + i) for i in range(count)]
-        return self._view(1).load("send", "path", [*there, *(pair[::-1] for pair in there)])
+    def sends(self, here: np.ndarray, there: np.ndarray) -> np.ndarray:
+        """Bytes that each link carries when each device ``here`` sends one to its like ``there``, and back [links]."""
+        pairs = np.stack([np.concatenate([here, there]), np.concatenate([there, here])], axis=1)
+        return self._view(1).load("send", "path", pairs)
 
     def _keys(self, kind: str, columns: Columns, dtype: str) -> list[tuple[str, int, int, int]]:
         """(kind/algorithm, ranks, ranks in a node, bytes) of each op.
@@ -189,24 +189,38 @@ class FlowEngine:
             if groups.collective in ("send", "send_recv"):
                 yield groups, "path" if groups.collective == "send" else "ring"
                 continue
-            able = self._view(together).algorithms(collective, groups.members[0])
+            able = self._view(groups.together).algorithms(collective, groups.members[0].tolist())
             fits = algorithm in able and (algorithm not in IN_SWITCH or self._reduces(groups, algorithm))
             yield groups, algorithm if fits else able[0]
 
     def _groups(self, collective: str, ranks: int, together: int) -> Iterator[Groups]:
-        """The process groups of each dimension with so many ranks, so many of them in a node."""
-        devices, per_node = self.network.cluster.devices, self.network.cluster.devices_per_node
-        if self.plan is not None and collective == "send_recv" and ranks == 2 and self.plan.parallel.pp > 1:
-            stage = self.plan.group("pp").stride
-            if (stage < per_node) == (together > 1):
-                last = devices if self.plan.parallel.vpp > 1 else devices - stage
-                yield Groups("send", 2, stage, together, tuple((r, (r + stage) % devices) for r in range(last)))
-        strides = self._strides(ranks, together)
-        usual = 1 if together >= min(ranks, per_node) else per_node // together
-        for stride in strides or ([] if collective == "send_recv" and ranks == 2 and self.plan else [usual]):
-            whole = devices // (ranks * stride) * ranks * stride
-            if whole:
-                yield Groups(collective, ranks, stride, together, tuple(process_groups(whole, ranks, stride)))
+        """The process groups of each dimension with so many ranks, the fewest in a node ``together``."""
+        key = collective, ranks, together
+        if key not in self.known.groups:
+            made = self._made(*key)
+            self.known.groups[key] = list({(each.collective, each.members.tobytes()): each for each in made}.values())
+        yield from self.known.groups[key]
+
+    def _made(self, collective: str, ranks: int, together: int) -> Iterator[Groups]:
+        plan, cluster = self.plan, self.network.cluster
+        sent = plan is not None and collective == "send_recv" and ranks == 2
+        if plan and sent and plan.parallel.pp > 1 and min(plan.group("pp").ranks_per_node, 2) == together:
+            stages = plan.members("pp")
+            last = stages.shape[1] if plan.parallel.vpp > 1 else stages.shape[1] - 1
+            pairs = np.stack([stages, np.roll(stages, -1, axis=1)], axis=2)[:, :last].reshape(-1, 2)
+            yield Groups("send", "pp", 2, together, pairs)
+        alike = [each for each in (plan.groups if plan else ()) if each[1:3] == (ranks, together)]
+        members = {f"{each.name}/{each.apart}": plan.members(each.name, ranks, each.apart) for each in alike if plan}
+        if not alike and not sent:
+            stride = 1 if together >= min(ranks, cluster.devices_per_node) else cluster.devices_per_node // together
+            whole = cluster.devices // (ranks * stride) * ranks * stride
+            members[""] = np.array(process_groups(whole, ranks, stride), dtype=np.int64).reshape(-1, ranks)
+        for name, found in members.items():
+            if collective != "send_recv":
+                found = by_node(found, cluster.devices_per_node)
+            in_a_row = together if in_rows(found, together, cluster.devices_per_node) else 1
+            if len(found):
+                yield Groups(collective, name, ranks, in_a_row, found)
 
     def _reduces(self, groups: Groups, algorithm: str) -> bool:
         """Whether the switches that an algorithm reduces in are there for all groups; packets are never reduced."""
@@ -215,25 +229,11 @@ class FlowEngine:
         if not any(fault.gone for fault in self.faults):
             return True
         try:
-            for group in groups.members:
+            for group in groups.members.tolist():
                 self._view(groups.together).cost(groups.collective, algorithm, group)
         except TopologyError:
             return False
         return True
-
-    def _strides(self, ranks: int, together: int) -> list[int]:
-        """Distances of neighbours in groups of so many ranks, so many of them in a node, as the plan has them."""
-        if self.plan is None:
-            return []
-        named = [self.plan.group(name) for name in GROUPS if name != "pp"]
-        sizes = [(group.ranks, group.stride) for group in named]
-        shard = self.plan.parallel.shard
-        if shard:
-            sizes += [(shard, group.stride) for group in named]
-            sizes += [(group.ranks // shard, group.stride * shard) for group in named]
-        per_node = self.network.cluster.devices_per_node
-        near = [(n, max(1, min(n, per_node // stride)), stride) for n, stride in sizes]
-        return list(dict.fromkeys(stride for n, here, stride in near if (n, here) == (ranks, together)))
 
     def _view(self, together: int) -> Fabric:
         """The fabric for groups with so many ranks of a node in a row."""
@@ -277,7 +277,7 @@ class FlowEngine:
         if key not in self.known.used:
             calm = self.with_faults(())
             loads = [
-                calm._view(together).load(groups.collective, algorithm, groups.members)
+                calm._view(groups.together).load(groups.collective, algorithm, groups.members)
                 for groups, algorithm in calm._all(*key)
             ]
             self.known.used[key] = np.sum(loads, axis=0) > 0
@@ -288,16 +288,22 @@ class FlowEngine:
         key = (*groups[:4], algorithm, size)
         if key not in self.known.ideal_us:
             per_node = self.network.cluster.devices_per_node
-            nodes = {device // per_node for device in groups.members[0]}
-            near = tuple(each for each in groups.members if any(device // per_node in nodes for device in each))
+            nodes = groups.members // per_node
+            near = np.isin(nodes, nodes[0]).any(axis=1)
             open_view = self.known.views.setdefault(-groups.together, self._open.grouped(groups.together))
-            self.known.ideal_us[key] = self._time(open_view, groups._replace(members=near), algorithm, size)
+            near_groups = groups._replace(members=groups.members[near]) if self._alike else groups
+            self.known.ideal_us[key] = self._time(open_view, near_groups, algorithm, size)
         ideal = self.known.ideal_us[key]
         return self._time(self._view(groups.together), groups, algorithm, size) / ideal if ideal > 0 else 1.0
 
+    @property
+    def _alike(self) -> bool:
+        """Whether all groups of a dimension lie in their nodes as the first does."""
+        return self.plan is None or isinstance(self.plan.parallel.placement, str)
+
     def _time(self, on: Fabric, groups: Groups, algorithm: str, size: int) -> float:
         """When the slowest group is done, us."""
-        sent = [Transfer(groups.collective, each, float(size), algorithm) for each in groups.members]
+        sent = [Transfer(groups.collective, tuple(each), float(size), algorithm) for each in groups.members.tolist()]
         if self.fidelity != "packet":
             return float(on.flow(sent, folded=True)[1].max())
         key = id(on), *groups[:4], algorithm

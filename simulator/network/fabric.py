@@ -155,13 +155,13 @@ class Fabric:
     def load(self, collective: str, algorithm: str, groups: Iterable[Sequence[int]]) -> np.ndarray:
         """Bytes that each link carries for one byte of the same collective in all groups, routed at once [links]."""
         load = np.zeros(self.topology.links)
-        groups = [tuple(map(int, group)) for group in groups]
+        named = [tuple(map(int, group)) for group in groups]
         if collective == "all_reduce" and algorithm in reduction.ALGORITHMS:
-            for group in groups:
+            for group in named:
                 self.add_load(load, collective, algorithm, group, 1.0)
             return load
         pairs: dict[float, list[Move]] = {}
-        for group in groups:
+        for group in named:
             for phase in self.plan(collective, algorithm, group):
                 for move in phase:
                     pairs.setdefault(move.size_bytes, []).append(move)

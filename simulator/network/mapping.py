@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..ranks import per_node
 from .fabric import Fabric, Transfer
 from .fidelity import Outcome, simulate
 from .topology import TopologyError
@@ -26,6 +27,29 @@ def process_groups(
         raise TopologyError(f"a rank order names each of the {devices} devices once")
     members = place.reshape(-1, ranks, stride).swapaxes(1, 2).reshape(-1, ranks)
     return [tuple(each) for each in members.tolist()]
+
+
+def by_node(members: np.ndarray, devices_per_node: int) -> np.ndarray:
+    """The same groups as NCCL orders them: ranks of a node next to each other, nodes as they come [groups, ranks]."""
+    nodes = members // devices_per_node
+    order = np.argsort(nodes, axis=1, kind="stable")
+    place = np.broadcast_to(np.arange(members.shape[1]), members.shape)
+    in_order = np.take_along_axis(nodes, order, axis=1)
+    begins = np.ones(members.shape, dtype=bool)
+    begins[:, 1:] = in_order[:, 1:] != in_order[:, :-1]
+    start = np.maximum.accumulate(np.where(begins, place, 0), axis=1)
+    first = np.empty_like(order)  # where the node of each rank came first
+    np.put_along_axis(first, order, np.take_along_axis(order, start, axis=1), axis=1)
+    key = first * (int(members.max(initial=0)) + 1) + members
+    return np.take_along_axis(members, np.argsort(key, axis=1), axis=1)
+
+
+def in_rows(members: np.ndarray, together: int, devices_per_node: int) -> bool:
+    """Whether all groups hold exactly ``together`` ranks of every node that they are on, next to each other."""
+    if members.shape[1] % together or (per_node(members, devices_per_node) != together).any():
+        return False
+    nodes = (members // devices_per_node).reshape(-1, together)
+    return bool((nodes == nodes[:, :1]).all())
 
 
 def all_groups(

@@ -43,7 +43,6 @@ from .rewriting.nodes import collective
 from .rewriting.split import nearest, share
 from .rewriting.tokens import share_item
 from .sharding.expert_width import gather_rows, narrow, scatter_rows
-from .zero.families import subgroup
 
 MODULE = re.compile(r"^(?:.*\.)?experts(?=\.|$)")
 PRODUCTS = ("grouped_gemm", "fused_moe")
@@ -268,7 +267,7 @@ def _combine(draft: Draft, section: Section, region: Region, last: tuple[Item, i
             collective(
                 "all_gather",
                 size,
-                subgroup(plan.group("tp"), copies, plan.parallel.etp, plan),
+                plan.group("tp", copies, plan.parallel.etp),
                 (tensor,),
                 (tensor,),
                 phase=near.phase,

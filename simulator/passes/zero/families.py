@@ -65,7 +65,7 @@ def families(draft: Draft, plan: Plan) -> list[Family]:
 def halves(group: Group, plan: Plan) -> tuple[Group, Group]:
     """The ranks that shard and those that replicate: all and none, unless ``parallel.shard`` asks for fewer."""
     ranks = min(plan.parallel.shard or group.ranks, group.ranks)
-    return subgroup(group, ranks, group.stride, plan), subgroup(group, group.ranks // ranks, group.stride * ranks, plan)
+    return plan.group(group.name, ranks), plan.group(group.name, group.ranks // ranks, ranks)
 
 
 def summing(plan: Plan, family: Family, size: float) -> list[tuple[str, float, Group]]:
@@ -75,13 +75,6 @@ def summing(plan: Plan, family: Family, size: float) -> list[tuple[str, float, G
         ranks = family.shard.ranks
         steps = [("reduce_scatter", size, family.shard), ("all_reduce", size / ranks, family.replicas)]
     return [step for step in steps if step[2].ranks > 1]
-
-
-def subgroup(group: Group, ranks: int, stride: int, plan: Plan) -> Group:
-    """So many ranks of a group, ``stride`` apart."""
-    together = max(1, min(ranks, plan.cluster.devices_per_node // stride))
-    link = plan.cluster.link if together == ranks else plan.cluster.fabric
-    return Group(group.name, ranks, together, link, stride)
 
 
 def _experts(draft: Draft) -> np.ndarray:

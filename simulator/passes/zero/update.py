@@ -192,4 +192,4 @@ def _everyone(plan: Plan) -> Group:
     cluster = plan.cluster
     ranks = plan.parallel.model_ranks * plan.dp
     together = min(ranks, cluster.devices_per_node)
-    return Group("dp_cp", ranks, together, cluster.link if together == ranks else cluster.fabric, 1)
+    return Group("dp_cp", ranks, together, cluster.link if together == ranks else cluster.fabric)
