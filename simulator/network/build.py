@@ -7,18 +7,19 @@ adaptively, Ethernet by ECMP, unless told otherwise); ``reduces: true`` says tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...datasets.clusters import Cluster
 from ...datasets.devices import Device
 from .fabric import Fabric
 from .faults import Fault, apply
+from .formats import FormatError, astra_network, yaml_problem
 from .law import BASE_US, HOP_US, TABLE_NIC_US
 from .routing import POLICIES
-from .shapes import Dimension, Port, Servers, dragonfly, dual_plane, fat_tree, product
-from .topology import Topology, TopologyError, from_dict
+from .shapes import MOST_RANKS, Dimension, Port, Servers, dragonfly, dual_plane, fat_tree, product
+from .topology import GBPS, Topology, TopologyError, from_dict, keys, listed, number, word
 from .tunings import tuning
 
 LL128 = 1  # the protocol whose latencies explicit links have: between LL's and Simple's
@@ -27,12 +28,17 @@ SWITCHES = 3.0  # hops over a switch fabric that the table's network latency sta
 
 def fabric(cluster: Cluster, device: Device, faults: Iterable[Fault] = (), seed: int = 0) -> Fabric:
     """The fabric of a cluster, as far as it still stands. TopologyError for a setting, link or rank that is missing."""
+    check_settings(cluster.topology)
     settings = dict(cluster.topology)
     routing = settings.pop("routing", "adaptive" if cluster.fabric == "ib" else "ecmp")
     reduces = bool(settings.pop("reduces", False))
     made = apply(topology(cluster, device, settings), faults)
     if made.ranks < cluster.devices:
-        raise TopologyError(f"{made.name} has {made.ranks} ranks, {cluster.id} needs {cluster.devices}")
+        raise TopologyError(
+            f"{made.name} has {made.ranks} ranks, {cluster.id} needs {cluster.devices}: add ranks, or take "
+            f"cluster.nodes={made.ranks // cluster.devices_per_node or 1} of cluster.devices_per_node="
+            f"{min(made.ranks, cluster.devices_per_node)}"
+        )
     constants = tuning(device, cluster.link)
     start = BASE_US["ring"][0] * constants.base
     nvls = constants.nvls / constants.ring if any(name.startswith("nvswitch") for name in made.nodes) else 0.0
@@ -41,29 +47,46 @@ def fabric(cluster: Cluster, device: Device, faults: Iterable[Fault] = (), seed:
 
 def topology(cluster: Cluster, device: Device, settings: Mapping[str, Any]) -> Topology:
     """Links of a cluster by the settings of its shape, or as its file has them."""
-    check_settings(settings)
     if "file" in settings:
-        return read(Path(str(settings["file"])))
+        return read(Path(settings["file"]).expanduser())
     chosen = {"shape": USUAL_SHAPE, **settings}
-    builder, _ = SHAPES[chosen.pop("shape")]
-    return builder(servers(cluster, device), **chosen)
+    shape = SHAPES[chosen.pop("shape")]
+    return shape.build(servers(cluster, device), **chosen)
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """TopologyError for a shape, routing or setting of ``cluster.topology`` that does not exist. Builds nothing."""
+    """TopologyError for what ``cluster.topology`` cannot be: a shape, routing, file or figure. Builds nothing."""
     own = {name: value for name, value in settings.items() if name not in ("shape", "routing", "reduces")}
     routing, shape = settings.get("routing", "ecmp"), settings.get("shape", USUAL_SHAPE)
     if routing not in tuple(POLICIES):
         raise TopologyError(f"cluster.topology.routing={routing!r} is not one of {', '.join(POLICIES)}")
+    if not isinstance(settings.get("reduces", False), bool):
+        raise TopologyError(f"cluster.topology.reduces={settings['reduces']!r} must be true or false")
     if "file" in own:
-        return
+        return _check_file(own)
     if shape not in tuple(SHAPES):
         raise TopologyError(f"cluster.topology.shape={shape!r} is not one of {', '.join(SHAPES)}; or name a file")
-    known = SHAPES[shape][1]
+    needed, known = SHAPES[shape].needed, (*SHAPES[shape].needed, *SHAPES[shape].optional)
     unknown = sorted(set(own) - set(known))
     if unknown:
         has = f"it has {', '.join(known)}" if known else "it has none"
         raise TopologyError(f"cluster.topology of shape {shape} has no setting {unknown[0]!r}; {has}")
+    missing = [name for name in needed if name not in own]
+    if missing:
+        more = " ".join(f"cluster.topology.{name}=…" for name in missing)
+        raise TopologyError(f"cluster.topology of shape {shape} needs {more}")
+    for name, value in own.items():
+        FIGURES[name].check(f"cluster.topology.{name}", value)
+
+
+def _check_file(own: Mapping[str, Any]) -> None:
+    if not isinstance(own["file"], str) or not own["file"]:
+        raise TopologyError(f"cluster.topology.file={own['file']!r} must name a YAML file of nodes and links")
+    if len(own) > 1:
+        other = sorted(set(own) - {"file"})[0]
+        raise TopologyError(f"cluster.topology.file brings its own links: leave out cluster.topology.{other}")
+    if not Path(own["file"]).expanduser().is_file():
+        raise TopologyError(f"cluster.topology.file={own['file']} is no file")
 
 
 def servers(cluster: Cluster, device: Device) -> Servers:
@@ -81,30 +104,76 @@ def servers(cluster: Cluster, device: Device) -> Servers:
 
 
 def read(file: Path) -> Topology:
-    """A user's fabric: YAML with ``nodes`` and ``links``, or ``dimensions`` of a product. TopologyError if bad."""
+    """A user's fabric: YAML with ``nodes`` and ``links``, with ``dimensions`` of a product, or ASTRA-sim's network.
+
+    TopologyError, with the file's name, for what none of them can be.
+    """
     import yaml
 
     try:
         values = yaml.safe_load(file.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise TopologyError(f"cannot read the topology {file}: {' '.join(str(error).split())}") from None
-    if isinstance(values, Mapping) and "dimensions" in values:
-        return from_dimensions(values["dimensions"], str(values.get("name", file.stem)))
-    if not isinstance(values, Mapping):
-        raise TopologyError(f"{file} must hold nodes and links, or dimensions")
-    return from_dict({"name": file.stem, **values})
+    except (OSError, UnicodeDecodeError) as error:
+        raise TopologyError(f"cannot read the topology {file}: {getattr(error, 'strerror', '') or error}") from None
+    except yaml.YAMLError as error:
+        raise TopologyError(f"cannot read the topology {file}: {yaml_problem(error)}") from None
+    try:
+        return from_values(values, file.stem)
+    except (TopologyError, FormatError) as error:
+        raise TopologyError(f"{file}: {error}") from None
 
 
-def from_dimensions(dimensions: Iterable[Mapping[str, Any]], name: str = "") -> Topology:
-    """A product of dimensions, each ``{shape, size, bandwidth_gbps, latency_us, kind}``."""
+def from_values(values: Any, name: str) -> Topology:
+    """The fabric that a YAML's values describe; TopologyError or FormatError otherwise."""
+    if isinstance(values, Mapping) and "npus_count" in values:
+        return astra_network(values, name)
+    if not isinstance(values, Mapping) or not {"nodes", "links", "dimensions"} & set(values):
+        raise TopologyError("it must hold nodes and links, or dimensions, or ASTRA-sim's topology and npus_count")
+    if "dimensions" not in values:
+        return from_dict({"name": name, **values})
+    unknown = sorted(map(str, set(values) - {"dimensions", "name"}))
+    if unknown:
+        raise TopologyError(f"dimensions leave no room for {unknown[0]}; take it out")
+    return from_dimensions(values["dimensions"], str(values.get("name", name)))
+
+
+def from_dimensions(dimensions: Sequence[Mapping[str, Any]], name: str = "") -> Topology:
+    """A product of dimensions, each ``{shape, size, bandwidth_gbps, latency_us, kind}``; TopologyError if bad."""
     known = set(Dimension.__dataclass_fields__)
     made = []
-    for i, each in enumerate(dimensions):
-        wrong = sorted(set(each) - known) or sorted({"shape", "size", "bandwidth_gbps"} - set(each))
-        if wrong:
-            raise TopologyError(f"dimension {i} has or lacks {wrong[0]!r}; it has {', '.join(sorted(known))}")
-        made.append(Dimension(**each))
+    for i, each in enumerate(listed("dimensions", dimensions)):
+        what = f"dimension {i}"
+        checked = keys(what, each, {"shape", "size", "bandwidth_gbps"}, known)
+        FIGURES["size"].check(f"{what}: size", checked["size"])
+        shape, kind = word(what, checked, "shape", str, ""), word(what, checked, "kind", str, "fabric")
+        rate, latency = number(what, checked, "bandwidth_gbps"), number(what, checked, "latency_us", 0.5)
+        made.append(Dimension(shape, int(checked["size"]), rate, latency, kind))
     return product(made, name)
+
+
+class Figure(NamedTuple):
+    """What a setting must be."""
+
+    least: float
+    most: float
+    whole: bool = False
+
+    def check(self, name: str, value: Any) -> None:
+        """TopologyError for a value that is out of bounds or of another kind."""
+        kind = int if self.whole else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kind) or not self.least <= value <= self.most:
+            what = "a whole number" if self.whole else "a number"
+            raise TopologyError(f"{name}={value!r} must be {what} from {self.least:.9g} to {self.most:.9g}")
+
+
+FIGURES = {
+    "radix": Figure(4, 65_536, True),
+    "oversubscription": Figure(1, 1_000),
+    "groups": Figure(1, 100_000, True),
+    "routers": Figure(1, 100_000, True),
+    "global_gbps": Figure(*GBPS),
+    "local_gbps": Figure(*GBPS),
+    "size": Figure(1, MOST_RANKS, True),
+}
 
 
 def _rails(each: Servers, radix: int = 64, oversubscription: float = 1.0) -> Topology:
@@ -115,12 +184,20 @@ def _one_switch(each: Servers) -> Topology:
     return fat_tree(each, 2 * max(each.count * each.ports, 4))
 
 
+class Shape(NamedTuple):
+    """A builder and the names of its settings."""
+
+    build: Callable[..., Topology]
+    needed: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+
+
 USUAL_SHAPE = "fat_tree"
 TREE = ("radix", "oversubscription")
-SHAPES: dict[str, tuple[Callable[..., Topology], tuple[str, ...]]] = {
-    "fat_tree": (fat_tree, TREE),
-    "rails": (_rails, TREE),
-    "dual_plane": (dual_plane, TREE),
-    "dragonfly": (dragonfly, ("groups", "routers", "global_gbps", "local_gbps")),
-    "switch": (_one_switch, ()),
+SHAPES = {
+    "fat_tree": Shape(fat_tree, (), TREE),
+    "rails": Shape(_rails, (), TREE),
+    "dual_plane": Shape(dual_plane, (), TREE),
+    "dragonfly": Shape(dragonfly, ("groups", "routers", "global_gbps", "local_gbps")),
+    "switch": Shape(_one_switch),
 }

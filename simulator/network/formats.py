@@ -169,6 +169,7 @@ def write_busbw(rates: Mapping[str, Mapping[str, float]], title: str = "opcast")
     return "\n".join(lines) + "\n"
 
 
+ASTRA_COLUMNS = ("topology", "npus_count", "bandwidth", "latency")
 ASTRA_SHAPES = {"Ring": "ring", "FullyConnected": "fully_connected", "Switch": "switch"}
 ASTRA_ALGORITHMS = {
     "ring": "ring",
@@ -186,25 +187,39 @@ def read_astra_network(text: str) -> Topology:
     import yaml
 
     try:
-        values = yaml.safe_load(text)
-        columns = [values[name] for name in ("topology", "npus_count", "bandwidth", "latency")]
-        rows = list(zip(*columns, strict=True))
-    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        raise FormatError(
-            "an ASTRA-sim network has lists topology, npus_count, bandwidth and latency of one length: "
-            f"{' '.join(str(error).split())}"
-        ) from None
-    unknown = sorted({str(row[0]) for row in rows} - set(ASTRA_SHAPES))
+        return astra_network(yaml.safe_load(text))
+    except yaml.YAMLError as error:
+        raise FormatError(f"the ASTRA-sim network is no YAML: {yaml_problem(error)}") from None
+
+
+def astra_network(values: Any, name: str = "") -> Topology:
+    """The fabric of ASTRA-sim's network YAML, already parsed. FormatError for what it lacks."""
+    wanted = "an ASTRA-sim network has lists topology, npus_count, bandwidth and latency of one length"
+    if not isinstance(values, Mapping):
+        raise FormatError(f"{wanted}, not {values!r}"[:200])
+    columns = [values.get(each) for each in ASTRA_COLUMNS]
+    for column, each in zip(columns, ASTRA_COLUMNS, strict=True):
+        if not isinstance(column, list) or len(column) != len(columns[0] or []):
+            raise FormatError(f"{wanted}; {each} is {'missing' if column is None else column!r}")
+    rows = list(zip(*columns, strict=True))
+    unknown = [row[0] for row in rows if row[0] not in tuple(ASTRA_SHAPES)]
     if unknown:
         raise FormatError(f"ASTRA-sim topology {unknown[0]!r} is not one of {', '.join(ASTRA_SHAPES)}")
+    for each, column in zip(ASTRA_COLUMNS[1:], columns[1:], strict=True):
+        for value in column or []:
+            if isinstance(value, bool) or not isinstance(value, int if each == "npus_count" else (int, float)):
+                raise FormatError(f"ASTRA-sim network: {each}={value!r} is no number of its kind")
     try:
-        return product([_dimension(*row) for row in rows])
-    except (TopologyError, TypeError) as error:
+        return product([Dimension(ASTRA_SHAPES[s], n, gib * GIB_GB, ns / 1e3) for s, n, gib, ns in rows], name)
+    except TopologyError as error:
         raise FormatError(f"ASTRA-sim network: {error}") from None
 
 
-def _dimension(shape: str, size: int, gib_s: float, latency_ns: float) -> Dimension:
-    return Dimension(ASTRA_SHAPES[shape], size, gib_s * GIB_GB, latency_ns / 1e3)
+def yaml_problem(error: Exception) -> str:
+    """What YAML's parser stumbled over, in one line with the line number."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    text = str(problem or error).splitlines()[0]
+    return f"line {mark.line + 1}: {text}" if mark is not None else text
 
 
 def write_astra_network(dimensions: Sequence[Dimension]) -> str:

@@ -6,6 +6,7 @@ by a switch, as a king's moves or a hypercube. Datacentre builders name their sw
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -13,6 +14,8 @@ from itertools import combinations
 import numpy as np
 
 from .topology import Topology, TopologyError, connect
+
+MOST_RANKS, MOST_LINKS = 1_000_000, 20_000_000
 
 
 @dataclass(frozen=True)
@@ -32,9 +35,18 @@ def product(dimensions: Sequence[Dimension], name: str = "") -> Topology:
     TopologyError for an unknown shape or a size it cannot have.
     """
     sizes = [each.size for each in dimensions]
-    count = int(np.prod(sizes))
     if not sizes or min(sizes) < 1:
         raise TopologyError(f"a product needs sizes of at least 1, got {sizes}")
+    count = math.prod(sizes)
+    if count > MOST_RANKS:
+        raise TopologyError(
+            f"a product of {' x '.join(map(str, sizes))} ranks is too large; up to {MOST_RANKS:,} will do"
+        )
+    for each in dimensions:
+        if each.shape not in (*PAIRS, "switch"):
+            raise TopologyError(f"unknown shape {each.shape!r}; known: {', '.join(sorted([*PAIRS, 'switch']))}")
+        if each.shape == "fully_connected" and count * each.size > MOST_LINKS:
+            raise TopologyError(f"fully_connected of {each.size} in {count} ranks has too many links; take a switch")
     grid = np.stack(np.unravel_index(np.arange(count), sizes, order="F"), axis=1)
     stride = np.concatenate([[1], np.cumprod(sizes)])
     nodes = [f"gpu{rank}" for rank in range(count)]
@@ -58,8 +70,6 @@ def product(dimensions: Sequence[Dimension], name: str = "") -> Topology:
 
 
 def _pairs(each: Dimension) -> np.ndarray:
-    if each.shape not in PAIRS:
-        raise TopologyError(f"unknown shape {each.shape!r}; known: {', '.join(sorted([*PAIRS, 'switch']))}")
     pairs = sorted({tuple(sorted(pair)) for pair in PAIRS[each.shape](each.size)})
     return np.array([pair for pair in pairs if pair[0] != pair[1]], dtype=np.int64).reshape(-1, 2)
 

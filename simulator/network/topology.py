@@ -6,6 +6,7 @@ of one direction, latencies the microseconds from one end to the other, the swit
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,13 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+
+GBPS, LATENCY_US = (1e-3, 1e6), (0.0, 1e6)  # what a link can have: anything else is a slip of units
+EXAMPLES = {
+    "nodes": "{name: gpu0, rank: true}",
+    "links": "{from: gpu0, to: switch, bandwidth_gbps: 50, latency_us: 1}",
+    "dimensions": "{shape: ring, size: 8, bandwidth_gbps: 50}",
+}
 
 
 class TopologyError(ValueError):
@@ -127,18 +135,27 @@ class Topology:
     def check(self) -> Topology:
         """The fabric itself. TopologyError for a partition, an impossible figure, a doubled name or link."""
         if self.ranks < 1 or self.ranks > len(self.nodes):
-            raise TopologyError(f"{self.name} has {self.ranks} ranks and {len(self.nodes)} nodes")
+            raise TopologyError(
+                f"{self.name} has {self.ranks} ranks among {len(self.nodes)} nodes; give ranks rank: true"
+            )
         if len(self.index) != len(self.nodes):
             doubled = next(name for position, name in enumerate(self.nodes) if self.index[name] != position)
             raise TopologyError(f"{self.name} has two nodes called {doubled!r}")
-        for what, values in (("bandwidth_gbps", self.bandwidth_gbps), ("latency_us", self.latency_us)):
-            wrong = ~(np.isfinite(values) & ((values > 0) if what == "bandwidth_gbps" else (values >= 0)))
+        figures = ("bandwidth_gbps", self.bandwidth_gbps, GBPS), ("latency_us", self.latency_us, LATENCY_US)
+        for what, values, (least, most) in figures:
+            wrong = ~((values >= least) & (values <= most))
             if wrong.any():
                 link = int(np.flatnonzero(wrong)[0])
-                raise TopologyError(f"link {self.link_name(link)} of {self.name} has {what}={values[link]:g}")
+                raise TopologyError(
+                    f"link {self.link_name(link)} of {self.name} has {what}={values[link]:g}; "
+                    f"it must lie between {least:.9g} and {most:.9g}"
+                )
         loops = self.source == self.target
         if loops.any():
             raise TopologyError(f"{self.name} links {self.nodes[self.source[loops][0]]} to itself")
+        loose = np.setdiff1d(np.arange(self.ranks, len(self.nodes)), np.concatenate([self.source, self.target]))
+        if len(loose):
+            raise TopologyError(f"{self.name} has no link to {self.nodes[loose[0]]!r}: add one, or take the node out")
         parts = self.parts()
         if len(parts) > 1:
             raise TopologyError(f"{self.name} is not connected: {_few(parts[-1])} cannot reach {_few(parts[0])}")
@@ -183,52 +200,89 @@ def from_dict(values: Mapping[str, Any]) -> Topology:
     Nodes with ``rank: true`` are ranks, in their order. TopologyError names a missing or unknown key, an unknown node,
     a link given twice, or what :meth:`Topology.check` finds.
     """
-    _keys("topology", values, {"nodes", "links"}, {"name"})
-    described = [_keys(f"node {i}", node, {"name"}, {"rank"}) for i, node in enumerate(values["nodes"])]
-    ranks = [str(node["name"]) for node in described if node.get("rank")]
-    names = ranks + [str(node["name"]) for node in described if not node.get("rank")]
+    keys("topology", values, {"nodes", "links"}, {"name"})
+    described = [keys(f"node {i}", node, {"name"}, {"rank"}) for i, node in enumerate(listed("nodes", values["nodes"]))]
+    ranked = [word(f"node {i}", node, "rank", bool, False) for i, node in enumerate(described)]
+    named = [str(word(f"node {i}", node, "name", (str, int), "")) for i, node in enumerate(described)]
+    names = [n for n, rank in zip(named, ranked, strict=True) if rank]
+    ranks = len(names)
+    names += [n for n, rank in zip(named, ranked, strict=True) if not rank]
     index = {name: position for position, name in enumerate(names)}
-    ends, figures, kinds = [], [], []
-    for i, raw in enumerate(values["links"]):
-        link = _keys(f"link {i}", raw, {"from", "to", "bandwidth_gbps"}, {"latency_us", "kind", "one_way"})
-        for end in (link["from"], link["to"]):
-            if end not in index:
-                raise TopologyError(f"link {i} names the unknown node {end!r}; known: {_few(names)}")
-        pair = (index[link["from"]], index[link["to"]])
-        for a, b in [pair] if link.get("one_way") else [pair, pair[::-1]]:
+    ends: dict[tuple[int, int], tuple[float, float, str]] = {}
+    for i, raw in enumerate(listed("links", values["links"])):
+        what = f"link {i}"
+        link = keys(what, raw, {"from", "to", "bandwidth_gbps"}, {"latency_us", "kind", "one_way"})
+        pair = _end(what, link["from"], index), _end(what, link["to"], index)
+        one_way = word(what, link, "one_way", bool, False)
+        figures = number(what, link, "bandwidth_gbps"), number(what, link, "latency_us", 0.0)
+        for a, b in dict.fromkeys([pair] if one_way else [pair, pair[::-1]]):
             if (a, b) in ends:
                 raise TopologyError(f"{names[a]}->{names[b]} is given twice: add the bandwidths up instead")
-            ends.append((a, b))
-            figures.append((_number(i, link, "bandwidth_gbps"), _number(i, link, "latency_us")))
-            kinds.append(str(link.get("kind", "fabric")))
-    pairs, rates = np.array(ends, dtype=np.int64).reshape(-1, 2), np.array(figures, dtype=np.float64).reshape(-1, 2)
+            ends[a, b] = (*figures, str(word(what, link, "kind", str, "fabric")))
+    pairs = np.array(list(ends), dtype=np.int64).reshape(-1, 2)
+    rates = np.array([each[:2] for each in ends.values()], dtype=np.float64).reshape(-1, 2)
     return Topology(
         str(values.get("name", "topology")),
-        len(ranks),
+        ranks,
         tuple(names),
         pairs[:, 0],
         pairs[:, 1],
         rates[:, 0],
         rates[:, 1],
-        tuple(kinds),
+        tuple(each[2] for each in ends.values()),
     ).check()
 
 
-def _keys(what: str, values: Any, needed: set[str], optional: set[str]) -> Mapping[str, Any]:
-    if not isinstance(values, Mapping):
-        raise TopologyError(f"{what} must be a mapping with {', '.join(sorted(needed))}")
-    missing, unknown = needed - set(values), set(values) - needed - optional
-    if missing or unknown:
-        word, names = ("lacks", missing) if missing else ("has an unknown key", unknown)
-        raise TopologyError(f"{what} {word} {', '.join(sorted(map(str, names)))}")
+def listed(what: str, values: Any) -> Sequence[Any]:
+    """A YAML value that must be a list, of ``links`` an empty one too; TopologyError otherwise."""
+    if not isinstance(values, (list, tuple)) or (not values and what != "links"):
+        given = "empty" if values is None or values == [] else f"{_short(values)}, which is no list"
+        raise TopologyError(f"{what} is {given}; give one mapping a line, such as - {EXAMPLES[what]}")
     return values
 
 
-def _number(link: int, values: Mapping[str, Any], name: str) -> float:
-    try:
-        return float(values.get(name, 0.0))
-    except (TypeError, ValueError):
-        raise TopologyError(f"link {link} has {name}={values[name]!r}, which is no number") from None
+def number(what: str, values: Mapping[str, Any], name: str, usual: float | None = None) -> float:
+    """A figure of a mapping as float; TopologyError when it is none."""
+    value = values.get(name, usual)
+    if isinstance(value, str):  # YAML 1.1 takes 1e3 for a word
+        with contextlib.suppress(ValueError):
+            value = float(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TopologyError(f"{what} has {name}={_short(value)}, which is no number")
+    return float(value)
+
+
+def _end(what: str, node: Any, index: Mapping[str, int]) -> int:
+    name = str(node)
+    if isinstance(node, bool) or not isinstance(node, (str, int)) or name not in index:
+        raise TopologyError(f"{what} names the unknown node {_short(node)}; known: {_few(list(index))}")
+    return index[name]
+
+
+def word(what: str, values: Mapping[str, Any], name: str, kind: type | tuple[type, ...], usual: Any) -> Any:
+    """A value of a mapping that must be of one kind; TopologyError otherwise."""
+    value = values.get(name, usual)
+    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+        wanted = "true or false" if kind is bool else "a name"
+        raise TopologyError(f"{what} has {name}={_short(value)}, which must be {wanted}")
+    return value
+
+
+def keys(what: str, values: Any, needed: set[str], optional: set[str]) -> Mapping[str, Any]:
+    """``values`` when they are a mapping with all ``needed`` keys and only known ones; TopologyError otherwise."""
+    if not isinstance(values, Mapping):
+        raise TopologyError(f"{what} is {_short(values)}, but must be a mapping with {', '.join(sorted(needed))}")
+    missing, unknown = needed - set(values), set(values) - needed - optional
+    if missing or unknown:
+        word, names = ("lacks", missing) if missing else ("has an unknown key", unknown)
+        hint = "" if missing else f"; known: {', '.join(sorted(needed | optional))}"
+        raise TopologyError(f"{what} {word} {', '.join(sorted(map(str, names)))}{hint}")
+    return values
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _few(names: Sequence[str]) -> str:

@@ -80,9 +80,23 @@ def test_faults_are_applied_by_name() -> None:
         ({"shape": "star"}, "cluster.topology.shape='star' is not one of fat_tree, rails"),
         ({"shape": "rails", "radius": 4}, "shape rails has no setting 'radius'; it has radix, oversubscription"),
         ({"shape": "switch", "radix": 4}, "shape switch has no setting 'radix'; it has none"),
-        ({"routing": "scenic"}, "unknown routing 'scenic'"),
-        ({"file": "/nowhere.yaml"}, "cannot read the topology /nowhere.yaml"),
-        ({"shape": "fat_tree", "radix": 2}, "radix >= 4"),
+        ({"shape": "dragonfly", "groups": 2}, "needs cluster.topology.routers=… cluster.topology.global_gbps"),
+        ({"routing": "scenic"}, "cluster.topology.routing='scenic' is not one of adaptive, ecmp"),
+        ({"reduces": "maybe"}, "cluster.topology.reduces='maybe' must be true or false"),
+        ({"file": "/nowhere.yaml"}, "cluster.topology.file=/nowhere.yaml is no file"),
+        ({"file": ""}, "cluster.topology.file='' must name a YAML file"),
+        ({"file": "mine.yaml", "radix": 8}, "brings its own links: leave out cluster.topology.radix"),
+        ({"shape": "fat_tree", "radix": 2}, "cluster.topology.radix=2 must be a whole number from 4"),
+        ({"radix": 4.5}, "radix=4.5 must be a whole number"),
+        ({"radix": "abc"}, "radix='abc' must be a whole number"),
+        ({"radix": True}, "radix=True must be a whole number"),
+        ({"oversubscription": 0}, "oversubscription=0 must be a number from 1 to 1000"),
+        ({"oversubscription": float("nan")}, "oversubscription=nan must be a number from 1"),
+        ({"oversubscription": None}, "oversubscription=None must be a number from 1"),
+        (
+            {"shape": "dragonfly", "groups": 2, "routers": 2, "global_gbps": -1, "local_gbps": 1},
+            "cluster.topology.global_gbps=-1 must be a number from 0.001",
+        ),
     ],
 )
 def test_bad_settings_are_named(topology: dict, message: str) -> None:
@@ -99,15 +113,53 @@ def test_a_users_topology_serves_as_long_as_it_has_enough_ranks(tmp_path: Path) 
     small = dataclasses.replace(CLUSTER, nodes=5, topology={"file": str(file)})
     with pytest.raises(TopologyError, match="has 32 ranks, dgx_h100 needs 40"):
         fabric(small, H100)
-    file.write_text("dimensions:\n- {shape: switch, size: 8}\n")
-    with pytest.raises(TopologyError, match="dimension 0 has or lacks 'bandwidth_gbps'"):
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("dimensions:\n- {shape: switch, size: 8}\n", "mine.yaml: dimension 0 lacks bandwidth_gbps"),
+        ("dimensions: 5", "dimensions is 5, which is no list; give one mapping a line"),
+        ("dimensions:", "dimensions is empty"),
+        ("dimensions: [ring]", "dimension 0 is 'ring', but must be a mapping"),
+        (
+            "dimensions:\n- {shape: ring, size: many, bandwidth_gbps: 1}",
+            "dimension 0: size='many' must be a whole number",
+        ),
+        ("dimensions:\n- {shape: ring, size: 4, bandwidth_gbps: fast}", "bandwidth_gbps='fast', which is no number"),
+        ("dimensions:\n- {shape: [ring], size: 4, bandwidth_gbps: 1}", "which must be a name"),
+        ("dimensions:\n- {shape: ring, size: 4, bandwidth_gbps: 1}\nnodes: 3", "leave no room for nodes"),
+        ("nodes: [\n", "cannot read the topology .*mine.yaml: line 2: expected the node content"),
+        ("5", "it must hold nodes and links, or dimensions, or ASTRA-sim's"),
+        ("", "it must hold nodes and links, or dimensions, or ASTRA-sim's"),
+        ("topology: [ Ring ]\nnpus_count: 8\n", "mine.yaml: an ASTRA-sim network has lists .*; npus_count is 8"),
+    ],
+)
+def test_a_bad_file_is_named_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(TopologyError, match=message) as caught:
         read(file)
-    file.write_text("[")
-    with pytest.raises(TopologyError, match="cannot read the topology"):
-        read(file)
-    file.write_text("5")
-    with pytest.raises(TopologyError, match="must hold nodes and links, or dimensions"):
-        read(file)
+    assert "\n" not in str(caught.value)
+
+
+def test_rates_in_scientific_notation_are_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("dimensions:\n- {shape: ring, size: 4, bandwidth_gbps: 5e1, latency_us: 1e-1}\n")
+    assert read(file).bandwidth_gbps[0] == 50.0
+    assert read(file).latency_us[0] == 0.1
+
+
+def test_a_file_of_astra_sim_serves_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "network.yml"
+    file.write_text(
+        "# 4 x 8\ntopology: [ Switch, Ring ]  # Ring, Switch, FullyConnected\nnpus_count: [ 8, 4 ]\n"
+        "bandwidth: [ 400, 50.0 ]  # GB/s\nlatency: [ 936.25, 1000 ]  # ns\n"
+    )
+    made = shaped(file=str(file)).topology
+    assert (made.name, made.ranks) == ("network", 32)
+    assert sorted(set(made.bandwidth_gbps.tolist())) == pytest.approx([50 * GIB / 1e9, 400 * GIB / 1e9])
+    assert set(made.latency_us.tolist()) == {0.93625, 1.0}
 
 
 def test_a_file_of_nodes_and_links_is_read(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from opcast.simulator.network.shapes import (
@@ -44,10 +46,26 @@ def test_a_users_fabric_has_two_links_a_cable_and_ranks_first() -> None:
         ([*GPUS, {"name": "a"}], CABLES, "two nodes called 'a'"),
         ([{"name": "a"}], [], "mine has 0 ranks"),
         (GPUS, [*CABLES, {"from": "a", "to": "a", "bandwidth_gbps": 1}], "links a to itself|given twice"),
-        (GPUS, ["a-s"], "link 0 must be a mapping"),
+        (GPUS, ["a-s"], "link 0 is 'a-s', but must be a mapping"),
+        ([*GPUS, {"name": "t"}], CABLES, "mine has no link to 't'"),
+        ([*GPUS, {"rank": True}], CABLES, "node 3 lacks name"),
+        ([*GPUS, {"name": "c", "rank": "maybe"}], CABLES, "node 3 has rank='maybe', which must be true or false"),
+        ([*GPUS, {"name": ["c"]}], CABLES, "node 3 has name="),
+        (None, CABLES, "nodes is empty; give one mapping a line"),
+        (5, CABLES, "nodes is 5, which is no list"),
+        (GPUS, {"a": "s"}, "links is {'a': 's'}, which is no list"),
+        (GPUS, [{**CABLES[0], "to": ["s"]}], "link 0 names the unknown node"),
+        (GPUS, [{**CABLES[0], "one_way": 1}], "link 0 has one_way=1, which must be true or false"),
+        (GPUS, [{**CABLES[0], "kind": 3}], "link 0 has kind=3, which must be a name"),
+        (GPUS, [CABLES[0], {**CABLES[1], "bandwidth_gbps": float("nan")}], "bandwidth_gbps=nan; it must lie between"),
+        (GPUS, [CABLES[0], {**CABLES[1], "bandwidth_gbps": 0}], "bandwidth_gbps=0; it must lie between 0.001 and"),
+        (GPUS, [CABLES[0], {**CABLES[1], "bandwidth_gbps": 1e300}], "bandwidth_gbps=1e\\+300; it must lie between"),
+        (GPUS, [CABLES[0], {**CABLES[1], "bandwidth_gbps": True}], "bandwidth_gbps=True, which is no number"),
+        (GPUS, [CABLES[0], {**CABLES[1], "bandwidth_gbps": None}], "bandwidth_gbps=None, which is no number"),
+        (GPUS, [CABLES[0], {**CABLES[1], "latency_us": 1e12}], "latency_us=1e\\+12; it must lie between 0 and 1000000"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(nodes: list, links: list, message: str) -> None:
+def test_what_cannot_be_is_refused_in_one_line(nodes: Any, links: Any, message: str) -> None:
     with pytest.raises(TopologyError, match=message) as caught:
         from_dict({"name": "mine", "nodes": nodes, "links": links})
     assert "\n" not in str(caught.value)
@@ -73,7 +91,15 @@ def test_a_product_joins_every_line_of_each_dimension() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "size", "message"),
-    [("hypercube", 6, "power of two"), ("mesh", 8, "9 is the nearest"), ("star", 4, "known")],
+    [
+        ("hypercube", 6, "power of two"),
+        ("mesh", 8, "9 is the nearest"),
+        ("star", 4, "known"),
+        ("star", 1, "unknown shape 'star'"),
+        ("ring", -3, "sizes of at least 1, got"),
+        ("ring", 10**10, "10000000000 ranks is too large"),
+        ("fully_connected", 100_000, "has too many links; take a switch"),
+    ],
 )
 def test_impossible_sizes_and_shapes_are_refused(shape: str, size: int, message: str) -> None:
     with pytest.raises(TopologyError, match=message):
