@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.simulator.network.build import fabric
-from opcast.simulator.network.mapping import all_groups, process_groups
+from opcast.simulator.network.mapping import all_groups, by_node, in_rows, process_groups
 from opcast.simulator.network.topology import TopologyError
 
 FABRIC = fabric(dataclasses.replace(load_cluster("dgx_h100"), nodes=4), load_device("h100_sxm"))
@@ -37,6 +37,25 @@ def test_bad_groups_and_orders_are_refused() -> None:
         process_groups(8, 3)
     with pytest.raises(TopologyError, match="names each of the 4 devices once"):
         process_groups(4, 2, 1, [0, 0, 1, 2])
+
+
+@given(st.integers(1, 6), st.integers(1, 8), st.randoms())
+def test_nccl_puts_ranks_of_a_node_next_to_each_other(groups: int, ranks: int, random) -> None:
+    devices = list(range(groups * ranks))
+    random.shuffle(devices)
+    members = np.array(devices).reshape(groups, ranks)
+    found = by_node(members, 4)
+    np.testing.assert_array_equal(np.sort(found, axis=1), np.sort(members, axis=1))
+    for before, after in zip((members // 4).tolist(), found.tolist(), strict=True):
+        nodes = list(dict.fromkeys(before))  # as they come
+        assert after == sorted(after, key=lambda device: (nodes.index(device // 4), device))
+
+
+def test_groups_lie_in_rows_only_where_all_nodes_hold_as_many() -> None:
+    assert in_rows(np.array([[0, 1, 4, 5], [2, 3, 6, 7]]), 2, 4)
+    assert not in_rows(np.array([[0, 4, 1, 5], [2, 3, 6, 7]]), 2, 4)
+    assert not in_rows(np.array([[0, 1, 2, 4], [3, 5, 6, 7]]), 1, 4)
+    assert not in_rows(np.array([[0, 1, 2, 3, 4, 5]]), 2, 4)
 
 
 def test_a_bad_mapping_costs_what_nvlink_would_have_carried() -> None:
