@@ -14,6 +14,7 @@ from ..simulator.report import InferenceReport, MissingMeasurement, StepReport
 from ..simulator.simulate import simulate
 from ..simulator.work import Work
 from . import resolve
+from .links import show_links
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
 
 TIMED = (  # fields that only a step which runs can have
@@ -61,7 +62,7 @@ def run(config: dict[str, Any]) -> int:
         print_json(answer(report, within_s))
     elif report.fits:
         show(report, target, within_s)
-        show_links(report.network)
+        show_links(report.network, "step", "step")
     else:
         show_memory(report, target)
     return 0
@@ -73,7 +74,7 @@ def on_links(
     """The report with what its network did, where links were simulated."""
     if resolve.network_fidelity(config) == "analytical" or not report.devices > 1:
         return report
-    from ..simulator.fault_study import network_report
+    from ..simulator.link_report import network_report
 
     found = network_report(report, engine, config["faults_study"])
     return replace(report, network=found)
@@ -229,18 +230,3 @@ def show(report: StepReport | InferenceReport, target: Device, within_s: float |
         say(f"measuring these would help most: {'; '.join(map(wanted, report.measure_next[:3]))}")
     if report.unmapped:
         say(f"costed by bytes alone: {', '.join(report.unmapped)}")
-
-
-def show_links(network: Mapping[str, Any]) -> None:
-    """The fullest links, and what random faults do, as tables."""
-    hot: list[tuple[object, ...]] = [(link["link"], f"{link['busy']:.1%}") for link in network.get("hot_links", ())]
-    if hot:
-        table(f"fullest links over the step ({network['fidelity']})", ("link", "busy"), hot)
-    study = network.get("faults_study")
-    if study:
-        slow = study["slowdown"]
-        rows: list[tuple[object, ...]] = [(name, f"{value:.4f}x") for name, value in slow.items()]
-        rows += [("cut off", f"{study['partitioned']} of {study['trials']}")] if study["partitioned"] else []
-        table(f"step with random faults, {study['trials']} samples", ("", "slowdown"), rows)
-        worst: list[tuple[object, ...]] = [(each["where"], f"{each['slowdown']:.4f}x") for each in study["critical"]]
-        table("most critical links", ("link", "mean slowdown"), worst)

@@ -19,6 +19,7 @@ from . import distribution, trust
 from .costs import Costs
 from .energy import cost, energy
 from .graph import Graph, Node
+from .network.together import Shared
 from .passes.pipeline import Chunk
 from .placement import Sends
 from .plan import Plan
@@ -35,7 +36,7 @@ class ClusterStep:
     """Everything that a report is made from.
 
     ``times`` and ``saved_gib`` (what a micro-batch keeps from forward to backward) are by the identity of a chunk's
-    graph, ``memories`` by stage.
+    graph, ``memories`` by stage; ``shared`` is what the links saw of it, where they were simulated.
     """
 
     graph: Graph
@@ -49,6 +50,7 @@ class ClusterStep:
     memories: Sequence[Memory]
     saved_gib: Mapping[int, float]
     sends: Sends
+    shared: Shared | None = None
 
     @cached_property
     def memory(self) -> Memory:

@@ -36,13 +36,13 @@ def cluster_view(step: ClusterStep, report: StepReport, engine: Engine | None = 
 
 def links_picture(step: ClusterStep, engine: Engine | None) -> str:
     """The fabric coloured by load as SVG; nothing where no links were simulated."""
-    from .fault_study import flow_engine, link_loads
+    from .engines.flow import flow_engine
     from .network.picture import svg
 
     flows = flow_engine(engine) if engine is not None else None
-    return (
-        "" if flows is None else svg(flows.topology, link_loads(step, flows), "share of each link that the step uses")
-    )
+    if flows is None or step.shared is None:
+        return ""
+    return svg(flows.topology, step.shared.load(), "share of each link that the step uses")
 
 
 def cluster_tracks(step: ClusterStep) -> tuple[list[RankTrack], list[Flow]]:

@@ -6,25 +6,23 @@ RAPID-LLM (arXiv 2512.19606, fig. 10) draws the same: faults at random positions
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from ..datasets.ops import KINDS, Op, iterate_groups
-from .cluster_report import ClusterStep, by_node, executions, step_us
+from ..datasets.ops import Op, iterate_groups
+from .cluster_report import ClusterStep, step_us
 from .costs import Costs
 from .engines import Engine, FusedEngine
-from .engines.flow import FAMILIES, FlowEngine
+from .engines.flow import FlowEngine, flow_engine
 from .network.faults import Fault, draw, drawing
-from .network.picture import hot_links
 from .network.study import Study
 from .network.topology import TopologyError
 from .placement import Sends, place_tasks, retime, send_times
-from .report import InferenceReport, StepReport
+from .traffic import communicates
 
-HOT = 10  # links that a report names
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
@@ -48,7 +46,7 @@ class Degraded:
         """Every distinct op that communicates."""
         costs = [each for times in self.step.times.values() for each in times.costs.values()]
         asked = (node.op for each in costs for node in each.nodes if node.op is not None)
-        return list(dict.fromkeys(op for op in asked if _communicates(op)))
+        return list(dict.fromkeys(op for op in asked if communicates(op)))
 
     @cached_property
     def _usual(self) -> tuple[np.ndarray, Sends]:
@@ -90,36 +88,6 @@ class Degraded:
         return step_us(replace(step, times=times, pipeline=pipeline, sends=sends))
 
 
-def network_report(
-    report: StepReport | InferenceReport, engine: FusedEngine, faults_study: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What a report says of links: how they were simulated, faults, the fullest ones of a training step, the study."""
-    flows = flow_engine(engine)
-    if flows is None:
-        return {}
-    found: dict[str, Any] = {"fidelity": flows.fidelity, "topology": flows.topology.name, "links": flows.topology.links}
-    if flows.faults:
-        found["faults"] = [asdict(fault) for fault in flows.faults]
-    placed = getattr(report, "placed", None)
-    if isinstance(placed, ClusterStep):
-        load = link_loads(placed, flows)
-        fullest = hot_links(flows.topology, load, HOT)
-        found["hot_links"] = [{"link": name, "busy": share} for name, share in fullest if share > 0]
-        kinds = np.array(flows.topology.kind)
-        found["busy"] = {
-            kind: {"mean": load[kinds == kind].mean(), "max": load[kinds == kind].max()} for kind in set(kinds.tolist())
-        }
-        if faults_study:
-            found["faults_study"] = to_dict(study(placed, engine, faults_study))
-    return found
-
-
-def flow_engine(engine: Engine) -> FlowEngine | None:
-    """The engine of flows among others."""
-    engines = engine.engines if isinstance(engine, FusedEngine) else [engine]
-    return next((each for each in engines if isinstance(each, FlowEngine)), None)
-
-
 def stretches(flows: FlowEngine, ops: Sequence[Op]) -> np.ndarray:
     """How many times longer each op takes than on a fabric that never blocks [ops]."""
     found = np.ones(len(ops))
@@ -153,34 +121,3 @@ def to_dict(found: Study) -> dict[str, Any]:
     slowdown = {f"p{round(100 * q):02d}": value for q, value in found.quantiles(QUANTILES).items()}
     slowdown["max"] = slowdown.pop("p100")
     return {**found.to_dict(), "slowdown": slowdown}
-
-
-def link_loads(step: ClusterStep, flows: FlowEngine) -> np.ndarray:
-    """Share of each link's capacity that the step's collectives and sends use [links]."""
-    carried = np.zeros(flows.topology.links)
-    for stage in range(step.orders.stages):
-        devices = step.plan.stage_devices(stage)
-        counts: dict[Op, int] = {}
-        for each in by_node(list(executions(step, stage))):
-            if each.node.op is not None and _communicates(each.node.op):
-                counts[each.node.op] = counts.get(each.node.op, 0) + each.times
-        for op, times in counts.items():
-            carried += times * flows.load(op, devices)
-    carried += _sent(step, flows)
-    return carried / (flows.topology.bandwidth_gbps * 1e3 * step_us(step))
-
-
-def _sent(step: ClusterStep, flows: FlowEngine) -> np.ndarray:
-    """Bytes on each link of what stages send to each other, there and back [links]."""
-    carried = np.zeros(flows.topology.links)
-    batches = step.orders.micro_batches / len(step.orders.routes)
-    for route in step.orders.routes[:, :, 0].tolist():
-        for chunk, stage, other in zip(step.chunks, route, route[1:], strict=False):
-            if chunk.send_bytes and stage != other:
-                here, there = step.plan.stage_devices(stage), step.plan.stage_devices(other)
-                carried += chunk.send_bytes * batches * flows.sends(here, there)
-    return carried
-
-
-def _communicates(op: Op) -> bool:
-    return KINDS[op.kind].family in FAMILIES

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..datasets.devices import Device
-from ..datasets.ops import make_op
+from ..datasets.ops import Op, make_op
 from .costs import Costs, cost_graphs, slowed
 from .engines import Engine, ask
 from .passes.data import micro_batch_variant
@@ -27,6 +27,11 @@ class Sends(NamedTuple):
 
     onward_us: np.ndarray
     back_us: np.ndarray
+
+    def of(self, back: np.ndarray, stage: np.ndarray, chunk: np.ndarray) -> np.ndarray:
+        """Those of senders [n], where they are by [stage, chunk]."""
+        found: np.ndarray = np.where(back, self.back_us[stage, chunk], self.onward_us[stage, chunk])
+        return found
 
     def scaled(self, usual: Sends, now: Sends) -> Sends:
         """These, each as many times longer as ``now`` is than ``usual``, both by [stage, chunk]."""
@@ -59,10 +64,14 @@ def time_chunks(
     return made
 
 
-def retime(times: ChunkTimes, costs: Mapping[Variant, Costs], plan: Plan, device: Device) -> ChunkTimes:
-    """The chunk with other costs; phases of those that are the very same are kept."""
+def retime(
+    times: ChunkTimes, costs: Mapping[Variant, Costs], plan: Plan, device: Device, anew: bool = False
+) -> ChunkTimes:
+    """The chunk with other costs; phases of those that are the very same are kept, unless all are wanted ``anew``."""
     pairs = [(times.costs[variant], times.phases[variant], costs[variant]) for variant in costs]
-    phases = {id(new): usual if new is old else time_phases(new, plan, device) for old, usual, new in pairs}
+    changed = {id(new): new for old, _, new in pairs if new is not old or anew}
+    phases = {id(new): usual for _, usual, new in pairs}
+    phases |= {which: time_phases(new, plan, device) for which, new in changed.items()}
     return ChunkTimes(dict(costs), {variant: phases[id(new)] for variant, new in costs.items()})
 
 
@@ -102,22 +111,21 @@ def place_tasks(
 def send_times(orders: Orders, chunks: tuple[Chunk, ...], plan: Plan, engine: Engine) -> Sends:
     """How long what each chunk makes takes to the next one's stage, and what its backward makes to the one before."""
     found = Sends(np.zeros((orders.stages, orders.chunks)), np.zeros((orders.stages, orders.chunks)))
-    sent = np.array([chunk.send_bytes > 0 for chunk in chunks])
-    if len(chunks) == 1 or not sent.any():
+    ops = send_ops(chunks, plan)
+    if not ops:
         return found
-    group = plan.group("pp")
-    ops = [
-        make_op(
-            "send_recv",
-            size_bytes=round(chunk.send_bytes),
-            ranks=2,
-            ranks_per_node=min(group.ranks_per_node, 2),
-            link=group.link,
-        )
-        for chunk in chunks
-    ]
-    onward = np.where(sent, ask(engine, ops).latency_us, 0.0)
+    onward = np.where([chunk.send_bytes > 0 for chunk in chunks], ask(engine, ops).latency_us, 0.0)
     for route in orders.routes:
         found.onward_us[route[:, 0], route[:, 1]] = onward
         found.back_us[route[:, 0], route[:, 1]] = np.roll(onward, 1)
     return found
+
+
+def send_ops(chunks: tuple[Chunk, ...], plan: Plan) -> list[Op]:
+    """The transfer of each chunk's result to the next stage; none where there is but one chunk."""
+    if len(chunks) == 1:
+        return []
+    group = plan.group("pp")
+    together = min(group.ranks_per_node, 2)
+    sizes = [round(chunk.send_bytes) for chunk in chunks]
+    return [make_op("send_recv", size_bytes=n, ranks=2, ranks_per_node=together, link=group.link) for n in sizes]

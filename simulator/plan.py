@@ -181,7 +181,8 @@ class Plan:
 
     ``micro_batches`` are run one after the other by each data rank. ``recompute`` is a policy or the layers it names;
     ``offload`` what lives in host memory; ``passes`` are the user's own (``module:function``). Compute on
-    ``slow_devices`` takes so many times longer (:mod:`.stragglers`).
+    ``slow_devices`` takes so many times longer (:mod:`.stragglers`). With ``explicit_links`` communications wait for
+    each other on the links of the fabric alone (:mod:`.contention`).
     """
 
     parallel: Parallel
@@ -195,6 +196,7 @@ class Plan:
     passes: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     slow_devices: Mapping[int, float] = field(default_factory=dict)
+    explicit_links: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (("offload", OFFLOAD), ("passes", ())):

@@ -77,7 +77,7 @@ def place_phase(costs: Costs, phase: str, plan: Plan, device: Device) -> Placed:
     latency = costs.kernel_us[chosen]
     if device.synchronous and host is not None:
         latency, host = latency + host, None
-    overlap = Overlap(plan.stack.compute_slowdown, plan.stack.communication_slowdown)
+    overlap = Overlap(plan.stack.compute_slowdown, plan.stack.communication_slowdown, not plan.explicit_links)
     waits = routing_waits([costs.nodes[i] for i in chosen.tolist()], plan)
     return place(phase_blocks(costs.graph, phase), latency, host, overlap, waits)
 

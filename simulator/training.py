@@ -13,7 +13,9 @@ from typing import Any
 
 from ..datasets.devices import Device, DeviceError
 from .cluster_report import ClusterStep, training_report
+from .contention import share_links
 from .engines import Engine
+from .engines.flow import flow_engine
 from .graph import Graph
 from .memory import ChunkWalk, stage_memory
 from .passes.order import apply_passes
@@ -56,6 +58,8 @@ def simulate_training(
     memories = stage_memories(orders, chunks, plan, device, walks)
     saved_gib = {which: walk.saved / GIB for which, walk in walks.items()}
     step = ClusterStep(graph, plan, device, work, chunks, times, orders, pipeline, memories, saved_gib, sends)
+    if plan.cluster.devices > 1 and (flows := flow_engine(engine)) is not None:
+        step = share_links(step, flows)
     return training_report(step, time.perf_counter() - started)
 
 

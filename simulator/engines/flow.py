@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...datasets.dtypes import itemsize
-from ...datasets.ops import KINDS, Op
+from ...datasets.ops import KINDS, Op, iterate_groups
 from ..network.build import fabric
 from ..network.fabric import Fabric, Transfer
 from ..network.faults import Fault, apply
@@ -26,15 +26,20 @@ from ..network.law import choice
 from ..network.mapping import by_node, in_rows, process_groups
 from ..network.reduction import ALGORITHMS as IN_SWITCH
 from ..network.routing import INSIDE
+from ..network.together import Usage
 from ..network.topology import Topology, TopologyError
 from ..plan import Plan
 from .answers import Answers, Columns, Engine
+from .fused import FusedEngine
 from .network import NetworkEngine
 
 FAMILIES = ("collective", "expert_parallel")
 PACKET_DEVICES = 64  # ns-3 moves every packet
 PACKET_BYTES = 2**17  # whose packets are moved, and of half as many: other sizes lie on the line through both
 NOTHING = 1e-6  # that a stretch may differ from 1
+
+
+Key = tuple[str, int, int]  # collective/algorithm, ranks, the fewest of them in a node
 
 
 class Groups(NamedTuple):
@@ -80,7 +85,7 @@ class FlowEngine:
     name: str = "flow"
     _stretches: dict[tuple[str, int, int, int], float] = field(default_factory=dict, compare=False, repr=False)
     _views: dict[int, Fabric] = field(default_factory=dict, compare=False, repr=False)
-    _loads: dict[tuple[str, int, int, bytes], np.ndarray] = field(default_factory=dict, compare=False, repr=False)
+    _usages: dict[tuple[str, int, int, bytes], Usage] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         devices = self.network.cluster.devices
@@ -92,7 +97,7 @@ class FlowEngine:
 
     def with_faults(self, faults: Sequence[Fault]) -> FlowEngine:
         """The same cluster with other faults; what is known without any stays known."""
-        made = replace(self, faults=tuple(faults), _stretches={}, _views={}, _loads={})
+        made = replace(self, faults=tuple(faults), _stretches={}, _views={}, _usages={})
         made.__dict__["base"], made.__dict__["_open"] = self.base, self._open
         return made
 
@@ -146,24 +151,35 @@ class FlowEngine:
                 found[i] = self._stretch(key)
         return found
 
-    def load(self, op: Op, devices: np.ndarray) -> np.ndarray:
-        """Bytes that each link carries when the groups of these devices run an op [links]."""
+    def usage(self, op: Op, devices: np.ndarray) -> tuple[Key, Usage, float]:
+        """What the groups of these devices move at once for an op: its pattern, usage of links, and bytes.
+
+        Ops of the same pattern differ in their bytes alone.
+        """
         columns = {name: np.array([value]) for name, value in zip(KINDS[op.kind].names, op.dims, strict=True)}
         moved = op.out_dtype if op.kind == "ep_combine" else op.dtype
         what, ranks, together, size = self._keys(op.kind, columns, moved)[0]
         key = what, ranks, together, devices.tobytes()
-        if key not in self._loads:
-            self._loads[key] = np.zeros(self.topology.links)
+        if key not in self._usages:
+            self._usages[key] = Usage(np.zeros(self.topology.links), 0.0)
             for groups, algorithm in self._all(what, ranks, together):
                 running = groups.members[np.isin(groups.members[:, 0], devices)]
-                self._loads[key] = self._view(groups.together).load(groups.collective, algorithm, running)
+                self._usages[key] = self._view(groups.together).usage(groups.collective, algorithm, running)
                 break  # of several dimensions with groups alike, one ran it
-        return self._loads[key] * size
+        return (what, ranks, together), self._usages[key], size
 
-    def sends(self, here: np.ndarray, there: np.ndarray) -> np.ndarray:
-        """Bytes that each link carries when each device ``here`` sends one to its like ``there``, and back [links]."""
-        pairs = np.stack([np.concatenate([here, there]), np.concatenate([there, here])], axis=1)
-        return self._view(1).load("send", "path", pairs)
+    def sends(self, here: np.ndarray, there: np.ndarray) -> Usage:
+        """What moves when each device ``here`` sends to its like ``there``."""
+        return self._view(1).usage("send", "path", np.stack([here, there], axis=1))
+
+    def still_us(self, ops: Sequence[Op]) -> np.ndarray:
+        """How long each op takes without any byte, by the formula: latency that uses no link [ops]."""
+        found = np.zeros(len(ops))
+        for kind, dtype, out_dtype, positions, columns in iterate_groups(list(ops)):
+            size = "size_bytes" if "size_bytes" in columns else "tokens"
+            empty = {**columns, size: np.zeros_like(columns[size])}
+            found[positions] = self.network.answer(kind, empty, dtype, out_dtype, "warm").latency_us
+        return found
 
     def _keys(self, kind: str, columns: Columns, dtype: str) -> list[tuple[str, int, int, int]]:
         """(kind/algorithm, ranks, ranks in a node, bytes) of each op.
@@ -277,7 +293,7 @@ class FlowEngine:
         if key not in self.known.used:
             calm = self.with_faults(())
             loads = [
-                calm._view(groups.together).load(groups.collective, algorithm, groups.members)
+                calm._view(groups.together).usage(groups.collective, algorithm, groups.members).load
                 for groups, algorithm in calm._all(*key)
             ]
             self.known.used[key] = np.sum(loads, axis=0) > 0
@@ -315,3 +331,9 @@ class FlowEngine:
             self.known.packet_us[key] = half, whole
         half, whole = self.known.packet_us[key]
         return half + (whole - half) * max(size / (PACKET_BYTES // 2) - 1.0, 0.0)
+
+
+def flow_engine(engine: Engine) -> FlowEngine | None:
+    """The engine of flows among others."""
+    engines = engine.engines if isinstance(engine, FusedEngine) else [engine]
+    return next((each for each in engines if isinstance(each, FlowEngine)), None)

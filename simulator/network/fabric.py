@@ -19,6 +19,7 @@ from .collectives import Move, Plan, algorithms, plan
 from .folding import run_folded
 from .routing import Router
 from .sharing import Activities, Run, run
+from .together import Usage
 from .topology import Topology, TopologyError
 
 DIRECT_UP_TO = 64  # ranks up to which reductions are tried as direct exchanges
@@ -152,14 +153,14 @@ class Fabric:
             for usage in phase:
                 load[usage.links] += usage.weights * usage.size * size_bytes
 
-    def load(self, collective: str, algorithm: str, groups: Iterable[Sequence[int]]) -> np.ndarray:
-        """Bytes that each link carries for one byte of the same collective in all groups, routed at once [links]."""
+    def usage(self, collective: str, algorithm: str, groups: Iterable[Sequence[int]]) -> Usage:
+        """What one byte of the same collective moves in all groups, routed at once."""
         load = np.zeros(self.topology.links)
         named = [tuple(map(int, group)) for group in groups]
         if collective == "all_reduce" and algorithm in reduction.ALGORITHMS:
             for group in named:
                 self.add_load(load, collective, algorithm, group, 1.0)
-            return load
+            return Usage(load, float(load.max(initial=0.0)))
         pairs: dict[float, list[Move]] = {}
         for group in named:
             for phase in self.plan(collective, algorithm, group):
@@ -169,7 +170,7 @@ class Fabric:
             ends = (np.concatenate([move.source for move in moves]), np.concatenate([move.target for move in moves]))
             found = self._router.crossings(*ends)
             load[found.links] += found.flows * size
-        return load
+        return Usage(load, max(pairs, default=0.0))
 
     def flow(self, transfers: Sequence[Transfer], folded: bool = False) -> tuple[np.ndarray, np.ndarray, Run]:
         """Start and end of each transfer, us [n], and the run of the links, when all share the fabric.

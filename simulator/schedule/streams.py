@@ -32,10 +32,12 @@ class Overlap:
     """What running side by side costs, as a part of the time alone: 0.1 means a tenth longer.
 
     Transfers to and from the host (``copy`` kinds of op) are made by engines of their own and slow nothing down.
+    Communications over the same kind of link share it, unless the links themselves are simulated (``by_kind`` false).
     """
 
     compute_slowdown: float = 0.0
     communication_slowdown: float = 0.0
+    by_kind: bool = True
 
 
 @dataclass(frozen=True)
@@ -245,10 +247,11 @@ def slowness(active: Sequence[int], overlap: Overlap) -> list[float]:
     sending = sum(1 for kind in active if kind > 1)
     factors = {0: 1.0, 1: computing * (1.0 + (overlap.compute_slowdown if sending else 0.0))}
     beside = 1.0 + (overlap.communication_slowdown if computing else 0.0)
-    return [
-        factors[kind] if kind in factors else sum(1 for k in active if k == kind) * (beside if kind > 1 else 1.0)
-        for kind in active
-    ]
+
+    def alike(kind: int) -> int:
+        return sum(1 for other in active if other == kind) if overlap.by_kind or kind < 0 else 1
+
+    return [factors[kind] if kind in factors else alike(kind) * (beside if kind > 1 else 1.0) for kind in active]
 
 
 def program_of(nodes: Sequence[Node]) -> tuple[Block, ...]:

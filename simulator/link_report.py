@@ -1,0 +1,74 @@
+"""What a report says of the links of a cluster: how they were simulated, how full they are and when, what faults do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from .cluster_report import ClusterStep
+from .engines import FusedEngine
+from .engines.flow import flow_engine
+from .network.picture import hot_links
+from .network.together import Shared
+from .network.topology import Topology
+from .report import InferenceReport, StepReport
+
+HOT = 10  # links that a report names
+BINS = 100  # spans of time in which the load of links is told
+
+
+def network_report(
+    report: StepReport | InferenceReport, engine: FusedEngine, faults_study: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a report says of links: how they were simulated, faults, of a training step their load and the study.
+
+    ``busy`` are shares of capacity over the step, ``over_time`` over equal spans of it; ``apart_s`` is the step if
+    every communication had links of its own.
+    """
+    flows = flow_engine(engine)
+    if flows is None:
+        return {}
+    found: dict[str, Any] = {"fidelity": flows.fidelity, "topology": flows.topology.name, "links": flows.topology.links}
+    if flows.faults:
+        found["faults"] = [asdict(fault) for fault in flows.faults]
+    placed = getattr(report, "placed", None)
+    if isinstance(placed, ClusterStep) and placed.shared is not None:
+        found |= loads(flows.topology, placed.shared)
+        if faults_study:
+            from .fault_study import study, to_dict
+
+            found["faults_study"] = to_dict(study(placed, engine, faults_study))
+    return found
+
+
+def loads(topology: Topology, shared: Shared) -> dict[str, Any]:
+    """How full links are: the fullest, kinds of links, both over time; and what sharing them cost."""
+    load = shared.load()
+    fullest = [(name, share) for name, share in hot_links(topology, load, HOT) if share > 0]
+    hot = np.array([topology.find(name)[0] for name, _ in fullest], dtype=np.int64)
+    over_time = shared.over_time(hot, BINS)
+    kinds = np.array(topology.kind)
+    by_kind, mean = {}, {}
+    for kind in sorted(set(topology.kind)):
+        links = np.flatnonzero(kinds == kind)
+        by_kind[kind] = {"mean": float(load[links].mean()), "max": float(load[links].max())}
+        mean[kind] = shared.over_time(links, BINS).mean(axis=1).round(6).tolist()
+    return {
+        "apart_s": shared.apart_us * 1e-6,
+        "contention_s": (shared.total_us - shared.apart_us) * 1e-6,
+        "rounds": shared.rounds,
+        "residual": shared.residual,
+        "hot_links": [
+            {"link": name, "busy": share, "peak": float(over_time[:, at].max())}
+            for at, (name, share) in enumerate(fullest)
+        ],
+        "busy": by_kind,
+        "over_time": {
+            "span_s": shared.total_us * 1e-6 / BINS,
+            "kinds": mean,
+            "hot_links": {name: over_time[:, at].round(6).tolist() for at, (name, _) in enumerate(fullest)},
+        },
+    }
