@@ -103,8 +103,9 @@ def run(activities: Activities, bandwidth_gbps: np.ndarray, tolerance: float = T
 
 
 def _loop(name: str, activities: Activities) -> Callable[..., Any]:
-    """A loop of :mod:`.filling`: compiled once there is so much to do that loading numba pays."""
-    if len(activities) * len(activities.links) > PLAIN_UP_TO:
+    """A loop of :mod:`.filling`: compiled once there is so much to do that loading numba pays, and from then on."""
+    loaded = filling.compiled.cache_info().currsize > 0
+    if loaded or len(activities) * len(activities.links) > PLAIN_UP_TO:
         return filling.compiled(name)
     return filling.simulate if name == "simulate" else filling.fill
 
