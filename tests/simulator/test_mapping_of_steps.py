@@ -57,14 +57,14 @@ def test_tensor_ranks_across_nodes_wait_for_nics(mapped: dict[str, str]) -> None
 
 
 def test_an_order_moves_a_step(tmp_path: Path) -> None:
-    joined, found = cluster(2), []
+    joined, found = cluster(), []
     for order in ("tp-cp-dp-pp", "dp-tp-cp-pp"):
         plan = Plan(Parallel(tp=8, zero_stage=1, order=order), joined, load_stack("megatron"))
         engine = build_engine(H100, [], [], cluster=joined)
         engine = FusedEngine([FlowEngine(NetworkEngine(H100, joined), engine, plan), *engine.engines])
-        work = Work(seq_len=2048, micro_batch=1, global_batch=128)
+        work = Work(seq_len=2048, micro_batch=1, global_batch=64)
         found.append(simulate_training(TINY, work, plan, H100, engine, tmp_path).step_time_s)
-    assert found[1] > 1.2 * found[0]
+    assert found[1] > 1.5 * found[0]
 
 
 def test_neighbours_on_one_rail_stay_under_their_leaf() -> None:
