@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ...datasets.ops import bus_factor
 from .fabric import Fabric
 from .shapes import Dimension, product
 from .topology import Topology, TopologyError
@@ -22,9 +23,13 @@ COLLECTIVES = {
     "REDUCESCATTER": "reduce_scatter",
     "ALLTOALL": "all_to_all",
 }
+GROUPS = ("TP", "DP", "EP", "PP")
 PHASES = ("forward", "input_gradient", "weight_gradient")
+SCOPES = ("", "EP", "DP_EP")
 HEADER = {"model_parallel_NPU_group": "tp", "ep": "ep", "pp": "pp", "vpp": "vpp", "ga": "ga", "all_gpus": "gpus"}
+LISTS = ("checkpoints", "checkpoint_initiates")  # a count, then as many layers
 KIND = "HYBRID_TRANSFORMER_FWD_IN_BCKWD"
+KINDS = (KIND, "HYBRID_TRANSFORMER")
 GIB_GB = 2.0**30 / 1e9
 
 
@@ -53,55 +58,94 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class Workload:
-    """``degrees``: tp, ep, pp, vpp, ga and gpus; ``pp_bytes`` is sent between pipeline stages."""
+    """``degrees``: tp, ep, pp, vpp, ga and gpus; ``pp_bytes`` is sent between pipeline stages.
+
+    ``extra`` are further figures of the first line; ``lists`` the layers that are recomputed (:data:`LISTS`).
+    """
 
     degrees: Mapping[str, int]
     layers: Sequence[Layer]
     pp_bytes: int = 0
     extra: Mapping[str, int] = field(default_factory=dict)
+    lists: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: dict.fromkeys(LISTS, ()))
+    kind: str = KIND
 
 
 def read_workload(text: str) -> Workload:
     """A SimAI workload. FormatError names the line."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    if len(lines) < 2 or not lines[0].startswith(KIND):
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if len(lines) < 2 or lines[0][1].split()[0].rstrip(":") not in KINDS:
         raise FormatError(f"a SimAI workload starts with {KIND} and a number of layers")
-    words = lines[0].replace(":", " ").split()[1:]
-    try:
-        figures = {name: int(float(value)) for name, value in zip(words[::2], words[1::2], strict=True)}
-        count = int(lines[1])
-    except ValueError:
-        raise FormatError("line 1 must be names and whole numbers, line 2 the number of layers") from None
+    figures, lists = _header(*lines[0])
+    count = _whole(lines[1][0], "the number of layers", lines[1][1].strip())
     if len(lines) - 2 != count:
-        raise FormatError(f"line 2 promises {count} layers, {len(lines) - 2} follow")
+        raise FormatError(f"line {lines[1][0]} promises {count} layers, {len(lines) - 2} follow")
     degrees = {mine: figures.pop(theirs, 1) for theirs, mine in HEADER.items()}
+    for theirs, mine in HEADER.items():
+        if degrees[mine] < 1:
+            raise FormatError(f"line {lines[0][0]}: {theirs}: {degrees[mine]} must be at least 1")
     pp_bytes = figures.pop("pp_comm", 0)
-    return Workload(degrees, [_layer(i + 3, line) for i, line in enumerate(lines[2:])], pp_bytes, figures)
+    layers = [_layer(number, line) for number, line in lines[2:]]
+    return Workload(degrees, layers, pp_bytes, figures, lists, lines[0][1].split()[0].rstrip(":"))
+
+
+def _header(number: int, line: str) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
+    """Figures and lists of the first line: ``name: value`` each, with or without the colon."""
+    words = line.replace(":", " ").split()[1:]
+    figures: dict[str, int] = {}
+    lists: dict[str, tuple[int, ...]] = dict.fromkeys(LISTS, ())
+    at = 0
+    while at < len(words):
+        name, value = words[at], words[at + 1] if at + 1 < len(words) else "nothing"
+        figure = _whole(number, name, value)
+        at += 2
+        if name in LISTS:
+            lists[name] = tuple(_whole(number, name, each) for each in words[at : at + figure])
+            at += figure
+        else:
+            figures[name] = figure
+    return figures, lists
 
 
 def _layer(number: int, line: str) -> Layer:
     words = line.split()
     if len(words) != 12:
-        raise FormatError(f"line {number} has {len(words)} fields, not 12")
-    try:
-        forward, inputs, weights = (_work(words[at : at + 3]) for at in (2, 5, 8))
-        return Layer(words[0], forward, inputs, weights, int(float(words[11])))
-    except (KeyError, ValueError) as error:
-        raise FormatError(f"line {number}: {error} is no number or collective that SimAI has") from None
+        raise FormatError(
+            f"line {number} has {len(words)} fields, not 12: a name, -1, three times compute, "
+            "collective and bytes, and the update"
+        )
+    forward, inputs, weights = (_work(number, words[at : at + 3]) for at in (2, 5, 8))
+    return Layer(words[0], forward, inputs, weights, _whole(number, "the update", words[11]))
 
 
-def _work(words: Sequence[str]) -> Work:
+def _work(number: int, words: Sequence[str]) -> Work:
     name, _, scope = words[1].partition("_")
+    compute, size = _whole(number, "compute", words[0]), _whole(number, "bytes", words[2])
     if name == "NONE":
-        return Work(int(float(words[0])))
-    return Work(int(float(words[0])), COLLECTIVES[name], int(float(words[2])), scope)
+        return Work(compute)
+    if name not in COLLECTIVES or scope not in SCOPES:
+        known = ", ".join((*COLLECTIVES, "NONE"))
+        raise FormatError(f"line {number}: {words[1]!r} is not one of {known}, nor with _EP or _DP_EP behind it")
+    return Work(compute, COLLECTIVES[name], size, scope)
+
+
+def _whole(number: int, name: str, word: str) -> int:
+    """A whole number of at least 0, which some writers give a decimal point; FormatError names the line."""
+    try:
+        value = float(word)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 2.0**63 or value != int(value):
+        raise FormatError(f"line {number}: {name} is {word!r}, which is no whole number of at least 0")
+    return int(word) if word.isdigit() else int(value)
 
 
 def write_workload(workload: Workload) -> str:
     """The workload as SimAI reads it."""
     words = [f"{theirs}: {workload.degrees.get(mine, 1)}" for theirs, mine in HEADER.items()]
+    words += [" ".join([f"{name}:", *map(str, (len(each), *each))]) for name, each in workload.lists.items()]
     words += [f"{name}: {value}" for name, value in workload.extra.items()]
-    head = " ".join([KIND, *words, f"pp_comm: {workload.pp_bytes}"])
+    head = " ".join([workload.kind, *words, f"pp_comm: {workload.pp_bytes}"])
     names = {mine: theirs for theirs, mine in COLLECTIVES.items()}
 
     def written(work: Work) -> list[str]:
@@ -116,9 +160,16 @@ def write_workload(workload: Workload) -> str:
 
 
 def members(workload: Workload, phase: str, work: Work) -> range:
-    """The ranks of the first group that a collective joins: tensor ranks are neighbours, then data, then pipeline."""
-    tp, ep, pp = (workload.degrees[name] for name in ("tp", "ep", "pp"))
-    stage = workload.degrees["gpus"] // pp
+    """The ranks of the first group that a collective joins: tensor ranks are neighbours, then data, then pipeline.
+
+    FormatError where the degrees do not divide the GPUs.
+    """
+    tp, ep, pp, gpus = (workload.degrees[name] for name in ("tp", "ep", "pp", "gpus"))
+    if gpus % (tp * pp):
+        raise FormatError(f"all_gpus: {gpus} do not divide into pp: {pp} stages of model_parallel_NPU_group: {tp}")
+    stage = gpus // pp
+    if work.scope and stage % (tp * ep):
+        raise FormatError(f"the {stage} GPUs of a stage do not divide into ep: {ep} times tensor groups of {tp}")
     if work.scope == "EP":
         return range(0, tp * ep, tp)
     if work.scope == "DP_EP":
@@ -138,22 +189,58 @@ def serial_us(workload: Workload, fabric: Fabric) -> float:
     return total
 
 
+def bus_bandwidths(workload: Workload, fabric: Fabric, size_bytes: float = 2.0**30) -> dict[str, dict[str, float]]:
+    """GB/s that nccl-tests would call bus bandwidth, by group and collective, for :func:`write_busbw`."""
+    dense = Work(0)
+    groups = {
+        "TP": members(workload, "forward", dense),
+        "DP": members(workload, "weight_gradient", dense),
+        "EP": members(workload, "forward", Work(0, scope="EP")),
+    }
+    found: dict[str, dict[str, float]] = {}
+    for name, ranks in groups.items():
+        found[name] = {}
+        for collective in COLLECTIVES.values() if len(ranks) > 1 else ():
+            us = fabric.latency_us(collective, ranks, size_bytes)
+            found[name][collective] = float(bus_factor(collective, len(ranks))) * size_bytes / us / 1e3
+    if workload.degrees["pp"] > 1:
+        us = fabric.latency_us("send", (0, workload.degrees["gpus"] // workload.degrees["pp"]), size_bytes)
+        found["PP"] = {"busbw": size_bytes / us / 1e3}
+    return found
+
+
 def read_busbw(text: str) -> dict[str, dict[str, float]]:
     """SimAI's bus bandwidths, GB/s by group (TP, DP, EP, PP) and collective; FormatError names the line."""
     found: dict[str, dict[str, float]] = {}
     group = ""
-    for number, line in enumerate(text.splitlines()[1:], 2):
-        name, _, value = line.strip().partition(":")
-        name, value = name.rstrip(","), value.strip().rstrip(",")
-        if name and not value:
+    for number, line in enumerate(text.splitlines(), 1):
+        name, colon, value = (part.strip().strip(",").strip() for part in line.partition(":"))
+        if not name or (number == 1 and not colon):
+            continue
+        if not value:
+            if name not in GROUPS:
+                raise FormatError(f"line {number}: {name!r} is not one of {', '.join(GROUPS)}")
             group = name
             found[group] = {}
-        elif name and value != "null":
-            try:
-                found[group][COLLECTIVES.get(name.upper(), name)] = float(value)
-            except (KeyError, ValueError):
-                raise FormatError(f"line {number} of the bus bandwidths is not `collective,: GB/s`") from None
+            continue
+        known = {"busbw": "busbw"} if group == "PP" else {theirs.lower(): mine for theirs, mine in COLLECTIVES.items()}
+        if not group or name.lower() not in known:
+            raise FormatError(f"line {number}: {name!r} is not one of {', '.join(known)} under {', '.join(GROUPS)}")
+        if value != "null":
+            found[group][known[name.lower()]] = _rate(number, value)
+    if not found:
+        raise FormatError(f"SimAI's bus bandwidths have lines {', '.join(f'{each}:' for each in GROUPS)}")
     return found
+
+
+def _rate(number: int, value: str) -> float:
+    try:
+        rate = float(value)
+    except ValueError:
+        rate = 0.0
+    if not 0.0 < rate < float("inf"):
+        raise FormatError(f"line {number}: {value!r} is no rate in GB/s, nor null")
+    return rate
 
 
 def write_busbw(rates: Mapping[str, Mapping[str, float]], title: str = "opcast") -> str:
@@ -161,11 +248,10 @@ def write_busbw(rates: Mapping[str, Mapping[str, float]], title: str = "opcast")
     lines = [title]
     for group, each in rates.items():
         lines.append(f"{group}:")
-        if group == "PP":
-            lines.append(f"  busbw: {each['busbw']:g}")
-            continue
-        for theirs, mine in COLLECTIVES.items():
-            lines.append(f"  {theirs.lower()},: {each[mine]:g}" if mine in each else f"  {theirs.lower()},: null")
+        names = {"busbw": "busbw"} if group == "PP" else {f"{t.lower()},": mine for t, mine in COLLECTIVES.items()}
+        lines += [
+            f"  {theirs}: {each[mine]!r}" if mine in each else f"  {theirs}: null" for theirs, mine in names.items()
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -179,6 +265,14 @@ ASTRA_ALGORITHMS = {
     "oneRing": "ring",
     "oneDirect": "direct",
     "oneHalvingDoubling": "halving_doubling",
+}
+
+
+ASTRA_FIGURES = {
+    "preferred-dataset-splits": ("chunks", 1),
+    "active-chunks-per-dimension": ("active_chunks", 1),
+    "endpoint-delay": ("endpoint_delay", 0),
+    "local-mem-bw": ("memory", 0),
 }
 
 
@@ -238,25 +332,39 @@ def write_astra_network(dimensions: Sequence[Dimension]) -> str:
 
 
 def read_astra_system(text: str) -> dict[str, Any]:
-    """Algorithm of each collective by dimension, chunks and delays of ASTRA-sim's system JSON, in opcast's names."""
+    """Algorithm of each collective by dimension, chunks and delays of ASTRA-sim's system JSON, in opcast's names.
+
+    ``unread`` lists its other settings. FormatError for an algorithm or figure that it cannot have.
+    """
     try:
         values = json.loads(text)
-        algorithms = {
-            mine: [ASTRA_ALGORITHMS[name] for name in values[f"{theirs}-implementation"]]
-            for theirs, mine in (
-                ("all-reduce", "all_reduce"),
-                ("all-gather", "all_gather"),
-                ("reduce-scatter", "reduce_scatter"),
-                ("all-to-all", "all_to_all"),
-            )
-            if f"{theirs}-implementation" in values
-        }
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise FormatError(f"ASTRA-sim's system JSON: {' '.join(str(error).split())}") from None
+    except ValueError as error:
+        raise FormatError(f"ASTRA-sim's system JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise FormatError("ASTRA-sim's system JSON must hold settings, such as all-reduce-implementation")
+    named = {f"{mine.replace('_', '-')}-implementation": mine for mine in COLLECTIVES.values()}
+    algorithms = {mine: _astra_algorithms(name, values[name]) for name, mine in named.items() if name in values}
+    figures = {mine: _astra_figure(name, values.get(name, usual)) for name, (mine, usual) in ASTRA_FIGURES.items()}
     return {
         "algorithms": algorithms,
-        "chunks": int(values.get("preferred-dataset-splits", 1)),
-        "active_chunks": int(values.get("active-chunks-per-dimension", 1)),
-        "endpoint_delay_us": float(values.get("endpoint-delay", 0)) / 1e3,
-        "memory_gbps": float(values.get("local-mem-bw", 0)) * GIB_GB,
+        "chunks": int(figures["chunks"]),
+        "active_chunks": int(figures["active_chunks"]),
+        "endpoint_delay_us": figures["endpoint_delay"] / 1e3,
+        "memory_gbps": figures["memory"] * GIB_GB,
+        "unread": sorted(set(values) - set(named) - set(ASTRA_FIGURES)),
     }
+
+
+def _astra_algorithms(name: str, given: Any) -> list[str]:
+    if not isinstance(given, list):
+        raise FormatError(f"ASTRA-sim's system JSON: {name} is {given!r}, no list with an algorithm a dimension")
+    for each in given:
+        if str(each).rstrip("0123456789") not in ASTRA_ALGORITHMS:
+            raise FormatError(f"ASTRA-sim's system JSON: {name} {each!r} is not one of {', '.join(ASTRA_ALGORITHMS)}")
+    return [ASTRA_ALGORITHMS[each.rstrip("0123456789")] for each in given]
+
+
+def _astra_figure(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+        raise FormatError(f"ASTRA-sim's system JSON: {name}={value!r} is no number of at least 0")
+    return float(value)
