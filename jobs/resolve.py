@@ -15,6 +15,8 @@ from ..simulator.engines import FusedEngine, build_engine
 from ..simulator.engines.backends import check_backend
 from ..simulator.engines.network import NetworkEngine
 from ..simulator.network.build import check_settings
+from ..simulator.network.faults import Fault
+from ..simulator.network.topology import Topology
 from ..simulator.plan import Parallel, Plan, PlanError, Stack, load_stack, stack_from_dict
 from ..simulator.trace.models import shipped_config
 from .show import BadInputError
@@ -95,20 +97,38 @@ def engine(config: Mapping[str, Any], target: Device, planned: Plan | None = Non
     if joined is None or fidelity == "analytical":
         return found
     from ..simulator.engines.flow import FlowEngine
-    from ..simulator.network.faults import draw, drawing, from_dicts
 
     formula = NetworkEngine(target, joined, [Store(path) for path in stores(config) if path.is_dir()])
     flows = FlowEngine(formula, found, planned, fidelity=fidelity)
     if config.get("faults_study"):
-        drawing(config["faults_study"], "faults_study")  # what it cannot be shows before the step is simulated
-    faults = from_dicts(config.get("faults") or [])
-    if config.get("fault_draw"):
-        _, count, seed, like, kinds = drawing(config["fault_draw"], "fault_draw")
-        faults += draw(flows.base.topology, count, like, seed, kinds)
+        study_settings(config)  # what it cannot be shows before the step is simulated
+    faults = link_faults(config, flows.base.topology)
     if faults:
         flows = flows.with_faults(faults)
         flows.topology  # noqa: B018  what is not there, or falls apart, shows here
     return FusedEngine([flows, *found.engines])
+
+
+def link_faults(config: Mapping[str, Any], topology: Topology) -> list[Fault]:
+    """The ``faults`` of a configuration and those that its ``fault_draw`` finds on a fabric. TopologyError if bad."""
+    from ..simulator.network.faults import draw, drawing, from_dicts
+
+    faults = from_dicts(config.get("faults") or [])
+    if config.get("fault_draw"):
+        _, count, seed, like, kinds = drawing(config["fault_draw"], "fault_draw")
+        faults += draw(topology, count, like, seed, kinds)
+    return faults
+
+
+def study_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The ``faults_study`` of a configuration; TopologyError for what it cannot be."""
+    from ..simulator.network.faults import drawing
+
+    settings = config.get("faults_study") or {}
+    if not isinstance(settings, Mapping):
+        raise BadInputError(f"faults_study={settings!r} must be a mapping, such as {{samples: 64, count: 1}}")
+    drawing({name: value for name, value in settings.items() if name != "everywhere"}, "faults_study")
+    return settings
 
 
 def network_fidelity(config: Mapping[str, Any]) -> str:

@@ -204,10 +204,12 @@ class OpPrediction:
     power_w: float | None = None  # while it runs again and again; None where nothing is known
     energy_mj: float | None = None  # of one execution
     energy_in_envelope: bool = False
+    network: Mapping[str, Any] = field(default_factory=dict)  # of a collective on a cluster: what its links did
+    placed: Any = field(default=None, repr=False, compare=False)  # topology and load of its links, for pictures
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        made: dict[str, Any] = plain(self)
+        """Plain values for JSON; what pictures are made of is left out."""
+        made: dict[str, Any] = plain(self, drop=("placed",))
         return made
 
 

@@ -1,7 +1,7 @@
 """Reports as web pages: one HTML file each, which needs no network and no server.
 
-``write_quickstart_report`` shows predicted beside measured, ``write_step_report`` one simulated step. Both are put
-together from the parts of :mod:`.page`.
+``write_quickstart_report`` shows predicted beside measured, ``write_step_report`` one simulated step,
+``write_network_report`` transfers on the links of a cluster. All are put together from the parts of :mod:`.page`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from pathlib import Path
 
 from ...datasets.devices import Device
 from ..comparison import Comparison
-from ..report import InferenceReport, StepReport
-from . import quickstart, step
+from ..report import InferenceReport, OpPrediction, StepReport
+from . import network, quickstart, step
 from .cluster import ClusterView
 from .page import ReportError, write
 
-__all__ = ["ClusterView", "ReportError", "write_quickstart_report", "write_step_report"]
+__all__ = ["ClusterView", "ReportError", "write_network_report", "write_quickstart_report", "write_step_report"]
 
 
 def write_quickstart_report(comparison: Comparison, path: Path) -> Path:
@@ -32,3 +32,8 @@ def write_step_report(
     ``cluster`` adds the pipeline, communication and stages of a step on many devices.
     """
     return write(step.page(report, device, cluster), path)
+
+
+def write_network_report(found: OpPrediction, path: Path) -> Path:
+    """Write what the links of a cluster did as a page and return its path; ReportError when it cannot be written."""
+    return write(network.page(found), path)

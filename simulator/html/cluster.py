@@ -73,12 +73,12 @@ def sections(view: ClusterView, step_s: float) -> tuple[Section, ...]:
     return tuple(section for section in found if section is not None)
 
 
-def links_section(links: Mapping[str, Any], svg: str) -> Section | None:
-    """The fabric coloured by load, its fullest links, and what faults do."""
+def links_section(links: Mapping[str, Any], svg: str, whole: str = "the step") -> Section | None:
+    """The fabric coloured by load over the ``whole``, its fullest links, and what faults do."""
     if not svg and not links.get("hot_links"):
         return None
     text = (
-        "How much of each link's capacity the step uses, from blue to red and thicker with load. Point at a link for "
+        f"How much of each link's capacity {whole} uses, from blue to red and thicker with load. Point at a link for "
         "its name and share."
     )
     parts: list[Picture | Table] = [Picture("The fabric by load", svg)] if svg else []
@@ -89,11 +89,11 @@ def links_section(links: Mapping[str, Any], svg: str) -> Section | None:
         parts.append(Table("Fullest links", (Column("link"), Column("busy", "share of its capacity")), rows))
     study = links.get("faults_study")
     if study:
-        columns = Column("share of samples"), Column("step", "times the step without these faults")
+        columns = Column("share of samples"), Column("time", f"times {whole} without these faults")
         rows = [(Cell(name), Cell(f"{value:.4f}x")) for name, value in study["slowdown"].items()]
-        parts.append(Table(f"The step with faults at random, {study['trials']} samples", columns, rows))
+        parts.append(Table(f"{whole.capitalize()} with faults, {study['trials']} samples", columns, rows))
         rows = [(Cell(each["where"]), Cell(f"{each['slowdown']:.4f}x")) for each in study["critical"]]
-        parts.append(Table("Most critical links", (Column("link"), Column("step", "mean of its samples")), rows))
+        parts.append(Table("Most critical links", (Column("link"), Column("time", "mean of its samples")), rows))
     return Section("links", "The network", text, tuple(parts))
 
 

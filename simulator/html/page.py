@@ -213,7 +213,11 @@ def _finite(value: Any) -> Any:
 
 def write(page: Page, path: Path) -> Path:
     """Write the page whole or not at all, and return its path; ReportError when it cannot be written."""
-    text = render(page)
+    return write_text(render(page), path)
+
+
+def write_text(text: str, path: Path) -> Path:
+    """Write a file whole or not at all, and return its path; ReportError when it cannot be written."""
     temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
