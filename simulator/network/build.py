@@ -23,6 +23,7 @@ from .topology import GBPS, Topology, TopologyError, from_dict, keys, listed, nu
 from .tunings import tuning
 
 LL128 = 1  # the protocol whose latencies explicit links have: between LL's and Simple's
+TO_NIC = "nic"  # PCIe from a GPU to its NIC; its latency counts as the NIC's
 SWITCHES = 3.0  # hops over a switch fabric that the table's network latency stands for
 
 
@@ -97,10 +98,13 @@ def servers(cluster: Cluster, device: Device) -> Servers:
     rate = (device.link_gbps if nvlink else device.pcie_gbps) * constants.ring
     inside = Port(rate, HOP_US[kind]["ring"][LL128] * constants.hop / 2.0, kind)
     hop = HOP_US["network"]["ring"][LL128] * constants.far_hop + cluster.nic_latency_us - TABLE_NIC_US
-    nic = min(cluster.nic_gbps, device.pcie_gbps or cluster.nic_gbps) * constants.network
-    out = Port(nic, hop / SWITCHES, cluster.fabric)
+    lanes = device.pcie_gbps or cluster.nic_gbps
+    bonded = max(cluster.nics_per_node / cluster.devices_per_node, 1.0)  # NICs of one GPU count as one
+    nic = min(cluster.nic_gbps, lanes) * constants.network
+    out = Port(nic * bonded, hop / SWITCHES, cluster.fabric)
     shared = cluster.nics_per_node if cluster.nics_per_node < cluster.devices_per_node else 0
-    return Servers(cluster.nodes, cluster.devices_per_node, inside, out, "switch", shared)
+    to_nic = Port(max(lanes, nic * bonded), 0.0, TO_NIC)
+    return Servers(cluster.nodes, cluster.devices_per_node, inside, out, "switch", shared, to_nic)
 
 
 def read(file: Path) -> Topology:

@@ -58,10 +58,10 @@ def from_dicts(values: Iterable[Mapping[str, Any]]) -> list[Fault]:
     known = Fault.__dataclass_fields__
     faults = []
     if not isinstance(values, (list, tuple)):
-        raise TopologyError(f"faults={values!r} must be a list, such as [{{link: gpu0-leaf0, bandwidth: 0.5}}]")
+        raise TopologyError(f"faults={values!r} must be a list, such as [{{link: nic0-leaf0, bandwidth: 0.5}}]")
     for each in values:
         if not isinstance(each, Mapping):
-            raise TopologyError(f"fault {each!r} must be a mapping, such as {{link: gpu0-leaf0, gone: true}}")
+            raise TopologyError(f"fault {each!r} must be a mapping, such as {{link: nic0-leaf0, gone: true}}")
         value = {SHORT.get(str(name), str(name)): figure for name, figure in each.items()}
         unknown = sorted(set(value) - set(known))
         if unknown or "where" not in value:

@@ -72,8 +72,7 @@ def _nearest_switch(router: Router, ranks: np.ndarray) -> int:
     row, distance = router.towards(ranks)
     farthest = distance[row].max(axis=0).astype(np.int64)
     inside = np.zeros(len(topology.nodes), dtype=bool)
-    nvlink = np.array([kind == "nvlink" for kind in topology.kind], dtype=bool)
-    inside[topology.target[nvlink]] = True
+    inside[topology.target[topology.of_kind(("nvlink", "pcie", "nic"))]] = True
     farthest[: topology.ranks] = np.iinfo(np.int64).max
     farthest[inside] = np.iinfo(np.int64).max
     best = int(np.argmin(farthest))

@@ -140,7 +140,8 @@ def single_switch(ranks: int, port: Port) -> Topology:
 class Servers:
     """``count`` servers of ``gpus`` joined inside (``inside``: by a switch, or ``fully_connected``).
 
-    Each GPU has its own NIC, or the server has ``nics`` that GPUs share in equal parts, reached at the NIC's rate.
+    Each GPU has its own NIC, or the server has ``nics`` that GPUs share in equal parts. ``lanes`` are what stands
+    between a GPU and its NIC, usually PCIe; without them a NIC of its own is part of the GPU.
     """
 
     count: int
@@ -149,6 +150,7 @@ class Servers:
     nic: Port
     joined: str = "switch"
     nics: int = 0
+    lanes: Port | None = None
 
     @property
     def ranks(self) -> int:
@@ -164,7 +166,7 @@ Cables = list[tuple[np.ndarray, np.ndarray, float, float, str]]
 
 
 def _servers(servers: Servers) -> tuple[list[str], Cables, np.ndarray]:
-    """Nodes and cables inside all servers, and the nodes from which cables leave: ports [count x ports]."""
+    """Nodes and cables of all servers up to their NICs, and the nodes from which cables leave: ports [count x ports]."""
     nodes = [f"gpu{rank}" for rank in range(servers.ranks)]
     cables: Cables = []
     port, ranks = servers.inside, np.arange(servers.ranks)
@@ -177,13 +179,16 @@ def _servers(servers: Servers) -> tuple[list[str], Cables, np.ndarray]:
         base = servers.gpus * np.arange(servers.count)[:, None]
         ends = (base + pairs[:, 0]).ravel(), (base + pairs[:, 1]).ravel()
         cables.append((*ends, port.bandwidth_gbps / (servers.gpus - 1), port.latency_us, port.kind))
-    if servers.ports == servers.gpus:
+    if servers.ports == servers.gpus and servers.lanes is None:
         return nodes, cables, ranks
     if servers.gpus % servers.ports:
-        raise TopologyError(f"{servers.gpus} GPUs do not share {servers.ports} NICs in equal parts")
+        raise TopologyError(
+            f"{servers.gpus} GPUs do not share {servers.ports} NICs in equal parts; take one NIC a GPU or a part of them"
+        )
     first, shared = len(nodes), servers.gpus // servers.ports
     nodes += [f"nic{nic}" for nic in range(servers.count * servers.ports)]
-    cables.append((ranks, first + ranks // shared, servers.nic.bandwidth_gbps, 0.0, "nic"))
+    lanes = servers.lanes or Port(servers.nic.bandwidth_gbps, 0.0, "nic")
+    cables.append((ranks, first + ranks // shared, lanes.bandwidth_gbps, lanes.latency_us, lanes.kind))
     return nodes, cables, first + np.arange(servers.count * servers.ports)
 
 

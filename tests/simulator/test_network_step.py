@@ -76,7 +76,7 @@ def step(graphs: Path, joined: Cluster, network: str = "flow", faults: tuple[Fau
 def test_folded_groups_take_the_same_time_as_all_of_them(
     kind: str, ranks: int, stride: int, algorithm: str, broken: bool
 ) -> None:
-    faults = (Fault("gpu5-leaf0", bandwidth_factor=0.3), Fault("leaf1-spine2", bandwidth_factor=0.5)) if broken else ()
+    faults = (Fault("nic5-leaf0", bandwidth_factor=0.3), Fault("leaf1-spine2", bandwidth_factor=0.5)) if broken else ()
     engine = flows(cluster(oversubscription=2), faults=faults)
     fabric: Fabric = engine._view(max(1, 8 // stride))
     sent = [Transfer(kind, group, 2.0**24, algorithm) for group in process_groups(64, ranks, stride)]
@@ -132,7 +132,7 @@ def test_a_fault_is_felt_by_the_groups_that_use_its_link() -> None:
     data = make_op("all_reduce", size_bytes=2**28, ranks=8, ranks_per_node=1, link="ib")
     tensor = make_op("all_reduce", size_bytes=2**28, ranks=8, ranks_per_node=8, link="nvlink")
     usual = ask(calm, [data, tensor]).latency_us
-    nic = ask(calm.with_faults([Fault("gpu3-leaf0", bandwidth_factor=0.5)]), [data, tensor]).latency_us / usual
+    nic = ask(calm.with_faults([Fault("nic3-leaf0", bandwidth_factor=0.5)]), [data, tensor]).latency_us / usual
     nvlink = ask(calm.with_faults([Fault("gpu3-nvswitch0", bandwidth_factor=0.5)]), [data, tensor]).latency_us / usual
     assert nic == pytest.approx([2.0, 1.0], rel=0.02)
     assert nvlink == pytest.approx([1.0, 2.0], rel=0.05)
@@ -150,13 +150,13 @@ def test_a_step_on_full_bisection_agrees_with_the_formula(graphs: Path) -> None:
 def test_the_study_says_what_a_whole_simulation_says(graphs: Path) -> None:
     joined = cluster(4)
     base, engine = step(graphs, joined)
-    fault = Fault("gpu9-leaf1", bandwidth_factor=0.1)
+    fault = Fault("nic9-leaf1", bandwidth_factor=0.1)
     slow, _ = step(graphs, joined, faults=(fault,))
     degraded = Degraded(base.placed, engine)
     assert degraded.step_us([fault]) == pytest.approx(slow.step_time_s * 1e6, rel=1e-9)
     assert degraded.step_us([]) == pytest.approx(base.step_time_s * 1e6, rel=1e-9)
     assert slow.step_time_s > base.step_time_s
-    assert degraded.step_us([Fault("gpu9-leaf1", gone=True), Fault("gpu9-nvswitch1", gone=True)]) == np.inf
+    assert degraded.step_us([Fault("nic9-leaf1", gone=True), Fault("gpu9-nvswitch1", gone=True)]) == np.inf
     one = study(base.placed, engine, {"samples": 12, "seed": 4, "bandwidth_factor": 0.2})
     again = study(base.placed, engine, {"samples": 12, "seed": 4, "bandwidth_factor": 0.2})
     assert one.where == again.where
@@ -184,9 +184,9 @@ CALL = "simulate workload=train model=tiny_llama_100m cluster=dgx_h100 cluster.n
     ("setting", "words"),
     [
         ("network=fast", "network='fast' is not one of"),
-        ("faults=[{link: gpu0-leaf99, bandwidth: 0.5}]", "has no node 'leaf99'"),
-        ("faults=[{link: gpu0-leaf0, bandwidth: -1}]", "must lie in (0, 1]"),
-        ("faults=[{link: gpu0-leaf0, gone: true},{link: gpu0-nvswitch0, gone: true}]", "gpu0 cannot reach"),
+        ("faults=[{link: nic0-leaf99, bandwidth: 0.5}]", "has no node 'leaf99'"),
+        ("faults=[{link: nic0-leaf0, bandwidth: -1}]", "must lie in (0, 1]"),
+        ("faults=[{link: nic0-leaf0, gone: true},{link: gpu0-nvswitch0, gone: true}]", "gpu0 cannot reach"),
         ("fault_draw={count: 2000}", "2000 faults are more than"),
         ("faults_study={samples: 0}", "faults_study.samples=0 must be"),
         ("stragglers=[{node: 2, slowdown: 1.2}]", "dgx_h100 has nodes 0 to 1"),

@@ -68,7 +68,7 @@ def test_oversubscription_slows_what_crosses_the_spine() -> None:
 
 
 def test_faults_are_applied_by_name() -> None:
-    slow = fabric(CLUSTER, H100, [Fault("gpu0-leaf0", bandwidth_factor=0.5)])
+    slow = fabric(CLUSTER, H100, [Fault("nic0-leaf0", bandwidth_factor=0.5)])
     assert slow.latency_us("all_reduce", range(32), GIB, "ring") > 1.9 * shaped(shape="rails").latency_us(
         "all_reduce", range(32), GIB, "ring"
     )
