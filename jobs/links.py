@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..datasets.devices import Device
 from ..datasets.ops import KINDS, Op, OpError
 from ..datasets.store import Store
+from ..simulator.engines import FusedEngine
 from ..simulator.engines.network import NetworkEngine
 from ..simulator.network.query import check_algorithm, from_dicts, group_of, read, size_of, whole
 from ..simulator.predict import predict_ops
-from ..simulator.report import OpPrediction
+from ..simulator.report import InferenceReport, OpPrediction, StepReport
 from ..simulator.transfers import Links, predict_by_formula, predict_collective, predict_transfers
 from . import resolve
 from .show import BadInputError, microseconds, say, table
 
-OF_LINKS = ("group", "stride", "all_groups", "algorithm", "transfers", *resolve.LINK_FAULTS, "report", "picture")
+OF_COLLECTIVES = ("group", "stride", "all_groups", "algorithm", "faults_study", "report", "picture")
+OF_LINKS = (*OF_COLLECTIVES, "transfers", "faults", "fault_draw")
 LISTED = 24  # transfers that a table shows
 PER_NODE = next(dim.default for dim in KINDS["all_reduce"].dims if dim.name == "ranks_per_node")
 
@@ -71,6 +74,9 @@ def predict(ops: list[Op], target: Device, config: Mapping[str, Any]) -> list[Op
     made = []
     for op in ops:
         if KINDS[op.kind].family != "collective":
+            misplaced = [f"{name}={config[name]}" for name in OF_COLLECTIVES if config.get(name)]
+            if misplaced:
+                raise BadInputError(f"{misplaced[0]} is for collectives: leave it out of op={op.kind}")
             other = resolve.engine(config, target) if ready and KINDS[op.kind].collective else engine
             made += predict_ops([op], target, other, cache)
             continue
@@ -113,6 +119,24 @@ def with_ranks(values: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str
     if values["ranks"] not in ("???", len(group)):
         raise OpError(f"op.ranks={values['ranks']}, but group={group} has {len(group)}: leave one of them out")
     return {**values, "ranks": len(group)}
+
+
+def check_workload(config: Mapping[str, Any], kind: str) -> None:
+    """BadInputError for what only training steps can be asked about their links and devices."""
+    for name in ("faults_study", "stragglers"):
+        if config[name] and kind != "train":
+            raise BadInputError(f"{name}={config[name]} is for workload=train: leave it out of {kind}")
+
+
+def on_links(
+    report: StepReport | InferenceReport, engine: FusedEngine, config: Mapping[str, Any]
+) -> StepReport | InferenceReport:
+    """The report of a step with what its network did, where links were simulated."""
+    if resolve.network_fidelity(config) == "analytical" or not report.devices > 1:
+        return report
+    from ..simulator.link_report import network_report
+
+    return replace(report, network=network_report(report, engine, config["faults_study"] or {}))
 
 
 def write(found: OpPrediction, config: Mapping[str, Any]) -> None:

@@ -115,6 +115,8 @@ def link_faults(config: Mapping[str, Any], topology: Topology) -> list[Fault]:
 
     faults = from_dicts(config.get("faults") or [])
     if config.get("fault_draw"):
+        if not isinstance(config["fault_draw"], Mapping):
+            raise BadInputError(f"fault_draw={config['fault_draw']!r} must be a mapping, such as {{count: 2, seed: 0}}")
         _, count, seed, like, kinds = drawing(config["fault_draw"], "fault_draw")
         faults += draw(topology, count, like, seed, kinds)
     return faults

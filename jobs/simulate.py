@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from ..simulator.report import InferenceReport, MissingMeasurement, StepReport
 from ..simulator.simulate import simulate
 from ..simulator.work import Work
 from . import resolve
-from .links import show_links
+from .links import check_workload, on_links, show_links
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
 
 TIMED = (  # fields that only a step which runs can have
@@ -42,10 +41,7 @@ def run(config: dict[str, Any]) -> int:
     positive("price_per_gpu_hour", config["price_per_gpu_hour"])
     dtype = precision(config, target)
     plan = resolve.plan(config, asked.kind, dtype)
-    if asked.kind != "train":
-        for name in ("faults_study", "stragglers"):
-            if config[name]:
-                raise BadInputError(f"{name}={config[name]} is for workload=train: leave it out of {asked.kind}")
+    check_workload(config, asked.kind)
     engine = resolve.engine(config, target, plan)
     graphs = resolve.graphs(config)
     report = simulate(resolve.model(config), asked, target, engine, dtype, graphs, plan)
@@ -66,18 +62,6 @@ def run(config: dict[str, Any]) -> int:
     else:
         show_memory(report, target)
     return 0
-
-
-def on_links(
-    report: StepReport | InferenceReport, engine: FusedEngine, config: Mapping[str, Any]
-) -> StepReport | InferenceReport:
-    """The report with what its network did, where links were simulated."""
-    if resolve.network_fidelity(config) == "analytical" or not report.devices > 1:
-        return report
-    from ..simulator.link_report import network_report
-
-    found = network_report(report, engine, config["faults_study"])
-    return replace(report, network=found)
 
 
 def answer(report: StepReport | InferenceReport, within_s: float | None) -> dict[str, Any]:
