@@ -16,7 +16,7 @@ from ...datasets.devices import Device
 from .fabric import Fabric
 from .faults import Fault, apply
 from .formats import FormatError, astra_network, yaml_problem
-from .law import BASE_US, HOP_US, TABLE_NIC_US
+from .nccl import BASE_US, HOP_US, TABLE_NIC_US
 from .routing import POLICIES
 from .shapes import MOST_RANKS, Dimension, Port, Servers, dragonfly, dual_plane, fat_tree, product
 from .topology import GBPS, Topology, TopologyError, from_dict, keys, listed, number, word
@@ -43,7 +43,8 @@ def fabric(cluster: Cluster, device: Device, faults: Iterable[Fault] = (), seed:
     constants = tuning(device, cluster.link)
     start = BASE_US["ring"][0] * constants.base
     nvls = constants.nvls / constants.ring if any(name.startswith("nvswitch") for name in made.nodes) else 0.0
-    return Fabric(made, routing, cluster.devices_per_node, seed, start, nvls, reduces)
+    per_node = cluster.devices_per_node
+    return Fabric(made, routing, per_node, seed, start, nvls, reduces, per_node)
 
 
 def topology(cluster: Cluster, device: Device, settings: Mapping[str, Any]) -> Topology:

@@ -54,7 +54,8 @@ def plan(collective: str, algorithm: str, group: Sequence[int], size_bytes: floa
         return []
     if algorithm == "hierarchical":
         return _hierarchical(collective, ranks, float(size_bytes), per_node)
-    if algorithm in CHANNELLED and 1 < per_node < len(ranks) and len(ranks) % per_node == 0:
+    whole = 1 < per_node < len(ranks) and len(ranks) % per_node == 0
+    if algorithm in CHANNELLED and whole:
         return _channels(algorithm, collective, ranks.reshape(-1, per_node), float(size_bytes))
     return known[algorithm](ranks, float(size_bytes))
 
@@ -70,17 +71,20 @@ def _channels(algorithm: str, collective: str, servers: np.ndarray, size: float)
     """One ring or tree a GPU of a server, which enters the server at that GPU: ranks [servers, gpus], a share each.
 
     A ring leaves a server by the GPU before the one it came in by and enters the next on the same rail, so that every
-    other server is walked backwards. A tree joins equal GPUs, and a chain each of them to the rest of its server.
+    other server is walked backwards; a chain is that ring from the root on. A tree joins equal GPUs, and a chain each
+    of them to the rest of its server.
     """
-    count = servers.shape[1]
+    count, root = servers.shape[1], servers[0, 0]
     plans = []
     for channel in range(count):
         turned = np.roll(servers, -channel, axis=1)
         if algorithm == "tree":
             plans.append(_tree_of_chains(turned, size / count))
-        else:
-            turned[1::2] = turned[1::2, ::-1]
-            plans.append(ALGORITHMS[collective][algorithm](turned.ravel(), size / count))
+            continue
+        turned[1::2] = turned[1::2, ::-1]
+        ring = turned.ravel()
+        ring = np.roll(ring, -int(np.flatnonzero(ring == root)[0])) if collective in ROOTED else ring
+        plans.append(ALGORITHMS[collective][algorithm](ring, size / count))
     return [[move for each in plans for move in each[phase]] for phase in range(len(plans[0]))]
 
 
@@ -112,8 +116,22 @@ def _ring_shards(ranks: np.ndarray, size: float) -> Plan:
     return _circle(ranks, (n - 1) / n * size, n - 1.0)
 
 
-def _chain_broadcast(ranks: np.ndarray, size: float) -> Plan:
+def _chain(ranks: np.ndarray, size: float) -> Plan:
+    """From the first rank to the last, piece by piece."""
     return [[Move(ranks[:-1], ranks[1:], size, len(ranks) - 1.0, round=True)]]
+
+
+def _chain_back(ranks: np.ndarray, size: float) -> Plan:
+    return _chain(ranks[::-1], size)
+
+
+def _scatter(ranks: np.ndarray, size: float) -> Plan:
+    """The first rank sends each other one its share."""
+    return [[Move(np.repeat(ranks[:1], len(ranks) - 1), ranks[1:], size / len(ranks))]]
+
+
+def _gather(ranks: np.ndarray, size: float) -> Plan:
+    return [[Move(ranks[1:], np.repeat(ranks[:1], len(ranks) - 1), size / len(ranks))]]
 
 
 def _double_tree(ranks: np.ndarray, size: float) -> Plan:
@@ -137,17 +155,19 @@ def _tree_edges(ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _halving_doubling(ranks: np.ndarray, size: float) -> Plan:
-    """Recursive halving, then doubling: partners at distances 1, 2, 4, ... with half, a quarter, ... of the buffer."""
-    shards = _exchanges(ranks, size)
-    return shards + shards[::-1]
+    """Recursive halving, then doubling: partners at distances 1, 2, 4, ... with half, a quarter, ... of the buffer.
+
+    Of n ranks beyond the last power of two each first adds its buffer to a neighbour's, and is sent the sum at the end.
+    """
+    beyond = len(ranks) - 2 ** int(np.log2(len(ranks)))
+    idle, busy = ranks[: 2 * beyond : 2], ranks[1 : 2 * beyond : 2]
+    shards = _exchanges(np.concatenate([busy, ranks[2 * beyond :]]), size)
+    before, after = ([[Move(idle, busy, size)]], [[Move(busy, idle, size)]]) if beyond else ([], [])
+    return before + shards + shards[::-1] + after
 
 
 def _doubling(ranks: np.ndarray, size: float) -> Plan:
     return _exchanges(ranks, size)[::-1]
-
-
-def _halving(ranks: np.ndarray, size: float) -> Plan:
-    return _exchanges(ranks, size)
 
 
 def _exchanges(ranks: np.ndarray, size: float) -> Plan:
@@ -205,13 +225,15 @@ def _hierarchical(collective: str, ranks: np.ndarray, size: float, per_node: int
         return together(servers, _ring_shards, size) + together(rails, _ring_shards, size / per_node)
     if collective == "all_to_all":
         return together(servers, _direct_shards, size) + together(rails, _direct_shards, size)
-    first = ranks[::per_node] if per_node else ranks
-    return together([first] if len(grid) > 1 else [], _chain_broadcast, size) + together(
-        servers, _chain_broadcast, size
-    )
+    chain = _chain if collective == "broadcast" else _chain_back
+    between = together([grid[:, 0]] if len(grid) > 1 else [], chain, size)
+    inside = together(servers, chain, size)
+    return between + inside if collective == "broadcast" else inside + between
 
 
+ROOTED = ("broadcast", "reduce")  # from or to the first rank of the group
 CHANNELLED = ("ring", "tree")
+SERVER_BY_SERVER = (*CHANNELLED, "hierarchical")  # what NCCL walks server by server, whatever the order of ranks
 ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "all_reduce": {
         "ring": _ring_all_reduce,
@@ -220,10 +242,13 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
         "direct": _direct_all_reduce,
     },
     "all_gather": {"ring": _ring_shards, "halving_doubling": _doubling, "direct": _direct_shards},
-    "reduce_scatter": {"ring": _ring_shards, "halving_doubling": _halving, "direct": _direct_shards},
+    "reduce_scatter": {"ring": _ring_shards, "halving_doubling": _exchanges, "direct": _direct_shards},
     "all_to_all": {"direct": _direct_shards, "pairwise": _pairwise_all_to_all},
-    "broadcast": {"ring": _chain_broadcast},
+    "broadcast": {"ring": _chain},
+    "reduce": {"ring": _chain_back},
+    "gather": {"direct": _gather},
+    "scatter": {"direct": _scatter},
     "send_recv": {"ring": _neighbours},
 }
-for _name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"):
+for _name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", *ROOTED):
     ALGORITHMS[_name]["hierarchical"] = _ring_all_reduce  # its phases need the server size: see plan

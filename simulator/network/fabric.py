@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from . import reduction
-from .collectives import Move, Plan, algorithms, plan
+from .collectives import SERVER_BY_SERVER, Move, Plan, algorithms, plan
 from .folding import run_folded
 from .routing import Router
 from .sharing import Activities, Run, run
@@ -86,14 +86,21 @@ class Fabric:
         made.per_node, made.server, made._router = per_node, 0, self._router
         return made
 
+    def arranged(self, group: Sequence[int]) -> tuple[int, ...]:
+        """The group server by server, in the order of their first ranks: NCCL walks it so in any order of ranks."""
+        ranks = np.asarray(group, dtype=np.int64)
+        if not self.server or len(ranks) < 3:
+            return tuple(ranks.tolist())
+        _, first, which = np.unique(ranks // self.server, return_index=True, return_inverse=True)
+        return tuple(ranks[np.argsort(first[which], kind="stable")].tolist())
+
     def together(self, group: Sequence[int]) -> int:
-        """How many ranks of a group lie in a row in each server; 1 where servers hold different numbers of them."""
+        """Ranks of an arranged group that lie in a row in each server; of unequal numbers what divides them all."""
         if not self.server:
             return self.per_node
         servers = np.asarray(group, dtype=np.int64) // self.server
-        runs = np.diff(np.flatnonzero(np.concatenate([[True], servers[1:] != servers[:-1], [True]])))
-        alike = len(np.unique(servers)) == len(runs) and len(set(runs.tolist())) == 1
-        return int(runs[0]) if alike else 1
+        ends = np.flatnonzero(np.concatenate([[True], servers[1:] != servers[:-1], [True]]))
+        return int(np.gcd.reduce(np.diff(ends)))
 
     def latency_us(
         self, collective: str, group: Sequence[int], size_bytes: float, algorithm: str | None = None
@@ -119,13 +126,13 @@ class Fabric:
         """What a group of this size can run: halving needs a power of two, hierarchical whole servers."""
         if collective == "send":
             return ("path",)
-        n, per_node = len(group), self.together(group)
+        n, per_node = len(group), self.together(self.arranged(group))
         whole = per_node > 1 and n > per_node and n % per_node == 0
         few = collective == "all_to_all" or n <= DIRECT_UP_TO
         possible = {"halving_doubling": n & (n - 1) == 0, "hierarchical": whole, "direct": few}
         named = tuple(name for name in algorithms(collective) if possible.get(name, True))
         if collective == "all_reduce" and n > 1:
-            named += ("nvls",) if self.nvls > 0.0 and (whole or 1 < n == per_node) else ()
+            named += ("nvls",) if self.nvls > 0.0 and (whole or 2 < n == per_node) else ()
             named += ("collnet",) if self.in_network and self.nvls > 0.0 and n > per_node else ()
         return named
 
@@ -225,6 +232,7 @@ class Fabric:
 
     def _reduced(self, algorithm: str, group: tuple[int, ...]) -> list[_Usage]:
         self._inside(group)
+        group = self.arranged(group)
         trees, moves = reduction.reduction(self.topology, algorithm, group, self.together(group))
         usage = []
         for tree in trees:
@@ -241,7 +249,8 @@ class Fabric:
         """Phases of a transfer of one byte. TopologyError for a rank or algorithm that is not there."""
         self._inside(group)
         if collective != "send":
-            return plan(collective, algorithm, group, 1.0, self.together(group))
+            ranks = self.arranged(group) if algorithm in SERVER_BY_SERVER and collective != "send_recv" else group
+            return plan(collective, algorithm, ranks, 1.0, self.together(ranks))
         if len(group) != 2:
             raise TopologyError(f"a send has two ranks, not {len(group)}")
         ends = np.array(group[:1]), np.array(group[1:])

@@ -27,7 +27,7 @@ class TopologyError(ValueError):
     """A fabric that cannot be: disconnected, a rank or node that is not there, a negative rate. One line says which."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Topology:
     """``source``, ``target`` int64 [links] index ``nodes``; ``bandwidth_gbps``, ``latency_us`` float64 [links].
 
@@ -44,6 +44,9 @@ class Topology:
     latency_us: np.ndarray
     kind: tuple[str, ...]
     coordinates: np.ndarray | None = None
+
+    def __repr__(self) -> str:
+        return f"Topology({self.name!r}, {self.ranks} ranks, {len(self.nodes)} nodes, {self.links} links)"
 
     @property
     def links(self) -> int:
