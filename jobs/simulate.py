@@ -12,7 +12,7 @@ from ..simulator.engines import FusedEngine
 from ..simulator.report import InferenceReport, MissingMeasurement, StepReport
 from ..simulator.simulate import simulate
 from ..simulator.work import Work
-from . import resolve
+from . import resolve, workload_file
 from .links import check_workload, on_links, show_links
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
 
@@ -34,6 +34,8 @@ ADDED = (
 
 def run(config: dict[str, Any]) -> int:
     """Simulate and print the report; returns the exit code."""
+    if config["workload"].get("kind") == "simai":
+        return workload_file.run(config)
     as_json = wants_json(config)
     target = resolve.device(config)
     asked = work(config["workload"])
@@ -54,6 +56,8 @@ def run(config: dict[str, Any]) -> int:
         say(
             f"timeline: {write_timeline(report, Path(str(config['trace'])), config['expand'])} (https://ui.perfetto.dev)"
         )
+    if config["simai"]:
+        say(f"SimAI workload: {workload_file.write(report, str(config['simai']))}")
     if as_json:
         print_json(answer(report, within_s))
     elif report.fits:

@@ -1,0 +1,101 @@
+"""``opcast simulate workload=simai``: a workload file of SimAI on a cluster, and writing one of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from ..simulator.engines.flow import FlowEngine
+from ..simulator.network.formats import FormatError, read_busbw, read_workload, write_workload
+from ..simulator.network.query import whole
+from ..simulator.report import InferenceReport, StepReport
+from ..simulator.workload_file import FileReport, plan_of, simulate_workload
+from . import resolve
+from .show import BadInputError, microseconds, print_json, table, wants_json
+
+NOT_FOR_FILES = ("report", "trace", "simai", "within_s", "faults_study", "stragglers", "offload", "passes", "options")
+SHOWN = 12
+
+
+def run(config: Mapping[str, Any]) -> int:
+    """Simulate the file and print the report; returns the exit code."""
+    as_json = wants_json(dict(config))
+    report = simulated(config)
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        show(report)
+    return 0
+
+
+def simulated(config: Mapping[str, Any]) -> FileReport:
+    """The report of the configuration's file. FormatError and BadInputError for what it cannot be."""
+    chosen = config["workload"]
+    for name in NOT_FOR_FILES:
+        if config.get(name):
+            raise BadInputError(f"{name}={config[name]} is for steps of a model: leave it out of workload=simai")
+    joined = resolve.cluster(config)
+    if joined is None:
+        raise BadInputError("workload=simai needs a cluster: name one with cluster=… (`opcast list clusters`)")
+    path = chosen.get("file")
+    if not path or path == "???":
+        raise BadInputError("workload=simai needs a file: workload.file=workload.txt")
+    found = read_workload(text_of(path, "workload.file"))
+    vpp = None if chosen.get("vpp") is None else whole("workload.vpp", chosen["vpp"], 1)
+    rates = read_busbw(text_of(chosen["busbw"], "workload.busbw")) if chosen.get("busbw") else {}
+    plan = plan_of(found, joined)
+    engine = resolve.engine(config, resolve.device(config), plan)
+    report = simulate_workload(found, plan, engine, Path(str(path)).stem, rates, vpp)
+    flows = next((each for each in engine.engines if isinstance(each, FlowEngine)), None)
+    network: dict[str, Any] = {"fidelity": resolve.network_fidelity(config)}
+    if flows is not None:
+        network |= {"topology": flows.topology.name, "links": flows.topology.links}
+        network |= {"faults": [asdict(fault) for fault in flows.faults]} if flows.faults else {}
+    return replace(report, network=network)
+
+
+def write(report: StepReport | InferenceReport, path: str | Path) -> Path:
+    """The step's workload as SimAI reads it. FormatError for what it cannot say, or a path that cannot be written."""
+    from ..simulator.export.simai import workload
+
+    placed = getattr(report, "placed", None)
+    if placed is None:
+        raise FormatError(f"simai={path} is for training steps on a cluster: take workload=train and cluster=…")
+    try:
+        Path(path).write_text(write_workload(workload(placed)), encoding="utf-8")
+    except OSError as error:
+        raise FormatError(f"simai={path} cannot be written: {error.strerror or error}") from None
+    return Path(path)
+
+
+def text_of(path: Any, name: str) -> str:
+    """A file's text; BadInputError when it cannot be read."""
+    try:
+        return Path(str(path)).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise BadInputError(f"{name}={path} cannot be read: {reason}") from None
+
+
+def show(report: FileReport) -> None:
+    """The report as tables."""
+    parts = report.breakdown
+    degrees = ", ".join(f"{name.upper()} {value}" for name, value in report.parallel.items() if value > 1)
+    shares = [("compute", parts["compute_s"]), ("waiting for stages", parts["bubble_s"])]
+    shares += [(f"exposed {group}", seconds) for group, seconds in parts["by_parallelism"].items()]
+    rows: list[tuple[object, ...]] = [
+        ("layout", f"{report.devices:,} devices: {degrees or 'one'}"),
+        ("step time", microseconds(report.step_time_s * 1e6)),
+        ("interval", f"{microseconds(report.low_s * 1e6)} to {microseconds(report.high_s * 1e6)}"),
+        *((name, f"{microseconds(s * 1e6)}, {s / report.step_time_s:.1%}") for name, s in shares if s > 0),
+    ]
+    table(f"{report.workload} on {report.cluster} ({report.network['fidelity']})", ("", ""), rows)
+    rows = [
+        (c.collective, c.group, c.ranks, f"{c.size_bytes:,}", c.times, microseconds(c.time_us),
+         f"{c.busbw_gbps:.4g}", c.engine)
+        for c in report.communications[:SHOWN]
+    ]  # fmt: skip
+    heads = ("collective", "group", "ranks", "bytes", "times", "each", "busbw GB/s", "answered by")
+    table("collectives", heads, rows)
