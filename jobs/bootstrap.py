@@ -36,6 +36,7 @@ CONSTRAINTS = VENV / "constraints.txt"
 TORCH_CPU = "torch==2.13.0+cpu"  # a local version: the package index itself only has CUDA builds, and never this one
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 TORCH_ANY = "torch>=2.6"
+PACKETS = ("--no-deps", "--only-binary", ":all:", "ns3>=3.44")  # without Python bindings, which take minutes to build
 EXTRAS = {"quickstart": ("hf", "mlflow"), "test": ("dev",)}  # dev includes hf and mlflow
 SOURCE = VENV / "src"  # holds a link `opcast` to the checkout, which mypy and import-linter read as the package
 CHECKS = (  # name, folder to run in, command
@@ -218,10 +219,18 @@ def install_opcast(verb: str, gpu: bool) -> None:
     tools = ["nvidia-ml-py>=12"] if gpu else []
     lost = f"opcast[{extras}] could not be installed: see the end of {LOG}, then run the same command again"
     pip("--editable", f"{ROOT}[{extras}]", *tools, lost=lost)
+    if verb == "test" and shutil.which("c++") and not attempt(*PACKETS):
+        say("ns-3 has no wheel for this Python: its tests are skipped")
 
 
 def pip(*arguments: str, lost: str) -> None:
-    """Run pip with its talk in the log; on a terminal its latest line is shown. Ends with ``lost`` when it fails."""
+    """Run pip; ends with ``lost`` when it fails."""
+    if not attempt(*arguments):
+        refuse(lost, code=1)
+
+
+def attempt(*arguments: str) -> bool:
+    """Run pip with its talk in the log; on a terminal its latest line is shown. Returns whether it could."""
     command = [str(python()), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", *arguments]
     live = sys.stderr.isatty()
     width = shutil.get_terminal_size().columns - 1
@@ -233,8 +242,7 @@ def pip(*arguments: str, lost: str) -> None:
                 print("\r\033[K" + line.strip()[:width], end="", file=sys.stderr, flush=True)
     if live:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
-    if process.returncode != 0:
-        refuse(lost, code=1)
+    return process.returncode == 0
 
 
 # ---- running

@@ -1,17 +1,21 @@
 """The same transfers packet by packet, in ns-3: what checks the flow model on small cases.
 
-Needs the PyPI package ``ns3`` (``pip install 'opcast[packet]'``). Every message is a TCP connection over point-to-point
-links with fair queueing, jumbo frames and a window that covers the fabric, so that what is compared is how links are
-shared and not how TCP recovers: stock ns-3 has no RDMA. ns-3 runs in a process of its own (it takes seconds to load,
-and keeps one simulation a process).
+Needs the PyPI package ``ns3`` (``pip install 'opcast[packet]'``) and a C++ compiler. Every message is a TCP connection
+over point-to-point links with fair queueing, jumbo frames and a window that covers the fabric, so that what is compared
+is how links are shared and not how TCP recovers: stock ns-3 has no RDMA. The program (``ns3_job.cc``) is compiled once
+against the package's headers and libraries and kept; its Python bindings, which take seconds to load, are not needed.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
+import importlib.util
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,8 +25,12 @@ from .collectives import Phase
 from .fabric import Fabric, Transfer
 from .topology import Topology, TopologyError
 
-JOB = Path(__file__).with_name("ns3_job.py")
+JOB = Path(__file__).with_name("ns3_job.cc")
+MODULES = ("core", "network", "traffic-control", "internet", "point-to-point", "applications")
+FRAME_BYTES, WINDOW_BYTES = 9000, 2_000_000
+PORTS = 64_000  # one a message
 TIMEOUT_S = 900.0
+ASK = "import importlib.util as u; at = u.find_spec('ns3'); print(at.submodule_search_locations[0] if at else '')"
 
 
 class Message(NamedTuple):
@@ -72,22 +80,75 @@ def _expand(messages: list[Message], phase: Phase, size_bytes: float, before: tu
 
 def arrivals(topology: Topology, messages: Sequence[Message], python: str = sys.executable) -> list[float]:
     """When each message has arrived in whole, us."""
-    job = {
-        "nodes": len(topology.nodes),
-        "links": _cables(topology),
-        "messages": [[m.source, m.target, int(np.ceil(m.size_bytes)), list(m.after)] for m in messages],
-    }
-    command = [python, str(JOB)]
-    done = subprocess.run(command, input=json.dumps(job), capture_output=True, text=True, timeout=TIMEOUT_S)
-    if done.returncode or not done.stdout.strip():
-        reason = (done.stderr.strip().splitlines() or ["no answer"])[-1]
-        hint = "; pip install 'opcast[packet]'" if "No module named" in reason else ""
-        raise TopologyError(f"ns-3 gave no answer: {reason}{hint}")
-    answer: list[float] = json.loads(done.stdout.strip().splitlines()[-1])
-    return answer
+    if not messages:
+        return []
+    if len(messages) > PORTS:
+        raise TopologyError(
+            f"packet simulation takes {PORTS:,} messages at most, not {len(messages):,}: use network=flow"
+        )
+    cables = _cables(topology)
+    lines = [f"{FRAME_BYTES} {WINDOW_BYTES}", f"{len(topology.nodes)} {len(cables)} {len(messages)}"]
+    lines += [f"{a} {b} {gbps!r} {us!r}" for a, b, gbps, us in cables]
+    for each in messages:
+        lines.append(" ".join(map(str, (*each[:2], max(int(np.ceil(each[2])), 1), len(each.after), *each.after))))
+    try:
+        job = "\n".join(lines)
+        done = subprocess.run(
+            [program(python)], input=job, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise TopologyError(f"ns-3 gave no answer in {TIMEOUT_S:.0f} s: take fewer or smaller transfers") from None
+    found = [float(each) for each in done.stdout.split()]
+    if done.returncode or len(found) != len(messages) or min(found, default=0.0) < 0.0:
+        raise TopologyError(f"ns-3 gave no answer: {_last(done.stderr)}")
+    return found
 
 
-def _cables(topology: Topology) -> list[list[float]]:
+@lru_cache
+def program(python: str = sys.executable) -> Path:
+    """ns-3's side, compiled for the package ``ns3`` of an interpreter. TopologyError without that or a compiler."""
+    ns3, compiler = _package(python), shutil.which("c++") or shutil.which("g++")
+    if ns3 is None:
+        raise TopologyError("network=packet needs ns-3: pip install 'opcast[packet]'")
+    if compiler is None:
+        raise TopologyError("network=packet needs a C++ compiler: install g++ (Debian, Ubuntu: apt install g++)")
+    libraries = [str(next(ns3.glob(f"lib*/libns3*-{name}.so"), "")) for name in MODULES]
+    if "" in libraries:
+        raise TopologyError(f"ns-3 in {ns3} has no module {MODULES[libraries.index('')]}: install ns3 anew")
+    mark = hashlib.sha256(JOB.read_bytes() + " ".join([compiler, *libraries]).encode()).hexdigest()
+    kept = JOB.parent / "__pycache__" if os.access(JOB.parent, os.W_OK) else Path.home() / ".cache" / "opcast"
+    made = kept / f"{JOB.stem}-{mark[:16]}"
+    if not made.exists():
+        _compile([compiler, "-std=c++20", "-O1", f"-I{ns3 / 'include'}", str(JOB)], libraries, made)
+    return made
+
+
+def _package(python: str) -> Path | None:
+    """Where an interpreter has the package ns3."""
+    if python == sys.executable:
+        found = importlib.util.find_spec("ns3")
+        places = list(found.submodule_search_locations or ()) if found else []
+    else:
+        places = subprocess.run([python, "-c", ASK], capture_output=True, text=True, check=False).stdout.split()
+    return Path(places[0]) if places else None
+
+
+def _compile(command: Sequence[str], libraries: Sequence[str], made: Path) -> None:
+    made.parent.mkdir(parents=True, exist_ok=True)
+    fresh = made.with_name(f"{made.name}.{os.getpid()}")
+    paths = [f"-Wl,-rpath,{folder}" for folder in dict.fromkeys(str(Path(each).parent) for each in libraries)]
+    done = subprocess.run([*command, *libraries, *paths, "-o", str(fresh)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        error = next((line for line in done.stderr.splitlines() if "error" in line), _last(done.stderr))
+        raise TopologyError(f"the program for ns-3 does not compile: {error.strip()}")
+    fresh.replace(made)
+
+
+def _last(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no reason given")
+
+
+def _cables(topology: Topology) -> list[tuple[int, int, float, float]]:
     """Both directions of each cable as one: ns-3's links are full duplex, of one rate. TopologyError otherwise."""
     found: dict[tuple[int, int], tuple[float, float]] = {}
     for link in range(topology.links):
@@ -97,4 +158,4 @@ def _cables(topology: Topology) -> list[list[float]]:
         if other is not None and other != figures:
             raise TopologyError(f"packet simulation needs both directions of {topology.link_name(link)} alike")
         found[ends if other is None else ends[::-1]] = figures
-    return [[a, b, gbps, us] for (a, b), (gbps, us) in found.items()]
+    return [(a, b, gbps, us) for (a, b), (gbps, us) in found.items()]
