@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..simulator.engines.flow import FlowEngine
 from ..simulator.network.formats import FormatError, read_busbw, read_workload, write_workload
@@ -15,8 +15,20 @@ from ..simulator.workload_file import FileReport, plan_of, simulate_workload
 from . import resolve
 from .show import BadInputError, microseconds, print_json, table, wants_json
 
-NOT_FOR_FILES = ("report", "trace", "simai", "within_s", "faults_study", "stragglers", "offload", "passes", "options")
+NOT_FOR_FILES = (
+    "report",
+    "trace",
+    "simai",
+    "within_s",
+    "strict",
+    "faults_study",
+    "stragglers",
+    "offload",
+    "passes",
+    "options",
+)
 SHOWN = 12
+T = TypeVar("T")
 
 
 def run(config: Mapping[str, Any]) -> int:
@@ -42,9 +54,9 @@ def simulated(config: Mapping[str, Any]) -> FileReport:
     path = chosen.get("file")
     if not path or path == "???":
         raise BadInputError("workload=simai needs a file: workload.file=workload.txt")
-    found = read_workload(text_of(path, "workload.file"))
+    found = parsed(read_workload, path, "workload.file")
     vpp = None if chosen.get("vpp") is None else whole("workload.vpp", chosen["vpp"], 1)
-    rates = read_busbw(text_of(chosen["busbw"], "workload.busbw")) if chosen.get("busbw") else {}
+    rates = parsed(read_busbw, chosen["busbw"], "workload.busbw") if chosen.get("busbw") else {}
     plan = plan_of(found, joined)
     engine = resolve.engine(config, resolve.device(config), plan)
     report = simulate_workload(found, plan, engine, Path(str(path)).stem, rates, vpp)
@@ -70,13 +82,15 @@ def write(report: StepReport | InferenceReport, path: str | Path) -> Path:
     return Path(path)
 
 
-def text_of(path: Any, name: str) -> str:
-    """A file's text; BadInputError when it cannot be read."""
+def parsed(read: Callable[[str], T], path: Any, name: str) -> T:
+    """What ``read`` makes of a file. BadInputError when it cannot be read, FormatError when that is no such file."""
     try:
-        return Path(str(path)).read_text(encoding="utf-8")
+        return read(Path(str(path)).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise BadInputError(f"{name}={path} cannot be read: {reason}") from None
+    except FormatError as error:
+        raise FormatError(f"{path}: {error}") from None
 
 
 def show(report: FileReport) -> None:

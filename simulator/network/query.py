@@ -143,8 +143,8 @@ def _transfer(value: Any, names: Sequence[str], devices: int) -> Transfer:
     release = value.get("release_us", 0.0)
     if isinstance(release, bool) or not isinstance(release, (int, float)) or not 0 <= release < math.inf:
         raise TransferError(f"release_us={release!r} must be a number of at least 0")
-    after = value.get("after") or []
-    after = after if isinstance(after, (list, tuple)) else [after]
+    after = value.get("after")
+    after = after if isinstance(after, (list, tuple)) else [] if after is None else [after]
     earlier = tuple(_earlier(each, names) for each in after)
     return Transfer(collective, group, float(size_of(value["size_bytes"])), algorithm, float(release), earlier)
 
