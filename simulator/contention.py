@@ -16,13 +16,14 @@ import numpy as np
 from .cluster_report import ClusterStep, step_us
 from .costs import Costs
 from .engines.flow import FlowEngine
-from .network.together import Patterns, Shared, Traffic, Usage, ends
-from .placement import Sends, place_tasks, retime, send_ops
+from .network.together import Patterns, Shared, Traffic, Usage, run_together
+from .placement import Sends, by_micro_batch, place_tasks, retime, send_ops
 from .programs import ChunkTimes, Variant
-from .traffic import Communication, communication
+from .traffic import Communication, Send, communication
 
-ROUNDS = 8  # of placing and sharing
-AGREED = 1e-4  # relative change of the step below which starts and lengths agree
+ROUNDS = 12  # of placing and sharing
+FREELY = 2  # rounds that take what was found; later ones go half the way, so that nothing swings to and fro
+AGREED = 5e-4  # relative change of the step below which starts and lengths agree
 NOTHING = 1e-6  # by which a communication may take longer than alone and count as unhindered
 
 
@@ -40,18 +41,21 @@ def share_links(step: ClusterStep, flows: FlowEngine) -> ClusterStep:
     usual = step = _on_links(step)
     said = communication(step)
     uses = _uses(step, said, flows)
-    pace = np.ones(len(said.slots))
+    pace, sends = np.ones(len(said.slots)), by_micro_batch(step.sends, step.orders.micro_batches)
     apart_us = before = step_us(step)
     rounds, residual = 0, 1.0
     while residual > AGREED and rounds < ROUNDS:
         said = communication(step)
         traffic = _traffic(said, uses, pace, usual.sends)
-        end = ends(uses.patterns, traffic)
-        pace = _pace(said, traffic, end)
-        step = _slowed(usual, said, pace, _sends(said, traffic, end, usual))
+        start, end = run_together(uses.patterns, traffic)
+        took = end - start
+        part = 1.0 if rounds < FREELY else 0.5
+        pace = pace + part * (_pace(said, traffic, took) - pace)
+        sends = _moved(sends, said.sends, took[len(said.collectives.slot) :], part)
+        step = _slowed(usual, said, pace, sends)
         now = step_us(step)
         rounds, residual, before = rounds + 1, abs(now - before) / now, now
-    shared = Shared(uses.patterns, traffic, uses.size_bytes, end, before, apart_us, rounds, residual)
+    shared = Shared(uses.patterns, traffic, uses.size_bytes, start, end, before, apart_us, rounds, residual)
     return replace(step, shared=shared)
 
 
@@ -107,29 +111,24 @@ def _traffic(said: Communication, uses: _Uses, pace: np.ndarray, sends: Sends) -
     own, sent = said.collectives, said.sends
     alone = np.concatenate([own.lasts_us / pace[own.slot], sends.of(sent.back, sent.stage, sent.chunk)])
     still = np.minimum(uses.still_us, alone)
-    return Traffic(uses.pattern, np.concatenate([own.start_us, sent.start_us]), still, alone - still)
+    return Traffic(uses.pattern, np.concatenate([own.start_us, sent.start_us]), still, alone - still, said.previous)
 
 
-def _pace(said: Communication, traffic: Traffic, end: np.ndarray) -> np.ndarray:
+def _pace(said: Communication, traffic: Traffic, took_us: np.ndarray) -> np.ndarray:
     """How many times longer than alone the executions of each slot take together [slots]."""
-    slot, count = said.collectives.slot, len(said.collectives.slot)
-    took, alone = (end - traffic.start_us)[:count], (traffic.alone_us - traffic.start_us)[:count]
-    sums = np.bincount(slot, alone, len(said.slots))
-    pace: np.ndarray = np.bincount(slot, took, len(said.slots)) / np.maximum(sums, 1e-300)
+    slot, count = said.collectives.slot, len(said.slots)
+    alone = np.bincount(slot, traffic.alone_us[: len(slot)], count)
+    pace: np.ndarray = np.bincount(slot, took_us[: len(slot)], count) / np.maximum(alone, 1e-300)
     return np.where(pace > 1.0 + NOTHING, pace, 1.0)
 
 
-def _sends(said: Communication, traffic: Traffic, end: np.ndarray, usual: ClusterStep) -> Sends:
-    """How long every send takes, by [stage, chunk, micro-batch]."""
-    sent, count = said.sends, len(said.collectives.slot)
-    shape = usual.orders.stages, usual.orders.chunks, usual.orders.micro_batches
-    onward, back = (
-        np.broadcast_to(each[:, :, None], shape).copy() for each in (usual.sends.onward_us, usual.sends.back_us)
-    )
-    took = (end - traffic.start_us)[count:]
-    for table, way in ((onward, ~sent.back), (back, sent.back)):
-        table[sent.stage[way], sent.chunk[way], sent.micro_batch[way]] = took[way]
-    return Sends(onward, back)
+def _moved(sends: Sends, sent: Send, took_us: np.ndarray, part: float) -> Sends:
+    """Sends by [stage, chunk, micro-batch], nearer by a ``part`` to what each of them took."""
+    tables = sends.onward_us.copy(), sends.back_us.copy()
+    for table, way in zip(tables, (~sent.back, sent.back), strict=True):
+        at = sent.stage[way], sent.chunk[way], sent.micro_batch[way]
+        table[at] += part * (took_us[way] - table[at])
+    return Sends(*tables)
 
 
 def _slowed(usual: ClusterStep, said: Communication, pace: np.ndarray, sends: Sends) -> ClusterStep:

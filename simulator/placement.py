@@ -121,6 +121,11 @@ def send_times(orders: Orders, chunks: tuple[Chunk, ...], plan: Plan, engine: En
     return found
 
 
+def by_micro_batch(sends: Sends, count: int) -> Sends:
+    """The same sends by [stage, chunk, micro-batch]."""
+    return Sends(*(np.repeat(each[:, :, None], count, axis=2) for each in sends))
+
+
 def send_ops(chunks: tuple[Chunk, ...], plan: Plan) -> list[Op]:
     """The transfer of each chunk's result to the next stage; none where there is but one chunk."""
     if len(chunks) == 1:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from ..datasets.ops import KINDS, Op
 from .cluster_report import ClusterStep, held_by
 from .costs import Costs
+from .graph import Node
 from .programs import FIRST, LAST, MIDDLE, ONLY, Variant, place_phase, selected
 from .schedule.orders import BACKWARD, FORWARD, INPUT, parts_of
 from .schedule.pipeline import sources
@@ -56,12 +58,29 @@ class Collective(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Communication:
-    """All communication of a step: ``slots`` and their ops, executions of them, and sends."""
+    """All communication of a step: ``slots`` with their nodes, executions of them, and sends."""
 
     slots: list[Slot]
-    ops: list[Op]
+    nodes: list[Node]
     collectives: Collective
     sends: Send
+
+    @cached_property
+    def ops(self) -> list[Op]:
+        """The op of each slot."""
+        return [node.op for node in self.nodes if node.op is not None]
+
+    @cached_property
+    def previous(self) -> np.ndarray:
+        """What each collective follows on its stream of its stage, -1 for the first and for sends [n]."""
+        names = sorted({node.stream for node in self.nodes})
+        own = self.collectives
+        stream = np.array([names.index(node.stream) for node in self.nodes], dtype=np.int64)[own.slot]
+        order = np.lexsort((own.start_us, stream, own.stage))
+        same = (np.diff(own.stage[order]) == 0) & (np.diff(stream[order]) == 0)
+        found = np.full(len(own.slot) + len(self.sends.stage), -1)
+        found[order[1:][same]] = order[:-1][same]
+        return found
 
 
 def communicates(op: Op | None) -> bool:
@@ -76,7 +95,7 @@ def communication(step: ClusterStep) -> Communication:
     whole, real = np.zeros(0, dtype=np.int64), np.zeros(0)
     columns = zip(*parts, strict=True) if parts else ((), (), (), ())
     joined = (np.concatenate([none, *column]) for none, column in zip((whole, whole, real, real), columns, strict=True))
-    return Communication(list(walk.slots), [walk.op(slot) for slot in walk.slots], Collective(*joined), _sends(step))
+    return Communication(list(walk.slots), [walk.node(slot) for slot in walk.slots], Collective(*joined), _sends(step))
 
 
 Spans = tuple[np.ndarray, np.ndarray, np.ndarray]  # nodes that communicate, when each starts, how long it lasts
@@ -130,13 +149,9 @@ class _Walk:
                 self.known[key] = np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
         return self.known[key]
 
-    def op(self, slot: Slot) -> Op:
-        """The op of a slot."""
-        costs = self.step.times[id(self.step.chunks[slot.part].graph)].costs[slot.variant]
-        op = costs.nodes[slot.node].op
-        if op is None:
-            raise ValueError(f"{costs.nodes[slot.node].path} moves nothing")
-        return op
+    def node(self, slot: Slot) -> Node:
+        """The node of a slot."""
+        return self.step.times[id(self.step.chunks[slot.part].graph)].costs[slot.variant].nodes[slot.node]
 
 
 def _variants(step: ClusterStep, stage: int, position: int) -> Iterator[tuple[str, Variant, np.ndarray]]:
@@ -156,13 +171,29 @@ def _variants(step: ClusterStep, stage: int, position: int) -> Iterator[tuple[st
 
 
 def _laid(step: ClusterStep, tasks: np.ndarray, variant: Variant, total_us: float) -> tuple[np.ndarray, np.ndarray]:
-    """When the phase of each task starts, and how many times longer it takes than alone [tasks]."""
+    """When the phase of each task starts, and how many times longer it takes than alone [tasks].
+
+    Of two tasks at the same time the forward's part comes first: a device does not communicate for both at once.
+    """
+    orders = step.orders
     start, end = step.pipeline.start_us[tasks], step.pipeline.end_us[tasks]
-    beside = (step.orders.paired | np.roll(step.orders.paired, 1))[tasks]
     ratio = (end - start) / max(total_us, 1e-12)
-    spread = beside | (step.orders.kind[tasks] == INPUT) | ((variant == MIDDLE) & (ratio < 1.0))
+    spread = (orders.kind[tasks] == INPUT) | ((variant == MIDDLE) & (ratio < 1.0))
     base = np.where(spread | (variant != FIRST), start, np.maximum(end - total_us, 0.0))
-    return base, np.where(spread, ratio, 1.0)
+    scale = np.where(spread, ratio, 1.0)
+    for at in np.flatnonzero((orders.paired | np.roll(orders.paired, 1))[tasks]).tolist():
+        first = tasks[at] if orders.paired[tasks[at]] else tasks[at] - 1
+        lengths = [_usual_us(step, first, "forward"), _usual_us(step, first + 1, "backward")]
+        scale[at] = (end[at] - start[at]) / max(sum(lengths), 1e-12)
+        base[at] = start[at] + (0.0 if first == tasks[at] else lengths[0] * scale[at])
+    return base, scale
+
+
+def _usual_us(step: ClusterStep, task: int, phase: str) -> float:
+    """Length of a task's phase in the usual micro-batch."""
+    stage = int(np.searchsorted(step.orders.offsets, task, side="right")) - 1
+    phases = step.times[id(held_by(step, stage)[int(step.orders.chunk[task])].graph)].phases
+    return phases[ONLY if ONLY in phases else MIDDLE][phase].total_us
 
 
 def _sends(step: ClusterStep) -> Send:
@@ -191,10 +222,7 @@ def _at(table: np.ndarray, stage: np.ndarray, chunk: np.ndarray, micro_batch: np
 def _without_tail(step: ClusterStep) -> np.ndarray:
     """When the result of every task is there: the last of a stage may end later, with its gradients reduced."""
     ready = step.pipeline.end_us.copy()
-    for stage, row in enumerate(step.orders.rows()):
+    for row in step.orders.rows():
         task = row.stop - 1
-        chunk = held_by(step, stage)[int(step.orders.chunk[task])]
-        phases = step.times[id(chunk.graph)].phases
-        usual = phases[ONLY if ONLY in phases else MIDDLE]["backward"].total_us
-        ready[task] = min(ready[task], step.pipeline.start_us[task] + usual)
+        ready[task] = min(ready[task], step.pipeline.start_us[task] + _usual_us(step, task, "backward"))
     return ready

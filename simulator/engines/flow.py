@@ -184,19 +184,26 @@ class FlowEngine:
     def _keys(self, kind: str, columns: Columns, dtype: str) -> list[tuple[str, int, int, int]]:
         """(kind/algorithm, ranks, ranks in a node, bytes) of each op.
 
-        The exchange of routed tokens is the all-to-all that sends each of them to all its experts.
+        The exchange of routed tokens moves what :meth:`.network.NetworkEngine.answer` says: to every node that wants
+        them on the sender's rail, then inside it; in low-latency mode straight to every expert.
         """
-        ranks = np.asarray(columns["ranks"])
+        groups = self.network.groups(columns)
+        ranks, near = groups.ranks, groups.per_node
         if KINDS[kind].family == "collective":
             collective, sizes = kind, np.asarray(columns["size_bytes"])
+            names = [name.partition("/")[0] for name in choice(collective, sizes, groups)]
         else:
-            sent = columns["tokens"] * columns["hidden"] * np.minimum(columns["topk"], ranks)
-            collective, sizes = "all_to_all", np.round(sent * itemsize(dtype)).astype(np.int64)
-        groups, tuning = self.network.groups(columns), self.network.tuning
-        names = [name.partition("/")[0] for name in choice(collective, sizes, groups, tuning)]
-        near = groups.per_node.astype(np.int64).tolist()
+            direct, nodes = np.asarray(columns["mode"]) > 0, groups.nodes
+            places = np.where(nodes > 1, nodes, ranks)
+            copies = np.where(
+                direct, np.minimum(columns["topk"], ranks), places - (1 - 1 / places) ** columns["topk"] * places
+            )
+            sent = columns["tokens"] * columns["hidden"] * itemsize(dtype) * copies
+            collective, sizes = "all_to_all", np.round(sent).astype(np.int64)
+            names = np.where(direct | (nodes == 1), "direct", "hierarchical").tolist()
         whats = [f"{collective}/{name}" for name in names]
-        return list(zip(whats, ranks.tolist(), near, sizes.tolist(), strict=True))
+        columns_ = (ranks.astype(np.int64), near.astype(np.int64), sizes)
+        return list(zip(whats, *(each.tolist() for each in columns_), strict=True))
 
     def _all(self, what: str, ranks: int, together: int) -> Iterator[tuple[Groups, str]]:
         """The groups of each dimension that may be meant, and the algorithm that they run."""

@@ -10,6 +10,7 @@ its latency and uses nothing.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 SHARED = 1e-9  # of a link's capacity: less is no use of it
+SOON = 1e-9  # relative: ends nearer than this are one event
 
 
 class Usage(NamedTuple):
@@ -28,17 +30,21 @@ class Usage(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """n communications: their pattern, when they start, how long they stand still and how long bytes move alone."""
+    """n communications: their pattern, when they may start, how long they stand still and how long bytes move alone.
+
+    ``previous`` is the one before it on the same stream, which has to end first (-1: none).
+    """
 
     pattern: np.ndarray
     start_us: np.ndarray
     still_us: np.ndarray
     moving_us: np.ndarray
+    previous: np.ndarray
 
     @property
     def alone_us(self) -> np.ndarray:
-        """When each ends if nothing is in its way [n]."""
-        return self.start_us + self.still_us + self.moving_us
+        """How long each takes if nothing is in its way [n]."""
+        return self.still_us + self.moving_us
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +97,8 @@ class Patterns:
         share = self.share[names] * copies[:, None]
         share = share[:, share.any(axis=0)]
         flows = np.array([self.usages[name].flow for name in names.tolist()])
-        rate = flows / np.maximum(self.us_per_byte[names], 1e-300)  # bytes a microsecond of a flow, alone
+        alone = self.us_per_byte[names]
+        rate = np.divide(flows, alone, out=np.ones(len(names)), where=(alone > 0) & (flows > 0))  # bytes/us, alone
         speed, rising = np.zeros(len(names)), np.ones(len(names), dtype=bool)
         while rising.any():
             wanted = (share[rising] / rate[rising, None]).sum(axis=0)
@@ -105,52 +112,61 @@ class Patterns:
         return dict(zip(names.tolist(), speed.tolist(), strict=True))
 
 
-def ends(patterns: Patterns, traffic: Traffic) -> np.ndarray:
-    """When each communication ends, us [n], all sharing the links. Starts stay as they are given."""
-    end = traffic.alone_us.copy()
-    begin = traffic.start_us + traffic.still_us
-    contended = np.flatnonzero(~_unhindered(patterns, traffic, begin, end))
-    order = contended[np.argsort(begin[contended], kind="stable")]
-    starts, kinds = [*begin[order].tolist(), np.inf], traffic.pattern[order].tolist()
-    left = traffic.moving_us[order].tolist()
-    found = [0.0] * len(order)
+def run_together(patterns: Patterns, traffic: Traffic) -> tuple[np.ndarray, np.ndarray]:
+    """When each communication starts and ends, us [n], all sharing the links."""
+    start, end = traffic.start_us.copy(), traffic.start_us + traffic.alone_us
+    kinds, moving, still = traffic.pattern.tolist(), traffic.moving_us.tolist(), traffic.still_us.tolist()
+    starts, ends, left = start.tolist(), end.tolist(), list(moving)
+    contended = _contended(patterns, traffic, end)
+    follower = np.full(len(kinds), -1)
+    follower[traffic.previous[traffic.previous >= 0]] = np.flatnonzero(traffic.previous >= 0)
+    next_one = follower.tolist()
+    heap = [(starts[i] + still[i], i) for i in np.flatnonzero(contended & (traffic.previous < 0)).tolist()]
+    heapq.heapify(heap)
     running: list[int] = []
-    now, at, count = 0.0, 0, len(order)
-    while at < count or running:
-        speeds = patterns.speeds(tuple(sorted(kinds[each] for each in running))) if running else {}
-        until = starts[at]
-        for each in running:
-            until = min(until, now + left[each] / speeds[kinds[each]])
-        still = []
-        for each in running:
-            left[each] -= (until - now) * speeds[kinds[each]]
-            if left[each] <= 1e-9 * max(until, 1.0):
-                found[each] = until
-            else:
-                still.append(each)
-        running, now = still, until
-        while starts[at] <= now and at < count:
-            running.append(at)
-            at += 1
-    end[order] = found
-    return end
+    now = 0.0
+    while heap or running:
+        speeds = patterns.speeds(tuple(sorted(kinds[i] for i in running))) if running else {}
+        until = heap[0][0] if heap else np.inf
+        for i in running:
+            until = min(until, now + left[i] / speeds[kinds[i]])
+        done: list[int] = []
+        more: list[int] = []
+        for i in running:
+            left[i] -= (until - now) * speeds[kinds[i]]
+            (done if left[i] <= SOON * max(until, 1.0) else more).append(i)
+        running, now = more, until
+        while heap and heap[0][0] <= now:
+            _, i = heapq.heappop(heap)
+            (running if moving[i] > 0.0 else done).append(i)
+        for i in done:
+            ends[i] = now
+            after = next_one[i]
+            if after >= 0:
+                starts[after] = max(starts[after], now)
+                heapq.heappush(heap, (starts[after] + still[after], after))
+    return np.array(starts), np.array(ends)
 
 
-def _unhindered(patterns: Patterns, traffic: Traffic, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Communications whose pattern shares no link with another and never runs twice at once [n]."""
-    order = np.lexsort((begin, traffic.pattern))
-    pattern = traffic.pattern[order]
-    same = pattern[1:] == pattern[:-1]
-    late = np.maximum.accumulate(end[order] + pattern * (end.max(initial=0.0) + 1.0))  # never across patterns
-    over = same & (late[:-1] > (begin[order] + pattern * (end.max(initial=0.0) + 1.0))[1:] * (1 + 1e-12))
-    twice = np.zeros(len(patterns.usages), dtype=bool)
-    twice[pattern[1:][over]] = True
-    free: np.ndarray = patterns.alone[traffic.pattern] & ~twice[traffic.pattern]
-    return free
+def _contended(patterns: Patterns, traffic: Traffic, end: np.ndarray) -> np.ndarray:
+    """Communications in whose way others may be, or one before them on their stream [n]."""
+    order = np.lexsort((traffic.start_us, traffic.pattern))
+    pattern, begin, over = traffic.pattern[order], traffic.start_us[order], end[order]
+    apart = pattern * (end.max(initial=0.0) + 1.0)
+    late = np.maximum.accumulate(over + apart)[:-1] > (begin + apart)[1:] * (1.0 + 1e-12)
+    some = ~patterns.alone
+    some[pattern[1:][late & (pattern[1:] == pattern[:-1])]] = True
+    stream = np.where(traffic.previous >= 0, traffic.previous, np.arange(len(order)))
+    while not np.array_equal(stream, stream[stream]):
+        stream = stream[stream]
+    touched = np.zeros(len(order), dtype=bool)
+    touched[stream[some[traffic.pattern]]] = True
+    found: np.ndarray = touched[stream]
+    return found
 
 
 class Shared(NamedTuple):
-    """What links saw of a timeline of ``total_us``: patterns, traffic, bytes of each op [n], and when each ended [n].
+    """What links saw of a timeline of ``total_us``: patterns, traffic, bytes of each op, its start and end [n].
 
     ``rounds`` of placing were needed, of which the last changed the timeline by ``residual`` (relative). With links of
     its own for every communication it would have lasted ``apart_us``.
@@ -159,6 +175,7 @@ class Shared(NamedTuple):
     patterns: Patterns
     traffic: Traffic
     size_bytes: np.ndarray
+    start_us: np.ndarray
     end_us: np.ndarray
     total_us: float
     apart_us: float
@@ -181,7 +198,7 @@ class Shared(NamedTuple):
 
     def _moved(self, width: float, bins: int) -> np.ndarray:
         """Bytes of each pattern's ops by span of time, evenly from the first moving byte to the last."""
-        begin = np.minimum(self.traffic.start_us + self.traffic.still_us, self.end_us)
+        begin = np.minimum(self.start_us + self.traffic.still_us, self.end_us)
         rate = self.size_bytes / np.maximum(self.end_us - begin, 1e-9)
         moved = np.zeros((len(self.patterns.usages), bins))
         for at in range(bins):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opcast.simulator.network.fabric import Fabric, Transfer
 from opcast.simulator.network.shapes import Dimension, product
-from opcast.simulator.network.together import Patterns, Shared, Traffic, Usage, ends
+from opcast.simulator.network.together import Patterns, Shared, Traffic, Usage, run_together
 
 FABRICS = {
     "ring": product([Dimension("ring", 8, 50.0)]),
@@ -51,7 +51,8 @@ def test_same_as_flows_of_the_same_transfers(timeline):
     costs = [fabric.cost(each.collective, fabric.algorithm(each), each.group) for each in transfers]
     still = np.array([cost.latency_us for cost in costs])
     moving = patterns.us_per_byte[which] * np.array(sizes)
-    found = ends(patterns, Traffic(np.array(which), np.array(starts), still, moving))
+    alone = np.full(len(which), -1)
+    _, found = run_together(patterns, Traffic(np.array(which), np.array(starts), still, moving, alone))
     assert found == pytest.approx(expected, rel=3e-3)  # flows end early by a thousandth of their own time
 
 
@@ -62,7 +63,11 @@ def pair(first: float, second: float) -> Patterns:
 
 def traffic(*rows: tuple[int, float, float, float]) -> Traffic:
     pattern, start, still, moving = zip(*rows, strict=True)
-    return Traffic(np.array(pattern), np.array(start), np.array(still), np.array(moving))
+    return Traffic(np.array(pattern), np.array(start), np.array(still), np.array(moving), np.full(len(rows), -1))
+
+
+def ends(patterns: Patterns, given_: Traffic) -> np.ndarray:
+    return run_together(patterns, given_)[1]
 
 
 def test_patterns_apart_do_not_wait():
@@ -90,12 +95,21 @@ def test_flows_rise_at_the_same_rate_until_a_link_is_full():
     assert found == pytest.approx([15.0, 15.0])  # one and a half flows on the second link
 
 
+def test_a_stream_waits_for_the_one_before():
+    rows = traffic((0, 0.0, 1.0, 10.0), (1, 5.0, 1.0, 10.0), (0, 5.0, 1.0, 10.0))
+    start, end = run_together(pair(1.0, 1.0), rows._replace(previous=np.array([-1, -1, 0])))
+    assert start == pytest.approx([0.0, 5.0, 16.0])
+    assert end == pytest.approx([16.0, 25.0, 31.0])  # while the third stands still, the second moves alone
+    start, end = run_together(pair(0.0, 0.0), rows._replace(previous=np.array([-1, -1, 0])))
+    assert (start[2], end[2]) == pytest.approx((11.0, 22.0))
+
+
 @given(st.lists(st.tuples(st.integers(0, 1), st.floats(0, 50), st.floats(0, 5), st.floats(0.1, 20)), min_size=1))
 @settings(deadline=None, max_examples=60)
 def test_company_never_helps_and_capacity_is_kept(rows):
     patterns, given_ = pair(0.7, 0.3), traffic(*rows)
     found = ends(patterns, given_)
-    assert (found >= given_.alone_us - 1e-6).all()
+    assert (found >= given_.start_us + given_.alone_us - 1e-6).all()
     work = np.bincount(given_.pattern, given_.moving_us, 2)
     busiest = (patterns.usages[0].load * work[0] + patterns.usages[1].load * work[1]).max()
     assert found.max() >= busiest - 1e-6
@@ -105,8 +119,8 @@ def test_load_over_time_adds_up_to_the_bytes():
     patterns = pair(0.5, 0.0)
     given_ = traffic((0, 0.0, 0.0, 10.0), (1, 20.0, 2.0, 10.0))
     size = np.array([1e5, 2e5])
-    end = ends(patterns, given_)
-    shared = Shared(patterns, given_, size, end, end.max(), end.max())
+    start, end = run_together(patterns, given_)
+    shared = Shared(patterns, given_, size, start, end, end.max(), end.max())
     load = shared.over_time(np.arange(2), 50)
     width = end.max() / 50
     carried = [1e5, 1e5 * 0.5 + 2e5]
