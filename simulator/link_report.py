@@ -67,8 +67,8 @@ def loads(topology: Topology, shared: Shared) -> dict[str, Any]:
         ],
         "busy": by_kind,
         "over_time": {
-            "span_s": shared.total_us * 1e-6 / BINS,
+            "span_us": shared.total_us / BINS,
             "kinds": mean,
-            "hot_links": {name: over_time[:, at].round(6).tolist() for at, (name, _) in enumerate(fullest)},
+            "links": {name: over_time[:, at].round(6).tolist() for at, (name, _) in enumerate(fullest)},
         },
     }

@@ -14,7 +14,8 @@ from ..schedule.pipeline import PipelineTimes
 from . import colours, units
 from .charts import figure, hover, label, rounded
 from .gantt import pipeline_charts
-from .page import Cell, Column, Figure, Legend, Picture, Section, Table
+from .links import links_section, time_section
+from .page import Cell, Column, Figure, Legend, Section, Table
 
 GROUP_WORDS = {
     "tp": "tensor",
@@ -69,32 +70,9 @@ def sections(view: ClusterView, step_s: float) -> tuple[Section, ...]:
         parallelism_section(view.exposed_s, view.hidden_s, step_s),
         stages_section(view.stages, view.memory_gib, view.limit_gib),
         links_section(view.links, view.links_svg),
+        time_section(view.links),
     )
     return tuple(section for section in found if section is not None)
-
-
-def links_section(links: Mapping[str, Any], svg: str, whole: str = "the step") -> Section | None:
-    """The fabric coloured by load over the ``whole``, its fullest links, and what faults do."""
-    if not svg and not links.get("hot_links"):
-        return None
-    text = (
-        f"How much of each link's capacity {whole} uses, from blue to red and thicker with load. Point at a link for "
-        "its name and share."
-    )
-    parts: list[Picture | Table] = [Picture("The fabric by load", svg)] if svg else []
-    fullest = [(each["link"], each["busy"]) for each in links.get("hot_links", ())]
-    if fullest:
-        most = max(share for _, share in fullest)
-        rows = [(Cell(name), Cell(units.share(share), bar=share / most)) for name, share in fullest]
-        parts.append(Table("Fullest links", (Column("link"), Column("busy", "share of its capacity")), rows))
-    study = links.get("faults_study")
-    if study:
-        columns = Column("share of samples"), Column("time", f"times {whole} without these faults")
-        rows = [(Cell(name), Cell(f"{value:.4f}x")) for name, value in study["slowdown"].items()]
-        parts.append(Table(f"{whole.capitalize()} with faults, {study['trials']} samples", columns, rows))
-        rows = [(Cell(each["where"]), Cell(f"{each['slowdown']:.4f}x")) for each in study["critical"]]
-        parts.append(Table("Most critical links", (Column("link"), Column("time", "mean of its samples")), rows))
-    return Section("links", "The network", text, tuple(parts))
 
 
 def pipeline_section(times: PipelineTimes) -> Section:

@@ -7,12 +7,9 @@ from typing import Any
 
 from ..network.picture import svg
 from ..report import OpPrediction
-from . import colours, units
-from .charts import figure, hover, rounded
-from .cluster import links_section
-from .page import Card, Cell, Column, Figure, Legend, Page, Section, Table
-
-HUES = ("blue", "orange", "green", "red", "purple", "cyan", "brown", "pink", "lime", "indigo")
+from . import units
+from .links import links_section, time_section
+from .page import Card, Cell, Column, Page, Section, Table
 
 
 def page(found: OpPrediction) -> Page:
@@ -78,29 +75,3 @@ def transfers_section(network: Mapping[str, Any]) -> Section | None:
     )  # fmt: skip
     text = "When each transfer starts and ends, all sharing the links."
     return Section("transfers", "Transfers", text, (Table("Transfers", columns, rows),))
-
-
-def time_section(network: Mapping[str, Any]) -> Section | None:
-    """How full the fullest links are over time."""
-    over = network.get("over_time", {})
-    if not over.get("links"):
-        return None
-    divisor, unit = units.duration_unit(over["span_us"] * max(len(each) for each in over["links"].values()))
-    data = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "line": {"shape": "hv", "color": colours.css(hue), "width": 1.5},
-            "legendgroup": name,
-            "meta": {"name": name, "place": place},
-            "x": [rounded(at * over["span_us"] / divisor) for at in range(len(shares))],
-            "y": [rounded(100.0 * share) for share in shares],
-            "hovertext": [hover(name, f"{share:.0%} busy") for share in shares],
-            "hoverinfo": "text",
-        }
-        for place, (hue, (name, shares)) in enumerate(zip(HUES, over["links"].items(), strict=False))
-    ]
-    axes = {"xaxis": {"ticksuffix": f"\u00a0{unit}"}, "yaxis": {"ticksuffix": "\u00a0%", "rangemode": "tozero"}}
-    chart = figure(data, height=320, **axes)
-    text = "Share of its capacity that each of the fullest links carries, from the first byte to the last."
-    return Section("time", "Links over time", text, (Figure("Load of the fullest links", {"": chart}), Legend()))
