@@ -139,6 +139,7 @@ def simulate(
     work = workload if isinstance(workload, Work) else Work(kind=workload, **fields)
     graphs = Path(home).expanduser() / "graphs"
     dtype = precision or (plan.precision if plan else resolve.usual_precision(target))
+    resolve.network_fidelity(config)
     wanted = [*links.asked(config), *([f"stragglers={stragglers}"] if stragglers else [])]
     if plan is None and wanted:
         raise resolve.BadInputError(f"{wanted[0]} needs a cluster: give a plan with one")
