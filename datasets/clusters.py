@@ -19,6 +19,9 @@ from .collective_ops import LINKS
 
 CLUSTER_DIRECTORY = Path(__file__).resolve().parent.parent / "conf" / "cluster"
 COUNTS = ("nodes", "devices_per_node", "nics_per_node")
+NCCL_ALGORITHMS = ("ring", "tree", "nvls", "collnet")
+NCCL_PROTOCOLS = ("LL", "LL128", "Simple")
+NCCL_SETTINGS = {"algorithm": NCCL_ALGORITHMS, "protocol": NCCL_PROTOCOLS}
 
 
 class ClusterError(ValueError):
@@ -32,7 +35,8 @@ class Cluster:
     Inside a node devices talk over ``link`` (its rate is the device's own ``link_gbps`` or ``pcie_gbps``); between
     nodes over ``fabric`` through ``nics_per_node`` NICs of ``nic_gbps`` each (GB/s, one direction). A domain of NVLink
     larger than a chassis (NVL72) is one node here. ``topology`` describes the fabric beyond the NICs for the network
-    simulator (empty: a full-bisection switch).
+    simulator (empty: a full-bisection switch). ``nccl`` tells NCCL what to take: an ``algorithm``, a ``protocol``, at
+    most so many ``channels`` (as NCCL_ALGO, NCCL_PROTO and NCCL_MAX_NCHANNELS do); empty: its own choice.
     """
 
     id: str
@@ -46,6 +50,7 @@ class Cluster:
     nic_gbps: float = 50.0
     nic_latency_us: float = 2.0
     topology: Mapping[str, Any] = field(default_factory=dict)
+    nccl: Mapping[str, Any] = field(default_factory=dict)
     price_per_device_hour: float = 0.0
     sources: Mapping[str, str] = field(default_factory=dict)
 
@@ -84,7 +89,22 @@ class Cluster:
                 raise ClusterError(f"cluster.{name}={getattr(cluster, name)!r} is not one of {', '.join(LINKS)}")
         if not isinstance(cluster.topology, Mapping):
             raise ClusterError(f"cluster.topology={cluster.topology!r} must be a mapping, such as {{shape: rails}}")
+        check_nccl(cluster.nccl)
         return cluster
+
+
+def check_nccl(settings: Any) -> None:
+    """ClusterError for what NCCL cannot be told."""
+    if not isinstance(settings, Mapping):
+        raise ClusterError(f"cluster.nccl={settings!r} must be a mapping, such as {{algorithm: ring}}")
+    for name, value in settings.items():
+        if name == "channels":
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ClusterError(f"cluster.nccl.channels={value!r} must be a whole number of at least 1")
+        elif name not in NCCL_SETTINGS:
+            raise ClusterError(f"cluster.nccl has no setting {name!r}; it has {', '.join(NCCL_SETTINGS)}, channels")
+        elif value not in NCCL_SETTINGS[name]:
+            raise ClusterError(f"cluster.nccl.{name}={value!r} is not one of {', '.join(NCCL_SETTINGS[name])}")
 
 
 def known_clusters() -> list[str]:

@@ -57,25 +57,28 @@ def build_engine(
 ) -> FusedEngine:
     """The engines named in ``order`` over what is known of the device. Folders that do not exist are skipped.
 
-    ``network`` answers only where there is a ``cluster``; the learned engine then leaves it what crosses nodes.
+    ``network`` answers only where there is a ``cluster``; the learned engine then leaves it what crosses nodes. Of an
+    NCCL that is told what to take (``cluster.nccl``), nobody has measured anything: it answers all collectives.
 
     Raises EngineError for a name that is no engine.
     """
     if not isinstance(order, (list, tuple)):
         raise EngineError(f"engine.order={order!r} must be a list of engines, such as [{','.join(ORDER)}]")
     engines: list[Engine] = []
+    known = [Store(path) for path in stores if path.is_dir()]
+    if cluster is not None and cluster.nccl and "network" in order:
+        engines.append(NetworkEngine(device, cluster, known, ("collective",)))
     for name in order:
         if name == "measured":
-            found = [Store(path) for path in stores if path.is_dir()]
-            if found:
-                engines.append(MeasuredEngine(device, found, backend))
+            if known:
+                engines.append(MeasuredEngine(device, known, backend))
         elif name == "learned":
             found_registries = [Registry(path) for path in registries if path.is_dir()]
             inside_node = cluster is not None and "network" in order
             engines.append(LearnedEngine(device, found_registries, backend, inside_node))
         elif name == "network":
             if cluster is not None:
-                engines.append(NetworkEngine(device, cluster, [Store(path) for path in stores if path.is_dir()]))
+                engines.append(NetworkEngine(device, cluster, known))
         elif name == "analytical":
             engines.append(AnalyticalEngine(device))
         else:

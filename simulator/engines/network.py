@@ -8,16 +8,18 @@ from functools import cached_property
 
 import numpy as np
 
-from ...datasets.clusters import Cluster, ClusterError
+from ...datasets.clusters import Cluster, ClusterError, check_nccl
 from ...datasets.devices import Device
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import KINDS
 from ...datasets.store import Store
 from ..network.calibrate import ACROSS, INSIDE, fit
-from ..network.law import LL_GBPS, Groups, Tuning, collective_us
+from ..network.law import Tuning, collective_us
+from ..network.nccl import Groups
 from ..network.tunings import tuning
 from .answers import Answers, Columns
 
+FAMILIES = ("collective", "expert_parallel")
 CALIBRATING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 ENOUGH = 20  # rows from which constants are fitted
 # Of the interval each way: four of five unseen NVLink groups lie within 1.15; the others are stated, not measured
@@ -31,13 +33,18 @@ class NetworkEngine:
 
     NCCL's measurements of the device in ``stores`` set the constants; without any, those that ship serve. A rank has
     the same share of its node's NICs as every other: groups that hold only some ranks of a node leave the rest of the
-    NICs to the other groups, which communicate at the same time.
+    NICs to the other groups, which communicate at the same time. ``cluster.nccl`` overrides NCCL's own choice of
+    algorithm, protocol and channels. Of kinds in no family of ``families`` it says nothing.
     """
 
     device: Device
     cluster: Cluster
     stores: Sequence[Store] = ()
+    families: Sequence[str] = FAMILIES
     name: str = "network"
+
+    def __post_init__(self) -> None:
+        check_nccl(self.cluster.nccl)
 
     @cached_property
     def tuning(self) -> Tuning:
@@ -47,7 +54,7 @@ class NetworkEngine:
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
         """ClusterError for a group that is larger than the cluster."""
         answers = Answers.declined(len(next(iter(columns.values()))))
-        if KINDS[kind].family not in ("collective", "expert_parallel"):
+        if KINDS[kind].family not in self.families:
             return answers
         groups = self.groups(columns)
         if KINDS[kind].family == "collective":
@@ -82,8 +89,9 @@ class NetworkEngine:
             nic * cluster.nics_per_node / cluster.devices_per_node,
             "nvlink" if nvlink else "pcie",
             cluster.nic_latency_us,
-            LL_GBPS.get(device.architecture, LL_GBPS["hopper"]),
+            device.architecture,
             bool(cluster.topology.get("reduces", False)),
+            **cluster.nccl,
         )
 
     def _experts(self, kind: str, columns: Columns, dtype: str, out_dtype: str, groups: Groups) -> np.ndarray:

@@ -11,12 +11,33 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .law import Array, Groups, Tuning, collective_us
+from .law import Tuning, choice, taking
+from .nccl import Array, Groups
 
-INSIDE = ("base", "hop", "bulk_us", "ring", "nvls", "nvls_us", "copy", "exchange", "peer_us")
+INSIDE = (
+    "base",
+    "hop",
+    "line_hop",
+    "bulk_us",
+    "step_us",
+    "overlap",
+    "ring",
+    "copy",
+    "ll",
+    "channel_gbps",
+    "gather",
+    "nvls",
+    "nvls_us",
+    "nvls_wait_us",
+    "exchange",
+    "exchange_us",
+    "fill",
+    "peer_us",
+)
 ACROSS = ("far_hop", "network", "far_exchange", "far_peer_us")
-SHARES = ("ring", "nvls", "exchange", "network", "far_exchange")
+SHARES = ("ring", "ll", "nvls", "exchange", "network", "far_exchange")
 TRIED = (1.0, 0.6, 0.3)  # times the starting shares: one that is not the bottleneck at the start would not move
+LIMITS = {"overlap": (0.7, 3.0)}
 HOLD = 0.02  # pull towards the starting constants: keeps what no row says anything about
 
 
@@ -34,14 +55,19 @@ def fit(
     origin = np.log([getattr(start, name) for name in names])
     measured = np.log(np.concatenate([us for _, _, us in rows.values()]))
 
+    taken = {kind: choice(kind, size, groups) for kind, (size, groups, _) in rows.items()}
+
     def predicted(tuning: Tuning) -> Array:
-        return np.log(np.concatenate([collective_us(kind, size, g, tuning) for kind, (size, g, _) in rows.items()]))
+        times = [taking(taken[kind], kind, size, groups, tuning) for kind, (size, groups, _) in rows.items()]
+        return np.log(np.concatenate(times))
 
     def misses(logs: Array) -> Array:
         return np.concatenate([predicted(_moved(start, names, logs)) - measured, HOLD * (logs - origin)])
 
+    limits = np.log([LIMITS.get(name, (1e-6, 1e6)) for name in names]).T
     starts = [origin + np.log(factor) * np.isin(names, SHARES) for factor in TRIED]
-    runs = [least_squares(misses, each, loss="soft_l1", f_scale=0.1, diff_step=1e-3) for each in starts]
+    settings = {"loss": "soft_l1", "f_scale": 0.1, "diff_step": 1e-3, "bounds": tuple(limits)}
+    runs = [least_squares(misses, each, **settings) for each in starts]
     tuning = _moved(start, names, min(runs, key=lambda each: float(each.cost)).x)
     return tuning, float(np.median(np.abs(np.expm1(predicted(tuning) - measured))))
 

@@ -104,6 +104,31 @@ def test_the_network_and_the_predictors_agree_inside_a_node(root: Path) -> None:
     assert us(*ops) == pytest.approx(us(*ops, engine=learned), rel=0.25)
 
 
+def test_what_nccl_is_told_to_take_counts_before_what_was_measured(root: Path) -> None:
+    told = dataclasses.replace(CLUSTER, nccl={"algorithm": "ring", "protocol": "Simple", "channels": 8})
+    ops = [op(ranks=8), op(ranks=16), op("all_to_all", ranks=16), make_op("gemm", m=64, n=4096, k=4096)]
+    free, forced = (build_engine(H100, [], [root / "models" / "shipped"], cluster=each) for each in (CLUSTER, told))
+    assert ask(forced, ops).engine.tolist() == ["network", "network", "network", "learned"]
+    assert ask(forced, ops).latency_us[0] > 2 * ask(free, ops).latency_us[0]  # a third of the channels
+    few = op(size=8 * 2**10, ranks=8)
+    assert us(few, engine=NetworkEngine(H100, told))[0] > 2 * us(few)[0]  # Simple, where LL would serve
+
+
+@pytest.mark.parametrize(
+    ("nccl", "message"),
+    [
+        ({"algorithm": "rings"}, "cluster.nccl.algorithm='rings' is not one of ring, tree, nvls, collnet"),
+        ({"protocol": "simple"}, "cluster.nccl.protocol='simple' is not one of LL, LL128, Simple"),
+        ({"channels": 0}, "cluster.nccl.channels=0 must be a whole number of at least 1"),
+        ({"proto": "LL"}, "cluster.nccl has no setting 'proto'; it has algorithm, protocol, channels"),
+        ("ring", "cluster.nccl='ring' must be a mapping"),
+    ],
+)
+def test_what_nccl_cannot_be_told_is_refused(nccl: object, message: str) -> None:
+    with pytest.raises(ClusterError, match=message):
+        NetworkEngine(H100, dataclasses.replace(CLUSTER, nccl=nccl))
+
+
 def test_measurements_of_a_store_set_the_constants(tmp_path: Path) -> None:
     truth = Tuning(base=2.0, hop=2.0, ring=0.6, network=0.3, far_hop=3.0)
     store, rows = Store(tmp_path / "store"), []

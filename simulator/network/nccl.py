@@ -1,0 +1,234 @@
+"""What NCCL does with a collective: which algorithm, protocol and channels it takes, by its own model of itself.
+
+NCCL does not measure before it chooses. It estimates every algorithm and protocol as ``latency + bytes / bandwidth``
+from a table of constants (``src/graph/tuning.cc``, 2.23 to 2.29) and takes the least, so bus bandwidth drops where the
+table changes hands too early. :func:`estimates` says what that table says; how long the chosen one then really takes
+is for :mod:`.law`. Protocols: LL carries a flag with every four bytes, LL128 one with every 120, Simple moves plain
+bytes and waits for them (Hu et al., "Demystifying NCCL", arXiv 2507.04786). All arrays are [n], one entry a collective.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ...datasets.clusters import NCCL_PROTOCOLS as PROTOCOLS
+
+Array = np.ndarray
+LL, LL128, SIMPLE = range(3)
+KIB, MIB = 2**10, 2**20
+# us before the first byte moves, then us a hop, by protocol
+BASE_US = {"ring": (6.6, 14.0, 8.4), "tree": (6.8, 14.0, 8.4)}
+HOP_US = {
+    "nvlink": {"ring": (0.6, 1.9, 3.4), "tree": (0.6, 1.25, 4.0)},
+    "pcie": {"ring": (1.0, 2.5, 5.7), "tree": (1.0, 1.9, 4.0)},
+    "network": {"ring": (2.7, 4.0, 14.0), "tree": (5.0, 8.5, 14.0)},
+}
+TABLE_NIC_US = 2.0  # latency of the fabric that the table's network hops include
+NVLS_US, NVLS_TREE_US = 25.0, 20.9  # inside a node, and a level of the tree between nodes
+COLLNET_US = 31.0
+LINK_SHARE = 0.8  # of the data sheet's NVLink: NCCL counts 20 of 25 GB/s a link
+PLATEAU = 1.4  # ring latencies of large all-reduces across nodes
+PEER_SIMPLE = 16 * KIB  # to each peer, from which an exchange no longer goes by LL
+# of a tree's bandwidth, by protocol and power of two from 64 bytes
+TREE_SHARE = np.array(
+    [
+        [1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1],
+        [1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1],
+        [0.9] * 7 + [0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9],
+    ]
+)
+
+
+class Generation(NamedTuple):
+    """NCCL's figures for GPUs of one generation, GB/s; triples are for one node, two, and more.
+
+    ``paths`` rings of at most ``path_gbps`` are what NCCL finds among NVLinks, each run by two of the ``channels``
+    (thread blocks) or more; ``ring_128`` and ``tree_128`` are the most that one carries by LL128, ``tree`` by any
+    protocol, ``low_latency`` the most of all by LL. ``nvls`` is the share of links that in-switch reduction reaches.
+    """
+
+    paths: int
+    path_gbps: float
+    channels: int
+    low_latency: tuple[float, float, float]
+    ring_128: float
+    tree: tuple[float, float, float]
+    tree_128: tuple[float, float, float]
+    nvls: float = 0.0
+    nvls_tree: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    nvls_channels: int = 16
+
+
+GENERATIONS = {
+    "volta": Generation(6, 20.0, 12, (39.0, 39.0, 20.4), 20.0, (26.5, 18.5, 10.0), (20.0, 20.0, 20.0)),
+    "ampere": Generation(12, 40.0, 24, (87.7, 22.5, 19.0), 20.0, (24.0, 23.6, 17.8), (20.0, 20.0, 20.0)),
+    "hopper": Generation(
+        12, 60.0, 24, (141.0, 45.0, 35.0), 36.7, (38.7, 41.4, 36.0), (36.7, 36.7, 29.0), 0.85, (0.0, 57.7, 45.5)
+    ),
+    "blackwell": Generation(
+        8, 90.0, 32, (282.0, 90.0, 70.0), 40.0, (70.0, 42.8, 24.0), (55.6, 31.7, 20.0), 0.74, (0.0, 96.0, 43.8), 32
+    ),
+}
+USUAL = "hopper"
+
+
+class Groups(NamedTuple):
+    """What n groups run over: ranks, ranks that share a node; a rank's GB/s inside it and its share of the NICs.
+
+    ``inside`` names the hops inside a node, ``nic_us`` is the latency of the fabric, ``generation`` that of the GPUs;
+    ``in_network`` says whether switches of the fabric reduce. ``algorithm``, ``protocol`` and ``channels`` are what
+    NCCL is told to take, as by NCCL_ALGO, NCCL_PROTO and NCCL_MAX_NCHANNELS; empty or 0: its own choice.
+    """
+
+    ranks: Array
+    per_node: Array
+    inside_gbps: float
+    outside_gbps: float
+    inside: str = "nvlink"
+    nic_us: float = TABLE_NIC_US
+    generation: str = USUAL
+    in_network: bool = False
+    algorithm: str = ""
+    protocol: str = ""
+    channels: int = 0
+
+    @property
+    def nodes(self) -> Array:
+        """Nodes that each group spans."""
+        return np.ceil(self.ranks / self.per_node)
+
+    @property
+    def figures(self) -> Generation:
+        """NCCL's figures for these GPUs; the usual ones for GPUs it has none for."""
+        return GENERATIONS.get(self.generation, GENERATIONS[USUAL])
+
+    def at(self, index: Array) -> Groups:
+        """Some of the groups."""
+        return self._replace(ranks=self.ranks[index], per_node=self.per_node[index])
+
+
+def names(kind: str, groups: Groups) -> list[str]:
+    """Every ``algorithm/protocol`` that NCCL has for a kind of collective on such links."""
+    if kind in ("all_to_all", "send_recv"):
+        return ["direct/LL", "direct/Simple"]
+    protocols = PROTOCOLS if groups.inside == "nvlink" else ("LL", "Simple")
+    found = [f"ring/{protocol}" for protocol in protocols]
+    if kind == "all_reduce":
+        found += [f"tree/{protocol}" for protocol in protocols]
+        if groups.inside == "nvlink" and groups.figures.nvls > 0.0:
+            found.append("nvls/Simple")
+        if groups.in_network:
+            found.append("collnet/Simple")
+    return found
+
+
+def chosen(kind: str, size: Array, groups: Groups) -> list[str]:
+    """The ``algorithm/protocol`` that NCCL takes for each collective, among those it is told to take if it has any."""
+    known = names(kind, groups)
+    estimated = estimates(kind, size, groups)
+    told = groups.algorithm, groups.protocol
+    for algorithm, protocol in (told, (groups.algorithm, ""), ("", groups.protocol)):
+        allowed = [name for name in known if _matches(name, algorithm, protocol)]
+        if allowed:
+            able = np.isfinite(np.min([estimated[name] for name in allowed], axis=0))
+            rest = [name for name in known if name not in allowed]
+            estimated |= {name: np.where(able, np.inf, estimated[name]) for name in rest}
+            break
+    best = np.argmin([estimated[name] for name in known], axis=0)
+    return [known[i] for i in best.tolist()]
+
+
+def estimates(kind: str, size: Array, groups: Groups) -> dict[str, Array]:
+    """What NCCL believes that each ``algorithm/protocol`` takes, us [n]; infinite where one cannot run."""
+    found = {}
+    for name in names(kind, groups):
+        algorithm, _, word = name.partition("/")
+        protocol = PROTOCOLS.index(word)
+        if algorithm == "direct":
+            small = size / np.maximum(groups.ranks if kind == "all_to_all" else 1.0, 1.0) <= PEER_SIMPLE
+            found[name] = np.where(small == (protocol == LL), 0.0, 1.0)
+            continue
+        latency, gbps = ESTIMATES[algorithm](kind, size, groups, protocol)
+        found[name] = latency + size / (gbps * 1e3)
+    return found
+
+
+def _matches(name: str, algorithm: str, protocol: str) -> bool:
+    own, _, carried = name.partition("/")
+    return (not algorithm or own == algorithm) and (not protocol or carried == protocol)
+
+
+def links_gbps(groups: Groups) -> Array:
+    """GB/s that NCCL counts on round a ring: of links inside nodes or of NICs, whichever is less."""
+    inside = groups.inside_gbps * (LINK_SHARE if groups.inside == "nvlink" else 1.0)
+    outside = np.where(groups.nodes > 1, groups.outside_gbps * groups.per_node, np.inf)
+    return np.minimum(np.where(groups.per_node > 1, inside, np.inf), outside)
+
+
+def of_nodes(figures: tuple[float, float, float], groups: Groups) -> Array:
+    """The figure for one node, two or more."""
+    return np.array(figures)[np.clip(groups.nodes, 1, 3).astype(np.int64) - 1]
+
+
+def steps(kind: str, groups: Groups) -> tuple[Array, Array]:
+    """Hops round a ring inside nodes, and those between nodes: twice round to reduce and gather."""
+    turns = 2.0 if kind == "all_reduce" else 1.0
+    last = 0.0 if kind == "broadcast" else 1.0
+    far = np.where(groups.nodes > 1, turns * (groups.nodes - last), 0.0)
+    return turns * (groups.ranks - last) - far, far
+
+
+def _ring(kind: str, size: Array, g: Groups, protocol: int) -> tuple[Array, Array]:
+    near, far = steps(kind, g)
+    lone = np.where(g.per_node > 1, HOP_US["network"]["ring"][protocol], HOP_US["network"]["tree"][protocol])
+    hop = lone + g.nic_us * (2.0 if protocol == SIMPLE else 1.0)
+    post = np.where(g.nodes > 1, 3.0 if protocol == SIMPLE else 1.0, 0.0)
+    latency = BASE_US["ring"][protocol] + near * np.maximum(HOP_US[g.inside]["ring"][protocol], post) + far * hop
+    bus = links_gbps(g)
+    if protocol == LL:
+        bus = np.minimum(bus / 2.0, of_nodes(g.figures.low_latency, g))
+    elif protocol == LL128:
+        bus = np.minimum(bus * 0.92, g.figures.paths * g.figures.ring_128)
+    elif kind == "all_reduce":
+        per_thread = size / (g.figures.channels * np.maximum(g.ranks, 1.0))
+        latency = latency * np.where((g.nodes > 1) & (per_thread >= 64), PLATEAU, 1.0)
+    return latency, bus * g.ranks / np.maximum(near + far, 1.0)
+
+
+def _tree(kind: str, size: Array, g: Groups, protocol: int) -> tuple[Array, Array]:
+    near, far = HOP_US[g.inside]["tree"][protocol], HOP_US["network"]["tree"][protocol]
+    far = far + g.nic_us * (2.0 if protocol == SIMPLE else 1.0)
+    levels = np.floor(np.log2(np.maximum(g.nodes, 1.0)))
+    latency = BASE_US["tree"][protocol] + 2.0 * ((g.per_node - 1.0) * near + levels * far)
+    bus = np.minimum(links_gbps(g) * 0.92, g.figures.paths * of_nodes(g.figures.tree, g))
+    if protocol == LL:
+        bus = np.minimum(bus / 3.8, of_nodes(g.figures.low_latency, g))
+    elif protocol == LL128:
+        share = np.where(g.nodes > 1, 120.0 / 128.0, 7.0 / 9.0)
+        bus = np.minimum(bus * share, g.figures.paths * of_nodes(g.figures.tree_128, g))
+    power = np.floor(np.log2(np.maximum(size / 64.0, 1.0))).astype(np.int64)
+    shares = TREE_SHARE[protocol][np.minimum(power, TREE_SHARE.shape[1] - 1)]
+    return latency, bus / 2.0 * np.where(power < TREE_SHARE.shape[1], shares, 1.0)
+
+
+def _in_switch(kind: str, size: Array, g: Groups, protocol: int) -> tuple[Array, Array]:
+    """Every rank of a node heads one path; a switch's links are shared by all heads, and once more by its own."""
+    heads = np.maximum(g.per_node, 1.0)
+    path = np.minimum(g.inside_gbps * LINK_SHARE / (heads + 1.0), g.figures.path_gbps)
+    reached = 2.0 * path * g.figures.nvls * (heads - 1.0) / heads
+    wide = np.where(g.nodes > 2, 1.0, 2.0) * g.outside_gbps
+    reached = np.where(g.nodes > 1, np.minimum(np.minimum(reached, wide), of_nodes(g.figures.nvls_tree, g)), reached)
+    latency = NVLS_US + 2.0 * np.floor(np.log2(np.maximum(g.nodes, 1.0))) * (NVLS_TREE_US + 2.0 * g.nic_us)
+    able = (g.per_node > 2) & (reached > 0.0)
+    rate = heads * np.where(able, reached, 1.0) * g.ranks / (2.0 * np.maximum(g.ranks - 1.0, 1.0))
+    return np.where(able, latency, np.inf), rate
+
+
+def _in_network(kind: str, size: Array, g: Groups, protocol: int) -> tuple[Array, Array]:
+    latency = 2.0 * (HOP_US[g.inside]["tree"][SIMPLE] + 0.4 * (g.per_node - 1.0)) + COLLNET_US + g.nic_us
+    return np.where(g.nodes > 1, latency, np.inf), links_gbps(g) * 0.85
+
+
+ESTIMATES = {"ring": _ring, "tree": _tree, "nvls": _in_switch, "collnet": _in_network}
