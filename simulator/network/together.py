@@ -117,7 +117,7 @@ def run_together(patterns: Patterns, traffic: Traffic) -> tuple[np.ndarray, np.n
     start, end = traffic.start_us.copy(), traffic.start_us + traffic.alone_us
     kinds, moving, still = traffic.pattern.tolist(), traffic.moving_us.tolist(), traffic.still_us.tolist()
     starts, ends, left = start.tolist(), end.tolist(), list(moving)
-    contended = _contended(patterns, traffic, end)
+    contended = _contended(patterns, traffic)
     follower = np.full(len(kinds), -1)
     follower[traffic.previous[traffic.previous >= 0]] = np.flatnonzero(traffic.previous >= 0)
     next_one = follower.tolist()
@@ -148,19 +148,17 @@ def run_together(patterns: Patterns, traffic: Traffic) -> tuple[np.ndarray, np.n
     return np.array(starts), np.array(ends)
 
 
-def _contended(patterns: Patterns, traffic: Traffic, end: np.ndarray) -> np.ndarray:
-    """Communications in whose way others may be, or one before them on their stream [n]."""
-    order = np.lexsort((traffic.start_us, traffic.pattern))
-    pattern, begin, over = traffic.pattern[order], traffic.start_us[order], end[order]
-    apart = pattern * (end.max(initial=0.0) + 1.0)
-    late = np.maximum.accumulate(over + apart)[:-1] > (begin + apart)[1:] * (1.0 + 1e-12)
-    some = ~patterns.alone
-    some[pattern[1:][late & (pattern[1:] == pattern[:-1])]] = True
-    stream = np.where(traffic.previous >= 0, traffic.previous, np.arange(len(order)))
+def _contended(patterns: Patterns, traffic: Traffic) -> np.ndarray:
+    """Communications in whose way others may be, on their links or before them on their stream [n]."""
+    stream = np.where(traffic.previous >= 0, traffic.previous, np.arange(len(traffic.previous)))
     while not np.array_equal(stream, stream[stream]):
         stream = stream[stream]
-    touched = np.zeros(len(order), dtype=bool)
-    touched[stream[some[traffic.pattern]]] = True
+    uses = np.unique(np.stack([traffic.pattern, stream]), axis=1)
+    several = np.bincount(uses[0], minlength=len(patterns.usages)) > 1
+    touched = np.zeros(len(stream), dtype=bool)
+    touched[stream[(several | ~patterns.alone)[traffic.pattern]]] = True
+    end = traffic.start_us + traffic.alone_us
+    touched[stream[(traffic.previous >= 0) & (traffic.start_us < end[traffic.previous])]] = True
     found: np.ndarray = touched[stream]
     return found
 

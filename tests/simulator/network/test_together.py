@@ -35,24 +35,28 @@ def timelines(draw):
     which = draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=8))
     sizes = [draw(st.floats(1e3, 1e8)) for _ in which]
     starts = [draw(st.floats(0.0, 2e3)) for _ in which]
-    return fabric, groups, which, sizes, starts
+    stream = [draw(st.integers(0, 5)) for _ in which]
+    previous = [max((j for j in range(i) if stream[j] == own), default=-1) for i, own in enumerate(stream)]
+    return fabric, groups, which, sizes, starts, previous
 
 
 @given(timelines())
 @settings(deadline=None, max_examples=60)
 def test_same_as_flows_of_the_same_transfers(timeline):
-    fabric, groups, which, sizes, starts = timeline
+    fabric, groups, which, sizes, starts, previous = timeline
     transfers = [
-        Transfer(groups[at][0], groups[at][1], size, None if groups[at][0] == "send" else "ring", start)
-        for at, size, start in zip(which, sizes, starts, strict=True)
+        Transfer(
+            *groups[at], size, None if groups[at][0] == "send" else "ring", start, (before,) if before >= 0 else ()
+        )
+        for at, size, start, before in zip(which, sizes, starts, previous, strict=True)
     ]
     _, expected, _ = fabric.flow(transfers)
     patterns = Patterns([usage(fabric, *each) for each in groups], fabric.topology.bandwidth_gbps)
     costs = [fabric.cost(each.collective, fabric.algorithm(each), each.group) for each in transfers]
     still = np.array([cost.latency_us for cost in costs])
     moving = patterns.us_per_byte[which] * np.array(sizes)
-    alone = np.full(len(which), -1)
-    _, found = run_together(patterns, Traffic(np.array(which), np.array(starts), still, moving, alone))
+    traffic = Traffic(np.array(which), np.array(starts), still, moving, np.array(previous))
+    _, found = run_together(patterns, traffic)
     assert found == pytest.approx(expected, rel=3e-3)  # flows end early by a thousandth of their own time
 
 
@@ -61,7 +65,7 @@ def pair(first: float, second: float) -> Patterns:
     return Patterns([Usage(np.array([1.0, first]), 1.0), Usage(np.array([second, 1.0]), 1.0)], LINK)
 
 
-def traffic(*rows: tuple[int, float, float, float]) -> Traffic:
+def rows_of(*rows: tuple[int, float, float, float]) -> Traffic:
     pattern, start, still, moving = zip(*rows, strict=True)
     return Traffic(np.array(pattern), np.array(start), np.array(still), np.array(moving), np.full(len(rows), -1))
 
@@ -71,32 +75,32 @@ def ends(patterns: Patterns, given_: Traffic) -> np.ndarray:
 
 
 def test_patterns_apart_do_not_wait():
-    found = ends(pair(0.0, 0.0), traffic((0, 0.0, 1.0, 10.0), (1, 5.0, 1.0, 10.0)))
+    found = ends(pair(0.0, 0.0), rows_of((0, 0.0, 1.0, 10.0), (1, 5.0, 1.0, 10.0)))
     assert found == pytest.approx([11.0, 16.0])
 
 
 def test_a_shared_link_is_split_while_both_move():
-    found = ends(pair(1.0, 1.0), traffic((0, 0.0, 0.0, 10.0), (1, 5.0, 0.0, 10.0)))
+    found = ends(pair(1.0, 1.0), rows_of((0, 0.0, 0.0, 10.0), (1, 5.0, 0.0, 10.0)))
     assert found == pytest.approx([15.0, 20.0])
 
 
 def test_the_same_pattern_twice_at_once_takes_twice_as_long():
-    found = ends(pair(0.0, 0.0), traffic((0, 0.0, 0.0, 10.0), (0, 0.0, 0.0, 10.0)))
+    found = ends(pair(0.0, 0.0), rows_of((0, 0.0, 0.0, 10.0), (0, 0.0, 0.0, 10.0)))
     assert found == pytest.approx([20.0, 20.0])
 
 
 def test_what_stands_still_is_in_nobodys_way():
-    found = ends(pair(1.0, 1.0), traffic((0, 0.0, 0.0, 10.0), (1, 0.0, 10.0, 10.0)))
+    found = ends(pair(1.0, 1.0), rows_of((0, 0.0, 0.0, 10.0), (1, 0.0, 10.0, 10.0)))
     assert found == pytest.approx([10.0, 20.0])
 
 
 def test_flows_rise_at_the_same_rate_until_a_link_is_full():
-    found = ends(pair(0.5, 0.0), traffic((0, 0.0, 0.0, 10.0), (1, 0.0, 0.0, 10.0)))
+    found = ends(pair(0.5, 0.0), rows_of((0, 0.0, 0.0, 10.0), (1, 0.0, 0.0, 10.0)))
     assert found == pytest.approx([15.0, 15.0])  # one and a half flows on the second link
 
 
 def test_a_stream_waits_for_the_one_before():
-    rows = traffic((0, 0.0, 1.0, 10.0), (1, 5.0, 1.0, 10.0), (0, 5.0, 1.0, 10.0))
+    rows = rows_of((0, 0.0, 1.0, 10.0), (1, 5.0, 1.0, 10.0), (0, 5.0, 1.0, 10.0))
     start, end = run_together(pair(1.0, 1.0), rows._replace(previous=np.array([-1, -1, 0])))
     assert start == pytest.approx([0.0, 5.0, 16.0])
     assert end == pytest.approx([16.0, 25.0, 31.0])  # while the third stands still, the second moves alone
@@ -107,7 +111,7 @@ def test_a_stream_waits_for_the_one_before():
 @given(st.lists(st.tuples(st.integers(0, 1), st.floats(0, 50), st.floats(0, 5), st.floats(0.1, 20)), min_size=1))
 @settings(deadline=None, max_examples=60)
 def test_company_never_helps_and_capacity_is_kept(rows):
-    patterns, given_ = pair(0.7, 0.3), traffic(*rows)
+    patterns, given_ = pair(0.7, 0.3), rows_of(*rows)
     found = ends(patterns, given_)
     assert (found >= given_.start_us + given_.alone_us - 1e-6).all()
     work = np.bincount(given_.pattern, given_.moving_us, 2)
@@ -117,7 +121,7 @@ def test_company_never_helps_and_capacity_is_kept(rows):
 
 def test_load_over_time_adds_up_to_the_bytes():
     patterns = pair(0.5, 0.0)
-    given_ = traffic((0, 0.0, 0.0, 10.0), (1, 20.0, 2.0, 10.0))
+    given_ = rows_of((0, 0.0, 0.0, 10.0), (1, 20.0, 2.0, 10.0))
     size = np.array([1e5, 2e5])
     start, end = run_together(patterns, given_)
     shared = Shared(patterns, given_, size, start, end, end.max(), end.max())

@@ -1,0 +1,128 @@
+"""Steps whose communication shares the links: what contends waits, what does not takes as long as alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from opcast.datasets.clusters import Cluster, load_cluster
+from opcast.datasets.devices import load_device
+from opcast.simulator.cluster_report import ClusterStep, by_node, executions, step_us
+from opcast.simulator.engines import FusedEngine, build_engine
+from opcast.simulator.engines.flow import FlowEngine, flow_engine
+from opcast.simulator.engines.network import NetworkEngine
+from opcast.simulator.link_report import network_report
+from opcast.simulator.plan import Parallel, Plan, load_stack
+from opcast.simulator.traffic import communicates, communication
+from opcast.simulator.training import simulate_training
+from opcast.simulator.work import Work
+
+H100 = load_device("h100_sxm")
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 4,
+    "vocab_size": 8192,
+}
+WORK = Work(seq_len=512, micro_batch=1, global_batch=64)
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("graphs")
+
+
+def cluster(nodes: int = 4, nic_gbps: float = 50.0, **topology: Any) -> Cluster:
+    shape = {"shape": "fat_tree", "radix": 16, **topology}
+    return replace(load_cluster("dgx_h100"), nodes=nodes, topology=shape, nic_gbps=nic_gbps)
+
+
+def step(graphs: Path, joined: Cluster, **degrees: Any) -> tuple[ClusterStep, FusedEngine, Any]:
+    degrees = {"tp": 4, "pp": 2, "zero_stage": 1, **degrees}
+    made = Plan(Parallel(**degrees), joined, load_stack("megatron"))
+    engine = build_engine(H100, [], [], cluster=joined)
+    engine = FusedEngine([FlowEngine(NetworkEngine(H100, joined), engine, made), *engine.engines])
+    report = simulate_training(TINY, WORK, made, H100, engine, graphs)
+    assert isinstance(report.placed, ClusterStep)
+    return report.placed, engine, report
+
+
+def test_starts_and_lengths_agree(graphs: Path) -> None:
+    placed, _, _ = step(graphs, cluster(oversubscription=8, nic_gbps=5.0))
+    shared = placed.shared
+    assert shared is not None
+    assert shared.apart_us < shared.total_us == step_us(placed)
+    said = communication(placed)
+    count = len(said.collectives.slot)
+    took = (shared.end_us - shared.start_us)[:count]
+    assert said.collectives.lasts_us.sum() == pytest.approx(took.sum(), rel=0.03)
+
+
+def test_one_dimension_alone_has_nothing_in_its_way(graphs: Path) -> None:
+    placed, _, _ = step(graphs, cluster(2), tp=8, pp=1)
+    assert placed.shared is not None
+    assert placed.shared.total_us == pytest.approx(placed.shared.apart_us, rel=1e-9)
+    assert placed.shared.rounds == 1
+
+
+def test_sends_and_gradients_wait_for_each_other_on_thin_spines(graphs: Path) -> None:
+    times = []
+    for oversubscription in (1, 4, 8):
+        placed, _, _ = step(graphs, cluster(nic_gbps=5.0, oversubscription=oversubscription))
+        assert placed.shared is not None
+        times.append(step_us(placed))
+        assert step_us(placed) >= placed.shared.apart_us * (1 - 1e-3)
+    assert times == sorted(times)
+    assert times[2] > 1.02 * times[0]
+
+
+def test_links_carry_the_bytes_of_the_ops(graphs: Path) -> None:
+    """One rank a node: a device sends (n - 1)/n of every buffer that is gathered or reduced through its NIC."""
+    placed, engine, _ = step(graphs, cluster(4), tp=8, pp=1)
+    flows, shared = flow_engine(engine), placed.shared
+    assert flows is not None
+    assert shared is not None
+    assert flows.topology.of_kind(("ib",)).any()
+    timed = [run for run in by_node(list(executions(placed, 0))) if communicates(run.node.op)]
+    sent = 0.0
+    for run in timed:
+        op = run.node.op.to_dict() if run.node.op else {}
+        if op["ranks"] == 4 and op["ranks_per_node"] == 1:
+            sent += run.times * op["size_bytes"] * {"all_reduce": 1.5}.get(op["kind"], 0.75)
+    load = shared.load() * flows.topology.bandwidth_gbps * 1e3 * shared.total_us
+    leaves = np.array(["leaf" in flows.topology.nodes[node] for node in flows.topology.target])
+    ranks = flows.topology.source < flows.topology.ranks
+    nics = np.array(["nic" in flows.topology.nodes[node] for node in flows.topology.source])
+    out = load[leaves & (ranks | nics)]
+    assert sent > 0
+    assert out.sum() == pytest.approx(32 * sent, rel=0.02)
+
+
+def test_the_report_tells_load_over_time(graphs: Path) -> None:
+    placed, engine, report = step(graphs, cluster(oversubscription=4))
+    found = network_report(report, engine, {})
+    hot, over = found["hot_links"], found["over_time"]
+    assert found["contention_s"] == pytest.approx((step_us(placed) - placed.shared.apart_us) * 1e-6)  # type: ignore[union-attr]
+    assert [link["link"] for link in hot] == list(over["links"])
+    for link in hot:
+        assert np.mean(over["links"][link["link"]]) == pytest.approx(link["busy"], rel=1e-3)
+        assert link["busy"] <= link["peak"] <= 1.0 + 1e-6
+    assert {kind: np.mean(each) for kind, each in over["kinds"].items()} == pytest.approx(
+        {kind: each["mean"] for kind, each in found["busy"].items()}, rel=1e-3, abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("degrees", [{"schedule": "zb-h1"}, {"vpp": 2}, {"zero_stage": 3}, {"schedule": "dualpipe"}])
+def test_every_schedule_shares_its_links(graphs: Path, degrees: dict[str, Any]) -> None:
+    placed, _, _ = step(graphs, cluster(oversubscription=8, nic_gbps=5.0), **degrees)
+    shared = placed.shared
+    assert shared is not None
+    assert shared.residual < 0.01
+    assert (shared.end_us >= shared.start_us).all()
+    assert shared.end_us.max() <= 1.05 * shared.total_us
+    assert shared.total_us >= shared.apart_us * (1 - 1e-3)
