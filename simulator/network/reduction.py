@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .collectives import Phase, plan
+from .distances import FAR
 from .routing import Router
 from .topology import Topology, TopologyError
 
@@ -69,8 +70,10 @@ def own_switch(topology: Topology, server: np.ndarray) -> int:
 def _nearest_switch(router: Router, ranks: np.ndarray) -> int:
     """The switch of the fabric that the farthest member is nearest to."""
     topology = router.topology
-    row, distance = router.towards(ranks)
-    farthest = distance[row].max(axis=0).astype(np.int64)
+    nodes = np.arange(len(topology.nodes))
+    costs = [router.distances.between(nodes, np.full(len(nodes), rank)) for rank in ranks.tolist()]
+    farthest = np.max(costs, axis=0).astype(np.int64)
+    farthest[farthest >= FAR] = np.iinfo(np.int64).max
     inside = np.zeros(len(topology.nodes), dtype=bool)
     inside[topology.target[topology.of_kind(("nvlink", "pcie", "nic"))]] = True
     farthest[: topology.ranks] = np.iinfo(np.int64).max

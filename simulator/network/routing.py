@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
+from .distances import Distances
+from .onward import Onward
 from .topology import Topology, TopologyError
 
 CHUNK = 262_144  # flows stepped together
@@ -61,7 +64,7 @@ class Crossings(NamedTuple):
 
 
 class Router:
-    """Paths on one fabric; distances are computed once per target and kept.
+    """Paths on one fabric; what costs of ways are found out is kept.
 
     ``policy`` is ``adaptive``, ``ecmp``, ``shortest`` or ``dimension_order`` (products of dimensions only);
     TopologyError otherwise.
@@ -73,10 +76,12 @@ class Router:
         if policy == "dimension_order" and topology.coordinates is None:
             raise TopologyError(f"{topology.name} has no dimensions to route in order; use ecmp or shortest")
         self.topology, self.policy, self.seed = topology, policy, seed
-        self.cost = topology.of_kind(INSIDE).astype(np.int32) * -1 + 2
-        self._row = np.full(len(topology.nodes), -1, dtype=np.int64)
-        self._distance = np.zeros((0, len(topology.nodes)), dtype=np.int16)
-        self._known = 0  # rows of it that are filled
+        self._onward = _onward(topology)
+
+    @property
+    def distances(self) -> Distances:
+        """Costs of ways between nodes."""
+        return self._onward.distances
 
     def paths(self, source: np.ndarray, target: np.ndarray, flow: np.ndarray | None = None) -> Paths:
         """Paths from rank ``source[i]`` to ``target[i]``; ``flow`` [n] tells flows of one pair apart for ECMP.
@@ -139,13 +144,12 @@ class Router:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Flow, link and share of every entry, sorted by flow, and the longest latency of each flow."""
         topology, size = self.topology, len(self.topology.nodes)
-        row, _ = self.towards(target)
         flow = np.flatnonzero(source != target)
         here, share, latency = source[flow], np.ones(len(flow)), np.zeros(len(flow))
         total = np.zeros(len(source))
         entries: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         while len(flow):
-            owner, link, count = self._next(row[flow] * size + here)
+            owner, link, count = self._next(target[flow] * size + here)
             part, flow, later = share[owner] / count[owner], flow[owner], latency[owner] + topology.latency_us[link]
             entries.append((flow, link, part))
             here = topology.target[link]
@@ -166,8 +170,7 @@ class Router:
         """Add to ``load`` [links] what each carries of flows that divide evenly; their longest and total latency."""
         topology, size = self.topology, len(self.topology.nodes)
         walking = source != target
-        row, _ = self.towards(target)
-        pairs, which = np.unique((row * size + source)[walking], return_inverse=True)
+        pairs, which = np.unique((target * size + source)[walking], return_inverse=True)
         amount = np.bincount(which, minlength=len(pairs)).astype(np.float64)
         latency = np.zeros(len(pairs))
         longest = total = 0.0
@@ -178,7 +181,7 @@ class Router:
             total += float(part @ topology.latency_us[link])
             reached = pairs[owner] // size * size + topology.target[link]
             later = latency[owner] + topology.latency_us[link]
-            arrived = self._distance[reached // size, reached % size] == 0
+            arrived = reached // size == reached % size
             longest = max(longest, float(later[arrived].max(initial=0.0)))
             pairs, which = np.unique(reached[~arrived], return_inverse=True)
             amount = np.bincount(which, part[~arrived], minlength=len(pairs)).astype(np.float64)
@@ -187,24 +190,12 @@ class Router:
         return longest, total
 
     def _next(self, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Links on a cheapest way for pairs (row of the target x nodes + node): pair, link; and links of each pair.
+        """Links on a cheapest way for pairs (target x nodes + node): pair, link; and links of each pair.
 
         TopologyError when a target cannot be reached.
         """
-        topology, distance = self.topology, self._distance
-        row, here = pairs // len(topology.nodes), pairs % len(topology.nodes)
-        left = distance[row, here]
-        if (left < 0).any():
-            lost = int(np.flatnonzero(left < 0)[0])
-            aim = topology.nodes[int(np.flatnonzero(self._row == row[lost])[0])]
-            raise TopologyError(f"{topology.nodes[here[lost]]} cannot reach {aim}")
-        start, order = topology.outgoing
-        degree = start[here + 1] - start[here]
-        owner = np.repeat(np.arange(len(here)), degree)
-        offset = np.arange(len(owner)) - np.repeat(np.cumsum(degree) - degree, degree)
-        link = order[start[here][owner] + offset]
-        nearer = distance[row[owner], topology.target[link]] == left[owner] - self.cost[link]
-        owner, link = owner[nearer], link[nearer]
+        target, here = np.divmod(pairs, len(self.topology.nodes))
+        owner, link = self._onward.links(here, target)
         return owner, link, np.bincount(owner, minlength=len(here))
 
     def _check(self, source: np.ndarray, target: np.ndarray) -> None:
@@ -228,33 +219,21 @@ class Router:
         owner, links = (np.concatenate([step[side] for step in steps]) for side in (0, 1))
         return links[np.argsort(owner, kind="stable")], np.bincount(owner, minlength=len(source))
 
-    def towards(self, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Row of each target, and the table [rows, nodes] of costs from every node to it, -1 where there is no way."""
-        missing = np.unique(targets[self._row[targets] < 0])
-        if len(missing):
-            from scipy.sparse import csr_array
-            from scipy.sparse.csgraph import shortest_path
 
-            size = len(self.topology.nodes)
-            backwards = csr_array((self.cost, (self.topology.target, self.topology.source)), (size, size))
-            hops = shortest_path(backwards, method="D", indices=missing)
-            last = self._known + len(missing)
-            if last > len(self._distance):
-                wider = np.zeros((max(last, 2 * len(self._distance)), size), dtype=np.int16)
-                wider[: self._known] = self._distance[: self._known]
-                self._distance = wider
-            self._row[missing] = np.arange(self._known, last)
-            self._distance[self._known : last] = np.where(np.isfinite(hops), hops, -1)
-            self._known = last
-        return self._row[targets], self._distance
+@lru_cache(maxsize=4)
+def _onward(topology: Topology) -> Onward:
+    """What leads on in a topology, which all routers on it share."""
+    near = topology.of_kind(INSIDE)
+    cost = np.where(near, 1, 2) if near.any() else np.ones(topology.links, dtype=np.int64)
+    return Onward(topology, Distances(topology, cost, near | topology.of_kind(("nic",))))
 
 
 def _equal_cost(router: Router, here: np.ndarray, target: np.ndarray, choice: np.ndarray) -> np.ndarray:
     """One of the links on a cheapest way, the ``choice``-th modulo their number."""
-    row, _ = router.towards(target)
     # flows at one node to one target share their links
-    pairs, which = np.unique(row * len(router.topology.nodes) + here, return_inverse=True)
-    _, link, count = router._next(pairs)
+    pairs, which = np.unique(target * len(router.topology.nodes) + here, return_inverse=True)
+    owner, link, count = router._next(pairs)
+    link = link[np.lexsort((link, owner))]
     first = np.cumsum(count) - count
     return np.asarray(link[first[which] + choice % count[which]])
 

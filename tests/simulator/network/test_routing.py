@@ -30,14 +30,14 @@ def test_every_path_arrives_by_a_cheapest_way(fabric, policy: str, data) -> None
     paths = router.paths(pairs[:, 0], pairs[:, 1], np.arange(len(pairs)))
     graph = networkx.DiGraph()
     graph.add_weighted_edges_from(
-        zip(fabric.source.tolist(), fabric.target.tolist(), router.cost.tolist(), strict=True)
+        zip(fabric.source.tolist(), fabric.target.tolist(), router.distances.cost.tolist(), strict=True)
     )
     for i, (source, target) in enumerate(pairs.tolist()):
         links = paths.links[paths.start[i] : paths.start[i + 1]]
         ends = [source, *fabric.target[links].tolist()]
         assert fabric.source[links].tolist() == ends[:-1]
         assert ends[-1] == target
-        assert router.cost[links].sum() == networkx.shortest_path_length(graph, source, target, "weight")
+        assert router.distances.cost[links].sum() == networkx.shortest_path_length(graph, source, target, "weight")
 
 
 @settings(deadline=None, max_examples=40)
