@@ -34,7 +34,7 @@ from .report import OpPrediction
 
 SHOWN = 64  # groups of which an answer lists the times
 PACKET_BYTES = 9000.0
-PACKETS = 200_000  # times links that they cross: what takes ns-3 some seconds
+PACKETS = 50_000  # times links that they cross: what takes ns-3 some seconds
 QUANTILES = {"p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95, "max": 1.0}
 
 
@@ -93,9 +93,7 @@ class Links:
         columns = {"ranks": np.array([len(transfer.group)]), "ranks_per_node": np.array([together])}
         able = on.algorithms(transfer.collective, transfer.group)
         size = np.array([transfer.size_bytes])
-        found = choice(transfer.collective, size, self.formula.groups(columns), self.formula.tuning)[0].partition("/")[
-            0
-        ]
+        found = choice(transfer.collective, size, self.formula.groups(columns))[0].partition("/")[0]
         if found not in able or (found in IN_SWITCH and self.fidelity == "packet"):
             return able[0]
         try:
@@ -326,6 +324,6 @@ def predict_by_formula(
     op = placed(op, group, formula)
     made = predict_ops([op], formula.device, engine, cache)[0]
     columns = {"ranks": np.array([op.ranks]), "ranks_per_node": np.array([op.ranks_per_node])}
-    taken = choice(op.kind, np.array([op.size_bytes]), formula.groups(columns), formula.tuning)[0]
+    taken = choice(op.kind, np.array([op.size_bytes]), formula.groups(columns))[0]
     found = {"fidelity": "analytical", "algorithm": taken if op.ranks > 1 else "none"}
     return bounded(op, made, formula, {**found, **bandwidths(op.kind, op.ranks, op.size_bytes, made.latency_us)})
