@@ -17,11 +17,11 @@ from .cluster_report import ClusterStep, step_us
 from .costs import Costs
 from .engines import Engine, FusedEngine
 from .engines.flow import FlowEngine, flow_engine
+from .link_use import communicates
 from .network.faults import Fault, draw, drawing
 from .network.study import Study
 from .network.topology import TopologyError
 from .placement import Sends, place_tasks, retime, send_times
-from .traffic import communicates
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 

@@ -10,82 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
-from ..datasets.ops import KINDS, Op
 from .cluster_report import ClusterStep, held_by
 from .costs import Costs
 from .graph import Node
-from .programs import FIRST, LAST, MIDDLE, ONLY, Variant, place_phase, selected
+from .link_use import Collective, Communication, Send, Slot, Spans, phase_spans
+from .programs import FIRST, LAST, MIDDLE, ONLY, Variant
 from .schedule.orders import BACKWARD, FORWARD, INPUT, parts_of
 from .schedule.pipeline import sources
-
-FAMILIES = ("collective", "expert_parallel")
-
-
-class Slot(NamedTuple):
-    """A stored node that communicates: part of the model, variant of the micro-batch, position among its nodes."""
-
-    part: int
-    variant: Variant
-    node: int
-
-
-class Send(NamedTuple):
-    """Transfers from tasks of stages to others [n]: by stage, chunk and micro-batch of the sender."""
-
-    back: np.ndarray
-    stage: np.ndarray
-    chunk: np.ndarray
-    micro_batch: np.ndarray
-    other: np.ndarray
-    size_bytes: np.ndarray
-    start_us: np.ndarray
-    lasts_us: np.ndarray
-
-
-class Collective(NamedTuple):
-    """Executions of nodes that communicate [n]: ``slot`` points into the slots they belong to."""
-
-    slot: np.ndarray
-    stage: np.ndarray
-    start_us: np.ndarray
-    lasts_us: np.ndarray
-
-
-@dataclass(frozen=True, eq=False)
-class Communication:
-    """All communication of a step: ``slots`` with their nodes, executions of them, and sends."""
-
-    slots: list[Slot]
-    nodes: list[Node]
-    collectives: Collective
-    sends: Send
-
-    @cached_property
-    def ops(self) -> list[Op]:
-        """The op of each slot."""
-        return [node.op for node in self.nodes if node.op is not None]
-
-    @cached_property
-    def previous(self) -> np.ndarray:
-        """What each collective follows on its stream of its stage, -1 for the first and for sends [n]."""
-        names = sorted({node.stream for node in self.nodes})
-        own = self.collectives
-        stream = np.array([names.index(node.stream) for node in self.nodes], dtype=np.int64)[own.slot]
-        order = np.lexsort((own.start_us, stream, own.stage))
-        same = (np.diff(own.stage[order]) == 0) & (np.diff(stream[order]) == 0)
-        found = np.full(len(own.slot) + len(self.sends.stage), -1)
-        found[order[1:][same]] = order[:-1][same]
-        return found
-
-
-def communicates(op: Op | None) -> bool:
-    """Whether an op moves bytes between devices."""
-    return op is not None and KINDS[op.kind].family in FAMILIES
 
 
 def communication(step: ClusterStep) -> Communication:
@@ -96,9 +30,6 @@ def communication(step: ClusterStep) -> Communication:
     columns = zip(*parts, strict=True) if parts else ((), (), (), ())
     joined = (np.concatenate([none, *column]) for none, column in zip((whole, whole, real, real), columns, strict=True))
     return Communication(list(walk.slots), [walk.node(slot) for slot in walk.slots], Collective(*joined), _sends(step))
-
-
-Spans = tuple[np.ndarray, np.ndarray, np.ndarray]  # nodes that communicate, when each starts, how long it lasts
 
 
 @dataclass
@@ -138,15 +69,7 @@ class _Walk:
         """What of a phase communicates, from its own start."""
         key = id(costs), phase
         if key not in self.known:
-            chosen = selected(costs, phase)
-            moves = np.array([communicates(costs.nodes[i].op) for i in chosen.tolist()], dtype=bool)
-            if moves.any():
-                placed = place_phase(costs, phase, self.step.plan, self.step.device)
-                kept = moves[placed.node]
-                lasts = (placed.end_us - placed.start_us)[kept]
-                self.known[key] = chosen[placed.node[kept]], placed.start_us[kept], lasts
-            else:
-                self.known[key] = np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
+            self.known[key] = phase_spans(costs, phase, self.step.plan, self.step.device)
         return self.known[key]
 
     def node(self, slot: Slot) -> Node:

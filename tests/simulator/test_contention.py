@@ -15,8 +15,9 @@ from opcast.simulator.engines import FusedEngine, build_engine
 from opcast.simulator.engines.flow import FlowEngine, flow_engine
 from opcast.simulator.engines.network import NetworkEngine
 from opcast.simulator.link_report import network_report
+from opcast.simulator.link_use import communicates
 from opcast.simulator.plan import Parallel, Plan, load_stack
-from opcast.simulator.traffic import communicates, communication
+from opcast.simulator.traffic import communication
 from opcast.simulator.training import simulate_training
 from opcast.simulator.work import Work
 

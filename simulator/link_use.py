@@ -1,0 +1,163 @@
+"""What the communication of a step uses of a cluster's links: patterns, bytes and latencies of all that it runs.
+
+A step says what communicates when (:class:`Communication`); the engine of flows says over which links. Ops of one stage
+that differ in nothing but their bytes are one pattern (:mod:`.network.together`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from ..datasets.devices import Device
+from ..datasets.ops import KINDS, Op, make_op
+from .costs import Costs
+from .engines.flow import FAMILIES, FlowEngine
+from .graph import Node
+from .network.together import Patterns, Traffic, Usage
+from .plan import Plan
+from .programs import Variant, place_phase, selected
+
+NOTHING = 1e-6  # by which a communication may take longer than alone and count as unhindered
+
+Spans = tuple[np.ndarray, np.ndarray, np.ndarray]  # nodes that communicate, when each starts, how long it lasts
+
+
+class Slot(NamedTuple):
+    """A stored node that communicates: part of the model, variant of the micro-batch, position among its nodes."""
+
+    part: int
+    variant: Variant
+    node: int
+
+
+class Send(NamedTuple):
+    """Transfers from tasks of stages to others [n]: by stage, chunk and micro-batch of the sender."""
+
+    back: np.ndarray
+    stage: np.ndarray
+    chunk: np.ndarray
+    micro_batch: np.ndarray
+    other: np.ndarray
+    size_bytes: np.ndarray
+    start_us: np.ndarray
+    lasts_us: np.ndarray
+
+
+class Collective(NamedTuple):
+    """Executions of nodes that communicate [n]: ``slot`` points into the slots they belong to."""
+
+    slot: np.ndarray
+    stage: np.ndarray
+    start_us: np.ndarray
+    lasts_us: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Communication:
+    """All communication of a step: ``slots`` with their nodes, executions of them, and sends."""
+
+    slots: list[Slot]
+    nodes: list[Node]
+    collectives: Collective
+    sends: Send
+
+    @cached_property
+    def ops(self) -> list[Op]:
+        """The op of each slot."""
+        return [node.op for node in self.nodes if node.op is not None]
+
+    @cached_property
+    def previous(self) -> np.ndarray:
+        """What each collective follows on its stream of its stage, -1 for the first and for sends [n]."""
+        names = sorted({node.stream for node in self.nodes})
+        own = self.collectives
+        stream = np.array([names.index(node.stream) for node in self.nodes], dtype=np.int64)[own.slot]
+        order = np.lexsort((own.start_us, stream, own.stage))
+        same = (np.diff(own.stage[order]) == 0) & (np.diff(stream[order]) == 0)
+        found = np.full(len(own.slot) + len(self.sends.stage), -1)
+        found[order[1:][same]] = order[:-1][same]
+        return found
+
+
+def communicates(op: Op | None) -> bool:
+    """Whether an op moves bytes between devices."""
+    return op is not None and KINDS[op.kind].family in FAMILIES
+
+
+def phase_spans(costs: Costs, phase: str, plan: Plan, device: Device) -> Spans:
+    """What of a phase communicates, from its own start."""
+    chosen = selected(costs, phase)
+    moves = np.array([communicates(costs.nodes[i].op) for i in chosen.tolist()], dtype=bool)
+    if not moves.any():
+        return np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
+    placed = place_phase(costs, phase, plan, device)
+    kept = moves[placed.node]
+    return chosen[placed.node[kept]], placed.start_us[kept], (placed.end_us - placed.start_us)[kept]
+
+
+class Uses(NamedTuple):
+    """Of every communication of a step, collectives first [n]: its pattern, bytes, and latency before they move."""
+
+    patterns: Patterns
+    pattern: np.ndarray
+    size_bytes: np.ndarray
+    still_us: np.ndarray
+
+
+def uses_of(said: Communication, plan: Plan, flows: FlowEngine) -> Uses:
+    """What all communication of a step uses of the links."""
+    number: dict[tuple[object, int], int] = {}
+    usages: list[Usage] = []
+    devices = [plan.stage_devices(stage) for stage in range(plan.parallel.pp)]
+
+    def numbered(key: tuple[object, int], usage: Usage) -> int:
+        if key not in number:
+            number[key] = len(usages)
+            usages.append(usage)
+        return number[key]
+
+    own, sent = said.collectives, said.sends
+    pairs, at = np.unique(np.stack([own.slot, own.stage]), axis=1, return_inverse=True)
+    found = []
+    for slot, stage in pairs.T.tolist():
+        key, usage, moved = flows.usage(said.ops[slot], devices[stage])
+        found.append((numbered((key, stage), usage), moved))
+    ways, way = np.unique(np.stack([sent.stage, sent.other]), axis=1, return_inverse=True)
+    sends = [numbered((one, other), flows.sends(devices[one], devices[other])) for one, other in ways.T.tolist()]
+    pattern = np.array([each for each, _ in found], dtype=np.int64)[at.ravel()]
+    size = np.array([each for _, each in found], dtype=float)[at.ravel()]
+    still = flows.still_us(said.ops)[own.slot]
+    return Uses(
+        Patterns(usages, flows.topology.bandwidth_gbps),
+        np.concatenate([pattern, np.array(sends, dtype=np.int64)[way.ravel()]]),
+        np.concatenate([size, sent.size_bytes]),
+        np.concatenate([still, np.full(len(sent.stage), _latency(plan, flows))]),
+    )
+
+
+def _latency(plan: Plan, flows: FlowEngine) -> float:
+    """What a send between stages takes before its bytes move."""
+    group = plan.group("pp")
+    together = min(group.ranks_per_node, 2)
+    op = make_op("send_recv", size_bytes=1, ranks=2, ranks_per_node=together, link=group.link)
+    return float(flows.still_us([op])[0])
+
+
+def traffic_of(said: Communication, uses: Uses, pace: np.ndarray, sends_us: np.ndarray) -> Traffic:
+    """What moves when: starts are those of the present placing, lengths those alone (``pace`` by slot, of sends us)."""
+    own, sent = said.collectives, said.sends
+    alone = np.concatenate([own.lasts_us / pace[own.slot], sends_us])
+    still = np.minimum(uses.still_us, alone)
+    return Traffic(uses.pattern, np.concatenate([own.start_us, sent.start_us]), still, alone - still, said.previous)
+
+
+def pace_of(said: Communication, traffic: Traffic, took_us: np.ndarray) -> np.ndarray:
+    """How many times longer than alone the executions of each slot take together [slots]."""
+    slot, count = said.collectives.slot, len(said.slots)
+    alone = np.bincount(slot, traffic.alone_us[: len(slot)], count)
+    pace: np.ndarray = np.bincount(slot, took_us[: len(slot)], count) / np.maximum(alone, 1e-300)
+    return np.where(pace > 1.0 + NOTHING, pace, 1.0)
