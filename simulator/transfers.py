@@ -107,7 +107,7 @@ class Links:
         fidelity = fidelity or self.fidelity
         if fidelity == "flow":
             start, end, run = on.flow(transfers, folded=True)
-            return Outcome(start, end, run.carried_bytes, run.full_us)
+            return Outcome(start, end, run.carried_bytes, run.full_us, run)
         if fidelity == "packet":
             return _packets(on, transfers)
         return simulate(on, transfers, fidelity)

@@ -25,14 +25,18 @@ def links_section(links: Mapping[str, Any], svg: str, whole: str = "the step") -
     if fullest:
         most = max(share for _, share in fullest)
         rows = [(Cell(name), Cell(units.share(share), bar=share / most)) for name, share in fullest]
-        parts.append(Table("Fullest links", (Column("link"), Column("busy", "share of its capacity")), rows))
+        parts.append(
+            Table("Fullest links", (Column("link", words=True), Column("busy", "share of its capacity")), rows)
+        )
     study = links.get("faults_study")
     if study:
-        columns = Column("share of samples"), Column("time", f"times {whole} without these faults")
+        columns = Column("share of samples", words=True), Column("time", f"times {whole} without these faults")
         rows = [(Cell(name), Cell(f"{value:.4f}x")) for name, value in study["slowdown"].items()]
         parts.append(Table(f"{whole.capitalize()} with faults, {study['trials']} samples", columns, rows))
         rows = [(Cell(each["where"]), Cell(f"{each['slowdown']:.4f}x")) for each in study["critical"]]
-        parts.append(Table("Most critical links", (Column("link"), Column("time", "mean of its samples")), rows))
+        parts.append(
+            Table("Most critical links", (Column("link", words=True), Column("time", "mean of its samples")), rows)
+        )
     return Section("links", "The network", text, tuple(parts))
 
 

@@ -184,6 +184,15 @@ class Fabric:
 
         ``folded`` runs transfers that must do the same once (:mod:`.folding`).
         """
+        activities, first, last = self.activities(transfers)
+        share = run_folded if folded else run
+        outcome = share(activities, self.topology.bandwidth_gbps)
+        start = outcome.start_us[np.array(first, dtype=np.int64)]
+        end = np.array([outcome.end_us[each].max() for each in last])
+        return start, end, outcome
+
+    def activities(self, transfers: Sequence[Transfer]) -> tuple[Activities, list[int], list[list[int]]]:
+        """What transfers move over the links, and by transfer its first activity and those that end it."""
         self._route_sends(transfers)
         rows: list[_Usage] = []
         sizes: list[float] = []
@@ -204,11 +213,7 @@ class Fabric:
                 waits += [before] * len(phase)
                 before = here
             last.append(before)
-        share = run_folded if folded else run
-        outcome = share(_activities(rows, sizes, releases, waits), self.topology.bandwidth_gbps)
-        start = outcome.start_us[np.array(first, dtype=np.int64)]
-        end = np.array([outcome.end_us[each].max() for each in last])
-        return start, end, outcome
+        return _activities(rows, sizes, releases, waits), first, last
 
     def _route_sends(self, transfers: Sequence[Transfer]) -> None:
         """Find the ways of all messages at once: one by one takes far longer."""

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,19 +15,25 @@ import numpy as np
 
 from . import packet
 from .fabric import Fabric, Transfer
+from .sharing import Run, max_min
 from .topology import TopologyError
 
 FIDELITIES = ("analytical", "flow", "packet")
+MOMENTS = 3_000_000  # moments times used links up to which load over time comes from rates: about a second
 TOGETHER = 2048  # transfers up to which the formula looks for contention
 
 
 class Outcome(NamedTuple):
-    """Start and end of each transfer, us [n]; bytes each link carried [links], and the us it was full (flow only)."""
+    """Start and end of each transfer, us [n]; bytes each link carried [links], and the us it was full (flow only).
+
+    ``run`` has the parts of all transfers that ran as flows.
+    """
 
     start_us: np.ndarray
     end_us: np.ndarray
     carried_bytes: np.ndarray
     full_us: np.ndarray
+    run: Run | None = None
 
     @property
     def total_us(self) -> float:
@@ -47,7 +54,7 @@ def simulate(
     """
     if fidelity == "flow":
         start, end, run = fabric.flow(transfers)
-        return Outcome(start, end, run.carried_bytes, run.full_us)
+        return Outcome(start, end, run.carried_bytes, run.full_us, run)
     if fidelity not in FIDELITIES:
         raise TopologyError(f"network={fidelity!r} is not one of {', '.join(FIDELITIES)}")
     carried = _loads(fabric, transfers).sum(axis=0)
@@ -64,15 +71,46 @@ def over_time(
 ) -> np.ndarray:
     """Share of each link's capacity in use, by equal spans of the whole time [bins, links]; of some ``links`` only.
 
-    The bytes of a transfer count evenly from its start to its end.
+    Flows carry what their rates say, from event to event; where there are very many, and without flows, the bytes of a
+    transfer count evenly from its start to its end.
     """
     chosen = np.arange(fabric.topology.links) if links is None else links
     edges = np.linspace(0.0, max(outcome.total_us, 1e-12), bins + 1)
-    lasts = np.maximum(outcome.end_us - outcome.start_us, 1e-12)
-    before = np.maximum(outcome.start_us, edges[:-1, None])
-    inside = np.clip(np.minimum(outcome.end_us, edges[1:, None]) - before, 0.0, None) / lasts
     capacity = fabric.topology.bandwidth_gbps[chosen] * 1e3 * (edges[1] - edges[0])
-    return np.asarray(inside @ _loads(fabric, transfers, chosen) / capacity)
+    found = None if outcome.run is None else _by_rates(fabric, transfers, outcome.run, edges, chosen)
+    if found is None:
+        found = _inside(outcome.start_us, outcome.end_us, edges) @ _loads(fabric, transfers, chosen)
+    return np.asarray(found / capacity)
+
+
+def _inside(start: np.ndarray, end: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Which part of each span of time lies between two edges [bins, n]."""
+    before = np.maximum(start, edges[:-1, None])
+    lasts = np.maximum(end - start, 1e-12)
+    return np.asarray(np.clip(np.minimum(end, edges[1:, None]) - before, 0.0, None) / lasts)
+
+
+def _by_rates(
+    fabric: Fabric, transfers: Sequence[Transfer], run: Run, edges: np.ndarray, links: np.ndarray
+) -> np.ndarray | None:
+    """Bytes over each link between edges, from the rates of every moment [bins, links]; None where that takes long."""
+    activities, _, _ = fabric.activities(transfers)
+    begin, size = run.start_us + activities.latency_us, activities.size_bytes
+    moving = (size > 0) & (run.end_us > begin)
+    moments = np.unique(np.concatenate([begin[moving], run.end_us[moving]]))
+    if len(moments) * len(activities.links) > MOMENTS:
+        return None
+    owner = np.repeat(np.arange(len(activities)), np.diff(activities.start))
+    capacity = fabric.topology.bandwidth_gbps * 1e3
+    found = np.zeros((len(edges) - 1, len(links)))
+    for now, then in itertools.pairwise(moments.tolist()):
+        active = moving & (begin <= now) & (run.end_us >= then)
+        if active.any():
+            rate = max_min(activities, capacity, active)
+            load = np.bincount(activities.links, activities.weights * rate[owner], fabric.topology.links)[links]
+            part = np.clip(np.minimum(then, edges[1:]) - np.maximum(now, edges[:-1]), 0.0, None)
+            found += part[:, None] * load
+    return found
 
 
 def _analytical(fabric: Fabric, transfers: Sequence[Transfer]) -> tuple[np.ndarray, np.ndarray]:

@@ -20,7 +20,6 @@ from .collectives import ALGORITHMS, algorithms
 from .fabric import Fabric, Transfer
 from .fidelity import Outcome, over_time
 from .mapping import process_groups
-from .picture import hot_links
 from .reduction import ALGORITHMS as IN_SWITCH
 
 UNITS = {"": 1, "b": 1} | {f"{p}{i}b": b**n for n, p in enumerate("kmgt", 1) for i, b in (("", 1000), ("i", 1024))}
@@ -183,12 +182,16 @@ def summary(fabric: Fabric, transfers: Sequence[Transfer], names: Sequence[str],
     hot = hot[load[hot] > 0]
     kinds = np.array(topology.kind)
     shares = over_time(fabric, transfers, outcome, BINS, hot)
+    peaks = shares.max(axis=0, initial=0.0).tolist()
     return {
         "topology": topology.name,
         "links": topology.links,
         "total_us": outcome.total_us,
         "transfers": [_row(fabric, *each) for each in zip(transfers, names, *_ends(outcome), strict=True)],
-        "hot_links": [{"link": name, "busy": share} for name, share in hot_links(topology, load, len(hot))],
+        "hot_links": [
+            {"link": topology.link_name(int(link)), "busy": float(load[link]), "peak": peak}
+            for link, peak in zip(hot, peaks, strict=True)
+        ],
         "busy": {
             kind: {"mean": float(load[kinds == kind].mean()), "max": float(load[kinds == kind].max())}
             for kind in sorted(set(topology.kind))

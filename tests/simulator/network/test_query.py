@@ -122,6 +122,24 @@ def test_what_is_said_adds_up() -> None:
     assert over_time(fabric, asked, outcome, len(shares))[:, link] == pytest.approx(np.array(shares))
 
 
+def test_links_over_time_carry_what_they_carry_and_no_more_than_they_can() -> None:
+    fabric = Fabric(fat_tree(Servers(4, 4, Port(400.0, 0.5, "nvlink"), Port(50.0, 1.0)), 8, 4.0), server=4)
+    asked = [
+        Transfer("all_reduce", tuple(range(0, 16, 2)), 2**28, "ring"),
+        Transfer("all_to_all", tuple(range(4, 12)), 2**26),
+        Transfer("send", (3, 12), 2**24, None, 200.0),
+        Transfer("send", (0, 15), 2**24, after=(1,)),
+    ]
+    outcome = simulate(fabric, asked, "flow")
+    capacity = fabric.topology.bandwidth_gbps * 1e3
+    shares = over_time(fabric, asked, outcome, 40)
+    assert shares.max() <= 1.0 + 1e-6
+    carried = shares.sum(axis=0) * capacity * outcome.total_us / 40
+    assert carried == pytest.approx(outcome.carried_bytes, rel=5e-3, abs=1.0)
+    evenly = over_time(fabric, asked, outcome._replace(run=None), 40)
+    assert evenly.sum(axis=0) == pytest.approx(shares.sum(axis=0), rel=5e-3, abs=1e-6)
+
+
 def test_bandwidths_follow_nccl_tests() -> None:
     found = bandwidths("all_reduce", 8, 1e9, 1e4)
     assert found["algbw_gbps"] == pytest.approx(100.0)
