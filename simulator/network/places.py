@@ -156,7 +156,7 @@ def _flat(topology: Topology, shown: np.ndarray) -> Places:
 
 
 def _grid(topology: Topology) -> np.ndarray | None:
-    """Coordinates of at least two dimensions, of a square mesh or torus too; None for what has none."""
+    """Coordinates of at least two dimensions, of a king's mesh too; None for what has none."""
     coordinates = topology.coordinates
     if coordinates is None:
         return None

@@ -65,8 +65,19 @@ def product(dimensions: Sequence[Dimension], name: str = "") -> Topology:
         pairs = _pairs(each)
         ends = tuple((lines[:, None] + stride[axis] * pairs[:, side]).ravel() for side in (0, 1))
         cables.append((*ends, each.bandwidth_gbps, each.latency_us, each.kind))
+    axes = [axis for at, each in enumerate(dimensions) for axis in _axes(each, grid[:, at])]
     title = name or " x ".join(f"{each.shape}({each.size})" for each in dimensions)
-    return connect(title, count, nodes, cables, grid)
+    return connect(title, count, nodes, cables, np.stack(axes, axis=1))
+
+
+def _axes(each: Dimension, place: np.ndarray) -> list[np.ndarray]:
+    """Coordinates of ranks along one dimension, the fastest first: two of a square, a bit each of a hypercube."""
+    if each.shape in ("mesh", "torus"):
+        side = _side(each.shape, each.size)
+        return [place % side, place // side]
+    if each.shape == "hypercube" and each.size > 1:
+        return [place >> bit & 1 for bit in range(each.size.bit_length() - 1)]
+    return [place]
 
 
 def _pairs(each: Dimension) -> np.ndarray:

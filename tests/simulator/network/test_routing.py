@@ -71,6 +71,21 @@ def test_dimension_order_corrects_the_first_dimension_first() -> None:
     assert fabric.target[paths.links].tolist() == [1, 2, 7]
 
 
+@pytest.mark.parametrize(
+    ("shape", "target", "way"),
+    [
+        ("mesh", 15, [1, 2, 3, 7, 11, 15]),  # along the row, then down the column
+        ("torus", 10, [1, 2, 6, 10]),
+        ("hypercube", 13, [1, 5, 13]),  # bit by bit, the lowest first: e-cube routing
+        ("king_mesh", 15, [5, 10, 15]),  # one dimension: kings take the diagonal
+    ],
+)
+def test_squares_and_cubes_have_dimensions_of_their_own(shape: str, target: int, way: list[int]) -> None:
+    fabric = product([Dimension(shape, 16, 50.0)])
+    paths = Router(fabric, "dimension_order").paths(np.array([0]), np.array([target]))
+    assert fabric.target[paths.links].tolist() == way
+
+
 def test_latencies_add_up_along_a_path() -> None:
     fabric = product([Dimension("ring", 8, 50.0, 0.5)])
     found = Router(fabric, "adaptive").crossings(np.array([0, 0]), np.array([4, 1]))
