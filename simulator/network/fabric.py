@@ -133,7 +133,7 @@ class Fabric:
         named = tuple(name for name in algorithms(collective) if possible.get(name, True))
         if collective == "all_reduce" and n > 1:
             named += ("nvls",) if self.nvls > 0.0 and (whole or 2 < n == per_node) else ()
-            named += ("collnet",) if self.in_network and self.nvls > 0.0 and n > per_node else ()
+            named += ("collnet",) if self.in_network and n > per_node else ()
         return named
 
     def cost(self, collective: str, algorithm: str, group: Sequence[int]) -> Cost:
@@ -238,7 +238,7 @@ class Fabric:
     def _reduced(self, algorithm: str, group: tuple[int, ...]) -> list[_Usage]:
         self._inside(group)
         group = self.arranged(group)
-        trees, moves = reduction.reduction(self.topology, algorithm, group, self.together(group))
+        trees, moves = reduction.reduction(self.topology, algorithm, group, self.together(group), self.nvls > 0.0)
         usage = []
         for tree in trees:
             weight = 1.0 / (self.nvls or 1.0) if tree.inside else 1.0

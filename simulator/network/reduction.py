@@ -31,10 +31,13 @@ class Tree(NamedTuple):
     inside: bool
 
 
-def reduction(topology: Topology, algorithm: str, group: tuple[int, ...], per_node: int) -> tuple[list[Tree], Phase]:
+def reduction(
+    topology: Topology, algorithm: str, group: tuple[int, ...], per_node: int, multicast: bool = True
+) -> tuple[list[Tree], Phase]:
     """Trees inside servers and, between them, trees of switches (``collnet``) or of GPUs (``nvls``), all at once.
 
     Groups hold ``per_node`` ranks of each server in a row; each GPU takes its share of the buffer out of the server.
+    Where switches inside servers do not reduce (no ``multicast``: before Hopper), GPUs exchange their shares directly.
     TopologyError where there is no such switch.
     """
     ranks = np.asarray(group, dtype=np.int64)
@@ -42,14 +45,20 @@ def reduction(topology: Topology, algorithm: str, group: tuple[int, ...], per_no
     servers = ranks.reshape(-1, min(together, len(ranks)))
     count = servers.shape[1]
     router = Router(topology, "shortest")
-    trees = [_tree(router, each, own_switch(topology, each), 1.0, True) for each in servers] if count > 1 else []
+    trees: list[Tree] = []
     moves: Phase = []
+    if count > 1 and (multicast or algorithm == "nvls"):
+        trees = [_tree(router, each, own_switch(topology, each), 1.0, True) for each in servers]
+    elif count > 1:
+        moves = [
+            move for each in servers for phase in plan("all_reduce", "direct", each.tolist(), 1.0) for move in phase
+        ]
     if len(servers) > 1:
         rails = [servers[:, place] for place in range(count)]
         if algorithm == "collnet":
             trees += [_tree(router, rail, _nearest_switch(router, rail), 1.0 / count, False) for rail in rails]
         else:
-            moves = [move for rail in rails for move in plan("all_reduce", "tree", rail.tolist(), 1.0 / count)[0]]
+            moves += [move for rail in rails for move in plan("all_reduce", "tree", rail.tolist(), 1.0 / count)[0]]
     return trees, moves
 
 

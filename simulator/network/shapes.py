@@ -177,7 +177,7 @@ Cables = list[tuple[np.ndarray, np.ndarray, float, float, str]]
 
 
 def _servers(servers: Servers) -> tuple[list[str], Cables, np.ndarray]:
-    """Nodes and cables of all servers up to their NICs, and the nodes from which cables leave: ports [count x ports]."""
+    """Nodes and cables of all servers up to their NICs, and nodes from which cables leave: ports [count x ports]."""
     nodes = [f"gpu{rank}" for rank in range(servers.ranks)]
     cables: Cables = []
     port, ranks = servers.inside, np.arange(servers.ranks)
@@ -194,7 +194,7 @@ def _servers(servers: Servers) -> tuple[list[str], Cables, np.ndarray]:
         return nodes, cables, ranks
     if servers.gpus % servers.ports:
         raise TopologyError(
-            f"{servers.gpus} GPUs do not share {servers.ports} NICs in equal parts; take one NIC a GPU or a part of them"
+            f"{servers.gpus} GPUs do not share {servers.ports} NICs in equal parts; take one a GPU, or a part of that"
         )
     first, shared = len(nodes), servers.gpus // servers.ports
     nodes += [f"nic{nic}" for nic in range(servers.count * servers.ports)]

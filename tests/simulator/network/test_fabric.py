@@ -230,6 +230,14 @@ def test_switches_of_the_fabric_send_each_byte_out_once() -> None:
     assert "collnet" not in Fabric(SERVERS, per_node=8, nvls=1.0).algorithms("all_reduce", range(32))
 
 
+def test_switches_of_the_fabric_reduce_for_servers_whose_own_do_not() -> None:
+    """Before Hopper GPUs of a server exchange shares directly: 7/8 of the buffer over NVLink there, and back."""
+    fabric = Fabric(SERVERS, per_node=8, in_network=True)
+    assert "collnet" in fabric.algorithms("all_reduce", range(32))
+    assert fabric.cost("all_reduce", "collnet", range(32)).us_per_byte == pytest.approx(1.75 / 400e3)
+    assert fabric.fastest("all_reduce", range(32), GIB) == "collnet"
+
+
 def test_a_reduction_needs_a_switch() -> None:
     with pytest.raises(TopologyError, match="share no NVSwitch"):
         Fabric(product([Dimension("ring", 8, 50.0)]), per_node=8, nvls=1.0).cost("all_reduce", "nvls", range(8))
