@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ...datasets.clusters import Cluster
 from ...datasets.devices import Device
 from .fabric import Fabric
@@ -96,7 +98,8 @@ def servers(cluster: Cluster, device: Device) -> Servers:
     constants = tuning(device, cluster.link)
     nvlink = cluster.link == "nvlink" and device.link_gbps > 0
     kind = "nvlink" if nvlink else "pcie"
-    rate = (device.link_gbps if nvlink else device.pcie_gbps) * constants.ring
+    alone = 1.0 if nvlink else float(constants.alone(np.array(cluster.devices_per_node)))
+    rate = (device.link_gbps if nvlink else device.pcie_gbps * alone) * constants.ring
     inside = Port(rate, HOP_US[kind]["ring"][LL128] * constants.hop / 2.0, kind)
     hop = HOP_US["network"]["ring"][LL128] * constants.far_hop + cluster.nic_latency_us - TABLE_NIC_US
     lanes = device.pcie_gbps or cluster.nic_gbps

@@ -33,6 +33,7 @@ INSIDE = (
     "exchange_us",
     "fill",
     "peer_us",
+    "crowd",
 )
 ACROSS = ("far_hop", "network", "far_exchange", "far_peer_us")
 SHARES = ("ring", "ll", "nvls", "exchange", "network", "far_exchange")

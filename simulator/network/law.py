@@ -58,7 +58,8 @@ class Tuning:
     link; by LL one channel carries ``channel_gbps``, and bytes that are stored and passed on count ``gather`` times.
     NVLS starts after ``nvls_us`` and waits ``nvls_wait_us`` for each turn of its channels that small chunks cost it;
     exchanges by Simple start after ``exchange_us``, pay ``fill`` of their first chunks twice, and ``peer_us`` a peer.
-    ``network`` and ``far_exchange`` are shares of the NICs.
+    Each doubling of the cards on PCIe beyond two divides their rates by ``2**crowd``: 0 where each has its own way, 1
+    where all share one. ``network`` and ``far_exchange`` are shares of the NICs.
     """
 
     base: float = 1.0
@@ -79,10 +80,15 @@ class Tuning:
     exchange_us: float = 13.0
     fill: float = 0.3
     peer_us: float = 0.3
+    crowd: float = 0.0
     far_hop: float = 1.0
     network: float = 0.92
     far_exchange: float = 0.8
     far_peer_us: float = 0.8
+
+    def alone(self, cards: Array) -> Array:
+        """What is left to each of so many cards on PCIe of its rate: they have links of the host in common."""
+        return (2.0 / np.maximum(cards, 2.0)) ** self.crowd
 
 
 def collective_us(kind: str, size_bytes: Array, groups: Groups, tuning: Tuning, algorithm: str = "") -> Array:
@@ -128,7 +134,7 @@ def taking(taken: Sequence[str], kind: str, size: Array, groups: Groups, tuning:
 def _ring(kind: str, size: Array, g: Groups, t: Tuning, protocol: int) -> Array:
     """Through all ranks once (twice to reduce and gather): Thakur, Rabenseifner and Gropp, 2005."""
     near, far = steps(kind, g)
-    own = size / g.ranks / (g.inside_gbps * t.copy * 1e3)
+    own = size / g.ranks / (_inside(g, t) * t.copy * 1e3)
     moved = size * bus_factor(kind, g.ranks) / (_rate(g, t, protocol, _channels(size / g.ranks, g)) * 1e3)
     if protocol == LL:
         moved = moved * (1.0 + (t.gather - 1.0) * GATHERS.get(kind, 0.0))
@@ -140,7 +146,7 @@ def _tree(kind: str, size: Array, g: Groups, t: Tuning, protocol: int) -> Array:
     """Along a chain inside each node, up and down two binary trees between nodes (Sanders, Speck and Traeff, 2009)."""
     crossings = np.where(g.nodes == 2, 1.0, 2.0)  # of two nodes each is a leaf once and a root once
     share = TREE_SHARE[protocol]
-    rate = np.full(len(size), g.inside_gbps * t.ring * share * _allowed(g, g.figures.channels))
+    rate = _inside(g, t) * t.ring * share * _allowed(g, g.figures.channels)
     if protocol == LL:
         rate = np.minimum(rate, t.channel_gbps * _channels(size, g))
     inside = np.where(g.per_node > 1, 2.0 * size / rate, 0.0)
@@ -160,32 +166,34 @@ def _in_switch(kind: str, size: Array, g: Groups, t: Tuning, protocol: int) -> A
     more = np.maximum(size / turn, chunk) * (1.0 / chunk - 1.0 / NVLS_CHUNK)
     crossings = np.where(g.nodes == 2, 1.0, 2.0)
     outside = np.where(g.nodes > 1, crossings * size / (g.outside_gbps * g.per_node * t.network), 0.0)
-    inside = size / (g.inside_gbps * (t.nvls or t.ring / 2.0) * _allowed(g, g.figures.nvls_channels))
+    inside = size / (_inside(g, t) * (t.nvls or t.ring / 2.0) * _allowed(g, g.figures.nvls_channels))
     return latency + np.maximum(more * t.nvls_wait_us + inside / 1e3, outside / 1e3)
 
 
 def _in_network(kind: str, size: Array, g: Groups, t: Tuning, protocol: int) -> Array:
     """The fabric's switches reduce (SHARP): each byte leaves a node once and comes back once."""
     latency = BASE_US["tree"][0] * t.base + 2.0 * (HOP_US["network"]["tree"][2] + g.nic_us - TABLE_NIC_US) * t.far_hop
-    inside = np.where(g.per_node > 1, size / (g.inside_gbps * (t.nvls or t.ring / 2.0)), 0.0)
+    inside = np.where(g.per_node > 1, size / (_inside(g, t) * (t.nvls or t.ring / 2.0)), 0.0)
     return latency + np.maximum(inside, size / (g.outside_gbps * g.per_node * t.network)) / 1e3
 
 
 def _exchange(kind: str, size: Array, g: Groups, t: Tuning, protocol: int) -> Array:
     """Every rank to every other at once: inside over the node's links, out over its share of the NICs."""
     near, far = g.per_node - 1.0, g.ranks - g.per_node
-    near_gbps = g.inside_gbps * t.exchange * _allowed(g, g.figures.channels)
+    near_gbps = _inside(g, t) * t.exchange * _allowed(g, g.figures.channels)
     far_gbps = g.outside_gbps * np.where(g.nodes > 2, t.far_exchange, t.network)
     first = t.fill * np.minimum(1.0, g.figures.channels * EXCHANGE_CHUNK / np.maximum(size, 1.0))
-    inside = (near / near_gbps + 1.0 / (g.inside_gbps * t.copy)) * (1.0 + np.where(far > 0, 0.0, first))
-    bulk = _bulk(g, t) + size / g.ranks * np.maximum(inside, far / far_gbps) / 1e3
-    few = _few(g, t) + size / g.ranks * np.maximum(1.0 / LL_PEER_GBPS, 2.0 * far / far_gbps) / 1e3
+    inside = near / near_gbps + 1.0 / (_inside(g, t) * t.copy)
+    pay = np.where(far > 0, 1.0, 1.0 + first)
+    bulk = _bulk(g, t) + size / g.ranks * np.maximum(inside * pay, far / far_gbps) / 1e3
+    words = np.maximum(near / near_gbps, far / far_gbps) / SHARE[LL]
+    few = _few(g, t) + size / g.ranks * np.maximum(1.0 / LL_PEER_GBPS, words) / 1e3
     return near * t.peer_us + far * t.far_peer_us + _either(few, bulk, protocol, g)
 
 
 def _neighbours(kind: str, size: Array, g: Groups, t: Tuning, protocol: int) -> Array:
-    """Each rank sends to the next: one hop over the slowest link between neighbours."""
-    rate = np.where(g.nodes > 1, g.outside_gbps * t.network, g.inside_gbps * t.exchange)
+    """Each rank sends to the next: one hop over the slowest link between neighbours, and few channels for it."""
+    rate = np.where(g.nodes > 1, g.outside_gbps * t.far_exchange, _inside(g, t) * t.exchange)
     bulk = _bulk(g, t) + size / (rate * _allowed(g, g.figures.channels)) / 1e3
     few = _few(g, t) + size / np.minimum(rate * SHARE[LL], LL_PEER_GBPS) / 1e3
     return _either(few, bulk, protocol, g)
@@ -230,6 +238,11 @@ def _together(waits: Array, moves: Array, g: Groups, t: Tuning, protocol: int) -
     return (waits**power + moves**power) ** (1.0 / power)
 
 
+def _inside(g: Groups, t: Tuning) -> Array:
+    """GB/s of a rank inside its node."""
+    return g.inside_gbps * (t.alone(g.per_node) if g.inside == "pcie" else np.ones_like(g.per_node))
+
+
 def _allowed(g: Groups, channels: int) -> float:
     """Share of its channels that NCCL may use."""
     return min(1.0, g.channels / channels) if g.channels else 1.0
@@ -243,7 +256,7 @@ def _channels(size: Array, g: Groups) -> Array:
 def _rate(g: Groups, t: Tuning, protocol: int, channels: Array) -> Array:
     """GB/s round a ring: of the links inside or of the NICs that its ranks have, whichever is less."""
     share = (t.ll if protocol == LL else t.ring * SHARE[protocol]) * _allowed(g, g.figures.channels)
-    inside = np.where(g.per_node > 1, g.inside_gbps * share, np.inf)
+    inside = np.where(g.per_node > 1, _inside(g, t) * share, np.inf)
     lone = np.where((g.per_node > 1) | (protocol != LL128), SHARE[protocol], LONE_LL128)
     outside = np.where(g.nodes > 1, g.outside_gbps * g.per_node * t.network * lone, np.inf)
     if protocol == LL:

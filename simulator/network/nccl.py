@@ -71,7 +71,7 @@ GENERATIONS = {
         8, 90.0, 32, (282.0, 90.0, 70.0), 40.0, (70.0, 42.8, 24.0), (55.6, 31.7, 20.0), 0.74, (0.0, 96.0, 43.8), 32
     ),
 }
-USUAL = "hopper"
+USUAL = "ampere"  # of GPUs that NCCL has no figures for: nothing reduces in switches
 
 
 class Groups(NamedTuple):
@@ -88,7 +88,7 @@ class Groups(NamedTuple):
     outside_gbps: float
     inside: str = "nvlink"
     nic_us: float = TABLE_NIC_US
-    generation: str = USUAL
+    generation: str = "hopper"
     in_network: bool = False
     algorithm: str = ""
     protocol: str = ""

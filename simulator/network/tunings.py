@@ -11,7 +11,7 @@ from ...datasets.devices import Device
 from .law import Tuning
 
 # base, hop, line_hop, bulk_us, step_us, overlap; ring, copy, ll, channel_gbps, gather; nvls, nvls_us, nvls_wait_us;
-# exchange, exchange_us, fill, peer_us. In groups of up to four GB200, NCCL does not reduce in switches: as B200.
+# exchange, exchange_us, fill, peer_us, crowd. Groups of up to four GB200 do not reduce in switches: there, as B200.
 TUNINGS = {
     "h100_sxm": Tuning(
         *(0.767, 1.13, 0.669, 9.68, 4.01, 0.818),
@@ -43,11 +43,19 @@ TUNINGS = {
         *(0.534, 29.4, 18.2),
         *(0.677, 15.0, 0.188, 0.41),
     ),
+}
+PCIE_TUNINGS = {
     "rtx_pro_6000_server": Tuning(
-        *(0.577, 1.64, 1.0, 1.46, 2.13, 0.701),
-        *(0.426, 187.0, 0.253, 86.3, 0.999),
+        *(0.609, 1.57, 1.0, 12.9, 2.03, 1.1),
+        *(0.704, 1.43, 0.38, 130.0, 1.08),
         *(0.0, 30.0, 9.0),
-        *(0.382, 17.7, 0.0929, 1.12),
+        *(0.593, 11.4, 0.13, 0.978, 0.453),
+    ),
+    "l40s": Tuning(  # through the memory of its host: cards there do not reach each other
+        *(0.703, 1.09, 1.0, 15.7, 10.6, 2.01),
+        *(0.617, 10.9, 0.329, 56.2, 0.727),
+        *(0.0, 30.0, 9.0),
+        *(0.543, 19.9, 0.0133, 1.01, 1.85),
     ),
 }
 ALIKE = {"hopper": "h100_sxm", "ampere": "a100_sxm_80gb", "blackwell": "b200_sxm"}
@@ -57,5 +65,5 @@ USUAL = Tuning()
 def tuning(device: Device, link: str) -> Tuning:
     """The constants for devices of a kind that talk over ``link`` inside a node."""
     if link == "pcie" or not device.link_gbps:
-        return TUNINGS["rtx_pro_6000_server"]
+        return PCIE_TUNINGS.get(device.id) or PCIE_TUNINGS["rtx_pro_6000_server"]
     return TUNINGS.get(device.id) or TUNINGS.get(ALIKE.get(device.architecture, ""), USUAL)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opcast.simulator.network.law import Tuning, candidates, choice, collective_us
 from opcast.simulator.network.nccl import GENERATIONS, Groups, estimates, names
-from opcast.simulator.network.tunings import TUNINGS
+from opcast.simulator.network.tunings import PCIE_TUNINGS, TUNINGS
 
 IDEAL = Tuning(ring=1.0, exchange=1.0, network=1.0, far_exchange=1.0, copy=np.inf)
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
@@ -60,7 +60,7 @@ def test_one_rank_costs_nothing_and_no_bytes_cost_latency_only(kind: str) -> Non
 
 sizes = st.floats(0.0, 1e10)
 layouts = st.sampled_from([(2, 2), (8, 8), (16, 8), (2, 1), (64, 1), (64, 2), (1024, 8), (96, 8)])
-tunings = st.sampled_from([Tuning(nvls=0.55), *TUNINGS.values()])
+tunings = st.sampled_from([Tuning(nvls=0.55), *TUNINGS.values(), *PCIE_TUNINGS.values()])
 generations = st.sampled_from(sorted(GENERATIONS))
 
 
@@ -173,12 +173,20 @@ def test_an_unknown_algorithm_is_named() -> None:
 
 def test_constants_are_all_of_them_used() -> None:
     size = np.repeat(2.0 ** np.arange(8, 33, 2), 4)
-    groups = Groups(np.tile([2.0, 8.0, 16.0, 64.0], 13), np.tile([2.0, 8.0, 8.0, 8.0], 13), 450.0, 50.0)
-    start = Tuning(nvls=0.55)
+    ranks, per_node = np.tile([2.0, 8.0, 16.0, 64.0], 13), np.tile([2.0, 8.0, 8.0, 8.0], 13)
+    start = Tuning(nvls=0.55, crowd=0.5)
+
+    def times(tuning: Tuning) -> np.ndarray:
+        over = [Groups(ranks, per_node, 450.0, 50.0, inside) for inside in ("nvlink", "pcie")]
+        return np.concatenate([each for g in over for k in KINDS for each in candidates(k, size, g, tuning).values()])
+
+    usual = times(start)
     for field in dataclasses.fields(Tuning):
         changed = dataclasses.replace(start, **{field.name: getattr(start, field.name) * 1.5})
-        assert any(
-            not np.array_equal(candidates(kind, size, groups, start)[name], times)
-            for kind in KINDS
-            for name, times in candidates(kind, size, groups, changed).items()
-        ), field.name
+        assert not np.array_equal(times(changed), usual), field.name
+
+
+def test_cards_on_pcie_share_links_of_their_host() -> None:
+    shared = Tuning(crowd=1.0, ring=1.0, copy=np.inf)
+    alone, four = (HUGE / us("all_gather", HUGE, group(n, n, 32, inside="pcie"), shared) / 1e3 for n in (2, 4))
+    assert four * 3 / 4 == pytest.approx(alone / 2 / 2, rel=1e-3)
