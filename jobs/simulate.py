@@ -81,11 +81,13 @@ def write_report(report: StepReport | InferenceReport, path: Path, target: Devic
     from ..simulator.html import write_step_report
 
     placed = getattr(report, "placed", None)
-    if placed is None or not isinstance(report, StepReport):
+    if placed is None and report.shared is None:
         return write_step_report(report, path, target)
-    from ..simulator.cluster_timeline import cluster_view
+    from ..simulator.cluster_timeline import cluster_view, links_view
 
-    return write_step_report(report, path, target, cluster_view(placed, report, engine))
+    if placed is not None and isinstance(report, StepReport):
+        return write_step_report(report, path, target, cluster_view(placed, report, engine))
+    return write_step_report(report, path, target, links_view(report, engine))
 
 
 def write_timeline(report: StepReport | InferenceReport, path: Path, expand: int) -> Path:

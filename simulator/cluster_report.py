@@ -114,6 +114,7 @@ def training_report(step: ClusterStep, wall_time_s: float) -> StepReport:
         wall_time_s=wall_time_s,
         stages=tuple(stage_shares(step)),
         placed=step,
+        shared=step.shared,
         **rates(step, seconds),
     )
 

@@ -11,8 +11,9 @@ from .costs import Costs
 from .engines import Engine
 from .export.tracks import Flow, RankTrack, TrackSpan, memory_over_time, pipeline_tracks
 from .html.cluster import ClusterView
+from .network.together import Shared
 from .programs import FIRST, LAST, MIDDLE, ONLY, place_phase, selected
-from .report import StepReport
+from .report import InferenceReport, StepReport
 from .schedule.orders import FORWARD, WEIGHT
 
 
@@ -30,19 +31,24 @@ def cluster_view(step: ClusterStep, report: StepReport, engine: Engine | None = 
         memory_gib=[memory.by_class for memory in step.memories],
         limit_gib=step.device.memory_gib,
         links=report.network,
-        links_svg=links_picture(step, engine),
+        links_svg=links_picture(step.shared, engine),
     )
 
 
-def links_picture(step: ClusterStep, engine: Engine | None) -> str:
+def links_view(report: StepReport | InferenceReport, engine: Engine) -> ClusterView:
+    """What the page of any step shows of links, where they were simulated."""
+    return ClusterView(links=report.network, links_svg=links_picture(report.shared, engine))
+
+
+def links_picture(shared: Shared | None, engine: Engine | None) -> str:
     """The fabric coloured by load as SVG; nothing where no links were simulated."""
     from .engines.flow import flow_engine
     from .network.picture import svg
 
     flows = flow_engine(engine) if engine is not None else None
-    if flows is None or step.shared is None:
+    if flows is None or shared is None:
         return ""
-    return svg(flows.topology, step.shared.load(), "share of each link that the step uses")
+    return svg(flows.topology, shared.load(), "share of each link that the step uses")
 
 
 def cluster_tracks(step: ClusterStep) -> tuple[list[RankTrack], list[Flow]]:

@@ -40,7 +40,7 @@ def share_links(step: ClusterStep, flows: FlowEngine) -> ClusterStep:
         start, end = run_together(uses.patterns, traffic)
         took = end - start
         part = 1.0 if rounds < FREELY else 0.5
-        pace = pace + part * (pace_of(said, traffic, took) - pace)
+        pace = pace + part * (pace_of(said, uses, traffic, took) - pace)
         sends = _moved(sends, said.sends, took[len(said.collectives.slot) :], part)
         step = _slowed(usual, said, pace, sends)
         now = step_us(step)

@@ -9,17 +9,19 @@ whose context grows by one each: their mean is taken by Simpson's rule over firs
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from ..datasets.devices import Device, DeviceError
-from ..datasets.ops import make_op
 from .costs import Costs, cost_graphs
 from .engines import Engine, FusedEngine, ask
-from .engines.flow import FlowEngine
+from .engines.flow import FlowEngine, flow_engine
 from .engines.learned import LearnedEngine
 from .graph import Graph
+from .inference_links import share_stages
 from .inference_report import Step, inference_report
 from .passes.context import context_parallel
 from .passes.expert import expert_parallel
@@ -32,6 +34,7 @@ from .passes.quantize import quantize
 from .passes.serving import OTHERS, STEPS, bare, rounded, serve, ungrouped
 from .passes.tensor import tensor_parallel
 from .passes.unfuse import unfuse_attention
+from .placement import send_ops
 from .plan import Plan, PlanError, Stack, check_plan
 from .programs import PhaseTime, phase_time, place_phase
 from .report import InferenceReport
@@ -128,14 +131,22 @@ def time_steps(
     distinct = {id(chunk.graph): chunk.graph for chunks in split for chunk in chunks}
     scale = plan.scale(device.id)
     costs = dict(zip(distinct, cost_graphs(list(distinct.values()), device, engine, scale), strict=True))
+    flows = flow_engine(engine) if plan.cluster.devices > 1 else None
     made = []
     for (kind, _, times), graph, chunks in zip(planned, graphs, split, strict=True):
         own = tuple(costs[id(chunk.graph)] for chunk in chunks)
-        stages = tuple(time_stage(each, plan, device) for each in own)
         send = sends(chunks, plan, engine)
-        total = flow([stage.total_us for stage in stages], send, plan.micro_batches, kind) + plan.stack.step_overhead_us
-        made.append(Step(kind, times, graph, chunks, own, stages, send, total))
+        step = timed(Step(kind, times, graph, chunks, own, (), send, 0.0), own, send, plan, device)
+        made.append(step if flows is None else share_stages(step, plan, device, flows, timed))
     return made
+
+
+def timed(step: Step, costs: Sequence[Costs], sends_us: np.ndarray, plan: Plan, device: Device) -> Step:
+    """The step with the times of its stages when they have these costs, and sends take so long [stages]."""
+    stages = tuple(time_stage(each, plan, device) for each in costs)
+    total = flow([stage.total_us for stage in stages], sends_us.tolist(), plan.micro_batches, step.kind)
+    total += plan.stack.step_overhead_us
+    return replace(step, costs=tuple(costs), stages=stages, sends_us=sends_us, total_us=total)
 
 
 def time_stage(costs: Costs, plan: Plan, device: Device) -> PhaseTime:
@@ -181,26 +192,21 @@ def traced(
     return step_graph(model, workload, plan.precision, cache_dir)
 
 
-def sends(chunks: tuple[Chunk, ...], plan: Plan, engine: Engine) -> float:
-    """Microseconds that the results of all stages take to the stages after them, one after the other."""
-    group = plan.group("pp")
-    together = min(group.ranks_per_node, 2)
-    ops = [
-        make_op("send_recv", size_bytes=round(chunk.send_bytes), ranks=2, ranks_per_node=together, link=group.link)
-        for chunk in chunks
-        if chunk.send_bytes
-    ]
-    return float(ask(engine, ops).latency_us.sum()) if ops else 0.0
+def sends(chunks: tuple[Chunk, ...], plan: Plan, engine: Engine) -> np.ndarray:
+    """Microseconds that the result of each stage takes to the stage after it [stages]."""
+    ops = send_ops(chunks, plan)
+    sent = np.array([chunk.send_bytes > 0 for chunk in chunks])
+    return np.where(sent, ask(engine, ops).latency_us, 0.0) if ops else np.zeros(len(chunks))
 
 
-def flow(stages_us: list[float], send_us: float, micro_batches: int, kind: str) -> float:
-    """Time of one step of all micro-batches through the stages.
+def flow(stages_us: Sequence[float], sends_us: Sequence[float], micro_batches: int, kind: str) -> float:
+    """Time of one step of all micro-batches through the stages and the sends between them.
 
-    The last one leaves a prefill when the slowest stage has had all of them. Decode steps follow each other: a
+    The last one leaves a prefill when the slowest stage, or send, has had all of them. Decode steps follow each other: a
     micro-batch begins its next token when it has left the last stage, so that a step takes its own way through all
     stages or, with more micro-batches than that, the slowest stage's time for each.
     """
-    slowest, way = max(stages_us), sum(stages_us) + send_us
+    slowest, way = max(*stages_us, *sends_us), sum(stages_us) + sum(sends_us)
     if kind == "decode":
         return max(way, micro_batches * slowest)
     return way + (micro_batches - 1) * slowest

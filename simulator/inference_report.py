@@ -15,6 +15,7 @@ from .distribution import quantiles
 from .energy import cost, energy
 from .graph import Graph, Node
 from .memory import COMMUNICATOR_GIB, CONTEXT_GIB, peak_memory
+from .network.together import Shared
 from .passes.pipeline import Chunk
 from .plan import Plan
 from .programs import PhaseTime
@@ -28,7 +29,8 @@ from .work import COVERAGE, Work, tokens_of
 class Step:
     """A kind of step: its graph before any pass, what each stage runs, and how often it runs in the workload.
 
-    ``total_us`` is the time until the last stage has the whole batch; ``stages`` has one entry a stage.
+    ``total_us`` is the time until the last stage has the whole batch; ``stages`` has one entry a stage, ``sends_us``
+    what each takes to send its result on; ``shared`` is what links saw of the step, where they were simulated.
     """
 
     kind: str
@@ -37,8 +39,9 @@ class Step:
     chunks: tuple[Chunk, ...]
     costs: tuple[Costs, ...]
     stages: tuple[PhaseTime, ...]
-    send_us: float
+    sends_us: np.ndarray
     total_us: float
+    shared: Shared | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ def inference_report(steps: Sequence[Step], work: Work, plan: Plan, device: Devi
         measure_next=missing((r.node.op, r.engine, r.inside, r.us) for r in ran),
         quantiles=quantiles(total_us * 1e-3, low_us * 1e-3, high_us * 1e-3, COVERAGE),
         p_oom=probability_oom(memory.peak_gib, device.memory_gib),
+        shared=max(steps, key=lambda step: step.total_us * step.times).shared,
         wall_time_s=time.perf_counter() - started,
         **rates(steps, work, plan, device, seconds),
     )
@@ -237,7 +241,7 @@ def breakdown(steps: Sequence[Step], ran: Sequence[Ran], plan: Plan, total_us: f
             host += stage.host_us * times
             for group, us in stage.exposed_us.items():
                 by_group[group] = by_group.get(group, 0.0) + us * times
-        by_group["pp"] = by_group.get("pp", 0.0) + step.send_us * times
+        by_group["pp"] = by_group.get("pp", 0.0) + float(step.sends_us.sum()) * times
     communication = sum(by_group.values())
     factor = min(total_us / max(compute + communication + host, 1e-9), 1.0)  # below 1 where stages work together
     rows = [

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from .cluster_report import ClusterStep
 from .engines import FusedEngine
 from .engines.flow import flow_engine
 from .network.picture import hot_links
@@ -23,7 +22,7 @@ BINS = 100  # spans of time in which the load of links is told
 def network_report(
     report: StepReport | InferenceReport, engine: FusedEngine, faults_study: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What a report says of links: how they were simulated, faults, of a training step their load and the study.
+    """What a report says of links: how they were simulated, faults, their load, of a training step the study.
 
     ``busy`` are shares of capacity over the step, ``over_time`` over equal spans of it; ``apart_s`` is the step if
     every communication had links of its own.
@@ -34,13 +33,12 @@ def network_report(
     found: dict[str, Any] = {"fidelity": flows.fidelity, "topology": flows.topology.name, "links": flows.topology.links}
     if flows.faults:
         found["faults"] = [asdict(fault) for fault in flows.faults]
-    placed = getattr(report, "placed", None)
-    if isinstance(placed, ClusterStep) and placed.shared is not None:
-        found |= loads(flows.topology, placed.shared)
-        if faults_study:
-            from .fault_study import study, to_dict
+    if report.shared is not None:
+        found |= loads(flows.topology, report.shared)
+    if faults_study and isinstance(report, StepReport):
+        from .fault_study import study, to_dict
 
-            found["faults_study"] = to_dict(study(placed, engine, faults_study))
+        found["faults_study"] = to_dict(study(report.placed, engine, faults_study))
     return found
 
 

@@ -6,6 +6,7 @@ that differ in nothing but their bytes are one pattern (:mod:`.network.together`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -100,51 +101,75 @@ def phase_spans(costs: Costs, phase: str, plan: Plan, device: Device) -> Spans:
 
 
 class Uses(NamedTuple):
-    """Of every communication of a step, collectives first [n]: its pattern, bytes, and latency before they move."""
+    """Of every communication of a step, collectives first [n]: its pattern, bytes, and latency before they move.
+
+    Times are those of the slowest stage; ``part`` is what the bytes take on this one, of that.
+    """
 
     patterns: Patterns
     pattern: np.ndarray
     size_bytes: np.ndarray
     still_us: np.ndarray
+    part: np.ndarray
 
 
 def uses_of(said: Communication, plan: Plan, flows: FlowEngine) -> Uses:
     """What all communication of a step uses of the links."""
+    devices = [plan.stage_devices(stage) for stage in range(plan.parallel.pp)]
     number: dict[tuple[object, int], int] = {}
     usages: list[Usage] = []
-    devices = [plan.stage_devices(stage) for stage in range(plan.parallel.pp)]
+    kinds: list[object] = []
 
-    def numbered(key: tuple[object, int], usage: Usage) -> int:
-        if key not in number:
-            number[key] = len(usages)
+    def numbered(kind: object, stage: int, usage: Usage) -> int:
+        if (kind, stage) not in number:
+            number[kind, stage] = len(usages)
             usages.append(usage)
-        return number[key]
+            kinds.append(kind)
+        return number[kind, stage]
 
     own, sent = said.collectives, said.sends
     pairs, at = np.unique(np.stack([own.slot, own.stage]), axis=1, return_inverse=True)
     found = []
     for slot, stage in pairs.T.tolist():
-        key, usage, moved = flows.usage(said.ops[slot], devices[stage])
-        found.append((numbered((key, stage), usage), moved))
+        kind, usage, moved = flows.usage(said.ops[slot], devices[stage])
+        found.append((numbered(kind, stage, usage), moved))
     ways, way = np.unique(np.stack([sent.stage, sent.other]), axis=1, return_inverse=True)
-    sends = [numbered((one, other), flows.sends(devices[one], devices[other])) for one, other in ways.T.tolist()]
+    sends = []
+    for stage, other in ways.T.tolist():
+        near = "near" if plan.neighbours(stage, other) else "far"
+        sends.append(numbered((near, other), stage, flows.sends(devices[stage], devices[other])))
     pattern = np.array([each for each, _ in found], dtype=np.int64)[at.ravel()]
+    pattern = np.concatenate([pattern, np.array(sends, dtype=np.int64)[way.ravel()]])
     size = np.array([each for _, each in found], dtype=float)[at.ravel()]
     still = flows.still_us(said.ops)[own.slot]
+    patterns = Patterns(usages, flows.topology.bandwidth_gbps)
     return Uses(
-        Patterns(usages, flows.topology.bandwidth_gbps),
-        np.concatenate([pattern, np.array(sends, dtype=np.int64)[way.ravel()]]),
+        patterns,
+        pattern,
         np.concatenate([size, sent.size_bytes]),
-        np.concatenate([still, np.full(len(sent.stage), _latency(plan, flows))]),
+        np.concatenate([still, _latency(sent, plan, flows)]),
+        _parts(patterns, kinds)[pattern],
     )
 
 
-def _latency(plan: Plan, flows: FlowEngine) -> float:
-    """What a send between stages takes before its bytes move."""
-    group = plan.group("pp")
-    together = min(group.ranks_per_node, 2)
-    op = make_op("send_recv", size_bytes=1, ranks=2, ranks_per_node=together, link=group.link)
-    return float(flows.still_us([op])[0])
+def _parts(patterns: Patterns, kinds: Sequence[object]) -> np.ndarray:
+    """What the bytes of each pattern take, of what those of its slowest like on another stage do [patterns]."""
+    slowest: dict[object, float] = {}
+    names = [kind[0] if isinstance(kind, tuple) and kind[0] in ("near", "far") else kind for kind in kinds]
+    for name, us in zip(names, patterns.us_per_byte.tolist(), strict=True):
+        slowest[name] = max(us, slowest.get(name, 0.0))
+    most = np.array([slowest[name] for name in names])
+    return np.divide(patterns.us_per_byte, most, out=np.ones(len(most)), where=patterns.us_per_byte > 0)
+
+
+def _latency(sent: Send, plan: Plan, flows: FlowEngine) -> np.ndarray:
+    """What each send takes before its bytes move."""
+    links = {True: plan.cluster.link, False: plan.cluster.fabric}
+    ops = [make_op("send_recv", size_bytes=1, ranks=2, ranks_per_node=1 + near, link=links[near]) for near in links]
+    near_us, far_us = flows.still_us(ops).tolist()
+    near = {ends: plan.neighbours(*ends) for ends in set(zip(sent.stage.tolist(), sent.other.tolist(), strict=True))}
+    ends = zip(sent.stage.tolist(), sent.other.tolist(), strict=True)
+    return np.array([near_us if near[each] else far_us for each in ends])
 
 
 def traffic_of(said: Communication, uses: Uses, pace: np.ndarray, sends_us: np.ndarray) -> Traffic:
@@ -152,12 +177,14 @@ def traffic_of(said: Communication, uses: Uses, pace: np.ndarray, sends_us: np.n
     own, sent = said.collectives, said.sends
     alone = np.concatenate([own.lasts_us / pace[own.slot], sends_us])
     still = np.minimum(uses.still_us, alone)
-    return Traffic(uses.pattern, np.concatenate([own.start_us, sent.start_us]), still, alone - still, said.previous)
+    start = np.concatenate([own.start_us, sent.start_us])
+    return Traffic(uses.pattern, start, still, (alone - still) * uses.part, said.previous)
 
 
-def pace_of(said: Communication, traffic: Traffic, took_us: np.ndarray) -> np.ndarray:
-    """How many times longer than alone the executions of each slot take together [slots]."""
+def pace_of(said: Communication, uses: Uses, traffic: Traffic, took_us: np.ndarray) -> np.ndarray:
+    """How many times longer than the engine says the executions of each slot take together [slots]."""
     slot, count = said.collectives.slot, len(said.slots)
-    alone = np.bincount(slot, traffic.alone_us[: len(slot)], count)
-    pace: np.ndarray = np.bincount(slot, took_us[: len(slot)], count) / np.maximum(alone, 1e-300)
-    return np.where(pace > 1.0 + NOTHING, pace, 1.0)
+    said_us = (traffic.still_us + traffic.moving_us / uses.part)[: len(slot)]
+    sums = np.bincount(slot, said_us, count)
+    pace: np.ndarray = np.bincount(slot, took_us[: len(slot)], count) / np.maximum(sums, 1e-300)
+    return np.where(np.abs(pace - 1.0) > NOTHING, pace, 1.0)

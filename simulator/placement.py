@@ -127,10 +127,13 @@ def by_micro_batch(sends: Sends, count: int) -> Sends:
 
 
 def send_ops(chunks: tuple[Chunk, ...], plan: Plan) -> list[Op]:
-    """The transfer of each chunk's result to the next stage; none where there is but one chunk."""
+    """The transfer of each chunk's result to the stage of the next; none where there is but one chunk."""
     if len(chunks) == 1:
         return []
-    group = plan.group("pp")
-    together = min(group.ranks_per_node, 2)
-    sizes = [round(chunk.send_bytes) for chunk in chunks]
-    return [make_op("send_recv", size_bytes=n, ranks=2, ranks_per_node=together, link=group.link) for n in sizes]
+    made = []
+    for chunk, after in zip(chunks, (*chunks[1:], chunks[0]), strict=True):
+        near = plan.neighbours(chunk.stage, after.stage)
+        link = plan.cluster.link if near else plan.cluster.fabric
+        size = round(chunk.send_bytes)
+        made.append(make_op("send_recv", size_bytes=size, ranks=2, ranks_per_node=2 if near else 1, link=link))
+    return made

@@ -244,6 +244,11 @@ class Plan:
         found: np.ndarray = stages(self.layout)[stage]
         return found
 
+    def neighbours(self, stage: int, other: int) -> bool:
+        """Whether every device of a stage shares its node with its like on another."""
+        size = self.cluster.devices_per_node
+        return bool((self.stage_devices(stage) // size == self.stage_devices(other) // size).all())
+
     @property
     def groups(self) -> tuple[Group, ...]:
         """Every process group that a collective of the step may run in; :meth:`members` has the devices of each."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .distribution import probability_within
+from .network.together import Shared
 
 GIB = 2**30
 
@@ -104,7 +105,7 @@ class Answer:
     ``unmapped`` lists operators that are costed by their bytes alone. ``trust`` is the share of kernel time by source
     (:mod:`.trust`), ``measure_next`` what to measure to make it better, ``quantiles`` the distribution of the answer in
     its own unit. ``power_w`` is of one device, ``energy_j`` and ``cost`` of the whole step on all ``devices``.
-    ``network`` says how the links of a cluster were simulated, and which were fullest.
+    ``network`` says how the links of a cluster were simulated, and which were fullest; ``shared`` is all that they saw.
     """
 
     model: str
@@ -135,10 +136,11 @@ class Answer:
     cost: float | None = None
     cost_per_million_tokens: float | None = None
     network: Mapping[str, Any] = field(default_factory=dict)
+    shared: Shared | None = field(default=None, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the timeline is left out (it has its own export)."""
-        made: dict[str, Any] = plain(self, drop=("timeline", "placed"))
+        made: dict[str, Any] = plain(self, drop=("timeline", "placed", "shared"))
         return made
 
     def to_pandas(self) -> Any:

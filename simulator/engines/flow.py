@@ -43,9 +43,9 @@ Key = tuple[str, int, int]  # collective/algorithm, ranks, the fewest of them in
 
 
 class Groups(NamedTuple):
-    """All groups of one parallel dimension, in which ``together`` ranks of a node follow each other.
+    """Groups that run at once: of one parallel dimension in one stage, ``together`` ranks of a node in a row.
 
-    ``members`` are devices [groups, ranks], ``name`` tells groups with other members apart.
+    ``members`` are devices [groups, ranks]; ``name`` tells dimensions apart, ``stage`` their stages.
     """
 
     collective: str
@@ -53,6 +53,7 @@ class Groups(NamedTuple):
     ranks: int
     together: int
     members: np.ndarray
+    stage: int = 0
 
 
 @dataclass
@@ -60,9 +61,9 @@ class Known:
     """What an engine has found out and its like with other faults need not find again."""
 
     views: dict[int, Fabric] = field(default_factory=dict)
-    ideal_us: dict[tuple[str, str, int, int, str, int], float] = field(default_factory=dict)
+    ideal_us: dict[tuple[str, str, int, int, int, str, int], float] = field(default_factory=dict)
     stretch: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
-    packet_us: dict[tuple[int, str, str, int, int, str], tuple[float, float]] = field(default_factory=dict)
+    packet_us: dict[tuple[int, str, str, int, int, int, str], tuple[float, float]] = field(default_factory=dict)
     used: dict[tuple[str, int, int], np.ndarray] = field(default_factory=dict)
     groups: dict[tuple[str, int, int], list[Groups]] = field(default_factory=dict)
 
@@ -164,8 +165,9 @@ class FlowEngine:
             self._usages[key] = Usage(np.zeros(self.topology.links), 0.0)
             for groups, algorithm in self._all(what, ranks, together):
                 running = groups.members[np.isin(groups.members[:, 0], devices)]
-                self._usages[key] = self._view(groups.together).usage(groups.collective, algorithm, running)
-                break  # of several dimensions with groups alike, one ran it
+                if len(running):  # of several dimensions with groups alike, one ran it
+                    self._usages[key] = self._view(groups.together).usage(groups.collective, algorithm, running)
+                    break
         return (what, ranks, together), self._usages[key], size
 
     def sends(self, here: np.ndarray, there: np.ndarray) -> Usage:
@@ -227,11 +229,14 @@ class FlowEngine:
     def _made(self, collective: str, ranks: int, together: int) -> Iterator[Groups]:
         plan, cluster = self.plan, self.network.cluster
         sent = plan is not None and collective == "send_recv" and ranks == 2
-        if plan and sent and plan.parallel.pp > 1 and min(plan.group("pp").ranks_per_node, 2) == together:
+        if plan and sent and plan.parallel.pp > 1:
             stages = plan.members("pp")
             last = stages.shape[1] if plan.parallel.vpp > 1 else stages.shape[1] - 1
-            pairs = np.stack([stages, np.roll(stages, -1, axis=1)], axis=2)[:, :last].reshape(-1, 2)
-            yield Groups("send", "pp", 2, together, pairs)
+            for stage in range(last):
+                pairs = stages[:, [stage, (stage + 1) % stages.shape[1]]]
+                inside = pairs[:, 0] // cluster.devices_per_node == pairs[:, 1] // cluster.devices_per_node
+                if inside.all() == (together > 1):
+                    yield Groups("send", "pp", 2, together, pairs, stage)
         alike = [each for each in (plan.groups if plan else ()) if each[1:3] == (ranks, together)]
         members = {f"{each.name}/{each.apart}": plan.members(each.name, ranks, each.apart) for each in alike if plan}
         if not alike and not sent:
@@ -242,8 +247,17 @@ class FlowEngine:
             if collective != "send_recv":
                 found = by_node(found, cluster.devices_per_node)
             in_a_row = together if in_rows(found, together, cluster.devices_per_node) else 1
-            if len(found):
-                yield Groups(collective, name, ranks, in_a_row, found)
+            stage_of = self._stage_of[found[:, 0]] if name else np.zeros(len(found), dtype=np.int64)
+            for stage in np.unique(stage_of).tolist():
+                yield Groups(collective, name, ranks, in_a_row, found[stage_of == stage], stage)
+
+    @cached_property
+    def _stage_of(self) -> np.ndarray:
+        """The pipeline stage of every device [devices]."""
+        found = np.zeros(self.network.cluster.devices, dtype=np.int64)
+        for stage in range(self.plan.parallel.pp if self.plan else 0):
+            found[self.plan.stage_devices(stage)] = stage  # type: ignore[union-attr]
+        return found
 
     def _reduces(self, groups: Groups, algorithm: str) -> bool:
         """Whether the switches that an algorithm reduces in are there for all groups; packets are never reduced."""
@@ -308,7 +322,7 @@ class FlowEngine:
 
     def _slower(self, groups: Groups, algorithm: str, size: int) -> float:
         """Time of the slowest group over that where nothing blocks; there, only groups of its nodes are in its way."""
-        key = (*groups[:4], algorithm, size)
+        key = (*groups[:4], 0 if self._alike else groups.stage, algorithm, size)
         if key not in self.known.ideal_us:
             per_node = self.network.cluster.devices_per_node
             nodes = groups.members // per_node
@@ -329,7 +343,7 @@ class FlowEngine:
         sent = [Transfer(groups.collective, tuple(each), float(size), algorithm) for each in groups.members.tolist()]
         if self.fidelity != "packet":
             return float(on.flow(sent, folded=True)[1].max())
-        key = id(on), *groups[:4], algorithm
+        key = id(on), *groups[:4], groups.stage, algorithm
         if key not in self.known.packet_us:
             parts = (PACKET_BYTES // 2, PACKET_BYTES)
             half, whole = (

@@ -14,6 +14,7 @@ from opcast.simulator.cluster_report import ClusterStep, by_node, executions, st
 from opcast.simulator.engines import FusedEngine, build_engine
 from opcast.simulator.engines.flow import FlowEngine, flow_engine
 from opcast.simulator.engines.network import NetworkEngine
+from opcast.simulator.inference import simulate_inference
 from opcast.simulator.link_report import network_report
 from opcast.simulator.link_use import communicates
 from opcast.simulator.plan import Parallel, Plan, load_stack
@@ -127,3 +128,26 @@ def test_every_schedule_shares_its_links(graphs: Path, degrees: dict[str, Any]) 
     assert (shared.end_us >= shared.start_us).all()
     assert shared.end_us.max() <= 1.05 * shared.total_us
     assert shared.total_us >= shared.apart_us * (1 - 1e-3)
+
+
+def test_inference_shares_links_too(graphs: Path) -> None:
+    """Two stages behind thin spines: prompts in flight send while others do."""
+    joined = cluster(4, nic_gbps=0.5, oversubscription=8)
+    made = Plan(Parallel(tp=4, pp=8), joined, load_stack("trtllm"), micro_batches=8)
+    engine = build_engine(H100, [], [], cluster=joined)
+    flows = FlowEngine(NetworkEngine(H100, joined), engine, made)
+    work = Work(kind="prefill", batch=8, input_len=512)
+    alone = simulate_inference(TINY | {"num_hidden_layers": 8}, work, made, H100, engine, graphs)
+    report = simulate_inference(
+        TINY | {"num_hidden_layers": 8}, work, made, H100, FusedEngine([flows, *engine.engines]), graphs
+    )
+    assert alone.shared is None
+    shared = report.shared
+    assert shared is not None
+    assert shared.total_us >= shared.apart_us * (1 - 1e-3)
+    assert report.e2e_ms == pytest.approx(shared.total_us * 1e-3)
+    load = shared.load()
+    assert 0.0 < load.max() <= 1.0
+    crossing = np.array(["spine" in flows.topology.link_name(link) for link in range(flows.topology.links)])
+    assert load[crossing].max() > 0.0
+    assert network_report(report, FusedEngine([flows]), {})["hot_links"]

@@ -96,10 +96,11 @@ def test_the_parts_of_a_breakdown_are_the_whole(run):
 
 
 def test_micro_batches_follow_each_other_through_stages():
-    assert flow([2.0, 3.0], 1.0, 1, "prefill") == 6.0
-    assert flow([2.0, 3.0], 1.0, 4, "prefill") == 15.0
-    assert flow([2.0, 3.0], 1.0, 2, "decode") == 6.0  # the second hides behind the first
-    assert flow([2.0, 3.0], 1.0, 4, "decode") == 12.0  # the slowest stage is always busy
+    assert flow([2.0, 3.0], [1.0, 0.0], 1, "prefill") == 6.0
+    assert flow([2.0, 3.0], [1.0, 0.0], 4, "prefill") == 15.0
+    assert flow([2.0, 3.0], [1.0, 0.0], 2, "decode") == 6.0  # the second hides behind the first
+    assert flow([2.0, 3.0], [1.0, 0.0], 4, "decode") == 12.0  # the slowest stage is always busy
+    assert flow([2.0, 3.0], [4.0, 0.0], 4, "decode") == 16.0  # a link that is slower than every stage
 
 
 def test_a_graph_replay_leaves_no_gaps(run):
