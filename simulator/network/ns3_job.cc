@@ -5,14 +5,14 @@
 //   a b GB/s us                            for each link, both directions
 //   source target bytes n first ... n-th   for each message, which waits for n earlier ones
 //
-// Every message is a TCP connection. TCP is a transport with a fixed window here: it neither starts slowly nor delays
-// acknowledgements, and links hold packets back where queues are fair (ns-3's usual FQ-CoDel above four packets).
+// Every message is a TCP connection, open before anything is sent, as queue pairs of RDMA are. TCP is a transport with a
+// fixed window here: it neither starts slowly nor delays acknowledgements, and links hold packets back where queues are
+// fair (FQ-CoDel above four packets, which drops none). GB/s are those of payload: headers come on top.
 
 #include <cstdio>
 #include <iostream>
 #include <vector>
 
-#include "ns3/bulk-send-application.h"
 #include "ns3/core-module.h"
 #include "ns3/data-rate.h"
 #include "ns3/inet-socket-address.h"
@@ -32,9 +32,13 @@ struct Message {
   int waits;
   std::vector<int> followers;
   double end;
+  uint64_t left;
+  bool started;
+  Ptr<Socket> socket;
 };
 
-static const unsigned HEADERS = 52;  // of IP and TCP, with the time stamps that TCP sends
+static const unsigned HEADERS = 52, FRAMING = 2;  // of IP and TCP with its time stamps; of the link
+static const int64_t OPEN_NS = 20000000;          // until all connections are open
 static unsigned frame, window;
 static std::vector<Message> messages;
 static std::vector<Ptr<Node>> nodes;
@@ -46,19 +50,33 @@ static void received(int i, Ptr<const Packet> packet, const Address&) {
   Message& m = messages[i];
   m.arrived += packet->GetSize();
   if (m.arrived < m.bytes || m.end >= 0) return;
-  m.end = Simulator::Now().GetNanoSeconds() / 1e3;
+  m.end = (Simulator::Now().GetNanoSeconds() - OPEN_NS) / 1e3;
   for (int f : m.followers)
     if (--messages[f].waits == 0) start(f);
 }
 
-static void start(int i) {
+static void push(int i, Ptr<Socket>, uint32_t) {
   Message& m = messages[i];
-  Ptr<BulkSendApplication> app = CreateObject<BulkSendApplication>();
-  app->SetAttribute("Protocol", TypeIdValue(TcpSocketFactory::GetTypeId()));
-  app->SetAttribute("Remote", AddressValue(InetSocketAddress(addresses[m.target], 1000 + i)));
-  app->SetAttribute("MaxBytes", UintegerValue(m.bytes));
-  app->SetAttribute("SendSize", UintegerValue(frame - HEADERS));
-  nodes[m.source]->AddApplication(app);
+  while (m.started && m.left > 0) {
+    uint32_t room = std::min<uint64_t>(m.left, m.socket->GetTxAvailable());
+    int sent = room ? m.socket->Send(Create<Packet>(room)) : 0;
+    if (sent <= 0) return;
+    m.left -= sent;
+  }
+}
+
+static void start(int i) {
+  messages[i].started = true;
+  push(i, nullptr, 0);
+}
+
+static void open(int i) {
+  Message& m = messages[i];
+  m.left = m.bytes;
+  m.socket = Socket::CreateSocket(nodes[m.source], TcpSocketFactory::GetTypeId());
+  m.socket->SetSendCallback(MakeBoundCallback(&push, i));
+  m.socket->Bind();
+  m.socket->Connect(InetSocketAddress(addresses[m.target], 1000 + i));
 }
 
 static void settings() {
@@ -67,11 +85,14 @@ static void settings() {
   Config::SetDefault("ns3::TcpSocket::SndBufSize", UintegerValue(window));
   Config::SetDefault("ns3::TcpSocket::RcvBufSize", UintegerValue(window));
   Config::SetDefault("ns3::TcpSocket::DelAckCount", UintegerValue(1));
+  Config::SetDefault("ns3::FqCoDelQueueDisc::MaxSize", StringValue("10000000p"));  // nothing is dropped
+  Config::SetDefault("ns3::FqCoDelQueueDisc::Target", StringValue("100s"));
+  Config::SetDefault("ns3::FqCoDelQueueDisc::Flows", UintegerValue(16384));  // and hardly two share a queue
 }
 
 static void link(int a, int b, double gbps, double us, int index) {
   PointToPointHelper helper;
-  helper.SetDeviceAttribute("DataRate", DataRateValue(DataRate(uint64_t(gbps * 8e9))));
+  helper.SetDeviceAttribute("DataRate", DataRateValue(DataRate(uint64_t(gbps * 8e9 * (frame + FRAMING) / (frame - HEADERS)))));
   helper.SetDeviceAttribute("Mtu", UintegerValue(frame));
   helper.SetChannelAttribute("Delay", TimeValue(NanoSeconds(int64_t(us * 1e3))));
   helper.SetQueue("ns3::DropTailQueue<Packet>", "MaxSize", StringValue("4p"));
@@ -97,7 +118,7 @@ int main() {
     std::cin >> a >> b >> gbps >> us;
     link(a, b, gbps, us, i);
   }
-  messages.resize(count, {0, 0, 0, 0, 0, {}, -1.0});
+  messages.resize(count, {0, 0, 0, 0, 0, {}, -1.0, 0, false, nullptr});
   for (int i = 0; i < count; i++) {
     Message& m = messages[i];
     std::cin >> m.source >> m.target >> m.bytes >> m.waits;
@@ -113,7 +134,8 @@ int main() {
     sink->SetAttribute("Local", AddressValue(InetSocketAddress(Ipv4Address::GetAny(), 1000 + i)));
     sink->TraceConnectWithoutContext("Rx", MakeBoundCallback(&received, i));
     nodes[messages[i].target]->AddApplication(sink);
-    if (messages[i].waits == 0) Simulator::Schedule(NanoSeconds(1), &start, i);
+    Simulator::Schedule(NanoSeconds(1), &open, i);
+    if (messages[i].waits == 0) Simulator::Schedule(NanoSeconds(OPEN_NS), &start, i);
   }
   Simulator::Run();
   for (const Message& m : messages) std::printf("%.4f\n", m.end);

@@ -27,7 +27,7 @@ from .topology import Topology, TopologyError
 
 JOB = Path(__file__).with_name("ns3_job.cc")
 MODULES = ("core", "network", "traffic-control", "internet", "point-to-point", "applications")
-FRAME_BYTES, WINDOW_BYTES = 9000, 2_000_000
+FRAME_BYTES, WINDOW_BYTES = 4148, 2_000_000  # 4 KiB of payload, as InfiniBand has
 PORTS = 64_000  # one a message
 TIMEOUT_S = 900.0
 ASK = "import importlib.util as u; at = u.find_spec('ns3'); print(at.submodule_search_locations[0] if at else '')"

@@ -37,17 +37,17 @@ def dumbbell():
 
 CASES = {
     "incast": (SWITCH, [Transfer("send", (rank, 0), 4 * MIB) for rank in range(1, 8)]),
-    "ring all-reduce": (RING, [Transfer("all_reduce", EIGHT, 32 * MIB, "ring")]),
-    "all-to-all": (SWITCH, [Transfer("all_to_all", EIGHT, 32 * MIB, "direct")]),
+    "ring all-reduce": (RING, [Transfer("all_reduce", EIGHT, 16 * MIB, "ring")]),
+    "all-to-all": (SWITCH, [Transfer("all_to_all", EIGHT, 16 * MIB, "direct")]),
     "two jobs on one uplink": (
         dumbbell(),
         [Transfer("all_reduce", (0, 4), 16 * MIB, "ring"), Transfer("all_reduce", (1, 5), 16 * MIB, "ring")],
     ),
     "soft fault": (
         apply(RING, [Fault("gpu2-gpu3", bandwidth_factor=0.5)]),
-        [Transfer("all_reduce", EIGHT, 32 * MIB, "ring")],
+        [Transfer("all_reduce", EIGHT, 16 * MIB, "ring")],
     ),
-    "hard fault": (apply(RING, [Fault("gpu2-gpu3", gone=True)]), [Transfer("all_gather", EIGHT, 96 * MIB, "ring")]),
+    "hard fault": (apply(RING, [Fault("gpu2-gpu3", gone=True)]), [Transfer("all_gather", EIGHT, 32 * MIB, "ring")]),
     "short and long flows": (
         dumbbell(),
         [Transfer("send", (0, 4), 8 * MIB), Transfer("send", (1, 5), 24 * MIB), Transfer("send", (2, 3), 16 * MIB)],
