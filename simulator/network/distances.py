@@ -75,8 +75,9 @@ class Distances:
         self._row = (np.cumsum(square) - square)[self.server] + self.place * self._count[self.server]
         self._inside = np.full(int(square.sum()), FAR, dtype=np.int16)
         ends = topology.source[within], topology.target[within]
-        for cost, node, to in search(*ends, self.cost[within], self.place):
-            self._inside[self._row[node] + to] = cost
+        for cost, node, bits in search(*ends, self.cost[within], self.place):
+            row, to = np.nonzero(bits)
+            self._inside[self._row[node[row]] + to] = cost
         gate = topology.target[links]
         ways, way = np.unique(self.server[gate] * nodes + topology.source[links], return_inverse=True)
         owner, hub = np.divmod(ways, nodes)
@@ -101,13 +102,15 @@ class Distances:
             self._table = wider
         for at in range(0, len(missing), BLOCK):
             part = missing[at : at + BLOCK]
-            column = self._known + np.arange(len(part))
             bit = np.full(len(self._table), -1)
             bit[part] = np.arange(len(part))
-            for cost, node, to in search(self.topology.source, self.topology.target, self.cost, bit):
-                self._table[node, column[to]] = cost
-            self._column[part] = column
-            self._known += len(part)
+            columns = slice(self._known, self._known + len(part))
+            for cost, node, bits in search(self.topology.source, self.topology.target, self.cost, bit):
+                known = self._table[node, columns]
+                known[bits[:, : len(part)]] = cost
+                self._table[node, columns] = known
+            self._column[part] = np.arange(columns.start, columns.stop)
+            self._known = columns.stop
 
 
 def counted(count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -119,7 +122,7 @@ def counted(count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def search(
     source: np.ndarray, target: np.ndarray, cost: np.ndarray, bit: np.ndarray
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Cost, node and bit of every node that reaches a root at that cost; ``bit`` [nodes] of roots, -1 of others.
+    """Cost, nodes that reach roots at that cost, and which roots [nodes, bits]; ``bit`` [nodes] is -1 but for roots.
 
     Roots that reach nothing in common may share a bit.
     """
@@ -129,7 +132,7 @@ def search(
     roots = np.flatnonzero(bit >= 0)
     near = np.zeros((len(bit), int(bit.max()) // 64 + 1), dtype=np.uint64)
     near[roots, bit[roots] // 64] = np.uint64(1) << (bit[roots] % 64).astype(np.uint64)
-    yield 0, roots, bit[roots]
+    yield 0, roots, bit[roots][:, None] == np.arange(64 * near.shape[1])
     fresh, now = {0: near.copy()}, 0
     while steps and any(level.any() for level in fresh.values()):
         now += 1
@@ -142,9 +145,8 @@ def search(
         fresh = {level: words for level, words in (fresh | {now: found}).items() if level > now - steps[-1]}
         nodes = np.flatnonzero(found.any(axis=1))
         if len(nodes):
-            bits = np.unpackbits(found[nodes].astype("<u8").view(np.uint8), axis=1, bitorder="little")
-            row, to = np.nonzero(bits)
-            yield now, nodes[row], to
+            words = found[nodes].astype("<u8").view(np.uint8)
+            yield now, nodes, np.unpackbits(words, axis=1, bitorder="little").view(bool)
 
 
 def _relax(found: np.ndarray, level: np.ndarray, source: np.ndarray, target: np.ndarray) -> None:

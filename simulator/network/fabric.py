@@ -193,18 +193,19 @@ class Fabric:
 
     def activities(self, transfers: Sequence[Transfer]) -> tuple[Activities, list[int], list[list[int]]]:
         """What transfers move over the links, and by transfer its first activity and those that end it."""
-        self._route_sends(transfers)
+        names = [self.algorithm(transfer) for transfer in transfers]
+        known = [(each.collective, name, tuple(each.group)) for each, name in zip(transfers, names, strict=True)]
+        self._learn(known)
         rows: list[_Usage] = []
         sizes: list[float] = []
         releases: list[float] = []
         waits: list[list[int]] = []
         first: list[int] = []
         last: list[list[int]] = []
-        for transfer in transfers:
-            name = self.algorithm(transfer)
+        for transfer, key in zip(transfers, known, strict=True):
             before = [each for other in transfer.after for each in last[other]]
             first.append(len(rows))
-            phases = self._phases(transfer.collective, name, tuple(transfer.group))
+            phases = self._usage[key]
             for phase in [[_Usage.waiting(self.start_us)], *phases] if phases else [[_NOTHING]]:
                 here = list(range(len(rows), len(rows) + len(phase)))
                 rows += phase
@@ -215,27 +216,28 @@ class Fabric:
             last.append(before)
         return _activities(rows, sizes, releases, waits), first, last
 
-    def _route_sends(self, transfers: Sequence[Transfer]) -> None:
-        """Find the ways of all messages at once: one by one takes far longer."""
-        fresh = dict.fromkeys(tuple(each.group) for each in transfers if each.collective == "send")
-        wanted = [pair for pair in fresh if len(pair) == 2 and ("send", "path", pair) not in self._usage]
-        if not wanted:
-            return
-        ends = np.array(wanted, dtype=np.int64)
-        for pair, found in zip(wanted, self._router.each(ends[:, 0], ends[:, 1]), strict=True):
-            usage = [[_Usage(found.links, found.flows, 1.0, found.longest_us)]] if pair[0] != pair[1] else []
-            self._usage["send", "path", pair] = usage
-
     def _phases(self, collective: str, algorithm: str, group: tuple[int, ...]) -> list[list[_Usage]]:
-        key = (collective, algorithm, group)
+        key = collective, algorithm, group
         if key not in self._usage:
-            if algorithm in reduction.ALGORITHMS and collective == "all_reduce":
-                self._usage[key] = [self._reduced(algorithm, group)]
-            else:
-                self._usage[key] = [[self._route(move) for move in phase] for phase in self.plan(*key)]
+            self._learn([key])
         return self._usage[key]
 
-    def _reduced(self, algorithm: str, group: tuple[int, ...]) -> list[_Usage]:
+    def _learn(self, keys: Iterable[tuple[str, str, tuple[int, ...]]]) -> None:
+        """Find the ways of all that is not known yet at once: one by one takes far longer."""
+        fresh = [key for key in dict.fromkeys(keys) if key not in self._usage]
+        plans: list[tuple[list[_Usage], Plan]] = []
+        for collective, algorithm, group in fresh:
+            if algorithm in reduction.ALGORITHMS and collective == "all_reduce":
+                trees, moves = self._reduced(algorithm, group)
+                plans.append((trees, [moves]))
+            else:
+                plans.append(([], self.plan(collective, algorithm, group)))
+        routed = iter(self._route([move for _, phases in plans for phase in phases for move in phase]))
+        for key, (trees, phases) in zip(fresh, plans, strict=True):
+            self._usage[key] = [trees + [next(routed) for _ in phase] for phase in phases]
+
+    def _reduced(self, algorithm: str, group: tuple[int, ...]) -> tuple[list[_Usage], list[Move]]:
+        """What switches that reduce carry, and the moves beside."""
         self._inside(group)
         group = self.arranged(group)
         trees, moves = reduction.reduction(self.topology, algorithm, group, self.together(group), self.nvls > 0.0)
@@ -243,7 +245,7 @@ class Fabric:
         for tree in trees:
             weight = 1.0 / (self.nvls or 1.0) if tree.inside else 1.0
             usage.append(_Usage(tree.links, np.full(len(tree.links), weight), tree.share, tree.latency_us))
-        return usage + [self._route(move) for move in moves]
+        return usage, moves
 
     def _inside(self, group: tuple[int, ...]) -> None:
         outside = [rank for rank in group if not 0 <= rank < self.topology.ranks]
@@ -261,10 +263,18 @@ class Fabric:
         ends = np.array(group[:1]), np.array(group[1:])
         return [[Move(*ends, 1.0)]] if group[0] != group[1] else []
 
-    def _route(self, move: Move) -> _Usage:
-        found = self._router.crossings(move.source, move.target)
-        latency = found.mean_us if move.round else found.longest_us
-        return _Usage(found.links, found.flows, move.size_bytes, latency * move.steps)
+    def _route(self, moves: list[Move]) -> list[_Usage]:
+        if not moves:
+            return []
+        source, target = (np.concatenate([getattr(move, end) for move in moves]) for end in ("source", "target"))
+        owner = np.repeat(np.arange(len(moves)), [len(move.source) for move in moves])
+        found = self._router.by_owner(source, target, owner, len(moves))
+        return [
+            _Usage(
+                each.links, each.flows, move.size_bytes, move.steps * (each.mean_us if move.round else each.longest_us)
+            )
+            for move, each in zip(moves, found, strict=True)
+        ]
 
 
 @dataclass(frozen=True, eq=False)

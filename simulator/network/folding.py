@@ -9,6 +9,7 @@ symmetry make more classes, never a wrong answer.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +28,12 @@ class Classes(NamedTuple):
 
 def run_folded(activities: Activities, bandwidth_gbps: np.ndarray, tolerance: float = TOLERANCE) -> Run:
     """As :func:`.sharing.run`, one activity of each class at a time."""
+    used, links = np.unique(activities.links, return_inverse=True)
+    if len(used) < len(bandwidth_gbps):
+        found = run_folded(replace(activities, links=links.reshape(-1)), bandwidth_gbps[used], tolerance)
+        carried, full = np.zeros((2, len(bandwidth_gbps)))
+        carried[used], full[used] = found.carried_bytes, found.full_us
+        return Run(found.start_us, found.end_us, carried, full)
     classes = classify(activities, bandwidth_gbps)
     if len(activities) == 0 or classes.activity.max() + 1 == len(activities):
         return run(activities, bandwidth_gbps, tolerance)

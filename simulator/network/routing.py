@@ -22,7 +22,11 @@ from .onward import Onward
 from .topology import Topology, TopologyError
 
 CHUNK = 262_144  # flows stepped together
+DENSE = 8  # possible keys an entry up to which sums are taken over all of them
 INSIDE = ("nvlink", "pcie")  # kinds of link that stay inside a server
+
+
+Entries = tuple[np.ndarray, np.ndarray]  # keys and values
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,98 +109,66 @@ class Router:
 
     def crossings(self, source: np.ndarray, target: np.ndarray) -> Crossings:
         """What these flows load when all send alike."""
-        if self.policy != "adaptive":
-            paths = self.paths(source, target)
-            links, counts = np.unique(paths.links, return_counts=True)
-            latency = paths.latency_us(self.topology)
-            longest, mean = (float(latency.max()), float(latency.mean())) if len(latency) else (0.0, 0.0)
-            return Crossings(links, counts.astype(np.float64), longest, mean)
-        self._check(source, target)
-        load = np.zeros(self.topology.links)
-        longest = total = 0.0
-        for at in range(0, len(source), CHUNK):
-            found = self._spread(source[at : at + CHUNK], target[at : at + CHUNK], load)
-            longest, total = max(longest, found[0]), total + found[1]
-        links = np.flatnonzero(load)
-        return Crossings(links, load[links], longest, total / max(len(source), 1))
+        return self.by_owner(source, target, np.zeros(len(source), dtype=np.int64), 1)[0]
 
     def each(self, source: np.ndarray, target: np.ndarray) -> list[Crossings]:
-        """What every single flow loads: as :meth:`crossings` flow by flow, but at once."""
-        self._check(source, target)
-        parts = [self._each(source[at : at + CHUNK], target[at : at + CHUNK]) for at in range(0, len(source), CHUNK)]
-        return [found for part in parts for found in part]
+        """What every single flow loads."""
+        return self.by_owner(source, target, np.arange(len(source)), len(source))
 
-    def _each(self, source: np.ndarray, target: np.ndarray) -> list[Crossings]:
-        if self.policy != "adaptive":
-            paths = self.paths(source, target)
-            latency = paths.latency_us(self.topology)
-            flow, links, shares = paths.owner, paths.links, np.ones(len(paths.links))
-        else:
-            flow, links, shares, latency = self._spread_each(source, target)
-        bounds = np.searchsorted(flow, np.arange(len(source) + 1))
+    def by_owner(self, source: np.ndarray, target: np.ndarray, owner: np.ndarray, owners: int) -> list[Crossings]:
+        """What the flows of each owner load when all of them send alike; ``owner`` [n] counts from 0 to ``owners``."""
+        self._check(source, target)
+        spread = self._evenly if self.policy == "adaptive" else self._by_hash
+        longest, total = np.zeros(owners), np.zeros(owners)
+        parts = [
+            spread(source[at : at + CHUNK], target[at : at + CHUNK], owner[at : at + CHUNK], longest, total)
+            for at in range(0, len(source), CHUNK)
+        ]
+        key, flows = _summed(parts, owners * self.topology.links)
+        who, links = np.divmod(key, self.topology.links)
+        bounds = np.searchsorted(who, np.arange(owners + 1)).tolist()
+        mean = total / np.maximum(np.bincount(owner, minlength=owners), 1)
         return [
-            Crossings(links[begin:end], shares[begin:end], longest, longest)
-            for begin, end, longest in zip(bounds[:-1].tolist(), bounds[1:].tolist(), latency.tolist(), strict=True)
+            Crossings(links[begin:end], flows[begin:end], *latency)
+            for begin, end, *latency in zip(bounds, bounds[1:], longest.tolist(), mean.tolist(), strict=False)
         ]
 
-    def _spread_each(
-        self, source: np.ndarray, target: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Flow, link and share of every entry, sorted by flow, and the longest latency of each flow."""
-        topology, size = self.topology, len(self.topology.nodes)
-        flow = np.flatnonzero(source != target)
-        here, share, latency = source[flow], np.ones(len(flow)), np.zeros(len(flow))
-        total = np.zeros(len(source))
-        entries: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        while len(flow):
-            owner, link, count = self._next(target[flow] * size + here)
-            part, flow, later = share[owner] / count[owner], flow[owner], latency[owner] + topology.latency_us[link]
-            entries.append((flow, link, part))
-            here = topology.target[link]
-            arrived = here == target[flow]
-            np.maximum.at(total, flow[arrived], later[arrived])
-            keys, which = np.unique((flow * size + here)[~arrived], return_inverse=True)
-            flow, here = keys // size, keys % size
-            share = np.bincount(which, part[~arrived], minlength=len(keys)).astype(np.float64)
-            latency = np.zeros(len(keys))
-            np.maximum.at(latency, which, later[~arrived])
-        empty = np.zeros(0, dtype=np.int64)
-        flows, links = (np.concatenate([empty, *(each[side] for each in entries)]) for side in (0, 1))
-        shares = np.concatenate([np.zeros(0), *(each[2] for each in entries)])
-        order = np.argsort(flows, kind="stable")
-        return flows[order], links[order], shares[order], total
+    def _by_hash(
+        self, source: np.ndarray, target: np.ndarray, owner: np.ndarray, longest: np.ndarray, total: np.ndarray
+    ) -> Entries:
+        """Flows by owner and link (owner x links + link); adds up their ``longest`` and ``total`` latency [owners]."""
+        paths = self.ways(source, target)
+        latency = paths.latency_us(self.topology)
+        np.maximum.at(longest, owner, latency)
+        total += np.bincount(owner, latency, minlength=len(total))
+        key = owner[paths.owner] * self.topology.links + paths.links
+        return _summed([(key, np.ones(len(key)))], len(total) * self.topology.links)
 
-    def _spread(self, source: np.ndarray, target: np.ndarray, load: np.ndarray) -> tuple[float, float]:
-        """Add to ``load`` [links] what each carries of flows that divide evenly; their longest and total latency."""
-        topology, size = self.topology, len(self.topology.nodes)
+    def _evenly(
+        self, source: np.ndarray, target: np.ndarray, owner: np.ndarray, longest: np.ndarray, total: np.ndarray
+    ) -> Entries:
+        """The same of flows that divide evenly among all links that lead on."""
+        topology, size, space = self.topology, len(self.topology.nodes), len(total) * self.topology.links
         walking = source != target
-        pairs, which = np.unique((target * size + source)[walking], return_inverse=True)
-        amount = np.bincount(which, minlength=len(pairs)).astype(np.float64)
-        latency = np.zeros(len(pairs))
-        longest = total = 0.0
-        while len(pairs):
-            owner, link, count = self._next(pairs)
-            part = amount[owner] / count[owner]
-            load += np.bincount(link, part, minlength=topology.links)
-            total += float(part @ topology.latency_us[link])
-            reached = pairs[owner] // size * size + topology.target[link]
-            later = latency[owner] + topology.latency_us[link]
-            arrived = reached // size == reached % size
-            longest = max(longest, float(later[arrived].max(initial=0.0)))
-            pairs, which = np.unique(reached[~arrived], return_inverse=True)
-            amount = np.bincount(which, part[~arrived], minlength=len(pairs)).astype(np.float64)
-            latency = np.zeros(len(pairs))
-            np.maximum.at(latency, which, later[~arrived])
-        return longest, total
-
-    def _next(self, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Links on a cheapest way for pairs (target x nodes + node): pair, link; and links of each pair.
-
-        TopologyError when a target cannot be reached.
-        """
-        target, here = np.divmod(pairs, len(self.topology.nodes))
-        owner, link = self._onward.links(here, target)
-        return owner, link, np.bincount(owner, minlength=len(here))
+        state, which = np.unique(((owner * size + target) * size + source)[walking], return_inverse=True)
+        amount, latency = np.bincount(which, minlength=len(state)).astype(np.float64), np.zeros(len(state))
+        entries: list[Entries] = []
+        while len(state):
+            aim, here = np.divmod(state, size)
+            asked, link = self._onward.links(here, aim % size)
+            aim, part = aim[asked], (amount / np.bincount(asked, minlength=len(state)))[asked]
+            who, later = aim // size, latency[asked] + topology.latency_us[link]
+            entries.append(_summed([(who * topology.links + link, part)], space))
+            total += np.bincount(who, part * topology.latency_us[link], minlength=len(total))
+            head = topology.target[link]
+            arrived = head == aim % size
+            np.maximum.at(longest, who[arrived], later[arrived])
+            on = ~arrived
+            state, which = np.unique((aim * size + head)[on], return_inverse=True)
+            amount = np.bincount(which, part[on], minlength=len(state)).astype(np.float64)
+            latency = np.zeros(len(state))
+            np.maximum.at(latency, which, later[on])
+        return _summed(entries, space)
 
     def _check(self, source: np.ndarray, target: np.ndarray) -> None:
         for rank in (source, target):
@@ -232,8 +204,9 @@ def _equal_cost(router: Router, here: np.ndarray, target: np.ndarray, choice: np
     """One of the links on a cheapest way, the ``choice``-th modulo their number."""
     # flows at one node to one target share their links
     pairs, which = np.unique(target * len(router.topology.nodes) + here, return_inverse=True)
-    owner, link, count = router._next(pairs)
-    link = link[np.lexsort((link, owner))]
+    aim, at = np.divmod(pairs, len(router.topology.nodes))
+    owner, link = router._onward.links(at, aim)
+    link, count = link[np.lexsort((link, owner))], np.bincount(owner, minlength=len(pairs))
     first = np.cumsum(count) - count
     return np.asarray(link[first[which] + choice % count[which]])
 
@@ -263,6 +236,18 @@ POLICIES: dict[str, Callable[[Router, np.ndarray, np.ndarray, np.ndarray], np.nd
     "shortest": _first,
     "dimension_order": _dimension_order,
 }
+
+
+def _summed(parts: list[Entries], space: int) -> Entries:
+    """Entries in the order of their keys (below ``space``), values of equal ones added up."""
+    key = np.concatenate([np.zeros(0, dtype=np.int64), *(part[0] for part in parts)])
+    values = np.concatenate([np.zeros(0), *(part[1] for part in parts)])
+    if space <= DENSE * len(key):
+        every = np.bincount(key, values, minlength=space)
+        found = np.flatnonzero(every)
+        return found, every[found]
+    unique, which = np.unique(key, return_inverse=True)
+    return unique, np.bincount(which, values, minlength=len(unique)).astype(np.float64)
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:

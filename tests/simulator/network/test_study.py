@@ -63,7 +63,7 @@ def test_load_over_time_adds_up_to_what_was_carried() -> None:
     assert load.shape == (30, SWITCH.topology.links)
     bytes_a_bin = SWITCH.topology.bandwidth_gbps * 1e3 * found.total_us / 30
     assert (load * bytes_a_bin).sum(axis=0) == pytest.approx(found.carried_bytes)
-    assert load.max() <= 1.0
+    assert load.max() <= 1.0 + 1e-9
     (idle,) = SWITCH.topology.find("gpu2->switch0.0")
     assert load[-1, idle] == 0.0
 
