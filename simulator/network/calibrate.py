@@ -33,12 +33,13 @@ INSIDE = (
     "exchange_us",
     "fill",
     "peer_us",
+    "beyond",
     "crowd",
 )
 ACROSS = ("far_hop", "network", "far_exchange", "far_peer_us")
 SHARES = ("ring", "ll", "nvls", "exchange", "network", "far_exchange")
 TRIED = (1.0, 0.6, 0.3)  # times the starting shares: one that is not the bottleneck at the start would not move
-LIMITS = {"overlap": (0.7, 3.0)}
+LIMITS = {"overlap": (0.7, 3.0), "crowd": (0.01, 3.0)}
 HOLD = 0.02  # pull towards the starting constants: keeps what no row says anything about
 
 

@@ -58,8 +58,9 @@ class Tuning:
     link; by LL one channel carries ``channel_gbps``, and bytes that are stored and passed on count ``gather`` times.
     NVLS starts after ``nvls_us`` and waits ``nvls_wait_us`` for each turn of its channels that small chunks cost it;
     exchanges by Simple start after ``exchange_us``, pay ``fill`` of their first chunks twice, and ``peer_us`` a peer.
-    Each doubling of the cards on PCIe beyond two divides their rates by ``2**crowd``: 0 where each has its own way, 1
-    where all share one. ``network`` and ``far_exchange`` are shares of the NICs.
+    Four cards on PCIe reach each other through the host at ``beyond`` of a pair's rate, and every doubling divides it by
+    ``2**crowd``: 0 where each has its own way, 1 where all share one. ``network`` and ``far_exchange`` are shares of
+    the NICs.
     """
 
     base: float = 1.0
@@ -80,6 +81,7 @@ class Tuning:
     exchange_us: float = 13.0
     fill: float = 0.3
     peer_us: float = 0.3
+    beyond: float = 1.0
     crowd: float = 0.0
     far_hop: float = 1.0
     network: float = 0.92
@@ -87,8 +89,8 @@ class Tuning:
     far_peer_us: float = 0.8
 
     def alone(self, cards: Array) -> Array:
-        """What is left to each of so many cards on PCIe of its rate: they have links of the host in common."""
-        return (2.0 / np.maximum(cards, 2.0)) ** self.crowd
+        """What is left to each of so many cards on PCIe of the rate that a pair has."""
+        return np.where(cards > 2, self.beyond * (4.0 / np.maximum(cards, 3.0)) ** self.crowd, 1.0)
 
 
 def collective_us(kind: str, size_bytes: Array, groups: Groups, tuning: Tuning, algorithm: str = "") -> Array:

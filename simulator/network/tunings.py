@@ -1,8 +1,8 @@
 """Constants of :mod:`.law` by kind of device, fitted on NCCL measurements of one node; what NICs reach comes on top.
 
-Fitted on every second (collective, ranks) of aiconfigurator's NCCL tables; ``docs/network.md`` has the errors on the
-other half. Between nodes, public nccl-tests runs reach 0.92 to 0.95 of the NICs in all-reduce, and in all-to-all 0.92
-over two nodes and 0.78 over four (Oracle's and CoreWeave's documentation).
+Fitted on half of the groups (a collective on so many ranks) of aiconfigurator's NCCL tables; ``docs/network.md`` has
+the errors on the other half. Between nodes, public nccl-tests runs reach 0.92 to 0.95 of the NICs in all-reduce, and
+in all-to-all 0.92 over two nodes and 0.78 over four (Oracle's and CoreWeave's documentation).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ...datasets.devices import Device
 from .law import Tuning
 
 # base, hop, line_hop, bulk_us, step_us, overlap; ring, copy, ll, channel_gbps, gather; nvls, nvls_us, nvls_wait_us;
-# exchange, exchange_us, fill, peer_us, crowd. Groups of up to four GB200 do not reduce in switches: there, as B200.
+# exchange, exchange_us, fill, peer_us; beyond, crowd. NVLS of GB200 is that of B200: groups of four do not use it.
 TUNINGS = {
     "h100_sxm": Tuning(
         *(0.767, 1.13, 0.669, 9.68, 4.01, 0.818),
@@ -46,16 +46,18 @@ TUNINGS = {
 }
 PCIE_TUNINGS = {
     "rtx_pro_6000_server": Tuning(
-        *(0.609, 1.57, 1.0, 12.9, 2.03, 1.1),
-        *(0.704, 1.43, 0.38, 130.0, 1.08),
+        *(0.604, 1.57, 1.0, 13.2, 1.84, 1.17),
+        *(0.731, 1.4, 0.36, 123.0, 0.89),
         *(0.0, 30.0, 9.0),
-        *(0.593, 11.4, 0.13, 0.978, 0.453),
+        *(0.752, 11.4, 0.124, 0.997),
+        *(0.594, 0.167),
     ),
-    "l40s": Tuning(  # through the memory of its host: cards there do not reach each other
-        *(0.703, 1.09, 1.0, 15.7, 10.6, 2.01),
-        *(0.617, 10.9, 0.329, 56.2, 0.727),
+    "l40s": Tuning(  # a host whose cards do not reach each other, but through its memory
+        *(0.701, 1.1, 1.0, 15.7, 11.0, 2.0),
+        *(0.651, 6.31, 0.332, 56.6, 0.637),
         *(0.0, 30.0, 9.0),
-        *(0.543, 19.9, 0.0133, 1.01, 1.85),
+        *(0.641, 19.8, 0.0128, 1.02),
+        *(0.238, 1.66),
     ),
 }
 ALIKE = {"hopper": "h100_sxm", "ampere": "a100_sxm_80gb", "blackwell": "b200_sxm"}

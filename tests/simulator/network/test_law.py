@@ -174,7 +174,7 @@ def test_an_unknown_algorithm_is_named() -> None:
 def test_constants_are_all_of_them_used() -> None:
     size = np.repeat(2.0 ** np.arange(8, 33, 2), 4)
     ranks, per_node = np.tile([2.0, 8.0, 16.0, 64.0], 13), np.tile([2.0, 8.0, 8.0, 8.0], 13)
-    start = Tuning(nvls=0.55, crowd=0.5)
+    start = Tuning(nvls=0.55, beyond=0.5, crowd=0.5)
 
     def times(tuning: Tuning) -> np.ndarray:
         over = [Groups(ranks, per_node, 450.0, 50.0, inside) for inside in ("nvlink", "pcie")]
@@ -187,6 +187,7 @@ def test_constants_are_all_of_them_used() -> None:
 
 
 def test_cards_on_pcie_share_links_of_their_host() -> None:
-    shared = Tuning(crowd=1.0, ring=1.0, copy=np.inf)
-    alone, four = (HUGE / us("all_gather", HUGE, group(n, n, 32, inside="pcie"), shared) / 1e3 for n in (2, 4))
-    assert four * 3 / 4 == pytest.approx(alone / 2 / 2, rel=1e-3)
+    shared = Tuning(beyond=0.5, crowd=1.0, ring=1.0, copy=np.inf)
+    moved = [HUGE * (n - 1) / n / us("all_gather", HUGE, group(n, n, 32, inside="pcie"), shared) for n in (2, 4, 8)]
+    assert moved[1] == pytest.approx(moved[0] / 2, rel=1e-3)
+    assert moved[2] == pytest.approx(moved[0] / 4, rel=1e-3)
