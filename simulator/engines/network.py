@@ -26,7 +26,7 @@ ENOUGH = 20  # rows from which constants are fitted
 # 1.3), between nodes from 1 MiB on (75 % of seven groups that no constant comes from, 86 % of twelve) and below (79 %
 # of six); tests/benchmarks/accuracy_network.py
 FACTOR_NVLINK, FACTOR_PCIE = 1.13, 1.3
-FACTOR_ACROSS, FACTOR_SMALL_ACROSS = 1.6, 2.1
+FACTOR_OTHER, FACTOR_SMALL = 1.6, 2.1
 SMALL_BYTES = 2**20
 COVERAGE = 0.8
 
@@ -101,7 +101,7 @@ class NetworkEngine:
         """How far above and below each answer four of five measurements lie."""
         near = FACTOR_NVLINK if groups.inside == "nvlink" else FACTOR_PCIE
         few = np.asarray(columns.get("size_bytes", SMALL_BYTES)) < SMALL_BYTES
-        return np.where(groups.nodes > 1, np.where(few, FACTOR_SMALL_ACROSS, FACTOR_ACROSS), near)
+        return np.where(groups.nodes > 1, np.where(few, FACTOR_SMALL, FACTOR_OTHER), near)
 
     def _experts(self, kind: str, columns: Columns, dtype: str, out_dtype: str, groups: Groups) -> np.ndarray:
         """Tokens cross the fabric once a node they are wanted in, then NVLink (DeepEP; arXiv 2412.19437, sec. 3.2).

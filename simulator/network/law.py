@@ -58,9 +58,9 @@ class Tuning:
     link; by LL one channel carries ``channel_gbps``, and bytes that are stored and passed on count ``gather`` times.
     NVLS starts after ``nvls_us`` and waits ``nvls_wait_us`` for each turn of its channels that small chunks cost it;
     exchanges by Simple start after ``exchange_us``, pay ``fill`` of their first chunks twice, and ``peer_us`` a peer.
-    Four cards on PCIe reach each other through the host at ``beyond`` of a pair's rate, and every doubling divides it by
-    ``2**crowd``: 0 where each has its own way, 1 where all share one. ``network`` and ``far_exchange`` are shares of
-    the NICs.
+    Four cards on PCIe reach each other through the host at ``beyond`` of a pair's rate, and every doubling divides it
+    by ``2**crowd``: 0 where each has its own way, 1 where all share one. ``network`` and ``far_exchange`` are shares
+    of the NICs.
     """
 
     base: float = 1.0
