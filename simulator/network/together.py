@@ -80,12 +80,6 @@ class Patterns:
         first = shared[np.unique(np.round(mark[shared], 9), return_index=True)[1]]
         return np.array([part[first] for part in used]).reshape(count, len(first))
 
-    @cached_property
-    def alone(self) -> np.ndarray:
-        """Which patterns share no link with another [patterns]."""
-        found: np.ndarray = ~np.any(self.share > 0, axis=1)
-        return found
-
     def speeds(self, running: tuple[int, ...]) -> dict[int, float]:
         """How fast each of the ``running`` patterns (sorted, one entry a communication) is: 1 is as if alone."""
         if running not in self._speeds:
@@ -113,15 +107,27 @@ class Patterns:
 
 
 def run_together(patterns: Patterns, traffic: Traffic) -> tuple[np.ndarray, np.ndarray]:
-    """When each communication starts and ends, us [n], all sharing the links."""
-    start, end = traffic.start_us.copy(), traffic.start_us + traffic.alone_us
+    """When each communication starts and ends, us [n], all sharing the links.
+
+    Only streams in whose way others are need be walked; who is in the way is looked up again in what was found.
+    """
+    lanes = _lanes(patterns, traffic)
+    start, end = traffic.start_us, traffic.start_us + traffic.alone_us
+    walked = np.zeros(len(start), dtype=bool)
+    while not np.array_equal(walked, more := walked | _disturbed(lanes, traffic, start, end)):
+        walked = more
+        start, end = _walk(patterns, traffic, walked)
+    return start, end
+
+
+def _walk(patterns: Patterns, traffic: Traffic, walked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Starts and ends where those ``walked`` share links from event to event, and all others are alone."""
     kinds, moving, still = traffic.pattern.tolist(), traffic.moving_us.tolist(), traffic.still_us.tolist()
-    starts, ends, left = start.tolist(), end.tolist(), list(moving)
-    contended = _contended(patterns, traffic)
+    starts, ends, left = traffic.start_us.tolist(), (traffic.start_us + traffic.alone_us).tolist(), list(moving)
     follower = np.full(len(kinds), -1)
     follower[traffic.previous[traffic.previous >= 0]] = np.flatnonzero(traffic.previous >= 0)
     next_one = follower.tolist()
-    heap = [(starts[i] + still[i], i) for i in np.flatnonzero(contended & (traffic.previous < 0)).tolist()]
+    heap = [(starts[i] + still[i], i) for i in np.flatnonzero(walked & (traffic.previous < 0)).tolist()]
     heapq.heapify(heap)
     running: list[int] = []
     now = 0.0
@@ -148,19 +154,52 @@ def run_together(patterns: Patterns, traffic: Traffic) -> tuple[np.ndarray, np.n
     return np.array(starts), np.array(ends)
 
 
-def _contended(patterns: Patterns, traffic: Traffic) -> np.ndarray:
-    """Communications in whose way others may be, on their links or before them on their stream [n]."""
-    stream = np.where(traffic.previous >= 0, traffic.previous, np.arange(len(traffic.previous)))
+class _Lanes(NamedTuple):
+    """The first communication of each one's stream [n]; sets of the same pattern and stream; pairs that share links.
+
+    Communications without a stream make a set for each pattern.
+    """
+
+    stream: np.ndarray
+    sets: list[np.ndarray]
+    pairs: list[tuple[int, int]]
+
+
+def _lanes(patterns: Patterns, traffic: Traffic) -> _Lanes:
+    count = len(traffic.previous)
+    stream = np.where(traffic.previous >= 0, traffic.previous, np.arange(count))
     while not np.array_equal(stream, stream[stream]):
         stream = stream[stream]
-    uses = np.unique(np.stack([traffic.pattern, stream]), axis=1)
-    several = np.bincount(uses[0], minlength=len(patterns.usages)) > 1
-    touched = np.zeros(len(stream), dtype=bool)
-    touched[stream[(several | ~patterns.alone)[traffic.pattern]]] = True
-    end = traffic.start_us + traffic.alone_us
-    touched[stream[(traffic.previous >= 0) & (traffic.start_us < end[traffic.previous])]] = True
-    found: np.ndarray = touched[stream]
+    lane = np.where(np.bincount(stream, minlength=count)[stream] > 1, stream, -1)
+    order = np.lexsort((lane, traffic.pattern))
+    borders = (np.diff(traffic.pattern[order]) != 0) | (np.diff(lane[order]) != 0)
+    sets = np.split(order, np.flatnonzero(borders) + 1) if count else []
+    first = [each[0] for each in sets]
+    used, pattern, own = (patterns.share[traffic.pattern[first]] > 0) * 1.0, traffic.pattern[first], lane[first]
+    common = (used @ used.T > 0) | (pattern[:, None] == pattern)
+    pairs = np.argwhere(common & ((own[:, None] != own) | (own == -1)))
+    return _Lanes(stream, sets, [(one, other) for one, other in pairs.tolist()])
+
+
+def _disturbed(lanes: _Lanes, traffic: Traffic, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Communications of streams in whose way others are, or that are placed into themselves [n]."""
+    touched = np.zeros(len(start), dtype=bool)
+    touched[lanes.stream[(traffic.previous >= 0) & (start < end[traffic.previous] * (1.0 - SOON))]] = True
+    sets = [each[np.argsort(start[each], kind="stable")] for each in lanes.sets]
+    for one, other in lanes.pairs:
+        touched[lanes.stream[sets[one][_meet(start, end, sets[one], sets[other])]]] = True
+    found: np.ndarray = touched[lanes.stream]
     return found
+
+
+def _meet(start: np.ndarray, end: np.ndarray, mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """Which of some communications meet one of others, or another of their own; both in order of their starts."""
+    before = np.searchsorted(start[theirs], end[mine])
+    over = np.concatenate([[-np.inf], np.maximum.accumulate(end[theirs])])
+    if mine is not theirs:
+        return np.asarray(over[before] > start[mine])
+    at = np.arange(len(mine))
+    return (over[at] > start[mine]) | (before > at + 1)
 
 
 class Shared(NamedTuple):
