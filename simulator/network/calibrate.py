@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .law import Tuning, choice, taking
-from .nccl import Array, Groups
+from .law import Tuning, taking
+from .nccl import Array, Groups, chosen
 
 INSIDE = (
     "base",
@@ -57,10 +57,10 @@ def fit(
     origin = np.log([getattr(start, name) for name in names])
     measured = np.log(np.concatenate([us for _, _, us in rows.values()]))
 
-    taken = {kind: choice(kind, size, groups) for kind, (size, groups, _) in rows.items()}
+    taken = {kind: chosen(kind, size, groups) for kind, (size, groups, _) in rows.items()}
 
     def predicted(tuning: Tuning) -> Array:
-        times = [taking(taken[kind], kind, size, groups, tuning) for kind, (size, groups, _) in rows.items()]
+        times = [taking(*taken[kind], kind, size, groups, tuning) for kind, (size, groups, _) in rows.items()]
         return np.log(np.concatenate(times))
 
     def misses(logs: Array) -> Array:

@@ -96,40 +96,44 @@ class Tuning:
 def collective_us(kind: str, size_bytes: Array, groups: Groups, tuning: Tuning, algorithm: str = "") -> Array:
     """Time of each collective by what NCCL takes, or by the ``algorithm`` named; 0 for a single rank.
 
-    ``algorithm`` is one, or one with its protocol (``ring/LL``). ValueError for one that the kind does not have.
+    ``algorithm`` is one, or one with its protocol (``ring/LL``): infinite where it cannot run. ValueError for one that
+    the kind does not have.
     """
     size = np.asarray(size_bytes, dtype=np.float64)
+    named, _, protocol = algorithm.partition("/")
     if algorithm:
-        named, _, protocol = algorithm.partition("/")
         known = names(kind, groups)
         if algorithm not in {each.partition("/")[0] for each in known}.union(known):
             raise ValueError(f"{kind} has no algorithm {algorithm!r}; it has {', '.join(known)}")
         groups = groups._replace(algorithm=named, protocol=protocol)
-    return taking(choice(kind, size, groups), kind, size, groups, tuning)
+    known, taken = chosen(kind, size, groups)
+    able = np.array([not algorithm or each.startswith(f"{named}/") for each in known])[taken]
+    return np.where(able | (groups.ranks <= 1), taking(known, taken, kind, size, groups, tuning), np.inf)
 
 
 def choice(kind: str, size_bytes: Array, groups: Groups) -> list[str]:
     """The ``algorithm/protocol`` that :func:`collective_us` takes for each."""
-    return chosen(kind, np.asarray(size_bytes, dtype=np.float64), groups)
+    known, taken = chosen(kind, np.asarray(size_bytes, dtype=np.float64), groups)
+    return [known[index] for index in taken.tolist()]
 
 
 def candidates(kind: str, size_bytes: Array, groups: Groups, tuning: Tuning) -> dict[str, Array]:
     """Time of each collective by every ``algorithm/protocol`` of its kind."""
-    size = np.asarray(size_bytes, dtype=np.float64)
-    n = np.broadcast(size, groups.ranks).size
-    return {name: taking([name] * n, kind, size, groups, tuning) for name in names(kind, groups)}
+    size, known = np.asarray(size_bytes, dtype=np.float64), names(kind, groups)
+    shape = np.broadcast(size, groups.ranks).size
+    return {name: taking(known, np.full(shape, i), kind, size, groups, tuning) for i, name in enumerate(known)}
 
 
-def taking(taken: Sequence[str], kind: str, size: Array, groups: Groups, tuning: Tuning) -> Array:
-    """Time of each collective by the ``algorithm/protocol`` given for it [n]; 0 for a single rank."""
+def taking(known: Sequence[str], taken: Array, kind: str, size: Array, groups: Groups, tuning: Tuning) -> Array:
+    """Time of each collective by the ``algorithm/protocol`` ``known[taken]`` [n]; 0 for a single rank."""
     size, ranks, per_node = np.broadcast_arrays(size, groups.ranks, groups.per_node)
-    groups = groups._replace(ranks=ranks, per_node=per_node)
-    out, each = np.zeros(len(size)), np.array(taken)
-    for name in dict.fromkeys(taken):
-        index = np.flatnonzero((each == name) & (groups.ranks > 1))
-        algorithm, _, protocol = name.partition("/")
-        time = TIMES["exchange" if kind == "all_to_all" else algorithm]
-        out[index] = time(kind, size[index], groups.at(index), tuning, PROTOCOLS.index(protocol))
+    groups, out = groups._replace(ranks=ranks, per_node=per_node), np.zeros(len(size))
+    for i, name in enumerate(known):
+        index = np.flatnonzero((taken == i) & (ranks > 1))
+        if len(index):
+            algorithm, _, protocol = name.partition("/")
+            time = TIMES["exchange" if kind == "all_to_all" else algorithm]
+            out[index] = time(kind, size[index], groups.at(index), tuning, PROTOCOLS.index(protocol))
     return out
 
 

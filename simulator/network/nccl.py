@@ -124,11 +124,13 @@ def names(kind: str, groups: Groups) -> list[str]:
     return found
 
 
-def chosen(kind: str, size: Array, groups: Groups) -> list[str]:
-    """The ``algorithm/protocol`` that NCCL takes for each collective, among those it is told to take if it has any."""
+def chosen(kind: str, size: Array, groups: Groups) -> tuple[list[str], Array]:
+    """All :func:`names`, and which one NCCL takes for each collective: of those it is told to take, if it has any."""
     known = names(kind, groups)
     estimated = estimates(kind, size, groups)
     told = groups.algorithm, groups.protocol
+    if not any(told):
+        return known, np.argmin([estimated[name] for name in known], axis=0)
     for algorithm, protocol in (told, (groups.algorithm, ""), ("", groups.protocol)):
         allowed = [name for name in known if _matches(name, algorithm, protocol)]
         if allowed:
@@ -136,8 +138,7 @@ def chosen(kind: str, size: Array, groups: Groups) -> list[str]:
             rest = [name for name in known if name not in allowed]
             estimated |= {name: np.where(able, np.inf, estimated[name]) for name in rest}
             break
-    best = np.argmin([estimated[name] for name in known], axis=0)
-    return [known[i] for i in best.tolist()]
+    return known, np.argmin([estimated[name] for name in known], axis=0)
 
 
 def estimates(kind: str, size: Array, groups: Groups) -> dict[str, Array]:

@@ -165,7 +165,9 @@ def test_switches_that_reduce_halve_the_bytes_of_large_groups() -> None:
     assert reducing == pytest.approx(plain / (2 * 63 / 64), rel=1e-3)
 
 
-def test_an_unknown_algorithm_is_named() -> None:
+def test_what_cannot_run_takes_for_ever_and_an_unknown_algorithm_is_named() -> None:
+    assert np.isinf(us("all_reduce", 1e6, group(2, 2), Tuning(), "nvls"))
+    assert us("all_reduce", 1e6, group(1, 1), Tuning(), "nvls") == 0.0
     with pytest.raises(ValueError, match="all_gather has no algorithm 'tree'; it has ring/LL"):
         us("all_gather", 1.0, group(8, 8), Tuning(), "tree")
     assert names("all_reduce", group(8, 8, inside="pcie")) == ["ring/LL", "ring/Simple", "tree/LL", "tree/Simple"]
