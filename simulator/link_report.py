@@ -53,7 +53,7 @@ def loads(topology: Topology, shared: Shared) -> dict[str, Any]:
     for kind in sorted(set(topology.kind)):
         links = np.flatnonzero(kinds == kind)
         by_kind[kind] = {"mean": float(load[links].mean()), "max": float(load[links].max())}
-        mean[kind] = shared.over_time(links, BINS).mean(axis=1).round(6).tolist()
+        mean[kind] = shared.mean_over_time(links, BINS).round(6).tolist()
     return {
         "apart_s": shared.apart_us * 1e-6,
         "contention_s": (shared.total_us - shared.apart_us) * 1e-6,

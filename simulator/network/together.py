@@ -202,7 +202,8 @@ def _meet(start: np.ndarray, end: np.ndarray, mine: np.ndarray, theirs: np.ndarr
     return (over[at] > start[mine]) | (before > at + 1)
 
 
-class Shared(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Shared:
     """What links saw of a timeline of ``total_us``: patterns, traffic, bytes of each op, its start and end [n].
 
     ``rounds`` of placing were needed, of which the last changed the timeline by ``residual`` (relative). With links of
@@ -218,23 +219,37 @@ class Shared(NamedTuple):
     apart_us: float
     rounds: int = 1
     residual: float = 0.0
+    _moved: dict[int, np.ndarray] = field(default_factory=dict, repr=False)
 
     def load(self) -> np.ndarray:
         """Share of each link's capacity in use over the whole time [links]."""
-        return self.over_time(np.arange(len(self.patterns.bandwidth_gbps)), 1)[0]
+        carried = np.zeros(len(self.patterns.bandwidth_gbps))
+        for each, size in zip(self.patterns.usages, self.moved(1)[:, 0].tolist(), strict=True):
+            carried += each.load * size
+        return carried / (self.patterns.bandwidth_gbps * 1e3 * max(self.total_us, 1e-12))
 
     def over_time(self, links: np.ndarray, bins: int) -> np.ndarray:
         """Share of the capacity of some links in use, over equal spans of the whole time [bins, len(links)]."""
-        width = max(self.total_us, 1e-12) / bins
-        capacity = self.patterns.bandwidth_gbps[links] * 1e3 * width
-        moved = self._moved(width, bins)
-        found = np.zeros((bins, len(links)))
-        for each, by_bin in zip(self.patterns.usages, moved, strict=True):
-            found += by_bin[:, None] * each.load[links]
-        return found / capacity
+        capacity = self.patterns.bandwidth_gbps[links] * 1e3 * max(self.total_us, 1e-12) / bins
+        used = np.array([each.load[links] for each in self.patterns.usages]).reshape(-1, len(links))
+        found: np.ndarray = self.moved(bins).T @ (used / capacity)
+        return found
 
-    def _moved(self, width: float, bins: int) -> np.ndarray:
-        """Bytes of each pattern's ops by span of time, evenly from the first moving byte to the last."""
+    def mean_over_time(self, links: np.ndarray, bins: int) -> np.ndarray:
+        """The mean of :meth:`over_time` over some links [bins]."""
+        share = 1.0 / (self.patterns.bandwidth_gbps[links] * 1e3 * max(self.total_us, 1e-12) / bins)
+        used = np.array([each.load[links] @ share for each in self.patterns.usages])
+        found: np.ndarray = self.moved(bins).T @ (used / max(len(links), 1))
+        return found
+
+    def moved(self, bins: int) -> np.ndarray:
+        """Bytes of each pattern's ops by span, evenly from the first moving byte to the last [patterns, bins]."""
+        if bins not in self._moved:
+            self._moved[bins] = self._by_span(bins)
+        return self._moved[bins]
+
+    def _by_span(self, bins: int) -> np.ndarray:
+        width = max(self.total_us, 1e-12) / bins
         begin = np.minimum(self.start_us + self.traffic.still_us, self.end_us)
         rate = self.size_bytes / np.maximum(self.end_us - begin, 1e-9)
         moved = np.zeros((len(self.patterns.usages), bins))
