@@ -8,7 +8,7 @@ microseconds once they are known. Together, in :func:`Fabric.flow`, all activiti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -73,11 +73,18 @@ class Fabric:
         self._router = Router(self.topology, self.policy, self.seed)
 
     def on(self, topology: Topology, same_routes: bool = False) -> Fabric:
-        """The same on another topology; ``same_routes`` when that has the same links at other bandwidths."""
+        """The same on another topology; ``same_routes`` when that has the same links at other bandwidths.
+
+        Adaptive routes then shift away from worn links, others stay.
+        """
         settings = self.policy, self.per_node, self.seed, self.start_us, self.nvls, self.in_network, self.server
         made = Fabric(topology, *settings)
         if same_routes:
-            made._router, made._usage = self._router, self._usage
+            made._router, made._usage = self._router.on(topology), self._usage
+        if same_routes and self.policy == "adaptive" and topology.health is not None:
+            worn = topology.health < 1.0
+            crossing = (key for key, phases in self._usage.items() if any(_crosses(phases, worn)))
+            made._usage = {key: self._usage[key] for key in self._usage.keys() - set(crossing)}
         return made
 
     def grouped(self, per_node: int) -> Fabric:
@@ -293,6 +300,10 @@ class _Usage:
 
 
 _NOTHING = _Usage.waiting(0.0)
+
+
+def _crosses(phases: list[list[_Usage]], worn: np.ndarray) -> Iterator[bool]:
+    return (bool(worn[usage.links].any()) for phase in phases for usage in phase)
 
 
 def _activities(rows: list[_Usage], sizes: list[float], releases: list[float], waits: list[list[int]]) -> Activities:

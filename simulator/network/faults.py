@@ -45,7 +45,7 @@ class Fault:
 
     @property
     def soft(self) -> bool:
-        """Whether only bandwidth falls: routes and latencies stay as they are."""
+        """Whether only bandwidth falls: ways and latencies stay as they are."""
         return not (self.gone or self.extra_latency_us or self.retransmission)
 
 
@@ -73,16 +73,18 @@ def from_dicts(values: Iterable[Mapping[str, Any]]) -> list[Fault]:
 
 def apply(topology: Topology, faults: Iterable[Fault]) -> Topology:
     """The fabric with its faults. TopologyError for a link or node that is not there, or when ranks are cut off."""
-    bandwidth, latency = topology.bandwidth_gbps.copy(), topology.latency_us.copy()
+    latency, health = topology.latency_us.copy(), np.ones(topology.links)
     keep = np.ones(topology.links, dtype=bool)
     for fault in faults:
         links = topology.touching(fault.where) if fault.where in topology.index else topology.find(fault.where)
         if fault.gone:
             keep[links] = False
             continue
-        bandwidth[links] *= fault.bandwidth_factor * (1.0 - fault.retransmission)
+        health[links] *= fault.bandwidth_factor * (1.0 - fault.retransmission)
         latency[links] += fault.extra_latency_us + 2.0 * fault.retransmission * latency[links]
-    changed = topology.replace(bandwidth_gbps=bandwidth, latency_us=latency).keep(keep)
+    worn = health if topology.health is None else health * topology.health
+    figures = {"bandwidth_gbps": topology.bandwidth_gbps * health, "latency_us": latency}
+    changed = topology.replace(**figures, health=worn if (worn < 1.0).any() else None).keep(keep)
     parts = changed.parts()
     if len(parts) > 1:
         alone = ", ".join(parts[-1][:4]) + (" ..." if len(parts[-1]) > 4 else "")

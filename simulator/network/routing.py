@@ -3,14 +3,15 @@
 All flows step together, one hop at a time: a flow at a node takes one of the links whose far end lies on a cheapest way
 to its target. Which one is a hash of the flow, as Ethernet switches do it, so that equal paths fill evenly on average
 and not exactly (RFC 2992); ``adaptive`` shares every flow evenly among them, as InfiniBand's adaptive routing and
-packet spraying come close to; ``shortest`` always takes the first. A link inside a server counts half a hop: neighbours
-there talk over NVLink, and a message to another rail crosses NVLink first and leaves by that rail's NIC, as NCCL's PXN
-does.
+packet spraying come close to, and sends less where links are worn; ``shortest`` always takes the first. A link inside a
+server counts half a hop: neighbours there talk over NVLink, and a message to another rail crosses NVLink first and
+leaves by that rail's NIC, as NCCL's PXN does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -82,6 +83,12 @@ class Router:
         self.topology, self.policy, self.seed = topology, policy, seed
         self._onward = _onward(topology)
 
+    def on(self, topology: Topology) -> Router:
+        """The same ways where links have other bandwidths."""
+        made = copy(self)
+        made.topology = topology
+        return made
+
     @property
     def distances(self) -> Distances:
         """Costs of ways between nodes."""
@@ -147,7 +154,7 @@ class Router:
     def _evenly(
         self, source: np.ndarray, target: np.ndarray, owner: np.ndarray, longest: np.ndarray, total: np.ndarray
     ) -> Entries:
-        """The same of flows that divide evenly among all links that lead on."""
+        """The same of flows that divide among all links that lead on."""
         topology, size, space = self.topology, len(self.topology.nodes), len(total) * self.topology.links
         walking = source != target
         state, which = np.unique(((owner * size + target) * size + source)[walking], return_inverse=True)
@@ -156,7 +163,7 @@ class Router:
         while len(state):
             aim, here = np.divmod(state, size)
             asked, link = self._onward.links(here, aim % size)
-            aim, part = aim[asked], (amount / np.bincount(asked, minlength=len(state)))[asked]
+            aim, part = aim[asked], amount[asked] * self._shares(asked, link, (aim % size)[asked])
             who, later = aim // size, latency[asked] + topology.latency_us[link]
             entries.append(_summed([(who * topology.links + link, part)], space))
             total += np.bincount(who, part * topology.latency_us[link], minlength=len(total))
@@ -169,6 +176,29 @@ class Router:
             latency = np.zeros(len(state))
             np.maximum.at(latency, which, later[on])
         return _summed(entries, space)
+
+    def _shares(self, asked: np.ndarray, link: np.ndarray, target: np.ndarray) -> np.ndarray:
+        """Share of its flow that each of the links that lead on takes: even, or by what is left of the ways [links]."""
+        count = np.bincount(asked)[asked]
+        chosen = np.flatnonzero(count > 1)
+        if self.topology.health is None or not len(chosen):
+            return 1.0 / count
+        left = np.ones(len(link))
+        left[chosen] = self._left(link[chosen], target[chosen])
+        return left / np.bincount(asked, left)[asked]
+
+    def _left(self, link: np.ndarray, target: np.ndarray) -> np.ndarray:
+        """Share of bandwidth that is left over links and from their ends to targets: on average of equal ways [n]."""
+        size, head = len(self.topology.nodes), self.topology.target[link]
+        assert self.topology.health is not None
+        left, on = self.topology.health[link], head != target
+        if on.any():
+            pairs, which = np.unique(target[on] * size + head[on], return_inverse=True)
+            aim, here = np.divmod(pairs, size)
+            asked, onward = self._onward.links(here, aim)
+            ways = self._left(onward, aim[asked])
+            left[on] = np.minimum(left[on], (np.bincount(asked, ways) / np.bincount(asked))[which])
+        return left
 
     def _check(self, source: np.ndarray, target: np.ndarray) -> None:
         for rank in (source, target):

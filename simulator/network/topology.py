@@ -32,7 +32,8 @@ class Topology:
     """``source``, ``target`` int64 [links] index ``nodes``; ``bandwidth_gbps``, ``latency_us`` float64 [links].
 
     ``kind`` [links] names what a link is made of (nvlink, pcie, ib, roce, fabric). ``coordinates`` int64 [nodes, dims]
-    place the ranks of a product of dimensions, for dimension-order routing; None for other fabrics.
+    place the ranks of a product of dimensions, for dimension-order routing; None for other fabrics. ``health`` is the
+    share of its bandwidth that each link has left [links]; None where nothing is worn.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Topology:
     latency_us: np.ndarray
     kind: tuple[str, ...]
     coordinates: np.ndarray | None = None
+    health: np.ndarray | None = None
 
     def __repr__(self) -> str:
         return f"Topology({self.name!r}, {self.ranks} ranks, {len(self.nodes)} nodes, {self.links} links)"
@@ -122,6 +124,7 @@ class Topology:
             bandwidth_gbps=self.bandwidth_gbps[chosen],
             latency_us=self.latency_us[chosen],
             kind=tuple(self.kind[link] for link in chosen),
+            health=None if self.health is None else self.health[chosen],
         )
 
     def parts(self) -> list[list[str]]:

@@ -81,3 +81,24 @@ def test_slower_links_never_make_anything_faster() -> None:
     for seed in rng.integers(0, 1000, 10):
         after = Fabric(apply(TREE, draw(TREE, 3, Fault("", bandwidth_factor=0.3), int(seed))))
         assert after.cost("all_reduce", "ring", range(16)).us_per_byte >= before * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("where", ["leaf0-spine0", "leaf1-spine0", "gpu0-leaf0"])
+def test_adaptive_routes_shift_away_from_worn_links(where: str) -> None:
+    ends = np.arange(4), np.arange(4, 8)  # from one leaf to another over two spines
+    before, hashed = Fabric(TREE), Fabric(TREE, "ecmp")
+    worn = before.on(apply(TREE, [Fault(where, bandwidth_factor=0.5)]), True)
+    found = worn._router.crossings(*ends)
+    up = found.flows[np.isin(found.links, TREE.find("leaf0->spine0"))]
+    assert up == pytest.approx(4.0 * (0.5 if "gpu" in where else 0.5 / 1.5))
+    assert found.flows.sum() == pytest.approx(before._router.crossings(*ends).flows.sum())
+    as_before = hashed.on(worn.topology, True)._router.crossings(*ends)
+    assert as_before.flows.tolist() == hashed._router.crossings(*ends).flows.tolist()
+
+
+def test_a_worn_spine_costs_what_it_carried_not_half_of_all() -> None:
+    exchange = Fabric(TREE)
+    exchange.cost("all_to_all", "direct", range(16))
+    worn = exchange.on(apply(TREE, [Fault("leaf0-spine0", bandwidth_factor=0.5)]), True)
+    before, after = (each.cost("all_to_all", "direct", range(16)).us_per_byte for each in (exchange, worn))
+    assert 1.0 <= after / before <= 4 / 3 + 1e-9  # two spines, of which one is half there
