@@ -20,7 +20,7 @@ from .faults import Fault, apply
 from .formats import FormatError, astra_network, yaml_problem
 from .nccl import BASE_US, HOP_US, TABLE_NIC_US
 from .routing import POLICIES
-from .shapes import MOST_RANKS, Dimension, Port, Servers, dragonfly, dual_plane, fat_tree, product
+from .shapes import MOST_RANKS, Dimension, Port, Servers, dragonfly, dual_plane, dual_tor, fat_tree, product
 from .topology import GBPS, Topology, TopologyError, from_dict, keys, listed, number, word
 from .tunings import tuning
 
@@ -79,6 +79,8 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     if missing:
         more = " ".join(f"cluster.topology.{name}=…" for name in missing)
         raise TopologyError(f"cluster.topology of shape {shape} needs {more}")
+    if not isinstance(own.pop("rails", False), bool):
+        raise TopologyError(f"cluster.topology.rails={settings['rails']!r} must be true or false")
     for name, value in own.items():
         FIGURES[name].check(f"cluster.topology.{name}", value)
 
@@ -205,7 +207,8 @@ TREE = ("radix", "oversubscription")
 SHAPES = {
     "fat_tree": Shape(fat_tree, (), TREE),
     "rails": Shape(_rails, (), TREE),
-    "dual_plane": Shape(dual_plane, (), TREE),
+    "dual_tor": Shape(dual_tor, (), (*TREE, "rails")),
+    "dual_plane": Shape(dual_plane, (), (*TREE, "rails")),
     "dragonfly": Shape(dragonfly, ("groups", "routers", "global_gbps", "local_gbps")),
     "switch": Shape(_one_switch),
 }

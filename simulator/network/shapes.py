@@ -210,27 +210,45 @@ def fat_tree(servers: Servers, radix: int = 64, oversubscription: float = 1.0, r
     rail i, so that equal GPUs of a pod of servers are one switch apart (rail-optimized, as in NVIDIA's SuperPOD
     reference architecture); otherwise a leaf takes whole servers. TopologyError when three levels do not suffice.
     """
+    nodes, cables, ports = _servers(servers)
+    down = _down(radix, oversubscription)
+    above = _leaves_and_above(
+        nodes, cables, ports, _leaf_of(servers, down, rails), servers.nic, radix, oversubscription
+    )
+    return connect(f"{'rails' if rails else 'fat tree'}, {above}", servers.ranks, nodes, cables)
+
+
+def _down(radix: int, oversubscription: float) -> int:
+    """Ports of a leaf that go down."""
     if radix < 4 or oversubscription < 1.0:
         raise TopologyError(f"a fat tree needs radix >= 4 and oversubscription >= 1, got {radix}, {oversubscription:g}")
-    down = max(1, int(radix * oversubscription / (1.0 + oversubscription)))
-    nodes, cables, ports = _servers(servers)
-    leaf = _leaf_of(servers, down, rails)
-    leaves = int(leaf.max()) + 1
-    first = len(nodes)
+    return max(1, int(radix * oversubscription / (1.0 + oversubscription)))
+
+
+def _leaves_and_above(
+    nodes: list[str],
+    cables: Cables,
+    ports: np.ndarray,
+    leaf: np.ndarray,
+    port: Port,
+    radix: int,
+    oversubscription: float,
+) -> str:
+    """Append the leaves of ``ports`` (``leaf`` numbers them) and the levels above; returns how many levels that are."""
+    down, leaves, first = _down(radix, oversubscription), int(leaf.max()) + 1, len(nodes)
     nodes += [f"leaf{i}" for i in range(leaves)]
-    port = servers.nic
     cables.append((ports, first + leaf, port.bandwidth_gbps, port.latency_us, port.kind))
     if leaves == 1:
-        return connect("fat tree, one level", servers.ranks, nodes, cables)
+        return "one level"
     up_gbps = down * port.bandwidth_gbps / oversubscription
     if leaves <= radix:
         count = max(1, min(radix - down, int(np.ceil(leaves * (radix - down) / radix))))
         _join(nodes, cables, np.arange(first, first + leaves), "spine", count, up_gbps, port)
-        return connect("fat tree, two levels", servers.ranks, nodes, cables)
+        return "two levels"
     half = radix // 2
     pods = int(np.ceil(leaves / half))
     if pods > radix:
-        raise TopologyError(f"{servers.ranks} ranks need more than three levels of radix {radix}; raise the radix")
+        raise TopologyError(f"{len(ports)} ports need more than three levels of radix {radix}; raise the radix")
     spines = []
     for pod in range(pods):
         own = first + np.arange(pod * half, min((pod + 1) * half, leaves))
@@ -239,7 +257,7 @@ def fat_tree(servers: Servers, radix: int = 64, oversubscription: float = 1.0, r
     nodes += [f"core{i}" for i in range(half)]  # core i stands for the plane that joins spine i of every pod
     for pod_spines in spines:
         cables.append((pod_spines, cores + np.arange(half), up_gbps, port.latency_us, port.kind))
-    return connect("fat tree, three levels", servers.ranks, nodes, cables)
+    return "three levels"
 
 
 def _leaf_of(servers: Servers, down: int, rails: bool) -> np.ndarray:
@@ -265,35 +283,29 @@ def _join(
     return upper
 
 
-def dual_plane(servers: Servers, radix: int = 64, oversubscription: float = 1.0) -> Topology:
-    """Each NIC's two ports on two leaves, one of each plane (dual-ToR: Alibaba HPN, SIGCOMM 2024), at half the rate.
+def dual_tor(servers: Servers, radix: int = 64, oversubscription: float = 1.0, rails: bool = False) -> Topology:
+    """Each NIC's two ports, at half the rate, on two leaves under the same spines: losing one cuts nobody off."""
+    nodes, cables, ports = _servers(servers)
+    half = replace(servers.nic, bandwidth_gbps=servers.nic.bandwidth_gbps / 2.0)
+    leaf = _leaf_of(servers, _down(radix, oversubscription), rails)
+    both = np.concatenate([leaf, leaf + leaf.max() + 1])
+    above = _leaves_and_above(nodes, cables, np.tile(ports, 2), both, half, radix, oversubscription)
+    return connect(f"dual ToR, {above}", servers.ranks, nodes, cables)
+
+
+def dual_plane(servers: Servers, radix: int = 64, oversubscription: float = 1.0, rails: bool = False) -> Topology:
+    """Each NIC's two ports, at half the rate, on leaves of two planes that meet nowhere (Alibaba HPN, SIGCOMM 2024).
 
     Losing one leaf halves a server's bandwidth and cuts nobody off.
     """
-    half = Port(servers.nic.bandwidth_gbps / 2.0, servers.nic.latency_us, servers.nic.kind)
-    plane = fat_tree(replace(servers, nic=half), radix, oversubscription)
-    inner = len(_servers(servers)[0])
-    extra = len(plane.nodes) - inner
-    nodes = [*plane.nodes[:inner], *(f"{name}.{p}" for p in "ab" for name in plane.nodes[inner:])]
-    one = (plane.source >= inner) | (plane.target >= inner)  # links of the plane; the others exist once
-
-    def moved(ends: np.ndarray) -> np.ndarray:
-        return np.concatenate([ends, np.where(ends[one] >= inner, ends[one] + extra, ends[one])])
-
-    def twice(values: np.ndarray) -> np.ndarray:
-        return np.concatenate([values, values[one]])
-
-    kinds = plane.kind + tuple(plane.kind[link] for link in np.flatnonzero(one))
-    return Topology(
-        f"dual plane, {plane.name}",
-        servers.ranks,
-        tuple(nodes),
-        moved(plane.source),
-        moved(plane.target),
-        twice(plane.bandwidth_gbps),
-        twice(plane.latency_us),
-        kinds,
-    ).check()
+    nodes, cables, ports = _servers(servers)
+    half = replace(servers.nic, bandwidth_gbps=servers.nic.bandwidth_gbps / 2.0)
+    leaf = _leaf_of(servers, _down(radix, oversubscription), rails)
+    for plane in "ab":
+        first = len(nodes)
+        above = _leaves_and_above(nodes, cables, ports, leaf, half, radix, oversubscription)
+        nodes[first:] = [f"{name}.{plane}" for name in nodes[first:]]
+    return connect(f"dual plane, {above}", servers.ranks, nodes, cables)
 
 
 def dragonfly(servers: Servers, groups: int, routers: int, global_gbps: float, local_gbps: float) -> Topology:

@@ -47,7 +47,8 @@ def test_explicit_links_and_the_formula_agree_on_large_collectives(name: str) ->
     [
         {"shape": "rails", "radix": 32},
         {"shape": "fat_tree", "radix": 16, "oversubscription": 3.0},
-        {"shape": "dual_plane"},
+        {"shape": "dual_plane", "rails": True},
+        {"shape": "dual_tor", "oversubscription": 2},
         {"shape": "dragonfly", "groups": 2, "routers": 2, "global_gbps": 200, "local_gbps": 200},
         {"shape": "switch", "routing": "ecmp"},
         {},
@@ -60,7 +61,7 @@ def test_every_shape_joins_all_devices(topology: dict) -> None:
 
 
 def test_every_shape_is_tried() -> None:
-    assert set(SHAPES) == {"rails", "fat_tree", "dual_plane", "dragonfly", "switch"}
+    assert set(SHAPES) == {"rails", "fat_tree", "dual_plane", "dual_tor", "dragonfly", "switch"}
 
 
 def test_oversubscription_slows_what_crosses_the_spine() -> None:
@@ -89,6 +90,7 @@ def test_faults_are_applied_by_name() -> None:
         ({"file": ""}, "cluster.topology.file='' must name a YAML file"),
         ({"file": "mine.yaml", "radix": 8}, "brings its own links: leave out cluster.topology.radix"),
         ({"shape": "fat_tree", "radix": 2}, "cluster.topology.radix=2 must be a whole number from 4"),
+        ({"shape": "dual_tor", "rails": 2}, "cluster.topology.rails=2 must be true or false"),
         ({"radix": 4.5}, "radix=4.5 must be a whole number"),
         ({"radix": "abc"}, "radix='abc' must be a whole number"),
         ({"radix": True}, "radix=True must be a whole number"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import networkx
 import numpy as np
 import pytest
 from opcast.simulator.network.shapes import (
@@ -12,6 +13,7 @@ from opcast.simulator.network.shapes import (
     Servers,
     dragonfly,
     dual_plane,
+    dual_tor,
     fat_tree,
     product,
     single_switch,
@@ -147,13 +149,46 @@ def test_a_third_level_joins_what_two_cannot() -> None:
         fat_tree(Servers(128, 8, Port(450.0, 0.5, "nvlink"), Port(50.0, 1.0)), 8)
 
 
-def test_losing_one_leaf_of_two_planes_cuts_nobody_off() -> None:
-    made = dual_plane(SERVERS, 64)
+@pytest.mark.parametrize("oversubscription", [1.0, 3.0])
+def test_three_levels_are_oversubscribed_at_their_leaves_alone(oversubscription: float) -> None:
+    down = int(16 * oversubscription / (1 + oversubscription))
+    made = fat_tree(Servers(32 * down, 1, Port(450.0, 0.5, "nvlink"), Port(50.0, 1.0)), 16, oversubscription)
+    assert "three levels" in made.name
+    assert bandwidth_between(made, "leaf", "spine") == pytest.approx(32 * down * 50.0 / oversubscription)
+    assert bandwidth_between(made, "spine", "core") == pytest.approx(bandwidth_between(made, "leaf", "spine"))
+
+
+@pytest.mark.parametrize("rails", [False, True])
+@pytest.mark.parametrize("builder", [dual_plane, dual_tor])
+def test_losing_one_leaf_of_two_cuts_nobody_off(builder, rails: bool) -> None:
+    made = builder(SERVERS, 32, 1.0, rails)
     leaf = next(name for name in made.nodes if name.startswith("leaf"))
     keep = np.ones(made.links, dtype=bool)
     keep[made.touching(leaf)] = False
     assert len(made.keep(keep).parts()) == 1
     assert bandwidth_between(made, "gpu", "leaf") == 128 * 50.0
+    # without servers' own links and GPUs' transit, planes meet nowhere, and leaves of dual ToRs under their spines
+    outside = made.keep(np.array([kind == "ib" for kind in made.kind]))
+    inner = outside.keep((outside.source >= made.ranks) & (outside.target >= made.ranks))
+    switches = [i for i, name in enumerate(made.nodes) if not name.startswith(("gpu", "nvswitch"))]
+    graph = networkx.Graph(zip(inner.source.tolist(), inner.target.tolist(), strict=True))
+    assert sorted(graph) == switches
+    assert networkx.number_connected_components(graph) == (2 if builder is dual_plane else 1)
+
+
+def test_nics_stand_behind_pcie() -> None:
+    made = fat_tree(Servers(2, 8, Port(450.0, 0.5, "nvlink"), Port(50.0, 1.0), lanes=Port(64.0, 0.0, "nic")))
+    assert [made.link_name(link) for link in made.touching("nic9")] == [
+        "gpu9->nic9",
+        "nic9->leaf0",
+        "nic9->gpu9",
+        "leaf0->nic9",
+    ]
+    assert bandwidth_between(made, "gpu", "nic") == 16 * 64.0
+    assert bandwidth_between(made, "nic", "leaf") == 16 * 50.0
+    shared = fat_tree(Servers(2, 8, Port(450.0, 0.5, "nvlink"), Port(50.0, 1.0), nics=4, lanes=Port(64.0, 0.0, "nic")))
+    assert shared.find("gpu3->nic1").size == 1
+    assert bandwidth_between(shared, "nic", "leaf") == 8 * 50.0
 
 
 def test_a_dragonfly_has_one_cable_between_every_two_groups() -> None:
