@@ -32,17 +32,24 @@ def share_links(step: ClusterStep, flows: FlowEngine) -> ClusterStep:
     said = communication(step)
     uses = uses_of(said, step.plan, flows)
     pace, sends = np.ones(len(said.slots)), by_micro_batch(step.sends, step.orders.micro_batches)
+
+    def placed(took_us: np.ndarray, part: float) -> ClusterStep:
+        nonlocal pace, sends
+        pace = pace + part * (pace_of(said, uses, traffic, took_us) - pace)
+        sends = _moved(sends, said.sends, took_us[len(said.collectives.slot) :], part)
+        return _slowed(usual, said, pace, sends)
+
+    traffic = traffic_of(said, uses, pace, usual.sends.of(*said.sends[:3]))
+    start, end = traffic.start_us, traffic.start_us + traffic.alone_us
+    if (uses.part < 1.0).any():
+        step = placed(traffic.alone_us, 1.0)
     apart_us = before = step_us(step)
     rounds, residual = 0, 1.0
     while residual > AGREED and rounds < ROUNDS:
         said = communication(step)
         traffic = traffic_of(said, uses, pace, usual.sends.of(*said.sends[:3]))
         start, end = run_together(uses.patterns, traffic)
-        took = end - start
-        part = 1.0 if rounds < FREELY else 0.5
-        pace = pace + part * (pace_of(said, uses, traffic, took) - pace)
-        sends = _moved(sends, said.sends, took[len(said.collectives.slot) :], part)
-        step = _slowed(usual, said, pace, sends)
+        step = placed(end - start, 1.0 if rounds < FREELY else 0.5)
         now = step_us(step)
         rounds, residual, before = rounds + 1, abs(now - before) / now, now
     shared = Shared(uses.patterns, traffic, uses.size_bytes, start, end, before, apart_us, rounds, residual)
