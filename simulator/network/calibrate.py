@@ -24,6 +24,7 @@ INSIDE = (
     "ring",
     "copy",
     "ll",
+    "line",
     "channel_gbps",
     "gather",
     "nvls",

@@ -55,7 +55,8 @@ class Tuning:
     hops between nodes. Simple starts after ``bulk_us`` and waits ``step_us`` a step, of which bytes hide the more the
     larger ``overlap``. ``ring``, ``ll``, ``nvls``, ``exchange`` are the shares of a device's link that rings, LL,
     in-switch reduction and direct exchange reach, ``copy`` the rate at which a rank copies its own part against that
-    link; by LL one channel carries ``channel_gbps``, and bytes that are stored and passed on count ``gather`` times.
+    link; LL128 reaches ``line`` of ``ring``. By LL one channel carries ``channel_gbps``, and bytes that are stored and
+    passed on count ``gather`` times.
     NVLS starts after ``nvls_us`` and waits ``nvls_wait_us`` for each turn of its channels that small chunks cost it;
     exchanges by Simple start after ``exchange_us``, pay ``fill`` of their first chunks twice, and ``peer_us`` a peer.
     Four cards on PCIe reach each other through the host at ``beyond`` of a pair's rate, and every doubling divides it
@@ -72,6 +73,7 @@ class Tuning:
     ring: float = 0.85
     copy: float = 1.3
     ll: float = 0.35
+    line: float = 0.8
     channel_gbps: float = 15.0
     gather: float = 1.2
     nvls: float = 0.0
@@ -261,7 +263,7 @@ def _channels(size: Array, g: Groups) -> Array:
 
 def _rate(g: Groups, t: Tuning, protocol: int, channels: Array) -> Array:
     """GB/s round a ring: of the links inside or of the NICs that its ranks have, whichever is less."""
-    share = (t.ll if protocol == LL else t.ring * SHARE[protocol]) * _allowed(g, g.figures.channels)
+    share = (t.ll, t.ring * t.line, t.ring)[protocol] * _allowed(g, g.figures.channels)
     inside = np.where(g.per_node > 1, _inside(g, t) * share, np.inf)
     lone = np.where((g.per_node > 1) | (protocol != LL128), SHARE[protocol], LONE_LL128)
     outside = np.where(g.nodes > 1, g.outside_gbps * g.per_node * t.network * lone, np.inf)

@@ -227,7 +227,7 @@ def ratios(device: str, cluster: str, change: dict[str, Any], kind: str, size: A
 
 
 def spread(ratio: Any, size: Any) -> dict[str, Any]:
-    """Median ratio and the share of rows within a factor of 1.6, below 1 MiB and from there on."""
+    """Median ratio and the percentiles of the factor it is off by, below 1 MiB and from there on."""
     out: dict[str, Any] = {}
     for name, own in (("<1M", size < MIB), (">=1M", size >= MIB)):
         off = np.exp(np.abs(np.log(ratio[own])))
@@ -296,7 +296,7 @@ def main() -> int:
         told = "  ".join(f"{part} {row[part]:.2f}" for part in ("<1M", ">=1M") if row[part] is not None)
         print(f"  {row['group']:72} {row['kind']:12} {told}")
     for part in ("<1M", ">=1M"):
-        for within in (1.25, 1.6, 2.1):
+        for within in (1.25, 1.6, 2.3):
             every, alone = (covered(found["across"], part, within, each) for each in (True, False))
             print(
                 f"  {part} within {within}: {100 * every[0]:.0f} % of {every[1]} groups, "
