@@ -11,7 +11,7 @@ from ...datasets.devices import Device
 from .law import Tuning
 
 # base, hop, line_hop, bulk_us, step_us, overlap; ring, copy, ll, line, channel_gbps, gather; nvls, nvls_us,
-# nvls_wait_us; exchange, exchange_us, fill, peer_us; beyond, crowd. NVLS of GB200 is that of B200: groups of four do not use it.
+# nvls_wait_us; exchange, exchange_us, fill, peer_us; beyond, crowd. Groups of four GB200 do not use NVLS: as B200.
 TUNINGS = {
     "h100_sxm": Tuning(
         *(0.767, 1.13, 0.434, 9.57, 4.24, 0.84),
