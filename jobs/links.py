@@ -21,6 +21,7 @@ from .show import BadInputError, microseconds, say, table
 
 OF_COLLECTIVES = ("group", "stride", "all_groups", "algorithm", "faults_study", "report", "picture")
 OF_LINKS = (*OF_COLLECTIVES, "transfers", "faults", "fault_draw")
+NOTICED = 1e-3  # part of a step from which what sharing costs is worth a line
 LISTED = 24  # transfers that a table shows
 PER_NODE = next(dim.default for dim in KINDS["all_reduce"].dims if dim.name == "ranks_per_node")
 
@@ -190,9 +191,14 @@ def show(network: Mapping[str, Any], many: bool) -> None:
 
 def show_links(network: Mapping[str, Any], whole: str = "whole time", what: str = "time") -> None:
     """The fullest links over the ``whole``, and how much longer ``what`` takes with random faults, as tables."""
-    hot: list[tuple[object, ...]] = [(link["link"], f"{link['busy']:.1%}") for link in network.get("hot_links", ())]
+    peaks = ["peak"] if any("peak" in link for link in network.get("hot_links", ())) else []
+    names = ("busy", *peaks)
+    hot = [(link["link"], *(f"{link[name]:.1%}" for name in names)) for link in network.get("hot_links", ())]
     if hot:
-        table(f"fullest links over the {whole} ({network['fidelity']})", ("link", "busy"), hot)
+        table(f"fullest links over the {whole} ({network['fidelity']})", ("link", *names), hot)
+    if network.get("contention_s", 0.0) > NOTICED * network["apart_s"]:
+        apart, more = microseconds(network["apart_s"] * 1e6), microseconds(network["contention_s"] * 1e6)
+        say(f"sharing links costs {more} of the {whole}: with links of its own for all communication it is {apart}")
     study = network.get("faults_study")
     if study:
         slow = study["slowdown"]

@@ -20,14 +20,20 @@ def links_section(links: Mapping[str, Any], svg: str, whole: str = "the step") -
         f"How much of each link's capacity {whole} uses, from blue to red and thicker with load. Point at a link for "
         "its name and share."
     )
+    if links.get("contention_s", 0.0) > 0:
+        text += f" Sharing links costs {units.duration(links['contention_s'] * 1e6)} of {whole}."
     parts: list[Picture | Table] = [Picture("The fabric by load", svg)] if svg else []
-    fullest = [(each["link"], each["busy"]) for each in links.get("hot_links", ())]
+    fullest = links.get("hot_links", ())
     if fullest:
-        most = max(share for _, share in fullest)
-        rows = [(Cell(name), Cell(units.share(share), bar=share / most)) for name, share in fullest]
-        parts.append(
-            Table("Fullest links", (Column("link", words=True), Column("busy", "share of its capacity")), rows)
-        )
+        most = max(each["busy"] for each in fullest)
+        columns: tuple[Column, ...] = (Column("link", words=True), Column("busy", "share of its capacity"))
+        listed: list[tuple[Cell, ...]] = [
+            (Cell(each["link"]), Cell(units.share(each["busy"]), bar=each["busy"] / most)) for each in fullest
+        ]
+        if all("peak" in each for each in fullest):
+            columns = (*columns, Column("peak", "in its fullest hundredth of the time"))
+            listed = [(*row, Cell(units.share(each["peak"]))) for row, each in zip(listed, fullest, strict=True)]
+        parts.append(Table("Fullest links", columns, listed))
     study = links.get("faults_study")
     if study:
         columns = Column("share of samples", words=True), Column("time", f"times {whole} without these faults")
