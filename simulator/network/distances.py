@@ -16,6 +16,8 @@ from .topology import Topology
 FAR = 15_000  # the cost of what cannot be reached
 LARGEST = 256  # nodes of a server; what is joined more widely is a fabric of its own
 BLOCK = 512  # hubs searched from at once
+MOST = 100_000_000  # costs up to which all hubs are searched from at once
+FURTHER = 4  # cost beyond what is asked for that is found out too
 FEW = 4  # nodes a hub at least: fewer are not worth it, and each node is its own
 
 
@@ -32,7 +34,10 @@ class Distances:
         self._enter(entered)
         self._column = np.full(nodes, -1, dtype=np.int64)  # of each hub in the table
         self._table = np.zeros((nodes, 0), dtype=np.int16)  # cost from every node to each hub
+        self._reach = np.zeros(0, dtype=np.int64)  # up to which the costs to each hub are known
         self._known = 0
+        if len(entered) and nodes * len(hubs) <= MOST:
+            self._take(hubs)
 
     def between(self, here: np.ndarray, target: np.ndarray) -> np.ndarray:
         """Cost from each node ``here`` to ``target`` [n]; ``FAR`` where there is no way."""
@@ -44,11 +49,21 @@ class Distances:
     def from_hubs(self, here: np.ndarray, target: np.ndarray) -> np.ndarray:
         """The same over ways that enter the target's server last from outside."""
         server = self.server[target]
-        self._learn(np.unique(self.hubs[:, np.unique(server)]))
-        best = np.full(len(here), FAR, dtype=np.int16)
-        for hub, entry in zip(self.hubs, self.entry, strict=True):
-            np.minimum(best, self._table[here, self._column[hub[server]]] + entry[target], out=best)
-        return best
+        self._take(np.unique(self.hubs[:, np.unique(server)]))
+        while True:
+            best = np.full(len(here), FAR, dtype=np.int16)
+            columns = [self._column[hub[server]] for hub in self.hubs]
+            for column, entry in zip(columns, self.entry, strict=True):
+                np.minimum(best, self._table[here, column] + entry[target], out=best)
+            if (self._reach >= FAR).all():
+                return best
+            lacks = [
+                self._reach[column] + entry[target] < best for column, entry in zip(columns, self.entry, strict=True)
+            ]
+            if not any(each.any() for each in lacks):
+                return best
+            missing = [(here[lack], column[lack]) for column, lack in zip(columns, lacks, strict=True)]
+            self._learn(*(np.concatenate([pair[side] for pair in missing]) for side in (0, 1)))
 
     def signature(self) -> np.ndarray:
         """Hubs of each node and costs from them: nodes with the same are alike from outside [nodes, ..]."""
@@ -92,25 +107,43 @@ class Distances:
         node = self._members[self._first[self.server[gate[link]]] + to]
         np.minimum.at(self.entry, (slot[way.reshape(-1)][link], node), np.minimum(costs, FAR).astype(np.int16))
 
-    def _learn(self, hubs: np.ndarray) -> None:
-        """Add the costs to these hubs to the table."""
+    def _take(self, hubs: np.ndarray) -> None:
+        """Give each of these hubs a column of the table."""
         missing = hubs[self._column[hubs] < 0]
         last = self._known + len(missing)
         if last > self._table.shape[1]:
             wider = np.full((len(self._table), max(last, 2 * self._known)), FAR, dtype=np.int16)
             wider[:, : self._known] = self._table[:, : self._known]
             self._table = wider
-        for at in range(0, len(missing), BLOCK):
-            part = missing[at : at + BLOCK]
+        self._column[missing] = np.arange(self._known, last)
+        self._reach = np.concatenate([self._reach, np.full(len(missing), -1)])
+        self._known = last
+
+    def _learn(self, here: np.ndarray, column: np.ndarray) -> None:
+        """Find the costs from nodes to the hubs of columns, and those of all nodes that are about as near [n]."""
+        hub = np.full(self._known, -1)
+        hub[self._column[self._column >= 0]] = np.flatnonzero(self._column >= 0)
+        for block in np.unique(column // BLOCK).tolist():
+            mine = column // BLOCK == block
+            asked, of = here[mine], column[mine]
+            wanted = np.arange(block * BLOCK, min((block + 1) * BLOCK, self._known))
+            wanted = wanted[self._reach[wanted] < FAR]
             bit = np.full(len(self._table), -1)
-            bit[part] = np.arange(len(part))
-            columns = slice(self._known, self._known + len(part))
+            bit[hub[wanted]] = wanted % BLOCK
+            table = self._table[:, block * BLOCK : (block + 1) * BLOCK]
+            until = reach = FAR
             for cost, node, bits in search(self.topology.source, self.topology.target, self.cost, bit):
-                known = self._table[node, columns]
-                known[bits[:, : len(part)]] = cost
-                self._table[node, columns] = known
-            self._column[part] = np.arange(columns.start, columns.stop)
-            self._known = columns.stop
+                if cost > until:
+                    reach = cost - 1
+                    break
+                costs = table[node, : bits.shape[1]]
+                costs[bits[:, : costs.shape[1]]] = cost
+                table[node, : bits.shape[1]] = costs
+                waits = self._table[asked, of] >= FAR
+                asked, of = asked[waits], of[waits]
+                if until == FAR and not len(asked):
+                    until = max(cost + FURTHER, 2 * int(self._reach[wanted].max()))
+            self._reach[wanted] = reach
 
 
 def counted(count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -63,6 +63,17 @@ def test_broken_links_and_parts_cut_off() -> None:
         check(topology.keep(rng.random(topology.links) > 0.3))  # one direction of a cable may go
 
 
+def test_costs_are_found_out_as_far_as_they_are_asked_for() -> None:
+    topology = product([Dimension("ring", 500, 50.0)])
+    found, every = Router(topology).distances, np.arange(500)
+    np.testing.assert_array_equal(found.between(every, (every + 1) % 500), 1)
+    assert found._table.min() == 0
+    assert (found._table == FAR).mean() > 0.9  # of the costs to others nothing is known
+    np.testing.assert_array_equal(found.between(every, (every + 60) % 500), 60)
+    np.testing.assert_array_equal(found.between(every, (every + 250) % 500), 250)
+    check(topology)
+
+
 def test_thousands_of_ranks_need_a_row_for_each_leaf() -> None:
     topology = cluster("dgx_h100", 512)
     found = Router(topology).distances
