@@ -57,13 +57,13 @@ def simulate(
         return Outcome(start, end, run.carried_bytes, run.full_us, run)
     if fidelity not in FIDELITIES:
         raise TopologyError(f"network={fidelity!r} is not one of {', '.join(FIDELITIES)}")
-    carried = _loads(fabric, transfers).sum(axis=0)
     if fidelity == "packet":
-        end = packet.simulate(fabric, transfers, python)
-        start = np.array([max((end[other] for other in each.after), default=0.0) for each in transfers])
-        return Outcome(start, end, carried, np.zeros(fabric.topology.links))
+        chosen = [packet.named(fabric, each) for each in transfers]
+        end = packet.simulate(fabric, chosen, python)
+        start = np.array([max((end[other] for other in each.after), default=0.0) for each in chosen])
+        return Outcome(start, end, _loads(fabric, chosen).sum(axis=0), np.zeros(fabric.topology.links))
     start, end = _analytical(fabric, transfers)
-    return Outcome(start, end, carried, np.zeros(fabric.topology.links))
+    return Outcome(start, end, _loads(fabric, transfers).sum(axis=0), np.zeros(fabric.topology.links))
 
 
 def over_time(

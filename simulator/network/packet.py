@@ -23,6 +23,7 @@ import numpy as np
 
 from .collectives import Phase
 from .fabric import Fabric, Transfer
+from .reduction import ALGORITHMS as IN_SWITCH
 from .topology import Topology, TopologyError
 
 JOB = Path(__file__).with_name("ns3_job.cc")
@@ -42,6 +43,23 @@ class Message(NamedTuple):
     after: tuple[int, ...] = ()
 
 
+def named(fabric: Fabric, transfer: Transfer) -> Transfer:
+    """The transfer with an algorithm: the fastest whose bytes go from rank to rank, as packets do.
+
+    TopologyError for a reduction in switches.
+    """
+    if transfer.algorithm in IN_SWITCH:
+        raise TopologyError(
+            f"network=packet sends from rank to rank: {transfer.algorithm} reduces in switches; name ring"
+        )
+    if transfer.algorithm or transfer.collective == "send":
+        return transfer
+    able = [name for name in fabric.algorithms(transfer.collective, transfer.group) if name not in IN_SWITCH]
+    costs = [fabric.cost(transfer.collective, name, transfer.group) for name in able]
+    best = int(np.argmin([cost.latency_us + cost.us_per_byte * transfer.size_bytes for cost in costs]))
+    return transfer._replace(algorithm=able[best])
+
+
 def simulate(fabric: Fabric, transfers: Sequence[Transfer], python: str = sys.executable) -> np.ndarray:
     """End of each transfer in us [n], as an interpreter that has ns-3 finds it.
 
@@ -49,7 +67,7 @@ def simulate(fabric: Fabric, transfers: Sequence[Transfer], python: str = sys.ex
     """
     messages: list[Message] = []
     last: list[tuple[int, ...]] = []
-    for transfer in transfers:
+    for transfer in (named(fabric, each) for each in transfers):
         if transfer.release_us:
             raise TopologyError("packet simulation starts transfers after others, not at a time: leave out release_us")
         before = tuple(each for other in transfer.after for each in last[other])

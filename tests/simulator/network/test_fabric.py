@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from opcast.simulator.network.collectives import ALGORITHMS, algorithms, plan
 from opcast.simulator.network.fabric import Fabric, Transfer
 from opcast.simulator.network.fidelity import simulate
+from opcast.simulator.network.packet import named
 from opcast.simulator.network.routing import Router
 from opcast.simulator.network.shapes import (
     Dimension,
@@ -236,6 +237,15 @@ def test_switches_of_the_fabric_reduce_for_servers_whose_own_do_not() -> None:
     assert "collnet" in fabric.algorithms("all_reduce", range(32))
     assert fabric.cost("all_reduce", "collnet", range(32)).us_per_byte == pytest.approx(1.75 / 400e3)
     assert fabric.fastest("all_reduce", range(32), GIB) == "collnet"
+
+
+def test_packets_go_from_rank_to_rank() -> None:
+    fabric = Fabric(SERVERS, per_node=8, nvls=1.0)
+    free = Transfer("all_reduce", tuple(range(8)), GIB)
+    assert fabric.algorithm(free) == "nvls"
+    assert named(fabric, free).algorithm in ("ring", "direct")
+    with pytest.raises(TopologyError, match="nvls reduces in switches; name ring"):
+        simulate(fabric, [free._replace(algorithm="nvls")], "packet", "no python")
 
 
 def test_a_reduction_needs_a_switch() -> None:
