@@ -17,7 +17,11 @@ from opcast.simulator.engines.network import NetworkEngine
 from opcast.simulator.inference import simulate_inference
 from opcast.simulator.link_report import network_report
 from opcast.simulator.link_use import communicates
+from opcast.simulator.network.sharing import Activities, run
 from opcast.simulator.plan import Parallel, Plan, load_stack
+from opcast.simulator.programs import MIDDLE
+from opcast.simulator.schedule.orders import FORWARD
+from opcast.simulator.schedule.pipeline import sources
 from opcast.simulator.traffic import communication
 from opcast.simulator.training import simulate_training
 from opcast.simulator.work import Work
@@ -90,12 +94,12 @@ def test_links_carry_the_bytes_of_the_ops(graphs: Path) -> None:
     assert flows is not None
     assert shared is not None
     assert flows.topology.of_kind(("ib",)).any()
-    timed = [run for run in by_node(list(executions(placed, 0))) if communicates(run.node.op)]
+    timed = [each for each in by_node(list(executions(placed, 0))) if communicates(each.node.op)]
     sent = 0.0
-    for run in timed:
-        op = run.node.op.to_dict() if run.node.op else {}
+    for each in timed:
+        op = each.node.op.to_dict() if each.node.op else {}
         if op["ranks"] == 4 and op["ranks_per_node"] == 1:
-            sent += run.times * op["size_bytes"] * {"all_reduce": 1.5}.get(op["kind"], 0.75)
+            sent += each.times * op["size_bytes"] * {"all_reduce": 1.5}.get(op["kind"], 0.75)
     load = shared.load() * flows.topology.bandwidth_gbps * 1e3 * shared.total_us
     leaves = np.array(["leaf" in flows.topology.nodes[node] for node in flows.topology.target])
     ranks = flows.topology.source < flows.topology.ranks
@@ -151,3 +155,72 @@ def test_inference_shares_links_too(graphs: Path) -> None:
     crossing = np.array(["spine" in flows.topology.link_name(link) for link in range(flows.topology.links)])
     assert load[crossing].max() > 0.0
     assert network_report(report, FusedEngine([flows]), {})["hot_links"]
+
+
+def test_the_fixed_point_is_what_one_run_from_event_to_event_finds(graphs: Path) -> None:
+    """Tasks, sends and reductions of two stages as one graph of activities on the links, without any second placing."""
+    joined = cluster(4, nic_gbps=1.0, oversubscription=8)
+    stack = replace(load_stack("megatron"), overlap=("pp",), gradient_clipping=False)
+    made = Plan(Parallel(tp=1, pp=2), joined, stack)
+    engine = build_engine(H100, [], [], cluster=joined)
+    flows = FlowEngine(NetworkEngine(H100, joined), engine, made)
+    report = simulate_training(TINY, WORK, made, H100, FusedEngine([flows, *engine.engines]), graphs)
+    placed = report.placed
+    assert isinstance(placed, ClusterStep)
+    shared = placed.shared
+    assert shared is not None
+    said, orders = communication(placed), placed.orders
+    count, alike = len(said.collectives.slot), shared.patterns
+    source, _ = sources(orders)
+    usual = [times.phases[MIDDLE] for times in (placed.times[id(chunk.graph)] for chunk in placed.chunks)]
+    lasts = [
+        usual[stage]["forward" if kind == FORWARD else "backward"].total_us
+        for stage, kind in zip(orders.stage.tolist(), orders.kind.tolist(), strict=True)
+    ]
+    rows: list[tuple[int, float, float, list[int]]] = []  # pattern (-1: none), still and moving us, waits
+    task_at: dict[int, int] = {}
+    sent = dict(
+        zip(zip(*(column.tolist() for column in said.sends[:4]), strict=True), range(count, 10**9), strict=False)
+    )
+
+    def add(task: int) -> int:
+        if task in task_at:
+            return task_at[task]
+        stage, waits = int(orders.stage[task]), []
+        if task > orders.offsets[stage]:
+            waits.append(add(task - 1))
+        if source[task] >= 0:
+            other = int(source[task])
+            key = bool(orders.kind[other] != FORWARD), int(orders.stage[other]), 0, int(orders.micro_batch[other])
+            rows.append((int(shared.traffic.pattern[sent[key]]), *moves(sent[key]), [add(other)]))
+            waits.append(len(rows) - 1)
+        rows.append((-1, lasts[task], 0.0, waits))
+        task_at[task] = len(rows) - 1
+        return task_at[task]
+
+    def moves(at: int) -> tuple[float, float]:
+        return float(shared.traffic.still_us[at]), float(shared.traffic.moving_us[at])
+
+    for stage in range(2):
+        before = add(int(orders.offsets[stage + 1]) - 1)
+        for at in np.flatnonzero(said.collectives.stage == stage).tolist():
+            if said.nodes[said.collectives.slot[at]].phase != "optimizer":
+                rows.append((int(shared.traffic.pattern[at]), *moves(at), [before]))
+                before = len(rows) - 1
+    loads = [None if pattern < 0 else alike.usages[pattern] for pattern, *_ in rows]
+    links = [np.zeros(0, np.int64) if use is None else np.flatnonzero(use.load) for use in loads]
+    weights = [np.zeros(0) if use is None else use.load[own] / use.flow for use, own in zip(loads, links, strict=True)]
+    sizes = [
+        0.0 if use is None else moving / alike.us_per_byte[pattern] * use.flow
+        for use, (pattern, _, moving, _) in zip(loads, rows, strict=True)
+    ]
+    starts = np.concatenate([[0], np.cumsum([len(own) for own in links])])
+    waits = np.concatenate([[0], np.cumsum([len(row[3]) for row in rows])])
+    activities = Activities(
+        starts.astype(np.int64), np.concatenate(links), np.concatenate(weights), np.array(sizes),
+        np.array([row[1] for row in rows]), np.zeros(len(rows)), waits.astype(np.int64),
+        np.array([each for row in rows for each in row[3]], dtype=np.int64),
+    )  # fmt: skip
+    found = run(activities, flows.topology.bandwidth_gbps, 0.0)
+    assert shared.total_us > 1.001 * shared.apart_us  # something was in the way
+    assert found.total_us == pytest.approx(placed.pipeline.makespan_us, rel=5e-3)
