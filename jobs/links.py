@@ -202,8 +202,13 @@ def show_links(network: Mapping[str, Any], whole: str = "whole time", what: str 
     study = network.get("faults_study")
     if study:
         slow = study["slowdown"]
-        rows: list[tuple[object, ...]] = [(name, f"{value:.4f}x") for name, value in slow.items()]
+        rows: list[tuple[object, ...]] = [(name, times(value)) for name, value in slow.items()]
         rows += [("cut off", f"{study['partitioned']} of {study['trials']}")] if study["partitioned"] else []
         table(f"{what} with faults, {study['trials']} samples", ("", "slowdown"), rows)
-        worst: list[tuple[object, ...]] = [(each["where"], f"{each['slowdown']:.4f}x") for each in study["critical"]]
+        worst: list[tuple[object, ...]] = [(each["where"], times(each["slowdown"])) for each in study["critical"]]
         table("most critical links", ("link", "mean slowdown"), worst)
+
+
+def times(slowdown: float | None) -> str:
+    """How many times longer; None is without end."""
+    return "cut off" if slowdown is None else f"{slowdown:.4f}x"

@@ -19,7 +19,7 @@ from .engines import Engine, FusedEngine
 from .engines.flow import FlowEngine, flow_engine
 from .link_use import communicates
 from .network.faults import Fault, draw, drawing
-from .network.study import Study
+from .network.study import Study, finite
 from .network.topology import TopologyError
 from .placement import Sends, place_tasks, retime, send_times
 
@@ -118,6 +118,6 @@ def study(step: ClusterStep, engine: FusedEngine, settings: Mapping[str, Any]) -
 
 def to_dict(found: Study) -> dict[str, Any]:
     """A study as plain values: quantiles of the slowdown, the most critical links, how many samples fell apart."""
-    slowdown = {f"p{round(100 * q):02d}": value for q, value in found.quantiles(QUANTILES).items()}
+    slowdown = {f"p{round(100 * q):02d}": finite(value) for q, value in found.quantiles(QUANTILES).items()}
     slowdown["max"] = slowdown.pop("p100")
     return {**found.to_dict(), "slowdown": slowdown}

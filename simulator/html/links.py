@@ -7,7 +7,7 @@ from typing import Any
 
 from . import colours, units
 from .charts import figure, hover, rounded
-from .page import Cell, Column, Figure, Legend, Picture, Section, Table
+from .page import Cell, Column, Figure, Legend, Part, Picture, Section, Table
 
 HUES = ("blue", "orange", "green", "red", "purple", "cyan", "brown", "pink", "lime", "indigo")
 
@@ -22,7 +22,7 @@ def links_section(links: Mapping[str, Any], svg: str, whole: str = "the step") -
     )
     if links.get("contention_s", 0.0) > 0:
         text += f" Sharing links costs {units.duration(links['contention_s'] * 1e6)} of {whole}."
-    parts: list[Picture | Table] = [Picture("The fabric by load", svg)] if svg else []
+    parts: list[Part] = [Picture("The fabric by load", svg)] if svg else []
     fullest = links.get("hot_links", ())
     if fullest:
         most = max(each["busy"] for each in fullest)
@@ -34,16 +34,52 @@ def links_section(links: Mapping[str, Any], svg: str, whole: str = "the step") -
             columns = (*columns, Column("peak", "in its fullest hundredth of the time"))
             listed = [(*row, Cell(units.share(each["peak"]))) for row, each in zip(listed, fullest, strict=True)]
         parts.append(Table("Fullest links", columns, listed))
-    study = links.get("faults_study")
-    if study:
-        columns = Column("share of samples", words=True), Column("time", f"times {whole} without these faults")
-        rows = [(Cell(name), Cell(f"{value:.4f}x")) for name, value in study["slowdown"].items()]
-        parts.append(Table(f"{whole.capitalize()} with faults, {study['trials']} samples", columns, rows))
-        rows = [(Cell(each["where"]), Cell(f"{each['slowdown']:.4f}x")) for each in study["critical"]]
-        parts.append(
-            Table("Most critical links", (Column("link", words=True), Column("time", "mean of its samples")), rows)
-        )
+    if links.get("faults_study"):
+        parts += _study(links["faults_study"], whole)
     return Section("links", "The network", text, tuple(parts))
+
+
+def _study(study: Mapping[str, Any], whole: str) -> list[Part]:
+    """How many samples take how much longer with faults, and the places that matter most."""
+    reached = [each for each in study["samples"] if each is not None]
+    count = len(study["samples"])
+    shares = [(place + 1) / count for place in range(len(reached))]
+    curve = {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "line": {"shape": "hv", "color": colours.css("red"), "width": 1.5},
+        "marker": {"size": 4},
+        "x": [rounded(each) for each in reached],
+        "y": [rounded(100.0 * share) for share in shares],
+        "hovertext": [
+            hover(f"{share:.0%} of samples", f"take at most {each:.3f} times as long")
+            for share, each in zip(shares, reached, strict=True)
+        ],
+        "hoverinfo": "text",
+    }
+    axes = {"xaxis": {"ticksuffix": "\u00a0x"}, "yaxis": {"ticksuffix": "\u00a0%", "range": [0, 102]}}
+    title = f"{whole.capitalize()} with faults, {study['trials']} samples"
+    columns = Column("share of samples", words=True), Column("time", f"times {whole} without these faults")
+    rows = [(Cell(name), Cell(_times(value))) for name, value in study["slowdown"].items()]
+    if study["partitioned"]:
+        rows.append((Cell("cut off"), Cell(f"{study['partitioned']} of {count}")))
+    most = max([each["slowdown"] - 1.0 for each in study["critical"] if each["slowdown"]], default=0.0)
+    bars = [1.0 if each["slowdown"] is None else (each["slowdown"] - 1.0) / (most or 1.0) for each in study["critical"]]
+    worst = [
+        (Cell(each["where"]), Cell(_times(each["slowdown"]), bar=bar))
+        for each, bar in zip(study["critical"], bars, strict=True)
+    ]
+    critical = Column("link or node", words=True), Column("time", "mean of its samples")
+    drawn = (
+        [Figure(f"{title}: how many take at most so long", {"": figure([curve], height=260, **axes)})]
+        if reached
+        else []
+    )
+    return [*drawn, Table(title, columns, rows), Table("Most critical places", critical, worst)]
+
+
+def _times(slowdown: float | None) -> str:
+    return "cut off" if slowdown is None else f"{slowdown:.4f}x"
 
 
 def time_section(network: Mapping[str, Any]) -> Section | None:

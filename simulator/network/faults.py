@@ -21,27 +21,26 @@ from .topology import Topology, TopologyError
 class Fault:
     """``where``: a link ``a->b``, a cable ``a-b``, or a node. Hard when ``gone``, else soft by the other figures."""
 
-    where: str
+    where: str = ""
     gone: bool = False
     bandwidth_factor: float = 1.0
     extra_latency_us: float = 0.0
     retransmission: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("bandwidth_factor", "extra_latency_us", "retransmission"):
+        said = f"fault at {self.where}" if self.where else "a fault"
+        if not isinstance(self.where, str):
+            raise TopologyError(f"a fault is at {self.where!r}; it must name a link, such as nic0-leaf0, or a node")
+        if not isinstance(self.gone, bool):
+            raise TopologyError(f"{said}: gone={self.gone!r} must be true or false")
+        for name, shown, least, most in FIGURES:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TopologyError(f"fault at {self.where}: {name}={value!r} must be a number")
-        if not isinstance(self.gone, bool):
-            raise TopologyError(f"fault at {self.where}: gone={self.gone!r} must be true or false")
-        if not 0.0 < self.bandwidth_factor <= 1.0:
-            raise TopologyError(f"fault at {self.where}: bandwidth_factor={self.bandwidth_factor:g} must lie in (0, 1]")
-        if not self.extra_latency_us >= 0.0:
-            raise TopologyError(
-                f"fault at {self.where}: extra_latency_us={self.extra_latency_us:g} must not be negative"
-            )
-        if not 0.0 <= self.retransmission < 1.0:
-            raise TopologyError(f"fault at {self.where}: retransmission={self.retransmission:g} must lie in [0, 1)")
+                raise TopologyError(f"{said}: {shown}={value!r} must be a number")
+            if not least <= value <= most:
+                raise TopologyError(f"{said}: {shown}={value:g} must {_between(least, most)}")
+        if self.gone and (self.bandwidth_factor < 1.0 or self.extra_latency_us or self.retransmission):
+            raise TopologyError(f"{said}: what is gone has no other figures; leave them out, or gone")
 
     @property
     def soft(self) -> bool:
@@ -49,26 +48,46 @@ class Fault:
         return not (self.gone or self.extra_latency_us or self.retransmission)
 
 
-DRAWING = ("samples", "count", "seed", "kinds")
+LEAST = 1e-3  # of a link's bandwidth that a fault can leave: less is gone
+FIGURES = (  # of a soft fault: name, as a config has it, least, most
+    ("bandwidth_factor", "bandwidth", LEAST, 1.0),
+    ("extra_latency_us", "extra_latency_us", 0.0, 1e6),
+    ("retransmission", "retransmission", 0.0, 1.0 - LEAST),
+)
+DRAWING = ("count", "seed", "kinds")
+SWITCHES = "switch"  # a kind of place beside the kinds of links: every node that is neither a GPU nor a NIC
 SHORT = {"link": "where", "node": "where", "bandwidth": "bandwidth_factor"}
+SAID = ("bandwidth: 0.5", "extra_latency_us: 5", "retransmission: 0.01", "gone: true")
+EXAMPLE = "such as {link: nic0-leaf0, bandwidth: 0.5}"
 
 
 def from_dicts(values: Iterable[Mapping[str, Any]]) -> list[Fault]:
-    """Faults as a config has them (``SHORT`` names will do); TopologyError names an unknown key."""
-    known = Fault.__dataclass_fields__
-    faults = []
+    """Faults as a config has them (``SHORT`` names will do); TopologyError for what says nothing or too much."""
     if not isinstance(values, (list, tuple)):
         raise TopologyError(f"faults={values!r} must be a list, such as [{{link: nic0-leaf0, bandwidth: 0.5}}]")
+    faults = []
     for each in values:
         if not isinstance(each, Mapping):
-            raise TopologyError(f"fault {each!r} must be a mapping, such as {{link: nic0-leaf0, gone: true}}")
-        value = {SHORT.get(str(name), str(name)): figure for name, figure in each.items()}
-        unknown = sorted(set(value) - set(known))
-        if unknown or "where" not in value:
-            what = f"has no setting {unknown[0]!r}" if unknown else "lacks 'where'"
-            raise TopologyError(f"a fault {what}; it has {', '.join(known)}")
-        faults.append(Fault(**value))
+            raise TopologyError(f"fault {each!r} must be a mapping, {EXAMPLE}")
+        if not {"where", "link", "node"} & set(map(str, each)):
+            raise TopologyError(f"a fault lacks its link or node, {EXAMPLE}")
+        faults.append(_fault(each))
     return faults
+
+
+def _fault(values: Mapping[str, Any]) -> Fault:
+    """A fault that does something; TopologyError for an unknown name, two places or no effect."""
+    value = {SHORT.get(str(name), str(name)): figure for name, figure in values.items()}
+    unknown = sorted(set(value) - set(Fault.__dataclass_fields__))
+    if unknown:
+        raise TopologyError(f"a fault has no setting {unknown[0]!r}; it has link or node, {', '.join(SAID)}")
+    if len(value) < len(values):
+        raise TopologyError(f"fault {dict(values)} says one thing twice: name a link or a node")
+    made = Fault(**value)
+    if made == Fault(made.where):
+        at = f"fault at {made.where}" if made.where else "a fault"
+        raise TopologyError(f"{at} does nothing: give {', '.join(SAID[:-1])} or {SAID[-1]}")
+    return made
 
 
 def apply(topology: Topology, faults: Iterable[Fault]) -> Topology:
@@ -92,29 +111,42 @@ def apply(topology: Topology, faults: Iterable[Fault]) -> Topology:
     return changed
 
 
-def cables(topology: Topology, kinds: Sequence[str] = ()) -> list[str]:
-    """Every cable as ``a-b``; only of some ``kinds`` of link when given. TopologyError for a kind that is not there."""
-    missing = sorted(set(kinds) - set(topology.kind))
+def places(topology: Topology, kinds: Sequence[str] = ()) -> list[str]:
+    """Every cable as ``a-b``; only of some ``kinds`` of link when given, of which ``switch`` are the switches.
+
+    TopologyError for a kind that is not there.
+    """
+    known = sorted(set(topology.kind))
+    missing = sorted(set(kinds) - {*known, SWITCHES})
     if missing:
-        raise TopologyError(f"{topology.name} has no links of kind {missing[0]!r}; it has {sorted(set(topology.kind))}")
+        raise TopologyError(f"{topology.name} has no links of kind {missing[0]!r}; it has {', '.join(known)}")
     ends = zip(topology.source.tolist(), topology.target.tolist(), topology.kind, strict=True)
     found = dict.fromkeys((min(a, b), max(a, b)) for a, b, kind in ends if not kinds or kind in kinds)
-    return [f"{topology.nodes[a]}-{topology.nodes[b]}" for a, b in found]
+    switches = [name for name in topology.nodes[topology.ranks :] if not name.startswith("nic")]
+    return [f"{topology.nodes[a]}-{topology.nodes[b]}" for a, b in found] + (switches if SWITCHES in kinds else [])
 
 
 def draw(topology: Topology, count: int, like: Fault, seed: int, kinds: Sequence[str] = ()) -> list[Fault]:
-    """``count`` different cables at random, each with the figures of ``like``; only of some ``kinds`` when given."""
-    places = cables(topology, kinds)
-    if count > len(places):
-        raise TopologyError(f"{count} faults are more than the {len(places)} cables of {topology.name}")
-    chosen = np.random.default_rng(seed).choice(len(places), count, replace=False)
-    return [dataclasses.replace(like, where=places[each]) for each in sorted(chosen.tolist())]
+    """``count`` different places at random, each with the figures of ``like``; only of some ``kinds`` when given."""
+    known = places(topology, kinds)
+    if count > len(known):
+        raise TopologyError(f"{count} faults are more than the {len(known)} places of {topology.name} that may fail")
+    chosen = np.random.default_rng(seed).choice(len(known), count, replace=False)
+    return [dataclasses.replace(like, where=known[each]) for each in sorted(chosen.tolist())]
 
 
 def drawing(settings: Mapping[str, Any], name: str) -> tuple[int, int, int, Fault, tuple[str, ...]]:
-    """(samples, count, seed, fault, kinds of link) of settings. TopologyError for what they cannot be."""
-    figures = {key: value for key, value in settings.items() if key not in DRAWING}
-    like = from_dicts([{**(figures or {"bandwidth_factor": 0.5}), "where": ""}])[0]
+    """(samples, count, seed, fault, kinds) of settings; only a study has samples. TopologyError for what cannot be."""
+    own = ("samples", *DRAWING) if name == "faults_study" else DRAWING
+    figures = {key: value for key, value in settings.items() if key not in own}
+    placed = [key for key in figures if SHORT.get(key, key) == "where" or (key, own) == ("samples", DRAWING)]
+    if placed:
+        way = "faults=[{link: nic0-leaf0, gone: true}]" if placed != ["samples"] else "faults_study.samples"
+        raise TopologyError(f"{name} draws its places and has no {placed[0]!r}: use {way}")
+    try:
+        like = _fault(figures or {"bandwidth": 0.5})
+    except TopologyError as error:
+        raise TopologyError(f"{name}: {error}") from None
     numbers = []
     for key, usual, least in (("samples", 1, 1), ("count", 1, 1), ("seed", 0, 0)):
         value = settings.get(key, usual)
@@ -122,7 +154,12 @@ def drawing(settings: Mapping[str, Any], name: str) -> tuple[int, int, int, Faul
             raise TopologyError(f"{name}.{key}={value!r} must be a whole number of at least {least}")
         numbers.append(value)
     kinds = settings.get("kinds") or ()
-    if isinstance(kinds, str):
-        kinds = (kinds,)
+    kinds = (kinds,) if isinstance(kinds, str) else kinds
+    if not isinstance(kinds, (list, tuple)) or not all(isinstance(each, str) for each in kinds):
+        raise TopologyError(f"{name}.kinds={kinds!r} must be kinds of links, such as [ib, nvlink], or [switch]")
     samples, count, seed = numbers
     return samples, count, seed, like, tuple(kinds)
+
+
+def _between(least: float, most: float) -> str:
+    return f"lie between {least:g} and {most:g}" if most < 1e6 else "not be negative"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .fabric import Fabric, Transfer
-from .faults import Fault, apply, cables, draw
+from .faults import Fault, apply, draw, places
 from .fidelity import simulate
 from .topology import TopologyError
 
@@ -48,21 +48,27 @@ class Study:
     def critical(self, count: int = 10) -> list[tuple[str, float]]:
         """Places by the mean slowdown of trials in which they failed, the worst first."""
         found: dict[str, list[float]] = {}
-        for places, slowdown in zip(self.where, self.slowdown.tolist(), strict=True):
-            for place in places:
+        for failed, slowdown in zip(self.where, self.slowdown.tolist(), strict=True):
+            for place in failed:
                 found.setdefault(place, []).append(slowdown)
         ranked = sorted(((place, float(np.mean(each))) for place, each in found.items()), key=lambda x: (-x[1], x[0]))
         return ranked[:count]
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values for JSON."""
+        """Plain values for JSON: a slowdown without end, where ranks are cut off, is null."""
         return {
             "healthy_us": self.healthy_us,
             "trials": len(self.where),
             "partitioned": self.partitioned,
-            "slowdown": {f"p{round(100 * q)}": value for q, value in self.quantiles().items()},
-            "critical": [{"where": place, "slowdown": slowdown} for place, slowdown in self.critical()],
+            "slowdown": {f"p{round(100 * q)}": finite(value) for q, value in self.quantiles().items()},
+            "critical": [{"where": place, "slowdown": finite(slowdown)} for place, slowdown in self.critical()],
+            "samples": [finite(each) for each in np.sort(self.slowdown).tolist()],
         }
+
+
+def finite(value: float) -> float | None:
+    """The value for JSON, which knows no infinity."""
+    return value if np.isfinite(value) else None
 
 
 def transfers_time(transfers: Sequence[Transfer], fidelity: str = "analytical") -> Measure:
@@ -72,8 +78,8 @@ def transfers_time(transfers: Sequence[Transfer], fidelity: str = "analytical") 
 
 def everywhere(fabric: Fabric, like: Fault, measure: Measure, kinds: Sequence[str] = ()) -> Study:
     """A fault like ``like`` at each cable in turn (only of some ``kinds`` when given)."""
-    places = cables(fabric.topology, kinds)
-    return _trials(fabric, [[dataclasses.replace(like, where=place)] for place in places], measure)
+    found = places(fabric.topology, kinds)
+    return _trials(fabric, [[dataclasses.replace(like, where=place)] for place in found], measure)
 
 
 def at_random(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from opcast.simulator.network.fabric import Fabric
-from opcast.simulator.network.faults import Fault, apply, draw, from_dicts
+from opcast.simulator.network.faults import Fault, apply, draw, drawing, from_dicts
 from opcast.simulator.network.shapes import Dimension, Port, Servers, fat_tree, product
 from opcast.simulator.network.topology import TopologyError
 
@@ -55,14 +55,19 @@ def test_random_faults_follow_the_seed_and_differ_from_each_other() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"where": "gpu0-gpu4"}, "has no link gpu0-gpu4; gpu0 reaches gpu"),
-        ({"where": "gpu0-gpu99"}, "has no node 'gpu99'"),
-        ({"where": "gpu0"} | {"bandwidth_factor": 0.0}, r"bandwidth_factor=0 must lie in \(0, 1\]"),
-        ({"where": "gpu0-gpu1", "bandwidth_factor": -1}, "must lie in"),
-        ({"where": "gpu0-gpu1", "extra_latency_us": -1}, "must not be negative"),
-        ({"where": "gpu0-gpu1", "retransmission": 1.0}, r"must lie in \[0, 1\)"),
+        ({"where": "gpu0-gpu4", "gone": True}, "has no link gpu0-gpu4; gpu0 reaches gpu"),
+        ({"where": "gpu0-gpu99", "gone": True}, "has no node 'gpu99'"),
+        ({"node": "gpu0", "bandwidth": 0.0}, "fault at gpu0: bandwidth=0 must lie between 0.001 and 1"),
+        ({"where": "gpu0-gpu1", "bandwidth_factor": -1}, "bandwidth=-1 must lie between"),
+        ({"link": "gpu0-gpu1", "bandwidth": "half"}, "bandwidth='half' must be a number"),
+        ({"where": "gpu0-gpu1", "extra_latency_us": -1}, "extra_latency_us=-1 must not be negative"),
+        ({"where": "gpu0-gpu1", "retransmission": 1.0}, "retransmission=1 must lie between 0 and 0.999"),
         ({"where": "gpu0-gpu1", "speed": 1}, "a fault has no setting 'speed'"),
-        ({"gone": True}, "a fault lacks 'where'"),
+        ({"gone": True}, "a fault lacks its link or node, such as"),
+        ({"link": 3, "gone": True}, "a fault is at 3; it must name a link, such as"),
+        ({"link": "gpu0-gpu1"}, "fault at gpu0-gpu1 does nothing: give bandwidth: 0.5"),
+        ({"link": "gpu0-gpu1", "node": "gpu0", "gone": True}, "says one thing twice: name a link or a node"),
+        ({"link": "gpu0-gpu1", "bandwidth": 0.5, "gone": True}, "what is gone has no other figures"),
     ],
 )
 def test_faults_that_cannot_be_are_named(values: dict, message: str) -> None:
@@ -71,8 +76,28 @@ def test_faults_that_cannot_be_are_named(values: dict, message: str) -> None:
 
 
 def test_more_faults_than_cables_are_refused() -> None:
-    with pytest.raises(TopologyError, match="9 faults are more than the 8 cables"):
+    with pytest.raises(TopologyError, match="9 faults are more than the 8 places"):
         draw(RING, 9, Fault("", gone=True), 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"count": 2, "samples": 5}, "fault_draw draws its places and has no 'samples': use faults_study.samples"),
+        ({"link": "gpu0-gpu1", "gone": True}, "fault_draw draws its places and has no 'link'"),
+        ({"bandwidth": 2}, "fault_draw: a fault: bandwidth=2 must lie between"),
+        ({"kinds": 5}, r"fault_draw.kinds=5 must be kinds of links"),
+        ({"seed": True}, "fault_draw.seed=True must be a whole number"),
+    ],
+)
+def test_draws_that_cannot_be_are_named(settings: dict, message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
+        drawing(settings, "fault_draw")
+
+
+def test_switches_can_be_drawn_too() -> None:
+    drawn = {draw(TREE, 1, Fault(gone=True), seed, ("switch",))[0].where for seed in range(50)}
+    assert drawn == {"leaf0", "leaf1", "leaf2", "leaf3", "spine0", "spine1"}
 
 
 def test_slower_links_never_make_anything_faster() -> None:
