@@ -26,7 +26,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "import": ("importing", "foreign measurements into a store, in its units and conventions"),
     "data": ("data", "what a store holds; `opcast data check` looks for bad rows and files"),
     "train": ("train", "fit predictors for a device, evaluate on unseen shapes, register in MLflow"),
-    "predict": ("predict", "the latency of one op, or of every op in a file (shapes=FILE)"),
+    "predict": ("predict", "the latency of one op, of every op in a file, or of collectives on a cluster"),
     "simulate": ("simulate", "one training or inference step of a model on a device"),
     "validate": ("validate", "every row of a table of published results, simulated and scored"),
     "list": ("listing", "the devices, models, ops or predictors opcast knows"),
