@@ -231,13 +231,13 @@ def _start(algorithm: str, protocol: int, t: Tuning) -> float:
 
 
 def _hops(algorithm: str, protocol: int, near: Array, far: Array, g: Groups, t: Tuning) -> Array:
-    """What ``near`` hops inside nodes and ``far`` ones between them wait."""
+    """What ``near`` hops inside nodes and ``far`` ones between them wait; beside far ones, near ones wait longer."""
     own = HOP_US[g.inside][algorithm][protocol]
     simple = t.step_us * own / HOP_US[g.inside]["ring"][SIMPLE]
     inside = (own * t.hop, own * t.line_hop, simple)[protocol]
+    beside = (LL_INSIDE_HOP * own * t.hop, own * max(t.line_hop, 1.0), simple)[protocol]
     outside = HOP_US["network"][algorithm][protocol] + g.nic_us - TABLE_NIC_US
-    waits = np.where((far > 0) & (protocol == LL), LL_INSIDE_HOP, 1.0)
-    return near * inside * waits + t.far_hop * far * outside
+    return near * np.where(far > 0, beside, inside) + t.far_hop * far * outside
 
 
 def _together(waits: Array, moves: Array, g: Groups, t: Tuning, protocol: int) -> Array:
