@@ -196,7 +196,7 @@ def show_links(network: Mapping[str, Any], whole: str = "whole time", what: str 
     hot = [(link["link"], *(f"{link[name]:.1%}" for name in names)) for link in network.get("hot_links", ())]
     if hot:
         table(f"fullest links over the {whole} ({network['fidelity']})", ("link", *names), hot)
-    if network.get("contention_s", 0.0) > NOTICED * network["apart_s"]:
+    if network.get("contention_s", 0.0) > NOTICED * network.get("apart_s", 0.0):
         apart, more = microseconds(network["apart_s"] * 1e6), microseconds(network["contention_s"] * 1e6)
         say(f"sharing links costs {more} of the {whole}: with links of its own for all communication it is {apart}")
     study = network.get("faults_study")
