@@ -80,16 +80,21 @@ def simulate(fabric: Fabric, transfers: Sequence[Transfer], python: str = sys.ex
 
 
 def _expand(messages: list[Message], phase: Phase, size_bytes: float, before: tuple[int, ...]) -> tuple[int, ...]:
-    """Append the messages of one phase; returns those that end it. What goes round goes step by step."""
+    """Append the messages of one phase; returns those that end it.
+
+    What goes round goes step by step: a rank sends on what has arrived, the first of a chain one piece after the other.
+    """
     ends: list[int] = []
     for move in phase:
         steps = round(move.steps) if move.round else 1
         previous: dict[int, int] = {}
+        sent: dict[int, int] = {}
         for _ in range(max(steps, 1)):
             arrived = {}
             for source, target in zip(move.source.tolist(), move.target.tolist(), strict=True):
-                wait = (previous[source],) if source in previous else before
-                arrived[target] = len(messages)
+                last = previous.get(source, sent.get(source) if move.round else None)
+                wait = before if last is None else (last,)
+                arrived[target] = sent[source] = len(messages)
                 messages.append(Message(source, target, move.size_bytes * size_bytes / max(steps, 1), wait))
                 ends.append(len(messages) - 1)
             previous = arrived
