@@ -1,4 +1,4 @@
-"""What faults of links do to a step: its communication timed anew, everything else as it was found.
+"""What faults of links and slow devices do to a step: what they touch timed anew, everything else as it was found.
 
 RAPID-LLM (arXiv 2512.19606, fig. 10) draws the same: faults at random positions, the distribution of the slowdown.
 """
@@ -12,16 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from ..datasets.clusters import Cluster
 from ..datasets.ops import Op, iterate_groups
 from .cluster_report import ClusterStep, step_us
-from .costs import Costs
+from .costs import Costs, slowed
 from .engines import Engine, FusedEngine
 from .engines.flow import FlowEngine, flow_engine
 from .link_use import communicates
-from .network.faults import Fault, draw, drawing
+from .network.faults import Fault, drawing, places
 from .network.study import Study, finite
 from .network.topology import TopologyError
 from .placement import Sends, place_tasks, retime, send_times
+from .stragglers import slow_devices, stage_slowdowns
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
@@ -74,6 +76,32 @@ class Degraded:
             )
         return self._memo[key]
 
+    def straggling_us(self, slow: Sequence[str], slowdown: float) -> float:
+        """The step where ``device 3`` or ``node 1`` compute so many times longer than the plan's own do, us."""
+        step = self.step
+        values = [{kind: int(at), "slowdown": slowdown} for kind, at in (each.split() for each in slow)]
+        devices = slow_devices(values, step.plan.cluster)
+        plan = replace(step.plan, slow_devices={**step.plan.slow_devices, **devices})
+        usual, by_stage = (stage_slowdowns(each)[step.orders.routes[:, :, 0]].max(axis=0) for each in (step.plan, plan))
+        factors = np.maximum(by_stage / usual, 1.0)
+        key = b"slow" + factors.tobytes()
+        if key not in self._memo:
+            self._memo[key] = self._slowed(factors)
+        return self._memo[key]
+
+    def _slowed(self, factors: np.ndarray) -> float:
+        """The step where compute of each part of the model takes so many times longer [chunks]."""
+        step = self.step
+        chunks = tuple(replace(chunk, graph=replace(chunk.graph)) for chunk in step.chunks)
+        times = {}
+        for chunk, was, factor in zip(chunks, step.chunks, factors.tolist(), strict=True):
+            each = step.times[id(was.graph)]
+            made = {id(costs): slowed(costs, factor) for costs in each.costs.values()}
+            costs = {variant: made[id(costs)] for variant, costs in each.costs.items()}
+            times[id(chunk.graph)] = retime(each, costs, step.plan, step.device)
+        pipeline = place_tasks(step.orders, chunks, times, step.plan, step.sends)
+        return step_us(replace(step, chunks=chunks, times=times, pipeline=pipeline))
+
     def _sends(self, engine: Engine) -> Sends:
         return send_times(self.step.orders, tuple(self.step.chunks), self.step.plan, engine)
 
@@ -103,17 +131,40 @@ def stretched(costs: Costs, factors: Mapping[Op, float]) -> Costs:
 
 
 def study(step: ClusterStep, engine: FusedEngine, settings: Mapping[str, Any]) -> Study:
-    """Step times over random places of faults: ``{samples, count, seed, kinds}`` and the figures of a fault.
+    """Step times over places of faults: ``{samples, count, seed, kinds, everywhere}`` and the figures of a fault.
 
-    Without figures each fault halves its link's bandwidth. TopologyError for a setting that is not there.
+    Places are drawn, or with ``everywhere`` each is taken in turn. Without figures each fault halves its link's
+    bandwidth; with ``straggler`` no link fails, but devices (or nodes, by ``kinds``) compute so many times longer.
+    TopologyError for a setting that is not there.
     """
+    settings = dict(settings)
+    each_in_turn = settings.pop("everywhere", False)
+    if not isinstance(each_in_turn, bool):
+        raise TopologyError(f"faults_study.everywhere={each_in_turn!r} must be true or false")
     samples, count, seed, like, kinds = drawing(settings, "faults_study")
+    slow = settings.get("straggler")
     degraded = Degraded(step, engine)
+    known = places(degraded.flows.topology, kinds) if slow is None else _slow_places(step.plan.cluster, kinds)
+    if count > len(known):
+        raise TopologyError(f"faults_study.count={count} is more than the {len(known)} places that there are")
     seeds = np.random.SeedSequence(seed).generate_state(samples)
-    topology = degraded.flows.topology
-    drawn = [draw(topology, count, like, int(each), kinds) for each in seeds]
-    times = np.array([degraded.step_us(faults) for faults in drawn], dtype=np.float64)
-    return Study(step_us(step), tuple(tuple(fault.where for fault in faults) for faults in drawn), times)
+    at = [np.sort(np.random.default_rng(int(each)).choice(len(known), count, replace=False)).tolist() for each in seeds]
+    drawn = [
+        [known[place] for place in chosen] for chosen in ([[i] for i in range(len(known))] if each_in_turn else at)
+    ]
+    times = [
+        degraded.step_us([replace(like, where=place) for place in failed])
+        if slow is None
+        else degraded.straggling_us(failed, float(slow))
+        for failed in drawn
+    ]
+    return Study(step_us(step), tuple(map(tuple, drawn)), np.array(times, dtype=np.float64))
+
+
+def _slow_places(cluster: Cluster, kinds: Sequence[str]) -> list[str]:
+    """Devices that may be slow, or nodes."""
+    counts = {"device": cluster.devices, "node": cluster.nodes}
+    return [f"{kind} {i}" for kind in kinds or ("device",) for i in range(counts[kind])]
 
 
 def to_dict(found: Study) -> dict[str, Any]:

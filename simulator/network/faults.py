@@ -137,14 +137,14 @@ def draw(topology: Topology, count: int, like: Fault, seed: int, kinds: Sequence
 
 def drawing(settings: Mapping[str, Any], name: str) -> tuple[int, int, int, Fault, tuple[str, ...]]:
     """(samples, count, seed, fault, kinds) of settings; only a study has samples. TopologyError for what cannot be."""
-    own = ("samples", *DRAWING) if name == "faults_study" else DRAWING
+    own = ("samples", "straggler", *DRAWING) if name == "faults_study" else DRAWING
     figures = {key: value for key, value in settings.items() if key not in own}
     placed = [key for key in figures if SHORT.get(key, key) == "where" or (key, own) == ("samples", DRAWING)]
     if placed:
         way = "faults=[{link: nic0-leaf0, gone: true}]" if placed != ["samples"] else "faults_study.samples"
         raise TopologyError(f"{name} draws its places and has no {placed[0]!r}: use {way}")
     try:
-        like = _fault(figures or {"bandwidth": 0.5})
+        like = Fault() if _straggles(settings, figures) else _fault(figures or {"bandwidth": 0.5})
     except TopologyError as error:
         raise TopologyError(f"{name}: {error}") from None
     numbers = []
@@ -157,8 +157,25 @@ def drawing(settings: Mapping[str, Any], name: str) -> tuple[int, int, int, Faul
     kinds = (kinds,) if isinstance(kinds, str) else kinds
     if not isinstance(kinds, (list, tuple)) or not all(isinstance(each, str) for each in kinds):
         raise TopologyError(f"{name}.kinds={kinds!r} must be kinds of links, such as [ib, nvlink], or [switch]")
+    unfit = sorted(set(kinds) - {"device", "node"}) if "straggler" in settings else []
+    if unfit:
+        raise TopologyError(f"{name}.kinds={unfit[0]} cannot be slow; with straggler they are device or node")
     samples, count, seed = numbers
     return samples, count, seed, like, tuple(kinds)
+
+
+def _straggles(settings: Mapping[str, Any], figures: Mapping[str, Any]) -> bool:
+    """Whether a study is one of slow devices, not of links. TopologyError for both, or what makes nothing slower."""
+    if "straggler" not in settings:
+        return False
+    slowdown = settings["straggler"]
+    if isinstance(slowdown, bool) or not isinstance(slowdown, (int, float)) or not 1.0 < slowdown < float("inf"):
+        raise TopologyError(f"straggler={slowdown!r} must be a number above 1, such as 1.2")
+    if figures:
+        raise TopologyError(
+            f"straggler slows a device down and {next(iter(figures))} a link: study one after the other"
+        )
+    return True
 
 
 def _between(least: float, most: float) -> str:

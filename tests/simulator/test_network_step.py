@@ -165,6 +165,17 @@ def test_the_study_says_what_a_whole_simulation_says(graphs: Path) -> None:
     assert one.slowdown.max() > 1.0
 
 
+def test_the_study_of_slow_devices_says_what_a_whole_simulation_says(graphs: Path) -> None:
+    base, engine = step(graphs, cluster(4))
+    found = study(base.placed, engine, {"everywhere": True, "straggler": 1.5, "kinds": ["node"]})
+    assert found.where == (("node 0",), ("node 1",), ("node 2",), ("node 3",))
+    for node, slowdown in enumerate(found.slowdown.tolist()):
+        whole, _ = step(graphs, cluster(4), slow_devices={8 * node: 1.5})
+        assert slowdown == pytest.approx(whole.step_time_s / base.step_time_s, rel=0.01)
+    drawn = study(base.placed, engine, {"samples": 8, "straggler": 1.5, "count": 2})
+    assert set(drawn.slowdown.round(6)) <= {*found.slowdown.round(6), drawn.slowdown.max().round(6)}
+
+
 def test_a_straggler_slows_its_stage_and_the_step(graphs: Path) -> None:
     joined = cluster(4)
     usual, _ = step(graphs, joined, "analytical")
@@ -189,6 +200,8 @@ CALL = "simulate workload=train model=tiny_llama_100m cluster=dgx_h100 cluster.n
         ("faults=[{link: nic0-leaf0, gone: true},{link: gpu0-nvswitch0, gone: true}]", "gpu0 cannot reach"),
         ("fault_draw={count: 2000}", "2000 faults are more than"),
         ("faults_study={samples: 0}", "faults_study.samples=0 must be"),
+        ("faults_study={straggler: 1.2, kinds: [ib]}", "with straggler they are device or node"),
+        ("faults_study={straggler: 1.2, gone: true}", "study one after the other"),
         ("stragglers=[{node: 2, slowdown: 1.2}]", "dgx_h100 has nodes 0 to 1"),
         ("stragglers=[{device: 1, slowdown: 0.5}]", "must be a number of at least 1"),
     ],
