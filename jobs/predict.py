@@ -15,6 +15,7 @@ from . import links, resolve
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
 
 FREE_CHOICE = {"device": "device.id"}
+OF_LINKS = ("algorithm", "algbw_gbps", "busbw_gbps", "stretch")  # of ``network``, in tables
 ADDED = ("device.", "cluster.", "fault_draw", "faults_study")  # checked where they are used
 
 
@@ -109,7 +110,7 @@ def show_one(found: OpPrediction, device_name: str) -> None:
 
 def show_many(found: list[OpPrediction], config: Mapping[str, Any], as_json: bool) -> int:
     """All predictions as JSON, a file or a table."""
-    flat = [{**p.op, **{key: value for key, value in p.to_dict().items() if key != "op"}} for p in found]
+    flat = [flattened(p) for p in found]
     if config["output"]:
         import pandas as pd
 
@@ -130,6 +131,12 @@ def show_many(found: list[OpPrediction], config: Mapping[str, Any], as_json: boo
         ]  # fmt: skip
         table("", ("op", "latency", "low", "high", "engine", "bound"), rows)
     return 0
+
+
+def flattened(found: OpPrediction) -> dict[str, Any]:
+    """A prediction as one row: of what its links did only figures."""
+    row = {key: value for key, value in found.to_dict().items() if key not in ("op", "network")}
+    return {**found.op, **row, **{name: found.network[name] for name in OF_LINKS if name in found.network}}
 
 
 def read_shapes(path: Path, default: Mapping[str, Any] | None) -> list[Op]:

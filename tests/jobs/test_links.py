@@ -8,6 +8,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import opcast
+import pandas as pd
 import pytest
 from opcast.datasets.ops import bus_factor
 from opcast.jobs.cli import main
@@ -123,6 +124,17 @@ def test_python_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert many.network["transfers"][1]["start_us"] == many.network["transfers"][0]["end_us"]
     by_group = opcast.predict("all_gather", size_bytes=2**20, group=[0, 8, 16], cluster="dgx_h100", nodes=4)
     assert by_group.op["ranks"] == 3
+
+
+def test_a_table_of_collectives_is_answered_row_by_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "shapes.csv").write_text("kind,size_bytes,ranks\nall_reduce,1GiB,32\nall_gather,64MiB,8\n")
+    table = ["predict", f"shapes={tmp_path}/shapes.csv", *NODES, "network=flow"]
+    assert main([*table, f"output={tmp_path}/out.csv"]) == 0
+    rows = pd.read_csv(tmp_path / "out.csv")
+    alone = ask(capsys, "op.ranks=32", "network=flow")
+    assert rows["latency_us"][0] == pytest.approx(alone["latency_us"])
+    assert rows["busbw_gbps"][0] == pytest.approx(alone["network"]["busbw_gbps"])
+    assert "network" not in rows
 
 
 def test_what_is_no_collective_is_answered_as_on_one_device(capsys: pytest.CaptureFixture[str]) -> None:
