@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Device", "Op", "Work", "__version__", "load_device", "make_op", "predict", "simulate"]
+__all__ = ["Device", "Op", "Work", "__version__", "load_device", "make_op", "predict", "simulate", "simulate_file"]
 
 if TYPE_CHECKING:
     from .datasets.devices import Device, load_device
     from .datasets.ops import Op, make_op
-    from .jobs.api import predict, simulate
+    from .jobs.api import predict, simulate, simulate_file
     from .simulator.work import Work
 
 _HOMES = {
@@ -24,6 +24,7 @@ _HOMES = {
     "Work": ".simulator.work",
     "predict": ".jobs.api",
     "simulate": ".jobs.api",
+    "simulate_file": ".jobs.api",
 }
 
 

@@ -22,7 +22,8 @@ from ..simulator.report import InferenceReport, OpPrediction, StepReport
 from ..simulator.simulate import simulate as simulate_work
 from ..simulator.trace import Model
 from ..simulator.work import Work
-from . import links, resolve
+from ..simulator.workload_file import FileReport
+from . import links, resolve, workload_file
 
 HOME = "~/.opcast"
 MAX_ENGINES = 32  # kept from call to call
@@ -149,6 +150,33 @@ def simulate(
     engine = resolve.engine(config, target, plan)
     report = simulate_work(model, work, target, engine, dtype, graphs, plan)
     return links.on_links(report, engine, config)
+
+
+def simulate_file(
+    path: str | Path,
+    cluster: str | Cluster,
+    *,
+    nodes: int | None = None,
+    device: str | Device = "cpu",
+    busbw: str | Path | None = None,
+    vpp: int | None = None,
+    backend: str | None = None,
+    engines: Sequence[str] = ORDER,
+    home: str | Path = HOME,
+    network: str = "auto",
+    faults: Sequence[Mapping[str, Any]] = (),
+    fault_draw: Mapping[str, Any] | None = None,
+    faults_study: Mapping[str, Any] | None = None,
+) -> FileReport:
+    """One step that a workload file of SimAI describes, on a cluster (its name and ``nodes``) of its devices.
+
+    ``busbw`` is a file of bus bandwidths that go before opcast's own times, ``vpp`` replaces the file's virtual stages.
+    Raises FormatError, ClusterError, TopologyError and the errors of the store.
+    """
+    config = _config(device, home, engines, backend)
+    config |= {"network": network, "faults": list(faults), "fault_draw": fault_draw, "faults_study": faults_study}
+    config |= {"workload": {"kind": "simai", "file": path, "busbw": busbw, "vpp": vpp}}
+    return workload_file.simulated(config | {"cluster": _cluster(cluster, nodes)})
 
 
 def _engine(device: str | Device, config: dict[str, Any]) -> tuple[Device, FusedEngine]:

@@ -7,12 +7,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..simulator.engines.flow import FlowEngine
+from ..simulator.engines.flow import flow_engine
+from ..simulator.fault_study import to_dict
 from ..simulator.network.formats import FormatError, read_busbw, read_workload, write_workload
 from ..simulator.network.query import whole
 from ..simulator.report import InferenceReport, StepReport
-from ..simulator.workload_file import FileReport, plan_of, simulate_workload
+from ..simulator.workload_file import FileReport, plan_of, simulate_workload, study
 from . import resolve
+from .links import show_links
 from .show import BadInputError, microseconds, print_json, table, wants_json
 
 NOT_FOR_FILES = (
@@ -21,7 +23,6 @@ NOT_FOR_FILES = (
     "simai",
     "within_s",
     "strict",
-    "faults_study",
     "stragglers",
     "offload",
     "passes",
@@ -59,12 +60,17 @@ def simulated(config: Mapping[str, Any]) -> FileReport:
     rates = parsed(read_busbw, chosen["busbw"], "workload.busbw") if chosen.get("busbw") else {}
     plan = plan_of(found, joined)
     engine = resolve.engine(config, resolve.device(config), plan)
-    report = simulate_workload(found, plan, engine, Path(str(path)).stem, rates, vpp)
-    flows = next((each for each in engine.engines if isinstance(each, FlowEngine)), None)
+    name = Path(str(path)).stem
+    report = simulate_workload(found, plan, engine, name, rates, vpp)
     network: dict[str, Any] = {"fidelity": resolve.network_fidelity(config)}
+    flows = flow_engine(engine)
     if flows is not None:
         network |= {"topology": flows.topology.name, "links": flows.topology.links}
         network |= {"faults": [asdict(fault) for fault in flows.faults]} if flows.faults else {}
+        settings = resolve.study_settings(config)
+        if settings:
+            trials = study(found, plan, flows, engine.engines, settings, busbw=rates, vpp=vpp)
+            network["faults_study"] = to_dict(trials)
     return replace(report, network=network)
 
 
@@ -113,3 +119,4 @@ def show(report: FileReport) -> None:
     ]  # fmt: skip
     heads = ("collective", "group", "ranks", "bytes", "times", "each", "busbw GB/s", "answered by")
     table("collectives", heads, rows)
+    show_links(report.network, "step", "step")

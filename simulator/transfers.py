@@ -26,7 +26,7 @@ from .network.fidelity import Outcome, simulate
 from .network.law import choice, collective_us
 from .network.query import bandwidths, beside, summary
 from .network.reduction import ALGORITHMS as IN_SWITCH
-from .network.study import Study, at_random, everywhere, with_faults
+from .network.study import Study, at_random, everywhere, finite, with_faults
 from .network.topology import Topology, TopologyError
 from .predict import predict_ops
 from .ranks import per_node
@@ -232,6 +232,8 @@ def study(links: Links, transfers: Sequence[Transfer], settings: Mapping[str, An
     """What faults at random places, or with ``everywhere`` at each cable in turn, do to the time of transfers."""
     kept = {name: value for name, value in settings.items() if name != "everywhere"}
     samples, count, seed, like, kinds = drawing(kept, "faults_study")
+    if "straggler" in settings:
+        raise TopologyError("faults_study.straggler slows compute: ask a step for it, a collective has none")
     each_in_turn = settings.get("everywhere", False)
     if not isinstance(each_in_turn, bool):
         raise TopologyError(f"faults_study.everywhere={each_in_turn!r} must be true or false")
@@ -247,7 +249,7 @@ def study(links: Links, transfers: Sequence[Transfer], settings: Mapping[str, An
 
 def _study_dict(found: Study) -> dict[str, Any]:
     at = found.quantiles(list(QUANTILES.values()))
-    return {**found.to_dict(), "slowdown": {name: at[q] for name, q in QUANTILES.items()}}
+    return {**found.to_dict(), "slowdown": {name: finite(at[q]) for name, q in QUANTILES.items()}}
 
 
 def _ideal_us(

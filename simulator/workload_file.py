@@ -10,14 +10,20 @@ the share ``(pp - 1) / (ga vpp)`` of a stage's work, and nothing hides sends bet
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..datasets.clusters import Cluster
 from ..datasets.ops import Op, bus_factor, make_op
-from .engines import Engine, ask
+from .engines import Engine, FusedEngine, ask
+from .engines.flow import FlowEngine
+from .network.faults import Fault, draw, drawing, places
 from .network.formats import PHASES, FormatError, Layer, Work, Workload, members
+from .network.study import Study
+from .network.topology import TopologyError
 from .plan import Group, Parallel, Plan
 from .report import plain
 
@@ -259,6 +265,46 @@ def _waits(phase: str, work: Work, times: Mapping[Key, float], done: Account) ->
 
 def _time(phase: str, work: Work, times: Mapping[Key, float]) -> float:
     return times[group_of(phase, work), work.collective, work.size_bytes] if work.collective else 0.0
+
+
+def study(
+    workload: Workload,
+    plan: Plan,
+    flows: FlowEngine,
+    engines: Sequence[Engine],
+    settings: Mapping[str, Any],
+    **given: Any,
+) -> Study:
+    """The step with faults at random places, or with ``everywhere`` at each in turn; ``flows`` is one of ``engines``.
+
+    ``given`` are further arguments of :func:`simulate_workload`. TopologyError for a setting that is not there.
+    """
+    settings = dict(settings)
+    each_in_turn = settings.pop("everywhere", False)
+    samples, count, seed, like, kinds = drawing(settings, "faults_study")
+    if not isinstance(each_in_turn, bool) or "straggler" in settings:
+        name = "straggler" if "straggler" in settings else "everywhere"
+        value = settings.get(name, each_in_turn)
+        raise TopologyError(f"faults_study.{name}={value!r} cannot be: a workload file is studied with faults of links")
+    seeds = np.random.SeedSequence(seed).generate_state(samples).tolist()
+    drawn = (
+        [[replace(like, where=place)] for place in places(flows.topology, kinds)]
+        if each_in_turn
+        else [draw(flows.topology, count, like, each, kinds) for each in seeds]
+    )
+
+    def measure(faults: Sequence[Fault]) -> float:
+        broken = flows.with_faults((*flows.faults, *faults))
+        try:
+            engine = FusedEngine([broken if each is flows else each for each in engines])
+            return simulate_workload(workload, plan, engine, **given).step_time_s * 1e6
+        except TopologyError as error:
+            if "partition" not in str(error):
+                raise
+            return float("inf")
+
+    where = tuple(tuple(fault.where for fault in faults) for faults in drawn)
+    return Study(measure(()), where, np.array([measure(faults) for faults in drawn]))
 
 
 def _bound(known: Mapping[Key, Communication], account: Account, total: float, bound: str) -> float:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import opcast
 import pytest
 from opcast.jobs.cli import main
 
@@ -51,6 +52,11 @@ def test_thin_links_faults_and_measured_bandwidths_show(
     slow = ask(capsys, file, "fault_draw.count=8", "fault_draw.kinds=[ib]", "fault_draw.bandwidth=0.3")
     assert len(slow["network"]["faults"]) == 8
     assert slow["step_time_s"] > flow["step_time_s"]
+    study = ask(capsys, file, "faults_study.samples=6", "faults_study.kinds=[ib]")["network"]["faults_study"]
+    assert study["slowdown"]["max"] > 1.05
+    assert study["healthy_us"] == pytest.approx(flow["step_time_s"] * 1e6)
+    same = opcast.simulate_file(file, "dgx_h100", nodes=4, network="flow")
+    assert same.step_time_s == flow["step_time_s"]
     (tmp_path / "busbw.yaml").write_text("test\nDP:\n  allreduce,: 10\n")
     given = ask(capsys, file, f"workload.busbw={tmp_path}/busbw.yaml")
     data = next(each for each in given["communications"] if each["group"] == "dp")
