@@ -23,7 +23,7 @@ FAMILIES = ("collective", "expert_parallel")
 CALIBRATING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 ENOUGH = 20  # rows from which constants are fitted
 # Of the interval each way. Four of five unseen groups lie within: on NVLink (1.07 to 1.13 by GPU), on PCIe (1.2 and
-# 1.3), between nodes from 1 MiB on (75 % of seven groups that no constant comes from, 86 % of twelve) and below (82 %
+# 1.3), between nodes from 1 MiB on (75 % of seven groups that no constant comes from, 86 % of twelve) and below (87 %
 # of six); tests/benchmarks/accuracy_network.py
 FACTOR_NVLINK, FACTOR_PCIE = 1.13, 1.3
 FACTOR_OTHER, FACTOR_SMALL = 1.6, 2.3

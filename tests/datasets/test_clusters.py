@@ -58,6 +58,7 @@ def test_an_unknown_cluster_gets_a_suggestion() -> None:
         ({"link": "wire"}, "is not one of nvlink"),
         ({"nic_gbit": 400}, "did you mean 'nic_gbps'"),
         ({"topology": "ring"}, "cluster.topology='ring' must be a mapping"),
+        ({"nccl": {"algorithm": "rings"}}, "cluster.nccl.algorithm='rings' is not one of ring, tree, nvls, collnet"),
     ],
 )
 def test_impossible_figures_are_named(change: dict[str, object], message: str) -> None:

@@ -18,14 +18,16 @@ TABLES = {
     "b200_sxm": ("b200_sxm", "2.29.2"),
     "a100_sxm_80gb": ("a100_sxm", "2.27.3"),
     "gb200": ("gb200", "2.29.2"),
+    "rtx_pro_6000_server": ("rtx_pro_6000_server", "2.29.2"),
 }
+UNSEEN = {"b300_sxm": ("b300_sxm", "2.29.2"), "gb300": ("gb300", "2.29.2")}
 
 
 def table(folder: Path, device: str):
     """Rows by (kind, ranks): sizes in bytes and measured us, in half precision."""
     import pandas as pd
 
-    system, version = TABLES[device]
+    system, version = (TABLES | UNSEEN)[device]
     file = folder / "data" / "aiconfigurator" / system / f"{system}__nccl__nccl__{version}.parquet"
     rows = pd.read_parquet(file).query("nccl_dtype == 'half'")
     rows = rows.assign(kind=rows.op_name.replace({"alltoall": "all_to_all"}), ranks=rows.num_gpus.astype(int))
@@ -48,8 +50,22 @@ def packed(device: Device, part):
     for kind in sorted({kind for kind, _ in part}):
         each = [(size, np.full(len(size), float(n)), us) for (k, n), (size, us) in part.items() if k == kind]
         size, ranks, us = (np.concatenate(columns) for columns in zip(*each, strict=True))
-        out[kind] = (size, Groups(ranks, ranks, device.link_gbps, 1.0, generation=device.architecture), us)
+        out[kind] = (size, groups(device, ranks), us)
     return out
+
+
+def groups(device: Device, ranks: np.ndarray) -> Groups:
+    inside = "nvlink" if device.link_gbps else "pcie"
+    return Groups(ranks, ranks, device.link_gbps or device.pcie_gbps, 1.0, inside, generation=device.architecture)
+
+
+def errors(device: Device, part, constants: Tuning) -> tuple[np.ndarray, np.ndarray]:
+    """Absolute error of each row, and its size in bytes."""
+    found = [
+        (np.abs(collective_us(kind, size, g, constants) / us - 1.0), size)
+        for kind, (size, g, us) in packed(device, part).items()
+    ]
+    return tuple(np.concatenate(each) for each in zip(*found, strict=True))
 
 
 @pytest.mark.reference
@@ -57,16 +73,35 @@ def packed(device: Device, part):
 def test_half_of_the_groups_predicts_the_other_half(name: str, reference_data: Path) -> None:
     device = load_device(name)
     fitted, unseen = halves(table(reference_data, name))
-    constants, _ = fit(packed(device, fitted), Tuning(nvls=0.0 if name == "a100_sxm_80gb" else 0.5))
-    for chosen in (constants, tuning(device, "nvlink")):
-        errors, sizes = [], []
-        for kind, (size, g, us) in packed(device, unseen).items():
-            errors.append(np.abs(collective_us(kind, size, g, chosen) / us - 1.0))
-            sizes.append(size)
-        error, size = np.concatenate(errors), np.concatenate(sizes)
+    start = Tuning(nvls=0.0 if name == "a100_sxm_80gb" else 0.5)
+    link = "nvlink" if device.link_gbps else "pcie"
+    constants, _ = fit(packed(device, fitted), start if link == "nvlink" else Tuning(beyond=0.5, crowd=0.5))
+    for chosen in (constants, tuning(device, link)):
+        error, size = errors(device, unseen, chosen)
         assert np.median(error[size < MIB]) < 0.08
         assert np.median(error[(size >= MIB) & (size < 16 * MIB)]) < 0.08
         assert np.median(error[size >= 16 * MIB]) < 0.06
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("name", UNSEEN)
+def test_constants_of_one_gpu_hold_on_the_next_of_its_generation(name: str, reference_data: Path) -> None:
+    device = load_device(name)
+    error, size = errors(device, table(reference_data, name), tuning(device, "nvlink"))
+    assert np.median(error[size < MIB]) < 0.06
+    assert np.median(error[size >= MIB]) < 0.05
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("ranks", [3, 5, 6, 7, 8])
+def test_another_machine_and_odd_numbers_of_ranks_are_predicted_too(ranks: int, reference_data: Path) -> None:
+    device = load_device("a100_sxm_80gb")
+    file = reference_data / "data" / "vtrain" / f"all_reduce_a100_{ranks}gpus.csv"
+    rows = np.genfromtxt(file, delimiter=",", skip_header=1, usecols=(0, 3))
+    size, us = rows[:, 0], rows[:, 1] / 1e3
+    g = groups(device, np.full(len(size), float(ranks)))
+    error = np.abs(collective_us("all_reduce", size, g, tuning(device, "nvlink")) / us - 1.0)
+    assert np.median(error) < 0.05
 
 
 def test_known_constants_are_found_again() -> None:
