@@ -12,6 +12,7 @@ from ..datasets.ops import KINDS, Op, OpError
 from ..datasets.store import Store
 from ..simulator.engines import FusedEngine
 from ..simulator.engines.network import NetworkEngine
+from ..simulator.network.build import own_links
 from ..simulator.network.query import check_algorithm, from_dicts, group_of, read, size_of, whole
 from ..simulator.predict import predict_ops
 from ..simulator.report import InferenceReport, OpPrediction, StepReport
@@ -29,6 +30,9 @@ PER_NODE = next(dim.default for dim in KINDS["all_reduce"].dims if dim.name == "
 def asked(config: Mapping[str, Any]) -> list[str]:
     """The settings of a configuration that only links can answer, as they were given."""
     named = [f"{name}={config[name]}" for name in OF_LINKS if config.get(name)]
+    given = (config.get("cluster") or {}).get("topology")
+    if config.get("network", "auto") == "auto" and isinstance(given, Mapping) and own_links(given):
+        named.append(f"{own_links(given)}={given[own_links(given).rpartition('.')[2]]}")
     return named + ([f"network={config['network']}"] if config.get("network", "auto") in ("flow", "packet") else [])
 
 

@@ -14,7 +14,7 @@ from ..models.power import Limits, PowerError
 from ..simulator.engines import FusedEngine, build_engine
 from ..simulator.engines.backends import check_backend
 from ..simulator.engines.network import NetworkEngine
-from ..simulator.network.build import check_settings
+from ..simulator.network.build import check_settings, own_links
 from ..simulator.network.faults import Fault
 from ..simulator.network.topology import Topology
 from ..simulator.plan import Parallel, Plan, PlanError, Stack, load_stack, stack_from_dict
@@ -134,7 +134,10 @@ def study_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def network_fidelity(config: Mapping[str, Any]) -> str:
-    """``network=…``; ``auto`` is analytical, or flow where links have faults. BadInputError for anything else."""
+    """``network=…``; ``auto`` is analytical, or flow where links have faults or figures of their own.
+
+    BadInputError for anything else.
+    """
     asked = [name for name in LINK_FAULTS if config.get(name)]
     chosen = config.get("network", "auto")
     if chosen not in FIDELITIES:
@@ -142,7 +145,8 @@ def network_fidelity(config: Mapping[str, Any]) -> str:
     if chosen == "analytical" and asked:
         raise BadInputError(f"{asked[0]} needs links that are simulated: take network=flow")
     if chosen == "auto":
-        return "flow" if asked else "analytical"
+        given = (config.get("cluster") or {}).get("topology")
+        return "flow" if asked or (isinstance(given, Mapping) and own_links(given)) else "analytical"
     return str(chosen)
 
 

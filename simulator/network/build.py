@@ -85,6 +85,12 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         FIGURES[name].check(f"cluster.topology.{name}", value)
 
 
+def own_links(settings: Mapping[str, Any]) -> str:
+    """The setting of ``cluster.topology`` that only simulated links can answer; empty when it names a shape at most."""
+    named = [name for name in settings if name not in ("shape", "routing", "reduces")]
+    return f"cluster.topology.{named[0]}" if named else ""
+
+
 def _check_file(own: Mapping[str, Any]) -> None:
     if not isinstance(own["file"], str) or not own["file"]:
         raise TopologyError(f"cluster.topology.file={own['file']!r} must name a YAML file of nodes and links")

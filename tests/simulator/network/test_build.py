@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from opcast.datasets.clusters import known_clusters, load_cluster
 from opcast.datasets.devices import load_device
+from opcast.jobs.cli import main
 from opcast.simulator.engines.network import NetworkEngine
 from opcast.simulator.network.build import SHAPES, fabric, read
 from opcast.simulator.network.fabric import Fabric
@@ -68,6 +70,30 @@ def test_oversubscription_slows_what_crosses_the_spine() -> None:
     full, third = (shaped(shape="fat_tree", radix=16, oversubscription=o) for o in (1.0, 3.0))
     times = [each.latency_us("all_to_all", range(32), GIB) for each in (full, third)]
     assert 1.5 < times[1] / times[0] < 3.5
+
+
+@pytest.mark.parametrize(
+    ("asked", "slower"),
+    [
+        ([], False),
+        (["cluster.topology.shape=rails"], False),
+        (["cluster.topology.shape=fat_tree", "cluster.topology.radix=8", "cluster.topology.oversubscription=6"], True),
+        (["cluster.topology.file={file}"], True),
+        (["cluster.topology.file={file}", "network=analytical"], False),
+    ],
+)
+def test_a_topology_of_ones_own_counts_without_being_asked_twice(asked, slower, tmp_path: Path, capsys) -> None:
+    file = tmp_path / "slow.yaml"
+    file.write_text(
+        "dimensions:\n- {shape: switch, size: 8, bandwidth_gbps: 400}\n- {shape: ring, size: 4, bandwidth_gbps: 5}"
+    )
+    call = ["predict", "op=all_reduce", "op.size_bytes=1073741824", "op.ranks=32", "op.dtype=bf16", "format=json"]
+    call += ["cluster=dgx_h100", "cluster.nodes=4", "store=nowhere", "predictors=nowhere"]
+    times = []
+    for extra in ([], [each.format(file=file) for each in asked]):
+        assert main([*call, *extra]) == 0
+        times.append(json.loads(capsys.readouterr().out)["latency_us"])
+    assert (times[1] > 1.5 * times[0]) == slower
 
 
 def test_faults_are_applied_by_name() -> None:
