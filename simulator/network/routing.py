@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -81,7 +81,10 @@ class Router:
         if policy == "dimension_order" and topology.coordinates is None:
             raise TopologyError(f"{topology.name} has no dimensions to route in order; use ecmp or shortest")
         self.topology, self.policy, self.seed = topology, policy, seed
-        self._onward = _onward(topology)
+
+    @cached_property
+    def _onward(self) -> Onward:
+        return _onward(self.topology)
 
     def on(self, topology: Topology) -> Router:
         """The same ways where links have other bandwidths."""
