@@ -47,6 +47,15 @@ class Cost(NamedTuple):
     us_per_byte: float
 
 
+class Step(NamedTuple):
+    """A phase of a transfer: us before its bytes, bytes that a pair moves, and bytes over each link that it uses."""
+
+    latency_us: float
+    pair_bytes: float
+    links: np.ndarray
+    moved_bytes: np.ndarray
+
+
 @dataclass
 class Fabric:
     """A topology with its routes. ``per_node`` ranks of a group in a row share a server (0: none).
@@ -166,6 +175,18 @@ class Fabric:
         for phase in self._phases(collective, algorithm, tuple(group)):
             for usage in phase:
                 load[usage.links] += usage.weights * usage.size * size_bytes
+
+    def steps(self, transfer: Transfer) -> list[Step]:
+        """The phases of a transfer, one after the other; nothing for a single rank."""
+        made: list[Step] = []
+        for phase in self._phases(transfer.collective, self.algorithm(transfer), tuple(transfer.group)):
+            size = max(usage.size for usage in phase) * transfer.size_bytes
+            links = np.concatenate([usage.links for usage in phase])
+            moved = np.concatenate([usage.weights * usage.size for usage in phase]) * transfer.size_bytes
+            links, which = np.unique(links, return_inverse=True)
+            waits = max(usage.latency_us for usage in phase) + (0.0 if made else self.start_us)
+            made.append(Step(waits, size, links, np.bincount(which, moved, minlength=len(links))))
+        return made
 
     def usage(self, collective: str, algorithm: str, groups: Iterable[Sequence[int]]) -> Usage:
         """What one byte of the same collective moves in all groups, routed at once."""

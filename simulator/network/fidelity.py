@@ -1,6 +1,6 @@
 """One question, three answers: how long transfers take by formula, by fair flows, or packet by packet.
 
-``analytical`` takes each transfer alone and stretches its bytes by how many others want its fullest link meanwhile;
+``analytical`` takes each phase of a transfer alone and stretches it by what others move over its links meanwhile;
 ``flow`` shares links max-min fairly from event to event; ``packet`` asks ns-3 (:mod:`.packet`).
 """
 
@@ -14,13 +14,14 @@ from typing import NamedTuple
 import numpy as np
 
 from . import packet
-from .fabric import Fabric, Transfer
+from .fabric import Fabric, Step, Transfer
 from .sharing import Run, max_min
 from .topology import TopologyError
 
 FIDELITIES = ("analytical", "flow", "packet")
 MOMENTS = 3_000_000  # moments times used links up to which load over time comes from rates: about a second
-TOGETHER = 2048  # transfers up to which the formula looks for contention
+TOGETHER = 1024  # phases of transfers up to which the formula looks for contention
+DAMPING = (0.0, 0.5, 0.5, 0.5, 0.5, 0.5)  # of its rounds
 
 
 class Outcome(NamedTuple):
@@ -114,35 +115,66 @@ def _by_rates(
 
 
 def _analytical(fabric: Fabric, transfers: Sequence[Transfer]) -> tuple[np.ndarray, np.ndarray]:
-    costs = [fabric.cost(each.collective, fabric.algorithm(each), each.group) for each in transfers]
-    latency = np.array([cost.latency_us for cost in costs])
-    moving = np.array([cost.us_per_byte * each.size_bytes for cost, each in zip(costs, transfers, strict=True)])
-    start, end = _schedule(transfers, latency + moving)
-    if len(transfers) > TOGETHER:
-        return start, end
-    return _schedule(transfers, latency + moving * _contention(fabric, transfers, start, end, moving))
+    """Start and end of each transfer by the formulas of processor sharing (Kleinrock, 1967), solved in a few rounds.
 
-
-def _schedule(transfers: Sequence[Transfer], lasts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    start, end = np.zeros(len(lasts)), np.zeros(len(lasts))
-    for i, each in enumerate(transfers):
-        start[i] = max([each.release_us, *(end[other] for other in each.after)])
-        end[i] = start[i] + lasts[i]
-    return start, end
-
-
-def _contention(
-    fabric: Fabric, transfers: Sequence[Transfer], start: np.ndarray, end: np.ndarray, moving: np.ndarray
-) -> np.ndarray:
-    """How many times longer the bytes of each take: the demand of all on its fullest link while it runs [n]."""
+    Phases that share a link move at one rate: while both are there, each lets the other move as much as the slower.
+    """
+    steps = [fabric.steps(each) for each in transfers]
+    latency = np.array([step.latency_us for each in steps for step in each])
+    pair = np.array([step.pair_bytes for each in steps for step in each])
     capacity = fabric.topology.bandwidth_gbps * 1e3
-    share = _loads(fabric, transfers) / capacity / np.maximum(moving, 1e-12)[:, None]  # of each link, while it moves
-    lasts = np.maximum(end - start, 1e-12)
-    overlap = np.minimum(end[:, None], end) - np.maximum(start[:, None], start)
-    together = np.clip(overlap / lasts[:, None], 0.0, 1.0)
-    np.fill_diagonal(together, 1.0)
-    demand = together @ share
-    return np.maximum(1.0, (share * np.maximum(demand, 1.0)).max(axis=1, initial=0.0))
+    alone = np.array([np.max(s.moved_bytes / capacity[s.links], initial=0.0) for each in steps for s in each])
+    moving = alone.copy()
+    if 1 < len(alone) <= TOGETHER:
+        owner, place, us = _by_link([step for each in steps for step in each], capacity)
+        for damping in DAMPING:
+            *_, begin, end = _schedule(transfers, steps, latency + moving)
+            shared = _shared_bytes(begin + latency, end, pair, moving)
+            wanted = np.zeros(len(alone))
+            np.maximum.at(wanted, owner, (shared @ us)[owner, place])
+            moving = np.maximum(alone, moving**damping * wanted ** (1.0 - damping))
+    start, done, _, _ = _schedule(transfers, steps, latency + moving)
+    return start, done
+
+
+def _by_link(steps: Sequence[Step], capacity: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The phase and the column of every link that one uses, and us on it for a byte of a pair [n, columns]."""
+    owner = np.repeat(np.arange(len(steps)), [len(step.links) for step in steps])
+    links = np.concatenate([step.links for step in steps])
+    moved = np.concatenate([step.moved_bytes / max(step.pair_bytes, 1e-12) for step in steps])
+    used, place = np.unique(links, return_inverse=True)
+    us = np.zeros((len(steps), len(used)))
+    us[owner, place] = moved / capacity[links]
+    return owner, place, us
+
+
+def _shared_bytes(begin: np.ndarray, end: np.ndarray, pair: np.ndarray, moving: np.ndarray) -> np.ndarray:
+    """Bytes that a pair of each phase moves while another one runs, at the rate of the slower [n, n]."""
+    together = np.clip(np.minimum(end[:, None], end) - np.maximum(begin[:, None], begin), 0.0, None)
+    rate = pair / np.maximum(moving, 1e-12)
+    shared = np.minimum(rate[:, None], rate) * together
+    np.fill_diagonal(shared, pair)
+    return shared
+
+
+def _schedule(
+    transfers: Sequence[Transfer], steps: Sequence[Sequence[Step]], lasts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Start and end of each transfer [n], and of each of their phases."""
+    start: list[float] = []
+    end: list[float] = []
+    begin: list[float] = []
+    finish: list[float] = []
+    each_us = iter(lasts.tolist())
+    for transfer, own in zip(transfers, steps, strict=True):
+        now = max([transfer.release_us, *(end[other] for other in transfer.after)])
+        start.append(now)
+        for _ in own:
+            begin.append(now)
+            now += next(each_us)
+            finish.append(now)
+        end.append(now)
+    return np.array(start), np.array(end), np.array(begin), np.array(finish)
 
 
 def _loads(fabric: Fabric, transfers: Sequence[Transfer], links: np.ndarray | None = None) -> np.ndarray:

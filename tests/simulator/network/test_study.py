@@ -50,6 +50,20 @@ def test_contention_never_helps_and_links_never_carry_more_than_they_can(drawn) 
     assert found.utilisation(SWITCH.topology.bandwidth_gbps).max() <= 1.002
 
 
+def test_the_formula_follows_the_flows_where_many_contend() -> None:
+    joined = dataclasses.replace(load_cluster("dgx_h100"), nodes=8)
+    thin = dataclasses.replace(joined, topology={"shape": "fat_tree", "radix": 16, "oversubscription": 4})
+    made, rng = fabric(thin, load_device("h100_sxm")), np.random.default_rng(0)
+    drawn = []
+    for kind in rng.choice(["all_reduce", "all_gather", "all_to_all", "send"], 48).tolist():
+        ranks = rng.choice(64, 2 if kind == "send" else int(rng.choice([4, 8, 16])), replace=False)
+        drawn.append(Transfer(kind, tuple(ranks.tolist()), float(rng.uniform(1e6, 1e8))))
+    one, other = (simulate(made, drawn, fidelity).end_us for fidelity in ("analytical", "flow"))
+    off = np.abs(one / other - 1.0)
+    assert np.median(off) < 0.10
+    assert np.quantile(off, 0.9) < 0.40
+
+
 def test_transfers_that_follow_do_not_contend() -> None:
     chain = [Transfer("send", (0, 1), 5e7), Transfer("send", (0, 1), 5e7, after=(0,))]
     for fidelity in ("analytical", "flow"):
