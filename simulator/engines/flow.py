@@ -150,6 +150,8 @@ class FlowEngine:
             _, ranks, together, _ = key
             if ranks > 1 and (ranks > together or self.faults_inside):
                 found[i] = self._stretch(key)
+            elif ranks > 1 and "file" in self.network.cluster.topology:  # slower links than the device's show
+                found[i] = max(1.0, self._stretch(key))
         return found
 
     def usage(self, op: Op, devices: np.ndarray) -> tuple[Key, Usage, float]:

@@ -11,6 +11,7 @@ import pytest
 from opcast.datasets.clusters import known_clusters, load_cluster
 from opcast.datasets.devices import load_device
 from opcast.jobs.cli import main
+from opcast.simulator.engines.flow import FlowEngine
 from opcast.simulator.engines.network import NetworkEngine
 from opcast.simulator.network.build import SHAPES, fabric, read
 from opcast.simulator.network.fabric import Fabric
@@ -94,6 +95,20 @@ def test_a_topology_of_ones_own_counts_without_being_asked_twice(asked, slower, 
         assert main([*call, *extra]) == 0
         times.append(json.loads(capsys.readouterr().out)["latency_us"])
     assert (times[1] > 1.5 * times[0]) == slower
+
+
+def test_links_of_ones_own_count_inside_a_node_too(tmp_path: Path) -> None:
+    times = []
+    for gbps in (5, 5000):
+        file = tmp_path / f"{gbps}.yaml"
+        file.write_text(f"dimensions:\n- {{shape: switch, size: 8, bandwidth_gbps: {gbps}, kind: nvlink}}\n")
+        cluster = dataclasses.replace(CLUSTER, nodes=1, topology={"file": str(file)})
+        formula = NetworkEngine(H100, cluster)
+        columns = {"size_bytes": np.array([2**30]), "ranks": np.array([8]), "ranks_per_node": np.array([8])}
+        times.append(FlowEngine(formula, formula).answer("all_reduce", columns, "bf16", "bf16", "warm").latency_us[0])
+        usual = formula.answer("all_reduce", columns, "bf16", "bf16", "warm").latency_us[0]
+    assert times[0] > 20 * usual
+    assert times[1] == pytest.approx(usual)  # the device's own links stay what they are
 
 
 def test_faults_are_applied_by_name() -> None:
