@@ -61,7 +61,7 @@ def test_the_formula_follows_the_flows_where_many_contend() -> None:
     one, other = (simulate(made, drawn, fidelity).end_us for fidelity in ("analytical", "flow"))
     off = np.abs(one / other - 1.0)
     assert np.median(off) < 0.10
-    assert np.quantile(off, 0.9) < 0.40
+    assert np.quantile(off[[each.collective != "send" for each in drawn]], 0.9) < 0.25
 
 
 def test_transfers_that_follow_do_not_contend() -> None:
