@@ -142,18 +142,33 @@ def chosen(kind: str, size: Array, groups: Groups) -> tuple[list[str], Array]:
 
 
 def estimates(kind: str, size: Array, groups: Groups) -> dict[str, Array]:
-    """What NCCL believes that each ``algorithm/protocol`` takes, us [n]; infinite where one cannot run."""
-    found = {}
-    for name in names(kind, groups):
+    """What NCCL believes that each ``algorithm/protocol`` takes, us [n]; infinite where one cannot run.
+
+    It does not know the fabric's latency.
+    """
+    known = names(kind, groups)
+    if known[0].startswith("direct"):
+        few = size / np.maximum(groups.ranks if kind == "all_to_all" else 1.0, 1.0) <= PEER_SIMPLE
+        return {name: np.where(few == name.endswith("/LL"), 0.0, 1.0) for name in known}
+    found, (layouts, place) = {}, _layouts(groups)
+    for name in known:
         algorithm, _, word = name.partition("/")
         protocol = PROTOCOLS.index(word)
-        if algorithm == "direct":
-            small = size / np.maximum(groups.ranks if kind == "all_to_all" else 1.0, 1.0) <= PEER_SIMPLE
-            found[name] = np.where(small == (protocol == LL), 0.0, 1.0)
-            continue
-        latency, gbps = ESTIMATES[algorithm](kind, size, groups, protocol)
+        latency, gbps = (each[place] for each in ESTIMATES[algorithm](kind, layouts, protocol))
+        if algorithm == "tree":
+            gbps = gbps * _tree_share(size, protocol)
+        elif name == "ring/Simple" and kind == "all_reduce":
+            per_thread = size / (groups.figures.channels * np.maximum(groups.ranks, 1.0))
+            latency = latency * np.where((layouts.nodes > 1)[place] & (per_thread >= 64), PLATEAU, 1.0)
         found[name] = latency + size / (gbps * 1e3)
     return found
+
+
+def _layouts(groups: Groups) -> tuple[Groups, Array]:
+    """The different groups, and which of them each one is."""
+    codes = groups.ranks * 2.0**20 + groups.per_node
+    _, first, place = np.unique(codes, return_index=True, return_inverse=True)
+    return groups.at(first), place.reshape(-1)
 
 
 def _matches(name: str, algorithm: str, protocol: str) -> bool:
@@ -181,10 +196,9 @@ def steps(kind: str, groups: Groups) -> tuple[Array, Array]:
     return turns * (groups.ranks - last) - far, far
 
 
-def _ring(kind: str, size: Array, g: Groups, protocol: int) -> tuple[Array, Array]:
+def _ring(kind: str, g: Groups, protocol: int) -> tuple[Array, Array]:
     near, far = steps(kind, g)
-    lone = np.where(g.per_node > 1, HOP_US["network"]["ring"][protocol], HOP_US["network"]["tree"][protocol])
-    hop = lone + g.nic_us * (2.0 if protocol == SIMPLE else 1.0)
+    hop = np.where(g.per_node > 1, HOP_US["network"]["ring"][protocol], HOP_US["network"]["tree"][protocol])
     post = np.where(g.nodes > 1, 3.0 if protocol == SIMPLE else 1.0, 0.0)
     latency = BASE_US["ring"][protocol] + near * np.maximum(HOP_US[g.inside]["ring"][protocol], post) + far * hop
     bus = links_gbps(g)
@@ -192,15 +206,11 @@ def _ring(kind: str, size: Array, g: Groups, protocol: int) -> tuple[Array, Arra
         bus = np.minimum(bus / 2.0, of_nodes(g.figures.low_latency, g))
     elif protocol == LL128:
         bus = np.minimum(bus * 0.92, g.figures.paths * g.figures.ring_128)
-    elif kind == "all_reduce":
-        per_thread = size / (g.figures.channels * np.maximum(g.ranks, 1.0))
-        latency = latency * np.where((g.nodes > 1) & (per_thread >= 64), PLATEAU, 1.0)
     return latency, bus * g.ranks / np.maximum(near + far, 1.0)
 
 
-def _tree(kind: str, size: Array, g: Groups, protocol: int) -> tuple[Array, Array]:
+def _tree(kind: str, g: Groups, protocol: int) -> tuple[Array, Array]:
     near, far = HOP_US[g.inside]["tree"][protocol], HOP_US["network"]["tree"][protocol]
-    far = far + g.nic_us * (2.0 if protocol == SIMPLE else 1.0)
     levels = np.floor(np.log2(np.maximum(g.nodes, 1.0)))
     latency = BASE_US["tree"][protocol] + 2.0 * ((g.per_node - 1.0) * near + levels * far)
     bus = np.minimum(links_gbps(g) * 0.92, g.figures.paths * of_nodes(g.figures.tree, g))
@@ -209,26 +219,31 @@ def _tree(kind: str, size: Array, g: Groups, protocol: int) -> tuple[Array, Arra
     elif protocol == LL128:
         share = np.where(g.nodes > 1, 120.0 / 128.0, 7.0 / 9.0)
         bus = np.minimum(bus * share, g.figures.paths * of_nodes(g.figures.tree_128, g))
-    power = np.floor(np.log2(np.maximum(size / 64.0, 1.0))).astype(np.int64)
-    shares = TREE_SHARE[protocol][np.minimum(power, TREE_SHARE.shape[1] - 1)]
-    return latency, bus / 2.0 * np.where(power < TREE_SHARE.shape[1], shares, 1.0)
+    return latency, bus / 2.0
 
 
-def _in_switch(kind: str, size: Array, g: Groups, protocol: int) -> tuple[Array, Array]:
+def _tree_share(size: Array, protocol: int) -> Array:
+    """Of a tree's bandwidth, at a size: NCCL corrects its model so."""
+    shares = np.append(TREE_SHARE[protocol], 1.0)
+    power = np.log2(np.maximum(size / 64.0, 1.0)).astype(np.int64)
+    return shares[np.minimum(power, len(shares) - 1)]
+
+
+def _in_switch(kind: str, g: Groups, protocol: int) -> tuple[Array, Array]:
     """Every rank of a node heads one path; a switch's links are shared by all heads, and once more by its own."""
     heads = np.maximum(g.per_node, 1.0)
     path = np.minimum(g.inside_gbps * LINK_SHARE / (heads + 1.0), g.figures.path_gbps)
     reached = 2.0 * path * g.figures.nvls * (heads - 1.0) / heads
     wide = np.where(g.nodes > 2, 1.0, 2.0) * g.outside_gbps
     reached = np.where(g.nodes > 1, np.minimum(np.minimum(reached, wide), of_nodes(g.figures.nvls_tree, g)), reached)
-    latency = NVLS_US + 2.0 * np.floor(np.log2(np.maximum(g.nodes, 1.0))) * (NVLS_TREE_US + 2.0 * g.nic_us)
+    latency = NVLS_US + 2.0 * np.floor(np.log2(np.maximum(g.nodes, 1.0))) * NVLS_TREE_US
     able = (g.per_node > 2) & (reached > 0.0)
     rate = heads * np.where(able, reached, 1.0) * g.ranks / (2.0 * np.maximum(g.ranks - 1.0, 1.0))
     return np.where(able, latency, np.inf), rate
 
 
-def _in_network(kind: str, size: Array, g: Groups, protocol: int) -> tuple[Array, Array]:
-    latency = 2.0 * (HOP_US[g.inside]["tree"][SIMPLE] + 0.4 * (g.per_node - 1.0)) + COLLNET_US + g.nic_us
+def _in_network(kind: str, g: Groups, protocol: int) -> tuple[Array, Array]:
+    latency = 2.0 * (HOP_US[g.inside]["tree"][SIMPLE] + 0.4 * (g.per_node - 1.0)) + COLLNET_US
     return np.where(g.nodes > 1, latency, np.inf), links_gbps(g) * 0.85
 
 
