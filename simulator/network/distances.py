@@ -32,6 +32,8 @@ class Distances:
         if FEW * len(hubs) > nodes:
             entered = self._divide(np.arange(nodes))[:0]
         self._enter(entered)
+        crossing = self.server[topology.source] != self.server[topology.target]
+        self._detour = 2 * int(cost[crossing].min(initial=FAR // 2))  # the least to leave a server and return
         self._column = np.full(nodes, -1, dtype=np.int64)  # of each hub in the table
         self._table = np.zeros((nodes, 0), dtype=np.int16)  # cost from every node to each hub
         self._reach = np.zeros(0, dtype=np.int64)  # up to which the costs to each hub are known
@@ -41,9 +43,11 @@ class Distances:
 
     def between(self, here: np.ndarray, target: np.ndarray) -> np.ndarray:
         """Cost from each node ``here`` to ``target`` [n]; ``FAR`` where there is no way."""
-        best = self.from_hubs(here, target)
+        best = np.full(len(here), FAR, dtype=np.int16)
         same = np.flatnonzero(self.server[here] == self.server[target])
-        best[same] = np.minimum(best[same], self._inside[self._row[here[same]] + self.place[target[same]]])
+        best[same] = self._inside[self._row[here[same]] + self.place[target[same]]]
+        other = np.flatnonzero(best > self._detour)
+        best[other] = np.minimum(best[other], self.from_hubs(here[other], target[other]))
         return best
 
     def from_hubs(self, here: np.ndarray, target: np.ndarray) -> np.ndarray:
