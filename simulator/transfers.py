@@ -264,7 +264,8 @@ def _ideal_us(
     size = links.formula.cluster.devices_per_node
     nodes = {device // size for device in group}
     near = [each for each in every if any(device // size in nodes for device in each)]
-    return links.run(links.open, [Transfer(op.kind, each, float(op.size_bytes), algorithm) for each in near]).total_us
+    outcome = links.run(links.open, [Transfer(op.kind, each, float(op.size_bytes), algorithm) for each in near])
+    return float(outcome.end_us[near.index(group)])
 
 
 def _by_formula(op: Op, links: Links, algorithm: str, answer: OpPrediction) -> OpPrediction | None:

@@ -126,6 +126,18 @@ def test_python_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert by_group.op["ranks"] == 3
 
 
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "all_to_all", "broadcast", "send_recv"])
+@pytest.mark.parametrize(
+    ("cluster", "stride", "ranks"), [("gb200_nvl72", 8, 4), ("gb200_nvl72", 1, 32), ("dgx_a100", 4, 4)]
+)
+def test_no_answer_is_below_what_the_links_take_at_least(kind: str, cluster: str, stride: int, ranks: int) -> None:
+    for size in (2**12, 2**30):
+        asked = {"size_bytes": size, "ranks": ranks, "cluster": cluster, "nodes": 2, "network": "flow"}
+        found = opcast.predict(kind, stride=stride, **asked)
+        assert found.roofline_us <= found.latency_us
+    assert found.network["stretch"] == pytest.approx(1.0, rel=0.02)  # beside groups that lie on two racks, too
+
+
 def test_a_table_of_collectives_is_answered_row_by_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "shapes.csv").write_text("kind,size_bytes,ranks\nall_reduce,1GiB,32\nall_gather,64MiB,8\n")
     table = ["predict", f"shapes={tmp_path}/shapes.csv", *NODES, "network=flow"]
