@@ -172,9 +172,9 @@ def bounded(op: Op, made: OpPrediction, formula: NetworkEngine, network: Mapping
     if op.ranks < 2:
         return replace(made, latency_us=0.0, low_us=0.0, high_us=0.0, roofline_us=0.0, bound="latency", network=network)
     floor = floor_us(op, formula)
-    return replace(
-        made, roofline_us=floor, bound="network" if floor > made.latency_us / 2 else "latency", network=network
-    )
+    fullest = max((each["busy"] for each in network.get("hot_links", ())), default=0.0)
+    full = max(floor / made.latency_us, fullest) if made.latency_us > 0 else 0.0
+    return replace(made, roofline_us=floor, bound="network" if full > 0.5 else "latency", network=network)
 
 
 def floor_us(op: Op, formula: NetworkEngine) -> float:
