@@ -46,6 +46,8 @@ def run(config: dict[str, Any]) -> int:
     check_workload(config, asked.kind)
     engine = resolve.engine(config, target, plan)
     graphs = resolve.graphs(config)
+    if resolve.network_fidelity(config) == "packet" and plan is not None:
+        say("ns-3 moves the packets of each parallel dimension: seconds, minutes for many devices")
     report = simulate(resolve.model(config), asked, target, engine, dtype, graphs, plan)
     report = on_links(report, engine, config)
     if config["strict"] is not None and config["strict"] is not False and report.fits:
