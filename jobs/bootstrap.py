@@ -37,7 +37,7 @@ TORCH_CPU = "torch==2.13.0+cpu"  # a local version: the package index itself onl
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 TORCH_ANY = "torch>=2.6"
 PACKETS = ("--no-deps", "--only-binary", ":all:", "ns3>=3.44")  # without Python bindings, which take minutes to build
-EXTRAS = {"quickstart": ("hf", "mlflow"), "test": ("dev",)}  # dev includes hf and mlflow
+EXTRAS = {"quickstart": ("hf", "mlflow", "fast"), "test": ("dev",)}  # dev includes them
 SOURCE = VENV / "src"  # holds a link `opcast` to the checkout, which mypy and import-linter read as the package
 CHECKS = (  # name, folder to run in, command
     ("lint", ROOT, ("ruff", "check", ".")),

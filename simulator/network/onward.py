@@ -12,6 +12,8 @@ import numpy as np
 from .distances import FAR, Distances, counted
 from .topology import Topology, TopologyError
 
+INSIDE = ("nvlink", "pcie")  # kinds of link that stay inside a server
+
 Owned = tuple[np.ndarray, np.ndarray]  # positions in what was asked, and a link for each
 
 
@@ -32,6 +34,7 @@ class Onward:
         )  # links by the server that they enter and where they begin
         self._key = self._begin = self._count = self._links = np.zeros(0, dtype=np.int64)
         self._left = np.zeros(0, dtype=np.int16)
+        self._near = topology.of_kind(INSIDE)
 
     def links(self, here: np.ndarray, target: np.ndarray) -> Owned:
         """Links that lead on from ``here`` to ``target`` [n]. TopologyError where there is no way."""
@@ -50,7 +53,14 @@ class Onward:
             count = np.searchsorted(self._gate, key, side="right") - first
             parts.append(self._nearer(far, self._left[at], target, *_spread(first, count, self._gates)))
         owner, link = (np.concatenate([part[side] for part in parts]) for side in (0, 1)) if parts else (near, near)
-        return owner, link
+        return self._by_rail(owner, link, ~inside)
+
+    def _by_rail(self, owner: np.ndarray, link: np.ndarray, far: np.ndarray) -> Owned:
+        """Without links to a NIC where equal ways to another server begin inside: rails change at the sender (PXN)."""
+        kept = self._near[link]
+        changes = np.bincount(owner[kept], minlength=len(far)) > 0
+        chosen = kept | ~(changes & far)[owner]
+        return owner[chosen], link[chosen]
 
     def _within(self, here: np.ndarray, target: np.ndarray) -> Owned:
         """Of nodes that share their target's server."""

@@ -19,12 +19,11 @@ from typing import NamedTuple
 import numpy as np
 
 from .distances import Distances
-from .onward import Onward
+from .onward import INSIDE, Onward
 from .topology import Topology, TopologyError
 
 CHUNK = 262_144  # flows stepped together
 DENSE = 8  # possible keys an entry up to which sums are taken over all of them
-INSIDE = ("nvlink", "pcie")  # kinds of link that stay inside a server
 
 
 Entries = tuple[np.ndarray, np.ndarray]  # keys and values

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import networkx
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opcast.datasets.clusters import load_cluster
+from opcast.datasets.devices import load_device
+from opcast.simulator.network.build import fabric
 from opcast.simulator.network.routing import Router
 from opcast.simulator.network.shapes import Dimension, Port, Servers, fat_tree, product
 from opcast.simulator.network.topology import TopologyError
@@ -125,3 +130,15 @@ def test_flows_found_at_once_are_those_found_one_by_one(fabric, policy: str, dat
         spread[found.links], expected[alone.links] = found.flows, alone.flows
         assert spread == pytest.approx(expected)
         assert found.longest_us == pytest.approx(alone.longest_us)
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "ecmp", "shortest"])
+def test_a_message_to_another_rail_changes_rails_at_the_sender(policy: str) -> None:
+    made = fabric(replace(load_cluster("dgx_h100"), nodes=2), load_device("h100_sxm"))
+    topology = made.topology
+    router = Router(topology, policy)
+    [found] = router.each(np.array([0]), np.array([8 + 3]))
+    nics = {topology.link_name(link): share for link, share in zip(found.links.tolist(), found.flows, strict=True)}
+    out = {name: share for name, share in nics.items() if name.startswith("nic") and "leaf" in name}
+    assert out == {"nic3->leaf3": 1.0}
+    assert nics["nic11->gpu11"] == 1.0
