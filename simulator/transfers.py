@@ -18,7 +18,7 @@ import numpy as np
 from ..datasets.ops import Op, bus_factor
 from .engines import Engine
 from .engines.flow import PACKET_DEVICES
-from .engines.network import COVERAGE, FACTOR_NVLINK, FACTOR_OTHER, NetworkEngine
+from .engines.network import COVERAGE, FACTOR_NVLINK, FACTOR_OTHER, FACTOR_PCIE, NetworkEngine
 from .network.build import fabric
 from .network.fabric import Fabric, Transfer
 from .network.faults import Fault, drawing
@@ -278,7 +278,7 @@ def _by_formula(op: Op, links: Links, algorithm: str, answer: OpPrediction) -> O
         return None
     if not np.isfinite(us):
         raise TopologyError(f"{op.kind} over {op.ranks} ranks, {op.ranks_per_node} in a node, cannot run {algorithm}")
-    spread = FACTOR_NVLINK if groups.inside == "nvlink" and groups.nodes[0] == 1 else FACTOR_OTHER
+    spread = float(links.formula.factor({**columns, "size_bytes": np.array([op.size_bytes])}, groups)[0])
     made = replace(answer, latency_us=us, low_us=us / spread, high_us=us * spread, coverage=COVERAGE)
     return replace(made, engine=links.formula.name, predictor=None, in_envelope=bool(groups.nodes[0] == 1))
 
@@ -286,7 +286,8 @@ def _by_formula(op: Op, links: Links, algorithm: str, answer: OpPrediction) -> O
 def _spread(links: Links, groups: Sequence[tuple[int, ...]]) -> float:
     cluster = links.formula.cluster
     inside = all(len({device // cluster.devices_per_node for device in group}) == 1 for group in groups)
-    return FACTOR_NVLINK if inside and cluster.link == "nvlink" else FACTOR_OTHER
+    near = FACTOR_NVLINK if cluster.link == "nvlink" else FACTOR_PCIE
+    return near if inside else FACTOR_OTHER
 
 
 def _said(links: Links, transfers: Sequence[Transfer], names: Sequence[str], outcome: Outcome) -> dict[str, Any]:

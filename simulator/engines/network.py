@@ -65,7 +65,7 @@ class NetworkEngine:
             latency = collective_us(kind, columns["size_bytes"], groups, self.tuning)
         else:
             latency = self._experts(kind, columns, dtype, out_dtype, groups)
-        spread = self._factor(columns, groups)
+        spread = self.factor(columns, groups)
         answers.latency_us[:] = np.maximum(latency, self.device.launch_us)
         answers.low_us[:], answers.high_us[:] = answers.latency_us / spread, answers.latency_us * spread
         answers.engine[:] = self.name
@@ -97,7 +97,7 @@ class NetworkEngine:
             **cluster.nccl,
         )
 
-    def _factor(self, columns: Columns, groups: Groups) -> np.ndarray:
+    def factor(self, columns: Columns, groups: Groups) -> np.ndarray:
         """How far above and below each answer four of five measurements lie."""
         near = FACTOR_NVLINK if groups.inside == "nvlink" else FACTOR_PCIE
         few = np.asarray(columns.get("size_bytes", SMALL_BYTES)) < SMALL_BYTES
