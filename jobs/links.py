@@ -12,11 +12,11 @@ from ..datasets.ops import KINDS, Op, OpError
 from ..datasets.store import Store
 from ..simulator.engines import FusedEngine
 from ..simulator.engines.network import NetworkEngine
+from ..simulator.links.transfers import Links, predict_by_formula, predict_collective, predict_transfers
 from ..simulator.network.build import own_links
 from ..simulator.network.query import check_algorithm, from_dicts, group_of, read, size_of, whole
 from ..simulator.predict import predict_ops
 from ..simulator.report import InferenceReport, OpPrediction, StepReport
-from ..simulator.transfers import Links, predict_by_formula, predict_collective, predict_transfers
 from . import resolve
 from .show import BadInputError, microseconds, say, table
 
@@ -139,7 +139,7 @@ def on_links(
     """The report of a step with what its network did, where links were simulated."""
     if resolve.network_fidelity(config) == "analytical" or not report.devices > 1:
         return report
-    from ..simulator.link_report import network_report
+    from ..simulator.links.report import network_report
 
     return replace(report, network=network_report(report, engine, config["faults_study"] or {}))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..simulator.engines.flow import flow_engine
-from ..simulator.fault_study import to_dict
+from ..simulator.links.fault_study import to_dict
 from ..simulator.network.formats import FormatError, read_busbw, read_workload, write_workload
 from ..simulator.network.query import whole
 from ..simulator.report import InferenceReport, StepReport

@@ -21,8 +21,8 @@ from .engines import Engine, FusedEngine, ask
 from .engines.flow import FlowEngine, flow_engine
 from .engines.learned import LearnedEngine
 from .graph import Graph
-from .inference_links import share_stages
 from .inference_report import Step, inference_report
+from .links.inference import share_stages
 from .passes.context import context_parallel
 from .passes.expert import expert_parallel
 from .passes.fuse import fuse
@@ -202,8 +202,8 @@ def sends(chunks: tuple[Chunk, ...], plan: Plan, engine: Engine) -> np.ndarray:
 def flow(stages_us: Sequence[float], sends_us: Sequence[float], micro_batches: int, kind: str) -> float:
     """Time of one step of all micro-batches through the stages and the sends between them.
 
-    The last one leaves a prefill when the slowest stage, or send, has had all of them. Decode steps follow each other: a
-    micro-batch begins its next token when it has left the last stage, so that a step takes its own way through all
+    The last one leaves a prefill when the slowest stage, or send, has had all of them. Decode steps follow each other:
+    a micro-batch begins its next token when it has left the last stage, so that a step takes its own way through all
     stages or, with more micro-batches than that, the slowest stage's time for each.
     """
     slowest, way = max(*stages_us, *sends_us), sum(stages_us) + sum(sends_us)

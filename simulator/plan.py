@@ -182,7 +182,7 @@ class Plan:
     ``micro_batches`` are run one after the other by each data rank. ``recompute`` is a policy or the layers it names;
     ``offload`` what lives in host memory; ``passes`` are the user's own (``module:function``). Compute on
     ``slow_devices`` takes so many times longer (:mod:`.stragglers`). With ``explicit_links`` communications wait for
-    each other on the links of the fabric alone (:mod:`.contention`).
+    each other on the links of the fabric alone (:mod:`.links.contention`).
     """
 
     parallel: Parallel

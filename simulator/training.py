@@ -13,10 +13,10 @@ from typing import Any
 
 from ..datasets.devices import Device, DeviceError
 from .cluster_report import ClusterStep, training_report
-from .contention import share_links
 from .engines import Engine
 from .engines.flow import flow_engine
 from .graph import Graph
+from .links.contention import share_links
 from .memory import ChunkWalk, stage_memory
 from .passes.order import apply_passes
 from .passes.pipeline import Chunk, split_pipeline

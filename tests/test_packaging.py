@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_PACKAGED = {"tests", "docs", "build", "dist", "outputs", "multirun", "mlruns"}
-PUBLIC = ["Device", "Op", "Work", "__version__", "load_device", "make_op", "predict", "simulate"]
+PUBLIC = ["Device", "Op", "Work", "__version__", "load_device", "make_op", "predict", "simulate", "simulate_file"]
 
 
 def project() -> dict:

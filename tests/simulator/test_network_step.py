@@ -15,7 +15,7 @@ from opcast.jobs import cli
 from opcast.simulator.engines import FusedEngine, ask, build_engine
 from opcast.simulator.engines.flow import FlowEngine
 from opcast.simulator.engines.network import NetworkEngine
-from opcast.simulator.fault_study import Degraded, study
+from opcast.simulator.links.fault_study import Degraded, study
 from opcast.simulator.network.fabric import Fabric, Transfer
 from opcast.simulator.network.faults import Fault
 from opcast.simulator.network.folding import classify, run_folded

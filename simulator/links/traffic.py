@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .cluster_report import ClusterStep, held_by
-from .costs import Costs
-from .graph import Node
-from .link_use import Collective, Communication, Send, Slot, Spans, phase_spans
-from .programs import FIRST, LAST, MIDDLE, ONLY, Variant
-from .schedule.orders import BACKWARD, FORWARD, INPUT, parts_of
-from .schedule.pipeline import sources
+from ..cluster_report import ClusterStep, held_by
+from ..costs import Costs
+from ..graph import Node
+from ..programs import FIRST, LAST, MIDDLE, ONLY, Variant
+from ..schedule.orders import BACKWARD, FORWARD, INPUT, parts_of
+from ..schedule.pipeline import sources
+from .use import Collective, Communication, Send, Slot, Spans, phase_spans
 
 
 def communication(step: ClusterStep) -> Communication:

@@ -15,14 +15,14 @@ from opcast.simulator.engines import FusedEngine, build_engine
 from opcast.simulator.engines.flow import FlowEngine, flow_engine
 from opcast.simulator.engines.network import NetworkEngine
 from opcast.simulator.inference import simulate_inference
-from opcast.simulator.link_report import network_report
-from opcast.simulator.link_use import communicates
+from opcast.simulator.links.report import network_report
+from opcast.simulator.links.traffic import communication
+from opcast.simulator.links.use import communicates
 from opcast.simulator.network.sharing import Activities, run
 from opcast.simulator.plan import Parallel, Plan, load_stack
 from opcast.simulator.programs import MIDDLE
 from opcast.simulator.schedule.orders import FORWARD
 from opcast.simulator.schedule.pipeline import sources
-from opcast.simulator.traffic import communication
 from opcast.simulator.training import simulate_training
 from opcast.simulator.work import Work
 

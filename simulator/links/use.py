@@ -1,7 +1,7 @@
 """What the communication of a step uses of a cluster's links: patterns, bytes and latencies of all that it runs.
 
 A step says what communicates when (:class:`Communication`); the engine of flows says over which links. Ops of one stage
-that differ in nothing but their bytes are one pattern (:mod:`.network.together`).
+that differ in nothing but their bytes are one pattern (:mod:`..network.together`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..datasets.devices import Device
-from ..datasets.ops import KINDS, Op, make_op
-from .costs import Costs
-from .engines.flow import FAMILIES, FlowEngine
-from .graph import Node
-from .network.together import Patterns, Traffic, Usage
-from .plan import Plan
-from .programs import Variant, place_phase, selected
+from ...datasets.devices import Device
+from ...datasets.ops import KINDS, Op, make_op
+from ..costs import Costs
+from ..engines.flow import FAMILIES, FlowEngine
+from ..graph import Node
+from ..network.together import Patterns, Traffic, Usage
+from ..plan import Plan
+from ..programs import Variant, place_phase, selected
 
 NOTHING = 1e-6  # by which a communication may take longer than alone and count as unhindered
 

@@ -12,14 +12,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from .cluster_report import ClusterStep, step_us
-from .costs import Costs
-from .engines.flow import FlowEngine
-from .link_use import Communication, Send, pace_of, traffic_of, uses_of
-from .network.together import Shared, run_together
-from .placement import Sends, by_micro_batch, place_tasks, retime
-from .programs import ChunkTimes, Variant
+from ..cluster_report import ClusterStep, step_us
+from ..costs import Costs
+from ..engines.flow import FlowEngine
+from ..network.together import Shared, run_together
+from ..placement import Sends, by_micro_batch, place_tasks, retime
+from ..programs import ChunkTimes, Variant
 from .traffic import communication
+from .use import Communication, Send, pace_of, traffic_of, uses_of
 
 ROUNDS = 12  # of placing and sharing
 FREELY = 2  # rounds that take what was found; later ones go half the way, so that nothing swings to and fro

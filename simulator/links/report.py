@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from .engines import FusedEngine
-from .engines.flow import flow_engine
-from .network.picture import hot_links
-from .network.together import Shared
-from .network.topology import Topology
-from .report import InferenceReport, StepReport
+from ..engines import FusedEngine
+from ..engines.flow import flow_engine
+from ..network.picture import hot_links
+from ..network.together import Shared
+from ..network.topology import Topology
+from ..report import InferenceReport, StepReport
 
 HOT = 10  # links that a report names
 BINS = 100  # spans of time in which the load of links is told

@@ -15,22 +15,22 @@ from typing import Any
 
 import numpy as np
 
-from ..datasets.ops import Op, bus_factor
-from .engines import Engine
-from .engines.flow import PACKET_DEVICES
-from .engines.network import COVERAGE, FACTOR_NVLINK, FACTOR_OTHER, FACTOR_PCIE, NetworkEngine
-from .network.build import fabric
-from .network.fabric import Fabric, Transfer
-from .network.faults import Fault, drawing
-from .network.fidelity import Outcome, simulate
-from .network.law import choice, collective_us
-from .network.query import bandwidths, beside, summary
-from .network.reduction import ALGORITHMS as IN_SWITCH
-from .network.study import Study, at_random, everywhere, finite, with_faults
-from .network.topology import Topology, TopologyError
-from .predict import predict_ops
-from .ranks import per_node
-from .report import OpPrediction
+from ...datasets.ops import Op, bus_factor
+from ..engines import Engine
+from ..engines.flow import PACKET_DEVICES
+from ..engines.network import COVERAGE, FACTOR_NVLINK, FACTOR_OTHER, FACTOR_PCIE, NetworkEngine
+from ..network.build import fabric
+from ..network.fabric import Fabric, Transfer
+from ..network.faults import Fault, drawing
+from ..network.fidelity import Outcome, simulate
+from ..network.law import choice, collective_us
+from ..network.query import bandwidths, beside, summary
+from ..network.reduction import ALGORITHMS as IN_SWITCH
+from ..network.study import Study, at_random, everywhere, finite, with_faults
+from ..network.topology import Topology, TopologyError
+from ..predict import predict_ops
+from ..ranks import per_node
+from ..report import OpPrediction
 
 SHOWN = 64  # groups of which an answer lists the times
 PACKET_BYTES = 9000.0

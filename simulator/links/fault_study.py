@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from ..datasets.clusters import Cluster
-from ..datasets.ops import Op, iterate_groups
-from .cluster_report import ClusterStep, step_us
-from .costs import Costs, slowed
-from .engines import Engine, FusedEngine
-from .engines.flow import FlowEngine, flow_engine
-from .link_use import communicates
-from .network.faults import Fault, drawing, places
-from .network.study import Study, finite
-from .network.topology import TopologyError
-from .placement import Sends, place_tasks, retime, send_times
-from .stragglers import slow_devices, stage_slowdowns
+from ...datasets.clusters import Cluster
+from ...datasets.ops import Op, iterate_groups
+from ..cluster_report import ClusterStep, step_us
+from ..costs import Costs, slowed
+from ..engines import Engine, FusedEngine
+from ..engines.flow import FlowEngine, flow_engine
+from ..network.faults import Fault, drawing, places
+from ..network.study import Study, finite
+from ..network.topology import TopologyError
+from ..placement import Sends, place_tasks, retime, send_times
+from ..stragglers import slow_devices, stage_slowdowns
+from .use import communicates
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
