@@ -35,9 +35,16 @@ class Onward:
         self._key = self._begin = self._count = self._links = np.zeros(0, dtype=np.int64)
         self._left = np.zeros(0, dtype=np.int16)
         self._near = topology.of_kind(INSIDE)
+        cheap = np.flatnonzero(distances.cost == distances.cost.min(initial=FAR))
+        pairs = topology.source[cheap] * self._nodes + topology.target[cheap]
+        self._cheapest = cheap[np.argsort(pairs, kind="stable")]
+        self._pairs = np.sort(pairs)
 
     def links(self, here: np.ndarray, target: np.ndarray) -> Owned:
         """Links that lead on from ``here`` to ``target`` [n]. TopologyError where there is no way."""
+        direct = self._direct(here, target)
+        if (direct >= 0).all():
+            return np.arange(len(here)), direct
         server = self.distances.server
         inside = server[here] == server[target]
         near, far = np.flatnonzero(inside), np.flatnonzero(~inside)
@@ -54,6 +61,14 @@ class Onward:
             parts.append(self._nearer(far, self._left[at], target, *_spread(first, count, self._gates)))
         owner, link = (np.concatenate([part[side] for part in parts]) for side in (0, 1)) if parts else (near, near)
         return self._by_rail(owner, link, ~inside)
+
+    def _direct(self, here: np.ndarray, target: np.ndarray) -> np.ndarray:
+        """The link from ``here`` to ``target`` where nothing can be cheaper, else -1 [n]."""
+        key = here * self._nodes + target
+        at = np.minimum(np.searchsorted(self._pairs, key), max(len(self._pairs) - 1, 0))
+        if not len(self._pairs):
+            return np.full(len(key), -1)
+        return np.where(self._pairs[at] == key, self._cheapest[at], -1)
 
     def _by_rail(self, owner: np.ndarray, link: np.ndarray, far: np.ndarray) -> Owned:
         """Without links to a NIC where equal ways to another server begin inside: rails change at the sender (PXN)."""

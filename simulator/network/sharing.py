@@ -13,7 +13,7 @@ Many activities run compiled where numba is installed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -82,14 +82,14 @@ def run(activities: Activities, bandwidth_gbps: np.ndarray, tolerance: float = T
     An activity may end early by ``tolerance`` of its own time, so that near ends share one event; 0 is exact.
     """
     capacity = np.asarray(bandwidth_gbps, dtype=np.float64) * 1e3  # bytes a microsecond
-    by_link = _by_link(activities, len(capacity))
+    merged, on, of = _merged(activities, capacity)
     followers = _followers(activities)
-    start, end, carried, full = _loop("simulate", activities)(
-        activities.start,
-        activities.links,
-        activities.weights,
-        *by_link,
-        capacity,
+    start, end, carried, full = _loop("simulate", merged)(
+        merged.start,
+        merged.links,
+        merged.weights,
+        *_by_link(merged, len(on)),
+        capacity[on],
         activities.size_bytes.astype(np.float64),
         activities.latency_us.astype(np.float64),
         activities.release_us.astype(np.float64),
@@ -99,7 +99,22 @@ def run(activities: Activities, bandwidth_gbps: np.ndarray, tolerance: float = T
     )
     if np.isnan(end).any():
         raise ValueError(f"{int(np.isnan(end).sum())} activities wait for each other in a circle")
-    return Run(start, end, carried, full)
+    return Run(start, end, carried[of], full[of])
+
+
+def _merged(activities: Activities, capacity: np.ndarray) -> tuple[Activities, np.ndarray, np.ndarray]:
+    """The activities on one link of each sort that they use alike; those links, and the sort of each link [links]."""
+    owner = np.repeat(np.arange(len(activities)), np.diff(activities.start))
+    random = np.random.default_rng(0)
+    words, word = random.random(len(activities)), float(random.random())
+    mark = np.bincount(activities.links, words[owner] * activities.weights, len(capacity)) + word * capacity
+    _, on, of = np.unique(mark, return_index=True, return_inverse=True)
+    kept = on[of[activities.links]] == activities.links
+    if kept.all():
+        return activities, np.arange(len(capacity)), np.arange(len(capacity))
+    start = np.concatenate([[0], np.cumsum(kept)])[activities.start]
+    merged = replace(activities, start=start, links=of[activities.links[kept]], weights=activities.weights[kept])
+    return merged, on, of
 
 
 def _loop(name: str, activities: Activities) -> Callable[..., Any]:
