@@ -34,7 +34,6 @@ STACK_DIRECTORY = Path(__file__).resolve().parent.parent / "conf" / "stack"
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe")
 CONTEXT_STYLES = ("ring", "allgather", "ulysses")
-RECOMPUTE = ("none", "selective", "full")
 OFFLOAD = ("optimizer", "activations", "kv")
 OVERLAPS = ("dp", "dp_gather", "tp", "cp", "ep", "pp")
 OPTIONS = (  # what passes look up in ``Plan.options``; a pass of one's own may look up more

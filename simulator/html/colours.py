@@ -111,11 +111,6 @@ def of_kind(kind: str) -> str:
     return css(HUE_OF_KIND.get(kind, UNMAPPED))
 
 
-def of_engine(engine: str) -> str:
-    """The colour of who answered."""
-    return css(HUE_OF_ENGINE.get(engine, "brown"))
-
-
 def of_error(error_percent: float) -> str:
     """``good`` within 10 %, ``fair`` within 25 %, else ``poor``; empty for what has no error."""
     if error_percent != error_percent:

@@ -41,21 +41,12 @@ class Paths:
 
     def latency_us(self, topology: Topology) -> np.ndarray:
         """Sum of link latencies of each flow."""
-        return self._total(topology.latency_us[self.links])
-
-    def bottleneck_gbps(self, topology: Topology) -> np.ndarray:
-        """Least bandwidth on each flow's path; infinite for a flow that stays where it is."""
-        out = np.full(len(self), np.inf)
-        np.minimum.at(out, self.owner, topology.bandwidth_gbps[self.links])
-        return out
+        return np.bincount(self.owner, topology.latency_us[self.links], minlength=len(self))
 
     @property
     def owner(self) -> np.ndarray:
         """The flow of each entry of ``links``."""
         return np.repeat(np.arange(len(self)), np.diff(self.start))
-
-    def _total(self, values: np.ndarray) -> np.ndarray:
-        return np.bincount(self.owner, values, minlength=len(self))
 
 
 class Crossings(NamedTuple):
