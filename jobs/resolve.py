@@ -117,8 +117,8 @@ def link_faults(config: Mapping[str, Any], topology: Topology) -> list[Fault]:
     if config.get("fault_draw"):
         if not isinstance(config["fault_draw"], Mapping):
             raise BadInputError(f"fault_draw={config['fault_draw']!r} must be a mapping, such as {{count: 2, seed: 0}}")
-        _, count, seed, like, kinds = drawing(config["fault_draw"], "fault_draw")
-        faults += draw(topology, count, like, seed, kinds)
+        asked = drawing(config["fault_draw"], "fault_draw")
+        faults += draw(topology, asked.at_once, asked.like, asked.seed, asked.kinds)
     return faults
 
 
@@ -129,7 +129,7 @@ def study_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
     settings = config.get("faults_study") or {}
     if not isinstance(settings, Mapping):
         raise BadInputError(f"faults_study={settings!r} must be a mapping, such as {{samples: 64, count: 1}}")
-    drawing({name: value for name, value in settings.items() if name != "everywhere"}, "faults_study")
+    drawing(settings, "faults_study")
     return settings
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..simulator.engines.flow import flow_engine
-from ..simulator.links.fault_study import to_dict
 from ..simulator.network.formats import FormatError, read_busbw, read_workload, write_workload
 from ..simulator.network.query import whole
 from ..simulator.report import InferenceReport, StepReport
@@ -70,7 +69,7 @@ def simulated(config: Mapping[str, Any]) -> FileReport:
         settings = resolve.study_settings(config)
         if settings:
             trials = study(found, plan, flows, engine.engines, settings, busbw=rates, vpp=vpp)
-            network["faults_study"] = to_dict(trials)
+            network["faults_study"] = trials.to_dict()
     return replace(report, network=network)
 
 

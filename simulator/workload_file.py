@@ -14,15 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ..datasets.clusters import Cluster
 from ..datasets.ops import Op, bus_factor, make_op
 from .engines import Engine, FusedEngine, ask
 from .engines.flow import FlowEngine
-from .network.faults import Fault, draw, drawing, places
+from .network.faults import Fault, drawing
 from .network.formats import PHASES, FormatError, Layer, Work, Workload, members
-from .network.study import Study
+from .network.study import Study, trials
 from .network.topology import TopologyError
 from .plan import Group, Parallel, Plan
 from .report import plain
@@ -279,32 +277,18 @@ def study(
 
     ``given`` are further arguments of :func:`simulate_workload`. TopologyError for a setting that is not there.
     """
-    settings = dict(settings)
-    each_in_turn = settings.pop("everywhere", False)
-    samples, count, seed, like, kinds = drawing(settings, "faults_study")
-    if not isinstance(each_in_turn, bool) or "straggler" in settings:
-        name = "straggler" if "straggler" in settings else "everywhere"
-        value = settings.get(name, each_in_turn)
-        raise TopologyError(f"faults_study.{name}={value!r} cannot be: a workload file is studied with faults of links")
-    seeds = np.random.SeedSequence(seed).generate_state(samples).tolist()
-    drawn = (
-        [[replace(like, where=place)] for place in places(flows.topology, kinds)]
-        if each_in_turn
-        else [draw(flows.topology, count, like, each, kinds) for each in seeds]
-    )
+    asked = drawing(settings, "faults_study")
+    if asked.straggler is not None:
+        raise TopologyError(
+            f"faults_study.straggler={asked.straggler!r} cannot be: a workload file is studied with faults of links"
+        )
 
     def measure(faults: Sequence[Fault]) -> float:
         broken = flows.with_faults((*flows.faults, *faults))
-        try:
-            engine = FusedEngine([broken if each is flows else each for each in engines])
-            return simulate_workload(workload, plan, engine, **given).step_time_s * 1e6
-        except TopologyError as error:
-            if "partition" not in str(error):
-                raise
-            return float("inf")
+        engine = FusedEngine([broken if each is flows else each for each in engines])
+        return simulate_workload(workload, plan, engine, **given).step_time_s * 1e6
 
-    where = tuple(tuple(fault.where for fault in faults) for faults in drawn)
-    return Study(measure(()), where, np.array([measure(faults) for faults in drawn]))
+    return trials(asked.faults(flows.topology), measure)
 
 
 def _bound(known: Mapping[Key, Communication], account: Account, total: float, bound: str) -> float:

@@ -18,14 +18,12 @@ from ..cluster_report import ClusterStep, step_us
 from ..costs import Costs, slowed
 from ..engines import Engine, FusedEngine
 from ..engines.flow import FlowEngine, flow_engine
-from ..network.faults import Fault, drawing, places
-from ..network.study import Study, finite
+from ..network.faults import Fault, PartitionError, drawing, places
+from ..network.study import Study
 from ..network.topology import TopologyError
 from ..placement import Sends, place_tasks, retime, send_times
 from ..stragglers import slow_devices, stage_slowdowns
 from .use import communicates
-
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
 @dataclass
@@ -65,9 +63,7 @@ class Degraded:
             flows = self.flows.with_faults((*self.flows.faults, *faults))
             factors = stretches(flows, self.ops) / stretch
             sends = self._sends(FusedEngine([flows if each is self.flows else each for each in self.engine.engines]))
-        except TopologyError as error:
-            if "partition" not in str(error):
-                raise
+        except PartitionError:
             return np.inf
         key = factors.tobytes() + sends.onward_us.tobytes()
         if key not in self._memo:
@@ -137,27 +133,13 @@ def study(step: ClusterStep, engine: FusedEngine, settings: Mapping[str, Any]) -
     bandwidth; with ``straggler`` no link fails, but devices (or nodes, by ``kinds``) compute so many times longer.
     TopologyError for a setting that is not there.
     """
-    settings = dict(settings)
-    each_in_turn = settings.pop("everywhere", False)
-    if not isinstance(each_in_turn, bool):
-        raise TopologyError(f"faults_study.everywhere={each_in_turn!r} must be true or false")
-    samples, count, seed, like, kinds = drawing(settings, "faults_study")
-    slow = settings.get("straggler")
-    degraded = Degraded(step, engine)
-    known = places(degraded.flows.topology, kinds) if slow is None else _slow_places(step.plan.cluster, kinds)
-    if count > len(known):
-        raise TopologyError(f"faults_study.count={count} is more than the {len(known)} places that there are")
-    seeds = np.random.SeedSequence(seed).generate_state(samples)
-    at = [np.sort(np.random.default_rng(int(each)).choice(len(known), count, replace=False)).tolist() for each in seeds]
-    drawn = [
-        [known[place] for place in chosen] for chosen in ([[i] for i in range(len(known))] if each_in_turn else at)
-    ]
-    times = [
-        degraded.step_us([replace(like, where=place) for place in failed])
-        if slow is None
-        else degraded.straggling_us(failed, float(slow))
-        for failed in drawn
-    ]
+    asked, degraded = drawing(settings, "faults_study"), Degraded(step, engine)
+    if asked.straggler is None:
+        drawn = asked.among(places(degraded.flows.topology, asked.kinds))
+        times = [degraded.step_us([replace(asked.like, where=place) for place in failed]) for failed in drawn]
+    else:
+        drawn = asked.among(_slow_places(step.plan.cluster, asked.kinds))
+        times = [degraded.straggling_us(failed, float(asked.straggler)) for failed in drawn]
     return Study(step_us(step), tuple(map(tuple, drawn)), np.array(times, dtype=np.float64))
 
 
@@ -165,10 +147,3 @@ def _slow_places(cluster: Cluster, kinds: Sequence[str]) -> list[str]:
     """Devices that may be slow, or nodes."""
     counts = {"device": cluster.devices, "node": cluster.nodes}
     return [f"{kind} {i}" for kind in kinds or ("device",) for i in range(counts[kind])]
-
-
-def to_dict(found: Study) -> dict[str, Any]:
-    """A study as plain values: quantiles of the slowdown, the most critical links, how many samples fell apart."""
-    slowdown = {f"p{round(100 * q):02d}": finite(value) for q, value in found.quantiles(QUANTILES).items()}
-    slowdown["max"] = slowdown.pop("p100")
-    return {**found.to_dict(), "slowdown": slowdown}

@@ -36,9 +36,9 @@ def network_report(
     if report.shared is not None:
         found |= loads(flows.topology, report.shared)
     if faults_study and isinstance(report, StepReport):
-        from .fault_study import study, to_dict
+        from .fault_study import study
 
-        found["faults_study"] = to_dict(study(report.placed, engine, faults_study))
+        found["faults_study"] = study(report.placed, engine, faults_study).to_dict()
     return found
 
 

@@ -26,7 +26,7 @@ from ..network.fidelity import Outcome, simulate
 from ..network.law import choice, collective_us
 from ..network.query import bandwidths, beside, summary
 from ..network.reduction import ALGORITHMS as IN_SWITCH
-from ..network.study import Study, at_random, everywhere, finite, with_faults
+from ..network.study import trials, with_faults
 from ..network.topology import Topology, TopologyError
 from ..predict import predict_ops
 from ..ranks import per_node
@@ -35,7 +35,6 @@ from ..report import OpPrediction
 SHOWN = 64  # groups of which an answer lists the times
 PACKET_BYTES = 9000.0
 PACKETS = 50_000  # times links that they cross: what takes ns-3 some seconds
-QUANTILES = {"p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95, "max": 1.0}
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Links:
     @cached_property
     def fabric(self) -> Fabric:
         """The fabric as its faults leave it."""
-        return with_faults(self.healthy, self.faults) if self.faults else self.healthy
+        return with_faults(self.healthy, self.faults)
 
     @cached_property
     def open(self) -> Fabric:
@@ -230,26 +229,16 @@ def predict_transfers(
 
 def study(links: Links, transfers: Sequence[Transfer], settings: Mapping[str, Any]) -> dict[str, Any]:
     """What faults at random places, or with ``everywhere`` at each cable in turn, do to the time of transfers."""
-    kept = {name: value for name, value in settings.items() if name != "everywhere"}
-    samples, count, seed, like, kinds = drawing(kept, "faults_study")
-    if "straggler" in settings:
+    asked = drawing(settings, "faults_study")
+    if asked.straggler is not None:
         raise TopologyError("faults_study.straggler slows compute: ask a step for it, a collective has none")
-    each_in_turn = settings.get("everywhere", False)
-    if not isinstance(each_in_turn, bool):
-        raise TopologyError(f"faults_study.everywhere={each_in_turn!r} must be true or false")
     fidelity = "flow" if links.fidelity == "packet" else links.fidelity
 
-    def measure(on: Fabric) -> float:
+    def measure(faults: Sequence[Fault]) -> float:
+        on = with_faults(links.fabric, faults)
         return links.run(on, links.chosen(on, transfers), fidelity).total_us
 
-    if each_in_turn:
-        return _study_dict(everywhere(links.fabric, like, measure, kinds))
-    return _study_dict(at_random(links.fabric, count, like, measure, samples, seed, kinds))
-
-
-def _study_dict(found: Study) -> dict[str, Any]:
-    at = found.quantiles(list(QUANTILES.values()))
-    return {**found.to_dict(), "slowdown": {name: finite(at[q]) for name, q in QUANTILES.items()}}
+    return trials(asked.faults(links.fabric.topology), measure).to_dict()
 
 
 def _ideal_us(

@@ -10,11 +10,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .topology import Topology, TopologyError
+
+
+class PartitionError(TopologyError):
+    """Faults that cut ranks off from the others."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,10 @@ def _fault(values: Mapping[str, Any]) -> Fault:
 
 
 def apply(topology: Topology, faults: Iterable[Fault]) -> Topology:
-    """The fabric with its faults. TopologyError for a link or node that is not there, or when ranks are cut off."""
+    """The fabric with its faults.
+
+    TopologyError for a link or node that is not there, PartitionError when ranks are cut off.
+    """
     latency, health = topology.latency_us.copy(), np.ones(topology.links)
     keep = np.ones(topology.links, dtype=bool)
     for fault in faults:
@@ -107,7 +114,7 @@ def apply(topology: Topology, faults: Iterable[Fault]) -> Topology:
     parts = changed.parts()
     if len(parts) > 1:
         alone = ", ".join(parts[-1][:4]) + (" ..." if len(parts[-1]) > 4 else "")
-        raise TopologyError(f"the faults partition {topology.name}: {alone} cannot reach the other ranks")
+        raise PartitionError(f"the faults partition {topology.name}: {alone} cannot reach the other ranks")
     return changed
 
 
@@ -131,13 +138,48 @@ def draw(topology: Topology, count: int, like: Fault, seed: int, kinds: Sequence
     known = places(topology, kinds)
     if count > len(known):
         raise TopologyError(f"{count} faults are more than the {len(known)} places of {topology.name} that may fail")
-    chosen = np.random.default_rng(seed).choice(len(known), count, replace=False)
-    return [dataclasses.replace(like, where=known[each]) for each in sorted(chosen.tolist())]
+    return [dataclasses.replace(like, where=each) for each in _chosen(known, count, seed)]
 
 
-def drawing(settings: Mapping[str, Any], name: str) -> tuple[int, int, int, Fault, tuple[str, ...]]:
-    """(samples, count, seed, fault, kinds) of settings; only a study has samples. TopologyError for what cannot be."""
-    own = ("samples", "straggler", *DRAWING) if name == "faults_study" else DRAWING
+def _chosen(known: Sequence[str], count: int, seed: int) -> list[str]:
+    found = np.random.default_rng(seed).choice(len(known), count, replace=False)
+    return [known[each] for each in sorted(found.tolist())]
+
+
+class Drawing(NamedTuple):
+    """Faults like ``like`` at ``at_once`` places of some ``kinds``, ``samples`` times; or ``everywhere``: each in turn.
+
+    With ``straggler`` no link fails, but devices or nodes compute so many times longer.
+    """
+
+    samples: int
+    at_once: int
+    seed: int
+    like: Fault
+    kinds: tuple[str, ...]
+    everywhere: bool = False
+    straggler: float | None = None
+
+    def among(self, known: Sequence[str]) -> list[list[str]]:
+        """Which of the known places each sample has; the same seed draws the same. TopologyError for too few."""
+        if self.at_once > len(known):
+            raise TopologyError(
+                f"faults_study.count={self.at_once} is more than the {len(known)} places that there are"
+            )
+        if self.everywhere:
+            return [[each] for each in known]
+        seeds = np.random.SeedSequence(self.seed).generate_state(self.samples)
+        return [_chosen(known, self.at_once, int(each)) for each in seeds]
+
+    def faults(self, topology: Topology) -> list[list[Fault]]:
+        """The faults of each sample on a fabric. TopologyError for a kind that is not there, or too few places."""
+        drawn = self.among(places(topology, self.kinds))
+        return [[dataclasses.replace(self.like, where=each) for each in sample] for sample in drawn]
+
+
+def drawing(settings: Mapping[str, Any], name: str) -> Drawing:
+    """What settings draw; only a study has samples, ``everywhere`` and stragglers. TopologyError for what cannot be."""
+    own = ("samples", "straggler", "everywhere", *DRAWING) if name == "faults_study" else DRAWING
     figures = {key: value for key, value in settings.items() if key not in own}
     placed = [key for key in figures if SHORT.get(key, key) == "where" or (key, own) == ("samples", DRAWING)]
     if placed:
@@ -153,6 +195,9 @@ def drawing(settings: Mapping[str, Any], name: str) -> tuple[int, int, int, Faul
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise TopologyError(f"{name}.{key}={value!r} must be a whole number of at least {least}")
         numbers.append(value)
+    everywhere = settings.get("everywhere", False)
+    if not isinstance(everywhere, bool):
+        raise TopologyError(f"{name}.everywhere={everywhere!r} must be true or false")
     kinds = settings.get("kinds") or ()
     kinds = (kinds,) if isinstance(kinds, str) else kinds
     if not isinstance(kinds, (list, tuple)) or not all(isinstance(each, str) for each in kinds):
@@ -161,7 +206,7 @@ def drawing(settings: Mapping[str, Any], name: str) -> tuple[int, int, int, Faul
     if unfit:
         raise TopologyError(f"{name}.kinds={unfit[0]} cannot be slow; with straggler they are device or node")
     samples, count, seed = numbers
-    return samples, count, seed, like, tuple(kinds)
+    return Drawing(samples, count, seed, like, tuple(kinds), everywhere, settings.get("straggler"))
 
 
 def _straggles(settings: Mapping[str, Any], figures: Mapping[str, Any]) -> bool:

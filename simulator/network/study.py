@@ -8,14 +8,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from .fabric import Fabric, Transfer
-from .faults import Fault, apply, draw, places
+from .faults import Fault, PartitionError, apply, draw, places
 from .fidelity import simulate
-from .topology import TopologyError
 
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 Measure = Callable[[Fabric], float]  # us that a whole step, or its communication, takes on a fabric
 
 
@@ -40,7 +41,7 @@ class Study:
         """Trials in which ranks were cut off."""
         return int(np.isinf(self.time_us).sum())
 
-    def quantiles(self, at: Sequence[float] = (0.0, 0.5, 0.9, 0.99, 1.0)) -> dict[float, float]:
+    def quantiles(self, at: Sequence[float] = QUANTILES) -> dict[float, float]:
         """Slowdown at each share of the trials that did not fall apart."""
         whole = self.slowdown[np.isfinite(self.time_us)]
         return {q: float(np.quantile(whole, q)) if len(whole) else float("inf") for q in at}
@@ -54,13 +55,14 @@ class Study:
         ranked = sorted(((place, float(np.mean(each))) for place, each in found.items()), key=lambda x: (-x[1], x[0]))
         return ranked[:count]
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: a slowdown without end, where ranks are cut off, is null."""
+        slowdown = {"max" if q == 1.0 else f"p{round(100 * q):02d}": finite(x) for q, x in self.quantiles().items()}
         return {
             "healthy_us": self.healthy_us,
             "trials": len(self.where),
             "partitioned": self.partitioned,
-            "slowdown": {f"p{round(100 * q)}": finite(value) for q, value in self.quantiles().items()},
+            "slowdown": slowdown,
             "critical": [{"where": place, "slowdown": finite(slowdown)} for place, slowdown in self.critical()],
             "samples": [finite(each) for each in np.sort(self.slowdown).tolist()],
         }
@@ -98,20 +100,24 @@ def at_random(
 
 
 def _trials(fabric: Fabric, drawn: Sequence[Sequence[Fault]], measure: Measure) -> Study:
-    times = []
-    for faults in drawn:
+    return trials(drawn, lambda faults: measure(with_faults(fabric, faults)))
+
+
+def trials(drawn: Sequence[Sequence[Fault]], measure: Callable[[Sequence[Fault]], float]) -> Study:
+    """What ``measure`` says of the faults of each trial, us, beside none; infinite where they cut ranks off."""
+
+    def time_us(faults: Sequence[Fault]) -> float:
         try:
-            times.append(measure(with_faults(fabric, faults)))
-        except TopologyError as error:
-            if "partition" not in str(error):
-                raise
-            times.append(np.inf)
+            return measure(faults)
+        except PartitionError:
+            return float("inf")
+
     where = tuple(tuple(fault.where for fault in faults) for faults in drawn)
-    return Study(measure(fabric), where, np.array(times, dtype=np.float64))
+    return Study(measure(()), where, np.array([time_us(faults) for faults in drawn], dtype=np.float64))
 
 
 def with_faults(fabric: Fabric, faults: Sequence[Fault]) -> Fabric:
     """The same fabric with faults. Where only bandwidths fall, routes stay as they were found."""
-    changed = apply(fabric.topology, faults)
-    same = not any(fault.gone or fault.extra_latency_us or fault.retransmission for fault in faults)
-    return fabric.on(changed, same)
+    if not faults:
+        return fabric
+    return fabric.on(apply(fabric.topology, faults), all(fault.soft for fault in faults))
