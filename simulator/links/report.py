@@ -10,13 +10,10 @@ import numpy as np
 
 from ..engines import FusedEngine
 from ..engines.flow import flow_engine
-from ..network.picture import hot_links
+from ..network.load import BINS, described, fullest
 from ..network.together import Shared
 from ..network.topology import Topology
 from ..report import InferenceReport, StepReport
-
-HOT = 10  # links that a report names
-BINS = 100  # spans of time in which the load of links is told
 
 
 def network_report(
@@ -45,28 +42,16 @@ def network_report(
 def loads(topology: Topology, shared: Shared) -> dict[str, Any]:
     """How full links are: the fullest, kinds of links, both over time; and what sharing them cost."""
     load = shared.load()
-    fullest = [(name, share) for name, share in hot_links(topology, load, HOT) if share > 0]
-    hot = np.array([topology.find(name)[0] for name, _ in fullest], dtype=np.int64)
-    over_time = shared.over_time(hot, BINS)
-    kinds = np.array(topology.kind)
-    by_kind, mean = {}, {}
-    for kind in sorted(set(topology.kind)):
-        links = np.flatnonzero(kinds == kind)
-        by_kind[kind] = {"mean": float(load[links].mean()), "max": float(load[links].max())}
-        mean[kind] = shared.mean_over_time(links, BINS).round(6).tolist()
+    hot = fullest(load)
+    told = described(topology, load, hot, shared.over_time(hot, BINS), shared.total_us)
+    told["over_time"]["kinds"] = {
+        kind: shared.mean_over_time(np.flatnonzero(topology.of_kind((kind,))), BINS).round(6).tolist()
+        for kind in told["busy"]
+    }
     return {
         "apart_s": shared.apart_us * 1e-6,
         "contention_s": (shared.total_us - shared.apart_us) * 1e-6,
         "rounds": shared.rounds,
         "residual": shared.residual,
-        "hot_links": [
-            {"link": name, "busy": share, "peak": float(over_time[:, at].max())}
-            for at, (name, share) in enumerate(fullest)
-        ],
-        "busy": by_kind,
-        "over_time": {
-            "span_us": shared.total_us / BINS,
-            "kinds": mean,
-            "links": {name: over_time[:, at].round(6).tolist() for at, (name, _) in enumerate(fullest)},
-        },
+        **told,
     }

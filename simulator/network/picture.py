@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from .load import fullest
 from .places import ARC, RIGHT, WIDTH, Places, places
 from .topology import Topology
 
@@ -47,9 +48,8 @@ def svg(topology: Topology, load: np.ndarray, title: str = "") -> str:
 
 
 def hot_links(topology: Topology, load: np.ndarray, count: int = 10) -> list[tuple[str, float]]:
-    """The fullest links by name and share of their capacity."""
-    order = np.lexsort((np.arange(len(load)), -load))[:count]
-    return [(topology.link_name(int(link)), float(load[link])) for link in order]
+    """The fullest links that are used at all, by name and share of their capacity."""
+    return [(topology.link_name(link), float(load[link])) for link in fullest(load, count).tolist()]
 
 
 def _legend(topology: Topology, load: np.ndarray, where: Places, title: str) -> Iterator[str]:
@@ -62,7 +62,7 @@ def _legend(topology: Topology, load: np.ndarray, where: Places, title: str) -> 
             f"drawn: {shown} ranks, those with the fullest links first; {topology.ranks - shown} ranks are not drawn"
         )
         yield _text(8, where.height - 6, hidden, opacity=0.75)
-    full = ", ".join(f"{name} {_percent(share)}" for name, share in hot_links(topology, load, 3) if share > 0)
+    full = ", ".join(f"{name} {_percent(share)}" for name, share in hot_links(topology, load, 3))
     said = f"{title}; " if title else ""
     yield _text(8, 36, f"{said}fullest: {full}" if full else f"{said}all links are idle", opacity=0.75)
     left = WIDTH - RIGHT - 270.0

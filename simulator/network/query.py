@@ -13,12 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ...datasets.ops import bus_factor
 from .collectives import ALGORITHMS, algorithms
 from .fabric import Fabric, Transfer
 from .fidelity import Outcome, over_time
+from .load import BINS, described, fullest
 from .mapping import process_groups
 from .reduction import ALGORITHMS as IN_SWITCH
 
@@ -26,8 +25,6 @@ UNITS = {"": 1, "b": 1} | {f"{p}{i}b": b**n for n, p in enumerate("kmgt", 1) for
 SIZE = re.compile(r"\s*(\d+\.?\d*(?:e[+-]?\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 KEYS = ("collective", "group", "size_bytes", "algorithm", "release_us", "after", "name")
 COLLECTIVES = (*ALGORITHMS, "send")
-HOT = 10  # links that an answer names
-BINS = 50  # spans of time that load is shown for
 NAMED = 32  # members up to which an answer lists a group
 
 
@@ -178,28 +175,13 @@ def summary(fabric: Fabric, transfers: Sequence[Transfer], names: Sequence[str],
     """What happened, as plain values: transfers, the fullest links and their load over time, load by kind of link."""
     topology = fabric.topology
     load = outcome.utilisation(topology.bandwidth_gbps)
-    hot = np.lexsort((np.arange(len(load)), -load))[:HOT]
-    hot = hot[load[hot] > 0]
-    kinds = np.array(topology.kind)
-    shares = over_time(fabric, transfers, outcome, BINS, hot)
-    peaks = shares.max(axis=0, initial=0.0).tolist()
+    hot = fullest(load)
     return {
         "topology": topology.name,
         "links": topology.links,
         "total_us": outcome.total_us,
         "transfers": [_row(fabric, *each) for each in zip(transfers, names, *_ends(outcome), strict=True)],
-        "hot_links": [
-            {"link": topology.link_name(int(link)), "busy": float(load[link]), "peak": peak}
-            for link, peak in zip(hot, peaks, strict=True)
-        ],
-        "busy": {
-            kind: {"mean": float(load[kinds == kind].mean()), "max": float(load[kinds == kind].max())}
-            for kind in sorted(set(topology.kind))
-        },
-        "over_time": {
-            "span_us": outcome.total_us / BINS,
-            "links": {topology.link_name(int(link)): each.tolist() for link, each in zip(hot, shares.T, strict=True)},
-        },
+        **described(topology, load, hot, over_time(fabric, transfers, outcome, BINS, hot), outcome.total_us),
     }
 
 

@@ -119,7 +119,7 @@ def test_what_is_said_adds_up() -> None:
     shares = found["over_time"]["links"][top["link"]]
     assert np.mean(shares) == pytest.approx(top["busy"], rel=1e-6)
     (link,) = fabric.topology.find(top["link"])
-    assert over_time(fabric, asked, outcome, len(shares))[:, link] == pytest.approx(np.array(shares))
+    assert over_time(fabric, asked, outcome, len(shares))[:, link] == pytest.approx(np.array(shares), abs=1e-6)
 
 
 def test_links_over_time_carry_what_they_carry_and_no_more_than_they_can() -> None:
