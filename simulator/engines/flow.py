@@ -24,6 +24,7 @@ from ..network.faults import Fault, apply
 from ..network.fidelity import simulate
 from ..network.law import choice
 from ..network.mapping import by_node, in_rows, process_groups
+from ..network.packet import check_devices
 from ..network.reduction import ALGORITHMS as IN_SWITCH
 from ..network.routing import INSIDE
 from ..network.together import Usage
@@ -34,7 +35,6 @@ from .fused import FusedEngine
 from .network import NetworkEngine
 
 FAMILIES = ("collective", "expert_parallel")
-PACKET_DEVICES = 64  # ns-3 moves every packet
 PACKET_BYTES = 2**17  # whose packets are moved, and of half as many: other sizes lie on the line through both
 NOTHING = 1e-6  # that a stretch may differ from 1
 
@@ -89,12 +89,8 @@ class FlowEngine:
     _usages: dict[tuple[str, int, int, bytes], Usage] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        devices = self.network.cluster.devices
-        if self.fidelity == "packet" and devices > PACKET_DEVICES:
-            raise TopologyError(
-                f"network=packet moves every packet: {devices} devices are too many (up to {PACKET_DEVICES}); "
-                "take network=flow"
-            )
+        if self.fidelity == "packet":
+            check_devices(self.network.cluster.devices)
 
     def with_faults(self, faults: Sequence[Fault]) -> FlowEngine:
         """The same cluster with other faults; what is known without any stays known."""
@@ -117,7 +113,7 @@ class FlowEngine:
         """Which links of the healthy fabric a fault touches [links]."""
         base, touched = self.base.topology, np.zeros(self.base.topology.links, dtype=bool)
         for fault in self.faults:
-            touched[base.touching(fault.where) if fault.where in base.index else base.find(fault.where)] = True
+            touched[fault.links(base)] = True
         return touched
 
     @cached_property

@@ -17,13 +17,13 @@ import numpy as np
 
 from ...datasets.ops import Op, bus_factor
 from ..engines import Engine
-from ..engines.flow import PACKET_DEVICES
 from ..engines.network import COVERAGE, FACTOR_NVLINK, FACTOR_OTHER, FACTOR_PCIE, NetworkEngine
 from ..network.build import fabric
 from ..network.fabric import Fabric, Transfer
 from ..network.faults import Fault, drawing
 from ..network.fidelity import Outcome, simulate
 from ..network.law import choice, collective_us
+from ..network.packet import check_devices
 from ..network.query import bandwidths, beside, summary
 from ..network.reduction import ALGORITHMS as IN_SWITCH
 from ..network.study import trials, with_faults
@@ -52,11 +52,8 @@ class Links:
     def healthy(self) -> Fabric:
         """The fabric without faults."""
         cluster = self.formula.cluster
-        if self.fidelity == "packet" and cluster.devices > PACKET_DEVICES:
-            raise TopologyError(
-                f"network=packet moves every packet: {cluster.devices} devices are too many (up to {PACKET_DEVICES}); "
-                "take network=flow"
-            )
+        if self.fidelity == "packet":
+            check_devices(cluster.devices)
         made = fabric(cluster, self.formula.device)
         made.server = cluster.devices_per_node
         return made

@@ -51,6 +51,10 @@ class Fault:
         """Whether only bandwidth falls: ways and latencies stay as they are."""
         return not (self.gone or self.extra_latency_us or self.retransmission)
 
+    def links(self, topology: Topology) -> np.ndarray:
+        """The links that it touches. TopologyError for a link or node that is not there."""
+        return topology.touching(self.where) if self.where in topology.index else topology.find(self.where)
+
 
 LEAST = 1e-3  # of a link's bandwidth that a fault can leave: less is gone
 FIGURES = (  # of a soft fault: name, as a config has it, least, most
@@ -102,7 +106,7 @@ def apply(topology: Topology, faults: Iterable[Fault]) -> Topology:
     latency, health = topology.latency_us.copy(), np.ones(topology.links)
     keep = np.ones(topology.links, dtype=bool)
     for fault in faults:
-        links = topology.touching(fault.where) if fault.where in topology.index else topology.find(fault.where)
+        links = fault.links(topology)
         if fault.gone:
             keep[links] = False
             continue

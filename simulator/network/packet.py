@@ -30,6 +30,7 @@ JOB = Path(__file__).with_name("ns3_job.cc")
 MODULES = ("core", "network", "traffic-control", "internet", "point-to-point", "applications")
 FRAME_BYTES, WINDOW_BYTES = 4148, 2_000_000  # 4 KiB of payload, as InfiniBand has
 PORTS = 64_000  # one a message
+DEVICES = 64  # up to which every packet can be moved
 TIMEOUT_S = 900.0
 ASK = "import importlib.util as u; at = u.find_spec('ns3'); print(at.submodule_search_locations[0] if at else '')"
 
@@ -41,6 +42,14 @@ class Message(NamedTuple):
     target: int
     size_bytes: float
     after: tuple[int, ...] = ()
+
+
+def check_devices(count: int) -> None:
+    """TopologyError for more devices than packets are moved for."""
+    if count > DEVICES:
+        raise TopologyError(
+            f"network=packet moves every packet: {count} devices are too many (up to {DEVICES}); take network=flow"
+        )
 
 
 def named(fabric: Fabric, transfer: Transfer) -> Transfer:
