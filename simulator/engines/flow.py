@@ -18,7 +18,7 @@ import numpy as np
 
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import KINDS, Op, iterate_groups
-from ..network.build import fabric
+from ..network.build import fabric, open_fabric
 from ..network.fabric import Fabric, Transfer
 from ..network.faults import Fault, apply
 from ..network.fidelity import simulate
@@ -289,8 +289,7 @@ class FlowEngine:
     @cached_property
     def _open(self) -> Fabric:
         """The cluster's nodes on one switch that never blocks."""
-        cluster = replace(self.network.cluster, topology={"shape": "switch", "routing": "adaptive"})
-        return fabric(cluster, self.network.device)
+        return open_fabric(self.network.cluster, self.network.device)
 
     def _stretch(self, key: tuple[str, int, int, int]) -> float:
         if not self.faults:

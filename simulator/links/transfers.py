@@ -18,7 +18,7 @@ import numpy as np
 from ...datasets.ops import Op, bus_factor
 from ..engines import Engine
 from ..engines.network import COVERAGE, FACTOR_NVLINK, FACTOR_OTHER, FACTOR_PCIE, NetworkEngine
-from ..network.build import fabric
+from ..network.build import fabric, open_fabric
 from ..network.fabric import Fabric, Transfer
 from ..network.faults import Fault, drawing
 from ..network.fidelity import Outcome, simulate
@@ -54,9 +54,7 @@ class Links:
         cluster = self.formula.cluster
         if self.fidelity == "packet":
             check_devices(cluster.devices)
-        made = fabric(cluster, self.formula.device)
-        made.server = cluster.devices_per_node
-        return made
+        return fabric(cluster, self.formula.device)
 
     @cached_property
     def fabric(self) -> Fabric:
@@ -66,10 +64,7 @@ class Links:
     @cached_property
     def open(self) -> Fabric:
         """The cluster's nodes on one switch that never blocks."""
-        cluster = replace(self.formula.cluster, topology={"shape": "switch", "routing": "adaptive"})
-        made = fabric(cluster, self.formula.device)
-        made.server = cluster.devices_per_node
-        return made
+        return open_fabric(self.formula.cluster, self.formula.device)
 
     def chosen(self, on: Fabric, transfers: Sequence[Transfer]) -> list[Transfer]:
         """The transfers with the algorithm that NCCL takes for each that names none."""

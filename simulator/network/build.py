@@ -7,6 +7,7 @@ adaptively, Ethernet by ECMP, unless told otherwise); ``reduces: true`` says tha
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,6 +48,11 @@ def fabric(cluster: Cluster, device: Device, faults: Iterable[Fault] = (), seed:
     nvls = constants.nvls / constants.ring if any(name.startswith("nvswitch") for name in made.nodes) else 0.0
     per_node = cluster.devices_per_node
     return Fabric(made, routing, per_node, seed, start, nvls, reduces, per_node)
+
+
+def open_fabric(cluster: Cluster, device: Device) -> Fabric:
+    """The cluster's nodes on one switch that never blocks."""
+    return fabric(dataclasses.replace(cluster, topology={"shape": "switch", "routing": "adaptive"}), device)
 
 
 def topology(cluster: Cluster, device: Device, settings: Mapping[str, Any]) -> Topology:

@@ -132,9 +132,9 @@ class Fabric:
             return transfer.algorithm or "path"
         return self.fastest(transfer.collective, transfer.group, transfer.size_bytes)
 
-    def fastest(self, collective: str, group: Sequence[int], size_bytes: float) -> str:
-        """The algorithm that is fastest alone."""
-        names = self.algorithms(collective, group)
+    def fastest(self, collective: str, group: Sequence[int], size_bytes: float, among: Sequence[str] = ()) -> str:
+        """The algorithm that is fastest alone, of all that the group can run or ``among`` some."""
+        names = among or self.algorithms(collective, group)
         costs = [self.cost(collective, name, group) for name in names]
         return names[int(np.argmin([cost.latency_us + cost.us_per_byte * size_bytes for cost in costs]))]
 

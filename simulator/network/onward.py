@@ -28,10 +28,7 @@ class Onward:
         crossing = np.flatnonzero(source != target)
         key = target[crossing] * self._nodes + topology.source[crossing]
         order = np.argsort(key, kind="stable")
-        self._gate, self._gates = (
-            key[order],
-            crossing[order],
-        )  # links by the server that they enter and where they begin
+        self._gate, self._gates = key[order], crossing[order]  # links by the server they enter and where they begin
         self._key = self._begin = self._count = self._links = np.zeros(0, dtype=np.int64)
         self._left = np.zeros(0, dtype=np.int16)
         self._near = topology.of_kind(INSIDE)

@@ -64,9 +64,7 @@ def named(fabric: Fabric, transfer: Transfer) -> Transfer:
     if transfer.algorithm or transfer.collective == "send":
         return transfer
     able = [name for name in fabric.algorithms(transfer.collective, transfer.group) if name not in IN_SWITCH]
-    costs = [fabric.cost(transfer.collective, name, transfer.group) for name in able]
-    best = int(np.argmin([cost.latency_us + cost.us_per_byte * transfer.size_bytes for cost in costs]))
-    return transfer._replace(algorithm=able[best])
+    return transfer._replace(algorithm=fabric.fastest(transfer.collective, transfer.group, transfer.size_bytes, able))
 
 
 def simulate(fabric: Fabric, transfers: Sequence[Transfer], python: str = sys.executable) -> np.ndarray:
