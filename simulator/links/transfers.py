@@ -17,12 +17,14 @@ import numpy as np
 
 from ...datasets.ops import Op, bus_factor
 from ..engines import Engine
+from ..engines.flow import NOTHING
 from ..engines.network import COVERAGE, FACTOR_NVLINK, FACTOR_OTHER, FACTOR_PCIE, NetworkEngine
 from ..network.build import fabric, open_fabric
 from ..network.fabric import Fabric, Transfer
 from ..network.faults import Fault, drawing
 from ..network.fidelity import Outcome, simulate
 from ..network.law import choice, collective_us
+from ..network.nccl import Groups
 from ..network.packet import check_devices
 from ..network.query import bandwidths, beside, summary
 from ..network.reduction import ALGORITHMS as IN_SWITCH
@@ -81,10 +83,9 @@ class Links:
         return made
 
     def _usual(self, on: Fabric, transfer: Transfer, together: int) -> str:
-        columns = {"ranks": np.array([len(transfer.group)]), "ranks_per_node": np.array([together])}
         able = on.algorithms(transfer.collective, transfer.group)
-        size = np.array([transfer.size_bytes])
-        found = choice(transfer.collective, size, self.formula.groups(columns))[0].partition("/")[0]
+        groups = _group(self.formula, len(transfer.group), together)
+        found = choice(transfer.collective, np.array([transfer.size_bytes]), groups)[0].partition("/")[0]
         if found not in able or (found in IN_SWITCH and self.fidelity == "packet"):
             return able[0]
         try:
@@ -133,21 +134,35 @@ def predict_collective(
     formula = answer if algorithm is None else _by_formula(op, links, algorithm, answer)
     stretch = outcome.total_us / ideal if ideal > 0 else 1.0
     if formula is None:
-        spread = _spread(links, [group])
-        us = outcome.total_us
-        made = replace(answer, latency_us=us, low_us=us / spread, high_us=us * spread, coverage=COVERAGE)
-        made = replace(made, engine=links.fidelity, predictor=None, in_envelope=False)
+        made = _within(answer, outcome.total_us, _spread(links, [group]))
+        made = replace(made, engine=links.fidelity, in_envelope=False)
     else:
-        names = ("latency_us", "low_us", "high_us")
-        made = replace(formula, **{name: getattr(formula, name) * stretch for name in names})
-        if formula.engine == links.formula.name or abs(stretch - 1.0) > 1e-6:
-            made = replace(made, engine=links.fidelity)
+        made = _stretched(formula, stretch, links)
     found |= bandwidths(op.kind, len(group), op.size_bytes, made.latency_us)
     found |= {"links_us": outcome.total_us, "stretch": stretch}
     found |= _said(links, transfers, [f"group {i}" for i in range(len(transfers))], outcome)
     if faults_study:
         found["faults_study"] = study(links, asked, faults_study)
     return replace(bounded(op, made, links.formula, found), placed=_drawn(links, outcome))
+
+
+def _stretched(answer: OpPrediction, stretch: float, links: Links) -> OpPrediction:
+    """The answer so many times longer; where the links changed it, or a formula gave it, it is theirs."""
+    us, low, high = (each * stretch for each in (answer.latency_us, answer.low_us, answer.high_us))
+    theirs = answer.engine == links.formula.name or abs(stretch - 1.0) > NOTHING
+    engine = links.fidelity if theirs else answer.engine
+    return replace(answer, latency_us=us, low_us=low, high_us=high, engine=engine)
+
+
+def _within(answer: OpPrediction, us: float, spread: float) -> OpPrediction:
+    """The answer with a time that no predictor gave, and its interval."""
+    low, high = us / spread, us * spread
+    return replace(answer, latency_us=us, low_us=low, high_us=high, coverage=COVERAGE, predictor=None)
+
+
+def _group(formula: NetworkEngine, ranks: int, per_node: int) -> Groups:
+    """What one group runs over."""
+    return formula.groups({"ranks": np.array([ranks]), "ranks_per_node": np.array([per_node])})
 
 
 def placed(op: Op, group: Sequence[int], formula: NetworkEngine) -> Op:
@@ -173,8 +188,7 @@ def floor_us(op: Op, formula: NetworkEngine) -> float:
 
     Where switches reduce, each byte of an all-reduce goes there and back once.
     """
-    columns = {"ranks": np.array([op.ranks]), "ranks_per_node": np.array([op.ranks_per_node])}
-    groups = formula.groups(columns)
+    groups = _group(formula, op.ranks, op.ranks_per_node)
     near, nodes = int(groups.per_node[0]), int(groups.nodes[0])
     out, inside = float(bus_factor(op.kind, nodes)), float(bus_factor(op.kind, near))
     if op.kind == "all_to_all":
@@ -251,17 +265,15 @@ def _ideal_us(
 
 def _by_formula(op: Op, links: Links, algorithm: str, answer: OpPrediction) -> OpPrediction | None:
     """The formula's answer for one algorithm; None for those that NCCL does not have."""
-    columns = {"ranks": np.array([op.ranks]), "ranks_per_node": np.array([op.ranks_per_node])}
-    groups, tuning = links.formula.groups(columns), links.formula.tuning
+    groups, size = _group(links.formula, op.ranks, op.ranks_per_node), np.array([op.size_bytes])
     try:
-        us = float(collective_us(op.kind, np.array([op.size_bytes]), groups, tuning, algorithm)[0])
+        us = float(collective_us(op.kind, size, groups, links.formula.tuning, algorithm)[0])
     except ValueError:
         return None
     if not np.isfinite(us):
         raise TopologyError(f"{op.kind} over {op.ranks} ranks, {op.ranks_per_node} in a node, cannot run {algorithm}")
-    spread = float(links.formula.factor({**columns, "size_bytes": np.array([op.size_bytes])}, groups)[0])
-    made = replace(answer, latency_us=us, low_us=us / spread, high_us=us * spread, coverage=COVERAGE)
-    return replace(made, engine=links.formula.name, predictor=None, in_envelope=bool(groups.nodes[0] == 1))
+    made = _within(answer, us, float(links.formula.factor({"size_bytes": size}, groups)[0]))
+    return replace(made, engine=links.formula.name, in_envelope=bool(groups.nodes[0] == 1))
 
 
 def _spread(links: Links, groups: Sequence[tuple[int, ...]]) -> float:
@@ -308,7 +320,6 @@ def predict_by_formula(
     """How long a collective takes in a group of devices where nothing is in its way; no link is simulated."""
     op = placed(op, group, formula)
     made = predict_ops([op], formula.device, engine, cache)[0]
-    columns = {"ranks": np.array([op.ranks]), "ranks_per_node": np.array([op.ranks_per_node])}
-    taken = choice(op.kind, np.array([op.size_bytes]), formula.groups(columns))[0]
+    taken = choice(op.kind, np.array([op.size_bytes]), _group(formula, op.ranks, op.ranks_per_node))[0]
     found = {"fidelity": "analytical", "algorithm": taken if op.ranks > 1 else "none"}
     return bounded(op, made, formula, {**found, **bandwidths(op.kind, op.ranks, op.size_bytes, made.latency_us)})
