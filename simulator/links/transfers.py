@@ -35,8 +35,7 @@ from ..ranks import per_node
 from ..report import OpPrediction
 
 SHOWN = 64  # groups of which an answer lists the times
-PACKET_BYTES = 9000.0
-PACKETS = 50_000  # times links that they cross: what takes ns-3 some seconds
+PACKET_LOAD = 4.5e8  # bytes times links that they cross: what takes ns-3 some seconds
 
 
 @dataclass(frozen=True)
@@ -97,12 +96,7 @@ class Links:
     def run(self, on: Fabric, transfers: Sequence[Transfer], fidelity: str = "") -> Outcome:
         """When each transfer starts and ends; of transfers that do the same, flows run one."""
         fidelity = fidelity or self.fidelity
-        if fidelity == "flow":
-            start, end, run = on.flow(transfers, folded=True)
-            return Outcome(start, end, run.carried_bytes, run.full_us, run)
-        if fidelity == "packet":
-            return _packets(on, transfers)
-        return simulate(on, transfers, fidelity)
+        return _packets(on, transfers) if fidelity == "packet" else simulate(on, transfers, fidelity, folded=True)
 
 
 def predict_collective(
@@ -302,7 +296,7 @@ def _packets(on: Fabric, transfers: Sequence[Transfer]) -> Outcome:
     load = np.zeros(on.topology.links)
     for each in transfers:
         on.add_load(load, each.collective, on.algorithm(each), each.group, each.size_bytes)
-    part = min(1.0, PACKETS * PACKET_BYTES / max(float(load.sum()), 1.0))
+    part = min(1.0, PACKET_LOAD / max(float(load.sum()), 1.0))
     whole = simulate(on, [each._replace(size_bytes=each.size_bytes * part) for each in transfers], "packet")
     if part == 1.0:
         return whole

@@ -47,14 +47,18 @@ class Outcome(NamedTuple):
 
 
 def simulate(
-    fabric: Fabric, transfers: Sequence[Transfer], fidelity: str = "flow", python: str = sys.executable
+    fabric: Fabric,
+    transfers: Sequence[Transfer],
+    fidelity: str = "flow",
+    python: str = sys.executable,
+    folded: bool = False,
 ) -> Outcome:
     """Times of transfers that share a fabric; ``after`` names earlier ones. TopologyError for an unknown fidelity.
 
-    ``python`` is the interpreter that has ns-3, for ``packet``.
+    ``python`` is the interpreter that has ns-3, for ``packet``; ``folded`` flows that must do the same are run once.
     """
     if fidelity == "flow":
-        start, end, run = fabric.flow(transfers)
+        start, end, run = fabric.flow(transfers, folded)
         return Outcome(start, end, run.carried_bytes, run.full_us, run)
     if fidelity not in FIDELITIES:
         raise TopologyError(f"network={fidelity!r} is not one of {', '.join(FIDELITIES)}")

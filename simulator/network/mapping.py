@@ -11,8 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..ranks import per_node
-from .fabric import Fabric, Transfer
-from .fidelity import Outcome, simulate
 from .topology import TopologyError
 
 
@@ -50,20 +48,3 @@ def in_rows(members: np.ndarray, together: int, devices_per_node: int) -> bool:
         return False
     nodes = (members // devices_per_node).reshape(-1, together)
     return bool((nodes == nodes[:, :1]).all())
-
-
-def all_groups(
-    fabric: Fabric,
-    collective: str,
-    groups: Sequence[tuple[int, ...]],
-    size_bytes: float,
-    fidelity: str = "flow",
-    algorithm: str | None = None,
-) -> Outcome:
-    """The same collective in all groups at once, as the ranks of a plan run it: they contend for links for real.
-
-    Groups are alike but for their place, so the algorithm is chosen for the first.
-    """
-    first = Transfer(collective, groups[0], size_bytes, algorithm)
-    chosen = fabric.algorithm(first) if len(groups[0]) > 1 else algorithm
-    return simulate(fabric, [first._replace(group=each, algorithm=chosen) for each in groups], fidelity)
