@@ -150,6 +150,13 @@ class FlowEngine:
                 found[i] = max(1.0, self._stretch(key))
         return found
 
+    def stretches(self, ops: Sequence[Op]) -> np.ndarray:
+        """The stretch of each op [ops]."""
+        found = np.ones(len(ops))
+        for kind, dtype, out_dtype, positions, columns in iterate_groups(list(ops)):
+            found[positions] = self.stretch(kind, columns, out_dtype if kind == "ep_combine" else dtype)
+        return found
+
     def usage(self, op: Op, devices: np.ndarray) -> tuple[Key, Usage, float]:
         """What the groups of these devices move at once for an op: its pattern, usage of links, and bytes.
 

@@ -35,7 +35,7 @@ def share_links(step: ClusterStep, flows: FlowEngine) -> ClusterStep:
 
     def placed(took_us: np.ndarray, part: float) -> ClusterStep:
         nonlocal pace, sends
-        pace = pace + part * (pace_of(said, uses, traffic, took_us) - pace)
+        pace = pace + part * (pace_of(said, pace, took_us) - pace)
         sends = _moved(sends, said.sends, took_us[len(said.collectives.slot) :], part)
         return _slowed(usual, said, pace, sends)
 

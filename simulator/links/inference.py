@@ -38,7 +38,7 @@ def share_stages(step: Step, plan: Plan, device: Device, flows: FlowEngine, time
         traffic = traffic_of(said, uses, pace, usual.sends_us[said.sends.stage])
         start, end = run_together(uses.patterns, traffic)
         took, part = end - start, 1.0 if rounds < FREELY else 0.5
-        pace = pace + part * (pace_of(said, uses, traffic, took) - pace)
+        pace = pace + part * (pace_of(said, pace, took) - pace)
         sends_us = sends_us + part * (_mean(said.sends.stage, took[len(said.collectives.slot) :], sends_us) - sends_us)
         step = timed(usual, _slowed(usual, said, pace), sends_us, plan, device)
         rounds, residual, before = rounds + 1, abs(step.total_us - before) / step.total_us, step.total_us

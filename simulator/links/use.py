@@ -103,7 +103,8 @@ def phase_spans(costs: Costs, phase: str, plan: Plan, device: Device) -> Spans:
 class Uses(NamedTuple):
     """Of every communication of a step, collectives first [n]: its pattern, bytes, and latency before they move.
 
-    Times are those of the slowest stage; ``part`` is what the bytes take on this one, of that.
+    Times are those of the slowest stage. On this one the bytes take ``part`` of that, and all of it no less than
+    ``least`` of it, which is where nothing blocks.
     """
 
     patterns: Patterns
@@ -111,6 +112,7 @@ class Uses(NamedTuple):
     size_bytes: np.ndarray
     still_us: np.ndarray
     part: np.ndarray
+    least: np.ndarray
 
 
 def uses_of(said: Communication, plan: Plan, flows: FlowEngine) -> Uses:
@@ -141,14 +143,17 @@ def uses_of(said: Communication, plan: Plan, flows: FlowEngine) -> Uses:
     pattern = np.array([each for each, _ in found], dtype=np.int64)[at.ravel()]
     pattern = np.concatenate([pattern, np.array(sends, dtype=np.int64)[way.ravel()]])
     size = np.array([each for _, each in found], dtype=float)[at.ravel()]
-    still = flows.still_us(said.ops)[own.slot]
+    ops, op = _sent(sent, plan)
+    still = np.concatenate([flows.still_us(said.ops)[own.slot], flows.still_us(ops)[op]])
+    stretch = np.concatenate([flows.stretches(said.ops)[own.slot], flows.stretches(ops)[op]])
     patterns = Patterns(usages, flows.topology.bandwidth_gbps)
     return Uses(
         patterns,
         pattern,
         np.concatenate([size, sent.size_bytes]),
-        np.concatenate([still, _latency(sent, plan, flows)]),
+        still,
         _parts(patterns, kinds)[pattern],
+        1.0 / stretch,
     )
 
 
@@ -162,29 +167,32 @@ def _parts(patterns: Patterns, kinds: Sequence[object]) -> np.ndarray:
     return np.divide(patterns.us_per_byte, most, out=np.ones(len(most)), where=patterns.us_per_byte > 0)
 
 
-def _latency(sent: Send, plan: Plan, flows: FlowEngine) -> np.ndarray:
-    """What each send takes before its bytes move."""
+def _sent(sent: Send, plan: Plan) -> tuple[list[Op], np.ndarray]:
+    """The distinct ops among sends, and which of them each is [n]."""
+    ways, which = np.unique(np.stack([sent.stage, sent.other, np.round(sent.size_bytes)]), axis=1, return_inverse=True)
     links = {True: plan.cluster.link, False: plan.cluster.fabric}
-    ops = [make_op("send_recv", size_bytes=1, ranks=2, ranks_per_node=1 + near, link=links[near]) for near in links]
-    near_us, far_us = flows.still_us(ops).tolist()
-    near = {ends: plan.neighbours(*ends) for ends in set(zip(sent.stage.tolist(), sent.other.tolist(), strict=True))}
-    ends = zip(sent.stage.tolist(), sent.other.tolist(), strict=True)
-    return np.array([near_us if near[each] else far_us for each in ends])
+    ops = []
+    for stage, other, size in ways.T.astype(np.int64).tolist():
+        near = plan.neighbours(stage, other)
+        ops.append(make_op("send_recv", size_bytes=size, ranks=2, ranks_per_node=1 + near, link=links[near]))
+    return ops, which.ravel()
 
 
 def traffic_of(said: Communication, uses: Uses, pace: np.ndarray, sends_us: np.ndarray) -> Traffic:
     """What moves when: starts are those of the present placing, lengths those alone (``pace`` by slot, of sends us)."""
     own, sent = said.collectives, said.sends
-    alone = np.concatenate([own.lasts_us / pace[own.slot], sends_us])
-    still = np.minimum(uses.still_us, alone)
-    start = np.concatenate([own.start_us, sent.start_us])
-    return Traffic(uses.pattern, start, still, (alone - still) * uses.part, said.previous)
+    slowest = np.concatenate([own.lasts_us / pace[own.slot], sends_us])
+    still = np.minimum(uses.still_us, slowest)
+    moving = np.maximum((slowest - still) * uses.part, slowest * np.minimum(uses.least, 1.0) - still)
+    return Traffic(uses.pattern, np.concatenate([own.start_us, sent.start_us]), still, moving, said.previous)
 
 
-def pace_of(said: Communication, uses: Uses, traffic: Traffic, took_us: np.ndarray) -> np.ndarray:
-    """How many times longer than the engine says the executions of each slot take together [slots]."""
-    slot, count = said.collectives.slot, len(said.slots)
-    said_us = (traffic.still_us + traffic.moving_us / uses.part)[: len(slot)]
-    sums = np.bincount(slot, said_us, count)
-    pace: np.ndarray = np.bincount(slot, took_us[: len(slot)], count) / np.maximum(sums, 1e-300)
-    return np.where(np.abs(pace - 1.0) > NOTHING, pace, 1.0)
+def pace_of(said: Communication, pace: np.ndarray, took_us: np.ndarray) -> np.ndarray:
+    """How many times longer than the engine says the executions of each slot take together [slots].
+
+    ``pace`` is what they were placed with.
+    """
+    own, count = said.collectives, len(said.slots)
+    sums = np.bincount(own.slot, own.lasts_us / pace[own.slot], count)
+    found: np.ndarray = np.bincount(own.slot, took_us[: len(own.slot)], count) / np.maximum(sums, 1e-300)
+    return np.where(np.abs(found - 1.0) > NOTHING, found, 1.0)

@@ -18,6 +18,7 @@ from opcast.simulator.inference import simulate_inference
 from opcast.simulator.links.report import network_report
 from opcast.simulator.links.traffic import communication
 from opcast.simulator.links.use import communicates
+from opcast.simulator.network.faults import Fault
 from opcast.simulator.network.sharing import Activities, run
 from opcast.simulator.plan import Parallel, Plan, load_stack
 from opcast.simulator.programs import MIDDLE
@@ -224,3 +225,17 @@ def test_the_fixed_point_is_what_one_run_from_event_to_event_finds(graphs: Path)
     found = run(activities, flows.topology.bandwidth_gbps, 0.0)
     assert shared.total_us > 1.001 * shared.apart_us  # something was in the way
     assert found.total_us == pytest.approx(placed.pipeline.makespan_us, rel=5e-3)
+
+
+def test_a_fault_in_one_stage_does_not_hurry_others(graphs: Path) -> None:
+    """Small messages: most of a collective's time is no bytes, so a slow link hardly stretches it."""
+    joined = cluster(2)
+    made = Plan(Parallel(tp=8, pp=2), joined, load_stack("trtllm"))
+    work = Work(kind="decode", batch=4, input_len=128)
+    took = []
+    for faults in ((), (Fault("gpu0-nvswitch0", bandwidth_factor=0.5),)):
+        engine = build_engine(H100, [], [], cluster=joined)
+        flows = FlowEngine(NetworkEngine(H100, joined), engine, made, faults)
+        report = simulate_inference(TINY, work, made, H100, FusedEngine([flows, *engine.engines]), graphs)
+        took.append(report.e2e_ms)
+    assert took[1] >= took[0]
