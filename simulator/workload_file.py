@@ -19,13 +19,12 @@ from ..datasets.ops import Op, bus_factor, make_op
 from .engines import Engine, FusedEngine, ask
 from .engines.flow import FlowEngine
 from .network.faults import Fault, drawing
-from .network.formats import PHASES, FormatError, Layer, Work, Workload, members
+from .network.formats import LISTS, PHASES, FormatError, Layer, Work, Workload, members
 from .network.study import Study, trials
 from .network.topology import TopologyError
 from .plan import Group, Parallel, Plan
 from .report import plain
 
-LISTS = ("checkpoints", "checkpoint_initiates")
 GROUPS = {"tp": "TP", "ep": "EP", "dp": "DP", "edp": "DP", "pp": "PP"}  # as a file of bus bandwidths calls them
 
 
