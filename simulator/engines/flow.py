@@ -151,7 +151,7 @@ class FlowEngine:
         return found
 
     def stretches(self, ops: Sequence[Op]) -> np.ndarray:
-        """The stretch of each op [ops]."""
+        """How many times longer each op takes than on a fabric that never blocks [ops]."""
         found = np.ones(len(ops))
         for kind, dtype, out_dtype, positions, columns in iterate_groups(list(ops)):
             found[positions] = self.stretch(kind, columns, out_dtype if kind == "ep_combine" else dtype)

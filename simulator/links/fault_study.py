@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...datasets.clusters import Cluster
-from ...datasets.ops import Op, iterate_groups
+from ...datasets.ops import Op
 from ..cluster_report import ClusterStep, step_us
 from ..costs import Costs, slowed
 from ..engines import Engine, FusedEngine
@@ -50,7 +50,7 @@ class Degraded:
 
     @cached_property
     def _usual(self) -> tuple[np.ndarray, Sends]:
-        return stretches(self.flows, self.ops), self._sends(self.engine)
+        return self.flows.stretches(self.ops), self._sends(self.engine)
 
     @cached_property
     def _memo(self) -> dict[bytes, float]:
@@ -61,7 +61,7 @@ class Degraded:
         stretch, usual = self._usual
         try:
             flows = self.flows.with_faults((*self.flows.faults, *faults))
-            factors = stretches(flows, self.ops) / stretch
+            factors = flows.stretches(self.ops) / stretch
             sends = self._sends(FusedEngine([flows if each is self.flows else each for each in self.engine.engines]))
         except PartitionError:
             return np.inf
@@ -110,14 +110,6 @@ class Degraded:
             times[which] = retime(each, costs, step.plan, step.device)
         pipeline = place_tasks(step.orders, tuple(step.chunks), times, step.plan, sends)
         return step_us(replace(step, times=times, pipeline=pipeline, sends=sends))
-
-
-def stretches(flows: FlowEngine, ops: Sequence[Op]) -> np.ndarray:
-    """How many times longer each op takes than on a fabric that never blocks [ops]."""
-    found = np.ones(len(ops))
-    for kind, dtype, out_dtype, positions, columns in iterate_groups(list(ops)):
-        found[positions] = flows.stretch(kind, columns, out_dtype if kind == "ep_combine" else dtype)
-    return found
 
 
 def stretched(costs: Costs, factors: Mapping[Op, float]) -> Costs:
