@@ -96,6 +96,13 @@ def slowed(costs: Costs, slowdown: float) -> Costs:
     return replace(costs, kernel_us=costs.kernel_us * np.where(own, slowdown, 1.0))
 
 
+def longer(costs: Costs, factor: np.ndarray | None) -> Costs:
+    """The costs with each node ``factor`` [nodes] times longer; the very same where nothing changes."""
+    if factor is None or (factor == 1.0).all():
+        return costs
+    return replace(costs, kernel_us=costs.kernel_us * factor)
+
+
 def scale_of(node: Node, scale: Mapping[str, float]) -> float:
     """The factor for a node: that of its kind, else of its family, else of ``*``, else 1.
 

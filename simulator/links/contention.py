@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..cluster_report import ClusterStep, step_us
-from ..costs import Costs
+from ..costs import longer
 from ..engines.flow import FlowEngine
 from ..network.together import Shared, run_together
 from ..placement import Sends, by_micro_batch, place_tasks, retime
@@ -94,10 +94,3 @@ def _slowed(usual: ClusterStep, said: Communication, pace: np.ndarray, sends: Se
         made[id(chunk.graph)] = known[key]
     pipeline = place_tasks(usual.orders, tuple(usual.chunks), made, usual.plan, sends)
     return replace(usual, times=made, pipeline=pipeline, sends=sends)
-
-
-def longer(costs: Costs, factor: np.ndarray | None) -> Costs:
-    """The costs with every node so many times longer; the very same where nothing changes."""
-    if factor is None or (factor == 1.0).all():
-        return costs
-    return replace(costs, kernel_us=costs.kernel_us * factor)

@@ -5,9 +5,9 @@ RAPID-LLM (arXiv 2512.19606, fig. 10) draws the same: faults at random positions
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,14 @@ import numpy as np
 from ...datasets.clusters import Cluster
 from ...datasets.ops import Op
 from ..cluster_report import ClusterStep, step_us
-from ..costs import Costs, slowed
+from ..costs import Costs, longer, slowed
 from ..engines import Engine, FusedEngine
 from ..engines.flow import FlowEngine, flow_engine
 from ..network.faults import Fault, PartitionError, drawing, places
 from ..network.study import Study
 from ..network.topology import TopologyError
 from ..placement import Sends, place_tasks, retime, send_times
+from ..programs import ChunkTimes
 from ..stragglers import slow_devices, stage_slowdowns
 from .use import communicates
 
@@ -91,31 +92,29 @@ class Degraded:
         chunks = tuple(replace(chunk, graph=replace(chunk.graph)) for chunk in step.chunks)
         times = {}
         for chunk, was, factor in zip(chunks, step.chunks, factors.tolist(), strict=True):
-            each = step.times[id(was.graph)]
-            made = {id(costs): slowed(costs, factor) for costs in each.costs.values()}
-            costs = {variant: made[id(costs)] for variant, costs in each.costs.items()}
-            times[id(chunk.graph)] = retime(each, costs, step.plan, step.device)
+            times[id(chunk.graph)] = self._with(step.times[id(was.graph)], partial(slowed, slowdown=factor))
         pipeline = place_tasks(step.orders, chunks, times, step.plan, step.sends)
         return step_us(replace(step, chunks=chunks, times=times, pipeline=pipeline))
+
+    def _with(self, times: ChunkTimes, change: Callable[[Costs], Costs]) -> ChunkTimes:
+        """A chunk with changed costs; variants that share theirs still do."""
+        made = {id(costs): change(costs) for costs in times.costs.values()}
+        costs = {variant: made[id(costs)] for variant, costs in times.costs.items()}
+        return retime(times, costs, self.step.plan, self.step.device)
 
     def _sends(self, engine: Engine) -> Sends:
         return send_times(self.step.orders, tuple(self.step.chunks), self.step.plan, engine)
 
     def _timed(self, factors: Mapping[Op, float], sends: Sends) -> float:
         step = self.step
-        times = {}
-        for which, each in step.times.items():
-            made = {id(costs): stretched(costs, factors) for costs in each.costs.values()}
-            costs = {variant: made[id(costs)] for variant, costs in each.costs.items()}
-            times[which] = retime(each, costs, step.plan, step.device)
+        times = {which: self._with(each, partial(stretched, factors=factors)) for which, each in step.times.items()}
         pipeline = place_tasks(step.orders, tuple(step.chunks), times, step.plan, sends)
         return step_us(replace(step, times=times, pipeline=pipeline, sends=sends))
 
 
 def stretched(costs: Costs, factors: Mapping[Op, float]) -> Costs:
     """The costs with communication so many times longer; the very same where nothing changes."""
-    factor = np.array([1.0 if node.op is None else factors.get(node.op, 1.0) for node in costs.nodes])
-    return costs if (factor == 1.0).all() else replace(costs, kernel_us=costs.kernel_us * factor)
+    return longer(costs, np.array([1.0 if node.op is None else factors.get(node.op, 1.0) for node in costs.nodes]))
 
 
 def study(step: ClusterStep, engine: FusedEngine, settings: Mapping[str, Any]) -> Study:

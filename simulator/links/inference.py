@@ -11,13 +11,13 @@ from dataclasses import replace
 import numpy as np
 
 from ...datasets.devices import Device
-from ..costs import Costs
+from ..costs import Costs, longer
 from ..engines.flow import FlowEngine
 from ..inference_report import Step
 from ..network.together import Shared, run_together
 from ..plan import Plan
 from ..programs import MIDDLE
-from .contention import AGREED, FREELY, ROUNDS, longer
+from .contention import AGREED, FREELY, ROUNDS
 from .use import Collective, Communication, Send, Slot, pace_of, phase_spans, traffic_of, uses_of
 
 Timed = Callable[[Step, Sequence[Costs], np.ndarray, Plan, Device], Step]  # a step with other costs and sends
