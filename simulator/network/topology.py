@@ -91,6 +91,8 @@ class Topology:
     def find(self, name: str) -> np.ndarray:
         """Links called ``a->b``, or both directions of ``a-b``. TopologyError names what is missing."""
         ends = name.split("->") if "->" in name else name.split("-") if name not in self.index else []
+        if len(ends) == 1:
+            raise TopologyError(f"{self.name} has no node {name!r}; it has {_few(self.nodes)}; a link is a->b or a-b")
         if len(ends) != 2:
             raise TopologyError(f"link {name!r} must be written as a->b, or a-b for both directions")
         for end in ends:

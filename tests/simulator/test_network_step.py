@@ -196,6 +196,7 @@ CALL = "simulate workload=train model=tiny_llama_100m cluster=dgx_h100 cluster.n
     [
         ("network=fast", "network='fast' is not one of"),
         ("faults=[{link: nic0-leaf99, bandwidth: 0.5}]", "has no node 'leaf99'"),
+        ("faults=[{node: gpu999, gone: true}]", "has no node 'gpu999'"),
         ("faults=[{link: nic0-leaf0, bandwidth: -1}]", "bandwidth=-1 must lie between"),
         ("faults=[{link: nic0-leaf0, gone: true},{link: gpu0-nvswitch0, gone: true}]", "gpu0 cannot reach"),
         ("fault_draw={count: 2000}", "2000 faults are more than"),
