@@ -305,7 +305,7 @@ def _packets(on: Fabric, transfers: Sequence[Transfer]) -> Outcome:
     def line(few: np.ndarray, more: np.ndarray) -> np.ndarray:
         return few + (more - few) * (2.0 / part - 1.0)
 
-    return Outcome(line(half.start_us, whole.start_us), line(half.end_us, whole.end_us), load, whole.full_us)
+    return Outcome(line(half.start_us, whole.start_us), line(half.end_us, whole.end_us), load)
 
 
 def predict_by_formula(

@@ -25,7 +25,7 @@ DAMPING = (0.0, 0.5, 0.5, 0.5, 0.5, 0.5)  # of its rounds
 
 
 class Outcome(NamedTuple):
-    """Start and end of each transfer, us [n]; bytes each link carried [links], and the us it was full (flow only).
+    """Start and end of each transfer, us [n], and bytes that each link carried [links].
 
     ``run`` has the parts of all transfers that ran as flows.
     """
@@ -33,7 +33,6 @@ class Outcome(NamedTuple):
     start_us: np.ndarray
     end_us: np.ndarray
     carried_bytes: np.ndarray
-    full_us: np.ndarray
     run: Run | None = None
 
     @property
@@ -59,16 +58,16 @@ def simulate(
     """
     if fidelity == "flow":
         start, end, run = fabric.flow(transfers, folded)
-        return Outcome(start, end, run.carried_bytes, run.full_us, run)
+        return Outcome(start, end, run.carried_bytes, run)
     if fidelity not in FIDELITIES:
         raise TopologyError(f"network={fidelity!r} is not one of {', '.join(FIDELITIES)}")
     if fidelity == "packet":
         chosen = [packet.named(fabric, each) for each in transfers]
         end = packet.simulate(fabric, chosen, python)
         start = np.array([max((end[other] for other in each.after), default=0.0) for each in chosen])
-        return Outcome(start, end, _loads(fabric, chosen).sum(axis=0), np.zeros(fabric.topology.links))
+        return Outcome(start, end, _loads(fabric, chosen).sum(axis=0))
     start, end = _analytical(fabric, transfers)
-    return Outcome(start, end, _loads(fabric, transfers).sum(axis=0), np.zeros(fabric.topology.links))
+    return Outcome(start, end, _loads(fabric, transfers).sum(axis=0))
 
 
 def over_time(

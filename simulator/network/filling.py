@@ -78,16 +78,15 @@ def simulate(
     follower,
     tolerance,
 ):
-    """Start and end of each activity, bytes carried by each link and the time each was full; NaN for what never ran.
+    """Start and end of each activity, NaN for what never ran, and the bytes carried by each link.
 
     Events in order of (time, order of creation). An activity is released, waits out its latency, then shares links.
     One that would end within ``tolerance`` of the time it has been moving ends with the event before.
     """
     count, links = len(size), len(capacity)
     start, end = np.full(count, np.nan), np.full(count, np.nan)
-    carried, full = np.zeros(links), np.zeros(links)
+    carried, level = np.zeros(links), np.full(links, np.inf)
     rate, remaining, rest = np.zeros(count), size.copy(), waits.copy()
-    level = np.full(links, np.inf)
     running, moving = np.zeros(count, np.bool_), np.zeros(count)
     heap = [(0.0, np.int64(0), np.int64(-1))]
     heap.pop()
@@ -108,9 +107,6 @@ def simulate(
         if len(heap) > 0:
             until = min(until, heap[0][0])
         span = until - now
-        for link in range(links):
-            if level[link] < np.inf:
-                full[link] += span
         now = until
         lowest = np.inf
         kept = [np.int64(0)]
@@ -150,7 +146,7 @@ def simulate(
             _share_again(a_start, a_link, a_weight, l_start, l_activity, l_weight, capacity, live, rate, level, lowest)
         elif len(live) == 0:
             level[:] = np.inf
-    return start, end, carried, full
+    return start, end, carried
 
 
 def _wake(each, now, order, heap, start, latency, release, rest, f_start, follower):

@@ -31,15 +31,15 @@ def run_folded(activities: Activities, bandwidth_gbps: np.ndarray, tolerance: fl
     used, links = np.unique(activities.links, return_inverse=True)
     if len(used) < len(bandwidth_gbps):
         found = run_folded(replace(activities, links=links.reshape(-1)), bandwidth_gbps[used], tolerance)
-        carried, full = np.zeros((2, len(bandwidth_gbps)))
-        carried[used], full[used] = found.carried_bytes, found.full_us
-        return Run(found.start_us, found.end_us, carried, full)
+        carried = np.zeros(len(bandwidth_gbps))
+        carried[used] = found.carried_bytes
+        return Run(found.start_us, found.end_us, carried)
     classes = classify(activities, bandwidth_gbps)
     if len(activities) == 0 or classes.activity.max() + 1 == len(activities):
         return run(activities, bandwidth_gbps, tolerance)
     found = run(_quotient(activities, classes), bandwidth_gbps[_first(classes.link)], tolerance)
     of, on = classes
-    return Run(found.start_us[of], found.end_us[of], found.carried_bytes[on], found.full_us[on])
+    return Run(found.start_us[of], found.end_us[of], found.carried_bytes[on])
 
 
 def classify(activities: Activities, bandwidth_gbps: np.ndarray) -> Classes:

@@ -47,12 +47,11 @@ class Activities:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """``start_us``, ``end_us`` float64 [n] of activities; bytes carried and time it was full, us, of each link."""
+    """``start_us``, ``end_us`` float64 [n] of activities; bytes that each link carried."""
 
     start_us: np.ndarray
     end_us: np.ndarray
     carried_bytes: np.ndarray
-    full_us: np.ndarray
 
     @property
     def total_us(self) -> float:
@@ -84,7 +83,7 @@ def run(activities: Activities, bandwidth_gbps: np.ndarray, tolerance: float = T
     capacity = np.asarray(bandwidth_gbps, dtype=np.float64) * 1e3  # bytes a microsecond
     merged, on, of = _merged(activities, capacity)
     followers = _followers(activities)
-    start, end, carried, full = _loop("simulate", merged)(
+    start, end, carried = _loop("simulate", merged)(
         merged.start,
         merged.links,
         merged.weights,
@@ -99,7 +98,7 @@ def run(activities: Activities, bandwidth_gbps: np.ndarray, tolerance: float = T
     )
     if np.isnan(end).any():
         raise ValueError(f"{int(np.isnan(end).sum())} activities wait for each other in a circle")
-    return Run(start, end, carried[of], full[of])
+    return Run(start, end, carried[of])
 
 
 def _merged(activities: Activities, capacity: np.ndarray) -> tuple[Activities, np.ndarray, np.ndarray]:
