@@ -104,7 +104,7 @@ class Uses(NamedTuple):
     """Of every communication of a step, collectives first [n]: its pattern, bytes, and latency before they move.
 
     Times are those of the slowest stage. On this one the bytes take ``part`` of that, and all of it no less than
-    ``least`` of it, which is where nothing blocks.
+    ``least`` of it, which is without faults, or where nothing blocks.
     """
 
     patterns: Patterns
@@ -145,7 +145,8 @@ def uses_of(said: Communication, plan: Plan, flows: FlowEngine) -> Uses:
     size = np.array([each for _, each in found], dtype=float)[at.ravel()]
     ops, op = _sent(sent, plan)
     still = np.concatenate([flows.still_us(said.ops)[own.slot], flows.still_us(ops)[op]])
-    stretch = np.concatenate([flows.stretches(said.ops)[own.slot], flows.stretches(ops)[op]])
+    stretch = _stretches(flows, said.ops, own.slot, ops, op)
+    usual = _stretches(flows.with_faults(()), said.ops, own.slot, ops, op) if flows.faults else 1.0
     patterns = Patterns(usages, flows.topology.bandwidth_gbps)
     return Uses(
         patterns,
@@ -153,7 +154,7 @@ def uses_of(said: Communication, plan: Plan, flows: FlowEngine) -> Uses:
         np.concatenate([size, sent.size_bytes]),
         still,
         _parts(patterns, kinds)[pattern],
-        1.0 / stretch,
+        usual / stretch,
     )
 
 
@@ -165,6 +166,13 @@ def _parts(patterns: Patterns, kinds: Sequence[object]) -> np.ndarray:
         slowest[name] = max(us, slowest.get(name, 0.0))
     most = np.array([slowest[name] for name in names])
     return np.divide(patterns.us_per_byte, most, out=np.ones(len(most)), where=patterns.us_per_byte > 0)
+
+
+def _stretches(
+    flows: FlowEngine, ops: Sequence[Op], slot: np.ndarray, sent: Sequence[Op], way: np.ndarray
+) -> np.ndarray:
+    """The stretch of every communication, collectives of a slot first [n]."""
+    return np.concatenate([flows.stretches(ops)[slot], flows.stretches(sent)[way]])
 
 
 def _sent(sent: Send, plan: Plan) -> tuple[list[Op], np.ndarray]:
