@@ -3,9 +3,10 @@
 //   FRAME WINDOW (bytes)
 //   NODES LINKS MESSAGES
 //   a b GB/s us                            for each link, both directions
-//   source target bytes n first ... n-th   for each message, which waits for n earlier ones
+//   source target bytes lane n first ... n-th   for each message, which waits for n earlier ones
 //
-// Every message is a TCP connection, open before anything is sent, as queue pairs of RDMA are. TCP is a transport with a
+// Messages of a lane have the same ends and go one after the other, in the order in which they start. Every lane is a
+// TCP connection, open before anything is sent, as queue pairs of RDMA are. TCP is a transport with a
 // fixed window here: it neither starts slowly nor delays acknowledgements, and links hold packets back where queues are
 // fair (FQ-CoDel above four packets, which drops none). GB/s are those of payload: headers come on top.
 
@@ -27,13 +28,17 @@
 using namespace ns3;
 
 struct Message {
-  int source, target;
-  uint64_t bytes, arrived;
+  int lane;
+  uint64_t bytes, arrived, left;
   int waits;
   std::vector<int> followers;
   double end;
-  uint64_t left;
-  bool started;
+};
+
+struct Lane {
+  int source = -1, target = -1;
+  std::vector<int> order;  // messages that have started
+  size_t sending = 0, receiving = 0;
   Ptr<Socket> socket;
 };
 
@@ -41,42 +46,52 @@ static const unsigned HEADERS = 52, FRAMING = 2;  // of IP and TCP with its time
 static const int64_t OPEN_NS = 20000000;          // until all connections are open
 static unsigned frame, window;
 static std::vector<Message> messages;
+static std::vector<Lane> lanes;
 static std::vector<Ptr<Node>> nodes;
 static std::vector<Ipv4Address> addresses;
 
 static void start(int i);
 
 static void received(int i, Ptr<const Packet> packet, const Address&) {
-  Message& m = messages[i];
-  m.arrived += packet->GetSize();
-  if (m.arrived < m.bytes || m.end >= 0) return;
-  m.end = (Simulator::Now().GetNanoSeconds() - OPEN_NS) / 1e3;
-  for (int f : m.followers)
-    if (--messages[f].waits == 0) start(f);
+  Lane& lane = lanes[i];
+  uint64_t bytes = packet->GetSize();
+  while (bytes > 0 && lane.receiving < lane.order.size()) {
+    Message& m = messages[lane.order[lane.receiving]];
+    uint64_t taken = std::min(bytes, m.bytes - m.arrived);
+    m.arrived += taken;
+    bytes -= taken;
+    if (m.arrived < m.bytes) return;
+    m.end = (Simulator::Now().GetNanoSeconds() - OPEN_NS) / 1e3;
+    ++lane.receiving;
+    for (int f : m.followers)
+      if (--messages[f].waits == 0) start(f);
+  }
 }
 
 static void push(int i, Ptr<Socket>, uint32_t) {
-  Message& m = messages[i];
-  while (m.started && m.left > 0) {
-    uint32_t room = std::min<uint64_t>(m.left, m.socket->GetTxAvailable());
-    int sent = room ? m.socket->Send(Create<Packet>(room)) : 0;
-    if (sent <= 0) return;
-    m.left -= sent;
+  Lane& lane = lanes[i];
+  for (; lane.sending < lane.order.size(); ++lane.sending) {
+    Message& m = messages[lane.order[lane.sending]];
+    while (m.left > 0) {
+      uint32_t room = std::min<uint64_t>(m.left, lane.socket->GetTxAvailable());
+      int sent = room ? lane.socket->Send(Create<Packet>(room)) : 0;
+      if (sent <= 0) return;
+      m.left -= sent;
+    }
   }
 }
 
 static void start(int i) {
-  messages[i].started = true;
-  push(i, nullptr, 0);
+  lanes[messages[i].lane].order.push_back(i);
+  push(messages[i].lane, nullptr, 0);
 }
 
 static void open(int i) {
-  Message& m = messages[i];
-  m.left = m.bytes;
-  m.socket = Socket::CreateSocket(nodes[m.source], TcpSocketFactory::GetTypeId());
-  m.socket->SetSendCallback(MakeBoundCallback(&push, i));
-  m.socket->Bind();
-  m.socket->Connect(InetSocketAddress(addresses[m.target], 1000 + i));
+  Lane& lane = lanes[i];
+  lane.socket = Socket::CreateSocket(nodes[lane.source], TcpSocketFactory::GetTypeId());
+  lane.socket->SetSendCallback(MakeBoundCallback(&push, i));
+  lane.socket->Bind();
+  lane.socket->Connect(InetSocketAddress(addresses[lane.target], 1000 + i));
 }
 
 static void settings() {
@@ -118,25 +133,31 @@ int main() {
     std::cin >> a >> b >> gbps >> us;
     link(a, b, gbps, us, i);
   }
-  messages.resize(count, {0, 0, 0, 0, 0, {}, -1.0, 0, false, nullptr});
+  messages.resize(count, {0, 0, 0, 0, 0, {}, -1.0});
   for (int i = 0; i < count; i++) {
     Message& m = messages[i];
-    std::cin >> m.source >> m.target >> m.bytes >> m.waits;
+    int source, target;
+    std::cin >> source >> target >> m.bytes >> m.lane >> m.waits;
+    m.left = m.bytes;
+    if (m.lane >= int(lanes.size())) lanes.resize(m.lane + 1);
+    lanes[m.lane].source = source;
+    lanes[m.lane].target = target;
     for (int j = 0, first; j < m.waits; j++) {
       std::cin >> first;
       messages[first].followers.push_back(i);
     }
   }
   Ipv4GlobalRoutingHelper::PopulateRoutingTables();
-  for (int i = 0; i < count; i++) {
+  for (int i = 0; i < int(lanes.size()); i++) {
     Ptr<PacketSink> sink = CreateObject<PacketSink>();
     sink->SetAttribute("Protocol", TypeIdValue(TcpSocketFactory::GetTypeId()));
     sink->SetAttribute("Local", AddressValue(InetSocketAddress(Ipv4Address::GetAny(), 1000 + i)));
     sink->TraceConnectWithoutContext("Rx", MakeBoundCallback(&received, i));
-    nodes[messages[i].target]->AddApplication(sink);
+    nodes[lanes[i].target]->AddApplication(sink);
     Simulator::Schedule(NanoSeconds(1), &open, i);
-    if (messages[i].waits == 0) Simulator::Schedule(NanoSeconds(OPEN_NS), &start, i);
   }
+  for (int i = 0; i < count; i++)
+    if (messages[i].waits == 0) Simulator::Schedule(NanoSeconds(OPEN_NS), &start, i);
   Simulator::Run();
   for (const Message& m : messages) std::printf("%.4f\n", m.end);
 }

@@ -1,9 +1,10 @@
 """The same transfers packet by packet, in ns-3: what checks the flow model on small cases.
 
-Needs the PyPI package ``ns3`` (``pip install 'opcast[packet]'``) and a C++ compiler. Every message is a TCP connection
-over point-to-point links with fair queueing, jumbo frames and a window that covers the fabric, so that what is compared
-is how links are shared and not how TCP recovers: stock ns-3 has no RDMA. The program (``ns3_job.cc``) is compiled once
-against the package's headers and libraries and kept; its Python bindings, which take seconds to load, are not needed.
+Needs the PyPI package ``ns3`` (``pip install 'opcast[packet]'``) and a C++ compiler. Every pair of a collective is a
+TCP connection over point-to-point links with fair queueing, jumbo frames and a window that covers the fabric, so that
+what is compared is how links are shared and not how TCP recovers: stock ns-3 has no RDMA. The program (``ns3_job.cc``)
+is compiled once against the package's headers and libraries and kept; its Python bindings, which take seconds to load,
+are not needed.
 """
 
 from __future__ import annotations
@@ -29,19 +30,20 @@ from .topology import Topology, TopologyError
 JOB = Path(__file__).with_name("ns3_job.cc")
 MODULES = ("core", "network", "traffic-control", "internet", "point-to-point", "applications")
 FRAME_BYTES, WINDOW_BYTES = 4148, 2_000_000  # 4 KiB of payload, as InfiniBand has
-PORTS = 64_000  # one a message
+PORTS = 64_000  # one a connection
 DEVICES = 64  # up to which every packet can be moved
 TIMEOUT_S = 900.0
 ASK = "import importlib.util as u; at = u.find_spec('ns3'); print(at.submodule_search_locations[0] if at else '')"
 
 
 class Message(NamedTuple):
-    """Bytes from one rank to another, once the messages ``after`` have arrived."""
+    """Bytes from one rank to another, once the messages ``after`` have arrived; those of a ``lane`` go in order."""
 
     source: int
     target: int
     size_bytes: float
     after: tuple[int, ...] = ()
+    lane: int = 0
 
 
 def check_devices(count: int) -> None:
@@ -89,20 +91,22 @@ def simulate(fabric: Fabric, transfers: Sequence[Transfer], python: str = sys.ex
 def _expand(messages: list[Message], phase: Phase, size_bytes: float, before: tuple[int, ...]) -> tuple[int, ...]:
     """Append the messages of one phase; returns those that end it.
 
-    What goes round goes step by step: a rank sends on what has arrived, the first of a chain one piece after the other.
+    What goes round goes step by step: a rank sends on what has arrived, after what it sends already.
     """
     ends: list[int] = []
     for move in phase:
         steps = round(move.steps) if move.round else 1
+        first = messages[-1].lane + 1 if messages else 0
+        size = move.size_bytes * size_bytes / max(steps, 1)
         previous: dict[int, int] = {}
-        sent: dict[int, int] = {}
         for _ in range(max(steps, 1)):
             arrived = {}
-            for source, target in zip(move.source.tolist(), move.target.tolist(), strict=True):
-                last = previous.get(source, sent.get(source) if move.round else None)
-                wait = before if last is None else (last,)
-                arrived[target] = sent[source] = len(messages)
-                messages.append(Message(source, target, move.size_bytes * size_bytes / max(steps, 1), wait))
+            for lane, (source, target) in enumerate(
+                zip(move.source.tolist(), move.target.tolist(), strict=True), first
+            ):
+                wait = (previous[source],) if source in previous else before
+                arrived[target] = len(messages)
+                messages.append(Message(source, target, size, wait, lane))
                 ends.append(len(messages) - 1)
             previous = arrived
     return tuple(ends)
@@ -112,15 +116,16 @@ def arrivals(topology: Topology, messages: Sequence[Message], python: str = sys.
     """When each message has arrived in whole, us."""
     if not messages:
         return []
-    if len(messages) > PORTS:
+    if messages[-1].lane >= PORTS:
         raise TopologyError(
-            f"packet simulation takes {PORTS:,} messages at most, not {len(messages):,}: use network=flow"
+            f"packet simulation takes {PORTS:,} connections at most, not {messages[-1].lane + 1:,}: use network=flow"
         )
     cables = _cables(topology)
     lines = [f"{FRAME_BYTES} {WINDOW_BYTES}", f"{len(topology.nodes)} {len(cables)} {len(messages)}"]
     lines += [f"{a} {b} {gbps!r} {us!r}" for a, b, gbps, us in cables]
     for each in messages:
-        lines.append(" ".join(map(str, (*each[:2], max(int(np.ceil(each[2])), 1), len(each.after), *each.after))))
+        size = max(int(np.ceil(each.size_bytes)), 1)
+        lines.append(" ".join(map(str, (*each[:2], size, each.lane, len(each.after), *each.after))))
     try:
         job = "\n".join(lines)
         done = subprocess.run(

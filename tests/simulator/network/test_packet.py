@@ -5,10 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from opcast.datasets.clusters import load_cluster
+from opcast.datasets.devices import load_device
 from opcast.simulator.network import packet
+from opcast.simulator.network.build import fabric as fabric_of
 from opcast.simulator.network.fabric import Fabric, Transfer
 from opcast.simulator.network.faults import Fault, apply
 from opcast.simulator.network.shapes import Dimension, Port, product, single_switch
@@ -21,6 +25,7 @@ needs_ns3 = pytest.mark.skipif(not PYTHON, reason="needs ns-3: pip install --no-
 SWITCH = single_switch(8, Port(12.5, 0.5))
 RING = product([Dimension("ring", 8, 12.5, 0.5)])
 EIGHT = tuple(range(8))
+SERVERS = fabric_of(replace(load_cluster("dgx_h100"), nodes=4), load_device("h100_sxm")).topology
 
 
 def dumbbell():
@@ -48,6 +53,11 @@ CASES = {
         [Transfer("all_reduce", EIGHT, 16 * MIB, "ring")],
     ),
     "hard fault": (apply(RING, [Fault("gpu2-gpu3", gone=True)]), [Transfer("all_gather", EIGHT, 32 * MIB, "ring")]),
+    "a worn NIC in a ring of servers": (
+        apply(SERVERS, [Fault("nic0-leaf0", bandwidth_factor=0.5)]),
+        [Transfer("all_reduce", (0, 8, 16, 24), 8 * MIB, "ring")],
+    ),
+    "a chain": (SWITCH, [Transfer("broadcast", EIGHT, 16 * MIB, "ring")]),
     "short and long flows": (
         dumbbell(),
         [Transfer("send", (0, 4), 8 * MIB), Transfer("send", (1, 5), 24 * MIB), Transfer("send", (2, 3), 16 * MIB)],
