@@ -30,17 +30,26 @@ def share_stages(step: Step, plan: Plan, device: Device, flows: FlowEngine, time
     said = _communication(step, plan, device)
     if not len(said.collectives.slot) and not len(said.sends.stage):
         return step
-    usual, apart_us, before = step, step.total_us, step.total_us
-    uses, pace, sends_us = uses_of(said, plan, flows), np.ones(len(said.slots)), step.sends_us
+    usual, uses = step, uses_of(said, plan, flows)
+    pace, sends_us = np.ones(len(said.slots)), step.sends_us
+
+    def placed(took_us: np.ndarray, part: float) -> Step:
+        nonlocal pace, sends_us
+        sent = _mean(said.sends.stage, took_us[len(said.collectives.slot) :], sends_us)
+        pace, sends_us = pace + part * (pace_of(said, pace, took_us) - pace), sends_us + part * (sent - sends_us)
+        return timed(usual, _slowed(usual, said, pace), sends_us, plan, device)
+
+    traffic = traffic_of(said, uses, pace, usual.sends_us[said.sends.stage])
+    start, end = traffic.start_us, traffic.start_us + traffic.alone_us
+    if (uses.part < 1.0).any():
+        step = placed(traffic.alone_us, 1.0)
+    apart_us = before = step.total_us
     rounds, residual = 0, 1.0
     while residual > AGREED and rounds < ROUNDS:
         said = _communication(step, plan, device)
         traffic = traffic_of(said, uses, pace, usual.sends_us[said.sends.stage])
         start, end = run_together(uses.patterns, traffic)
-        took, part = end - start, 1.0 if rounds < FREELY else 0.5
-        pace = pace + part * (pace_of(said, pace, took) - pace)
-        sends_us = sends_us + part * (_mean(said.sends.stage, took[len(said.collectives.slot) :], sends_us) - sends_us)
-        step = timed(usual, _slowed(usual, said, pace), sends_us, plan, device)
+        step = placed(end - start, 1.0 if rounds < FREELY else 0.5)
         rounds, residual, before = rounds + 1, abs(step.total_us - before) / step.total_us, step.total_us
     shared = Shared(uses.patterns, traffic, uses.size_bytes, start, end, before, apart_us, rounds, residual)
     return replace(step, shared=shared)
