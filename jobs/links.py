@@ -195,11 +195,13 @@ def show(network: Mapping[str, Any], many: bool) -> None:
 
 def show_links(network: Mapping[str, Any], whole: str = "whole time", what: str = "time") -> None:
     """The fullest links over the ``whole``, and how much longer ``what`` takes with random faults, as tables."""
-    peaks = ["peak"] if any("peak" in link for link in network.get("hot_links", ())) else []
-    names = ("busy", *peaks)
-    hot = [(link["link"], *(f"{link[name]:.1%}" for name in names)) for link in network.get("hot_links", ())]
+    hot: list[tuple[object, ...]] = [
+        (link["link"], link["alike"], f"{link['busy']:.1%}", f"{link['peak']:.1%}")
+        for link in network.get("hot_links", ())
+    ]
     if hot:
-        table(f"fullest links over the {whole} ({network['fidelity']})", ("link", *names), hot)
+        heads = ("link", "as full", "busy", "peak")
+        table(f"fullest links over the {whole} ({network['fidelity']})", heads, hot)
     if network.get("contention_s", 0.0) > NOTICED * network.get("apart_s", 0.0):
         apart, more = microseconds(network["apart_s"] * 1e6), microseconds(network["contention_s"] * 1e6)
         say(f"sharing links costs {more} of the {whole}: with links of its own for all communication it is {apart}")

@@ -26,13 +26,21 @@ def links_section(links: Mapping[str, Any], svg: str, whole: str = "the step") -
     fullest = links.get("hot_links", ())
     if fullest:
         most = max(each["busy"] for each in fullest)
-        columns: tuple[Column, ...] = (Column("link", words=True), Column("busy", "share of its capacity"))
-        listed: list[tuple[Cell, ...]] = [
-            (Cell(each["link"]), Cell(units.share(each["busy"]), bar=each["busy"] / most)) for each in fullest
+        columns = (
+            Column("link", words=True),
+            Column("as full", "links of its kind, itself too"),
+            Column("busy", "share of its capacity"),
+            Column("peak", "in its fullest hundredth of the time"),
+        )
+        listed = [
+            (
+                Cell(each["link"]),
+                Cell(units.count(each["alike"])),
+                Cell(units.share(each["busy"]), bar=each["busy"] / most),
+                Cell(units.share(each["peak"])),
+            )
+            for each in fullest
         ]
-        if all("peak" in each for each in fullest):
-            columns = (*columns, Column("peak", "in its fullest hundredth of the time"))
-            listed = [(*row, Cell(units.share(each["peak"]))) for row, each in zip(listed, fullest, strict=True)]
         parts.append(Table("Fullest links", columns, listed))
     if links.get("faults_study"):
         parts += _study(links["faults_study"], whole)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..engines import FusedEngine
 from ..engines.flow import flow_engine
-from ..network.load import BINS, described, fullest
+from ..network.load import BINS, described, sorts
 from ..network.together import Shared
 from ..network.topology import Topology
 from ..report import InferenceReport, StepReport
@@ -42,8 +42,8 @@ def network_report(
 def loads(topology: Topology, shared: Shared) -> dict[str, Any]:
     """How full links are: the fullest, kinds of links, both over time; and what sharing them cost."""
     load = shared.load()
-    hot = fullest(load)
-    told = described(topology, load, hot, shared.over_time(hot, BINS), shared.total_us)
+    hot = sorts(topology, load)
+    told = described(topology, load, hot, shared.over_time(hot[0], BINS), shared.total_us)
     told["over_time"]["kinds"] = {
         kind: shared.mean_over_time(np.flatnonzero(topology.of_kind((kind,))), BINS).round(6).tolist()
         for kind in told["busy"]

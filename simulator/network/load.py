@@ -10,6 +10,7 @@ from .topology import Topology
 
 HOT = 10  # links that are named
 BINS = 100  # equal spans of time that load is told for
+DIGITS = 4  # of shares that are as full
 
 
 def fullest(load: np.ndarray, count: int = HOT) -> np.ndarray:
@@ -18,18 +19,32 @@ def fullest(load: np.ndarray, count: int = HOT) -> np.ndarray:
     return order[load[order] > 0]
 
 
-def described(topology: Topology, load: np.ndarray, hot: np.ndarray, shares: np.ndarray, us: float) -> dict[str, Any]:
+def sorts(topology: Topology, load: np.ndarray, count: int = HOT) -> tuple[np.ndarray, np.ndarray]:
+    """The fullest links that are used at all, one for all of its kind that are as full; and how many those are."""
+    kind = np.unique(np.array(topology.kind), return_inverse=True)[1]
+    alike = np.stack([kind, np.round(load, DIGITS)])
+    _, first, counts = np.unique(alike, axis=1, return_index=True, return_counts=True)
+    order = np.argsort(-load[first], kind="stable")[:count]
+    order = order[load[first[order]] > 0]
+    return first[order], counts[order]
+
+
+def described(
+    topology: Topology, load: np.ndarray, hot: tuple[np.ndarray, np.ndarray], shares: np.ndarray, us: float
+) -> dict[str, Any]:
     """``hot_links``, ``busy`` by kind and ``over_time`` as plain values.
 
-    ``load`` [links] are shares of capacity over all ``us``, ``shares`` [bins, len(hot)] those of some links over time.
+    ``load`` [links] are shares of capacity over all ``us``, ``hot`` the :func:`sorts` of links to name, and ``shares``
+    [bins, sorts] theirs over time.
     """
-    names = [topology.link_name(link) for link in hot.tolist()]
+    links, alike = hot
+    names = [topology.link_name(link) for link in links.tolist()]
     peaks = shares.max(axis=0, initial=0.0).tolist()
     kinds = {kind: load[topology.of_kind((kind,))] for kind in sorted(set(topology.kind))}
     return {
         "hot_links": [
-            {"link": name, "busy": busy, "peak": peak}
-            for name, busy, peak in zip(names, load[hot].tolist(), peaks, strict=True)
+            {"link": name, "alike": count, "busy": busy, "peak": peak}
+            for name, count, busy, peak in zip(names, alike.tolist(), load[links].tolist(), peaks, strict=True)
         ],
         "busy": {kind: {"mean": float(each.mean()), "max": float(each.max())} for kind, each in kinds.items()},
         "over_time": {

@@ -17,7 +17,7 @@ from ...datasets.ops import bus_factor
 from .collectives import ALGORITHMS, algorithms
 from .fabric import Fabric, Transfer
 from .fidelity import Outcome, over_time
-from .load import BINS, described, fullest
+from .load import BINS, described, sorts
 from .mapping import process_groups
 from .reduction import ALGORITHMS as IN_SWITCH
 
@@ -175,13 +175,13 @@ def summary(fabric: Fabric, transfers: Sequence[Transfer], names: Sequence[str],
     """What happened, as plain values: transfers, the fullest links and their load over time, load by kind of link."""
     topology = fabric.topology
     load = outcome.utilisation(topology.bandwidth_gbps)
-    hot = fullest(load)
+    hot = sorts(topology, load)
     return {
         "topology": topology.name,
         "links": topology.links,
         "total_us": outcome.total_us,
         "transfers": [_row(fabric, *each) for each in zip(transfers, names, *_ends(outcome), strict=True)],
-        **described(topology, load, hot, over_time(fabric, transfers, outcome, BINS, hot), outcome.total_us),
+        **described(topology, load, hot, over_time(fabric, transfers, outcome, BINS, hot[0]), outcome.total_us),
     }
 
 

@@ -9,9 +9,19 @@ import numpy as np
 import pytest
 from opcast.simulator.network.fabric import Fabric, Transfer
 from opcast.simulator.network.fidelity import simulate
+from opcast.simulator.network.load import sorts
 from opcast.simulator.network.picture import hot_links, svg
 from opcast.simulator.network.places import levels
-from opcast.simulator.network.shapes import Dimension, Port, Servers, dragonfly, dual_plane, fat_tree, product
+from opcast.simulator.network.shapes import (
+    Dimension,
+    Port,
+    Servers,
+    dragonfly,
+    dual_plane,
+    fat_tree,
+    product,
+    single_switch,
+)
 from opcast.simulator.network.topology import Topology, from_dict
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -99,3 +109,11 @@ def test_the_hottest_link_is_the_one_that_incast_fills() -> None:
     assert name == "switch0.0->gpu0"
     assert share == pytest.approx(1.0, rel=0.01)
     assert second == pytest.approx(1 / 7, rel=0.01)
+
+
+def test_links_as_full_as_others_are_named_once() -> None:
+    fabric = Fabric(single_switch(8, Port(12.5, 0.5)))
+    load = np.zeros(fabric.topology.links)
+    load[:3], load[5] = 0.5, 0.7
+    links, alike = sorts(fabric.topology, load)
+    assert (links.tolist(), alike.tolist()) == ([5, 0], [1, 3])
