@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..datasets.devices import Device
 from ..datasets.ops import KINDS, Op, OpError
 from ..datasets.store import Store
 from ..simulator.engines import FusedEngine
 from ..simulator.engines.network import NetworkEngine
-from ..simulator.links.transfers import Links, predict_by_formula, predict_collective, predict_transfers
 from ..simulator.network.build import own_links
 from ..simulator.network.query import check_algorithm, from_dicts, group_of, read, size_of, whole
 from ..simulator.predict import predict_ops
 from ..simulator.report import InferenceReport, OpPrediction, StepReport
 from . import resolve
 from .show import BadInputError, microseconds, say, table
+
+if TYPE_CHECKING:
+    from ..simulator.links.transfers import Links
 
 OF_COLLECTIVES = ("group", "stride", "all_groups", "algorithm", "faults_study", "report", "picture")
 OF_LINKS = (*OF_COLLECTIVES, "transfers", "faults", "fault_draw")
@@ -63,6 +65,8 @@ def formula_of(config: Mapping[str, Any], target: Device) -> NetworkEngine:
 
 def links(config: Mapping[str, Any], target: Device) -> Links:
     """The links of the configuration's cluster with its faults. TopologyError for what is not there."""
+    from ..simulator.links.transfers import Links
+
     chosen = config.get("network", "auto")
     made = Links(formula_of(config, target), "flow" if chosen == "auto" else str(chosen))
     faults = resolve.link_faults(config, made.healthy.topology)
@@ -71,6 +75,8 @@ def links(config: Mapping[str, Any], target: Device) -> Links:
 
 def predict(ops: list[Op], target: Device, config: Mapping[str, Any]) -> list[OpPrediction]:
     """Predictions of ops on a cluster: collectives by what its links do, all others as on one device."""
+    from ..simulator.links.transfers import predict_by_formula, predict_collective
+
     plain = {**config, "network": "analytical", **dict.fromkeys(resolve.LINK_FAULTS)}
     engine, cache = resolve.engine(plain, target), config.get("cache", "warm")
     ready = links(config, target) if asked(config) else None
@@ -106,6 +112,8 @@ def members(op: Op, formula: NetworkEngine, config: Mapping[str, Any]) -> tuple[
 
 def transfers(config: Mapping[str, Any], target: Device) -> OpPrediction:
     """What the transfers of a file, or of a list, do together on the cluster."""
+    from ..simulator.links.transfers import predict_transfers
+
     for name in ("group", "stride", "all_groups", "algorithm"):
         if config.get(name):
             raise BadInputError(f"{name}={config[name]} is for op=…: in transfers=… every entry has its own")

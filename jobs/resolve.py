@@ -18,7 +18,6 @@ from ..simulator.network.build import check_settings, own_links
 from ..simulator.network.faults import Fault
 from ..simulator.network.topology import Topology
 from ..simulator.plan import Parallel, Plan, PlanError, Stack, load_stack, stack_from_dict
-from ..simulator.trace.models import shipped_config
 from .show import BadInputError
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -229,6 +228,8 @@ def stack(config: Mapping[str, Any], work_kind: str) -> Stack:
 
 def model(config: Mapping[str, Any]) -> str | dict[str, Any]:
     """The chosen model: a path, hub id or ``module:callable`` as given, or a shipped configuration with overrides."""
+    from ..simulator.trace.models import shipped_config
+
     chosen = config["model"]
     if "path" in chosen:
         usual = shipped_config(str(chosen["name"]))
