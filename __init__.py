@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from .datasets.devices import Device, load_device
     from .datasets.ops import Op, make_op
     from .jobs.api import predict, simulate, simulate_file
-    from .simulator.work import Work
+    from .simulator.question.work import Work
 
 _HOMES = {
     "Device": ".datasets.devices",
     "load_device": ".datasets.devices",
     "Op": ".datasets.ops",
     "make_op": ".datasets.ops",
-    "Work": ".simulator.work",
+    "Work": ".simulator.question.work",
     "predict": ".jobs.api",
     "simulate": ".jobs.api",
     "simulate_file": ".jobs.api",

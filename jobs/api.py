@@ -16,13 +16,13 @@ from ..datasets.devices import Device
 from ..datasets.ops import Op, make_op
 from ..simulator.engines import ORDER, FusedEngine
 from ..simulator.network.fabric import Transfer
-from ..simulator.plan import Plan
-from ..simulator.predict import predict_ops, with_power
-from ..simulator.report import InferenceReport, OpPrediction, StepReport
+from ..simulator.predict.ops import predict_ops, with_power
+from ..simulator.question.plan import Plan
+from ..simulator.question.work import Work
+from ..simulator.report.answer import InferenceReport, OpPrediction, StepReport
 from ..simulator.simulate import simulate as simulate_work
+from ..simulator.step.workload_file import FileReport
 from ..simulator.trace import Model
-from ..simulator.work import Work
-from ..simulator.workload_file import FileReport
 from . import links, resolve, workload_file
 
 HOME = "~/.opcast"

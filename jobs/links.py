@@ -14,13 +14,13 @@ from ..simulator.engines import FusedEngine
 from ..simulator.engines.network import NetworkEngine
 from ..simulator.network.build import own_links
 from ..simulator.network.query import check_algorithm, from_dicts, group_of, read, size_of, whole
-from ..simulator.predict import predict_ops
-from ..simulator.report import InferenceReport, OpPrediction, StepReport
+from ..simulator.predict.ops import predict_ops
+from ..simulator.report.answer import InferenceReport, OpPrediction, StepReport
 from . import resolve
 from .show import BadInputError, microseconds, say, table
 
 if TYPE_CHECKING:
-    from ..simulator.links.transfers import Links
+    from ..simulator.predict.links import Links
 
 OF_COLLECTIVES = ("group", "stride", "all_groups", "algorithm", "faults_study", "report", "picture")
 OF_LINKS = (*OF_COLLECTIVES, "transfers", "faults", "fault_draw")
@@ -65,7 +65,7 @@ def formula_of(config: Mapping[str, Any], target: Device) -> NetworkEngine:
 
 def links(config: Mapping[str, Any], target: Device) -> Links:
     """The links of the configuration's cluster with its faults. TopologyError for what is not there."""
-    from ..simulator.links.transfers import Links
+    from ..simulator.predict.links import Links
 
     chosen = config.get("network", "auto")
     made = Links(formula_of(config, target), "flow" if chosen == "auto" else str(chosen))
@@ -75,7 +75,7 @@ def links(config: Mapping[str, Any], target: Device) -> Links:
 
 def predict(ops: list[Op], target: Device, config: Mapping[str, Any]) -> list[OpPrediction]:
     """Predictions of ops on a cluster: collectives by what its links do, all others as on one device."""
-    from ..simulator.links.transfers import predict_by_formula, predict_collective
+    from ..simulator.predict.links import predict_by_formula, predict_collective
 
     plain = {**config, "network": "analytical", **dict.fromkeys(resolve.LINK_FAULTS)}
     engine, cache = resolve.engine(plain, target), config.get("cache", "warm")
@@ -112,7 +112,7 @@ def members(op: Op, formula: NetworkEngine, config: Mapping[str, Any]) -> tuple[
 
 def transfers(config: Mapping[str, Any], target: Device) -> OpPrediction:
     """What the transfers of a file, or of a list, do together on the cluster."""
-    from ..simulator.links.transfers import predict_transfers
+    from ..simulator.predict.links import predict_transfers
 
     for name in ("group", "stride", "all_groups", "algorithm"):
         if config.get(name):
@@ -147,7 +147,7 @@ def on_links(
     """The report of a step with what its network did, where links were simulated."""
     if resolve.network_fidelity(config) == "analytical" or not report.devices > 1:
         return report
-    from ..simulator.links.report import network_report
+    from ..simulator.report.network import network_report
 
     return replace(report, network=network_report(report, engine, config["faults_study"] or {}))
 

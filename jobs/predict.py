@@ -9,8 +9,8 @@ from typing import Any
 from ..datasets.devices import Device
 from ..datasets.ops import KINDS, Op, OpError, kind, make_op
 from ..simulator.network.query import TransferError
-from ..simulator.predict import predict_ops, with_power
-from ..simulator.report import OpPrediction
+from ..simulator.predict.ops import predict_ops, with_power
+from ..simulator.report.answer import OpPrediction
 from . import links, resolve
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
 

@@ -14,13 +14,13 @@ from typing import Any
 from ..datasets.devices import Device
 from ..datasets.ops import Op
 from ..datasets.store import Store
-from ..simulator.comparison import Comparison, OpComparison, StepComparison
 from ..simulator.graph import Graph
-from ..simulator.report import InferenceReport, StepReport
+from ..simulator.question.work import Work
+from ..simulator.report.answer import InferenceReport, StepReport
+from ..simulator.report.comparison import Comparison, OpComparison, StepComparison
 from ..simulator.simulate import simulate
-from ..simulator.step import time_graph
+from ..simulator.timing.latencies import time_graph
 from ..simulator.trace import Workload, trace
-from ..simulator.work import Work
 from . import resolve
 from .profile import measure, plan_of
 from .real_run import RealRunner

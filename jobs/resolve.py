@@ -17,7 +17,7 @@ from ..simulator.engines.network import NetworkEngine
 from ..simulator.network.build import check_settings, own_links
 from ..simulator.network.faults import Fault
 from ..simulator.network.topology import Topology
-from ..simulator.plan import Parallel, Plan, PlanError, Stack, load_stack, stack_from_dict
+from ..simulator.question.plan import Parallel, Plan, PlanError, Stack, load_stack, stack_from_dict
 from .show import BadInputError
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -191,7 +191,7 @@ def stragglers(config: Mapping[str, Any], joined: Cluster) -> dict[int, float]:
     """How many times longer compute takes, by device; PlanError for a device that is not there."""
     if not config.get("stragglers"):
         return {}
-    from ..simulator.stragglers import slow_devices
+    from ..simulator.question.stragglers import slow_devices
 
     return slow_devices(config["stragglers"], joined)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ..datasets.devices import Device
-from ..simulator import trust
 from ..simulator.engines import FusedEngine
-from ..simulator.report import InferenceReport, MissingMeasurement, StepReport
+from ..simulator.question.work import Work
+from ..simulator.report import trust
+from ..simulator.report.answer import InferenceReport, MissingMeasurement, StepReport
 from ..simulator.simulate import simulate
-from ..simulator.work import Work
 from . import resolve, workload_file
 from .links import check_workload, on_links, show_links
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
@@ -85,7 +85,7 @@ def write_report(report: StepReport | InferenceReport, path: Path, target: Devic
     placed = getattr(report, "placed", None)
     if placed is None and report.shared is None:
         return write_step_report(report, path, target)
-    from ..simulator.cluster_timeline import cluster_view, links_view
+    from ..simulator.report.pictures import cluster_view, links_view
 
     if placed is not None and isinstance(report, StepReport):
         return write_step_report(report, path, target, cluster_view(placed, report, engine))
@@ -94,13 +94,13 @@ def write_report(report: StepReport | InferenceReport, path: Path, target: Devic
 
 def write_timeline(report: StepReport | InferenceReport, path: Path, expand: int) -> Path:
     """The timeline as trace events; folded ranks are written out up to ``expand`` of each stage."""
-    from ..simulator.export.perfetto import write_trace
-    from ..simulator.export.tracks import span_tracks
+    from ..simulator.formats.perfetto import write_trace
+    from ..simulator.formats.tracks import span_tracks
 
     placed = getattr(report, "placed", None)
     if placed is None:
         return write_trace(path, span_tracks(report.timeline), (), expand)
-    from ..simulator.cluster_timeline import cluster_tracks
+    from ..simulator.report.pictures import cluster_tracks
 
     return write_trace(path, *cluster_tracks(placed), expand)
 

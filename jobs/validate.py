@@ -13,7 +13,7 @@ from ..datasets.clusters import Cluster
 from ..datasets.devices import Device
 from ..datasets.truth import read_table
 from ..simulator.engines import Engine, build_engine
-from ..simulator.plan import stack_from_dict
+from ..simulator.question.plan import stack_from_dict
 from ..simulator.validation import Setting, Validation, validate
 from . import resolve
 from .show import BadInputError, print_json, say, table, wants_json

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from ..simulator.engines.flow import flow_engine
 from ..simulator.network.formats import FormatError, read_busbw, read_workload, write_workload
 from ..simulator.network.query import whole
-from ..simulator.report import InferenceReport, StepReport
-from ..simulator.workload_file import FileReport, plan_of, simulate_workload, study
+from ..simulator.report.answer import InferenceReport, StepReport
+from ..simulator.step.workload_file import FileReport, plan_of, simulate_workload, study
 from . import resolve
 from .links import show_links
 from .show import BadInputError, microseconds, print_json, table, wants_json
@@ -75,7 +75,7 @@ def simulated(config: Mapping[str, Any]) -> FileReport:
 
 def write(report: StepReport | InferenceReport, path: str | Path) -> Path:
     """The step's workload as SimAI reads it. FormatError for what it cannot say, or a path that cannot be written."""
-    from ..simulator.export.simai import workload
+    from ..simulator.formats.simai_step import workload
 
     placed = getattr(report, "placed", None)
     if placed is None:

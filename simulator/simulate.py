@@ -12,15 +12,15 @@ from typing import Any
 from ..datasets.clusters import Cluster
 from ..datasets.devices import Device, DeviceError
 from ..datasets.ops import KINDS, Op
-from . import distribution, trust
 from .engines import Engine
 from .graph import Graph
-from .memory import peak_memory
-from .plan import STACK_DIRECTORY, Parallel, Plan, PlanError, Stack, load_stack
-from .report import Breakdown, InferenceReport, Memory, OpShare, Span, StepReport
-from .step import Timed, time_graph
+from .memory.stage import peak_memory
+from .question.plan import STACK_DIRECTORY, Parallel, Plan, PlanError, Stack, load_stack
+from .question.work import COVERAGE, Work, tokens_of
+from .report import distribution, trust
+from .report.answer import Breakdown, InferenceReport, Memory, OpShare, Span, StepReport
+from .timing.latencies import Timed, time_graph
 from .trace import Model, Workload, trace
-from .work import COVERAGE, Work, tokens_of
 
 
 @dataclass(frozen=True)
@@ -117,10 +117,10 @@ def simulate_plan(
         plan = replace(plan, quantization=stored_format(model))
     if train:
         check_trains(plan.stack)
-        from .training import simulate_training
+        from .step.training import simulate_training
 
         return simulate_training(model, work, plan, device, engine, cache_dir)
-    from .inference import simulate_inference
+    from .step.inference import simulate_inference
 
     return simulate_inference(model, work, plan, device, engine, cache_dir)
 

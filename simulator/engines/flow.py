@@ -29,7 +29,7 @@ from ..network.reduction import ALGORITHMS as IN_SWITCH
 from ..network.routing import INSIDE
 from ..network.together import Usage
 from ..network.topology import Topology, TopologyError
-from ..plan import Plan
+from ..question.plan import Plan
 from .answers import Answers, Columns, Engine
 from .fused import FusedEngine
 from .network import NetworkEngine

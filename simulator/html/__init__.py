@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...datasets.devices import Device
-from ..comparison import Comparison
-from ..report import InferenceReport, OpPrediction, StepReport
+from ..report.answer import InferenceReport, OpPrediction, StepReport
+from ..report.comparison import Comparison
 from . import network, quickstart, step
 from .cluster import ClusterView
 from .page import ReportError, write

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..report import StageShare
-from ..schedule.pipeline import PipelineTimes
+from ..report.answer import StageShare
+from ..timing.schedule.pipeline import PipelineTimes
 from . import colours, units
 from .charts import figure, hover, label, rounded
 from .gantt import pipeline_charts

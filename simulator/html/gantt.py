@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..schedule.orders import BACKWARD, FORWARD, INPUT, TASKS, WEIGHT
-from ..schedule.pipeline import PipelineTimes
+from ..timing.schedule.orders import BACKWARD, FORWARD, INPUT, TASKS, WEIGHT
+from ..timing.schedule.pipeline import PipelineTimes
 from . import colours, units
 from .charts import figure, hover, label
 

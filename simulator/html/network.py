@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..network.picture import svg
-from ..report import OpPrediction
+from ..report.answer import OpPrediction
 from . import units
 from .links import links_section, time_section
 from .page import Card, Cell, Column, Page, Section, Table

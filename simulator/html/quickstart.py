@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..comparison import Comparison, OpComparison, StepComparison
-from ..report import ape
+from ..report.answer import ape
+from ..report.comparison import Comparison, OpComparison, StepComparison
 from . import charts, colours, units, wording
 from .page import Card, Cell, Column, Figure, Legend, Note, Page, Part, Section, Strip, Table
 from .sites import Errors, Site, errors_by_kind, errors_of, sites

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..comparison import OpComparison
+from ..report.comparison import OpComparison
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?=\.|$)")
 LEVELS = (0.10, 0.25, 0.50, 0.75, 0.90)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...datasets.devices import Device, DeviceError, load_device
-from ..report import InferenceReport, Memory, Span, StepReport
+from ..report.answer import InferenceReport, Memory, Span, StepReport
 from . import charts, colours, units, wording
 from .cluster import ClusterView, sections
 from .page import Card, Cell, Column, Figure, Legend, Note, Page, Part, Piece, Section, Stack, Strip, Table

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from ..report import Span
+from ..report.answer import Span
 from . import colours, units
 from .charts import figure, hover, label
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..report import InferenceReport, StepReport
+from ..report.answer import InferenceReport, StepReport
 from . import units
 from .page import Cell, Column, Part, Piece, Section, Stack, Table
 

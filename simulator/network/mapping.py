@@ -1,7 +1,7 @@
 """Which devices form the process groups of a plan, under a rank order: neighbours in a group need not be in a node.
 
-Groups are given as in :class:`..plan.Group`: ``ranks`` members at a distance of ``stride``. The order says on which
-device of the cluster each rank runs; the usual one is rank i on device i.
+Groups are given as in :class:`..question.plan.Group`: ``ranks`` members at a distance of ``stride``. The order says on
+which device of the cluster each rank runs; the usual one is rank i on device i.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..ranks import per_node
+from ..question.ranks import per_node
 from .topology import TopologyError
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..graph import Graph
-from ..plan import Plan, PlanError
+from ..question.plan import Plan, PlanError
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.tokens import share_tokens
 from .sharding.attention import Attention, attention_of, gathered, ring, scattered_heads

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..graph import Graph
-from ..plan import Plan, PlanError
+from ..question.plan import Plan, PlanError
 
 
 def load(name: str, what: str) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from ...datasets.dtypes import itemsize
 from ..graph import Graph, Node
-from ..plan import Plan, Stack
+from ..question.plan import Plan, Stack
 from .micro_batches import REFRESH, SYNC, micro_batch_variant
 from .rewriting.draft import Draft, Insertions, Item, Section
 from .rewriting.nodes import added, collective

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..plan import PlanError
+from ..question.plan import PlanError
 
 Work = Callable[[int, int, bool], float]
 FEW = 12  # sequences up to which better ways than the longest-first one are searched for

@@ -34,8 +34,8 @@ import numpy as np
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import LAYOUT, Op, make_op
 from ..graph import ROLES, Graph, Node
-from ..options import EP_MODES
-from ..plan import Group, Plan, PlanError
+from ..question.options import EP_MODES
+from ..question.plan import Group, Plan, PlanError
 from ..trace.values import expert_counts
 from ..trace.workload import load_text
 from .rewriting.draft import Draft, Item, Section

@@ -1,7 +1,7 @@
 """Fusion: the kernels that a framework runs in place of eager operators, by match-and-replace rules.
 
 ``plan.stack.fusion`` names rules of :mod:`.rules`, or functions of the user's own (``module:function``, returning
-a :class:`~.patterns.Rule` or several). A rule's patterns find nodes by dataflow within a section; they are replaced by
+a :class:`.patterns.Rule` or several). A rule's patterns find nodes by dataflow within a section; they are replaced by
 one node that reads what they read from outside and writes what others read. Between forward and backward a fused
 kernel keeps its inputs and small statistics instead of intermediates, as hand-written kernels do; memory follows,
 because every tensor is let go of after its last use (:mod:`.liveness`).
@@ -20,7 +20,7 @@ import numpy as np
 
 from ...datasets.ops import Op
 from ..graph import ROLES, Graph, HostCalls, Node
-from ..plan import Plan
+from ..question.plan import Plan
 from .fusion.patterns import Match, Pattern, Rule, matches_path, name_of
 from .fusion.remake import Fused, remake
 from .fusion.rules import rules_named

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..graph import Graph, Node
-from ..plan import Plan
+from ..question.plan import Plan
 from .pipeline import layer_stack
 from .rewriting.draft import Draft, Item
 from .rewriting.layers import Layer, covers, found_layers, mapping

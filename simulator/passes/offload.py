@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..graph import ROLES, Graph, Node
-from ..plan import OFFLOAD, Plan, PlanError
+from ..question.plan import OFFLOAD, Plan, PlanError
 from .pipeline import layer_stack
 from .rewriting.draft import Draft, Insertions, Item, Section
 from .rewriting.layers import Layer, covers, found_layers, mapping, read_ids

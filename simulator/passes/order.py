@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..graph import Graph
-from ..plan import Plan
+from ..question.plan import Plan
 from .context import context_parallel
 from .custom import load_pass
 from .data import data_parallel

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from ...datasets.ops import LAYOUT, Op
 from ..graph import REST, Graph, Node
-from ..plan import Plan
+from ..question.plan import Plan
 from .reorder import COMPUTE, reorder_section
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed

@@ -10,7 +10,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from ..graph import Graph
-from ..plan import Plan, PlanError
+from ..question.plan import Plan, PlanError
 from .rewriting.draft import Draft
 from .rewriting.split import axes, share
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from ...datasets.ops import KINDS, Op, make_op
 from ..graph import ROLES, Block, Graph, Node, Tensor, layer_of
-from ..plan import Plan, PlanError
+from ..question.plan import Plan, PlanError
 
 Piece = tuple[int, int, int, tuple[int, ...] | None]  # block, first repetition, count, kept nodes (None: all)
 Cut = tuple[Piece, ...]

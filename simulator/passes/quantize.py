@@ -30,7 +30,7 @@ import numpy as np
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import KINDS, LAYOUT, Op, make_op
 from ..graph import Graph, Node
-from ..plan import Plan, PlanError
+from ..question.plan import Plan, PlanError
 from .fusion.remake import Use, renamed
 from .micro_batches import REFRESH
 from .rewriting.draft import Draft, Item, Section

@@ -22,7 +22,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..graph import ROLES, Block, Graph, Node, layer_of, shift_path
-from ..plan import Plan, PlanError
+from ..question.plan import Plan, PlanError
 from .pipeline import boundaries, layer_stack, slice_block
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.layers import Layer, covers, found_layers, mapping, read_ids

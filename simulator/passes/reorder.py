@@ -16,7 +16,7 @@ tensor is kept, and so is the order within a stream of communication, and that o
 from __future__ import annotations
 
 from ..graph import Graph, Node
-from ..plan import Plan
+from ..question.plan import Plan
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed
 

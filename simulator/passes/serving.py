@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import Op, make_op
 from ..graph import Graph, Node
-from ..plan import Plan
+from ..question.plan import Plan
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed
 from .rewriting.nodes import kernel

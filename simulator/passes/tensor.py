@@ -20,7 +20,7 @@ import numpy as np
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import Op
 from ..graph import ROLES, Graph, Node
-from ..plan import Group, Plan, PlanError
+from ..question.plan import Group, Plan, PlanError
 from ..trace.optimizer import MOMENTS
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.nodes import collective, elementwise

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import Op, make_op
 from ..graph import NO_CALLS, Graph, Node
-from ..plan import Plan
+from ..question.plan import Plan
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed
 from .sharding.attention import Attention, attention_of

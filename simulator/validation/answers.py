@@ -11,8 +11,8 @@ from ...datasets.devices import Device
 from ...datasets.truth import InferenceRow, NetworkRow, OperatorRow, Row, TrainingRow, Unsupported
 from ...models.power import Limits
 from ..engines import Engine
-from ..predict import predict_ops, with_power
-from ..report import Memory, StepReport
+from ..predict.ops import predict_ops, with_power
+from ..report.answer import Memory, StepReport
 from .cases import Setting, cluster_of, device_of, inference_case, training_case
 from .metrics import grouped
 
@@ -74,14 +74,14 @@ def answered(answers: Answers, row: Row, ask: Callable[[], dict[str, float]]) ->
 def step_quantities(row: TrainingRow | InferenceRow, setting: Setting, engines: Engines) -> dict[str, float]:
     """What a step's report says of the quantities that tables publish."""
     if isinstance(row, TrainingRow):
-        from ..training import simulate_training
+        from ..step.training import simulate_training
 
         case = training_case(row, setting)
         engine = engines.of(case.device, case.plan.cluster)
         return training_quantities(
             simulate_training(case.config, case.work, case.plan, case.device, engine, setting.cache_dir), row
         )
-    from ..inference import simulate_inference
+    from ..step.inference import simulate_inference
 
     case = inference_case(row, setting)
     engine = engines.of(case.device, case.plan.cluster)

@@ -2,8 +2,8 @@
 
 A group is a model under one layout; which half it falls in is decided by a hash of its name, so that no table, run or
 machine can change it. A constant multiplies the times of one family of ops (matrix products, attention, collectives,
-everything else), as :attr:`~opcast.simulator.plan.Stack.scale` has it: what clocks under load, kernels of another
-version and launch gaps make of an op that was timed alone.
+everything else), as :attr:`opcast.simulator.question.plan.Stack.scale` has it: what clocks under load, kernels of
+another version and launch gaps make of an op that was timed alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from ...datasets.devices import load_device
 from ...datasets.ops import KINDS
 from ...datasets.truth import TrainingRow
-from ..report import StepReport
+from ..report.answer import StepReport
 from .answers import Engines
 from .cases import Setting, training_case
 from .metrics import errors, grouped
@@ -123,7 +123,7 @@ def observed(
     rows: Sequence[TrainingRow], scale: Mapping[str, float], setting: Setting, engines: Engines
 ) -> list[Observed]:
     """Every row simulated under the constants; rows that cannot be are left out."""
-    from ..training import simulate_training
+    from ..step.training import simulate_training
 
     found = []
     for row in rows:

@@ -12,8 +12,8 @@ from ...datasets.devices import Device, DeviceError, load_device
 from ...datasets.truth import Hardware, InferenceRow, TrainingRow
 from ...datasets.truth.hardware import spread
 from ..engines import Engine
-from ..plan import Parallel, Plan, Stack, load_stack
-from ..work import Work
+from ..question.plan import Parallel, Plan, Stack, load_stack
+from ..question.work import Work
 
 OVERLAPS = {"async_tp": "tp"}  # what a row says of its framework -> communication beside compute
 PRACTICES = (*OVERLAPS, "pure_16_bit", "optimizer")  # the framework's affair, or what was timed; not the passes'

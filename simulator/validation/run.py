@@ -10,7 +10,7 @@ import numpy as np
 
 from ...datasets.devices import load_device
 from ...datasets.truth import Row, Table, TrainingRow
-from ..report import ape
+from ..report.answer import ape
 from .answers import Progress, joined, simulated
 from .baseline import constant_mfu
 from .cases import Setting

@@ -18,9 +18,9 @@ from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.jobs.resolve import SHIPPED_PREDICTORS
 from opcast.simulator.engines import build_engine
-from opcast.simulator.plan import Parallel, Plan, load_stack
+from opcast.simulator.question.plan import Parallel, Plan, load_stack
+from opcast.simulator.question.work import Work
 from opcast.simulator.simulate import simulate
-from opcast.simulator.work import Work
 from whole_process import run
 
 DENSE = (

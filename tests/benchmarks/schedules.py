@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 from opcast.datasets.ops import make_op
-from opcast.simulator.export import pipeline_tracks, write_trace
+from opcast.simulator.formats import pipeline_tracks, write_trace
 from opcast.simulator.graph import Block, Node
-from opcast.simulator.schedule.orders import make_orders
-from opcast.simulator.schedule.pipeline import in_flight, run_pipeline
-from opcast.simulator.schedule.streams import Overlap, place
+from opcast.simulator.timing.schedule.orders import make_orders
+from opcast.simulator.timing.schedule.pipeline import in_flight, run_pipeline
+from opcast.simulator.timing.schedule.streams import Overlap, place
 
 STAGES = 16
 LARGEST_GROWTH = 3.0  # of the time per task, from the smallest to the largest pipeline: caches, no square

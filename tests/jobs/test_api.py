@@ -15,7 +15,7 @@ from opcast.datasets.clusters import load_cluster
 from opcast.datasets.ops import make_op
 from opcast.datasets.schema import Measurement
 from opcast.datasets.store import Store
-from opcast.simulator.plan import Parallel, Plan, load_stack
+from opcast.simulator.question.plan import Parallel, Plan, load_stack
 
 SHAPE = {"m": 300, "n": 640, "k": 384, "dtype": "bf16"}
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ....datasets.ops import Op
-from ...plan import PlanError
+from ...question.plan import PlanError
 from ..custom import called, load
 from .bookkeeping import accumulate, compute_once, skip_fills
 from .kernels import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ....datasets.ops import Op, make_op
 from ...graph import Node
-from ...plan import Group
+from ...question.plan import Group
 
 Ids = tuple[int, ...]
 

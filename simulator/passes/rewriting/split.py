@@ -16,7 +16,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from ....datasets.ops import KINDS, LAYOUT, Op
-from ...plan import PlanError
+from ...question.plan import PlanError
 
 Axes = Mapping[str, tuple[str, ...]]
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ....datasets.dtypes import itemsize
 from ....datasets.ops import Op, make_op
 from ...graph import NO_CALLS, Node
-from ...plan import Group
+from ...question.plan import Group
 from ..rewriting.draft import Draft, Section
 from ..rewriting.nodes import collective
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ....datasets.ops import LAYOUT, Op
 from ...graph import ROLES
-from ...plan import Group, PlanError
+from ...question.plan import Group, PlanError
 from ..rewriting.draft import Draft, Item, Section
 from ..rewriting.nodes import collective
 from ..rewriting.split import share

@@ -12,7 +12,7 @@ import numpy as np
 
 from ....datasets.ops import Op
 from ...graph import ROLES, Node
-from ...plan import Plan
+from ...question.plan import Plan
 from ..rewriting.draft import Draft, Section
 from ..rewriting.nodes import name_of
 from ..rewriting.split import axes, share

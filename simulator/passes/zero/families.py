@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...graph import ROLES, Node, layer_of
-from ...plan import Group, Plan
+from ...question.plan import Group, Plan
 from ..rewriting.draft import Draft, Section
 
 WEIGHT, GRADIENT, STATE = (ROLES.index(role) for role in ("weight", "gradient", "optimizer_state"))

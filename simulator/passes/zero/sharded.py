@@ -16,7 +16,7 @@ import numpy as np
 
 from ....datasets.dtypes import itemsize
 from ...graph import ROLES, Node
-from ...plan import Plan
+from ...question.plan import Plan
 from ..micro_batches import REFRESH, SYNC
 from ..rewriting.draft import Draft, Insertions, Section
 from ..rewriting.nodes import collective, copied, elementwise

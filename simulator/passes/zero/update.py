@@ -15,7 +15,7 @@ import numpy as np
 from ....datasets.dtypes import itemsize
 from ....datasets.ops import make_op
 from ...graph import Node
-from ...plan import Group, Plan
+from ...question.plan import Group, Plan
 from ..rewriting.draft import Draft, Item
 from ..rewriting.nodes import collective, elementwise, reduction
 from .families import STATE, Family, summing

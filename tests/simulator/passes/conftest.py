@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph
-from opcast.simulator.plan import Parallel, Plan
+from opcast.simulator.question.plan import Parallel, Plan
 from opcast.simulator.trace import Workload, trace
 
 HEADS = {"hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 512}

@@ -14,7 +14,7 @@ from opcast.datasets.ops import attended_pairs
 from opcast.simulator.graph import Graph
 from opcast.simulator.passes.context import context_parallel
 from opcast.simulator.passes.sharding.attention import ring_parts
-from opcast.simulator.plan import Parallel, Plan, PlanError
+from opcast.simulator.question.plan import Parallel, Plan, PlanError
 from opcast.simulator.trace import Workload, trace
 
 CLUSTER = Cluster("c", "c", "h100_sxm", nodes=2)

@@ -10,7 +10,7 @@ from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph
 from opcast.simulator.passes.custom import load, load_pass
 from opcast.simulator.passes.fuse import fuse
-from opcast.simulator.plan import Parallel, Plan, PlanError, Stack
+from opcast.simulator.question.plan import Parallel, Plan, PlanError, Stack
 
 CLUSTER = Cluster("c", "c", "h100_sxm", nodes=1)
 PLAN = Plan(Parallel(), CLUSTER)

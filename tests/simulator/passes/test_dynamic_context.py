@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opcast.simulator.passes.dynamic_context import Work, attention_work, dynamic_context
-from opcast.simulator.plan import PlanError
+from opcast.simulator.question.plan import PlanError
 
 WORK = attention_work(hidden=1024, layer_flops_per_token=24 * 1024**2, exchange_flops_per_token=2 * 1024**2)
 

@@ -15,7 +15,7 @@ from opcast.simulator.passes.expert import expert_parallel, is_expert
 from opcast.simulator.passes.rewriting.draft import Draft
 from opcast.simulator.passes.tensor import tensor_parallel
 from opcast.simulator.passes.zero.families import families
-from opcast.simulator.plan import Parallel, Plan, PlanError, Stack
+from opcast.simulator.question.plan import Parallel, Plan, PlanError, Stack
 from opcast.simulator.trace import Workload, trace
 from opcast.simulator.trace.values import expert_counts
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph
-from opcast.simulator.memory import peak_memory
+from opcast.simulator.memory.stage import peak_memory
 from opcast.simulator.passes.gathered import keep_gathered
 from opcast.simulator.passes.recompute import recompute
 from opcast.simulator.passes.tensor import tensor_parallel
-from opcast.simulator.plan import Parallel, Plan, Stack
+from opcast.simulator.question.plan import Parallel, Plan, Stack
 from opcast.simulator.trace import Workload, trace
 
 CLUSTER = Cluster("c", "c", "h100_sxm", devices_per_node=2)

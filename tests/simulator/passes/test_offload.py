@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph
-from opcast.simulator.memory import peak_memory
+from opcast.simulator.memory.stage import peak_memory
 from opcast.simulator.passes.offload import offload
 from opcast.simulator.passes.recompute import recompute
-from opcast.simulator.plan import Parallel, Plan, PlanError
+from opcast.simulator.question.plan import Parallel, Plan, PlanError
 from opcast.simulator.trace import Workload, trace
 
 CLUSTER = Cluster("c", "c", "h100_sxm")

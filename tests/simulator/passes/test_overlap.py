@@ -10,7 +10,7 @@ from opcast.simulator.graph import REST, Graph
 from opcast.simulator.passes.fuse import fuse
 from opcast.simulator.passes.overlap import overlap
 from opcast.simulator.passes.tensor import tensor_parallel
-from opcast.simulator.plan import Parallel, Plan, Stack
+from opcast.simulator.question.plan import Parallel, Plan, Stack
 
 CLUSTER = Cluster("c", "c", "h100_sxm", nodes=1)
 RULES = ("rms_norm", "silu_mul", "rope", "qkv", "gate_up", "cross_entropy")

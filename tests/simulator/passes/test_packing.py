@@ -13,7 +13,7 @@ from opcast.simulator.passes.packing import packed
 from opcast.simulator.passes.quantize import quantize
 from opcast.simulator.passes.tensor import tensor_parallel
 from opcast.simulator.passes.unfuse import unfuse_attention
-from opcast.simulator.plan import Parallel, Plan, PlanError, Stack
+from opcast.simulator.question.plan import Parallel, Plan, PlanError, Stack
 from opcast.simulator.trace import Workload, trace
 
 BATCH, TOKENS = 8, 64

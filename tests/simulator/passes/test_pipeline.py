@@ -8,7 +8,7 @@ import pytest
 from opcast.datasets.clusters import load_cluster
 from opcast.simulator.graph import Graph
 from opcast.simulator.passes.pipeline import boundaries, layer_stack, split_pipeline
-from opcast.simulator.plan import Parallel, Plan, PlanError
+from opcast.simulator.question.plan import Parallel, Plan, PlanError
 from opcast.simulator.trace import Workload, trace
 
 CLUSTER = replace(load_cluster("dgx_h100"), nodes=2)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from opcast.datasets.clusters import Cluster
 from opcast.datasets.dtypes import itemsize
 from opcast.simulator.graph import Graph, Node
-from opcast.simulator.memory import peak_memory
+from opcast.simulator.memory.stage import peak_memory
 from opcast.simulator.passes.fuse import fuse
 from opcast.simulator.passes.quantize import RECIPES, quantize
 from opcast.simulator.passes.tensor import tensor_parallel
-from opcast.simulator.plan import Parallel, Plan, PlanError, Stack
+from opcast.simulator.question.plan import Parallel, Plan, PlanError, Stack
 
 CLUSTER = Cluster("c", "c", "h100_sxm", nodes=1)
 TRAINING = [name for name, recipe in RECIPES.items() if recipe.copies]

@@ -9,7 +9,7 @@ from opcast.datasets.ops import make_op
 from opcast.simulator.graph import Block, Graph, Node, Tensor
 from opcast.simulator.passes.reorder import in_order, reorder, reorder_section
 from opcast.simulator.passes.rewriting.draft import Draft, Item
-from opcast.simulator.plan import Parallel, Plan
+from opcast.simulator.question.plan import Parallel, Plan
 
 PLAN = Plan(Parallel(), Cluster("c", "c", "h100_sxm", nodes=1))
 ADD = make_op("elementwise", numel=8)

@@ -10,7 +10,7 @@ import pytest
 from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph
 from opcast.simulator.passes.fuse import fuse
-from opcast.simulator.plan import Parallel, Plan, Stack
+from opcast.simulator.question.plan import Parallel, Plan, Stack
 from opcast.simulator.trace import Workload, trace
 
 CLUSTER = Cluster("c", "c", "h100_sxm")

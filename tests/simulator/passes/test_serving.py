@@ -9,7 +9,7 @@ import pytest
 from opcast.datasets.clusters import load_cluster
 from opcast.simulator.graph import Graph
 from opcast.simulator.passes.serving import bare, rounded, serve, ungrouped
-from opcast.simulator.plan import Parallel, Plan, Stack
+from opcast.simulator.question.plan import Parallel, Plan, Stack
 from opcast.simulator.trace import Workload, trace
 
 EVERYTHING = ("paged_attention", "rope_in_attention", "absorbed_mla", "fused_moe")

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opcast.datasets.ops import KINDS, Op, make_op
 from opcast.simulator.passes.rewriting.split import axes, share
-from opcast.simulator.plan import PlanError
+from opcast.simulator.question.plan import PlanError
 
 SHARED = [
     (name, axis)

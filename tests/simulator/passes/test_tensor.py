@@ -12,7 +12,7 @@ from opcast.simulator.graph import Graph, Node
 from opcast.simulator.passes.fuse import fuse
 from opcast.simulator.passes.serving import serve
 from opcast.simulator.passes.tensor import tensor_parallel
-from opcast.simulator.plan import Plan, PlanError, load_stack
+from opcast.simulator.question.plan import Plan, PlanError, load_stack
 
 from .conftest import FAMILIES
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from opcast.datasets.truth import TrainingRow, read_table
-from opcast.simulator.report import Breakdown, OpShare
+from opcast.simulator.report.answer import Breakdown, OpShare
 from opcast.simulator.validation.calibration import FAMILIES, Observed, family_of, half, parts, stepped
 
 

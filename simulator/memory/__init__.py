@@ -1,0 +1,1 @@
+"""What a step needs of a device's memory: tensors' lifetimes, the allocator, what a framework adds."""

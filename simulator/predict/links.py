@@ -1,0 +1,319 @@
+"""One collective on a cluster, or many transfers at once: what the engines know, stretched by what the links do.
+
+An engine (a measurement, a predictor, the formula) knows how long a collective takes where nothing is in its way. The
+links say how many times longer it takes on this fabric, in this group of devices, beside its like and with its faults;
+the answer is the product, as in a step (:mod:`..engines.flow`). Transfers of different kinds that share links have
+no such answer to start from: theirs is what the links say, at the rates that NCCL reaches on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ...datasets.ops import Op, bus_factor
+from ..engines import Engine
+from ..engines.flow import NOTHING
+from ..engines.network import COVERAGE, FACTOR_NVLINK, FACTOR_OTHER, FACTOR_PCIE, NetworkEngine
+from ..network.build import fabric, open_fabric
+from ..network.fabric import Fabric, Transfer
+from ..network.faults import Fault, drawing
+from ..network.fidelity import Outcome, simulate
+from ..network.law import choice, collective_us
+from ..network.nccl import Groups
+from ..network.packet import check_devices
+from ..network.query import bandwidths, beside, summary
+from ..network.reduction import ALGORITHMS as IN_SWITCH
+from ..network.study import trials, with_faults
+from ..network.topology import Topology, TopologyError
+from ..question.ranks import per_node
+from ..report.answer import OpPrediction
+from .ops import predict_ops
+
+SHOWN = 64  # groups of which an answer lists the times
+PACKET_LOAD = 4.5e8  # bytes times links that they cross: what takes ns-3 some seconds
+
+
+@dataclass(frozen=True)
+class Links:
+    """The links of a cluster, ready to be asked. ``formula`` has cluster and device.
+
+    TopologyError for a fault on a link that is not there, or a fabric that falls apart.
+    """
+
+    formula: NetworkEngine
+    fidelity: str = "flow"
+    faults: tuple[Fault, ...] = ()
+
+    @cached_property
+    def healthy(self) -> Fabric:
+        """The fabric without faults."""
+        cluster = self.formula.cluster
+        if self.fidelity == "packet":
+            check_devices(cluster.devices)
+        return fabric(cluster, self.formula.device)
+
+    @cached_property
+    def fabric(self) -> Fabric:
+        """The fabric as its faults leave it."""
+        return with_faults(self.healthy, self.faults)
+
+    @cached_property
+    def open(self) -> Fabric:
+        """The cluster's nodes on one switch that never blocks."""
+        return open_fabric(self.formula.cluster, self.formula.device)
+
+    def chosen(self, on: Fabric, transfers: Sequence[Transfer]) -> list[Transfer]:
+        """The transfers with the algorithm that NCCL takes for each that names none."""
+        known: dict[tuple[Any, ...], str] = {}
+        made = []
+        for each in transfers:
+            if each.algorithm is None and each.collective != "send" and len(each.group) > 1:
+                together = on.together(each.group)
+                key = each.collective, len(each.group), together, each.size_bytes
+                if key not in known:
+                    known[key] = self._usual(on, each, together)
+                each = each._replace(algorithm=known[key])
+            made.append(each)
+        return made
+
+    def _usual(self, on: Fabric, transfer: Transfer, together: int) -> str:
+        able = on.algorithms(transfer.collective, transfer.group)
+        groups = _group(self.formula, len(transfer.group), together)
+        found = choice(transfer.collective, np.array([transfer.size_bytes]), groups)[0].partition("/")[0]
+        if found not in able or (found in IN_SWITCH and self.fidelity == "packet"):
+            return able[0]
+        try:
+            on.cost(transfer.collective, found, transfer.group)
+        except TopologyError:  # the switch that would reduce is gone
+            return able[0]
+        return found
+
+    def run(self, on: Fabric, transfers: Sequence[Transfer], fidelity: str = "") -> Outcome:
+        """When each transfer starts and ends; of transfers that do the same, flows run one."""
+        fidelity = fidelity or self.fidelity
+        return _packets(on, transfers) if fidelity == "packet" else simulate(on, transfers, fidelity, folded=True)
+
+
+def predict_collective(
+    op: Op,
+    group: tuple[int, ...],
+    links: Links,
+    engine: Engine,
+    algorithm: str | None = None,
+    all_groups: bool = False,
+    faults_study: Mapping[str, Any] | None = None,
+    cache: str = "warm",
+) -> OpPrediction:
+    """How long a collective takes in a group of devices; with ``all_groups`` while all groups like it run it too.
+
+    ``network`` of the answer says what the links did; ``engine`` is who answers where nothing blocks. TopologyError for
+    an algorithm that the group cannot run.
+    """
+    op = placed(op, group, links.formula)
+    answer = predict_ops([op], links.formula.device, engine, cache)[0]
+    if len(group) < 2:
+        return bounded(op, answer, links.formula, {"fidelity": links.fidelity})
+    every = beside(group, links.formula.cluster.devices)
+    asked = [Transfer(op.kind, each, float(op.size_bytes), algorithm) for each in (every if all_groups else [group])]
+    transfers = links.chosen(links.fabric, asked)
+    taken = str(transfers[0].algorithm)
+    outcome = links.run(links.fabric, transfers)
+    found: dict[str, Any] = {"fidelity": links.fidelity, "algorithm": taken, "groups": len(transfers)}
+    ideal = _ideal_us(links, op, group, every, taken, answer)
+    formula = answer if algorithm is None else _by_formula(op, links, algorithm, answer)
+    stretch = outcome.total_us / ideal if ideal > 0 else 1.0
+    if formula is None:
+        made = _within(answer, outcome.total_us, _spread(links, [group]))
+        made = replace(made, engine=links.fidelity, in_envelope=False)
+    else:
+        made = _stretched(formula, stretch, links)
+    found |= bandwidths(op.kind, len(group), op.size_bytes, made.latency_us)
+    found |= {"links_us": outcome.total_us, "stretch": stretch}
+    found |= _said(links, transfers, [f"group {i}" for i in range(len(transfers))], outcome)
+    if faults_study:
+        found["faults_study"] = study(links, asked, faults_study)
+    return replace(bounded(op, made, links.formula, found), placed=_drawn(links, outcome))
+
+
+def _stretched(answer: OpPrediction, stretch: float, links: Links) -> OpPrediction:
+    """The answer so many times longer; where the links changed it, or a formula gave it, it is theirs."""
+    us, low, high = (each * stretch for each in (answer.latency_us, answer.low_us, answer.high_us))
+    theirs = answer.engine == links.formula.name or abs(stretch - 1.0) > NOTHING
+    engine = links.fidelity if theirs else answer.engine
+    return replace(answer, latency_us=us, low_us=low, high_us=high, engine=engine)
+
+
+def _within(answer: OpPrediction, us: float, spread: float) -> OpPrediction:
+    """The answer with a time that no predictor gave, and its interval."""
+    low, high = us / spread, us * spread
+    return replace(answer, latency_us=us, low_us=low, high_us=high, coverage=COVERAGE, predictor=None)
+
+
+def _group(formula: NetworkEngine, ranks: int, per_node: int) -> Groups:
+    """What one group runs over."""
+    return formula.groups({"ranks": np.array([ranks]), "ranks_per_node": np.array([per_node])})
+
+
+def placed(op: Op, group: Sequence[int], formula: NetworkEngine) -> Op:
+    """The op with the ranks, ranks in a node and slowest link of a group of devices."""
+    cluster = formula.cluster
+    near = int(per_node(np.array([sorted(group)]), cluster.devices_per_node).min())
+    link = cluster.link if near == len(group) else cluster.fabric
+    return op.replace(ranks=len(group), ranks_per_node=near, link=link)
+
+
+def bounded(op: Op, made: OpPrediction, formula: NetworkEngine, network: Mapping[str, Any]) -> OpPrediction:
+    """The answer with what its links did and the least that they take; a single rank costs nothing."""
+    if op.ranks < 2:
+        return replace(made, latency_us=0.0, low_us=0.0, high_us=0.0, roofline_us=0.0, bound="latency", network=network)
+    floor = floor_us(op, formula)
+    fullest = max((each["busy"] for each in network.get("hot_links", ())), default=0.0)
+    full = max(floor / made.latency_us, fullest) if made.latency_us > 0 else 0.0
+    return replace(made, roofline_us=floor, bound="network" if full > 0.5 else "latency", network=network)
+
+
+def floor_us(op: Op, formula: NetworkEngine) -> float:
+    """The least that a collective takes: what each node must send through its NICs, and each rank inside its node.
+
+    Where switches reduce, each byte of an all-reduce goes there and back once.
+    """
+    groups = _group(formula, op.ranks, op.ranks_per_node)
+    near, nodes = int(groups.per_node[0]), int(groups.nodes[0])
+    out, inside = float(bus_factor(op.kind, nodes)), float(bus_factor(op.kind, near))
+    if op.kind == "all_to_all":
+        out = near * (op.ranks - near) / op.ranks
+        inside = (near - 1) / op.ranks
+    if op.kind == "all_reduce":
+        inside = min(inside, 1.0) if formula.tuning.nvls > 0 else inside
+        out = min(out, 1.0) if groups.in_network else out
+    far_us = out * op.size_bytes / (groups.outside_gbps * near * 1e3)
+    return max(far_us, inside * op.size_bytes / (groups.inside_gbps * 1e3))
+
+
+def predict_transfers(
+    transfers: Sequence[Transfer],
+    names: Sequence[str],
+    links: Links,
+    faults_study: Mapping[str, Any] | None = None,
+) -> OpPrediction:
+    """How long transfers take that share the links; ``network`` of the answer has each of them."""
+    chosen = links.chosen(links.fabric, transfers)
+    outcome = links.run(links.fabric, chosen)
+    us, spread = outcome.total_us, _spread(links, [each.group for each in transfers])
+    full = float((outcome.carried_bytes / (links.fabric.topology.bandwidth_gbps * 1e3)).max(initial=0.0))
+    found = {"fidelity": links.fidelity, **_said(links, chosen, names, outcome)}
+    if faults_study:
+        found["faults_study"] = study(links, transfers, faults_study)
+    return OpPrediction(
+        op={"kind": "transfers", "count": len(transfers)},
+        device=links.formula.device.id,
+        latency_us=us,
+        low_us=us / spread,
+        high_us=us * spread,
+        coverage=COVERAGE,
+        engine=links.fidelity,
+        predictor=None,
+        in_envelope=False,
+        roofline_us=full,
+        bound="network" if full > us / 2 else "latency",
+        cache="warm",
+        network=found,
+        placed=_drawn(links, outcome),
+    )
+
+
+def study(links: Links, transfers: Sequence[Transfer], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What faults at random places, or with ``everywhere`` at each cable in turn, do to the time of transfers."""
+    asked = drawing(settings, "faults_study")
+    if asked.straggler is not None:
+        raise TopologyError("faults_study.straggler slows compute: ask a step for it, a collective has none")
+    fidelity = "flow" if links.fidelity == "packet" else links.fidelity
+
+    def measure(faults: Sequence[Fault]) -> float:
+        on = with_faults(links.fabric, faults)
+        return links.run(on, links.chosen(on, transfers), fidelity).total_us
+
+    return trials(asked.faults(links.fabric.topology), measure).to_dict()
+
+
+def _ideal_us(
+    links: Links, op: Op, group: tuple[int, ...], every: Sequence[tuple[int, ...]], algorithm: str, answer: OpPrediction
+) -> float:
+    """What the links take where the engine's answer holds: on a switch that never blocks, beside groups of its nodes.
+
+    A measurement was made on this fabric; only faults stretch it.
+    """
+    if answer.engine == "measured":
+        return links.run(links.healthy, [Transfer(op.kind, group, float(op.size_bytes), algorithm)]).total_us
+    size = links.formula.cluster.devices_per_node
+    nodes = {device // size for device in group}
+    near = [each for each in every if any(device // size in nodes for device in each)]
+    outcome = links.run(links.open, [Transfer(op.kind, each, float(op.size_bytes), algorithm) for each in near])
+    return float(outcome.end_us[near.index(group)])
+
+
+def _by_formula(op: Op, links: Links, algorithm: str, answer: OpPrediction) -> OpPrediction | None:
+    """The formula's answer for one algorithm; None for those that NCCL does not have."""
+    groups, size = _group(links.formula, op.ranks, op.ranks_per_node), np.array([op.size_bytes])
+    try:
+        us = float(collective_us(op.kind, size, groups, links.formula.tuning, algorithm)[0])
+    except ValueError:
+        return None
+    if not np.isfinite(us):
+        raise TopologyError(f"{op.kind} over {op.ranks} ranks, {op.ranks_per_node} in a node, cannot run {algorithm}")
+    made = _within(answer, us, float(links.formula.factor({"size_bytes": size}, groups)[0]))
+    return replace(made, engine=links.formula.name, in_envelope=bool(groups.nodes[0] == 1))
+
+
+def _spread(links: Links, groups: Sequence[tuple[int, ...]]) -> float:
+    cluster = links.formula.cluster
+    inside = all(len({device // cluster.devices_per_node for device in group}) == 1 for group in groups)
+    near = FACTOR_NVLINK if cluster.link == "nvlink" else FACTOR_PCIE
+    return near if inside else FACTOR_OTHER
+
+
+def _said(links: Links, transfers: Sequence[Transfer], names: Sequence[str], outcome: Outcome) -> dict[str, Any]:
+    found = summary(links.fabric, transfers, names, outcome)
+    if len(transfers) > SHOWN:
+        found["transfers"] = sorted(found["transfers"], key=lambda each: -each["end_us"])[:SHOWN]
+    if links.faults:
+        found["faults"] = [asdict(fault) for fault in links.faults]
+    return found
+
+
+def _drawn(links: Links, outcome: Outcome) -> tuple[Topology, np.ndarray]:
+    topology = links.fabric.topology
+    return topology, outcome.utilisation(topology.bandwidth_gbps)
+
+
+def _packets(on: Fabric, transfers: Sequence[Transfer]) -> Outcome:
+    """By ns-3; of large transfers it moves a part, and half of that: all of them lie on the line through both."""
+    load = np.zeros(on.topology.links)
+    for each in transfers:
+        on.add_load(load, each.collective, on.algorithm(each), each.group, each.size_bytes)
+    part = min(1.0, PACKET_LOAD / max(float(load.sum()), 1.0))
+    whole = simulate(on, [each._replace(size_bytes=each.size_bytes * part) for each in transfers], "packet")
+    if part == 1.0:
+        return whole
+    half = simulate(on, [each._replace(size_bytes=each.size_bytes * part / 2) for each in transfers], "packet")
+
+    def line(few: np.ndarray, more: np.ndarray) -> np.ndarray:
+        return few + (more - few) * (2.0 / part - 1.0)
+
+    return Outcome(line(half.start_us, whole.start_us), line(half.end_us, whole.end_us), load)
+
+
+def predict_by_formula(
+    op: Op, group: Sequence[int], formula: NetworkEngine, engine: Engine, cache: str
+) -> OpPrediction:
+    """How long a collective takes in a group of devices where nothing is in its way; no link is simulated."""
+    op = placed(op, group, formula)
+    made = predict_ops([op], formula.device, engine, cache)[0]
+    taken = choice(op.kind, np.array([op.size_bytes]), _group(formula, op.ranks, op.ranks_per_node))[0]
+    found = {"fidelity": "analytical", "algorithm": taken if op.ranks > 1 else "none"}
+    return bounded(op, made, formula, {**found, **bandwidths(op.kind, op.ranks, op.size_bytes, made.latency_us)})

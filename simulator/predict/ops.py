@@ -1,0 +1,103 @@
+"""How long does one op take, and what does it draw? The engines' answer beside the roofline that bounds it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from ...datasets.devices import Device, DeviceError
+from ...datasets.ops import KINDS, Op, iterate_groups
+from ...models import analytical, power
+from ..engines import Engine, ask
+from ..report.answer import OpPrediction
+
+MEMO = 100_000  # predictions that an engine keeps
+
+
+def check_supported(op: Op, device: Device) -> None:
+    """DeviceError when the device has no units for the op's dtype."""
+    if KINDS[op.kind].family in ("gemm", "attention") and not device.supports(op.dtype):
+        raise DeviceError(f"{device.name} has no {op.dtype} matrix units; it has {', '.join(device.tensor_tflops)}")
+
+
+def predict_ops(ops: Sequence[Op], device: Device, engine: Engine, cache: str = "warm") -> list[OpPrediction]:
+    """One prediction per op, in order; an engine with a memo answers an op it was asked before from there.
+
+    DeviceError when the device lacks an op's dtype.
+    """
+    memo: dict[tuple[Op, str], OpPrediction] = getattr(engine, "memo", {})
+    if len(memo) > MEMO:
+        memo.clear()
+    known = {op: memo.get((op, cache)) for op in ops}
+    unknown = [op for op, found in known.items() if found is None]
+    for op, made in zip(unknown, _predicted(unknown, device, engine, cache), strict=True):
+        known[op] = memo[op, cache] = made
+    return [found for op in ops if (found := known[op]) is not None]
+
+
+def _predicted(ops: Sequence[Op], device: Device, engine: Engine, cache: str) -> list[OpPrediction]:
+    for op in ops:
+        check_supported(op, device)
+    answers = ask(engine, ops, cache)
+    roofline, bound = np.empty(len(ops)), np.empty(len(ops), dtype=object)
+    for kind, dtype, out_dtype, positions, columns in iterate_groups(list(ops)):
+        roofline[positions] = analytical.roofline_us(kind, columns, dtype, out_dtype, device)
+        bound[positions] = analytical.bound(kind, columns, dtype, out_dtype, device)
+    return [
+        OpPrediction(
+            op=op.to_dict(),
+            device=device.id,
+            latency_us=float(answers.latency_us[i]),
+            low_us=float(answers.low_us[i]),
+            high_us=float(answers.high_us[i]),
+            coverage=float(answers.coverage[i]),
+            engine=str(answers.engine[i]),
+            predictor=answers.predictor[i],
+            in_envelope=bool(answers.in_envelope[i]),
+            roofline_us=float(roofline[i]),
+            bound=str(bound[i]),
+            cache=cache,
+        )
+        for i, op in enumerate(ops)
+    ]
+
+
+def with_power(
+    found: Sequence[OpPrediction],
+    ops: Sequence[Op],
+    device: Device,
+    registries: Sequence[Path] = (),
+    limits: power.Limits | None = None,
+    backend: str | None = None,
+) -> list[OpPrediction]:
+    """The same with watts and energy where a power model knows them, and slower where ``limits`` bind.
+
+    Under limits a device without a power model is answered by physics, outside the envelope; PowerError when not even
+    its TDP is known.
+    """
+    limits = limits or power.Limits()
+    made = list(found)
+    for kind, dtype, out_dtype, positions, columns in iterate_groups(list(ops)):
+        model = power.find(registries, kind, device.id, backend)
+        if KINDS[kind].family in ("collective", "host") or (model is None and not limits.asked):
+            continue
+        answer = power.drawn(model, kind, columns, dtype, out_dtype, device, made[int(positions[0])].cache, limits)
+        for place, watts, slower, inside in zip(
+            positions.tolist(), answer.power_w, answer.slower, answer.in_envelope, strict=True
+        ):
+            each, factor = made[place], float(slower)
+            latency = each.latency_us * factor
+            made[place] = replace(
+                each,
+                latency_us=latency,
+                low_us=each.low_us * factor,
+                high_us=each.high_us * factor,
+                in_envelope=each.in_envelope and factor == 1.0,
+                power_w=float(watts),
+                energy_mj=float(watts) * latency * 1e-3,
+                energy_in_envelope=bool(inside) and each.in_envelope,
+            )
+    return made

@@ -1,0 +1,69 @@
+"""Settings of passes that few need, ``options={name: value}``: what each may be."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+from ...datasets.dtypes import BITS
+
+EP_MODES = ("normal", "low_latency", "alltoall")
+KV_FORMATS = ("fp8", "int8")
+
+
+def _number(value: Any) -> str:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return "" if number and value >= 0 else "must be a number of at least 0"
+
+
+def _flag(value: Any) -> str:
+    return "" if isinstance(value, bool) else "must be true or false"
+
+
+def _one_of(*known: str) -> Callable[[Any], str]:
+    return lambda value: "" if value == "" or value in known else f"is not one of {', '.join(known)}"
+
+
+def _pattern(value: Any) -> str:
+    try:
+        re.compile(value)
+    except (re.error, TypeError) as error:
+        return f"must be a regular expression ({error})"
+    return ""
+
+
+def _load(value: Any) -> str:
+    from ..trace.workload import load_text, parse_load
+
+    if value != "":
+        parse_load(load_text(value))
+    return ""
+
+
+CHECKS: dict[str, Callable[[Any], str]] = {
+    "capacity": _number,
+    "dispatch_dtype": _one_of(*BITS),
+    "ep_mode": _one_of(*EP_MODES),
+    "expert_load": _load,
+    "flat_parameters": _flag,
+    "fp8_scaling": _one_of("delayed", "current"),
+    "gather_dtype": _one_of(*BITS),
+    "kv_dtype": _one_of("same", *KV_FORMATS),
+    "quantize_skip": _pattern,
+    "recompute_early_stop": _flag,
+    "reduce_every_micro_batch": _flag,
+    "reshard_after_forward": _flag,
+    "token_drop": _flag,
+    "cuda_graph": _flag,
+    "full_graph": _flag,
+    "ep_overlap": _flag,
+    "zigzag": _flag,
+}
+
+
+def complaint(name: str, value: Any) -> str:
+    """What is wrong with the value of an option, empty if nothing is. Null is as if it were not given."""
+    wrong = "" if value is None or name not in CHECKS else CHECKS[name](value)
+    return f"options.{name}={value!r} {wrong}" if wrong else ""

@@ -1,0 +1,390 @@
+"""How a model is spread over a cluster: degrees of parallelism, process groups, and what the framework does.
+
+A :class:`Plan` is what every pass is given beside the graph. It is plain data: nothing here looks at a graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...datasets.clusters import Cluster
+from .options import EP_MODES, complaint
+from .ranks import (
+    ORDER,
+    PLACEMENTS,
+    Layout,
+    Part,
+    check_devices,
+    checked_order,
+    checked_placement,
+    members,
+    stages,
+    together,
+)
+
+STACK_DIRECTORY = Path(__file__).resolve().parents[2] / "conf" / "stack"
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe")
+CONTEXT_STYLES = ("ring", "allgather", "ulysses")
+OFFLOAD = ("optimizer", "activations", "kv")
+OVERLAPS = ("dp", "dp_gather", "tp", "cp", "ep", "pp")
+OPTIONS = (  # what passes look up in ``Plan.options``; a pass of one's own may look up more
+    *("capacity", "dispatch_dtype", "ep_mode", "expert_load", "flat_parameters", "fp8_scaling", "gather_dtype"),
+    *("kv_dtype", "quantize_skip", "recompute_early_stop", "reduce_every_micro_batch", "reshard_after_forward"),
+    "allocator",
+    *("real_tokens", "token_drop", "cuda_graph", "full_graph", "ep_overlap", "zigzag"),
+)
+GROUPS = ("tp", "cp", "dp", "pp", "ep", "etp", "edp", "dp_cp")
+
+
+class PlanError(ValueError):
+    """Degrees or options that do not go together. The message names the constraint and the nearest valid choice."""
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """Degrees and styles of parallelism. ``dp`` 0 means whatever the cluster leaves.
+
+    ``order`` numbers the ranks, as in Megatron-LM unless told otherwise: tensor ranks next to each other, then context,
+    then data, then pipeline; ``placement`` says on which device each of them runs (:mod:`.ranks`).
+    Experts divide the ranks of one pipeline stage once more: expert-tensor, expert, then expert-data ranks.
+    ``zero_stage`` 1 shards optimizer state over data ranks, 2 gradients too, 3 weights too (FSDP);
+    ``shard`` is the number of ranks that share one copy in HSDP (0: all data ranks).
+    """
+
+    tp: int = 1
+    pp: int = 1
+    vpp: int = 1
+    dp: int = 0
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    zero_stage: int = 0
+    shard: int = 0
+    sequence_parallel: bool = False
+    schedule: str = "1f1b"
+    cp_style: str = "ring"
+    stages: tuple[int, ...] = ()  # layers of each of pp x vpp chunks, first to last (empty: as even as can be)
+    order: str = ORDER
+    placement: str | tuple[int, ...] = PLACEMENTS[0]
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "vpp", "cp", "ep", "etp"):
+            _whole(f"parallel.{name}", getattr(self, name), 1)
+        for name in ("dp", "shard"):
+            _whole(f"parallel.{name}", getattr(self, name), 0)
+        _choice("parallel.schedule", self.schedule, SCHEDULES)
+        _choice("parallel.cp_style", self.cp_style, CONTEXT_STYLES)
+        _whole("parallel.zero_stage", self.zero_stage, 0)
+        _choice("parallel.zero_stage", self.zero_stage, (0, 1, 2, 3))
+        _flag("parallel.sequence_parallel", self.sequence_parallel)
+        if not isinstance(self.stages, (list, tuple)):
+            raise PlanError(f"parallel.stages={self.stages!r} must be a list of layers, such as [7,9,9,7]")
+        object.__setattr__(self, "stages", tuple(self.stages))
+        for layers in self.stages:
+            _whole("parallel.stages", layers, 0)
+        object.__setattr__(self, "order", checked_order(self.order))
+        object.__setattr__(self, "placement", checked_placement(self.placement))
+        if self.sequence_parallel and self.tp == 1:
+            object.__setattr__(self, "sequence_parallel", False)  # nothing to share
+        if self.vpp > 1 and self.schedule == "1f1b":
+            object.__setattr__(self, "schedule", "interleaved")
+        if self.vpp > 1 and self.pp == 1:
+            raise PlanError(f"parallel.vpp={self.vpp} needs parallel.pp of at least 2; take vpp=1")
+        if self.vpp > 1 and self.schedule != "interleaved":
+            raise PlanError(f"parallel.schedule={self.schedule} has no virtual stages; take vpp=1 or interleaved")
+
+    @property
+    def model_ranks(self) -> int:
+        """Ranks that hold one copy of the model."""
+        return self.tp * self.cp * self.pp
+
+
+class Group(NamedTuple):
+    """The ranks that one collective joins: their number, the fewest that share a node, the slowest link.
+
+    Where they are but some of the ranks of a dimension, they lie ``apart`` places from each other in it.
+    """
+
+    name: str
+    ranks: int
+    ranks_per_node: int
+    link: str
+    apart: int = 1
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What a framework does with a plan. One YAML per framework in ``conf/stack``; figures are bytes and flags.
+
+    ``fusion`` names rules of :mod:`..passes.fuse` and :mod:`..passes.serving`; ``attention`` is ``fused``
+    (FlashAttention), ``unfused`` (two products and a softmax) or ``eager`` (scores scaled and masked by kernels of
+    their own); with ``all_logits`` a prompt gets logits of every position. ``master_weights`` keeps fp32 copies beside
+    16-bit weights; ``gradient_dtype`` and ``moment_dtype`` are ``same`` (as the weights) or a dtype; with
+    ``fused_gradients`` products add weight gradients straight into those of that dtype. ``gradient_clipping``
+    scales by the norm, ``keep_gathered`` keeps for the backward pass what sequence parallelism gathered. ``overlap``
+    names the groups whose communication runs beside compute (``dp``, ``tp``, ``ep``, ``cp``, ``pp``; ``dp_gather``:
+    ZeRO-1 gathers weights beside the next forward). ``compute_slowdown`` is how much longer a kernel takes beside
+    communication (NCCL keeps some 16 of 132 compute units), ``communication_slowdown`` the reverse. ``scale``
+    multiplies predicted times by device id and family of ops (or ``*``): constants fitted per (device, framework) on
+    published steps. ``issue_us`` is what the framework's own Python
+    takes before a kernel, by kind of op, family or ``*``, and once more for each ``expert`` of a grouped product that
+    is issued expert by expert (``expert_fp8``: of that format); with ``waits_for_routing`` the host reads
+    how many tokens each expert got before it issues their products; ``ep_mode`` is how it exchanges them
+    (:mod:`..passes.expert`). Of an inference engine, ``backend`` names
+    whose predictors answer and ``collectives`` whose for communication (empty: any); ``gap_us`` passes between
+    kernels that no CUDA graph holds; ``kv_dtype`` is the format of the cache by that of the products.
+    """
+
+    id: str = "torch"
+    name: str = "PyTorch"
+    fusion: tuple[str, ...] = ()
+    attention: str = "fused"
+    all_logits: bool = False
+    master_weights: bool = False
+    gradient_dtype: str = "same"
+    moment_dtype: str = "same"
+    fused_gradients: bool = False
+    gradient_clipping: bool = False
+    keep_gathered: bool = False
+    overlap: tuple[str, ...] = ()
+    bucket_mib: float = 25.0
+    compute_slowdown: float = 0.12
+    communication_slowdown: float = 0.1
+    cuda_graph: bool = False
+    gap_us: float = 0.0
+    issue_us: Mapping[str, float] = field(default_factory=dict)
+    waits_for_routing: bool = False
+    ep_mode: str = ""
+    backend: str = ""
+    collectives: str = ""
+    kv_dtype: Mapping[str, str] = field(default_factory=dict)
+    context_gib: float = 0.0
+    fragmentation: float = 0.0
+    step_overhead_us: float = 0.0
+    scale: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked way to run one step: layout, framework, cluster and how the batch is cut.
+
+    ``micro_batches`` are run one after the other by each data rank. ``recompute`` is a policy or the layers it names;
+    ``offload`` what lives in host memory; ``passes`` are the user's own (``module:function``). Compute on
+    ``slow_devices`` takes so many times longer (:mod:`.stragglers`). With ``explicit_links`` communications wait for
+    each other on the links of the fabric alone (:mod:`..contention.fixed_point`).
+    """
+
+    parallel: Parallel
+    cluster: Cluster
+    stack: Stack = field(default_factory=Stack)
+    micro_batches: int = 1
+    recompute: str = "none"
+    offload: tuple[str, ...] = ()
+    precision: str = "bf16"
+    quantization: str = ""
+    passes: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    slow_devices: Mapping[int, float] = field(default_factory=dict)
+    explicit_links: bool = False
+
+    def __post_init__(self) -> None:
+        for name, known in (("offload", OFFLOAD), ("passes", ())):
+            object.__setattr__(self, name, _names(name, getattr(self, name), known))
+        if not isinstance(self.options, Mapping):
+            raise PlanError(f"options={self.options!r} must be a mapping, such as {{fp8_scaling: current}}")
+        for name in self.options if not self.passes else ():
+            _choice("options", name, OPTIONS)
+        for name, value in self.options.items():
+            if wrong := complaint(name, value):
+                raise PlanError(wrong)
+
+    def scale(self, device_id: str) -> dict[str, float]:
+        """The framework's constants on a device. Those of 16-bit products count where all products have 16 bits."""
+        found = self.stack.scale.get(device_id, {})
+        return {name: value for name, value in found.items() if not (self.quantization and name.endswith("_bf16"))}
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel degree."""
+        return self.parallel.dp or self.cluster.devices // self.parallel.model_ranks
+
+    @property
+    def layout(self) -> Layout:
+        """Ranks, their order, and the devices that they run on."""
+        p, cluster = self.parallel, self.cluster
+        degrees = p.tp, p.cp, self.dp, p.pp
+        return Layout(degrees, p.etp, p.ep, p.order, p.placement, cluster.nodes, cluster.devices_per_node)
+
+    def group(self, name: str, ranks: int = 0, apart: int = 1) -> Group:
+        """The process group of a dimension: see ``GROUPS``; ``dp_cp`` is the group that gradients are summed over.
+
+        With ``ranks`` so many of its members, ``apart`` places from each other: the shards and replicas of HSDP.
+        """
+        ranks = ranks or self._ranks(name)
+        near = together(self.layout, Part(name, ranks, apart))
+        return Group(name, ranks, near, self.cluster.link if near == ranks else self.cluster.fabric, apart)
+
+    def members(self, name: str, ranks: int = 0, apart: int = 1) -> np.ndarray:
+        """The devices of every process group of a dimension, or of those of :meth:`group` [groups, ranks]."""
+        return members(self.layout, Part(name, ranks, apart))
+
+    def stage_devices(self, stage: int) -> np.ndarray:
+        """The devices of a pipeline stage; equal places of two stages hold equal shards [devices]."""
+        found: np.ndarray = stages(self.layout)[stage]
+        return found
+
+    def neighbours(self, stage: int, other: int) -> bool:
+        """Whether every device of a stage shares its node with its like on another."""
+        size = self.cluster.devices_per_node
+        return bool((self.stage_devices(stage) // size == self.stage_devices(other) // size).all())
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """Every process group that a collective of the step may run in; :meth:`members` has the devices of each."""
+        p = self.parallel
+        found = [self.group(name) for name in GROUPS if name != "pp"]
+        for whole in (self.group("dp_cp"), self.group("edp")) if p.shard else ():
+            shard = min(p.shard, whole.ranks)
+            found += [self.group(whole.name, shard), self.group(whole.name, whole.ranks // shard, shard)]
+        if p.tp > p.etp:
+            found.append(self.group("tp", p.tp // p.etp, p.etp))
+        return tuple(dict.fromkeys(found))
+
+    def _ranks(self, name: str) -> int:
+        p, dp = self.parallel, self.dp
+        own = {"dp": dp, "dp_cp": dp * p.cp, "edp": p.tp * p.cp * dp // (p.ep * p.etp)}
+        return own[name] if name in own else int(getattr(p, name))
+
+
+def check_plan(plan: Plan) -> Plan:
+    """The plan itself; PlanError when degrees do not fill the cluster or do not divide each other.
+
+    LayoutError when ranks are not placed on each device once.
+    """
+    p, devices = plan.parallel, plan.cluster.devices
+    if devices % p.model_ranks:
+        raise PlanError(
+            f"tp x cp x pp = {p.tp} x {p.cp} x {p.pp} = {p.model_ranks} does not divide the {devices} devices of "
+            f"{plan.cluster.id}; {_nearest_degree(p, devices)}"
+        )
+    if p.dp and p.dp * p.model_ranks != devices:
+        raise PlanError(
+            f"tp x cp x pp x dp = {p.model_ranks * p.dp}, but {plan.cluster.id} with {plan.cluster.nodes} nodes has "
+            f"{devices} devices; take parallel.dp={devices // p.model_ranks}"
+        )
+    stage = devices // p.pp
+    if stage % (p.ep * p.etp):
+        raise PlanError(
+            f"parallel.ep x etp = {p.ep * p.etp} does not divide the {stage} ranks of a pipeline stage; "
+            f"{_nearest('ep', p.ep, stage // p.etp)}"
+        )
+    check_devices(p.placement, devices, plan.cluster.id)
+    if p.shard and not p.zero_stage:
+        raise PlanError(f"parallel.shard={p.shard} shards nothing; take parallel.zero_stage=3, or 1 or 2")
+    if p.shard and plan.dp * p.cp % p.shard:
+        ranks = plan.dp * p.cp
+        raise PlanError(
+            f"parallel.shard={p.shard} does not divide the {ranks} data ranks; {_nearest('shard', p.shard, ranks)}"
+        )
+    return plan
+
+
+def stack_from_dict(values: Mapping[str, Any]) -> Stack:
+    """A framework's description; PlanError names a field that does not exist."""
+    kinds = {f.name: str(f.type).partition("[")[0] for f in dataclasses.fields(Stack)}
+    for name in values:
+        if name not in kinds:
+            raise PlanError(f"stack has no field {name!r}; it has {', '.join(sorted(kinds))}")
+    checked = {name: _field(f"stack.{name}", value, kinds[name]) for name, value in values.items()}
+    stack = Stack(**checked)
+    _names("stack.overlap", stack.overlap, OVERLAPS)
+    _choice("stack.attention", stack.attention, ("fused", "unfused", "eager"))
+    _choice("stack.ep_mode", stack.ep_mode or EP_MODES[0], EP_MODES)
+    for name in ("gradient_dtype", "moment_dtype"):
+        _choice(f"stack.{name}", getattr(stack, name), ("same", "fp32", "bf16", "fp16"))
+    for device, factors in stack.scale.items():
+        for family, factor in _field(f"stack.scale.{device}", factors, "Mapping").items():
+            _field(f"stack.scale.{device}.{family}", factor, "float")
+    return stack
+
+
+@lru_cache
+def load_stack(stack_id: str) -> Stack:
+    """A shipped framework by id; PlanError names the known ones."""
+    import yaml
+
+    path = STACK_DIRECTORY / f"{stack_id}.yaml"
+    if not path.is_file() or path.parent != STACK_DIRECTORY:
+        known = sorted(path.stem for path in STACK_DIRECTORY.glob("*.yaml"))
+        raise PlanError(f"unknown stack {stack_id!r}; choose from {', '.join(known)}")
+    return stack_from_dict(yaml.safe_load(path.read_text()))
+
+
+def _nearest(name: str, value: int, whole: int) -> str:
+    valid = [d for d in range(1, max(whole, 1) + 1) if whole % d == 0]
+    return f"take parallel.{name}={min(valid, key=lambda d: (abs(d - value), d))}"
+
+
+def _nearest_degree(parallel: Parallel, devices: int) -> str:
+    """What to take instead of the degree that does not fit: the first one beyond what the others leave."""
+    left = devices
+    for name in ("tp", "cp", "pp"):
+        value = getattr(parallel, name)
+        if left % value:
+            return _nearest(name, value, left)
+        left //= value
+    return _nearest("tp", parallel.tp, devices)
+
+
+def _field(name: str, value: Any, kind: str) -> Any:
+    """A field of a stack as its kind wants it; PlanError for anything else."""
+    if kind == "bool":
+        _flag(name, value)
+    elif kind == "float":
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or value < 0:
+            raise PlanError(f"{name}={value!r} must be a number of at least 0")
+    elif kind == "str":
+        if not isinstance(value, str):
+            raise PlanError(f"{name}={value!r} must be a word")
+    elif kind == "tuple":
+        return _names(name, value or ())
+    elif not isinstance(value or {}, Mapping):
+        raise PlanError(f"{name}={value!r} must be a mapping")
+    else:
+        return value or {}
+    return value
+
+
+def _names(name: str, value: Any, known: tuple[str, ...] = ()) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(each, str) for each in value):
+        hint = f"take {name}=[{value}]" if isinstance(value, str) else f"none is {name}=[]"
+        raise PlanError(f"{name}={value!r} must be a list of names; {hint}")
+    for each in value if known else ():
+        _choice(name, each, known)
+    return tuple(dict.fromkeys(value))
+
+
+def _flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise PlanError(f"{name}={value!r} must be true or false")
+
+
+def _whole(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise PlanError(f"{name}={value!r} must be a whole number of at least {least}")
+
+
+def _choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
+    if value not in known:
+        raise PlanError(f"{name}={value!r} is not one of {', '.join(map(str, known))}")

@@ -1,0 +1,64 @@
+"""What is asked of the simulator: a training step, a prompt, a generated token or a whole generation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..trace.workload import CACHES, load_text, parse_load
+
+KINDS_OF_WORK = ("train", "prefill", "decode", "generate")
+COVERAGE = 0.9
+
+
+class WorkloadError(ValueError):
+    """A workload whose parts do not fit together. The message says which and how to mend it."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is asked: a training step, a prompt, a generated token or a whole generation.
+
+    ``train`` uses ``micro_batch``, ``global_batch`` and ``seq_len``; the others ``batch``, ``input_len`` and
+    (``generate``) ``output_len``. ``decode`` is one step with ``input_len`` tokens in the cache. ``data_loading_ms`` is
+    what a training step on a cluster waits for its batch.
+    """
+
+    kind: str = "train"
+    seq_len: int = 2048
+    micro_batch: int = 1
+    global_batch: int = 1
+    batch: int = 1
+    input_len: int = 1024
+    output_len: int = 128
+    cache: str = "dynamic"
+    expert_load: str = "balanced"
+    data_loading_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS_OF_WORK:
+            raise WorkloadError(f"workload={self.kind!r} does not exist; choose from {', '.join(KINDS_OF_WORK)}")
+        for name in ("seq_len", "micro_batch", "global_batch", "batch", "input_len", "output_len"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise WorkloadError(f"workload.{name}={value!r} must be a whole number of at least 1")
+        wait = self.data_loading_ms
+        if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not 0 <= wait < float("inf"):
+            raise WorkloadError(f"workload.data_loading_ms={wait!r} must be a number of at least 0")
+        if self.cache not in CACHES:
+            raise WorkloadError(f"workload.cache={self.cache!r} is not one of {', '.join(CACHES)}")
+        object.__setattr__(self, "expert_load", load_text(self.expert_load))
+        parse_load(self.expert_load)
+        if self.kind == "train" and self.global_batch % self.micro_batch:
+            raise WorkloadError(
+                f"workload.global_batch={self.global_batch} is no multiple of workload.micro_batch={self.micro_batch}"
+            )
+
+
+def tokens_of(work: Work) -> int:
+    """Tokens that a workload processes (training, prefill) or produces (decode, generate)."""
+    return {
+        "train": work.global_batch * work.seq_len,
+        "prefill": work.batch * work.input_len,
+        "decode": work.batch,
+        "generate": work.batch * work.output_len,
+    }[work.kind]

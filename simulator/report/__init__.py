@@ -1,0 +1,1 @@
+"""Answers: what a simulated step says, added up from its state."""

@@ -1,0 +1,236 @@
+"""The answer of a simulated step: time with its interval, memory, breakdown, provenance.
+
+Every total is a sum over the spans of one timeline, so that breakdown and total agree by construction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..network.together import Shared
+from .distribution import probability_within
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Peak memory of one device by what it is spent on, in GiB; ``peak_gib`` is the sum at the peak's moment.
+
+    ``allocated_gib`` is what a framework's allocator has handed out then, ``reserved_gib`` what it holds of the device;
+    ``where`` the node that runs at the peak, ``by_class`` a finer split, ``advice`` what to shrink where it does not
+    fit.
+    """
+
+    peak_gib: float
+    weights_gib: float
+    gradients_gib: float
+    optimizer_gib: float
+    activations_gib: float
+    other_gib: float
+    allocated_gib: float = 0.0
+    reserved_gib: float = 0.0
+    where: str = ""
+    by_class: Mapping[str, float] = field(default_factory=dict)
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class OpShare:
+    """One kind's part of a step: ``count`` executions, their time and share, who answered."""
+
+    kind: str
+    count: int
+    time_s: float
+    share: float
+    engines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Where a step's time goes; the five ``*_s`` figures add up to the step."""
+
+    compute_s: float
+    exposed_comm_s: float
+    bubble_s: float
+    optimizer_s: float
+    host_s: float
+    by_op: tuple[OpShare, ...]
+    by_phase: Mapping[str, float]
+    by_parallelism: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StageShare:
+    """One pipeline stage of a step: its layers, time in tasks and time waiting, parameters of one model copy."""
+
+    stage: int
+    layers: int
+    busy_s: float
+    bubble_s: float
+    parameters: int
+
+
+@dataclass(frozen=True)
+class MissingMeasurement:
+    """An op whose time was not measured: what it takes of the step, in seconds and as a share."""
+
+    op: Mapping[str, Any]
+    time_s: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Span:
+    """One node on the timeline, in microseconds from the start of the step."""
+
+    name: str
+    kind: str
+    path: str
+    phase: str
+    start_us: float
+    duration_us: float
+    engine: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What training and inference reports have in common.
+
+    ``coverage`` is the chance that the interval holds the truth; ``provenance`` the share of the time by who answered;
+    ``unmapped`` lists operators that are costed by their bytes alone. ``trust`` is the share of kernel time by source
+    (:mod:`.trust`), ``measure_next`` what to measure to make it better, ``quantiles`` the distribution of the answer in
+    its own unit. ``power_w`` is of one device, ``energy_j`` and ``cost`` of the whole step on all ``devices``.
+    ``network`` says how the links of a cluster were simulated, and which were fullest; ``shared`` is all that they saw.
+    """
+
+    model: str
+    device: str
+    precision: str
+    workload: str
+    coverage: float
+    tokens_per_s_per_gpu: float
+    tflops_per_gpu: float
+    mfu: float
+    hfu: float
+    memory: Memory
+    fits: bool
+    breakdown: Breakdown
+    provenance: Mapping[str, float]
+    unmapped: tuple[str, ...]
+    notes: tuple[str, ...]
+    wall_time_s: float
+    timeline: tuple[Span, ...] = field(default=(), repr=False)
+    devices: int = 1
+    parallel: Mapping[str, Any] = field(default_factory=dict)
+    trust: Mapping[str, float] = field(default_factory=dict)
+    measure_next: tuple[MissingMeasurement, ...] = ()
+    quantiles: Mapping[str, float] = field(default_factory=dict)
+    p_oom: float | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    cost: float | None = None
+    cost_per_million_tokens: float | None = None
+    network: Mapping[str, Any] = field(default_factory=dict)
+    shared: Shared | None = field(default=None, repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; the timeline is left out (it has its own export)."""
+        made: dict[str, Any] = plain(self, drop=("timeline", "placed", "shared"))
+        return made
+
+    def to_pandas(self) -> Any:
+        """The breakdown by op kind as a pandas DataFrame."""
+        import pandas as pd
+
+        return pd.DataFrame([dataclasses.asdict(share) for share in self.breakdown.by_op])
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport(Answer):
+    """One training step. Times in seconds; the step lies from ``low_s`` to ``high_s``. ``stages``: of a pipeline.
+
+    ``placed`` holds what a step on a cluster was made of, for timelines and pictures; JSON leaves it out.
+    """
+
+    step_time_s: float
+    low_s: float
+    high_s: float
+    stages: tuple[StageShare, ...] = ()
+    placed: Any = field(default=None, repr=False, compare=False)
+
+    def probability_within(self, seconds: float) -> float:
+        """P(the step takes at most ``seconds``)."""
+        return probability_within(seconds, self.step_time_s, self.low_s, self.high_s, self.coverage)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceReport(Answer):
+    """Prefill, decode or a whole generation. Times in milliseconds; the interval is that of ``e2e_ms``.
+
+    ``ttft_ms`` is the prefill, ``tpot_ms`` the mean step per output token after the first, ``e2e_ms`` the whole
+    of what the workload asked for. What a workload does not contain is None.
+    """
+
+    ttft_ms: float | None
+    tpot_ms: float | None
+    e2e_ms: float
+    low_ms: float
+    high_ms: float
+
+    def probability_within(self, seconds: float) -> float:
+        """P(the whole takes at most ``seconds``)."""
+        return probability_within(seconds * 1e3, self.e2e_ms, self.low_ms, self.high_ms, self.coverage)
+
+
+@dataclass(frozen=True)
+class OpPrediction:
+    """How long one op takes on one device, who says so and how sure."""
+
+    op: Mapping[str, Any]
+    device: str
+    latency_us: float
+    low_us: float
+    high_us: float
+    coverage: float
+    engine: str
+    predictor: str | None
+    in_envelope: bool
+    roofline_us: float
+    bound: str
+    cache: str
+    power_w: float | None = None  # while it runs again and again; None where nothing is known
+    energy_mj: float | None = None  # of one execution
+    energy_in_envelope: bool = False
+    network: Mapping[str, Any] = field(default_factory=dict)  # of a collective on a cluster: what its links did
+    placed: Any = field(default=None, repr=False, compare=False)  # topology and load of its links, for pictures
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; what pictures are made of is left out."""
+        made: dict[str, Any] = plain(self, drop=("placed",))
+        return made
+
+
+def plain(value: Any, drop: Sequence[str] = ()) -> Any:
+    """Dataclasses, mappings and tuples as dicts and lists."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.name not in drop}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value.item() if hasattr(value, "item") else value
+
+
+def ape(predicted: float, measured: float) -> float:
+    """Absolute percentage error |predicted - measured| / measured, in percent."""
+    return abs(predicted - measured) / measured * 100.0
+
+
+def median_ape(pairs: Sequence[tuple[float, float]]) -> float:
+    """Median APE over (predicted, measured) pairs, in percent."""
+    return statistics.median(ape(predicted, measured) for predicted, measured in pairs)

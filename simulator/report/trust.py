@@ -1,0 +1,75 @@
+"""How far an answer can be trusted: where its time comes from, whether it fits, and what to measure next.
+
+Time is *measured* (this op on this device), *interpolated* (a predictor inside what it has seen), *extrapolated*
+(outside of it), *analytical* (physics) or *bytes* (an operator without a kind).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import NormalDist
+
+from ...datasets.ops import Op
+from .answer import MissingMeasurement
+
+SOURCES = ("measured", "interpolated", "extrapolated", "analytical", "bytes")
+LEANING = ("extrapolated", "analytical", "bytes")
+STRICT_SHARE = 0.5  # of the time that may lean on what was not measured under strict=true
+MEMORY_SPREAD = 0.02  # standard deviation of predicted over measured peaks where all settings are known
+LISTED = 10
+
+
+class TrustError(ValueError):
+    """An answer that leans on extrapolation more than its asker allows. The message says what to measure."""
+
+
+def source(engine: str, inside: bool) -> str:
+    """Where an engine's answer comes from."""
+    if engine == "learned":
+        return "interpolated" if inside else "extrapolated"
+    return engine if engine in SOURCES else "analytical"
+
+
+def shares(parts: Iterable[tuple[str, bool, float]]) -> dict[str, float]:
+    """Share of the time by source, from (engine, inside its envelope, microseconds)."""
+    found: dict[str, float] = {}
+    for engine, inside, us in parts:
+        name = source(engine, inside)
+        found[name] = found.get(name, 0.0) + us
+    whole = sum(found.values()) or 1.0
+    return {name: found[name] / whole for name in SOURCES if name in found}
+
+
+def missing(parts: Iterable[tuple[Op | None, str, bool, float]], limit: int = LISTED) -> tuple[MissingMeasurement, ...]:
+    """The ops that lean most of the time on what was not measured, from (op, engine, inside, microseconds)."""
+    found: dict[Op, float] = {}
+    whole = 0.0
+    for op, engine, inside, us in parts:
+        whole += us
+        if op is not None and source(engine, inside) in LEANING:
+            found[op] = found.get(op, 0.0) + us
+    most = sorted(found.items(), key=lambda item: -item[1])[:limit]
+    return tuple(MissingMeasurement(op.to_dict(), us * 1e-6, us / whole) for op, us in most)
+
+
+def check_strict(trust: Mapping[str, float], wanted: Sequence[MissingMeasurement], allowed: float) -> None:
+    """TrustError when more than ``allowed`` of the time leans on extrapolation or physics."""
+    leaning = sum(trust.get(name, 0.0) for name in LEANING)
+    if leaning <= allowed:
+        return
+    shapes = "; ".join(f"{_named(each.op)} ({each.share:.0%})" for each in wanted[:3])
+    raise TrustError(
+        f"{leaning:.0%} of the time is not measured on this device and strict allows {allowed:.0%}; "
+        f"measuring these would help most: {shapes}"
+    )
+
+
+def _named(op: Mapping[str, object]) -> str:
+    return " ".join(
+        str(value) if name == "kind" else f"{name}={value}" for name, value in op.items() if value != "same"
+    )
+
+
+def probability_oom(peak_gib: float, capacity_gib: float) -> float:
+    """P(the peak exceeds the device's memory), with the spread that predicted peaks have shown."""
+    return 1.0 - NormalDist(peak_gib, max(peak_gib * MEMORY_SPREAD, 1e-9)).cdf(capacity_gib)

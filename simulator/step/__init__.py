@@ -1,0 +1,1 @@
+"""One step of a model, from its question to its times."""

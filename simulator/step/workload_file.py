@@ -1,0 +1,309 @@
+"""A step that a file of SimAI describes: compute as the file has it, collectives as opcast's network times them.
+
+The lines run as SimAI runs them: forward from the first to the last, each communication waited for; then backwards, the
+input gradient's communication beside the weight gradient's compute, and the weight gradient's beside everything that
+follows, one after the other. Checkpointed lines run forward again before their backward. Waiting of pipeline stages is
+the share ``(pp - 1) / (ga vpp)`` of a stage's work, and nothing hides sends between stages
+(SimAI, https://github.com/aliyun/SimAI, as its analytical mode adds up).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from ...datasets.clusters import Cluster
+from ...datasets.ops import Op, bus_factor, make_op
+from ..engines import Engine, FusedEngine, ask
+from ..engines.flow import FlowEngine
+from ..network.faults import Fault, drawing
+from ..network.formats import LISTS, PHASES, FormatError, Layer, Work, Workload, members
+from ..network.study import Study, trials
+from ..network.topology import TopologyError
+from ..question.plan import Group, Parallel, Plan
+from ..report.answer import plain
+
+GROUPS = {"tp": "TP", "ep": "EP", "dp": "DP", "edp": "DP", "pp": "PP"}  # as a file of bus bandwidths calls them
+
+
+class Communication(NamedTuple):
+    """A distinct collective of a workload: how often it runs and what one takes, us."""
+
+    group: str
+    collective: str
+    ranks: int
+    size_bytes: int
+    times: int
+    time_us: float
+    low_us: float
+    high_us: float
+    engine: str
+    algbw_gbps: float
+    busbw_gbps: float
+
+
+@dataclass(frozen=True)
+class FileReport:
+    """A step of a workload file. Seconds; parts of ``breakdown`` add up to the step.
+
+    ``communications`` are all distinct collectives, those that take longest in all first; ``provenance`` is the share
+    of their time by who answered.
+    """
+
+    step_time_s: float
+    low_s: float
+    high_s: float
+    workload: str
+    cluster: str
+    device: str
+    devices: int
+    parallel: Mapping[str, int]
+    breakdown: Mapping[str, Any]
+    communications: tuple[Communication, ...]
+    provenance: Mapping[str, float]
+    wall_time_s: float
+    network: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        values: dict[str, Any] = plain(self)
+        return values | {"communications": [each._asdict() for each in self.communications]}
+
+
+@dataclass
+class Account:
+    """What a device has done so far, us: compute, exposed communication by group, and the time it is."""
+
+    now: float = 0.0
+    compute: float = 0.0
+    data_free: float = 0.0
+    exposed: dict[str, float] = field(default_factory=dict)
+
+    def computes(self, ns: int) -> None:
+        """Time passes computing."""
+        self.now += ns / 1e3
+        self.compute += ns / 1e3
+
+    def waits(self, until: float, group: str) -> None:
+        """Time passes until a communication is done."""
+        self.exposed[group] = self.exposed.get(group, 0.0) + max(until - self.now, 0.0)
+        self.now = max(self.now, until)
+
+
+def plan_of(workload: Workload, cluster: Cluster) -> Plan:
+    """The layout of a workload on a cluster; experts are cut like tensors.
+
+    FormatError where the cluster has more or fewer GPUs.
+    """
+    degrees, devices = workload.degrees, cluster.devices
+    if degrees["gpus"] != devices:
+        nodes, rest = divmod(degrees["gpus"], cluster.devices_per_node)
+        hint = f"; take cluster.nodes={nodes}" if not rest else ""
+        raise FormatError(f"the workload is for {degrees['gpus']} GPUs, {cluster.id} has {devices}{hint}")
+    for phase in PHASES:
+        for scope in ("", "EP", "DP_EP") if degrees["ep"] > 1 else ("",):
+            members(workload, phase, Work(0, scope=scope))
+    return Plan(Parallel(tp=degrees["tp"], pp=degrees["pp"], ep=degrees["ep"], etp=degrees["tp"]), cluster)
+
+
+def simulate_workload(
+    workload: Workload,
+    plan: Plan,
+    engine: Engine,
+    name: str = "simai",
+    busbw: Mapping[str, Mapping[str, float]] | None = None,
+    vpp: int | None = None,
+) -> FileReport:
+    """The report of one step. ``busbw`` (GB/s by group and collective) goes before the engine's answers.
+
+    ``vpp`` replaces the virtual stages of the file, where AICB writes the number of layers.
+    """
+    started = time.perf_counter()
+    if vpp is not None:
+        workload = replace(workload, degrees={**workload.degrees, "vpp": vpp})
+    known = communications(workload, plan, engine, busbw or {})
+    times = {key: each.time_us for key, each in known.items()}
+    total, account, bubble = step(workload, times)
+    low, high = (_bound(known, account, total, name) for name in ("low_us", "high_us"))
+    return FileReport(
+        step_time_s=total * 1e-6,
+        low_s=low * 1e-6,
+        high_s=high * 1e-6,
+        workload=name,
+        cluster=plan.cluster.id,
+        device=plan.cluster.device,
+        devices=plan.cluster.devices,
+        parallel={**{key: value for key, value in workload.degrees.items() if key != "gpus"}, "dp": plan.dp},
+        breakdown={
+            "compute_s": account.compute * 1e-6,
+            "exposed_comm_s": sum(account.exposed.values()) * 1e-6,
+            "bubble_s": bubble * 1e-6,
+            "by_parallelism": {group: us * 1e-6 for group, us in account.exposed.items() if us > 0},
+        },
+        communications=tuple(sorted(known.values(), key=lambda each: -each.time_us * each.times)),
+        provenance=_provenance(known),
+        wall_time_s=time.perf_counter() - started,
+    )
+
+
+Key = tuple[str, str, int]  # group, collective, bytes
+
+
+def group_of(phase: str, work: Work) -> str:
+    """The process group of a line's communication."""
+    return {"EP": "ep", "DP_EP": "edp"}.get(work.scope, "dp" if phase == "weight_gradient" else "tp")
+
+
+def communications(
+    workload: Workload, plan: Plan, engine: Engine, busbw: Mapping[str, Mapping[str, float]]
+) -> dict[Key, Communication]:
+    """Every distinct collective of the lines with its time, and the send between stages."""
+    counts: dict[Key, int] = {}
+    for layer in workload.layers:
+        for phase in PHASES:
+            work: Work = getattr(layer, phase)
+            if work.collective:
+                key = group_of(phase, work), work.collective, work.size_bytes
+                counts[key] = counts.get(key, 0) + 1
+    if workload.degrees["pp"] > 1 and workload.pp_bytes:
+        counts["pp", "send_recv", workload.pp_bytes] = 2 * turns(workload)
+    groups = {name: plan.group(name) for name in {key[0] for key in counts}}
+    ops = {key: _op(key, groups[key[0]]) for key in counts if groups[key[0]].ranks > 1}
+    answers = ask(engine, list(ops.values()))
+    place = {key: i for i, key in enumerate(ops)}
+    made = {}
+    for key, count in counts.items():
+        name, collective, size = key
+        ranks = groups[name].ranks if name != "pp" else 2
+        us = low = high = 0.0
+        who = "none"
+        if key in place:
+            at = place[key]
+            us, low, high = (float(getattr(answers, each)[at]) for each in ("latency_us", "low_us", "high_us"))
+            who = str(answers.engine[at])
+            given = busbw.get(GROUPS[name], {})
+            rate = given.get("busbw" if name == "pp" else collective)
+            if rate:
+                us = low = high = size * float(bus_factor(collective, ranks)) / (rate * 1e3)
+                who = "busbw"
+        alg = size / (us * 1e3) if us else 0.0
+        bus = alg * float(bus_factor(collective, ranks))
+        made[key] = Communication(name, collective, ranks, size, count, us, low, high, who, alg, bus)
+    return made
+
+
+def _op(key: Key, group: Group) -> Op:
+    name, collective, size = key
+    if name == "pp":
+        near = min(group.ranks_per_node, 2)
+        return make_op("send_recv", size_bytes=size, ranks=2, ranks_per_node=near, link=group.link)
+    return make_op(collective, size_bytes=size, ranks=group.ranks, ranks_per_node=group.ranks_per_node, link=group.link)
+
+
+def step(workload: Workload, times: Mapping[Key, float]) -> tuple[float, Account, float]:
+    """Microseconds of the whole step, the account of a stage, and how long it waits for other stages."""
+    done = Account()
+    layers, again = workload.layers, recomputed(workload)
+    for layer in layers:
+        _forward(layer, times, done)
+    for at in range(len(layers) - 1, -1, -1):
+        for layer in layers[again[at] : at] if at in again else ():
+            _forward(layer, times, done)
+        _backward(layers[at], times, done)
+    work = done.now
+    done.waits(done.data_free, "dp")
+    stages, batches = workload.degrees["pp"], turns(workload)
+    bubble = work * (stages - 1) / batches
+    sends = times.get(("pp", "send_recv", workload.pp_bytes), 0.0)
+    if stages > 1 and sends:
+        done.exposed["pp"] = 2.0 * batches * sends
+    return done.now + bubble + done.exposed.get("pp", 0.0), done, bubble
+
+
+def turns(workload: Workload) -> int:
+    """How often a stage runs forward: once a micro-batch and virtual stage."""
+    return workload.degrees["ga"] * workload.degrees["vpp"]
+
+
+def recomputed(workload: Workload) -> dict[int, int]:
+    """By line whose backward starts with running forward again: the checkpoint that it starts from."""
+    marks, starts = (sorted(workload.lists.get(name, ())) for name in LISTS)
+    found = {}
+    for at in starts:
+        before = [mark for mark in marks if mark <= at]
+        if before and at < len(workload.layers):
+            found[at] = before[-1]
+    return found
+
+
+def _forward(layer: Layer, times: Mapping[Key, float], done: Account) -> None:
+    work = layer.forward
+    done.computes(work.compute_ns)
+    _waits("forward", work, times, done)
+
+
+def _backward(layer: Layer, times: Mapping[Key, float], done: Account) -> None:
+    inputs, weights = layer.input_gradient, layer.weight_gradient
+    done.computes(inputs.compute_ns)
+    until = done.now + _time("input_gradient", inputs, times)
+    done.computes(weights.compute_ns)
+    if weights.collective:
+        done.data_free = max(done.data_free, done.now) + _time("weight_gradient", weights, times)
+    if inputs.collective:
+        done.waits(until, group_of("input_gradient", inputs))
+
+
+def _waits(phase: str, work: Work, times: Mapping[Key, float], done: Account) -> None:
+    if work.collective:
+        done.waits(done.now + _time(phase, work, times), group_of(phase, work))
+
+
+def _time(phase: str, work: Work, times: Mapping[Key, float]) -> float:
+    return times[group_of(phase, work), work.collective, work.size_bytes] if work.collective else 0.0
+
+
+def study(
+    workload: Workload,
+    plan: Plan,
+    flows: FlowEngine,
+    engines: Sequence[Engine],
+    settings: Mapping[str, Any],
+    **given: Any,
+) -> Study:
+    """The step with faults at random places, or with ``everywhere`` at each in turn; ``flows`` is one of ``engines``.
+
+    ``given`` are further arguments of :func:`simulate_workload`. TopologyError for a setting that is not there.
+    """
+    asked = drawing(settings, "faults_study")
+    if asked.straggler is not None:
+        raise TopologyError(
+            f"faults_study.straggler={asked.straggler!r} cannot be: a workload file is studied with faults of links"
+        )
+
+    def measure(faults: Sequence[Fault]) -> float:
+        broken = flows.with_faults((*flows.faults, *faults))
+        engine = FusedEngine([broken if each is flows else each for each in engines])
+        return simulate_workload(workload, plan, engine, **given).step_time_s * 1e6
+
+    return trials(asked.faults(flows.topology), measure)
+
+
+def _bound(known: Mapping[Key, Communication], account: Account, total: float, bound: str) -> float:
+    """The step if each group's communication took as long as its bound says; what is hidden stays hidden."""
+    change = 0.0
+    for group, exposed in account.exposed.items():
+        each = [one for one in known.values() if one.group == group or (group == "dp" and one.group == "edp")]
+        whole = sum(one.time_us * one.times for one in each)
+        if whole:
+            change += exposed * (sum(getattr(one, bound) * one.times for one in each) / whole - 1.0)
+    return total + change
+
+
+def _provenance(known: Mapping[Key, Communication]) -> dict[str, float]:
+    shares: dict[str, float] = {}
+    for each in known.values():
+        shares[each.engine] = shares.get(each.engine, 0.0) + each.time_us * each.times
+    whole = sum(shares.values())
+    return {name: us / whole for name, us in shares.items()} if whole else {}

@@ -1,0 +1,1 @@
+"""How long things take and when they run: costs of nodes, phases of chunks, tasks of a pipeline."""

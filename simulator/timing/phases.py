@@ -1,0 +1,162 @@
+"""The phases of a chunk as programs for one device's streams, and how long each takes.
+
+A micro-batch runs a chunk's ``forward`` and its ``backward`` (with what is recomputed); ``weight`` is the part of the
+backward that only makes gradients of weights and may be put off; ``paired`` is a forward and a backward that run at
+the same time, each hiding the other's communication (DualPipe); ``optimizer`` ends the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ...datasets.devices import Device
+from ..graph import ROLES, Block, Graph, Node
+from ..question.plan import Plan
+from .costs import Costs
+from .schedule.streams import Overlap, Placed, place
+
+PHASES = {
+    "forward": ("forward",),
+    "backward": ("recompute", "backward"),
+    "optimizer": ("optimizer",),
+}
+
+
+Variant = tuple[bool, bool]  # whether a micro-batch is the first and the last of the step
+FIRST, MIDDLE, LAST, ONLY = (True, False), (False, False), (False, True), (True, True)
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """How long one phase takes and what of that is not compute, in microseconds.
+
+    ``exposed_us`` is communication by process group during which nothing computes, ``hidden_us`` what runs beside
+    compute, ``host_us`` waiting for the host.
+    """
+
+    total_us: float = 0.0
+    compute_us: float = 0.0
+    exposed_us: Mapping[str, float] = field(default_factory=dict)
+    hidden_us: Mapping[str, float] = field(default_factory=dict)
+    host_us: float = 0.0
+
+
+@dataclass(frozen=True)
+class ChunkTimes:
+    """A distinct chunk graph: what its nodes cost and how long its phases take, by variant of the micro-batch."""
+
+    costs: dict[Variant, Costs]
+    phases: dict[Variant, dict[str, PhaseTime]]
+
+
+def time_phases(costs: Costs, plan: Plan, device: Device) -> dict[str, PhaseTime]:
+    """Every phase of one chunk, placed on the device's streams."""
+    times = {name: phase_time(place_phase(costs, name, plan, device)) for name in PHASES}
+    if plan.options.get("ep_overlap"):
+        for name in ("forward", "backward"):
+            times[name] = beside_another(times[name], plan)
+    times["weight"] = PhaseTime(min(weight_us(costs), times["backward"].total_us))
+    times["paired"] = paired(times["forward"], times["backward"], plan)
+    return times
+
+
+def selected(costs: Costs, phase: str) -> np.ndarray:
+    """Positions of the stored nodes that a phase runs."""
+    wanted = PHASES[phase]
+    return np.array([i for i, node in enumerate(costs.nodes) if node.phase in wanted], dtype=np.int64)
+
+
+def place_phase(costs: Costs, phase: str, plan: Plan, device: Device) -> Placed:
+    """The nodes of a phase in time, from its start."""
+    chosen = selected(costs, phase)
+    graphed = plan.stack.cuda_graph or plan.options.get("full_graph")
+    host = None if graphed else costs.host_us[chosen]
+    latency = costs.kernel_us[chosen]
+    if device.synchronous and host is not None:
+        latency, host = latency + host, None
+    overlap = Overlap(plan.stack.compute_slowdown, plan.stack.communication_slowdown, not plan.explicit_links)
+    waits = routing_waits([costs.nodes[i] for i in chosen.tolist()], plan)
+    return place(phase_blocks(costs.graph, phase), latency, host, overlap, waits)
+
+
+def routing_waits(nodes: Sequence[Node], plan: Plan) -> np.ndarray | None:
+    """Nodes after which the host reads how many tokens each expert got; None where it need not know.
+
+    Forward alone asks: backward runs on the same numbers. Experts of a fixed capacity, or tokens dropped to one, have
+    the same number always.
+    """
+    fixed = plan.options.get("capacity") or plan.options.get("token_drop")
+    if not plan.stack.waits_for_routing or fixed:
+        return None
+    kinds = [node.op.kind if node.op is not None and node.phase != "backward" else "" for node in nodes]
+    asked = "ep_dispatch" if "ep_dispatch" in kinds else "moe_route"
+    return np.array([kind == asked for kind in kinds], dtype=bool) if asked in kinds else None
+
+
+def phase_blocks(graph: Graph, phase: str) -> tuple[Block, ...]:
+    """The blocks of a graph with the nodes of one phase only."""
+    wanted = PHASES[phase]
+    kept = []
+    for block in graph.blocks:
+        nodes = tuple(node for node in block.nodes if node.phase in wanted)
+        if nodes:
+            kept.append(block if len(nodes) == len(block.nodes) else replace(block, nodes=nodes, uneven={}))
+    return tuple(kept)
+
+
+def phase_time(placed: Placed) -> PhaseTime:
+    """The account of a placed phase."""
+    return PhaseTime(placed.total_us, placed.compute_us, placed.exposed_us, placed.hidden_us, placed.idle_us)
+
+
+def beside_another(time: PhaseTime, plan: Plan) -> PhaseTime:
+    """A phase whose exchanges between experts run beside the computing of another micro-batch's phase.
+
+    Megatron-Core's ``overlap_moe_expert_parallel_comm`` interleaves a forward with a backward, layer by layer.
+    Approximation: each phase offers as much computing as it takes itself, which the exchange slows down.
+    """
+    hidden = min(time.exposed_us.get("ep", 0.0), time.compute_us)
+    slowed = hidden * plan.stack.compute_slowdown
+    return replace(
+        time,
+        total_us=time.total_us - hidden + slowed,
+        compute_us=time.compute_us + slowed,
+        exposed_us={**time.exposed_us, "ep": time.exposed_us.get("ep", 0.0) - hidden},
+        hidden_us={**time.hidden_us, "ep": time.hidden_us.get("ep", 0.0) + hidden},
+    )
+
+
+def weight_us(costs: Costs) -> float:
+    """Microseconds of the products that only make gradients of weights."""
+    roles = costs.graph.tensor_roles
+    gradient = ROLES.index("gradient")
+
+    def only_gradients(node: Node) -> bool:
+        is_product = node.op is not None and node.op.kind in ("gemm", "grouped_gemm")
+        return is_product and bool(node.writes) and all(roles[t] == gradient for t in node.writes)
+
+    chosen = [i for i, n in enumerate(costs.nodes) if n.phase == "backward" and only_gradients(n)]
+    return float((costs.kernel_us[chosen] * costs.repeats[chosen]).sum())
+
+
+def paired(forward: PhaseTime, backward: PhaseTime, plan: Plan) -> PhaseTime:
+    """A forward beside a backward: what one exposes, the other's compute hides as far as it reaches.
+
+    DeepSeek-V3 (arXiv 2412.19437, sec. 3.2.1) arranges the two so that all-to-all and sends are hidden; compute that
+    runs beside them is slowed as on any other stream.
+    """
+    exposed = sum(forward.exposed_us.values()) + sum(backward.exposed_us.values())
+    compute = forward.compute_us + backward.compute_us
+    hidden = min(exposed, compute)
+    slowed = compute + hidden * plan.stack.compute_slowdown
+    host = forward.host_us + backward.host_us
+    left = exposed - hidden
+    by_group = {
+        group: (forward.exposed_us.get(group, 0.0) + backward.exposed_us.get(group, 0.0)) * left / exposed
+        for group in {*forward.exposed_us, *backward.exposed_us}
+        if exposed
+    }
+    return PhaseTime(slowed + left + host, slowed, by_group, host_us=host)

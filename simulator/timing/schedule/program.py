@@ -1,0 +1,258 @@
+"""A device's program laid out for placing: which executions are walked through, and what each waits for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ....datasets.ops import KINDS, Op
+from ...graph import Block, Node
+
+ALIKE = 1e-9  # relative
+
+Needs = tuple[tuple[int, int], ...]  # (stream, position in it) that must have ended
+Touched = list[tuple[int, int]]  # (tensor, its step)
+
+
+def group_of(node: Node) -> str:
+    """What a node's communication is booked under: its process group, else its kind; empty for computing."""
+    if node.group:
+        return node.group
+    if node.op is None:
+        return ""
+    if KINDS[node.op.kind].collective:
+        return node.op.kind
+    return "copy" if node.op.kind == "copy" and node.stream != "compute" else ""
+
+
+def labels_of(blocks: Sequence[Block]) -> tuple[list[str], np.ndarray]:
+    """The groups of a program and, by stored node, the index of its group (-1: computing)."""
+    names = [group_of(node) for block in blocks for node in block.nodes]
+    groups = sorted(set(names) - {""})
+    return groups, np.array([groups.index(name) if name else -1 for name in names], dtype=np.int64)
+
+
+def kinds_of(blocks: Sequence[Block]) -> np.ndarray:
+    """What each stored node occupies: 1 the device, 2, 3, … a kind of link, -1, -2, … a direction of copying."""
+    numbers: dict[object, int] = {}
+    known: dict[tuple[Op | None, bool], int] = {}
+    kinds = []
+    for node in (node for block in blocks for node in block.nodes):
+        key = node.op, group_of(node) != ""
+        if key not in known:
+            known[key] = _kind(*key, numbers)
+        kinds.append(known[key])
+    return np.array(kinds, dtype=np.int64)
+
+
+def _kind(op: Op | None, moves: bool, numbers: dict[object, int]) -> int:
+    if not moves:
+        return 1
+    dims = op.to_dict() if op is not None else {}
+    if dims.get("kind") == "copy":
+        return -numbers.setdefault(dims["direction"], len(numbers) + 1)
+    return numbers.setdefault(dims.get("link"), len(numbers) + 2)
+
+
+@dataclass(frozen=True)
+class Program:
+    """The kept executions of a program, in order. Arrays have one entry per kept execution.
+
+    ``node`` is the position among all stored nodes; ``block`` and ``repetition`` say where it stands. Of a block of
+    R repetitions of which k are kept, those are 0 to k - 2 and R - 1. ``queues`` are the executions of each stream,
+    ``needs`` what each waits for in other streams, ``kinds`` (by stored node) what :func:`kinds_of` says.
+    """
+
+    blocks: Sequence[Block]
+    keep: Sequence[int]
+    node: np.ndarray
+    block: np.ndarray
+    repetition: np.ndarray
+    queues: list[list[int]]
+    needs: list[Needs]
+    kinds: np.ndarray
+
+    @classmethod
+    def of(cls, blocks: Sequence[Block], keep: Sequence[int]) -> Program:
+        """The program with ``keep`` repetitions of each block."""
+        names = sorted({node.stream for block in blocks for node in block.nodes})
+        streams = [[names.index(node.stream) for node in block.nodes] for block in blocks]
+        firsts = np.cumsum([0, *(len(block.nodes) for block in blocks)]).tolist()
+        node, which, repetitions = [], [], []
+        for number, (block, kept) in enumerate(zip(blocks, keep, strict=True)):
+            length = len(block.nodes)
+            node.append(np.tile(np.arange(firsts[number], firsts[number] + length), kept))
+            which.append(np.full(length * kept, number))
+            repetitions.append(np.repeat(kept_repetitions(block.repeat, kept), length))
+        queues, needs = dependencies(blocks, keep, streams, len(names))
+        return cls(
+            blocks,
+            keep,
+            np.concatenate(node),
+            np.concatenate(which),
+            np.concatenate(repetitions),
+            queues,
+            needs,
+            kinds_of(blocks),
+        )
+
+    def issued(self, host: np.ndarray, periods: Sequence[float | None]) -> np.ndarray:
+        """When the host has issued each execution, less the time that the repetitions left out before it take.
+
+        A period of None is that of a host that waits in each repetition: those left out bring it no nearer.
+        """
+        clock, parts, first = 0.0, [], 0
+        for block, kept, period in zip(self.blocks, self.keep, periods, strict=True):
+            own = host[first : first + len(block.nodes)]
+            first += len(own)
+            for repetition in range(kept):
+                if repetition == kept - 1 and period is not None:
+                    clock += (block.repeat - kept) * (float(own.sum()) - period)
+                parts.append(clock + np.cumsum(own))
+                clock = float(parts[-1][-1])
+        return np.concatenate(parts)
+
+    def period(self, number: int, start: np.ndarray, end: np.ndarray, host_us: float) -> float | None:
+        """Time between repetitions that are left out; None when the last ones kept before them are not alike.
+
+        They are when each node starts and ends as much later than in the repetition before as every other, none is
+        still running two repetitions on, and what stands before or after the block runs before or after them;
+        and the host, which takes ``host_us`` for a repetition, does not lose its lead meanwhile.
+        """
+        block, kept = self.blocks[number], self.keep[number]
+        if kept == block.repeat:
+            return 0.0
+        mine = self.block == number
+        starts, ends = (times[mine].reshape(kept, -1) for times in (start, end))
+        last = kept - 2
+        later = np.diff(np.concatenate([starts, ends], axis=1)[last - 2 : last + 1], axis=0)
+        period = float(later[-1, 0])
+        if np.abs(later - period).max() > ALIKE * max(ends[last].max(), 1.0):
+            return None
+        if ends[last - 2].max() > starts[last].min() or host_us > period * (1 + ALIKE):
+            return None
+        before, after = self.block < number, self.block > number
+        over = end[before].max(initial=0.0) <= starts[last - 2].min()
+        return period if over and start[after].min(initial=math.inf) >= ends[last].max() else None
+
+    def unfold(self, times: np.ndarray, periods: Sequence[float]) -> np.ndarray:
+        """Times of all executions from those of the kept ones."""
+        parts, shift = [], 0.0
+        for number, (block, kept, period) in enumerate(zip(self.blocks, self.keep, periods, strict=True)):
+            own = times[self.block == number].reshape(kept, -1) + shift
+            if kept < block.repeat:
+                missing = block.repeat - kept
+                steady = own[-2] + period * np.arange(1, missing + 1)[:, None]
+                shift += missing * period
+                own = np.concatenate([own[:-1], steady, own[-1:] + missing * period])
+            parts.append(own.ravel())
+        return np.concatenate(parts)
+
+
+def kept_repetitions(repeat: int, kept: int) -> np.ndarray:
+    """Which repetitions of a block are walked through."""
+    return np.append(np.arange(kept - 1), repeat - 1)
+
+
+def dependencies(
+    blocks: Sequence[Block], keep: Sequence[int], streams: Sequence[Sequence[int]], count: int
+) -> tuple[list[list[int]], list[Needs]]:
+    """The queue of each stream and what each kept execution waits for in other streams.
+
+    Where repetitions are left out, the repetition after them takes the place of the one that follows those before.
+    """
+    queues: list[list[int]] = [[] for _ in range(count)]
+    needs: list[Needs] = []
+    writer: dict[int, tuple[int, int]] = {}
+    readers: dict[int, dict[int, int]] = {}
+    seen = [[-1] * count for _ in range(count)]
+    for block, kept, stream_of, (reads, writes) in zip(blocks, keep, streams, shared_tensors(blocks), strict=True):
+        moved = {pair for pairs in (*reads, *writes) for pair in pairs if pair[1]}
+        for turn, repetition in enumerate(kept_repetitions(block.repeat, kept).tolist()):
+            if repetition != turn:
+                _move(moved, repetition - turn, turn, writer, readers)
+            for stream, read, written in zip(stream_of, reads, writes, strict=True):
+                position = len(queues[stream])
+                if read or written:
+                    wanted = _wanted(read, written, repetition, stream, position, writer, readers)
+                    already = seen[stream]
+                    needs.append(tuple((other, last) for other, last in wanted.items() if last > already[other]))
+                    for other, last in needs[-1]:
+                        already[other] = last
+                else:
+                    needs.append(())
+                queues[stream].append(len(needs) - 1)
+    return queues, needs
+
+
+def _wanted(
+    read: Touched,
+    written: Touched,
+    repetition: int,
+    stream: int,
+    position: int,
+    writer: dict[int, tuple[int, int]],
+    readers: dict[int, dict[int, int]],
+) -> dict[int, int]:
+    """The last node of each other stream that an execution waits for; enters what it reads and writes itself."""
+    wanted: dict[int, int] = {}
+    for tensors in (read, written):
+        for tensor, step in tensors:
+            other, last = writer.get(tensor + repetition * step, (stream, -1))
+            wanted[other] = max(last, wanted.get(other, -1))
+    for tensor, step in written:
+        for other, last in readers.pop(tensor + repetition * step, {}).items():
+            wanted[other] = max(last, wanted.get(other, -1))
+    for tensor, step in read:
+        readers.setdefault(tensor + repetition * step, {})[stream] = position
+    for tensor, step in written:
+        writer[tensor + repetition * step] = stream, position
+    wanted.pop(stream, None)
+    return wanted
+
+
+def _move(
+    tensors: set[tuple[int, int]],
+    skipped: int,
+    turns: int,
+    writer: dict[int, tuple[int, int]],
+    readers: dict[int, dict[int, int]],
+) -> None:
+    """Let the repetitions left out have written and read what those before them did."""
+    pairs = [
+        (tensor + turn * step, tensor + (turn + skipped) * step) for tensor, step in tensors for turn in range(turns)
+    ]
+    written = {there: writer[here] for here, there in pairs if here in writer}
+    read = {there: dict(readers[here]) for here, there in pairs if here in readers}
+    writer.update(written)
+    readers.update(read)
+
+
+def shared_tensors(blocks: Sequence[Block]) -> Iterator[tuple[list[Touched], list[Touched]]]:
+    """By block, what each node reads and writes of the tensors that more than one stream touches."""
+    touched = np.zeros(1 + max(map(_highest, blocks), default=0), dtype=bool)
+    names = sorted({node.stream for block in blocks for node in block.nodes})
+    busiest = max(names, key=lambda name: sum(n.stream == name for block in blocks for n in block.nodes))
+    for block in blocks:
+        for node in block.nodes:
+            if node.stream != busiest:
+                for tensor in (*node.reads, *node.writes):
+                    touched[_ids(block, tensor)] = True
+    for block in blocks:
+        steps = {t: block.steps.get(t, 0) for node in block.nodes for t in (*node.reads, *node.writes)}
+        kept = {t: (t, step) for t, step in steps.items() if touched[_ids(block, t)].any()}
+        reads = [[kept[t] for t in node.reads if t in kept] for node in block.nodes]
+        yield reads, [[kept[t] for t in node.writes if t in kept] for node in block.nodes]
+
+
+def _ids(block: Block, tensor: int) -> np.ndarray:
+    return tensor + block.steps.get(tensor, 0) * np.arange(block.repeat)
+
+
+def _highest(block: Block) -> int:
+    """The greatest id that a block touches in any repetition."""
+    tensors = {t for node in block.nodes for t in (*node.reads, *node.writes)}
+    return max((t + max(block.steps.get(t, 0) * (block.repeat - 1), 0) for t in tensors), default=0)

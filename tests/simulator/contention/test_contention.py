@@ -1,0 +1,241 @@
+"""Steps whose communication shares the links: what contends waits, what does not takes as long as alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from opcast.datasets.clusters import Cluster, load_cluster
+from opcast.datasets.devices import load_device
+from opcast.simulator.contention.traffic import communication
+from opcast.simulator.contention.use import communicates
+from opcast.simulator.engines import FusedEngine, build_engine
+from opcast.simulator.engines.flow import FlowEngine, flow_engine
+from opcast.simulator.engines.network import NetworkEngine
+from opcast.simulator.network.faults import Fault
+from opcast.simulator.network.sharing import Activities, run
+from opcast.simulator.question.plan import Parallel, Plan, load_stack
+from opcast.simulator.question.work import Work
+from opcast.simulator.report.network import network_report
+from opcast.simulator.report.training import ClusterStep, by_node, executions, step_us
+from opcast.simulator.step.inference import simulate_inference
+from opcast.simulator.step.training import simulate_training
+from opcast.simulator.timing.phases import MIDDLE
+from opcast.simulator.timing.schedule.orders import FORWARD
+from opcast.simulator.timing.schedule.pipeline import sources
+
+H100 = load_device("h100_sxm")
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 4,
+    "vocab_size": 8192,
+}
+WORK = Work(seq_len=512, micro_batch=1, global_batch=64)
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("graphs")
+
+
+def cluster(nodes: int = 4, nic_gbps: float = 50.0, **topology: Any) -> Cluster:
+    shape = {"shape": "fat_tree", "radix": 16, **topology}
+    return replace(load_cluster("dgx_h100"), nodes=nodes, topology=shape, nic_gbps=nic_gbps)
+
+
+def step(graphs: Path, joined: Cluster, **degrees: Any) -> tuple[ClusterStep, FusedEngine, Any]:
+    degrees = {"tp": 4, "pp": 2, "zero_stage": 1, **degrees}
+    made = Plan(Parallel(**degrees), joined, load_stack("megatron"))
+    engine = build_engine(H100, [], [], cluster=joined)
+    engine = FusedEngine([FlowEngine(NetworkEngine(H100, joined), engine, made), *engine.engines])
+    report = simulate_training(TINY, WORK, made, H100, engine, graphs)
+    assert isinstance(report.placed, ClusterStep)
+    return report.placed, engine, report
+
+
+def test_starts_and_lengths_agree(graphs: Path) -> None:
+    placed, _, _ = step(graphs, cluster(oversubscription=8, nic_gbps=5.0))
+    shared = placed.shared
+    assert shared is not None
+    assert shared.apart_us < shared.total_us == step_us(placed)
+    said = communication(placed)
+    count = len(said.collectives.slot)
+    took = (shared.end_us - shared.start_us)[:count]
+    assert said.collectives.lasts_us.sum() == pytest.approx(took.sum(), rel=0.03)
+
+
+def test_one_dimension_alone_has_nothing_in_its_way(graphs: Path) -> None:
+    placed, _, _ = step(graphs, cluster(2), tp=8, pp=1)
+    assert placed.shared is not None
+    assert placed.shared.total_us == pytest.approx(placed.shared.apart_us, rel=1e-9)
+    assert placed.shared.rounds == 1
+
+
+def test_sends_and_gradients_wait_for_each_other_on_thin_spines(graphs: Path) -> None:
+    times = []
+    for oversubscription in (1, 4, 8):
+        placed, _, _ = step(graphs, cluster(nic_gbps=5.0, oversubscription=oversubscription))
+        assert placed.shared is not None
+        times.append(step_us(placed))
+        assert step_us(placed) >= placed.shared.apart_us * (1 - 1e-3)
+    assert times == sorted(times)
+    assert times[2] > 1.02 * times[0]
+
+
+def test_links_carry_the_bytes_of_the_ops(graphs: Path) -> None:
+    """One rank a node: a device sends (n - 1)/n of every buffer that is gathered or reduced through its NIC."""
+    placed, engine, _ = step(graphs, cluster(4), tp=8, pp=1)
+    flows, shared = flow_engine(engine), placed.shared
+    assert flows is not None
+    assert shared is not None
+    assert flows.topology.of_kind(("ib",)).any()
+    timed = [each for each in by_node(list(executions(placed, 0))) if communicates(each.node.op)]
+    sent = 0.0
+    for each in timed:
+        op = each.node.op.to_dict() if each.node.op else {}
+        if op["ranks"] == 4 and op["ranks_per_node"] == 1:
+            sent += each.times * op["size_bytes"] * {"all_reduce": 1.5}.get(op["kind"], 0.75)
+    load = shared.load() * flows.topology.bandwidth_gbps * 1e3 * shared.total_us
+    leaves = np.array(["leaf" in flows.topology.nodes[node] for node in flows.topology.target])
+    ranks = flows.topology.source < flows.topology.ranks
+    nics = np.array(["nic" in flows.topology.nodes[node] for node in flows.topology.source])
+    out = load[leaves & (ranks | nics)]
+    assert sent > 0
+    assert out.sum() == pytest.approx(32 * sent, rel=0.02)
+
+
+def test_the_report_tells_load_over_time(graphs: Path) -> None:
+    placed, engine, report = step(graphs, cluster(oversubscription=4))
+    found = network_report(report, engine, {})
+    hot, over = found["hot_links"], found["over_time"]
+    assert found["contention_s"] == pytest.approx((step_us(placed) - placed.shared.apart_us) * 1e-6)  # type: ignore[union-attr]
+    assert [link["link"] for link in hot] == list(over["links"])
+    for link in hot:
+        assert np.mean(over["links"][link["link"]]) == pytest.approx(link["busy"], rel=1e-3)
+        assert link["busy"] <= link["peak"] <= 1.0 + 1e-6
+    assert {kind: np.mean(each) for kind, each in over["kinds"].items()} == pytest.approx(
+        {kind: each["mean"] for kind, each in found["busy"].items()}, rel=1e-3, abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("degrees", [{"schedule": "zb-h1"}, {"vpp": 2}, {"zero_stage": 3}, {"schedule": "dualpipe"}])
+def test_every_schedule_shares_its_links(graphs: Path, degrees: dict[str, Any]) -> None:
+    placed, _, _ = step(graphs, cluster(oversubscription=8, nic_gbps=5.0), **degrees)
+    shared = placed.shared
+    assert shared is not None
+    assert shared.residual < 0.01
+    assert (shared.end_us >= shared.start_us).all()
+    assert shared.end_us.max() <= 1.05 * shared.total_us
+    assert shared.total_us >= shared.apart_us * (1 - 1e-3)
+
+
+def test_inference_shares_links_too(graphs: Path) -> None:
+    """Two stages behind thin spines: prompts in flight send while others do."""
+    joined = cluster(4, nic_gbps=0.5, oversubscription=8)
+    made = Plan(Parallel(tp=4, pp=8), joined, load_stack("trtllm"), micro_batches=8)
+    engine = build_engine(H100, [], [], cluster=joined)
+    flows = FlowEngine(NetworkEngine(H100, joined), engine, made)
+    work = Work(kind="prefill", batch=8, input_len=512)
+    alone = simulate_inference(TINY | {"num_hidden_layers": 8}, work, made, H100, engine, graphs)
+    report = simulate_inference(
+        TINY | {"num_hidden_layers": 8}, work, made, H100, FusedEngine([flows, *engine.engines]), graphs
+    )
+    assert alone.shared is None
+    shared = report.shared
+    assert shared is not None
+    assert shared.total_us >= shared.apart_us * (1 - 1e-3)
+    assert report.e2e_ms == pytest.approx(shared.total_us * 1e-3)
+    load = shared.load()
+    assert 0.0 < load.max() <= 1.0
+    crossing = np.array(["spine" in flows.topology.link_name(link) for link in range(flows.topology.links)])
+    assert load[crossing].max() > 0.0
+    assert network_report(report, FusedEngine([flows]), {})["hot_links"]
+
+
+def test_the_fixed_point_is_what_one_run_from_event_to_event_finds(graphs: Path) -> None:
+    """Tasks, sends and reductions of two stages as one graph of activities on the links, without any second placing."""
+    joined = cluster(4, nic_gbps=1.0, oversubscription=8)
+    stack = replace(load_stack("megatron"), overlap=("pp",), gradient_clipping=False)
+    made = Plan(Parallel(tp=1, pp=2), joined, stack)
+    engine = build_engine(H100, [], [], cluster=joined)
+    flows = FlowEngine(NetworkEngine(H100, joined), engine, made)
+    report = simulate_training(TINY, WORK, made, H100, FusedEngine([flows, *engine.engines]), graphs)
+    placed = report.placed
+    assert isinstance(placed, ClusterStep)
+    shared = placed.shared
+    assert shared is not None
+    said, orders = communication(placed), placed.orders
+    count, alike = len(said.collectives.slot), shared.patterns
+    source, _ = sources(orders)
+    usual = [times.phases[MIDDLE] for times in (placed.times[id(chunk.graph)] for chunk in placed.chunks)]
+    lasts = [
+        usual[stage]["forward" if kind == FORWARD else "backward"].total_us
+        for stage, kind in zip(orders.stage.tolist(), orders.kind.tolist(), strict=True)
+    ]
+    rows: list[tuple[int, float, float, list[int]]] = []  # pattern (-1: none), still and moving us, waits
+    task_at: dict[int, int] = {}
+    sent = dict(
+        zip(zip(*(column.tolist() for column in said.sends[:4]), strict=True), range(count, 10**9), strict=False)
+    )
+
+    def add(task: int) -> int:
+        if task in task_at:
+            return task_at[task]
+        stage, waits = int(orders.stage[task]), []
+        if task > orders.offsets[stage]:
+            waits.append(add(task - 1))
+        if source[task] >= 0:
+            other = int(source[task])
+            key = bool(orders.kind[other] != FORWARD), int(orders.stage[other]), 0, int(orders.micro_batch[other])
+            rows.append((int(shared.traffic.pattern[sent[key]]), *moves(sent[key]), [add(other)]))
+            waits.append(len(rows) - 1)
+        rows.append((-1, lasts[task], 0.0, waits))
+        task_at[task] = len(rows) - 1
+        return task_at[task]
+
+    def moves(at: int) -> tuple[float, float]:
+        return float(shared.traffic.still_us[at]), float(shared.traffic.moving_us[at])
+
+    for stage in range(2):
+        before = add(int(orders.offsets[stage + 1]) - 1)
+        for at in np.flatnonzero(said.collectives.stage == stage).tolist():
+            if said.nodes[said.collectives.slot[at]].phase != "optimizer":
+                rows.append((int(shared.traffic.pattern[at]), *moves(at), [before]))
+                before = len(rows) - 1
+    loads = [None if pattern < 0 else alike.usages[pattern] for pattern, *_ in rows]
+    links = [np.zeros(0, np.int64) if use is None else np.flatnonzero(use.load) for use in loads]
+    weights = [np.zeros(0) if use is None else use.load[own] / use.flow for use, own in zip(loads, links, strict=True)]
+    sizes = [
+        0.0 if use is None else moving / alike.us_per_byte[pattern] * use.flow
+        for use, (pattern, _, moving, _) in zip(loads, rows, strict=True)
+    ]
+    starts = np.concatenate([[0], np.cumsum([len(own) for own in links])])
+    waits = np.concatenate([[0], np.cumsum([len(row[3]) for row in rows])])
+    activities = Activities(
+        starts.astype(np.int64), np.concatenate(links), np.concatenate(weights), np.array(sizes),
+        np.array([row[1] for row in rows]), np.zeros(len(rows)), waits.astype(np.int64),
+        np.array([each for row in rows for each in row[3]], dtype=np.int64),
+    )  # fmt: skip
+    found = run(activities, flows.topology.bandwidth_gbps, 0.0)
+    assert shared.total_us > 1.001 * shared.apart_us  # something was in the way
+    assert found.total_us == pytest.approx(placed.pipeline.makespan_us, rel=5e-3)
+
+
+def test_a_fault_in_one_stage_does_not_hurry_others(graphs: Path) -> None:
+    """Small messages: most of a collective's time is no bytes, so a slow link hardly stretches it."""
+    joined = cluster(2)
+    made = Plan(Parallel(tp=8, pp=2), joined, load_stack("trtllm"))
+    work = Work(kind="decode", batch=4, input_len=128)
+    took = []
+    for faults in ((), (Fault("gpu0-nvswitch0", bandwidth_factor=0.5),)):
+        engine = build_engine(H100, [], [], cluster=joined)
+        flows = FlowEngine(NetworkEngine(H100, joined), engine, made, faults)
+        report = simulate_inference(TINY, work, made, H100, FusedEngine([flows, *engine.engines]), graphs)
+        took.append(report.e2e_ms)
+    assert took[1] >= took[0]

@@ -1,0 +1,172 @@
+"""Which engine answers: an exact measurement, else a predictor, else physics."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+from opcast.datasets.devices import load_device
+from opcast.datasets.ops import make_op
+from opcast.datasets.schema import Measurement
+from opcast.datasets.store import Store
+from opcast.models.registry import Registry
+from opcast.models.training import train
+from opcast.simulator.engines import EngineError, ask, build_engine
+from opcast.simulator.predict.ops import predict_ops
+
+DEVICE = load_device("h100_sxm")
+
+
+def measured(m: int, latency_us: float, cache: str = "warm", backend: str = "torch") -> Measurement:
+    return Measurement(
+        op=make_op("gemm", m=m, n=4096, k=4096),
+        device_id=DEVICE.id,
+        run_id="test",
+        measured_at=datetime(2026, 1, 1, tzinfo=UTC),
+        latency_us=latency_us,
+        latency_p10_us=latency_us * 0.98,
+        latency_p90_us=latency_us * 1.03,
+        cache=cache,
+        backend=backend,
+    )
+
+
+@pytest.fixture
+def knowledge(tmp_path: Path) -> tuple[Path, Path]:
+    """A store with a made-up law (twice the roofline-like time of a product) and the predictors trained on it."""
+    store = Store(tmp_path / "store")
+    store.write([measured(m, 20.0 + m * 0.06) for m in range(128, 8192, 128)], "test")
+    train(store, DEVICE, registry=Registry(tmp_path / "predictors"))
+    return tmp_path / "store", tmp_path / "predictors"
+
+
+def test_an_exact_measurement_wins(knowledge: tuple[Path, Path]):
+    engine = build_engine(DEVICE, [knowledge[0]], [knowledge[1]])
+    found = predict_ops([make_op("gemm", m=1024, n=4096, k=4096)], DEVICE, engine)[0]
+    assert found.engine == "measured"
+    assert found.latency_us == pytest.approx(20.0 + 1024 * 0.06)
+    assert found.low_us < found.latency_us < found.high_us
+    assert found.predictor is None
+
+
+def test_an_unseen_shape_is_learned_and_close(knowledge: tuple[Path, Path]):
+    engine = build_engine(DEVICE, [knowledge[0]], [knowledge[1]])
+    found = predict_ops([make_op("gemm", m=3000, n=4096, k=4096)], DEVICE, engine)[0]
+    assert found.engine == "learned"
+    assert found.latency_us == pytest.approx(20.0 + 3000 * 0.06, rel=0.1)
+    assert found.in_envelope
+    assert found.predictor
+
+
+def test_a_kind_without_data_is_analytical(knowledge: tuple[Path, Path]):
+    engine = build_engine(DEVICE, [knowledge[0]], [knowledge[1]])
+    found = predict_ops([make_op("rms_norm", rows=4096, cols=4096)], DEVICE, engine)[0]
+    assert found.engine == "analytical"
+    assert found.latency_us >= found.roofline_us
+
+
+def test_far_outside_the_interval_widens(knowledge: tuple[Path, Path]):
+    engine = build_engine(DEVICE, [], [knowledge[1]])
+    inside, outside = (
+        predict_ops([make_op("gemm", m=m, n=n, k=4096)], DEVICE, engine)[0] for m, n in ((3000, 4096), (3000, 65536))
+    )
+    assert not outside.in_envelope
+    assert outside.high_us / outside.latency_us > inside.high_us / inside.latency_us
+
+
+def test_the_order_is_the_users(knowledge: tuple[Path, Path]):
+    engine = build_engine(DEVICE, [knowledge[0]], [knowledge[1]], order=["analytical"])
+    assert ask(engine, [make_op("gemm", m=1024, n=4096, k=4096)]).engine[0] == "analytical"
+    with pytest.raises(EngineError, match="choose from measured, learned, network, analytical"):
+        build_engine(DEVICE, [], [], order=["oracle"])
+
+
+def test_a_warm_measurement_does_not_answer_for_a_cold_op(tmp_path: Path):
+    Store(tmp_path).write([measured(64, 1.0)], "test")
+    engine = build_engine(DEVICE, [tmp_path], [])
+    op = make_op("gemm", m=64, n=4096, k=4096)
+    assert ask(engine, [op], "warm").engine[0] == "measured"
+    assert ask(engine, [op], "cold").engine[0] == "analytical"
+
+
+def test_a_named_backend_answers_and_torch_is_the_usual_one(tmp_path: Path):
+    Store(tmp_path).write([measured(64, 9.0), measured(64, 5.0, backend="triton:gemm")], "test")
+    op = make_op("gemm", m=64, n=4096, k=4096)
+    assert ask(build_engine(DEVICE, [tmp_path], []), [op]).latency_us[0] == 9.0
+    assert ask(build_engine(DEVICE, [tmp_path], [], backend="triton:gemm"), [op]).latency_us[0] == 5.0
+
+
+def test_answers_keep_the_order_of_a_mixed_list():
+    ops = [make_op("gemm", m=8, n=8, k=8), make_op("copy", size_bytes=2**20), make_op("gemm", m=4096, n=4096, k=4096)]
+    together = ask(build_engine(DEVICE, [], []), ops).latency_us
+    alone = [ask(build_engine(DEVICE, [], []), [op]).latency_us[0] for op in ops]
+    assert np.array_equal(together, alone)
+
+
+def test_the_users_predictor_goes_before_the_shipped_one(knowledge: tuple[Path, Path], tmp_path: Path):
+    shipped, users = Registry(knowledge[1]), Registry(tmp_path / "mine")
+    engine = build_engine(DEVICE, [], [users.root, shipped.root])
+    op = make_op("gemm", m=3000, n=4096, k=4096)
+    assert predict_ops([op], DEVICE, engine)[0].predictor == "gemm@torch/h100_sxm@1"
+    predictor = shipped.find("gemm", DEVICE.id)
+    assert predictor is not None
+    slower = dataclasses.replace(predictor.correction, offset=predictor.correction.offset + 1.0)
+    users.register(dataclasses.replace(predictor, correction=slower, backend="mine-1:kernel"))
+    before = predict_ops([op], DEVICE, build_engine(DEVICE, [], [shipped.root]))[0]
+    found = predict_ops([op], DEVICE, build_engine(DEVICE, [], [users.root, shipped.root]))[0]
+    assert found.predictor == "gemm@mine-1:kernel/h100_sxm@1"
+    assert found.latency_us == pytest.approx(before.latency_us * np.e)
+    named = predict_ops([op], DEVICE, build_engine(DEVICE, [], [users.root, shipped.root], backend="torch"))[0]
+    assert named.predictor == "gemm@torch/h100_sxm@1"
+
+
+def test_a_device_without_predictors_asks_those_that_know_any_but_a_cpu_does_not(knowledge: tuple[Path, Path]):
+    registry, op = Registry(knowledge[1]), make_op("gemm", m=3000, n=4096, k=4096)
+    predictor = registry.find("gemm", DEVICE.id)
+    assert predictor is not None
+    registry.register(dataclasses.replace(predictor, device=dataclasses.replace(DEVICE, id="any"), backend="vllm"))
+    h200, cpu = load_device("h200_sxm"), dataclasses.replace(DEVICE, id="cpu_x", vendor="cpu")
+    for backend in (None, "vllm", "vllm-0.24.0:linear"):
+        found = predict_ops([op], h200, build_engine(h200, [], [registry.root], backend=backend))[0]
+        assert found.predictor == "gemm@vllm/any@1"
+    assert predict_ops([op], h200, build_engine(h200, [], [registry.root], backend="nccl"))[0].engine == "analytical"
+    assert predict_ops([op], cpu, build_engine(cpu, [], [registry.root]))[0].engine == "analytical"
+    assert predict_ops([op], DEVICE, build_engine(DEVICE, [], [registry.root]))[0].predictor == "gemm@torch/h100_sxm@1"
+
+
+def test_what_matrix_units_taught_does_not_answer_for_ordinary_lanes(knowledge: tuple[Path, Path]):
+    engine = build_engine(DEVICE, [], [knowledge[1]])
+    found = [
+        predict_ops([make_op("gemm", m=3000, n=4096, k=4096, dtype=dtype)], DEVICE, engine)[0].engine
+        for dtype in ("fp16", "fp32")
+    ]
+    assert found == ["learned", "analytical"]
+
+
+def test_a_variant_of_a_device_is_answered_by_its_predictors_and_physics(root: Path):
+    shipped = [root / "models" / "shipped"]
+    ops = [make_op("copy", size_bytes=2**30, dtype="bf16"), make_op("gemm", m=4096, n=4096, k=4096, dtype="bf16")]
+    own = ask(build_engine(load_device("h100_sxm"), [], shipped, ("learned", "analytical")), ops)
+    variant = ask(build_engine(load_device("h100_96gb_hbm2e"), [], shipped, ("learned", "analytical")), ops)
+    assert variant.predictor.tolist() == own.predictor.tolist()
+    assert "h100_sxm" in variant.predictor[1]
+    assert 1.2 < variant.latency_us[0] / own.latency_us[0] < 1.5  # memory bound: 3352 to 2400 GB/s
+    assert variant.latency_us[1] == pytest.approx(own.latency_us[1], rel=0.05)  # compute bound
+
+
+def test_an_op_asked_again_takes_microseconds(knowledge: tuple[Path, Path]):
+    engine = build_engine(DEVICE, [knowledge[0]], [knowledge[1]])
+    op = make_op("gemm", m=3000, n=4096, k=4096)
+    first = predict_ops([op, op], DEVICE, engine)
+    assert first[0] == first[1] == predict_ops([op], DEVICE, engine)[0]
+    assert predict_ops([op], DEVICE, engine, "cold")[0].cache == "cold"
+    times = []
+    for _ in range(100):
+        began = time.perf_counter()
+        predict_ops([op], DEVICE, engine)
+        times.append(time.perf_counter() - began)
+    assert np.median(times) < 1e-4

@@ -1,0 +1,160 @@
+"""Prefill, decode and generation on clusters: layouts, memory, what reports add up to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from opcast.datasets.clusters import load_cluster
+from opcast.datasets.devices import DeviceError, load_device
+from opcast.simulator.engines import build_engine
+from opcast.simulator.question.plan import Parallel, Plan, PlanError, Stack, load_stack
+from opcast.simulator.question.work import Work, WorkloadError
+from opcast.simulator.step.inference import engine_of, flow, parts, simulate_inference
+
+H100 = load_device("h100_sxm")
+CLUSTER = load_cluster("dgx_h100")
+ENGINE = build_engine(H100, [], [], ("network", "analytical"), cluster=CLUSTER)
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("graphs")
+
+
+@pytest.fixture
+def run(small_model, graphs):
+    """A function: simulate a small model; degrees of parallelism by name."""
+
+    def simulate(family="llama", kind="decode", stack="vllm", work=None, options=None, **degrees):
+        given = dict(options or {})
+        parallel = Parallel(**{"tp": 1, **degrees})
+        devices = parallel.model_ranks * (parallel.dp or max(parallel.ep // parallel.tp, 1))
+        cluster = replace(CLUSTER, devices_per_node=devices)
+        known = stack if isinstance(stack, Stack) else load_stack(stack)
+        plan = Plan(parallel, cluster, known, **given)
+        asked = Work(kind, **({"batch": 8, "input_len": 32, "output_len": 5} | (work or {})))
+        sizes = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8} if family == "llama" else {}
+        return simulate_inference(small_model(family, layers=4, **sizes), asked, plan, H100, ENGINE, graphs)
+
+    return simulate
+
+
+def test_a_generation_is_its_prompt_and_its_steps(run):
+    report = run(kind="generate")
+    assert report.e2e_ms == pytest.approx(report.ttft_ms + 4 * report.tpot_ms)
+    assert report.low_ms < report.e2e_ms < report.high_ms
+    assert report.ttft_ms == pytest.approx(run(kind="prefill").e2e_ms)
+
+
+def test_steps_of_a_generation_are_weighted_by_simpsons_rule():
+    found = list(parts(Work("generate", batch=1, input_len=100, output_len=21)))
+    assert found[0] == ("prefill", 100, 1.0)
+    contexts, weights = zip(*((context, times) for _, context, times in found[1:]), strict=True)
+    assert contexts == (100, 109, 119)
+    assert sum(weights) == pytest.approx(20)
+    assert [step for step, *_ in parts(Work("generate", output_len=1))] == ["prefill"]
+    assert list(parts(Work("generate", input_len=7, output_len=2)))[1:] == [("decode", 7, 1.0)]
+
+
+@pytest.mark.parametrize("layout", [{"tp": 2}, {"tp": 4}, {"pp": 2}, {"tp": 2, "pp": 2}])
+def test_ranks_share_weights_and_arithmetic(layout, run):
+    alone, shared = run(), run(**layout)
+    ranks = layout.get("tp", 1) * layout.get("pp", 1)
+    assert shared.devices == ranks
+    assert shared.memory.weights_gib < alone.memory.weights_gib * (1.0 / ranks + 0.35)
+    assert shared.hfu * shared.e2e_ms * ranks == pytest.approx(alone.hfu * alone.e2e_ms, rel=0.05)
+    assert shared.mfu * shared.e2e_ms * ranks == pytest.approx(alone.mfu * alone.e2e_ms)
+    assert set(shared.breakdown.by_parallelism) == set(layout)
+
+
+def test_data_ranks_serve_batches_of_their_own(run):
+    alone, copies = run(), run(dp=4)
+    assert copies.e2e_ms == pytest.approx(alone.e2e_ms)
+    assert copies.tokens_per_s_per_gpu == pytest.approx(alone.tokens_per_s_per_gpu)
+    assert copies.devices == 4
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+def test_experts_are_shared_by_data_ranks(family, run):
+    alone, shared = run(family), run(family, ep=4)
+    assert shared.devices == 4
+    assert shared.memory.weights_gib < alone.memory.weights_gib
+    assert shared.breakdown.by_parallelism["ep"] > 0
+    assert shared.tokens_per_s_per_gpu * 4 * shared.e2e_ms == pytest.approx(4 * 8 * 1e3)
+
+
+def test_the_parts_of_a_breakdown_are_the_whole(run):
+    for layout in ({}, {"tp": 2}, {"pp": 2}):
+        report = run(kind="generate", **layout)
+        parts = report.breakdown
+        whole = parts.compute_s + parts.exposed_comm_s + parts.bubble_s + parts.optimizer_s + parts.host_s
+        assert whole == pytest.approx(report.e2e_ms * 1e-3)
+        assert sum(report.provenance.values()) == pytest.approx(1)
+        assert sum(parts.by_phase.values()) == pytest.approx(whole)
+
+
+def test_micro_batches_follow_each_other_through_stages():
+    assert flow([2.0, 3.0], [1.0, 0.0], 1, "prefill") == 6.0
+    assert flow([2.0, 3.0], [1.0, 0.0], 4, "prefill") == 15.0
+    assert flow([2.0, 3.0], [1.0, 0.0], 2, "decode") == 6.0  # the second hides behind the first
+    assert flow([2.0, 3.0], [1.0, 0.0], 4, "decode") == 12.0  # the slowest stage is always busy
+    assert flow([2.0, 3.0], [4.0, 0.0], 4, "decode") == 16.0  # a link that is slower than every stage
+
+
+def test_a_graph_replay_leaves_no_gaps(run):
+    graph = load_stack("vllm")
+    eager = run(stack=replace(graph, cuda_graph=False))
+    replayed, gaps = run(stack=graph), run(stack=replace(graph, gap_us=4.0))
+    assert replayed.breakdown.host_s == pytest.approx(0, abs=1e-12)
+    assert eager.e2e_ms > replayed.e2e_ms < gaps.e2e_ms
+    kernels = sum(share.count for share in gaps.breakdown.by_op)
+    assert gaps.e2e_ms - replayed.e2e_ms == pytest.approx(kernels * 4e-3)
+
+
+def test_fewer_bits_weigh_less(run):
+    whole = run()
+    small = run(options={"quantization": "fp8"}, stack="trtllm")
+    assert small.memory.weights_gib < 0.75 * whole.memory.weights_gib
+    assert small.memory.by_class["KV cache"] == pytest.approx(0.5 * whole.memory.by_class["KV cache"], rel=0.01)
+
+
+def test_what_does_not_fit_says_what_would(small_model, graphs):
+    model = small_model("llama", hidden_size=1024, num_attention_heads=8, num_key_value_heads=8)
+    plan = Plan(Parallel(), replace(CLUSTER, devices_per_node=1), load_stack("vllm"))
+    work = Work("decode", batch=40_000, input_len=400)
+    report = simulate_inference(model, work, plan, H100, ENGINE, graphs)
+    assert not report.fits
+    assert report.p_oom > 0.99
+    advised = int(report.memory.advice.rpartition("=")[2])
+    again = simulate_inference(model, replace(work, batch=advised), plan, H100, ENGINE, graphs)
+    assert again.fits
+    assert advised > 10_000
+
+
+def test_engines_answer_with_their_own_predictors(tmp_path):
+    (tmp_path / "registry").mkdir()
+    engine = build_engine(H100, [], [tmp_path / "registry"])
+    own = engine_of(load_stack("fastertransformer"), engine)
+    assert [getattr(each, "backend", None) for each in own.engines] == ["nccl", "trtllm", None, None]
+    chosen = build_engine(H100, [], [tmp_path / "registry"], backend="sglang")
+    assert [getattr(e, "backend", None) for e in engine_of(load_stack("vllm"), chosen).engines] == ["sglang", None]
+    assert engine_of(load_stack("torch"), engine) is engine
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"kind": "train"}, WorkloadError, "workload=train"),
+        ({"pp": 2, "vpp": 2}, PlanError, "parallel.vpp=1"),
+        ({"options": {"micro_batches": 3}}, PlanError, "take 2"),
+        ({"options": {"quantization": "fp5"}}, DeviceError, "fp5"),
+        ({"tp": 3}, PlanError, "parallel.tp="),
+    ],
+)
+def test_bad_input_is_one_line(changes, error, said, run):
+    with pytest.raises(error) as raised:
+        run(**changes)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)

@@ -1,0 +1,172 @@
+"""Timing of a graph: schedules, host time, cache state, memory, intervals."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opcast.datasets.devices import Device
+from opcast.datasets.ops import make_op
+from opcast.simulator.engines import build_engine
+from opcast.simulator.graph import Block, Graph, HostCalls, Node, Tensor
+from opcast.simulator.memory.stage import peak_memory
+from opcast.simulator.timing.latencies import schedule, step_interval, time_graph
+from opcast.simulator.timing.residency import cold_fractions
+
+times = st.lists(st.floats(0.0, 1e4), min_size=1, max_size=40)
+
+
+def device(**changes: object) -> Device:
+    """A plausible GPU, with some figures changed."""
+    figures: dict[str, object] = {
+        "id": "made_up",
+        "name": "Made up",
+        "vendor": "nvidia",
+        "architecture": "test",
+        "compute_units": 100,
+        "clock_mhz": 1500.0,
+        "tensor_tflops": {"bf16": 500.0, "fp32": 50.0},
+        "vector_tflops": 50.0,
+        "memory_gib": 80.0,
+        "memory_gbps": 2000.0,
+        "l2_mib": 40.0,
+        "l2_gbps": 5000.0,
+    }
+    return Device.from_dict(figures | changes)
+
+
+def gemm_node(m: int, tensors: tuple[int, int, int], phase: str = "forward", **more: object) -> Node:
+    op = make_op("gemm", m=m, n=1024, k=1024)
+    reads, writes = tensors[:2], tensors[2:]
+    return Node(op, "aten.mm", "layers.0", phase, reads, writes, int(op.cost.bytes), **more)  # type: ignore[arg-type]
+
+
+def chain(length: int) -> Graph:
+    """Products in a row, each with its own weight, each freeing what it read."""
+    nodes = tuple(
+        gemm_node(256, (i, length + 1 + i, i + 1), frees=(i,), host=HostCalls(views=1)) for i in range(length)
+    )
+    tensors = (Tensor(0, 2**19, "bf16", "activation", length + 1), Tensor(length + 1, 2**21, "bf16", "weight", length))
+    return Graph("chain", (Block(nodes),), tensors, 2**20 * length, 1e9)
+
+
+@given(times, st.data())
+def test_no_kernel_starts_before_it_is_issued_or_before_the_last_one_ended(kernel: list[float], data: st.DataObject):
+    host = data.draw(st.lists(st.floats(0.0, 1e3), min_size=len(kernel), max_size=len(kernel)))
+    kernel_us, host_us = np.array(kernel), np.array(host)
+    start, total = schedule(kernel_us, host_us, synchronous=False)
+    end, issued = 0.0, 0.0
+    for begin, lasts, issue in zip(start, kernel, host, strict=True):
+        issued += issue
+        assert begin == pytest.approx(max(end, issued), abs=1e-6)
+        end = begin + lasts
+    assert total == pytest.approx(end)
+
+
+@given(times)
+def test_a_synchronous_device_adds_host_and_kernel_time(kernel: list[float]):
+    host = np.full(len(kernel), 3.0)
+    start, total = schedule(np.array(kernel), host, synchronous=True)
+    assert total == pytest.approx(sum(kernel) + 3.0 * len(kernel))
+    assert np.all(np.diff(start) >= 0)
+
+
+@given(times)
+def test_launching_ahead_is_never_slower_than_waiting(kernel: list[float]):
+    host = np.full(len(kernel), 5.0)
+    ahead = schedule(np.array(kernel), host, synchronous=False)[1]
+    assert ahead <= schedule(np.array(kernel), host, synchronous=True)[1] + 1e-6
+
+
+def test_weights_are_cold_and_fresh_activations_warm():
+    graph = chain(100)  # 200 MiB of weights against a cache of 40 MiB
+    nodes = list(graph.nodes())
+    cold = cold_fractions(nodes, graph.tensor_bytes, 40 * 2**20)
+    weight_share = 2**21 / (2**21 + 2 * 2**19)
+    assert cold[50] == pytest.approx(weight_share, rel=0.05)
+
+
+def test_everything_is_warm_when_the_step_fits_the_cache():
+    graph = chain(5)
+    assert cold_fractions(list(graph.nodes()), graph.tensor_bytes, 2**30).max() < 0.05
+
+
+def test_results_that_are_kept_are_written_to_cold_memory():
+    freed = chain(100)
+    nodes = [dataclasses.replace(node, frees=()) for node in freed.nodes()]
+    kept = cold_fractions(nodes, freed.tensor_bytes, 40 * 2**20)
+    assert kept[50] > cold_fractions(list(freed.nodes()), freed.tensor_bytes, 40 * 2**20)[50]
+
+
+@given(st.integers(1, 60))
+def test_a_larger_cache_never_makes_inputs_colder(mib: int):
+    graph = chain(30)
+    nodes = list(graph.nodes())
+    small = cold_fractions(nodes, graph.tensor_bytes, mib * 2**20)
+    large = cold_fractions(nodes, graph.tensor_bytes, 2 * mib * 2**20)
+    assert np.all(large <= small + 1e-12)
+
+
+@given(st.floats(1.0, 8.0))
+def test_more_bandwidth_is_never_slower(factor: float):
+    slow, fast = device(), device(memory_gbps=2000.0 * factor, l2_gbps=5000.0 * factor)
+    before = time_graph(chain(10), slow, build_engine(slow, [], []))
+    after = time_graph(chain(10), fast, build_engine(fast, [], []))
+    assert after.total_us <= before.total_us * (1 + 1e-9)
+
+
+def test_the_interval_holds_the_step_and_grows_with_its_ops():
+    target = device()
+    timed = time_graph(chain(10), target, build_engine(target, [], []))
+    assert timed.low_us < timed.total_us < timed.high_us
+    wide = step_interval(
+        timed.nodes, timed.kernel_us, timed.relative_low * 0.5, timed.relative_high * 2, timed.total_us
+    )
+    assert wide[0] < timed.low_us
+    assert wide[1] > timed.high_us
+
+
+def test_host_calls_delay_small_kernels_only_on_a_device_that_waits_for_the_host():
+    target = device(dispatch_us=50.0)
+    timed = time_graph(chain(10), target, build_engine(target, [], []))
+    assert timed.total_us >= timed.host_us.sum()
+    assert timed.start_us[0] == pytest.approx(timed.host_us[0])
+
+
+def test_an_operator_without_a_kind_is_costed_by_its_bytes():
+    target = device(launch_us=2.0)
+    odd = Node(None, "aten.odd", "", "forward", (0,), (1,), 2_000_000_000)
+    graph = Graph("odd", (Block((odd,)),), (Tensor(0, 10**9, "bf16", "activation", 2),), 0, 0.0)
+    timed = time_graph(graph, target, build_engine(target, [], []))
+    assert timed.kernel_us[0] == pytest.approx(1000.0 + 2.0)
+    assert timed.engine[0] == "bytes"
+
+
+def test_peak_memory_is_the_largest_sum_of_living_tensors():
+    nodes = (
+        Node(None, "a", "", "forward", (0,), (1,), 0),
+        Node(None, "b", "", "forward", (1,), (2,), 0, frees=(1,)),
+        Node(None, "c", "", "forward", (2,), (3,), 0, frees=(2,)),
+    )
+    gib = 2**30
+    tensors = (
+        Tensor(0, gib, "bf16", "weight"),
+        Tensor(1, 4 * gib, "bf16", "activation"),
+        Tensor(2, 2 * gib, "bf16", "activation"),
+        Tensor(3, gib, "bf16", "gradient"),
+    )
+    memory = peak_memory(Graph("m", (Block(nodes),), tensors, 1, 1.0))
+    assert memory.peak_gib == pytest.approx(7.0)  # the weight and both activations while b runs
+    assert (memory.weights_gib, memory.activations_gib, memory.gradients_gib) == (1.0, 6.0, 0.0)
+
+
+def test_an_operator_that_has_not_run_for_long_finds_its_code_cold():
+    rare = Node(None, "aten.rare", "", "forward", (), (), 0)
+    products = [*chain(30).nodes()]
+    nodes = [rare, *products[:2], rare, *products[2:]]
+    cold = cold_fractions(nodes, chain(30).tensor_bytes, 16 * 2**20, code_bytes=2**20)
+    assert cold[0] > 0.95  # since its last call the rest of a step of 60 MiB has run
+    assert cold[3] < 0.4  # two products only

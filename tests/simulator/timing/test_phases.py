@@ -1,0 +1,84 @@
+"""Phases of a chunk: what runs in each, what may be put off, what pairs hide."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opcast.datasets.clusters import load_cluster
+from opcast.datasets.devices import load_device
+from opcast.simulator.engines import build_engine
+from opcast.simulator.question.plan import Parallel, Plan, Stack, load_stack
+from opcast.simulator.timing.costs import cost_graphs, scale_of
+from opcast.simulator.timing.phases import PhaseTime, paired, selected, time_phases
+from opcast.simulator.trace import Workload, trace
+
+DEVICE = load_device("h100_sxm")
+PLAN = Plan(Parallel(), load_cluster("dgx_h100"), load_stack("torch"))
+TIMES = st.builds(
+    lambda compute, tp, ep: PhaseTime(compute + tp + ep, compute, {"tp": tp, "ep": ep}),
+    *(st.floats(0, 1000) for _ in range(3)),
+)
+
+
+@pytest.fixture(scope="module")
+def costs(small_model):
+    graph = trace(small_model("llama"), Workload("train", batch=2, seq_len=32, attention="fused"))
+    return cost_graphs([graph], DEVICE, build_engine(DEVICE, [], []))[0]
+
+
+def test_every_node_is_in_one_phase(costs) -> None:
+    chosen = [set(selected(costs, phase).tolist()) for phase in ("forward", "backward", "optimizer")]
+    assert set.union(*chosen) == set(range(len(costs.nodes)))
+    assert sum(map(len, chosen)) == len(costs.nodes)
+
+
+def test_half_of_the_backward_products_make_gradients_of_weights(costs) -> None:
+    times = time_phases(costs, PLAN, DEVICE)
+    assert 0 < times["weight"].total_us < times["backward"].total_us
+    products = [i for i in selected(costs, "backward") if costs.nodes[i].op and costs.nodes[i].op.kind == "gemm"]
+    us = float((costs.kernel_us[products] * costs.repeats[products]).sum())
+    assert times["weight"].total_us == pytest.approx(us / 2, rel=0.15)
+
+
+def test_launches_that_are_not_hidden_count_as_host_time(costs) -> None:
+    eager = time_phases(costs, PLAN, DEVICE)["forward"]
+    graphed = time_phases(costs, replace(PLAN, stack=replace(PLAN.stack, cuda_graph=True)), DEVICE)["forward"]
+    assert eager.host_us > 0
+    assert graphed.host_us == pytest.approx(0, abs=1e-6)
+    assert graphed.total_us == pytest.approx(eager.total_us - eager.host_us)
+
+
+@settings(deadline=None)
+@given(TIMES, TIMES, st.floats(0, 0.5))
+def test_a_pair_takes_no_longer_than_its_parts_and_no_less_than_their_compute(forward, backward, slowdown) -> None:
+    stack = Stack(compute_slowdown=slowdown)
+    both = paired(forward, backward, replace(PLAN, stack=stack))
+    compute = forward.compute_us + backward.compute_us
+    assert compute - 1e-6 <= both.total_us <= forward.total_us + backward.total_us + 1e-6
+    assert both.total_us == pytest.approx(both.compute_us + sum(both.exposed_us.values()) + both.host_us)
+
+
+def test_the_nearest_constant_counts(costs) -> None:
+    product = next(node for node in costs.nodes if node.op and node.op.kind == "gemm")
+    assert scale_of(product, {"gemm": 1.2, "*": 2.0}) == 1.2
+    assert scale_of(product, {"*": 2.0}) == 2.0
+    assert scale_of(product, {"attention": 3.0}) == 1.0
+
+
+def test_a_constant_for_a_format_goes_before_that_for_all(costs) -> None:
+    product = next(node for node in costs.nodes if node.op and node.op.kind == "gemm")
+    assert product.op.dtype == "bf16"
+    assert scale_of(product, {"gemm": 1.04, "gemm_bf16": 1.34}) == 1.34
+    half = replace(product, op=product.op.replace(dtype="fp16"))
+    assert scale_of(half, {"gemm_bf16": 1.34}) == 1.34
+    assert scale_of(replace(product, op=product.op.replace(dtype="fp8")), {"gemm": 1.04, "gemm_bf16": 1.34}) == 1.04
+
+
+def test_clocks_under_16_bit_load_are_not_those_of_a_quantized_step() -> None:
+    megatron = replace(PLAN, stack=load_stack("megatron"))
+    assert megatron.scale("h100_sxm") == {"gemm": 1.04, "gemm_bf16": 1.34}
+    assert replace(megatron, quantization="fp8").scale("h100_sxm") == {"gemm": 1.04}
+    assert megatron.scale("l40s") == {}
