@@ -16,6 +16,7 @@ from opcast.tests.golden.asking import RANKED
 TOLERANCE = 1e-6
 NOTHING = 1e-12  # below this a figure is rounding: seconds, microseconds, shares, GiB
 LINES = 25  # of one case that are shown
+HEADLINES = ("step_time_s", "e2e_ms", "latency_us", "fits")  # what is asked for: told beside a case's name
 NAMES = ("op", "kind", "link", "id", "name", "where", "group")  # what an item of a list is called by
 
 
@@ -117,8 +118,9 @@ def told(value: Any) -> str:
 
 
 def report(name: str, found: Sequence[Change], lines: int = LINES) -> str:
-    """The differences of one case: a head and a line for each, the largest first."""
-    head = f"{name}: {len(found)} {'field differs' if len(found) == 1 else 'fields differ'}"
+    """The differences of one case: a head with what was asked for, and a line for each, the largest first."""
+    asked = next((f"; {change}" for each in HEADLINES for change in found if change.path == each), "")
+    head = f"{name}: {len(found)} {'field differs' if len(found) == 1 else 'fields differ'}{asked}"
     shown = [f"  {change}" for change in found[:lines]]
     more = [f"  … and {len(found) - lines} more"] if len(found) > lines else []
     return "\n".join([head, *shown, *more])
