@@ -2,11 +2,14 @@
 
 ``optimizer``: the states of AdamW stay on the host; each update copies them in and out, a staging buffer at a time
 (as ZeRO-Offload streams them; Ren et al. 2021, arXiv 2101.06840). ``activations``: what a layer keeps for its backward
-pass is copied out after its forward nodes and back before its backward nodes, one layer ahead. ``kv``: caches of keys
-and values are copied in before each layer that reads them.
+pass is copied out after its forward nodes and back before its backward nodes, one layer ahead. ``kv``: keys and values
+live on the host; those that a layer attends to are copied in one layer ahead, in halves of a double buffer, and what it
+appends is copied out, both beside compute (as FlexGen does; Sheng et al. 2023, arXiv 2303.06865, sec. 4.1).
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,11 +20,13 @@ from .rewriting.draft import Draft, Insertions, Item, Section
 from .rewriting.layers import Layer, covers, found_layers, mapping, read_ids
 from .rewriting.lifetimes import free_late, unfree
 from .rewriting.nodes import copied
+from .sharding.attention import attention_of
 from .zero.families import STATE
 
 ACTIVATION, CACHE = ROLES.index("activation"), ROLES.index("cache")
 STAGING_BYTES = 512 * 2**20  # of optimizer state on the device at a time
-COPY = "copy"
+COPY, COPY_OUT = "copy", "copy_out"  # from the host and, of caches, to it: PCIe carries both at once
+WHOLE_NUMBERS = ("int64", "int32", "bool")
 
 
 def offload(graph: Graph, plan: Plan) -> Graph:
@@ -84,35 +89,91 @@ def _optimizer(draft: Draft) -> None:
 
 
 def _caches(draft: Draft) -> None:
-    """Copies caches in before the first node of a section that reads them."""
+    """Keeps caches on the host: what a layer attends to comes before it, what it appends goes out behind it.
+
+    A copy in waits until the layer before has begun, so that two layers' caches are on the device at a time.
+    """
+    numbers = {draft.code(name) for name in WHOLE_NUMBERS}
     insertions = Insertions()
     for section in draft.sections:
-        first: dict[int, int] = {}
-        last: dict[int, int] = {}
-        for position, item in enumerate(section.items):
-            for tensor in item.node.reads:
-                if draft.roles[tensor] == CACHE:
-                    first.setdefault(tensor, position)
-                    last[tensor] = position
-        for tensor, position in first.items():
-            node, size = section.items[position].node, float(draft.sizes[tensor])
+        uses = _uses(draft, section, numbers)
+        if not uses:
+            continue
+        token = _begun(draft, section)
+        moved = sum(float(draft.sizes[tensor]) for tensor, use in uses.items() if use.comes or use.new == 1)
+        spare = (draft.new(moved, "int8", "buffer"),) if section.repeat > 1 else ()
+        for tensor, use in uses.items():
+            size, node = float(draft.sizes[tensor]), section.items[use.first].node
             staging = draft.local(section, size, draft.dtype(tensor))
             for item in section.items:
-                item.change(reads=tuple(staging if t == tensor else t for t in item.node.reads))
-            section.items[last[tensor]].free(staging)
-            copy = copied(
-                "copy.cache_in",
-                size,
+                item.rename({tensor: staging})
+                item.keep(staging)
+            phase, path = node.phase, node.path
+            if use.comes:
+                reads = (tensor, *token, *spare)
+                come = copied(
+                    "copy.cache_in", size, reads, (staging,), phase=phase, path=path, direction="h2d", stream=COPY
+                )
+                insertions.before(section, use.first, [come])
+            elif tensor not in node.writes:  # an engine's kernel fills it and reads nothing of it
+                made = section.items[use.first]
+                others = tuple(t for t in made.node.reads if t != staging)
+                made.change(reads=others, writes=(*made.node.writes, staging))
+            if not use.new:
+                section.items[use.last].free(staging)
+                continue
+            reads, frees = (staging, *spare), (staging,)
+            go = copied(
+                "copy.cache_out",
+                size * use.new,
+                reads,
                 (tensor,),
-                (staging,),
-                phase=node.phase,
-                path=node.path,
-                direction="h2d",
-                stream=COPY,
+                phase=phase,
+                path=path,
+                direction="d2h",
+                frees=frees,
+                stream=COPY_OUT,
             )
-            insertions.before(section, position, [copy])
+            insertions.after(section, use.last, [go])
     insertions.apply()
-    draft.sizes[draft.roles == CACHE] = 0
+    draft.sizes[(draft.roles == CACHE) & ~np.isin(draft.dtypes, list(numbers))] = 0
+
+
+class CacheUse(NamedTuple):
+    """Where a section first and last touches a cache, whether it comes from the host, and what part of it is new."""
+
+    first: int
+    last: int
+    comes: bool
+    new: float
+
+
+def _uses(draft: Draft, section: Section, numbers: set[int]) -> dict[int, CacheUse]:
+    """The use of every cache that a section touches; counters of positions stay on the device.
+
+    Attention over more keys than queries reads what earlier steps have left; it appends its own tokens.
+    """
+    found: dict[int, CacheUse] = {}
+    for position, item in enumerate(section.items):
+        node, call = item.node, attention_of(item.node)
+        part = call.seq_q / call.seq_kv if call is not None else 0.0
+        for tensor in dict.fromkeys((*node.reads, *node.writes)):
+            if draft.roles[tensor] != CACHE or draft.dtypes[tensor] in numbers or not draft.sizes[tensor]:
+                continue
+            comes = tensor in node.reads and (call is None or part < 1)
+            use = found.setdefault(tensor, CacheUse(position, position, comes, 0.0))
+            found[tensor] = use._replace(last=position, new=part or use.new)
+    return found
+
+
+def _begun(draft: Draft, section: Section) -> tuple[int, ...]:
+    """A tensor that the layer before makes as it begins; none where a section does not repeat."""
+    if section.repeat == 1:
+        return ()
+    token = draft.new(0, "int8", "buffer", section.repeat + 1)
+    section.steps.update({token: 1, token + 1: 1})
+    section.items[0].change(writes=(*section.items[0].node.writes, token + 1))
+    return (token,)
 
 
 # --- activations ---------------------------------------------------------------------------------------

@@ -1,12 +1,22 @@
-"""The order in which passes compose, and the user's own among them.
+"""The order in which passes compose, for training and for inference, and the user's own among them.
 
-Kernels are fused and quantized before work is shared out, so that what a rank runs is shared kernels; recomputation
-comes after sharding, so that it repeats a rank's own collectives; data parallelism sees what is left of each weight.
+Training: kernels are fused and quantized before work is shared out, so that what a rank runs is shared kernels;
+attention is cut in parts after sharding, for its heads and tokens are then a rank's own; recomputation comes after
+sharding, so that it repeats a rank's own collectives; data parallelism sees what is left of each weight; what is
+offloaded is what a rank holds then; streams come last, when every communication is there.
+
+Inference: an engine's own kernels (:mod:`.serving`) take the place of the model's code first, for the rules of fusion
+look for what is left of it. Attention is cut in parts before fusion, so that a rule may see its parts. What an engine
+knows beforehand goes after fusion, which reads it to tell a rotary embedding; what is rounded for a product is merged
+into its maker after quantization has put it there. Sharding follows as in training; caches are offloaded when each rank
+has its own part of them. ``ungrouped`` and ``packed`` only change how much an attention reads and how many rows are
+real, so that they come after everything that asks what an op is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ..graph import Graph
 from ..question.plan import Plan
@@ -18,8 +28,10 @@ from .fuse import fuse
 from .gathered import keep_gathered
 from .offload import offload
 from .overlap import overlap
+from .packing import packed
 from .quantize import quantize
 from .recompute import recompute
+from .serving import OTHERS, STEPS, bare, rounded, serve, ungrouped
 from .tensor import tensor_parallel
 from .unfuse import unfuse_attention
 
@@ -37,6 +49,29 @@ TRAINING: tuple[Pass, ...] = (
     data_parallel,
     offload,
     overlap,
+)
+
+
+def fuse_rest(graph: Graph, plan: Plan) -> Graph:
+    """Fusion by the rules that the stack names beside those of :mod:`.serving`."""
+    rest = tuple(name for name in plan.stack.fusion if name not in (*STEPS, *OTHERS))
+    return fuse(graph, replace(plan, stack=replace(plan.stack, fusion=rest)))
+
+
+INFERENCE: tuple[Pass, ...] = (
+    serve,
+    unfuse_attention,
+    fuse_rest,
+    bare,
+    quantize,
+    rounded,
+    context_parallel,
+    expert_parallel,
+    tensor_parallel,
+    offload,
+    overlap,
+    ungrouped,
+    packed,
 )
 
 

@@ -21,17 +21,8 @@ from ..engines import Engine, FusedEngine, ask
 from ..engines.flow import FlowEngine, flow_engine
 from ..engines.learned import LearnedEngine
 from ..graph import Graph
-from ..passes.context import context_parallel
-from ..passes.expert import expert_parallel
-from ..passes.fuse import fuse
-from ..passes.order import Pass, apply_passes
-from ..passes.overlap import overlap
-from ..passes.packing import packed
+from ..passes.order import INFERENCE, apply_passes
 from ..passes.pipeline import Chunk, split_pipeline
-from ..passes.quantize import quantize
-from ..passes.serving import OTHERS, STEPS, bare, rounded, serve, ungrouped
-from ..passes.tensor import tensor_parallel
-from ..passes.unfuse import unfuse_attention
 from ..question.plan import Plan, PlanError, Stack, check_plan
 from ..question.work import Work, WorkloadError
 from ..report.answer import InferenceReport
@@ -41,28 +32,6 @@ from ..timing.phases import PhaseTime, phase_time, place_phase
 from ..timing.placement import send_ops
 from ..trace import Model, Workload
 from ..trace.redimension import step_graph
-
-
-def fuse_rest(graph: Graph, plan: Plan) -> Graph:
-    """Fusion by the rules that the stack names beside those of :mod:`..passes.serving`."""
-    rest = tuple(name for name in plan.stack.fusion if name not in (*STEPS, *OTHERS))
-    return fuse(graph, replace(plan, stack=replace(plan.stack, fusion=rest)))
-
-
-INFERENCE: tuple[Pass, ...] = (
-    serve,
-    unfuse_attention,
-    fuse_rest,
-    bare,
-    quantize,
-    rounded,
-    context_parallel,
-    expert_parallel,
-    tensor_parallel,
-    overlap,
-    ungrouped,
-    packed,
-)
 
 
 def simulate_inference(

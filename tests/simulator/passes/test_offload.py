@@ -11,8 +11,9 @@ from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph
 from opcast.simulator.memory.stage import peak_memory
 from opcast.simulator.passes.offload import offload
+from opcast.simulator.passes.order import INFERENCE, apply_passes
 from opcast.simulator.passes.recompute import recompute
-from opcast.simulator.question.plan import Parallel, Plan, PlanError
+from opcast.simulator.question.plan import Parallel, Plan, PlanError, load_stack
 from opcast.simulator.trace import Workload, trace
 
 CLUSTER = Cluster("c", "c", "h100_sxm")
@@ -92,8 +93,7 @@ def test_caches_are_read_from_the_host(small_model: Make):
     workload = Workload("decode", batch=2, seq_len=64, cache="static", optimizer="none")
     graph = trace(small_model("llama"), workload, "bf16")
     made = offload(graph, plan("kv"))
-    caches = sum(t.size_bytes * t.count for t in graph.tensors if t.role == "cache")
-    assert copied(made, "copy.cache_in") >= caches
+    assert copied(made, "copy.cache_in") == keys_and_values(graph)  # counters of positions stay on the device
     assert peak_memory(made).activations_gib < peak_memory(graph).activations_gib
 
 
@@ -101,3 +101,48 @@ def test_unknown_offloads_are_named_and_none_is_the_same_graph(graphs: dict[str,
     assert offload(graphs["llama"], plan()) is graphs["llama"]
     with pytest.raises(PlanError, match="weights"):
         offload(graphs["llama"], plan("weights"))
+
+
+def keys_and_values(graph: Graph) -> int:
+    return sum(t.size_bytes * t.count for t in graph.tensors if t.role == "cache" and t.dtype == "bf16")
+
+
+@pytest.mark.parametrize("stack", ["torch", "vllm"])
+@pytest.mark.parametrize("cache", ["static", "dynamic"])
+def test_a_token_brings_caches_in_and_sends_its_own_out(stack: str, cache: str, small_model: Make):
+    tokens = 64
+    workload = Workload("decode", batch=2, seq_len=tokens, cache=cache, optimizer="none", attention="fused")
+    served = Plan(Parallel(), CLUSTER, load_stack(stack))
+    graph = apply_passes(trace(small_model("llama", layers=6), workload, "bf16"), served, INFERENCE)
+    made = offload(graph, plan("kv"))
+    assert_sound(made)
+    whole = keys_and_values(graph) / (1 if cache == "static" else 2)  # a dynamic cache grows by copying
+    assert copied(made, "copy.cache_in") == pytest.approx(whole, rel=0.02)
+    assert copied(made, "copy.cache_out") == pytest.approx(whole / (tokens + 1), rel=0.02)
+    assert keys_and_values(made) == 0
+    assert {n.stream for n in made.nodes() if n.source.startswith("copy.")} == {"copy", "copy_out"}
+
+
+@pytest.mark.parametrize("stack", ["torch", "vllm"])
+def test_a_prompt_leaves_its_cache_on_the_host(stack: str, small_model: Make):
+    workload = Workload("prefill", batch=2, seq_len=64, cache="static", optimizer="none", attention="fused")
+    served = Plan(Parallel(), CLUSTER, load_stack(stack))
+    graph = apply_passes(trace(small_model("llama", layers=12), workload, "bf16"), served, INFERENCE)
+    made = offload(graph, plan("kv"))
+    assert_sound(made)
+    assert copied(made, "copy.cache_out") == keys_and_values(graph)
+    assert copied(made, "copy.cache_in") == 0
+    assert peak_memory(made).peak_gib < peak_memory(graph).peak_gib
+
+
+def test_a_copy_of_a_cache_waits_for_the_layer_before_to_begin(small_model: Make):
+    workload = Workload("decode", batch=2, seq_len=64, cache="static", optimizer="none")
+    nodes = list(offload(trace(small_model("llama", layers=6), workload, "bf16"), plan("kv")).nodes())
+    copies = [position for position, node in enumerate(nodes) if node.source == "copy.cache_in"]
+    writers = [
+        next((p for p, node in enumerate(nodes) if nodes[copy].reads[1] in node.writes), None) for copy in copies
+    ]
+    assert writers[:2] == [None, None]
+    for before, writer, copy in zip(copies[:-2], writers[2:], copies[2:], strict=True):
+        assert writer is not None
+        assert writer < before < copy
