@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .collective_ops import LINKS
+from .loading import choice, finite, load, whole
 
 CLUSTER_DIRECTORY = Path(__file__).resolve().parent.parent / "conf" / "cluster"
 COUNTS = ("nodes", "devices_per_node", "nics_per_node")
@@ -63,34 +63,23 @@ class Cluster:
         """Plain values, as the YAML has them."""
         return dataclasses.asdict(self)
 
+    def __post_init__(self) -> None:
+        for name in COUNTS:
+            whole(ClusterError, f"cluster.{name}", getattr(self, name), 1)
+        for name in ("nic_gbps", "nic_latency_us", "price_per_device_hour"):
+            value = getattr(self, name)
+            if not finite(value) or value < 0 or (name == "nic_gbps" and value == 0):
+                raise ClusterError(f"cluster.{name}={value!r} must be a positive number")
+        for name in ("link", "fabric"):
+            choice(ClusterError, f"cluster.{name}", getattr(self, name), LINKS)
+        if not isinstance(self.topology, Mapping):
+            raise ClusterError(f"cluster.topology={self.topology!r} must be a mapping, such as {{shape: rails}}")
+        check_nccl(self.nccl)
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Cluster:
         """A checked cluster; ClusterError names an unknown, missing or impossible figure."""
-        known = {f.name for f in dataclasses.fields(cls)}
-        for name in values:
-            if name not in known:
-                near = difflib.get_close_matches(str(name), known, 1)
-                raise ClusterError(f"cluster has no figure {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-        missing = sorted({"id", "name", "device"} - set(values))
-        if missing:
-            raise ClusterError(f"cluster {values.get('id', '?')!r} lacks {', '.join(missing)}")
-        cluster = cls(**values)
-        for name in COUNTS:
-            value = getattr(cluster, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ClusterError(f"cluster.{name}={value!r} must be a whole number of at least 1")
-        for name in ("nic_gbps", "nic_latency_us", "price_per_device_hour"):
-            value = getattr(cluster, name)
-            number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-            if not number or value < 0 or (name == "nic_gbps" and value == 0):
-                raise ClusterError(f"cluster.{name}={value!r} must be a positive number")
-        for name in ("link", "fabric"):
-            if getattr(cluster, name) not in LINKS:
-                raise ClusterError(f"cluster.{name}={getattr(cluster, name)!r} is not one of {', '.join(LINKS)}")
-        if not isinstance(cluster.topology, Mapping):
-            raise ClusterError(f"cluster.topology={cluster.topology!r} must be a mapping, such as {{shape: rails}}")
-        check_nccl(cluster.nccl)
-        return cluster
+        return load(cls, values, ClusterError, "cluster", "figure")
 
 
 def check_nccl(settings: Any) -> None:
@@ -99,12 +88,11 @@ def check_nccl(settings: Any) -> None:
         raise ClusterError(f"cluster.nccl={settings!r} must be a mapping, such as {{algorithm: ring}}")
     for name, value in settings.items():
         if name == "channels":
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ClusterError(f"cluster.nccl.channels={value!r} must be a whole number of at least 1")
+            whole(ClusterError, "cluster.nccl.channels", value, 1)
         elif name not in NCCL_SETTINGS:
             raise ClusterError(f"cluster.nccl has no setting {name!r}; it has {', '.join(NCCL_SETTINGS)}, channels")
-        elif value not in NCCL_SETTINGS[name]:
-            raise ClusterError(f"cluster.nccl.{name}={value!r} is not one of {', '.join(NCCL_SETTINGS[name])}")
+        else:
+            choice(ClusterError, f"cluster.nccl.{name}", value, NCCL_SETTINGS[name])
 
 
 def known_clusters() -> list[str]:

@@ -14,6 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from .loading import finite, load
+
 DEVICE_DIRECTORY = Path(__file__).resolve().parent.parent / "conf" / "device"
 
 # Formats that run on another format's units at that format's rate when the device lists no rate of their own.
@@ -82,34 +84,22 @@ class Device:
         """Plain values, as the YAML has them."""
         return dataclasses.asdict(self)
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.tensor_tflops, Mapping):
+            raise DeviceError(f"device.tensor_tflops={self.tensor_tflops!r} must be rates by dtype, as {{bf16: 989}}")
+        for figure in dataclasses.fields(self):
+            value, needed = getattr(self, figure.name), figure.default is dataclasses.MISSING
+            figures = {"int": (value,), "float": (value,), "Mapping[str, float]": self.tensor_tflops.values()}
+            for rate in figures.get(str(figure.type), ()):
+                if isinstance(rate, bool) or not isinstance(rate, (int, float)):
+                    raise DeviceError(f"device.{figure.name}={rate!r} must be a number")
+                if not finite(rate) or rate < 0 or (needed and rate == 0):
+                    raise DeviceError(f"device.{figure.name}={rate} must be positive")
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Device:
         """A checked device; DeviceError names an unknown, missing or impossible figure."""
-        known = {f.name for f in dataclasses.fields(cls)}
-        for name in values:
-            if name not in known:
-                near = difflib.get_close_matches(str(name), known, 1)
-                raise DeviceError(f"device has no figure {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-        required = {f.name for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING}
-        missing = sorted(required - set(values))
-        if missing:
-            raise DeviceError(f"device {values.get('id', '?')!r} lacks {', '.join(missing)}")
-        if not isinstance(values["tensor_tflops"], Mapping):
-            raise DeviceError(
-                f"device.tensor_tflops={values['tensor_tflops']!r} must be rates by dtype, as {{bf16: 989}}"
-            )
-        device = cls(
-            **{**values, "tensor_tflops": dict(values["tensor_tflops"]), "sources": dict(values.get("sources") or {})}
-        )
-        for f in dataclasses.fields(cls):
-            value = getattr(device, f.name)
-            figures = {"int": (value,), "float": (value,), "Mapping[str, float]": device.tensor_tflops.values()}
-            for number in figures.get(str(f.type), ()):
-                if isinstance(number, bool) or not isinstance(number, (int, float)):
-                    raise DeviceError(f"device.{f.name}={number!r} must be a number")
-                if not 0 <= number < float("inf") or (f.name in required and number == 0):
-                    raise DeviceError(f"device.{f.name}={number} must be positive")
-        return device
+        return load(cls, values, DeviceError, "device", "figure")
 
 
 def known_devices() -> list[str]:

@@ -180,7 +180,7 @@ class Store:
         if not path.exists():
             return None
         try:
-            return Device.from_dict(json.loads(path.read_text("utf-8")))
+            return Device(**json.loads(path.read_text("utf-8")))  # as `save_device` wrote it: no loader on a bare node
         except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
             reason = error if isinstance(error, DeviceError) else "no JSON of a device"
             raise StoreError(f"{path} is damaged ({reason}): remove it and measure the device again") from None

@@ -159,7 +159,7 @@ def _ensure_figures(plan: Plan, store: Store, measurer: Measurer, device_id: str
         return
     from ..datasets.devices import Device
 
-    store.save_device(Device.from_dict(measurer.probe()))
+    store.save_device(Device(**measurer.probe()))
 
 
 @contextlib.contextmanager

@@ -22,6 +22,9 @@
 ``dtype``, ``backend``, ``cache``, ``max_flops``, ``max_bytes``, ``case_s``
     defaults for the entries. The backend ``usual`` is what the device runs the op on as a rule, ``all`` whatever can.
 
+Plans are read with code of their own, not with :mod:`..datasets.loading`, which needs msgspec: the harness runs on a
+bare node with torch, numpy and pyarrow.
+
 A mapping ``{cpu: …, cuda: …}`` in place of any value takes the one for the device; ``device: cuda`` in an entry leaves
 it out elsewhere.
 """

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..datasets.loading import load
 from ..datasets.vocabulary import KINDS
 from .correction import Correction
 from .interpolant import axis_of
@@ -244,8 +245,7 @@ class Options:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Options:
         """Options from the plain mapping of a config; OptionError for a name that does not exist."""
-        made: Options = _merged(cls(), "predictor", values)
-        return made
+        return _merged(cls(), "predictor", values)
 
     def for_kind(self, kind_name: str) -> Options:
         """The same with what the kind's family and the kind itself want otherwise, but for what was set explicitly."""
@@ -283,32 +283,19 @@ def _unset(values: Mapping[str, Any], chosen: Any, default: Any) -> dict[str, An
     return kept
 
 
-def _merged(base: Any, where: str, values: Mapping[str, Any]) -> Any:
-    """A dataclass with some of its fields replaced by plain values, those of nested ones included."""
-    known = {each.name for each in dataclasses.fields(base)}
-    arguments: dict[str, Any] = {}
+def _merged(base: Options, where: str, values: Mapping[str, Any]) -> Options:
+    """The options with some of their fields replaced by plain values, those of nested ones included."""
+    return load(Options, _over(dataclasses.asdict(base), values), OptionError, where, "option")
+
+
+def _over(base: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain values over those of a dataclass and of its parts; one name stands for a list of it."""
+    made = dict(base)
     for name, value in values.items():
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
-            raise OptionError(f"{where} has no option {name!r}; {hint}")
-        old = getattr(base, name)
-        if dataclasses.is_dataclass(old):
-            arguments[name] = _merged(old, f"{where}.{name}", value or {})
-        elif isinstance(old, Mapping):
-            arguments[name] = dict(value or {})
-        elif isinstance(old, tuple):
-            arguments[name] = tuple([value] if isinstance(value, str) else value)
-        else:
-            arguments[name] = _typed(f"{where}.{name}", value, type(old))
-    return dataclasses.replace(base, **arguments)
-
-
-def _typed(where: str, value: Any, kind: type) -> Any:
-    try:
-        made = kind(value)
-    except (TypeError, ValueError):
-        made = None
-    if made is None or (kind is not str and made != value):
-        raise OptionError(f"{where}={value!r} is not of type {kind.__name__}")
+        old = base.get(name)
+        if isinstance(old, dict) and name in CANDIDATES and isinstance(value or {}, Mapping):
+            value = _over(old, value or {})
+        elif isinstance(old, tuple) and isinstance(value, str):
+            value = (value,)
+        made[name] = value
     return made

@@ -10,10 +10,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from ...datasets.loading import load
 from .topology import Topology, TopologyError
 
 
@@ -91,7 +92,7 @@ def _fault(values: Mapping[str, Any]) -> Fault:
         raise TopologyError(f"a fault has no setting {unknown[0]!r}; it has link or node, {', '.join(SAID)}")
     if len(value) < len(values):
         raise TopologyError(f"fault {dict(values)} says one thing twice: name a link or a node")
-    made = Fault(**value)
+    made = load(Fault, value, TopologyError, "a fault", "setting")
     if made == Fault(made.where):
         at = f"fault at {made.where}" if made.where else "a fault"
         raise TopologyError(f"{at} does nothing: give {', '.join(SAID[:-1])} or {SAID[-1]}")
@@ -150,7 +151,8 @@ def _chosen(known: Sequence[str], count: int, seed: int) -> list[str]:
     return [known[each] for each in sorted(found.tolist())]
 
 
-class Drawing(NamedTuple):
+@dataclass(frozen=True)
+class Drawing:
     """Faults like ``like`` at ``at_once`` places of some ``kinds``, ``samples`` times; or ``everywhere``: each in turn.
 
     With ``straggler`` no link fails, but devices or nodes compute so many times longer.

@@ -6,7 +6,6 @@ A :class:`Plan` is what every pass is given beside the graph. It is plain data: 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...datasets.clusters import Cluster
+from ...datasets.loading import choice, flag, load, number, whole
 from .options import EP_MODES, complaint
 from .ranks import (
     ORDER,
@@ -78,19 +78,19 @@ class Parallel:
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "vpp", "cp", "ep", "etp"):
-            _whole(f"parallel.{name}", getattr(self, name), 1)
+            whole(PlanError, f"parallel.{name}", getattr(self, name), 1)
         for name in ("dp", "shard"):
-            _whole(f"parallel.{name}", getattr(self, name), 0)
-        _choice("parallel.schedule", self.schedule, SCHEDULES)
-        _choice("parallel.cp_style", self.cp_style, CONTEXT_STYLES)
-        _whole("parallel.zero_stage", self.zero_stage, 0)
-        _choice("parallel.zero_stage", self.zero_stage, (0, 1, 2, 3))
-        _flag("parallel.sequence_parallel", self.sequence_parallel)
+            whole(PlanError, f"parallel.{name}", getattr(self, name), 0)
+        choice(PlanError, "parallel.schedule", self.schedule, SCHEDULES)
+        choice(PlanError, "parallel.cp_style", self.cp_style, CONTEXT_STYLES)
+        whole(PlanError, "parallel.zero_stage", self.zero_stage, 0)
+        choice(PlanError, "parallel.zero_stage", self.zero_stage, (0, 1, 2, 3))
+        flag(PlanError, "parallel.sequence_parallel", self.sequence_parallel)
         if not isinstance(self.stages, (list, tuple)):
             raise PlanError(f"parallel.stages={self.stages!r} must be a list of layers, such as [7,9,9,7]")
         object.__setattr__(self, "stages", tuple(self.stages))
         for layers in self.stages:
-            _whole("parallel.stages", layers, 0)
+            whole(PlanError, "parallel.stages", layers, 0)
         object.__setattr__(self, "order", checked_order(self.order))
         object.__setattr__(self, "placement", checked_placement(self.placement))
         if self.sequence_parallel and self.tp == 1:
@@ -173,6 +173,23 @@ class Stack:
     scale: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for each in dataclasses.fields(self):
+            name, value = f"stack.{each.name}", getattr(self, each.name)
+            if isinstance(each.default, bool):
+                flag(PlanError, name, value)
+            elif isinstance(each.default, float):
+                number(PlanError, name, value)
+        for name, known in (("fusion", ()), ("overlap", OVERLAPS)):
+            object.__setattr__(self, name, _names(f"stack.{name}", getattr(self, name), known))
+        choice(PlanError, "stack.attention", self.attention, ("fused", "unfused", "eager"))
+        choice(PlanError, "stack.ep_mode", self.ep_mode or EP_MODES[0], EP_MODES)
+        for name in ("gradient_dtype", "moment_dtype"):
+            choice(PlanError, f"stack.{name}", getattr(self, name), ("same", "fp32", "bf16", "fp16"))
+        for device, factors in self.scale.items() if isinstance(self.scale, Mapping) else ():
+            for family, factor in factors.items() if isinstance(factors, Mapping) else ():
+                number(PlanError, f"stack.scale.{device}.{family}", factor)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -203,7 +220,7 @@ class Plan:
         if not isinstance(self.options, Mapping):
             raise PlanError(f"options={self.options!r} must be a mapping, such as {{fp8_scaling: current}}")
         for name in self.options if not self.passes else ():
-            _choice("options", name, OPTIONS)
+            choice(PlanError, "options", name, OPTIONS)
         for name, value in self.options.items():
             if wrong := complaint(name, value):
                 raise PlanError(wrong)
@@ -253,9 +270,9 @@ class Plan:
         """Every process group that a collective of the step may run in; :meth:`members` has the devices of each."""
         p = self.parallel
         found = [self.group(name) for name in GROUPS if name != "pp"]
-        for whole in (self.group("dp_cp"), self.group("edp")) if p.shard else ():
-            shard = min(p.shard, whole.ranks)
-            found += [self.group(whole.name, shard), self.group(whole.name, whole.ranks // shard, shard)]
+        for every in (self.group("dp_cp"), self.group("edp")) if p.shard else ():
+            shard = min(p.shard, every.ranks)
+            found += [self.group(every.name, shard), self.group(every.name, every.ranks // shard, shard)]
         if p.tp > p.etp:
             found.append(self.group("tp", p.tp // p.etp, p.etp))
         return tuple(dict.fromkeys(found))
@@ -301,21 +318,7 @@ def check_plan(plan: Plan) -> Plan:
 
 def stack_from_dict(values: Mapping[str, Any]) -> Stack:
     """A framework's description; PlanError names a field that does not exist."""
-    kinds = {f.name: str(f.type).partition("[")[0] for f in dataclasses.fields(Stack)}
-    for name in values:
-        if name not in kinds:
-            raise PlanError(f"stack has no field {name!r}; it has {', '.join(sorted(kinds))}")
-    checked = {name: _field(f"stack.{name}", value, kinds[name]) for name, value in values.items()}
-    stack = Stack(**checked)
-    _names("stack.overlap", stack.overlap, OVERLAPS)
-    _choice("stack.attention", stack.attention, ("fused", "unfused", "eager"))
-    _choice("stack.ep_mode", stack.ep_mode or EP_MODES[0], EP_MODES)
-    for name in ("gradient_dtype", "moment_dtype"):
-        _choice(f"stack.{name}", getattr(stack, name), ("same", "fp32", "bf16", "fp16"))
-    for device, factors in stack.scale.items():
-        for family, factor in _field(f"stack.scale.{device}", factors, "Mapping").items():
-            _field(f"stack.scale.{device}.{family}", factor, "float")
-    return stack
+    return load(Stack, values, PlanError, "stack")
 
 
 @lru_cache
@@ -346,45 +349,10 @@ def _nearest_degree(parallel: Parallel, devices: int) -> str:
     return _nearest("tp", parallel.tp, devices)
 
 
-def _field(name: str, value: Any, kind: str) -> Any:
-    """A field of a stack as its kind wants it; PlanError for anything else."""
-    if kind == "bool":
-        _flag(name, value)
-    elif kind == "float":
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if not number or value < 0:
-            raise PlanError(f"{name}={value!r} must be a number of at least 0")
-    elif kind == "str":
-        if not isinstance(value, str):
-            raise PlanError(f"{name}={value!r} must be a word")
-    elif kind == "tuple":
-        return _names(name, value or ())
-    elif not isinstance(value or {}, Mapping):
-        raise PlanError(f"{name}={value!r} must be a mapping")
-    else:
-        return value or {}
-    return value
-
-
 def _names(name: str, value: Any, known: tuple[str, ...] = ()) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)) or not all(isinstance(each, str) for each in value):
         hint = f"take {name}=[{value}]" if isinstance(value, str) else f"none is {name}=[]"
         raise PlanError(f"{name}={value!r} must be a list of names; {hint}")
     for each in value if known else ():
-        _choice(name, each, known)
+        choice(PlanError, name, each, known)
     return tuple(dict.fromkeys(value))
-
-
-def _flag(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise PlanError(f"{name}={value!r} must be true or false")
-
-
-def _whole(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise PlanError(f"{name}={value!r} must be a whole number of at least {least}")
-
-
-def _choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
-    if value not in known:
-        raise PlanError(f"{name}={value!r} is not one of {', '.join(map(str, known))}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...datasets.loading import choice, number, whole
 from ..trace.workload import CACHES, load_text, parse_load
 
 KINDS_OF_WORK = ("train", "prefill", "decode", "generate")
@@ -38,14 +39,9 @@ class Work:
         if self.kind not in KINDS_OF_WORK:
             raise WorkloadError(f"workload={self.kind!r} does not exist; choose from {', '.join(KINDS_OF_WORK)}")
         for name in ("seq_len", "micro_batch", "global_batch", "batch", "input_len", "output_len"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise WorkloadError(f"workload.{name}={value!r} must be a whole number of at least 1")
-        wait = self.data_loading_ms
-        if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not 0 <= wait < float("inf"):
-            raise WorkloadError(f"workload.data_loading_ms={wait!r} must be a number of at least 0")
-        if self.cache not in CACHES:
-            raise WorkloadError(f"workload.cache={self.cache!r} is not one of {', '.join(CACHES)}")
+            whole(WorkloadError, f"workload.{name}", getattr(self, name), 1)
+        number(WorkloadError, "workload.data_loading_ms", self.data_loading_ms)
+        choice(WorkloadError, "workload.cache", self.cache, CACHES)
         object.__setattr__(self, "expert_load", load_text(self.expert_load))
         parse_load(self.expert_load)
         if self.kind == "train" and self.global_batch % self.micro_batch:

@@ -1,0 +1,180 @@
+"""Plain values of YAML, JSON or a command line become dataclasses: one loader, one style of message.
+
+:func:`load` lets msgspec check names of fields and kinds of values. Ranges and choices are the class's own affair: it
+calls :func:`whole`, :func:`number`, :func:`flag` and :func:`choice` in ``__post_init__``, so that they hold for what is
+made in Python as well. Every message names the full setting, the bad value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import math
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+Error = type[ValueError]
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "null"}
+
+
+def load(cls: type[T], values: Any, error: Error, where: str, noun: str = "field") -> T:
+    """The instance of a dataclass that a mapping describes, nested ones included.
+
+    ``where`` is what the setting is called (``cluster``), ``noun`` what its fields are. Null is as if a list or a
+    mapping were not given. Raises ``error`` in one line for an unknown, missing or impossible field, or what the class
+    raises.
+    """
+    import msgspec
+
+    given = _known(cls, values, error, where, noun)
+    try:
+        return msgspec.convert(given, cls)
+    except msgspec.ValidationError as wrong:
+        _complain(cls, given, error, where)
+        raise error(f"{where}: {wrong}") from None
+
+
+def whole(error: Error, name: str, value: Any, least: int = 0) -> int:
+    """The value itself; ``error`` where it is no whole number of at least ``least``."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise error(f"{name}={value!r} must be a whole number of at least {least}")
+    return value
+
+
+def finite(value: Any) -> bool:
+    """Whether a value is a number, neither true nor false nor infinite."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def number(error: Error, name: str, value: Any, least: float = 0) -> float:
+    """The value itself; ``error`` where it is no finite number of at least ``least``."""
+    if not finite(value) or value < least:
+        raise error(f"{name}={value!r} must be a number of at least {least:g}")
+    return float(value)
+
+
+def flag(error: Error, name: str, value: Any) -> bool:
+    """The value itself; ``error`` where it is neither true nor false."""
+    if not isinstance(value, bool):
+        raise error(f"{name}={value!r} must be true or false")
+    return value
+
+
+def choice(error: Error, name: str, value: Any, known: Sequence[Any]) -> None:
+    """``error`` where the value is not one of the known ones."""
+    if value not in known:
+        raise error(f"{name}={value!r} is not one of {', '.join(map(str, known))}")
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """What to say of an unknown name: the nearest known one, else all of them."""
+    names = list(known)
+    near = difflib.get_close_matches(str(name), names, 1)
+    return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(names))}"
+
+
+def _known(cls: type, values: Any, error: Error, where: str, noun: str) -> dict[str, Any]:
+    """The fields given, with all names known and none missing, in nested dataclasses too."""
+    if not isinstance(values, Mapping):
+        raise error(f"{where}={values!r} must be a mapping of {', '.join(_kinds(cls))}")
+    kinds = _kinds(cls)
+    for name in values:
+        if name not in kinds:
+            raise error(f"{where} has no {noun} {name!r}; {nearest(name, kinds)}")
+    missing = sorted(_required(cls) - values.keys())
+    if missing:
+        called = f" {values['id']!r}" if "id" in values else ""
+        raise error(f"{where}{called} lacks {', '.join(missing)}")
+    made = {}
+    for name, value in values.items():
+        kind = kinds[name]
+        inner, many = _dataclass_in(kind)
+        if value is None and _container(kind):
+            continue
+        if inner is not None and many and isinstance(value, (list, tuple)):
+            value = [_known(inner, _plain(each), error, f"{where}.{name}", noun) for each in value]
+        elif inner is not None and not many and isinstance(_plain(value), Mapping):
+            value = _known(inner, _plain(value), error, f"{where}.{name}", noun)
+        made[name] = value
+    return made
+
+
+def _plain(value: Any) -> Any:
+    """An instance as the mapping of its fields; anything else as it is."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    return value
+
+
+def _complain(cls: type, given: Mapping[str, Any], error: Error, where: str) -> None:
+    """Raises what is wrong: in the class's own words where it has any for these values, as they were given."""
+    with contextlib.suppress(TypeError, AttributeError):
+        cls(**given)
+    kinds = _kinds(cls)
+    for name, value in given.items():
+        _descend(kinds[name], value, error, f"{where}.{name}")
+
+
+def _descend(kind: Any, value: Any, error: Error, name: str) -> None:
+    """Raises ``error`` for the innermost value that is not of its kind."""
+    import msgspec
+
+    try:
+        msgspec.convert(value, kind)
+        return
+    except msgspec.ValidationError:
+        pass
+    inner, many = _dataclass_in(kind)
+    if inner is not None and not many and isinstance(value, Mapping):
+        _complain(inner, value, error, name)
+    elif isinstance(value, Mapping) and _container(kind):
+        for key, each in value.items():
+            if not isinstance(key, str) and get_args(kind)[0] is str:
+                raise error(f"{name} has the name {key!r}, which must be a word")
+            _descend(get_args(kind)[-1], each, error, f"{name}.{key}")
+    elif isinstance(value, (list, tuple)) and _container(kind):
+        for place, each in enumerate(value):
+            _descend(get_args(kind)[0], each, error, f"{name}[{place}]")
+    raise error(f"{name}={value!r} must be {_words(kind)}")
+
+
+def _words(kind: Any) -> str:
+    if isinstance(kind, types.UnionType) or get_origin(kind) is Union:
+        return " or ".join(dict.fromkeys(map(_words, get_args(kind))))
+    if _container(kind):
+        return "a mapping" if issubclass(get_origin(kind) or kind, Mapping) else "a list"
+    return WORDS.get(kind, "a mapping")
+
+
+def _container(kind: Any) -> bool:
+    """Whether values of this kind are lists or mappings, and never null."""
+    origin = get_origin(kind) or kind
+    return isinstance(origin, type) and issubclass(origin, (Mapping, tuple, list))
+
+
+def _dataclass_in(kind: Any) -> tuple[type | None, bool]:
+    """The dataclass that a kind is, may be or holds many of, and whether it is many."""
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return kind, False
+    if isinstance(kind, types.UnionType) or get_origin(kind) is Union:
+        found = [_dataclass_in(each) for each in get_args(kind)]
+        return next((each for each in found if each[0] is not None), (None, False))
+    if get_origin(kind) in (tuple, list):
+        return _dataclass_in(get_args(kind)[0])[0], True
+    return None, False
+
+
+@lru_cache
+def _kinds(cls: type) -> dict[str, Any]:
+    hints = get_type_hints(cls)
+    return {each.name: hints[each.name] for each in dataclasses.fields(cls)}
+
+
+@lru_cache
+def _required(cls: type) -> frozenset[str]:
+    fields = dataclasses.fields(cls)
+    return frozenset(each.name for each in fields if each.default is each.default_factory is dataclasses.MISSING)
