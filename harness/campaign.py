@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..datasets.ops import KINDS
 from .environment import ALLOCATOR
 from .ledger import CampaignError, Ledger, claim
-from .plan import Case, Plan
+from .plan import Case, Plan, localize
 from .supervisor import InterruptError, Supervisor
 
 if TYPE_CHECKING:
@@ -145,8 +145,6 @@ def localized(plan: Plan, environment: Mapping[str, Any]) -> Plan:
     """The plan with the link and ranks per node of its collectives as they are here."""
     if plan.settings.link == "planned" or not environment.get("link"):
         return plan
-    from .collectives import localize
-
     here = environment["link"], environment["ranks_per_node"]
     cases = dict.fromkeys(localize(case, *here) for case in plan.cases)
     return replace(plan, cases=tuple(cases), canaries=tuple(localize(case, *here) for case in plan.canaries))

@@ -30,13 +30,14 @@ from typing import TYPE_CHECKING, Any
 from ..datasets.ops import LINKS
 from .cases.base import Unsupported
 from .collective_calls import CALLS, IN_PLACE, Setting, Transfer
+from .command import execute
 from .environment import clocks, has_nvlink, torchrun_rank, use_loopback
 from .ledger import CampaignError
+from .measuring import abilities, die_with, outcome
 from .plan import Case, Plan, Settings
 from .stopping import MedianWidth
 from .supervisor import InterruptError
 from .timer import Timing, collect, summarise
-from .worker import abilities, die_with, outcome
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -63,14 +64,6 @@ def detect_link(device: str, nodes: int) -> str:
     if device == "cpu":
         return "loopback"
     return "nvlink" if has_nvlink() else "pcie"
-
-
-def localize(case: Case, link: str, ranks_per_node: int) -> Case:
-    """A planned collective with the link and the ranks per node that it really has; other cases as they are."""
-    if case.op.kind not in CALLS:
-        return case
-    op = case.op.replace(link=LINKS.index(link), ranks_per_node=min(ranks_per_node, case.op.ranks))
-    return Case(op, case.backend, case.cache)
 
 
 # --- the group -----------------------------------------------------------------------------------------
@@ -374,8 +367,6 @@ def main(arguments: Sequence[str]) -> int:
     group = Group.torchrun(plan.settings, *place)
     if group.rank > 0:
         return _serve(group)
-    from .__main__ import execute
-
     return execute(plan, arguments[1], quiet=False, measurer=InProcess(group))
 
 

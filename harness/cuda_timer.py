@@ -12,7 +12,7 @@ from functools import lru_cache
 from statistics import median
 from typing import TYPE_CHECKING
 
-from .timer import Clock, Sampler, warm_up
+from .sampler import Clock, Sampler, warm_up
 
 if TYPE_CHECKING:
     import torch

@@ -13,26 +13,21 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from .cuda_timer import cuda_sampler
+from .host_timer import cold_sampler, host_work_sampler, warm_sampler
+from .sampler import Clock, Sampler, Take
 from .stopping import MedianWidth, StoppingRule
 
 if TYPE_CHECKING:
     from .cases.base import Prepared
 
-Clock = Callable[[], int]
-Take = Callable[[int], list[float]]
-
-SHORT_US = 20.0  # calls shorter than this are timed several at a time on the host's clock
-HOST_SAMPLE_US = 100.0  # what a sample of short calls lasts on the host's clock
-FLUSH_BELOW_US = 1000.0  # of a cold call: a longer one hardly notices that its code has to be read again
 MOST_SAMPLES = 2000
 MOST_RETRIES = 8  # batches at throttled clocks that are thrown away before their samples are kept after all
 RETRY_PAUSE_S = 0.25
@@ -40,7 +35,6 @@ WARMUP_SHARE = 0.1  # of the time budget
 LONGEST_WARMUP_S = 0.2
 LEAST_SHARE = 0.2  # of the time budget that samples are spread over, so that a busy moment does not decide
 LEAST_S = 0.05  # and never longer than this
-WARMUP_CALLS = 3
 
 
 class ClockState(Protocol):
@@ -49,16 +43,6 @@ class ClockState(Protocol):
     @property
     def throttled(self) -> bool | None:
         """Whether the device ran slower than it should; None when unknown."""
-
-
-@dataclass(frozen=True)
-class Sampler:
-    """``take(n)`` returns n samples, each the mean of ``calls`` calls in microseconds; ``batch`` is the least n."""
-
-    take: Take
-    calls: int
-    timer: str
-    batch: int = 1
 
 
 @dataclass(frozen=True)
@@ -203,105 +187,9 @@ def make_sampler(prepared: Prepared, cache: str, budget_s: float, now_ns: Clock)
     """What takes samples of this op under the protocol, warmed up."""
     warmup_s = min(WARMUP_SHARE * budget_s, LONGEST_WARMUP_S)
     if prepared.device == "cuda" and prepared.clock == "device":
-        from .cuda_timer import cuda_sampler
-
         return cuda_sampler(prepared, cache, warmup_s, now_ns)
     if prepared.clock == "host":
-        return _host_work_sampler(prepared, warmup_s, now_ns)
+        return host_work_sampler(prepared, warmup_s, now_ns)
     if cache == "cold":
-        return _cold_sampler(prepared, warmup_s, now_ns)
-    return _warm_sampler(prepared.run, warmup_s, now_ns)
-
-
-# --- the host's clock ----------------------------------------------------------------------------------
-
-
-def warm_up(run: Callable[[], object], seconds: float, now_ns: Clock) -> float:
-    """Call ``run`` for that long, :data:`WARMUP_CALLS` times at least unless one lasts longer; the shortest in µs."""
-    deadline = now_ns() + round(seconds * 1e9)
-    shortest = math.inf
-    calls = 0
-    while True:
-        start = now_ns()
-        run()
-        end = now_ns()
-        shortest, calls = min(shortest, (end - start) / 1e3), calls + 1
-        if end >= deadline and (calls >= WARMUP_CALLS or shortest > 1e6 * seconds):
-            return shortest
-
-
-def calls_per_sample(call_us: float) -> int:
-    """How many calls one sample on the host's clock averages over."""
-    return 1 if call_us >= SHORT_US else math.ceil(HOST_SAMPLE_US / max(call_us, 0.01))
-
-
-def _samples(sample: Callable[[], float], calls: int) -> Sampler:
-    return Sampler(lambda count: [sample() for _ in range(count)], calls, "cpu_clock")
-
-
-def _warm_sampler(run: Callable[[], object], warmup_s: float, now_ns: Clock) -> Sampler:
-    """The same inputs again and again; each result is dropped at once, so its memory is reused."""
-    calls = calls_per_sample(warm_up(run, warmup_s, now_ns))
-
-    def sample() -> float:
-        start = now_ns()
-        for _ in repeat(None, calls):
-            run()
-        return (now_ns() - start) / 1e3 / calls
-
-    return _samples(sample, calls)
-
-
-def _host_work_sampler(prepared: Prepared, warmup_s: float, now_ns: Clock) -> Sampler:
-    """What only the host does. On a GPU each sample starts with the device idle, and leaves its work behind."""
-    if prepared.device != "cuda":
-        return _warm_sampler(prepared.run, warmup_s, now_ns)
-    import torch
-
-    run = prepared.run
-
-    def sample() -> float:
-        torch.cuda.synchronize()
-        start = now_ns()
-        run()
-        return (now_ns() - start) / 1e3
-
-    warm_up(sample, warmup_s, now_ns)
-    return _samples(sample, 1)
-
-
-def _cold_sampler(prepared: Prepared, warmup_s: float, now_ns: Clock) -> Sampler:
-    """Distinct inputs in turn; each result lives until its inputs come up again.
-
-    A long call finds nothing of its inputs in the cache once they have all been through. Before a short one, or where
-    all the inputs together are too small for that, a buffer larger than the cache is read: it also drives out the code
-    of the operator, the dispatcher and the interpreter, which a model finds cold after every large operator (an
-    addition of 768 elements took 1.4 us in a loop and 12 us after 64 MiB had been read, with a cache of 32 MiB).
-    """
-    runs = prepared.rotate
-    kept: list[object] = [None] * len(runs)
-    call_us = warm_up(runs[0], warmup_s, now_ns)
-    for i, run in enumerate(runs):
-        kept[i] = run()
-    flush = flusher() if call_us < FLUSH_BELOW_US or not prepared.rotation_is_cold else None
-    position = 0
-
-    def sample() -> float:
-        nonlocal position
-        position = (position + 1) % len(runs)
-        if flush is not None:
-            flush()
-        start = now_ns()
-        kept[position] = runs[position]()
-        return (now_ns() - start) / 1e3
-
-    return _samples(sample, 1)
-
-
-def flusher() -> Callable[[], object]:
-    """A call that reads more than the last-level cache holds, with every thread."""
-    import torch
-
-    from .cases.base import COLD_CACHES, cache_bytes
-
-    return torch.ones(COLD_CACHES * cache_bytes("cpu") // 4).sum
+        return cold_sampler(prepared, warmup_s, now_ns)
+    return warm_sampler(prepared.run, warmup_s, now_ns)

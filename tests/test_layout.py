@@ -7,6 +7,7 @@ cannot see: whether an import stands at module level, what a process really load
 from __future__ import annotations
 
 import ast
+import graphlib
 import os
 import subprocess
 import sys
@@ -77,6 +78,61 @@ def relatives(path: Path) -> Iterator[str]:
             for target in [base, *(base / alias.name for alias in node.names)]:
                 if (module := target.with_suffix(".py")).is_file():
                     yield module.relative_to(ROOT).as_posix()
+
+
+def module_name(path: Path) -> str:
+    """Dotted name of a module from the root: ``harness.plan``; a package's is that of its folder."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All below a node, inside functions too, but not what stands under ``if TYPE_CHECKING``."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt) and is_type_checking(child):
+            continue
+        yield child
+        yield from statements(child)
+
+
+def import_graph(paths: list[Path]) -> dict[str, set[str]]:
+    """The modules of this package that each module imports anywhere, packages on the way to them included."""
+    known = {module_name(path) for path in paths}
+    graph = {}
+    for path in paths:
+        name, found = module_name(path), set[str]()
+        for node in statements(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom) or not (node.level or (node.module or "").startswith("opcast")):
+                continue
+            above = path.relative_to(ROOT).parts[: -node.level] if node.level else ()
+            base = [*above, *(node.module or "").removeprefix("opcast").strip(".").split(".")]
+            base = [part for part in base if part]
+            for alias in node.names:
+                parts = [*base, alias.name] if ".".join([*base, alias.name]) in known else base
+                found |= {".".join(parts[:length]) for length in range(1, len(parts) + 1)} & known
+        # A package is loaded before its own modules, so that this is no circle.
+        graph[name] = {other for other in found if other != name and not name.startswith(f"{other}.")}
+    return graph
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = import_graph(MODULES)
+    assert {"datasets.ops", "harness.axes"} <= graph["harness.plan"], "the graph lacks what everybody sees"
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail("imports in a circle: " + " <- ".join(error.args[1]))
+
+
+def test_a_circle_of_imports_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    first, second = tmp_path / "part" / "first.py", tmp_path / "part" / "second.py"
+    first.parent.mkdir()
+    first.write_text("from .second import b\n")
+    second.write_text("def late():\n    from . import first\n")
+    assert import_graph([first, second]) == {"part.first": {"part.second"}, "part.second": {"part.first"}}
+    second.write_text("if TYPE_CHECKING:\n    from . import first\n")
+    assert import_graph([first, second]) == {"part.first": {"part.second"}, "part.second": set()}
 
 
 LIGHT = [path for path in MODULES if part_of(path) in ("datasets", "models", "simulator")]

@@ -20,12 +20,13 @@ import pytest
 from opcast.datasets.devices import Device
 from opcast.datasets.ops import make_op
 from opcast.datasets.store import Store
-from opcast.harness.__main__ import describe, duration, main, progress_line
+from opcast.harness.__main__ import main
 from opcast.harness.campaign import CampaignError, Progress, Summary, canary_run_id, run, run_id
+from opcast.harness.command import describe, duration, progress_line
 from opcast.harness.environment import cpu_device_id
+from opcast.harness.measuring import outcome
 from opcast.harness.plan import Case, Plan, Settings, build_plan
 from opcast.harness.supervisor import Supervisor
-from opcast.harness.worker import outcome
 
 pytest.importorskip("torch")
 

@@ -16,8 +16,8 @@ from opcast.datasets.ops import KINDS, LINKS, bus_factor, make_op
 from opcast.datasets.store import Store
 from opcast.harness.campaign import localized, run
 from opcast.harness.collective_calls import CALLS, IN_PLACE
-from opcast.harness.collectives import detect_link, localize
-from opcast.harness.plan import Case, Plan, Settings, build_plan
+from opcast.harness.collectives import detect_link
+from opcast.harness.plan import Case, Plan, Settings, build_plan, localize
 from opcast.harness.supervisor import Supervisor
 
 distributed = pytest.importorskip("torch.distributed")
@@ -134,7 +134,7 @@ def test_what_cannot_run_is_said_and_the_ranks_go_on(tmp_path: Path) -> None:
 
 
 def test_more_ranks_than_there_are_is_unsupported(tmp_path: Path) -> None:
-    from opcast.harness.worker import outcome
+    from opcast.harness.measuring import outcome
 
     case = Case(make_op("all_reduce", size_bytes=1024, ranks=8, dtype="fp32"), "gloo")
     reply = outcome(case, FAST, None)

@@ -1,0 +1,143 @@
+"""What becomes of one case in the process at hand: the measured columns of its row, whatever it raises.
+
+Run by the replaceable process of a campaign (:mod:`.worker`) and by each of torchrun's ranks (:mod:`.collectives`).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..datasets.ops import KINDS
+from .environment import clocks, environment
+from .plan import Case, Settings
+
+if TYPE_CHECKING:
+    from .timer import Timing
+
+PR_SET_PDEATHSIG = 1
+MEMORY_WORDS = ("can't allocate memory", "not enough memory", "bad_alloc", "out of memory")
+
+
+class Ranks(Protocol):
+    """What measures collectives: rank 0 of a group."""
+
+    link: str
+    ranks_per_node: int
+
+    def measure(self, case: Case) -> Timing:
+        """Time one case on its ranks."""
+
+
+def abilities(settings: Settings, group: Ranks | None) -> dict[str, Any]:
+    """Provenance columns, and the link and ranks per node of collectives; ValueError when the device is not here."""
+    import torch
+
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("settings.device=cuda, but torch finds no CUDA device here: use device=cpu or fix the driver")
+    found: dict[str, Any] = environment(settings.device, settings.threads)
+    return {**found, "link": group.link if group else "", "ranks_per_node": group.ranks_per_node if group else 1}
+
+
+def outcome(case: Case, settings: Settings, group: Ranks | None = None) -> dict[str, Any]:
+    """The measured columns of a case's row. Whatever it raises becomes a status; ``ill`` marks a broken process."""
+    try:
+        return _measure(case, settings, group)
+    except Exception as error:
+        status = _status(error)
+        reply = {"status": status, "error": first_line(error)}
+        ill = status == "error" and (KINDS[case.op.kind].collective or _is_ill(settings.device))
+        return {**reply, "ill": True} if ill else reply
+    finally:
+        _release(settings.device)
+
+
+def _measure(case: Case, settings: Settings, group: Ranks | None) -> dict[str, Any]:
+    if KINDS[case.op.kind].collective:
+        timing = _measure_collective(case, group)
+    else:
+        from .cases import prepare
+        from .timer import measure
+
+        timing = measure(
+            prepare(case.op, case.backend, settings.device, settings.seed),
+            cache=case.cache,
+            ci_width=settings.ci_width,
+            budget_s=settings.case_budget_s,
+            clocks=(lambda: clocks("cuda")) if settings.device == "cuda" else None,
+        )
+    seen = clocks(settings.device)
+    return {
+        "status": "ok",
+        **{name: value for name, value in timing.columns().items() if name != "cache"},
+        "sm_clock_mhz": seen.sm_clock_mhz,
+        "mem_clock_mhz": seen.mem_clock_mhz,
+        "temperature_c": seen.temperature_c,
+        "power_w": seen.power_w,
+    }
+
+
+def _measure_collective(case: Case, group: Ranks | None) -> Timing:
+    from .cases import Unsupported
+
+    if group is None:
+        raise Unsupported(f"{case.op.kind} wants {case.op.ranks} ranks, this machine has no second device")
+    return group.measure(case)
+
+
+def _status(error: BaseException) -> str:
+    """oom, unsupported or error: by what was raised, or by what that was raised from."""
+    import torch
+
+    from .cases import Unsupported
+
+    chain = [error, *(cause for cause in (error.__cause__, error.__context__) if cause)]
+    for part in chain:
+        memory = any(word in str(part) for word in MEMORY_WORDS)
+        if isinstance(part, (torch.OutOfMemoryError, MemoryError)) or (isinstance(part, RuntimeError) and memory):
+            return "oom"
+    return "unsupported" if isinstance(error, Unsupported) else "error"
+
+
+def first_line(error: BaseException) -> str:
+    """The kind of an error and the first line of its message."""
+    from .cases import Unsupported
+
+    line = (str(error).strip().splitlines() or [""])[0][:300]
+    return line if isinstance(error, Unsupported) else f"{type(error).__name__}: {line}"
+
+
+def _is_ill(device: str) -> bool:
+    """Whether the CUDA context is beyond use, as after an illegal memory access."""
+    if device != "cuda":
+        return False
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def _release(device: str) -> None:
+    """Free what the case held. What has survived a collection is not looked at again: torch alone takes 0.1 s."""
+    gc.collect()
+    gc.freeze()
+    if device == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends (Linux); end now when it already has."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
