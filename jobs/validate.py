@@ -23,7 +23,7 @@ ADDED = ("device.", "cluster.")
 
 
 def run(config: dict[str, Any]) -> int:
-    """Simulate the table's rows and print the errors; returns the exit code."""
+    """Simulate the table's rows and print the errors; returns the exit code, 1 where a row failed."""
     as_json = wants_json(config)
     if not config["truth"]:
         raise BadInputError("name a table: `opcast validate truth=FILE.csv`")
@@ -37,7 +37,7 @@ def run(config: dict[str, Any]) -> int:
         print_json(found.to_dict())
     else:
         show(found)
-    return 0
+    return 1 if found.failed else 0
 
 
 def setting(config: Mapping[str, Any]) -> Setting:
@@ -94,6 +94,9 @@ def show(found: Validation) -> None:
         show_rows(found.per_row)
     for why, count in Counter(row.why for row in found.unsupported).most_common():
         say(f"not simulated, {count} rows: {why}")
+    for error, count in Counter(row.error for row in found.failed).most_common():
+        first = next(row.id for row in found.failed if row.error == error)
+        say(f"failed, {count} rows (the first is {first}): {error}")
 
 
 def lines(name: str, metrics: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[object, ...]]:

@@ -4,6 +4,7 @@ Others use :func:`read_table`, the rows it returns, :func:`.dimensions.dimension
 """
 
 from .rows import (
+    Failed,
     Hardware,
     InferenceRow,
     Layout,
@@ -18,6 +19,7 @@ from .rows import (
 from .tables import read_table
 
 __all__ = [
+    "Failed",
     "Hardware",
     "InferenceRow",
     "Layout",

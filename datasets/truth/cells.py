@@ -83,6 +83,13 @@ class Cells:
             raise TruthError(f"{column}={made:g} is not a whole number")
         return int(made)
 
+    def count(self, column: str) -> int:
+        """The cell as a whole number of at least 1, which it is where it is blank; TruthError for others."""
+        made = self.whole(column)
+        if made < 1:
+            raise TruthError(f"{column}={made} must be at least 1")
+        return made
+
     def needed(self, column: str) -> int:
         """The cell as a whole number of at least 1; TruthError where it is blank."""
         made = self.whole(column, 0)

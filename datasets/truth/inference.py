@@ -31,7 +31,7 @@ def inference_row(cells: Cells, folder: Path) -> InferenceRow:
     hardware = hardware_of(cells, devices)
     name, config = model_of(cells, folder, input_len + output_len)
     engine = engine_of(cells, config)
-    layout = Layout(tp=cells.whole("tp"), pp=cells.whole("pp"), ep=cells.whole("ep"), dp=1)
+    layout = Layout(tp=cells.count("tp"), pp=cells.count("pp"), ep=cells.count("ep"), dp=1)
     if layout.tp * layout.pp != devices:
         raise TruthError(f"tp x pp = {layout.tp * layout.pp} does not fill {devices} devices")
     return InferenceRow(
@@ -95,7 +95,7 @@ def whole_model_row(cells: Cells, folder: Path) -> InferenceRow | TrainingRow:
     On one device training is forward and backward, without the optimizer; on several it is a step of Megatron-LM.
     """
     compiled = "fusion" in cells.text("option")
-    seq_len, batch, devices = cells.needed("seq_len_tokens"), cells.needed("batch_size"), cells.whole("num_gpus")
+    seq_len, batch, devices = cells.needed("seq_len_tokens"), cells.needed("batch_size"), cells.count("num_gpus")
     hardware = hardware_of(cells, devices)
     name, config = model_of(cells, folder, seq_len)
     precision, quantization = precision_of(cells.text("precision") if devices == 1 else "fp32")
@@ -103,7 +103,7 @@ def whole_model_row(cells: Cells, folder: Path) -> InferenceRow | TrainingRow:
     if millis is None:
         raise TruthError("e2e_latency_ms is not published")
     framework = "torch_compile_2023" if compiled else "torch_2023" if devices == 1 else "megatron_fp32"
-    layout = Layout(tp=cells.whole("tp"), pp=cells.whole("pp"), dp=cells.whole("dp"))
+    layout = Layout(tp=cells.count("tp"), pp=cells.count("pp"), dp=cells.count("dp"))
     common: dict[str, Any] = {
         "id": cells.id,
         "hardware": hardware,

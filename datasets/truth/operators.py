@@ -33,7 +33,7 @@ def operator_row(cells: Cells, folder: Path) -> OperatorRow:
 
 def _in_layer(cells: Cells) -> tuple[int, int, int, int]:
     """(tokens, hidden, heads of one rank, ranks) of an op that is given by the layer it stands in."""
-    ranks = cells.whole("tp")
+    ranks = cells.count("tp")
     length = cells.needed("input_len_tokens") if cells.text("phase") == "prefill" else 1
     return cells.needed("batch_size") * length, cells.needed("d_model"), cells.needed("n_heads") // ranks, ranks
 
@@ -51,7 +51,7 @@ def _layer_norm(cells: Cells, dtype: str) -> Op:
 
 
 def _gelu(cells: Cells, dtype: str) -> Op:
-    elements = cells.needed("M") * cells.whole("N")
+    elements = cells.needed("M") * cells.count("N")
     width = next(width for width in (4096, 1024, 256, 64, 1) if elements % width == 0)
     return make_op("gelu", rows=elements // width, cols=width, dtype=dtype)
 
@@ -124,17 +124,17 @@ def collective_row(cells: Cells, folder: Path) -> OperatorRow:
     payload, ranks = cells.positive("payload_bytes"), cells.needed("num_gpus")
     if payload is None:
         raise TruthError("the payload is not published")
-    if cells.whole("nodes") > 1 and ranks % cells.whole("nodes"):
+    if cells.count("nodes") > 1 and ranks % cells.count("nodes"):
         raise TruthError(f"{ranks} ranks do not fill {cells.whole('nodes')} nodes evenly")
     hardware = hardware_of(cells, ranks)
-    per_node = ranks // cells.whole("nodes")
-    figures = {**hardware.cluster_figures, "devices_per_node": per_node, "nodes": cells.whole("nodes")}
+    per_node = ranks // cells.count("nodes")
+    figures = {**hardware.cluster_figures, "devices_per_node": per_node, "nodes": cells.count("nodes")}
     op = make_op(
         name,
         size_bytes=round(payload),
         ranks=ranks,
         ranks_per_node=per_node,
-        link="nvlink" if cells.whole("nodes") == 1 else "ib",
+        link="nvlink" if cells.count("nodes") == 1 else "ib",
         dtype="bf16",
     )
     millis = cells.positive("latency_us")
@@ -142,7 +142,7 @@ def collective_row(cells: Cells, folder: Path) -> OperatorRow:
     millis = millis * 1e-3 if millis else payload * float(bus_factor(name, ranks)) / busbw * 1e-6 if busbw else None
     if millis is None:
         raise TruthError("neither latency nor bandwidth is published")
-    regime = "single node" if cells.whole("nodes") == 1 else "multi-node"
+    regime = "single node" if cells.count("nodes") == 1 else "multi-node"
     return OperatorRow(
         id=cells.id,
         hardware=type(hardware)(**{**vars(hardware), "cluster_figures": figures}),

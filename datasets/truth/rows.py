@@ -24,6 +24,19 @@ class Unsupported:
 
 
 @dataclass(frozen=True)
+class Failed:
+    """A row that an error of opcast's own kept from being simulated: a fault to report, not a property of the row."""
+
+    id: str
+    error: str
+
+    @classmethod
+    def by(cls, row_id: str, error: Exception) -> Failed:
+        """The row and what was raised, in one line."""
+        return cls(row_id, " ".join(f"{type(error).__name__}: {error}".split()))
+
+
+@dataclass(frozen=True)
 class Hardware:
     """The machine of a run: ids of ``conf/device`` and ``conf/cluster``, and figures in which it differs from them.
 
@@ -161,14 +174,18 @@ class NetworkRow(Row):
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a file that can be simulated, and those that cannot, with reasons; ``kind`` is what they hold."""
+    """The rows of a file that can be simulated, and those that cannot, with reasons; ``kind`` is what they hold.
+
+    Reading the ``failed`` ones raised what no row should.
+    """
 
     name: str
     kind: str
     rows: tuple[Row, ...]
     unsupported: tuple[Unsupported, ...]
+    failed: tuple[Failed, ...] = ()
 
     @property
     def count(self) -> int:
         """All rows of the file."""
-        return len(self.rows) + len(self.unsupported)
+        return len(self.rows) + len(self.unsupported) + len(self.failed)

@@ -13,7 +13,7 @@ from .cells import Cells
 from .inference import inference_row, whole_model_row
 from .networks import network_row
 from .operators import collective_row, operator_row, profiled_gemm
-from .rows import Row, Table, TruthError, Unsupported
+from .rows import Failed, Row, Table, TruthError, Unsupported
 from .training import training_row
 
 Reader = Callable[[Cells, Path], Row]
@@ -59,13 +59,16 @@ def read_table(path: Path, limit: int | None = None) -> Table:
         raise TruthError(f"truth={path} holds no rows")
     rows: list[Row] = []
     unsupported: list[Unsupported] = []
+    failed: list[Failed] = []
     for number, line in enumerate(lines, start=1):
         cells = Cells({key: value for key, value in line.items() if isinstance(key, str)}, number)
         try:
             rows.append(read(cells, path.parent))
         except (TruthError, DeviceError, ClusterError, OpError) as error:
             unsupported.append(Unsupported(cells.id, str(error)))
-    return Table(path.stem, kind, tuple(rows), tuple(unsupported))
+        except Exception as error:  # one row never ends a run
+            failed.append(Failed.by(cells.id, error))
+    return Table(path.stem, kind, tuple(rows), tuple(unsupported), tuple(failed))
 
 
 def kind_of(path: Path, columns: frozenset[str]) -> tuple[str, Reader]:

@@ -36,7 +36,7 @@ def training_row(cells: Cells, folder: Path) -> TrainingRow:
     """One training run; TruthError says what keeps it from being simulated."""
     if "lora" in cells.text("kind") or cells.text("task") == "lora":
         raise TruthError("LoRA: steps with frozen weights are not simulated yet")
-    if cells.whole("pp") > 1 and cells.text("after_pp_fix").lower() == "false":
+    if cells.count("pp") > 1 and cells.text("after_pp_fix").lower() == "false":
         raise TruthError("run before its pipeline engine was repaired (after_pp_fix is false)")
     devices, seq_len = cells.needed("num_gpus"), cells.needed("seq_len_tokens")
     hardware = hardware_of(cells, devices)
@@ -75,7 +75,7 @@ def layout_of(cells: Cells, devices: int, framework: str) -> Layout:
     """Degrees of parallelism; TruthError where they are not published or do not fill the devices."""
     if not cells.has("tp") and not cells.has("pp"):
         raise TruthError("tp and pp are not published")
-    tp, pp, cp = cells.whole("tp"), cells.whole("pp"), cells.whole("cp")
+    tp, pp, cp = cells.count("tp"), cells.count("pp"), cells.count("cp")
     if devices % (tp * pp * cp):
         raise TruthError(f"tp x pp x cp = {tp * pp * cp} does not divide {devices} devices")
     dp = devices // (tp * pp * cp)
@@ -91,7 +91,7 @@ def layout_of(cells: Cells, devices: int, framework: str) -> Layout:
         pp=pp,
         vpp=(cells.whole("vp", USUAL_CHUNKS.get(framework, 1)) or 1) if pp > 1 else 1,
         cp=cp,
-        ep=cells.whole("ep") if cells.has("ep") else usual_ep(cells, devices, framework),
+        ep=cells.count("ep") if cells.has("ep") else usual_ep(cells, devices, framework),
         dp=dp,
         zero_stage=zero,
         shard=shard if 0 < shard < dp * cp else 0,
@@ -228,7 +228,7 @@ def options(cells: Cells, framework: str) -> dict[str, Any]:
         made["async_tp"] = True
     if "cp by all-to-all" in said:
         made["cp_style"] = "ulysses"
-    if "interleaved" in said and cells.whole("pp") > 1:
+    if "interleaved" in said and cells.count("pp") > 1:
         made["interleaved"] = True
     if "mp=pure" in said:
         made["pure_16_bit"] = True  # Composer's PURE: weights, gradients and their sums in bf16

@@ -174,6 +174,8 @@ def stage_memory(
     best, where = np.zeros(len(BUCKETS)), ""
     kept = 0.0
     for place, walk in enumerate(held):
+        if not walk.lives.count:
+            continue
         others = sum((other.static for at, other in enumerate(held) if at != place), np.zeros(len(BUCKETS)))
         extra = np.where(walk.optimizing, 0.0, max(waiting - walk.saved, 0.0))
         totals = walk.living.sum(axis=0) + extra + others.sum()
@@ -207,7 +209,7 @@ def walk_chunk(graph: Graph, plan: Plan) -> ChunkWalk:
     """The walk of a chunk's graph, as the last micro-batch runs it."""
     walk = lives(graph)
     phases = [np.tile([n.phase for n in block.nodes], block.repeat) for block in graph.blocks]
-    phase = np.concatenate(phases)
+    phase = np.concatenate([np.zeros(0, dtype="<U1"), *phases])  # a chunk of no layers has no nodes
     kinds = BUCKET_OF[graph.tensor_roles]
     stray = _stray_gradients(graph)
     used = walk.used.copy()

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...datasets.clusters import Cluster
 from ...datasets.devices import Device
-from ...datasets.truth import InferenceRow, NetworkRow, OperatorRow, Row, TrainingRow, Unsupported
+from ...datasets.truth import Failed, InferenceRow, NetworkRow, OperatorRow, Row, TrainingRow, Unsupported
 from ...models.power import Limits
 from ..engines import Engine
 from ..predict.ops import predict_ops, with_power
@@ -21,10 +21,18 @@ Progress = Callable[[int], None]
 
 @dataclass
 class Answers:
-    """Predictions by row id and quantity, and the rows that have none."""
+    """Predictions by row id and quantity, the rows that have none, and those whose simulation raised an error."""
 
     predicted: dict[str, dict[str, float]] = field(default_factory=dict)
     unsupported: list[Unsupported] = field(default_factory=list)
+    failed: list[Failed] = field(default_factory=list)
+
+    def left_out(self, row: Row, error: Exception) -> None:
+        """Notes why a row has no prediction: opcast's own words for what it cannot do, else a failure."""
+        if isinstance(error, ValueError) and type(error).__module__.startswith("opcast"):
+            self.unsupported.append(Unsupported(row.id, str(error)))
+        else:
+            self.failed.append(Failed.by(row.id, error))
 
 
 @dataclass
@@ -65,10 +73,8 @@ def answered(answers: Answers, row: Row, ask: Callable[[], dict[str, float]]) ->
     """Notes what ``ask`` gives for a row, or the reason that it gives nothing."""
     try:
         answers.predicted[row.id] = ask()
-    except ValueError as error:
-        if not type(error).__module__.startswith("opcast"):
-            raise
-        answers.unsupported.append(Unsupported(row.id, str(error)))
+    except Exception as error:  # one row never ends a run
+        answers.left_out(row, error)
 
 
 def step_quantities(row: TrainingRow | InferenceRow, setting: Setting, engines: Engines) -> dict[str, float]:
@@ -132,11 +138,9 @@ def operator_quantities(answers: Answers, rows: Sequence[OperatorRow], setting: 
         limits = Limits(clock_mhz=first.clock_mhz)
         found = predict_ops([row.op for row in rows], device, engine)
         found = with_power(found, [row.op for row in rows], device, (), limits) if limits.asked else found
-    except ValueError as error:
-        if not type(error).__module__.startswith("opcast"):
-            raise
+    except Exception as error:  # one row never ends a run
         if len(rows) == 1:
-            answers.unsupported.append(Unsupported(first.id, str(error)))
+            answers.left_out(first, error)
             return
         for row in rows:
             operator_quantities(answers, [row], setting, engines)

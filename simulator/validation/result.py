@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...datasets.truth import Unsupported
+from ...datasets.truth import Failed, Unsupported
 
 Metrics = Mapping[str, Mapping[str, float]]
 
@@ -34,8 +34,9 @@ class RivalResult:
 class Validation:
     """The answer of ``opcast validate``.
 
-    ``by_group`` is metrics by tag and its value. ``baseline`` is what a constant MFU scores beside opcast on the same
-    rows, ``rank_correlation`` Spearman's of layouts within a model, ``noise_floor`` the spread of repeats.
+    ``unsupported`` rows are beyond what opcast simulates; ``failed`` ones met an error of opcast's own. ``by_group``
+    is metrics by tag and its value. ``baseline`` is what a constant MFU scores beside opcast on the same rows,
+    ``rank_correlation`` Spearman's of layouts within a model, ``noise_floor`` the spread of repeats.
     """
 
     table: str
@@ -45,6 +46,7 @@ class Validation:
     unsupported: tuple[Unsupported, ...]
     metrics: Metrics
     by_group: Mapping[str, Mapping[str, Metrics]]
+    failed: tuple[Failed, ...] = ()
     baseline: Mapping[str, Any] | None = None
     rank_correlation: Mapping[str, Any] | None = None
     noise_floor: Metrics = field(default_factory=dict)
@@ -60,6 +62,7 @@ class Validation:
             "rows": self.rows,
             "simulated": self.simulated,
             "unsupported": [vars(row) for row in self.unsupported],
+            "failed": [vars(row) for row in self.failed],
             "metrics": dict(self.metrics),
             "by_group": {tag: dict(groups) for tag, groups in self.by_group.items()},
             "baseline": self.baseline,

@@ -41,6 +41,7 @@ def validate(
         rows=table.count,
         simulated=len(answers.predicted),
         unsupported=(*table.unsupported, *answers.unsupported),
+        failed=(*table.failed, *answers.failed),
         metrics=score(joined(answers.predicted, table.rows)),
         by_group=by_group(answers.predicted, table.rows),
         baseline=baseline(answers.predicted, table.rows),

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from opcast.datasets.devices import Device
+from opcast.jobs import validate
 from opcast.jobs.cli import main
+from opcast.simulator.engines import Engine, build_engine
 
 OPS = """row_id,op,precision,gpu_canon,M,N,K,latency_ms
 a,matmul,FP16,A100-80,4096,12288,12288,4.4576
@@ -16,7 +20,7 @@ d,conv,FP16,A100-80,64,64,64,1.0
 e,matmul,FP16,MI9000,64,64,64,1.0
 f,matmul,FP16,A100-80,64,,64,1.0
 """
-FIELDS = {"table", "rows", "simulated", "unsupported", "metrics", "by_group", "noise_floor"}
+FIELDS = {"table", "rows", "simulated", "unsupported", "failed", "metrics", "by_group", "noise_floor"}
 ERRORS = {"n", "median_ape", "mean_ape", "p90_ape", "max_ape", "bias"}
 
 
@@ -67,6 +71,35 @@ def test_a_person_sees_tables(ops: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "3 of 6 rows simulated" in shown.out
     assert "every row, worst first" in shown.out
     assert "not simulated, 1 rows: no figures of the GPU 'MI9000'" in shown.err
+
+
+STEPS = """row_id,model_canon,gpu_canon,num_gpus,precision,gbs_seqs,mbs_seqs,seq_len_tokens,tp,pp,step_time_s
+a,gpt2,A100-80,1,BF16,1,1,64,1,1,0.1
+b,gpt2,H100,1,BF16,1,1,64,1,1,0.1
+c,gpt2,MI9000,1,BF16,1,1,64,1,1,0.1
+"""
+
+
+@pytest.mark.parametrize(("text", "quantity"), [(OPS, "latency"), (STEPS, "step_time")])
+def test_a_row_that_fails_leaves_the_others_answered(
+    text: str, quantity: str, ops: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def engine(device: Device, *arguments: Any) -> Engine:
+        if device.id == "h100_sxm":
+            raise RuntimeError("a fault of\nopcast's own")
+        return build_engine(device, *arguments)
+
+    monkeypatch.setattr(validate, "build_engine", engine)
+    ops.write_text(text.replace("b,matmul,FP16,A100-80", "b,matmul,FP16,H100"))
+    assert main(["validate", f"truth={ops}", "format=json", "details=true"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["failed"] == [{"id": "b", "error": "RuntimeError: a fault of opcast's own"}]
+    answered = [row["id"] for row in found["per_row"]]
+    assert answered == [row for row in ("a", "c") if row not in {left["id"] for left in found["unsupported"]}]
+    assert found["metrics"][quantity]["n"] == found["simulated"] == len(answered)
+    assert found["rows"] == found["simulated"] + len(found["unsupported"]) + 1
+    assert main(["validate", f"truth={ops}"]) == 1
+    assert "failed, 1 rows (the first is b): RuntimeError: a fault of opcast's own" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,7 @@ def test_a_run_out_of_memory_is_a_verdict(tmp_path: Path) -> None:
         ({"step_time_s": "inf"}, "not a number"),
         ({"step_time_s": "fast"}, "step_time_s='fast' is not a number"),
         ({"num_gpus": "2.5"}, "not a whole number"),
+        ({"tp": "0"}, "tp=0 must be at least 1"),
         ({"precision": "FP7"}, "precision 'FP7' is not known"),
         ({"kind": "train_dense_lora"}, "LoRA"),
         ({"pp": "2", "after_pp_fix": "False"}, "after_pp_fix"),
@@ -182,6 +183,20 @@ def test_no_table_is_told_from_one(tmp_path: Path) -> None:
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(TruthError, match="cannot be read"):
         read_table(tmp_path / "binary.csv")
+
+
+def test_a_collective_on_no_node_is_refused(tmp_path: Path) -> None:
+    row = {
+        "collective": "all_reduce",
+        "busbw_GBps": "100",
+        "payload_bytes": "1e6",
+        "num_gpus": "8",
+        "gpu_canon": "H100",
+    }
+    table = read_table(written(tmp_path, row | {"nodes": "0"}, row | {"nodes": "1"}))
+    assert [left.why for left in table.unsupported] == ["nodes=0 must be at least 1"]
+    assert len(table.rows) == 1
+    assert not table.failed
 
 
 # --- the public tables ---------------------------------------------------------------------------------

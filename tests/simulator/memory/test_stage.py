@@ -131,6 +131,19 @@ def test_a_stage_holds_its_own_share_of_the_optimizer(graphs: dict[str, Graph]):
         assert sum(getattr(stage, field) for stage in stages) == pytest.approx(getattr(whole, field), rel=0.05)
 
 
+@pytest.mark.parametrize("allocator", [None, "expandable"])
+def test_a_chunk_without_layers_needs_what_runs_beside_it(allocator: str | None, graphs: dict[str, Graph]) -> None:
+    """nanotron leaves stages before the logits empty."""
+    chosen = replace(plan(pp=4, stages=(3, 3, 0, 0)), options={"allocator": allocator} if allocator else {})
+    full, _, empty, last = (chunk.graph for chunk in split_pipeline(graphs["llama"], chosen))
+    assert not empty.blocks
+    alone = stage_memory([empty], [1], chosen)
+    assert alone.allocated_gib == 0.0
+    assert alone.peak_gib == pytest.approx(alone.by_class["context and communicators"])
+    assert stage_memory([full, empty], [2, 2], chosen) == stage_memory([full], [2], chosen)
+    assert stage_memory([last], [1], chosen).allocated_gib > 0.0
+
+
 def test_what_must_fit_is_more_than_what_is_allocated(graphs: dict[str, Graph]):
     p = replace(plan(replace(MIXED, fragmentation=0.1)), micro_batches=2)
     memory = stage_memory([data_parallel(graphs["llama"], p)], [1], p)
