@@ -17,6 +17,7 @@ from typing import Any
 from .loading import finite, load
 
 DEVICE_DIRECTORY = Path(__file__).resolve().parent.parent / "conf" / "device"
+ALIASES = DEVICE_DIRECTORY.parent / "aliases.yaml"
 
 # Formats that run on another format's units at that format's rate when the device lists no rate of their own.
 RATE_OF = {
@@ -109,12 +110,16 @@ def known_devices() -> list[str]:
 
 @lru_cache
 def load_device(device_id: str) -> Device:
-    """A shipped device by id; DeviceError suggests the nearest known one."""
+    """A shipped device by id or alias (``conf/aliases.yaml``); DeviceError suggests the nearest known one."""
     import yaml
 
     path = DEVICE_DIRECTORY / f"{device_id}.yaml"
     if not path.is_file() or path.parent != DEVICE_DIRECTORY:
-        near = difflib.get_close_matches(device_id, known_devices(), 3, 0.5)
+        aliases = yaml.safe_load(ALIASES.read_text("utf-8"))["device"]
+        if device_id.lower() in aliases:
+            return load_device(aliases[device_id.lower()])
+        parts = [name for name in known_devices() if device_id.lower() in name.split("_")]
+        near = list(dict.fromkeys([*parts, *difflib.get_close_matches(device_id.lower(), known_devices(), 3, 0.5)]))[:3]
         hint = f"did you mean {' or '.join(near)}?" if near else "see `opcast list devices`"
         raise DeviceError(f"unknown device {device_id!r}; {hint}")
     return Device.from_dict(yaml.safe_load(path.read_text()))

@@ -63,6 +63,8 @@ class Dim:
                 raise OpError(f"{kind}.{self.name}={value!r} is not one of {', '.join(self.choices)}")
             return self.choices.index(value)
         if isinstance(value, bool):
+            if self.choices != ("no", "yes"):
+                raise OpError(f"{kind}.{self.name}={str(value).lower()} is not an integer")
             value = int(value)
         try:
             number = int(value)  # type: ignore[call-overload]
@@ -114,6 +116,9 @@ class OpKind:
             if value is None:
                 raise OpError(f"{self.name} needs {dim.name!r} (dimensions: {', '.join(self.names)})")
             values.append(dim.parse(self.name, value))
+        for name, given in (("dtype", dtype), ("out_dtype", out_dtype or dtype)):
+            if not isinstance(given, str):
+                raise OpError(f"{self.name}.{name}={'null' if given is None else given} must be a dtype, such as bf16")
         try:
             dtype = canonical_dtype(dtype)
             out = canonical_dtype(out_dtype) if out_dtype else self.usual_output(dtype)

@@ -105,8 +105,9 @@ def run(
 ) -> Summary:
     """Measure what the store lacks of a plan. Call it from a thread that lives at least as long.
 
-    SIGINT and SIGTERM end it early, with everything measured so far in the store. Raises CampaignError when the
-    campaign cannot run here or another process is running it, and the store's errors.
+    SIGINT and SIGTERM end it early, with everything measured so far in the store; before the first case they raise
+    KeyboardInterrupt. Raises CampaignError when the campaign cannot run here or another process is running it, and
+    the store's errors.
     """
     started = time.monotonic()
     measurer = measurer or Supervisor(plan.settings, _ranks(plan))
@@ -123,7 +124,7 @@ def run(
                 ledger.sweep(identifier)
                 return _Run(identifier, plan, measurer, ledger, progress, started).go()
         except InterruptError:
-            raise CampaignError("interrupted before the first case: nothing was measured") from None
+            raise KeyboardInterrupt from None  # before the first case: there is nothing to sum up
 
 
 def run_id(plan: Plan, environment: Mapping[str, Any]) -> str:

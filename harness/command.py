@@ -20,6 +20,9 @@ def execute(plan: Plan, store_path: str, quiet: bool, measurer: Measurer | None 
         summary = run(plan, Store(store_path), shown, measurer)
     except (OSError, ValueError) as error:
         return refuse(str(error))
+    except KeyboardInterrupt:
+        print("interrupted before the first case: nothing was measured", file=sys.stderr)
+        return 130
     finally:
         if shown:
             print(file=sys.stderr)

@@ -253,6 +253,10 @@ def _checked_spec(spec: Mapping[str, Any], device: str) -> dict[str, Any]:
     """A specification with known keys only, and its values for the device."""
     for name in spec:
         _check_known(name, SPEC_KEYS, "campaign")
+    for name in ("cases", "ops", "canaries", "exclude"):
+        given = spec.get(name) or ()
+        if not isinstance(given, Sequence) or not all(isinstance(each, Mapping) for each in given):
+            raise PlanError(f"campaign.{name}={given} must be a list of {{kind: gemm, …}}")
     return {name: _for_device(value, device) for name, value in spec.items()}
 
 

@@ -7,14 +7,20 @@ application, which also brings its launchers.
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
+import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 from .. import __version__
-from .show import CONFIG_DIRECTORY, BadInputError, one_line
+from .complaints import explain
+from .composing import as_override, compose, plain, register_ops
+from .settings import check
+from .show import CONFIG_DIRECTORY, BadInputError, json_lines, one_line, print_json
 
 # verb -> (module of this folder, what it does)
 VERBS: dict[str, tuple[str, str]] = {
@@ -31,52 +37,96 @@ VERBS: dict[str, tuple[str, str]] = {
     "validate": ("validate", "every row of a table of published results, simulated and scored"),
     "list": ("listing", "the devices, models, ops or predictors opcast knows"),
 }
-HYDRA_FLAGS = {
-    "--help",
-    "-h",
-    "--hydra-help",
-    "--multirun",
-    "-m",
-    "--cfg",
-    "-c",
-    "--info",
-    "-i",
-    "--resolve",
-    "--package",
+# Hydra's flags -> the words that may follow it ("*": any); a flag with words that is no INFO needs one
+HYDRA_FLAGS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("--help", "-h", "--hydra-help", "--multirun", "-m", "--resolve"), ()),
+    **dict.fromkeys(("--cfg", "-c"), ("job", "hydra", "all")),
+    **dict.fromkeys(("--info", "-i"), ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")),
+    **dict.fromkeys(("--package", "-p"), ("*",)),
 }
+INFO = ("--info", "-i")
+INTERRUPTED = 130
+OF_STDOUT = (errno.EPIPE, errno.ENOSPC, errno.EIO)
+LONGEST = 500  # characters of an unforeseen exception's own words
+DEBUG = "OPCAST_DEBUG"
+"""The environment variable with which what nobody foresaw keeps its traceback."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the ``opcast`` command; returns the exit code (0 done, 1 failure, 2 bad input)."""
+    """Entry point of the ``opcast`` command; returns the exit code (0 done, 1 failure, 2 bad input, 130 Ctrl-C)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("--help", "-h", "help"):
         print(usage())
         return 0
-    if arguments[0] in ("--version", "version"):
+    if arguments[0] in ("--version", "version") or "--version" in arguments:
         print(f"opcast {__version__}")
         return 0
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name that is no Unicode can be shown
     try:
-        return answered(lambda: run(arguments[0], arguments[1:]))
+        code = answered(lambda: run(arguments[0], arguments[1:]), "format=json" in arguments)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         print("opcast: interrupted; what was measured is kept", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        sys.stderr.close()
+        return INTERRUPTED
+    except BrokenPipeError:  # who reads has seen enough: what is left goes nowhere
+        quiet_stdout()
         return 0
+    except OSError as error:  # of stdout itself, such as a full disk behind it
+        quiet_stdout()
+        print(f"opcast: the answer cannot be written: {error.strerror or error}", file=sys.stderr)
+        return 1
 
 
-def answered(job: Callable[[], int]) -> int:
-    """The job's exit code; 2 and one line on stderr when what the user gave cannot be used.
+def quiet_stdout() -> None:
+    """Send stdout nowhere, so that Python's last flush does not fail."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError:
+        return
 
-    Every such error is a ValueError of an opcast module; any other exception is our fault and keeps its traceback.
+
+def answered(job: Callable[[], int], as_json: bool = False) -> int:
+    """The job's exit code; 2 and one line on stderr for bad input, 1 and one line for whatever nobody foresaw.
+
+    Bad input is a ValueError of an opcast module. Of anything else the traceback shows only with ``OPCAST_DEBUG=1``.
+    ``as_json`` prints the line as the one object ``{"error": …}`` too.
     """
     try:
         return job()
+    except OSError as error:
+        if error.filename is None and error.errno in OF_STDOUT:
+            raise  # :func:`main` says it
+        return failed(unforeseen(error), 1, as_json)
     except ValueError as error:
         if not type(error).__module__.startswith("opcast"):
-            raise
-        print(f"opcast: {one_line(error)}", file=sys.stderr)
-        return 2
+            return failed(unforeseen(error), 1, as_json)
+        return failed(one_line(error), 2, as_json)
+    except Exception as error:
+        return failed(unforeseen(error), 1, as_json)
+
+
+def failed(line: str, code: int, as_json: bool) -> int:
+    """Say why there is no answer; returns the exit code."""
+    print(f"opcast: {line}", file=sys.stderr)
+    if as_json:
+        print_json({"error": line})
+    return code
+
+
+def unforeseen(error: Exception) -> str:
+    """The one line of an exception that no part of opcast foresaw; the traceback goes to stderr where it is wanted."""
+    if os.environ.get(DEBUG, "0") not in ("", "0"):
+        import traceback
+
+        traceback.print_exception(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or 'input or output'}: {error.strerror} ({DEBUG}=1 shows where)"
+    if isinstance(error, MemoryError):
+        return f"out of memory: this question is too big for this machine ({DEBUG}=1 shows where)"
+    said = "" if one_line(error) == type(error).__name__ else f": {one_line(error)}"
+    return f"unexpected {type(error).__name__}{said[:LONGEST]}, please report; {DEBUG}=1 shows the traceback"
 
 
 def run(verb: str, arguments: list[str]) -> int:
@@ -88,111 +138,87 @@ def run(verb: str, arguments: list[str]) -> int:
         hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(VERBS)}"
         raise BadInputError(f"unknown verb {verb!r}; {hint}")
     module = importlib.import_module(f".{VERBS[verb][0]}", __package__)
-    overrides = [as_override(module, text) for text in arguments]
-    if any(text.split("=")[0] in HYDRA_FLAGS for text in arguments):
-        return through_hydra(verb, module, overrides)
+    flags, settings = parted(verb, arguments)
+    words = [text for text in settings if text and "=" not in text and text[0] not in "~+"]
+    if len(words) > 1 and hasattr(module, "SUBJECT"):
+        raise BadInputError(f"`opcast {verb}` takes one of {', '.join(words)} at a time")
+    overrides = [as_override(module, text) for text in last_choices(module, settings)]
+    if flags:
+        return through_hydra(verb, module, [*flags, *overrides])
     return module.run(compose(verb, overrides))
 
 
-def as_override(module: ModuleType, text: str) -> str:
-    """A bare word is the verb's subject (``opcast list devices``); ``ADDED`` settings need no ``+`` to be new."""
-    subject = getattr(module, "SUBJECT", None)
-    if text.startswith(getattr(module, "ADDED", ())):
-        return f"++{text}"
-    if subject and text and not text.startswith("-") and "=" not in text and text[0] not in "~+":
-        return f"{subject}={text}"
-    for group, free in getattr(module, "FREE_CHOICE", {}).items():
-        choice = text.removeprefix(f"{group}=")
-        if choice == text or "," in choice:  # another setting, or a sweep over Hydra's own choices
+def last_choices(module: ModuleType, settings: Sequence[str]) -> list[str]:
+    """The settings with only the last ``device=…`` of several, and the like: a choice leaves nothing of an earlier."""
+    kept = list(settings)
+    for group in getattr(module, "FREE_CHOICE", {}):
+        made = [text for text in kept if text.startswith(f"{group}=")]
+        kept = [text for text in kept if text not in made[:-1] or text == made[-1]]
+    return kept
+
+
+def parted(verb: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Hydra's flags with their words, and the settings. BadInputError for a flag that is none."""
+    flags: list[str] = []
+    settings: list[str] = []
+    waiting = list(arguments)
+    while waiting:
+        text = waiting.pop(0)
+        if not text.startswith("-"):
+            settings.append(text)
             continue
-        if not (CONFIG_DIRECTORY / group / f"{choice}.yaml").is_file():
-            return f"{free}={quoted(choice)}"
-    return text
+        flag, equals, word = text.partition("=")
+        if flag not in HYDRA_FLAGS:
+            raise BadInputError(f"{text} is no flag of `opcast {verb}`: settings are name=value; --help lists them")
+        words = HYDRA_FLAGS[flag]
+        flags.append(flag)
+        if not words and equals:
+            raise BadInputError(f"{flag} takes no value, but got {word!r}")
+        if words and not equals and waiting and (flag not in INFO or waiting[0] in words):
+            equals, word = "=", waiting.pop(0)
+        if words and words != ("*",) and word not in words and (equals or flag not in INFO):
+            raise BadInputError(f"{flag} takes {', '.join(words)}" + (f", not {word!r}" if word else ""))
+        if words == ("*",) and not word:
+            raise BadInputError(f"{flag} needs the name of a part of the configuration")
+        flags += [word] if equals else []
+    if "--resolve" in flags and not {"--cfg", "-c", "--help", "-h"} & set(flags):
+        raise BadInputError("--resolve goes with --cfg job: it shows the configuration with all references filled in")
+    return flags, settings
 
 
-def quoted(value: str) -> str:
-    """A value that Hydra's grammar takes as one string, whatever stands in it."""
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def compose(verb: str, overrides: list[str]) -> dict[str, Any]:
-    """The verb's configuration as plain values; BadInputError in one line for what Hydra refuses."""
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    register_ops(verb, [text for text in overrides if text.startswith("op=")])
-    try:
-        with initialize_config_dir(str(CONFIG_DIRECTORY), version_base="1.3"):
-            config = hydra_compose(verb, overrides=overrides)
-        values = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
-    except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: a group that is null
-        raise BadInputError(explain(verb, error)) from None
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
-
-
-def explain(verb: str, error: Exception) -> str:
-    """Hydra's complaint in one line with the way out."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if "Could not find" in lines[0]:
-        group, _, choice = lines[0].split("'")[-2].rpartition("/")
-        options = []
-        for line in lines[2:]:
-            if line.startswith("Config search path"):
-                break
-            options.append(line)
-        import difflib
-
-        near = difflib.get_close_matches(choice, options, 3, 0.4)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"choose from {', '.join(options)}"
-        return f"{group}={choice} does not exist; {hint}"
-    if lines[0].startswith("Could not override"):
-        return f"{lines[0].split(chr(39))[1]} is no setting of `opcast {verb}`; `opcast {verb} --help` lists them"
-    if lines[0].startswith("Ambiguous value"):
-        name, _, value = lines[0].partition("'")[2].rpartition("'")[0].partition("=")
-        return f"{name}={value} is ambiguous: write a list as {name}=[{value}], and several runs with --multirun"
-    return f"{lines[0]} (see `opcast {verb} --help`)"
-
-
-def register_ops(verb: str, chosen: list[str]) -> None:
-    """For ``predict``, make the op kinds a Hydra group, so that ``op=gemm op.m=…`` composes: a choice per kind.
-
-    Of other verbs ``op`` is a plain setting.
-    """
-    from hydra.core.config_store import ConfigStore
-
-    from ..datasets.ops import KINDS
-
-    store = ConfigStore.instance()
-    store.repo.pop("op", None)
-    if verb != "predict":
-        return
-    for name, kind in KINDS.items():
-        if chosen and f"op={name}" not in chosen and any(text[3:] in KINDS for text in chosen):
-            continue
-        dims = {dim.name: "???" if dim.default is None else dim.default for dim in kind.dims}
-        store.store(group="op", name=name, node={"kind": name, **dims, "dtype": "bf16", "out_dtype": None})
-
-
-def through_hydra(verb: str, module: ModuleType, overrides: list[str]) -> int:
+def through_hydra(verb: str, module: ModuleType, arguments: list[str]) -> int:
     """Help, sweeps and launchers: Hydra's own application around the verb."""
     import hydra
-    from omegaconf import DictConfig, OmegaConf
+    from hydra.errors import HydraException
+    from omegaconf import DictConfig
+    from omegaconf.errors import OmegaConfBaseException
 
     register_ops(verb, [])
     codes: list[int] = []
 
+    def job(values: dict[str, Any]) -> int:
+        check(verb, values)
+        return module.run(values)
+
     def task(config: DictConfig) -> int:
-        values = OmegaConf.to_container(config, resolve=True)
-        plain = {str(k): v for k, v in dict(values).items()}  # type: ignore[arg-type]
-        codes.append(answered(lambda: module.run(plain)))
+        values = plain(config)
+        with json_lines():
+            codes.append(answered(lambda: job(values), values.get("format") == "json"))
         return codes[-1]
 
-    sys.argv = [f"opcast {verb}", *overrides]
-    hydra.main(config_path=str(CONFIG_DIRECTORY), config_name=verb, version_base="1.3")(task)()
+    before, sys.argv = sys.argv, [f"opcast {verb}", *arguments]
+    full = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # what Hydra refuses comes here and becomes one line
+    try:
+        hydra.main(config_path=str(CONFIG_DIRECTORY), config_name=verb, version_base="1.3")(task)()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise BadInputError(explain(verb, error, arguments)) from None
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    finally:
+        sys.argv = before
+        os.environ.pop("HYDRA_FULL_ERROR")
+        os.environ.update({} if full is None else {"HYDRA_FULL_ERROR": full})
     return max(codes, default=0)
 
 

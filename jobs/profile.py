@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..datasets.ops import Op
 from ..datasets.store import Store
 from .show import microseconds, print_json, say, table, wants_json
+from .writing import write_text
 
 if TYPE_CHECKING:
     from ..harness.campaign import Progress, Summary
@@ -24,8 +25,10 @@ def run(config: dict[str, Any]) -> int:
     as_json = wants_json(config)
     plan = plan_of(config, extra=model_ops(config))
     if config["plan_out"]:
-        path = Path(str(config["plan_out"]))
-        path.write_text(plan.to_json())
+        path = Path(str(config["plan_out"])).expanduser()
+        write_text("plan_out", path, plan.to_json())
+        if as_json:
+            print_json({"plan": str(path), "cases": len(plan.cases)})
         say(f"{len(plan.cases)} cases written to {path}; run them with: python -m opcast.harness {path} STORE")
         return 0
     store = Store(Path(config["store"]).expanduser())

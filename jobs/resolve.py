@@ -231,6 +231,8 @@ def model(config: Mapping[str, Any]) -> str | dict[str, Any]:
     from ..simulator.trace.models import shipped_config
 
     chosen = config["model"]
+    if not isinstance(chosen.get("config"), Mapping):
+        raise BadInputError(f"model.config={chosen.get('config')!r} must be settings, as model.config.hidden_size=1024")
     if "path" in chosen:
         usual = shipped_config(str(chosen["name"]))
         for name, value in chosen["config"].items():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +30,22 @@ def wants_json(config: dict[str, Any]) -> bool:
     return chosen == "json"
 
 
+_INDENT: ContextVar[int | None] = ContextVar("indent", default=1)
+
+
+@contextmanager
+def json_lines() -> Iterator[None]:
+    """Within, every JSON object is one line: a sweep prints one for each of its runs."""
+    token = _INDENT.set(None)
+    try:
+        yield
+    finally:
+        _INDENT.reset(token)
+
+
 def print_json(value: Any) -> None:
     """Exactly one JSON object on stdout. NaN and infinities become null."""
-    json.dump(_finite(value), sys.stdout, indent=1, ensure_ascii=False, allow_nan=False)
-    sys.stdout.write("\n")
+    sys.stdout.write(json.dumps(_finite(value), indent=_INDENT.get(), ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def _finite(value: Any) -> Any:

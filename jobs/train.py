@@ -27,11 +27,22 @@ def run(config: dict[str, Any]) -> int:
             f"store {store.path} has no measurements of {target.id}; it has {known} (`opcast profile` measures)"
         )
     results = fit_and_register(store, target, config)
+    error = none_trained(results, config.get("op"))
     if as_json:
-        print_json({"device": target.id, "kinds": results})
+        print_json({"device": target.id, "kinds": results, **({"error": error} if error else {})})
     else:
         show(results, target)
-    return 0
+    if error:
+        say(f"opcast: {error}")
+    return 1 if error else 0
+
+
+def none_trained(results: Mapping[str, Mapping[str, Any]], asked: Any) -> str:
+    """Why training failed: no kind could be learned, or not one that was named; "" where all went well."""
+    missed = [label for label, result in results.items() if "error" in result and "power" not in result]
+    if not missed or (not asked and len(missed) < len(results)):
+        return ""
+    return f"nothing was learned of {', '.join(missed)}: {results[missed[0]]['error']}"
 
 
 def fit_and_register(store: Store, target: Device, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -70,16 +81,19 @@ def run_pooled(config: dict[str, Any], as_json: bool) -> int:
     registry = Registry(Path(config["predictors"]).expanduser())
     options = Options.from_dict(config["predictor"])
     results = train_pooled(store, registry, [wanted] if isinstance(wanted, str) else wanted, options, say)
+    error = none_trained(results, wanted)
     if as_json:
-        print_json({"device": "any", "kinds": results})
-        return 0
+        print_json({"device": "any", "kinds": results, **({"error": error} if error else {})})
+        return 1 if error else 0
     rows = []
     for name, r in results.items():
         errors = [f"{r[f'test_{key}']:.1f}" for key in ("median_ape", "mean_ape", "p90_ape")] if "n" in r else [""] * 3
         rows.append((name, r.get("n", ""), *errors, r.get("error") or r["predictor"]))
     heads = ("op", "rows", "median APE %", "mean", "p90", "predictor")
     table("errors on an architecture left out", heads, rows)
-    return 0
+    if error:
+        say(f"opcast: {error}")
+    return 1 if error else 0
 
 
 def show(results: Mapping[str, Mapping[str, Any]], target: Device) -> None:

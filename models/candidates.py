@@ -291,6 +291,8 @@ def _merged(base: Options, where: str, values: Mapping[str, Any]) -> Options:
 def _over(base: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Plain values over those of a dataclass and of its parts; one name stands for a list of it."""
     made = dict(base)
+    if not isinstance(values, Mapping):
+        raise OptionError(f"{values!r} must be options by name")
     for name, value in values.items():
         old = base.get(name)
         if isinstance(old, dict) and name in CANDIDATES and isinstance(value or {}, Mapping):

@@ -74,7 +74,7 @@ def load(file: Path) -> dict[str, Any]:
     """The trace as JSON has it."""
     try:
         trace = json.loads(content(file))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if isinstance(error, SourceError):
             raise
         raise SourceError(f"{file.name} is truncated or no JSON ({str(error)[:80]})") from None

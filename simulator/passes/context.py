@@ -52,7 +52,7 @@ def _check(calls: list[Attention], length: int, plan: Plan) -> None:
     if any(call.seq_q != call.seq_kv for call in calls):
         raise PlanError(f"parallel.cp={cp} shares out the tokens of a prompt, a step of generation has few; take cp=1")
     if length % parts:
-        fits = max(d for d in range(1, cp + 1) if length % (d * parts // cp) == 0)
+        fits = max(d for d in range(1, cp + 1) if d == 1 or length % (d * parts // cp) == 0)
         raise PlanError(f"sequences of {length} tokens cannot be cut into {parts} equal parts; take parallel.cp={fits}")
     heads = min(call.heads_q for call in calls)
     if plan.parallel.cp_style == "ulysses" and heads % cp:

@@ -9,6 +9,7 @@ from ..trace.workload import CACHES, load_text, parse_load
 
 KINDS_OF_WORK = ("train", "prefill", "decode", "generate")
 COVERAGE = 0.9
+LONGEST_SEQUENCE = 4_000_000  # tokens: positions of more are not followed by value when a model is traced
 
 
 class WorkloadError(ValueError):
@@ -40,6 +41,11 @@ class Work:
             raise WorkloadError(f"workload={self.kind!r} does not exist; choose from {', '.join(KINDS_OF_WORK)}")
         for name in ("seq_len", "micro_batch", "global_batch", "batch", "input_len", "output_len"):
             whole(WorkloadError, f"workload.{name}", getattr(self, name), 1)
+        length = self.input_len + (self.output_len if self.kind == "generate" else 0)
+        for name, value in (("seq_len", self.seq_len), ("input_len", length)):
+            if value > LONGEST_SEQUENCE:
+                most = f"the {LONGEST_SEQUENCE:,} tokens of a sequence that are simulated"
+                raise WorkloadError(f"workload.{name}={value} is more than {most}")
         number(WorkloadError, "workload.data_loading_ms", self.data_loading_ms)
         choice(WorkloadError, "workload.cache", self.cache, CACHES)
         object.__setattr__(self, "expert_load", load_text(self.expert_load))

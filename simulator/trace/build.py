@@ -97,6 +97,8 @@ def _made(source: Source, dtype: torch.dtype) -> Built:
     torch.set_default_dtype(dtype)
     try:
         made = factory()
+    except SystemExit:
+        raise TraceError(f"model {source.name}: the function ended the process instead of returning a module") from None
     finally:
         torch.set_default_dtype(before)
     module, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
@@ -129,14 +131,16 @@ def uninitialised() -> AbstractContextManager[Any]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers' advice about configurations off the terminal."""
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Keep transformers' advice about configurations, and torch's tracebacks of what we catch, off the terminal."""
+    loggers = {"transformers": logging.ERROR, "torch._subclasses.fake_tensor": logging.CRITICAL}
+    before = {name: logging.getLogger(name).level for name in loggers}
+    for name, level in loggers.items():
+        logging.getLogger(name).setLevel(level)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def one_line(error: Exception) -> str:

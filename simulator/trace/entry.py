@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,8 @@ def trace(model: Model, workload: Workload, precision: str = "bf16", cache_dir: 
         return found
     graph = trace_source(source, workload, precision)
     if directory is not None:
-        cache.save(directory, name, graph)
+        with suppress(OSError):  # a full disk, or a folder in its place: the next call traces again
+            cache.save(directory, name, graph)
     return graph
 
 
@@ -59,9 +61,21 @@ def _folded(source: Source, workload: Workload, precision: str, config: Any) -> 
     except TraceError:
         raise
     except Exception as error:  # whatever a model's own code raises
-        raise TraceError(f"model {source.name} does not run workload={workload.kind}: {one_line(error)}") from error
+        hint = beyond_positions(source, workload) or one_line(error)
+        raise TraceError(f"model {source.name} does not run workload={workload.kind}: {hint}") from error
     about = {"name": source.name, "parameters": step.parameters, "model_flops": 0.0}
     return fold(assemble(step.nodes, step.tensors, **about))
+
+
+def beyond_positions(source: Source, workload: Workload) -> str:
+    """What to do where a sequence is longer than the positions that a model has; "" where it is not."""
+    config = source.config or {}
+    positions = config.get("max_position_embeddings") or config.get("n_positions")
+    if not isinstance(positions, int) or workload.seq_len <= positions:
+        return ""
+    name = "seq_len" if workload.training else "input_len"
+    most = positions if workload.kind != "decode" else positions - 1
+    return f"it has {positions} positions, not {workload.seq_len}; take workload.{name}={most}"
 
 
 def _from_few_layers(source: Source, workload: Workload, precision: str) -> Graph | None:

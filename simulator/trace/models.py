@@ -24,6 +24,20 @@ MODEL_DIRECTORY = Path(__file__).resolve().parents[2] / "conf" / "model"
 HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 FACTORY = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
 
+HUB_TIMEOUT_S = 5.0
+HUB_REFUSALS = {
+    "Gated": "gives it only to those who accepted its terms (set HF_TOKEN)",
+    "NotFound": "has no such model, or no config.json in it",
+    "Validation": "has no such names",
+}
+SIZES = (  # settings of a configuration that are whole numbers of at least 1
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "vocab_size", "max_position_embeddings", "n_embd", "n_head", "n_layer", "n_positions", "d_model"),
+)
+MOST_LAYERS = 1000
+MOST_EXPERTS = 4096
+LARGEST_SIZE = 2**31 - 1
+
 Factory = Callable[[], Any]
 Model = str | Mapping[str, Any] | Factory
 
@@ -98,8 +112,35 @@ def _from_config(name: str, config: Mapping[str, Any]) -> Source:
     """A source for a configuration. Weights' formats are left out: a trace has no weights to unpack."""
     if not config.get("model_type"):
         raise TraceError(f"model {name}: the configuration has no model_type, so transformers cannot know its class")
+    _check_sizes(name, config)
     kept = {key: value for key, value in config.items() if key not in ("name", "quantization_config", "auto_map")}
     return Source(name, kept, None, "config:" + digest(kept), config.get("quantization_config"))
+
+
+def _check_sizes(name: str, config: Mapping[str, Any]) -> None:
+    """TraceError for a size that no model can have, or that would take hours to build."""
+    for key in SIZES:
+        value = config.get(key)
+        whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST_SIZE
+        several = isinstance(value, (list, tuple))  # a size for each layer
+        if value is not None and not whole and not several:
+            raise TraceError(f"model {name}: model.config.{key}={value!r} must be a whole number of at least 1")
+    for keys, most in (
+        (("num_hidden_layers", "n_layer"), MOST_LAYERS),
+        (("num_experts", "num_local_experts", "n_routed_experts"), MOST_EXPERTS),
+    ):
+        for key in keys:
+            value = config.get(key)
+            if isinstance(value, int) and value > most:
+                raise TraceError(
+                    f"model {name}: model.config.{key}={value} is more than the {most:,} that are simulated"
+                )
+    heads, groups = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    if isinstance(heads, int) and isinstance(groups, int) and heads % groups:
+        raise TraceError(
+            f"model {name}: {heads} attention heads cannot share {groups} key and value heads evenly; "
+            "take a divisor for model.config.num_key_value_heads"
+        )
 
 
 def _from_path(path: Path) -> Source:
@@ -118,17 +159,21 @@ def _from_path(path: Path) -> Source:
 def _from_hub(name: str) -> Source:
     """The config.json of a hub id: from the local hub cache, else by downloading it."""
     try:
-        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+        from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
     except ImportError:
         raise TraceError(f"model {name}: reading from the hub needs transformers: pip install 'opcast[hf]'") from None
-    cached = try_to_load_from_cache(name, "config.json")
     try:
-        file = Path(cached if isinstance(cached, str) else hf_hub_download(name, "config.json"))
+        cached = try_to_load_from_cache(name, "config.json")
+        if not isinstance(cached, str):
+            get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=HUB_TIMEOUT_S)  # asks once, unlike a download
+            cached = hf_hub_download(name, "config.json")
     except Exception as error:
+        known = type(error).__name__
+        reason = next((why for part, why in HUB_REFUSALS.items() if part in known), f"cannot be reached ({known})")
         raise TraceError(
-            f"model {name}: not in the local hub cache, and the hub did not give its config.json "
-            f"({type(error).__name__}); give a folder or config.json instead"
+            f"model {name}: not in the local hub cache, and the hub {reason}; give a folder or config.json instead"
         ) from None
+    file = Path(cached)
     config = _from_path(file)
     return Source(name, config.config, None, config.identity, config.quantization)
 

@@ -1,0 +1,84 @@
+"""Hydra's complaints in one plain line each, with the way out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from . import settings
+from .show import CONFIG_DIRECTORY
+
+GRAMMAR = "settings are written name=value, with quotes round a value that has spaces or odd signs: name='value'"
+
+
+def explain(verb: str, error: Exception, overrides: Sequence[str] = ()) -> str:
+    """One line that says what is wrong with the ``overrides`` of a verb, and what to do."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    quoted = re.findall(r"'([^']*)'", lines[0])
+    wrong = getattr(error, "override", None)
+    if isinstance(wrong, str):
+        return f"{settings.shown(wrong)} cannot be read: {GRAMMAR}"
+    if "Could not find" in lines[0] and quoted:
+        group, _, choice = quoted[-1].rpartition("/")
+        return no_choice(group, choice)
+    if lines[0].startswith("Could not override") and quoted:
+        name = quoted[0].partition("@")[0]
+        return f"{name} is no setting of `opcast {verb}`{settings.advice(name, within(verb, name, overrides), verb)}"
+    if lines[0].startswith("Ambiguous value") and quoted:
+        name, _, value = quoted[0].partition("=")
+        if name in settings.LISTS or name.endswith("order"):
+            return f"{name}={value} is ambiguous: write a list as {name}=[{value}], and several runs with --multirun"
+        return f"{name}={value} is more than one value: add --multirun to run once for each of them"
+    if lines[0].startswith("Sweep parameters") and quoted:
+        return f"{quoted[0]} is more than one value: add --multirun to run once for each of them"
+    if lines[0].startswith(("Multiple values for", "Could not delete")) or "more than once" in lines[0]:
+        bad = next((text for text in overrides if text.startswith(("+", "~"))), "")
+        return f"{bad or lines[0]} cannot be: write name=value, without + or ~ before it"
+    if lines[0].startswith("Config group override must be"):
+        known = settings.defaults(verb)
+        for text in overrides:
+            group, _, choice = text.partition("=")
+            if known.get(group) == {} and choice not in choices(group):
+                return no_choice(group, choice)
+        return f"{' '.join(overrides)} cannot be read: {GRAMMAR}"
+    return f"{lines[0]} (see `opcast {verb} --help`)"
+
+
+def no_choice(group: str, choice: str) -> str:
+    """The line for a choice that a group does not have."""
+    options = choices(group)
+    near = settings.nearest(choice, options)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"choose from {', '.join(options)}"
+    return f"{group}={choice} does not exist; {hint}"
+
+
+def choices(group: str) -> list[str]:
+    """What a group can be."""
+    if group == "op":
+        from ..datasets.ops import KINDS
+
+        return list(KINDS)
+    return sorted(path.stem for path in (CONFIG_DIRECTORY / group).glob("*.yaml"))
+
+
+def within(verb: str, name: str, overrides: Sequence[str]) -> list[str]:
+    """The settings that could have been meant by ``name``: the verb's, and those of its groups as they were chosen."""
+    from omegaconf import OmegaConf
+
+    from .composing import composed
+
+    groups = settings.defaults(verb)
+    chosen = [text for text in overrides if groups.get(text.partition("=")[0]) == {}]
+    try:
+        values = OmegaConf.to_container(composed(verb, chosen), resolve=False)
+    except Exception:  # what was chosen is wrong too: the verb's own settings are what is left
+        return list(groups)
+    found: list[str] = []
+
+    def walk(part: object, prefix: str) -> None:
+        for key, value in part.items() if isinstance(part, dict) else ():
+            found.append(f"{prefix}{key}")
+            walk(value, f"{prefix}{key}.")
+
+    walk(values, "")
+    return [each for each in found if each.count(".") == name.count(".")] or found

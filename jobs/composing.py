@@ -1,0 +1,105 @@
+"""From the words after a verb to its configuration as plain values, by Hydra."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from . import complaints, settings
+from .show import CONFIG_DIRECTORY, BadInputError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+def as_override(module: ModuleType, text: str) -> str:
+    """A bare word is the verb's subject (``opcast list devices``); ``ADDED`` settings need no ``+`` to be new."""
+    subject = getattr(module, "SUBJECT", None)
+    text = by_alias(text)
+    if text.startswith(getattr(module, "ADDED", ())):
+        return f"++{text}"
+    if subject and text and "=" not in text and text[0] not in "~+":
+        return f"{subject}={quoted(text)}"
+    for group, free in getattr(module, "FREE_CHOICE", {}).items():
+        choice = text.removeprefix(f"{group}=")
+        if choice == text or "," in choice:  # another setting, or a sweep over Hydra's own choices
+            continue
+        if not (CONFIG_DIRECTORY / group / f"{choice}.yaml").is_file():
+            return f"{free}={quoted(choice)}"
+    return text
+
+
+def by_alias(text: str) -> str:
+    """``device=h100`` and the like by their full names, in a sweep (``device=h100,a100``) each of them."""
+    group, equals, choice = text.partition("=")
+    if not equals or not (CONFIG_DIRECTORY / "aliases.yaml").is_file():
+        return text
+    known = aliases().get(group)
+    if not known:
+        return text
+    return f"{group}={','.join(known.get(each.lower(), each) for each in choice.split(','))}"
+
+
+@lru_cache
+def aliases() -> Mapping[str, Mapping[str, str]]:
+    """Other names of a group's choices, from ``conf/aliases.yaml``."""
+    return settings.read(CONFIG_DIRECTORY / "aliases.yaml")
+
+
+def quoted(value: str) -> str:
+    """A value that Hydra's grammar takes as one string, whatever stands in it."""
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def compose(verb: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """The verb's configuration as plain values, checked. BadInputError in one line for what it cannot be."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        values = plain(composed(verb, overrides))
+    except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: a group that is null
+        raise BadInputError(complaints.explain(verb, error, overrides)) from None
+    settings.check(verb, values)
+    return values
+
+
+def composed(verb: str, overrides: Sequence[str]) -> DictConfig:
+    """The verb's configuration as Hydra composes it; raises what Hydra raises."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+
+    register_ops(verb, [text for text in overrides if text.startswith("op=")])
+    with initialize_config_dir(str(CONFIG_DIRECTORY), version_base="1.3"):
+        return hydra_compose(verb, overrides=list(overrides))
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """A configuration as plain values, its references filled in."""
+    from omegaconf import OmegaConf
+
+    values = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
+def register_ops(verb: str, chosen: list[str]) -> None:
+    """For ``predict``, make the op kinds a Hydra group, so that ``op=gemm op.m=…`` composes: a choice per kind.
+
+    Of other verbs ``op`` is a plain setting.
+    """
+    from hydra.core.config_store import ConfigStore
+
+    from ..datasets.ops import KINDS
+
+    store = ConfigStore.instance()
+    store.repo.pop("op", None)
+    if verb != "predict":
+        return
+    for name, kind in KINDS.items():
+        if chosen and f"op={name}" not in chosen and any(text[3:] in KINDS for text in chosen):
+            continue
+        dims = {dim.name: "???" if dim.default is None else dim.default for dim in kind.dims}
+        store.store(group="op", name=name, node={"kind": name, **dims, "dtype": "bf16", "out_dtype": None})

@@ -1,0 +1,155 @@
+"""The settings of a verb as Hydra composed them: every one there, of its kind, and none else.
+
+What stands inside a group (a device's figures, the dims of an op) is checked where it is used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from .show import CONFIG_DIRECTORY, BadInputError, say
+
+FOLDERS = ("home", "store", "predictors", "graphs")
+FILES = ("shapes", "output", "report", "picture", "trace", "simai", "truth", "plan_out", "path", "mapping", "tracking")
+FLAGS = ("all_groups", "details", "promote", "power")
+GROUPS = ("engine", "device", "cluster", "model", "workload", "precision", "parallel", "stack", "op", "campaign")
+MAPPINGS = (*GROUPS, "predictor", "settings", "options", "train", "prefill", "decode", "repeats")
+LISTS = ("op", "eval", "systems", "tables", "frameworks", "offload", "passes", "group", "faults", "stragglers")
+READERS = ("predict", "simulate", "validate", "list")
+"""Verbs that only read a store and predictors; all others write there, or say themselves that nothing is there."""
+
+
+def check(verb: str, config: Mapping[str, Any]) -> None:
+    """BadInputError for a setting that is unknown, taken away or of another kind.
+
+    On stderr a line for each folder that was named and is not there, where it would only be read.
+    """
+    known = names(verb)
+    for name in config:
+        if name not in known and name != "hydra":
+            raise BadInputError(f"{name} is no setting of `opcast {verb}`{advice(name, known, verb)}")
+    for name in known:
+        if name not in config and name not in optional(verb):
+            raise BadInputError(f"{name} was taken away with ~{name}, and `opcast {verb}` needs it: leave ~{name} out")
+    for name in FOLDERS:
+        if name in config:
+            _folder(verb, name, config)
+    for name in FILES:
+        if config.get(name) is not None and not (isinstance(config[name], str) and config[name]):
+            raise BadInputError(f"{name}={shown(config[name])} must be a path, in quotes where it has odd signs")
+    for name in FLAGS:
+        if name in config and not isinstance(config[name], bool):
+            raise BadInputError(f"{name}={shown(config[name])} must be true or false")
+    of_verb = defaults(verb)
+    for name in MAPPINGS:
+        if name in config and isinstance(of_verb.get(name, {}), dict):
+            _mapping(verb, name, config[name])
+    order = (config.get("engine") or {}).get("order", ())
+    if order is not None and not (isinstance(order, (list, tuple)) and all(isinstance(each, str) for each in order)):
+        raise BadInputError(f"engine.order={shown(order)} must be a list of engines, as engine.order=[analytical]")
+    work = config.get("workload")
+    if isinstance(work, Mapping) and isinstance(work.get("kind"), str):
+        _workload(verb, work)
+
+
+def _folder(verb: str, name: str, config: Mapping[str, Any]) -> None:
+    given = config[name]
+    if not isinstance(given, str) or not given:
+        raise BadInputError(f"{name}={shown(given)} must be a folder, such as {name}=~/.opcast/{name}")
+    try:
+        path = Path(given).expanduser()
+        if path.exists() and not path.is_dir():
+            raise BadInputError(f"{name}={given} is a file, not a folder; name another")
+        there = path.is_dir()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, an unknown ~user
+        raise BadInputError(f"{name}={given[:80]} can be no folder: {getattr(error, 'strerror', error)}") from None
+    usual = f"{config['home']}/{name}"
+    if not there and given != usual and verb in READERS and name in ("store", "predictors"):
+        what = "measurements" if name == "store" else "predictors"
+        say(f"{name}={given} does not exist: only {what} that come with opcast are read")
+
+
+def _mapping(verb: str, name: str, value: Any) -> None:
+    """A group must have been chosen, or be null where it may be left out."""
+    if isinstance(value, Mapping):
+        return
+    if value is None and (name in optional(verb) or name in ("engine", "options", "settings")):
+        return
+    raise BadInputError(f"{name}={shown(value)} must be settings of their own, as {name}.NAME=VALUE")
+
+
+def _workload(verb: str, work: Mapping[str, Any]) -> None:
+    """A workload has the settings of its kind, no other's."""
+    file = CONFIG_DIRECTORY / "workload" / f"{work['kind']}.yaml"
+    if not file.is_file():
+        return
+    known = {f"workload.{name}" for name in read(file)}
+    for name in work:
+        if f"workload.{name}" not in known:
+            raise BadInputError(
+                f"workload.{name} is no setting of workload={work['kind']}{advice(f'workload.{name}', known, verb)}"
+            )
+
+
+def names(verb: str) -> tuple[str, ...]:
+    """The settings of a verb, groups included."""
+    return tuple(defaults(verb))
+
+
+@lru_cache
+def defaults(verb: str) -> dict[str, Any]:
+    """The settings of a verb with their defaults; a group is an empty mapping."""
+    found: dict[str, Any] = {}
+    for file in ("base", verb):
+        values = dict(read(CONFIG_DIRECTORY / f"{file}.yaml"))
+        for entry in values.pop("defaults", ()):
+            if isinstance(entry, dict):
+                found |= {name: {} for name in entry if not name.startswith("override ")}
+        values.pop("hydra", None)
+        found |= values
+    return found
+
+
+@lru_cache
+def optional(verb: str) -> frozenset[str]:
+    """The groups of which a verb needs none."""
+    entries = read(CONFIG_DIRECTORY / f"{verb}.yaml").get("defaults", ())
+    return frozenset(name for entry in entries if isinstance(entry, dict) for name in entry if entry[name] is None)
+
+
+def read(file: Path) -> dict[str, Any]:
+    """A file of ``conf`` as plain values."""
+    import yaml
+
+    return dict(yaml.load(file.read_text("utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+
+
+def advice(name: str, known: Iterable[str], verb: str) -> str:
+    """What was meant by a name that does not exist, as the end of a sentence."""
+    near = nearest(name, list(known))
+    return f"; did you mean {' or '.join(near)}?" if near else f"; `opcast {verb} --help` lists them"
+
+
+def nearest(name: str, known: Collection[str], most: int = 3, first: Sequence[str] = ()) -> list[str]:
+    """The known names that are meant most likely: ``first``, those that hold it as a word, or anyhow, the alike."""
+    import difflib
+
+    def plain(text: str) -> str:
+        return re.sub(r"[^a-z0-9.]", "", text.lower())
+
+    asked = plain(name)
+    holding = [each for each in known if len(asked) > 2 and asked in plain(each)]
+    parts = [each for each in holding if asked in re.split(r"[^a-z0-9]", each.lower())]
+    found = [each for each in first if each in known]
+    found += [*parts, *holding, *difflib.get_close_matches(name, list(known), most, 0.6)]
+    return list(dict.fromkeys(found))[:most]
+
+
+def shown(value: Any) -> str:
+    """A value as its user would have written it, short."""
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) <= 80 else text[:77] + "..."

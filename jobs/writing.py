@@ -1,0 +1,29 @@
+"""Files of answers, written whole or not at all: under a temporary name first, then renamed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ..datasets.files import StoreError, write_atomically
+from .show import BadInputError
+
+
+def write(setting: str, path: Path, fill: Callable[[Path], object]) -> Path:
+    """Have ``fill`` write a file that then becomes ``path``. BadInputError, naming the setting, when it cannot be.
+
+    Nothing is left under either name where the disk is full, the folder is missing or ``path`` is a folder.
+    """
+    if not path.parent.is_dir():
+        raise BadInputError(f"{setting}={path} cannot be written: there is no folder {path.parent}; make it first")
+    if path.is_dir():
+        raise BadInputError(f"{setting}={path} is a folder; name a file in it")
+    try:
+        return write_atomically(path, fill)
+    except StoreError as error:
+        raise BadInputError(f"{setting}={path}: {error}") from None
+
+
+def write_text(setting: str, path: Path, text: str) -> Path:
+    """Write a text; see :func:`write`."""
+    return write(setting, path, lambda temporary: temporary.write_text(text, "utf-8"))

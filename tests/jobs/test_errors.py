@@ -1,0 +1,213 @@
+"""What goes wrong is one line and an exit code; with ``format=json`` one object, too. Nothing ends in a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from opcast.jobs import listing
+from opcast.jobs.cli import main
+
+GEMM = ["predict", "op=gemm", "op.m=4096", "op.n=4096", "op.k=4096", "device=h100_sxm"]
+STEP = ["simulate", "model=tiny_llama_100m", "device=h100_sxm"]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OPCAST_HOME", str(tmp_path))
+    return tmp_path
+
+
+def broken(config: dict[str, object]) -> int:
+    raise RuntimeError("a bug\nof two lines")
+
+
+def test_what_nobody_foresaw_is_one_line_and_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(listing, "run", broken)
+    assert main(["list", "ops"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err == (
+        "opcast: unexpected RuntimeError: a bug of two lines, please report; OPCAST_DEBUG=1 shows the traceback\n"
+    )
+    assert captured.out == ""
+    assert main(["list", "ops", "format=json"]) == 1
+    assert "a bug" in json.loads(capsys.readouterr().out)["error"]
+    monkeypatch.setenv("OPCAST_DEBUG", "1")
+    assert main(["list", "ops"]) == 1
+    assert "in broken" in capsys.readouterr().err
+
+
+def test_bad_input_with_json_is_one_object_on_stdout(capsys: pytest.CaptureFixture[str]):
+    assert main([*GEMM, "device=h100_sx", "format=json"]) == 2
+    captured = capsys.readouterr()
+    error = json.loads(captured.out)["error"]
+    assert "h100_sxm" in error
+    assert captured.err == f"opcast: {error}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        # values of another kind, and what was taken away
+        ([*GEMM, "op.dtype=null"], "gemm.dtype=null must be a dtype"),
+        ([*GEMM, "op.m=true"], "gemm.m=true is not an integer"),
+        ([*GEMM, "engine=5"], "engine=5 must be settings of their own"),
+        ([*GEMM, "engine.order=5"], "engine.order=5 must be a list"),
+        ([*GEMM, "store=null"], "store=null must be a folder"),
+        ([*GEMM, "store=/etc/passwd"], "is a file, not a folder"),
+        ([*GEMM, "predictors=5"], "predictors=5 must be a folder"),
+        (["predict", "op=gemm", "~device"], "device was taken away with ~device"),
+        (["validate", "truth=x.csv", "details=foo"], "details=foo must be true or false"),
+        ([*STEP, "model.config=null"], "model.config=None must be settings"),
+        ([*STEP, "workload=null"], "workload=null does not exist; choose from decode"),
+        (["profile", "campaign.cases=5"], "campaign.cases=5 must be a list"),
+        (["profile", "campaign.canaries=[5]"], "campaign.canaries=[5] must be a list"),
+        # models that cannot be
+        ([*STEP, "model.config.num_attention_heads=0"], "num_attention_heads=0 must be a whole number"),
+        ([*STEP, "model.config.num_hidden_layers=1000000"], "more than the 1,000 that are simulated"),
+        ([*STEP, "model.config.num_attention_heads=32", "model.config.num_key_value_heads=3"], "3 key and value heads"),
+        ([*STEP, "workload.seq_len=10000000"], "more than the 4,000,000 tokens"),
+        ([*STEP, "model=builtins:exit"], "the function ended the process"),
+        ([*STEP, "model=bert_base"], "it has 512 positions, not 2048; take workload.seq_len=512"),
+        # settings that do not exist
+        ([*GEMM, "+foo=1"], "foo is no setting of `opcast predict`"),
+        ([*GEMM, "+chache=cold"], "did you mean cache?"),
+        ([*GEMM, "op.mm=3"], "did you mean op.m"),
+        ([*STEP, "workload.seqlen=3"], "did you mean workload.seq_len"),
+        ([*STEP, "workload=decode", "+workload.seq_len=4"], "workload.seq_len is no setting of workload=decode"),
+        ([*GEMM, "cluster=h100"], "did you mean dgx_h100"),
+        (["list", "devices", "models"], "takes one of devices, models at a time"),
+        # what Hydra does not read
+        ([*GEMM, "op.m=٣"], "op.m=٣ cannot be read: settings are written name=value"),
+        ([*GEMM, "op.m=[1,"], "op.m=[1, cannot be read"),
+        ([*GEMM, "--foo"], "--foo is no flag of `opcast predict`"),
+        ([*GEMM, "--cfg=foo"], "--cfg takes job, hydra, all, not 'foo'"),
+        ([*GEMM, "--multirun=3"], "--multirun takes no value"),
+        ([*GEMM, "--resolve"], "--resolve goes with --cfg job"),
+        ([*GEMM, "device=h100_sxm,a100_sxm_80gb"], "add --multirun"),
+        (["train", "op=gemm,copy"], "write a list as op=[gemm,copy]"),
+        ([*GEMM, "+device=h100_sxm"], "without + or ~"),
+    ],
+)
+def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], says: str):
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert says in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["predict", "--hydra-help"], ["list", "--cfg", "job", "--resolve"], ["simulate", "--version"], ["--version"]],
+)
+def test_flags_that_only_show_something_exit_with_0(arguments: list[str], capsys: pytest.CaptureFixture[str]):
+    assert main(arguments) == 0
+    assert capsys.readouterr().out
+
+
+def test_a_sweep_prints_one_object_a_line_and_its_worst_exit_code(home: Path):
+    command = [sys.executable, "-P", "-m", "opcast.jobs.cli", *GEMM, "format=json", "--multirun"]
+    done = subprocess.run([*command, "op.m=64,-1,128"], capture_output=True, text=True, cwd=home)
+    assert done.returncode == 2
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [sorted({"error", "latency_us"} & set(line)) for line in lines] == [
+        ["latency_us"],
+        ["error"],
+        ["latency_us"],
+    ]
+
+
+def test_devices_have_short_names(capsys: pytest.CaptureFixture[str]):
+    assert main([*GEMM, "device=h100", "format=json"]) == 0
+    assert json.loads(capsys.readouterr().out)["device"] == "h100_sxm"
+    assert main([*GEMM, "device=H100x"]) == 2
+    assert "did you mean h100" in capsys.readouterr().err
+
+
+def test_a_store_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str], home: Path):
+    assert main([*GEMM, f"store={home}/sotre"]) == 0
+    assert "sotre does not exist: only measurements that come with opcast are read" in capsys.readouterr().err
+    assert main(GEMM) == 0
+    assert capsys.readouterr().err == ""  # the usual one need not be there
+
+
+@pytest.mark.parametrize("place", ["", "missing/plan.json", "/proc/plan.json"])
+def test_a_plan_that_cannot_be_written(capsys: pytest.CaptureFixture[str], home: Path, place: str):
+    assert main(["profile", f"plan_out={home / place}"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_plan_is_one_object(capsys: pytest.CaptureFixture[str], home: Path):
+    assert main(["profile", f"plan_out={home / 'plan.json'}", "format=json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["cases"] == len(json.loads((home / "plan.json").read_text())["cases"])
+
+
+@pytest.mark.parametrize("content", ["[[[[", "[" * 100_000, "{}", "[]", "\x00\xff"])
+def test_garbage_is_no_kineto_trace(capsys: pytest.CaptureFixture[str], home: Path, content: str):
+    (home / "trace.json").write_text(content)
+    code = main(["import", "source=kineto", f"path={home / 'trace.json'}", "device=h100_sxm", "format=json"])
+    captured = capsys.readouterr()
+    assert code in (0, 2)  # a file among many that cannot be read is counted
+    assert "trace.json" in captured.out
+    assert "unexpected" not in captured.err
+
+
+def test_a_folder_in_the_place_of_a_cached_graph(capsys: pytest.CaptureFixture[str], home: Path):
+    assert main(STEP) == 0
+    for graph in (home / "graphs").glob("*.json.gz"):
+        graph.unlink()
+        graph.mkdir()
+    assert main(STEP) == 0
+
+
+def test_training_on_too_few_rows_fails(capsys: pytest.CaptureFixture[str], home: Path):
+    table = home / "rows.csv"
+    rows = "".join(f"{m},4096,4096,{m}\n" for m in (64, 128, 256))
+    table.write_text("m,n,k,us\n" + rows)
+    (home / "map.yaml").write_text(
+        "kind: gemm\ncolumns: {m: m, n: n, k: k, latency_us: {column: us, unit: us}}\n"
+        "constants: {dtype: bf16, device_id: h100_sxm, backend: torch, measured_at: 2025-01-31, license: MIT}\n"
+    )
+    assert main(["import", "source=csv", f"path={table}", f"mapping={home / 'map.yaml'}"]) == 0
+    capsys.readouterr()
+    assert main(["train", "device=h100_sxm", "op=gemm", "tracking=null", "format=json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert "too few" in said["error"] or "rows" in said["error"]
+
+
+def test_ctrl_c_is_130_before_the_first_case_too(home: Path):
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "opcast.jobs.cli",
+        "profile",
+        "campaign=quick",
+        "campaign.settings.device=cpu",
+    ]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OPCAST_HOME": str(home)})
+    deadline = time.monotonic() + 60
+    while not (home / "store").exists() and time.monotonic() < deadline and child.poll() is None:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=120)
+    assert child.returncode == 130, err
+    assert "Traceback" not in err
+
+
+def test_an_answer_that_nobody_reads_and_a_full_disk_behind_stdout(home: Path):
+    command = [sys.executable, "-P", "-m", "opcast.jobs.cli", "list", "models", "format=json"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "opcast: the answer cannot be written: No space left on device\n"
