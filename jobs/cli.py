@@ -18,7 +18,7 @@ from typing import Any
 
 from .. import __version__
 from .complaints import explain
-from .composing import as_override, compose, plain, register_ops
+from .composing import as_override, compose, composed, plain, register_ops
 from .settings import check
 from .show import CONFIG_DIRECTORY, BadInputError, json_lines, one_line, print_json
 
@@ -212,7 +212,7 @@ def through_hydra(verb: str, module: ModuleType, arguments: list[str]) -> int:
     try:
         hydra.main(config_path=str(CONFIG_DIRECTORY), config_name=verb, version_base="1.3")(task)()
     except (HydraException, OmegaConfBaseException) as error:
-        raise BadInputError(explain(verb, error, arguments)) from None
+        raise BadInputError(explain(verb, error, arguments, composed)) from None
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from . import settings
 from .show import CONFIG_DIRECTORY
@@ -11,8 +12,14 @@ from .show import CONFIG_DIRECTORY
 GRAMMAR = "settings are written name=value, with quotes round a value that has spaces or odd signs: name='value'"
 
 
-def explain(verb: str, error: Exception, overrides: Sequence[str] = ()) -> str:
-    """One line that says what is wrong with the ``overrides`` of a verb, and what to do."""
+Compose = Callable[[str, Sequence[str]], Any]
+
+
+def explain(verb: str, error: Exception, overrides: Sequence[str], composed: Compose) -> str:
+    """One line that says what is wrong with the ``overrides`` of a verb, and what to do.
+
+    ``composed`` gives the configuration of a verb with some overrides; it says what could have been meant.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     quoted = re.findall(r"'([^']*)'", lines[0])
     wrong = getattr(error, "override", None)
@@ -23,7 +30,8 @@ def explain(verb: str, error: Exception, overrides: Sequence[str] = ()) -> str:
         return no_choice(group, choice)
     if lines[0].startswith("Could not override") and quoted:
         name = quoted[0].partition("@")[0]
-        return f"{name} is no setting of `opcast {verb}`{settings.advice(name, within(verb, name, overrides), verb)}"
+        known = within(verb, name, overrides, composed)
+        return f"{name} is no setting of `opcast {verb}`{settings.advice(name, known, verb)}"
     if lines[0].startswith("Ambiguous value") and quoted:
         name, _, value = quoted[0].partition("=")
         if name in settings.LISTS or name.endswith("order"):
@@ -61,11 +69,9 @@ def choices(group: str) -> list[str]:
     return sorted(path.stem for path in (CONFIG_DIRECTORY / group).glob("*.yaml"))
 
 
-def within(verb: str, name: str, overrides: Sequence[str]) -> list[str]:
+def within(verb: str, name: str, overrides: Sequence[str], composed: Compose) -> list[str]:
     """The settings that could have been meant by ``name``: the verb's, and those of its groups as they were chosen."""
     from omegaconf import OmegaConf
-
-    from .composing import composed
 
     groups = settings.defaults(verb)
     chosen = [text for text in overrides if groups.get(text.partition("=")[0]) == {}]
