@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .collective_ops import LINKS
+from .devices import Device
 from .loading import choice, finite, load, whole
 
 CLUSTER_DIRECTORY = Path(__file__).resolve().parent.parent / "conf" / "cluster"
@@ -80,6 +81,11 @@ class Cluster:
     def from_dict(cls, values: Mapping[str, Any]) -> Cluster:
         """A checked cluster; ClusterError names an unknown, missing or impossible figure."""
         return load(cls, values, ClusterError, "cluster", "figure")
+
+
+def one_device(device: Device) -> Cluster:
+    """A device by itself, as a cluster."""
+    return Cluster(device.id, device.name, device.id, devices_per_node=1, nics_per_node=1, link="pcie")
 
 
 def check_nccl(settings: Any) -> None:

@@ -20,6 +20,7 @@ from ..simulator.predict.ops import predict_ops, with_power
 from ..simulator.question.plan import Plan
 from ..simulator.question.work import Work
 from ..simulator.report.answer import InferenceReport, OpPrediction, StepReport
+from ..simulator.simulate import alone
 from ..simulator.simulate import simulate as simulate_work
 from ..simulator.step.workload_file import FileReport
 from ..simulator.trace import Model
@@ -144,12 +145,11 @@ def simulate(
     wanted = [*links.asked(config), *([f"stragglers={stragglers}"] if stragglers else [])]
     if plan is None and wanted:
         raise resolve.BadInputError(f"{wanted[0]} needs a cluster: give a plan with one")
-    if plan is not None and stragglers:
+    plan = alone(target, dtype) if plan is None else replace(plan, precision=dtype)
+    if stragglers:
         plan = replace(plan, slow_devices=resolve.stragglers(config, plan.cluster))
-    links.check_workload(config, work.kind)
     engine = resolve.engine(config, target, plan)
-    report = simulate_work(model, work, target, engine, dtype, graphs, plan)
-    return links.on_links(report, engine, config)
+    return simulate_work(model, work, plan, target, engine, graphs, faults_study)
 
 
 def simulate_file(

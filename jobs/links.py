@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..datasets.devices import Device
 from ..datasets.ops import KINDS, Op, OpError
 from ..datasets.store import Store
-from ..simulator.engines import FusedEngine
 from ..simulator.engines.network import NetworkEngine
 from ..simulator.network.build import own_links
 from ..simulator.network.query import check_algorithm, from_dicts, group_of, read, size_of, whole
 from ..simulator.predict.ops import predict_ops
-from ..simulator.report.answer import InferenceReport, OpPrediction, StepReport
+from ..simulator.report.answer import OpPrediction
 from . import resolve
 from .show import BadInputError, microseconds, say, table
 
@@ -132,24 +130,6 @@ def with_ranks(values: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str
     if values["ranks"] not in ("???", len(group)):
         raise OpError(f"op.ranks={values['ranks']}, but group={group} has {len(group)}: leave one of them out")
     return {**values, "ranks": len(group)}
-
-
-def check_workload(config: Mapping[str, Any], kind: str) -> None:
-    """BadInputError for what only training steps can be asked about their links and devices."""
-    for name in ("faults_study", "stragglers"):
-        if config[name] and kind != "train":
-            raise BadInputError(f"{name}={config[name]} is for workload=train: leave it out of {kind}")
-
-
-def on_links(
-    report: StepReport | InferenceReport, engine: FusedEngine, config: Mapping[str, Any]
-) -> StepReport | InferenceReport:
-    """The report of a step with what its network did, where links were simulated."""
-    if resolve.network_fidelity(config) == "analytical" or not report.devices > 1:
-        return report
-    from ..simulator.report.network import network_report
-
-    return replace(report, network=network_report(report, engine, config["faults_study"] or {}))
 
 
 def write(found: OpPrediction, config: Mapping[str, Any]) -> None:

@@ -16,10 +16,10 @@ from ..datasets.ops import Op
 from ..datasets.store import Store
 from ..simulator.graph import Graph
 from ..simulator.question.work import Work
+from ..simulator.report import pictures
 from ..simulator.report.answer import InferenceReport, StepReport
 from ..simulator.report.comparison import Comparison, OpComparison, StepComparison
-from ..simulator.simulate import simulate
-from ..simulator.timing.latencies import time_graph
+from ..simulator.simulate import alone, simulate
 from ..simulator.trace import Workload, trace
 from . import resolve
 from .profile import measure, plan_of
@@ -56,10 +56,7 @@ def run(config: dict[str, Any]) -> int:
         reports = simulate_all(model, config, workloads, target, precision)
         say("4/5  timing every operator of the real steps")
         operators = {name: runner.operators(name, config["operator_repeats"]) for name in WORKLOADS}
-    engine = resolve.engine(config, target)
-    compared = [
-        op for name in WORKLOADS for op in compare_operators(name, graphs[name], operators[name], target, engine)
-    ]
+    compared = [op for name in WORKLOADS for op in compare_operators(name, reports[name], operators[name])]
     comparison = Comparison(
         device=target.to_dict(),
         model=graphs["train"].name,
@@ -154,7 +151,8 @@ def simulate_all(
         )
         for name, workload in workloads.items()
     }
-    return {name: simulate(model, work, target, engine, precision, graphs) for name, work in works.items()}
+    plan = alone(target, precision)
+    return {name: simulate(model, work, plan, target, engine, graphs) for name, work in works.items()}
 
 
 def step_comparison(name: str, report: StepReport | InferenceReport, seconds: list[float]) -> StepComparison:
@@ -167,16 +165,15 @@ def step_comparison(name: str, report: StepReport | InferenceReport, seconds: li
 
 
 def compare_operators(
-    name: str, graph: Graph, recorded: tuple[list[str], list[float]], target: Device, engine: Any
+    name: str, report: StepReport | InferenceReport, recorded: tuple[list[str], list[float]]
 ) -> list[OpComparison]:
     """Each node beside the operator call of the real step that it stands for.
 
     Nodes and calls stand in the same order; calls without a node (views, metadata) are passed over.
     """
-    timed = time_graph(graph, target, engine)
     made = []
     calls = iter(zip(*recorded, strict=True))
-    for index, node in enumerate(timed.nodes):
+    for node, costs, index in pictures.in_order(report.state) if report.state else ():
         wanted = plain_name(node.source)
         measured = next((us for call, us in calls if plain_name(call) == wanted), None)
         if measured is None:
@@ -184,7 +181,7 @@ def compare_operators(
             break
         if node.op is None:
             continue
-        predicted = float(timed.kernel_us[index])
+        predicted = float(costs.kernel_us[index])
         made.append(
             OpComparison(
                 workload=name,
@@ -194,8 +191,8 @@ def compare_operators(
                 phase=node.phase,
                 detail=str(node.op),
                 predicted_us=predicted,
-                low_us=predicted * float(timed.relative_low[index]),
-                high_us=predicted * float(timed.relative_high[index]),
+                low_us=predicted * float(costs.low[index]),
+                high_us=predicted * float(costs.high[index]),
                 measured_us=measured,
             )
         )

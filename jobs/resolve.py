@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..datasets.clusters import Cluster
+from ..datasets.clusters import Cluster, one_device
 from ..datasets.devices import Device, DeviceError, load_device
 from ..datasets.store import Store
 from ..models.power import Limits, PowerError
@@ -160,31 +161,34 @@ def cluster(config: Mapping[str, Any]) -> Cluster | None:
     return made
 
 
-def plan(config: Mapping[str, Any], work_kind: str, dtype: str) -> Plan | None:
-    """How the model is spread over the cluster; None without one. PlanError for degrees that need one."""
+def plan(config: Mapping[str, Any], target: Device, work_kind: str, dtype: str) -> Plan:
+    """How the model is spread over the cluster, or runs on one device. PlanError for degrees that need a cluster."""
     parallel = dict(config["parallel"])
     joined = cluster(config)
     if joined is None:
         wanted = needing_cluster(config)
         if wanted:
-            raise PlanError(
-                f"{' '.join(wanted)} needs a cluster: name one with cluster=… (`opcast list clusters`), of which "
-                "cluster.devices_per_node=1 is one device"
-            )
-        return None
+            raise PlanError(f"{' '.join(wanted)} needs a cluster: name one with cluster=… (`opcast list clusters`)")
     quantization = str(config["precision"].get("quantization") or "")
+    where = joined or single(target, config.get("price_per_gpu_hour"))
     return Plan(
         parallel=Parallel(**parallel),
-        cluster=joined,
-        stack=stack(config, work_kind),
+        cluster=where,
+        stack=stack(config, "alone" if joined is None else work_kind),
         recompute=str(config["workload"].get("recompute", "none")),
         offload=config["offload"],
         precision=dtype,
         quantization=quantization,
         passes=config["passes"],
         options=config["options"],
-        slow_devices=stragglers(config, joined),
+        slow_devices=stragglers(config, where),
     )
+
+
+def single(target: Device, price_per_device_hour: Any = None) -> Cluster:
+    """The cluster that one device is."""
+    alone = one_device(target)
+    return alone if price_per_device_hour is None else replace(alone, price_per_device_hour=price_per_device_hour)
 
 
 def stragglers(config: Mapping[str, Any], joined: Cluster) -> dict[int, float]:
@@ -203,26 +207,19 @@ def needing_cluster(config: Mapping[str, Any]) -> list[str]:
     wanted = [f"{name}={value}" for name, value in given.items() if value != getattr(usual, name.partition(".")[2])]
     wanted += [f"parallel.dp={config['parallel']['dp']}"] if config["parallel"]["dp"] not in (0, 1) else []
     wanted += [f"parallel.stages={config['parallel']['stages']}"] if config["parallel"]["stages"] else []
-    wanted += [
-        f"{name}={config[name]}"
-        for name in (*LINK_FAULTS, "stragglers", "offload", "passes", "options", "price_per_gpu_hour")
-        if config.get(name)
-    ]
-    wanted += [f"network={config['network']}"] if config.get("network", "auto") not in FIDELITIES[:2] else []
-    wanted += [f"stack={config['stack'].get('id', config['stack'])}"] if config.get("stack") else []
-    work = config["workload"]
-    wanted += [f"workload.recompute={work['recompute']}"] if work.get("recompute", "none") != "none" else []
-    wanted += [f"workload.data_loading_ms={work['data_loading_ms']}"] if work.get("data_loading_ms") else []
-    quantization = config["precision"].get("quantization")
-    return wanted + ([f"precision.quantization={quantization}"] if quantization else [])
+    wanted += [f"{name}={config[name]}" for name in LINK_FAULTS if config.get(name)]
+    return wanted + ([f"network={config['network']}"] if config.get("network", "auto") not in FIDELITIES[:2] else [])
 
 
 def stack(config: Mapping[str, Any], work_kind: str) -> Stack:
-    """The chosen framework with its overrides; without a choice Megatron-LM trains and TensorRT-LLM serves."""
+    """The chosen framework with its overrides.
+
+    Without a choice a device alone runs PyTorch; on a cluster Megatron-LM trains and TensorRT-LLM serves.
+    """
     chosen = config.get("stack") or {}
     if "id" in chosen:
         return stack_from_dict(chosen)
-    usual = load_stack("megatron" if work_kind == "train" else "trtllm")
+    usual = load_stack({"alone": "torch", "train": "megatron"}.get(work_kind, "trtllm"))
     return stack_from_dict(dataclasses.asdict(usual) | chosen) if chosen else usual
 
 

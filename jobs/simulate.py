@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from ..simulator.report import trust
 from ..simulator.report.answer import InferenceReport, MissingMeasurement, StepReport
 from ..simulator.simulate import simulate
 from . import resolve, workload_file
-from .links import check_workload, on_links, show_links
+from .links import show_links
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
 
 TIMED = (  # fields that only a step which runs can have
@@ -42,14 +43,12 @@ def run(config: dict[str, Any]) -> int:
     within_s = positive("within_s", config["within_s"])
     positive("price_per_gpu_hour", config["price_per_gpu_hour"])
     dtype = precision(config, target)
-    plan = resolve.plan(config, asked.kind, dtype)
-    check_workload(config, asked.kind)
+    plan = resolve.plan(config, target, asked.kind, dtype)
     engine = resolve.engine(config, target, plan)
     graphs = resolve.graphs(config)
-    if resolve.network_fidelity(config) == "packet" and plan is not None:
+    if resolve.network_fidelity(config) == "packet":
         say("ns-3 moves the packets of each parallel dimension: seconds, minutes for many devices")
-    report = simulate(resolve.model(config), asked, target, engine, dtype, graphs, plan)
-    report = on_links(report, engine, config)
+    report = simulate(resolve.model(config), asked, plan, target, engine, graphs, config["faults_study"])
     if config["strict"] is not None and config["strict"] is not False and report.fits:
         trust.check_strict(report.trust, report.measure_next, strictness(config["strict"]))
     if config["report"]:
@@ -81,28 +80,20 @@ def answer(report: StepReport | InferenceReport, within_s: float | None) -> dict
 def write_report(report: StepReport | InferenceReport, path: Path, target: Device, engine: FusedEngine) -> Path:
     """The HTML report, with the pictures of a cluster where the step ran on one."""
     from ..simulator.html import write_step_report
+    from ..simulator.report import pictures
 
-    placed = getattr(report, "placed", None)
-    if placed is None and report.shared is None:
-        return write_step_report(report, path, target)
-    from ..simulator.report.pictures import cluster_view, links_view
-
-    if placed is not None and isinstance(report, StepReport):
-        return write_step_report(report, path, target, cluster_view(placed, report, engine))
-    return write_step_report(report, path, target, links_view(report, engine))
+    if report.devices == 1 or isinstance(report, InferenceReport):
+        report = replace(report, timeline=pictures.timeline(report.state) if report.state else ())
+    return write_step_report(report, path, target, pictures.view(report, engine))
 
 
 def write_timeline(report: StepReport | InferenceReport, path: Path, expand: int) -> Path:
     """The timeline as trace events; folded ranks are written out up to ``expand`` of each stage."""
     from ..simulator.formats.perfetto import write_trace
-    from ..simulator.formats.tracks import span_tracks
+    from ..simulator.report.pictures import tracks
 
-    placed = getattr(report, "placed", None)
-    if placed is None:
-        return write_trace(path, span_tracks(report.timeline), (), expand)
-    from ..simulator.report.pictures import cluster_tracks
-
-    return write_trace(path, *cluster_tracks(placed), expand)
+    assert report.state is not None
+    return write_trace(path, *tracks(report.state), expand)
 
 
 def strictness(value: Any) -> float:
@@ -136,7 +127,7 @@ def work(values: Mapping[str, Any]) -> Work:
 
 def layout(report: StepReport | InferenceReport) -> list[tuple[str, str]]:
     """How the model is spread, where that is over more than one device."""
-    if not report.parallel:
+    if report.devices == 1:
         return []
     degrees = report.parallel
     named = [f"{name.upper()} {degrees[name]}" for name in ("tp", "cp", "pp", "vpp", "dp", "ep") if degrees[name] > 1]

@@ -77,11 +77,11 @@ def write(report: StepReport | InferenceReport, path: str | Path) -> Path:
     """The step's workload as SimAI reads it. FormatError for what it cannot say, or a path that cannot be written."""
     from ..simulator.formats.simai_step import workload
 
-    placed = getattr(report, "placed", None)
-    if placed is None:
+    state = report.state
+    if state is None or report.devices == 1 or not isinstance(report, StepReport):
         raise FormatError(f"simai={path} is for training steps on a cluster: take workload=train and cluster=…")
     try:
-        Path(path).write_text(write_workload(workload(placed)), encoding="utf-8")
+        Path(path).write_text(write_workload(workload(state.steps[0])), encoding="utf-8")
     except OSError as error:
         raise FormatError(f"simai={path} cannot be written: {error.strerror or error}") from None
     return Path(path)

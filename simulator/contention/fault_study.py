@@ -20,7 +20,7 @@ from ..network.faults import Fault, PartitionError, drawing, places
 from ..network.study import Study
 from ..network.topology import TopologyError
 from ..question.stragglers import slow_devices, stage_slowdowns
-from ..report.training import ClusterStep, step_us
+from ..step.state import State, Step
 from ..timing.costs import Costs, longer, slowed
 from ..timing.phases import ChunkTimes
 from ..timing.placement import Sends, place_tasks, retime, send_times
@@ -31,7 +31,7 @@ from .use import communicates
 class Degraded:
     """A step that was simulated with an engine of flows, ready to be timed with other faults."""
 
-    step: ClusterStep
+    step: Step
     engine: FusedEngine
 
     @cached_property
@@ -45,7 +45,7 @@ class Degraded:
     @cached_property
     def ops(self) -> list[Op]:
         """Every distinct op that communicates."""
-        costs = [each for times in self.step.times.values() for each in times.costs.values()]
+        costs = [each for times in self.step.times_of for each in times.costs.values()]
         asked = (node.op for each in costs for node in each.nodes if node.op is not None)
         return list(dict.fromkeys(op for op in asked if communicates(op)))
 
@@ -68,9 +68,9 @@ class Degraded:
             return np.inf
         key = factors.tobytes() + sends.onward_us.tobytes()
         if key not in self._memo:
-            self._memo[key] = self._timed(
-                dict(zip(self.ops, factors.tolist(), strict=True)), self.step.sends.scaled(usual, sends)
-            )
+            by_op = dict(zip(self.ops, factors.tolist(), strict=True))
+            times = self._with([partial(stretched, factors=by_op)] * len(self.step.times_of))
+            self._memo[key] = self._placed(times, self.step.sends.scaled(usual, sends))
         return self._memo[key]
 
     def straggling_us(self, slow: Sequence[str], slowdown: float) -> float:
@@ -83,33 +83,30 @@ class Degraded:
         factors = np.maximum(by_stage / usual, 1.0)
         key = b"slow" + factors.tobytes()
         if key not in self._memo:
-            self._memo[key] = self._slowed(factors)
+            times = self._with([partial(slowed, slowdown=factor) for factor in factors.tolist()])
+            self._memo[key] = self._placed(times, step.sends)
         return self._memo[key]
 
-    def _slowed(self, factors: np.ndarray) -> float:
-        """The step where compute of each part of the model takes so many times longer [chunks]."""
-        step = self.step
-        chunks = tuple(replace(chunk, graph=replace(chunk.graph)) for chunk in step.chunks)
-        times = {}
-        for chunk, was, factor in zip(chunks, step.chunks, factors.tolist(), strict=True):
-            times[id(chunk.graph)] = self._with(step.times[id(was.graph)], partial(slowed, slowdown=factor))
-        pipeline = place_tasks(step.orders, chunks, times, step.plan, step.sends)
-        return step_us(replace(step, chunks=chunks, times=times, pipeline=pipeline))
-
-    def _with(self, times: ChunkTimes, change: Callable[[Costs], Costs]) -> ChunkTimes:
-        """A chunk with changed costs; variants that share theirs still do."""
-        made = {id(costs): change(costs) for costs in times.costs.values()}
-        costs = {variant: made[id(costs)] for variant, costs in times.costs.items()}
-        return retime(times, costs, self.step.plan, self.step.device)
+    def _with(self, changes: Sequence[Callable[[Costs], Costs]]) -> tuple[ChunkTimes, ...]:
+        """The chunks with changed costs; those alike that change alike, and variants that share theirs, still do."""
+        known: dict[tuple[int, str], ChunkTimes] = {}
+        found = []
+        for times, change in zip(self.step.times_of, changes, strict=True):
+            key = id(times), repr(getattr(change, "keywords", {}).get("slowdown"))
+            if key not in known:
+                made = {id(costs): change(costs) for costs in times.costs.values()}
+                costs = {variant: made[id(costs)] for variant, costs in times.costs.items()}
+                known[key] = retime(times, costs, self.step.plan, self.step.device)
+            found.append(known[key])
+        return tuple(found)
 
     def _sends(self, engine: Engine) -> Sends:
-        return send_times(self.step.orders, tuple(self.step.chunks), self.step.plan, engine)
+        return send_times(self.step.orders, self.step.chunks, self.step.plan, engine)
 
-    def _timed(self, factors: Mapping[Op, float], sends: Sends) -> float:
+    def _placed(self, times: tuple[ChunkTimes, ...], sends: Sends) -> float:
         step = self.step
-        times = {which: self._with(each, partial(stretched, factors=factors)) for which, each in step.times.items()}
-        pipeline = place_tasks(step.orders, tuple(step.chunks), times, step.plan, sends)
-        return step_us(replace(step, times=times, pipeline=pipeline, sends=sends))
+        pipeline = place_tasks(step.orders, times, step.plan, sends)
+        return replace(step, times_of=times, pipeline=pipeline, sends=sends).total_us
 
 
 def stretched(costs: Costs, factors: Mapping[Op, float]) -> Costs:
@@ -117,21 +114,28 @@ def stretched(costs: Costs, factors: Mapping[Op, float]) -> Costs:
     return longer(costs, np.array([1.0 if node.op is None else factors.get(node.op, 1.0) for node in costs.nodes]))
 
 
-def study(step: ClusterStep, engine: FusedEngine, settings: Mapping[str, Any]) -> Study:
-    """Step times over places of faults: ``{samples, count, seed, kinds, everywhere}`` and the figures of a fault.
+def study(state: State, engine: FusedEngine, settings: Mapping[str, Any]) -> Study:
+    """Times of a workload over places of faults: ``{samples, count, seed, kinds, everywhere}``, the figures of a fault.
 
     Places are drawn, or with ``everywhere`` each is taken in turn. Without figures each fault halves its link's
     bandwidth; with ``straggler`` no link fails, but devices (or nodes, by ``kinds``) compute so many times longer.
     TopologyError for a setting that is not there.
     """
-    asked, degraded = drawing(settings, "faults_study"), Degraded(step, engine)
+    asked = drawing(settings, "faults_study")
+    degraded = [Degraded(step, engine) for step in state.steps]
+
+    def whole(time_us: Callable[[Degraded], float]) -> float:
+        return sum(time_us(each) * each.step.times for each in degraded)
+
     if asked.straggler is None:
-        drawn = asked.among(places(degraded.flows.topology, asked.kinds))
-        times = [degraded.step_us([replace(asked.like, where=place) for place in failed]) for failed in drawn]
+        drawn = asked.among(places(degraded[0].flows.topology, asked.kinds))
+        faults = [[replace(asked.like, where=place) for place in failed] for failed in drawn]
+        times = [whole(lambda each, failed=failed: each.step_us(failed)) for failed in faults]  # type: ignore[misc]
     else:
-        drawn = asked.among(_slow_places(step.plan.cluster, asked.kinds))
-        times = [degraded.straggling_us(failed, float(asked.straggler)) for failed in drawn]
-    return Study(step_us(step), tuple(map(tuple, drawn)), np.array(times, dtype=np.float64))
+        drawn = asked.among(_slow_places(state.plan.cluster, asked.kinds))
+        slowdown = float(asked.straggler)
+        times = [whole(lambda each, slow=slow: each.straggling_us(slow, slowdown)) for slow in drawn]  # type: ignore[misc]
+    return Study(state.total_us, tuple(map(tuple, drawn)), np.array(times, dtype=np.float64))
 
 
 def _slow_places(cluster: Cluster, kinds: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A step whose collectives and sends share the fabric's links for real: all of its timeline at once.
+"""Steps whose collectives and sends share the fabric's links for real: all of a step's timeline at once.
 
 Placing a step says when each communication starts; flows on the links say how long it then takes beside all others that
 run on any stage; that moves what comes after it, so the step is placed again, until starts and lengths agree. Where
@@ -14,10 +14,10 @@ import numpy as np
 
 from ..engines.flow import FlowEngine
 from ..network.together import Shared, run_together
-from ..report.training import ClusterStep, step_us
+from ..step.state import State, Step
 from ..timing.costs import longer
 from ..timing.phases import ChunkTimes, Variant
-from ..timing.placement import Sends, by_micro_batch, place_tasks, retime
+from ..timing.placement import Sends, by_micro_batch, place_tasks, retime, timed_chunk
 from .traffic import communication
 from .use import Communication, Send, pace_of, traffic_of, uses_of
 
@@ -26,14 +26,21 @@ FREELY = 2  # rounds that take what was found; later ones go half the way, so th
 AGREED = 5e-4  # relative change of the step below which starts and lengths agree
 
 
-def share_links(step: ClusterStep, flows: FlowEngine) -> ClusterStep:
+def share_links(state: State, flows: FlowEngine) -> State:
+    """The workload with communication as long as it takes beside all other of the same step."""
+    return replace(state, steps=tuple(share_step(step, flows) for step in state.steps))
+
+
+def share_step(step: Step, flows: FlowEngine) -> Step:
     """The step with its communication as long as it takes beside all other; ``shared`` is what the links saw of it."""
     usual = step = _on_links(step)
     said = communication(step)
+    if not len(said.collectives.slot) and not len(said.sends.stage):
+        return step
     uses = uses_of(said, step.plan, flows)
     pace, sends = np.ones(len(said.slots)), by_micro_batch(step.sends, step.orders.micro_batches)
 
-    def placed(took_us: np.ndarray, part: float) -> ClusterStep:
+    def placed(took_us: np.ndarray, part: float) -> Step:
         nonlocal pace, sends
         pace = pace + part * (pace_of(said, pace, took_us) - pace)
         sends = _moved(sends, said.sends, took_us[len(said.collectives.slot) :], part)
@@ -43,28 +50,25 @@ def share_links(step: ClusterStep, flows: FlowEngine) -> ClusterStep:
     start, end = traffic.start_us, traffic.start_us + traffic.alone_us
     if (uses.part < 1.0).any():
         step = placed(traffic.alone_us, 1.0)
-    apart_us = before = step_us(step)
+    apart_us = before = step.total_us
     rounds, residual = 0, 1.0
     while residual > AGREED and rounds < ROUNDS:
         said = communication(step)
         traffic = traffic_of(said, uses, pace, usual.sends.of(*said.sends[:3]))
         start, end = run_together(uses.patterns, traffic)
         step = placed(end - start, 1.0 if rounds < FREELY else 0.5)
-        now = step_us(step)
+        now = step.total_us
         rounds, residual, before = rounds + 1, abs(now - before) / now, now
     shared = Shared(uses.patterns, traffic, uses.size_bytes, start, end, before, apart_us, rounds, residual)
     return replace(step, shared=shared)
 
 
-def _on_links(step: ClusterStep) -> ClusterStep:
-    """The step with a graph of its own for every part, where only real links make communications wait."""
+def _on_links(step: Step) -> Step:
+    """The step where only real links make communications wait."""
     plan = replace(step.plan, explicit_links=True)
-    times = {which: retime(each, each.costs, plan, step.device, anew=True) for which, each in step.times.items()}
-    chunks = [replace(chunk, graph=replace(chunk.graph)) for chunk in step.chunks]
-    own = {id(new.graph): times[id(old.graph)] for old, new in zip(step.chunks, chunks, strict=True)}
-    saved = {id(new.graph): step.saved_gib[id(old.graph)] for old, new in zip(step.chunks, chunks, strict=True)}
-    pipeline = place_tasks(step.orders, tuple(chunks), own, plan, step.sends)
-    return replace(step, plan=plan, chunks=chunks, times=own, saved_gib=saved, pipeline=pipeline)
+    known = {id(each): timed_chunk(each.costs, plan, step.device) for each in step.times_of}
+    times = tuple(known[id(each)] for each in step.times_of)
+    return replace(step, plan=plan, times_of=times, pipeline=place_tasks(step.orders, times, plan, step.sends))
 
 
 def _moved(sends: Sends, sent: Send, took_us: np.ndarray, part: float) -> Sends:
@@ -76,21 +80,20 @@ def _moved(sends: Sends, sent: Send, took_us: np.ndarray, part: float) -> Sends:
     return Sends(*tables)
 
 
-def _slowed(usual: ClusterStep, said: Communication, pace: np.ndarray, sends: Sends) -> ClusterStep:
+def _slowed(usual: Step, said: Communication, pace: np.ndarray, sends: Sends) -> Step:
     """The step placed again: nodes of each slot so many times longer, sends as they are given."""
     factors: dict[tuple[int, Variant], np.ndarray] = {}
     for slot, times in zip(said.slots, pace.tolist(), strict=True):
-        costs = usual.times[id(usual.chunks[slot.part].graph)].costs[slot.variant]
+        costs = usual.times_of[slot.part].costs[slot.variant]
         factors.setdefault((slot.part, slot.variant), np.ones(len(costs.nodes)))[slot.node] = times
     known: dict[tuple[object, ...], ChunkTimes] = {}
-    made: dict[int, ChunkTimes] = {}
-    for part, chunk in enumerate(usual.chunks):
-        times = usual.times[id(chunk.graph)]
-        own = {variant: factors.get((part, variant)) for variant in times.costs}
-        key = id(times), *(None if each is None else each.tobytes() for each in own.values())
+    made: list[ChunkTimes] = []
+    for part, was in enumerate(usual.times_of):
+        own = {variant: factors.get((part, variant)) for variant in was.costs}
+        key = id(was), *(None if each is None else each.tobytes() for each in own.values())
         if key not in known:
-            slowed = {variant: longer(times.costs[variant], factor) for variant, factor in own.items()}
-            known[key] = retime(times, slowed, usual.plan, usual.device)
-        made[id(chunk.graph)] = known[key]
-    pipeline = place_tasks(usual.orders, tuple(usual.chunks), made, usual.plan, sends)
-    return replace(usual, times=made, pipeline=pipeline, sends=sends)
+            slowed = {variant: longer(was.costs[variant], factor) for variant, factor in own.items()}
+            known[key] = retime(was, slowed, usual.plan, usual.device)
+        made.append(known[key])
+    pipeline = place_tasks(usual.orders, made, usual.plan, sends)
+    return replace(usual, times_of=tuple(made), pipeline=pipeline, sends=sends)

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..graph import Node
-from ..report.training import ClusterStep, held_by
+from ..step.state import Step
 from ..timing.costs import Costs
 from ..timing.phases import FIRST, LAST, MIDDLE, ONLY, Variant
-from ..timing.schedule.orders import BACKWARD, FORWARD, INPUT, parts_of
+from ..timing.schedule.orders import BACKWARD, FORWARD, INPUT
 from ..timing.schedule.pipeline import sources
 from .use import Collective, Communication, Send, Slot, Spans, phase_spans
 
 
-def communication(step: ClusterStep) -> Communication:
+def communication(step: Step) -> Communication:
     """What a step communicates and when."""
     walk = _Walk(step)
     parts = [each for stage in range(step.orders.stages) for each in walk.stage(stage)]
@@ -36,7 +36,7 @@ def communication(step: ClusterStep) -> Communication:
 class _Walk:
     """Walks the tasks of a step, and numbers slots as it meets them."""
 
-    step: ClusterStep
+    step: Step
     slots: dict[Slot, int] = field(default_factory=dict)
     known: dict[tuple[int, str], Spans] = field(default_factory=dict)
 
@@ -44,8 +44,8 @@ class _Walk:
         """What one stage executes."""
         step = self.step
         clock = step.pipeline.makespan_us
-        for at, (chunk, part) in enumerate(zip(held_by(step, stage), parts_of(step.orders, stage), strict=True)):
-            times = step.times[id(chunk.graph)]
+        for at, part in enumerate(step.parts(stage)):
+            times = step.times_of[part]
             for phase, variant, tasks in _variants(step, stage, at):
                 node, offset, lasts = self.spans(times.costs[variant], phase)
                 if len(node) and len(tasks):
@@ -74,16 +74,16 @@ class _Walk:
 
     def node(self, slot: Slot) -> Node:
         """The node of a slot."""
-        return self.step.times[id(self.step.chunks[slot.part].graph)].costs[slot.variant].nodes[slot.node]
+        return self.step.times_of[slot.part].costs[slot.variant].nodes[slot.node]
 
 
-def _variants(step: ClusterStep, stage: int, position: int) -> Iterator[tuple[str, Variant, np.ndarray]]:
+def _variants(step: Step, stage: int, position: int) -> Iterator[tuple[str, Variant, np.ndarray]]:
     """The phases of a chunk on a stage, in each variant of the micro-batch, with the tasks that run them."""
     row = slice(step.orders.offsets[stage], step.orders.offsets[stage + 1])
     here, kind = step.orders.chunk[row] == position, step.orders.kind[row]
     forwards = row.start + np.flatnonzero(here & (kind == FORWARD))
     backwards = row.start + np.flatnonzero(here & ((kind == BACKWARD) | (kind == INPUT)))
-    if ONLY in step.times[id(held_by(step, stage)[position].graph)].costs:
+    if ONLY in step.times_of[step.parts(stage)[position]].costs:
         yield "forward", ONLY, forwards
         yield "backward", ONLY, backwards
         return
@@ -93,7 +93,7 @@ def _variants(step: ClusterStep, stage: int, position: int) -> Iterator[tuple[st
     yield "backward", LAST, backwards[-1:]
 
 
-def _laid(step: ClusterStep, tasks: np.ndarray, variant: Variant, total_us: float) -> tuple[np.ndarray, np.ndarray]:
+def _laid(step: Step, tasks: np.ndarray, variant: Variant, total_us: float) -> tuple[np.ndarray, np.ndarray]:
     """When the phase of each task starts, and how many times longer it takes than alone [tasks].
 
     Of two tasks at the same time the forward's part comes first: a device does not communicate for both at once.
@@ -112,14 +112,14 @@ def _laid(step: ClusterStep, tasks: np.ndarray, variant: Variant, total_us: floa
     return base, scale
 
 
-def _usual_us(step: ClusterStep, task: int, phase: str) -> float:
+def _usual_us(step: Step, task: int, phase: str) -> float:
     """Length of a task's phase in the usual micro-batch."""
     stage = int(np.searchsorted(step.orders.offsets, task, side="right")) - 1
-    phases = step.times[id(held_by(step, stage)[int(step.orders.chunk[task])].graph)].phases
+    phases = step.times_of[step.parts(stage)[int(step.orders.chunk[task])]].phases
     return phases[ONLY if ONLY in phases else MIDDLE][phase].total_us
 
 
-def _sends(step: ClusterStep) -> Send:
+def _sends(step: Step) -> Send:
     """Every transfer from a task to the one that waits for it on another stage."""
     orders, pipeline = step.orders, step.pipeline
     source, _ = sources(orders)
@@ -127,7 +127,9 @@ def _sends(step: ClusterStep) -> Send:
     task = source[taker]
     stage, chunk, micro_batch = orders.stage[task], orders.chunk[task], orders.micro_batch[task]
     back = orders.kind[task] != FORWARD
-    made = np.array([[held.send_bytes for held in held_by(step, each)] for each in range(orders.stages)], dtype=float)
+    made = np.array(
+        [[step.chunks[part].send_bytes for part in step.parts(s)] for s in range(orders.stages)], dtype=float
+    )
     taken = made[orders.stage[taker], orders.chunk[taker]]  # what goes back is as large as what came
     lasts = np.where(back, _at(step.sends.back_us, stage, chunk, micro_batch), 0.0)
     lasts = np.where(back, lasts, _at(step.sends.onward_us, stage, chunk, micro_batch))
@@ -142,10 +144,12 @@ def _at(table: np.ndarray, stage: np.ndarray, chunk: np.ndarray, micro_batch: np
     return found
 
 
-def _without_tail(step: ClusterStep) -> np.ndarray:
+def _without_tail(step: Step) -> np.ndarray:
     """When the result of every task is there: the last of a stage may end later, with its gradients reduced."""
     ready = step.pipeline.end_us.copy()
     for row in step.orders.rows():
         task = row.stop - 1
+        if step.orders.kind[task] == FORWARD:
+            continue
         ready[task] = min(ready[task], step.pipeline.start_us[task] + _usual_us(step, task, "backward"))
     return ready

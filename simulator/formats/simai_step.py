@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ..network.formats import COLLECTIVES, FormatError, Layer, Work, Workload
 from ..report.pictures import phase_spans
-from ..report.training import ClusterStep, held_by, overhead_us
+from ..step.state import Step
 from ..timing.phases import FIRST, LAST, MIDDLE, Variant
 from .tracks import TrackSpan
 
@@ -30,12 +30,12 @@ class Segment(NamedTuple):
     beside: tuple[Work, ...] = ()
 
 
-def workload(step: ClusterStep) -> Workload:
+def workload(step: Step) -> Workload:
     """The step's busiest stage. FormatError for what SimAI has no word for."""
     plan, stage = step.plan, step.busiest
     p = plan.parallel
     check(step)
-    chunks = range(len(held_by(step, stage)))
+    chunks = range(len(step.parts(stage)))
     lines: list[Layer] = list(optimizer_lines(step, stage))
     made: dict[tuple[int, Variant, Variant], list[Layer]] = {}
     for batch in range(plan.micro_batches):
@@ -52,7 +52,7 @@ def workload(step: ClusterStep) -> Workload:
     return Workload({**degrees, "gpus": plan.cluster.devices}, lines, round(sent))
 
 
-def check(step: ClusterStep) -> None:
+def check(step: Step) -> None:
     """FormatError for degrees that SimAI does not have."""
     p = step.plan.parallel
     if p.cp > 1:
@@ -63,7 +63,7 @@ def check(step: ClusterStep) -> None:
         )
 
 
-def segments(step: ClusterStep, spans: Sequence[TrackSpan], backward: bool) -> list[Segment]:
+def segments(step: Step, spans: Sequence[TrackSpan], backward: bool) -> list[Segment]:
     """A phase cut behind every communication that is waited for, and where one begins that nobody waits for."""
     found: list[Segment] = []
     now = end = 0.0
@@ -96,12 +96,12 @@ def paired(forward: Sequence[Segment], backward: Sequence[Segment]) -> list[Laye
     return [Layer(each.name, each.waited, *back) for each, back in zip(ahead, behind[::-1], strict=True)]
 
 
-def optimizer_lines(step: ClusterStep, stage: int) -> list[Layer]:
+def optimizer_lines(step: Step, stage: int) -> list[Layer]:
     """The optimizer and what passes between steps, in the lines that the backward pass comes to last."""
     found: list[Segment] = []
-    for chunk in range(len(held_by(step, stage))):
+    for chunk in range(len(step.parts(stage))):
         found += segments(step, phase_spans(step, stage, chunk, "optimizer", LAST), False)
-    works = [each.waited for each in found] + [Work(ns(overhead_us(step)))]
+    works = [each.waited for each in found] + [Work(ns(step.overhead_us))]
     kept = [each for each in works if each.compute_ns or each.collective]
     return [Layer("optimizer", NONE, NONE, each) for each in reversed(kept)]
 
@@ -111,7 +111,7 @@ def moves(span: TrackSpan) -> bool:
     return span.name in COLLECTIVES.values() or span.name in EXPERT_EXCHANGES
 
 
-def communication(step: ClusterStep, span: TrackSpan, gap_us: float) -> Work:
+def communication(step: Step, span: TrackSpan, gap_us: float) -> Work:
     """The work of a communication after a gap. FormatError for a group that SimAI does not have."""
     ep = step.plan.parallel.ep
     scopes = {"tp": "", "etp": "", "ep": "EP", "edp": "DP_EP", "dp": "", "dp_cp": ""}

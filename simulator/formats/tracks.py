@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from ..report.answer import Span
 from ..timing.schedule.orders import BACKWARD, FORWARD, TASKS, WEIGHT, Orders
 from ..timing.schedule.pipeline import PipelineTimes, sources
 
@@ -74,22 +73,6 @@ class Flow:
 
 
 Nodes = Callable[[int, int, int], Sequence[TrackSpan]]
-
-
-def span_tracks(spans: Sequence[Span]) -> list[RankTrack]:
-    """One track for the nodes of a step on one device."""
-    made = [
-        TrackSpan(
-            span.kind,
-            span.start_us,
-            span.duration_us,
-            "compute",
-            span.phase,
-            {"path": span.path, "source": span.name, "engine": span.engine},
-        )
-        for span in spans
-    ]
-    return [RankTrack("device", made)]
 
 
 def pipeline_tracks(

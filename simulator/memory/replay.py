@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..graph import ROLES
 from .allocator import Allocator, Span
-
-if TYPE_CHECKING:
-    from .stage import ChunkWalk
+from .walk import ChunkWalk
 
 FORWARD, BACKWARD, OPTIMIZER = range(3)
 Task = tuple[int, int, int]  # kind, chunk, micro-batch

@@ -7,14 +7,11 @@ and through the pipeline the step. So a stage is as slow as its slowest rank.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ...datasets.clusters import Cluster
-from ..passes.pipeline import Chunk
-from ..timing.schedule.orders import Orders
 from .plan import Plan, PlanError
 
 
@@ -48,20 +45,3 @@ def stage_slowdowns(plan: Plan) -> np.ndarray:
     slowdowns = np.ones(plan.cluster.devices)
     slowdowns[list(plan.slow_devices)] = list(plan.slow_devices.values())
     return np.array([slowdowns[plan.stage_devices(stage)].max() for stage in range(plan.parallel.pp)])
-
-
-def slow_chunks(chunks: tuple[Chunk, ...], plan: Plan, orders: Orders) -> tuple[tuple[Chunk, ...], dict[int, float]]:
-    """The chunks, those on slow stages with a graph of their own, and the slowdown of each such graph by its identity.
-
-    A chunk that several stages run (DualPipe) is as slow as on the slowest.
-    """
-    by_stage = stage_slowdowns(plan)
-    part = by_stage[orders.routes[:, :, 0]].max(axis=0).tolist()
-    made: dict[tuple[int, float], Chunk] = {}
-    found = []
-    for chunk, slowdown in zip(chunks, part, strict=True):
-        key = id(chunk.graph), slowdown
-        if slowdown > 1.0 and key not in made:
-            made[key] = replace(chunk, graph=replace(chunk.graph))
-        found.append(replace(chunk, graph=made[key].graph) if slowdown > 1.0 else chunk)
-    return tuple(found), {id(made[key].graph): key[1] for key in made}

@@ -11,32 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..network.together import Shared
+from ..memory.amounts import Memory
+from ..step.state import State
 from .distribution import probability_within
-
-GIB = 2**30
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Peak memory of one device by what it is spent on, in GiB; ``peak_gib`` is the sum at the peak's moment.
-
-    ``allocated_gib`` is what a framework's allocator has handed out then, ``reserved_gib`` what it holds of the device;
-    ``where`` the node that runs at the peak, ``by_class`` a finer split, ``advice`` what to shrink where it does not
-    fit.
-    """
-
-    peak_gib: float
-    weights_gib: float
-    gradients_gib: float
-    optimizer_gib: float
-    activations_gib: float
-    other_gib: float
-    allocated_gib: float = 0.0
-    reserved_gib: float = 0.0
-    where: str = ""
-    by_class: Mapping[str, float] = field(default_factory=dict)
-    advice: str = ""
 
 
 @dataclass(frozen=True)
@@ -105,7 +82,9 @@ class Answer:
     ``unmapped`` lists operators that are costed by their bytes alone. ``trust`` is the share of kernel time by source
     (:mod:`.trust`), ``measure_next`` what to measure to make it better, ``quantiles`` the distribution of the answer in
     its own unit. ``power_w`` is of one device, ``energy_j`` and ``cost`` of the whole step on all ``devices``.
-    ``network`` says how the links of a cluster were simulated, and which were fullest; ``shared`` is all that they saw.
+    ``network`` says how the links of a cluster were simulated, and which were fullest. ``state`` is what it was all
+    read from, for timelines and pictures; ``timeline`` the nodes of one step in time (:func:`.pictures.timeline`),
+    where a page shows them. JSON has neither.
     """
 
     model: str
@@ -136,11 +115,11 @@ class Answer:
     cost: float | None = None
     cost_per_million_tokens: float | None = None
     network: Mapping[str, Any] = field(default_factory=dict)
-    shared: Shared | None = field(default=None, repr=False, compare=False)
+    state: State | None = field(default=None, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the timeline is left out (it has its own export)."""
-        made: dict[str, Any] = plain(self, drop=("timeline", "placed", "shared"))
+        made: dict[str, Any] = plain(self, drop=("timeline", "state"))
         return made
 
     def to_pandas(self) -> Any:
@@ -152,16 +131,12 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport(Answer):
-    """One training step. Times in seconds; the step lies from ``low_s`` to ``high_s``. ``stages``: of a pipeline.
-
-    ``placed`` holds what a step on a cluster was made of, for timelines and pictures; JSON leaves it out.
-    """
+    """One training step. Times in seconds; the step lies from ``low_s`` to ``high_s``. ``stages``: of a pipeline."""
 
     step_time_s: float
     low_s: float
     high_s: float
     stages: tuple[StageShare, ...] = ()
-    placed: Any = field(default=None, repr=False, compare=False)
 
     def probability_within(self, seconds: float) -> float:
         """P(the step takes at most ``seconds``)."""

@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from ..engines import FusedEngine
-from ..engines.flow import flow_engine
+from ..engines.flow import FlowEngine
 from ..network.load import BINS, described, sorts
+from ..network.study import Study
 from ..network.together import Shared
 from ..network.topology import Topology
-from .answer import InferenceReport, StepReport
+from ..step.state import State
 
 
-def network_report(
-    report: StepReport | InferenceReport, engine: FusedEngine, faults_study: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What a report says of links: how they were simulated, faults, their load, of a training step the study.
+def network_report(state: State, flows: FlowEngine, study: Study | None = None) -> dict[str, Any]:
+    """What a report says of links: how they were simulated, faults, their load, and a study of faults.
 
-    ``busy`` are shares of capacity over the step, ``over_time`` over equal spans of it; ``apart_s`` is the step if
-    every communication had links of its own.
+    ``busy`` are shares of capacity over the step that most of the time goes to, ``over_time`` over equal spans of it;
+    ``apart_s`` is the step if every communication had links of its own.
     """
-    flows = flow_engine(engine)
-    if flows is None:
-        return {}
     found: dict[str, Any] = {"fidelity": flows.fidelity, "topology": flows.topology.name, "links": flows.topology.links}
     if flows.faults:
         found["faults"] = [asdict(fault) for fault in flows.faults]
-    if report.shared is not None:
-        found |= loads(flows.topology, report.shared)
-    if faults_study and isinstance(report, StepReport):
-        from ..contention.fault_study import study
-
-        found["faults_study"] = study(report.placed, engine, faults_study).to_dict()
+    shared = state.main.shared
+    if shared is not None:
+        found |= loads(flows.topology, shared)
+    if study is not None:
+        found["faults_study"] = study.to_dict()
     return found
 
 

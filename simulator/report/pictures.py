@@ -1,26 +1,41 @@
-"""A step on a cluster as pictures and as a timeline for other tools: what a report shows beside its figures."""
+"""A step as pictures and as a timeline for other tools: what a report shows beside its figures."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from ..engines import Engine
+from ..engines.flow import flow_engine
 from ..formats.tracks import Flow, RankTrack, TrackSpan, memory_over_time, pipeline_tracks
+from ..graph import Node
 from ..html.cluster import ClusterView
 from ..network.together import Shared
+from ..step.state import State, Step
 from ..timing.costs import Costs
-from ..timing.phases import FIRST, LAST, MIDDLE, ONLY, place_phase, selected
+from ..timing.phases import FIRST, LAST, MIDDLE, ONLY, PHASES, place_phase, selected
 from ..timing.schedule.orders import FORWARD, WEIGHT
-from .answer import InferenceReport, StepReport
-from .training import ClusterStep, executions, held_by
+from .answer import InferenceReport, Span, StepReport
 
 
-def cluster_view(step: ClusterStep, report: StepReport, engine: Engine | None = None) -> ClusterView:
-    """What the page of a step shows of its pipeline, communication, stages, memory, and of the links of ``engine``."""
+def view(report: StepReport | InferenceReport, engine: Engine | None = None) -> ClusterView | None:
+    """What the page of a step shows of its pipeline, communication, stages, memory, and of the links of ``engine``.
+
+    None for one device.
+    """
+    state = report.state
+    if state is None or state.plan.cluster.devices == 1:
+        return None
+    svg = links_picture(state.main.shared, engine)
+    if not isinstance(report, StepReport):
+        return ClusterView(links=report.network, links_svg=svg)
+    step = state.steps[0]
     hidden: dict[str, float] = {}
-    for each in executions(step, step.busiest):
+    for each in step.executions(step.busiest):
         for group, us in each.time.hidden_us.items():
             hidden[group] = hidden.get(group, 0.0) + us * each.times * 1e-6
     return ClusterView(
@@ -28,21 +43,15 @@ def cluster_view(step: ClusterStep, report: StepReport, engine: Engine | None = 
         exposed_s=report.breakdown.by_parallelism,
         hidden_s=hidden,
         stages=report.stages,
-        memory_gib=[memory.by_class for memory in step.memories],
+        memory_gib=[memory.by_class for memory in state.memories],
         limit_gib=step.device.memory_gib,
         links=report.network,
-        links_svg=links_picture(step.shared, engine),
+        links_svg=svg,
     )
-
-
-def links_view(report: StepReport | InferenceReport, engine: Engine) -> ClusterView:
-    """What the page of any step shows of links, where they were simulated."""
-    return ClusterView(links=report.network, links_svg=links_picture(report.shared, engine))
 
 
 def links_picture(shared: Shared | None, engine: Engine | None) -> str:
     """The fabric coloured by load as SVG; nothing where no links were simulated."""
-    from ..engines.flow import flow_engine
     from ..network.picture import svg
 
     flows = flow_engine(engine) if engine is not None else None
@@ -51,8 +60,67 @@ def links_picture(shared: Shared | None, engine: Engine | None) -> str:
     return svg(flows.topology, shared.load(), "share of each link that the step uses")
 
 
-def cluster_tracks(step: ClusterStep) -> tuple[list[RankTrack], list[Flow]]:
-    """A track for each stage with its tasks, the nodes inside the first of them, its optimizer and its memory."""
+def timeline(state: State) -> tuple[Span, ...]:
+    """The nodes of the first stage in time, one step of each phase after the other; without a pipeline's waiting."""
+    step = state.steps[0]
+    times = step.times_of[0]
+    spans: list[Span] = []
+    now = 0.0
+    for phase in PHASES:
+        costs = times.costs[ONLY if ONLY in times.costs else FIRST if phase == "forward" else LAST]
+        for node, index, start, end in executed(costs, phase, step):
+            kind = node.op.kind if node.op else node.source
+            engine = str(costs.engine[index])
+            spans.append(Span(node.source, kind, node.path, node.phase, now + start, end - start, engine))
+        now = max((span.start_us + span.duration_us for span in spans), default=now)
+    return tuple(spans)
+
+
+def in_order(state: State) -> Iterator[tuple[Node, Costs, int]]:
+    """Every executed node of the first stage in the order of the program, with its costs and its place among them."""
+    times = state.steps[0].times_of[0]
+    costs = times.costs[ONLY if ONLY in times.costs else FIRST]
+    first = 0
+    for block in costs.graph.blocks:
+        for repetition in range(block.repeat):
+            for position, node in enumerate(block.repetition(repetition)):
+                yield node, costs, first + position
+        first += len(block.nodes)
+
+
+def executed(costs: Costs, phase: str, step: Step) -> Iterator[tuple[Node, int, float, float]]:
+    """Every execution of a phase's nodes: (node with its own path, its place among stored nodes, start, end in us)."""
+    chosen = selected(costs, phase)
+    if not len(chosen):
+        return
+    placed = place_phase(costs, phase, step.plan, step.device)
+    host = costs.host_us if step.device.synchronous else np.zeros(len(costs.nodes))
+    run = _repetitions(costs, chosen)
+    for at, start, end in zip(placed.node.tolist(), placed.start_us.tolist(), placed.end_us.tolist(), strict=True):
+        index = int(chosen[at])
+        yield next(run[at]), index, start + float(host[index]), end
+
+
+def _repetitions(costs: Costs, chosen: np.ndarray) -> list[Iterator[Node]]:
+    """The nodes that each chosen stored node stands for, repetition by repetition."""
+    first = np.concatenate([[0], np.cumsum([len(block.nodes) for block in costs.graph.blocks])])
+
+    def own(index: int) -> Iterator[Node]:
+        block = costs.graph.blocks[int(costs.block[index])]
+        position = index - int(first[int(costs.block[index])])
+        alone = replace(block, nodes=(block.nodes[position],), uneven={})
+        for repetition in range(block.repeat):
+            yield from alone.repetition(repetition)
+
+    return [own(index) for index in chosen.tolist()]
+
+
+def tracks(state: State) -> tuple[list[RankTrack], list[Flow]]:
+    """A track for each stage with its tasks, the nodes inside the first of them, its optimizer and its memory.
+
+    Of a workload of several kinds of step the first is shown.
+    """
+    step = state.steps[0]
 
     @cache
     def nodes(stage: int, chunk: int, kind: int) -> tuple[TrackSpan, ...]:
@@ -66,47 +134,40 @@ def cluster_tracks(step: ClusterStep) -> tuple[list[RankTrack], list[Flow]]:
 
     p = step.plan.parallel
     folded = {name: n for name, n in (("data", step.plan.dp), ("context", p.cp), ("tensor", p.tp)) if n > 1}
-    tracks, flows = pipeline_tracks(step.pipeline, nodes, folded, ends=ends)
-    held = memory_over_time(step.pipeline, *memory_parts(step))
+    found, flows = pipeline_tracks(step.pipeline, nodes, folded, ends=ends)
+    held = memory_over_time(step.pipeline, *memory_parts(state))
     end = step.pipeline.makespan_us
     return [
         replace(track, spans=[*track.spans, *optimizer_spans(step, stage, end)], memory=held[stage])
-        for stage, track in enumerate(tracks)
+        for stage, track in enumerate(found)
     ], flows
 
 
-def memory_parts(step: ClusterStep) -> tuple[list[float], list[list[float]]]:
+def memory_parts(state: State) -> tuple[list[float], list[list[float]]]:
     """GiB that each stage always holds, and GiB that a micro-batch keeps in each of its chunks."""
-    static = [m.weights_gib + m.gradients_gib + m.optimizer_gib + m.other_gib for m in step.memories]
-    saved = [[step.saved_gib[id(chunk.graph)] for chunk in held_by(step, s)] for s in range(step.orders.stages)]
-    return static, saved
+    step = state.steps[0]
+    static = [m.weights_gib + m.gradients_gib + m.optimizer_gib + m.other_gib for m in state.memories]
+    return static, [[step.saved_gib[part] for part in step.parts(s)] for s in range(step.orders.stages)]
 
 
-def optimizer_spans(step: ClusterStep, stage: int, start_us: float) -> list[TrackSpan]:
+def optimizer_spans(step: Step, stage: int, start_us: float) -> list[TrackSpan]:
     """The optimizer's nodes of a stage, after the pipeline."""
     spans: list[TrackSpan] = []
-    for position in range(len(held_by(step, stage))):
+    for position in range(len(step.parts(stage))):
         found = phase_spans(step, stage, position, "optimizer", LAST)
         spans += [replace(span, start_us=span.start_us + start_us) for span in found]
         start_us += max((span.start_us + span.duration_us for span in found), default=0.0)
     return spans
 
 
-def phase_spans(
-    step: ClusterStep, stage: int, position: int, phase: str, variant: tuple[bool, bool]
-) -> tuple[TrackSpan, ...]:
+def phase_spans(step: Step, stage: int, position: int, phase: str, variant: tuple[bool, bool]) -> tuple[TrackSpan, ...]:
     """The nodes of one phase of a chunk, from its start, in a variant of the micro-batch."""
-    chunk = held_by(step, stage)[position]
-    times = step.times[id(chunk.graph)]
+    times = step.times_of[step.parts(stage)[position]]
     costs = times.costs[ONLY if ONLY in times.costs else variant]
-    placed = place_phase(costs, phase, step.plan, step.device)
-    chosen = selected(costs, phase).tolist()
-    executed = zip(placed.node.tolist(), placed.start_us.tolist(), placed.end_us.tolist(), strict=True)
-    return tuple(_span(costs, chosen[at], start, end) for at, start, end in executed)
+    return tuple(_span(costs, index, node, start, end) for node, index, start, end in executed(costs, phase, step))
 
 
-def _span(costs: Costs, index: int, start: float, end: float) -> TrackSpan:
-    node = costs.nodes[index]
+def _span(costs: Costs, index: int, node: Node, start: float, end: float) -> TrackSpan:
     args: dict[str, Any] = {"path": node.path, "phase": node.phase, "engine": str(costs.engine[index])}
     if node.op is not None:
         args |= {key: value for key, value in node.op.to_dict().items() if key != "kind"}

@@ -1,11 +1,12 @@
 """What the nodes of folded graphs cost: each stored node once, however often it runs.
 
 Each distinct op of all graphs is asked once, warm and once cold; a node lies between the two by how cold its
-inputs are (:mod:`.residency`). A block is walked for two repetitions and the second counts for all of them.
+inputs are (:mod:`.residency`), on average over the repetitions of its block.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,7 +19,8 @@ from ..graph import REST, Graph, Node
 from .latencies import host_times, node_latencies
 from .residency import CODE_BYTES, cold_fractions
 
-WALKED = 2  # repetitions of a block
+LEAST_WALKED = 2  # repetitions of a block
+FAR = 4.0  # times the cache's size: of what was touched so many bytes ago, 2 % is left in it
 
 
 @dataclass(frozen=True)
@@ -52,40 +54,28 @@ def cost_graphs(
 
     ``issue`` is what a framework adds to the host's time (``Stack.issue_us``).
     """
-    walked: list[Node] = []
-    cold: list[np.ndarray] = []
-    kept: list[np.ndarray] = []
-    code_bytes = CODE_BYTES if device.synchronous else 0
-    for graph in graphs:
-        nodes, last = _walk(graph)
-        fractions = cold_fractions(nodes, graph.tensor_bytes, device.l2_mib * 2**20, code_bytes)
-        kept.append(last + len(walked))
-        walked += nodes
-        cold.append(fractions)
+    stored = [[node for block in graph.blocks for node in block.nodes] for graph in graphs]
+    nodes = [node for each in stored for node in each]
+    cold = [_cold(graph, device) for graph in graphs]
     kernel, low, high, names, inside = node_latencies(
-        walked, np.concatenate(cold) if cold else np.zeros(0), device, engine
+        nodes, np.concatenate(cold) if cold else np.zeros(0), device, engine
     )
-    host = host_times(walked, device, engine)
+    host = host_times(nodes, device, engine)
     if issue:
-        host = host + np.array([0.0 if node.source.endswith(REST) else issue_of(node.op, issue) for node in walked])
+        host = host + np.array([0.0 if node.source.endswith(REST) else issue_of(node.op, issue) for node in nodes])
     if scale:
-        kernel = kernel * np.array([scale_of(node, scale) for node in walked])
+        kernel = kernel * np.array([scale_of(node, scale) for node in nodes])
         host = host * scale.get("host", 1.0)
-    return [
-        Costs(
-            graph,
-            [walked[i] for i in at.tolist()],
-            np.repeat(np.arange(len(graph.blocks)), [len(b.nodes) for b in graph.blocks]),
-            np.repeat([b.repeat for b in graph.blocks], [len(b.nodes) for b in graph.blocks]),
-            kernel[at],
-            host[at],
-            low[at],
-            high[at],
-            names[at],
-            inside[at],
-        )
-        for graph, at in zip(graphs, kept, strict=True)
-    ]
+    found = []
+    start = 0
+    for graph, own in zip(graphs, stored, strict=True):
+        at = slice(start, start + len(own))
+        lengths = [len(block.nodes) for block in graph.blocks]
+        block = np.repeat(np.arange(len(graph.blocks)), lengths)
+        repeats = np.repeat([block.repeat for block in graph.blocks], lengths)
+        found.append(Costs(graph, own, block, repeats, kernel[at], host[at], low[at], high[at], names[at], inside[at]))
+        start = at.stop
+    return found
 
 
 def slowed(costs: Costs, slowdown: float) -> Costs:
@@ -128,13 +118,30 @@ def issue_of(op: Op | None, issue: Mapping[str, float]) -> float:
     return own + op.experts * issue.get(f"expert_{op.dtype}", issue.get("expert", 0.0))
 
 
-def _walk(graph: Graph) -> tuple[list[Node], np.ndarray]:
-    """Nodes of at most ``WALKED`` repetitions of every block, and where the last of each stored node stands."""
+def _cold(graph: Graph, device: Device) -> np.ndarray:
+    """How cold the operands of every stored node are, on average over its repetitions [stored nodes].
+
+    A block is walked as often as its traffic needs to push what it touched first out of the cache; the repetitions
+    that are left out are like the middle one of those walked.
+    """
+    cache_bytes = device.l2_mib * 2**20
     nodes: list[Node] = []
-    at: list[np.ndarray] = []
+    places: list[np.ndarray] = []
+    shares: list[np.ndarray] = []
+    first = 0
     for block in graph.blocks:
-        for repetition in range(min(WALKED, block.repeat)):
-            start = len(nodes)
+        count, traffic = len(block.nodes), sum(node.bytes_moved for node in block.nodes)
+        walked = min(block.repeat, max(LEAST_WALKED, math.ceil(FAR * cache_bytes / max(traffic, 1)) + 1))
+        for repetition in range(walked):
             nodes += block.repetition(repetition)
-        at.append(np.arange(start, start + len(block.nodes)))
-    return nodes, np.concatenate(at) if at else np.zeros(0, dtype=np.int64)
+        share = np.ones(walked)
+        share[walked // 2] += block.repeat - walked
+        places.append(np.tile(np.arange(first, first + count), walked))
+        shares.append(np.repeat(share / block.repeat, count))
+        first += count
+    if not nodes:
+        return np.zeros(0)
+    code_bytes = CODE_BYTES if device.synchronous else 0
+    cold = cold_fractions(nodes, graph.tensor_bytes, cache_bytes, code_bytes)
+    mean: np.ndarray = np.bincount(np.concatenate(places), np.concatenate(shares) * cold, first)
+    return mean

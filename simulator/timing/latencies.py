@@ -1,69 +1,21 @@
-"""One step on one device: what each node costs, when it runs, and how sure that is.
+"""What each node takes: the engines' answers between warm and cold, what the host adds, and how sure that is.
 
-A *synchronous* device (a CPU) computes in the host's own thread: kernel times and host times add. Any other
-device runs behind the host, which launches ahead: a kernel starts when the one before it has ended and the host
-has issued it.
+A *synchronous* device (a CPU) computes in the host's own thread: kernel times and host times add. Any other device runs
+behind the host, which launches ahead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from ...datasets.devices import Device
 from ...datasets.ops import Op, make_op
 from ..engines import Answers, Engine, ask
-from ..graph import Graph, Node
-from .residency import CODE_BYTES, cold_fractions
+from ..graph import Node
 
 HOST_BATCH = 128  # calls in the host_overhead op that a per-call cost is read off; campaigns measure as many
-
-
-@dataclass(frozen=True)
-class Timed:
-    """The nodes of a step with their times; arrays have one entry per node, in execution order.
-
-    ``kernel_us`` is the work, ``host_us`` what the host adds before it, ``start_us`` when the work starts;
-    ``relative_low`` and ``relative_high`` bound each node's work as factors. ``total_us`` is the whole step.
-    """
-
-    nodes: Sequence[Node]
-    kernel_us: np.ndarray
-    host_us: np.ndarray
-    start_us: np.ndarray
-    relative_low: np.ndarray
-    relative_high: np.ndarray
-    engine: np.ndarray
-    in_envelope: np.ndarray
-    total_us: float
-    low_us: float
-    high_us: float
-
-
-def time_graph(graph: Graph, device: Device, engine: Engine) -> Timed:
-    """Time every node of a graph and schedule it on one device."""
-    nodes = list(graph.nodes())
-    code_bytes = CODE_BYTES if device.synchronous else 0
-    cold = cold_fractions(nodes, graph.tensor_bytes, device.l2_mib * 2**20, code_bytes)
-    kernel, low, high, names, inside = node_latencies(nodes, cold, device, engine)
-    host = host_times(nodes, device, engine)
-    start, total = schedule(kernel, host, device.synchronous)
-    low_us, high_us = step_interval(nodes, kernel, low, high, total)
-    return Timed(
-        nodes,
-        kernel,
-        host,
-        start,
-        low,
-        high,
-        names,
-        inside,
-        total,
-        low_us,
-        high_us,
-    )
 
 
 def node_latencies(
@@ -111,34 +63,17 @@ def host_times(nodes: Sequence[Node], device: Device, engine: Engine) -> np.ndar
     return calls.reshape(-1, len(kinds)) @ per_call
 
 
-def schedule(kernel_us: np.ndarray, host_us: np.ndarray, synchronous: bool) -> tuple[np.ndarray, float]:
-    """Start of every kernel and the end of the step, in microseconds.
-
-    Launching ahead: ``end[i] = max(end[i-1], issued[i]) + kernel[i]``, which over prefix sums K of the kernels
-    is ``K[i] + max over j <= i of (issued[j] - K[j-1])``.
-    """
-    if not len(kernel_us):
-        return kernel_us, 0.0
-    if synchronous:
-        ends = np.cumsum(host_us + kernel_us)
-        return ends - kernel_us, float(ends[-1])
-    before = np.concatenate([[0.0], np.cumsum(kernel_us)[:-1]])
-    start = before + np.maximum.accumulate(np.cumsum(host_us) - before)
-    return start, float(start[-1] + kernel_us[-1])
-
-
 def step_interval(
-    nodes: Sequence[Node], kernel_us: np.ndarray, low: np.ndarray, high: np.ndarray, total_us: float
+    kinds: Sequence[str], kernel_us: np.ndarray, low: np.ndarray, high: np.ndarray, total_us: float
 ) -> tuple[float, float]:
-    """An interval of the step from those of its ops.
+    """An interval of the step from those of its ops, ``low`` and ``high`` as factors [ops], by their kinds.
 
     Errors of one predictor go together, those of different predictors do not: half-widths add within a kind and
     in quadrature between kinds.
     """
     below: dict[str, float] = {}
     above: dict[str, float] = {}
-    for node, us, least, most in zip(nodes, kernel_us.tolist(), low.tolist(), high.tolist(), strict=True):
-        name = node.op.kind if node.op else node.source
+    for name, us, least, most in zip(kinds, kernel_us.tolist(), low.tolist(), high.tolist(), strict=True):
         below[name] = below.get(name, 0.0) + us * (1 - least)
         above[name] = above.get(name, 0.0) + us * (most - 1)
     down = float(np.sqrt(sum(v * v for v in below.values())))

@@ -54,7 +54,7 @@ class ChunkTimes:
 
 def time_phases(costs: Costs, plan: Plan, device: Device) -> dict[str, PhaseTime]:
     """Every phase of one chunk, placed on the device's streams."""
-    times = {name: phase_time(place_phase(costs, name, plan, device)) for name in PHASES}
+    times = {name: time_phase(costs, name, plan, device) for name in PHASES}
     if plan.options.get("ep_overlap"):
         for name in ("forward", "backward"):
             times[name] = beside_another(times[name], plan)
@@ -72,8 +72,7 @@ def selected(costs: Costs, phase: str) -> np.ndarray:
 def place_phase(costs: Costs, phase: str, plan: Plan, device: Device) -> Placed:
     """The nodes of a phase in time, from its start."""
     chosen = selected(costs, phase)
-    graphed = plan.stack.cuda_graph or plan.options.get("full_graph")
-    host = None if graphed else costs.host_us[chosen]
+    host = None if graphed(plan) else costs.host_us[chosen]
     latency = costs.kernel_us[chosen]
     if device.synchronous and host is not None:
         latency, host = latency + host, None
@@ -107,9 +106,27 @@ def phase_blocks(graph: Graph, phase: str) -> tuple[Block, ...]:
     return tuple(kept)
 
 
-def phase_time(placed: Placed) -> PhaseTime:
-    """The account of a placed phase."""
-    return PhaseTime(placed.total_us, placed.compute_us, placed.exposed_us, placed.hidden_us, placed.idle_us)
+def time_phase(costs: Costs, phase: str, plan: Plan, device: Device) -> PhaseTime:
+    """The account of a phase placed on the device's streams, with what passes between kernels (``Stack.gap_us``)."""
+    chosen = selected(costs, phase)
+    if not len(chosen):
+        return PhaseTime()
+    placed = place_phase(costs, phase, plan, device)
+    repeats = costs.repeats[chosen]
+    gaps_us = plan.stack.gap_us * float(repeats.sum())
+    own_us = float(costs.host_us[chosen] @ repeats) if device.synchronous and not graphed(plan) else 0.0
+    return PhaseTime(
+        placed.total_us + gaps_us,
+        max(placed.compute_us - own_us, 0.0),
+        placed.exposed_us,
+        placed.hidden_us,
+        placed.idle_us + own_us + gaps_us,
+    )
+
+
+def graphed(plan: Plan) -> bool:
+    """Whether a CUDA graph holds the kernels of a phase, so that none waits for the host."""
+    return bool(plan.stack.cuda_graph or plan.options.get("full_graph"))
 
 
 def beside_another(time: PhaseTime, plan: Plan) -> PhaseTime:

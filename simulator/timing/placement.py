@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import product
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,15 +10,14 @@ import numpy as np
 from ...datasets.devices import Device
 from ...datasets.ops import Op, make_op
 from ..engines import Engine, ask
-from ..passes.data import micro_batch_variant
+from ..graph import Graph
+from ..passes.micro_batches import micro_batch_variant
 from ..passes.pipeline import Chunk
 from ..question.plan import Plan
 from .costs import Costs, cost_graphs, slowed
 from .phases import FIRST, LAST, MIDDLE, ONLY, ChunkTimes, Variant, time_phases
-from .schedule.orders import Orders
+from .schedule.orders import FORWARD, Orders
 from .schedule.pipeline import PipelineTimes, run_pipeline
-
-NONE_SLOW: Mapping[int, float] = {}
 
 
 class Sends(NamedTuple):
@@ -44,54 +42,73 @@ class Sends(NamedTuple):
 
 
 def time_chunks(
-    chunks: tuple[Chunk, ...], plan: Plan, device: Device, engine: Engine, slow: Mapping[int, float] = NONE_SLOW
-) -> dict[int, ChunkTimes]:
-    """Times of every distinct chunk graph, by its identity; compute of ``slow`` ones takes so many times longer."""
-    wanted = (ONLY,) if plan.micro_batches == 1 else (FIRST, MIDDLE, LAST)
-    distinct = {id(chunk.graph): chunk.graph for chunk in chunks}
-    keys = list(product(distinct, wanted))
-    graphs = [micro_batch_variant(distinct[which], first, last) for which, (first, last) in keys]
-    slowdown = {id(graph): slow[which] for (which, _), graph in zip(keys, graphs, strict=True) if which in slow}
-    shared = {id(graph): graph for graph in graphs}
-    stack = plan.stack
-    found = cost_graphs(list(shared.values()), device, engine, plan.scale(device.id), stack.issue_us)
-    costs = {which: slowed(each, slowdown.get(which, 1.0)) for which, each in zip(shared, found, strict=True)}
-    phases = {which: time_phases(each, plan, device) for which, each in costs.items()}
-    made: dict[int, ChunkTimes] = {which: ChunkTimes({}, {}) for which in distinct}
-    for (which, variant), graph in zip(keys, graphs, strict=True):
-        made[which].costs[variant] = costs[id(graph)]
-        made[which].phases[variant] = phases[id(graph)]
-    return made
+    pipelines: Sequence[tuple[Chunk, ...]],
+    slowdowns: Sequence[Sequence[float]],
+    plan: Plan,
+    device: Device,
+    engine: Engine,
+) -> list[tuple[ChunkTimes, ...]]:
+    """Times of every chunk of every pipeline; ops of all of them are asked together, and equal chunks share theirs.
+
+    ``slowdowns`` say how many times longer each chunk's compute takes. Steps with an optimizer have variants for the
+    first, the middle and the last micro-batch (:mod:`..passes.micro_batches`), others need none.
+    """
+    graphs = {id(chunk.graph): chunk.graph for chunks in pipelines for chunk in chunks}
+    variants = {
+        which: {variant: micro_batch_variant(graph, *variant) for variant in _variants(graph, plan)}
+        for which, graph in graphs.items()
+    }
+    distinct = {id(graph): graph for made in variants.values() for graph in made.values()}
+    found = cost_graphs(list(distinct.values()), device, engine, plan.scale(device.id), plan.stack.issue_us)
+    costs = dict(zip(distinct, found, strict=True))
+    known: dict[tuple[int, float], ChunkTimes] = {}
+    for chunks, factors in zip(pipelines, slowdowns, strict=True):
+        for chunk, factor in zip(chunks, factors, strict=True):
+            key = id(chunk.graph), factor
+            if key not in known:
+                own = {id(graph): slowed(costs[id(graph)], factor) for graph in variants[key[0]].values()}
+                known[key] = timed_chunk({v: own[id(graph)] for v, graph in variants[key[0]].items()}, plan, device)
+    return [
+        tuple(known[id(chunk.graph), factor] for chunk, factor in zip(chunks, factors, strict=True))
+        for chunks, factors in zip(pipelines, slowdowns, strict=True)
+    ]
 
 
-def retime(
-    times: ChunkTimes, costs: Mapping[Variant, Costs], plan: Plan, device: Device, anew: bool = False
-) -> ChunkTimes:
-    """The chunk with other costs; phases of those that are the very same are kept, unless all are wanted ``anew``."""
+def _variants(graph: Graph, plan: Plan) -> tuple[Variant, ...]:
+    trains = any(node.phase != "forward" for block in graph.blocks for node in block.nodes)
+    return (FIRST, MIDDLE, LAST) if trains and plan.micro_batches > 1 else (ONLY,)
+
+
+def timed_chunk(costs: Mapping[Variant, Costs], plan: Plan, device: Device) -> ChunkTimes:
+    """The chunk whose variants cost so much; those that share their costs are placed once."""
+    phases = {id(each): each for each in costs.values()}
+    placed = {which: time_phases(each, plan, device) for which, each in phases.items()}
+    return ChunkTimes(dict(costs), {variant: placed[id(each)] for variant, each in costs.items()})
+
+
+def retime(times: ChunkTimes, costs: Mapping[Variant, Costs], plan: Plan, device: Device) -> ChunkTimes:
+    """The chunk with other costs; phases of those that are the very same are kept."""
     pairs = [(times.costs[variant], times.phases[variant], costs[variant]) for variant in costs]
-    changed = {id(new): new for old, _, new in pairs if new is not old or anew}
-    phases = {id(new): usual for _, usual, new in pairs}
-    phases |= {which: time_phases(new, plan, device) for which, new in changed.items()}
+    phases = {id(new): usual for old, usual, new in pairs if new is old}
+    phases |= {
+        id(new): time_phases(new, plan, device) for new in {id(n): n for o, _, n in pairs if n is not o}.values()
+    }
     return ChunkTimes(dict(costs), {variant: phases[id(new)] for variant, new in costs.items()})
 
 
-def place_tasks(
-    orders: Orders, chunks: tuple[Chunk, ...], times: Mapping[int, ChunkTimes], plan: Plan, sends: Sends
-) -> PipelineTimes:
-    """The pipeline's tasks placed in time. Chunk *c* stands where the schedule's routes put part *c* of the model."""
+def place_tasks(orders: Orders, times: Sequence[ChunkTimes], plan: Plan, sends: Sends) -> PipelineTimes:
+    """The pipeline's tasks placed in time. Part *c* of the model stands where the schedule's routes put it."""
     names = ("forward", "backward", "weight", "first", "last", "paired")
     table = {name: np.zeros((orders.stages, orders.chunks)) for name in names}
-    single = plan.micro_batches == 1
     for route in orders.routes.tolist():
-        for chunk, (stage, position) in zip(chunks, route, strict=True):
-            phases = times[id(chunk.graph)].phases
-            usual = phases[ONLY if single else MIDDLE]
+        for part, (stage, position) in zip(times, route, strict=True):
+            first, usual, last = (part.phases[ONLY if ONLY in part.phases else v] for v in (FIRST, MIDDLE, LAST))
             at = stage, position
             table["forward"][at] = usual["forward"].total_us
             table["backward"][at] = usual["backward"].total_us
             table["weight"][at] = usual["weight"].total_us
-            table["first"][at] = phases[ONLY if single else FIRST]["forward"].total_us
-            table["last"][at] = phases[ONLY if single else LAST]["backward"].total_us
+            table["first"][at] = first["forward"].total_us
+            table["last"][at] = last["backward"].total_us
             table["paired"][at] = usual["paired"].total_us
     return run_pipeline(
         orders,
@@ -103,7 +120,7 @@ def place_tasks(
         paired_us=table["paired"],
         first_forward_us=table["first"],
         last_backward_us=table["last"],
-        blocking="pp" not in plan.stack.overlap,
+        blocking="pp" not in plan.stack.overlap and bool((orders.kind != FORWARD).any()),
         behind="dp" in plan.stack.overlap,
     )
 

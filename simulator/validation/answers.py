@@ -12,8 +12,8 @@ from ...datasets.truth import Failed, InferenceRow, NetworkRow, OperatorRow, Row
 from ...models.power import Limits
 from ..engines import Engine
 from ..predict.ops import predict_ops, with_power
-from ..report.answer import Memory, StepReport
-from .cases import Setting, cluster_of, device_of, inference_case, training_case
+from ..report.answer import InferenceReport, Memory, StepReport
+from .cases import Case, Setting, cluster_of, device_of, inference_case, training_case
 from .metrics import grouped
 
 Progress = Callable[[int], None]
@@ -80,22 +80,19 @@ def answered(answers: Answers, row: Row, ask: Callable[[], dict[str, float]]) ->
 def step_quantities(row: TrainingRow | InferenceRow, setting: Setting, engines: Engines) -> dict[str, float]:
     """What a step's report says of the quantities that tables publish."""
     if isinstance(row, TrainingRow):
-        from ..step.training import simulate_training
+        return training_quantities(simulated_case(training_case(row, setting), setting, engines), row)
+    return inference_quantities(simulated_case(inference_case(row, setting), setting, engines), row)
 
-        case = training_case(row, setting)
-        engine = engines.of(case.device, case.plan.cluster)
-        return training_quantities(
-            simulate_training(case.config, case.work, case.plan, case.device, engine, setting.cache_dir), row
-        )
-    from ..step.inference import simulate_inference
 
-    case = inference_case(row, setting)
+def simulated_case(case: Case, setting: Setting, engines: Engines) -> StepReport | InferenceReport:
+    """The report of a row's question."""
+    from ..simulate import simulate
+
     engine = engines.of(case.device, case.plan.cluster)
-    report = simulate_inference(case.config, case.work, case.plan, case.device, engine, setting.cache_dir)
-    return inference_quantities(report, row)
+    return simulate(case.config, case.work, case.plan, case.device, engine, setting.cache_dir)
 
 
-def training_quantities(report: StepReport, row: TrainingRow) -> dict[str, float]:
+def training_quantities(report: Any, row: TrainingRow) -> dict[str, float]:
     """Step time in s (of forward and backward, where a row has no optimizer), peak memory in GiB, whether it fits."""
     left_out = report.breakdown.optimizer_s if row.options.get("optimizer") == "none" else 0.0
     return {

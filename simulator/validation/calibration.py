@@ -123,7 +123,7 @@ def observed(
     rows: Sequence[TrainingRow], scale: Mapping[str, float], setting: Setting, engines: Engines
 ) -> list[Observed]:
     """Every row simulated under the constants; rows that cannot be are left out."""
-    from ..step.training import simulate_training
+    from ..simulate import simulate
 
     found = []
     for row in rows:
@@ -132,11 +132,12 @@ def observed(
             constants = {**scale, "expert_parallel": scale.get("collective", 1.0)}
             plan = replace(case.plan, stack=replace(case.plan.stack, scale={case.device.id: constants}))
             engine = engines.of(case.device, plan.cluster)
-            report = simulate_training(case.config, case.work, plan, case.device, engine, setting.cache_dir)
+            report = simulate(case.config, case.work, plan, case.device, engine, setting.cache_dir)
         except ValueError as error:
             if not type(error).__module__.startswith("opcast"):
                 raise
             continue
+        assert isinstance(report, StepReport)
         found.append(Observed(row, report.step_time_s, parts(report, FAMILIES)))
     return found
 

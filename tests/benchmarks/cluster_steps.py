@@ -59,7 +59,7 @@ def timed(model: object, plan: Plan, work: Work, home: Path, repeat: int) -> flo
     best = float("inf")
     for _ in range(repeat + 1):  # the first one traces and loads
         started = time.perf_counter()
-        simulate(model, work, device, engine, "bf16", home, plan)  # type: ignore[arg-type]
+        simulate(model, work, plan, device, engine, home)  # type: ignore[arg-type]
         best = min(best, time.perf_counter() - started)
     return best
 

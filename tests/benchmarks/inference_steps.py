@@ -50,11 +50,11 @@ def shapes(home: str) -> None:
     engine = build_engine(device, [], [Path(SHIPPED_PREDICTORS)], cluster=cluster)
     for tp in (1, 8):
         plan = Plan(Parallel(tp=tp), replace(cluster, devices_per_node=tp), load_stack("vllm"))
-        simulate("llama3_8b", Work("decode", batch=2), device, engine, cache_dir=Path(home), plan=plan)
+        simulate("llama3_8b", Work("decode", batch=2), plan, device, engine, Path(home))
         started = time.perf_counter()
         for batch, context in SHAPES:
             work = Work("decode", batch=batch, input_len=context)
-            simulate("llama3_8b", work, device, engine, cache_dir=Path(home), plan=plan)
+            simulate("llama3_8b", work, plan, device, engine, Path(home))
         each = (time.perf_counter() - started) / len(SHAPES)
         print(f"llama3_8b decode, TP{tp}: {each * 1e3:.0f} ms a question, {len(SHAPES)} batches and contexts")
 

@@ -119,12 +119,30 @@ def test_bad_input_is_one_line_and_exit_code_2(
 
 
 @pytest.mark.parametrize(
-    "given",
-    [
-        *("parallel.tp=2", "parallel.zero_stage=3", "workload.recompute=full", "precision=fp8", "offload=[optimizer]"),
-        *("passes=[json:loads]", "stack=megatron", "workload.data_loading_ms=5", "price_per_gpu_hour=2"),
-    ],
+    ("given", "changes"),
+    {
+        "workload.recompute=full": "memory",
+        "precision=fp8": "step_time_s",
+        "offload=[optimizer]": "memory",
+        "stack=megatron": "step_time_s",
+        "workload.data_loading_ms=5": "step_time_s",
+        "price_per_gpu_hour=2": "cost",
+        "stragglers=[{device: 0, slowdown: 1.5}]": "step_time_s",
+        "options={allocator: native}": "memory",
+    }.items(),
 )
+def test_what_a_plan_has_counts_on_one_device_too(
+    model: Path, given: str, changes: str, capsys: pytest.CaptureFixture[str]
+):
+    asked = ["simulate", f"model={model}", "device=h100_sxm", "format=json"]
+    found = []
+    for settings in ([], [given]):
+        assert main([*asked, *settings]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0][changes] != found[1][changes]
+
+
+@pytest.mark.parametrize("given", ["parallel.tp=2", "parallel.zero_stage=3", "network=flow", "faults=[{where: nic0}]"])
 def test_what_needs_a_cluster_is_not_ignored_without_one(model: Path, given: str, capsys: pytest.CaptureFixture[str]):
     assert main(["simulate", f"model={model}", "device=h100_sxm", given]) == 2
     assert "needs a cluster" in capsys.readouterr().err

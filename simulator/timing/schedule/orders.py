@@ -73,6 +73,24 @@ def make_orders(schedule: str, stages: int, micro_batches: int, virtual: int = 1
     return _ahead(schedule, stages, micro_batches, virtual)
 
 
+def forward_orders(stages: int, micro_batches: int) -> Orders:
+    """The orders of a step without backward pass: each stage runs the micro-batches one after the other."""
+    count = stages * micro_batches
+    stage = np.arange(stages)
+    return Orders(
+        "forward",
+        stages,
+        1,
+        micro_batches,
+        np.arange(stages + 1) * micro_batches,
+        np.full(count, FORWARD, dtype=np.int8),
+        np.zeros(count, dtype=np.int16),
+        np.tile(np.arange(micro_batches), stages).astype(np.int32),
+        np.zeros(count, dtype=bool),
+        np.stack([stage, np.zeros_like(stage)], axis=1)[None],
+    )
+
+
 def parts_of(orders: Orders, stage: int) -> list[int]:
     """The parts of the model that a stage holds, by the position of its chunks."""
     found = {int(position): part for route in orders.routes for part, (at, position) in enumerate(route) if at == stage}

@@ -19,10 +19,9 @@ from opcast.simulator.network.faults import Fault
 from opcast.simulator.network.sharing import Activities, run
 from opcast.simulator.question.plan import Parallel, Plan, load_stack
 from opcast.simulator.question.work import Work
-from opcast.simulator.report.network import network_report
-from opcast.simulator.report.training import ClusterStep, by_node, executions, step_us
-from opcast.simulator.step.inference import simulate_inference
-from opcast.simulator.step.training import simulate_training
+from opcast.simulator.report.ledger import ledger_of
+from opcast.simulator.simulate import simulate
+from opcast.simulator.step.state import Step
 from opcast.simulator.timing.phases import MIDDLE
 from opcast.simulator.timing.schedule.orders import FORWARD
 from opcast.simulator.timing.schedule.pipeline import sources
@@ -49,21 +48,21 @@ def cluster(nodes: int = 4, nic_gbps: float = 50.0, **topology: Any) -> Cluster:
     return replace(load_cluster("dgx_h100"), nodes=nodes, topology=shape, nic_gbps=nic_gbps)
 
 
-def step(graphs: Path, joined: Cluster, **degrees: Any) -> tuple[ClusterStep, FusedEngine, Any]:
+def step(graphs: Path, joined: Cluster, **degrees: Any) -> tuple[Step, FusedEngine, Any]:
     degrees = {"tp": 4, "pp": 2, "zero_stage": 1, **degrees}
     made = Plan(Parallel(**degrees), joined, load_stack("megatron"))
     engine = build_engine(H100, [], [], cluster=joined)
     engine = FusedEngine([FlowEngine(NetworkEngine(H100, joined), engine, made), *engine.engines])
-    report = simulate_training(TINY, WORK, made, H100, engine, graphs)
-    assert isinstance(report.placed, ClusterStep)
-    return report.placed, engine, report
+    report = simulate(TINY, WORK, made, H100, engine, graphs)
+    assert report.state is not None
+    return report.state.steps[0], engine, report
 
 
 def test_starts_and_lengths_agree(graphs: Path) -> None:
     placed, _, _ = step(graphs, cluster(oversubscription=8, nic_gbps=5.0))
     shared = placed.shared
     assert shared is not None
-    assert shared.apart_us < shared.total_us == step_us(placed)
+    assert shared.apart_us < shared.total_us == placed.total_us
     said = communication(placed)
     count = len(said.collectives.slot)
     took = (shared.end_us - shared.start_us)[:count]
@@ -82,8 +81,8 @@ def test_sends_and_gradients_wait_for_each_other_on_thin_spines(graphs: Path) ->
     for oversubscription in (1, 4, 8):
         placed, _, _ = step(graphs, cluster(nic_gbps=5.0, oversubscription=oversubscription))
         assert placed.shared is not None
-        times.append(step_us(placed))
-        assert step_us(placed) >= placed.shared.apart_us * (1 - 1e-3)
+        times.append(placed.total_us)
+        assert placed.total_us >= placed.shared.apart_us * (1 - 1e-3)
     assert times == sorted(times)
     assert times[2] > 1.02 * times[0]
 
@@ -95,12 +94,12 @@ def test_links_carry_the_bytes_of_the_ops(graphs: Path) -> None:
     assert flows is not None
     assert shared is not None
     assert flows.topology.of_kind(("ib",)).any()
-    timed = [each for each in by_node(list(executions(placed, 0))) if communicates(each.node.op)]
+    ledger = ledger_of(list(placed.executions(0)))
     sent = 0.0
-    for each in timed:
-        op = each.node.op.to_dict() if each.node.op else {}
-        if op["ranks"] == 4 and op["ranks_per_node"] == 1:
-            sent += each.times * op["size_bytes"] * {"all_reduce": 1.5}.get(op["kind"], 0.75)
+    for node, times in zip(ledger.nodes, ledger.count.tolist(), strict=True):
+        op = node.op.to_dict() if communicates(node.op) and node.op else {}
+        if op and op["ranks"] == 4 and op["ranks_per_node"] == 1:
+            sent += times * op["size_bytes"] * {"all_reduce": 1.5}.get(op["kind"], 0.75)
     load = shared.load() * flows.topology.bandwidth_gbps * 1e3 * shared.total_us
     leaves = np.array(["leaf" in flows.topology.nodes[node] for node in flows.topology.target])
     ranks = flows.topology.source < flows.topology.ranks
@@ -111,10 +110,10 @@ def test_links_carry_the_bytes_of_the_ops(graphs: Path) -> None:
 
 
 def test_the_report_tells_load_over_time(graphs: Path) -> None:
-    placed, engine, report = step(graphs, cluster(oversubscription=4))
-    found = network_report(report, engine, {})
+    placed, _, report = step(graphs, cluster(oversubscription=4))
+    found = report.network
     hot, over = found["hot_links"], found["over_time"]
-    assert found["contention_s"] == pytest.approx((step_us(placed) - placed.shared.apart_us) * 1e-6)  # type: ignore[union-attr]
+    assert found["contention_s"] == pytest.approx((placed.total_us - placed.shared.apart_us) * 1e-6)  # type: ignore[union-attr]
     assert [link["link"] for link in hot] == list(over["links"])
     for link in hot:
         assert np.mean(over["links"][link["link"]]) == pytest.approx(link["busy"], rel=1e-3)
@@ -142,12 +141,10 @@ def test_inference_shares_links_too(graphs: Path) -> None:
     engine = build_engine(H100, [], [], cluster=joined)
     flows = FlowEngine(NetworkEngine(H100, joined), engine, made)
     work = Work(kind="prefill", batch=8, input_len=512)
-    alone = simulate_inference(TINY | {"num_hidden_layers": 8}, work, made, H100, engine, graphs)
-    report = simulate_inference(
-        TINY | {"num_hidden_layers": 8}, work, made, H100, FusedEngine([flows, *engine.engines]), graphs
-    )
-    assert alone.shared is None
-    shared = report.shared
+    alone = simulate(TINY | {"num_hidden_layers": 8}, work, made, H100, engine, graphs)
+    report = simulate(TINY | {"num_hidden_layers": 8}, work, made, H100, FusedEngine([flows, *engine.engines]), graphs)
+    assert alone.state.main.shared is None
+    shared = report.state.main.shared
     assert shared is not None
     assert shared.total_us >= shared.apart_us * (1 - 1e-3)
     assert report.e2e_ms == pytest.approx(shared.total_us * 1e-3)
@@ -155,7 +152,7 @@ def test_inference_shares_links_too(graphs: Path) -> None:
     assert 0.0 < load.max() <= 1.0
     crossing = np.array(["spine" in flows.topology.link_name(link) for link in range(flows.topology.links)])
     assert load[crossing].max() > 0.0
-    assert network_report(report, FusedEngine([flows]), {})["hot_links"]
+    assert report.network["hot_links"]
 
 
 def test_the_fixed_point_is_what_one_run_from_event_to_event_finds(graphs: Path) -> None:
@@ -165,15 +162,15 @@ def test_the_fixed_point_is_what_one_run_from_event_to_event_finds(graphs: Path)
     made = Plan(Parallel(tp=1, pp=2), joined, stack)
     engine = build_engine(H100, [], [], cluster=joined)
     flows = FlowEngine(NetworkEngine(H100, joined), engine, made)
-    report = simulate_training(TINY, WORK, made, H100, FusedEngine([flows, *engine.engines]), graphs)
-    placed = report.placed
-    assert isinstance(placed, ClusterStep)
+    report = simulate(TINY, WORK, made, H100, FusedEngine([flows, *engine.engines]), graphs)
+    assert report.state is not None
+    placed = report.state.steps[0]
     shared = placed.shared
     assert shared is not None
     said, orders = communication(placed), placed.orders
     count, alike = len(said.collectives.slot), shared.patterns
     source, _ = sources(orders)
-    usual = [times.phases[MIDDLE] for times in (placed.times[id(chunk.graph)] for chunk in placed.chunks)]
+    usual = [times.phases[MIDDLE] for times in placed.times_of]
     lasts = [
         usual[stage]["forward" if kind == FORWARD else "backward"].total_us
         for stage, kind in zip(orders.stage.tolist(), orders.kind.tolist(), strict=True)
@@ -236,6 +233,6 @@ def test_a_fault_in_one_stage_does_not_hurry_others(graphs: Path) -> None:
     for faults in ((), (Fault("gpu0-nvswitch0", bandwidth_factor=0.5),)):
         engine = build_engine(H100, [], [], cluster=joined)
         flows = FlowEngine(NetworkEngine(H100, joined), engine, made, faults)
-        report = simulate_inference(TINY, work, made, H100, FusedEngine([flows, *engine.engines]), graphs)
+        report = simulate(TINY, work, made, H100, FusedEngine([flows, *engine.engines]), graphs)
         took.append(report.e2e_ms)
     assert took[1] >= took[0]

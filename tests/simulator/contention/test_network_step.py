@@ -25,7 +25,7 @@ from opcast.simulator.network.topology import TopologyError
 from opcast.simulator.question.plan import Parallel, Plan, load_stack
 from opcast.simulator.question.work import Work
 from opcast.simulator.report.answer import StepReport
-from opcast.simulator.step.training import simulate_training
+from opcast.simulator.simulate import simulate
 
 H100 = load_device("h100_sxm")
 TINY = {
@@ -59,7 +59,7 @@ def step(graphs: Path, joined: Cluster, network: str = "flow", faults: tuple[Fau
     engine = build_engine(H100, [], [], cluster=joined)
     if network == "flow":
         engine = FusedEngine([FlowEngine(NetworkEngine(H100, joined), engine, made, faults), *engine.engines])
-    return simulate_training(TINY, WORK, made, H100, engine, graphs), engine
+    return simulate(TINY, WORK, made, H100, engine, graphs), engine
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_step_on_full_bisection_agrees_with_the_formula(graphs: Path) -> None:
     formula, _ = step(graphs, cluster(4), "analytical")
     flowing, _ = step(graphs, cluster(4))
     assert flowing.step_time_s == pytest.approx(formula.step_time_s, rel=0.05)
-    load = flowing.placed.shared.load()
+    load = flowing.state.main.shared.load()
     assert 0.0 < load.max() < 1.0
     assert "flow" in flowing.provenance
 
@@ -152,13 +152,13 @@ def test_the_study_says_what_a_whole_simulation_says(graphs: Path) -> None:
     base, engine = step(graphs, joined)
     fault = Fault("nic9-leaf1", bandwidth_factor=0.1)
     slow, _ = step(graphs, joined, faults=(fault,))
-    degraded = Degraded(base.placed, engine)
+    degraded = Degraded(base.state.steps[0], engine)
     assert degraded.step_us([fault]) == pytest.approx(slow.step_time_s * 1e6, rel=1e-5)  # contention as without it
     assert degraded.step_us([]) == pytest.approx(base.step_time_s * 1e6, rel=1e-9)
     assert slow.step_time_s > base.step_time_s
     assert degraded.step_us([Fault("nic9-leaf1", gone=True), Fault("gpu9-nvswitch1", gone=True)]) == np.inf
-    one = study(base.placed, engine, {"samples": 12, "seed": 4, "bandwidth_factor": 0.2})
-    again = study(base.placed, engine, {"samples": 12, "seed": 4, "bandwidth_factor": 0.2})
+    one = study(base.state, engine, {"samples": 12, "seed": 4, "bandwidth_factor": 0.2})
+    again = study(base.state, engine, {"samples": 12, "seed": 4, "bandwidth_factor": 0.2})
     assert one.where == again.where
     assert (one.time_us == again.time_us).all()
     assert (one.slowdown >= 1.0 - 1e-9).all()
@@ -167,12 +167,12 @@ def test_the_study_says_what_a_whole_simulation_says(graphs: Path) -> None:
 
 def test_the_study_of_slow_devices_says_what_a_whole_simulation_says(graphs: Path) -> None:
     base, engine = step(graphs, cluster(4))
-    found = study(base.placed, engine, {"everywhere": True, "straggler": 1.5, "kinds": ["node"]})
+    found = study(base.state, engine, {"everywhere": True, "straggler": 1.5, "kinds": ["node"]})
     assert found.where == (("node 0",), ("node 1",), ("node 2",), ("node 3",))
     for node, slowdown in enumerate(found.slowdown.tolist()):
         whole, _ = step(graphs, cluster(4), slow_devices={8 * node: 1.5})
         assert slowdown == pytest.approx(whole.step_time_s / base.step_time_s, rel=0.01)
-    drawn = study(base.placed, engine, {"samples": 8, "straggler": 1.5, "count": 2})
+    drawn = study(base.state, engine, {"samples": 8, "straggler": 1.5, "count": 2})
     assert set(drawn.slowdown.round(6)) <= {*found.slowdown.round(6), drawn.slowdown.max().round(6)}
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph
-from opcast.simulator.memory.stage import peak_memory
+from opcast.simulator.memory.walk import peak_memory
 from opcast.simulator.passes.data import data_parallel, micro_batch_variant
 from opcast.simulator.question.plan import Parallel, Plan, Stack
 from opcast.simulator.trace import Workload, trace

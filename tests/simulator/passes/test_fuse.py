@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph
-from opcast.simulator.memory.stage import peak_memory
+from opcast.simulator.memory.walk import peak_memory
 from opcast.simulator.passes.fuse import fuse
 from opcast.simulator.passes.fusion.rules import SHIPPED
 from opcast.simulator.question.plan import Parallel, Plan, PlanError, Stack

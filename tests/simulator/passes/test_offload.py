@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph
-from opcast.simulator.memory.stage import peak_memory
+from opcast.simulator.memory.walk import peak_memory
 from opcast.simulator.passes.offload import offload
 from opcast.simulator.passes.order import INFERENCE, apply_passes
 from opcast.simulator.passes.recompute import recompute

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from opcast.datasets.clusters import Cluster
 from opcast.datasets.dtypes import itemsize
 from opcast.simulator.graph import Graph, Node
-from opcast.simulator.memory.stage import peak_memory
+from opcast.simulator.memory.walk import peak_memory
 from opcast.simulator.passes.fuse import fuse
 from opcast.simulator.passes.quantize import RECIPES, quantize
 from opcast.simulator.passes.tensor import tensor_parallel

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph
-from opcast.simulator.memory.stage import peak_memory
+from opcast.simulator.memory.walk import peak_memory
 from opcast.simulator.passes.unfuse import unfuse_attention
 from opcast.simulator.question.plan import Parallel, Plan, Stack
 from opcast.simulator.trace import Workload, trace

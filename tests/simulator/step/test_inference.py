@@ -10,8 +10,10 @@ from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import DeviceError, load_device
 from opcast.simulator.engines import build_engine
 from opcast.simulator.question.plan import Parallel, Plan, PlanError, Stack, load_stack
-from opcast.simulator.question.work import Work, WorkloadError
-from opcast.simulator.step.inference import engine_of, flow, parts, simulate_inference
+from opcast.simulator.question.work import Work
+from opcast.simulator.simulate import simulate as simulate_plan
+from opcast.simulator.step.build import Part, engine_of, parts
+from opcast.simulator.step.state import stream_us
 
 H100 = load_device("h100_sxm")
 CLUSTER = load_cluster("dgx_h100")
@@ -36,7 +38,7 @@ def run(small_model, graphs):
         plan = Plan(parallel, cluster, known, **given)
         asked = Work(kind, **({"batch": 8, "input_len": 32, "output_len": 5} | (work or {})))
         sizes = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8} if family == "llama" else {}
-        return simulate_inference(small_model(family, layers=4, **sizes), asked, plan, H100, ENGINE, graphs)
+        return simulate_plan(small_model(family, layers=4, **sizes), asked, plan, H100, ENGINE, graphs)
 
     return simulate
 
@@ -50,12 +52,12 @@ def test_a_generation_is_its_prompt_and_its_steps(run):
 
 def test_steps_of_a_generation_are_weighted_by_simpsons_rule():
     found = list(parts(Work("generate", batch=1, input_len=100, output_len=21)))
-    assert found[0] == ("prefill", 100, 1.0)
-    contexts, weights = zip(*((context, times) for _, context, times in found[1:]), strict=True)
+    assert found[0] == Part("prefill", 100)
+    contexts, weights = zip(*((part.seq_len, part.times) for part in found[1:]), strict=True)
     assert contexts == (100, 109, 119)
     assert sum(weights) == pytest.approx(20)
-    assert [step for step, *_ in parts(Work("generate", output_len=1))] == ["prefill"]
-    assert list(parts(Work("generate", input_len=7, output_len=2)))[1:] == [("decode", 7, 1.0)]
+    assert [part.kind for part in parts(Work("generate", output_len=1))] == ["prefill"]
+    assert list(parts(Work("generate", input_len=7, output_len=2)))[1:] == [Part("decode", 7)]
 
 
 @pytest.mark.parametrize("layout", [{"tp": 2}, {"tp": 4}, {"pp": 2}, {"tp": 2, "pp": 2}])
@@ -96,11 +98,11 @@ def test_the_parts_of_a_breakdown_are_the_whole(run):
 
 
 def test_micro_batches_follow_each_other_through_stages():
-    assert flow([2.0, 3.0], [1.0, 0.0], 1, "prefill") == 6.0
-    assert flow([2.0, 3.0], [1.0, 0.0], 4, "prefill") == 15.0
-    assert flow([2.0, 3.0], [1.0, 0.0], 2, "decode") == 6.0  # the second hides behind the first
-    assert flow([2.0, 3.0], [1.0, 0.0], 4, "decode") == 12.0  # the slowest stage is always busy
-    assert flow([2.0, 3.0], [4.0, 0.0], 4, "decode") == 16.0  # a link that is slower than every stage
+    assert stream_us([2.0, 3.0], [1.0, 0.0], 1, "prefill") == 6.0
+    assert stream_us([2.0, 3.0], [1.0, 0.0], 4, "prefill") == 15.0
+    assert stream_us([2.0, 3.0], [1.0, 0.0], 2, "decode") == 6.0  # the second hides behind the first
+    assert stream_us([2.0, 3.0], [1.0, 0.0], 4, "decode") == 12.0  # the slowest stage is always busy
+    assert stream_us([2.0, 3.0], [4.0, 0.0], 4, "decode") == 16.0  # a link that is slower than every stage
 
 
 def test_a_graph_replay_leaves_no_gaps(run):
@@ -124,11 +126,11 @@ def test_what_does_not_fit_says_what_would(small_model, graphs):
     model = small_model("llama", hidden_size=1024, num_attention_heads=8, num_key_value_heads=8)
     plan = Plan(Parallel(), replace(CLUSTER, devices_per_node=1), load_stack("vllm"))
     work = Work("decode", batch=40_000, input_len=400)
-    report = simulate_inference(model, work, plan, H100, ENGINE, graphs)
+    report = simulate_plan(model, work, plan, H100, ENGINE, graphs)
     assert not report.fits
     assert report.p_oom > 0.99
     advised = int(report.memory.advice.rpartition("=")[2])
-    again = simulate_inference(model, replace(work, batch=advised), plan, H100, ENGINE, graphs)
+    again = simulate_plan(model, replace(work, batch=advised), plan, H100, ENGINE, graphs)
     assert again.fits
     assert advised > 10_000
 
@@ -146,7 +148,7 @@ def test_engines_answer_with_their_own_predictors(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
-        ({"kind": "train"}, WorkloadError, "workload=train"),
+        ({"kind": "train"}, PlanError, "stack=vllm serves"),
         ({"pp": 2, "vpp": 2}, PlanError, "parallel.vpp=1"),
         ({"options": {"micro_batches": 3}}, PlanError, "take 2"),
         ({"options": {"quantization": "fp5"}}, DeviceError, "fp5"),

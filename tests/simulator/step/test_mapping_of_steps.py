@@ -18,7 +18,7 @@ from opcast.simulator.network.build import fabric
 from opcast.simulator.network.fabric import Transfer
 from opcast.simulator.question.plan import Parallel, Plan, load_stack
 from opcast.simulator.question.work import Work
-from opcast.simulator.step.training import simulate_training
+from opcast.simulator.simulate import simulate
 
 H100 = load_device("h100_sxm")
 TINY = {
@@ -63,7 +63,7 @@ def test_an_order_moves_a_step(tmp_path: Path) -> None:
         engine = build_engine(H100, [], [], cluster=joined)
         engine = FusedEngine([FlowEngine(NetworkEngine(H100, joined), engine, plan), *engine.engines])
         work = Work(seq_len=2048, micro_batch=1, global_batch=64)
-        found.append(simulate_training(TINY, work, plan, H100, engine, tmp_path).step_time_s)
+        found.append(simulate(TINY, work, plan, H100, engine, tmp_path).step_time_s)
     assert found[1] > 1.5 * found[0]
 
 

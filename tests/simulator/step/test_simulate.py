@@ -7,7 +7,7 @@ from opcast.datasets.devices import DeviceError, load_device
 from opcast.simulator.engines import build_engine
 from opcast.simulator.question.work import Work, WorkloadError
 from opcast.simulator.report.answer import InferenceReport, StepReport
-from opcast.simulator.simulate import simulate
+from opcast.simulator.simulate import alone, simulate
 
 DEVICE = load_device("h100_sxm")
 MODEL = {
@@ -22,7 +22,7 @@ MODEL = {
 
 
 def run(work: Work) -> StepReport | InferenceReport:
-    return simulate(MODEL, work, DEVICE, build_engine(DEVICE, [], []))
+    return simulate(MODEL, work, alone(DEVICE, "bf16"), DEVICE, build_engine(DEVICE, [], []))
 
 
 def test_gradient_accumulation_runs_the_optimizer_once():
@@ -75,4 +75,4 @@ def test_work_that_cannot_be_is_refused(fields: dict[str, object], says: str):
 def test_a_dtype_the_device_lacks_is_refused():
     v100 = load_device("v100_sxm")
     with pytest.raises(DeviceError, match="has no bf16"):
-        simulate(MODEL, Work("prefill"), v100, build_engine(v100, [], []), precision="bf16")
+        simulate(MODEL, Work("prefill"), alone(v100, "bf16"), v100, build_engine(v100, [], []))

@@ -17,7 +17,7 @@ from opcast.simulator.formats.simai_step import workload as written
 from opcast.simulator.network.formats import FormatError, Layer, Work, Workload, read_workload, write_workload
 from opcast.simulator.question.plan import Parallel, Plan, load_stack
 from opcast.simulator.question.work import Work as Asked
-from opcast.simulator.step.training import simulate_training
+from opcast.simulator.simulate import simulate
 from opcast.simulator.step.workload_file import FileReport, plan_of, simulate_workload
 
 H100 = load_device("h100_sxm")
@@ -120,8 +120,8 @@ def test_a_workload_for_other_gpus_is_refused() -> None:
 )
 def test_a_step_that_is_written_and_run_again_takes_as_long(parallel: Parallel, tmp_path: Path) -> None:
     plan = Plan(parallel, CLUSTER, load_stack("megatron"))
-    report = simulate_training(LLAMA, Asked(seq_len=2048, global_batch=64), plan, H100, ENGINE, tmp_path)
-    text = write_workload(written(report.placed))
+    report = simulate(LLAMA, Asked(seq_len=2048, global_batch=64), plan, H100, ENGINE, tmp_path)
+    text = write_workload(written(report.state.steps[0]))
     made = read_workload(text)
     assert made.degrees["ga"] == report.parallel["micro_batches"]
     again = simulate_workload(made, plan_of(made, CLUSTER), ENGINE)
@@ -130,6 +130,6 @@ def test_a_step_that_is_written_and_run_again_takes_as_long(parallel: Parallel, 
 
 def test_what_simai_has_no_word_for_is_refused(tmp_path: Path) -> None:
     plan = Plan(Parallel(cp=2), CLUSTER, load_stack("megatron"))
-    report = simulate_training(LLAMA, Asked(seq_len=2048, global_batch=32), plan, H100, ENGINE, tmp_path)
+    report = simulate(LLAMA, Asked(seq_len=2048, global_batch=32), plan, H100, ENGINE, tmp_path)
     with pytest.raises(FormatError, match=r"parallel\.cp=2 cannot be written"):
-        written(report.placed)
+        written(report.state.steps[0])

@@ -12,9 +12,13 @@ from opcast.datasets.devices import Device
 from opcast.datasets.ops import make_op
 from opcast.simulator.engines import build_engine
 from opcast.simulator.graph import Block, Graph, HostCalls, Node, Tensor
-from opcast.simulator.memory.stage import peak_memory
-from opcast.simulator.timing.latencies import schedule, step_interval, time_graph
+from opcast.simulator.memory.walk import peak_memory
+from opcast.simulator.simulate import alone
+from opcast.simulator.timing.costs import Costs, cost_graphs
+from opcast.simulator.timing.latencies import step_interval
+from opcast.simulator.timing.phases import PhaseTime, time_phase
 from opcast.simulator.timing.residency import cold_fractions
+from opcast.simulator.timing.schedule.streams import place
 
 times = st.lists(st.floats(0.0, 1e4), min_size=1, max_size=40)
 
@@ -53,32 +57,42 @@ def chain(length: int) -> Graph:
     return Graph("chain", (Block(nodes),), tensors, 2**20 * length, 1e9)
 
 
+def in_a_row(length: int) -> tuple[Block, ...]:
+    """Nodes of which each reads what the one before wrote."""
+    return (Block(tuple(Node(None, "aten.odd", "", "forward", (i,), (i + 1,), 0) for i in range(length))),)
+
+
 @given(times, st.data())
 def test_no_kernel_starts_before_it_is_issued_or_before_the_last_one_ended(kernel: list[float], data: st.DataObject):
     host = data.draw(st.lists(st.floats(0.0, 1e3), min_size=len(kernel), max_size=len(kernel)))
-    kernel_us, host_us = np.array(kernel), np.array(host)
-    start, total = schedule(kernel_us, host_us, synchronous=False)
+    placed = place(in_a_row(len(kernel)), np.array(kernel), np.array(host))
     end, issued = 0.0, 0.0
-    for begin, lasts, issue in zip(start, kernel, host, strict=True):
+    for begin, lasts, issue in zip(placed.start_us.tolist(), kernel, host, strict=True):
         issued += issue
         assert begin == pytest.approx(max(end, issued), abs=1e-6)
         end = begin + lasts
-    assert total == pytest.approx(end)
+    assert placed.total_us == pytest.approx(end)
 
 
-@given(times)
-def test_a_synchronous_device_adds_host_and_kernel_time(kernel: list[float]):
-    host = np.full(len(kernel), 3.0)
-    start, total = schedule(np.array(kernel), host, synchronous=True)
-    assert total == pytest.approx(sum(kernel) + 3.0 * len(kernel))
-    assert np.all(np.diff(start) >= 0)
+def timed(graph: Graph, target: Device) -> tuple[Costs, PhaseTime]:
+    """What the nodes of a forward graph cost on a device alone, and how long they take."""
+    (costs,) = cost_graphs([graph], target, build_engine(target, [], []))
+    return costs, time_phase(costs, "forward", alone(target, "bf16"), target)
+
+
+def test_a_synchronous_device_adds_host_and_kernel_time():
+    host = device(vendor="cpu", dispatch_us=5.0)
+    costs, found = timed(chain(10), host)
+    assert found.total_us == pytest.approx((costs.kernel_us + costs.host_us).sum())
+    assert found.host_us == pytest.approx(costs.host_us.sum())
+    assert found.compute_us == pytest.approx(costs.kernel_us.sum())
 
 
 @given(times)
 def test_launching_ahead_is_never_slower_than_waiting(kernel: list[float]):
     host = np.full(len(kernel), 5.0)
-    ahead = schedule(np.array(kernel), host, synchronous=False)[1]
-    assert ahead <= schedule(np.array(kernel), host, synchronous=True)[1] + 1e-6
+    ahead = place(in_a_row(len(kernel)), np.array(kernel), host)
+    assert ahead.total_us <= sum(kernel) + host.sum() + 1e-6
 
 
 def test_weights_are_cold_and_fresh_activations_warm():
@@ -113,36 +127,45 @@ def test_a_larger_cache_never_makes_inputs_colder(mib: int):
 @given(st.floats(1.0, 8.0))
 def test_more_bandwidth_is_never_slower(factor: float):
     slow, fast = device(), device(memory_gbps=2000.0 * factor, l2_gbps=5000.0 * factor)
-    before = time_graph(chain(10), slow, build_engine(slow, [], []))
-    after = time_graph(chain(10), fast, build_engine(fast, [], []))
-    assert after.total_us <= before.total_us * (1 + 1e-9)
+    assert timed(chain(10), fast)[1].total_us <= timed(chain(10), slow)[1].total_us * (1 + 1e-9)
 
 
 def test_the_interval_holds_the_step_and_grows_with_its_ops():
-    target = device()
-    timed = time_graph(chain(10), target, build_engine(target, [], []))
-    assert timed.low_us < timed.total_us < timed.high_us
-    wide = step_interval(
-        timed.nodes, timed.kernel_us, timed.relative_low * 0.5, timed.relative_high * 2, timed.total_us
-    )
-    assert wide[0] < timed.low_us
-    assert wide[1] > timed.high_us
+    costs, found = timed(chain(10), device())
+    kinds = [node.op.kind for node in costs.nodes]
+    low, high = step_interval(kinds, costs.kernel_us, costs.low, costs.high, found.total_us)
+    assert low < found.total_us < high
+    wide = step_interval(kinds, costs.kernel_us, costs.low * 0.5, costs.high * 2, found.total_us)
+    assert wide[0] < low
+    assert wide[1] > high
 
 
 def test_host_calls_delay_small_kernels_only_on_a_device_that_waits_for_the_host():
-    target = device(dispatch_us=50.0)
-    timed = time_graph(chain(10), target, build_engine(target, [], []))
-    assert timed.total_us >= timed.host_us.sum()
-    assert timed.start_us[0] == pytest.approx(timed.host_us[0])
+    costs, found = timed(chain(10), device(dispatch_us=50.0))
+    assert found.total_us >= costs.host_us.sum()
+    assert found.host_us >= costs.host_us[0]
 
 
 def test_an_operator_without_a_kind_is_costed_by_its_bytes():
-    target = device(launch_us=2.0)
     odd = Node(None, "aten.odd", "", "forward", (0,), (1,), 2_000_000_000)
     graph = Graph("odd", (Block((odd,)),), (Tensor(0, 10**9, "bf16", "activation", 2),), 0, 0.0)
-    timed = time_graph(graph, target, build_engine(target, [], []))
-    assert timed.kernel_us[0] == pytest.approx(1000.0 + 2.0)
-    assert timed.engine[0] == "bytes"
+    costs, _ = timed(graph, device(launch_us=2.0))
+    assert costs.kernel_us[0] == pytest.approx(1000.0 + 2.0)
+    assert costs.engine[0] == "bytes"
+
+
+@given(st.integers(2, 40), st.integers(1, 400))
+def test_a_folded_block_is_as_cold_on_average_as_it_is_unrolled(repeat: int, kib: int):
+    tensors = (
+        Tensor(0, kib * 2**10, "bf16", "activation", repeat + 1),
+        Tensor(repeat + 1, 2**20, "bf16", "weight", repeat),
+    )
+    node = gemm_node(256, (0, repeat + 1, 1), frees=(0,))
+    block = Block((node,), repeat, {0: 1, 1: 1, repeat + 1: 1})
+    target = device(l2_mib=8.0)
+    folded = Graph("folded", (block,), tensors, 0, 1.0)
+    (once,), (written,) = (cost_graphs([g], target, build_engine(target, [], [])) for g in (folded, folded.unrolled()))
+    assert once.kernel_us[0] * repeat == pytest.approx(written.kernel_us.sum(), rel=0.02)
 
 
 def test_peak_memory_is_the_largest_sum_of_living_tensors():

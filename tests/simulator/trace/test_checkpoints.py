@@ -10,7 +10,7 @@ from opcast.datasets.devices import load_device
 from opcast.simulator.engines import build_engine
 from opcast.simulator.question.work import Work
 from opcast.simulator.report.answer import InferenceReport
-from opcast.simulator.simulate import simulate
+from opcast.simulator.simulate import alone, simulate
 from opcast.simulator.trace import TraceError
 from opcast.simulator.trace.checkpoints import weight_format
 
@@ -49,7 +49,9 @@ def test_a_quantized_checkpoint_weighs_and_takes_less(small_model, tmp_path: Pat
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config | said))
         work = Work("decode", input_len=256, cache="static")
-        reports.append(simulate(str(tmp_path / name), work, device, build_engine(device, [], []), "fp16"))
+        reports.append(
+            simulate(str(tmp_path / name), work, alone(device, "fp16"), device, build_engine(device, [], []))
+        )
     plain, packed = reports
     assert isinstance(plain, InferenceReport)
     assert isinstance(packed, InferenceReport)

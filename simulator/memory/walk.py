@@ -1,0 +1,196 @@
+"""When tensors live: a walk over folded graphs.
+
+A tensor lives from its first write, or from the start of the step when it is read before anything wrote it, to the node
+that frees it, or to the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..graph import ROLES, Block, Graph, Node
+from ..question.plan import Plan
+from .amounts import GIB, Memory
+
+BUCKET_OF_ROLE = {
+    "weight": "weights",
+    "frozen": "weights",
+    "gradient": "gradients",
+    "optimizer_state": "optimizer",
+    "activation": "activations",
+    "cache": "cache",
+    "input": "other",
+    "buffer": "other",
+}
+BUCKETS = ("weights", "gradients", "optimizer", "activations", "cache", "other")
+WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, CACHE, OTHER = range(len(BUCKETS))
+BUCKET_OF = np.array([BUCKETS.index(BUCKET_OF_ROLE[role]) for role in ROLES])
+Pairs = list[tuple[int, int]]  # (tensor, position)
+ROUNDING = 512  # bytes to which torch's allocator rounds every block
+
+
+@dataclass(frozen=True)
+class Lives:
+    """When tensors live, in executed nodes. Times run from 0; ``begin`` -1 is before the step, ``end`` n after it.
+
+    ``begin`` and ``end`` are by tensor id (a tensor lives while ``begin <= time <= end``), ``used`` tells those that
+    nodes touch; ``offsets`` give the time at which each block of the graph begins.
+    """
+
+    graph: Graph
+    begin: np.ndarray
+    end: np.ndarray
+    used: np.ndarray
+    offsets: np.ndarray
+
+    @property
+    def count(self) -> int:
+        """Number of executed nodes."""
+        return int(self.offsets[-1])
+
+    def node(self, time: int) -> Node:
+        """The node, as in the first repetition, that runs at a time."""
+        index = int(np.searchsorted(self.offsets, time, side="right")) - 1
+        block = self.graph.blocks[index]
+        return block.nodes[(time - int(self.offsets[index])) % len(block.nodes)]
+
+    def living(self, sizes: np.ndarray, kinds: np.ndarray, number: int) -> np.ndarray:
+        """Bytes alive during every node, [number of kinds, nodes], of tensors of each kind."""
+        count = self.count
+        change = np.zeros((number, count + 1))
+        begin, end = np.maximum(self.begin[self.used], 0), np.minimum(self.end[self.used] + 1, count)
+        np.add.at(change, (kinds[self.used], begin), sizes[self.used])
+        np.add.at(change, (kinds[self.used], end), -sizes[self.used])
+        return np.cumsum(change, axis=1)[:, :count]
+
+
+def lives(graph: Graph) -> Lives:
+    """The lifetime of every tensor, without unrolling blocks one node at a time."""
+    total = graph.tensor_count
+    lengths = [len(block.nodes) * block.repeat for block in graph.blocks]
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    count = int(offsets[-1])
+    read, written = (np.full(total, count, dtype=np.int64) for _ in range(2))
+    end = np.full(total, -1, dtype=np.int64)
+    for block, offset in zip(graph.blocks, offsets.tolist(), strict=False):
+        reads = [(t, p) for p, node in enumerate(block.nodes) for t in node.reads]
+        writes = [(t, p) for p, node in enumerate(block.nodes) for t in node.writes]
+        for first, pairs in ((read, reads), (written, writes)):
+            ids, times = _placed(block, pairs, offset, np.arange(block.repeat))
+            np.minimum.at(first, ids, times)
+        for pairs, repetitions in _frees(block):
+            ids, times = _placed(block, pairs, offset, repetitions)
+            np.maximum.at(end, ids, times)
+    used = np.minimum(read, written) < count
+    begin = np.where(read <= written, -1, written)
+    return Lives(graph, begin, np.where(end < 0, count, end), used, offsets)
+
+
+def _placed(block: Block, pairs: Pairs, offset: int, repetitions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and times of (tensor, position) pairs over repetitions of a block that begins at ``offset``."""
+    if not pairs or not len(repetitions):
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    table = np.array([(t, block.steps.get(t, 0), p) for t, p in pairs], dtype=np.int64)
+    ids = table[:, :1] + table[:, 1:2] * repetitions
+    times = offset + table[:, 2:] + len(block.nodes) * repetitions
+    return ids.ravel(), times.ravel()
+
+
+def _frees(block: Block) -> list[tuple[Pairs, np.ndarray]]:
+    """What is freed where: usually, in the first and in the last repetition."""
+    usual: Pairs = []
+    first: Pairs = []
+    last: Pairs = []
+    for position, node in enumerate(block.nodes):
+        usual += [(t, position) for t in node.frees]
+        first += [(t, position) for t in block.uneven.get((0, position), node.frees)]
+        last += [(t, position) for t in block.uneven.get((-1, position), node.frees)]
+    ends = [(first, np.array([0]))]
+    if block.repeat > 1:
+        ends.append((last, np.array([block.repeat - 1])))
+    return [(usual, np.arange(1, block.repeat - 1)), *ends]
+
+
+def peak_memory(graph: Graph) -> Memory:
+    """The largest sum of living tensors during the step, split by what they are for, and nothing else."""
+    walk = lives(graph)
+    living = walk.living(graph.tensor_bytes, BUCKET_OF[graph.tensor_roles], len(BUCKETS))
+    if not walk.count:
+        return amounts(np.zeros(len(BUCKETS)))
+    return amounts(living[:, int(living.sum(axis=0).argmax())])
+
+
+def amounts(peak: np.ndarray) -> Memory:
+    """The memory of living bytes by bucket; keys and values count as activations."""
+    gib = dict(zip((f"{bucket}_gib" for bucket in BUCKETS), (peak / GIB).tolist(), strict=True))
+    gib["activations_gib"] += gib.pop("cache_gib")
+    total = float(peak.sum() / GIB)
+    return Memory(peak_gib=total, allocated_gib=total, reserved_gib=total, **gib)
+
+
+@dataclass(frozen=True)
+class ChunkWalk:
+    """A chunk's curve of living bytes [buckets, nodes], what its forward keeps, and what lives throughout.
+
+    ``optimizing`` tells which of the executed nodes are the optimizer's [nodes].
+    """
+
+    lives: Lives
+    living: np.ndarray
+    saved: float
+    static: np.ndarray
+    optimizing: np.ndarray
+
+
+def walk_chunk(graph: Graph, plan: Plan) -> ChunkWalk:
+    """The walk of a chunk's graph, as the last micro-batch runs it."""
+    walk = lives(graph)
+    phases = [np.tile([n.phase for n in block.nodes], block.repeat) for block in graph.blocks]
+    phase = np.concatenate([np.zeros(0, dtype="<U1"), *phases])  # a chunk of no layers has no nodes
+    kinds = BUCKET_OF[graph.tensor_roles]
+    stray = _stray_gradients(graph)
+    used = walk.used.copy()
+    used[stray] = False
+    walk = replace(walk, used=used)
+    sizes = -(-graph.tensor_bytes // ROUNDING) * ROUNDING
+    living = walk.living(sizes, kinds, len(BUCKETS))
+    living[OTHER] += _prefetched(graph, phase, plan)
+    forward = np.flatnonzero(phase == "forward")
+    last = int(forward[-1]) if len(forward) else -1
+    crossing = used & (kinds == ACTIVATIONS) & (walk.begin >= 0) & (walk.begin <= last) & (walk.end > last)
+    always = used & ((walk.begin < 0) | (kinds == GRADIENTS)) & (kinds != ACTIVATIONS)
+    static = np.bincount(kinds[always], sizes[always], len(BUCKETS))
+    return ChunkWalk(walk, living, float(sizes[crossing].sum()), static, phase == "optimizer")
+
+
+def _stray_gradients(graph: Graph) -> np.ndarray:
+    """Gradients that the optimizer names and no other node touches: those of other stages."""
+    gradient = ROLES.index("gradient")
+    own = np.zeros(graph.tensor_count, dtype=bool)
+    for block in graph.blocks:
+        for node in block.nodes:
+            if node.phase != "optimizer":
+                for tensor in {*node.reads, *node.writes}:
+                    step = block.steps.get(tensor, 0)
+                    own[tensor + step * np.arange(block.repeat if step else 1)] = True
+    stray: np.ndarray = (graph.tensor_roles == gradient) & ~own
+    return stray
+
+
+def _prefetched(graph: Graph, phase: np.ndarray, plan: Plan) -> np.ndarray:
+    """Bytes of the next layer's weights, gathered ahead while a layer computes."""
+    extra = np.zeros(len(phase))
+    if "dp" not in plan.stack.overlap:
+        return extra
+    for name in ("forward", "backward"):
+        ahead = [
+            node.op.size_bytes
+            for block in graph.blocks
+            for node in block.nodes
+            if block.repeat > 1 and node.phase == name and node.source == "fsdp.all_gather" and node.op is not None
+        ]
+        if ahead:
+            extra[phase == name] = max(ahead)
+    return extra

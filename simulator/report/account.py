@@ -1,0 +1,230 @@
+"""From the state of a workload to its report: times, rates, memory, breakdown, provenance, interval.
+
+Training, prefill, decode and a generation are added up alike, over the phases that the stages ran which speak for the
+step (:attr:`..step.state.Step.speaking`); the parts of a breakdown add up to the whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..graph import Graph
+from ..question.plan import Plan
+from ..question.work import COVERAGE, tokens_of
+from ..step.state import Executed, State, Step
+from . import distribution, trust
+from .answer import Breakdown, InferenceReport, OpShare, StageShare, StepReport
+from .energy import cost, energy
+from .ledger import Ledger, ledger_of
+
+ROUNDED = 1e-9  # of the whole: less than this is what sums of floats leave
+
+
+def report_of(state: State, started: float, network: Mapping[str, Any]) -> StepReport | InferenceReport:
+    """The report of a workload; ``started`` is when the question came (``perf_counter``), ``network`` what links do."""
+    executed = list(state.executions())
+    ledger = ledger_of(executed)
+    low_us, high_us = ledger.interval(state.total_us)
+    fields = common(state, executed, ledger, network)
+    if state.work.kind == "train":
+        step = state.steps[0]
+        seconds, low, high = state.total_us * 1e-6, low_us * 1e-6, high_us * 1e-6
+        return StepReport(
+            step_time_s=seconds,
+            low_s=low,
+            high_s=high,
+            quantiles=distribution.quantiles(seconds, low, high, COVERAGE),
+            stages=tuple(stage_shares(step)),
+            wall_time_s=time.perf_counter() - started,
+            **fields,
+        )
+    decodes = [step for step in state.steps if step.kind == "decode"]
+    count = sum(step.times for step in decodes)
+    first, ms = state.steps[0], state.total_us * 1e-3
+    return InferenceReport(
+        ttft_ms=first.total_us * 1e-3 if first.kind == "prefill" else None,
+        tpot_ms=sum(step.total_us * step.times for step in decodes) / count * 1e-3 if count else None,
+        e2e_ms=ms,
+        low_ms=low_us * 1e-3,
+        high_ms=high_us * 1e-3,
+        quantiles=distribution.quantiles(ms, low_us * 1e-3, high_us * 1e-3, COVERAGE),
+        wall_time_s=time.perf_counter() - started,
+        **fields,
+    )
+
+
+def common(state: State, executed: Sequence[Executed], ledger: Ledger, network: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that every report has."""
+    plan, device, memory = state.plan, state.device, state.memory
+    seconds, devices = state.total_us * 1e-6, plan.cluster.devices
+    parts = breakdown(state, executed, ledger)
+    products_s, others_s = (each / speakers(state) for each in ledger.busy_seconds())
+    spent = energy(device, devices, products_s, others_s, seconds)
+    price = cost(plan.cluster.price_per_device_hour, devices, seconds)
+    return {
+        "model": state.steps[0].graph.name,
+        "device": device.id,
+        "devices": devices,
+        "parallel": degrees(plan),
+        "precision": plan.quantization or plan.precision,
+        "workload": state.work.kind,
+        "coverage": COVERAGE,
+        "memory": memory,
+        "fits": memory.peak_gib <= device.memory_gib,
+        "p_oom": trust.probability_oom(memory.peak_gib, device.memory_gib),
+        "breakdown": parts,
+        "provenance": provenance(ledger, state.total_us, parts.host_s),
+        "trust": trust.shares(ledger.answered()),
+        "measure_next": trust.missing(ledger.asked()),
+        "power_w": spent.power_w,
+        "energy_j": spent.energy_j,
+        "cost": price,
+        "cost_per_million_tokens": None if price is None else price / tokens(state) * 1e6,
+        "unmapped": ledger.unmapped(),
+        "notes": tuple(dict.fromkeys(note for step in state.steps for note in step.graph.notes)),
+        "network": network,
+        "state": state,
+        **rates(state, seconds),
+    }
+
+
+def degrees(plan: Plan) -> dict[str, Any]:
+    """The layout as a user writes it, with the data-parallel degree that it comes to."""
+    return {**dataclasses.asdict(plan.parallel), "dp": plan.dp, "micro_batches": plan.micro_batches}
+
+
+def tokens(state: State) -> int:
+    """Tokens that all devices process (training, prefill) or produce (decode, generate)."""
+    work = state.work
+    return tokens_of(work) * (1 if work.kind == "train" else state.plan.dp)
+
+
+def speakers(state: State) -> int:
+    """How many stages' times the ledger holds."""
+    return len(state.steps[0].speaking)
+
+
+def rates(state: State, seconds: float) -> dict[str, Any]:
+    """Throughput and utilisation per device. HFU divides what devices execute, MFU what the model defines.
+
+    Where an engine's kernels need less arithmetic than the model's own code (absorbed latent attention), theirs is what
+    counts.
+    """
+    plan, devices = state.plan, state.plan.cluster.devices
+    copies = plan.micro_batches * plan.dp
+    model = sum(step.graph.model_flops * step.times for step in state.steps) * copies / devices
+    stages = sum(tensor_flops(chunk.graph) * step.times for step in state.steps for chunk in step.chunks)
+    hardware = stages * plan.micro_batches / plan.parallel.pp
+    model = model if state.work.kind == "train" else min(model, hardware)
+    peak_tflops = state.device.tensor_rate(plan.quantization or plan.precision)
+    return {
+        "tokens_per_s_per_gpu": tokens(state) / seconds / devices,
+        "tflops_per_gpu": model / seconds / 1e12,
+        "mfu": model / seconds / 1e12 / peak_tflops,
+        "hfu": hardware / seconds / 1e12 / peak_tflops,
+    }
+
+
+def tensor_flops(graph: Graph) -> float:
+    """Arithmetic of matrix products and attention that a rank executes for one micro-batch."""
+    found = ((node.op.cost, repeat) for node, repeat in graph.weighted() if node.op is not None)
+    return sum(float(cost.flops) * repeat for cost, repeat in found if cost.unit == "tensor")
+
+
+def breakdown(state: State, executed: Sequence[Executed], ledger: Ledger) -> Breakdown:
+    """Where the time goes. Kernels that run beside others appear in ``by_op`` with their own time.
+
+    What a schedule runs side by side (pairs of DualPipe, gradients reduced late) hides communication first, then
+    computing. Where several stages speak for a step and work at the same time, all parts shrink alike.
+    """
+    exposed: dict[str, float] = {}
+    compute = optimizer = host = bubble = 0.0
+    for each in executed:
+        host += each.time.host_us * each.times
+        if each.phase == "optimizer":
+            optimizer += each.time.compute_us * each.times
+        else:
+            compute += each.time.compute_us * each.times
+        for group, us in each.time.exposed_us.items():
+            exposed[group] = exposed.get(group, 0.0) + us * each.times
+    saved, waiting = sum(beside_us(step) * step.times for step in state.steps), sum(exposed.values())
+    kept = 1.0 - min(saved, waiting) / waiting if waiting else 1.0
+    exposed = {group: us * kept for group, us in exposed.items()}
+    compute -= max(saved - waiting, 0.0)
+    for step in state.steps:
+        host += step.overhead_us * step.times
+        exposed["pp"] = exposed.get("pp", 0.0) + sending_us(step) * step.times
+        bubble += float(step.pipeline.bubble_us[step.busiest]) * step.times if step.trains else 0.0
+    spoken_for = compute + optimizer + host + bubble + sum(exposed.values())
+    factor = min(state.total_us / max(spoken_for, 1e-9), 1.0)
+    rest = state.total_us - spoken_for  # waiting for a slower optimizer, or for other stages
+    bubble = bubble * factor + (rest if rest > ROUNDED * state.total_us else 0.0)
+    return Breakdown(
+        compute_s=compute * factor * 1e-6,
+        exposed_comm_s=sum(exposed.values()) * factor * 1e-6,
+        bubble_s=bubble * 1e-6,
+        optimizer_s=optimizer * factor * 1e-6,
+        host_s=host * factor * 1e-6,
+        by_op=by_op(ledger, state.total_us),
+        by_phase=by_phase(state, ledger),
+        by_parallelism={group: us * factor * 1e-6 for group, us in sorted(exposed.items()) if us > 0},
+    )
+
+
+def beside_us(step: Step) -> float:
+    """Microseconds that the stages which speak for a step save by running one task beside another."""
+    found = 0.0
+    for stage in step.speaking:
+        phases = [e for e in step.executions(stage) if e.phase in ("forward", "backward")]
+        apart = sum(e.time.total_us * e.times for e in phases) / step.times
+        found += max(apart - float(step.pipeline.busy_us[stage]), 0.0)
+    return found
+
+
+def sending_us(step: Step) -> float:
+    """Microseconds of transfers between stages that the stages which speak for a step wait for."""
+    if step.trains:
+        return float(step.pipeline.sending_us[step.busiest])
+    sends = step.sends.onward_us.reshape(step.orders.stages, -1).mean(axis=1)
+    return float(sends.sum()) * step.orders.micro_batches
+
+
+def by_op(ledger: Ledger, total_us: float) -> tuple[OpShare, ...]:
+    """Time by kind of op, most first."""
+    rows = [
+        OpShare(kind, round(count), us * 1e-6, us / total_us, engines) for kind, count, us, engines in ledger.by_kind()
+    ]
+    return tuple(sorted(rows, key=lambda share: -share.time_s))
+
+
+def by_phase(state: State, ledger: Ledger) -> dict[str, float]:
+    """Seconds of kernels by phase of a training step; of inference those of the kinds of step."""
+    if state.work.kind == "train":
+        return {phase: us * 1e-6 for phase, us in ledger.by_phase().items()}
+    kinds = dict.fromkeys(step.kind for step in state.steps)
+    return {kind: sum(s.total_us * s.times for s in state.steps if s.kind == kind) * 1e-6 for kind in kinds}
+
+
+def provenance(ledger: Ledger, total_us: float, host_s: float) -> dict[str, float]:
+    """Share of the time by who answered; ``host`` is waiting for the host."""
+    shares = ledger.by_engine()
+    kernels, host = sum(shares.values()) or 1.0, min(host_s * 1e6 / total_us, 1.0)
+    found = {name: us / kernels * (1.0 - host) for name, us in shares.items()} | {"host": host}
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def stage_shares(step: Step) -> list[StageShare]:
+    """What every stage does with the step."""
+    return [
+        StageShare(
+            stage=stage,
+            layers=sum(step.chunks[part].layers for part in step.parts(stage)),
+            busy_s=float(step.pipeline.busy_us[stage]) * 1e-6,
+            bubble_s=float(step.pipeline.bubble_us[stage]) * 1e-6,
+            parameters=sum(step.chunks[part].graph.parameters for part in step.parts(stage)),
+        )
+        for stage in range(step.orders.stages)
+    ]

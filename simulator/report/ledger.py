@@ -1,0 +1,110 @@
+"""What ran, as columns: a row for every stored node, phase and variant of a micro-batch, over the whole workload."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...datasets.ops import Op
+from ..graph import Node
+from ..step.state import Executed
+from ..timing.latencies import step_interval
+from ..timing.phases import selected
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Columns of n rows: the node, the stage that ran it, microseconds and number of executions in the whole workload,
+    factors that bound the time, who answered, and whether inside what that one knows.
+    """
+
+    nodes: Sequence[Node]
+    stage: np.ndarray
+    us: np.ndarray
+    count: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    engine: np.ndarray
+    inside: np.ndarray
+
+    def kinds(self) -> list[str]:
+        """The kind of op of every row; of an operator without kind its own name."""
+        return [node.op.kind if node.op else node.source for node in self.nodes]
+
+    def by_kind(self) -> Iterator[tuple[str, float, float, tuple[str, ...]]]:
+        """(kind, executions, microseconds, engines) of every kind."""
+        found: dict[str, list[int]] = {}
+        for row, kind in enumerate(self.kinds()):
+            found.setdefault(kind, []).append(row)
+        for kind, rows in found.items():
+            yield kind, float(self.count[rows].sum()), float(self.us[rows].sum()), tuple(sorted(set(self.engine[rows])))
+
+    def by_phase(self) -> dict[str, float]:
+        """Microseconds by phase."""
+        return self._sums([node.phase for node in self.nodes])
+
+    def by_engine(self) -> dict[str, float]:
+        """Microseconds by who answered."""
+        return self._sums(self.engine.tolist())
+
+    def _sums(self, names: Sequence[str]) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for name, us in zip(names, self.us.tolist(), strict=True):
+            found[name] = found.get(name, 0.0) + us
+        return found
+
+    def busy_seconds(self) -> tuple[float, float]:
+        """Seconds in matrix products and attention, and in all other kernels of the device."""
+        units = np.array([node.op.cost.unit if node.op else "" for node in self.nodes], dtype=object)
+        products, moving = units == "tensor", units == "network"
+        return float(self.us[products].sum()) * 1e-6, float(self.us[~(products | moving)].sum()) * 1e-6
+
+    def answered(self) -> Iterator[tuple[str, bool, float]]:
+        """(engine, inside, microseconds) of every row."""
+        return zip(self.engine.tolist(), self.inside.tolist(), self.us.tolist(), strict=True)
+
+    def asked(self) -> Iterator[tuple[Op | None, str, bool, float]]:
+        """(op, engine, inside, microseconds) of every row."""
+        for node, (engine, inside, us) in zip(self.nodes, self.answered(), strict=True):
+            yield node.op, engine, inside, us
+
+    def unmapped(self) -> tuple[str, ...]:
+        """Operators that no kind covers, with how often they run."""
+        counts: Counter[str] = Counter()
+        for node, count in zip(self.nodes, self.count.tolist(), strict=True):
+            if node.op is None:
+                counts[node.source] += count
+        return tuple(f"{name} x{round(count)}" for name, count in counts.most_common())
+
+    def interval(self, total_us: float) -> tuple[float, float]:
+        """Bounds of the whole: errors of one kind of op go together, those of different kinds do not."""
+        work = float(self.us.sum())
+        if not work:
+            return total_us, total_us
+        low, high = step_interval(self.kinds(), self.us, self.low, self.high, work)
+        return total_us * low / work, total_us * high / work
+
+
+def ledger_of(executed: Sequence[Executed]) -> Ledger:
+    """The ledger of what stages executed."""
+    nodes: list[Node] = []
+    columns: list[tuple[np.ndarray, ...]] = []
+    for each in executed:
+        costs, chosen = each.costs, selected(each.costs, each.phase)
+        nodes += [costs.nodes[i] for i in chosen.tolist()]
+        count = costs.repeats[chosen] * each.times
+        columns.append(
+            (
+                np.full(len(chosen), each.stage),
+                costs.kernel_us[chosen] * count,
+                count,
+                costs.low[chosen],
+                costs.high[chosen],
+                costs.engine[chosen],
+                costs.in_envelope[chosen],
+            )
+        )
+    return Ledger(nodes, *(np.concatenate(column) for column in zip(*columns, strict=True)))

@@ -1,0 +1,150 @@
+"""From a plan to the state of a workload: trace, passes, chunks, costs, schedule, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from ...datasets.devices import Device
+from ..engines import Engine, FusedEngine
+from ..engines.flow import FlowEngine
+from ..engines.learned import LearnedEngine
+from ..graph import Graph
+from ..memory.amounts import GIB, Memory
+from ..memory.stage import stage_memory
+from ..memory.walk import ChunkWalk
+from ..passes.order import INFERENCE, TRAINING, apply_passes
+from ..passes.pipeline import Chunk, split_pipeline
+from ..question.plan import Plan, Stack
+from ..question.stragglers import stage_slowdowns
+from ..question.work import Work
+from ..timing.placement import place_tasks, send_times, time_chunks
+from ..timing.schedule.orders import Orders, forward_orders, make_orders, parts_of
+from ..timing.schedule.pipeline import in_flight
+from ..trace import Model, Workload, trace
+from ..trace.redimension import step_graph
+from .state import State, Step
+
+
+@dataclass(frozen=True)
+class Part:
+    """A kind of step that a workload runs ``times`` times, with so many tokens a sequence."""
+
+    kind: str
+    seq_len: int
+    times: float = 1.0
+
+
+def parts(work: Work) -> Iterator[Part]:
+    """The kinds of step that stand for a workload.
+
+    A generation is one prefill and ``output_len - 1`` decode steps whose context grows by one each: their mean is taken
+    by Simpson's rule over first, middle and last context.
+    """
+    if work.kind == "train":
+        yield Part("train", work.seq_len)
+        return
+    yield Part("decode" if work.kind == "decode" else "prefill", work.input_len)
+    steps = work.output_len - 1 if work.kind == "generate" else 0
+    if steps > 0:
+        first, last = work.input_len, work.input_len + steps - 1
+        weights = {first: 1.0} if first == last else {first: 1 / 6, (first + last) // 2: 4 / 6}
+        weights[last] = weights.get(last, 0.0) + (1 / 6 if first != last else 0.0)
+        for context, weight in weights.items():
+            yield Part("decode", context, steps * weight)
+
+
+def build(model: Model, work: Work, plan: Plan, device: Device, engine: Engine, cache_dir: Path | None) -> State:
+    """The state of a workload under a prepared plan (:mod:`.checks`), each communication as long as its engine says.
+
+    Raises PlanError for degrees that do not go together, and the errors of :func:`..trace.trace`.
+    """
+    engine = engine_of(plan.stack, engine)
+    wanted = list(parts(work))
+    orders = orders_of(work, plan)
+    graphs = [traced(model, work, plan, part, device, cache_dir) for part in wanted]
+    passes = TRAINING if work.kind == "train" else INFERENCE
+    pipelines = [split_pipeline(apply_passes(graph, plan, passes), plan) for graph in graphs]
+    slow = stage_slowdowns(plan)[orders.routes[:, :, 0]].max(axis=0).tolist()
+    times = time_chunks(pipelines, [slow] * len(pipelines), plan, device, engine)
+    overhead_us = plan.stack.step_overhead_us + work.data_loading_ms * 1e3
+    walks: dict[int, ChunkWalk] = {}
+    memories = [stage_memories(orders, chunks, plan, device, work, walks) for chunks in pipelines]
+    steps = []
+    for part, graph, chunks, own in zip(wanted, graphs, pipelines, times, strict=True):
+        sends = send_times(orders, chunks, plan, engine)
+        pipeline = place_tasks(orders, own, plan, sends)
+        saved = tuple(walks[id(chunk.graph)].saved / GIB for chunk in chunks)
+        steps.append(
+            Step(part.kind, part.times, graph, plan, device, chunks, own, saved, orders, sends, pipeline, overhead_us)
+        )
+    fullest = [max(stage, key=lambda memory: memory.peak_gib) for stage in zip(*memories, strict=True)]
+    return State(work, plan, device, tuple(steps), tuple(fullest))
+
+
+def orders_of(work: Work, plan: Plan) -> Orders:
+    """The order of tasks on every stage."""
+    p = plan.parallel
+    if work.kind == "train":
+        return make_orders(p.schedule, p.pp, plan.micro_batches, p.vpp)
+    return forward_orders(p.pp, plan.micro_batches)
+
+
+def traced(model: Model, work: Work, plan: Plan, part: Part, device: Device, cache_dir: Path | None) -> Graph:
+    """The graph of one step of one micro-batch on one device, before any pass.
+
+    Engines keep a preallocated cache; plain PyTorch keeps the cache that the workload names. Where the host computes,
+    attention is what torch runs there.
+    """
+    attention = "sdpa" if device.synchronous else "fused"
+    if part.kind == "train":
+        usual = Workload("train", work.micro_batch, part.seq_len, attention=attention, expert_load=work.expert_load)
+        return trace(model, usual, plan.precision, cache_dir)
+    workload = Workload(
+        kind=part.kind,
+        batch=work.batch // plan.micro_batches,
+        seq_len=part.seq_len,
+        cache="static" if "paged_attention" in plan.stack.fusion else work.cache,
+        optimizer="none",
+        attention=attention,
+        expert_load=work.expert_load,
+        logits="all" if plan.stack.all_logits else "last",
+    )
+    return step_graph(model, workload, plan.precision, cache_dir)
+
+
+def stage_memories(
+    orders: Orders, chunks: Sequence[Chunk], plan: Plan, device: Device, work: Work, walks: dict[int, ChunkWalk]
+) -> list[Memory]:
+    """Peak memory of every stage; stages with the same chunks and as many micro-batches in flight are one.
+
+    ``walks`` is filled with what was found about each distinct chunk graph.
+    """
+    flying = in_flight(orders) if work.kind == "train" else np.ones((orders.stages, orders.chunks), dtype=np.int64)
+    made: dict[tuple[object, ...], Memory] = {}
+    found = []
+    for stage, counts in enumerate(flying.tolist()):
+        graphs = [chunks[part].graph for part in parts_of(orders, stage)]
+        key = tuple(map(id, graphs)), tuple(counts)
+        if key not in made:
+            made[key] = stage_memory(graphs, counts, plan, device, walks, work)
+        found.append(made[key])
+    return found
+
+
+def engine_of(stack: Stack, engine: Engine) -> Engine:
+    """The engine with the stack's own predictors in the place of whoever's, unless a backend was asked for."""
+    if not isinstance(engine, FusedEngine) or not (stack.backend or stack.collectives):
+        return engine
+    engines: list[Engine] = []
+    for each in engine.engines:
+        if isinstance(each, LearnedEngine) and each.backend is None:
+            names = [name for name in (stack.collectives, stack.backend) if name]
+            engines += [replace(each, backend=name) for name in names]
+        if isinstance(each, FlowEngine):
+            each = replace(each, beneath=engine_of(stack, each.beneath))
+        engines.append(each)
+    return FusedEngine(engines)

@@ -1,0 +1,84 @@
+"""What a plan can be asked for: refuses what does not go together, and fills in what the work decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...datasets.devices import Device, DeviceError
+from ..passes.serving import OTHERS, STEPS
+from ..question.plan import STACK_DIRECTORY, Parallel, Plan, PlanError, Stack, check_plan, load_stack
+from ..question.work import Work
+
+
+def prepared(plan: Plan, work: Work, device: Device, stored_format: str = "") -> Plan:
+    """The plan as the work runs it: micro-batches, the experts' load, the format of weights and cache.
+
+    ``stored_format`` is that of the model's checkpoint, which inference keeps. PlanError for what does not go together,
+    DeviceError for a dtype that the device lacks.
+    """
+    _check_kind(plan, work)
+    check_plan(plan)
+    if work.kind == "train":
+        check_trains(plan.stack)
+        plan = _training(plan, work)
+    else:
+        plan = _serving(plan, work, stored_format)
+    for dtype in (plan.precision, plan.quantization):
+        if dtype and not device.supports(dtype):
+            raise DeviceError(f"{device.name} has no {dtype} matrix units; it has {', '.join(device.tensor_tflops)}")
+    return plan
+
+
+def _check_kind(plan: Plan, work: Work) -> None:
+    """PlanError for what only training, or only inference, can do."""
+    p, train = plan.parallel, work.kind == "train"
+    if not train and p.vpp > 1:
+        raise PlanError("inference has no virtual stages; take parallel.vpp=1")
+    amiss = [f"offload={each}" for each in plan.offload if (each == "kv") == train]
+    if not train:
+        amiss += [f"parallel.zero_stage={p.zero_stage}"] if p.zero_stage else []
+        amiss += [f"parallel.schedule={p.schedule}"] if p.schedule != Parallel.schedule else []
+        amiss += [f"workload.data_loading_ms={work.data_loading_ms}"] if work.data_loading_ms else []
+        amiss += [f"workload.recompute={plan.recompute}"] if plan.recompute != "none" else []
+    if amiss:
+        raise PlanError(
+            f"{', '.join(amiss)} is for {'inference' if train else 'training'}: leave it out of workload={work.kind}"
+        )
+
+
+def _training(plan: Plan, work: Work) -> Plan:
+    """The plan with its number of micro-batches and its experts' load; PlanError when the batch does not divide."""
+    together = work.micro_batch * plan.dp
+    if work.global_batch % together:
+        nearest = max(round(work.global_batch / together), 1) * together
+        raise PlanError(
+            f"workload.global_batch={work.global_batch} is no multiple of micro_batch x dp = {work.micro_batch} x "
+            f"{plan.dp}; take workload.global_batch={nearest}"
+        )
+    options = {"expert_load": work.expert_load, **plan.options}
+    return replace(plan, micro_batches=work.global_batch // together, options=options)
+
+
+def _serving(plan: Plan, work: Work, stored_format: str) -> Plan:
+    """The plan with the format of weights that the checkpoint has, and of the cache that its engine takes."""
+    plan = plan if plan.quantization else replace(plan, quantization=stored_format)
+    kept = plan.stack.kv_dtype.get(plan.quantization)
+    options = {"expert_load": work.expert_load, **({"kv_dtype": kept} if kept else {}), **plan.options}
+    if work.batch % plan.micro_batches:
+        nearest = next(m for m in range(plan.micro_batches, 0, -1) if work.batch % m == 0)
+        raise PlanError(
+            f"workload.batch={work.batch} does not divide into {plan.micro_batches} micro-batches; take {nearest}"
+        )
+    return replace(plan, options=options)
+
+
+def check_trains(stack: Stack) -> None:
+    """PlanError for a framework that serves: its kernels have no backward pass."""
+    serving = {*STEPS, *OTHERS}
+    if not serving.isdisjoint(stack.fusion):
+        known = {path.stem: load_stack(path.stem) for path in sorted(STACK_DIRECTORY.glob("*.yaml"))}
+        train = [name for name, each in known.items() if serving.isdisjoint(each.fusion)]
+        raise PlanError(
+            f"stack={stack.id} serves, it does not train: take one of {', '.join(train)}, or workload=prefill, decode "
+            "or generate"
+        )
