@@ -18,7 +18,19 @@ FILES = ("shapes", "output", "report", "picture", "trace", "simai", "truth", "pl
 FLAGS = ("all_groups", "details", "promote", "power")
 GROUPS = ("engine", "device", "cluster", "model", "workload", "precision", "parallel", "stack", "op", "campaign")
 MAPPINGS = (*GROUPS, "predictor", "settings", "options", "train", "prefill", "decode", "repeats")
-LISTS = ("op", "eval", "systems", "tables", "frameworks", "offload", "passes", "group", "faults", "stragglers")
+LISTS = (
+    "op",
+    "eval",
+    "systems",
+    "tables",
+    "frameworks",
+    "offload",
+    "passes",
+    "group",
+    "faults",
+    "stragglers",
+    "workload.expert_load",
+)
 READERS = ("predict", "simulate", "validate", "list")
 """Verbs that only read a store and predictors; all others write there, or say themselves that nothing is there."""
 

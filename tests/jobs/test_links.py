@@ -195,6 +195,6 @@ def test_bad_input_is_one_line_and_exit_code_2(given: str, says: str, capsys: py
 def refused(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", *arguments, "format=json"]) == 2
     printed = capsys.readouterr()
-    assert printed.out == ""
     assert len(printed.err.splitlines()) == 1
     assert says in printed.err
+    assert says in json.loads(printed.out)["error"]

@@ -81,8 +81,9 @@ def test_bad_input_is_one_line(given: str, says: str, file: Path, capsys: pytest
     words = [] if given == "cluster=null" else [given.replace("FILE", str(file))]
     assert main(["simulate", "workload=simai", f"workload.file={file}", *cluster, *words, "format=json"]) == 2
     printed = capsys.readouterr()
-    assert (printed.out, len(printed.err.splitlines())) == ("", 1)
+    assert len(printed.err.splitlines()) == 1
     assert says in printed.err
+    assert says in json.loads(printed.out)["error"]
 
 
 def test_a_step_on_one_device_is_no_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -166,7 +166,7 @@ def test_a_cache_in_host_memory_costs_time_and_spares_memory(run):
     work = {"batch": 64, "input_len": 512}
     here, away = run(work=work), run(work=work, options={"offload": ("kv",)})
     copied = here.memory.by_class["KV cache"] * 2**30 / (H100.pcie_gbps * 1e9)
-    assert away.memory.by_class["KV cache"] == pytest.approx(0, abs=1e-6)  # counters of positions
+    assert away.memory.by_class.get("KV cache", 0.0) == pytest.approx(0, abs=1e-6)  # counters of positions
     assert away.memory.peak_gib < here.memory.peak_gib
     assert away.e2e_ms > here.e2e_ms
     assert away.e2e_ms == pytest.approx(copied * 1e3, rel=0.3)
