@@ -11,13 +11,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
+COVERAGE = 0.9  # what intervals promise where nothing else is asked
+PERCENTILES = 0.8  # of the samples lie between the 10th and the 90th percentile
 MIN_BAND = 40  # residuals a band needs for a quantile that means something
 MAX_BANDS = 6
 MAX_WIDENING = 20.0
 STEP = 0.05  # of the share left out, by which the level of grouped rows is raised
+
+
+def wider(coverage: float, wanted: float = COVERAGE) -> float:
+    """How many times wider, in ln units, an interval of a normal error is that holds ``wanted``, not ``coverage``."""
+    normal = NormalDist()
+    return 1.0 if coverage == wanted else normal.inv_cdf(0.5 + wanted / 2) / normal.inv_cdf(0.5 + coverage / 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +62,22 @@ class Intervals:
         need = (np.abs(residuals[away]) / inside - 1.0) / np.sqrt(excess[away])
         return dataclasses.replace(self, growth=max(self.growth, quantile(need, self.coverage)))
 
+    def at_least(self, noise: np.ndarray, analytical_us: np.ndarray, classes: np.ndarray) -> Intervals:
+        """The same, in no class and band narrower than the median ``noise`` [n] in ln units of the rows in it.
+
+        NaN stands for a row whose noise is unknown.
+        """
+        half_width = self.half_width.copy()
+        own = np.searchsorted(self.classes, classes)
+        own = np.where(np.append(self.classes, np.nan)[own] == classes, own, len(self.classes))
+        for row in range(len(half_width)):
+            chosen = np.isfinite(noise) & ((own == row) | (row == len(self.classes)))
+            band = (analytical_us[chosen, None] >= self.edges[row]).sum(axis=1)
+            for each in np.unique(band):
+                known = noise[chosen][band == each]
+                half_width[row, each] = max(half_width[row, each], float(np.median(known)))
+        return dataclasses.replace(self, half_width=half_width)
+
     def arrays(self) -> dict[str, np.ndarray]:
         return {
             "coverage": np.array(self.coverage),
@@ -74,7 +99,7 @@ class Intervals:
 
 
 def calibrate(
-    residuals: np.ndarray, analytical_us: np.ndarray, classes: np.ndarray, coverage: float = 0.9
+    residuals: np.ndarray, analytical_us: np.ndarray, classes: np.ndarray, coverage: float = COVERAGE
 ) -> Intervals:
     """Intervals from held-out residuals ln(measured / predicted), analytical times in us and classes of ops, each [n].
 
@@ -100,7 +125,7 @@ def calibrate(
 
 
 def calibrate_grouped(
-    residuals: np.ndarray, analytical_us: np.ndarray, classes: np.ndarray, fold: np.ndarray, coverage: float = 0.9
+    residuals: np.ndarray, analytical_us: np.ndarray, classes: np.ndarray, fold: np.ndarray, coverage: float = COVERAGE
 ) -> Intervals:
     """As :func:`calibrate`, where residuals of one group depend on each other; ``fold`` int64 [n] parts whole groups.
 

@@ -72,6 +72,8 @@ def learn(table: Table, ops: Frame, options: Options, folds: Split | None = None
         residuals[name][scored], ops.analytical_us[scored], classes, folds.fold[scored], options.coverage
     )
     intervals = _widened(intervals, table, task, ops, options, name)
+    if table.noise is not None:
+        intervals = intervals.at_least(table.noise, ops.analytical_us, classes_of(task.names, ops.matrix))
     envelope = surround(ops.matrix, task.names, options.seed)
     return Learned(correction, intervals, envelope, name, residuals, folds, task.names)
 

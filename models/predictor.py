@@ -35,6 +35,7 @@ from .intervals import Intervals, classes_of
 
 FORMAT = 2
 CARD, MODEL = "card.json", "model.npz"
+MEND = "train it again, or remove its folder for others to answer"
 CHUNK = 16_384  # ops that one thread answers at a time
 FIGURES = tuple(each.name for each in fields(Device) if each.name not in ("id", "name", "sources"))
 MEMO = 100_000  # answers to single ops that are kept
@@ -241,17 +242,17 @@ def load(directory: Path | str) -> Predictor:
     title = f"predictor {card.get('kind')} v{card.get('version')} in {directory}"
     if card.get("format") != FORMAT or card.get("features_version") != FEATURES_VERSION:
         theirs = f"format {card.get('format')}, features {card.get('features_version')}"
-        raise PredictorError(f"{title} has {theirs}; this opcast reads {FORMAT} and {FEATURES_VERSION}: train it again")
+        raise PredictorError(f"{title} has {theirs}; this opcast reads {FORMAT} and {FEATURES_VERSION}: {MEND}")
     try:
         payload = (directory / MODEL).read_bytes()
     except OSError as error:
-        raise PredictorError(f"{title} lacks {MODEL}: {error.strerror}; train it again") from None
+        raise PredictorError(f"{title} lacks {MODEL}: {error.strerror}; {MEND}") from None
     if hashlib.sha256(payload).hexdigest() != card.get("sha256"):
-        raise PredictorError(f"{title} does not match its hash: damaged or tampered with; train it again")
+        raise PredictorError(f"{title} does not match its hash: damaged or tampered with; {MEND}")
     try:
         return _assemble(card, payload)
     except (KeyError, ValueError, TypeError, ForestError, DeviceError, zipfile.BadZipFile) as error:
-        raise PredictorError(f"{title} is incomplete ({error}); train it again") from None
+        raise PredictorError(f"{title} is incomplete ({error}); {MEND}") from None
 
 
 def read_card(directory: Path | str) -> dict[str, Any]:
@@ -259,9 +260,9 @@ def read_card(directory: Path | str) -> dict[str, Any]:
     try:
         card = json.loads((Path(directory) / CARD).read_text())
     except (OSError, ValueError) as error:
-        raise PredictorError(f"{directory} holds no predictor: {CARD}: {error}") from None
+        raise PredictorError(f"{directory} holds no predictor: {CARD}: {error}; {MEND}") from None
     if not isinstance(card, dict):
-        raise PredictorError(f"{directory} holds no predictor: {CARD} is not an object")
+        raise PredictorError(f"{directory} holds no predictor: {CARD} is not an object; {MEND}")
     return card
 
 

@@ -3,13 +3,14 @@
 A version is never changed once written. ``current`` beside the versions names the one in use and is replaced
 atomically, so readers and a training run never meet half a model. No server, no database.
 
-Who names no backend gets one that has learned the format asked about, if any has: of those ``torch``'s; without it,
-the first that a line of ``<root>/default`` names: a backend or its framework (``vllm``, ``trtllm-1.3.0rc20``), best
-first; without such a line, the one trained on most rows. The backend that comes first by name decides a tie.
+Of several backends one that has learned the format asked about answers, if any has: of those the one that
+:func:`opcast.datasets.backends.ranked` puts first, by the lines of ``<root>/default``: a backend or its framework
+(``vllm``, ``trtllm-1.3.0rc20``) each, best first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -21,11 +22,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+from ..datasets.backends import means, ranked
 from .features import alike
-from .predictor import CARD, MODEL, Predictor, PredictorError, load, read_card
+from .predictor import CARD, MEND, MODEL, Predictor, PredictorError, load, read_card
 
 CURRENT, DEFAULT = "current", "default"
-DEFAULT_BACKEND = "torch"  # the one a user gets who names none, where there is one
 
 
 @dataclass(frozen=True)
@@ -72,22 +73,35 @@ class Registry:
         return _loaded(path, stamp)
 
     def backends(self, kind: str, device_id: str) -> list[str]:
-        """Backends with a current predictor, by name."""
+        """Backends with a predictor, damaged ones included, by name."""
         base = self.root / quote(device_id, safe="")
         folders = base.glob(f"{quote(kind, safe='')}@*") if base.is_dir() else []
-        return sorted(unquote(folder.name.partition("@")[2]) for folder in folders if _current(folder))
+        return sorted(unquote(folder.name.partition("@")[2]) for folder in folders if _last(folder))
 
     def default_backend(self, kind: str, device_id: str, dtype: str | None = None) -> str | None:
         """The backend that answers when none is named (see the module); None without any predictor."""
-        preferences = (DEFAULT_BACKEND, *self.preferences())
-        return self._best(kind, device_id, self.backends(kind, device_id), preferences, dtype)
+        return self.matching(kind, device_id, None, dtype)
 
-    def matching(self, kind: str, device_id: str, wanted: str | None, dtype: str | None = None) -> str | None:
-        """The backend meant by ``wanted``: itself, or the best of a framework (``vllm``, ``trtllm-1.3.0rc20``)."""
-        if wanted is None:
-            return self.default_backend(kind, device_id, dtype)
-        known = [each for each in self.backends(kind, device_id) if _means(wanted, each)]
-        return wanted if wanted in known else self._best(kind, device_id, known, self.preferences(), dtype)
+    def matching(
+        self,
+        kind: str,
+        device_id: str,
+        wanted: str | None,
+        dtype: str | None = None,
+        preferences: Sequence[str] | None = None,
+    ) -> str | None:
+        """The backend meant by ``wanted``: itself, or the best of a framework (``vllm``, ``trtllm-1.3.0rc20``).
+
+        ``preferences`` stand in for the lines of ``<root>/default``. None where no predictor fits; PredictorError
+        where it takes the card of a damaged one to choose.
+        """
+        known = [each for each in self.backends(kind, device_id) if wanted is None or means(wanted, each)]
+        if wanted in known or len(known) < 2:
+            return wanted if wanted in known else next(iter(known), None)
+        cards = {backend: self._card(kind, device_id, backend) for backend in known}
+        seen = [backend for backend in known if dtype is None or _learned(cards[backend], dtype)] or known
+        order = self.preferences() if preferences is None else preferences
+        return ranked({backend: cards[backend].get("n", 0) for backend in seen}, wanted, order)[0]
 
     def preferences(self) -> tuple[str, ...]:
         """Lines of ``<root>/default``, but empty ones and comments (``#``)."""
@@ -97,19 +111,14 @@ class Registry:
             return ()
         return tuple(text for line in lines if (text := line.partition("#")[0].strip()))
 
-    def _best(
-        self, kind: str, device_id: str, known: Sequence[str], wanted: Sequence[str], dtype: str | None
-    ) -> str | None:
-        if len(known) < 2:
-            return next(iter(known), None)
-        cards = {backend: self._card(kind, device_id, backend) for backend in known}
-        seen = [backend for backend in known if dtype is None or _learned(cards[backend], dtype)] or known
-        left = next((found for each in wanted if (found := [name for name in seen if _means(each, name)])), seen)
-        return max(left, key=lambda backend: cards[backend].get("n", 0))
-
     def _card(self, kind: str, device_id: str, backend: str) -> dict[str, Any]:
+        """The card of the current predictor. PredictorError when it is not what its folder says."""
         folder = self._folder(kind, device_id, backend)
-        return read_card(folder / (_current(folder) or ""))
+        path = folder / (_current(folder) or "")
+        card = read_card(path)
+        if (card.get("kind"), card.get("backend")) != (kind, backend) or not isinstance(card.get("sha256"), str):
+            raise PredictorError(f"{path / CARD} is damaged: it is no card of {kind} on {backend}; {MEND}")
+        return card
 
     def register(self, predictor: Predictor, promote: bool = True) -> Predictor:
         """Write a new version (the number after the last) and, if ``promote``, make it current; returns it.
@@ -118,9 +127,10 @@ class Registry:
         """
         folder = self._folder(predictor.kind, predictor.device_id, predictor.backend)
         digest = hashlib.sha256(predictor.model_bytes()).hexdigest()
-        version = _current(folder)
-        if version and read_card(folder / version).get("sha256") == digest:
-            return self.load(folder / version)
+        with contextlib.suppress(PredictorError):  # a damaged one is replaced
+            version = _current(folder)
+            if version and read_card(folder / version).get("sha256") == digest:
+                return self.load(folder / version)
         while True:
             made = dataclasses.replace(predictor, version=str(_last(folder) + 1))
             try:
@@ -128,7 +138,7 @@ class Registry:
             except FileExistsError:  # another training run took the number
                 continue
             break
-        if promote or version is None:
+        if promote or not (folder / CURRENT).exists():
             _point(folder, made.version)
         return self.load(path)
 
@@ -170,23 +180,22 @@ def _loaded(path: Path, stamp: tuple[int, ...]) -> Predictor:
     return load(path)
 
 
-def _means(wanted: str, backend: str) -> bool:
-    """Whether ``wanted`` is the backend, or the framework or version that it belongs to."""
-    return backend == wanted or backend.startswith((f"{wanted}-", f"{wanted}:"))
-
-
 def _learned(card: dict[str, Any], dtype: str) -> bool:
     """Whether a predictor has rows of a format; formats of 16 bits are alike to it."""
     return alike(dtype) in {alike(name) for name in card.get("dtypes", ())}
 
 
 def _current(folder: Path) -> str | None:
+    """The version in use, the newest where nothing says which; None where there is none yet.
+
+    PredictorError when it names one that is not there.
+    """
     try:
-        version = (folder / CURRENT).read_text().strip()
+        version = (folder / CURRENT).read_text("ascii", "replace").strip()
     except OSError:
-        return None
-    if not version.isdigit() or not (folder / version).is_dir():
-        raise PredictorError(f"{folder / CURRENT} names version {version!r}, which is not there; train it again")
+        return str(_last(folder)) if _last(folder) else None
+    if not version.isdecimal() or not (folder / version).is_dir():
+        raise PredictorError(f"{folder / CURRENT} names version {version[:20]!r}, which is not there; {MEND}")
     return version
 
 

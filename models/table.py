@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from ..datasets.backends import DEFAULT_BACKEND, ranked
 from ..datasets.columns import number_array
 from ..datasets.devices import Device
 from ..datasets.vocabulary import KINDS, kind
 from .features import Frame, feature_names, frame
-from .registry import DEFAULT_BACKEND
+from .intervals import PERCENTILES, wider
 from .splits import combined
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Table:
     latency_us: np.ndarray
     fingerprint: str = ""
     sources: Mapping[str, Any] = field(default_factory=dict)
+    noise: np.ndarray | None = None  # half of what holds most samples of a row, in ln units; NaN where none is known
 
     def __len__(self) -> int:
         return len(self.latency_us)
@@ -68,6 +70,7 @@ class Table:
             out_dtype=self.out_dtype[rows],
             cache=self.cache[rows],
             latency_us=self.latency_us[rows],
+            noise=None if self.noise is None else self.noise[rows],
         )
 
     def states(self) -> tuple[np.ndarray, np.ndarray]:
@@ -115,6 +118,7 @@ def tables(kind_name: str, rows: pa.Table, device: Device, fingerprint: str = ""
     backend = _column(rows, "backend", DEFAULT_BACKEND).astype(str)
     out_dtype, cache = _column(rows, "out_dtype", dtype).astype(str), _column(rows, "cache", "warm").astype(str)
     origin = rows.select([name for name in ORIGIN if name in rows.column_names])
+    noise = _noise(rows, latency)
     made = []
     for name in np.unique(backend[keep]):
         chosen = np.flatnonzero(keep & (backend == name))
@@ -122,15 +126,14 @@ def tables(kind_name: str, rows: pa.Table, device: Device, fingerprint: str = ""
         texts = dtype[chosen], out_dtype[chosen], cache[chosen]
         own = origin.take(number_array(chosen))
         sources = {each: _distinct(own, each) for each in ORIGIN}
-        made.append(Table(kind_name, device, str(name), columns, *texts, latency[chosen], fingerprint, sources))
+        known = Table(kind_name, device, str(name), columns, *texts, latency[chosen], fingerprint, sources)
+        made.append(dataclasses.replace(known, noise=noise[chosen]))
     return made
 
 
 def default_backend(backends: list[Table]) -> str | None:
     """The backend that answers when none is named, as in :meth:`Registry.default_backend`."""
-    if any(table.backend == DEFAULT_BACKEND for table in backends):
-        return DEFAULT_BACKEND
-    return max(backends, key=len).backend if backends else None
+    return next(iter(ranked({table.backend: len(table) for table in backends}, None, ())), None)
 
 
 def _column(rows: pa.Table, name: str, default: Any = None) -> np.ndarray:
@@ -139,6 +142,16 @@ def _column(rows: pa.Table, name: str, default: Any = None) -> np.ndarray:
     if isinstance(default, np.ndarray):
         return default
     return np.full(rows.num_rows, default)
+
+
+def _noise(rows: pa.Table, latency_us: np.ndarray) -> np.ndarray:
+    """Half-widths in ln units of the intervals that hold most samples of each row [n]; NaN where none were kept."""
+    if not {"latency_p10_us", "latency_p90_us"} <= set(rows.column_names):
+        return np.full(len(latency_us), np.nan)
+    low, high = (_column(rows, name).astype(np.float64) for name in ("latency_p10_us", "latency_p90_us"))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        half = np.maximum(np.log(high / latency_us), np.log(latency_us / low))
+    return np.where(half > 0, half * wider(PERCENTILES), np.nan)
 
 
 def _distinct(rows: pa.Table, name: str) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..datasets.backends import framework
 from ..datasets.devices import Device
 from ..datasets.vocabulary import kind
 from .candidates import Options
@@ -177,7 +178,7 @@ def _mended(outcome: Outcome, registry: Registry) -> Outcome:
 
     Both are compared on the same held-out groups, so a model that has seen rows of this device is left out.
     """
-    from .transfer import adapt, framework
+    from .transfer import adapt
 
     table = outcome.table
     backend = registry.matching(table.kind, ANY, framework(table.backend)) if len(table) <= FEW_ROWS else None

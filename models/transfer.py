@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from ..datasets.backends import framework
 from ..datasets.devices import Device, DeviceError, load_device
 from .candidates import Options, Task
 from .correction import Correction
@@ -47,11 +48,6 @@ class _Pool:
     analytical_us: np.ndarray
     device: np.ndarray
     home: np.ndarray
-
-
-def framework(backend: str) -> str:
-    """What produced a table, without version and kernel: ``trtllm-1.3.0rc20:torch_flow`` -> ``trtllm``."""
-    return backend.partition(":")[0].partition("-")[0]
 
 
 def pool(donors: Sequence[Table], options: Options | None = None) -> Predictor:

@@ -17,8 +17,8 @@ Columns = Mapping[str, np.ndarray]
 class Answers:
     """One entry per asked op. An engine that declines an op leaves NaN in ``latency_us``.
 
-    ``low_us`` and ``high_us`` bound the latency with ``coverage``; ``engine`` and ``predictor`` name who
-    answered; ``in_envelope`` is False where a predictor had to extrapolate.
+    ``low_us`` and ``high_us`` bound the latency with :data:`.coverage.COVERAGE`; ``engine`` and ``predictor`` name
+    who answered; ``in_envelope`` is False where a predictor had to extrapolate.
     """
 
     latency_us: np.ndarray
@@ -27,7 +27,6 @@ class Answers:
     engine: np.ndarray
     predictor: np.ndarray
     in_envelope: np.ndarray
-    coverage: np.ndarray
 
     @classmethod
     def declined(cls, n: int) -> Answers:
@@ -40,7 +39,6 @@ class Answers:
             np.full(n, "", dtype=object),
             np.full(n, None, dtype=object),
             np.zeros(n, dtype=bool),
-            np.zeros(n),
         )
 
     @property

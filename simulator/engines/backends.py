@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ...datasets.backends import framework, version
 from ...datasets.devices import Device
 from ...datasets.ops import KINDS
 from ...datasets.store import Store
@@ -40,8 +41,7 @@ def check_backend(backend: Any, device: Device, stores: Sequence[Path], registri
     if backend is None:
         return None
     whole = known_backends(device, stores, registries)
-    versions = {name.partition(":")[0] for name in whole}
-    frameworks = {name.partition("-")[0] for name in versions}
+    versions, frameworks = {version(name) for name in whole}, {framework(name) for name in whole}
     if backend in [*frameworks, *versions, *whole]:
         return str(backend)
     near = difflib.get_close_matches(str(backend), sorted(frameworks | versions | whole), 3)

@@ -66,16 +66,17 @@ def build_engine(
         raise EngineError(f"engine.order={order!r} must be a list of engines, such as [{','.join(ORDER)}]")
     engines: list[Engine] = []
     known = [Store(path) for path in stores if path.is_dir()]
+    found = [Registry(path) for path in registries if path.is_dir()]
+    preferences = tuple(line for registry in found for line in registry.preferences())
     if cluster is not None and cluster.nccl and "network" in order:
         engines.append(NetworkEngine(device, cluster, known, ("collective",)))
     for name in order:
         if name == "measured":
             if known:
-                engines.append(MeasuredEngine(device, known, backend))
+                engines.append(MeasuredEngine(device, known, backend, preferences))
         elif name == "learned":
-            found_registries = [Registry(path) for path in registries if path.is_dir()]
             inside_node = cluster is not None and "network" in order
-            engines.append(LearnedEngine(device, found_registries, backend, inside_node))
+            engines.append(LearnedEngine(device, found, backend, inside_node, preferences))
         elif name == "network":
             if cluster is not None:
                 engines.append(NetworkEngine(device, cluster, known))

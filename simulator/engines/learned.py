@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...datasets.backends import framework
 from ...datasets.devices import Device
 from ...datasets.ops import KINDS
 from ...models.predictor import ANY, Prediction, Predictor
 from ...models.registry import Registry
 from .answers import Answers, Columns
+from .coverage import brought
 
 COMMUNICATION = ("collective", "expert_parallel")
 USUAL_NODE, USUAL_DTYPE = 8, "bf16"  # how most collectives are measured
@@ -23,7 +25,8 @@ class LearnedEngine:
     """Asks the first registry with a predictor of the kind on this device, then on the device that it is a variant of,
     then the first with one over devices; declines kinds without any.
 
-    ``backend`` may be a whole backend or a framework. Predictors over devices learned from GPUs: they do not answer
+    ``backend`` may be a whole backend, a version or a framework; ``preferences`` order several, as for measured rows.
+    Predictors over devices learned from GPUs: they do not answer
     for a CPU, nor do those that learned from matrix units answer for fp32 products. With ``inside_node``, groups that
     leave their node, or what was measured of it, are a network's affair.
     """
@@ -32,6 +35,7 @@ class LearnedEngine:
     registries: Sequence[Registry]
     backend: str | None = None
     inside_node: bool = False
+    preferences: Sequence[str] | None = None
     name: str = "learned"
     _found: dict[tuple[str, str], Predictor | None] = field(default_factory=dict, init=False, compare=False, repr=False)
 
@@ -41,12 +45,12 @@ class LearnedEngine:
         if predictor is not None:
             found = self._predicted(predictor, kind, columns, dtype, out_dtype, cache)
             answers.latency_us[:] = found.latency_us
-            answers.low_us[:] = found.low_us
-            answers.high_us[:] = found.high_us
+            answers.low_us[:], answers.high_us[:] = brought(
+                found.latency_us, found.low_us, found.high_us, predictor.coverage
+            )
             answers.in_envelope[:] = found.in_envelope
             answers.engine[:] = self.name
             answers.predictor[:] = f"{predictor.name}@{predictor.version}"
-            answers.coverage[:] = predictor.coverage
             if self.inside_node and KINDS[kind].family in COMMUNICATION:
                 leaves = columns["ranks"] > columns["ranks_per_node"]
                 answers.latency_us[leaves | ~answers.in_envelope] = np.nan
@@ -86,10 +90,10 @@ class LearnedEngine:
         if self.device.variant_of:
             places.append((self.device.variant_of, self.backend))
         if not self.device.synchronous:
-            places.append((ANY, None if self.backend is None else self.backend.partition(":")[0].partition("-")[0]))
+            places.append((ANY, None if self.backend is None else framework(self.backend)))
         for device_id, wanted in places:
             for registry in self.registries:
-                backend = registry.matching(kind, device_id, wanted, dtype)
+                backend = registry.matching(kind, device_id, wanted, dtype, self.preferences)
                 if backend is not None:
                     found = registry.find(kind, device_id, backend)
                     return None if found is None or _on_lanes(found, kind, dtype) else found

@@ -18,17 +18,17 @@ from ..network.law import Tuning, collective_us
 from ..network.nccl import Groups
 from ..network.tunings import tuning
 from .answers import Answers, Columns
+from .coverage import widened
 
 FAMILIES = ("collective", "expert_parallel")
 CALIBRATING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 ENOUGH = 20  # rows from which constants are fitted
-# Of the interval each way. Four of five unseen groups lie within: on NVLink (1.07 to 1.13 by GPU), on PCIe (1.2 and
-# 1.3), between nodes from 1 MiB on (75 % of seven groups that no constant comes from, 86 % of twelve) and below (87 %
-# of six); tests/benchmarks/accuracy_network.py
-FACTOR_NVLINK, FACTOR_PCIE = 1.13, 1.3
-FACTOR_OTHER, FACTOR_SMALL = 1.6, 2.3
+# Of the interval each way, from the factors that four of five unseen groups lie within: on NVLink (1.07 to 1.13 by
+# GPU), on PCIe (1.2 and 1.3), between nodes from 1 MiB on (75 % of seven groups that no constant comes from, 86 % of
+# twelve) and below (87 % of six); tests/benchmarks/accuracy_network.py
+FACTOR_NVLINK, FACTOR_PCIE = widened(1.13, 0.8), widened(1.3, 0.8)
+FACTOR_OTHER, FACTOR_SMALL = widened(1.6, 0.8), widened(2.3, 0.8)
 SMALL_BYTES = 2**20
-COVERAGE = 0.8
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,6 @@ class NetworkEngine:
         answers.low_us[:], answers.high_us[:] = answers.latency_us / spread, answers.latency_us * spread
         answers.engine[:] = self.name
         answers.in_envelope[:] = groups.nodes == 1
-        answers.coverage[:] = COVERAGE
         return answers
 
     def groups(self, columns: Columns) -> Groups:
@@ -98,7 +97,7 @@ class NetworkEngine:
         )
 
     def factor(self, columns: Columns, groups: Groups) -> np.ndarray:
-        """How far above and below each answer four of five measurements lie."""
+        """How far above and below each answer the interval reaches."""
         near = FACTOR_NVLINK if groups.inside == "nvlink" else FACTOR_PCIE
         few = np.asarray(columns.get("size_bytes", SMALL_BYTES)) < SMALL_BYTES
         return np.where(groups.nodes > 1, np.where(few, FACTOR_SMALL, FACTOR_OTHER), near)

@@ -17,8 +17,9 @@ import numpy as np
 
 from ...datasets.ops import Op, bus_factor
 from ..engines import Engine
+from ..engines.coverage import COVERAGE
 from ..engines.flow import NOTHING
-from ..engines.network import COVERAGE, FACTOR_NVLINK, FACTOR_OTHER, FACTOR_PCIE, NetworkEngine
+from ..engines.network import FACTOR_NVLINK, FACTOR_OTHER, FACTOR_PCIE, NetworkEngine
 from ..network.build import fabric, open_fabric
 from ..network.fabric import Fabric, Transfer
 from ..network.faults import Fault, drawing

@@ -12,6 +12,7 @@ from ...datasets.devices import Device, DeviceError
 from ...datasets.ops import KINDS, Op, iterate_groups
 from ...models import analytical, power
 from ..engines import Engine, ask
+from ..engines.coverage import COVERAGE
 from ..report.answer import OpPrediction
 
 MEMO = 100_000  # predictions that an engine keeps
@@ -53,7 +54,7 @@ def _predicted(ops: Sequence[Op], device: Device, engine: Engine, cache: str) ->
             latency_us=float(answers.latency_us[i]),
             low_us=float(answers.low_us[i]),
             high_us=float(answers.high_us[i]),
-            coverage=float(answers.coverage[i]),
+            coverage=COVERAGE,
             engine=str(answers.engine[i]),
             predictor=answers.predictor[i],
             in_envelope=bool(answers.in_envelope[i]),

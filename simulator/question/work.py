@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...datasets.loading import choice, number, whole
+from ...models.intervals import COVERAGE as COVERAGE
 from ..trace.workload import CACHES, load_text, parse_load
 
 KINDS_OF_WORK = ("train", "prefill", "decode", "generate")
-COVERAGE = 0.9
 LONGEST_SEQUENCE = 4_000_000  # tokens: positions of more are not followed by value when a model is traced
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from ...datasets.devices import Device
 from ...datasets.ops import Op, make_op
 from ..engines import Answers, Engine, ask
+from ..engines.analytical import UNCALIBRATED_FACTOR
 from ..graph import Node
 
 HOST_BATCH = 128  # calls in the host_overhead op that a per-call cost is read off; campaigns measure as many
@@ -36,12 +37,12 @@ def node_latencies(
         return values_warm[where] * (1 - cold) + np.maximum(values_cold, values_warm)[where] * cold
 
     if not ops:
-        plain = np.ones(len(nodes))
-        return by_bytes, plain * 0.5, plain * 2.0, np.full(len(nodes), "bytes", dtype=object), plain < 0
+        far, nobody = np.full(len(nodes), UNCALIBRATED_FACTOR), np.zeros(len(nodes), dtype=bool)
+        return by_bytes, 1.0 / far, far, np.full(len(nodes), "bytes", dtype=object), nobody
     known = where >= 0
     latency = np.where(known, mixed(warm.latency_us, chilled.latency_us), by_bytes)
-    low = np.where(known, mixed(*_relative(warm, chilled, "low_us")), 0.5)
-    high = np.where(known, mixed(*_relative(warm, chilled, "high_us")), 2.0)
+    low = np.where(known, mixed(*_relative(warm, chilled, "low_us")), 1.0 / UNCALIBRATED_FACTOR)
+    high = np.where(known, mixed(*_relative(warm, chilled, "high_us")), UNCALIBRATED_FACTOR)
     names = np.where(known, warm.engine[where], "bytes")
     return latency, low, high, names, np.where(known, warm.in_envelope[where], False)
 

@@ -117,3 +117,35 @@ def test_a_current_version_that_is_gone_is_named(outcome: Outcome, tmp_path: Pat
     (tmp_path / "cpu_two_threads" / "gemm@torch" / "current").write_text("7\n")
     with pytest.raises(PredictorError, match="names version '7', which is not there"):
         registry.find("gemm", "cpu_two_threads")
+
+
+DAMAGE = {
+    "random bytes": lambda file: file.write_bytes(bytes(range(256))),
+    "truncated": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
+    "empty": lambda file: file.write_bytes(b""),
+    "missing": lambda file: file.unlink(),
+    "of something else": lambda file: file.write_bytes(b"{}"),
+}
+
+
+@pytest.mark.parametrize("file", ["model.npz", "card.json", "../current"])
+@pytest.mark.parametrize("how", DAMAGE)
+def test_no_other_backend_answers_for_a_damaged_predictor(
+    outcome: Outcome, tmp_path: Path, how: str, file: str
+) -> None:
+    """Asked with its name, its framework or none: always a line that names the folder, never another's answer."""
+    registry = Registry(tmp_path)
+    path = registry.path(registry.register(variant(outcome.predictor, 0.0, "torch", 10)))
+    registry.register(variant(outcome.predictor, 0.1, "vllm-0:other", 20))
+    DAMAGE[how](path / file)
+    if file == "../current" and how in ("missing", "truncated"):  # of one line; without it the newest version is meant
+        assert registry.find("gemm", "cpu_two_threads") is registry.load(path)
+        return
+    for wanted in (None, "torch"):
+        with pytest.raises(PredictorError, match=r"torch.*(train it again|remove)"):
+            registry.find("gemm", "cpu_two_threads", registry.matching("gemm", "cpu_two_threads", wanted, "fp32"))
+    assert registry.find("gemm", "cpu_two_threads", "vllm-0:other") is not None
+    registry.register(variant(outcome.predictor, 0.0, "torch", 10))  # trained again
+    found = registry.find("gemm", "cpu_two_threads")
+    assert found is not None
+    assert found.backend == "torch"

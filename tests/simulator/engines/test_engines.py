@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import make_op
 from opcast.datasets.schema import Measurement
@@ -16,6 +17,7 @@ from opcast.datasets.store import Store
 from opcast.models.registry import Registry
 from opcast.models.training import train
 from opcast.simulator.engines import EngineError, ask, build_engine
+from opcast.simulator.engines.analytical import UNCALIBRATED_FACTOR
 from opcast.simulator.predict.ops import predict_ops
 
 DEVICE = load_device("h100_sxm")
@@ -98,6 +100,90 @@ def test_a_named_backend_answers_and_torch_is_the_usual_one(tmp_path: Path):
     op = make_op("gemm", m=64, n=4096, k=4096)
     assert ask(build_engine(DEVICE, [tmp_path], []), [op]).latency_us[0] == 9.0
     assert ask(build_engine(DEVICE, [tmp_path], [], backend="triton:gemm"), [op]).latency_us[0] == 5.0
+
+
+@pytest.mark.parametrize("wanted", ["vllm", "vllm-0.24.0", "vllm-0.24.0:linear"])
+def test_a_framework_or_version_is_a_wish_for_measured_rows_too(tmp_path: Path, wanted: str):
+    Store(tmp_path).write([measured(64, 9.0), measured(64, 5.0, backend="vllm-0.24.0:linear")], "test")
+    op = make_op("gemm", m=64, n=4096, k=4096)
+    found = ask(build_engine(DEVICE, [tmp_path], [], backend=wanted), [op])
+    assert (found.engine[0], found.latency_us[0]) == ("measured", 5.0)
+    assert ask(build_engine(DEVICE, [tmp_path], [], backend="vll"), [op]).engine[0] == "analytical"
+
+
+def test_measured_rows_and_predictors_are_chosen_in_one_order(knowledge: tuple[Path, Path], tmp_path: Path):
+    """Without ``torch`` the registry's lines decide, then the number of rows; the exact name goes before both."""
+    few, many, other = "vllm-0.24.0:linear", "vllm-0.24.0:marlin", "trtllm-1.3.0:cublas"
+    sizes = {few: 1, many: 2, other: 3}
+    latency = {few: 5.0, many: 6.0, other: 7.0}
+    rows = [measured(64 * (n + 1), us, backend=name) for name, us in latency.items() for n in range(sizes[name])]
+    store, registry = Store(tmp_path / "mixed"), Registry(tmp_path / "ours")
+    store.write(rows, "test")
+    predictor = Registry(knowledge[1]).find("gemm", DEVICE.id)
+    assert predictor is not None
+    for at, (name, count) in enumerate(sizes.items()):
+        slower = dataclasses.replace(predictor.correction, offset=predictor.correction.offset + at)
+        card = {**predictor.card, "n": count}
+        registry.register(dataclasses.replace(predictor, correction=slower, backend=name, card=card))
+    op = make_op("gemm", m=64, n=4096, k=4096)
+
+    def chosen(wanted: str | None) -> tuple[str, str]:
+        engine = build_engine(DEVICE, [store.path], [registry.root], ["measured"], wanted)
+        learned = build_engine(DEVICE, [], [registry.root], ["learned"], wanted)
+        (us,) = ask(engine, [op]).latency_us
+        return next(name for name in latency if latency[name] == us), str(ask(learned, [op]).predictor[0])
+
+    for lines, wanted, backend in (
+        ("", None, other),
+        ("", "vllm", many),
+        ("vllm\n", None, many),
+        (f"{few}\n", None, few),
+        (f"{few}\n", "vllm", few),
+        ("", few, few),
+    ):
+        (registry.root / "default").write_text(lines)
+        assert chosen(wanted) == (backend, f"gemm@{backend}/h100_sxm@1")
+
+
+def test_every_interval_has_the_one_coverage_whoever_answers(knowledge: tuple[Path, Path], root: Path):
+    """Samples, formula and law know theirs of another share of cases; all are brought to nine in ten."""
+    half_normal = 1.6448536 / 1.2815516
+    cluster = load_cluster("dgx_h100")
+    engine = build_engine(DEVICE, [knowledge[0]], [knowledge[1]], cluster=cluster)
+    ops = [
+        make_op("gemm", m=1024, n=4096, k=4096),
+        make_op("gemm", m=3000, n=4096, k=4096),
+        make_op("all_reduce", size_bytes=2**26, ranks=8, ranks_per_node=8, link="nvlink"),
+        make_op("rms_norm", rows=4096, cols=4096),
+    ]
+    found = predict_ops(ops, DEVICE, engine)
+    assert [each.engine for each in found] == ["measured", "learned", "network", "analytical"]
+    assert {each.coverage for each in found} == {0.9}
+    exact, _, ring, law = found
+    assert exact.high_us / exact.latency_us == pytest.approx(1.03**half_normal)
+    assert exact.low_us / exact.latency_us == pytest.approx(0.98**half_normal)
+    assert ring.high_us / ring.latency_us == pytest.approx(1.13**half_normal)
+    assert law.high_us / law.latency_us == pytest.approx(UNCALIBRATED_FACTOR)
+
+
+def test_a_measurement_is_never_certain_and_a_predictor_no_surer_than_the_samples_it_learned_from(tmp_path: Path):
+    """A row without percentiles has no width of its own; a law without noise would be learned to the last digit."""
+    noisy = [dataclasses.replace(measured(m, 20.0 + m * 0.06), latency_p10_us=None) for m in range(128, 8192, 128)]
+    noisy[0] = dataclasses.replace(noisy[0], latency_p90_us=None)
+    noisy[1:] = [
+        dataclasses.replace(row, latency_p10_us=row.latency_us * 0.8, latency_p90_us=row.latency_us * 1.25)
+        for row in noisy[1:]
+    ]
+    store = Store(tmp_path / "store")
+    store.write(noisy, "test")
+    train(store, DEVICE, registry=Registry(tmp_path / "predictors"))
+    engine = build_engine(DEVICE, [store.path], [tmp_path / "predictors"])
+    ops = [make_op("gemm", m=m, n=4096, k=4096) for m in (128, 1024, 3000)]
+    bare, exact, learned = predict_ops(ops, DEVICE, engine)
+    assert [each.engine for each in (bare, exact, learned)] == ["measured", "measured", "learned"]
+    assert bare.low_us < bare.latency_us < bare.high_us
+    assert learned.high_us / learned.latency_us >= 0.999 * exact.high_us / exact.latency_us
+    assert exact.high_us / exact.latency_us > 1.25
 
 
 def test_answers_keep_the_order_of_a_mixed_list():

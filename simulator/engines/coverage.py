@@ -1,0 +1,28 @@
+"""The one coverage of all intervals: whatever an engine knows of its errors is brought to it here."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...models.intervals import COVERAGE, wider
+
+__all__ = ["COVERAGE", "brought", "widened"]
+
+
+def widened(factor: float, coverage: float) -> float:
+    """The factor each way that holds :data:`COVERAGE` of cases, of one that holds ``coverage`` of them.
+
+    The logarithm of the error is taken to be half normal on each side, as :mod:`..report.distribution` does.
+    """
+    return float(factor ** wider(coverage))
+
+
+def brought(
+    latency_us: np.ndarray, low_us: np.ndarray, high_us: np.ndarray, coverage: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Bounds [n] that hold :data:`COVERAGE` of cases, of those that hold ``coverage``; each side for itself."""
+    if coverage == COVERAGE:
+        return low_us, high_us
+    with np.errstate(divide="ignore", invalid="ignore"):
+        low, high = (latency_us * (each / latency_us) ** wider(coverage) for each in (low_us, high_us))
+    return np.where(latency_us > 0, low, low_us), np.where(latency_us > 0, high, high_us)
