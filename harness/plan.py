@@ -51,7 +51,8 @@ USUAL, ALL = "usual", "all"
 FEWEST_DRAWS = 8  # of an entry, however short the budget
 DRAWS_PER_CASE = 50  # tries for each wanted shape before an entry is called impossible
 DEADLINE_OVER_BUDGET = 1.5
-ROUNDS = 8  # batches that each kind is cut into at the least
+FIRST_OF_KIND = 8  # cases of each kind that come before all others: enough to learn from, however early the end
+ROUNDS = 8  # batches that the other cases of each kind are cut into at the least
 PARAMETERS = ("dtype", "out_dtype", "backend", "cache")
 DEFAULTS = ("dtype", "backend", "cache", "max_flops", "max_bytes", "case_s")
 ENTRY_KEYS = ("kind", "device", "sample", "share", "zip", "each", "where", *DEFAULTS, "out_dtype")
@@ -107,7 +108,8 @@ class Settings:
     start_timeout_s: float = 300.0  # * a worker that is not ready by then is killed
     batch_size: int = 24  # * cases between two writes
     canary_every: int = 200  # * cases between two rounds of canaries
-    deadline_s: float = 0.0  # * measuring stops after this long and can be resumed, 0 = never
+    # * measuring stops after this long, once FIRST_OF_KIND cases of each kind are in, and can be resumed; 0 = never
+    deadline_s: float = 0.0
 
     OPERATIONAL = ("case_timeout_s", "start_timeout_s", "batch_size", "canary_every", "deadline_s")
 
@@ -441,18 +443,20 @@ def _explicit(values: Any, spec: Mapping[str, Any], settings: Settings) -> Itera
 
 
 def _interleave(cases: Sequence[Case], settings: Settings) -> list[Case]:
-    """Shuffled within each kind, cut into batches, the batches of each kind spread evenly over the campaign.
+    """Shuffled within each kind: first a few of every kind, then the rest, batches of each kind spread evenly.
 
-    Drift then spreads over all shapes, and a campaign that ends early has covered every kind in proportion.
-    Takes sorted cases, so that the order depends on the seed and the set of cases alone.
+    Drift then spreads over all shapes, and a campaign that ends early has something of every kind, the more the later
+    it ends. Takes sorted cases, so that the order depends on the seed and the set of cases alone.
     """
     placed = []
     for name, group in itertools.groupby(cases, key=lambda case: case.op.kind):
         random = Random(f"{settings.seed} {name}")
         shuffled = list(group)
         random.shuffle(shuffled)
-        count = max(-(-len(shuffled) // settings.batch_size), min(ROUNDS, len(shuffled)))
+        rest = shuffled[FIRST_OF_KIND:]
+        placed.append((random.random() - 1, name, shuffled[:FIRST_OF_KIND]))
+        count = max(-(-len(rest) // settings.batch_size), min(ROUNDS, len(rest)))
         for i in range(count):
-            batch = shuffled[i * len(shuffled) // count : (i + 1) * len(shuffled) // count]
+            batch = rest[i * len(rest) // count : (i + 1) * len(rest) // count]
             placed.append(((i + random.random()) / count, name, batch))
     return [case for _, _, batch in sorted(placed, key=lambda item: item[:2]) for case in batch]

@@ -6,9 +6,10 @@ of each figure how it was measured.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 from statistics import median
@@ -26,6 +27,7 @@ FALLBACK_CACHE_BYTES = 32 << 20
 MATRIX_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
 MATRIX_SIDES = (256, 512, 1024, 2048)
 MATRIX_SECONDS = 0.8  # for one dtype
+ALONE_SECONDS = 0.1  # of one thread
 STREAM_CACHES = 4  # each array of the memory test is this many times the last-level cache
 VECTOR_ELEMENTS = 1 << 15  # 128 KiB in fp32 for each thread: inside its own L2
 SWEEP_BYTES = tuple(1 << power for power in range(20, 29))  # 1 MiB to 256 MiB
@@ -42,6 +44,19 @@ def best_seconds(run: Callable[[], object], seconds: float, least: int = 3) -> f
         run()
         shortest, tries = min(shortest, (time.perf_counter_ns() - start) / 1e9), tries + 1
     return shortest
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[int]:
+    """torch with one thread meanwhile; gives how many it had."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield threads
+    finally:
+        torch.set_num_threads(threads)
 
 
 # --- caches --------------------------------------------------------------------------------------------
@@ -93,7 +108,8 @@ def effective_cache_bytes(sizes: tuple[int, ...], rates: tuple[float, ...]) -> i
 def matrix_tflops(dtype: str, seconds: float = MATRIX_SECONDS) -> float:
     """Best rate of square matrix products, tried in turn so that a busy moment of the machine spoils no size.
 
-    Sides grow as long as the next product would not take the whole time.
+    Sides grow as long as the next product would not take the whole time. One thread alone is tried too: on a busy
+    machine threads that wait for each other measure the scheduler.
     """
     products: list[tuple[float, Callable[[], object]]] = []
     for side in MATRIX_SIDES:
@@ -101,8 +117,12 @@ def matrix_tflops(dtype: str, seconds: float = MATRIX_SECONDS) -> float:
         products.append((2.0 * side**3, run))
         if 8 * best_seconds(run, 0.0, least=1) > seconds / 4:
             break
-    best, end = 0.0, time.perf_counter() + seconds
-    while not best or time.perf_counter() < end:
+    flops, run = products[0]
+    with one_thread():
+        best = flops / best_seconds(run, ALONE_SECONDS)
+    rounds, end = 0, time.perf_counter() + seconds
+    while not rounds or time.perf_counter() < end:
+        rounds += 1
         best = max(best, *(flops / best_seconds(run, 0.0) for flops, run in products))
     return best / 1e12
 
@@ -141,17 +161,13 @@ def vector_tflops(seconds: float = 0.4) -> float:
     import torch
     from torch.nn import functional
 
-    threads = torch.get_num_threads()
     x, y, z, out = (torch.rand(VECTOR_ELEMENTS) for _ in range(4))
     tries: tuple[tuple[float, Callable[[], object]], ...] = (
         (2.0, lambda: torch.addcmul(x, y, z, out=out)),
         (8.0, lambda: functional.silu(x)),
     )
-    torch.set_num_threads(1)
-    try:
+    with one_thread() as threads:
         best = max(flops * VECTOR_ELEMENTS / best_seconds(run, seconds / len(tries)) for flops, run in tries)
-    finally:
-        torch.set_num_threads(threads)
     return best * threads / 1e12
 
 

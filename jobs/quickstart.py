@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..datasets.devices import Device
 from ..datasets.ops import Op
@@ -26,6 +26,9 @@ from .profile import measure, plan_of
 from .real_run import RealRunner
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
 from .train import fit_and_register
+
+if TYPE_CHECKING:
+    from ..harness.campaign import Summary
 
 WORKLOADS = ("train", "prefill", "decode")
 FREE_CHOICE = {"model": "+model.path"}
@@ -49,6 +52,8 @@ def run(config: dict[str, Any]) -> int:
         rounds = Rounds(runner, config)
         summary = measure(plan, store, between=rounds.due)
         rounds.finish()
+        if summary.outcome == "deadline":
+            say(cut_short(summary))
         target = measured_device(store, summary.device_id)
         say("2/5  training predictors")
         training = fit_and_register(store, target, config)
@@ -204,12 +209,23 @@ def plain_name(source: str) -> str:
     return source.removeprefix("aten.").partition(".")[0].strip("_").removesuffix("_impl")
 
 
-def campaign_facts(summary: Any) -> dict[str, Any]:
+def cut_short(summary: Summary) -> str:
+    """What is said of a campaign that ran out of time."""
+    from ..harness.plan import FIRST_OF_KIND
+
+    return (
+        f"     the time for measuring ran out after {summary.done} of {summary.total} cases, some of every kind "
+        f"({FIRST_OF_KIND} or all of them): answers are rougher; the same command again measures the rest"
+    )
+
+
+def campaign_facts(summary: Summary) -> dict[str, Any]:
     """What the report says of the campaign."""
     return {
         "run_id": summary.run_id,
         "outcome": summary.outcome,
         "cases": summary.total,
+        "done": summary.done,
         "ok": summary.statuses.get("ok", 0),
         "failed": sum(count for status, count in summary.statuses.items() if status != "ok"),
         "wall_time_s": summary.elapsed_s,

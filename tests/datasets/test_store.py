@@ -398,7 +398,7 @@ def start_writer(path: Path, me: int, rounds: int, size: int) -> subprocess.Pope
 def test_many_processes_writing_at_once_lose_nothing(store: Store) -> None:
     writers = [start_writer(store.path, me, 8, 5) for me in range(4)]
     for writer in writers:
-        _, errors = writer.communicate(timeout=120)
+        _, errors = writer.communicate(timeout=600)
         assert writer.returncode == 0, errors
     table = store.read("gemm", newest=False)
     found = set(zip(table["m"].to_pylist(), table["n"].to_pylist(), table["k"].to_pylist(), strict=True))

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opcast.datasets.ops import KINDS, OpError, make_op
 from opcast.harness.axes import ALIGNMENTS, AxisError, align, evaluate, parse_axis
-from opcast.harness.plan import Case, Plan, PlanError, Settings, build_plan
+from opcast.harness.plan import FIRST_OF_KIND, Case, Plan, PlanError, Settings, build_plan
 
 CAMPAIGNS = sorted((Path(__file__).resolve().parents[2] / "conf" / "campaign").glob("*.yaml"))
 
@@ -251,11 +251,13 @@ def test_a_prefix_of_the_plan_covers_every_kind() -> None:
     entries = [
         {"kind": "gemm", "sample": 200, "m": {"low": 1, "high": 512}, "n": 64, "k": {"low": 1, "high": 512}},
         {"kind": "gelu", "sample": 40, "rows": {"low": 1, "high": 512}, "cols": {"low": 1, "high": 512}},
-        {"kind": "reduce", "sample": 16, "outer": {"low": 1, "high": 512}, "length": {"low": 1, "high": 512}},
+        {"kind": "reduce", "sample": 24, "outer": {"low": 1, "high": 512}, "length": {"low": 1, "high": 512}},
     ]
     plan = build_plan({"name": "t", "dtype": "fp32", "cases": entries})
-    total = Counter(c.op.kind for c in plan.cases)
-    half = Counter(c.op.kind for c in plan.cases[: len(plan.cases) // 2])
+    first = 3 * FIRST_OF_KIND
+    assert Counter(c.op.kind for c in plan.cases[:first]) == dict.fromkeys(("gemm", "gelu", "reduce"), FIRST_OF_KIND)
+    total = Counter(c.op.kind for c in plan.cases[first:])
+    half = Counter(c.op.kind for c in plan.cases[first : (first + len(plan.cases)) // 2])
     for kind, count in total.items():
         assert 0.3 < half[kind] / count < 0.7
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,10 +13,16 @@ from opcast.datasets.devices import Device  # noqa: E402
 from opcast.harness import probe  # noqa: E402
 
 
-def test_measured_device_is_complete_plausible_and_in_time():
-    start = time.perf_counter()
+def test_measured_device_is_complete_plausible_and_gives_itself_little_time(monkeypatch: pytest.MonkeyPatch):
+    allowed = []
+    best_seconds = probe.best_seconds
+
+    def counted(run: Callable[[], object], seconds: float, least: int = 3) -> float:
+        allowed.append(seconds)
+        return best_seconds(run, seconds, least)
+
+    monkeypatch.setattr(probe, "best_seconds", counted)
     device = probe.measure_cpu("cpu_of_mine")
-    taken = time.perf_counter() - start
     assert Device.from_dict(device.to_dict()) == device
     assert device.synchronous
     assert device.id == "cpu_of_mine"
@@ -28,7 +34,7 @@ def test_measured_device_is_complete_plausible_and_in_time():
     assert 0 < device.dispatch_us <= 1.5 * device.launch_us < 200
     assert device.compute_units == torch.get_num_threads()
     assert {"tensor_tflops", "vector_tflops", "memory_gbps", "l2_mib", "l2_gbps", "launch_us"} <= set(device.sources)
-    assert taken < 25, "about eight seconds on an idle machine"
+    assert 0 < sum(allowed) + probe.MATRIX_SECONDS * len(device.tensor_tflops) < 8, "a busy machine may take longer"
 
 
 @pytest.mark.parametrize(

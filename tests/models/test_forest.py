@@ -226,7 +226,7 @@ def test_a_single_warm_prediction_is_well_under_a_millisecond() -> None:
     probe, _ = data(1)
     times = []
     for _ in range(50):
-        began = time.perf_counter()
+        began = time.process_time()
         forest.predict(probe)
-        times.append(time.perf_counter() - began)
+        times.append(time.process_time() - began)
     assert np.median(times) < 1e-3

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import socket
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from opcast.models import tracking
 from opcast.models.candidates import Options
 from opcast.models.features import feature_names
 from opcast.models.importance import permutation_importance
@@ -114,24 +114,24 @@ def test_artifacts_lie_beside_the_database(tracked: Tracked, uri: str) -> None:
 
 
 def test_a_server_that_is_not_there_fails_at_once_and_harms_nothing(trained: Trained) -> None:
-    began = time.perf_counter()
-    with pytest.raises(TrackingError, match=r"http://127.0.0.1:9 does not answer .* Nothing is lost") as caught:
+    with pytest.raises(
+        TrackingError, match=r"http://127.0.0.1:9 does not answer .*refused.* Nothing is lost"
+    ) as caught:
         log([trained], "http://127.0.0.1:9")
-    assert time.perf_counter() - began < 5.0
     assert "\n" not in str(caught.value)
     assert (trained.path / "model.npz").is_file()
 
 
 def test_a_server_that_never_speaks_fails_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opcast.models.tracking.TIMEOUT_S", 0.5)
+    assert tracking.TIMEOUT_S <= 5.0
+    monkeypatch.setattr(tracking, "TIMEOUT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        taker = threading.Thread(target=lambda: [server.accept()], daemon=True)
+        held: list[object] = []  # a connection that nobody keeps would be closed
+        taker = threading.Thread(target=lambda: held.append(server.accept()), daemon=True)
         taker.start()
-        began = time.perf_counter()
-        with pytest.raises(TrackingError, match="does not answer"):
+        with pytest.raises(TrackingError, match=r"does not answer \(timed out\)"):
             check(f"http://127.0.0.1:{port}")
-        assert time.perf_counter() - began < 3.0
         taker.join(5.0)
 
 

@@ -671,7 +671,7 @@ def probed(path: Path, tmp_path: Path, width: int) -> dict[str, Any]:
     command += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
     command += [f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},1200"]
     command += ["--virtual-time-budget=20000", "--dump-dom", page.as_uri()]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
     match = re.search(r'<output id="probe">(.*?)</output>', result.stdout)
     assert match, result.stderr[-2000:]
     return json.loads(match[1].replace("&gt;", ">").replace("&lt;", "<").replace("&amp;", "&"))

@@ -166,7 +166,7 @@ addEventListener("load", () => setTimeout(() => {
     command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"]
     command += ["--disable-background-networking", "--disable-component-update", f"--user-data-dir={tmp_path / 'p'}"]
     command += ["--window-size=1200,2000", "--virtual-time-budget=20000", "--dump-dom", probe.as_uri()]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
     found = re.search(r'<output id="probe">(\d+) (\d+) (\d+)</output>', result.stdout)
     assert found, result.stderr[-2000:]
     troubles, charts, bars = map(int, found.groups())

@@ -157,6 +157,6 @@ def test_ten_thousand_ops_take_milliseconds() -> None:
     from opcast.datasets.ops import iterate_groups
 
     ((kind, dtype, out, _, columns),) = iterate_groups(ops)
-    start = time.perf_counter()
+    start = time.process_time()
     ENGINE.answer(kind, columns, dtype, out, "warm")
-    assert time.perf_counter() - start < 0.1
+    assert time.process_time() - start < 0.1

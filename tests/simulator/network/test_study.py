@@ -111,9 +111,9 @@ def test_random_studies_repeat_and_only_touch_the_kinds_asked_for() -> None:
     cluster = dataclasses.replace(load_cluster("dgx_h100"), nodes=4)
     made = fabric(cluster, load_device("h100_sxm"))
     step = transfers_time([Transfer("all_reduce", tuple(range(32)), 1e9, "ring")])
-    start = time.perf_counter()
+    start = time.process_time()
     first, again = (at_random(made, 2, Fault("", bandwidth_factor=0.5), step, 100, 7, ("ib",)) for _ in range(2))
-    assert time.perf_counter() - start < 5.0
+    assert time.process_time() - start < 5.0
     assert first.time_us.tolist() == again.time_us.tolist()
     assert not any("nvswitch" in place for places in first.where for place in places)
     assert 1.0 <= first.quantiles()[0.5] <= first.quantiles()[1.0] <= 2.1

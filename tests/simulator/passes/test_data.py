@@ -264,6 +264,6 @@ def measured_peak(config: dict[str, Any], ranks: int) -> int:
         subprocess.Popen(command, env=os.environ | world | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
         for rank in range(ranks)
     ]
-    outputs = [process.communicate(timeout=240)[0] for process in started]
+    outputs = [process.communicate(timeout=600)[0] for process in started]
     found: int = json.loads(outputs[0].splitlines()[-1])["peak"]
     return found
