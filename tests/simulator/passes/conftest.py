@@ -87,3 +87,28 @@ def planned() -> Callable[..., Plan]:
     """A function: degrees and styles of parallelism -> a plan for four nodes of eight devices."""
     cluster = Cluster(id="small", name="four nodes", device="h100_sxm", nodes=4)
     return lambda **parallel: Plan(Parallel(**parallel), cluster)
+
+
+@pytest.fixture(scope="session")
+def assert_sound() -> Callable[..., None]:
+    """A check: activations are written before they are read, nothing is used after it was freed or freed twice.
+
+    With ``given``, activations that no node writes come from outside.
+    """
+
+    def check(graph: Graph, given: bool = False) -> None:
+        made = {tensor for node in graph.nodes() for tensor in node.writes}
+        written: set[int] = set()
+        freed: set[int] = set()
+        for node in graph.nodes():
+            name = f"{node.source} of {node.path}"
+            used = freed & {*node.reads, *node.writes, *node.frees}
+            assert not used, f"{name} uses {used} after it was freed"
+            unwritten = {*node.reads} - {*node.writes} - written
+            early = {t for t in unwritten if graph.tensor(t).role == "activation" and graph.tensor(t).size_bytes}
+            early &= made if given else early
+            assert not early, f"{name} reads {early} before it is written"
+            written.update(node.writes)
+            freed.update(node.frees)
+
+    return check

@@ -46,21 +46,11 @@ def saved(graph: Graph) -> int:
     return sum(int(graph.tensor_bytes[t]) for t in written)
 
 
-def assert_sound(graph: Graph) -> None:
-    written: set[int] = set()
-    freed: set[int] = set()
-    for node in graph.nodes():
-        assert not freed & {*node.reads, *node.writes}, node
-        for tensor in node.reads:
-            assert tensor in written or tensor in node.writes or graph.tensor(tensor).role != "activation", node
-        written.update(node.writes)
-        assert not freed & set(node.frees), node
-        freed.update(node.frees)
-
-
 @pytest.mark.parametrize("policy", ["none", "full", "selective:mlp"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_activations_go_out_and_come_back(family: str, policy: str, graphs: dict[str, Graph]):
+def test_activations_go_out_and_come_back(
+    family: str, policy: str, graphs: dict[str, Graph], assert_sound: Callable[..., None]
+):
     graph = recompute(graphs[family], plan(recompute=policy))
     made = offload(graph, plan("activations"))
     assert_sound(made)
@@ -80,7 +70,7 @@ def test_a_copy_back_waits_for_the_layer_before(graphs: dict[str, Graph]):
         assert set(before.writes) & set(writer.reads)
 
 
-def test_states_leave_a_staging_buffer_on_the_device(graphs: dict[str, Graph]):
+def test_states_leave_a_staging_buffer_on_the_device(graphs: dict[str, Graph], assert_sound: Callable[..., None]):
     graph = graphs["llama"]
     made = offload(graph, plan("optimizer"))
     states = sum(t.size_bytes * t.count for t in graph.tensors if t.role == "optimizer_state")
@@ -109,7 +99,9 @@ def keys_and_values(graph: Graph) -> int:
 
 @pytest.mark.parametrize("stack", ["torch", "vllm"])
 @pytest.mark.parametrize("cache", ["static", "dynamic"])
-def test_a_token_brings_caches_in_and_sends_its_own_out(stack: str, cache: str, small_model: Make):
+def test_a_token_brings_caches_in_and_sends_its_own_out(
+    stack: str, cache: str, small_model: Make, assert_sound: Callable[..., None]
+):
     tokens = 64
     workload = Workload("decode", batch=2, seq_len=tokens, cache=cache, optimizer="none", attention="fused")
     served = Plan(Parallel(), CLUSTER, load_stack(stack))
@@ -124,7 +116,7 @@ def test_a_token_brings_caches_in_and_sends_its_own_out(stack: str, cache: str, 
 
 
 @pytest.mark.parametrize("stack", ["torch", "vllm"])
-def test_a_prompt_leaves_its_cache_on_the_host(stack: str, small_model: Make):
+def test_a_prompt_leaves_its_cache_on_the_host(stack: str, small_model: Make, assert_sound: Callable[..., None]):
     workload = Workload("prefill", batch=2, seq_len=64, cache="static", optimizer="none", attention="fused")
     served = Plan(Parallel(), CLUSTER, load_stack(stack))
     graph = apply_passes(trace(small_model("llama", layers=12), workload, "bf16"), served, INFERENCE)
