@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import shutil
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from opcast.datasets.truth import InferenceRow, OperatorRow, TrainingRow, TruthError, read_table
@@ -13,6 +14,7 @@ from opcast.datasets.truth.dimensions import dimensions_of
 from opcast.datasets.truth.hardware import hardware_of
 from opcast.datasets.truth.shapes import configuration, shipped
 
+Row = TypeVar("Row")
 STEP = {
     "row_id": "a",
     "kind": "train_dense_pretrain",
@@ -39,18 +41,25 @@ def written(folder: Path, *rows: dict[str, str], name: str = "anything.csv") -> 
     return path
 
 
-def one(folder: Path, **changes: str) -> TrainingRow:
-    table = read_table(written(folder, STEP | changes))
+def only(folder: Path, cells: dict[str, str], kind: type[Row]) -> Row:
+    """The one row of a table, which can be simulated."""
+    table = read_table(written(folder, cells))
     assert not table.unsupported, table.unsupported
-    row = table.rows[0]
-    assert isinstance(row, TrainingRow)
+    (row,) = table.rows
+    assert isinstance(row, kind)
     return row
 
 
-def why(folder: Path, **changes: str) -> str:
-    table = read_table(written(folder, STEP | changes))
+def refused(folder: Path, cells: dict[str, str]) -> str:
+    """Why the one row of a table cannot be simulated."""
+    table = read_table(written(folder, cells))
     assert not table.rows
-    return table.unsupported[0].why
+    (row,) = table.unsupported
+    return row.why
+
+
+def one(folder: Path, **changes: str) -> TrainingRow:
+    return only(folder, STEP | changes, TrainingRow)
 
 
 def test_a_step_is_read_with_its_layout_and_machine(tmp_path: Path) -> None:
@@ -119,7 +128,7 @@ def test_a_run_out_of_memory_is_a_verdict(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_simulated_is_said(tmp_path: Path, changes: dict[str, str], said: str) -> None:
-    assert said in why(tmp_path, **changes)
+    assert said in refused(tmp_path, STEP | changes)
 
 
 @pytest.mark.parametrize(
@@ -238,11 +247,7 @@ ENCODER = {
 
 
 def encoder(folder: Path, **changes: str) -> InferenceRow:
-    table = read_table(written(folder, ENCODER | changes))
-    assert not table.unsupported, table.unsupported
-    row = table.rows[0]
-    assert isinstance(row, InferenceRow)
-    return row
+    return only(folder, ENCODER | changes, InferenceRow)
 
 
 def test_an_encoder_is_read_with_its_engine(tmp_path: Path) -> None:
@@ -298,8 +303,7 @@ WHOLE = {
 def test_steps_of_whole_models(
     tmp_path: Path, changes: dict[str, str], kind: type, framework: str, options: dict[str, str]
 ) -> None:
-    row = read_table(written(tmp_path, WHOLE | changes)).rows[0]
-    assert isinstance(row, kind)
+    row = only(tmp_path, WHOLE | changes, kind)
     assert isinstance(row, TrainingRow | InferenceRow)
     assert (row.framework, row.precision, row.options) == (framework, "fp32", options)
     if isinstance(row, TrainingRow):
@@ -309,8 +313,7 @@ def test_steps_of_whole_models(
 
 @pytest.mark.parametrize(("engine", "said"), [("onnx:x", "neither FasterTransformer"), ("FT-sparse", "sparse weights")])
 def test_engines_that_nothing_is_known_of(tmp_path: Path, engine: str, said: str) -> None:
-    table = read_table(written(tmp_path, ENCODER | {"engine": engine}))
-    assert said in table.unsupported[0].why
+    assert said in refused(tmp_path, ENCODER | {"engine": engine})
 
 
 def test_a_pipeline_of_fastertransformer_takes_a_batch_in_parts(tmp_path: Path) -> None:

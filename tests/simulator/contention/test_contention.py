@@ -9,38 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 from opcast.datasets.clusters import Cluster, load_cluster
-from opcast.datasets.devices import load_device
 from opcast.simulator.contention.traffic import communication
 from opcast.simulator.contention.use import communicates
 from opcast.simulator.engines import FusedEngine, build_engine
 from opcast.simulator.engines.flow import FlowEngine, flow_engine
 from opcast.simulator.engines.network import NetworkEngine
 from opcast.simulator.network.faults import Fault
-from opcast.simulator.network.sharing import Activities, run
 from opcast.simulator.question.plan import Parallel, Plan, load_stack
 from opcast.simulator.question.work import Work
 from opcast.simulator.report.ledger import ledger_of
 from opcast.simulator.simulate import simulate
 from opcast.simulator.step.state import Step
-from opcast.simulator.timing.phases import MIDDLE
-from opcast.simulator.timing.schedule.orders import FORWARD
-from opcast.simulator.timing.schedule.pipeline import sources
+from opcast.tests.simulator.contention.oracle import event_by_event
+from opcast.tests.simulator.contention.tiny import H100, TINY
 
-H100 = load_device("h100_sxm")
-TINY = {
-    "model_type": "llama",
-    "hidden_size": 512,
-    "intermediate_size": 1408,
-    "num_attention_heads": 8,
-    "num_hidden_layers": 4,
-    "vocab_size": 8192,
-}
 WORK = Work(seq_len=512, micro_batch=1, global_batch=64)
-
-
-@pytest.fixture(scope="module")
-def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("graphs")
 
 
 def cluster(nodes: int = 4, nic_gbps: float = 50.0, **topology: Any) -> Cluster:
@@ -156,7 +139,6 @@ def test_inference_shares_links_too(graphs: Path) -> None:
 
 
 def test_the_fixed_point_is_what_one_run_from_event_to_event_finds(graphs: Path) -> None:
-    """Tasks, sends and reductions of two stages as one graph of activities on the links, without any second placing."""
     joined = cluster(4, nic_gbps=1.0, oversubscription=8)
     stack = replace(load_stack("megatron"), overlap=("pp",), gradient_clipping=False)
     made = Plan(Parallel(tp=1, pp=2), joined, stack)
@@ -167,61 +149,9 @@ def test_the_fixed_point_is_what_one_run_from_event_to_event_finds(graphs: Path)
     placed = report.state.steps[0]
     shared = placed.shared
     assert shared is not None
-    said, orders = communication(placed), placed.orders
-    count, alike = len(said.collectives.slot), shared.patterns
-    source, _ = sources(orders)
-    usual = [times.phases[MIDDLE] for times in placed.times_of]
-    lasts = [
-        usual[stage]["forward" if kind == FORWARD else "backward"].total_us
-        for stage, kind in zip(orders.stage.tolist(), orders.kind.tolist(), strict=True)
-    ]
-    rows: list[tuple[int, float, float, list[int]]] = []  # pattern (-1: none), still and moving us, waits
-    task_at: dict[int, int] = {}
-    sent = dict(
-        zip(zip(*(column.tolist() for column in said.sends[:4]), strict=True), range(count, 10**9), strict=False)
-    )
-
-    def add(task: int) -> int:
-        if task in task_at:
-            return task_at[task]
-        stage, waits = int(orders.stage[task]), []
-        if task > orders.offsets[stage]:
-            waits.append(add(task - 1))
-        if source[task] >= 0:
-            other = int(source[task])
-            key = bool(orders.kind[other] != FORWARD), int(orders.stage[other]), 0, int(orders.micro_batch[other])
-            rows.append((int(shared.traffic.pattern[sent[key]]), *moves(sent[key]), [add(other)]))
-            waits.append(len(rows) - 1)
-        rows.append((-1, lasts[task], 0.0, waits))
-        task_at[task] = len(rows) - 1
-        return task_at[task]
-
-    def moves(at: int) -> tuple[float, float]:
-        return float(shared.traffic.still_us[at]), float(shared.traffic.moving_us[at])
-
-    for stage in range(2):
-        before = add(int(orders.offsets[stage + 1]) - 1)
-        for at in np.flatnonzero(said.collectives.stage == stage).tolist():
-            if said.nodes[said.collectives.slot[at]].phase != "optimizer":
-                rows.append((int(shared.traffic.pattern[at]), *moves(at), [before]))
-                before = len(rows) - 1
-    loads = [None if pattern < 0 else alike.usages[pattern] for pattern, *_ in rows]
-    links = [np.zeros(0, np.int64) if use is None else np.flatnonzero(use.load) for use in loads]
-    weights = [np.zeros(0) if use is None else use.load[own] / use.flow for use, own in zip(loads, links, strict=True)]
-    sizes = [
-        0.0 if use is None else moving / alike.us_per_byte[pattern] * use.flow
-        for use, (pattern, _, moving, _) in zip(loads, rows, strict=True)
-    ]
-    starts = np.concatenate([[0], np.cumsum([len(own) for own in links])])
-    waits = np.concatenate([[0], np.cumsum([len(row[3]) for row in rows])])
-    activities = Activities(
-        starts.astype(np.int64), np.concatenate(links), np.concatenate(weights), np.array(sizes),
-        np.array([row[1] for row in rows]), np.zeros(len(rows)), waits.astype(np.int64),
-        np.array([each for row in rows for each in row[3]], dtype=np.int64),
-    )  # fmt: skip
-    found = run(activities, flows.topology.bandwidth_gbps, 0.0)
     assert shared.total_us > 1.001 * shared.apart_us  # something was in the way
-    assert found.total_us == pytest.approx(placed.pipeline.makespan_us, rel=5e-3)
+    found_us = event_by_event(placed, flows.topology.bandwidth_gbps)
+    assert found_us == pytest.approx(placed.pipeline.makespan_us, rel=5e-3)
 
 
 def test_a_fault_in_one_stage_does_not_hurry_others(graphs: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from opcast.datasets.clusters import Cluster, load_cluster
-from opcast.datasets.devices import load_device
 from opcast.datasets.ops import make_op
 from opcast.jobs import cli
 from opcast.simulator.contention.fault_study import Degraded, study
@@ -26,16 +25,8 @@ from opcast.simulator.question.plan import Parallel, Plan, load_stack
 from opcast.simulator.question.work import Work
 from opcast.simulator.report.answer import StepReport
 from opcast.simulator.simulate import simulate
+from opcast.tests.simulator.contention.tiny import H100, TINY
 
-H100 = load_device("h100_sxm")
-TINY = {
-    "model_type": "llama",
-    "hidden_size": 512,
-    "intermediate_size": 1408,
-    "num_attention_heads": 8,
-    "num_hidden_layers": 4,
-    "vocab_size": 8192,
-}
 WORK = Work(seq_len=512, micro_batch=1, global_batch=32)
 
 
@@ -46,11 +37,6 @@ def cluster(nodes: int = 8, **topology: Any) -> Cluster:
 def flows(joined: Cluster, parallel: Parallel | None = None, faults: tuple[Fault, ...] = ()) -> FlowEngine:
     formula = NetworkEngine(H100, joined)
     return FlowEngine(formula, formula, Plan(parallel or Parallel(), joined), faults)
-
-
-@pytest.fixture(scope="module")
-def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("graphs")
 
 
 def step(graphs: Path, joined: Cluster, network: str = "flow", faults: tuple[Fault, ...] = (), **plan: Any) -> Any:

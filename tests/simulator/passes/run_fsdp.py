@@ -11,9 +11,9 @@ from opcast.simulator.trace import Workload
 from opcast.simulator.trace.build import build
 from opcast.simulator.trace.models import resolve
 from opcast.simulator.trace.steps import prepare
+from opcast.tests.simulator.peaks import torch_peak
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.profiler import ProfilerActivity, profile
 
 
 def main(config: str, batch: int, seq_len: int) -> None:
@@ -34,19 +34,7 @@ def main(config: str, batch: int, seq_len: int) -> None:
 
     step()
     module.zero_grad(set_to_none=True)
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True, profile_memory=True) as recorded:
-        kept = step()
-    del kept
-    changes, stack = [], list(recorded.profiler.kineto_results.experimental_event_tree())
-    while stack:
-        event = stack.pop()
-        stack += event.children
-        if event.name == "[memory]":
-            changes.append((event.start_time_ns, event.extra_fields.alloc_size))
-    living = peak = 0
-    for _, change in sorted(changes):
-        living += change
-        peak = max(peak, living)
+    peak = torch_peak(step)
     if dist.get_rank() == 0:
         print(json.dumps({"peak": peak}))
     dist.barrier()

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opcast.datasets.clusters import Cluster
@@ -17,6 +16,7 @@ from opcast.simulator.trace import Workload, trace
 from opcast.simulator.trace.build import build
 from opcast.simulator.trace.models import resolve
 from opcast.simulator.trace.steps import prepare
+from opcast.tests.simulator.peaks import peak_of_new_tensors, torch_peak
 
 CLUSTER = Cluster("c", "c", "h100_sxm")
 FAMILIES = ("llama", "gemma2", "deepseek_v3", "qwen3_moe")
@@ -160,34 +160,3 @@ def test_peak_is_that_of_torch_with_checkpoints(family: str, small_model: Make):
     graph = trace(config, workload, "fp32")
     assert peak_of_new_tensors(recompute(graph, plan("full"))) == pytest.approx(measured, rel=0.02)
     assert peak_of_new_tensors(graph) > 1.2 * measured
-
-
-def torch_peak(run: Callable[[], object]) -> int:
-    """The most bytes that torch's allocator held beyond what was there at the start."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, record_shapes=True, profile_memory=True) as recorded:
-        kept = run()
-    del kept
-    changes: list[tuple[int, int]] = []
-    stack = list(recorded.profiler.kineto_results.experimental_event_tree())
-    while stack:
-        event = stack.pop()
-        stack += event.children
-        if event.name == "[memory]":
-            changes.append((event.start_time_ns, event.extra_fields.alloc_size))
-    living = peak = 0
-    for _, change in sorted(changes):
-        living += change
-        peak = max(peak, living)
-    return peak
-
-
-def peak_of_new_tensors(graph: Graph) -> int:
-    sizes, living, peak = graph.tensor_bytes, 0, 0
-    there: set[int] = set()
-    for node in graph.nodes():
-        living += sum(int(sizes[t]) for t in node.writes if t not in there and t not in node.reads)
-        there |= {*node.reads, *node.writes}
-        peak = max(peak, living)
-        living -= sum(int(sizes[t]) for t in node.frees)
-    return peak

@@ -25,6 +25,7 @@ from opcast.simulator.trace.models import resolve
 from opcast.simulator.trace.nodes import as_eager
 from opcast.simulator.trace.steps import prepare, training_step
 from opcast.simulator.trace.values import attended, expert_counts, routed
+from opcast.tests.simulator.peaks import peak_of_new_tensors, torch_peak
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -254,35 +255,8 @@ def test_tensors_live_as_long_as_torch_keeps_them(family: str, kind: str, small_
 
         run()
         module.zero_grad(set_to_none=True)
-        events = profiled(run)
-    assert peak_of_new_tensors(trace(config, workload, "fp32")) == pytest.approx(torch_peak(events), rel=1e-3)
-
-
-def torch_peak(events: Any) -> int:
-    """The most bytes that torch's allocator held beyond what was there at the start."""
-    changes: list[tuple[int, int]] = []
-    stack = list(events)
-    while stack:
-        event = stack.pop()
-        stack += event.children
-        if event.name == "[memory]":
-            changes.append((event.start_time_ns, event.extra_fields.alloc_size))
-    living = peak = 0
-    for _, change in sorted(changes):
-        living += change
-        peak = max(peak, living)
-    return peak
-
-
-def peak_of_new_tensors(graph: Graph) -> int:
-    sizes, living, peak = graph.tensor_bytes, 0, 0
-    there: set[int] = set()
-    for node in graph.nodes():
-        living += sum(int(sizes[t]) for t in node.writes if t not in there and t not in node.reads)
-        there |= {*node.reads, *node.writes}
-        peak = max(peak, living)
-        living -= sum(int(sizes[t]) for t in node.frees)
-    return peak
+        measured = torch_peak(run)
+    assert peak_of_new_tensors(trace(config, workload, "fp32")) == pytest.approx(measured, rel=1e-3)
 
 
 # --- nodes -------------------------------------------------------------------------------------------------
