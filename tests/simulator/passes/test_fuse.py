@@ -71,7 +71,7 @@ def test_merged_products_are_as_wide_as_their_parts(traced_small: Traced) -> Non
 @settings(deadline=None, max_examples=20)
 @given(st.sets(st.sampled_from(NAMES)))
 def test_products_with_biases_merge_whole(
-    traced_small: Traced, names: set[str], assert_sound: Callable[..., None]
+    traced_small: Traced, assert_sound: Callable[..., None], names: set[str]
 ) -> None:
     graph = traced_small("llama", attention_bias=True)
     fused = fuse(graph, plan("bias", "qkv", *sorted(names)))
@@ -151,7 +151,7 @@ def test_no_rule_changes_nothing_and_every_set_is_stable(model: str, traced_smal
 @settings(deadline=None, max_examples=40)
 @given(st.sampled_from(MODELS), st.sets(st.sampled_from(NAMES)))
 def test_arithmetic_stays_bytes_and_memory_never_grow(
-    traced_small: Traced, model: str, names: set[str], assert_sound: Callable[..., None]
+    traced_small: Traced, assert_sound: Callable[..., None], model: str, names: set[str]
 ) -> None:
     graph = traced_small(model)
     fused = fuse(graph, plan(*sorted(names)))

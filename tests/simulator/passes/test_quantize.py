@@ -42,7 +42,7 @@ def products(graph: Graph) -> list[Node]:
 @settings(deadline=None, max_examples=30)
 @given(st.sampled_from(MODELS), st.sampled_from(TRAINING), st.booleans())
 def test_arithmetic_and_weights_stay_and_operands_are_there(
-    traced_small: Traced, model: str, recipe: str, fused: bool, assert_sound: Callable[..., None]
+    traced_small: Traced, assert_sound: Callable[..., None], model: str, recipe: str, fused: bool
 ) -> None:
     graph = traced_small(model)
     graph = fuse(graph, plan()) if fused else graph
