@@ -79,7 +79,7 @@ EXPERT_PARALLEL = (
     Dim("tokens", help="tokens of one rank"),
     "hidden",
     "topk",
-    "experts",
+    Dim("experts", along=()),
     "ranks",
     Dim("ranks_per_node", default=8),
     Dim("link", low=0, default=0, choices=LINKS, help="slowest link that the group crosses"),
@@ -96,13 +96,13 @@ def _expert_exchange(d: Any, itemsize: Any) -> Cost:
     return Cost(0.0 * sent, sent, sent, "network")
 
 
-@define(*EXPERT_PARALLEL, family="expert_parallel")
+@define(*EXPERT_PARALLEL, family="expert_parallel", law="expert_exchange")
 def ep_dispatch(d: Any) -> Cost:
     """All-to-all of routed tokens to the ranks that hold their experts, in dtype (DeepSeek-V3, arXiv 2412.19437)."""
     return _expert_exchange(d, d.itemsize)
 
 
-@define(*EXPERT_PARALLEL, family="expert_parallel")
+@define(*EXPERT_PARALLEL, family="expert_parallel", law="expert_exchange")
 def ep_combine(d: Any) -> Cost:
     """The way back of :func:`ep_dispatch`: experts' outputs to the tokens' ranks, in out_dtype, and their sum."""
     return _expert_exchange(d, d.out_itemsize)

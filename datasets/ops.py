@@ -1,7 +1,7 @@
 """The op kinds: dimensions, FLOPs and bytes of every operator and collective opcast knows.
 
-Adding a kind takes one function here and one way to run it in ``harness/cases.py``. A function states the
-*algorithmic* cost: each operand read once, each result written once; what caches and tiles make of it is
+Adding a kind takes one function here and one way to run it in ``harness/cases`` (docs/extending.md). A function states
+the *algorithmic* cost: each operand read once, each result written once; what caches and tiles make of it is
 the latency model's affair. A fused multiply-add counts as two FLOPs. Backward passes are kinds of their own
 (``rms_norm_backward``) because they move other bytes and run other kernels.
 """
@@ -97,7 +97,12 @@ def attended_pairs(seq_q: Any, seq_kv: Any, causal: Any, window: Any) -> Any:
 # --- matrix multiplication -----------------------------------------------------------------------------
 
 
-@define(Dim("batch", default=1), "m", "n", "k", LAYOUT, family="gemm")
+@define(
+    Dim("batch", default=1, along=("batch", "heads", "experts")),
+    *("m", "n", "k", LAYOUT),
+    family="gemm",
+    purpose="product",
+)
 def gemm(d: Any) -> Cost:
     """C[m,n] = A[m,k]·B[k,n], ``batch`` times: 2·m·n·k FLOPs (the textbook count)."""
     read = d.batch * (d.m * d.k * d.itemsize + d.k * d.n * d.weight_itemsize)
@@ -106,12 +111,13 @@ def gemm(d: Any) -> Cost:
 
 @define(
     "experts",
-    "tokens",
+    Dim("tokens", along=("tokens",)),
     "n",
     "k",
     Dim("imbalance", low=100, default=100, help="tokens of the busiest expert over the mean, in percent"),
     LAYOUT,
     family="gemm",
+    purpose="experts",
 )
 def grouped_gemm(d: Any) -> Cost:
     """One GEMM per expert over ``tokens`` routed rows in all: 2·tokens·n·k FLOPs (MegaBlocks, arXiv 2211.15841).
@@ -156,7 +162,7 @@ def attention_prefill(d: Any) -> Cost:
     return _attention(d, 2.0, 1.0, 1.0, 1.0, 0.0)
 
 
-@define(*ATTENTION, family="attention")
+@define(*ATTENTION, family="attention", purpose="decode")
 def attention_decode(d: Any) -> Cost:
     """One step of generation (``seq_q`` new tokens, usually 1) against a KV cache of ``seq_kv`` tokens.
 
@@ -188,7 +194,7 @@ def mla_prefill(d: Any) -> Cost:
     return Cost(2.0 * d.batch * d.heads * pairs * (qk + d.v_head_dim), read, write, "tensor")
 
 
-@define(*MLA, family="attention")
+@define(*MLA, family="attention", purpose="decode")
 def mla_decode(d: Any) -> Cost:
     """Absorbed MLA decoding: every head attends to one shared latent cache of kv_lora_rank + rope per token.
 
@@ -209,61 +215,61 @@ def _rowwise(d: Any, flops: float, read: float, write: float) -> Cost:
     return Cost(flops * size, read * size * d.itemsize, write * size * d.out_itemsize)
 
 
-@define(*ROWS_COLS, family="norm")
+@define(*ROWS_COLS, family="norm", statistics=1)
 def rms_norm(d: Any) -> Cost:
     """x / rms(x) · w over the last axis (arXiv 1910.07467, eq. 4): about 4 FLOPs an element, one read, one write."""
     return _rowwise(d, 4.0, 1.0, 1.0)
 
 
-@define(*ROWS_COLS, family="norm")
+@define(*ROWS_COLS, family="norm", law="rows_and_weights", statistics=1)
 def rms_norm_backward(d: Any) -> Cost:
     """Gradients of :func:`rms_norm` for x and w: reads x and dy, writes dx; about 8 FLOPs an element."""
     return _rowwise(d, 8.0, 2.0, 1.0)
 
 
-@define(*ROWS_COLS, family="norm")
+@define(*ROWS_COLS, family="norm", statistics=2)
 def layer_norm(d: Any) -> Cost:
     """(x - mean) / std · w + b over the last axis (arXiv 1607.06450, eq. 4): about 7 FLOPs an element."""
     return _rowwise(d, 7.0, 1.0, 1.0)
 
 
-@define(*ROWS_COLS, family="norm")
+@define(*ROWS_COLS, family="norm", law="rows_and_weights", statistics=2)
 def layer_norm_backward(d: Any) -> Cost:
     """Gradients of :func:`layer_norm` for x, w and b: reads x and dy, writes dx; about 12 FLOPs an element."""
     return _rowwise(d, 12.0, 2.0, 1.0)
 
 
-@define(*ROWS_COLS, family="norm")
+@define(*ROWS_COLS, family="norm", purpose="softmax", statistics=2)
 def softmax(d: Any) -> Cost:
     """exp(x - max) / sum over the last axis, or its logarithm: about 5 FLOPs an element, one read, one write."""
     return _rowwise(d, 5.0, 1.0, 1.0)
 
 
-@define(*ROWS_COLS, family="norm")
+@define(*ROWS_COLS, family="norm", purpose="softmax")
 def softmax_backward(d: Any) -> Cost:
     """y · (dy - sum(y · dy)): reads y and dy, writes dx; about 4 FLOPs an element."""
     return _rowwise(d, 4.0, 2.0, 1.0)
 
 
-@define(*ROWS_COLS, family="pointwise")
+@define(*ROWS_COLS, family="pointwise", purpose="activation")
 def silu_mul(d: Any) -> Cost:
     """SwiGLU's gate: silu(a) · b with a, b the two halves of a row of 2·cols (arXiv 2002.05202, eq. 6)."""
     return _rowwise(d, 5.0, 2.0, 1.0)
 
 
-@define(*ROWS_COLS, family="pointwise")
+@define(*ROWS_COLS, family="pointwise", purpose="activation")
 def silu_mul_backward(d: Any) -> Cost:
     """Gradients of :func:`silu_mul`: reads a, b, dy, writes da, db; about 10 FLOPs an element."""
     return _rowwise(d, 10.0, 3.0, 2.0)
 
 
-@define(*ROWS_COLS, family="pointwise")
+@define(*ROWS_COLS, family="pointwise", purpose="activation")
 def gelu(d: Any) -> Cost:
     """Gaussian error linear unit, tanh or erf form (arXiv 1606.08415, sec. 2): about 10 FLOPs an element."""
     return _rowwise(d, 10.0, 1.0, 1.0)
 
 
-@define(*ROWS_COLS, family="pointwise")
+@define(*ROWS_COLS, family="pointwise", purpose="activation")
 def gelu_backward(d: Any) -> Cost:
     """Gradient of :func:`gelu`: reads x and dy, writes dx; about 16 FLOPs an element."""
     return _rowwise(d, 16.0, 2.0, 1.0)
@@ -274,6 +280,7 @@ def gelu_backward(d: Any) -> Cost:
     Dim("block", low=0, default=0, help="elements a scale, 0 = one scale a row"),
     Dim("part", low=0, default=0, choices=("all", "scale", "apply"), help="the maxima, the rounding by them, or both"),
     family="pointwise",
+    purpose="rounding",
 )
 def quantize(d: Any) -> Cost:
     """Absolute maximum per block, then scale and round to ``out_dtype``: 3 FLOPs an element; writes fp32 scales."""
@@ -293,6 +300,7 @@ def quantize(d: Any) -> Cost:
     Dim("heads", help="query and key heads together"),
     "head_dim",
     family="pointwise",
+    purpose="rotary",
 )
 def rope(d: Any) -> Cost:
     """Rotary embedding x·cos + rotate(x)·sin on queries and keys (arXiv 2104.09864, eq. 34): 6 FLOPs a pair."""
@@ -320,7 +328,7 @@ def elementwise(d: Any) -> Cost:
     return Cost(work * d.numel, d.numel * d.inputs * d.itemsize, d.numel * d.out_itemsize)
 
 
-@define("outer", "length", Dim("inner", default=1), family="pointwise")
+@define("outer", "length", Dim("inner", default=1), family="pointwise", purpose="reduction")
 def reduce(d: Any) -> Cost:
     """Sum, mean or maximum over the middle axis of [outer, length, inner]: one FLOP an element read."""
     size = d.outer * d.length * d.inner
@@ -341,14 +349,14 @@ def embedding_backward(d: Any) -> Cost:
     return Cost(1.0 * size, size * (d.itemsize + d.out_itemsize), (d.vocab * d.hidden + size) * d.out_itemsize)
 
 
-@define("tokens", "vocab", family="norm")
+@define("tokens", "vocab", family="norm", purpose="loss", law="rows", statistics=3)
 def cross_entropy(d: Any) -> Cost:
     """log-softmax and negative log-likelihood over [tokens, vocab]: reads the logits, writes log-probabilities."""
     size = d.tokens * d.vocab
     return Cost(5.0 * size, size * d.itemsize, size * d.out_itemsize)
 
 
-@define("tokens", "vocab", family="norm")
+@define("tokens", "vocab", family="norm", purpose="loss", law="rows")
 def cross_entropy_backward(d: Any) -> Cost:
     """(softmax - onehot) · dy over [tokens, vocab]: reads log-probabilities, writes the logits' gradient."""
     size = d.tokens * d.vocab
@@ -382,16 +390,17 @@ def moe_permute(d: Any) -> Cost:
 
 
 @define(
-    Dim("tokens", help="tokens of all expert-parallel ranks together"),
-    "hidden",
+    Dim("tokens", help="tokens of all expert-parallel ranks together", along=()),
+    Dim("hidden", along=()),
     Dim("inter", help="width of one expert before tensor parallelism"),
     "topk",
-    "experts",
+    Dim("experts", along=()),
     Dim("tp", default=1, help="ranks that share each expert"),
     Dim("ep", default=1, help="ranks that share the experts out"),
     Dim("gated", low=0, default=1, choices=("no", "yes"), help="three matrices an expert (SwiGLU) or two"),
     Dim("skew", low=0, default=0, help="exponent of the power law of expert loads in hundredths, 0 = balanced"),
     family="moe",
+    purpose="experts",
 )
 def fused_moe(d: Any) -> Cost:
     """One rank's experts from routed tokens to their weighted sum: what serving engines call fused MoE.
@@ -409,7 +418,11 @@ def fused_moe(d: Any) -> Cost:
 # --- optimizer, memory, host ---------------------------------------------------------------------------
 
 
-@define("numel", Dim("tensors", default=1, help="parameter tensors that numel is spread over"), family="optimizer")
+@define(
+    Dim("numel", along=("elements",)),
+    Dim("tensors", default=1, help="parameter tensors that numel is spread over"),
+    family="optimizer",
+)
 def adamw(d: Any) -> Cost:
     """One AdamW update (arXiv 1711.05101, alg. 2): parameter and gradient in dtype, two moments in out_dtype.
 

@@ -3,8 +3,9 @@
 An :class:`Op` is one operator or collective with its dimensions and dtype. It is immutable, hashable and
 knows no device: the harness times it, the store keys on it, predictors take it, graphs are made of it.
 
-An :class:`OpKind` defines a family of ops: its named integer dimensions and its :class:`Cost` (FLOPs and
-bytes). The kinds themselves stand in :mod:`.ops`, one small function each.
+An :class:`OpKind` defines a family of ops: its named integer dimensions, its :class:`Cost` (FLOPs and bytes), and what
+every other part of opcast has to know of it: its law, its purpose in a model, how ranks may share it. The kinds
+themselves stand in :mod:`.ops`, one small function each.
 
 Cost functions work on plain integers and on numpy arrays alike, so that a million ops are costed in one
 call: :func:`cost_columns`.
@@ -46,15 +47,44 @@ class Cost:
         return self.read_bytes + self.write_bytes
 
 
+EVERY_AXIS = (
+    *("tokens", "batch", "heads", "features", "features_in", "features_out"),
+    *("experts", "vocab", "keys", "elements"),
+)
+USUAL_AXES: Mapping[str, tuple[str, ...]] = {
+    "rows": ("tokens", "batch", "heads", "elements"),
+    "cols": ("features", "features_in", "features_out", "vocab"),
+    "tokens": ("tokens", "batch"),
+    "hidden": ("features",),
+    "vocab": ("vocab",),
+    "experts": ("experts",),
+    "batch": ("batch",),
+    "heads": ("heads",),
+    "heads_q": ("heads",),
+    "heads_kv": ("heads",),
+    "seq_q": ("tokens",),
+    "seq_kv": ("keys",),
+    "numel": EVERY_AXIS,
+    "size_bytes": EVERY_AXIS,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """A named integer dimension. One with ``choices`` is stored as the index of the chosen name."""
+    """A named integer dimension. One with ``choices`` is stored as the index of the chosen name.
+
+    ``along`` are the axes of a model that it lies along, which ranks may share: ``tokens``, ``batch``, ``heads``,
+    ``features_in`` and ``features_out`` of a layer's weights (``features`` where an op has one width only),
+    ``experts``, ``vocab``, ``keys`` (positions that queries attend to), ``elements`` (whatever an op without shape
+    works on). None = those usual for its name (:data:`USUAL_AXES`).
+    """
 
     name: str
     low: int = 1
     default: int | None = None
     choices: tuple[str, ...] = ()
     help: str = ""
+    along: tuple[str, ...] | None = None
 
     def parse(self, kind: str, value: object) -> int:
         """An integer from what a user wrote; OpError when it is no integer, no known choice or too small."""
@@ -82,17 +112,49 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class OpKind:
-    """The definition of a family of ops."""
+    """The definition of a family of ops.
+
+    - ``family``: which ops learn, are corrected and are checked alike (``gemm``, ``attention``, ``norm``, …).
+    - ``purpose``: what it is for in a model, where that is finer than the family: passes and pages go by it.
+      ``norm`` has weights of its own, one a column, and needs whole rows; ``softmax`` and ``loss`` need whole rows;
+      ``activation`` and ``pointwise`` do not. Empty = the family.
+    - ``law``: the analytical law of its time, by name (``models.analytical.LAWS``). Empty = ``rows`` for what has rows
+      and columns, else the law of the kind's own name.
+    - ``statistics``: numbers of each row that ranks sum when they share its columns.
+
+    The kind of a backward pass is named after its forward kind: ``rms_norm_backward``.
+    """
 
     name: str
     dims: tuple[Dim, ...]
     cost: Callable[[Any], Cost]
     family: str
     doc: str
+    purpose: str = ""
+    law: str = ""
+    statistics: int = 0
     names: tuple[str, ...] = field(init=False)
+    axes: Mapping[str, tuple[str, ...]] = field(init=False, hash=False)  # dims along each axis that ranks may share
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", tuple(dim.name for dim in self.dims))
+        object.__setattr__(self, "purpose", self.purpose or self.family)
+        object.__setattr__(self, "law", self.law or ("rows" if self.row_wise else self.name))
+        axes: dict[str, tuple[str, ...]] = {}
+        for dim in self.dims:
+            for axis in USUAL_AXES.get(dim.name, ()) if dim.along is None else dim.along:
+                axes[axis] = (*axes.get(axis, ()), dim.name)
+        object.__setattr__(self, "axes", axes)
+
+    @property
+    def row_wise(self) -> bool:
+        """Whether it works on the rows of a matrix: it has dims ``rows`` and ``cols``."""
+        return {"rows", "cols"} <= set(self.names)
+
+    @property
+    def backward(self) -> bool:
+        """Whether it is the backward pass of another kind."""
+        return self.name.endswith("_backward")
 
     @property
     def collective(self) -> bool:
@@ -189,12 +251,14 @@ def make_op(kind_name: str, dtype: str = "bf16", out_dtype: str | None = None, *
     return kind(kind_name).op(dtype, out_dtype, **dims)
 
 
-def define(*dims: Dim | str, family: str) -> Callable[[Callable[[Any], Cost]], OpKind]:
+def define(
+    *dims: Dim | str, family: str, purpose: str = "", law: str = "", statistics: int = 0
+) -> Callable[[Callable[[Any], Cost]], OpKind]:
     """Register the decorated cost function as a kind of its own name.
 
-    ``dims`` are names (an integer of at least 1 without default) or :class:`Dim`. The function takes a
-    namespace with every dim, ``itemsize``, ``weight_itemsize`` and ``out_itemsize``; its docstring gives formula and
-    source.
+    ``dims`` are names (an integer of at least 1 without default) or :class:`Dim`; the rest is said in
+    :class:`OpKind`. The function takes a namespace with every dim, ``itemsize``, ``weight_itemsize`` and
+    ``out_itemsize``; its docstring gives formula and source.
     """
 
     def register(function: Callable[[Any], Cost]) -> OpKind:
@@ -204,6 +268,9 @@ def define(*dims: Dim | str, family: str) -> Callable[[Callable[[Any], Cost]], O
             cost=function,
             family=family,
             doc=inspect.getdoc(function) or "",
+            purpose=purpose,
+            law=law,
+            statistics=statistics,
         )
         if made.name in KINDS:
             raise ValueError(f"op kind {made.name!r} is defined twice")

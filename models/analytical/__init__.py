@@ -16,14 +16,18 @@ from types import SimpleNamespace
 import numpy as np
 
 from ...datasets.devices import Device
-from ...datasets.vocabulary import KINDS, cost_columns, kind
+from ...datasets.vocabulary import KINDS, OpError, cost_columns, kind
 from . import attention, matmul, moe, network, rows
 from .setting import Dims, Setting, Terms
 
 CHUNK = 8192  # ops computed together, so that temporaries stay in a core's cache
 CACHES = ("cold", "warm")
 
+# By the name that a kind's definition gives (``law``): general ones first, then those of one kind each.
 LAWS: dict[str, Callable[[Dims, Setting], Terms]] = {
+    "rows": rows.by_rows,
+    "rows_and_weights": rows.by_rows_with_weight_gradient,
+    "elements": rows.elements,
     "gemm": matmul.gemm,
     "grouped_gemm": matmul.grouped_gemm,
     "attention_prefill": attention.attention_prefill,
@@ -31,19 +35,6 @@ LAWS: dict[str, Callable[[Dims, Setting], Terms]] = {
     "attention_backward": attention.attention_backward,
     "mla_prefill": attention.mla_prefill,
     "mla_decode": attention.mla_decode,
-    "rms_norm": rows.by_rows,
-    "rms_norm_backward": rows.by_rows_with_weight_gradient,
-    "layer_norm": rows.by_rows,
-    "layer_norm_backward": rows.by_rows_with_weight_gradient,
-    "softmax": rows.by_rows,
-    "softmax_backward": rows.by_rows,
-    "silu_mul": rows.by_rows,
-    "silu_mul_backward": rows.by_rows,
-    "gelu": rows.by_rows,
-    "gelu_backward": rows.by_rows,
-    "quantize": rows.by_rows,
-    "cross_entropy": rows.by_rows,
-    "cross_entropy_backward": rows.by_rows,
     "rope": rows.rope,
     "elementwise": rows.elementwise,
     "reduce": rows.reduce,
@@ -55,8 +46,7 @@ LAWS: dict[str, Callable[[Dims, Setting], Terms]] = {
     "adamw": rows.adamw,
     "copy": rows.copy,
     "host_overhead": network.host_overhead,
-    "ep_dispatch": network.expert_exchange,
-    "ep_combine": network.expert_exchange,
+    "expert_exchange": network.expert_exchange,
     **{name: partial(network.collective, name) for name, each in KINDS.items() if each.family == "collective"},
 }
 
@@ -131,8 +121,15 @@ def _chunks(
         yield kind_name, SimpleNamespace(**part), Setting(device, dtype, out_dtype, cache == "warm", cost)
 
 
+def _law(kind_name: str) -> Callable[[Dims, Setting], Terms]:
+    name = KINDS[kind_name].law
+    if name not in LAWS:
+        raise OpError(f"{kind_name} has the analytical law {name!r}, which is none of {', '.join(LAWS)}")
+    return LAWS[name]
+
+
 def _bounded(kind_name: str, dims: Dims, setting: Setting) -> tuple[np.ndarray, np.ndarray, Terms]:
-    law = LAWS[kind_name](dims, setting)
+    law = _law(kind_name)(dims, setting)
     floor = _roofline(dims, setting)
     return np.maximum(law.latency, floor), floor, law
 
@@ -153,7 +150,7 @@ def _roofline(dims: Dims, setting: Setting) -> np.ndarray:
 
 
 def _bound(kind_name: str, dims: Dims, setting: Setting) -> np.ndarray:
-    law = LAWS[kind_name](dims, setting)
+    law = _law(kind_name)(dims, setting)
     if setting.cost.unit == "host":
         return np.full(len(law.latency), "host", dtype="U8")
     names = np.array(["latency", "compute", "memory", "network"], dtype="U8")

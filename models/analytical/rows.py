@@ -29,6 +29,11 @@ def by_rows_with_weight_gradient(d: Dims, s: Setting) -> Terms:
     return Terms(terms.compute, terms.memory + partial, terms.overhead + s.device.launch_us, hints=terms.hints)
 
 
+def elements(d: Dims, s: Setting) -> Terms:
+    """``numel`` elements, each on its own, that lie contiguous."""
+    return _flat(d.numel, ELEMENT_BLOCK, s)
+
+
 def rope(d: Dims, s: Setting) -> Terms:
     return _streaming(d.tokens, 1.0 / d.tokens, s)
 

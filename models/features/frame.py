@@ -91,7 +91,7 @@ def _columns(
 ) -> Columns:
     out = _sizes(kind_name, dims)
     out.update(_costs(latency, floor, law, setting))
-    family = KIND_FAMILIES.get(kind_name) or FAMILIES[KINDS[kind_name].family]
+    family = BY_LAW.get(KINDS[kind_name].law) or FAMILIES[KINDS[kind_name].family]
     for hint in family.hints:
         out[f"hint_{hint}"] = log2(law.hints[hint]) if hint in law.hints else 0.0
     if family.special:
@@ -155,9 +155,9 @@ FAMILIES = {
     "expert_parallel": Family(communication.HINTS, communication.expert_exchange),
     "host": Family(()),
 }
-KIND_FAMILIES = {
+BY_LAW = {  # kinds whose analytical law is another than that of their family
     "fused_moe": Family(moe.HINTS, moe.experts),
-    **dict.fromkeys(("elementwise", "reduce", "adamw", "copy"), Family(rows.HINTS, rows.flat)),
+    **dict.fromkeys(("elements", "elementwise", "reduce", "adamw", "copy"), Family(rows.HINTS, rows.flat)),
 }
 
 # Only its presence matters: it lets the list of columns be read off the code that fills them.

@@ -60,40 +60,25 @@ HUES = {
 }
 PALETTE = SURFACES | HUES
 
-# Kinds that stand in for one another in a model (rms_norm and layer_norm) share a colour.
-HUE_OF_KIND = {
-    "gemm": "blue",
-    "grouped_gemm": "blue-strong",
-    "attention_prefill": "orange",
-    "attention_decode": "yellow",
-    "attention_backward": "orange-strong",
-    "mla_prefill": "orange",
-    "mla_decode": "yellow",
-    "rms_norm": "green",
-    "rms_norm_backward": "green-strong",
-    "layer_norm": "green",
-    "layer_norm_backward": "green-strong",
+# By purpose, so that kinds that stand in for one another in a model (rms_norm and layer_norm) share a colour.
+HUE_OF_PURPOSE = {
+    "product": "blue",
+    "experts": "blue-strong",
+    "attention": "orange",
+    "decode": "yellow",
+    "norm": "green",
     "softmax": "teal",
-    "softmax_backward": "teal-strong",
-    "cross_entropy": "cyan",
-    "cross_entropy_backward": "cyan-strong",
-    "silu_mul": "pink",
-    "silu_mul_backward": "pink-strong",
-    "gelu": "pink",
-    "gelu_backward": "pink-strong",
-    "elementwise": "purple",
-    "reduce": "purple-strong",
-    "rope": "brown",
-    "quantize": "brown-strong",
-    "embedding": "lime",
-    "embedding_backward": "lime-strong",
-    "moe_route": "yellow-strong",
-    "moe_permute": "yellow-strong",
-    "fused_moe": "blue-strong",
-    "adamw": "red",
+    "loss": "cyan",
+    "activation": "pink",
+    "pointwise": "purple",
+    "reduction": "purple-strong",
+    "rotary": "brown",
+    "rounding": "brown-strong",
+    "gather": "lime",
+    "moe": "yellow-strong",
+    "optimizer": "red",
     "copy": "grey-strong",
     "host": "grey",
-    "host_overhead": "grey",
 }
 UNMAPPED = "red-strong"
 HUE_OF_ENGINE = {"measured": "green", "learned": "blue", "analytical": "purple", "bytes": UNMAPPED, "host": "grey"}
@@ -106,9 +91,12 @@ def css(name: str) -> str:
 
 def of_kind(kind: str) -> str:
     """The colour of a kind of op, of ``host``, or of an operator that no kind covers."""
-    if kind in KINDS and KINDS[kind].collective:
+    if kind not in KINDS:
+        return css("grey" if kind == "host" else UNMAPPED)
+    if KINDS[kind].collective:
         return css("indigo" if kind.startswith("all_") else "indigo-strong")
-    return css(HUE_OF_KIND.get(kind, UNMAPPED))
+    hue = HUE_OF_PURPOSE.get(KINDS[kind].purpose) or HUE_OF_PURPOSE.get(KINDS[kind].family, UNMAPPED)
+    return css(f"{hue}-strong" if KINDS[kind].backward and not hue.endswith("-strong") else hue)
 
 
 def of_error(error_percent: float) -> str:

@@ -21,6 +21,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from ...datasets.ops import KINDS
 from ..graph import ROLES, Block, Graph, Node, layer_of, shift_path
 from ..question.plan import Plan, PlanError
 from .pipeline import boundaries, layer_stack, slice_block
@@ -172,6 +173,7 @@ def _saved(nodes: dict[int, Node]) -> frozenset[int]:
 def _belongs(node: Node, module: str) -> bool:
     names = node.path.split(".")
     kind = node.op.kind if node.op is not None else ""
+    purpose = KINDS[kind].purpose if kind else ""
     expert = "experts" in names
     if module == "core_attn":
         return kind in ATTENTION or node.source.startswith("unfused.")
@@ -180,7 +182,7 @@ def _belongs(node: Node, module: str) -> bool:
     if module == "mla_up_proj":
         return names[-1] in ("q_b_proj", "kv_b_proj")
     if module == "moe_act":
-        return expert and kind in ("silu_mul", "gelu", "elementwise") and node.path.endswith(("experts", "act_fn"))
+        return expert and purpose in ("activation", "pointwise") and node.path.endswith(("experts", "act_fn"))
     if "shared_experts" in names or "shared_expert" in names:
         return module in ("shared_experts", "moe")
     within = "mlp" in names or "feed_forward" in names or "ffn" in names or "block_sparse_moe" in names

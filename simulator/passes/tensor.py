@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ...datasets.dtypes import itemsize
-from ...datasets.ops import Op
+from ...datasets.ops import KINDS, Op
 from ..graph import ROLES, Graph, Node
 from ..question.plan import Group, Plan, PlanError
 from ..trace.optimizer import MOMENTS
@@ -29,7 +29,6 @@ from .sharding.shards import DONE, EXPERT_SUM, FEATURES, GRADIENT_SUM, SCALAR_SU
 from .sharding.sharing import Sharing, Work
 
 MAX_ROUNDS = 6
-JOINT = ("elementwise", "rms_norm", "layer_norm")
 
 
 def tensor_parallel(graph: Graph, plan: Plan) -> Graph:
@@ -115,7 +114,7 @@ class _Walk:
         node = item.node
         waiting = [t for t in node.reads if self.shards.pending[t] in (SUM, EXPERT_SUM)]
         alike = len({int(self.shards.numel[t]) for t in waiting}) == 1
-        joint = node.op is not None and node.op.kind in JOINT and node.source.startswith("fused.")
+        joint = node.op is not None and _adds(node.op) and node.source.startswith("fused.")
         if len(waiting) > 1 and alike and joint and not self.sharing.sequence:
             first, *others = waiting
             for other in others:
@@ -284,3 +283,8 @@ class _Walk:
             sizes[state] = np.ceil(full[state] * (sizes[weights] / full[weights]) - 1e-6).astype(np.int64)
         numel = int(sizes[weights].sum() / itemsize(op.dtype))
         item.compute(op.replace(numel=numel))
+
+
+def _adds(op: Op) -> bool:
+    """Whether a fused kernel of this op adds up what it reads."""
+    return op.kind == "elementwise" or (KINDS[op.kind].purpose == "norm" and not KINDS[op.kind].backward)

@@ -16,6 +16,8 @@ import numpy as np
 
 from ...datasets.clusters import Cluster
 from ...datasets.loading import choice, flag, load, number, whole
+from ..timing.schedule.orders import SCHEDULES
+from .errors import PlanError as PlanError
 from .options import EP_MODES, complaint
 from .ranks import (
     ORDER,
@@ -32,7 +34,6 @@ from .ranks import (
 
 STACK_DIRECTORY = Path(__file__).resolve().parents[2] / "conf" / "stack"
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe")
 CONTEXT_STYLES = ("ring", "allgather", "ulysses")
 OFFLOAD = ("optimizer", "activations", "kv")
 OVERLAPS = ("dp", "dp_gather", "tp", "cp", "ep", "pp")
@@ -43,10 +44,6 @@ OPTIONS = (  # what passes look up in ``Plan.options``; a pass of one's own may 
     *("real_tokens", "token_drop", "cuda_graph", "full_graph", "ep_overlap", "zigzag"),
 )
 GROUPS = ("tp", "cp", "dp", "pp", "ep", "etp", "edp", "dp_cp")
-
-
-class PlanError(ValueError):
-    """Degrees or options that do not go together. The message names the constraint and the nearest valid choice."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ class Parallel:
             whole(PlanError, f"parallel.{name}", getattr(self, name), 1)
         for name in ("dp", "shard"):
             whole(PlanError, f"parallel.{name}", getattr(self, name), 0)
-        choice(PlanError, "parallel.schedule", self.schedule, SCHEDULES)
+        choice(PlanError, "parallel.schedule", self.schedule, tuple(SCHEDULES))
         choice(PlanError, "parallel.cp_style", self.cp_style, CONTEXT_STYLES)
         whole(PlanError, "parallel.zero_stage", self.zero_stage, 0)
         choice(PlanError, "parallel.zero_stage", self.zero_stage, (0, 1, 2, 3))
@@ -99,7 +96,7 @@ class Parallel:
             object.__setattr__(self, "schedule", "interleaved")
         if self.vpp > 1 and self.pp == 1:
             raise PlanError(f"parallel.vpp={self.vpp} needs parallel.pp of at least 2; take vpp=1")
-        if self.vpp > 1 and self.schedule != "interleaved":
+        if self.vpp > 1 and not SCHEDULES[self.schedule].virtual:
             raise PlanError(f"parallel.schedule={self.schedule} has no virtual stages; take vpp=1 or interleaved")
 
     @property

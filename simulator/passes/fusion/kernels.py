@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ....datasets.ops import Op, make_op
+from ....datasets.ops import KINDS, Op, make_op
 from .patterns import Match, matches_path
 
 NORM = r"norm|(^|\.)ln(_|\.|$|\d)|layernorm"
@@ -116,7 +116,7 @@ def joint(match: Match) -> Op | None:
 
 def added_norm(match: Match) -> Op | None:
     """A norm that adds the residual stream on its way in (forward) or out (backward): nothing else hangs on it."""
-    norms = [n.op for n in match.nodes if n.op is not None and "norm" in n.op.kind]
+    norms = [n.op for n in match.nodes if n.op is not None and KINDS[n.op.kind].purpose == "norm"]
     adds = [n for n in match.nodes if n.source.endswith(("add", "add_")) and not matches_path(NORM, n.path)]
     backward = match.nodes[0].phase == "backward"
     inner = norms[0] if norms else row_wise("rms_norm_backward" if backward else "rms_norm")(match)

@@ -1,9 +1,7 @@
 """What one of several ranks does of an op that they share: its dimensions, divided along a named axis.
 
-One table says, by kind of op, which dimensions lie along which axis. Axes are ``tokens``, ``batch``, ``heads``,
-``features_in`` and ``features_out`` of a layer's weights (``features`` where an op has one width only), ``experts``,
-``vocab``, ``keys`` (positions that queries attend to) and ``elements`` (whatever an op without shape works on). A
-dimension's own name is an axis too.
+Each kind of op says which of its dimensions lie along which axis (:class:`~opcast.datasets.vocabulary.Dim`); here stand
+those whose layout decides it. A dimension's own name is an axis too.
 
 Products are those of a Linear whose weight is stored [out, in]: ``nt`` runs it, ``nn`` is the gradient of its input,
 ``tn`` that of its weight. Where weights are stored [in, out], ``nn`` and ``nt`` change places: name ``n`` and ``k``.
@@ -20,50 +18,6 @@ from ...question.plan import PlanError
 
 Axes = Mapping[str, tuple[str, ...]]
 
-_ATTENTION: Axes = {
-    "batch": ("batch",),
-    "heads": ("heads_q", "heads_kv"),
-    "tokens": ("seq_q",),
-    "keys": ("seq_kv",),
-}
-_MLA: Axes = {"batch": ("batch",), "heads": ("heads",), "tokens": ("seq_q",), "keys": ("seq_kv",)}
-_ROWS: Axes = {
-    "tokens": ("rows",),
-    "batch": ("rows",),
-    "heads": ("rows",),
-    "elements": ("rows",),
-    "features": ("cols",),
-    "features_in": ("cols",),
-    "features_out": ("cols",),
-    "vocab": ("cols",),
-}
-_TABLE: Axes = {"tokens": ("tokens",), "batch": ("tokens",), "vocab": ("vocab",), "features": ("hidden",)}
-_LOSS: Axes = {"tokens": ("tokens",), "batch": ("tokens",), "vocab": ("vocab",)}
-_ALL = ("tokens", "batch", "heads", "features", "features_in", "features_out", "experts", "vocab", "keys", "elements")
-_NUMEL: Axes = dict.fromkeys(_ALL, ("numel",))
-_BYTES: Axes = dict.fromkeys(_ALL, ("size_bytes",))
-_EXCHANGE: Axes = {"tokens": ("tokens",), "batch": ("tokens",), "features": ("hidden",)}
-
-AXES: dict[str, Axes] = {
-    **dict.fromkeys(("attention_prefill", "attention_decode", "attention_backward"), _ATTENTION),
-    **dict.fromkeys(("mla_prefill", "mla_decode"), _MLA),
-    **dict.fromkeys(("rms_norm", "layer_norm", "softmax", "silu_mul", "gelu"), _ROWS),
-    **dict.fromkeys((f"{name}_backward" for name in ("rms_norm", "layer_norm", "softmax", "silu_mul", "gelu")), _ROWS),
-    "quantize": _ROWS,
-    "rope": {"tokens": ("tokens",), "batch": ("tokens",), "heads": ("heads",)},
-    "elementwise": _NUMEL,
-    "adamw": {"elements": ("numel",)},
-    "copy": _BYTES,
-    "embedding": _TABLE,
-    "embedding_backward": _TABLE,
-    "cross_entropy": _LOSS,
-    "cross_entropy_backward": _LOSS,
-    "moe_route": {"tokens": ("tokens",), "batch": ("tokens",), "experts": ("experts",)},
-    "moe_permute": _EXCHANGE,
-    "ep_dispatch": _EXCHANGE,
-    "ep_combine": _EXCHANGE,
-    **{name: _BYTES for name, kind in KINDS.items() if kind.family == "collective"},
-}
 _GEMM: dict[str, Axes] = {
     "nt": {"tokens": ("m",), "features_out": ("n",), "features_in": ("k",)},
     "nn": {"tokens": ("m",), "features_in": ("n",), "features_out": ("k",)},
@@ -78,14 +32,11 @@ _GROUPED: dict[str, Axes] = {
 
 def axes(op: Op) -> Axes:
     """The dimensions of an op along each axis that it has."""
-    layout = LAYOUT.choices[op.layout] if op.kind in ("gemm", "grouped_gemm") else ""
-    if op.kind == "gemm":
-        return {"batch": ("batch",), "heads": ("batch",), "experts": ("batch",)} | dict(_GEMM[layout])
-    if op.kind == "grouped_gemm":
-        return {"tokens": ("tokens",), "experts": ("experts",)} | dict(_GROUPED[layout])
-    if op.kind == "reduce":
-        return _reduced(op)
-    return AXES.get(op.kind, {})
+    known = KINDS[op.kind].axes
+    by_layout = {"gemm": _GEMM, "grouped_gemm": _GROUPED}.get(op.kind)
+    if by_layout is not None:
+        return {**known, **by_layout[LAYOUT.choices[op.layout]]}
+    return _reduced(op) if op.kind == "reduce" else known
 
 
 @lru_cache(maxsize=65536)

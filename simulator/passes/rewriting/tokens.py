@@ -11,14 +11,12 @@ from fractions import Fraction
 
 import numpy as np
 
-from ....datasets.ops import LAYOUT, Op
+from ....datasets.ops import KINDS, LAYOUT, Op
 from ...graph import ROLES, Node
 from .draft import Draft, Item, Section
 from .split import axes, share
 
 ALONG = tuple(ROLES.index(role) for role in ("activation", "input", "cache"))
-ATTENTION = ("attention_prefill", "attention_backward", "mla_prefill")
-NORMS = ("rms_norm_backward", "layer_norm_backward")
 
 
 def share_tokens(draft: Draft, length: int, parts: int) -> None:
@@ -43,7 +41,7 @@ def share_item(
     if not _works_on_tokens(draft, node, along, length):
         return
     dim = token_dim(op, length) if op is not None else ""
-    whole = op is not None and op.kind in ATTENTION
+    whole = op is not None and KINDS[op.kind].purpose == "attention"
     if op is None:
         item.change(bytes_moved=int(node.bytes_moved / parts))
     elif dim and not whole:
@@ -78,7 +76,7 @@ def _lies_along(draft: Draft, tensor: int, op: Op | None, length: int) -> bool:
     if draft.roles[tensor] not in ALONG or (op is not None and _sums_over_tokens(op, length)):
         return False
     size = float(draft.elements(np.array([tensor]))[0])
-    if op is not None and op.kind in NORMS and size < op.rows * op.cols:
+    if op is not None and KINDS[op.kind].purpose == "norm" and KINDS[op.kind].backward and size < op.rows * op.cols:
         return False  # gradients of the norm's own weights
     return size >= length and size % length == 0
 

@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ....datasets.ops import KINDS
 from ...graph import Node
 from ..rewriting.draft import Section
 from .shards import COLUMN, REPLICATED, TABLE
 
-OVER_ROWS = ("rms_norm", "layer_norm", "softmax")
+OVER_ROWS = ("norm", "softmax")  # purposes of ops that need all features of a row
 
 
 class Heads(NamedTuple):
@@ -76,8 +77,9 @@ class Flow:
         op = node.op
         if op is None or width == self.vocab:
             return False
-        length = op.cols if op.kind in OVER_ROWS else op.length if op.kind == "reduce" and op.inner == 1 else 0
-        return 2 * length > width
+        if KINDS[op.kind].purpose in OVER_ROWS and not KINDS[op.kind].backward:
+            return 2 * op.cols > width
+        return op.kind == "reduce" and op.inner == 1 and 2 * op.length > width
 
 
 def attention_heads(node: Node, tokens: int) -> Heads | None:

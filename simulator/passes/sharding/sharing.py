@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from ....datasets.ops import Op
+from ....datasets.ops import KINDS, Op
 from ...graph import ROLES, Node
 from ...question.plan import Plan
 from ..rewriting.draft import Draft, Section
@@ -39,10 +39,6 @@ LINEAR = frozenset(
     "mul mul_ div div_ neg index index_select index_put_ _index_put_impl_ clone copy_ _to_copy sum scatter_add_ "
     "slice_backward select_backward cat".split()
 )
-NORMS = ("rms_norm_backward", "layer_norm_backward")
-STATISTICS = {"rms_norm": 1, "layer_norm": 2, "rms_norm_backward": 1, "layer_norm_backward": 2}  # numbers a row
-HEADWISE = ("rms_norm", "layer_norm", "softmax", "rms_norm_backward", "layer_norm_backward", "softmax_backward")
-LOSSES = {"softmax": 2, "cross_entropy": 3}
 SHAPES = frozenset("new_zeros new_ones new_full zeros_like ones_like full_like new_empty empty_like".split())
 
 
@@ -132,9 +128,10 @@ class Sharing:
             return self._of_weights(node)
         if kind == "reduce":
             return self._reduce(node, top)
-        if kind in STATISTICS and top == FEATURES and self._spans_ranks(node):
+        norm = bool(kind) and KINDS[kind].purpose == "norm"
+        if norm and top == FEATURES and self._spans_ranks(node):
             return self._wide_norm(node)
-        if kind in NORMS or (kind == "embedding_backward" and top == TOKENS):
+        if (norm and KINDS[kind].backward) or (kind == "embedding_backward" and top == TOKENS):
             return self._gradients(node, top)
         return self.by_tokens(node) if top == TOKENS else self._features(node, top)
 
@@ -221,10 +218,11 @@ class Sharing:
         if kind.startswith(("attention", "mla")):
             self._adopt_generated(node)
             parts = Fraction(self.tp)
-        loss = 1 if "nll_loss_forward" in node.source else LOSSES.get(kind, 0)
+        picks = "nll_loss_forward" in node.source  # one word's logit of each row
+        statistics = 1 if picks else KINDS[kind].statistics if kind else 0
         gathers = tuple(t for t in node.reads if shards.kind[t] == TOKENS)
-        op = node.op if loss == 1 else self._of_features(node.op, parts, top)
-        return Work(op, gathers, pending, loss if top == VOCAB else 0, parts)
+        op = node.op if picks else self._of_features(node.op, parts, top)
+        return Work(op, gathers, pending, statistics if top == VOCAB else 0, parts)
 
     def _largest(self, node: Node, top: int) -> int:
         """The largest tensor in a state that a node reads."""
@@ -250,7 +248,7 @@ class Sharing:
         for tensor in node.writes:
             if shards.numel[tensor] == shards.numel[source] or self.draft.role(tensor) == "gradient":
                 shards.mark(self.section, tensor, FEATURES, parts, tensor in node.reads)
-        return Work(share(op, "features", parts, uneven=True), statistics=STATISTICS[op.kind], parts=parts)
+        return Work(share(op, "features", parts, uneven=True), statistics=KINDS[op.kind].statistics, parts=parts)
 
     def _one_for_all(self, tensor: int, width: int, sources: list[int]) -> bool:
         """Whether a tensor is what all heads share (the rotary part of MLA's keys): heads' gradients add up to one."""
@@ -271,7 +269,7 @@ class Sharing:
         if "elements" in known and "features" in known and op.kind in ("elementwise", "copy"):
             run, size = (op.run, op.numel) if op.kind == "elementwise" else (op.run_bytes, op.size_bytes)
             axis = "features" if run and run * self.tokens >= size else "elements"
-        elif op.kind in HEADWISE:
+        elif KINDS[op.kind].purpose in ("norm", "softmax"):
             axis = "vocab" if top == VOCAB else "heads"
         else:
             axis = "vocab" if top == VOCAB and "vocab" in known else "heads"

@@ -1,5 +1,8 @@
 """The order in which each pipeline stage runs its tasks, for every schedule, as arrays.
 
+A schedule is one function here, registered by :func:`schedule`: from stages, micro-batches and virtual stages to
+:class:`Orders`. Settings and messages know it from then on.
+
 A *task* is a forward, a backward, or a half of a backward of one micro-batch through one chunk of layers. A stage holds
 one chunk or several; which part of the model a chunk is, and the way that micro-batches take, is the *route*.
 
@@ -13,12 +16,13 @@ arXiv 2104.04473) as many as there are stages behind, interleaved (same paper) m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from ...question.plan import SCHEDULES, PlanError
+from ...question.errors import PlanError
 
 FORWARD, BACKWARD, INPUT, WEIGHT = range(4)
 TASKS = ("forward", "backward", "input gradient", "weight gradient")
@@ -59,6 +63,34 @@ class Orders:
             yield slice(first, after)
 
 
+Maker = Callable[[int, int, int], Orders]
+
+
+class Schedule(NamedTuple):
+    """How a schedule orders tasks, and whether its stages may hold several chunks (``parallel.vpp``)."""
+
+    orders: Maker
+    virtual: bool
+
+
+SCHEDULES: dict[str, Schedule] = {}
+
+
+def schedule(name: str, virtual: bool = False) -> Callable[[Maker], Maker]:
+    """Register a function ``(stages, micro_batches, virtual) -> Orders`` as ``parallel.schedule=name``.
+
+    It raises PlanError, with the nearest valid choice, for what it cannot run. ValueError when the name is taken.
+    """
+
+    def register(function: Maker) -> Maker:
+        if name in SCHEDULES:
+            raise ValueError(f"schedule {name!r} is defined twice")
+        SCHEDULES[name] = Schedule(function, virtual)
+        return function
+
+    return register
+
+
 def make_orders(schedule: str, stages: int, micro_batches: int, virtual: int = 1) -> Orders:
     """The orders of a schedule; PlanError when it cannot run with so many stages or micro-batches.
 
@@ -67,10 +99,9 @@ def make_orders(schedule: str, stages: int, micro_batches: int, virtual: int = 1
     """
     if schedule not in SCHEDULES:
         raise PlanError(f"parallel.schedule={schedule!r} is not one of {', '.join(SCHEDULES)}")
-    check_schedule(schedule, stages, micro_batches, virtual)
-    if schedule == "dualpipe":
-        return _dualpipe(stages, micro_batches)
-    return _ahead(schedule, stages, micro_batches, virtual)
+    if virtual > 1 and not SCHEDULES[schedule].virtual:
+        raise PlanError(f"parallel.schedule={schedule} has no virtual stages; take vpp=1 or interleaved")
+    return SCHEDULES[schedule].orders(stages, micro_batches, virtual)
 
 
 def forward_orders(stages: int, micro_batches: int) -> Orders:
@@ -97,48 +128,73 @@ def parts_of(orders: Orders, stage: int) -> list[int]:
     return [found[position] for position in sorted(found)]
 
 
-def check_schedule(schedule: str, stages: int, micro_batches: int, virtual: int = 1) -> None:
-    """PlanError with the nearest valid choice when a schedule cannot run so."""
-    if virtual > 1 and schedule != "interleaved":
-        raise PlanError(f"parallel.schedule={schedule} has no virtual stages; take vpp=1 or interleaved")
-    if schedule == "interleaved" and micro_batches % stages:
+@schedule("gpipe")
+def gpipe(stages: int, micro_batches: int, virtual: int = 1) -> Orders:
+    """All forwards, then all backwards."""
+    return ahead("gpipe", stages, micro_batches, [micro_batches] * stages)
+
+
+@schedule("1f1b")
+def one_forward_one_backward(stages: int, micro_batches: int, virtual: int = 1) -> Orders:
+    """PipeDream-Flush: as many forwards ahead as there are stages behind."""
+    return ahead("1f1b", stages, micro_batches, list(range(stages - 1, -1, -1)))
+
+
+@schedule("interleaved", virtual=True)
+def interleaved(stages: int, micro_batches: int, virtual: int = 1) -> Orders:
+    """1F1B over several chunks a stage; PlanError where micro-batches do not come in groups of all stages."""
+    if micro_batches % stages:
         near = max(round(micro_batches / stages), 1) * stages
         raise PlanError(
             f"interleaved needs a number of micro-batches divisible by parallel.pp={stages}, not {micro_batches}; "
             f"take {near} micro-batches"
         )
-    if schedule == "dualpipe" and stages % 2:
+    forwards = [(stages - stage - 1) * 2 + (virtual - 1) * stages for stage in range(stages)]
+    return ahead("interleaved", stages, micro_batches, forwards, virtual)
+
+
+@schedule("zb-h1")
+def zero_bubble(stages: int, micro_batches: int, virtual: int = 1) -> Orders:
+    """1F1B with weight gradients put off by as many backwards as there are stages before."""
+    return ahead("zb-h1", stages, micro_batches, list(range(stages - 1, -1, -1)), split=True)
+
+
+@schedule("dualpipe")
+def dualpipe(stages: int, micro_batches: int, virtual: int = 1) -> Orders:
+    """Half of the micro-batches from either end; PlanError for odd stages, or odd or too few micro-batches."""
+    if stages % 2:
         raise PlanError(f"dualpipe needs an even number of stages, not parallel.pp={stages}; take pp={stages + 1}")
-    if schedule == "dualpipe" and (micro_batches % 2 or micro_batches < 2 * stages):
+    if micro_batches % 2 or micro_batches < 2 * stages:
         near = max(2 * stages, micro_batches + micro_batches % 2)
         raise PlanError(
             f"dualpipe needs an even number of micro-batches, at least 2 x parallel.pp = {2 * stages}, "
             f"not {micro_batches}; take {near} micro-batches"
         )
+    return _dualpipe(stages, micro_batches)
 
 
-def _ahead(schedule: str, stages: int, micro_batches: int, virtual: int) -> Orders:
-    """All schedules that run some forwards ahead and then one forward, one backward in turns."""
+def ahead(
+    name: str, stages: int, micro_batches: int, forwards: list[int], virtual: int = 1, split: bool = False
+) -> Orders:
+    """A schedule whose stages run some forwards ahead and then one forward, one backward in turns.
+
+    ``forwards`` says how many, by stage; ``split`` runs weight gradients apart, put off by the number of the stage.
+    """
     count = micro_batches * virtual
     step = np.arange(count)
     group, within = np.divmod(step, stages * virtual)
     chunk, micro_batch = (within // stages, group * stages + within % stages) if virtual > 1 else (step * 0, step)
-    split = schedule == "zb-h1"
     kind = np.repeat([FORWARD, INPUT, WEIGHT] if split else [FORWARD, BACKWARD], count)
     chunks = np.concatenate([chunk, virtual - 1 - chunk, chunk][: len(kind) // count])
     micro_batches_of = np.tile(micro_batch, len(kind) // count)
     rows = []
     for stage in range(stages):
-        ahead = {
-            "gpipe": count,
-            "interleaved": (stages - stage - 1) * 2 + (virtual - 1) * stages,
-        }.get(schedule, stages - stage - 1)
-        place = [3 * (step - min(ahead, count)), 3 * step + 1, 3 * (step + stage) + 2]
+        place = [3 * (step - min(forwards[stage], count)), 3 * step + 1, 3 * (step + stage) + 2]
         rows.append(np.argsort(np.concatenate(place[: len(kind) // count]), kind="stable"))
     order = np.concatenate(rows)
     part = np.arange(stages * virtual)
     return Orders(
-        schedule,
+        name,
         stages,
         virtual,
         micro_batches,

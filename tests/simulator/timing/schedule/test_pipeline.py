@@ -10,13 +10,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opcast.simulator.question.plan import SCHEDULES, PlanError
-from opcast.simulator.timing.schedule.orders import BACKWARD, FORWARD, INPUT, WEIGHT, Orders, make_orders
+from opcast.simulator.question.plan import PlanError
+from opcast.simulator.timing.schedule.orders import (
+    BACKWARD,
+    FORWARD,
+    INPUT,
+    SCHEDULES,
+    WEIGHT,
+    Orders,
+    make_orders,
+)
 from opcast.simulator.timing.schedule.pipeline import PipelineTimes, in_flight, run_pipeline
 
 
 @st.composite
-def orders(draw: st.DrawFn, schedules: tuple[str, ...] = SCHEDULES) -> Orders:
+def orders(draw: st.DrawFn, schedules: tuple[str, ...] = tuple(SCHEDULES)) -> Orders:
     schedule = draw(st.sampled_from(schedules))
     stages = draw(st.integers(1, 6)) * (2 if schedule == "dualpipe" else 1)
     virtual = draw(st.integers(1, 4)) if schedule == "interleaved" else 1
