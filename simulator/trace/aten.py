@@ -1,7 +1,8 @@
 """From an aten call to an :class:`Op`: one rule per family of operators.
 
 A rule takes a recorded call and returns the op that stands for it, or None when no kind does; such a call is
-costed by the bytes it moves. ``VERSION`` goes into the key of cached graphs: raise it with every change here.
+costed by the bytes it moves. A custom operator that has the name of a kind with rows and columns is that kind.
+``VERSION`` goes into the key of cached graphs: raise it with every change here.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from functools import partial
 from typing import Any
 
 from ...datasets.dtypes import itemsize
-from ...datasets.ops import Op, make_op
+from ...datasets.ops import KINDS, Op, make_op
 from .calls import Call, View
 from .layout import contiguous_run, dtype_of, in_memory_order, numel, size_bytes, transposed, unique_numel
 
-VERSION = 4
+VERSION = 5
 
 Rule = Callable[[Call], Op | None]
 RULES: dict[str, Rule] = {}
@@ -65,8 +66,10 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 def to_op(call: Call) -> Op | None:
     """The op of a call, or None when no kind covers it."""
-    name = call.name.partition(".")[2]
+    namespace, _, name = call.name.partition(".")
     found = RULES.get(name) or RULES.get(name.removesuffix("_"))
+    if found is None and namespace != "aten" and name in KINDS and KINDS[name].row_wise:
+        found = _named
     if found is None or any(not numel(view) for view in call.outputs):
         return None
     return found(call)
@@ -215,6 +218,13 @@ def _attention_backward(call: Call) -> Op | None:
 
 def _rows(kind: str, x: View, cols: int, out: View) -> Op:
     return make_op(kind, dtype=dtype_of(x.dtype), out_dtype=dtype_of(out.dtype), rows=numel(x) // cols, cols=cols)
+
+
+def _named(call: Call) -> Op:
+    """An operator that has the name of a kind of op: the rows are those of its result."""
+    out, kind = _result(call), call.name.partition(".")[2]
+    cols, dtypes = out.shape[-1], {"dtype": dtype_of(_first(call).dtype), "out_dtype": dtype_of(out.dtype)}
+    return make_op(kind, rows=numel(out) // cols, cols=cols, **dtypes)
 
 
 @rule("native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm")
