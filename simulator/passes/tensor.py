@@ -25,6 +25,7 @@ from ..trace.optimizer import MOMENTS
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.nodes import collective, elementwise
 from .rewriting.split import nearest
+from .sharding.products import shared
 from .sharding.shards import DONE, EXPERT_SUM, FEATURES, GRADIENT_SUM, SCALAR_SUM, SUM, VOCAB
 from .sharding.sharing import Sharing, Work
 
@@ -99,7 +100,7 @@ class _Walk:
         work = self.sharing.carried(node)
         if work is None:
             node = self._settle(item)
-            work = self.sharing.shared(position, node)
+            work = shared(self.sharing, position, node)
         elif self.write and self.sharing.sequence:
             self._keep_full(item)
         if self.write:

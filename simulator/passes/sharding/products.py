@@ -1,4 +1,4 @@
-"""What of a matrix product is left to one tensor rank: of Linears, forward and backward, of heads, and of experts.
+"""What of every op is left to one tensor rank, and of products here: of Linears, forward and backward, heads, experts.
 
 A weight cut by columns gives shared features and makes of its input's gradient a sum; one cut by rows makes sums of
 shared features and gives their gradients as shares. Few heads of keys and values are held by several ranks.
@@ -8,20 +8,27 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from ....datasets.ops import Op
 from ...graph import Node
 from ..rewriting.split import share
 from .linears import Heads
 from .shards import COLUMN, EXPERT_SUM, FEATURES, GRADIENT_SUM, REPLICATED, ROW, TABLE, TOKENS, VOCAB, WHOLE
+from .sharing import Sharing
 from .work import Limit, Work
 
-if TYPE_CHECKING:
-    from .sharing import Sharing
+
+def shared(sharing: Sharing, position: int, node: Node) -> Work:
+    """One rank's share of a node, at a position of its section, whose operands are summed."""
+    kind = node.op.kind if node.op is not None else ""
+    if kind == "gemm":
+        return _product(sharing, position, node)
+    if kind in ("grouped_gemm", "fused_moe"):
+        return _experts(sharing, node)
+    return sharing.no_product(node)
 
 
-def product(sharing: Sharing, position: int, node: Node) -> Work:
+def _product(sharing: Sharing, position: int, node: Node) -> Work:
     op, shards = node.op, sharing.shards
     assert op is not None
     weights = _weights(sharing, node, op)
@@ -167,7 +174,7 @@ def _absorbed(sharing: Sharing, node: Node, op: Op, weights: list[int]) -> Work:
     return Work(share(op, "batch", sharing.tp), parts=Fraction(sharing.tp))
 
 
-def experts(sharing: Sharing, node: Node) -> Work:
+def _experts(sharing: Sharing, node: Node) -> Work:
     """Experts' products: whole, on this rank's own tokens, or their inner width shared by expert-tensor ranks."""
     op, shards, degree = node.op, sharing.shards, sharing.expert_parts
     assert op is not None

@@ -1,7 +1,8 @@
 """What of every op is left to one tensor rank, and what that makes of the tensors it writes.
 
 Rules go by the states of what a node reads (:mod:`.shards`): a product with shared features sums over ranks, one with
-a weight cut by columns makes shared features, attention shares its heads, elements are shared as they come.
+a weight cut by columns makes shared features, attention shares its heads, elements are shared as they come. Those of
+products stand in :mod:`.products`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from ..rewriting.draft import Draft, Section
 from ..rewriting.nodes import name_of
 from ..rewriting.split import axes, share
 from .linears import Flow
-from .products import experts, product
 from .shards import (
     COLUMN,
     DONE,
@@ -84,7 +84,7 @@ class Sharing:
         if not waiting:
             return None
         if name_of(node) in SHAPES:
-            return self.shared(-1, node)
+            return self.no_product(node)
         how = self._carries(node, waiting)
         if not how:
             return None
@@ -113,13 +113,9 @@ class Sharing:
 
     # --- every kind ------------------------------------------------------------------------------------------
 
-    def shared(self, position: int, node: Node) -> Work:
-        """One rank's share of a node whose operands are summed."""
+    def no_product(self, node: Node) -> Work:
+        """One rank's share of a node that is no product and whose operands are summed."""
         kind = node.op.kind if node.op is not None else ""
-        if kind == "gemm":
-            return product(self, position, node)
-        if kind in ("grouped_gemm", "fused_moe"):
-            return experts(self, node)
         if self._looks_up(node):
             return self._table(node)
         self.note_sources(node)
