@@ -3,13 +3,15 @@
 Of E experts a rank holds E / ep, and its tokens go where their experts are: ``ep_dispatch`` before, ``ep_combine``
 after them. In backward the gradients take the same ways: a dispatch undoes a combine and the reverse (GShard, Lepikhin
 et al. 2020, arXiv 2006.16668; DeepEP in DeepSeek-V3, arXiv 2412.19437). Every rank sends its tokens and receives
-others, as many on average; what the busiest receives decides, by the expert load of the trace. Weights, gradients and
-optimizer state of experts are shared; experts that all tokens use (DeepSeek's shared ones) are dense.
+others, as many on average; what the busiest receives decides, by the expert load of the trace: its products have more
+rows, and exchanges take as long as they would with as many more tokens for all (its links are the ones that are waited
+for). Weights, gradients and optimizer state of experts are shared; experts that all tokens use (DeepSeek's shared ones)
+are dense.
 
 ``plan.options``:
 
 - ``capacity``: every expert takes so many times the mean, no more and no less: loads are even, the rest is dropped or
-  padded (0: nobody is dropped);
+  padded (0: nobody is dropped); ``token_drop`` is a capacity of 1 where none is given;
 - ``ep_mode``: ``normal`` kernels, which send a token once to each rank, ``low_latency`` ones for few tokens, or
   ``alltoall``: a plain all-to-all of one row for each choice;
 - ``dispatch_dtype``: what tokens are sent in (``fp8``); empty, as they are;
@@ -37,7 +39,7 @@ from ..graph import ROLES, Graph, Node
 from ..question.options import EP_MODES
 from ..question.plan import Group, Plan, PlanError
 from ..trace.values import expert_counts
-from ..trace.workload import load_text
+from ..trace.workload import load_text, parse_load
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.nodes import collective
 from .rewriting.split import nearest, share
@@ -60,12 +62,17 @@ def mode_of(plan: Plan) -> str:
     return str(plan.options.get("ep_mode") or plan.stack.ep_mode or EP_MODES[0])
 
 
+def capacity_of(plan: Plan) -> float:
+    """Rows that every expert takes, over the mean; 0 where nobody is dropped. Tokens are dropped to the mean."""
+    return float(plan.options.get("capacity") or 0) or float(bool(plan.options.get("token_drop")))
+
+
 def expert_parallel(graph: Graph, plan: Plan) -> Graph:
     """The graph of one expert rank. Unchanged where experts are not shared out and have no fixed capacity.
 
     PlanError for a model without routed experts, and for degrees that do not divide their number.
     """
-    p, capacity = plan.parallel, float(plan.options.get("capacity") or 0)
+    p, capacity = plan.parallel, capacity_of(plan)
     if p.ep == 1 and not capacity and (p.etp == 1 or p.tp > 1):
         return graph
     counts = {op.experts for node, _ in graph.weighted() if (op := _product(node)) is not None}
@@ -162,9 +169,11 @@ def _shape(draft: Draft, items: list[Item], product: Op) -> tuple[int, int, int]
 def _share_region(draft: Draft, section: Section, region: Region, plan: Plan, inner: np.ndarray) -> None:
     """One rank's part of a region: fewer experts, the rows that it receives, and the exchanges around."""
     p, parts = plan.parallel, _width_parts(plan)
-    capacity = float(plan.options.get("capacity") or 0)
+    capacity = capacity_of(plan)
     copies = max(1, p.tp // p.etp) if p.ep > 1 and not p.sequence_parallel else 1
-    busiest = capacity or _busiest(region, p.ep, load_text(plan.options.get("expert_load") or ""))
+    load = load_text(plan.options.get("expert_load") or "")
+    busiest = capacity or _busiest(region, p.ep, load)
+    skew = 1.0 if capacity or parse_load(load or "balanced")[0] == "balanced" else _more_sent(region, plan, busiest)
     for item in region.items:
         op = _product(item.node)
         if op is not None:
@@ -174,7 +183,7 @@ def _share_region(draft: Draft, section: Section, region: Region, plan: Plan, in
     if received is None or last is None:
         return
     if p.ep > 1:
-        received = _dispatch(draft, section, region, received, plan, copies)
+        received = _dispatch(draft, section, region, received, plan, copies, skew)
     if parts > 1:
         received = gather_rows(draft, section, region.items, received, plan.group("etp"))
     rows = Fraction(busiest).limit_denominator(10**6) * parts / copies
@@ -183,12 +192,12 @@ def _share_region(draft: Draft, section: Section, region: Region, plan: Plan, in
         narrow(draft, section, region.items, region.hidden, inner, parts)
         last = scatter_rows(draft, section, region.items, last, plan.group("etp")), last[1]
     if p.ep > 1:
-        _combine(draft, section, region, last, plan, copies)
+        _combine(draft, section, region, last, plan, copies, skew)
 
 
 def _fewer_experts(op: Op, ep: int, parts: int, copies: int, busiest: float, capacity: bool) -> Op:
     if op.kind == "fused_moe":
-        return op.replace(ep=ep, tp=op.tp * parts, tokens=ceil(op.tokens / copies) * ep * parts)
+        return op.replace(ep=ep, tp=op.tp * parts, tokens=ceil(ceil(op.tokens / copies) * ep * parts * busiest))
     imbalance = 100 if capacity else max(100, round(op.imbalance / busiest))
     return op.replace(experts=op.experts // ep, imbalance=imbalance)
 
@@ -196,10 +205,11 @@ def _fewer_experts(op: Op, ep: int, parts: int, copies: int, busiest: float, cap
 def _busiest(region: Region, ep: int, load: str) -> float:
     """Rows of the busiest rank over the mean. Neighbouring experts lie on one rank.
 
-    Where only the busiest expert is known, its rank has it among others that share the rest evenly.
+    Where only the busiest expert is known, its rank has it among others that share the rest evenly. A fused kernel of
+    balanced experts has their like in its own data.
     """
     op = region.product
-    if op.kind != "grouped_gemm":
+    if op.kind != "grouped_gemm" and parse_load(load or "balanced")[0] == "balanced":
         return 1.0
     local = op.experts // ep
     if load:
@@ -239,28 +249,30 @@ def _rows(draft: Draft, tensor: int, region: Region) -> bool:
     return size == region.numel and draft.roles[tensor] not in (*HELD, STATE)
 
 
-def _dispatch(draft: Draft, section: Section, region: Region, entry: int, plan: Plan, copies: int) -> int:
+def _dispatch(draft: Draft, section: Section, region: Region, entry: int, plan: Plan, copies: int, skew: float) -> int:
     """Sends tokens to their experts' ranks before the region; returns what is received, which the region reads."""
     users = [item for item in region.items if entry in item.node.reads]
     dtype = str(plan.options.get("dispatch_dtype") or draft.dtype(entry))
     group = plan.group("ep")
-    rows = _received(region, group, plan) / copies
+    rows = _received(region, group, plan) * skew / copies
     received = draft.local(section, rows * region.hidden * itemsize(draft.dtype(entry)), draft.dtype(entry))
     for item in users:
         item.change(reads=tuple(received if t == entry else t for t in item.node.reads))
-    node = _exchange("ep_dispatch", region, plan, (entry,), (received,), copies, (dtype, dtype))
+    node = _exchange("ep_dispatch", region, plan, (entry,), (received,), copies, skew, (dtype, dtype))
     users[-1].free(received)
     first = section.place(users[0])
     section.items[first:first] = map(Item, (node, *_by_expert(region, plan, received, copies, dtype)))
     return received
 
 
-def _combine(draft: Draft, section: Section, region: Region, last: tuple[Item, int], plan: Plan, copies: int) -> None:
+def _combine(
+    draft: Draft, section: Section, region: Region, last: tuple[Item, int], plan: Plan, copies: int, skew: float
+) -> None:
     """Takes experts' results back to their tokens after the region, and sums them there."""
     item, tensor = last
     dtype = draft.dtype(tensor)
     nodes = [*_by_expert(region, plan, tensor, copies, dtype)]
-    nodes.append(_exchange("ep_combine", region, plan, (tensor,), (tensor,), copies, (dtype, dtype)))
+    nodes.append(_exchange("ep_combine", region, plan, (tensor,), (tensor,), copies, skew, (dtype, dtype)))
     if copies > 1:
         size, near = float(draft.sizes[tensor]), item.node
         nodes.append(
@@ -294,14 +306,15 @@ def _exchange(
     reads: tuple[int, ...],
     writes: tuple[int, ...],
     copies: int,
+    skew: float,
     dtypes: tuple[str, str],
 ) -> Node:
     group, near = plan.group("ep"), region.items[0].node
     stream = "comm:ep" if "ep" in plan.stack.overlap else "compute"
     mode = mode_of(plan)
-    tokens = ceil(region.tokens / copies)
+    tokens = ceil(region.tokens * skew / copies)
     if mode == "alltoall":
-        size = tokens * region.topk * region.hidden * itemsize(dtypes[0]) * float(plan.options.get("capacity") or 1)
+        size = tokens * region.topk * region.hidden * itemsize(dtypes[0]) * (capacity_of(plan) or 1)
         about: Any = {"phase": near.phase, "path": near.path, "dtype": dtypes[0], "stream": stream}
         return collective("all_to_all", size, group, reads, writes, **about)
     op = make_op(
@@ -324,7 +337,20 @@ def _received(region: Region, group: Group, plan: Plan) -> float:
     """Rows that a rank receives: one for each rank that a token reaches, or one for each of its experts."""
     if mode_of(plan) != "normal":
         return region.tokens * region.topk
-    return region.tokens * group.ranks * (1.0 - (1.0 - 1.0 / group.ranks) ** region.topk)
+    return region.tokens * group.ranks * _reached(1.0 / group.ranks, region.topk)
+
+
+def _reached(share: float, topk: int) -> float:
+    """Part of the tokens that reach a rank which has ``share`` of all choices."""
+    return 1.0 - (1.0 - min(share, 1.0)) ** topk
+
+
+def _more_sent(region: Region, plan: Plan, busiest: float) -> float:
+    """What the busiest rank receives over the mean; a token comes once however many of its experts a rank has."""
+    if mode_of(plan) != "normal":
+        return busiest
+    ranks = plan.parallel.ep
+    return _reached(busiest / ranks, region.topk) / _reached(1.0 / ranks, region.topk)
 
 
 # --- sizes -----------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ in-place updates need no bookkeeping. Where experts are chosen from scores that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,8 @@ MASK_LIMIT_BYTES = 128 * 2**20  # 11k x 11k positions
 def expert_counts(tokens: int, topk: int, experts: int, load: str) -> list[int]:
     """Tokens that each expert gets of ``tokens`` · ``topk`` choices, none more than ``tokens``; sums to all of them.
 
-    TraceError when ``load`` lists shares for another number of experts.
+    What full experts cannot take goes to the others by their shares, so that the first ones of a steeper load have no
+    less. TraceError when ``load`` lists shares for another number of experts.
     """
     name, numbers = parse_load(load)
     if name == "shares" and len(numbers) != experts:
@@ -35,8 +37,8 @@ def expert_counts(tokens: int, topk: int, experts: int, load: str) -> list[int]:
     shares = list(numbers) if name == "shares" else [1.0] * experts
     if name == "zipf":
         shares = [1 / (rank + 1) ** numbers[0] for rank in range(experts)]
-    wanted, total = tokens * topk, sum(shares)
-    exact = [share / total * wanted for share in shares]
+    wanted = tokens * topk
+    exact = _filled(shares, tokens, wanted)
     counts = [min(int(value), tokens) for value in exact]
     order = sorted(range(experts), key=lambda e: counts[e] - exact[e])
     while (missing := wanted - sum(counts)) > 0:  # by largest remainder, past the full ones
@@ -44,6 +46,24 @@ def expert_counts(tokens: int, topk: int, experts: int, load: str) -> list[int]:
         for expert in room:
             counts[expert] += 1
     return counts
+
+
+def _filled(shares: list[float], most: int, wanted: int) -> list[float]:
+    """``wanted`` by shares, none above ``most``: what is beyond that goes to the others by their shares."""
+    found = [0.0] * len(shares)
+    left = sorted((e for e, share in enumerate(shares) if share > 0), key=lambda e: -shares[e])
+    total, rest = math.fsum(shares), float(wanted)
+    for place, expert in enumerate(left):
+        if shares[expert] / total * rest <= most:  # all that are left have room
+            for other in left[place:]:
+                found[other] = shares[other] / total * rest
+            break
+        found[expert] = float(most)
+        rest -= most
+        total = math.fsum(shares[other] for other in left[place + 1 :])
+        if rest <= 0 or total <= 0:
+            break
+    return found
 
 
 def routed(rows: int, topk: int, experts: int, load: str) -> torch.Tensor:

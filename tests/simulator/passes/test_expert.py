@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -131,6 +132,34 @@ def test_the_busiest_rank_decides(uneven: Graph, assert_sound: Callable[..., Non
     alone = expert_parallel(uneven, plan(8))
     assert {n.op.imbalance for n in products(alone) if n.op} == {100}  # one expert a rank
     assert alone.tensor_bytes.sum() > expert_parallel(replace(uneven), plan(8, capacity=1.0)).tensor_bytes.sum()
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.floats(0, 20), st.floats(0, 20), st.sampled_from([(8, 2), (64, 6), (128, 8)]), st.sampled_from([1, 24, 640]))
+def test_a_steeper_load_gives_the_first_experts_no_less(one: float, other: float, sizes: tuple[int, int], tokens: int):
+    (flat, steep), (experts, topk) = sorted([one, other]), sizes
+    less, more = (np.cumsum(expert_counts(tokens, topk, experts, f"zipf:{s}")) for s in (flat, steep))
+    assert less[-1] == more[-1] == tokens * topk
+    assert (more >= less - experts).all()  # counts are whole numbers
+    assert (np.diff(more, prepend=0) <= tokens).all()
+
+
+@pytest.mark.parametrize("ep", [2, 4, 8])
+def test_all_tokens_end_on_one_rank(ep: int):
+    counts = np.array(expert_counts(1024, 8, 64, "zipf:20")).reshape(ep, -1).sum(axis=1)
+    assert counts[0] * ep / counts.sum() == pytest.approx(ep, rel=0.02)
+
+
+@pytest.mark.parametrize("mode", ["normal", "low_latency", "alltoall"])
+def test_exchanges_wait_for_the_rank_that_receives_most(mode: str, uneven: Graph):
+    loads = ("balanced", "zipf:0.5", "zipf:1", "zipf:4", "zipf:20")
+    made = [expert_parallel(uneven, plan(4, ep_mode=mode, expert_load=load)) for load in loads]
+    sent = [sum(times * float(n.op.cost.bytes) for n, times in g.weighted() if n.op and n.group == "ep") for g in made]
+    assert sent == sorted(sent)
+    assert sent[-1] > 1.3 * sent[0]
+    even = [expert_parallel(uneven, plan(4, ep_mode=mode, expert_load=load, token_drop=True)) for load in loads]
+    assert len({flops(graph, "grouped_gemm") for graph in even}) == 1
+    assert flops(made[-1], "grouped_gemm") == pytest.approx(4 * flops(even[0], "grouped_gemm"), rel=0.02)
 
 
 @settings(deadline=None, max_examples=20)

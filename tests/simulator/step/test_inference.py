@@ -173,3 +173,17 @@ def test_a_cache_in_host_memory_costs_time_and_spares_memory(run):
     assert away.breakdown.by_parallelism["copy"] > 0
     longer = run(work={"batch": 64, "input_len": 1024}, options={"offload": ("kv",)})
     assert longer.e2e_ms > 1.7 * away.e2e_ms
+
+
+@pytest.mark.parametrize("stack", ["torch", "vllm"])
+def test_more_skew_is_never_faster(stack, run):
+    loads = ("balanced", "zipf:0.5", "zipf:1", "zipf:2", "zipf:5", "zipf:20")
+    found = [
+        run("qwen3_moe", "prefill", stack, {"batch": 16, "input_len": 64, "expert_load": load}, ep=4) for load in loads
+    ]
+    times = [report.e2e_ms for report in found]
+    assert times == sorted(times)
+    assert times[-1] > times[0]
+    exchanges = [report.breakdown.by_parallelism["ep"] for report in found]
+    assert exchanges == sorted(exchanges)
+    assert exchanges[-1] > exchanges[0]
