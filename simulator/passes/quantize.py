@@ -75,7 +75,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def quantize(graph: Graph, plan: Plan) -> Graph:
-    """The graph with products in ``plan.quantization`` and its cache in ``options["kv_dtype"]``.
+    """The graph with products in ``plan.quantization`` and its cache in ``options["kv_dtype"]``; itself where none is.
 
     PlanError names a format that no recipe knows, or one that cannot train.
     """
@@ -96,7 +96,9 @@ def quantize(graph: Graph, plan: Plan) -> Graph:
             able = ", ".join(name for name, known in RECIPES.items() if known.copies)
             raise PlanError(f"quantization={plan.quantization} is for inference; training can take {able}")
         _Rounding(draft, plan, recipe, training).run()
-    return draft.graph()
+    made = draft.graph()
+    before, after = ([node.op for node, _ in each.weighted()] for each in (graph, made))
+    return graph if kv_dtype == "same" and before == after else made
 
 
 def _tf32(graph: Graph) -> Graph:

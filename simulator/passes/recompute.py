@@ -10,7 +10,8 @@ with them; the nodes that make what the backward pass reads are copied in front 
   the modules named, as Megatron-Core's ``recompute_modules``. Those in ``DISCARDED`` let go of their outputs too;
 - ``ops``: each layer but the results of attention, reduce-scatters and every second product (torchtitan's default).
 
-``recompute_early_stop`` of the plan's options, on by default, ends a region with the last tensor that anybody reads.
+``full`` ends each region with the last tensor that anybody reads, as torch's checkpoint does, or runs whole layers
+again, as Megatron-LM's: ``stack.recompute_early_stop``, which the option of that name overrides.
 """
 
 from __future__ import annotations
@@ -62,11 +63,17 @@ def recompute(graph: Graph, plan: Plan) -> Graph:
         if module not in (*MODULES, "none"):
             raise PlanError(f"recompute=selective:{module}: no such module; choose from {', '.join(MODULES)}")
     graph = _cut(graph, stack, wanted)
-    rewriter = _Rewriter(Draft(graph), bool(plan.options.get("recompute_early_stop", True)) or kind != "full")
+    rewriter = _Rewriter(Draft(graph), kind != "full" or early_stop(plan))
     for layer in found_layers(rewriter.draft, ("forward",), stack):
         if wanted[layer.first]:
             rewriter.apply(layer, regions(layer, "full" if kind == "layers" else kind, modules))
     return rewriter.finish()
+
+
+def early_stop(plan: Plan) -> bool:
+    """Whether full recomputation ends with the last tensor that the backward pass reads: by option, else by stack."""
+    given = plan.options.get("recompute_early_stop")
+    return plan.stack.recompute_early_stop if given is None else bool(given)
 
 
 def _layers(kind: str, detail: str, plan: Plan, depth: int) -> np.ndarray:

@@ -136,9 +136,11 @@ class Stack:
     takes before a kernel, by kind of op, family or ``*``, and once more for each ``expert`` of a grouped product that
     is issued expert by expert (``expert_fp8``: of that format); with ``waits_for_routing`` the host reads
     how many tokens each expert got before it issues their products; ``ep_mode`` is how it exchanges them
-    (:mod:`..passes.expert`). Of an inference engine, ``backend`` names
-    whose predictors answer and ``collectives`` whose for communication (empty: any); ``gap_us`` passes between
-    kernels that no CUDA graph holds; ``kv_dtype`` is the format of the cache by that of the products.
+    (:mod:`..passes.expert`). With ``recompute_early_stop`` full recomputation ends with the last tensor that the
+    backward pass reads (torch's checkpoint), else it runs whole layers again (Megatron-LM's own). Of an inference
+    engine, ``backend`` names whose predictors answer and ``collectives`` whose for communication (empty: any);
+    ``gap_us`` passes between kernels that no CUDA graph holds; ``kv_dtype`` is the format of the cache by that of the
+    products.
     """
 
     id: str = "torch"
@@ -157,6 +159,7 @@ class Stack:
     compute_slowdown: float = 0.12
     communication_slowdown: float = 0.1
     cuda_graph: bool = False
+    recompute_early_stop: bool = True
     gap_us: float = 0.0
     issue_us: Mapping[str, float] = field(default_factory=dict)
     waits_for_routing: bool = False
@@ -222,10 +225,9 @@ class Plan:
             if wrong := complaint(name, value):
                 raise PlanError(wrong)
 
-    def scale(self, device_id: str) -> dict[str, float]:
-        """The framework's constants on a device. Those of 16-bit products count where all products have 16 bits."""
-        found = self.stack.scale.get(device_id, {})
-        return {name: value for name, value in found.items() if not (self.quantization and name.endswith("_bf16"))}
+    def scale(self, device_id: str) -> Mapping[str, float]:
+        """The framework's constants on a device; which of them a node takes is its own format's affair."""
+        return self.stack.scale.get(device_id, {})
 
     @property
     def dp(self) -> int:

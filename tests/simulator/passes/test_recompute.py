@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph
 from opcast.simulator.passes.recompute import recompute
-from opcast.simulator.question.plan import Parallel, Plan, PlanError
+from opcast.simulator.question.plan import STACK_DIRECTORY, Parallel, Plan, PlanError, load_stack
 from opcast.simulator.trace import Workload, trace
 from opcast.simulator.trace.build import build
 from opcast.simulator.trace.models import resolve
@@ -20,6 +21,7 @@ from opcast.tests.simulator.peaks import peak_of_new_tensors, torch_peak
 
 CLUSTER = Cluster("c", "c", "h100_sxm")
 FAMILIES = ("llama", "gemma2", "deepseek_v3", "qwen3_moe")
+STACKS = sorted(path.stem for path in STACK_DIRECTORY.glob("*.yaml"))
 POLICIES = (
     "full",
     "full:2",
@@ -99,6 +101,18 @@ def test_full_recomputation_keeps_one_tensor_a_layer(family: str, graphs: dict[s
     )
     assert products(everything, "recompute") == layers
     assert 0 < products(recompute(graph, plan("full")), "recompute") <= layers
+
+
+def test_frameworks_stop_early_or_not(graphs: dict[str, Graph]):
+    graph, usual = graphs["llama"], plan("full")
+    stops = recompute(graph, usual)
+    runs_on = recompute(graph, replace(usual, stack=load_stack("megatron")))
+    assert products(stops, "recompute") < products(runs_on, "recompute")
+    asked = replace(usual, stack=load_stack("megatron"), options={"recompute_early_stop": True})
+    assert products(recompute(graph, asked), "recompute") == products(stops, "recompute")
+    whole = {name for name in STACKS if not load_stack(name).recompute_early_stop}
+    assert {name for name in STACKS if name.startswith("megatron")} <= whole
+    assert whole.isdisjoint({"torch", "torchtitan", "llm_foundry"})
 
 
 def test_the_attention_core_alone_keeps_its_output(graphs: dict[str, Graph]):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.simulator.engines import build_engine
+from opcast.simulator.passes.quantize import quantize
 from opcast.simulator.question.plan import Parallel, Plan, Stack, load_stack
 from opcast.simulator.timing.costs import cost_graphs, scale_of
 from opcast.simulator.timing.phases import PhaseTime, paired, selected, time_phases
@@ -17,6 +18,7 @@ from opcast.simulator.trace import Workload, trace
 
 DEVICE = load_device("h100_sxm")
 PLAN = Plan(Parallel(), load_cluster("dgx_h100"), load_stack("torch"))
+WIDE = {"hidden_size": 2048, "intermediate_size": 8192}
 TIMES = st.builds(
     lambda compute, tp, ep: PhaseTime(compute + tp + ep, compute, {"tp": tp, "ep": ep}),
     *(st.floats(0, 1000) for _ in range(3)),
@@ -77,8 +79,22 @@ def test_a_constant_for_a_format_goes_before_that_for_all(costs) -> None:
     assert scale_of(replace(product, op=product.op.replace(dtype="fp8")), {"gemm": 1.04, "gemm_bf16": 1.34}) == 1.04
 
 
-def test_clocks_under_16_bit_load_are_not_those_of_a_quantized_step() -> None:
+def test_constants_of_a_framework_are_those_of_the_device() -> None:
     megatron = replace(PLAN, stack=load_stack("megatron"))
     assert megatron.scale("h100_sxm") == {"gemm": 1.04, "gemm_bf16": 1.34}
-    assert replace(megatron, quantization="fp8").scale("h100_sxm") == {"gemm": 1.04}
+    assert replace(megatron, quantization="fp8").scale("h100_sxm") == {"gemm": 1.04, "gemm_bf16": 1.34}
     assert megatron.scale("l40s") == {}
+
+
+def test_a_step_that_quantizes_nothing_is_as_fast_as_one_without(small_model) -> None:
+    graph = trace(small_model("llama", layers=2, **WIDE), Workload("train", 1, 512, attention="fused"), "bf16")
+    plan = replace(PLAN, stack=load_stack("megatron"))
+    nothing = replace(plan, quantization="fp8", options={"quantize_skip": ".*"})
+    whole = replace(plan, quantization="fp8")
+
+    def took(plan: Plan) -> float:
+        engine, passed = build_engine(DEVICE, [], []), quantize(graph, plan)
+        return float(cost_graphs([passed], DEVICE, engine, plan.scale(DEVICE.id))[0].kernel_us.sum())
+
+    assert took(nothing) == took(plan)
+    assert took(whole) < took(plan)
