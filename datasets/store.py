@@ -150,6 +150,8 @@ class Store:
 
         Where percentiles were not kept, they are the median. What was timed with the host's dispatch is left out.
         """
+        if not self.files(kind_name, device_id):
+            return {}  # before Arrow is asked for an empty table, which imports pandas
         key = [*KINDS[kind_name].names, "dtype", "out_dtype"]
         latencies = ["latency_us", "latency_p10_us", "latency_p90_us"]
         table = self.read(kind_name, device_id, columns=[*key, *latencies, "backend", "cache", "timer", "measured_at"])

@@ -30,8 +30,8 @@ def explain(verb: str, error: Exception, overrides: Sequence[str], composed: Com
         return no_choice(group, choice)
     if lines[0].startswith("Could not override") and quoted:
         name = quoted[0].partition("@")[0]
-        known = within(verb, name, overrides, composed)
-        return f"{name} is no setting of `opcast {verb}`{settings.advice(name, known, verb)}"
+        meant = within(verb, name, overrides, composed)
+        return f"{name} is no setting of `opcast {verb}`{settings.advice(name, meant, verb)}"
     if lines[0].startswith("Ambiguous value") and quoted:
         name, _, value = quoted[0].partition("=")
         if name in settings.LISTS or name.endswith("order"):
