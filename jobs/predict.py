@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from ..datasets.devices import Device
-from ..datasets.ops import KINDS, Op, OpError, kind, make_op
-from ..simulator.network.query import TransferError
+from ..datasets.ops import KINDS, Op, OpError, make_op
 from ..simulator.predict.ops import predict_ops, with_power
 from ..simulator.report.answer import OpPrediction
-from . import links, resolve
-from .show import BadInputError, microseconds, print_json, say, table, wants_json
+from . import links, predict_many, resolve
+from .show import BadInputError, microseconds, print_json, table, wants_json
 
 FREE_CHOICE = {"device": "device.id"}
-OF_LINKS = ("algorithm", "algbw_gbps", "busbw_gbps", "stretch")  # of ``network``, in tables
 ADDED = ("device.", "cluster.", "fault_draw", "faults_study")  # checked where they are used
 
 
@@ -34,27 +31,19 @@ def run(config: dict[str, Any]) -> int:
         )
     if "transfers" in given and len(given) > 1:
         raise BadInputError(f"transfers={config['transfers']} says all that is asked: leave {given[0]}=… out")
-    ops = [] if config["transfers"] else configured_ops(config)
+    if many:
+        return predict_many.run(config, as_json, predicted)
+    if config["output"]:
+        raise BadInputError(f"output={config['output']} is for shapes=FILE: one op is printed, format=json for scripts")
+    ops = [] if config["transfers"] else [configured_op(links.with_ranks(config["op"], config))]
     target = resolve.device(config)
     found = predicted(ops, target, config) if ops else [links.transfers(config, target)]
-    if many:
-        return show_many(found, config, as_json)
     links.write(found[0], config)
     if as_json:
         print_json(found[0].to_dict())
     else:
         show_one(found[0], target.name)
     return 0
-
-
-def configured_ops(config: Mapping[str, Any]) -> list[Op]:
-    """The op of ``op=…`` or those of ``shapes=FILE``."""
-    if config["shapes"] is not None:
-        for name in ("report", "picture", "group"):
-            if config[name]:
-                raise BadInputError(f"{name}={config[name]} is for one op: leave it out of shapes=…")
-        return read_shapes(Path(str(config["shapes"])), config.get("op"))
-    return [configured_op(links.with_ranks(config["op"], config))]
 
 
 def predicted(ops: list[Op], target: Device, config: Mapping[str, Any]) -> list[OpPrediction]:
@@ -106,70 +95,3 @@ def show_one(found: OpPrediction, device_name: str) -> None:
     table(f"{op} on {device_name}", ("", ""), rows)
     if found.network:
         links.show(found.network, many=len(found.network.get("transfers", ())) > 1)
-
-
-def show_many(found: list[OpPrediction], config: Mapping[str, Any], as_json: bool) -> int:
-    """All predictions as JSON, a file or a table."""
-    flat = [flattened(p) for p in found]
-    if config["output"]:
-        import pandas as pd
-
-        path = Path(str(config["output"]))
-        frame = pd.DataFrame(flat)
-        if path.suffix == ".parquet":
-            frame.to_parquet(path)
-        else:
-            frame.to_csv(path, index=False)
-        say(f"{len(flat)} predictions written to {path}")
-    elif as_json:
-        print_json({"predictions": [p.to_dict() for p in found]})
-    else:
-        rows = [
-            (str(make_op(p.op["kind"], **{k: v for k, v in p.op.items() if k != "kind"})),
-             microseconds(p.latency_us), microseconds(p.low_us), microseconds(p.high_us), p.engine, p.bound)
-            for p in found
-        ]  # fmt: skip
-        table("", ("op", "latency", "low", "high", "engine", "bound"), rows)
-    return 0
-
-
-def flattened(found: OpPrediction) -> dict[str, Any]:
-    """A prediction as one row: of what its links did only figures."""
-    row = {key: value for key, value in found.to_dict().items() if key not in ("op", "network")}
-    return {**found.op, **row, **{name: found.network[name] for name in OF_LINKS if name in found.network}}
-
-
-def read_shapes(path: Path, default: Mapping[str, Any] | None) -> list[Op]:
-    """Ops from a table; the kind of ``op=…`` fills in where the table has no ``kind`` column.
-
-    Raises BadInputError for a file that cannot be read and OpError with the row number for a bad row.
-    """
-    import pandas as pd
-
-    readers: dict[str, Callable[[Path], Any]] = {
-        ".csv": pd.read_csv,
-        ".parquet": pd.read_parquet,
-        ".json": pd.read_json,
-        ".jsonl": lambda p: pd.read_json(p, lines=True),
-    }
-    if path.suffix not in readers:
-        raise BadInputError(f"shapes={path}: unknown format {path.suffix!r}; give .csv, .parquet, .json or .jsonl")
-    try:
-        frame = readers[path.suffix](path)
-    except (OSError, ValueError) as error:
-        raise BadInputError(f"shapes={path} cannot be read: {error}") from None
-    default_kind = default["kind"] if default else None
-    ops = []
-    for number, row in enumerate(frame.to_dict("records"), start=1):
-        values: dict[str, Any] = {str(key): value for key, value in row.items() if not pd.isna(value)}
-        name = values.pop("kind", default_kind)
-        try:
-            if name is None:
-                raise OpError("no kind: add a column `kind` or op=…")
-            kind(name)
-            ops.append(make_op(name, **links.with_bytes(values)))
-        except (OpError, TransferError) as error:
-            raise OpError(f"{path} row {number}: {error}") from None
-    if not ops:
-        raise BadInputError(f"shapes={path} holds no rows")
-    return ops

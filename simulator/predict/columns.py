@@ -1,0 +1,78 @@
+"""Many ops of one kind and format at once: columns of dims in, columns of predictions out, no op made of any row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ...datasets.devices import Device, DeviceError
+from ...datasets.ops import KINDS
+from ...models import analytical, power
+from ..engines.answers import Columns, Engine
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Predictions of n ops, an array each; the fields are those of ``OpPrediction``. Watts are NaN where unknown."""
+
+    latency_us: np.ndarray
+    low_us: np.ndarray
+    high_us: np.ndarray
+    coverage: np.ndarray
+    engine: np.ndarray
+    predictor: np.ndarray
+    in_envelope: np.ndarray
+    roofline_us: np.ndarray
+    bound: np.ndarray
+    power_w: np.ndarray
+    energy_mj: np.ndarray
+    energy_in_envelope: np.ndarray
+
+
+def predict_columns(
+    kind: str,
+    columns: Columns,
+    dtype: str,
+    out_dtype: str,
+    device: Device,
+    engine: Engine,
+    cache: str = "warm",
+    registries: Sequence[Path] = (),
+    limits: power.Limits | None = None,
+    backend: str | None = None,
+) -> Predicted:
+    """The predictions of n ops of one kind: ``columns`` holds an int64 array [n] for each of its dims.
+
+    As :func:`.ops.predict_ops` and :func:`.ops.with_power` answer them one by one. DeviceError when the device lacks
+    the format, PowerError for ``limits`` that cannot be held.
+    """
+    if KINDS[kind].family in ("gemm", "attention") and not device.supports(dtype):
+        raise DeviceError(f"{device.name} has no {dtype} matrix units; it has {', '.join(device.tensor_tflops)}")
+    found = engine.answer(kind, columns, dtype, out_dtype, cache)
+    latency, low, high, inside = found.latency_us, found.low_us, found.high_us, found.in_envelope
+    watts, energy, known = np.full(len(latency), np.nan), np.full(len(latency), np.nan), np.zeros(len(latency), bool)
+    limits = limits or power.Limits()
+    model = power.find(registries, kind, device.id, backend)
+    if KINDS[kind].family not in ("collective", "host") and (model is not None or limits.asked):
+        drawn = power.drawn(model, kind, columns, dtype, out_dtype, device, cache, limits)
+        known = drawn.in_envelope & inside & (drawn.slower == 1.0)
+        latency, low, high = latency * drawn.slower, low * drawn.slower, high * drawn.slower
+        inside = inside & (drawn.slower == 1.0)
+        watts, energy = drawn.power_w, drawn.power_w * latency * 1e-3
+    return Predicted(
+        latency,
+        low,
+        high,
+        found.coverage,
+        found.engine,
+        found.predictor,
+        inside,
+        analytical.roofline_us(kind, columns, dtype, out_dtype, device),
+        analytical.bound(kind, columns, dtype, out_dtype, device),
+        watts,
+        energy,
+        known,
+    )
