@@ -115,7 +115,8 @@ def nested(row: dict[str, Any]) -> dict[str, Any]:
 
 def show(rows: Iterable[Mapping[str, Any]]) -> None:
     """The first rows as a table, and how many more there are."""
-    lines, left = [], 0
+    lines: list[tuple[object, ...]] = []
+    left = 0
     for row in rows:
         if len(lines) == LISTED:
             left += 1

@@ -384,7 +384,12 @@ def _dim_column(chunk: Chunk, name: str) -> pa.Array:
 
 def write_tables(path: Path, parts: Iterator[pa.Table]) -> int:
     """Write tables of one schema to ``output=path``, as its name says; returns the rows. Whole or not at all."""
-    writers = {".csv": _to_csv, ".parquet": _to_parquet, ".json": _to_json, ".jsonl": partial(_to_json, lines=True)}
+    writers: dict[str, Callable[[Path, Iterator[pa.Table]], None]] = {
+        ".csv": _to_csv,
+        ".parquet": _to_parquet,
+        ".json": _to_json,
+        ".jsonl": partial(_to_json, lines=True),
+    }
     if path.suffix not in writers:
         raise BadInputError(f"output={path}: unknown format {path.suffix!r}; name a .csv, .parquet, .json or .jsonl")
     rows = 0

@@ -12,6 +12,7 @@ from ...datasets.devices import Device, DeviceError
 from ...datasets.ops import KINDS
 from ...models import analytical, power
 from ..engines.answers import Columns, Engine
+from ..engines.coverage import COVERAGE
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def predict_columns(
         latency,
         low,
         high,
-        found.coverage,
+        np.full(len(latency), COVERAGE),
         found.engine,
         found.predictor,
         inside,
