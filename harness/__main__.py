@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from .command import execute, refuse
-from .plan import Plan
+from .plan import CampaignPlan
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quiet", action="store_true", help="no progress, errors only")
     chosen = parser.parse_args(arguments)
     try:
-        plan = Plan.from_json(Path(chosen.plan).read_text())
+        plan = CampaignPlan.from_json(Path(chosen.plan).read_text())
     except (OSError, UnicodeDecodeError, ValueError) as error:
         return refuse(f"{chosen.plan}: {error}")
     return execute(plan, chosen.store, chosen.quiet)

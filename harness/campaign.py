@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..datasets.ops import KINDS
 from .environment import ALLOCATOR
-from .ledger import CampaignError, Ledger, claim
-from .plan import FIRST_OF_KIND, Case, Plan, localize
+from .ledger import CampaignError, CampaignLedger, claim
+from .plan import FIRST_OF_KIND, CampaignPlan, Case, localize
 from .supervisor import InterruptError, Supervisor
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Measurer(Protocol):
 
 
 def run(
-    plan: Plan,
+    plan: CampaignPlan,
     store: Store,
     progress: Callable[[Progress], None] | None = None,
     measurer: Measurer | None = None,
@@ -120,14 +120,14 @@ def run(
             record = {"environment": environment, "allocator": dict(ALLOCATOR), "plan": json.loads(plan.to_json())}
             with claim(Path(store.path) / path, record):
                 _ensure_figures(plan, store, measurer, environment["device_id"])
-                ledger = Ledger(store, environment, path.as_posix())
+                ledger = CampaignLedger(store, environment, path.as_posix())
                 ledger.sweep(identifier)
                 return _Run(identifier, plan, measurer, ledger, progress, started).go()
         except InterruptError:
             raise KeyboardInterrupt from None  # before the first case: there is nothing to sum up
 
 
-def run_id(plan: Plan, environment: Mapping[str, Any]) -> str:
+def run_id(plan: CampaignPlan, environment: Mapping[str, Any]) -> str:
     """The name of a campaign: the plan's, and a hash of its content and of what it runs in."""
     described = [plan.identity, dict(ALLOCATOR), {key: environment.get(key) for key in ENVIRONMENT_KEYS}]
     return f"{plan.name}-{hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:12]}"
@@ -138,11 +138,11 @@ def canary_run_id(identifier: str, number: int) -> str:
     return f"canary{number:03d}_{identifier}"
 
 
-def _ranks(plan: Plan) -> int:
+def _ranks(plan: CampaignPlan) -> int:
     return max((case.op.ranks for case in (*plan.cases, *plan.canaries) if KINDS[case.op.kind].collective), default=1)
 
 
-def localized(plan: Plan, environment: Mapping[str, Any]) -> Plan:
+def localized(plan: CampaignPlan, environment: Mapping[str, Any]) -> CampaignPlan:
     """The plan with the link and ranks per node of its collectives as they are here."""
     if plan.settings.link == "planned" or not environment.get("link"):
         return plan
@@ -151,7 +151,7 @@ def localized(plan: Plan, environment: Mapping[str, Any]) -> Plan:
     return replace(plan, cases=tuple(cases), canaries=tuple(localize(case, *here) for case in plan.canaries))
 
 
-def _ensure_figures(plan: Plan, store: Store, measurer: Measurer, device_id: str) -> None:
+def _ensure_figures(plan: CampaignPlan, store: Store, measurer: Measurer, device_id: str) -> None:
     """A CPU has no data sheet: measure its figures once for a store."""
     only_collectives = all(KINDS[case.op.kind].collective for case in plan.cases)
     if plan.settings.device != "cpu" or only_collectives or store.device(device_id) is not None:
@@ -187,9 +187,9 @@ class _Run:
     """One run of a campaign: what is to do, and what was counted so far."""
 
     id: str
-    plan: Plan
+    plan: CampaignPlan
     measurer: Measurer
-    ledger: Ledger
+    ledger: CampaignLedger
     report: Callable[[Progress], None] | None
     started: float
     todo: list[tuple[str, tuple[Case, ...]]] = field(default_factory=list)  # run id and cases of each batch

@@ -20,7 +20,7 @@ TILE_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True)
-class Transfer:
+class ReadyCollective:
     """A collective ready to run on this rank: the call, what it reads and what it writes (the same when in place)."""
 
     run: Callable[[], object]
@@ -29,7 +29,7 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class Setting:
+class CallSetting:
     """What the builder of a call needs to know."""
 
     op: Op
@@ -67,47 +67,47 @@ class Setting:
         return whole.chunk(self.op.ranks)[self.rank]
 
 
-def _all_reduce(s: Setting) -> Transfer:
+def _all_reduce(s: CallSetting) -> ReadyCollective:
     import torch.distributed as dist
 
     data = s.buffer(s.op.size_bytes)
-    return Transfer(lambda: dist.all_reduce(data, group=s.group), data, data)
+    return ReadyCollective(lambda: dist.all_reduce(data, group=s.group), data, data)
 
 
-def _all_gather(s: Setting) -> Transfer:
+def _all_gather(s: CallSetting) -> ReadyCollective:
     import torch.distributed as dist
 
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
     shard_bytes, whole = s.shard_bytes(), s.buffer(s.op.size_bytes)
     shard = s.own_shard(whole) if s.in_place else s.buffer(shard_bytes)
-    return Transfer(lambda: gather(whole, shard, group=s.group), shard, whole)
+    return ReadyCollective(lambda: gather(whole, shard, group=s.group), shard, whole)
 
 
-def _reduce_scatter(s: Setting) -> Transfer:
+def _reduce_scatter(s: CallSetting) -> ReadyCollective:
     import torch.distributed as dist
 
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
     shard_bytes, whole = s.shard_bytes(), s.buffer(s.op.size_bytes)
     shard = s.own_shard(whole) if s.in_place else s.buffer(shard_bytes)
-    return Transfer(lambda: scatter(shard, whole, group=s.group), whole, shard)
+    return ReadyCollective(lambda: scatter(shard, whole, group=s.group), whole, shard)
 
 
-def _all_to_all(s: Setting) -> Transfer:
+def _all_to_all(s: CallSetting) -> ReadyCollective:
     import torch.distributed as dist
 
     s.shard_bytes()
     source, target = s.buffer(s.op.size_bytes), s.buffer(s.op.size_bytes)
-    return Transfer(lambda: dist.all_to_all_single(target, source, group=s.group), source, target)
+    return ReadyCollective(lambda: dist.all_to_all_single(target, source, group=s.group), source, target)
 
 
-def _broadcast(s: Setting) -> Transfer:
+def _broadcast(s: CallSetting) -> ReadyCollective:
     import torch.distributed as dist
 
     data = s.buffer(s.op.size_bytes)
-    return Transfer(lambda: dist.broadcast(data, 0, group=s.group), data, data)
+    return ReadyCollective(lambda: dist.broadcast(data, 0, group=s.group), data, data)
 
 
-def _send_recv(s: Setting) -> Transfer:
+def _send_recv(s: CallSetting) -> ReadyCollective:
     """To the next rank of the ring and from the one before, as nccl-tests' sendrecv."""
     import torch.distributed as dist
 
@@ -120,10 +120,10 @@ def _send_recv(s: Setting) -> Transfer:
         for work in dist.batch_isend_irecv([send, receive]):
             work.wait()
 
-    return Transfer(run, source, target)
+    return ReadyCollective(run, source, target)
 
 
-def _ep_dispatch(s: Setting) -> Transfer:
+def _ep_dispatch(s: CallSetting) -> ReadyCollective:
     """Gather each destination's tokens, then exchange them."""
     routes, mine = _routes(s), s.rank
     tokens = s.rows(s.op.tokens, s.op.dtype)
@@ -132,10 +132,10 @@ def _ep_dispatch(s: Setting) -> Transfer:
     received = [len(routes[rank][mine]) for rank in range(s.op.ranks)]
     target = s.rows(sum(received), s.op.dtype)
     exchange = _exchange(target, received, sent, s)
-    return Transfer(lambda: exchange(tokens[index]), tokens, target)
+    return ReadyCollective(lambda: exchange(tokens[index]), tokens, target)
 
 
-def _ep_combine(s: Setting) -> Transfer:
+def _ep_combine(s: CallSetting) -> ReadyCollective:
     """The rows of :func:`_ep_dispatch` back to their tokens' rank, and their sum there."""
     routes, mine = _routes(s), s.rank
     index = _indices(routes[mine], s.device)
@@ -149,10 +149,10 @@ def _ep_combine(s: Setting) -> Transfer:
         exchange(source)
         target.zero_().index_add_(0, index, arrived)
 
-    return Transfer(run, source, target)
+    return ReadyCollective(run, source, target)
 
 
-def _routes(s: Setting) -> list[list[torch.Tensor]]:
+def _routes(s: CallSetting) -> list[list[torch.Tensor]]:
     """Tokens that each rank sends to each: [from][to], the same on every rank.
 
     Every token draws its topk experts at random. It goes once to each rank that holds one of them; in the mode
@@ -183,7 +183,9 @@ def _indices(routes: list[torch.Tensor], device: str) -> torch.Tensor:
     return torch.cat(routes).to(device)
 
 
-def _exchange(target: torch.Tensor, received: list[int], sent: list[int], s: Setting) -> Callable[[torch.Tensor], None]:
+def _exchange(
+    target: torch.Tensor, received: list[int], sent: list[int], s: CallSetting
+) -> Callable[[torch.Tensor], None]:
     """A call that exchanges rows as bytes, so that every format travels."""
     import torch
     import torch.distributed as dist
@@ -196,7 +198,7 @@ def _exchange(target: torch.Tensor, received: list[int], sent: list[int], s: Set
     return run
 
 
-CALLS: dict[str, Callable[[Setting], Transfer]] = {
+CALLS: dict[str, Callable[[CallSetting], ReadyCollective]] = {
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,

@@ -1,6 +1,6 @@
 """Collectives between ranks: every kind of the family over nccl or gloo, by nccl-tests' conventions.
 
-A :class:`Group` holds the ranks. A campaign makes a local one (its worker is rank 0 and starts the others); on
+A :class:`RankGroup` holds the ranks. A campaign makes a local one (its worker is rank 0 and starts the others); on
 several nodes torchrun starts the same ranks::
 
     torchrun --nnodes 2 --nproc-per-node 8 -m opcast.harness.collectives PLAN.json STORE
@@ -29,12 +29,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..datasets.ops import LINKS
 from .cases.base import Unsupported
-from .collective_calls import CALLS, IN_PLACE, Setting, Transfer
+from .collective_calls import CALLS, IN_PLACE, CallSetting, ReadyCollective
 from .command import execute
 from .environment import clocks, has_nvlink, torchrun_rank, use_loopback
 from .ledger import CampaignError
 from .measuring import abilities, die_with, outcome
-from .plan import Case, Plan, Settings
+from .plan import CampaignPlan, Case, Settings
 from .stopping import MedianWidth
 from .supervisor import InterruptError
 from .timer import Timing, collect, summarise
@@ -70,7 +70,7 @@ def detect_link(device: str, nodes: int) -> str:
 
 
 @dataclass
-class Group:
+class RankGroup:
     """Ranks that wait for cases from rank 0 and run them together.
 
     Only rank 0 calls :meth:`measure`; every other rank is in :meth:`serve`.
@@ -90,7 +90,7 @@ class Group:
         self.link = wanted if wanted in LINKS else detect_link(self.settings.device, nodes)
 
     @classmethod
-    def local(cls, settings: Settings, ranks: int) -> Group | None:
+    def local(cls, settings: Settings, ranks: int) -> RankGroup | None:
         """This process as rank 0 and ``ranks`` - 1 children, fewer when there are not so many GPUs.
 
         None when that leaves one. This process ends when one of the children does.
@@ -112,7 +112,7 @@ class Group:
         return cls._join(settings, rank=0, ranks=ranks, local_rank=0, local_ranks=ranks, store=store)
 
     @classmethod
-    def peer(cls, place: dict[str, Any]) -> Group:
+    def peer(cls, place: dict[str, Any]) -> RankGroup:
         """A child of the process that called :meth:`local`."""
         from torch.distributed import TCPStore
 
@@ -123,14 +123,16 @@ class Group:
         return cls._join(settings, rank=rank, ranks=ranks, local_rank=rank, local_ranks=ranks, store=store)
 
     @classmethod
-    def torchrun(cls, settings: Settings, rank: int, ranks: int, local_ranks: int) -> Group:
+    def torchrun(cls, settings: Settings, rank: int, ranks: int, local_ranks: int) -> RankGroup:
         """This process as one of torchrun's ranks."""
         if ranks == local_ranks:
             use_loopback()
         return cls._join(settings, rank, ranks, rank % local_ranks, local_ranks, None)
 
     @classmethod
-    def _join(cls, settings: Settings, rank: int, ranks: int, local_rank: int, local_ranks: int, store: Any) -> Group:
+    def _join(
+        cls, settings: Settings, rank: int, ranks: int, local_rank: int, local_ranks: int, store: Any
+    ) -> RankGroup:
         import torch
         import torch.distributed as dist
 
@@ -208,10 +210,10 @@ class Group:
         data, control = self._group(case.op.ranks, backend)
         if self.rank >= case.op.ranks:
             return None
-        made: Transfer | None = None
+        made: ReadyCollective | None = None
         problem: Exception | None = None
         try:
-            made = CALLS[case.op.kind](Setting(case.op, data, self.rank, self.settings.device, bool(variant)))
+            made = CALLS[case.op.kind](CallSetting(case.op, data, self.rank, self.settings.device, bool(variant)))
         except (Unsupported, RuntimeError) as error:  # out of memory is a RuntimeError
             problem = error
         self._agree(problem, control, case.op.ranks)
@@ -299,7 +301,7 @@ class Group:
 class InProcess:
     """Rank 0 of torchrun's ranks as the campaign's worker: this process measures, and ends when a case hangs."""
 
-    group: Group
+    group: RankGroup
     restarts: int = 0
     interrupted: bool = False
     broken: str = ""
@@ -358,19 +360,19 @@ def main(arguments: Sequence[str]) -> int:
     """Entry of each rank: a campaign's child (``--peer``), or one of torchrun's with a plan and a store."""
     if arguments[:1] == ["--peer"]:
         die_with(int(arguments[1]))
-        return _serve(Group.peer(json.loads(arguments[2])))
+        return _serve(RankGroup.peer(json.loads(arguments[2])))
     place = torchrun_rank()
     if len(arguments) != 2 or place is None:
         print("usage: torchrun ... -m opcast.harness.collectives PLAN.json STORE", file=sys.stderr)
         return 2
-    plan = Plan.from_json(Path(arguments[0]).read_text())
-    group = Group.torchrun(plan.settings, *place)
+    plan = CampaignPlan.from_json(Path(arguments[0]).read_text())
+    group = RankGroup.torchrun(plan.settings, *place)
     if group.rank > 0:
         return _serve(group)
     return execute(plan, arguments[1], quiet=False, measurer=InProcess(group))
 
 
-def _serve(group: Group) -> int:
+def _serve(group: RankGroup) -> int:
     """Take part until released; after a failure, leave rank 0 the time to report its own."""
     try:
         group.serve()

@@ -6,12 +6,12 @@ import shutil
 import sys
 
 from .campaign import Measurer, Progress, Summary, run
-from .plan import Plan
+from .plan import CampaignPlan
 
 BAR = 28
 
 
-def execute(plan: Plan, store_path: str, quiet: bool, measurer: Measurer | None = None) -> int:
+def execute(plan: CampaignPlan, store_path: str, quiet: bool, measurer: Measurer | None = None) -> int:
     """Run a plan and report on stderr; the exit code."""
     from ..datasets.store import Store
 

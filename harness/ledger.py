@@ -27,7 +27,7 @@ class CampaignError(ValueError):
 
 
 @dataclass
-class Ledger:
+class CampaignLedger:
     """Rows of one device and environment on their way into a store. A case is done when its row is on disk."""
 
     store: Store

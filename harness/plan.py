@@ -1,9 +1,9 @@
-"""What a campaign measures, in which order and how: a :class:`Plan`, a file that travels to the node that runs it.
+"""What a campaign measures, in which order and how: a :class:`CampaignPlan`, a file that travels to the measuring node.
 
 :func:`build_plan` makes one from a plain mapping, the content of a ``conf/campaign/*.yaml``:
 
 ``name``, ``settings``
-    as in :class:`Plan` and :class:`Settings`,
+    as in :class:`CampaignPlan` and :class:`Settings`,
 ``cases``
     entries; each has ``kind``, its dims as axes (:mod:`.axes`), and may have ``dtype``, ``out_dtype``, ``backend``,
     ``cache`` as further axes, and
@@ -59,7 +59,7 @@ ENTRY_KEYS = ("kind", "device", "sample", "share", "zip", "each", "where", *DEFA
 SPEC_KEYS = ("name", "settings", "cases", "ops", "exclude", "canaries", "parts", "budget_s", *DEFAULTS)
 
 
-class PlanError(ValueError):
+class CampaignPlanError(ValueError):
     """A plan that cannot be made or read. The message says which value is wrong and what would do."""
 
 
@@ -82,13 +82,13 @@ class Case:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Case:
-        """A checked case; PlanError and OpError say what is wrong."""
+        """A checked case; CampaignPlanError and OpError say what is wrong."""
         fields = dict(values)
         backend, cache = str(fields.pop("backend", "torch")), fields.pop("cache", "warm")
         if cache not in CACHES:
-            raise PlanError(f"cache={cache!r} is not one of {', '.join(CACHES)}")
+            raise CampaignPlanError(f"cache={cache!r} is not one of {', '.join(CACHES)}")
         if "kind" not in fields:
-            raise PlanError(f"an op needs its kind: {dict(values)}")
+            raise CampaignPlanError(f"an op needs its kind: {dict(values)}")
         return cls(make_op(fields.pop("kind"), **fields), backend, cache)
 
 
@@ -115,24 +115,24 @@ class Settings:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Settings:
-        """Checked settings; PlanError names an unknown or impossible one."""
+        """Checked settings; CampaignPlanError names an unknown or impossible one."""
         known: dict[str, type] = {f.name: type(f.default) for f in dataclasses.fields(cls)}
         for name, value in values.items():
             _check_known(name, known, "settings")
             wanted = known[name]
             fits = isinstance(value, wanted) or (wanted is float and isinstance(value, int))
             if not fits or (isinstance(value, bool) and wanted is not bool):
-                raise PlanError(f"settings.{name}={value!r} must be of type {wanted.__name__}")
+                raise CampaignPlanError(f"settings.{name}={value!r} must be of type {wanted.__name__}")
             if wanted in (int, float) and not 0 <= value < float("inf"):
-                raise PlanError(f"settings.{name}={value} must be a number of at least 0")
+                raise CampaignPlanError(f"settings.{name}={value} must be a number of at least 0")
         made = cls(**{name: known[name](value) for name, value in values.items()})
         if made.device not in ("cpu", "cuda"):
-            raise PlanError(f"settings.device={made.device!r} must be cpu or cuda")
+            raise CampaignPlanError(f"settings.device={made.device!r} must be cpu or cuda")
         if made.link not in ("auto", "planned", *LINKS):
-            raise PlanError(f"settings.link={made.link!r} must be auto, planned or one of {', '.join(LINKS)}")
+            raise CampaignPlanError(f"settings.link={made.link!r} must be auto, planned or one of {', '.join(LINKS)}")
         for name in ("ci_width", "case_budget_s", "case_timeout_s", "start_timeout_s", "batch_size"):
             if not getattr(made, name):
-                raise PlanError(f"settings.{name}=0 must be above 0")
+                raise CampaignPlanError(f"settings.{name}=0 must be above 0")
         return made
 
 
@@ -145,7 +145,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CampaignPlan:
     """Cases in the order in which they run, canaries to repeat between them, and settings."""
 
     name: str
@@ -193,13 +193,13 @@ class Plan:
         )
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
-        """A plan from its text; PlanError when it is damaged or written by a newer version."""
+    def from_json(cls, text: str) -> CampaignPlan:
+        """A plan from its text; CampaignPlanError when it is damaged or written by a newer version."""
         try:
             values = json.loads(text)
             made_by = values["format"]
             if made_by != FORMAT:
-                raise PlanError(f"the plan has format {made_by}, this version reads {FORMAT}: update opcast")
+                raise CampaignPlanError(f"the plan has format {made_by}, this version reads {FORMAT}: update opcast")
             return cls(
                 _checked_name(values["name"]),
                 tuple(map(Case.from_dict, values["cases"])),
@@ -207,7 +207,7 @@ class Plan:
                 Settings.from_dict(values["settings"]),
             )
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError, OpError) as error:
-            raise PlanError(f"not a plan: {type(error).__name__}: {error}") from None
+            raise CampaignPlanError(f"not a plan: {type(error).__name__}: {error}") from None
 
 
 def _runs(cases: Sequence[Case], size: int) -> Iterator[tuple[Case, ...]]:
@@ -221,22 +221,22 @@ def _check_known(name: str, known: Iterable[str], where: str) -> None:
     if name not in known:
         near = difflib.get_close_matches(str(name), list(known), 1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-        raise PlanError(f"{where} has no {name!r}; {hint}")
+        raise CampaignPlanError(f"{where} has no {name!r}; {hint}")
 
 
 def _checked_name(name: Any) -> str:
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise PlanError(f"name={name!r} must be a word of lower case letters, digits and underscores")
+        raise CampaignPlanError(f"name={name!r} must be a word of lower case letters, digits and underscores")
     return name
 
 
 # --- building ------------------------------------------------------------------------------------------
 
 
-def build_plan(spec: Mapping[str, Any]) -> Plan:
+def build_plan(spec: Mapping[str, Any]) -> CampaignPlan:
     """The plan that a specification (see the module) describes: deterministic, without duplicates, shuffled.
 
-    Raises PlanError, or OpError for a wrong dim or dtype, naming the value.
+    Raises CampaignPlanError, or OpError for a wrong dim or dtype, naming the value.
     """
     device = _device(spec)
     settings = _settings(spec, device)
@@ -247,8 +247,8 @@ def build_plan(spec: Mapping[str, Any]) -> Plan:
     kept = [case for case in sorted(cases) if case.op not in excluded]
     name = _checked_name(spec.get("name", "campaign"))
     if not kept:
-        raise PlanError(f"campaign {name!r} has no cases: loosen its limits or give it `cases` or `ops`")
-    return Plan(name, tuple(_interleave(kept, settings)), tuple(dict.fromkeys(canaries)), settings)
+        raise CampaignPlanError(f"campaign {name!r} has no cases: loosen its limits or give it `cases` or `ops`")
+    return CampaignPlan(name, tuple(_interleave(kept, settings)), tuple(dict.fromkeys(canaries)), settings)
 
 
 def _checked_spec(spec: Mapping[str, Any], device: str) -> dict[str, Any]:
@@ -258,7 +258,7 @@ def _checked_spec(spec: Mapping[str, Any], device: str) -> dict[str, Any]:
     for name in ("cases", "ops", "canaries", "exclude"):
         given = spec.get(name) or ()
         if not isinstance(given, Sequence) or not all(isinstance(each, Mapping) for each in given):
-            raise PlanError(f"campaign.{name}={given} must be a list of {{kind: gemm, …}}")
+            raise CampaignPlanError(f"campaign.{name}={given} must be a list of {{kind: gemm, …}}")
     return {name: _for_device(value, device) for name, value in spec.items()}
 
 
@@ -274,7 +274,7 @@ def _cases(spec: Mapping[str, Any], settings: Settings) -> Iterator[Case]:
         try:
             yield from _expand(values, count, settings, random)
         except AxisError as error:
-            raise PlanError(f"{values['kind']}: {error}") from None
+            raise CampaignPlanError(f"{values['kind']}: {error}") from None
     yield from _explicit(spec.get("ops"), spec, settings)
 
 
@@ -293,7 +293,7 @@ def _for_device(value: Any, device: str) -> Any:
     if not by_device:
         return value
     if device not in value:
-        raise PlanError(f"{dict(value)} has no value for device {device}")
+        raise CampaignPlanError(f"{dict(value)} has no value for device {device}")
     return value[device]
 
 
@@ -308,14 +308,14 @@ def _settings(spec: Mapping[str, Any], device: str) -> Settings:
 def _number(values: Mapping[str, Any], name: str) -> float:
     value = values[name]
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise PlanError(f"{name}={value!r} must be a number above 0")
+        raise CampaignPlanError(f"{name}={value!r} must be a number above 0")
     return float(value)
 
 
 def _entry(spec: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """An entry with the campaign's defaults; PlanError when a key is no dim of its kind."""
+    """An entry with the campaign's defaults; CampaignPlanError when a key is no dim of its kind."""
     if "kind" not in values:
-        raise PlanError(f"an entry of `cases` needs a kind: {dict(values)}")
+        raise CampaignPlanError(f"an entry of `cases` needs a kind: {dict(values)}")
     dims = kind(values["kind"]).names
     for key in values:
         for name in key.split(","):
@@ -332,7 +332,7 @@ def _counts(spec: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> li
     """How many shapes to draw for each entry; 0 for one that is a product."""
     shares = [_number(entry, "share") if "share" in entry else 0.0 for entry in entries]
     if any(shares) and "budget_s" not in spec:
-        raise PlanError("entries with `share` need the campaign's budget_s")
+        raise CampaignPlanError("entries with `share` need the campaign's budget_s")
     counts = []
     for entry, share in zip(entries, shares, strict=True):
         if share:
@@ -368,7 +368,7 @@ def _expand(entry: Mapping[str, Any], count: int, settings: Settings, random: Ra
         if hits == wanted:
             break
     if not found:
-        raise PlanError(f"no draw for {entry['kind']} passes its limits: check where, max_flops and max_bytes")
+        raise CampaignPlanError(f"no draw for {entry['kind']} passes its limits: check where, max_flops and max_bytes")
     yield from found
 
 

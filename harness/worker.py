@@ -20,7 +20,7 @@ from .measuring import abilities, die_with, first_line, outcome
 from .plan import Case, Settings
 
 if TYPE_CHECKING:
-    from .collectives import Group
+    from .collectives import RankGroup
 
 SHARE_OF_FREE_MEMORY = 0.9
 
@@ -96,12 +96,12 @@ def limit_memory(more_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
-def _group(settings: Settings, ranks: int) -> Group | None:
+def _group(settings: Settings, ranks: int) -> RankGroup | None:
     if ranks < 2:
         return None
-    from .collectives import Group
+    from .collectives import RankGroup
 
-    return Group.local(settings, ranks)
+    return RankGroup.local(settings, ranks)
 
 
 def _probe() -> dict[str, Any]:

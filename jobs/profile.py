@@ -15,7 +15,7 @@ from .writing import write_text
 
 if TYPE_CHECKING:
     from ..harness.campaign import Progress, Summary
-    from ..harness.plan import Plan
+    from ..harness.plan import CampaignPlan
 
 FREE_CHOICE = {"model": "+model.path"}
 
@@ -42,7 +42,7 @@ def run(config: dict[str, Any]) -> int:
     return 0 if summary.outcome != "interrupted" else 130
 
 
-def plan_of(config: dict[str, Any], extra: Iterable[Op] = (), exclude: Iterable[Op] = ()) -> Plan:
+def plan_of(config: dict[str, Any], extra: Iterable[Op] = (), exclude: Iterable[Op] = ()) -> CampaignPlan:
     """The plan of ``campaign=…`` with ``settings.…`` laid over it. Raises PlanError and OpError."""
     from ..harness.plan import build_plan
 
@@ -72,7 +72,7 @@ def model_ops(config: dict[str, Any]) -> list[Op]:
     return list(found)
 
 
-def measure(plan: Plan, store: Store, between: Callable[[float], None] | None = None) -> Summary:
+def measure(plan: CampaignPlan, store: Store, between: Callable[[float], None] | None = None) -> Summary:
     """Run a plan with a progress bar on a terminal; ``between`` is called with the share done, between cases."""
     from ..harness import campaign
 
@@ -90,10 +90,10 @@ def progress_bar(name: str) -> Any:
     """A context whose value takes a Progress: a bar on a terminal, nothing elsewhere."""
     if not sys.stderr.isatty():
         return nullcontext(lambda progress: None)
-    return Bar(name)
+    return ProgressBar(name)
 
 
-class Bar:
+class ProgressBar:
     """A progress bar with the time left and the case measured last."""
 
     def __init__(self, name: str) -> None:

@@ -95,7 +95,7 @@ def serve() -> None:
     """The child's side: answers requests on stdin until it closes."""
     answers = sys.stdout
     sys.stdout = sys.stderr  # what libraries print must not mix with the answers
-    runs: dict[str, Run] = {}
+    runs: dict[str, RealRun] = {}
     for line in sys.stdin:
         request = json.loads(line)
         try:
@@ -113,13 +113,13 @@ def serve() -> None:
         answers.flush()
 
 
-def load(request: dict[str, Any]) -> dict[str, Run]:
+def load(request: dict[str, Any]) -> dict[str, RealRun]:
     """The model with random weights, and per workload a call that runs one step."""
     import torch
 
     from ..simulator.trace.build import build
     from ..simulator.trace.models import resolve
-    from ..simulator.trace.steps import Step, prepare, training_step
+    from ..simulator.trace.steps import ForwardCall, prepare, training_step
 
     device = request["device"]
     if device == "cpu":
@@ -127,21 +127,21 @@ def load(request: dict[str, Any]) -> dict[str, Run]:
         torch.set_num_threads(request["threads"])
     torch.manual_seed(0)
     workloads = {name: Workload(**values) for name, values in request["workloads"].items()}
-    runs: dict[str, Run] = {}
+    runs: dict[str, RealRun] = {}
     with torch.device(device):
         built = build(resolve(request["model"]), next(iter(workloads.values())), request["precision"])
         for name, workload in workloads.items():
             if workload.training:
-                step = Step(training_step(built.module, workload, built.example))
+                step = ForwardCall(training_step(built.module, workload, built.example))
             else:
                 with torch.no_grad():
                     step = prepare(built.module, workload, built.example)
-            runs[name] = Run(built.module, step.run, step.cache, workload, device)
+            runs[name] = RealRun(built.module, step.run, step.cache, workload, device)
     return runs
 
 
 @dataclass(frozen=True)
-class Run:
+class RealRun:
     """One step of one workload. A model is shared between workloads, so each run sets the mode it needs."""
 
     model: Any
@@ -184,7 +184,7 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def time_operators(run: Run, repeats: int) -> dict[str, Any]:
+def time_operators(run: RealRun, repeats: int) -> dict[str, Any]:
     """Names and median microseconds of every operator call of a step, in order.
 
     Calls are timed inside the dispatcher, one by one; on an accelerator each is waited for. What the recording itself

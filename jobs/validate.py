@@ -14,7 +14,7 @@ from ..datasets.devices import Device
 from ..datasets.truth import read_table
 from ..simulator.engines import Engine, build_engine
 from ..simulator.question.plan import stack_from_dict
-from ..simulator.validation import Setting, Validation, validate
+from ..simulator.validation import Validation, ValidationSettings, validate
 from . import resolve
 from .show import BadInputError, print_json, say, table, wants_json
 
@@ -40,7 +40,7 @@ def run(config: dict[str, Any]) -> int:
     return 1 if found.failed else 0
 
 
-def setting(config: Mapping[str, Any]) -> Setting:
+def setting(config: Mapping[str, Any]) -> ValidationSettings:
     """What the user chose for all rows."""
 
     def engine(device: Device, cluster: Cluster | None) -> Engine:
@@ -48,7 +48,7 @@ def setting(config: Mapping[str, Any]) -> Setting:
         order: Any = (config["engine"] or {}).get("order")
         return build_engine(device, stores, registries, order, config.get("backend"), cluster)
 
-    return Setting(
+    return ValidationSettings(
         engine=engine,
         cache_dir=resolve.graphs(config),
         device=dict(config.get("device") or {}),

@@ -11,19 +11,19 @@ import numpy as np
 
 from ..datasets.vocabulary import KINDS
 from .features import Frame
-from .table import Table
+from .table import MeasurementTable
 
 SAMPLE = 4000  # ops asked of a fold: enough for a median, and interpolation is slow
 APART = 1e3  # octaves between ops that differ in a code (dtype, layout, …): never neighbours while there is another
 RIDGE = 1e-2  # pulls slopes of the local fit towards the roofline's
 
 
-def roofline(known: Table, known_ops: Frame, asked: Table, ops: Frame) -> np.ndarray:
+def roofline(known: MeasurementTable, known_ops: Frame, asked: MeasurementTable, ops: Frame) -> np.ndarray:
     """The lower bound itself: FLOPs over peak, bytes over bandwidth."""
     return np.maximum(ops.roofline_us, 1e-3)
 
 
-def calibrated_roofline(known: Table, known_ops: Frame, asked: Table, ops: Frame) -> np.ndarray:
+def calibrated_roofline(known: MeasurementTable, known_ops: Frame, asked: MeasurementTable, ops: Frame) -> np.ndarray:
     """a · roofline + b, by dtype: efficiency and launch cost that fit the known rows best (median log error)."""
     out = np.empty(len(asked))
     for dtype in np.unique(asked.dtype):
@@ -48,7 +48,7 @@ def _line(roofline_us: np.ndarray, latency_us: np.ndarray) -> tuple[float, float
     return best[1], best[2]
 
 
-def log_log(known: Table, known_ops: Frame, asked: Table, ops: Frame) -> np.ndarray:
+def log_log(known: MeasurementTable, known_ops: Frame, asked: MeasurementTable, ops: Frame) -> np.ndarray:
     """Log-log interpolation: a plane through the nearest known ops of the same codes, in logs of sizes and time."""
     here, there = _coordinates(known), _coordinates(asked)
     sizes = _sizes(known)
@@ -67,12 +67,12 @@ def log_log(known: Table, known_ops: Frame, asked: Table, ops: Frame) -> np.ndar
     return np.exp(np.clip(value, level.min() - 3.0, level.max() + 3.0))
 
 
-def nearest(known: Table, known_ops: Frame, asked: Table, ops: Frame) -> np.ndarray:
+def nearest(known: MeasurementTable, known_ops: Frame, asked: MeasurementTable, ops: Frame) -> np.ndarray:
     """The latency of the known op whose log sizes are nearest, of the same codes where there is one."""
     return known.latency_us[_nearest(_coordinates(known), _coordinates(asked), 1)[:, 0]]
 
 
-BASELINES: dict[str, Callable[[Table, Frame, Table, Frame], np.ndarray]] = {
+BASELINES: dict[str, Callable[[MeasurementTable, Frame, MeasurementTable, Frame], np.ndarray]] = {
     "roofline": roofline,
     "calibrated_roofline": calibrated_roofline,
     "log_log": log_log,
@@ -80,11 +80,11 @@ BASELINES: dict[str, Callable[[Table, Frame, Table, Frame], np.ndarray]] = {
 }
 
 
-def _sizes(table: Table) -> int:
+def _sizes(table: MeasurementTable) -> int:
     return sum(not dim.choices for dim in KINDS[table.kind].dims)
 
 
-def _coordinates(table: Table) -> np.ndarray:
+def _coordinates(table: MeasurementTable) -> np.ndarray:
     """log2 of sizes, then codes far apart: float64 [n, d]. Texts are coded by content, whatever rows are there."""
     dims = KINDS[table.kind].dims
     sizes = [np.log2(np.maximum(table.columns[dim.name], 0.5)) for dim in dims if not dim.choices]

@@ -24,7 +24,7 @@ from .correction import Correction
 from .features import feature_names
 from .learning import best, weigh
 from .predictor import Predictor
-from .training import Table, fit
+from .training import MeasurementTable, fit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,7 +73,7 @@ def feature_frame(kind_name: str, ops: pd.DataFrame, device: Device) -> pd.DataF
     import pandas as pd
 
     columns, dtype, out_dtype, cache = ops_of_frame(kind_name, ops)
-    table = Table(kind_name, device, "frame", columns, dtype, out_dtype, cache, np.ones(len(ops)))
+    table = MeasurementTable(kind_name, device, "frame", columns, dtype, out_dtype, cache, np.ones(len(ops)))
     return pd.DataFrame(table.frame().matrix, index=ops.index, columns=list(feature_names(kind_name)))
 
 
@@ -131,7 +131,7 @@ class OpLatencyRegressor(_Regressor):
         """Train on a frame of ops [n] and their latencies in us [n]; what was learned before is forgotten."""
         columns, dtype, out_dtype, cache = ops_of_frame(self.kind, frame)
         latency = np.asarray(latency_us, dtype=np.float64)
-        table = Table(self.kind, self.device, "frame", columns, dtype, out_dtype, cache, latency)
+        table = MeasurementTable(self.kind, self.device, "frame", columns, dtype, out_dtype, cache, latency)
         self.predictor_ = fit(table, self.options).predictor
         return self
 

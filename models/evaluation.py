@@ -21,7 +21,7 @@ from .features import Frame
 from .intervals import calibrate_grouped, classes_of
 from .learning import Learned, choose, fold_count, held_out, learn, prepare, task_of
 from .splits import Split, splits
-from .table import Table, take
+from .table import MeasurementTable, take
 
 ALIKE = ("groups", "random")
 
@@ -38,7 +38,7 @@ class CrossFit:
 
 
 def evaluate(
-    table: Table, ops: Frame, options: Options, mode: str, learned: Learned
+    table: MeasurementTable, ops: Frame, options: Options, mode: str, learned: Learned
 ) -> tuple[dict[str, dict[str, Any]], dict[str, CrossFit]]:
     """Reports of one mode by name, and the held-out answers behind them.
 
@@ -61,14 +61,14 @@ def evaluate(
     return reports, crossed
 
 
-def _alike(table: Table, ops: Frame, options: Options, folds: Split, learned: Learned | None) -> CrossFit:
+def _alike(table: MeasurementTable, ops: Frame, options: Options, folds: Split, learned: Learned | None) -> CrossFit:
     task = task_of(table, ops, options)
     residuals = learned.residuals if learned else held_out(task, folds, prepare(task, options), options)
     classes = classes_of(task.names, ops.matrix)
     return cross_fit(residuals, ops.analytical_us, classes, task.weights, folds, options.coverage)
 
 
-def _unlike(table: Table, ops: Frame, options: Options, folds: Split) -> CrossFit:
+def _unlike(table: MeasurementTable, ops: Frame, options: Options, folds: Split) -> CrossFit:
     """Each fold answered by the whole procedure on the other rows."""
     count = len(table)
     residual, width, chosen = np.full(count, np.nan), np.full(count, np.nan), []
@@ -109,7 +109,7 @@ def cross_fit(
     return CrossFit(rows, residual, np.abs(residual) <= width, width, tuple(chosen))
 
 
-def report(table: Table, ops: Frame, folds: Split, crossed: CrossFit, seed: int = 0) -> dict[str, Any]:
+def report(table: MeasurementTable, ops: Frame, folds: Split, crossed: CrossFit, seed: int = 0) -> dict[str, Any]:
     """One evaluation as JSON has it: errors, intervals, errors by dtype, and what simpler answers would have cost."""
     dtype = table.dtype[crossed.rows]
     kinds = [str(name) for name in np.unique(dtype)]
@@ -132,7 +132,7 @@ def report(table: Table, ops: Frame, folds: Split, crossed: CrossFit, seed: int 
     }
 
 
-def baselines(table: Table, ops: Frame, folds: Split, seed: int) -> dict[str, dict[str, float]]:
+def baselines(table: MeasurementTable, ops: Frame, folds: Split, seed: int) -> dict[str, dict[str, float]]:
     """Errors of answers without learning, fitted on the same folds; each fold scored on at most 4,000 of its rows."""
     errors: dict[str, list[np.ndarray]] = {name: [] for name in BASELINES}
     for index in range(folds.count):

@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 
 from .compiled import evaluate, loaded
-from .walks import Nodes, Program, Steps
+from .walks import Nodes, Steps, TreeProgram
 
 COMPILED_FROM = 2_000_000_000  # rows x splits from which loading numba (about a second, once) pays for itself
 COMPILED_ROWS = 512  # from which it is used once loaded
@@ -93,8 +93,8 @@ class Forest:
         return Steps.of(self._nodes, self.inner, self.feature, self.split_threshold, self.leaf)
 
     @cached_property
-    def _program(self) -> Program:
-        return Program.of(self._nodes, self.inner, self.feature, self.cut, self.leaf, self.threshold, self.starts)
+    def _program(self) -> TreeProgram:
+        return TreeProgram.of(self._nodes, self.inner, self.feature, self.cut, self.leaf, self.threshold, self.starts)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything as plain arrays, ready for ``np.savez``."""

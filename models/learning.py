@@ -17,7 +17,7 @@ from .envelope import Envelope, surround
 from .features import Frame, feature_names
 from .intervals import Intervals, calibrate_grouped, classes_of
 from .splits import Split, even_folds, split, splits
-from .table import Table
+from .table import MeasurementTable
 
 BASELINE = "calibrated"
 NEAR_TIE = 1.01
@@ -48,14 +48,14 @@ class Learned:
         return latency, self.intervals.widths(ops.analytical_us, excess, classes_of(self.names, ops.matrix)), excess
 
 
-def task_of(table: Table, ops: Frame, options: Options) -> Task:
+def task_of(table: MeasurementTable, ops: Frame, options: Options) -> Task:
     """A table as candidates take it."""
     target = np.log(table.latency_us / ops.analytical_us)
     weights = weigh(ops.analytical_us, options.weight_power)
     return Task(feature_names(table.kind), ops.matrix, target, weights, options.seed)
 
 
-def learn(table: Table, ops: Frame, options: Options, folds: Split | None = None) -> Learned:
+def learn(table: MeasurementTable, ops: Frame, options: Options, folds: Split | None = None) -> Learned:
     """Try all candidates on held-out groups, fit the best on every row, calibrate its interval.
 
     ``options`` as :meth:`Options.for_kind` gives them. Deterministic for a seed.
@@ -78,7 +78,9 @@ def learn(table: Table, ops: Frame, options: Options, folds: Split | None = None
     return Learned(correction, intervals, envelope, name, residuals, folds, task.names)
 
 
-def _widened(intervals: Intervals, table: Table, task: Task, ops: Frame, options: Options, name: str) -> Intervals:
+def _widened(
+    intervals: Intervals, table: MeasurementTable, task: Task, ops: Frame, options: Options, name: str
+) -> Intervals:
     """Intervals that grow outside the envelope as errors do when the far end of this very table is left out."""
     for folds in splits(table.kind, "extrapolate", table.columns, options.folds, options.seed)[0].values():
         seen, unseen = (_some(rows, options.seed) for rows in folds.held_out(0))

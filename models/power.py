@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from .candidates import Options
-    from .table import Table
+    from .table import MeasurementTable
 
 FOLDER = "power"
 IDLE_SHARE = 0.2  # of the limit, clocks up and nothing to do: H200 126 of 700 W, B200 241 of 1000 W (aiconfigurator)
@@ -172,7 +172,7 @@ class PowerStore(Protocol):
     def fingerprint(self, kind: str, device: str, /) -> str: ...
 
 
-def power_tables(kind: str, rows: pa.Table, device: Device, fingerprint: str = "") -> list[Table]:
+def power_tables(kind: str, rows: pa.Table, device: Device, fingerprint: str = "") -> list[MeasurementTable]:
     """Tables of the rows that carry watts, by backend, with watts in the place of latency."""
     from .table import tables
 
@@ -186,7 +186,7 @@ def power_tables(kind: str, rows: pa.Table, device: Device, fingerprint: str = "
     return tables(kind, rows.set_column(place, "latency_us", rows.column("power_w")), device, fingerprint, eager=True)
 
 
-def fit(table: Table, options: Options | None = None) -> Predictor:
+def fit(table: MeasurementTable, options: Options | None = None) -> Predictor:
     """The power model of a table of watts, evaluated on held-out groups. TrainingError for fewer than five rows."""
     from .candidates import Options
     from .evaluation import summarise
@@ -240,7 +240,7 @@ def train(
     return results
 
 
-def _baselines(table: Table) -> np.ndarray:
+def _baselines(table: MeasurementTable) -> np.ndarray:
     watts = np.empty(len(table))
     unique, codes = table.states()
     for index, (dtype, out_dtype, cache) in enumerate(unique):

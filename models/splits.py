@@ -20,7 +20,7 @@ MIB = 2**20
 
 
 @dataclass(frozen=True)
-class Recipe:
+class SplitRecipe:
     """``groups``: dims that make a site of a model rather than a workload, coarsest first. ``ends``: dims with the
     value above which rows are held out to test extrapolation, 0 = the largest decade. ``inside``: the smallest and
     largest group stay in training, because what lies beyond is asked by ``ends``.
@@ -32,32 +32,32 @@ class Recipe:
 
 
 HEADS = ("heads_q", "heads_kv", "head_dim")
-RECIPES: dict[str, Recipe] = {
-    "gemm": Recipe((("n", "k"), ("batch",)), (("m", 0), ("n", 8192))),
-    "grouped_gemm": Recipe((("experts", "n", "k"),), (("tokens", 0),)),
-    "attention_prefill": Recipe((HEADS, ("seq_q", "seq_kv")), (("seq_q", 0),)),
-    "attention_decode": Recipe((HEADS, ("batch", "seq_kv")), (("seq_kv", 0),)),
-    "attention_backward": Recipe((HEADS, ("seq_q", "seq_kv")), (("seq_q", 0),)),
-    "mla_prefill": Recipe((("heads",), ("seq_q", "seq_kv")), (("seq_q", 0),)),
-    "mla_decode": Recipe((("heads",), ("batch", "seq_kv")), (("seq_kv", 0),)),
-    "embedding": Recipe((("vocab", "hidden"),), (("tokens", 0),)),
-    "embedding_backward": Recipe((("vocab", "hidden"),), (("tokens", 0),)),
-    "cross_entropy": Recipe((("vocab",),), (("tokens", 0),)),
-    "cross_entropy_backward": Recipe((("vocab",),), (("tokens", 0),)),
-    "moe_route": Recipe((("experts", "topk"),), (("tokens", 0),)),
-    "moe_permute": Recipe((("hidden", "topk"),), (("tokens", 0),)),
-    "fused_moe": Recipe((("hidden", "inter", "topk", "experts"), ("tokens",)), (("tokens", 0),)),
-    "ep_dispatch": Recipe((("hidden", "topk", "experts"), ("tokens",)), (("tokens", 0),)),
-    "ep_combine": Recipe((("hidden", "topk", "experts"), ("tokens",)), (("tokens", 0),)),
-    "rope": Recipe((("heads", "head_dim"),), (("tokens", 0),)),
-    "elementwise": Recipe((), (("numel", 0),)),
-    "adamw": Recipe((), (("numel", 0),)),
-    "copy": Recipe((), (("size_bytes", 0),)),
+RECIPES: dict[str, SplitRecipe] = {
+    "gemm": SplitRecipe((("n", "k"), ("batch",)), (("m", 0), ("n", 8192))),
+    "grouped_gemm": SplitRecipe((("experts", "n", "k"),), (("tokens", 0),)),
+    "attention_prefill": SplitRecipe((HEADS, ("seq_q", "seq_kv")), (("seq_q", 0),)),
+    "attention_decode": SplitRecipe((HEADS, ("batch", "seq_kv")), (("seq_kv", 0),)),
+    "attention_backward": SplitRecipe((HEADS, ("seq_q", "seq_kv")), (("seq_q", 0),)),
+    "mla_prefill": SplitRecipe((("heads",), ("seq_q", "seq_kv")), (("seq_q", 0),)),
+    "mla_decode": SplitRecipe((("heads",), ("batch", "seq_kv")), (("seq_kv", 0),)),
+    "embedding": SplitRecipe((("vocab", "hidden"),), (("tokens", 0),)),
+    "embedding_backward": SplitRecipe((("vocab", "hidden"),), (("tokens", 0),)),
+    "cross_entropy": SplitRecipe((("vocab",),), (("tokens", 0),)),
+    "cross_entropy_backward": SplitRecipe((("vocab",),), (("tokens", 0),)),
+    "moe_route": SplitRecipe((("experts", "topk"),), (("tokens", 0),)),
+    "moe_permute": SplitRecipe((("hidden", "topk"),), (("tokens", 0),)),
+    "fused_moe": SplitRecipe((("hidden", "inter", "topk", "experts"), ("tokens",)), (("tokens", 0),)),
+    "ep_dispatch": SplitRecipe((("hidden", "topk", "experts"), ("tokens",)), (("tokens", 0),)),
+    "ep_combine": SplitRecipe((("hidden", "topk", "experts"), ("tokens",)), (("tokens", 0),)),
+    "rope": SplitRecipe((("heads", "head_dim"),), (("tokens", 0),)),
+    "elementwise": SplitRecipe((), (("numel", 0),)),
+    "adamw": SplitRecipe((), (("numel", 0),)),
+    "copy": SplitRecipe((), (("size_bytes", 0),)),
 }
-FAMILY_RECIPES: dict[str, Recipe] = {
-    "norm": Recipe((("cols",),), (("rows", 0),)),
-    "pointwise": Recipe((("cols",),), (("rows", 0),)),
-    "collective": Recipe((("size_bytes",),), (("size_bytes", 64 * MIB),), inside=True),
+FAMILY_RECIPES: dict[str, SplitRecipe] = {
+    "norm": SplitRecipe((("cols",),), (("rows", 0),)),
+    "pointwise": SplitRecipe((("cols",),), (("rows", 0),)),
+    "collective": SplitRecipe((("size_bytes",),), (("size_bytes", 64 * MIB),), inside=True),
 }
 
 
@@ -85,9 +85,9 @@ class Split:
         return replace(self, fold=fold)
 
 
-def recipe(kind_name: str) -> Recipe:
+def recipe(kind_name: str) -> SplitRecipe:
     """What is held out together of a kind."""
-    return RECIPES.get(kind_name) or FAMILY_RECIPES.get(KINDS[kind_name].family, Recipe())
+    return RECIPES.get(kind_name) or FAMILY_RECIPES.get(KINDS[kind_name].family, SplitRecipe())
 
 
 def splits(

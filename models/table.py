@@ -43,7 +43,7 @@ class MeasurementStore(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class MeasurementTable:
     """Measurements of one kind, device and backend as columns of n rows each."""
 
     kind: str
@@ -61,7 +61,7 @@ class Table:
     def __len__(self) -> int:
         return len(self.latency_us)
 
-    def take(self, rows: np.ndarray) -> Table:
+    def take(self, rows: np.ndarray) -> MeasurementTable:
         """The same table with some of its rows."""
         return dataclasses.replace(
             self,
@@ -98,8 +98,10 @@ def take(ops: Frame, rows: np.ndarray) -> Frame:
     return Frame(ops.matrix[rows], ops.analytical_us[rows], ops.roofline_us[rows])
 
 
-def tables(kind_name: str, rows: pa.Table, device: Device, fingerprint: str = "", eager: bool = False) -> list[Table]:
-    """One :class:`Table` per backend of an Arrow table with the dims of the kind, ``dtype``, ``latency_us``, …
+def tables(
+    kind_name: str, rows: pa.Table, device: Device, fingerprint: str = "", eager: bool = False
+) -> list[MeasurementTable]:
+    """One per backend of an Arrow table with the dims of the kind, ``dtype``, ``latency_us``, …
 
     ``out_dtype`` (default: dtype), ``backend`` (``torch``), ``cache`` (``warm``) and ``timer`` may be missing; rows
     whose latency is no positive number, whose dtype the device cannot run or, unless ``eager``, whose time includes
@@ -126,12 +128,12 @@ def tables(kind_name: str, rows: pa.Table, device: Device, fingerprint: str = ""
         texts = dtype[chosen], out_dtype[chosen], cache[chosen]
         own = origin.take(number_array(chosen))
         sources = {each: _distinct(own, each) for each in ORIGIN}
-        known = Table(kind_name, device, str(name), columns, *texts, latency[chosen], fingerprint, sources)
+        known = MeasurementTable(kind_name, device, str(name), columns, *texts, latency[chosen], fingerprint, sources)
         made.append(dataclasses.replace(known, noise=noise[chosen]))
     return made
 
 
-def default_backend(backends: list[Table]) -> str | None:
+def default_backend(backends: list[MeasurementTable]) -> str | None:
     """The backend that answers when none is named, as in :meth:`Registry.default_backend`."""
     return next(iter(ranked({table.backend: len(table) for table in backends}, None, ())), None)
 

@@ -24,10 +24,20 @@ from .learning import Learned, learn
 from .predictor import ANY, Predictor, PredictorError
 from .promotion import judge
 from .registry import Registry
-from .table import MeasurementStore, Table, TrainingError, default_backend, tables
+from .table import MeasurementStore, MeasurementTable, TrainingError, default_backend, tables
 from .tuning import searched
 
-__all__ = ["Outcome", "Table", "Trained", "TrainingError", "fit", "outcomes", "tables", "train", "train_and_register"]
+__all__ = [
+    "MeasurementTable",
+    "Trained",
+    "TrainingError",
+    "TrainingOutcome",
+    "fit",
+    "outcomes",
+    "tables",
+    "train",
+    "train_and_register",
+]
 
 MIN_ROWS = 5
 FEW_ROWS = 1000  # up to which a model over devices may know more than a table does
@@ -35,7 +45,7 @@ SIDE_BY_SIDE = 20_000  # rows from which starting processes pays
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class TrainingOutcome:
     """A trained predictor with its evaluation.
 
     ``held_out_us`` [s] are the answers to rows ``held_out`` of models that had not seen them; ``options`` are those
@@ -43,7 +53,7 @@ class Outcome:
     """
 
     predictor: Predictor
-    table: Table
+    table: MeasurementTable
     held_out: np.ndarray
     held_out_us: np.ndarray
     result: Mapping[str, Any]
@@ -55,14 +65,14 @@ class Trained:
     """A registered predictor and how it came about."""
 
     label: str
-    outcome: Outcome
+    outcome: TrainingOutcome
     predictor: Predictor
     path: Path
     promoted: bool = True
     why: str = ""
 
 
-def fit(table: Table, options: Options | None = None) -> Outcome:
+def fit(table: MeasurementTable, options: Options | None = None) -> TrainingOutcome:
     """Evaluate all candidates on held-out groups, fit the best on every row, calibrate its interval.
 
     Deterministic for a seed. TrainingError for a table of fewer than five rows.
@@ -82,11 +92,11 @@ def fit(table: Table, options: Options | None = None) -> Outcome:
         result["tuned"] = dataclasses.asdict(options.lightgbm)
     predictor = _predictor(table, ops, learned, result, options)
     held_out_us = table.latency_us[crossed[main].rows] / np.exp(crossed[main].residual)
-    return Outcome(predictor, table, crossed[main].rows, held_out_us, result, options)
+    return TrainingOutcome(predictor, table, crossed[main].rows, held_out_us, result, options)
 
 
 def _evaluations(
-    table: Table, ops: Frame, options: Options, learned: Learned
+    table: MeasurementTable, ops: Frame, options: Options, learned: Learned
 ) -> tuple[dict[str, dict[str, Any]], dict[str, CrossFit]]:
     """Reports by name, and answers of those that could be made; by groups where none of the modes asked for can."""
     reports: dict[str, dict[str, Any]] = {}
@@ -103,7 +113,7 @@ def _evaluations(
 
 
 def _result_of(
-    table: Table, ops: Frame, learned: Learned, reports: Mapping[str, Mapping[str, Any]], main: str
+    table: MeasurementTable, ops: Frame, learned: Learned, reports: Mapping[str, Mapping[str, Any]], main: str
 ) -> dict[str, Any]:
     """What ``opcast train`` says of one kind: the contract's fields from the first evaluation, then all of them."""
     chief = reports[main]
@@ -173,7 +183,7 @@ def train_and_register(
     return results, trained
 
 
-def _mended(outcome: Outcome, registry: Registry) -> Outcome:
+def _mended(outcome: TrainingOutcome, registry: Registry) -> TrainingOutcome:
     """An outcome of few rows, answered by the registry's model over devices corrected by them where that is better.
 
     Both are compared on the same held-out groups, so a model that has seen rows of this device is left out.
@@ -193,7 +203,7 @@ def _mended(outcome: Outcome, registry: Registry) -> Outcome:
     return dataclasses.replace(outcome, predictor=predictor, result={**outcome.result, **told})
 
 
-def _named(outcome: Outcome, predictor: Predictor) -> dict[str, Any]:
+def _named(outcome: TrainingOutcome, predictor: Predictor) -> dict[str, Any]:
     return {**outcome.result, "predictor": f"{predictor.name}@{predictor.version}"}
 
 
@@ -211,7 +221,7 @@ def outcomes(
     kinds: Iterable[str] | None = None,
     options: Options | None = None,
     progress: Callable[[str], None] | None = None,
-) -> Iterator[tuple[str, Outcome | str]]:
+) -> Iterator[tuple[str, TrainingOutcome | str]]:
     """Each kind and backend by label as soon as it is trained; the reason in place of an outcome where it cannot be."""
     target = _device(store, device)
     known = list(store.kinds())
@@ -220,7 +230,7 @@ def outcomes(
         if name not in known:
             raise TrainingError(f"the store has no {kind(name).name} measurements; it has {', '.join(known) or 'none'}")
     options = options or Options()
-    jobs: list[tuple[str, Table]] = []
+    jobs: list[tuple[str, MeasurementTable]] = []
     for name in wanted:
         rows = store.read(name, target.id)
         backends = tables(name, rows, target, store.fingerprint(name, target.id), options.eager)
@@ -238,7 +248,9 @@ def outcomes(
         yield label, outcome if isinstance(outcome, str) else _across_devices(store, outcome, options)
 
 
-def _fitted(jobs: Sequence[tuple[str, Table]], options: Options) -> Iterator[tuple[str, Outcome | str]]:
+def _fitted(
+    jobs: Sequence[tuple[str, MeasurementTable]], options: Options
+) -> Iterator[tuple[str, TrainingOutcome | str]]:
     """Each job's outcome, in order; large ones side by side in processes of one thread each.
 
     Threads inside one fit would spin against each other on a busy machine; tables side by side do not, and neither
@@ -253,19 +265,19 @@ def _fitted(jobs: Sequence[tuple[str, Table]], options: Options) -> Iterator[tup
     yield from work(delayed(_attempt)(label, table, options) for label, table in jobs)
 
 
-def _attempt(label: str, table: Table, options: Options) -> tuple[str, Outcome | str]:
+def _attempt(label: str, table: MeasurementTable, options: Options) -> tuple[str, TrainingOutcome | str]:
     try:
         return label, fit(table, options)
     except TrainingError as error:
         return label, str(error)
 
 
-def _told(outcome: Outcome) -> str:
+def _told(outcome: TrainingOutcome) -> str:
     result = outcome.result
     return f"{result['n']:,} rows, {result['chosen']}: median error {result['test_median_ape']:.1f} % held out"
 
 
-def _across_devices(store: MeasurementStore, outcome: Outcome, options: Options) -> Outcome:
+def _across_devices(store: MeasurementStore, outcome: TrainingOutcome, options: Options) -> TrainingOutcome:
     """With what the other devices' rows, and some of this one's, would have answered, where it was asked for."""
     if "device" not in options.evaluations:
         return outcome
@@ -282,7 +294,9 @@ def _across_devices(store: MeasurementStore, outcome: Outcome, options: Options)
     return dataclasses.replace(outcome, result=result, predictor=predictor)
 
 
-def _predictor(table: Table, ops: Frame, learned: Learned, result: Mapping[str, Any], options: Options) -> Predictor:
+def _predictor(
+    table: MeasurementTable, ops: Frame, learned: Learned, result: Mapping[str, Any], options: Options
+) -> Predictor:
     from .. import __version__
 
     card = {

@@ -30,7 +30,7 @@ from .intervals import Intervals, calibrate, classes_of
 from .learning import Learned, choose, learn, weigh
 from .predictor import ANY, Predictor
 from .registry import Registry
-from .table import MeasurementStore, Table, TrainingError, default_backend, tables, take
+from .table import MeasurementStore, MeasurementTable, TrainingError, default_backend, tables, take
 
 DONOR_ROWS = 12_000  # of one device: more weigh one device against the others, and teach little about a new one
 SCORED_ROWS = 4_000
@@ -50,7 +50,7 @@ class _Pool:
     home: np.ndarray
 
 
-def pool(donors: Sequence[Table], options: Options | None = None) -> Predictor:
+def pool(donors: Sequence[MeasurementTable], options: Options | None = None) -> Predictor:
     """The predictor of device ``any`` from tables of one kind of two devices or more.
 
     Its interval covers what was missed where a whole architecture (or, of one architecture, a device) was left out.
@@ -77,7 +77,7 @@ def pool(donors: Sequence[Table], options: Options | None = None) -> Predictor:
     )
 
 
-def adapt(base: Predictor, table: Table, options: Options | None = None) -> Predictor:
+def adapt(base: Predictor, table: MeasurementTable, options: Options | None = None) -> Predictor:
     """The predictor of a device from a pooled one and rows of the device, or from the rows alone where that is better.
 
     Both are learned with the same candidates and compared on the same held-out groups. Deterministic for a seed.
@@ -128,7 +128,7 @@ def joined(first: Correction, second: Correction) -> Correction:
 
 def donors_of(
     store: MeasurementStore, kind_name: str, backend: str, dtypes: Iterable[str], without: str = "", eager: bool = False
-) -> list[Table]:
+) -> list[MeasurementTable]:
     """Tables of the kind on all devices but one that correspond to a backend and have rows of some of the formats."""
     wanted = set(dtypes)
     found = []
@@ -205,7 +205,7 @@ def evaluate_device(
 
 
 def score_left_out(
-    table: Table, donors: Sequence[Table], options: Options, points: Sequence[int] = POINTS
+    table: MeasurementTable, donors: Sequence[MeasurementTable], options: Options, points: Sequence[int] = POINTS
 ) -> dict[str, dict[str, Any]]:
     """:func:`evaluate_device` for tables at hand."""
     base = pool(donors, options)
@@ -220,7 +220,7 @@ def score_left_out(
     return reports
 
 
-def draw(table: Table, count: int, rule: str = "random", seed: int = 0) -> np.ndarray:
+def draw(table: MeasurementTable, count: int, rule: str = "random", seed: int = 0) -> np.ndarray:
     """Positions of ``count`` rows: at random, or spread farthest-first over log sizes (of 4,096 rows)."""
     order = np.random.default_rng(seed).permutation(len(table))
     if rule == "random":
@@ -236,7 +236,7 @@ def draw(table: Table, count: int, rule: str = "random", seed: int = 0) -> np.nd
     return np.sort(some[picked])
 
 
-def _score(base: Predictor, table: Table, options: Options, count: int, rule: str) -> dict[str, Any]:
+def _score(base: Predictor, table: MeasurementTable, options: Options, count: int, rule: str) -> dict[str, Any]:
     residuals, inside, widths, chosen = [], [], [], []
     for seed in range(1 if not count or count >= 500 else SEEDS):
         seen = draw(table, count, rule, options.seed + seed)
@@ -261,7 +261,7 @@ def _score(base: Predictor, table: Table, options: Options, count: int, rule: st
     }
 
 
-def _merged(donors: Sequence[Table], options: Options) -> _Pool:
+def _merged(donors: Sequence[MeasurementTable], options: Options) -> _Pool:
     """Rows of all devices with features, each device weighing the same; architectures to leave out."""
     names = feature_names(donors[0].kind)
     shares: dict[str, int] = {}
@@ -305,8 +305,8 @@ def _own_intervals(made: Learned, residual: np.ndarray, ops: Frame, coverage: fl
     return dataclasses.replace(intervals, growth=made.intervals.growth)
 
 
-def _by_framework(store: MeasurementStore, kind_name: str, eager: bool) -> dict[str, list[Table]]:
-    found: dict[str, list[Table]] = {}
+def _by_framework(store: MeasurementStore, kind_name: str, eager: bool) -> dict[str, list[MeasurementTable]]:
+    found: dict[str, list[MeasurementTable]] = {}
     for device_id in store.devices(kind_name):
         target = _device(store, device_id)
         if target is not None:
@@ -316,23 +316,25 @@ def _by_framework(store: MeasurementStore, kind_name: str, eager: bool) -> dict[
     return found
 
 
-def _of_dtypes(table: Table, wanted: set[str]) -> Table:
+def _of_dtypes(table: MeasurementTable, wanted: set[str]) -> MeasurementTable:
     return table.take(np.flatnonzero(np.isin(table.dtype, sorted(wanted))))
 
 
-def _stand_in(donors: Sequence[Table]) -> Device:
+def _stand_in(donors: Sequence[MeasurementTable]) -> Device:
     """The figures of the device with most rows under the id ``any``: a stand-in where nobody names a device."""
     largest = max(donors, key=len).device
     names = ", ".join(sorted({table.device.id for table in donors}))
     return dataclasses.replace(largest, id=ANY, name=f"any device, learned from {names}")
 
 
-def _shared_backend(donors: Sequence[Table]) -> str:
+def _shared_backend(donors: Sequence[MeasurementTable]) -> str:
     names = {framework(table.backend) for table in donors}
     return names.pop() if len(names) == 1 else ANY
 
 
-def _pool_card(donors: Sequence[Table], merged: _Pool, residual: np.ndarray, options: Options) -> dict[str, Any]:
+def _pool_card(
+    donors: Sequence[MeasurementTable], merged: _Pool, residual: np.ndarray, options: Options
+) -> dict[str, Any]:
     by_home = {str(name): summarise(residual[merged.home == name]) for name in np.unique(merged.home)}
     return {
         "n": len(residual),

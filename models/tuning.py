@@ -16,7 +16,7 @@ from .candidates import LightGBM, OptionError, Options, Task
 from .features import Frame
 from .learning import fold_count, held_out, task_of
 from .splits import Split, split
-from .table import Table, take
+from .table import MeasurementTable, take
 
 if TYPE_CHECKING:
     import optuna
@@ -26,7 +26,7 @@ MAX_ROWS = 12_000
 FOLDS = 3
 
 
-def searched(table: Table, ops: Frame, options: Options) -> tuple[Options, Split]:
+def searched(table: MeasurementTable, ops: Frame, options: Options) -> tuple[Options, Split]:
     """Options with the best LightGBM of ``options.trials``, and the folds that leave the rows of the search unscored.
 
     ``options`` as :meth:`Options.for_kind` gives them. The given parameters are the first trial, so that the search
@@ -45,7 +45,7 @@ def searched(table: Table, ops: Frame, options: Options) -> tuple[Options, Split
     return dataclasses.replace(options, lightgbm=best), folds.without(rows)
 
 
-def search_rows(table: Table, seed: int) -> np.ndarray:
+def search_rows(table: MeasurementTable, seed: int) -> np.ndarray:
     """Positions of the rows a search may see: whole groups, a quarter of them, thinned to at most 12,000 rows."""
     groups = split(table.kind, table.columns, SHARE, seed + 1)
     rows = np.flatnonzero(groups.fold == 0)

@@ -1,7 +1,7 @@
 """From rows to leaves: two ways through a forest that give the same bits.
 
 Few rows step down all trees at once, level by level (:class:`Steps`). Many rows are evaluated node by node, from the
-leaves up (:class:`Program`): a feature becomes the number of its thresholds below the value, mostly a byte; each node
+leaves up (:class:`TreeProgram`): a feature becomes the number of its thresholds below it, mostly a byte; each node
 then picks, for a whole block of rows at once, the leaf number of its left or right child. These are a handful of
 byte-wide SIMD operations, so that the cost follows the number of nodes and not the depth, and no branch depends on
 data. (Evaluating all nodes of a tree by bit masks instead of walking it: QuickScorer, Lucchese et al., SIGIR 2015.)
@@ -102,7 +102,7 @@ class Steps:
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class TreeProgram:
     """Splits in pre-order, executed last to first: each reads two slots of leaf numbers and writes a third.
 
     ``code`` uint8 or uint16 [splits, 7]: feature (among ``used``), cut, then slot and leaf number of the left child, of
@@ -131,7 +131,7 @@ class Program:
         leaf: np.ndarray,
         threshold: np.ndarray,
         starts: np.ndarray,
-    ) -> Program:
+    ) -> TreeProgram:
         slot = np.where(inner, 1 + 2 * nodes.waiting + nodes.level % 2, 0)
         number = np.where(inner, 0, nodes.number)
         left, right = np.flatnonzero(inner) + 1, nodes.right[inner]

@@ -255,3 +255,12 @@ def test_an_installed_datasets_package_wins_over_the_folder(folder: Path, huggin
 def test_transformers_works_from_the_root_without_hugging_face_datasets() -> None:
     code = "from transformers import LlamaConfig, LlamaForCausalLM, Trainer; print(LlamaForCausalLM.__name__)"
     assert run(code) == "LlamaForCausalLM"
+
+
+def test_no_public_class_name_is_defined_twice() -> None:
+    found: dict[str, list[str]] = {}
+    for path, name in zip(MODULES, names(MODULES), strict=True):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(name)
+    assert {name: homes for name, homes in found.items() if len(homes) > 1} == {}

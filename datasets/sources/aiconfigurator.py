@@ -22,7 +22,7 @@ from typing import Any
 
 from .aiconfigurator_sheet import Origin, Sheet, system_device
 from .aiconfigurator_tables import REFUSED, TABLES
-from .tables import Batch, Rejected, SourceError
+from .tables import Rejected, RowBatch, SourceError
 
 VERSION = 1
 OPTIONS = {
@@ -57,7 +57,7 @@ def files(path: Path | None, options: Mapping[str, Any]) -> list[Path]:
     return chosen if not any(wanted.values()) else [file for file in chosen if found[file]]
 
 
-def read(file: Path, options: Mapping[str, Any]) -> Iterator[Batch]:
+def read(file: Path, options: Mapping[str, Any]) -> Iterator[RowBatch]:
     """Rows of one table. SourceError when it is none, or lacks a column."""
     import pyarrow.parquet as pq
 
@@ -68,11 +68,11 @@ def read(file: Path, options: Mapping[str, Any]) -> Iterator[Batch]:
     if name not in TABLES:
         rows = pq.read_metadata(file).num_rows
         reason = next((reason for pattern, reason in REFUSED.items() if re.search(pattern, name)), "no kind for it")
-        yield Batch(rejected=(Rejected(f"table {name}: {reason}", rows, _below_package(file.resolve())),))
+        yield RowBatch(rejected=(Rejected(f"table {name}: {reason}", rows, _below_package(file.resolve())),))
         return
     sheet = Sheet(pq.read_table(file), _origin(file, place))
     for batch in TABLES[name](sheet):
-        yield Batch(batch.kind, {**sheet.shared, **batch.columns}, batch.rejected)
+        yield RowBatch(batch.kind, {**sheet.shared, **batch.columns}, batch.rejected)
 
 
 _FILTERS = {"system": "systems", "table": "tables", "framework": "frameworks"}

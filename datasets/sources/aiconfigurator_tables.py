@@ -37,7 +37,7 @@ import numpy as np
 from ..columns import codes
 from ..dtypes import itemsize
 from .aiconfigurator_sheet import Sheet, canonical
-from .tables import Batch, Rejected
+from .tables import Rejected, RowBatch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,13 +50,13 @@ REFUSED = {
 }
 
 
-def gemm(t: Sheet) -> Iterator[Batch]:
+def gemm(t: Sheet) -> Iterator[RowBatch]:
     """x[m,k] times the transposed W[n,k]; 16-bit results."""
 
     def quantizes(framework: str, dtype: str) -> str:
         return "+quantize" if (framework.lower(), dtype) == ("trtllm", "fp8") else ""
 
-    yield Batch(
+    yield RowBatch(
         "gemm",
         {
             **{name: t.number(name) for name in "mnk"},
@@ -69,11 +69,11 @@ def gemm(t: Sheet) -> Iterator[Batch]:
     )
 
 
-def mla_bmm(t: Sheet) -> Iterator[Batch]:
+def mla_bmm(t: Sheet) -> Iterator[RowBatch]:
     """Products with the absorbed projections of MLA's generation, one a head."""
     which = t.integer(lambda name: {"mla_gen_pre": 1, "mla_gen_post": 2}.get(name, 0), "op_name")
     if (which == 0).any():
-        yield Batch(rejected=(Rejected("unknown op of mla_bmm", int((which == 0).sum()), t.origin.reference),))
+        yield RowBatch(rejected=(Rejected("unknown op of mla_bmm", int((which == 0).sum()), t.origin.reference),))
     for number, n, k in ((1, 512, 128), (2, 128, 512)):
         part = t.where(which == number)
         columns = {
@@ -87,28 +87,28 @@ def mla_bmm(t: Sheet) -> Iterator[Batch]:
             "backend": part.backend(),
             "latency_us": part.milliseconds(),
         }
-        yield Batch("gemm", {**part.shared, **columns})
+        yield RowBatch("gemm", {**part.shared, **columns})
 
 
-def context_attention(t: Sheet) -> Iterator[Batch]:
+def context_attention(t: Sheet) -> Iterator[RowBatch]:
     """Causal attention of a prompt of ``isl`` tokens after ``step`` cached ones."""
     yield _attention(t, "attention_prefill", t.number("isl"), t.number("isl") + t.number("step", 0), "yes")
 
 
-def encoder_attention(t: Sheet) -> Iterator[Batch]:
+def encoder_attention(t: Sheet) -> Iterator[RowBatch]:
     """Attention without a mask over ``isl`` tokens, every head with its own keys."""
     yield _attention(t, "attention_prefill", t.number("isl"), t.number("isl"), "no")
 
 
-def generation_attention(t: Sheet) -> Iterator[Batch]:
+def generation_attention(t: Sheet) -> Iterator[RowBatch]:
     """One new token against ``isl + step`` keys, its own included."""
     yield _attention(t, "attention_decode", np.ones(len(t)), t.number("isl") + t.number("step"), "yes")
 
 
-def _attention(t: Sheet, kind: str, seq_q: np.ndarray, seq_kv: np.ndarray, causal: str) -> Batch:
+def _attention(t: Sheet, kind: str, seq_q: np.ndarray, seq_kv: np.ndarray, causal: str) -> RowBatch:
     heads = t.number("num_heads")
     own = "num_key_value_heads" in t.table.column_names
-    return Batch(
+    return RowBatch(
         kind,
         {
             "batch": t.number("batch_size"),
@@ -129,18 +129,18 @@ def _attention(t: Sheet, kind: str, seq_q: np.ndarray, seq_kv: np.ndarray, causa
     )
 
 
-def context_mla(t: Sheet) -> Iterator[Batch]:
+def context_mla(t: Sheet) -> Iterator[RowBatch]:
     """Multi-head latent attention of a prompt, DeepSeek's dimensions."""
     yield _mla(t, "mla_prefill", t.number("isl"))
 
 
-def generation_mla(t: Sheet) -> Iterator[Batch]:
+def generation_mla(t: Sheet) -> Iterator[RowBatch]:
     """One new token of absorbed MLA against ``isl + step`` cached ones, its own included."""
     yield _mla(t, "mla_decode", np.ones(len(t)))
 
 
-def _mla(t: Sheet, kind: str, seq_q: np.ndarray) -> Batch:
-    return Batch(
+def _mla(t: Sheet, kind: str, seq_q: np.ndarray) -> RowBatch:
+    return RowBatch(
         kind,
         {
             "batch": t.number("batch_size"),
@@ -163,12 +163,12 @@ def _kv_dtype(dtype: str, kv_dtype: str) -> int:
     return {"fp8": 1, "int8": 2}.get(kv_dtype, -1)
 
 
-def moe(t: Sheet) -> Iterator[Batch]:
+def moe(t: Sheet) -> Iterator[RowBatch]:
     """Fused experts; ``distribution`` is balanced, or the exponent of a power law of loads."""
-    yield Batch("fused_moe", _moe(t, t.backend()))
+    yield RowBatch("fused_moe", _moe(t, t.backend()))
 
 
-def wideep_moe(t: Sheet) -> Iterator[Batch]:
+def wideep_moe(t: Sheet) -> Iterator[RowBatch]:
     """Experts of one of many ranks; with EPLB, ``num_slots`` hold the experts and their copies."""
     slots = t.number("num_slots", 0)
     for count in np.unique(slots):
@@ -176,12 +176,12 @@ def wideep_moe(t: Sheet) -> Iterator[Batch]:
         experts = part.number("num_experts")
         copies = f"{count}" if count and (experts != count).any() else ""
         backend = part.backend(lambda name, copies=copies: f"+eplb{copies}" if "eplb" in name else "", "distribution")
-        yield Batch("fused_moe", {**part.shared, **_moe(part, backend)})
+        yield RowBatch("fused_moe", {**part.shared, **_moe(part, backend)})
 
 
-def wideep_context_moe(t: Sheet) -> Iterator[Batch]:
+def wideep_context_moe(t: Sheet) -> Iterator[RowBatch]:
     """Experts of DeepEP's normal mode, timed with the host's work."""
-    yield Batch("fused_moe", {**_moe(t, t.backend()), "timer": "eager"})
+    yield RowBatch("fused_moe", {**_moe(t, t.backend()), "timer": "eager"})
 
 
 def _moe(t: Sheet, backend: pa.Array) -> dict[str, Any]:
@@ -210,12 +210,12 @@ def skew(distribution: str) -> int:
     return round(float(found[1]) * 100) if found else -1
 
 
-def nccl(t: Sheet) -> Iterator[Batch]:
+def nccl(t: Sheet) -> Iterator[RowBatch]:
     """Collectives of nccl-tests inside a node."""
     yield from _collectives(t, "nccl_dtype", {})
 
 
-def custom_allreduce(t: Sheet) -> Iterator[Batch]:
+def custom_allreduce(t: Sheet) -> Iterator[RowBatch]:
     """The frameworks' own all-reduce, replayed from a graph or called eagerly."""
 
     def timer(kernel: str) -> str:
@@ -224,17 +224,17 @@ def custom_allreduce(t: Sheet) -> Iterator[Batch]:
     yield from _collectives(t, "allreduce_dtype", {"timer": timer})
 
 
-def _collectives(t: Sheet, dtype: str, by_kernel: dict[str, Callable[[str], str]]) -> Iterator[Batch]:
+def _collectives(t: Sheet, dtype: str, by_kernel: dict[str, Callable[[str], str]]) -> Iterator[RowBatch]:
     names = t.text(lambda name: COLLECTIVES.get(str(name), str(name)), "op_name")
     which, kinds = codes(names)
     for number, kind in enumerate(kinds):
         part = t.where(which == number)
         if kind not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"):
-            yield Batch(rejected=(Rejected(f"unknown collective {kind!r}", len(part), part.origin.reference),))
+            yield RowBatch(rejected=(Rejected(f"unknown collective {kind!r}", len(part), part.origin.reference),))
             continue
         sizes = part.each(lambda name: _bytes(canonical(name)), dtype)
         element = np.array(sizes[1], dtype=np.float64)[sizes[0]]
-        yield Batch(
+        yield RowBatch(
             kind,
             {
                 **part.shared,
@@ -261,20 +261,20 @@ def _links(t: Sheet) -> dict[str, Any]:
     return {"link": "pcie" if system in PCIE else "nvlink", "ranks_per_node": GPUS_PER_NODE.get(system, 8)}
 
 
-def wideep_deepep_normal(t: Sheet) -> Iterator[Batch]:
+def wideep_deepep_normal(t: Sheet) -> Iterator[RowBatch]:
     """DeepEP's kernels for throughput: dispatch and combine, notification included."""
     yield from _deepep(t, "normal", "{}_transmit_us", "{}_notify_us", "{}_sms")
 
 
-def wideep_deepep_ll(t: Sheet) -> Iterator[Batch]:
+def wideep_deepep_ll(t: Sheet) -> Iterator[RowBatch]:
     """DeepEP's kernels for low latency."""
     yield from _deepep(t, "low_latency", "{}_avg_t_us", None, None)
 
 
-def _deepep(t: Sheet, mode: str, time: str, extra: str | None, sms: str | None) -> Iterator[Batch]:
+def _deepep(t: Sheet, mode: str, time: str, extra: str | None, sms: str | None) -> Iterator[RowBatch]:
     per_node = GPUS_PER_NODE.get(t.origin.system, 8)
     for what, dtype in (("dispatch", "fp8_block"), ("combine", "bf16")):
-        yield Batch(
+        yield RowBatch(
             f"ep_{what}",
             {
                 "tokens": t.number("num_token"),
@@ -292,16 +292,16 @@ def _deepep(t: Sheet, mode: str, time: str, extra: str | None, sms: str | None) 
         )
 
 
-def trtllm_alltoall(t: Sheet) -> Iterator[Batch]:
+def trtllm_alltoall(t: Sheet) -> Iterator[RowBatch]:
     """TensorRT-LLM's exchange over NVLink; preparing it has no kind."""
     which = t.integer(lambda name: {"alltoall_dispatch": 1}.get(name, 2 * ("combine" in name)), "op_name")
     if (which == 0).any():
-        yield Batch(
+        yield RowBatch(
             rejected=(Rejected("alltoall_prepare: no kind for it", int((which == 0).sum()), t.origin.reference),)
         )
     for number, kind in ((1, "ep_dispatch"), (2, "ep_combine")):
         part = t.where(which == number)
-        yield Batch(
+        yield RowBatch(
             kind,
             {
                 **part.shared,
@@ -319,25 +319,25 @@ def trtllm_alltoall(t: Sheet) -> Iterator[Batch]:
         )
 
 
-def computescale(t: Sheet) -> Iterator[Batch]:
+def computescale(t: Sheet) -> Iterator[RowBatch]:
     """The maxima of a quantization."""
     yield _quantize(t, "scale")
 
 
-def scale_matrix(t: Sheet) -> Iterator[Batch]:
+def scale_matrix(t: Sheet) -> Iterator[RowBatch]:
     """The rounding by given scales."""
     yield _quantize(t, "apply")
 
 
-def _quantize(t: Sheet, part: str) -> Batch:
+def _quantize(t: Sheet, part: str) -> RowBatch:
     columns = {"rows": t.number("m"), "cols": t.number("k"), "part": part, "dtype": "bf16"}
-    return Batch(
+    return RowBatch(
         "quantize",
         {**columns, "out_dtype": t.dtype("quant_dtype"), "backend": t.backend(), "latency_us": t.milliseconds()},
     )
 
 
-TABLES: dict[str, Callable[[Sheet], Iterator[Batch]]] = {
+TABLES: dict[str, Callable[[Sheet], Iterator[RowBatch]]] = {
     "gemm": gemm,
     "mla_bmm": mla_bmm,
     "context_attention": context_attention,

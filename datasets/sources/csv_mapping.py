@@ -17,7 +17,7 @@ import numpy as np
 from ..dtypes import BITS, canonical_dtype, itemsize
 from ..ops import Dim, OpKind, kind
 from ..schema import COLUMNS, schema_for
-from .tables import Batch, SourceError
+from .tables import RowBatch, SourceError
 from .text_files import as_floats, floats, listed, moment, read_table, require, texts, written_at
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def files(path: Path | None, options: Mapping[str, Any]) -> list[Path]:
     return listed(path, ("*.csv", "*.csv.gz", "*.parquet"), "the tables")
 
 
-def read(file: Path, options: Mapping[str, Any]) -> Iterator[Batch]:
+def read(file: Path, options: Mapping[str, Any]) -> Iterator[RowBatch]:
     """Rows of one table. SourceError where it lacks a column that the mapping names."""
     mapping = load_mapping(options)
     definition = kind(mapping["kind"])
@@ -51,7 +51,7 @@ def read(file: Path, options: Mapping[str, Any]) -> Iterator[Batch]:
     specs = mapping["columns"]
     for name in sorted(specs, key=lambda name: name != "dtype"):  # others may count elements of it
         columns[name] = _column(definition, name, specs[name], table, columns, file)
-    yield Batch(definition.name, columns)
+    yield RowBatch(definition.name, columns)
 
 
 def load_mapping(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ A source is a module of this folder, named in :data:`SOURCES`, with::
     def read(file: Path, options: Mapping[str, Any]) -> Iterator[Batch]: ...
 
 ``files`` lists what to read in a fixed order (SourceError when ``path`` cannot be used); ``read`` turns one file into
-:class:`Batch` es of columns in the store's terms: dims of the kind, dtypes, ``device_id``, microseconds, bytes. Units
+:class:`RowBatch` es of columns in the terms of the store: dims of the kind, dtypes, ``device_id``, us, bytes. Units
 and conventions are converted there and nowhere else. Rows that ``read`` cannot map it counts as :class:`Rejected`.
 An exception of Arrow, of the file system or a SourceError in ``read`` costs that file alone.
 
@@ -38,12 +38,12 @@ from ..row_checks import Finding, Rows, slow_links
 from ..store import Store
 from .merging import merged
 from .plausible import known_device, sift
-from .tables import Batch, Rejected, SourceError, combined
+from .tables import Rejected, RowBatch, SourceError, combined
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["SOURCES", "Batch", "ImportReport", "Rejected", "SourceError", "import_into", "load_source"]
+__all__ = ["SOURCES", "ImportReport", "Rejected", "RowBatch", "SourceError", "import_into", "load_source"]
 
 SOURCES: dict[str, tuple[str, str]] = {
     "aiconfigurator": ("aiconfigurator", "NVIDIA's operator tables (a folder, or the package aiconfigurator-core)"),
@@ -170,7 +170,7 @@ def _write(store: Store, kind_name: str, device_id: str, table: pa.Table, run_id
     report.written[key] = report.written.get(key, 0) + len(table)
 
 
-def _read(module: ModuleType, file: Path, options: Mapping[str, Any]) -> tuple[list[Batch], list[Rejected]]:
+def _read(module: ModuleType, file: Path, options: Mapping[str, Any]) -> tuple[list[RowBatch], list[Rejected]]:
     """Batches of one file, and what was refused of it; a file that cannot be read is refused as a whole."""
     import pyarrow as pa
 

@@ -20,8 +20,8 @@ from ..device_names import cuda_device_id
 from ..devices import DeviceError, load_device
 from ..dtypes import itemsize
 from ..ops import LINKS
-from .kineto_ops import Call, Found, Unmapped, op_of
-from .tables import Batch, Rejected, SourceError
+from .kineto_ops import Found, ProfiledCall, Unmapped, op_of
+from .tables import Rejected, RowBatch, SourceError
 from .text_files import content, listed, written_at
 
 VERSION = 1
@@ -54,7 +54,7 @@ def files(path: Path | None, options: Mapping[str, Any]) -> list[Path]:
     return listed(path, ("*.json", "*.json.gz"), "traces of the PyTorch profiler")
 
 
-def read(file: Path, options: Mapping[str, Any]) -> Iterator[Batch]:
+def read(file: Path, options: Mapping[str, Any]) -> Iterator[RowBatch]:
     """Rows of one trace. SourceError where it is truncated, is no trace, or was recorded without kernels or shapes."""
     trace = load(file)
     events = spans(trace)
@@ -100,7 +100,7 @@ def is_collective(kernel: Event) -> bool:
 # --- operators -----------------------------------------------------------------------------------------
 
 
-def operator_calls(events: Iterable[Event], kernels: Iterable[Event]) -> list[tuple[Call, float, int]]:
+def operator_calls(events: Iterable[Event], kernels: Iterable[Event]) -> list[tuple[ProfiledCall, float, int]]:
     """Each operator call that launched kernels: the call, its kernels' microseconds, how many they are.
 
     Kernels that no operator launched, of CUDA graphs for one, are one call of no name each.
@@ -140,22 +140,22 @@ def _launching_operators(events: Iterable[Event]) -> dict[int, Event]:
     return found
 
 
-def _call(operator: Event | None, kernels: list[Event]) -> Call:
+def _call(operator: Event | None, kernels: list[Event]) -> ProfiledCall:
     names = tuple(kernel["name"] for kernel in kernels)
     if operator is None:
-        return Call("", (), (), kernels=names)
+        return ProfiledCall("", (), (), kernels=names)
     arguments = operator["args"]
 
     def kept(name: str) -> tuple[Any, ...]:
         found = arguments.get(name)
         return tuple(found) if isinstance(found, list) else ()
 
-    return Call(
+    return ProfiledCall(
         operator["name"], kept("Input Dims"), kept("Input type"), kept("Input Strides"), kept("Concrete Inputs"), names
     )
 
 
-def _operators(calls: list[tuple[Call, float, int]], about: dict[str, Any], file: Path) -> Iterator[Batch]:
+def _operators(calls: list[tuple[ProfiledCall, float, int]], about: dict[str, Any], file: Path) -> Iterator[RowBatch]:
     """Rows of the calls that are ops, by kind; the others counted by name and reason."""
     found: dict[str, list[tuple[Found, float]]] = {}
     refused: Counter[tuple[str, str]] = Counter()
@@ -171,14 +171,14 @@ def _operators(calls: list[tuple[Call, float, int]], about: dict[str, Any], file
             found.setdefault(op.kind, []).append((op, microseconds))
     amd = "AMD" in about["device_name"]
     for kind_name, rows in found.items():
-        yield Batch(kind_name, {
+        yield RowBatch(kind_name, {
             **{name: [float(op.dims[name]) for op, _ in rows] for name in rows[0][0].dims},
             "dtype": [op.dtype for op, _ in rows], "out_dtype": [op.out_dtype for op, _ in rows],
             "latency_us": [microseconds for _, microseconds in rows],
             "backend": [_backend(op.library, amd) for op, _ in rows], **about,
         })  # fmt: skip
     for (name, why), count in refused.items():
-        yield Batch(rejected=(Rejected(f"{name}: {why}", count, file.name),))
+        yield RowBatch(rejected=(Rejected(f"{name}: {why}", count, file.name),))
 
 
 def _backend(library: str, amd: bool) -> str:
@@ -193,7 +193,7 @@ def _backend(library: str, amd: bool) -> str:
 
 def _collectives(
     kernels: list[Event], trace: Mapping[str, Any], about: dict[str, Any], file: Path, options: Mapping[str, Any]
-) -> Iterator[Batch]:
+) -> Iterator[RowBatch]:
     """Rows of NCCL kernels that carry their arguments; the others counted."""
     found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     refused: Counter[str] = Counter()
@@ -210,9 +210,9 @@ def _collectives(
     for kind_name, rows in found.items():
         columns = {name: [float(row[name]) for _, row in rows] for name in rows[0][1]}
         dtypes = [dtype for dtype, _ in rows]
-        yield Batch(kind_name, {**columns, "dtype": dtypes, "backend": backend, "nccl": version, **about})
+        yield RowBatch(kind_name, {**columns, "dtype": dtypes, "backend": backend, "nccl": version, **about})
     for why, count in refused.items():
-        yield Batch(rejected=(Rejected(why, count, file.name),))
+        yield RowBatch(rejected=(Rejected(why, count, file.name),))
 
 
 def _collective(

@@ -39,7 +39,7 @@ class Unmapped(Exception):  # noqa: N818 (no error: an answer)
 
 
 @dataclass(frozen=True)
-class Call:
+class ProfiledCall:
     """One call of an operator: what the profiler kept of its arguments, and the names of its kernels."""
 
     name: str
@@ -90,7 +90,7 @@ class Found(NamedTuple):
     library: str
 
 
-def op_of(call: Call) -> Found:
+def op_of(call: ProfiledCall) -> Found:
     """What a call is in opcast's terms. Unmapped where it is nothing of ours."""
     mapper = MAPPED.get(call.name)
     if mapper is None:
@@ -104,10 +104,10 @@ def op_of(call: Call) -> Found:
 # --- products ------------------------------------------------------------------------------------------
 
 
-def _product(a: int, b: int, transposed: bool = False) -> Callable[[Call], Found]:
+def _product(a: int, b: int, transposed: bool = False) -> Callable[[ProfiledCall], Found]:
     """A product of the tensors at two places; ``transposed``: the second is a weight of [n, k]."""
 
-    def mapped(call: Call) -> Found:
+    def mapped(call: ProfiledCall) -> Found:
         left, right = call.shape(a), call.shape(b)
         batch = left[0] if len(right) == 3 else 1
         rows = left[1:-1] if len(right) == 3 else left[:-1]
@@ -125,7 +125,7 @@ def _product(a: int, b: int, transposed: bool = False) -> Callable[[Call], Found
     return mapped
 
 
-def _layout(call: Call, a: int, b: int) -> str:
+def _layout(call: ProfiledCall, a: int, b: int) -> str:
     """Which operand is transposed: by strides, else by the kernel's name, else as torch's Linear has it."""
     left, right = call.stride(a), call.stride(b)
     if left is not None and right is not None:
@@ -141,10 +141,10 @@ def _layout(call: Call, a: int, b: int) -> str:
 
 def _attention(
     causal: int, library: str, heads_first: bool, ragged: tuple[int, ...] = (), bias: int | None = None
-) -> Callable[[Call], Found]:
+) -> Callable[[ProfiledCall], Found]:
     """Attention of query, key, value at places 0, 1, 2; ``causal`` is the place of the flag."""
 
-    def mapped(call: Call) -> Found:
+    def mapped(call: ProfiledCall) -> Found:
         if any(call.given(place) for place in ragged):
             raise Unmapped("attention over sequences of several lengths")
         if bias is not None and call.given(bias):
@@ -167,10 +167,10 @@ def _attention(
 # --- rows ----------------------------------------------------------------------------------------------
 
 
-def _rows(kind_name: str, place: int = 0, library: str = "aten") -> Callable[[Call], Found]:
+def _rows(kind_name: str, place: int = 0, library: str = "aten") -> Callable[[ProfiledCall], Found]:
     """A row-wise op on the tensor at one place, over its last axis."""
 
-    def mapped(call: Call) -> Found:
+    def mapped(call: ProfiledCall) -> Found:
         shape = call.shape(place)
         if not all(shape):
             raise Unmapped("an empty tensor")
@@ -180,10 +180,10 @@ def _rows(kind_name: str, place: int = 0, library: str = "aten") -> Callable[[Ca
     return mapped
 
 
-def _layer_norm(kind_name: str, place: int, weight: int) -> Callable[[Call], Found]:
+def _layer_norm(kind_name: str, place: int, weight: int) -> Callable[[ProfiledCall], Found]:
     """A layer norm over as many trailing axes as its weight has."""
 
-    def mapped(call: Call) -> Found:
+    def mapped(call: ProfiledCall) -> Found:
         shape = call.shape(place)
         over = len(call.shape(weight)) if call.given(weight) else 1
         dims = {"rows": math.prod(shape[:-over]), "cols": math.prod(shape[-over:])}
@@ -192,11 +192,11 @@ def _layer_norm(kind_name: str, place: int, weight: int) -> Callable[[Call], Fou
     return mapped
 
 
-def _softmax(kind_name: str, place: int, axis: int) -> Callable[[Call], Found]:
+def _softmax(kind_name: str, place: int, axis: int) -> Callable[[ProfiledCall], Found]:
     """A softmax over the last axis; over another axis it is no op of ours."""
     base = _rows(kind_name, place)
 
-    def mapped(call: Call) -> Found:
+    def mapped(call: ProfiledCall) -> Found:
         last = len(call.shape(place)) - 1
         if axis < len(call.concrete) and call.concrete[axis] not in ("", "-1", str(last)):
             raise Unmapped("a softmax over another axis than the last")
@@ -205,10 +205,10 @@ def _softmax(kind_name: str, place: int, axis: int) -> Callable[[Call], Found]:
     return mapped
 
 
-def _rope(library: str) -> Callable[[Call], Found]:
+def _rope(library: str) -> Callable[[ProfiledCall], Found]:
     """(positions, query [tokens, heads·d], key, head_dim, …), in place."""
 
-    def mapped(call: Call) -> Found:
+    def mapped(call: ProfiledCall) -> Found:
         query, key, head_dim = call.shape(1), call.shape(2), int(call.value(3))
         dims = {"tokens": query[0], "heads": (math.prod(query[1:]) + math.prod(key[1:])) // head_dim}
         return Found("rope", {**dims, "head_dim": head_dim}, call.dtype(1), call.dtype(1), library)
@@ -219,10 +219,10 @@ def _rope(library: str) -> Callable[[Call], Found]:
 # --- elements ------------------------------------------------------------------------------------------
 
 
-def _elementwise(function: str) -> Callable[[Call], Found]:
+def _elementwise(function: str) -> Callable[[ProfiledCall], Found]:
     """Element by element, of one or two contiguous tensors of one type; smaller ones are broadcast and not counted."""
 
-    def mapped(call: Call) -> Found:
+    def mapped(call: ProfiledCall) -> Found:
         tensors = [place for place in range(min(2, len(call.shapes))) if call.given(place)]
         if not tensors:
             raise Unmapped("an argument without a shape")
@@ -244,7 +244,7 @@ def _elementwise(function: str) -> Callable[[Call], Found]:
     return mapped
 
 
-def _fill(call: Call) -> Found:
+def _fill(call: ProfiledCall) -> Found:
     """A constant written to one contiguous tensor."""
     shape = call.shape(0)
     if not all(shape) or not _contiguous(shape, call.stride(0)):
@@ -253,7 +253,7 @@ def _fill(call: Call) -> Found:
     return Found("elementwise", dims, call.dtype(0), call.dtype(0), "aten")
 
 
-def _copy(call: Call) -> Found:
+def _copy(call: ProfiledCall) -> Found:
     """(destination, source): one contiguous tensor to another, in another format perhaps."""
     shape = call.shape(0)
     if call.shape(1) != shape or not all(shape):
@@ -266,7 +266,7 @@ def _copy(call: Call) -> Found:
     return Found("elementwise", dims, call.dtype(1), call.dtype(0), "aten")
 
 
-def _reduce(call: Call) -> Found:
+def _reduce(call: ProfiledCall) -> Found:
     """A sum or mean over neighbouring axes of a contiguous tensor."""
     shape = call.shape(0)
     axes = sorted(int(text) % len(shape) for text in re.findall(r"-?\d+", call.value(1)))
@@ -301,7 +301,7 @@ ARITHMETIC = (
 )
 DIVISION = "div div_ sqrt sqrt_ rsqrt reciprocal"
 EXPONENTIAL = "exp exp_ log log_ log2 silu silu_ tanh tanh_ sigmoid sigmoid_ sin cos"
-MAPPED: dict[str, Callable[[Call], Found]] = {
+MAPPED: dict[str, Callable[[ProfiledCall], Found]] = {
     "aten::mm": _product(0, 1),
     "aten::addmm": _product(1, 2),
     "aten::addmm_": _product(1, 2),

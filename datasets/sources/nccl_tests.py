@@ -18,7 +18,7 @@ from ..device_names import cuda_device_id
 from ..devices import DeviceError, load_device
 from ..dtypes import canonical_dtype
 from ..ops import LINKS
-from .tables import Batch, Rejected, SourceError
+from .tables import Rejected, RowBatch, SourceError
 from .text_files import content, listed, moment, written_at
 
 VERSION = 1
@@ -48,7 +48,7 @@ LIBRARY = re.compile(r"nccl-library=(\d+)|NCCL version (\d+\.\d+\.\d+)")
 
 
 @dataclass
-class Run:
+class ProgramRun:
     """One run of one program: who took part, and the lines of its table."""
 
     collective: str = ""
@@ -68,7 +68,7 @@ def files(path: Path | None, options: Mapping[str, Any]) -> list[Path]:
     return listed(path, ("*.txt", "*.log", "*.out", "*.txt.gz", "*.log.gz"), "the output of nccl-tests")
 
 
-def read(file: Path, options: Mapping[str, Any]) -> Iterator[Batch]:
+def read(file: Path, options: Mapping[str, Any]) -> Iterator[RowBatch]:
     """Rows of every run in one file. SourceError for a text that is no output of nccl-tests."""
     found = runs(content(file).decode("utf-8", "replace"))
     if not found:
@@ -77,19 +77,19 @@ def read(file: Path, options: Mapping[str, Any]) -> Iterator[Batch]:
         yield from _batches(run, file, options)
 
 
-def runs(text: str) -> list[Run]:
+def runs(text: str) -> list[ProgramRun]:
     """The runs of a text, in order; those without a table are left out."""
-    made, run = [], Run()
+    made, run = [], ProgramRun()
     for raw in text.splitlines():
         line = PREFIX.sub("", raw)
         if run.columns and (RANK.search(line) or "# nThread" in line or "Collective test starting" in line):
             made.append(run)
-            run = Run(collective=run.collective, nccl=run.nccl)
+            run = ProgramRun(collective=run.collective, nccl=run.nccl)
         _note(run, line)
     return [run for run in [*made, run] if run.columns]
 
 
-def _note(run: Run, line: str) -> None:
+def _note(run: ProgramRun, line: str) -> None:
     """Put what one line tells into a run."""
     if (rank := RANK.search(line)) is not None:
         run.ranks.append((rank[2] or "0", rank[3], rank[4]))
@@ -111,28 +111,28 @@ def _version(number: int) -> str:
     return f"{number // base}.{number % base // 100}.{number % 100}"
 
 
-def _batches(run: Run, file: Path, options: Mapping[str, Any]) -> Iterator[Batch]:
+def _batches(run: ProgramRun, file: Path, options: Mapping[str, Any]) -> Iterator[RowBatch]:
     """The rows of one run, and those refused."""
     name = options.get("collective") or run.collective or _named(file)
     if name not in COLLECTIVES:
         what = f"{name}_perf is no collective of opcast's" if name else "the collective is not told: say collective=…"
-        yield Batch(rejected=(Rejected(what, len(run.lines), file.name),))
+        yield RowBatch(rejected=(Rejected(what, len(run.lines), file.name),))
         return
     if "time" not in run.columns:
-        yield Batch(rejected=(Rejected("the time is that of the CPU (-C)", len(run.lines), file.name),))
+        yield RowBatch(rejected=(Rejected("the time is that of the CPU (-C)", len(run.lines), file.name),))
         return
     rows, refused = _rows(run, file)
-    yield Batch(rejected=tuple(Rejected(why, count, f"{name} in {file.name}") for why, count in refused.items()))
+    yield RowBatch(rejected=tuple(Rejected(why, count, f"{name} in {file.name}") for why, count in refused.items()))
     if rows:
         sizes, dtypes, times = zip(*rows, strict=True)
         shared = _conditions(run, file, options)
-        yield Batch(
+        yield RowBatch(
             COLLECTIVES[name],
             {"size_bytes": list(sizes), "dtype": list(dtypes), "latency_us": list(times), **shared},
         )
 
 
-def _rows(run: Run, file: Path) -> tuple[list[tuple[int, str, float]], Counter[str]]:
+def _rows(run: ProgramRun, file: Path) -> tuple[list[tuple[int, str, float]], Counter[str]]:
     """(bytes, dtype, microseconds) of every timing that can be used, and why others cannot."""
     rows, refused = [], Counter[str]()
     for line in run.lines:
@@ -165,7 +165,7 @@ def _timings(rest: str, columns: list[str]) -> list[tuple[str, str]]:
     return [(part[0], part[3]) for part in parts if _is_number(part[0]) and (part[3] == "N/A" or _is_number(part[3]))]
 
 
-def _conditions(run: Run, file: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+def _conditions(run: ProgramRun, file: Path, options: Mapping[str, Any]) -> dict[str, Any]:
     """Group, link, device, library of one run. SourceError where the output does not tell."""
     groups = {group for group, _, _ in run.ranks}
     shapes = {tuple(sorted(Counter(h for g, h, _ in run.ranks if g == group).items())) for group in groups}

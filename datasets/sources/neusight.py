@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..device_names import cuda_device_id
-from .tables import Batch, Rejected, SourceError
+from .tables import Rejected, RowBatch, SourceError
 from .text_files import floats, listed, read_table, require, texts
 
 if TYPE_CHECKING:
@@ -61,12 +61,12 @@ def files(path: Path | None, options: Mapping[str, Any]) -> list[Path]:
     return [file for file in found if not file.name.startswith("inventory")] if len(found) > 1 else found
 
 
-def read(file: Path, options: Mapping[str, Any]) -> Iterator[Batch]:
+def read(file: Path, options: Mapping[str, Any]) -> Iterator[RowBatch]:
     """Rows of one table. SourceError for a table that is none of NeuSight's."""
     table = read_table(file)
     names = set(table.column_names)
     if "in_channels" in names:
-        yield Batch(rejected=(Rejected("convolutions are no op kind", len(table), file.name),))
+        yield RowBatch(rejected=(Rejected("convolutions are no op kind", len(table), file.name),))
     elif "target" in names:
         yield from _model_nodes(table, file)
     elif {"M", "N", "K"} & names:
@@ -80,24 +80,24 @@ def read(file: Path, options: Mapping[str, Any]) -> Iterator[Batch]:
 # --- single operators ----------------------------------------------------------------------------------
 
 
-def _products(table: pa.Table, file: Path) -> Iterator[Batch]:
+def _products(table: pa.Table, file: Path) -> Iterator[RowBatch]:
     """``bmm``: B times [M,K]·[K,N]; ``linear``: [M,K] times a weight of [N,K], and a bias."""
     ops = texts(table, "op")
     dims = {name: floats(table, source) for name, source in (("batch", "B"), ("m", "M"), ("n", "N"), ("k", "K"))}
     shared = _shared(table, file)
     for op, layout in (("bmm", "nn"), ("linear", "nt")):
         rows = ops == op
-        yield Batch("gemm", _at({**dims, **shared, "layout": layout}, rows))
+        yield RowBatch("gemm", _at({**dims, **shared, "layout": layout}, rows))
     yield _unknown(ops, ("bmm", "linear"), file)
 
 
-def _vector_ops(table: pa.Table, file: Path) -> Iterator[Batch]:
+def _vector_ops(table: pa.Table, file: Path) -> Iterator[RowBatch]:
     """Operators on a [B, H] matrix."""
     ops, rows, cols = texts(table, "op"), floats(table, "B"), floats(table, "H")
     shared = _shared(table, file)
     for op, (kind_name, inputs, function) in VECTOR_OPS.items():
         dims = _row_dims(kind_name, rows, cols, inputs, function)
-        yield Batch(kind_name, _at({**dims, **shared}, ops == op))
+        yield RowBatch(kind_name, _at({**dims, **shared}, ops == op))
     yield _unknown(ops, VECTOR_OPS, file)
 
 
@@ -144,7 +144,7 @@ def _backend(op: str, device_name: str, version: str) -> str:
 # --- operators inside models ---------------------------------------------------------------------------
 
 
-def _model_nodes(table: pa.Table, file: Path) -> Iterator[Batch]:
+def _model_nodes(table: pa.Table, file: Path) -> Iterator[RowBatch]:
     """Forward times of a traced model's nodes; what is no op of ours is counted by what it calls."""
     require(table, ("target", "input_shapes", "output_shape", "fw_latency_ms", "dtype", "gpu", "model", "mode"), file)
     names = ("target", "input_shapes", "output_shape", "dtype", "gpu", "model", "mode")
@@ -167,7 +167,7 @@ def _model_nodes(table: pa.Table, file: Path) -> Iterator[Batch]:
     for kind_name, nodes in found.items():
         at = np.array([row for row, _ in nodes])
         dims = {dim: np.array([values[dim] for _, values in nodes]) for dim in nodes[0][1]}
-        yield Batch(kind_name, {
+        yield RowBatch(kind_name, {
             **dims, **_about(), "latency_us": latency[at], "timer": timers[at], "device_id": _devices(gpus[at]),
             "backend": [_backend(str(called[row]), gpus[row], "") for row in at],
             "source_ref": [f"{columns['model'][row]}/{columns['mode'][row]}" for row in at],
@@ -175,7 +175,7 @@ def _model_nodes(table: pa.Table, file: Path) -> Iterator[Batch]:
     for reason, names_of in refused.items():
         counts = sorted(((names_of.count(name), name) for name in set(names_of)), reverse=True)
         most = ", ".join(f"{name} {count}" for count, name in counts[:6])
-        yield Batch(rejected=(Rejected(reason, len(names_of), f"{most} in {file.name}"),))
+        yield RowBatch(rejected=(Rejected(reason, len(names_of), f"{most} in {file.name}"),))
 
 
 def _called(target: str) -> str | None:
@@ -227,12 +227,12 @@ def _devices(names: np.ndarray) -> list[str]:
     return [ids[name] for name in names]
 
 
-def _unknown(ops: np.ndarray, known: Any, file: Path) -> Batch:
+def _unknown(ops: np.ndarray, known: Any, file: Path) -> RowBatch:
     """The rows whose operator is none of those known."""
     others = [op for op in ops if op not in known]
     if len(others) == len(ops):
         raise SourceError(f"{file.name} holds no operator that is known ({', '.join(known)}), but {others[:1]}")
-    return Batch(rejected=(Rejected("no op kind", len(others), f"{others[0]} in {file.name}"),) if others else ())
+    return RowBatch(rejected=(Rejected("no op kind", len(others), f"{others[0]} in {file.name}"),) if others else ())
 
 
 def _optional(table: pa.Table, name: str) -> list[str]:

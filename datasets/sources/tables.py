@@ -34,7 +34,7 @@ class Rejected:
 
 
 @dataclass(frozen=True)
-class Batch:
+class RowBatch:
     """Some rows of one kind from one file.
 
     ``columns`` maps columns of the kind's schema to an array [n] (numpy numbers, Arrow numbers or text, or a list of
@@ -54,14 +54,14 @@ class Batch:
         return next((len(c) for c in self.columns.values() if not _scalar(c)), 0)
 
 
-def combined(batches: Iterable[Batch], source: str, file: Path) -> Iterator[tuple[str, pa.Table, list[Rejected]]]:
+def combined(batches: Iterable[RowBatch], source: str, file: Path) -> Iterator[tuple[str, pa.Table, list[Rejected]]]:
     """Per kind: its rows of one file in the store's schema without ``run_id``, and the rows that are no integers.
 
     SchemaError where a batch has a column that its kind lacks, or lacks one that it needs.
     """
     import pyarrow as pa
 
-    kinds: dict[str, list[Batch]] = {}
+    kinds: dict[str, list[RowBatch]] = {}
     for batch in batches:
         if len(batch):
             kinds.setdefault(batch.kind, []).append(batch)
@@ -70,7 +70,7 @@ def combined(batches: Iterable[Batch], source: str, file: Path) -> Iterator[tupl
         yield kind_name, pa.concat_tables([table for table, _ in made]), [r for _, rejected in made for r in rejected]
 
 
-def _typed(batch: Batch, source: str, file: Path) -> tuple[pa.Table, list[Rejected]]:
+def _typed(batch: RowBatch, source: str, file: Path) -> tuple[pa.Table, list[Rejected]]:
     import pyarrow as pa
 
     definition, schema, rows = kind(batch.kind), schema_for(batch.kind), len(batch)
@@ -98,13 +98,13 @@ def _typed(batch: Batch, source: str, file: Path) -> tuple[pa.Table, list[Reject
     return table if good.all() else table.filter(pa.array(good)), rejected
 
 
-def _defaults(batch: Batch, source: str, file: Path) -> dict[str, Any]:
+def _defaults(batch: RowBatch, source: str, file: Path) -> dict[str, Any]:
     dims = {dim.name: dim.default for dim in kind(batch.kind).dims if dim.default is not None}
     rest = {"status": "ok", "cache": "warm", "timer": "imported", "source": source, "source_ref": file.name}
     return {**dims, **rest, "out_dtype": batch.columns.get("dtype")}
 
 
-def _missing(batch: Batch, name: str) -> Any:
+def _missing(batch: RowBatch, name: str) -> Any:
     raise SchemaError(f"{batch.kind} rows lack the column {name!r}")
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..devices import known_devices, load_device
-from .tables import Batch, Rejected, SourceError
+from .tables import Rejected, RowBatch, SourceError
 from .text_files import floats, listed, read_table, require, texts
 
 if TYPE_CHECKING:
@@ -46,13 +46,13 @@ def files(path: Path | None, options: Mapping[str, Any]) -> list[Path]:
     return listed(path, patterns, "Vidur's profiling folder")
 
 
-def read(file: Path, options: Mapping[str, Any]) -> Iterator[Batch]:
+def read(file: Path, options: Mapping[str, Any]) -> Iterator[RowBatch]:
     """Rows of one profile. SourceError for a device that is not known or a column that is missing."""
     if copied := _original(file):
         raise SourceError(f"{_place(file)} is a byte copy of {copied}: one of them was not measured")
     table = read_table(file)
     if file.name.startswith("attention"):
-        yield Batch(rejected=(Rejected("attention tables of Vidur are not read", len(table), _place(file)),))
+        yield RowBatch(rejected=(Rejected("attention tables of Vidur are not read", len(table), _place(file)),))
     elif "collective" in table.column_names:
         yield from _collectives(table, file, options)
     else:
@@ -62,7 +62,7 @@ def read(file: Path, options: Mapping[str, Any]) -> Iterator[Batch]:
 # --- layers --------------------------------------------------------------------------------------------
 
 
-def _layers(table: pa.Table, file: Path, options: Mapping[str, Any]) -> Iterator[Batch]:
+def _layers(table: pa.Table, file: Path, options: Mapping[str, Any]) -> Iterator[RowBatch]:
     require(table, ("num_tokens", "num_tensor_parallel_workers", *LAYER_COLUMNS), file)
     device_id = _device(file, "compute", COMPUTE, options)
     for operator, (kind_name, dims) in _operators(table).items():
@@ -104,7 +104,7 @@ def _operators(table: pa.Table) -> dict[str, tuple[str, dict[str, Any]]]:
 # --- collectives ---------------------------------------------------------------------------------------
 
 
-def _collectives(table: pa.Table, file: Path, options: Mapping[str, Any]) -> Iterator[Batch]:
+def _collectives(table: pa.Table, file: Path, options: Mapping[str, Any]) -> Iterator[RowBatch]:
     require(table, ("num_workers", "size", "collective", "devices_per_node"), file)
     name = str(texts(table, "collective")[0])
     if name not in COLLECTIVES:
@@ -123,7 +123,7 @@ def _collectives(table: pa.Table, file: Path, options: Mapping[str, Any]) -> Ite
                 _place(file))  # fmt: skip
     if not known.all():
         reason = "between nodes without InfiniBand: sent over sockets, which are no link of opcast's"
-        yield Batch(rejected=(Rejected(reason, int((~known).sum()), _place(file)),))
+        yield RowBatch(rejected=(Rejected(reason, int((~known).sum()), _place(file)),))
 
 
 def _links(node: str, device_id: str, ranks: np.ndarray, per_node: np.ndarray) -> np.ndarray:
@@ -148,12 +148,12 @@ def _timed(table: pa.Table, operator: str, file: Path) -> dict[str, np.ndarray]:
     return {name: 1e3 * floats(table, f"time_stats.{operator}.{statistic}") for name, statistic in names.items()}
 
 
-def _kept(kind_name: str, columns: dict[str, Any], good: np.ndarray, reason: str, example: str) -> Batch:
+def _kept(kind_name: str, columns: dict[str, Any], good: np.ndarray, reason: str, example: str) -> RowBatch:
     """The good rows of some columns; the others counted."""
     kept = _at(columns, good)
     kept.pop("latency_max_us")
     bad = int((~good).sum())
-    return Batch(kind_name, kept, (Rejected(reason, bad, example),) if bad else ())
+    return RowBatch(kind_name, kept, (Rejected(reason, bad, example),) if bad else ())
 
 
 def _at(columns: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:

@@ -23,7 +23,7 @@ TOKENS_AT_ONCE = 4096  # that one stage of FasterTransformer's pipeline takes
 
 
 @dataclass(frozen=True)
-class Engine:
+class Framework:
     """A framework of ``conf/stack``, formats of activations and products, and what a row has as options."""
 
     framework: str
@@ -37,13 +37,13 @@ def encodes(config: Mapping[str, Any]) -> bool:
     return config.get("model_type") == "bert"
 
 
-def engine_of(cells: Cells, config: Mapping[str, Any]) -> Engine:
+def engine_of(cells: Cells, config: Mapping[str, Any]) -> Framework:
     """The engine of a row of a model; TruthError for one that nothing is known of."""
     if encodes(config):
         return encoder_engine(cells)
     cache = cells.text("kv_dtype").lower()  # where it is published, and another than the products'
     options = {"kv_dtype": cache} if cache in ("fp8", "int8") else {}
-    return Engine(inference_framework(cells.said), *precision_of(cells.text("precision")), options)
+    return Framework(inference_framework(cells.said), *precision_of(cells.text("precision")), options)
 
 
 def micro_batches(framework: str, batch: int, tokens: int, stages: int) -> int:
@@ -56,7 +56,7 @@ def micro_batches(framework: str, batch: int, tokens: int, stages: int) -> int:
     return batch // part
 
 
-def encoder_engine(cells: Cells) -> Engine:
+def encoder_engine(cells: Cells) -> Framework:
     """The engine of an encoder's row; TruthError for sparse weights, too."""
     said = cells.text("engine")
     if re.search("sparse", said, re.IGNORECASE):
@@ -69,4 +69,6 @@ def encoder_engine(cells: Cells) -> Engine:
     half = precision == "fp16" and framework == "fastertransformer"
     if half and cells.whole("head_dim", 0) == FUSED_WIDTH and cells.needed("input_len_tokens") <= FUSED_TOKENS:
         framework = "fastertransformer_fused"
-    return Engine(framework, precision, quantization, {"real_tokens": REAL_TOKENS} if re.search(PACKED, said) else {})
+    return Framework(
+        framework, precision, quantization, {"real_tokens": REAL_TOKENS} if re.search(PACKED, said) else {}
+    )

@@ -10,7 +10,7 @@ from .cells import Cells, precision_of
 from .dimensions import dimensions_of
 from .engines import encodes, engine_of, micro_batches
 from .hardware import hardware_of
-from .rows import Hardware, InferenceRow, Layout, TrainingRow, TruthError
+from .rows import Hardware, InferenceRow, PublishedLayout, TrainingRow, TruthError
 from .shapes import model_of
 
 GB_IN_GIB = 1e9 / 2**30
@@ -31,7 +31,7 @@ def inference_row(cells: Cells, folder: Path) -> InferenceRow:
     hardware = hardware_of(cells, devices)
     name, config = model_of(cells, folder, input_len + output_len)
     engine = engine_of(cells, config)
-    layout = Layout(tp=cells.count("tp"), pp=cells.count("pp"), ep=cells.count("ep"), dp=1)
+    layout = PublishedLayout(tp=cells.count("tp"), pp=cells.count("pp"), ep=cells.count("ep"), dp=1)
     if layout.tp * layout.pp != devices:
         raise TruthError(f"tp x pp = {layout.tp * layout.pp} does not fill {devices} devices")
     return InferenceRow(
@@ -75,7 +75,7 @@ def measurements(cells: Cells, output_len: int) -> dict[str, float]:
 
 
 def tags(
-    cells: Cells, name: str, config: Mapping[str, Any], hardware: Hardware, layout: Layout, framework: str
+    cells: Cells, name: str, config: Mapping[str, Any], hardware: Hardware, layout: PublishedLayout, framework: str
 ) -> dict[str, str]:
     """What rows are grouped by in reports."""
     sizes = dimensions_of(config)
@@ -103,7 +103,7 @@ def whole_model_row(cells: Cells, folder: Path) -> InferenceRow | TrainingRow:
     if millis is None:
         raise TruthError("e2e_latency_ms is not published")
     framework = "torch_compile_2023" if compiled else "torch_2023" if devices == 1 else "megatron_fp32"
-    layout = Layout(tp=cells.count("tp"), pp=cells.count("pp"), dp=cells.count("dp"))
+    layout = PublishedLayout(tp=cells.count("tp"), pp=cells.count("pp"), dp=cells.count("dp"))
     common: dict[str, Any] = {
         "id": cells.id,
         "hardware": hardware,

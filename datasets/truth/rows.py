@@ -16,7 +16,7 @@ class TruthError(ValueError):
 
 
 @dataclass(frozen=True)
-class Unsupported:
+class UnsupportedRow:
     """A row that is not simulated, and why."""
 
     id: str
@@ -52,7 +52,7 @@ class Hardware:
 
 
 @dataclass(frozen=True)
-class Layout:
+class PublishedLayout:
     """Degrees of parallelism; ``dp`` 0 means whatever the devices leave, ``shard`` 0 all data ranks.
 
     ``stages`` are the layers of each pipeline stage where a framework does not share them evenly.
@@ -103,7 +103,7 @@ class ModelRow(Row):
     model: str
     config: Mapping[str, Any]
     framework: str
-    layout: Layout
+    layout: PublishedLayout
     precision: str
     quantization: str = ""
     memory: str = "allocated"
@@ -173,7 +173,7 @@ class NetworkRow(Row):
 
 
 @dataclass(frozen=True)
-class Table:
+class TruthTable:
     """The rows of a file that can be simulated, and those that cannot, with reasons; ``kind`` is what they hold.
 
     Reading the ``failed`` ones raised what no row should.
@@ -182,7 +182,7 @@ class Table:
     name: str
     kind: str
     rows: tuple[Row, ...]
-    unsupported: tuple[Unsupported, ...]
+    unsupported: tuple[UnsupportedRow, ...]
     failed: tuple[Failed, ...] = ()
 
     @property

@@ -13,7 +13,7 @@ from .cells import Cells
 from .inference import inference_row, whole_model_row
 from .networks import network_row
 from .operators import collective_row, operator_row, profiled_gemm
-from .rows import Failed, Row, Table, TruthError, Unsupported
+from .rows import Failed, Row, TruthError, TruthTable, UnsupportedRow
 from .training import training_row
 
 Reader = Callable[[Cells, Path], Row]
@@ -38,7 +38,7 @@ KINDS: tuple[tuple[frozenset[str], str, Reader], ...] = (
 )
 
 
-def read_table(path: Path, limit: int | None = None) -> Table:
+def read_table(path: Path, limit: int | None = None) -> TruthTable:
     """All lines of a CSV file as rows and reasons; ``limit`` takes the first so many.
 
     TruthError for a file that cannot be read, or whose columns are not those of a table of results.
@@ -58,17 +58,17 @@ def read_table(path: Path, limit: int | None = None) -> Table:
     if not lines:
         raise TruthError(f"truth={path} holds no rows")
     rows: list[Row] = []
-    unsupported: list[Unsupported] = []
+    unsupported: list[UnsupportedRow] = []
     failed: list[Failed] = []
     for number, line in enumerate(lines, start=1):
         cells = Cells({key: value for key, value in line.items() if isinstance(key, str)}, number)
         try:
             rows.append(read(cells, path.parent))
         except (TruthError, DeviceError, ClusterError, OpError) as error:
-            unsupported.append(Unsupported(cells.id, str(error)))
+            unsupported.append(UnsupportedRow(cells.id, str(error)))
         except Exception as error:  # one row never ends a run
             failed.append(Failed.by(cells.id, error))
-    return Table(path.stem, kind, tuple(rows), tuple(unsupported), tuple(failed))
+    return TruthTable(path.stem, kind, tuple(rows), tuple(unsupported), tuple(failed))
 
 
 def kind_of(path: Path, columns: frozenset[str]) -> tuple[str, Reader]:

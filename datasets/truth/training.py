@@ -11,7 +11,7 @@ from .cells import Cells, precision_of
 from .dimensions import dimensions_of
 from .frameworks import training_framework
 from .hardware import hardware_of
-from .rows import Hardware, Layout, TrainingRow, TruthError
+from .rows import Hardware, PublishedLayout, TrainingRow, TruthError
 from .shapes import model_of
 
 GB_IN_GIB = 1e9 / 2**30
@@ -48,7 +48,7 @@ def training_row(cells: Cells, folder: Path) -> TrainingRow:
     recompute = recompute_of(cells.text("recompute"), framework, name)
     layout = sequence_parallel_of(cells, layout, framework)
     if framework == "nanotron" and layout.pp > 1:
-        layout = Layout(**{**vars(layout), "stages": stages_by_cost(config, layout.pp)})
+        layout = PublishedLayout(**{**vars(layout), "stages": stages_by_cost(config, layout.pp)})
     measured = measurements(cells, config, global_batch, seq_len, devices)
     return TrainingRow(
         id=cells.id,
@@ -71,7 +71,7 @@ def training_row(cells: Cells, folder: Path) -> TrainingRow:
     )
 
 
-def layout_of(cells: Cells, devices: int, framework: str) -> Layout:
+def layout_of(cells: Cells, devices: int, framework: str) -> PublishedLayout:
     """Degrees of parallelism; TruthError where they are not published or do not fill the devices."""
     if not cells.has("tp") and not cells.has("pp"):
         raise TruthError("tp and pp are not published")
@@ -86,7 +86,7 @@ def layout_of(cells: Cells, devices: int, framework: str) -> Layout:
     zero = int(stage[0]) if stage else 0
     if not stage:
         zero = 3 if shard else 1 if framework in SHARDED_OPTIMIZER or "dist" in cells.text("optimizer") else 0
-    return Layout(
+    return PublishedLayout(
         tp=tp,
         pp=pp,
         vpp=(cells.whole("vp", USUAL_CHUNKS.get(framework, 1)) or 1) if pp > 1 else 1,
@@ -103,11 +103,11 @@ def usual_ep(cells: Cells, devices: int, framework: str) -> int:
     return min(devices, 8) if framework == "nemo_automodel" and "deepep" in cells.text("extra").lower() else 1
 
 
-def sequence_parallel_of(cells: Cells, layout: Layout, framework: str) -> Layout:
+def sequence_parallel_of(cells: Cells, layout: PublishedLayout, framework: str) -> PublishedLayout:
     """The layout with sequence parallelism as published, else as the framework's recipes have it beside tp."""
     usual = framework not in ("megatron2021", "megatron2022", "torch")
     said = "+SP" in cells.text("recompute") or cells.flag("sp", usual)
-    return Layout(**{**vars(layout), "sequence_parallel": said and layout.tp > 1})
+    return PublishedLayout(**{**vars(layout), "sequence_parallel": said and layout.tp > 1})
 
 
 def stages_by_cost(config: Mapping[str, Any], pp: int) -> tuple[int, ...]:
@@ -134,7 +134,7 @@ def stages_by_cost(config: Mapping[str, Any], pp: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def batches(cells: Cells, layout: Layout, framework: str) -> tuple[int, int]:
+def batches(cells: Cells, layout: PublishedLayout, framework: str) -> tuple[int, int]:
     """(micro-batch, global batch) in sequences; a batch per data group gives the global one.
 
     Where no micro-batch is published it is one sequence; torchtitan cuts a group's batch into as many as stages.
@@ -243,7 +243,7 @@ def options(cells: Cells, framework: str) -> dict[str, Any]:
 
 
 def tags(
-    cells: Cells, name: str, config: Mapping[str, Any], hardware: Hardware, layout: Layout, framework: str
+    cells: Cells, name: str, config: Mapping[str, Any], hardware: Hardware, layout: PublishedLayout, framework: str
 ) -> dict[str, str]:
     """What rows are grouped by in reports."""
     sizes = dimensions_of(config)

@@ -136,28 +136,28 @@ def _costs(latency: np.ndarray, floor: np.ndarray, law: Terms, setting: Setting)
 
 
 @dataclass(frozen=True)
-class Family:
+class FamilyFeatures:
     """What a family of kinds adds to sizes and costs: figures of its analytical law, and features of its own."""
 
     hints: tuple[str, ...]
     special: Callable[[Dims, Setting], Columns] | None = None
 
 
-ROWS = Family(rows.HINTS, rows.rows)
+ROWS = FamilyFeatures(rows.HINTS, rows.rows)
 FAMILIES = {
-    "gemm": Family(matmul.HINTS, matmul.product),
-    "attention": Family(attention.HINTS, attention.attention),
+    "gemm": FamilyFeatures(matmul.HINTS, matmul.product),
+    "attention": FamilyFeatures(attention.HINTS, attention.attention),
     "norm": ROWS,
     "pointwise": ROWS,
     "gather": ROWS,
     "moe": ROWS,
-    "collective": Family(communication.HINTS, communication.collective),
-    "expert_parallel": Family(communication.HINTS, communication.expert_exchange),
-    "host": Family(()),
+    "collective": FamilyFeatures(communication.HINTS, communication.collective),
+    "expert_parallel": FamilyFeatures(communication.HINTS, communication.expert_exchange),
+    "host": FamilyFeatures(()),
 }
 BY_LAW = {  # kinds whose analytical law is another than that of their family
-    "fused_moe": Family(moe.HINTS, moe.experts),
-    **dict.fromkeys(("elements", "elementwise", "reduce", "adamw", "copy"), Family(rows.HINTS, rows.flat)),
+    "fused_moe": FamilyFeatures(moe.HINTS, moe.experts),
+    **dict.fromkeys(("elements", "elementwise", "reduce", "adamw", "copy"), FamilyFeatures(rows.HINTS, rows.flat)),
 }
 
 # Only its presence matters: it lets the list of columns be read off the code that fills them.

@@ -42,7 +42,7 @@ NOTHING = 1e-6  # that a stretch may differ from 1
 Key = tuple[str, int, int]  # collective/algorithm, ranks, the fewest of them in a node
 
 
-class Groups(NamedTuple):
+class ConcurrentGroups(NamedTuple):
     """Groups that run at once: of one parallel dimension in one stage, ``together`` ranks of a node in a row.
 
     ``members`` are devices [groups, ranks]; ``name`` tells dimensions apart, ``stage`` their stages.
@@ -65,7 +65,7 @@ class Known:
     stretch: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
     packet_us: dict[tuple[int, str, str, int, int, int, str], tuple[float, float]] = field(default_factory=dict)
     used: dict[tuple[str, int, int], np.ndarray] = field(default_factory=dict)
-    groups: dict[tuple[str, int, int], list[Groups]] = field(default_factory=dict)
+    groups: dict[tuple[str, int, int], list[ConcurrentGroups]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class FlowEngine:
         columns_ = (ranks.astype(np.int64), near.astype(np.int64), sizes)
         return list(zip(whats, *(each.tolist() for each in columns_), strict=True))
 
-    def _all(self, what: str, ranks: int, together: int) -> Iterator[tuple[Groups, str]]:
+    def _all(self, what: str, ranks: int, together: int) -> Iterator[tuple[ConcurrentGroups, str]]:
         """The groups of each dimension that may be meant, and the algorithm that they run."""
         collective, _, algorithm = what.partition("/")
         for groups in self._groups(collective, ranks, together):
@@ -223,7 +223,7 @@ class FlowEngine:
             fits = algorithm in able and (algorithm not in IN_SWITCH or self._reduces(groups, algorithm))
             yield groups, algorithm if fits else able[0]
 
-    def _groups(self, collective: str, ranks: int, together: int) -> Iterator[Groups]:
+    def _groups(self, collective: str, ranks: int, together: int) -> Iterator[ConcurrentGroups]:
         """The process groups of each dimension with so many ranks, the fewest in a node ``together``."""
         key = collective, ranks, together
         if key not in self.known.groups:
@@ -231,7 +231,7 @@ class FlowEngine:
             self.known.groups[key] = list({(each.collective, each.members.tobytes()): each for each in made}.values())
         yield from self.known.groups[key]
 
-    def _made(self, collective: str, ranks: int, together: int) -> Iterator[Groups]:
+    def _made(self, collective: str, ranks: int, together: int) -> Iterator[ConcurrentGroups]:
         plan, cluster = self.plan, self.network.cluster
         sent = plan is not None and collective == "send_recv" and ranks == 2
         if plan and sent and plan.parallel.pp > 1:
@@ -241,7 +241,7 @@ class FlowEngine:
                 pairs = stages[:, [stage, (stage + 1) % stages.shape[1]]]
                 inside = pairs[:, 0] // cluster.devices_per_node == pairs[:, 1] // cluster.devices_per_node
                 if inside.all() == (together > 1):
-                    yield Groups("send", "pp", 2, together, pairs, stage)
+                    yield ConcurrentGroups("send", "pp", 2, together, pairs, stage)
         alike = [each for each in (plan.groups if plan else ()) if each[1:3] == (ranks, together)]
         members = {f"{each.name}/{each.apart}": plan.members(each.name, ranks, each.apart) for each in alike if plan}
         if not alike and not sent:
@@ -254,7 +254,7 @@ class FlowEngine:
             in_a_row = together if in_rows(found, together, cluster.devices_per_node) else 1
             stage_of = self._stage_of[found[:, 0]] if name else np.zeros(len(found), dtype=np.int64)
             for stage in np.unique(stage_of).tolist():
-                yield Groups(collective, name, ranks, in_a_row, found[stage_of == stage], stage)
+                yield ConcurrentGroups(collective, name, ranks, in_a_row, found[stage_of == stage], stage)
 
     @cached_property
     def _stage_of(self) -> np.ndarray:
@@ -264,7 +264,7 @@ class FlowEngine:
             found[self.plan.stage_devices(stage)] = stage  # type: ignore[union-attr]
         return found
 
-    def _reduces(self, groups: Groups, algorithm: str) -> bool:
+    def _reduces(self, groups: ConcurrentGroups, algorithm: str) -> bool:
         """Whether the switches that an algorithm reduces in are there for all groups; packets are never reduced."""
         if self.fidelity == "packet":
             return False
@@ -324,7 +324,7 @@ class FlowEngine:
             self.known.used[key] = np.sum(loads, axis=0) > 0
         return not bool((self.known.used[key] & self.touched).any())
 
-    def _slower(self, groups: Groups, algorithm: str, size: int) -> float:
+    def _slower(self, groups: ConcurrentGroups, algorithm: str, size: int) -> float:
         """Time of the slowest group over that where nothing blocks; there, only groups of its nodes are in its way."""
         key = (*groups[:4], 0 if self._alike else groups.stage, algorithm, size)
         if key not in self.known.ideal_us:
@@ -342,7 +342,7 @@ class FlowEngine:
         """Whether all groups of a dimension lie in their nodes as the first does."""
         return self.plan is None or isinstance(self.plan.parallel.placement, str)
 
-    def _time(self, on: Fabric, groups: Groups, algorithm: str, size: int) -> float:
+    def _time(self, on: Fabric, groups: ConcurrentGroups, algorithm: str, size: int) -> float:
         """When the slowest group is done, us."""
         sent = [Transfer(groups.collective, tuple(each), float(size), algorithm) for each in groups.members.tolist()]
         if self.fidelity != "packet":

@@ -15,7 +15,7 @@ from ...datasets.ops import KINDS
 from ...datasets.store import Store
 from ..network.calibrate import ACROSS, INSIDE, fit
 from ..network.law import Tuning, collective_us
-from ..network.nccl import Groups
+from ..network.nccl import GroupShapes
 from ..network.tunings import tuning
 from .answers import Answers, Columns
 from .coverage import widened
@@ -72,7 +72,7 @@ class NetworkEngine:
         answers.in_envelope[:] = groups.nodes == 1
         return answers
 
-    def groups(self, columns: Columns) -> Groups:
+    def groups(self, columns: Columns) -> GroupShapes:
         """What the groups of n ops run over."""
         cluster, device = self.cluster, self.device
         ranks = np.asarray(columns["ranks"], dtype=np.float64)
@@ -84,7 +84,7 @@ class NetworkEngine:
         together = np.minimum(columns["ranks_per_node"], cluster.devices_per_node)
         nvlink = cluster.link == "nvlink" and device.link_gbps > 0
         nic = min(cluster.nic_gbps, device.pcie_gbps or np.inf)
-        return Groups(
+        return GroupShapes(
             ranks,
             np.minimum(np.maximum(together, 1), np.maximum(ranks, 1)).astype(np.float64),
             device.link_gbps if nvlink else device.pcie_gbps,
@@ -96,13 +96,13 @@ class NetworkEngine:
             **cluster.nccl,
         )
 
-    def factor(self, columns: Columns, groups: Groups) -> np.ndarray:
+    def factor(self, columns: Columns, groups: GroupShapes) -> np.ndarray:
         """How far above and below each answer the interval reaches."""
         near = FACTOR_NVLINK if groups.inside == "nvlink" else FACTOR_PCIE
         few = np.asarray(columns.get("size_bytes", SMALL_BYTES)) < SMALL_BYTES
         return np.where(groups.nodes > 1, np.where(few, FACTOR_SMALL, FACTOR_OTHER), near)
 
-    def _experts(self, kind: str, columns: Columns, dtype: str, out_dtype: str, groups: Groups) -> np.ndarray:
+    def _experts(self, kind: str, columns: Columns, dtype: str, out_dtype: str, groups: GroupShapes) -> np.ndarray:
         """Tokens cross the fabric once a node they are wanted in, then NVLink (DeepEP; arXiv 2412.19437, sec. 3.2).
 
         In low-latency mode each goes straight to every expert.
@@ -134,7 +134,7 @@ def calibrated(engine: NetworkEngine, start: Tuning) -> Tuning:
     return start
 
 
-def _measured(engine: NetworkEngine, kind: str) -> tuple[np.ndarray, Groups, np.ndarray] | None:
+def _measured(engine: NetworkEngine, kind: str) -> tuple[np.ndarray, GroupShapes, np.ndarray] | None:
     """Sizes, groups and times of the NCCL rows of one kind that fit on the cluster; None without any."""
     for store in engine.stores:
         if engine.device.id not in store.devices(kind):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .perfetto import TraceError, write_trace
-from .tracks import Flow, RankTrack, TrackSpan, memory_over_time, pipeline_tracks
+from .perfetto import TimelineError, write_trace
+from .tracks import RankTrack, TrackFlow, TrackSpan, memory_over_time, pipeline_tracks
 
-__all__ = ["Flow", "RankTrack", "TraceError", "TrackSpan", "memory_over_time", "pipeline_tracks", "write_trace"]
+__all__ = ["RankTrack", "TimelineError", "TrackFlow", "TrackSpan", "memory_over_time", "pipeline_tracks", "write_trace"]

@@ -14,27 +14,27 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from .tracks import Flow, RankTrack
+from .tracks import RankTrack, TrackFlow
 
 BATCH = 4096
 APART = 1000  # between the numbers of processes; those of threads lie in between
 Event = dict[str, Any]
 
 
-class TraceError(ValueError):
+class TimelineError(ValueError):
     """A timeline that cannot be written. The message says where and why."""
 
 
-def write_trace(path: Path, tracks: Sequence[RankTrack], flows: Iterable[Flow] = (), expand: int = 1) -> Path:
-    """Write a timeline to ``path`` (``.json`` or ``.json.gz``) and return it; TraceError when that cannot be done.
+def write_trace(path: Path, tracks: Sequence[RankTrack], flows: Iterable[TrackFlow] = (), expand: int = 1) -> Path:
+    """Write a timeline to ``path`` (``.json`` or ``.json.gz``) and return it; TimelineError when that cannot be done.
 
     ``expand`` ranks are shown of each track at the most. Sends are drawn between the first of them.
     """
     path = Path(path)
     if not path.name.endswith((".json", ".json.gz")):
-        raise TraceError(f"{path} is no name for a timeline: it must end in .json.gz or .json")
+        raise TimelineError(f"{path} is no name for a timeline: it must end in .json.gz or .json")
     if not isinstance(expand, int) or expand < 1:
-        raise TraceError(f"expand={expand!r} must be a whole number of at least 1")
+        raise TimelineError(f"expand={expand!r} must be a whole number of at least 1")
     unfinished = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def write_trace(path: Path, tracks: Sequence[RankTrack], flows: Iterable[Flow] =
     except OSError as error:
         with suppress(OSError):
             unfinished.unlink()
-        raise TraceError(f"the timeline cannot be written to {path}: {error.strerror or error}") from None
+        raise TimelineError(f"the timeline cannot be written to {path}: {error.strerror or error}") from None
     return path
 
 
@@ -68,7 +68,7 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else str(value)
 
 
-def events(tracks: Sequence[RankTrack], flows: Iterable[Flow] = (), expand: int = 1) -> Iterator[Event]:
+def events(tracks: Sequence[RankTrack], flows: Iterable[TrackFlow] = (), expand: int = 1) -> Iterator[Event]:
     """The events of a timeline: names of ranks and streams first, then spans, memory and sends."""
     threads: list[tuple[int, dict[str, int]]] = []
     process = 0

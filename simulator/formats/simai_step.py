@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..network.formats import COLLECTIVES, FormatError, Layer, Work, Workload
+from ..network.formats import COLLECTIVES, FormatError, LayerPhase, SimaiWorkload, WorkloadLayer
 from ..report.pictures import phase_spans
 from ..step.state import Step
 from ..timing.phases import FIRST, LAST, MIDDLE, Variant
@@ -19,25 +19,25 @@ from .tracks import TrackSpan
 
 DATA = ("dp", "dp_cp", "edp")
 EXPERT_EXCHANGES = ("ep_dispatch", "ep_combine")
-NONE = Work(0)
+NONE = LayerPhase(0)
 
 
-class Segment(NamedTuple):
+class SimaiSegment(NamedTuple):
     """Time without communication, then one that is waited for; beside them what nobody waits for."""
 
     name: str
-    waited: Work
-    beside: tuple[Work, ...] = ()
+    waited: LayerPhase
+    beside: tuple[LayerPhase, ...] = ()
 
 
-def workload(step: Step) -> Workload:
+def workload(step: Step) -> SimaiWorkload:
     """The step's busiest stage. FormatError for what SimAI has no word for."""
     plan, stage = step.plan, step.busiest
     p = plan.parallel
     check(step)
     chunks = range(len(step.parts(stage)))
-    lines: list[Layer] = list(optimizer_lines(step, stage))
-    made: dict[tuple[int, Variant, Variant], list[Layer]] = {}
+    lines: list[WorkloadLayer] = list(optimizer_lines(step, stage))
+    made: dict[tuple[int, Variant, Variant], list[WorkloadLayer]] = {}
     for batch in range(plan.micro_batches):
         forward = FIRST if batch == 0 else MIDDLE
         backward = LAST if batch == 0 else MIDDLE
@@ -49,7 +49,7 @@ def workload(step: Step) -> Workload:
             lines += made[key]
     degrees = {"tp": p.tp, "ep": p.ep, "pp": p.pp, "vpp": p.vpp, "ga": plan.micro_batches}
     sent = max(chunk.send_bytes for chunk in step.chunks) if p.pp > 1 else 0
-    return Workload({**degrees, "gpus": plan.cluster.devices}, lines, round(sent))
+    return SimaiWorkload({**degrees, "gpus": plan.cluster.devices}, lines, round(sent))
 
 
 def check(step: Step) -> None:
@@ -63,9 +63,9 @@ def check(step: Step) -> None:
         )
 
 
-def segments(step: Step, spans: Sequence[TrackSpan], backward: bool) -> list[Segment]:
+def segments(step: Step, spans: Sequence[TrackSpan], backward: bool) -> list[SimaiSegment]:
     """A phase cut behind every communication that is waited for, and where one begins that nobody waits for."""
-    found: list[Segment] = []
+    found: list[SimaiSegment] = []
     now = end = 0.0
     for span in sorted(spans, key=lambda each: each.start_us):
         apart = backward and span.category in DATA
@@ -76,34 +76,37 @@ def segments(step: Step, spans: Sequence[TrackSpan], backward: bool) -> list[Seg
         if apart and found and not ns(gap):
             found[-1] = found[-1]._replace(beside=(*found[-1].beside, communication(step, span, 0.0)))
         elif apart:
-            found.append(Segment(name_of(span), Work(ns(gap)), (communication(step, span, 0.0),)))
+            found.append(SimaiSegment(name_of(span), LayerPhase(ns(gap)), (communication(step, span, 0.0),)))
         else:
             now = max(now, span.start_us + span.duration_us)
-            found.append(Segment(name_of(span), communication(step, span, gap)))
+            found.append(SimaiSegment(name_of(span), communication(step, span, gap)))
     name = name_of(spans[-1]) if spans else "step"
-    return [*(each._replace(beside=merged(each.beside)) for each in found), Segment(name, Work(ns(end - now)))]
+    return [
+        *(each._replace(beside=merged(each.beside)) for each in found),
+        SimaiSegment(name, LayerPhase(ns(end - now))),
+    ]
 
 
-def paired(forward: Sequence[Segment], backward: Sequence[Segment]) -> list[Layer]:
+def paired(forward: Sequence[SimaiSegment], backward: Sequence[SimaiSegment]) -> list[WorkloadLayer]:
     """Lines that run the forward segments in their order and then, from the last line on, the backward ones."""
     count = max(len(forward), sum(max(len(each.beside), 1) for each in backward))
-    behind: list[tuple[Work, Work]] = []
+    behind: list[tuple[LayerPhase, LayerPhase]] = []
     for each in backward:
         behind.append((each.waited, each.beside[0] if each.beside else NONE))
         behind += [(NONE, more) for more in each.beside[1:]]
     behind += [(NONE, NONE)] * (count - len(behind))
-    ahead = [*forward, *[Segment(forward[-1].name, NONE)] * (count - len(forward))]
-    return [Layer(each.name, each.waited, *back) for each, back in zip(ahead, behind[::-1], strict=True)]
+    ahead = [*forward, *[SimaiSegment(forward[-1].name, NONE)] * (count - len(forward))]
+    return [WorkloadLayer(each.name, each.waited, *back) for each, back in zip(ahead, behind[::-1], strict=True)]
 
 
-def optimizer_lines(step: Step, stage: int) -> list[Layer]:
+def optimizer_lines(step: Step, stage: int) -> list[WorkloadLayer]:
     """The optimizer and what passes between steps, in the lines that the backward pass comes to last."""
-    found: list[Segment] = []
+    found: list[SimaiSegment] = []
     for chunk in range(len(step.parts(stage))):
         found += segments(step, phase_spans(step, stage, chunk, "optimizer", LAST), False)
-    works = [each.waited for each in found] + [Work(ns(step.overhead_us))]
+    works = [each.waited for each in found] + [LayerPhase(ns(step.overhead_us))]
     kept = [each for each in works if each.compute_ns or each.collective]
-    return [Layer("optimizer", NONE, NONE, each) for each in reversed(kept)]
+    return [WorkloadLayer("optimizer", NONE, NONE, each) for each in reversed(kept)]
 
 
 def moves(span: TrackSpan) -> bool:
@@ -111,7 +114,7 @@ def moves(span: TrackSpan) -> bool:
     return span.name in COLLECTIVES.values() or span.name in EXPERT_EXCHANGES
 
 
-def communication(step: Step, span: TrackSpan, gap_us: float) -> Work:
+def communication(step: Step, span: TrackSpan, gap_us: float) -> LayerPhase:
     """The work of a communication after a gap. FormatError for a group that SimAI does not have."""
     ep = step.plan.parallel.ep
     scopes = {"tp": "", "etp": "", "ep": "EP", "edp": "DP_EP", "dp": "", "dp_cp": ""}
@@ -124,17 +127,17 @@ def communication(step: Step, span: TrackSpan, gap_us: float) -> Work:
     if group not in scopes:
         raise FormatError(f"SimAI has no {span.name} among {group} ranks")
     if span.name in EXPERT_EXCHANGES:
-        return Work(ns(gap_us), "all_to_all", exchanged(span.args), "EP")
-    return Work(ns(gap_us), span.name, int(span.args["size_bytes"]), scopes[group])
+        return LayerPhase(ns(gap_us), "all_to_all", exchanged(span.args), "EP")
+    return LayerPhase(ns(gap_us), span.name, int(span.args["size_bytes"]), scopes[group])
 
 
-def merged(works: Sequence[Work]) -> tuple[Work, ...]:
+def merged(works: Sequence[LayerPhase]) -> tuple[LayerPhase, ...]:
     """Communications that begin together, those of one kind as one."""
     found: dict[tuple[str, str], int] = {}
     for work in works:
         key = work.collective, work.scope
         found[key] = found.get(key, 0) + work.size_bytes
-    return tuple(Work(0, collective, size, scope) for (collective, scope), size in found.items())
+    return tuple(LayerPhase(0, collective, size, scope) for (collective, scope), size in found.items())
 
 
 def exchanged(args: Mapping[str, Any]) -> int:

@@ -61,7 +61,7 @@ class RankTrack:
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class TrackFlow:
     """A transfer: from the span of one rank track at a moment to that of another."""
 
     name: str
@@ -81,7 +81,7 @@ def pipeline_tracks(
     folded: Mapping[str, int] | None = None,
     most_nodes: int = MOST_NODES,
     ends: Nodes | None = None,
-) -> tuple[list[RankTrack], list[Flow]]:
+) -> tuple[list[RankTrack], list[TrackFlow]]:
     """A track for every stage of a pipeline, and its sends.
 
     ``nodes(stage, chunk, kind)`` are the spans of a task from its own start (kinds as in
@@ -139,7 +139,7 @@ def _within(nodes: Sequence[TrackSpan], start_us: float, end_us: float, apart: s
         )
 
 
-def sends(times: PipelineTimes) -> list[Flow]:
+def sends(times: PipelineTimes) -> list[TrackFlow]:
     """An arrow from every task to the one on another stage that waits for its result."""
     orders = times.orders
     source, _ = sources(orders)
@@ -147,7 +147,7 @@ def sends(times: PipelineTimes) -> list[Flow]:
     stage, kind, middle = orders.stage, orders.kind, (times.start_us + times.end_us) / 2
     backward = TASK_STREAM + BESIDE if orders.paired.any() else TASK_STREAM
     return [
-        Flow("activations" if forward else "gradients", s, from_us, t, to_us, TASK_STREAM if forward else backward)
+        TrackFlow("activations" if forward else "gradients", s, from_us, t, to_us, TASK_STREAM if forward else backward)
         for forward, s, from_us, t, to_us in zip(
             (kind[takers] == FORWARD).tolist(),
             stage[source[takers]].tolist(),

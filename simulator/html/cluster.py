@@ -15,7 +15,7 @@ from . import colours, units
 from .charts import figure, hover, label, rounded
 from .gantt import pipeline_charts
 from .links import links_section, time_section
-from .page import Cell, Column, Figure, Legend, Section, Table
+from .page import Cell, Column, Figure, Legend, PageSection, Table
 
 GROUP_WORDS = {
     "tp": "tensor",
@@ -63,7 +63,7 @@ class ClusterView:
     links_svg: str = ""
 
 
-def sections(view: ClusterView, step_s: float) -> tuple[Section, ...]:
+def sections(view: ClusterView, step_s: float) -> tuple[PageSection, ...]:
     """The sections of a view, in the order of the page."""
     found = (
         pipeline_section(view.pipeline) if view.pipeline is not None and view.pipeline.orders.stages > 1 else None,
@@ -75,7 +75,7 @@ def sections(view: ClusterView, step_s: float) -> tuple[Section, ...]:
     return tuple(section for section in found if section is not None)
 
 
-def pipeline_section(times: PipelineTimes) -> Section:
+def pipeline_section(times: PipelineTimes) -> PageSection:
     """The pipeline in time."""
     made = pipeline_charts(times)
     orders = times.orders
@@ -89,7 +89,7 @@ def pipeline_section(times: PipelineTimes) -> Section:
     variants = tuple((name, VARIANTS[name]) for name in made) if len(made) > 1 else ()
     charts = made if variants else {"": made["whole"]}
     parts = (Figure("Stages", charts, zoom=True), Legend())
-    return Section("pipeline", "The pipeline in time", text, parts, variants)
+    return PageSection("pipeline", "The pipeline in time", text, parts, variants)
 
 
 def _range(shares: Sequence[float]) -> str:
@@ -97,7 +97,9 @@ def _range(shares: Sequence[float]) -> str:
     return least if least == most else f"{least} to {most}"
 
 
-def parallelism_section(exposed_s: Mapping[str, float], hidden_s: Mapping[str, float], step_s: float) -> Section | None:
+def parallelism_section(
+    exposed_s: Mapping[str, float], hidden_s: Mapping[str, float], step_s: float
+) -> PageSection | None:
     """Communication by parallel dimension."""
     names = sorted({*exposed_s, *hidden_s}, key=lambda name: -(exposed_s.get(name, 0.0) + hidden_s.get(name, 0.0)))
     names = [name for name in names if exposed_s.get(name, 0.0) + hidden_s.get(name, 0.0) > 0]
@@ -108,7 +110,7 @@ def parallelism_section(exposed_s: Mapping[str, float], hidden_s: Mapping[str, f
         "the rest runs beside computation."
     )
     chart = parallelism_chart([(name, exposed_s.get(name, 0.0), hidden_s.get(name, 0.0)) for name in names], step_s)
-    return Section("communication", "Communication", text, (Figure("By parallel dimension", {"": chart}), Legend()))
+    return PageSection("communication", "Communication", text, (Figure("By parallel dimension", {"": chart}), Legend()))
 
 
 def parallelism_chart(rows: Sequence[tuple[str, float, float]], step_s: float) -> dict[str, Any]:
@@ -154,7 +156,7 @@ def parallelism_chart(rows: Sequence[tuple[str, float, float]], step_s: float) -
 
 def stages_section(
     stages: Sequence[StageShare], memory_gib: Sequence[Mapping[str, float]], limit_gib: float | None
-) -> Section | None:
+) -> PageSection | None:
     """What every stage holds and does."""
     parts: list[Figure | Legend | Table] = []
     if memory_gib:
@@ -165,7 +167,7 @@ def stages_section(
         return None
     mark = " The line is where the device ends." if memory_gib and limit_gib else ""
     text = f"The stages of the pipeline, from the first layers to the last.{mark}"
-    return Section("stages", "Stage by stage", text, tuple(parts))
+    return PageSection("stages", "Stage by stage", text, tuple(parts))
 
 
 def memory_chart(memory_gib: Sequence[Mapping[str, float]], limit_gib: float | None = None) -> dict[str, Any]:

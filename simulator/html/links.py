@@ -7,12 +7,12 @@ from typing import Any
 
 from . import colours, units
 from .charts import figure, hover, rounded
-from .page import Cell, Column, Figure, Legend, Part, Picture, Section, Table
+from .page import Cell, Column, Figure, Legend, PageSection, Part, Picture, Table
 
 HUES = ("blue", "orange", "green", "red", "purple", "cyan", "brown", "pink", "lime", "indigo")
 
 
-def links_section(links: Mapping[str, Any], svg: str, whole: str = "the step") -> Section | None:
+def links_section(links: Mapping[str, Any], svg: str, whole: str = "the step") -> PageSection | None:
     """The fabric coloured by load over the ``whole``, its fullest links, and what faults do."""
     if not svg and not links.get("hot_links"):
         return None
@@ -44,7 +44,7 @@ def links_section(links: Mapping[str, Any], svg: str, whole: str = "the step") -
         parts.append(Table("Fullest links", columns, listed))
     if links.get("faults_study"):
         parts += _study(links["faults_study"], whole)
-    return Section("links", "The network", text, tuple(parts))
+    return PageSection("links", "The network", text, tuple(parts))
 
 
 def _study(study: Mapping[str, Any], whole: str) -> list[Part]:
@@ -90,7 +90,7 @@ def _times(slowdown: float | None) -> str:
     return "cut off" if slowdown is None else f"{slowdown:.4f}x"
 
 
-def time_section(network: Mapping[str, Any]) -> Section | None:
+def time_section(network: Mapping[str, Any]) -> PageSection | None:
     """How full the fullest links are over time."""
     over = network.get("over_time", {})
     if not over.get("links"):
@@ -113,4 +113,4 @@ def time_section(network: Mapping[str, Any]) -> Section | None:
     axes = {"xaxis": {"ticksuffix": f"\u00a0{unit}"}, "yaxis": {"ticksuffix": "\u00a0%", "rangemode": "tozero"}}
     chart = figure(data, height=320, **axes)
     text = "Share of its capacity that each of the fullest links carries, from the first byte to the last."
-    return Section("time", "Links over time", text, (Figure("Load of the fullest links", {"": chart}), Legend()))
+    return PageSection("time", "Links over time", text, (Figure("Load of the fullest links", {"": chart}), Legend()))

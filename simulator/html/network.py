@@ -9,7 +9,7 @@ from ..network.picture import svg
 from ..report.answer import OpPrediction
 from . import units
 from .links import links_section, time_section
-from .page import Card, Cell, Column, Page, Section, Table
+from .page import Card, Cell, Column, Page, PageSection, Table
 
 
 def page(found: OpPrediction) -> Page:
@@ -56,7 +56,7 @@ def _algorithm(found: OpPrediction) -> str:
     return str(found.network.get("algorithm", ""))
 
 
-def transfers_section(network: Mapping[str, Any]) -> Section | None:
+def transfers_section(network: Mapping[str, Any]) -> PageSection | None:
     """Each transfer with its times and bandwidths."""
     rows = [
         (
@@ -74,4 +74,4 @@ def transfers_section(network: Mapping[str, Any]) -> Section | None:
         Column("algbw", "GB/s of the buffer"), Column("busbw", "GB/s as nccl-tests counts them"),
     )  # fmt: skip
     text = "When each transfer starts and ends, all sharing the links."
-    return Section("transfers", "Transfers", text, (Table("Transfers", columns, rows),))
+    return PageSection("transfers", "Transfers", text, (Table("Transfers", columns, rows),))

@@ -114,7 +114,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Stack:
+class StackedBar:
     """A bar in pieces. What the fractions leave of 1 stays empty; ``limit`` marks where the device ends."""
 
     label: str
@@ -142,11 +142,11 @@ class Picture:
     part: ClassVar[str] = "picture"
 
 
-Part = Figure | Legend | Table | Stack | Note | Picture
+Part = Figure | Legend | Table | StackedBar | Note | Picture
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """A heading, what it shows in plain words, and its parts. ``variants`` are the choices (name, label) it offers."""
 
     id: str
@@ -164,7 +164,7 @@ class Page:
     subtitle: str
     facts: tuple[str, ...]
     cards: tuple[Card, ...]
-    sections: tuple[Section, ...]
+    sections: tuple[PageSection, ...]
     caption: str = ""
     glossary: tuple[tuple[str, str], ...] = field(default=())
 

@@ -10,7 +10,7 @@ from typing import Any
 from ..report.answer import ape
 from ..report.comparison import Comparison, OpComparison, StepComparison
 from . import charts, colours, units, wording
-from .page import Card, Cell, Column, Figure, Legend, Note, Page, Part, Section, Strip, Table
+from .page import Card, Cell, Column, Figure, Legend, Note, Page, PageSection, Part, Strip, Table
 from .sites import Errors, Site, errors_by_kind, errors_of, sites
 from .timeline import timeline
 
@@ -117,7 +117,7 @@ def strip(step: StepComparison) -> Strip:
     )
 
 
-def steps_section(comparison: Comparison) -> Section:
+def steps_section(comparison: Comparison) -> PageSection:
     """The steps as a table, with what the cards leave out."""
     heads = ("step", "predicted", "interval", "measured", "spread", "runs", "error", "tokens/s", "MFU", "peak memory")
     rows = []
@@ -143,7 +143,7 @@ def steps_section(comparison: Comparison) -> Section:
         "Measured is the median of real steps; their spread is half the way from the 10th to the 90th percentile. "
         "Tokens per second, MFU and peak memory are the predicted ones."
     )
-    return Section("steps", "The steps", text, (Table("Predicted and measured steps", columns, rows),))
+    return PageSection("steps", "The steps", text, (Table("Predicted and measured steps", columns, rows),))
 
 
 def choices(by_workload: Mapping[str, Sequence[OpComparison]], everything: bool) -> tuple[tuple[str, str], ...]:
@@ -160,7 +160,7 @@ def chosen(
     return {name: every[name] for name, _ in choices(by_workload, everything=True)}
 
 
-def agreement_section(ops: Sequence[OpComparison], by_workload: Mapping[str, Sequence[OpComparison]]) -> Section:
+def agreement_section(ops: Sequence[OpComparison], by_workload: Mapping[str, Sequence[OpComparison]]) -> PageSection:
     """Predicted against measured per call site, and where the error comes from."""
     found = {name: sites(group) for name, group in chosen(ops, by_workload).items()}
     text = (
@@ -174,7 +174,7 @@ def agreement_section(ops: Sequence[OpComparison], by_workload: Mapping[str, Seq
         Figure("Error over measured time", {n: charts.error_by_size(s) for n, s in found.items()}, half=True),
     )
     tables = [worst_table(group, name) for name, group in found.items()]
-    return Section(
+    return PageSection(
         "ops", "Operator by operator", text, (*figures, Legend(), *tables), choices(by_workload, everything=True)
     )
 
@@ -205,7 +205,7 @@ def worst_table(found: Sequence[Site], variant: str) -> Table:
     return Table("Where most of the error comes from", columns, rows, variant)
 
 
-def errors_section(ops: Sequence[OpComparison], by_workload: Mapping[str, Sequence[OpComparison]]) -> Section:
+def errors_section(ops: Sequence[OpComparison], by_workload: Mapping[str, Sequence[OpComparison]]) -> PageSection:
     """The distribution of errors, weighted by time."""
     groups = chosen(ops, by_workload)
     found = {name: errors_by_kind(group) for name, group in groups.items()}
@@ -218,7 +218,7 @@ def errors_section(ops: Sequence[OpComparison], by_workload: Mapping[str, Sequen
     parts.append(Figure("Share of time by signed error", {n: charts.histogram(e) for n, e in found.items()}, half=True))
     parts.append(Figure("Signed error of each kind of op", {n: charts.spreads(e) for n, e in found.items()}, half=True))
     parts.append(Legend())
-    return Section("errors", "How far off", text, tuple(parts), choices(by_workload, everything=True))
+    return PageSection("errors", "How far off", text, tuple(parts), choices(by_workload, everything=True))
 
 
 def _within(errors: Errors) -> str:
@@ -242,7 +242,7 @@ def family_pairs(step: StepComparison, ops: Sequence[OpComparison]) -> dict[str,
 
 def breakdown_section(
     steps: Sequence[StepComparison], by_workload: Mapping[str, Sequence[OpComparison]]
-) -> Section | None:
+) -> PageSection | None:
     """Where each step's time goes, predicted beside measured."""
     with_ops = [step for step in steps if by_workload[step.workload]]
     if not with_ops:
@@ -264,7 +264,7 @@ def breakdown_section(
         for name in alone
     ]
     parts: tuple[Part, ...] = (Figure("Time of each step by kind of op", {ALL: figure}), Legend(), *tables, *notes)
-    return Section("breakdown", "Where the time goes", text, parts, choices(by_workload, everything=False))
+    return PageSection("breakdown", "Where the time goes", text, parts, choices(by_workload, everything=False))
 
 
 def _sum(ops: Sequence[OpComparison]) -> float:
@@ -323,7 +323,7 @@ def _error_cell(predicted: float, measured: float) -> Cell:
     return Cell(units.percent(error, signed=True), colours.of_error(error))
 
 
-def timeline_section(steps: Sequence[StepComparison]) -> Section | None:
+def timeline_section(steps: Sequence[StepComparison]) -> PageSection | None:
     """The predicted steps in time."""
     shown = [step for step in steps if step.report.timeline]
     if not shown:
@@ -333,7 +333,7 @@ def timeline_section(steps: Sequence[StepComparison]) -> Section | None:
         "colour of its kind. Drag across it or use the buttons to zoom, double-click for the whole. Gaps are host time."
     )
     figure = Figure("Predicted timeline", {step.workload: timeline(step.report.timeline) for step in shown}, zoom=True)
-    return Section(
+    return PageSection(
         "timeline", "The step in time", text, (figure, Legend()), tuple((s.workload, s.workload) for s in shown)
     )
 
@@ -351,7 +351,7 @@ PREDICTOR_COLUMNS = (
 )
 
 
-def predictors_section(training: Mapping[str, Mapping[str, Any]]) -> Section | None:
+def predictors_section(training: Mapping[str, Mapping[str, Any]]) -> PageSection | None:
     """What was learned, and how well it does on shapes it had not seen."""
     if not training:
         return None
@@ -362,7 +362,7 @@ def predictors_section(training: Mapping[str, Mapping[str, Any]]) -> Section | N
         "shapes that were held out. Roofline and formula say what the same shapes look like without learning."
         + (f" Split: {', '.join(splits)}." if splits else "")
     )
-    return Section("predictors", "What was learned", text, (Table("Predictors", PREDICTOR_COLUMNS, rows),))
+    return PageSection("predictors", "What was learned", text, (Table("Predictors", PREDICTOR_COLUMNS, rows),))
 
 
 def predictor_row(kind: str, found: Mapping[str, Any]) -> tuple[Cell, ...]:
@@ -387,7 +387,7 @@ def predictor_row(kind: str, found: Mapping[str, Any]) -> tuple[Cell, ...]:
     )
 
 
-def method_section(comparison: Comparison) -> Section:
+def method_section(comparison: Comparison) -> PageSection:
     """How it was measured, and what the campaign did."""
     campaign = comparison.campaign
     runs = ", ".join(f"{len(step.measured_runs_ms)} of {step.workload}" for step in comparison.steps)
@@ -411,7 +411,7 @@ def method_section(comparison: Comparison) -> Section:
         items.append(
             "The device's own figures (rates, bandwidths, cache) were measured on this machine, not looked up."
         )
-    return Section("method", "How it was measured", "", (Note("", tuple(items)),))
+    return PageSection("method", "How it was measured", "", (Note("", tuple(items)),))
 
 
 def campaign_line(campaign: Mapping[str, Any]) -> str:

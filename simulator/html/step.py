@@ -8,7 +8,7 @@ from ...datasets.devices import Device, DeviceError, load_device
 from ..report.answer import InferenceReport, Memory, Span, StepReport
 from . import charts, colours, units, wording
 from .cluster import ClusterView, sections
-from .page import Card, Cell, Column, Figure, Legend, Note, Page, Part, Piece, Section, Stack, Strip, Table
+from .page import Card, Cell, Column, Figure, Legend, Note, Page, PageSection, Part, Piece, StackedBar, Strip, Table
 from .sites import call_site
 from .timeline import timeline
 from .trust import trust_section
@@ -145,7 +145,7 @@ def memory_card(report: StepReport | InferenceReport, device: Device | None) -> 
     )
 
 
-def breakdown_section(report: StepReport | InferenceReport) -> Section:
+def breakdown_section(report: StepReport | InferenceReport) -> PageSection:
     """Parts of the step, then kinds of op."""
     parts, total_s = report.breakdown, step_us(report) * 1e-6
     pieces = [
@@ -158,10 +158,12 @@ def breakdown_section(report: StepReport | InferenceReport) -> Section:
         "time in which no operator runs."
     )
     chart = Figure("Time by kind of op", {"": charts.kinds_chart(parts.by_op, parts.host_s, total_s)})
-    return Section("breakdown", "Where the time goes", text, (Stack("Parts of the step", tuple(pieces)), chart))
+    return PageSection(
+        "breakdown", "Where the time goes", text, (StackedBar("Parts of the step", tuple(pieces)), chart)
+    )
 
 
-def memory_section(report: StepReport | InferenceReport, device: Device | None) -> Section:
+def memory_section(report: StepReport | InferenceReport, device: Device | None) -> PageSection:
     """What memory holds at its peak, against the device."""
     memory = report.memory
     whole = max(memory.peak_gib, device.memory_gib) if device else memory.peak_gib
@@ -176,7 +178,7 @@ def memory_section(report: StepReport | InferenceReport, device: Device | None) 
         + ". Activations include the cache of keys and values."
         + (" The mark is where the device ends." if limit is not None else "")
     )
-    return Section("memory", "Memory at its peak", text, (Stack("Peak memory", pieces, limit),))
+    return PageSection("memory", "Memory at its peak", text, (StackedBar("Peak memory", pieces, limit),))
 
 
 def memory_pieces(memory: Memory, whole_gib: float) -> list[Piece]:
@@ -188,7 +190,7 @@ def memory_pieces(memory: Memory, whole_gib: float) -> list[Piece]:
     ]
 
 
-def provenance_section(report: StepReport | InferenceReport) -> Section:
+def provenance_section(report: StepReport | InferenceReport) -> PageSection:
     """Who answered, by share of the time."""
     pieces = tuple(
         Piece(name, units.share(fraction), fraction, colours.HUE_OF_ENGINE.get(name, "brown"))
@@ -197,10 +199,10 @@ def provenance_section(report: StepReport | InferenceReport) -> Section:
     )
     words = tuple(f"{piece.name}: {wording.ENGINES[piece.name]}" for piece in pieces if piece.name in wording.ENGINES)
     text = "The share of the step's time that each source answered for."
-    return Section("provenance", "Who says so", text, (Stack("Sources", pieces), Note("", words)))
+    return PageSection("provenance", "Who says so", text, (StackedBar("Sources", pieces), Note("", words)))
 
 
-def timeline_section(report: StepReport | InferenceReport) -> Section | None:
+def timeline_section(report: StepReport | InferenceReport) -> PageSection | None:
     """The step in time, and its longest calls."""
     if not report.timeline:
         return None
@@ -215,7 +217,7 @@ def timeline_section(report: StepReport | InferenceReport) -> Section | None:
         Legend(),
         top_table(report.timeline, length),
     )
-    return Section("timeline", "The step in time", text, parts)
+    return PageSection("timeline", "The step in time", text, parts)
 
 
 def top_table(spans: Sequence[Span], total_us: float) -> Table:
@@ -249,7 +251,7 @@ def top_table(spans: Sequence[Span], total_us: float) -> Table:
     return Table("The longest calls", columns, rows)
 
 
-def unmapped_section(report: StepReport | InferenceReport) -> Section | None:
+def unmapped_section(report: StepReport | InferenceReport) -> PageSection | None:
     """What no kind covers, and what tracing had to say."""
     if not report.unmapped and not report.notes:
         return None
@@ -258,4 +260,4 @@ def unmapped_section(report: StepReport | InferenceReport) -> Section | None:
         notes.append(Note("Operators that no kind covers, costed by the bytes they move:", report.unmapped))
     if report.notes:
         notes.append(Note("Notes:", report.notes))
-    return Section("notes", "What to keep in mind", "", tuple(notes))
+    return PageSection("notes", "What to keep in mind", "", tuple(notes))

@@ -24,7 +24,7 @@ _LAYER = re.compile(r"^((?:[^.]+\.)*?\d+)(?:\.(.*))?$")
 
 
 @dataclass(frozen=True)
-class Bar:
+class LaneBar:
     """A stretch of one lane, in microseconds: ``kind`` gives an operator's colour, ``hint`` what hovering says."""
 
     name: str
@@ -47,12 +47,12 @@ def _last_number(match: re.Match[str]) -> str:
     return match[1].rpartition(".")[2]
 
 
-def operators(spans: Sequence[Span], total_us: float) -> list[Bar]:
+def operators(spans: Sequence[Span], total_us: float) -> list[LaneBar]:
     """One bar per operator, or per run of short ones within a phase where there are too many."""
     if len(spans) <= MOST_BARS:
         return [_operator(span, total_us) for span in spans]
     shortest = total_us / MERGE_INTO
-    bars: list[Bar] = []
+    bars: list[LaneBar] = []
     run: list[Span] = []
     for span in spans:
         if run and (run[-1].phase != span.phase or span.duration_us >= shortest or _length(run) >= shortest):
@@ -69,7 +69,7 @@ def _length(run: Sequence[Span]) -> float:
     return run[-1].start_us + run[-1].duration_us - run[0].start_us
 
 
-def _operator(span: Span, total_us: float) -> Bar:
+def _operator(span: Span, total_us: float) -> LaneBar:
     hint = hover(
         span.kind,
         span.name if span.name != span.kind else "",
@@ -77,10 +77,10 @@ def _operator(span: Span, total_us: float) -> Bar:
         f"{span.phase}, {units.duration(span.duration_us)} ({units.share(span.duration_us / total_us)} of the step)",
         f"starts at {units.duration(span.start_us)}, answered by {span.engine}",
     )
-    return Bar(span.kind, span.kind, span.start_us, span.duration_us, hint)
+    return LaneBar(span.kind, span.kind, span.start_us, span.duration_us, hint)
 
 
-def _together(run: Sequence[Span], total_us: float) -> Bar:
+def _together(run: Sequence[Span], total_us: float) -> LaneBar:
     """Short operators as one bar, in the colour of the kind with the most time."""
     if len(run) == 1:
         return _operator(run[0], total_us)
@@ -95,10 +95,10 @@ def _together(run: Sequence[Span], total_us: float) -> Bar:
         f"{run[0].path} to {run[-1].path}",
         f"{run[0].phase}, {units.duration(length)} ({units.share(length / total_us)} of the step)",
     )
-    return Bar(longest[0], longest[0], run[0].start_us, length, hint)
+    return LaneBar(longest[0], longest[0], run[0].start_us, length, hint)
 
 
-def stretches(spans: Sequence[Span], name_of: Callable[[Span], tuple[str, ...]], total_us: float) -> Iterator[Bar]:
+def stretches(spans: Sequence[Span], name_of: Callable[[Span], tuple[str, ...]], total_us: float) -> Iterator[LaneBar]:
     """Consecutive spans with the same name as one bar each; what has no name is left out."""
     for names, group in groupby(spans, key=name_of):
         run = list(group)
@@ -106,10 +106,10 @@ def stretches(spans: Sequence[Span], name_of: Callable[[Span], tuple[str, ...]],
             length = _length(run)
             what = f"{units.duration(length)} ({units.share(length / total_us)} of the step)"
             hint = hover(" ".join(names), what, f"{units.count(len(run))} operators from {run[0].path or 'the model'}")
-            yield Bar(_LAYER.sub(_last_number, names[-1]), "", run[0].start_us, length, hint)
+            yield LaneBar(_LAYER.sub(_last_number, names[-1]), "", run[0].start_us, length, hint)
 
 
-def lanes(spans: Sequence[Span], total_us: float) -> dict[str, list[Bar]]:
+def lanes(spans: Sequence[Span], total_us: float) -> dict[str, list[LaneBar]]:
     """The bars of the three upper lanes. A lane with more than the page can take is left out."""
     found = {
         "phase": list(stretches(spans, lambda s: (s.phase,), total_us)),
@@ -132,7 +132,7 @@ def timeline(spans: Sequence[Span]) -> dict[str, Any]:
         for parity in (0, 1)
         if (tinted := bars[parity::2])
     ]
-    by_kind: dict[str, list[Bar]] = {}
+    by_kind: dict[str, list[LaneBar]] = {}
     for bar in operators(spans, end_us):
         by_kind.setdefault(bar.kind, []).append(bar)
     longest_last = sorted(by_kind, key=lambda kind: sum(bar.duration_us for bar in by_kind[kind]))
@@ -154,7 +154,7 @@ def timeline(spans: Sequence[Span]) -> dict[str, Any]:
     )
 
 
-def _trace(bars: Sequence[Bar], lane: str, divisor: float, fill: str, ink: str) -> dict[str, Any]:
+def _trace(bars: Sequence[LaneBar], lane: str, divisor: float, fill: str, ink: str) -> dict[str, Any]:
     return {
         "type": "bar",
         "orientation": "h",

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..report.answer import InferenceReport, StepReport
 from . import units
-from .page import Cell, Column, Part, Piece, Section, Stack, Table
+from .page import Cell, Column, PageSection, Part, Piece, StackedBar, Table
 
 HUES = {
     "measured": "green",
@@ -22,7 +22,7 @@ WORDS = (
 )
 
 
-def trust_section(report: StepReport | InferenceReport) -> Section | None:
+def trust_section(report: StepReport | InferenceReport) -> PageSection | None:
     """Shares of time by source, what to measure next, chances, energy and cost; None where nothing is known."""
     if not report.trust:
         return None
@@ -31,10 +31,10 @@ def trust_section(report: StepReport | InferenceReport) -> Section | None:
         for name, share in report.trust.items()
         if share >= 5e-4
     )
-    parts: list[Part] = [Stack("Time that is", pieces), *figures(report)]
+    parts: list[Part] = [StackedBar("Time that is", pieces), *figures(report)]
     if report.measure_next:
         parts.append(missing_table(report))
-    return Section("trust", "How far to trust it", WORDS, tuple(parts))
+    return PageSection("trust", "How far to trust it", WORDS, tuple(parts))
 
 
 def figures(report: StepReport | InferenceReport) -> list[Table]:

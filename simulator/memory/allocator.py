@@ -23,15 +23,15 @@ class OutOfMemoryError(MemoryError):
 
 
 @dataclass(slots=True)
-class Span:
+class SegmentPart:
     """A part of a segment, in use or free; neighbours are those of the same segment."""
 
     address: int
     size: int
     pool: Pool
     free: bool = True
-    before: Span | None = None
-    after: Span | None = None
+    before: SegmentPart | None = None
+    after: SegmentPart | None = None
 
 
 @dataclass
@@ -45,11 +45,11 @@ class Allocator:
     peak_allocated: int = 0
     peak_reserved: int = 0
     _free: dict[Pool, list[tuple[int, int]]] = field(default_factory=dict)  # (size, address), sorted
-    _spans: dict[int, Span] = field(default_factory=dict)  # free ones by address
-    _tails: dict[Pool, Span] = field(default_factory=dict)  # last span of each expandable segment
+    _spans: dict[int, SegmentPart] = field(default_factory=dict)  # free ones by address
+    _tails: dict[Pool, SegmentPart] = field(default_factory=dict)  # last span of each expandable segment
     _next: int = 0
 
-    def allocate(self, size: int, stream: str = "") -> Span:
+    def allocate(self, size: int, stream: str = "") -> SegmentPart:
         """The block that serves a request of ``size`` bytes; OutOfMemoryError where none can."""
         wanted = max(-(-size // BLOCK), 1) * BLOCK
         pool = stream, wanted <= SMALL
@@ -64,7 +64,7 @@ class Allocator:
         self.peak_allocated = max(self.peak_allocated, self.allocated)
         return found
 
-    def release(self, span: Span) -> None:
+    def release(self, span: SegmentPart) -> None:
         """Gives a block back; it joins its free neighbours."""
         self.allocated -= span.size
         span.free = True
@@ -97,7 +97,7 @@ class Allocator:
                     span.before.after = None
                     self._tails[span.pool] = span.before
 
-    def _best(self, pool: Pool, size: int) -> Span | None:
+    def _best(self, pool: Pool, size: int) -> SegmentPart | None:
         """The smallest free span that holds a size, the lowest of equals, out of the pool."""
         free = self._free.setdefault(pool, [])
         place = bisect_left(free, (size, 0))
@@ -106,14 +106,14 @@ class Allocator:
         _, address = free.pop(place)
         return self._spans.pop(address)
 
-    def _segment(self, pool: Pool, size: int) -> Span:
+    def _segment(self, pool: Pool, size: int) -> SegmentPart:
         whole = SMALL_SEGMENT if pool[1] else LARGE_SEGMENT if size < LARGE else -(-size // GRAIN) * GRAIN
         self._map(whole)
-        span = Span(self._next, whole, pool)
+        span = SegmentPart(self._next, whole, pool)
         self._next += whole
         return span
 
-    def _grown(self, pool: Pool, size: int) -> Span:
+    def _grown(self, pool: Pool, size: int) -> SegmentPart:
         """The free end of a pool's expandable segment, made at least as long as a request."""
         grain = SMALL_SEGMENT if pool[1] else LARGE_SEGMENT
         if self.capacity and self.reserved + self._missing(pool, size, grain) > self.capacity:
@@ -127,7 +127,7 @@ class Allocator:
             return tail
         start = self._next if tail is None else tail.address + tail.size
         self._next += REACH if tail is None else 0
-        span = Span(start, more, pool, before=tail)
+        span = SegmentPart(start, more, pool, before=tail)
         if tail is not None:
             tail.after = span
         self._tails[pool] = span
@@ -145,8 +145,8 @@ class Allocator:
         self.reserved += size
         self.peak_reserved = max(self.peak_reserved, self.reserved)
 
-    def _split(self, span: Span, size: int) -> None:
-        rest = Span(span.address + size, span.size - size, span.pool, before=span, after=span.after)
+    def _split(self, span: SegmentPart, size: int) -> None:
+        rest = SegmentPart(span.address + size, span.size - size, span.pool, before=span, after=span.after)
         if span.after is not None:
             span.after.before = rest
         elif self._tails.get(span.pool) is span:
@@ -154,7 +154,7 @@ class Allocator:
         span.size, span.after = size, rest
         self._put(rest)
 
-    def _join(self, first: Span, second: Span) -> None:
+    def _join(self, first: SegmentPart, second: SegmentPart) -> None:
         first.size += second.size
         first.after = second.after
         if second.after is not None:
@@ -162,11 +162,11 @@ class Allocator:
         elif self._tails.get(first.pool) is second:
             self._tails[first.pool] = first
 
-    def _put(self, span: Span) -> None:
+    def _put(self, span: SegmentPart) -> None:
         insort(self._free.setdefault(span.pool, []), (span.size, span.address))
         self._spans[span.address] = span
 
-    def _take(self, span: Span) -> None:
+    def _take(self, span: SegmentPart) -> None:
         free = self._free[span.pool]
         del free[bisect_left(free, (span.size, span.address))]
         del self._spans[span.address]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..graph import ROLES
-from .allocator import Allocator, Span
+from .allocator import Allocator, SegmentPart
 from .walk import ChunkWalk
 
 FORWARD, BACKWARD, OPTIMIZER = range(3)
@@ -50,7 +50,7 @@ def replay(allocator: Allocator, walks: Sequence[ChunkWalk], tasks: Iterable[Tas
         for tensor in script.static:
             allocator.allocate(script.sizes[tensor])
     for _ in range(2):
-        kept: dict[tuple[int, int, int], Span] = {}
+        kept: dict[tuple[int, int, int], SegmentPart] = {}
         for kind, chunk, micro_batch in order:
             _run(allocator, scripts[chunk], kind, (chunk, micro_batch), kept)
             if kind == BACKWARD:
@@ -67,7 +67,7 @@ def _run(
     script: _Script,
     kind: int,
     owner: tuple[int, int],
-    kept: dict[tuple[int, int, int], Span],
+    kept: dict[tuple[int, int, int], SegmentPart],
 ) -> None:
     """The events of a task; what it does not free is kept under the name of its micro-batch, or of the step."""
     chunk, micro_batch = owner

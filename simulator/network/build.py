@@ -172,7 +172,7 @@ def from_dimensions(dimensions: Sequence[Mapping[str, Any]], name: str = "") -> 
     return product(made, name)
 
 
-class Figure(NamedTuple):
+class FigureRule(NamedTuple):
     """What a setting must be."""
 
     least: float
@@ -188,13 +188,13 @@ class Figure(NamedTuple):
 
 
 FIGURES = {
-    "radix": Figure(4, 65_536, True),
-    "oversubscription": Figure(1, 1_000),
-    "groups": Figure(1, 100_000, True),
-    "routers": Figure(1, 100_000, True),
-    "global_gbps": Figure(*GBPS),
-    "local_gbps": Figure(*GBPS),
-    "size": Figure(1, MOST_RANKS, True),
+    "radix": FigureRule(4, 65_536, True),
+    "oversubscription": FigureRule(1, 1_000),
+    "groups": FigureRule(1, 100_000, True),
+    "routers": FigureRule(1, 100_000, True),
+    "global_gbps": FigureRule(*GBPS),
+    "local_gbps": FigureRule(*GBPS),
+    "size": FigureRule(1, MOST_RANKS, True),
 }
 
 

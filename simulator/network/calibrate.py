@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from .law import Tuning, taking
-from .nccl import Array, Groups, chosen
+from .nccl import Array, GroupShapes, chosen
 
 INSIDE = (
     "base",
@@ -45,7 +45,7 @@ HOLD = 0.02  # pull towards the starting constants: keeps what no row says anyth
 
 
 def fit(
-    rows: Mapping[str, tuple[Array, Groups, Array]], start: Tuning, names: Sequence[str] = INSIDE
+    rows: Mapping[str, tuple[Array, GroupShapes, Array]], start: Tuning, names: Sequence[str] = INSIDE
 ) -> tuple[Tuning, float]:
     """Constants ``names`` of measured collectives, and the median relative error that is left.
 

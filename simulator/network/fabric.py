@@ -18,7 +18,7 @@ from . import reduction
 from .collectives import SERVER_BY_SERVER, Move, Plan, algorithms, plan
 from .folding import run_folded
 from .routing import Router
-from .sharing import Activities, Run, run
+from .sharing import Activities, SharedTimes, run
 from .together import Usage
 from .topology import Topology, TopologyError
 
@@ -40,14 +40,14 @@ class Transfer(NamedTuple):
     after: tuple[int, ...] = ()
 
 
-class Cost(NamedTuple):
+class TransferCost(NamedTuple):
     """Of a plan for one byte: microseconds before and beside the bytes, and microseconds a byte on the fullest link."""
 
     latency_us: float
     us_per_byte: float
 
 
-class Step(NamedTuple):
+class TransferStep(NamedTuple):
     """A phase of a transfer: us before its bytes, bytes that a pair moves, and bytes over each link that it uses."""
 
     latency_us: float
@@ -76,7 +76,7 @@ class Fabric:
     server: int = 0
     _router: Router = field(init=False)
     _usage: dict[tuple[str, str, tuple[int, ...]], list[list[_Usage]]] = field(default_factory=dict)
-    _costs: dict[tuple[str, str, tuple[int, ...]], Cost] = field(default_factory=dict)
+    _costs: dict[tuple[str, str, tuple[int, ...]], TransferCost] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._router = Router(self.topology, self.policy, self.seed)
@@ -152,7 +152,7 @@ class Fabric:
             named += ("collnet",) if self.in_network and n > per_node else ()
         return named
 
-    def cost(self, collective: str, algorithm: str, group: Sequence[int]) -> Cost:
+    def cost(self, collective: str, algorithm: str, group: Sequence[int]) -> TransferCost:
         """Latency and time a byte of a collective alone. TopologyError for a rank or algorithm that is not there."""
         key = (collective, algorithm, tuple(group))
         if key not in self._costs:
@@ -165,7 +165,7 @@ class Fabric:
                 latency += max((usage.latency_us for usage in phase), default=0.0)
                 slope += float(np.max(load / capacity, initial=0.0))
             start = self.start_us if self._phases(*key) else 0.0
-            self._costs[key] = Cost(start + latency, slope)
+            self._costs[key] = TransferCost(start + latency, slope)
         return self._costs[key]
 
     def add_load(
@@ -176,16 +176,16 @@ class Fabric:
             for usage in phase:
                 load[usage.links] += usage.weights * usage.size * size_bytes
 
-    def steps(self, transfer: Transfer) -> list[Step]:
+    def steps(self, transfer: Transfer) -> list[TransferStep]:
         """The phases of a transfer, one after the other; nothing for a single rank."""
-        made: list[Step] = []
+        made: list[TransferStep] = []
         for phase in self._phases(transfer.collective, self.algorithm(transfer), tuple(transfer.group)):
             size = max(usage.size for usage in phase) * transfer.size_bytes
             links = np.concatenate([usage.links for usage in phase])
             moved = np.concatenate([usage.weights * usage.size for usage in phase]) * transfer.size_bytes
             links, which = np.unique(links, return_inverse=True)
             waits = max(usage.latency_us for usage in phase) + (0.0 if made else self.start_us)
-            made.append(Step(waits, size, links, np.bincount(which, moved, minlength=len(links))))
+            made.append(TransferStep(waits, size, links, np.bincount(which, moved, minlength=len(links))))
         return made
 
     def usage(self, collective: str, algorithm: str, groups: Iterable[Sequence[int]]) -> Usage:
@@ -207,7 +207,7 @@ class Fabric:
             load[found.links] += found.flows * size
         return Usage(load, max(pairs, default=0.0))
 
-    def flow(self, transfers: Sequence[Transfer], folded: bool = False) -> tuple[np.ndarray, np.ndarray, Run]:
+    def flow(self, transfers: Sequence[Transfer], folded: bool = False) -> tuple[np.ndarray, np.ndarray, SharedTimes]:
         """Start and end of each transfer, us [n], and the run of the links, when all share the fabric.
 
         ``folded`` runs transfers that must do the same once (:mod:`.folding`).

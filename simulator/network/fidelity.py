@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from . import packet
-from .fabric import Fabric, Step, Transfer
-from .sharing import Run, max_min
+from .fabric import Fabric, Transfer, TransferStep
+from .sharing import SharedTimes, max_min
 from .topology import TopologyError
 
 FIDELITIES = ("analytical", "flow", "packet")
@@ -24,7 +24,7 @@ TOGETHER = 1024  # phases of transfers up to which the formula looks for content
 DAMPING = (0.0, 0.5, 0.5, 0.5, 0.5, 0.5)  # of its rounds
 
 
-class Outcome(NamedTuple):
+class TransferOutcome(NamedTuple):
     """Start and end of each transfer, us [n], and bytes that each link carried [links].
 
     ``run`` has the parts of all transfers that ran as flows.
@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
     start_us: np.ndarray
     end_us: np.ndarray
     carried_bytes: np.ndarray
-    run: Run | None = None
+    run: SharedTimes | None = None
 
     @property
     def total_us(self) -> float:
@@ -51,27 +51,31 @@ def simulate(
     fidelity: str = "flow",
     python: str = sys.executable,
     folded: bool = False,
-) -> Outcome:
+) -> TransferOutcome:
     """Times of transfers that share a fabric; ``after`` names earlier ones. TopologyError for an unknown fidelity.
 
     ``python`` is the interpreter that has ns-3, for ``packet``; ``folded`` flows that must do the same are run once.
     """
     if fidelity == "flow":
         start, end, run = fabric.flow(transfers, folded)
-        return Outcome(start, end, run.carried_bytes, run)
+        return TransferOutcome(start, end, run.carried_bytes, run)
     if fidelity not in FIDELITIES:
         raise TopologyError(f"network={fidelity!r} is not one of {', '.join(FIDELITIES)}")
     if fidelity == "packet":
         chosen = [packet.named(fabric, each) for each in transfers]
         end = packet.simulate(fabric, chosen, python)
         start = np.array([max((end[other] for other in each.after), default=0.0) for each in chosen])
-        return Outcome(start, end, _loads(fabric, chosen).sum(axis=0))
+        return TransferOutcome(start, end, _loads(fabric, chosen).sum(axis=0))
     start, end = _analytical(fabric, transfers)
-    return Outcome(start, end, _loads(fabric, transfers).sum(axis=0))
+    return TransferOutcome(start, end, _loads(fabric, transfers).sum(axis=0))
 
 
 def over_time(
-    fabric: Fabric, transfers: Sequence[Transfer], outcome: Outcome, bins: int = 100, links: np.ndarray | None = None
+    fabric: Fabric,
+    transfers: Sequence[Transfer],
+    outcome: TransferOutcome,
+    bins: int = 100,
+    links: np.ndarray | None = None,
 ) -> np.ndarray:
     """Share of each link's capacity in use, by equal spans of the whole time [bins, links]; of some ``links`` only.
 
@@ -95,7 +99,7 @@ def _inside(start: np.ndarray, end: np.ndarray, edges: np.ndarray) -> np.ndarray
 
 
 def _by_rates(
-    fabric: Fabric, transfers: Sequence[Transfer], run: Run, edges: np.ndarray, links: np.ndarray
+    fabric: Fabric, transfers: Sequence[Transfer], run: SharedTimes, edges: np.ndarray, links: np.ndarray
 ) -> np.ndarray | None:
     """Bytes over each link between edges, from the rates of every moment [bins, links]; None where that takes long."""
     activities, _, _ = fabric.activities(transfers)
@@ -140,7 +144,7 @@ def _analytical(fabric: Fabric, transfers: Sequence[Transfer]) -> tuple[np.ndarr
     return start, done
 
 
-def _by_link(steps: Sequence[Step], capacity: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _by_link(steps: Sequence[TransferStep], capacity: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The phase and the column of every link that one uses, and us on it for a byte of a pair [n, columns]."""
     owner = np.repeat(np.arange(len(steps)), [len(step.links) for step in steps])
     links = np.concatenate([step.links for step in steps])
@@ -161,7 +165,7 @@ def _shared_bytes(begin: np.ndarray, end: np.ndarray, pair: np.ndarray, moving: 
 
 
 def _schedule(
-    transfers: Sequence[Transfer], steps: Sequence[Sequence[Step]], lasts: np.ndarray
+    transfers: Sequence[Transfer], steps: Sequence[Sequence[TransferStep]], lasts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Start and end of each transfer [n], and of each of their phases."""
     start: list[float] = []

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .sharing import TOLERANCE, Activities, Run, run
+from .sharing import TOLERANCE, Activities, SharedTimes, run
 
 DIGITS = 9  # of weights and figures that tell classes apart
 
@@ -26,20 +26,20 @@ class Classes(NamedTuple):
     link: np.ndarray
 
 
-def run_folded(activities: Activities, bandwidth_gbps: np.ndarray, tolerance: float = TOLERANCE) -> Run:
+def run_folded(activities: Activities, bandwidth_gbps: np.ndarray, tolerance: float = TOLERANCE) -> SharedTimes:
     """As :func:`.sharing.run`, one activity of each class at a time."""
     used, links = np.unique(activities.links, return_inverse=True)
     if len(used) < len(bandwidth_gbps):
         found = run_folded(replace(activities, links=links.reshape(-1)), bandwidth_gbps[used], tolerance)
         carried = np.zeros(len(bandwidth_gbps))
         carried[used] = found.carried_bytes
-        return Run(found.start_us, found.end_us, carried)
+        return SharedTimes(found.start_us, found.end_us, carried)
     classes = classify(activities, bandwidth_gbps)
     if len(activities) == 0 or classes.activity.max() + 1 == len(activities):
         return run(activities, bandwidth_gbps, tolerance)
     found = run(_quotient(activities, classes), bandwidth_gbps[_first(classes.link)], tolerance)
     of, on = classes
-    return Run(found.start_us[of], found.end_us[of], found.carried_bytes[on])
+    return SharedTimes(found.start_us[of], found.end_us[of], found.carried_bytes[on])
 
 
 def classify(activities: Activities, bandwidth_gbps: np.ndarray) -> Classes:

@@ -37,7 +37,7 @@ class FormatError(ValueError):
     """A file that is not what it should be; the message says where and what was expected."""
 
 
-class Work(NamedTuple):
+class LayerPhase(NamedTuple):
     """Compute in ns, then a collective of ``size_bytes`` over the ranks of ``scope`` ("" is the phase's usual one)."""
 
     compute_ns: int
@@ -46,32 +46,32 @@ class Work(NamedTuple):
     scope: str = ""
 
 
-class Layer(NamedTuple):
+class WorkloadLayer(NamedTuple):
     """One line of a SimAI workload."""
 
     name: str
-    forward: Work
-    input_gradient: Work
-    weight_gradient: Work
+    forward: LayerPhase
+    input_gradient: LayerPhase
+    weight_gradient: LayerPhase
     update_ns: int = 0
 
 
 @dataclass(frozen=True)
-class Workload:
+class SimaiWorkload:
     """``degrees``: tp, ep, pp, vpp, ga and gpus; ``pp_bytes`` is sent between pipeline stages.
 
     ``extra`` are further figures of the first line; ``lists`` the layers that are recomputed (:data:`LISTS`).
     """
 
     degrees: Mapping[str, int]
-    layers: Sequence[Layer]
+    layers: Sequence[WorkloadLayer]
     pp_bytes: int = 0
     extra: Mapping[str, int] = field(default_factory=dict)
     lists: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: dict.fromkeys(LISTS, ()))
     kind: str = KIND
 
 
-def read_workload(text: str) -> Workload:
+def read_workload(text: str) -> SimaiWorkload:
     """A SimAI workload. FormatError names the line."""
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if len(lines) < 2 or lines[0][1].split()[0].rstrip(":") not in KINDS:
@@ -86,7 +86,7 @@ def read_workload(text: str) -> Workload:
             raise FormatError(f"line {lines[0][0]}: {theirs}: {degrees[mine]} must be at least 1")
     pp_bytes = figures.pop("pp_comm", 0)
     layers = [_layer(number, line) for number, line in lines[2:]]
-    return Workload(degrees, layers, pp_bytes, figures, lists, lines[0][1].split()[0].rstrip(":"))
+    return SimaiWorkload(degrees, layers, pp_bytes, figures, lists, lines[0][1].split()[0].rstrip(":"))
 
 
 def _header(number: int, line: str) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
@@ -107,7 +107,7 @@ def _header(number: int, line: str) -> tuple[dict[str, int], dict[str, tuple[int
     return figures, lists
 
 
-def _layer(number: int, line: str) -> Layer:
+def _layer(number: int, line: str) -> WorkloadLayer:
     words = line.split()
     if len(words) != 12:
         raise FormatError(
@@ -115,18 +115,18 @@ def _layer(number: int, line: str) -> Layer:
             "collective and bytes, and the update"
         )
     forward, inputs, weights = (_work(number, words[at : at + 3]) for at in (2, 5, 8))
-    return Layer(words[0], forward, inputs, weights, _whole(number, "the update", words[11]))
+    return WorkloadLayer(words[0], forward, inputs, weights, _whole(number, "the update", words[11]))
 
 
-def _work(number: int, words: Sequence[str]) -> Work:
+def _work(number: int, words: Sequence[str]) -> LayerPhase:
     name, _, scope = words[1].partition("_")
     compute, size = _whole(number, "compute", words[0]), _whole(number, "bytes", words[2])
     if name == "NONE":
-        return Work(compute)
+        return LayerPhase(compute)
     if name not in COLLECTIVES or scope not in SCOPES:
         known = ", ".join((*COLLECTIVES, "NONE"))
         raise FormatError(f"line {number}: {words[1]!r} is not one of {known}, nor with _EP or _DP_EP behind it")
-    return Work(compute, COLLECTIVES[name], size, scope)
+    return LayerPhase(compute, COLLECTIVES[name], size, scope)
 
 
 def _whole(number: int, name: str, word: str) -> int:
@@ -140,7 +140,7 @@ def _whole(number: int, name: str, word: str) -> int:
     return int(word) if word.isdigit() else int(value)
 
 
-def write_workload(workload: Workload) -> str:
+def write_workload(workload: SimaiWorkload) -> str:
     """The workload as SimAI reads it."""
     words = [f"{theirs}: {workload.degrees.get(mine, 1)}" for theirs, mine in HEADER.items()]
     words += [" ".join([f"{name}:", *map(str, (len(each), *each))]) for name, each in workload.lists.items()]
@@ -148,7 +148,7 @@ def write_workload(workload: Workload) -> str:
     head = " ".join([workload.kind, *words, f"pp_comm: {workload.pp_bytes}"])
     names = {mine: theirs for theirs, mine in COLLECTIVES.items()}
 
-    def written(work: Work) -> list[str]:
+    def written(work: LayerPhase) -> list[str]:
         name = names[work.collective] + (f"_{work.scope}" if work.scope else "") if work.collective else "NONE"
         return [str(work.compute_ns), name, str(work.size_bytes)]
 
@@ -159,7 +159,7 @@ def write_workload(workload: Workload) -> str:
     return "\n".join([head, str(len(rows)), *("\t".join(row) for row in rows)]) + "\n"
 
 
-def members(workload: Workload, phase: str, work: Work) -> range:
+def members(workload: SimaiWorkload, phase: str, work: LayerPhase) -> range:
     """The ranks of the first group that a collective joins: tensor ranks are neighbours, then data, then pipeline.
 
     FormatError where the degrees do not divide the GPUs.
@@ -177,25 +177,25 @@ def members(workload: Workload, phase: str, work: Work) -> range:
     return range(0, stage, tp) if phase == "weight_gradient" else range(tp)
 
 
-def serial_us(workload: Workload, fabric: Fabric) -> float:
+def serial_us(workload: SimaiWorkload, fabric: Fabric) -> float:
     """All layers one after the other, each collective alone on the fabric: SimAI's analytical mode without overlap."""
     total = 0.0
     for layer in workload.layers:
         for phase in PHASES:
-            work: Work = getattr(layer, phase)
+            work: LayerPhase = getattr(layer, phase)
             total += work.compute_ns / 1e3
             if work.collective and work.size_bytes:
                 total += fabric.latency_us(work.collective, members(workload, phase, work), work.size_bytes)
     return total
 
 
-def bus_bandwidths(workload: Workload, fabric: Fabric, size_bytes: float = 2.0**30) -> dict[str, dict[str, float]]:
+def bus_bandwidths(workload: SimaiWorkload, fabric: Fabric, size_bytes: float = 2.0**30) -> dict[str, dict[str, float]]:
     """GB/s that nccl-tests would call bus bandwidth, by group and collective, for :func:`write_busbw`."""
-    dense = Work(0)
+    dense = LayerPhase(0)
     groups = {
         "TP": members(workload, "forward", dense),
         "DP": members(workload, "weight_gradient", dense),
-        "EP": members(workload, "forward", Work(0, scope="EP")),
+        "EP": members(workload, "forward", LayerPhase(0, scope="EP")),
     }
     found: dict[str, dict[str, float]] = {}
     for name, ranks in groups.items():

@@ -26,7 +26,7 @@ from .nccl import (
     SIMPLE,
     TABLE_NIC_US,
     Array,
-    Groups,
+    GroupShapes,
     chosen,
     names,
     of_nodes,
@@ -95,7 +95,7 @@ class Tuning:
         return np.where(cards > 2, self.beyond * (4.0 / np.maximum(cards, 3.0)) ** self.crowd, 1.0)
 
 
-def collective_us(kind: str, size_bytes: Array, groups: Groups, tuning: Tuning, algorithm: str = "") -> Array:
+def collective_us(kind: str, size_bytes: Array, groups: GroupShapes, tuning: Tuning, algorithm: str = "") -> Array:
     """Time of each collective by what NCCL takes, or by the ``algorithm`` named; 0 for a single rank.
 
     ``algorithm`` is one, or one with its protocol (``ring/LL``): infinite where it cannot run. ValueError for one that
@@ -113,20 +113,20 @@ def collective_us(kind: str, size_bytes: Array, groups: Groups, tuning: Tuning, 
     return np.where(able | (groups.ranks <= 1), taking(known, taken, kind, size, groups, tuning), np.inf)
 
 
-def choice(kind: str, size_bytes: Array, groups: Groups) -> list[str]:
+def choice(kind: str, size_bytes: Array, groups: GroupShapes) -> list[str]:
     """The ``algorithm/protocol`` that :func:`collective_us` takes for each."""
     known, taken = chosen(kind, np.asarray(size_bytes, dtype=np.float64), groups)
     return [known[index] for index in taken.tolist()]
 
 
-def candidates(kind: str, size_bytes: Array, groups: Groups, tuning: Tuning) -> dict[str, Array]:
+def candidates(kind: str, size_bytes: Array, groups: GroupShapes, tuning: Tuning) -> dict[str, Array]:
     """Time of each collective by every ``algorithm/protocol`` of its kind."""
     size, known = np.asarray(size_bytes, dtype=np.float64), names(kind, groups)
     shape = np.broadcast(size, groups.ranks).size
     return {name: taking(known, np.full(shape, i), kind, size, groups, tuning) for i, name in enumerate(known)}
 
 
-def taking(known: Sequence[str], taken: Array, kind: str, size: Array, groups: Groups, tuning: Tuning) -> Array:
+def taking(known: Sequence[str], taken: Array, kind: str, size: Array, groups: GroupShapes, tuning: Tuning) -> Array:
     """Time of each collective by the ``algorithm/protocol`` ``known[taken]`` [n]; 0 for a single rank."""
     size, ranks, per_node = np.broadcast_arrays(size, groups.ranks, groups.per_node)
     groups, out = groups._replace(ranks=ranks, per_node=per_node), np.zeros(len(size))
@@ -139,7 +139,7 @@ def taking(known: Sequence[str], taken: Array, kind: str, size: Array, groups: G
     return out
 
 
-def _ring(kind: str, size: Array, g: Groups, t: Tuning, protocol: int) -> Array:
+def _ring(kind: str, size: Array, g: GroupShapes, t: Tuning, protocol: int) -> Array:
     """Through all ranks once (twice to reduce and gather): Thakur, Rabenseifner and Gropp, 2005."""
     near, far = steps(kind, g)
     own = size / g.ranks / (_inside(g, t) * t.copy * 1e3)
@@ -150,7 +150,7 @@ def _ring(kind: str, size: Array, g: Groups, t: Tuning, protocol: int) -> Array:
     return _start("ring", protocol, t) + passed + np.where((g.nodes > 1) | (kind == "broadcast"), 0.0, own)
 
 
-def _tree(kind: str, size: Array, g: Groups, t: Tuning, protocol: int) -> Array:
+def _tree(kind: str, size: Array, g: GroupShapes, t: Tuning, protocol: int) -> Array:
     """Along a chain inside each node, up and down two binary trees between nodes (Sanders, Speck and Traeff, 2009)."""
     crossings = np.where(g.nodes == 2, 1.0, 2.0)  # of two nodes each is a leaf once and a root once
     share = TREE_SHARE[protocol]
@@ -163,7 +163,7 @@ def _tree(kind: str, size: Array, g: Groups, t: Tuning, protocol: int) -> Array:
     return _start("tree", protocol, t) + _together(hops, np.maximum(inside, outside) / 1e3, g, t, protocol)
 
 
-def _in_switch(kind: str, size: Array, g: Groups, t: Tuning, protocol: int) -> Array:
+def _in_switch(kind: str, size: Array, g: GroupShapes, t: Tuning, protocol: int) -> Array:
     """NVSwitches reduce inside each node, a tree joins equal GPUs of all nodes (NVLS and NVLSTree of NCCL)."""
     levels = np.ceil(np.log2(g.nodes))
     latency = t.nvls_us + 2.0 * levels * (NVLS_NODE_US + g.nic_us - TABLE_NIC_US) * t.far_hop
@@ -178,14 +178,14 @@ def _in_switch(kind: str, size: Array, g: Groups, t: Tuning, protocol: int) -> A
     return latency + np.maximum(more * t.nvls_wait_us + inside / 1e3, outside / 1e3)
 
 
-def _in_network(kind: str, size: Array, g: Groups, t: Tuning, protocol: int) -> Array:
+def _in_network(kind: str, size: Array, g: GroupShapes, t: Tuning, protocol: int) -> Array:
     """The fabric's switches reduce (SHARP): each byte leaves a node once and comes back once."""
     latency = BASE_US["tree"][0] * t.base + 2.0 * (HOP_US["network"]["tree"][2] + g.nic_us - TABLE_NIC_US) * t.far_hop
     inside = np.where(g.per_node > 1, size / (_inside(g, t) * (t.nvls or t.ring / 2.0)), 0.0)
     return latency + np.maximum(inside, size / (g.outside_gbps * g.per_node * t.network)) / 1e3
 
 
-def _exchange(kind: str, size: Array, g: Groups, t: Tuning, protocol: int) -> Array:
+def _exchange(kind: str, size: Array, g: GroupShapes, t: Tuning, protocol: int) -> Array:
     """Every rank to every other at once: inside over the node's links, out over its share of the NICs."""
     near, far = g.per_node - 1.0, g.ranks - g.per_node
     near_gbps = _inside(g, t) * t.exchange * _allowed(g, g.figures.channels)
@@ -199,7 +199,7 @@ def _exchange(kind: str, size: Array, g: Groups, t: Tuning, protocol: int) -> Ar
     return near * t.peer_us + far * t.far_peer_us + _either(few, bulk, protocol, g)
 
 
-def _neighbours(kind: str, size: Array, g: Groups, t: Tuning, protocol: int) -> Array:
+def _neighbours(kind: str, size: Array, g: GroupShapes, t: Tuning, protocol: int) -> Array:
     """Each rank sends to the next: one hop over the slowest link between neighbours, and few channels for it."""
     rate = np.where(g.nodes > 1, g.outside_gbps * t.far_exchange, _inside(g, t) * t.exchange)
     bulk = _bulk(g, t) + size / (rate * _allowed(g, g.figures.channels)) / 1e3
@@ -207,19 +207,19 @@ def _neighbours(kind: str, size: Array, g: Groups, t: Tuning, protocol: int) -> 
     return _either(few, bulk, protocol, g)
 
 
-def _few(g: Groups, t: Tuning) -> Array:
+def _few(g: GroupShapes, t: Tuning) -> Array:
     """Start of an exchange by LL: one hop."""
     far = np.where(g.nodes > 1, 1.0, 0.0)
     return _start("ring", LL, t) + _hops("ring", LL, 1.0 - far, far, g, t)
 
 
-def _bulk(g: Groups, t: Tuning) -> Array:
+def _bulk(g: GroupShapes, t: Tuning) -> Array:
     """Start of an exchange by Simple."""
     far = np.where(g.nodes > 1, 1.0, 0.0)
     return t.exchange_us + _hops("ring", SIMPLE, 0.0 * far, far, g, t)
 
 
-def _either(few: Array, bulk: Array, protocol: int, g: Groups) -> Array:
+def _either(few: Array, bulk: Array, protocol: int, g: GroupShapes) -> Array:
     """What is a little larger than LL's limit still goes by few threads, as LL does."""
     if g.protocol:
         return few if protocol == LL else bulk
@@ -230,7 +230,7 @@ def _start(algorithm: str, protocol: int, t: Tuning) -> float:
     return t.bulk_us if protocol == SIMPLE else BASE_US[algorithm][protocol] * t.base
 
 
-def _hops(algorithm: str, protocol: int, near: Array, far: Array, g: Groups, t: Tuning) -> Array:
+def _hops(algorithm: str, protocol: int, near: Array, far: Array, g: GroupShapes, t: Tuning) -> Array:
     """What ``near`` hops inside nodes and ``far`` ones between them wait; beside far ones, near ones wait longer."""
     own = HOP_US[g.inside][algorithm][protocol]
     simple = t.step_us * own / HOP_US[g.inside]["ring"][SIMPLE]
@@ -240,28 +240,28 @@ def _hops(algorithm: str, protocol: int, near: Array, far: Array, g: Groups, t: 
     return near * np.where(far > 0, beside, inside) + t.far_hop * far * outside
 
 
-def _together(waits: Array, moves: Array, g: Groups, t: Tuning, protocol: int) -> Array:
+def _together(waits: Array, moves: Array, g: GroupShapes, t: Tuning, protocol: int) -> Array:
     """Waits and moves of all steps: their sum, and of Simple and LL128 inside a node a norm of both."""
     power = np.where((g.nodes > 1) | (protocol == LL), 1.0, t.overlap)
     return (waits**power + moves**power) ** (1.0 / power)
 
 
-def _inside(g: Groups, t: Tuning) -> Array:
+def _inside(g: GroupShapes, t: Tuning) -> Array:
     """GB/s of a rank inside its node."""
     return g.inside_gbps * (t.alone(g.per_node) if g.inside == "pcie" else np.ones_like(g.per_node))
 
 
-def _allowed(g: Groups, channels: int) -> float:
+def _allowed(g: GroupShapes, channels: int) -> float:
     """Share of its channels that NCCL may use."""
     return min(1.0, g.channels / channels) if g.channels else 1.0
 
 
-def _channels(size: Array, g: Groups) -> Array:
+def _channels(size: Array, g: GroupShapes) -> Array:
     """How many channels carry so many bytes by LL: NCCL takes a thread for every eight."""
     return np.clip(size / LL_CHANNEL, LL_LEAST, g.figures.channels * _allowed(g, g.figures.channels))
 
 
-def _rate(g: Groups, t: Tuning, protocol: int, channels: Array) -> Array:
+def _rate(g: GroupShapes, t: Tuning, protocol: int, channels: Array) -> Array:
     """GB/s round a ring: of the links inside or of the NICs that its ranks have, whichever is less."""
     share = (t.ll, t.ring * t.line, t.ring)[protocol] * _allowed(g, g.figures.channels)
     inside = np.where(g.per_node > 1, _inside(g, t) * share, np.inf)

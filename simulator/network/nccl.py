@@ -74,7 +74,7 @@ GENERATIONS = {
 USUAL = "ampere"  # of GPUs that NCCL has no figures for: nothing reduces in switches
 
 
-class Groups(NamedTuple):
+class GroupShapes(NamedTuple):
     """What n groups run over: ranks, ranks that share a node; a rank's GB/s inside it and its share of the NICs.
 
     ``inside`` names the hops inside a node, ``nic_us`` is the latency of the fabric, ``generation`` that of the GPUs;
@@ -104,12 +104,12 @@ class Groups(NamedTuple):
         """NCCL's figures for these GPUs; the usual ones for GPUs it has none for."""
         return GENERATIONS.get(self.generation, GENERATIONS[USUAL])
 
-    def at(self, index: Array) -> Groups:
+    def at(self, index: Array) -> GroupShapes:
         """Some of the groups."""
         return self._replace(ranks=self.ranks[index], per_node=self.per_node[index])
 
 
-def names(kind: str, groups: Groups) -> list[str]:
+def names(kind: str, groups: GroupShapes) -> list[str]:
     """Every ``algorithm/protocol`` that NCCL has for a kind of collective on such links."""
     if kind in ("all_to_all", "send_recv"):
         return ["direct/LL", "direct/Simple"]
@@ -124,7 +124,7 @@ def names(kind: str, groups: Groups) -> list[str]:
     return found
 
 
-def chosen(kind: str, size: Array, groups: Groups) -> tuple[list[str], Array]:
+def chosen(kind: str, size: Array, groups: GroupShapes) -> tuple[list[str], Array]:
     """All :func:`names`, and which one NCCL takes for each collective: of those it is told to take, if it has any."""
     known = names(kind, groups)
     estimated = estimates(kind, size, groups)
@@ -141,7 +141,7 @@ def chosen(kind: str, size: Array, groups: Groups) -> tuple[list[str], Array]:
     return known, np.argmin([estimated[name] for name in known], axis=0)
 
 
-def estimates(kind: str, size: Array, groups: Groups) -> dict[str, Array]:
+def estimates(kind: str, size: Array, groups: GroupShapes) -> dict[str, Array]:
     """What NCCL believes that each ``algorithm/protocol`` takes, us [n]; infinite where one cannot run.
 
     It does not know the fabric's latency.
@@ -164,7 +164,7 @@ def estimates(kind: str, size: Array, groups: Groups) -> dict[str, Array]:
     return found
 
 
-def _layouts(groups: Groups) -> tuple[Groups, Array]:
+def _layouts(groups: GroupShapes) -> tuple[GroupShapes, Array]:
     """The different groups, and which of them each one is."""
     codes = groups.ranks * 2.0**20 + groups.per_node
     _, first, place = np.unique(codes, return_index=True, return_inverse=True)
@@ -176,19 +176,19 @@ def _matches(name: str, algorithm: str, protocol: str) -> bool:
     return (not algorithm or own == algorithm) and (not protocol or carried == protocol)
 
 
-def links_gbps(groups: Groups) -> Array:
+def links_gbps(groups: GroupShapes) -> Array:
     """GB/s that NCCL counts on round a ring: of links inside nodes or of NICs, whichever is less."""
     inside = groups.inside_gbps * (LINK_SHARE if groups.inside == "nvlink" else 1.0)
     outside = np.where(groups.nodes > 1, groups.outside_gbps * groups.per_node, np.inf)
     return np.minimum(np.where(groups.per_node > 1, inside, np.inf), outside)
 
 
-def of_nodes(figures: tuple[float, float, float], groups: Groups) -> Array:
+def of_nodes(figures: tuple[float, float, float], groups: GroupShapes) -> Array:
     """The figure for one node, two or more."""
     return np.array(figures)[np.clip(groups.nodes, 1, 3).astype(np.int64) - 1]
 
 
-def steps(kind: str, groups: Groups) -> tuple[Array, Array]:
+def steps(kind: str, groups: GroupShapes) -> tuple[Array, Array]:
     """Hops round a ring inside nodes, and those between nodes: twice round to reduce and gather."""
     turns = 2.0 if kind == "all_reduce" else 1.0
     last = 0.0 if kind == "broadcast" else 1.0
@@ -196,7 +196,7 @@ def steps(kind: str, groups: Groups) -> tuple[Array, Array]:
     return turns * (groups.ranks - last) - far, far
 
 
-def _ring(kind: str, g: Groups, protocol: int) -> tuple[Array, Array]:
+def _ring(kind: str, g: GroupShapes, protocol: int) -> tuple[Array, Array]:
     near, far = steps(kind, g)
     hop = np.where(g.per_node > 1, HOP_US["network"]["ring"][protocol], HOP_US["network"]["tree"][protocol])
     post = np.where(g.nodes > 1, 3.0 if protocol == SIMPLE else 1.0, 0.0)
@@ -209,7 +209,7 @@ def _ring(kind: str, g: Groups, protocol: int) -> tuple[Array, Array]:
     return latency, bus * g.ranks / np.maximum(near + far, 1.0)
 
 
-def _tree(kind: str, g: Groups, protocol: int) -> tuple[Array, Array]:
+def _tree(kind: str, g: GroupShapes, protocol: int) -> tuple[Array, Array]:
     near, far = HOP_US[g.inside]["tree"][protocol], HOP_US["network"]["tree"][protocol]
     levels = np.floor(np.log2(np.maximum(g.nodes, 1.0)))
     latency = BASE_US["tree"][protocol] + 2.0 * ((g.per_node - 1.0) * near + levels * far)
@@ -229,7 +229,7 @@ def _tree_share(size: Array, protocol: int) -> Array:
     return shares[np.minimum(power, len(shares) - 1)]
 
 
-def _in_switch(kind: str, g: Groups, protocol: int) -> tuple[Array, Array]:
+def _in_switch(kind: str, g: GroupShapes, protocol: int) -> tuple[Array, Array]:
     """Every rank of a node heads one path; a switch's links are shared by all heads, and once more by its own."""
     heads = np.maximum(g.per_node, 1.0)
     path = np.minimum(g.inside_gbps * LINK_SHARE / (heads + 1.0), g.figures.path_gbps)
@@ -242,7 +242,7 @@ def _in_switch(kind: str, g: Groups, protocol: int) -> tuple[Array, Array]:
     return np.where(able, latency, np.inf), rate
 
 
-def _in_network(kind: str, g: Groups, protocol: int) -> tuple[Array, Array]:
+def _in_network(kind: str, g: GroupShapes, protocol: int) -> tuple[Array, Array]:
     latency = 2.0 * (HOP_US[g.inside]["tree"][SIMPLE] + 0.4 * (g.per_node - 1.0)) + COLLNET_US
     return np.where(g.nodes > 1, latency, np.inf), links_gbps(g) * 0.85
 

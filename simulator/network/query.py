@@ -16,7 +16,7 @@ from typing import Any
 from ...datasets.ops import bus_factor
 from .collectives import ALGORITHMS, algorithms
 from .fabric import Fabric, Transfer
-from .fidelity import Outcome, over_time
+from .fidelity import TransferOutcome, over_time
 from .load import BINS, described, sorts
 from .mapping import process_groups
 from .reduction import ALGORITHMS as IN_SWITCH
@@ -171,7 +171,9 @@ def whole(name: str, value: Any, least: int) -> int:
     return value
 
 
-def summary(fabric: Fabric, transfers: Sequence[Transfer], names: Sequence[str], outcome: Outcome) -> dict[str, Any]:
+def summary(
+    fabric: Fabric, transfers: Sequence[Transfer], names: Sequence[str], outcome: TransferOutcome
+) -> dict[str, Any]:
     """What happened, as plain values: transfers, the fullest links and their load over time, load by kind of link."""
     topology = fabric.topology
     load = outcome.utilisation(topology.bandwidth_gbps)
@@ -185,7 +187,7 @@ def summary(fabric: Fabric, transfers: Sequence[Transfer], names: Sequence[str],
     }
 
 
-def _ends(outcome: Outcome) -> tuple[list[float], list[float]]:
+def _ends(outcome: TransferOutcome) -> tuple[list[float], list[float]]:
     return outcome.start_us.tolist(), outcome.end_us.tolist()
 
 

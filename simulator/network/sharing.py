@@ -46,7 +46,7 @@ class Activities:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class SharedTimes:
     """``start_us``, ``end_us`` float64 [n] of activities; bytes that each link carried."""
 
     start_us: np.ndarray
@@ -75,7 +75,7 @@ def max_min(activities: Activities, capacity: np.ndarray, active: np.ndarray | N
     return rate
 
 
-def run(activities: Activities, bandwidth_gbps: np.ndarray, tolerance: float = TOLERANCE) -> Run:
+def run(activities: Activities, bandwidth_gbps: np.ndarray, tolerance: float = TOLERANCE) -> SharedTimes:
     """Let all activities run on links of ``bandwidth_gbps`` [links]. ValueError for a circle of waiting.
 
     An activity may end early by ``tolerance`` of its own time, so that near ends share one event; 0 is exact.
@@ -98,7 +98,7 @@ def run(activities: Activities, bandwidth_gbps: np.ndarray, tolerance: float = T
     )
     if np.isnan(end).any():
         raise ValueError(f"{int(np.isnan(end).sum())} activities wait for each other in a circle")
-    return Run(start, end, carried[of])
+    return SharedTimes(start, end, carried[of])
 
 
 def _merged(activities: Activities, capacity: np.ndarray) -> tuple[Activities, np.ndarray, np.ndarray]:

@@ -21,7 +21,7 @@ from ..question.plan import Plan, Stack
 from .micro_batches import REFRESH, SYNC, micro_batch_variant
 from .rewriting.draft import Draft, Insertions, Item, Section
 from .rewriting.nodes import added, collective
-from .zero.families import GRADIENT, Family, families, renamed, summing, units
+from .zero.families import GRADIENT, WeightFamily, families, renamed, summing, units
 from .zero.sharded import buckets, gather_weights, reduces_every_micro_batch, scatter_gradients
 from .zero.update import insert_update
 
@@ -48,7 +48,7 @@ def data_parallel(graph: Graph, plan: Plan) -> Graph:
     return draft.graph()
 
 
-def _changes(found: Sequence[Family], plan: Plan) -> bool:
+def _changes(found: Sequence[WeightFamily], plan: Plan) -> bool:
     stack = plan.stack
     mixed = stack.master_weights or {stack.gradient_dtype, stack.moment_dtype} != {"same"}
     return mixed or stack.fused_gradients or stack.gradient_clipping or any(family.group.ranks > 1 for family in found)
@@ -108,7 +108,7 @@ def _widen(
     return False
 
 
-def _sync_buckets(draft: Draft, plan: Plan, family: Family) -> None:
+def _sync_buckets(draft: Draft, plan: Plan, family: WeightFamily) -> None:
     """Sums each bucket beside the rest of the backward pass (stages 0 and 1)."""
     insertions = Insertions()
     for section, position, path, gradients in buckets(draft, plan, family):
@@ -116,7 +116,7 @@ def _sync_buckets(draft: Draft, plan: Plan, family: Family) -> None:
     insertions.apply()
 
 
-def _sums(draft: Draft, plan: Plan, family: Family, gradients: tuple[int, ...], path: str) -> list[Node]:
+def _sums(draft: Draft, plan: Plan, family: WeightFamily, gradients: tuple[int, ...], path: str) -> list[Node]:
     """The collectives that sum a bucket in place beside the backward pass; none for a single rank."""
     size, dtype = float(draft.sizes[list(gradients)].sum()), draft.dtype(gradients[0])
     return [
@@ -130,7 +130,7 @@ def _sums(draft: Draft, plan: Plan, family: Family, gradients: tuple[int, ...], 
     ]
 
 
-def _refresh_weights(draft: Draft, family: Family) -> None:
+def _refresh_weights(draft: Draft, family: WeightFamily) -> None:
     """Gathers updated weights layer by layer beside the first forward pass of the next step."""
     insertions, mine = Insertions(), set(family.weights.tolist())
     for unit in units(draft, ("forward",)) if family.shard.ranks > 1 else ():

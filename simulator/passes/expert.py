@@ -118,7 +118,7 @@ def _check(graph: Graph, counts: set[int], plan: Plan) -> None:
 
 
 @dataclass(frozen=True)
-class Region:
+class ExpertRegion:
     """The nodes of one layer's experts in one phase, from routed tokens to their weighted sum (or its gradient)."""
 
     items: tuple[Item, ...]
@@ -133,7 +133,7 @@ class Region:
         return self.tokens * self.hidden
 
 
-def _regions(draft: Draft, section: Section) -> Iterator[Region]:
+def _regions(draft: Draft, section: Section) -> Iterator[ExpertRegion]:
     found: dict[tuple[str, str], list[Item]] = {}
     for item in section.items:
         match = MODULE.match(item.node.path)
@@ -142,7 +142,7 @@ def _regions(draft: Draft, section: Section) -> Iterator[Region]:
     for items in found.values():
         products = [op for item in items if (op := _product(item.node)) is not None]
         if products:
-            yield Region(tuple(items), *_shape(draft, items, products[0]), products[0])
+            yield ExpertRegion(tuple(items), *_shape(draft, items, products[0]), products[0])
 
 
 def _shape(draft: Draft, items: list[Item], product: Op) -> tuple[int, int, int]:
@@ -166,7 +166,7 @@ def _shape(draft: Draft, items: list[Item], product: Op) -> tuple[int, int, int]
     return first.tokens, first.hidden, first.topk
 
 
-def _share_region(draft: Draft, section: Section, region: Region, plan: Plan, inner: np.ndarray) -> None:
+def _share_region(draft: Draft, section: Section, region: ExpertRegion, plan: Plan, inner: np.ndarray) -> None:
     """One rank's part of a region: fewer experts, the rows that it receives, and the exchanges around."""
     p, parts = plan.parallel, _width_parts(plan)
     capacity = capacity_of(plan)
@@ -202,7 +202,7 @@ def _fewer_experts(op: Op, ep: int, parts: int, copies: int, busiest: float, cap
     return op.replace(experts=op.experts // ep, imbalance=imbalance)
 
 
-def _busiest(region: Region, ep: int, load: str) -> float:
+def _busiest(region: ExpertRegion, ep: int, load: str) -> float:
     """Rows of the busiest rank over the mean. Neighbouring experts lie on one rank.
 
     Where only the busiest expert is known, its rank has it among others that share the rest evenly. A fused kernel of
@@ -224,7 +224,7 @@ def _busiest(region: Region, ep: int, load: str) -> float:
 # --- exchanges -------------------------------------------------------------------------------------------
 
 
-def _entry(draft: Draft, region: Region) -> int | None:
+def _entry(draft: Draft, region: ExpertRegion) -> int | None:
     """What the region reads first with one row a token, made outside."""
     made: set[int] = set()
     for item in region.items:
@@ -235,7 +235,7 @@ def _entry(draft: Draft, region: Region) -> int | None:
     return None
 
 
-def _exit(draft: Draft, region: Region) -> tuple[Item, int] | None:
+def _exit(draft: Draft, region: ExpertRegion) -> tuple[Item, int] | None:
     """The last node that writes one row a token, and that tensor."""
     for item in reversed(region.items):
         for tensor in item.node.writes:
@@ -244,12 +244,14 @@ def _exit(draft: Draft, region: Region) -> tuple[Item, int] | None:
     return None
 
 
-def _rows(draft: Draft, tensor: int, region: Region) -> bool:
+def _rows(draft: Draft, tensor: int, region: ExpertRegion) -> bool:
     size = float(draft.elements(np.array([tensor]))[0])
     return size == region.numel and draft.roles[tensor] not in (*HELD, STATE)
 
 
-def _dispatch(draft: Draft, section: Section, region: Region, entry: int, plan: Plan, copies: int, skew: float) -> int:
+def _dispatch(
+    draft: Draft, section: Section, region: ExpertRegion, entry: int, plan: Plan, copies: int, skew: float
+) -> int:
     """Sends tokens to their experts' ranks before the region; returns what is received, which the region reads."""
     users = [item for item in region.items if entry in item.node.reads]
     dtype = str(plan.options.get("dispatch_dtype") or draft.dtype(entry))
@@ -266,7 +268,7 @@ def _dispatch(draft: Draft, section: Section, region: Region, entry: int, plan: 
 
 
 def _combine(
-    draft: Draft, section: Section, region: Region, last: tuple[Item, int], plan: Plan, copies: int, skew: float
+    draft: Draft, section: Section, region: ExpertRegion, last: tuple[Item, int], plan: Plan, copies: int, skew: float
 ) -> None:
     """Takes experts' results back to their tokens after the region, and sums them there."""
     item, tensor = last
@@ -291,7 +293,7 @@ def _combine(
     section.items[after:after] = [Item(node) for node in nodes]
 
 
-def _by_expert(region: Region, plan: Plan, tensor: int, copies: int, dtype: str) -> Iterator[Node]:
+def _by_expert(region: ExpertRegion, plan: Plan, tensor: int, copies: int, dtype: str) -> Iterator[Node]:
     """A plain all-to-all receives rows by rank, and experts want them by expert: they are sorted there and back."""
     if mode_of(plan) == "alltoall" and region.product.experts > plan.parallel.ep:
         rows, near = ceil(region.tokens * region.topk / copies), region.items[0].node
@@ -301,7 +303,7 @@ def _by_expert(region: Region, plan: Plan, tensor: int, copies: int, dtype: str)
 
 def _exchange(
     kind: str,
-    region: Region,
+    region: ExpertRegion,
     plan: Plan,
     reads: tuple[int, ...],
     writes: tuple[int, ...],
@@ -333,7 +335,7 @@ def _exchange(
     return Node(op, f"opcast.{kind}", near.path, near.phase, reads, writes, moved, group=group.name, stream=stream)
 
 
-def _received(region: Region, group: Group, plan: Plan) -> float:
+def _received(region: ExpertRegion, group: Group, plan: Plan) -> float:
     """Rows that a rank receives: one for each rank that a token reaches, or one for each of its experts."""
     if mode_of(plan) != "normal":
         return region.tokens * region.topk
@@ -345,7 +347,7 @@ def _reached(share: float, topk: int) -> float:
     return 1.0 - (1.0 - min(share, 1.0)) ** topk
 
 
-def _more_sent(region: Region, plan: Plan, busiest: float) -> float:
+def _more_sent(region: ExpertRegion, plan: Plan, busiest: float) -> float:
     """What the busiest rank receives over the mean; a token comes once however many of its experts a rank has."""
     if mode_of(plan) != "normal":
         return busiest
@@ -357,7 +359,7 @@ def _more_sent(region: Region, plan: Plan, busiest: float) -> float:
 
 
 def _resize(
-    draft: Draft, section: Section, region: Region, received: int, last: tuple[Item, int] | None, factor: Fraction
+    draft: Draft, section: Section, region: ExpertRegion, received: int, last: tuple[Item, int] | None, factor: Fraction
 ) -> None:
     """Work on rows as the rank receives them: ``factor`` times the mean of a rank that has all tokens."""
     if factor == 1 or region.product.kind == "fused_moe":

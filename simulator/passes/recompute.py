@@ -37,7 +37,7 @@ ACTIVATION = ROLES.index("activation")
 
 
 @dataclass(frozen=True)
-class Region:
+class RecomputedRegion:
     """Positions of forward nodes of a layer; ``saved`` ones keep what they make, the others run again.
 
     It ``discards`` its outputs when what others read of it goes too.
@@ -153,20 +153,20 @@ def _withinof(block: Block, stack: str) -> tuple[int, int] | None:
 # --- what a policy recomputes --------------------------------------------------------------------------
 
 
-def regions(layer: Layer, kind: str, modules: Sequence[str]) -> list[Region]:
+def regions(layer: Layer, kind: str, modules: Sequence[str]) -> list[RecomputedRegion]:
     """The regions of a layer under a policy."""
     nodes = {position: layer.section.items[position].node for position in layer.positions}
     if kind == "full":
-        return [Region(frozenset(nodes))]
+        return [RecomputedRegion(frozenset(nodes))]
     if kind == "ops":
-        return [Region(frozenset(nodes), saved=_saved(nodes))]
+        return [RecomputedRegion(frozenset(nodes), saved=_saved(nodes))]
     found = []
     for module in modules:
         chosen = frozenset(position for position, node in nodes.items() if _belongs(node, module))
         if module == "mla_up_proj" and chosen:
             chosen |= _until_attention(nodes, min(chosen))
         if chosen:
-            found.append(Region(chosen, module in DISCARDED))
+            found.append(RecomputedRegion(chosen, module in DISCARDED))
     return found
 
 
@@ -229,7 +229,7 @@ class _Rewriter:
         self.copies: list[tuple[Section, Item, list[Item]]] = []
         self.reads = {id(section): read_ids(draft, section) for section in draft.sections}
 
-    def apply(self, layer: Layer, chosen: Sequence[Region]) -> None:
+    def apply(self, layer: Layer, chosen: Sequence[RecomputedRegion]) -> None:
         """Recompute regions of one layer, in every repetition."""
         partners = [b for b in found_layers(self.draft, ("backward",), layer.stack) if covers(layer, b)]
         if sum(partner.section.repeat for partner in partners) != layer.section.repeat:
@@ -250,7 +250,7 @@ class _Rewriter:
                 self.frees.append((uses[-1], tensor))
 
     def _made(
-        self, layer: Layer, chosen: Sequence[Region], region_of: dict[int, int], partners: Sequence[Layer]
+        self, layer: Layer, chosen: Sequence[RecomputedRegion], region_of: dict[int, int], partners: Sequence[Layer]
     ) -> dict[int, int]:
         """Tensors that regions make and that nobody else keeps, by region."""
         section = layer.section

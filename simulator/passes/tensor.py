@@ -27,7 +27,7 @@ from .rewriting.nodes import collective, elementwise
 from .rewriting.split import nearest
 from .sharding.products import shared
 from .sharding.shards import DONE, EXPERT_SUM, FEATURES, GRADIENT_SUM, SCALAR_SUM, SUM, VOCAB
-from .sharding.sharing import Sharing, Work
+from .sharding.sharing import RankWork, Sharing
 
 MAX_ROUNDS = 6
 
@@ -39,11 +39,11 @@ def tensor_parallel(graph: Graph, plan: Plan) -> Graph:
     sharing = Sharing(Draft(graph), plan)
     for _ in range(MAX_ROUNDS):
         sharing.shards.dirty = False
-        _Walk(sharing, write=False).run()
+        _TensorWalk(sharing, write=False).run()
         _check(sharing, graph.name)
         if not sharing.shards.dirty:
             break
-    walk = _Walk(sharing, write=True)
+    walk = _TensorWalk(sharing, write=True)
     walk.run()
     sharing.shards.sized()
     walk.finish()
@@ -69,7 +69,7 @@ def _check(sharing: Sharing, name: str) -> None:
         )
 
 
-class _Walk:
+class _TensorWalk:
     """One pass over all nodes in order: it settles what every tensor is, or, with ``write``, rewrites the draft."""
 
     def __init__(self, sharing: Sharing, write: bool) -> None:
@@ -141,7 +141,7 @@ class _Walk:
             for other in (*self.done, item):
                 other.rename({tensor: full})
 
-    def _rewrite(self, item: Item, work: Work) -> None:
+    def _rewrite(self, item: Item, work: RankWork) -> None:
         """Give a node its share: the op, gathered operands, and the collectives over statistics before it."""
         node = item.node
         names = {tensor: self._gather(tensor, node, work.expert) for tensor in work.gathers}

@@ -23,9 +23,9 @@ from ..engines.network import FACTOR_NVLINK, FACTOR_OTHER, FACTOR_PCIE, NetworkE
 from ..network.build import fabric, open_fabric
 from ..network.fabric import Fabric, Transfer
 from ..network.faults import Fault, drawing
-from ..network.fidelity import Outcome, simulate
+from ..network.fidelity import TransferOutcome, simulate
 from ..network.law import choice, collective_us
-from ..network.nccl import Groups
+from ..network.nccl import GroupShapes
 from ..network.packet import check_devices
 from ..network.query import bandwidths, beside, summary
 from ..network.reduction import ALGORITHMS as IN_SWITCH
@@ -94,7 +94,7 @@ class Links:
             return able[0]
         return found
 
-    def run(self, on: Fabric, transfers: Sequence[Transfer], fidelity: str = "") -> Outcome:
+    def run(self, on: Fabric, transfers: Sequence[Transfer], fidelity: str = "") -> TransferOutcome:
         """When each transfer starts and ends; of transfers that do the same, flows run one."""
         fidelity = fidelity or self.fidelity
         return _packets(on, transfers) if fidelity == "packet" else simulate(on, transfers, fidelity, folded=True)
@@ -155,7 +155,7 @@ def _within(answer: OpPrediction, us: float, spread: float) -> OpPrediction:
     return replace(answer, latency_us=us, low_us=low, high_us=high, coverage=COVERAGE, predictor=None)
 
 
-def _group(formula: NetworkEngine, ranks: int, per_node: int) -> Groups:
+def _group(formula: NetworkEngine, ranks: int, per_node: int) -> GroupShapes:
     """What one group runs over."""
     return formula.groups({"ranks": np.array([ranks]), "ranks_per_node": np.array([per_node])})
 
@@ -278,7 +278,9 @@ def _spread(links: Links, groups: Sequence[tuple[int, ...]]) -> float:
     return near if inside else FACTOR_OTHER
 
 
-def _said(links: Links, transfers: Sequence[Transfer], names: Sequence[str], outcome: Outcome) -> dict[str, Any]:
+def _said(
+    links: Links, transfers: Sequence[Transfer], names: Sequence[str], outcome: TransferOutcome
+) -> dict[str, Any]:
     found = summary(links.fabric, transfers, names, outcome)
     if len(transfers) > SHOWN:
         found["transfers"] = sorted(found["transfers"], key=lambda each: -each["end_us"])[:SHOWN]
@@ -287,12 +289,12 @@ def _said(links: Links, transfers: Sequence[Transfer], names: Sequence[str], out
     return found
 
 
-def _drawn(links: Links, outcome: Outcome) -> tuple[Topology, np.ndarray]:
+def _drawn(links: Links, outcome: TransferOutcome) -> tuple[Topology, np.ndarray]:
     topology = links.fabric.topology
     return topology, outcome.utilisation(topology.bandwidth_gbps)
 
 
-def _packets(on: Fabric, transfers: Sequence[Transfer]) -> Outcome:
+def _packets(on: Fabric, transfers: Sequence[Transfer]) -> TransferOutcome:
     """By ns-3; of large transfers it moves a part, and half of that: all of them lie on the line through both."""
     load = np.zeros(on.topology.links)
     for each in transfers:
@@ -306,7 +308,7 @@ def _packets(on: Fabric, transfers: Sequence[Transfer]) -> Outcome:
     def line(few: np.ndarray, more: np.ndarray) -> np.ndarray:
         return few + (more - few) * (2.0 / part - 1.0)
 
-    return Outcome(line(half.start_us, whole.start_us), line(half.end_us, whole.end_us), load)
+    return TransferOutcome(line(half.start_us, whole.start_us), line(half.end_us, whole.end_us), load)
 
 
 def predict_by_formula(

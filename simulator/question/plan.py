@@ -22,8 +22,8 @@ from .options import EP_MODES, complaint
 from .ranks import (
     ORDER,
     PLACEMENTS,
+    GroupPart,
     Layout,
-    Part,
     check_devices,
     checked_order,
     checked_placement,
@@ -247,12 +247,12 @@ class Plan:
         With ``ranks`` so many of its members, ``apart`` places from each other: the shards and replicas of HSDP.
         """
         ranks = ranks or self._ranks(name)
-        near = together(self.layout, Part(name, ranks, apart))
+        near = together(self.layout, GroupPart(name, ranks, apart))
         return Group(name, ranks, near, self.cluster.link if near == ranks else self.cluster.fabric, apart)
 
     def members(self, name: str, ranks: int = 0, apart: int = 1) -> np.ndarray:
         """The devices of every process group of a dimension, or of those of :meth:`group` [groups, ranks]."""
-        return members(self.layout, Part(name, ranks, apart))
+        return members(self.layout, GroupPart(name, ranks, apart))
 
     def stage_devices(self, stage: int) -> np.ndarray:
         """The devices of a pipeline stage; equal places of two stages hold equal shards [devices]."""

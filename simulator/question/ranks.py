@@ -45,7 +45,7 @@ class Layout(NamedTuple):
         return prod(self.degrees)
 
 
-class Part(NamedTuple):
+class GroupPart(NamedTuple):
     """A process group by name, or ``ranks`` of its members (0: all) that are ``apart`` places from each other in it."""
 
     name: str
@@ -104,7 +104,7 @@ def stages(layout: Layout) -> np.ndarray:
 
 
 @lru_cache(maxsize=32)
-def members(layout: Layout, part: Part) -> np.ndarray:
+def members(layout: Layout, part: GroupPart) -> np.ndarray:
     """The devices of every group, members in the order of ranks [groups, ranks].
 
     Members that are left over where ``ranks`` and ``apart`` do not divide a group are in none.
@@ -116,7 +116,7 @@ def members(layout: Layout, part: Part) -> np.ndarray:
 
 
 @lru_cache(maxsize=4096)
-def together(layout: Layout, part: Part) -> int:
+def together(layout: Layout, part: GroupPart) -> int:
     """The fewest members that a group has on a node where it has any: through so many NICs its slowest node sends."""
     found = members(layout, part)
     return int(per_node(found, layout.per_node).min()) if found.size and found.shape[1] > 1 else 1

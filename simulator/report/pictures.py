@@ -11,7 +11,7 @@ import numpy as np
 
 from ..engines import Engine
 from ..engines.flow import flow_engine
-from ..formats.tracks import Flow, RankTrack, TrackSpan, memory_over_time, pipeline_tracks
+from ..formats.tracks import RankTrack, TrackFlow, TrackSpan, memory_over_time, pipeline_tracks
 from ..graph import Node
 from ..html.cluster import ClusterView
 from ..network.together import Shared
@@ -115,7 +115,7 @@ def _repetitions(costs: Costs, chosen: np.ndarray) -> list[Iterator[Node]]:
     return [own(index) for index in chosen.tolist()]
 
 
-def tracks(state: State) -> tuple[list[RankTrack], list[Flow]]:
+def tracks(state: State) -> tuple[list[RankTrack], list[TrackFlow]]:
     """A track for each stage with its tasks, the nodes inside the first of them, its optimizer and its memory.
 
     Of a workload of several kinds of step the first is shown.

@@ -19,7 +19,7 @@ from ...datasets.ops import Op, bus_factor, make_op
 from ..engines import Engine, FusedEngine, ask
 from ..engines.flow import FlowEngine
 from ..network.faults import Fault, drawing
-from ..network.formats import LISTS, PHASES, FormatError, Layer, Work, Workload, members
+from ..network.formats import LISTS, PHASES, FormatError, LayerPhase, SimaiWorkload, WorkloadLayer, members
 from ..network.study import Study, trials
 from ..network.topology import TopologyError
 from ..question.plan import Group, Parallel, Plan
@@ -28,7 +28,7 @@ from ..report.answer import plain
 GROUPS = {"tp": "TP", "ep": "EP", "dp": "DP", "edp": "DP", "pp": "PP"}  # as a file of bus bandwidths calls them
 
 
-class Communication(NamedTuple):
+class FileCollective(NamedTuple):
     """A distinct collective of a workload: how often it runs and what one takes, us."""
 
     group: str
@@ -61,7 +61,7 @@ class FileReport:
     devices: int
     parallel: Mapping[str, int]
     breakdown: Mapping[str, Any]
-    communications: tuple[Communication, ...]
+    communications: tuple[FileCollective, ...]
     provenance: Mapping[str, float]
     wall_time_s: float
     network: Mapping[str, Any] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Account:
         self.now = max(self.now, until)
 
 
-def plan_of(workload: Workload, cluster: Cluster) -> Plan:
+def plan_of(workload: SimaiWorkload, cluster: Cluster) -> Plan:
     """The layout of a workload on a cluster; experts are cut like tensors.
 
     FormatError where the cluster has more or fewer GPUs.
@@ -104,12 +104,12 @@ def plan_of(workload: Workload, cluster: Cluster) -> Plan:
         raise FormatError(f"the workload is for {degrees['gpus']} GPUs, {cluster.id} has {devices}{hint}")
     for phase in PHASES:
         for scope in ("", "EP", "DP_EP") if degrees["ep"] > 1 else ("",):
-            members(workload, phase, Work(0, scope=scope))
+            members(workload, phase, LayerPhase(0, scope=scope))
     return Plan(Parallel(tp=degrees["tp"], pp=degrees["pp"], ep=degrees["ep"], etp=degrees["tp"]), cluster)
 
 
 def simulate_workload(
-    workload: Workload,
+    workload: SimaiWorkload,
     plan: Plan,
     engine: Engine,
     name: str = "simai",
@@ -151,19 +151,19 @@ def simulate_workload(
 Key = tuple[str, str, int]  # group, collective, bytes
 
 
-def group_of(phase: str, work: Work) -> str:
+def group_of(phase: str, work: LayerPhase) -> str:
     """The process group of a line's communication."""
     return {"EP": "ep", "DP_EP": "edp"}.get(work.scope, "dp" if phase == "weight_gradient" else "tp")
 
 
 def communications(
-    workload: Workload, plan: Plan, engine: Engine, busbw: Mapping[str, Mapping[str, float]]
-) -> dict[Key, Communication]:
+    workload: SimaiWorkload, plan: Plan, engine: Engine, busbw: Mapping[str, Mapping[str, float]]
+) -> dict[Key, FileCollective]:
     """Every distinct collective of the lines with its time, and the send between stages."""
     counts: dict[Key, int] = {}
     for layer in workload.layers:
         for phase in PHASES:
-            work: Work = getattr(layer, phase)
+            work: LayerPhase = getattr(layer, phase)
             if work.collective:
                 key = group_of(phase, work), work.collective, work.size_bytes
                 counts[key] = counts.get(key, 0) + 1
@@ -190,7 +190,7 @@ def communications(
                 who = "busbw"
         alg = size / (us * 1e3) if us else 0.0
         bus = alg * float(bus_factor(collective, ranks))
-        made[key] = Communication(name, collective, ranks, size, count, us, low, high, who, alg, bus)
+        made[key] = FileCollective(name, collective, ranks, size, count, us, low, high, who, alg, bus)
     return made
 
 
@@ -202,7 +202,7 @@ def _op(key: Key, group: Group) -> Op:
     return make_op(collective, size_bytes=size, ranks=group.ranks, ranks_per_node=group.ranks_per_node, link=group.link)
 
 
-def step(workload: Workload, times: Mapping[Key, float]) -> tuple[float, Account, float]:
+def step(workload: SimaiWorkload, times: Mapping[Key, float]) -> tuple[float, Account, float]:
     """Microseconds of the whole step, the account of a stage, and how long it waits for other stages."""
     done = Account()
     layers, again = workload.layers, recomputed(workload)
@@ -222,12 +222,12 @@ def step(workload: Workload, times: Mapping[Key, float]) -> tuple[float, Account
     return done.now + bubble + done.exposed.get("pp", 0.0), done, bubble
 
 
-def turns(workload: Workload) -> int:
+def turns(workload: SimaiWorkload) -> int:
     """How often a stage runs forward: once a micro-batch and virtual stage."""
     return workload.degrees["ga"] * workload.degrees["vpp"]
 
 
-def recomputed(workload: Workload) -> dict[int, int]:
+def recomputed(workload: SimaiWorkload) -> dict[int, int]:
     """By line whose backward starts with running forward again: the checkpoint that it starts from."""
     marks, starts = (sorted(workload.lists.get(name, ())) for name in LISTS)
     found = {}
@@ -238,13 +238,13 @@ def recomputed(workload: Workload) -> dict[int, int]:
     return found
 
 
-def _forward(layer: Layer, times: Mapping[Key, float], done: Account) -> None:
+def _forward(layer: WorkloadLayer, times: Mapping[Key, float], done: Account) -> None:
     work = layer.forward
     done.computes(work.compute_ns)
     _waits("forward", work, times, done)
 
 
-def _backward(layer: Layer, times: Mapping[Key, float], done: Account) -> None:
+def _backward(layer: WorkloadLayer, times: Mapping[Key, float], done: Account) -> None:
     inputs, weights = layer.input_gradient, layer.weight_gradient
     done.computes(inputs.compute_ns)
     until = done.now + _time("input_gradient", inputs, times)
@@ -255,17 +255,17 @@ def _backward(layer: Layer, times: Mapping[Key, float], done: Account) -> None:
         done.waits(until, group_of("input_gradient", inputs))
 
 
-def _waits(phase: str, work: Work, times: Mapping[Key, float], done: Account) -> None:
+def _waits(phase: str, work: LayerPhase, times: Mapping[Key, float], done: Account) -> None:
     if work.collective:
         done.waits(done.now + _time(phase, work, times), group_of(phase, work))
 
 
-def _time(phase: str, work: Work, times: Mapping[Key, float]) -> float:
+def _time(phase: str, work: LayerPhase, times: Mapping[Key, float]) -> float:
     return times[group_of(phase, work), work.collective, work.size_bytes] if work.collective else 0.0
 
 
 def study(
-    workload: Workload,
+    workload: SimaiWorkload,
     plan: Plan,
     flows: FlowEngine,
     engines: Sequence[Engine],
@@ -290,7 +290,7 @@ def study(
     return trials(asked.faults(flows.topology), measure)
 
 
-def _bound(known: Mapping[Key, Communication], account: Account, total: float, bound: str) -> float:
+def _bound(known: Mapping[Key, FileCollective], account: Account, total: float, bound: str) -> float:
     """The step if each group's communication took as long as its bound says; what is hidden stays hidden."""
     change = 0.0
     for group, exposed in account.exposed.items():
@@ -301,7 +301,7 @@ def _bound(known: Mapping[Key, Communication], account: Account, total: float, b
     return total + change
 
 
-def _provenance(known: Mapping[Key, Communication]) -> dict[str, float]:
+def _provenance(known: Mapping[Key, FileCollective]) -> dict[str, float]:
     shares: dict[str, float] = {}
     for each in known.values():
         shares[each.engine] = shares.get(each.engine, 0.0) + each.time_us * each.times

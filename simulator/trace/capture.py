@@ -64,9 +64,9 @@ def _run(tracer: Tracer, built: Built, workload: Workload) -> dict[int, str]:
     import torch
 
     from .steps import cached_tensors, loss_of, prepare
-    from .tracer import Paths
+    from .tracer import ModulePaths
 
-    paths = Paths(tracer, built.module)
+    paths = ModulePaths(tracer, built.module)
     with torch.set_grad_enabled(workload.training):
         step = prepare(built.module, workload, built.example)
         if workload.training and workload.accumulate:

@@ -16,7 +16,7 @@ class DeepenError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MovingIds:
     """Ids that move with the repetitions of the blocks that grow.
 
     New ids go in before ``cut``. Everything below ``cut`` was there before the repetitions, everything from
@@ -145,7 +145,7 @@ def _named(block: Block) -> set[int]:
     return named.union(*block.uneven.values())
 
 
-def _rows(intervals: Iterable[tuple[int, int]]) -> Iterator[Row]:
+def _rows(intervals: Iterable[tuple[int, int]]) -> Iterator[MovingIds]:
     """Overlapping intervals as rows, in order."""
     group: list[tuple[int, int]] = []
     for low, high in sorted(set(intervals)):
@@ -157,8 +157,8 @@ def _rows(intervals: Iterable[tuple[int, int]]) -> Iterator[Row]:
         yield _row(group)
 
 
-def _row(intervals: Sequence[tuple[int, int]]) -> Row:
+def _row(intervals: Sequence[tuple[int, int]]) -> MovingIds:
     cut, after = max(low for low, _ in intervals), min(high for _, high in intervals) + 1
     if cut > after:
         raise DeepenError("repeated blocks disagree on which tensors are theirs")
-    return Row(cut, after)
+    return MovingIds(cut, after)

@@ -21,7 +21,7 @@ LONGEST_PERIOD = 16
 
 
 @dataclass(frozen=True)
-class Plan:
+class DepthPlan:
     """Trace ``traced`` layers of ``stack``; from layer ``first`` on they repeat, and ``missing`` more follow."""
 
     stack: str
@@ -30,7 +30,7 @@ class Plan:
     missing: int
 
 
-def plan(model: nn.Module, config: Any) -> Plan | None:
+def plan(model: nn.Module, config: Any) -> DepthPlan | None:
     """What to trace of a model, or None when that is all of it. TraceError for a model without layers."""
     text = config.get_text_config()
     layers = getattr(text, "num_hidden_layers", None)
@@ -42,7 +42,7 @@ def plan(model: nn.Module, config: Any) -> Plan | None:
     kinds = layer_kinds(model.get_submodule(stacks[0]), text)
     choices = [_tail(kinds, period) for period in range(1, min(LONGEST_PERIOD, layers) + 1)]
     traced, first = min((first + FEWEST_ROUNDS * period, first) for first, period in choices)
-    return Plan(stacks[0], first, traced, layers - traced) if traced < layers else None
+    return DepthPlan(stacks[0], first, traced, layers - traced) if traced < layers else None
 
 
 def shortened(config: Any, layers: int) -> Any:

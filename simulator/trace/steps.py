@@ -21,14 +21,14 @@ Call = Callable[[], Any]
 
 
 @dataclass(frozen=True)
-class Step:
+class ForwardCall:
     """A forward call that is ready to run, and the cache of keys and values that it was given."""
 
     run: Call
     cache: Any = None
 
 
-def prepare(model: nn.Module, workload: Workload, example: Callable[[Workload], Any] | None = None) -> Step:
+def prepare(model: nn.Module, workload: Workload, example: Callable[[Workload], Any] | None = None) -> ForwardCall:
     """One forward call with its inputs made; for decode the prompt has been run and its cache is filled.
 
     ``example`` gives the inputs of a module that is not from transformers: a tuple of positional or a mapping of
@@ -37,7 +37,7 @@ def prepare(model: nn.Module, workload: Workload, example: Callable[[Workload], 
     model.train(workload.training)
     example = example or getattr(model, "example_inputs", None)
     if example is not None:
-        return Step(_example_call(model, example(workload)))
+        return ForwardCall(_example_call(model, example(workload)))
     if not hasattr(getattr(model, "config", None), "get_text_config"):
         raise TraceError(
             f"{type(model).__name__} is not from transformers and has no example_inputs(workload): "
@@ -45,19 +45,21 @@ def prepare(model: nn.Module, workload: Workload, example: Callable[[Workload], 
         )
     tokens = token_ids(model, workload.batch, workload.seq_len)
     if encodes(model.config):
-        return Step(_encoder_call(model, tokens, workload))
+        return ForwardCall(_encoder_call(model, tokens, workload))
     if workload.training:
-        return Step(lambda: model(input_ids=tokens, labels=tokens, use_cache=False))
+        return ForwardCall(lambda: model(input_ids=tokens, labels=tokens, use_cache=False))
     keep, cache = _last_logits(model, workload), _cache(model, workload)
     if workload.kind == "prefill":
-        return Step(lambda: model(input_ids=tokens, use_cache=True, **cache, **keep), cache.get("past_key_values"))
+        return ForwardCall(
+            lambda: model(input_ids=tokens, use_cache=True, **cache, **keep), cache.get("past_key_values")
+        )
     token = token_ids(model, workload.batch, 1)
     filled = getattr(model(input_ids=tokens, use_cache=True, **cache, **keep), "past_key_values", None)
     if filled is None:
         raise TraceError(
             f"{type(model).__name__} keeps no past_key_values, so that workload=decode has no cache to read"
         )
-    return Step(lambda: model(input_ids=token, past_key_values=filled, use_cache=True, **keep), filled)
+    return ForwardCall(lambda: model(input_ids=token, past_key_values=filled, use_cache=True, **keep), filled)
 
 
 def training_step(model: nn.Module, workload: Workload, example: Callable[[Workload], Any] | None = None) -> Call:

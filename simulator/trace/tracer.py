@@ -295,7 +295,7 @@ class Tracer(TorchDispatchMode):
         self._pending.clear()
 
 
-class Paths:
+class ModulePaths:
     """Which module is running: forward by hooks on every module, backward by what forward has noted."""
 
     def __init__(self, tracer: Tracer, model: nn.Module) -> None:

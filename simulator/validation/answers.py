@@ -8,29 +8,29 @@ from typing import Any
 
 from ...datasets.clusters import Cluster
 from ...datasets.devices import Device
-from ...datasets.truth import Failed, InferenceRow, NetworkRow, OperatorRow, Row, TrainingRow, Unsupported
+from ...datasets.truth import Failed, InferenceRow, NetworkRow, OperatorRow, Row, TrainingRow, UnsupportedRow
 from ...models.power import Limits
 from ..engines import Engine
 from ..predict.ops import predict_ops, with_power
 from ..report.answer import InferenceReport, Memory, StepReport
-from .cases import Case, Setting, cluster_of, device_of, inference_case, training_case
+from .cases import Question, ValidationSettings, cluster_of, device_of, inference_case, training_case
 from .metrics import grouped
 
 Progress = Callable[[int], None]
 
 
 @dataclass
-class Answers:
+class Predictions:
     """Predictions by row id and quantity, the rows that have none, and those whose simulation raised an error."""
 
     predicted: dict[str, dict[str, float]] = field(default_factory=dict)
-    unsupported: list[Unsupported] = field(default_factory=list)
+    unsupported: list[UnsupportedRow] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
 
     def left_out(self, row: Row, error: Exception) -> None:
         """Notes why a row has no prediction: opcast's own words for what it cannot do, else a failure."""
         if isinstance(error, ValueError) and type(error).__module__.startswith("opcast"):
-            self.unsupported.append(Unsupported(row.id, str(error)))
+            self.unsupported.append(UnsupportedRow(row.id, str(error)))
         else:
             self.failed.append(Failed.by(row.id, error))
 
@@ -39,7 +39,7 @@ class Answers:
 class Engines:
     """The engines of every device and cluster asked about, each built once."""
 
-    setting: Setting
+    setting: ValidationSettings
     built: dict[str, Engine] = field(default_factory=dict)
 
     def of(self, device: Device, cluster: Cluster | None = None) -> Engine:
@@ -50,9 +50,9 @@ class Engines:
         return self.built[key]
 
 
-def simulated(rows: Sequence[Row], setting: Setting, progress: Progress) -> Answers:
+def simulated(rows: Sequence[Row], setting: ValidationSettings, progress: Progress) -> Predictions:
     """Predictions of all rows: rows of one device and cluster together; ``progress`` is told how many are done."""
-    answers, engines = Answers(), Engines(setting)
+    answers, engines = Predictions(), Engines(setting)
     steps = [row for row in rows if isinstance(row, (TrainingRow, InferenceRow))]
     for members in grouped(steps, lambda row: (row.hardware.device, row.hardware.cluster, row.model)).values():
         for row in members:
@@ -69,7 +69,7 @@ def simulated(rows: Sequence[Row], setting: Setting, progress: Progress) -> Answ
     return answers
 
 
-def answered(answers: Answers, row: Row, ask: Callable[[], dict[str, float]]) -> None:
+def answered(answers: Predictions, row: Row, ask: Callable[[], dict[str, float]]) -> None:
     """Notes what ``ask`` gives for a row, or the reason that it gives nothing."""
     try:
         answers.predicted[row.id] = ask()
@@ -77,14 +77,14 @@ def answered(answers: Answers, row: Row, ask: Callable[[], dict[str, float]]) ->
         answers.left_out(row, error)
 
 
-def step_quantities(row: TrainingRow | InferenceRow, setting: Setting, engines: Engines) -> dict[str, float]:
+def step_quantities(row: TrainingRow | InferenceRow, setting: ValidationSettings, engines: Engines) -> dict[str, float]:
     """What a step's report says of the quantities that tables publish."""
     if isinstance(row, TrainingRow):
         return training_quantities(simulated_case(training_case(row, setting), setting, engines), row)
     return inference_quantities(simulated_case(inference_case(row, setting), setting, engines), row)
 
 
-def simulated_case(case: Case, setting: Setting, engines: Engines) -> StepReport | InferenceReport:
+def simulated_case(case: Question, setting: ValidationSettings, engines: Engines) -> StepReport | InferenceReport:
     """The report of a row's question."""
     from ..simulate import simulate
 
@@ -125,7 +125,9 @@ def network_quantities(row: NetworkRow) -> dict[str, float]:
     return {"latency": fabric.latency_us(row.collective, range(ranks), row.size_bytes, row.algorithm) * 1e-3}
 
 
-def operator_quantities(answers: Answers, rows: Sequence[OperatorRow], setting: Setting, engines: Engines) -> None:
+def operator_quantities(
+    answers: Predictions, rows: Sequence[OperatorRow], setting: ValidationSettings, engines: Engines
+) -> None:
     """Latencies of ops that share device, group and clock, asked together; those it cannot run one by one."""
     first = rows[0]
     try:

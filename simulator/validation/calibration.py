@@ -20,7 +20,7 @@ from ...datasets.ops import KINDS
 from ...datasets.truth import TrainingRow
 from ..report.answer import StepReport
 from .answers import Engines
-from .cases import Setting, training_case
+from .cases import ValidationSettings, training_case
 from .metrics import errors, grouped
 
 FAMILIES = ("gemm", "attention", "collective", "*")
@@ -66,7 +66,9 @@ def half(row: TrainingRow) -> int:
     return hashlib.sha256(name.encode()).digest()[0] % 2
 
 
-def calibrate(rows: Sequence[TrainingRow], setting: Setting, families: Sequence[str] = FAMILIES) -> list[Constants]:
+def calibrate(
+    rows: Sequence[TrainingRow], setting: ValidationSettings, families: Sequence[str] = FAMILIES
+) -> list[Constants]:
     """Constants of every framework and chip that the rows hold groups of both halves of."""
     made = []
     timed = [row for row in rows if "step_time" in row.measured]
@@ -84,7 +86,11 @@ def chip(row: TrainingRow) -> tuple[str, int]:
 
 
 def fit(
-    framework: str, devices: tuple[str, ...], rows: Sequence[TrainingRow], setting: Setting, families: Sequence[str]
+    framework: str,
+    devices: tuple[str, ...],
+    rows: Sequence[TrainingRow],
+    setting: ValidationSettings,
+    families: Sequence[str],
 ) -> Constants:
     """Constants of one framework on one chip: linearised around what is simulated."""
     engines = Engines(setting)
@@ -105,7 +111,7 @@ def fit(
 
 
 def refined(
-    rows: Sequence[TrainingRow], scale: dict[str, float], setting: Setting, engines: Engines
+    rows: Sequence[TrainingRow], scale: dict[str, float], setting: ValidationSettings, engines: Engines
 ) -> tuple[dict[str, float], float]:
     """Constants after a few linearised steps, the host's held, and their mean absolute log error."""
     for _ in range(ROUNDS):
@@ -120,7 +126,7 @@ def scored(found: Sequence[Observed], which: int) -> dict[str, float]:
 
 
 def observed(
-    rows: Sequence[TrainingRow], scale: Mapping[str, float], setting: Setting, engines: Engines
+    rows: Sequence[TrainingRow], scale: Mapping[str, float], setting: ValidationSettings, engines: Engines
 ) -> list[Observed]:
     """Every row simulated under the constants; rows that cannot be are left out."""
     from ..simulate import simulate

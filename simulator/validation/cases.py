@@ -20,7 +20,7 @@ PRACTICES = (*OVERLAPS, "pure_16_bit", "optimizer")  # the framework's affair, o
 
 
 @dataclass(frozen=True)
-class Setting:
+class ValidationSettings:
     """What the user chose for all rows: engines, figures of devices and clusters that differ, a framework for all.
 
     ``engine`` makes the engines of a device in a cluster (None: alone).
@@ -40,7 +40,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Case:
+class Question:
     """One question to the simulator."""
 
     config: Mapping[str, Any]
@@ -49,7 +49,7 @@ class Case:
     device: Device
 
 
-def training_case(row: TrainingRow, setting: Setting) -> Case:
+def training_case(row: TrainingRow, setting: ValidationSettings) -> Question:
     """A training row as a step; the errors of what it names, PlanError and WorkloadError."""
     layout, cluster = row.layout, cluster_of(row.hardware, setting)
     options = {name: value for name, value in row.options.items() if name not in PRACTICES}
@@ -81,10 +81,10 @@ def training_case(row: TrainingRow, setting: Setting) -> Case:
         options=options,
     )
     work = Work("train", seq_len=row.seq_len, micro_batch=row.micro_batch, global_batch=row.global_batch)
-    return Case(row.config, work, plan, device_of(row.hardware, setting))
+    return Question(row.config, work, plan, device_of(row.hardware, setting))
 
 
-def inference_case(row: InferenceRow, setting: Setting) -> Case:
+def inference_case(row: InferenceRow, setting: ValidationSettings) -> Question:
     """An inference row as a prompt or a generation; the errors of what it names, PlanError and WorkloadError."""
     parallel = Parallel(tp=row.layout.tp, pp=row.layout.pp, ep=row.layout.ep, dp=1)
     plan = Plan(
@@ -98,17 +98,17 @@ def inference_case(row: InferenceRow, setting: Setting) -> Case:
     )
     kind = "generate" if row.output_len > 1 else "prefill"
     work = Work(kind, batch=row.batch, input_len=row.input_len, output_len=row.output_len, cache="static")
-    return Case(row.config, work, plan, device_of(row.hardware, setting))
+    return Question(row.config, work, plan, device_of(row.hardware, setting))
 
 
-def device_of(hardware: Hardware, setting: Setting) -> Device:
+def device_of(hardware: Hardware, setting: ValidationSettings) -> Device:
     """The device of a row with the row's figures, then the user's."""
     figures = {**hardware.device_figures, **setting.device}
     known = load_device(hardware.device)
     return Device.from_dict(known.to_dict() | figures) if figures else known
 
 
-def cluster_of(hardware: Hardware, setting: Setting) -> Cluster:
+def cluster_of(hardware: Hardware, setting: ValidationSettings) -> Cluster:
     """The cluster of a row with the row's figures, then the user's; a plain server where none is shipped."""
     if {"id", "device"} <= setting.cluster.keys():
         chosen = Cluster.from_dict(setting.cluster)
@@ -120,7 +120,7 @@ def cluster_of(hardware: Hardware, setting: Setting) -> Cluster:
     return replace(Cluster(hardware.cluster, hardware.cluster, hardware.device, link=link), **figures)
 
 
-def stack_of(row: TrainingRow | InferenceRow, setting: Setting) -> Stack:
+def stack_of(row: TrainingRow | InferenceRow, setting: ValidationSettings) -> Stack:
     """The user's framework, else the row's, with what the row says that it did otherwise."""
     stack = setting.stack or load_stack(row.framework)
     overlap = tuple(group for name, group in OVERLAPS.items() if row.options.get(name) and group not in stack.overlap)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...datasets.truth import Failed, Unsupported
+from ...datasets.truth import Failed, UnsupportedRow
 
 Metrics = Mapping[str, Mapping[str, float]]
 
@@ -18,7 +18,7 @@ class RivalResult:
     name: str
     metrics: Metrics
     opcast: Metrics
-    unsupported: tuple[Unsupported, ...] = ()
+    unsupported: tuple[UnsupportedRow, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -43,7 +43,7 @@ class Validation:
     kind: str
     rows: int
     simulated: int
-    unsupported: tuple[Unsupported, ...]
+    unsupported: tuple[UnsupportedRow, ...]
     metrics: Metrics
     by_group: Mapping[str, Mapping[str, Metrics]]
     failed: tuple[Failed, ...] = ()

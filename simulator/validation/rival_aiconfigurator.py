@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...datasets.truth import InferenceRow, Row, Unsupported
+from ...datasets.truth import InferenceRow, Row, UnsupportedRow
 from .rivals import Answer, Rival, RivalError
 
 Estimate = Callable[..., Any]
@@ -46,14 +46,14 @@ def rival() -> Rival:
 def answer(rows: Sequence[Row], estimate: Estimate) -> Answer:
     """What it says of every row, and why it says nothing of the others."""
     found: dict[str, Mapping[str, float]] = {}
-    missing: list[Unsupported] = []
+    missing: list[UnsupportedRow] = []
     with tempfile.TemporaryDirectory() as folder:
         for row in rows:
             try:
                 found[row.id] = asked(row, estimate, Path(folder))
             except Exception as error:  # it raises errors of many kinds for what it has no tables of
                 why = str(error).strip().splitlines() or [type(error).__name__]
-                missing.append(Unsupported(row.id, why[0][:200]))
+                missing.append(UnsupportedRow(row.id, why[0][:200]))
     return found, tuple(missing)
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 
-from ...datasets.truth import Row, Unsupported
+from ...datasets.truth import Row, UnsupportedRow
 
-Answer = tuple[Mapping[str, Mapping[str, float]], tuple[Unsupported, ...]]
+Answer = tuple[Mapping[str, Mapping[str, float]], tuple[UnsupportedRow, ...]]
 Rival = Callable[[Sequence[Row]], Answer]
 RIVALS = {"table": "rivals", "aiconfigurator": "rival_aiconfigurator"}
 
@@ -33,7 +33,7 @@ def rival() -> Rival:
 
     def answer(rows: Sequence[Row]) -> Answer:
         known = {row.id: row.peer for row in rows if row.peer}
-        missing = tuple(Unsupported(row.id, "the table has no prediction of it") for row in rows if not row.peer)
+        missing = tuple(UnsupportedRow(row.id, "the table has no prediction of it") for row in rows if not row.peer)
         return known, missing
 
     return answer

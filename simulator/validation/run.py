@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from ...datasets.devices import load_device
-from ...datasets.truth import Row, Table, TrainingRow
+from ...datasets.truth import Row, TrainingRow, TruthTable
 from ..report.answer import ape
 from .answers import Progress, joined, simulated
 from .baseline import constant_mfu
-from .cases import Setting
+from .cases import ValidationSettings
 from .metrics import grouped, score, spearman, spread
 from .result import Metrics, RivalResult, Validation
 from .rivals import ask_rival
@@ -22,8 +22,8 @@ Predicted = Mapping[str, Mapping[str, float]]
 
 
 def validate(
-    table: Table,
-    setting: Setting,
+    table: TruthTable,
+    setting: ValidationSettings,
     rival: str = "",
     details: bool = False,
     progress: Progress = lambda done: None,

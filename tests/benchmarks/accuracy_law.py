@@ -13,13 +13,13 @@ import numpy as np
 from opcast.datasets.devices import Device, DeviceError, load_device
 from opcast.datasets.ops import KINDS
 from opcast.datasets.store import Store
-from opcast.models.table import Table, tables
+from opcast.models.table import MeasurementTable, tables
 
 FEWEST, MOST = 500, 20_000  # rows of a table: fewer are left out, of more some are drawn
 HELD = 0.9
 
 
-def tables_of(store: Store) -> Iterator[Table]:
+def tables_of(store: Store) -> Iterator[MeasurementTable]:
     """The tables of a store with enough rows, on devices that opcast knows."""
     for kind in (each for each in store.kinds() if each in KINDS):
         for device_id in store.devices(kind):
@@ -36,7 +36,7 @@ def known(store: Store, device_id: str) -> Device | None:
         return None
 
 
-def apart(table: Table) -> np.ndarray:
+def apart(table: MeasurementTable) -> np.ndarray:
     """|ln(measured / law)| of the rows, or of some of many."""
     if len(table) > MOST:
         table = table.take(np.sort(np.random.default_rng(0).permutation(len(table))[:MOST]))

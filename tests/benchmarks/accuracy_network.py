@@ -27,11 +27,11 @@ from opcast.datasets.devices import Device, load_device
 from opcast.models.candidates import Options
 from opcast.models.evaluation import evaluate
 from opcast.models.learning import learn
-from opcast.models.table import Table, take
+from opcast.models.table import MeasurementTable, take
 from opcast.simulator.engines.network import NetworkEngine
 from opcast.simulator.network.calibrate import fit
 from opcast.simulator.network.law import Tuning, collective_us
-from opcast.simulator.network.nccl import Groups
+from opcast.simulator.network.nccl import GroupShapes
 from opcast.simulator.network.tunings import tuning
 
 REFERENCE = Path(os.environ.get("OPCAST_REFERENCE") or Path(__file__).resolve().parents[3] / "shared")
@@ -74,13 +74,13 @@ def link(device: Device) -> str:
     return "nvlink" if device.link_gbps else "pcie"
 
 
-def groups(device: Device, ranks: np.ndarray) -> Groups:
+def groups(device: Device, ranks: np.ndarray) -> GroupShapes:
     many = ranks.astype(np.float64)
     gbps = device.link_gbps or device.pcie_gbps
-    return Groups(many, many, gbps, 1.0, link(device), generation=device.architecture)
+    return GroupShapes(many, many, gbps, 1.0, link(device), generation=device.architecture)
 
 
-def packed(device: Device, table: Any) -> dict[str, tuple[np.ndarray, Groups, np.ndarray]]:
+def packed(device: Device, table: Any) -> dict[str, tuple[np.ndarray, GroupShapes, np.ndarray]]:
     """Rows as :func:`fit` takes them."""
     return {
         kind: (each["size"].to_numpy(), groups(device, each.ranks.to_numpy()), each.us.to_numpy())
@@ -105,7 +105,7 @@ def start(device: Device) -> Tuning:
     return Tuning(nvls=0.0 if device.architecture == "ampere" else 0.5)
 
 
-def learnable(device: Device, kind: str, each: Any) -> Table:
+def learnable(device: Device, kind: str, each: Any) -> MeasurementTable:
     """Rows of one kind as predictors learn them."""
     many = each.ranks.to_numpy(dtype=np.int64)
     columns = {
@@ -115,7 +115,7 @@ def learnable(device: Device, kind: str, each: Any) -> Table:
         "link": np.full(len(many), 0 if link(device) == "nvlink" else 1),
     }
     texts = [np.full(len(many), text) for text in ("bf16", "bf16", "warm")]
-    return Table(kind, device, "nccl", columns, *texts, each.us.to_numpy())
+    return MeasurementTable(kind, device, "nccl", columns, *texts, each.us.to_numpy())
 
 
 def inside(folder: Path, device_id: str) -> Any:

@@ -30,7 +30,7 @@ from opcast.models.candidates import Options
 from opcast.models.evaluation import evaluate, summarise
 from opcast.models.learning import learn
 from opcast.models.splits import split
-from opcast.models.table import Table, TrainingError, tables
+from opcast.models.table import MeasurementTable, TrainingError, tables
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICES = ("h100_sxm", "h200_sxm", "b200_sxm")
@@ -142,14 +142,14 @@ def scored(store: Store, device: str, targets: list[Target], quick: bool) -> Ite
         yield from of_table(table, [target for target in targets if table.backend.startswith(target.backends)])
 
 
-def thinned(table: Table) -> Table:
+def thinned(table: MeasurementTable) -> MeasurementTable:
     """Whole groups of a table, about 12,000 rows."""
     parts = max(1, round(len(table) / QUICK_ROWS))
     folds = split(table.kind, table.columns, parts, seed=7)
     return table.take(np.flatnonzero((folds.fold == 0) | (folds.fold == -1))) if parts > 1 else table
 
 
-def of_table(table: Table, targets: list[Target]) -> Iterator[dict[str, Any]]:
+def of_table(table: MeasurementTable, targets: list[Target]) -> Iterator[dict[str, Any]]:
     """The targets of one table; it is learned once for all of them."""
     options = Options().for_kind(table.kind)
     ops = table.frame()

@@ -15,7 +15,7 @@ from opcast.datasets.clusters import Cluster
 from opcast.datasets.devices import Device
 from opcast.datasets.truth import TrainingRow, read_table
 from opcast.simulator.engines import Engine, build_engine
-from opcast.simulator.validation import Setting
+from opcast.simulator.validation import ValidationSettings
 from opcast.simulator.validation.calibration import calibrate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--graphs", type=Path, default=Path.home() / ".opcast" / "graphs")
     chosen = parser.parse_args()
     rows = [row for path in chosen.tables for row in read_table(path).rows if isinstance(row, TrainingRow)]
-    for made in calibrate(rows[:: chosen.every], Setting(engine, chosen.graphs)):
+    for made in calibrate(rows[:: chosen.every], ValidationSettings(engine, chosen.graphs)):
         print(f"{made.framework} on {', '.join(made.devices)}: {dict(made.scale)}")
         for name in ("fitted", "held_out", "held_out_before"):
             print(f"  {name}:", ", ".join(f"{key} {value:.1f}" for key, value in getattr(made, name).items()))

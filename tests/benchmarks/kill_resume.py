@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 from opcast.datasets.store import Store
-from opcast.harness.plan import Plan, build_plan
+from opcast.harness.plan import CampaignPlan, build_plan
 
 QUICK = Path(__file__).resolve().parents[2] / "conf" / "campaign" / "quick.yaml"
 DRIVER = """
@@ -35,7 +35,7 @@ print(run(plan, store, lambda p: print(p.done, p.done + p.waiting, flush=True)).
 """
 
 
-def make_plan(budget_s: float, seed: int) -> Plan:
+def make_plan(budget_s: float, seed: int) -> CampaignPlan:
     """The quick campaign for this CPU; without a deadline, so that it always ends complete."""
     spec: dict[str, Any] = yaml.safe_load(QUICK.read_text())
     spec["budget_s"] = budget_s

@@ -36,7 +36,7 @@ from opcast.models.intervals import calibrate, classes_of
 from opcast.models.learning import task_of
 from opcast.models.predictor import MODEL, Predictor, load
 from opcast.models.registry import Registry
-from opcast.models.table import Table, tables
+from opcast.models.table import MeasurementTable, tables
 from opcast.models.trees import from_lightgbm
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -118,7 +118,7 @@ def trained(store: str | None) -> Predictor:
     return fitted(table)
 
 
-def fitted(table: Table) -> Predictor:
+def fitted(table: MeasurementTable) -> Predictor:
     """A predictor without evaluation: its interval is that of the rows it was fitted on."""
     options = Options().for_kind(table.kind)
     ops, names = table.frame(), feature_names(table.kind)

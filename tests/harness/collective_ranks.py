@@ -10,7 +10,7 @@ import sys
 import torch
 import torch.distributed as dist
 from opcast.datasets.ops import make_op
-from opcast.harness.collective_calls import CALLS, IN_PLACE, Setting, Transfer
+from opcast.harness.collective_calls import CALLS, IN_PLACE, CallSetting, ReadyCollective
 from opcast.harness.environment import use_loopback
 
 
@@ -30,7 +30,7 @@ def expected(kind: str, sources: list[torch.Tensor], rank: int) -> torch.Tensor:
 def check(kind: str, rank: int, ranks: int, in_place: bool) -> None:
     """Run a call on whole numbers, which add up exactly, and compare."""
     op = make_op(kind, size_bytes=48 * ranks * 5, ranks=ranks, dtype="fp32")
-    transfer: Transfer = CALLS[kind](Setting(op, dist.group.WORLD, rank, "cpu", in_place))
+    transfer: ReadyCollective = CALLS[kind](CallSetting(op, dist.group.WORLD, rank, "cpu", in_place))
     transfer.source.copy_(torch.arange(transfer.source.numel()) + 1000 * rank)
     sources = [torch.empty_like(transfer.source) for _ in range(ranks)]
     dist.all_gather(sources, transfer.source.clone())
@@ -47,7 +47,7 @@ def check_exchange(rank: int, ranks: int, mode: str) -> None:
     dims = {"tokens": 7, "hidden": 8, "topk": 3, "experts": 4 * ranks, "ranks": ranks, "mode": mode}
     made = {}
     for kind in ("ep_dispatch", "ep_combine"):
-        setting = Setting(make_op(kind, "fp32", **dims), dist.group.WORLD, rank, "cpu", False)
+        setting = CallSetting(make_op(kind, "fp32", **dims), dist.group.WORLD, rank, "cpu", False)
         made[kind] = CALLS[kind](setting)
     there, back = made["ep_dispatch"], made["ep_combine"]
     there.source.copy_((torch.arange(7) + 100.0 * rank + 1.0)[:, None].expand(7, 8))

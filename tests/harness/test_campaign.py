@@ -25,7 +25,7 @@ from opcast.harness.campaign import CampaignError, Progress, Summary, canary_run
 from opcast.harness.command import describe, duration, progress_line
 from opcast.harness.environment import cpu_device_id
 from opcast.harness.measuring import outcome
-from opcast.harness.plan import FIRST_OF_KIND, Case, Plan, Settings, build_plan
+from opcast.harness.plan import FIRST_OF_KIND, CampaignPlan, Case, Settings, build_plan
 from opcast.harness.supervisor import Supervisor
 
 pytest.importorskip("torch")
@@ -34,7 +34,7 @@ MISBEHAVING = (str(Path(__file__).with_name("misbehaving_worker.py")),)
 FAST = Settings(threads=1, case_budget_s=0.002, ci_width=0.5, case_timeout_s=30.0, batch_size=4)
 
 
-def small_plan(count: int, canaries: int = 0, **settings: Any) -> Plan:
+def small_plan(count: int, canaries: int = 0, **settings: Any) -> CampaignPlan:
     """Cases of a millisecond or so."""
     spec = {
         "name": "small",
@@ -150,7 +150,7 @@ def test_the_record_of_a_campaign_tells_what_its_rows_do_not(store: Store) -> No
     plan = small_plan(3)
     summary = run(plan, store)
     record = json.loads((store.path / "runs" / f"{summary.run_id}.json").read_text())
-    assert Plan.from_json(json.dumps(record["plan"])) == plan
+    assert CampaignPlan.from_json(json.dumps(record["plan"])) == plan
     assert record["allocator"]["MALLOC_MMAP_MAX_"] == "0"
     assert record["environment"]["device_id"] == summary.device_id
 
@@ -195,7 +195,7 @@ def misbehave(store: Store, backends: list[str], **settings: Any) -> tuple[Summa
     healthy = [Case(make_op("reduce", outer=4, length=n, dtype="fp32")) for n in range(1, 6)]
     bad = [Case(make_op("gelu", rows=4, cols=4, dtype="fp32"), backend) for backend in backends]
     cases = [case for pair in zip(bad, healthy, strict=False) for case in pair] + healthy[len(bad) :]
-    plan = Plan("bad", tuple(cases), (), replace(FAST, **settings))
+    plan = CampaignPlan("bad", tuple(cases), (), replace(FAST, **settings))
     summary = run(plan, store, measurer=Supervisor(plan.settings, worker=MISBEHAVING))
     assert summary.done == summary.total == len(cases)
     assert sum(row["kind"] == "reduce" and row["status"] == "ok" for row in rows(store)) == len(healthy)
@@ -243,7 +243,7 @@ def test_a_worker_killed_for_want_of_memory(store: Store) -> None:
 def test_a_case_beyond_the_memory_limit_is_oom(store: Store) -> None:
     large = Case(make_op("gelu", rows=1024, cols=1 << 17, dtype="fp32"))
     small = Case(make_op("gelu", rows=2, cols=2, dtype="fp32"))
-    plan = Plan("memory", (large, small), (), replace(FAST, max_bytes=256 << 20))
+    plan = CampaignPlan("memory", (large, small), (), replace(FAST, max_bytes=256 << 20))
     assert run(plan, store).statuses == {"oom": 1, "ok": 1}
 
 
@@ -258,7 +258,7 @@ def test_endless_deaths_end_the_campaign(store: Store, monkeypatch: pytest.Monke
     monkeypatch.setattr("opcast.harness.campaign.MOST_DEATHS_IN_A_ROW", 2)
     healthy = tuple(Case(make_op("reduce", outer=1, length=n, dtype="fp32")) for n in (1, 2))
     bad = tuple(Case(make_op("gelu", rows=n, cols=4, dtype="fp32"), "exit") for n in (1, 2, 3))
-    plan = Plan("deaths", healthy + bad, (), FAST)
+    plan = CampaignPlan("deaths", healthy + bad, (), FAST)
     with pytest.raises(CampaignError, match="2 cases in a row"):
         run(plan, store, measurer=Supervisor(plan.settings, worker=MISBEHAVING))
     assert [row["status"] for row in rows(store)] == ["ok", "ok"]
@@ -310,13 +310,13 @@ print(summary.outcome, flush=True)
 
 
 @pytest.fixture
-def launch(tmp_path: Path, store: Store) -> Iterator[Callable[[Plan], subprocess.Popen[str]]]:
+def launch(tmp_path: Path, store: Store) -> Iterator[Callable[[CampaignPlan], subprocess.Popen[str]]]:
     """Starts a campaign in a process of its own, which prints how far it is."""
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
     started: list[subprocess.Popen[str]] = []
 
-    def start(plan: Plan) -> subprocess.Popen[str]:
+    def start(plan: CampaignPlan) -> subprocess.Popen[str]:
         (tmp_path / "plan.json").write_text(plan.to_json())
         command = [sys.executable, "-P", str(script), str(tmp_path / "plan.json"), str(store.path)]
         started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
@@ -349,7 +349,7 @@ def workers_of(parent: int) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="kills and counts processes as Linux does")
 def test_killed_ten_times_nothing_is_lost_and_nothing_is_measured_twice(
-    store: Store, launch: Callable[[Plan], subprocess.Popen[str]]
+    store: Store, launch: Callable[[CampaignPlan], subprocess.Popen[str]]
 ) -> None:
     plan = small_plan(400, canaries=2, canary_every=50)
     random = Random(7)
@@ -376,7 +376,7 @@ def test_killed_ten_times_nothing_is_lost_and_nothing_is_measured_twice(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="kills and counts processes as Linux does")
-def test_a_worker_dies_with_its_campaign(launch: Callable[[Plan], subprocess.Popen[str]]) -> None:
+def test_a_worker_dies_with_its_campaign(launch: Callable[[CampaignPlan], subprocess.Popen[str]]) -> None:
     process = launch(small_plan(3000))
     first_report(process)
     workers = workers_of(process.pid)
@@ -392,7 +392,7 @@ def test_a_worker_dies_with_its_campaign(launch: Callable[[Plan], subprocess.Pop
 @pytest.mark.skipif(sys.platform != "linux", reason="kills and counts processes as Linux does")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_campaign_with_its_rows_written(
-    store: Store, launch: Callable[[Plan], subprocess.Popen[str]], number: signal.Signals
+    store: Store, launch: Callable[[CampaignPlan], subprocess.Popen[str]], number: signal.Signals
 ) -> None:
     process = launch(small_plan(3000, batch_size=1000))
     first_report(process)
@@ -408,7 +408,9 @@ def test_a_signal_ends_a_campaign_with_its_rows_written(
     assert process.returncode == 0
 
 
-def test_two_processes_cannot_run_one_campaign(store: Store, launch: Callable[[Plan], subprocess.Popen[str]]) -> None:
+def test_two_processes_cannot_run_one_campaign(
+    store: Store, launch: Callable[[CampaignPlan], subprocess.Popen[str]]
+) -> None:
     plan = small_plan(3000)
     first_report(launch(plan))
     with pytest.raises(CampaignError, match="is running in this store already"):

@@ -17,7 +17,7 @@ from opcast.datasets.store import Store
 from opcast.harness.campaign import localized, run
 from opcast.harness.collective_calls import CALLS, IN_PLACE
 from opcast.harness.collectives import detect_link
-from opcast.harness.plan import Case, Plan, Settings, build_plan, localize
+from opcast.harness.plan import CampaignPlan, Case, Settings, build_plan, localize
 from opcast.harness.supervisor import Supervisor
 
 distributed = pytest.importorskip("torch.distributed")
@@ -31,7 +31,7 @@ EXCHANGES = ("ep_dispatch", "ep_combine")
 COLLECTIVES = tuple(kind for kind in CALLS if kind not in EXCHANGES)
 
 
-def collective_plan(kinds: Iterable[str] = COLLECTIVES) -> Plan:
+def collective_plan(kinds: Iterable[str] = COLLECTIVES) -> CampaignPlan:
     entries = [
         {
             "kind": kind,
@@ -110,7 +110,7 @@ def test_exchanges_between_experts_are_measured(tmp_path: Path) -> None:
         (kind, mode, 2) for kind in EXCHANGES for mode in (0, 1)
     }
     lost = Case(make_op("ep_dispatch", tokens=4, hidden=64, topk=2, experts=13, ranks=2), "gloo")
-    assert run(Plan("uneven", (lost,), (), FAST), store).statuses == {"unsupported": 1}
+    assert run(CampaignPlan("uneven", (lost,), (), FAST), store).statuses == {"unsupported": 1}
 
 
 def test_what_cannot_run_is_said_and_the_ranks_go_on(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_what_cannot_run_is_said_and_the_ranks_go_on(tmp_path: Path) -> None:
     }
     cases = [Case(op, "gloo") for op in ops.values()]
     cases += [Case(ops["ok"], "nccl"), Case(ops["ok"], "gloo:inplace"), Case(ops["ok"], "gloo", "cold")]
-    summary = run(Plan("bad", tuple(cases), (), FAST), store)
+    summary = run(CampaignPlan("bad", tuple(cases), (), FAST), store)
     assert summary.statuses == {"ok": 2, "unsupported": 6, "error": 1}
     assert summary.restarts == 1
     errors = " | ".join(row["error"] or "" for row in rows(store))
@@ -204,7 +204,7 @@ def test_the_link_is_found_or_given() -> None:
 def test_a_given_link_is_taken(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     op = make_op("broadcast", size_bytes=1024, ranks=2, dtype="fp32", link="nvlink", ranks_per_node=8)
-    plan = Plan("given", (Case(op, "gloo"),), (), Settings(**{**vars(FAST), "link": "roce"}))
+    plan = CampaignPlan("given", (Case(op, "gloo"),), (), Settings(**{**vars(FAST), "link": "roce"}))
     assert run(plan, store).statuses == {"ok": 1}
     (row,) = rows(store)
     assert (LINKS[row["link"]], row["ranks_per_node"]) == ("roce", 2)
@@ -212,5 +212,5 @@ def test_a_given_link_is_taken(tmp_path: Path) -> None:
 
 def test_a_planned_link_stays() -> None:
     op = make_op("broadcast", size_bytes=1024, ranks=2, dtype="fp32", link="nvlink", ranks_per_node=8)
-    plan = Plan("planned", (Case(op, "gloo"),), (), Settings(link="planned"))
+    plan = CampaignPlan("planned", (Case(op, "gloo"),), (), Settings(link="planned"))
     assert localized(plan, {"link": "pcie", "ranks_per_node": 2}) == plan

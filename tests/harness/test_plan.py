@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opcast.datasets.ops import KINDS, OpError, make_op
 from opcast.harness.axes import ALIGNMENTS, AxisError, align, evaluate, parse_axis
-from opcast.harness.plan import FIRST_OF_KIND, Case, Plan, PlanError, Settings, build_plan
+from opcast.harness.plan import FIRST_OF_KIND, CampaignPlan, CampaignPlanError, Case, Settings, build_plan
 
 CAMPAIGNS = sorted((Path(__file__).resolve().parents[2] / "conf" / "campaign").glob("*.yaml"))
 
@@ -35,7 +35,7 @@ def gemm_spec(**changes: Any) -> dict[str, Any]:
     return {"name": "t", "dtype": "fp32", "cache": ["cold", "warm"], "cases": [{**entry, **changes}]}
 
 
-def ops(plan: Plan) -> set[tuple[int, ...]]:
+def ops(plan: CampaignPlan) -> set[tuple[int, ...]]:
     return {case.op.dims for case in plan.cases}
 
 
@@ -124,7 +124,7 @@ def test_formulas_can_do_nothing_else(formula: str) -> None:
 def test_a_plan_is_deterministic_and_survives_its_file() -> None:
     plan = build_plan(gemm_spec())
     assert build_plan(gemm_spec()) == plan
-    assert Plan.from_json(plan.to_json()) == plan
+    assert CampaignPlan.from_json(plan.to_json()) == plan
     assert build_plan({**gemm_spec(), "settings": {"seed": 1}}).cases != plan.cases
     assert len(plan.cases) == len(set(plan.cases)) == 60
 
@@ -139,7 +139,7 @@ def test_product_zip_and_each() -> None:
     by_op = Counter(case.op for case in drawn.cases)
     assert set(by_op.values()) == {2}
     assert len(by_op) == 30
-    with pytest.raises(PlanError, match="as many values"):
+    with pytest.raises(CampaignPlanError, match="as many values"):
         build_plan({"name": "t", "cases": [{"kind": "gemm", **axes, "k": [1, 2, 3], "zip": True}]})
 
 
@@ -171,7 +171,7 @@ def test_limits_drop_what_is_too_large_and_the_sample_stays_full() -> None:
     assert max(float(c.op.cost.bytes) for c in plan.cases) <= 2e7
     small = build_plan({**gemm_spec(), "settings": {"max_bytes": 10**6}})
     assert max(float(c.op.cost.bytes) for c in small.cases) <= 1e6
-    with pytest.raises(PlanError, match="passes its limits"):
+    with pytest.raises(CampaignPlanError, match="passes its limits"):
         build_plan(gemm_spec(max_flops=1))
 
 
@@ -191,7 +191,7 @@ def test_the_budget_decides_how_many() -> None:
     counts = [len(build_plan({**spec, "budget_s": seconds}).cases) for seconds in (1, 10, 100)]
     assert counts == [8, 20, 200]
     assert build_plan({**spec, "budget_s": 100}).settings.deadline_s == 150
-    with pytest.raises(PlanError, match="budget_s"):
+    with pytest.raises(CampaignPlanError, match="budget_s"):
         build_plan(spec)
 
 
@@ -266,9 +266,9 @@ def test_identity_ignores_operational_settings_and_order() -> None:
     plan = build_plan(gemm_spec())
     changed = {"case_timeout_s": 1.0, "batch_size": 3, "canary_every": 0, "deadline_s": 5.0, "start_timeout_s": 9.0}
     assert build_plan({**gemm_spec(), "settings": changed}).identity == plan.identity
-    assert Plan(plan.name, plan.cases[::-1], plan.canaries, plan.settings).identity == plan.identity
+    assert CampaignPlan(plan.name, plan.cases[::-1], plan.canaries, plan.settings).identity == plan.identity
     assert build_plan({**gemm_spec(), "settings": {"ci_width": 0.5}}).identity != plan.identity
-    assert Plan(plan.name, plan.cases[1:], plan.canaries, plan.settings).identity != plan.identity
+    assert CampaignPlan(plan.name, plan.cases[1:], plan.canaries, plan.settings).identity != plan.identity
 
 
 @pytest.mark.parametrize(
@@ -296,21 +296,21 @@ def test_identity_ignores_operational_settings_and_order() -> None:
     ],
 )
 def test_bad_specifications_are_one_clear_line(spec: dict[str, Any], words: str) -> None:
-    with pytest.raises((PlanError, OpError), match=words) as caught:
+    with pytest.raises((CampaignPlanError, OpError), match=words) as caught:
         build_plan(spec)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 99}', "null", '{"format": 1, "name": "x"}'])
 def test_damaged_plans_are_refused(text: str) -> None:
-    with pytest.raises(PlanError):
-        Plan.from_json(text)
+    with pytest.raises(CampaignPlanError):
+        CampaignPlan.from_json(text)
 
 
 def test_a_newer_plan_says_so() -> None:
     values = json.loads(build_plan(gemm_spec()).to_json())
-    with pytest.raises(PlanError, match="update opcast"):
-        Plan.from_json(json.dumps({**values, "format": 2}))
+    with pytest.raises(CampaignPlanError, match="update opcast"):
+        CampaignPlan.from_json(json.dumps({**values, "format": 2}))
 
 
 def test_planning_needs_neither_torch_nor_yaml() -> None:
@@ -350,13 +350,13 @@ def specification(path: Path, device: str) -> dict[str, Any]:
 def test_shipped_campaigns_can_be_planned(path: Path, device: str) -> None:
     plan = build_plan(specification(path, device))
     assert plan.name == path.stem
-    assert Plan.from_json(plan.to_json()) == plan
+    assert CampaignPlan.from_json(plan.to_json()) == plan
     assert all(c.cache == "warm" for c in plan.cases if c.op.kind == "host_overhead")
     heads = [c.op for c in plan.cases if c.op.kind.startswith("attention")]
     assert all(op.heads_q % op.heads_kv == 0 for op in heads)
 
 
-def shipped(name: str, device: str) -> Plan:
+def shipped(name: str, device: str) -> CampaignPlan:
     path = next(path for path in CAMPAIGNS if path.stem == name)
     return build_plan(specification(path, device))
 

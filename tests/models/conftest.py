@@ -8,7 +8,7 @@ import pytest
 from opcast.datasets.devices import Device
 from opcast.models import analytical
 from opcast.models.candidates import Interpolation, LightGBM, Options, RandomForest
-from opcast.models.training import Outcome, Table, fit, tables
+from opcast.models.training import MeasurementTable, TrainingOutcome, fit, tables
 
 GPU = Device(
     id="h100_like",
@@ -97,11 +97,11 @@ def rows() -> pa.Table:
 
 
 @pytest.fixture(scope="session")
-def measurements(rows: pa.Table) -> Table:
+def measurements(rows: pa.Table) -> MeasurementTable:
     (made,) = tables("gemm", rows, CPU, "fingerprint-1")
     return made
 
 
 @pytest.fixture(scope="session")
-def outcome(measurements: Table) -> Outcome:
+def outcome(measurements: MeasurementTable) -> TrainingOutcome:
     return fit(measurements, FAST)

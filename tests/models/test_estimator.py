@@ -13,7 +13,7 @@ from opcast.datasets.ops import OpError
 from opcast.models.candidates import Options
 from opcast.models.estimator import FeatureRegressor, OpLatencyRegressor, feature_frame, predict_frame
 from opcast.models.features import feature_names
-from opcast.models.training import Outcome
+from opcast.models.training import TrainingOutcome
 
 pandas = pytest.importorskip("pandas")
 pytest.importorskip("sklearn")
@@ -25,7 +25,9 @@ def frame(rows: pa.Table) -> tuple[pandas.DataFrame, np.ndarray]:
     return ops.drop(columns="latency_us"), ops["latency_us"].to_numpy()
 
 
-def test_a_trained_predictor_answers_through_it(outcome: Outcome, frame: tuple[pandas.DataFrame, np.ndarray]) -> None:
+def test_a_trained_predictor_answers_through_it(
+    outcome: TrainingOutcome, frame: tuple[pandas.DataFrame, np.ndarray]
+) -> None:
     ops, latency = frame
     estimator = OpLatencyRegressor.of(outcome.predictor)
     answers = estimator.predict(ops)
@@ -34,7 +36,7 @@ def test_a_trained_predictor_answers_through_it(outcome: Outcome, frame: tuple[p
     assert estimator.score(ops, latency) > 0.95
 
 
-def test_choices_may_be_named_and_defaults_left_out(outcome: Outcome) -> None:
+def test_choices_may_be_named_and_defaults_left_out(outcome: TrainingOutcome) -> None:
     named = pandas.DataFrame({"m": [64], "n": [1024], "k": [1024], "layout": ["nt"], "dtype": ["float32"]})
     plain = pandas.DataFrame({"m": [64], "n": [1024], "k": [1024], "dtype": ["fp32"]})
     assert predict_frame(outcome.predictor, named).equals(predict_frame(outcome.predictor, plain))
@@ -61,7 +63,7 @@ def test_scikit_learns_own_tools_take_it(
 
 
 def test_a_fitted_estimator_travels_between_processes(
-    outcome: Outcome, frame: tuple[pandas.DataFrame, np.ndarray]
+    outcome: TrainingOutcome, frame: tuple[pandas.DataFrame, np.ndarray]
 ) -> None:
     estimator = OpLatencyRegressor.of(outcome.predictor)
     again = pickle.loads(pickle.dumps(estimator))
@@ -74,7 +76,7 @@ def described(cpu: Device, frame: tuple[pandas.DataFrame, np.ndarray]) -> pandas
 
 
 def test_the_documented_features_are_enough_to_answer(
-    outcome: Outcome, frame: tuple[pandas.DataFrame, np.ndarray], described: pandas.DataFrame
+    outcome: TrainingOutcome, frame: tuple[pandas.DataFrame, np.ndarray], described: pandas.DataFrame
 ) -> None:
     estimator = FeatureRegressor.of(outcome.predictor)
     answers = estimator.predict(described)
@@ -122,7 +124,7 @@ def test_a_feature_regressor_follows_the_protocol(
         estimator.set_params(device=None)
 
 
-def test_features_that_do_not_fit_are_named(outcome: Outcome, described: pandas.DataFrame) -> None:
+def test_features_that_do_not_fit_are_named(outcome: TrainingOutcome, described: pandas.DataFrame) -> None:
     estimator = FeatureRegressor.of(outcome.predictor)
     with pytest.raises(OpError, match="lacks feature 'size_k' of gemm"):
         estimator.predict(described.drop(columns="size_k"))

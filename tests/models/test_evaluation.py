@@ -16,7 +16,7 @@ from opcast.models.evaluation import ape, cross_fit, evaluate, summarise
 from opcast.models.learning import choose, learn
 from opcast.models.predictor import load
 from opcast.models.splits import split
-from opcast.models.table import Table, tables
+from opcast.models.table import MeasurementTable, tables
 from opcast.models.training import fit
 
 FIGURES = {"n", "median_ape", "mean_ape", "p90_ape", "max_ape", "bias", "coverage", "interval_width", "split", "chosen"}
@@ -27,7 +27,7 @@ def trees(fast: Options) -> Options:
     return dataclasses.replace(fast, candidates=("calibrated", "lightgbm"))
 
 
-def reduce_rows(device: Device, wave: float = 0.2) -> Table:
+def reduce_rows(device: Device, wave: float = 0.2) -> MeasurementTable:
     """All-reduces of 2, 4 and 8 ranks over twelve octaves, with an efficiency that varies with size and ranks."""
     sizes, ranks = (each.ravel() for each in np.meshgrid(2 ** np.arange(16, 30), [2, 4, 8]))
     columns = {"size_bytes": sizes, "ranks": ranks, "ranks_per_node": np.full(42, 8), "link": np.zeros(42, dtype=int)}
@@ -60,7 +60,7 @@ def test_errors_are_what_the_contract_says() -> None:
     assert summarise(np.log(measured / predicted))["bias"] == pytest.approx(-10 / 3)
 
 
-def test_every_mode_reports_the_same_figures(measurements: Table, trees: Options) -> None:
+def test_every_mode_reports_the_same_figures(measurements: MeasurementTable, trees: Options) -> None:
     result = fit(
         measurements, dataclasses.replace(trees, evaluations=("random", "groups", "extrapolate", "ranks"))
     ).result
@@ -76,19 +76,19 @@ def test_every_mode_reports_the_same_figures(measurements: Table, trees: Options
     assert reports["groups"]["n"] == 240 > reports["extrapolate m"]["n"] > 20
 
 
-def test_the_predictor_does_not_depend_on_what_is_reported(measurements: Table, trees: Options) -> None:
+def test_the_predictor_does_not_depend_on_what_is_reported(measurements: MeasurementTable, trees: Options) -> None:
     plain = fit(measurements, trees).predictor
     asked = fit(measurements, dataclasses.replace(trees, evaluations=("extrapolate", "random"))).predictor
     assert plain.model_bytes() == asked.model_bytes()
 
 
-def test_where_no_mode_applies_groups_are_reported(measurements: Table, trees: Options) -> None:
+def test_where_no_mode_applies_groups_are_reported(measurements: MeasurementTable, trees: Options) -> None:
     result = fit(measurements, dataclasses.replace(trees, evaluations=("ranks",))).result
     assert result["split"] == "3-fold, grouped by (n, k)"
     assert list(result["evaluations"]) == ["ranks", "groups"]
 
 
-def test_rows_held_out_cannot_change_their_own_answers(measurements: Table, trees: Options) -> None:
+def test_rows_held_out_cannot_change_their_own_answers(measurements: MeasurementTable, trees: Options) -> None:
     """Spoiling the latencies beyond a size leaves the answers to them as they were: nothing was learned from them."""
     ops = measurements.frame()
     far = measurements.columns["m"] > measurements.columns["m"].max() / 10
@@ -123,7 +123,7 @@ def test_collectives_are_lines_over_size_and_survive_storage(gpu: Device, tmp_pa
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_baselines_answer_every_op_and_know_nothing_of_its_latency(measurements: Table, name: str) -> None:
+def test_baselines_answer_every_op_and_know_nothing_of_its_latency(measurements: MeasurementTable, name: str) -> None:
     known, asked = measurements.take(np.arange(200)), measurements.take(np.arange(200, 240))
     parts = known.frame(), asked.frame()
     answers = BASELINES[name](known, parts[0], asked, parts[1])

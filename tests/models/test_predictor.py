@@ -15,7 +15,7 @@ from opcast.datasets.devices import Device, load_device
 from opcast.datasets.ops import make_op
 from opcast.models import predictor as predictor_module
 from opcast.models.predictor import CARD, CHUNK, MODEL, Predictor, PredictorError, load, read_card
-from opcast.models.training import Outcome
+from opcast.models.training import TrainingOutcome
 
 COLUMNS = {
     "batch": np.array([1, 1, 1]),
@@ -36,17 +36,17 @@ print(sorted({"sklearn", "lightgbm", "numba", "pandas", "mlflow", "scipy", "torc
 
 
 @pytest.fixture
-def saved(outcome: Outcome, tmp_path: Path) -> Path:
+def saved(outcome: TrainingOutcome, tmp_path: Path) -> Path:
     return outcome.predictor.save(tmp_path / "1")
 
 
-def test_a_loaded_predictor_answers_as_the_trained_one(outcome: Outcome, saved: Path) -> None:
+def test_a_loaded_predictor_answers_as_the_trained_one(outcome: TrainingOutcome, saved: Path) -> None:
     mine, theirs = outcome.predictor.predict(COLUMNS, "fp32"), load(saved).predict(COLUMNS, "fp32")
     for each in ("latency_us", "low_us", "high_us", "in_envelope"):
         assert getattr(mine, each).tolist() == getattr(theirs, each).tolist()
 
 
-def test_intervals_hold_the_answer_and_widen_outside(outcome: Outcome) -> None:
+def test_intervals_hold_the_answer_and_widen_outside(outcome: TrainingOutcome) -> None:
     made = outcome.predictor.predict(COLUMNS, "fp32")
     assert (made.low_us < made.latency_us).all()
     assert (made.latency_us < made.high_us).all()
@@ -55,7 +55,9 @@ def test_intervals_hold_the_answer_and_widen_outside(outcome: Outcome) -> None:
     assert width[2] > 1.5 * width[:2].max()
 
 
-def test_another_device_is_outside_and_its_own_id_keeps_the_trained_figures(outcome: Outcome, gpu: Device) -> None:
+def test_another_device_is_outside_and_its_own_id_keeps_the_trained_figures(
+    outcome: TrainingOutcome, gpu: Device
+) -> None:
     predictor = outcome.predictor
     own = predictor.predict(COLUMNS, "fp32")
     probed_again = dataclasses.replace(predictor.device, memory_gbps=predictor.device.memory_gbps * 2)
@@ -65,7 +67,7 @@ def test_another_device_is_outside_and_its_own_id_keeps_the_trained_figures(outc
     assert (other.latency_us < own.latency_us).all()
 
 
-def test_a_predictor_of_any_device_knows_those_like_its_donors(outcome: Outcome) -> None:
+def test_a_predictor_of_any_device_knows_those_like_its_donors(outcome: TrainingOutcome) -> None:
     stand_in = dataclasses.replace(load_device("h100_sxm"), id="any")
     trained = dataclasses.replace(
         outcome.predictor, device=stand_in, card={"device_figures": [load_device("h100_sxm").to_dict()]}
@@ -77,7 +79,7 @@ def test_a_predictor_of_any_device_knows_those_like_its_donors(outcome: Outcome)
     assert (unlike.high_us / unlike.latency_us)[:2] == pytest.approx((like.high_us / like.latency_us)[:2], rel=0.5)
 
 
-def test_a_list_of_ops_is_answered_in_its_order(outcome: Outcome) -> None:
+def test_a_list_of_ops_is_answered_in_its_order(outcome: TrainingOutcome) -> None:
     ops = [make_op("gemm", m=m, n=1024, k=512, dtype=dtype) for m in (8, 64) for dtype in ("fp32", "bf16")]
     whole = outcome.predictor.predict_ops(ops)
     alone = [float(outcome.predictor.predict_ops([op]).latency_us[0]) for op in ops]
@@ -87,7 +89,7 @@ def test_a_list_of_ops_is_answered_in_its_order(outcome: Outcome) -> None:
         outcome.predictor.predict_ops([make_op("rms_norm", rows=1, cols=8)])
 
 
-def test_saving_twice_gives_the_same_bytes_and_overwrites_nothing(outcome: Outcome, saved: Path) -> None:
+def test_saving_twice_gives_the_same_bytes_and_overwrites_nothing(outcome: TrainingOutcome, saved: Path) -> None:
     again = outcome.predictor.save(saved.parent / "2")
     assert (again / MODEL).read_bytes() == (saved / MODEL).read_bytes()
     with pytest.raises(FileExistsError):
@@ -100,7 +102,7 @@ def test_loading_and_predicting_need_numpy_only(saved: Path) -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_a_single_warm_prediction_takes_milliseconds_at_most(outcome: Outcome) -> None:
+def test_a_single_warm_prediction_takes_milliseconds_at_most(outcome: TrainingOutcome) -> None:
     one = {name: values[:1] for name, values in COLUMNS.items()}
     times = []
     for _ in range(30):
@@ -147,7 +149,7 @@ def test_missing_parts_are_named(saved: Path) -> None:
         load(saved.parent / "nowhere")
 
 
-def test_pickled_arrays_are_refused(outcome: Outcome, saved: Path) -> None:
+def test_pickled_arrays_are_refused(outcome: TrainingOutcome, saved: Path) -> None:
     import hashlib
 
     arrays = dict(np.load(saved / MODEL))
@@ -159,7 +161,7 @@ def test_pickled_arrays_are_refused(outcome: Outcome, saved: Path) -> None:
         load(saved)
 
 
-def test_a_predictor_names_itself(outcome: Outcome) -> None:
+def test_a_predictor_names_itself(outcome: TrainingOutcome) -> None:
     predictor: Predictor = outcome.predictor
     assert (predictor.name, predictor.coverage) == ("gemm@torch/cpu_two_threads", 0.9)
 
@@ -170,7 +172,7 @@ def random_ops(count: int, seed: int = 0) -> dict[str, np.ndarray]:
     return {"batch": np.ones(count, np.int64), **sizes, "layout": rng.integers(0, 2, count)}
 
 
-def test_many_ops_are_answered_as_each_alone_in_any_order(outcome: Outcome) -> None:
+def test_many_ops_are_answered_as_each_alone_in_any_order(outcome: TrainingOutcome) -> None:
     count = 2 * CHUNK + 77
     columns = random_ops(count)
     whole = outcome.predictor.predict(columns, "fp32")
@@ -183,14 +185,14 @@ def test_many_ops_are_answered_as_each_alone_in_any_order(outcome: Outcome) -> N
         assert (alone.latency_us[0], alone.high_us[0]) == (whole.latency_us[row], whole.high_us[row])
 
 
-def test_one_core_answers_as_all_do(outcome: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_core_answers_as_all_do(outcome: TrainingOutcome, monkeypatch: pytest.MonkeyPatch) -> None:
     columns = random_ops(2 * CHUNK)
     before = outcome.predictor.predict(columns, "fp32").high_us
     monkeypatch.setattr(predictor_module, "_cores", lambda: 1)
     assert (outcome.predictor.predict(columns, "fp32").high_us == before).all()
 
 
-def test_an_op_asked_again_is_answered_from_memory_and_the_same(outcome: Outcome, gpu: Device) -> None:
+def test_an_op_asked_again_is_answered_from_memory_and_the_same(outcome: TrainingOutcome, gpu: Device) -> None:
     predictor = dataclasses.replace(outcome.predictor)
     ops = [make_op("gemm", m=m, n=1024, k=512, dtype="fp32") for m in (8, 64, 8)]
     first, other = predictor.predict_ops(ops), predictor.predict_ops(ops, gpu)
@@ -202,7 +204,7 @@ def test_an_op_asked_again_is_answered_from_memory_and_the_same(outcome: Outcome
     assert len(predictor.predict_ops([])) == 0
 
 
-def test_memory_is_bounded(outcome: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded(outcome: TrainingOutcome, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predictor_module, "MEMO", 10)
     predictor = dataclasses.replace(outcome.predictor)
     ops = [make_op("gemm", m=m, n=64, k=64, dtype="fp32") for m in range(1, 40)]
@@ -211,7 +213,7 @@ def test_memory_is_bounded(outcome: Outcome, monkeypatch: pytest.MonkeyPatch) ->
     assert answers == predictor.predict_ops(ops).latency_us.tolist()
 
 
-def test_a_single_op_seen_before_takes_microseconds(outcome: Outcome) -> None:
+def test_a_single_op_seen_before_takes_microseconds(outcome: TrainingOutcome) -> None:
     op = make_op("gemm", m=64, n=1024, k=512, dtype="fp32")
     outcome.predictor.predict_ops([op])
     times = []

@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from opcast.datasets.devices import Device
 from opcast.models.candidates import Options
-from opcast.models.training import Table, fit, tables
+from opcast.models.training import MeasurementTable, fit, tables
 
 TABLE = "data/aiconfigurator/h100_sxm/h100_sxm__gemm__trtllm__1.3.0rc20.parquet"
 
 
 @pytest.fixture(scope="module")
-def gemms(reference_data: Path, gpu: Device) -> Table:
+def gemms(reference_data: Path, gpu: Device) -> MeasurementTable:
     """4,000 bf16 GEMMs; the source gives latency in milliseconds, replayed in a CUDA graph without flushing L2."""
     if not (reference_data / TABLE).is_file():
         pytest.skip(f"no {TABLE}")
@@ -31,7 +31,7 @@ def gemms(reference_data: Path, gpu: Device) -> Table:
 
 
 @pytest.mark.reference
-def test_physics_alone_beats_the_roofline_and_learning_beats_physics(gemms: Table) -> None:
+def test_physics_alone_beats_the_roofline_and_learning_beats_physics(gemms: MeasurementTable) -> None:
     result = fit(gemms, Options(candidates=("calibrated", "lightgbm"))).result
     assert result["split"] == "5-fold, grouped by (n, k)"
     assert result["roofline_median_ape"] > 30

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from opcast.models.predictor import Predictor, PredictorError
 from opcast.models.registry import Registry
-from opcast.models.training import Outcome
+from opcast.models.training import TrainingOutcome
 
 
 def variant(predictor: Predictor, shift: float, backend: str = "torch", rows: int = 100) -> Predictor:
@@ -25,7 +25,7 @@ def test_an_empty_registry_knows_nothing(tmp_path: Path) -> None:
     assert registry.backends("gemm", "cpu_two_threads") == []
 
 
-def test_registering_makes_versions_and_the_last_is_current(outcome: Outcome, tmp_path: Path) -> None:
+def test_registering_makes_versions_and_the_last_is_current(outcome: TrainingOutcome, tmp_path: Path) -> None:
     registry = Registry(tmp_path)
     first = registry.register(outcome.predictor)
     second = registry.register(variant(outcome.predictor, 0.1))
@@ -37,14 +37,14 @@ def test_registering_makes_versions_and_the_last_is_current(outcome: Outcome, tm
     assert registry.path(second) == tmp_path / "cpu_two_threads" / "gemm@torch" / "2"
 
 
-def test_registering_the_same_again_writes_nothing(outcome: Outcome, tmp_path: Path) -> None:
+def test_registering_the_same_again_writes_nothing(outcome: TrainingOutcome, tmp_path: Path) -> None:
     registry = Registry(tmp_path)
     registry.register(outcome.predictor)
     assert registry.register(outcome.predictor).version == "1"
     assert len(registry.list()) == 1
 
 
-def test_a_version_kept_back_is_promoted_later(outcome: Outcome, tmp_path: Path) -> None:
+def test_a_version_kept_back_is_promoted_later(outcome: TrainingOutcome, tmp_path: Path) -> None:
     registry = Registry(tmp_path)
     registry.register(outcome.predictor)
     registry.register(variant(outcome.predictor, 0.1), promote=False)
@@ -53,7 +53,7 @@ def test_a_version_kept_back_is_promoted_later(outcome: Outcome, tmp_path: Path)
     assert registry.find("gemm", "cpu_two_threads").version == "2"
 
 
-def test_backends_stand_apart_and_torch_is_the_default(outcome: Outcome, tmp_path: Path) -> None:
+def test_backends_stand_apart_and_torch_is_the_default(outcome: TrainingOutcome, tmp_path: Path) -> None:
     registry = Registry(tmp_path)
     registry.register(variant(outcome.predictor, 0.1, "triton:gemm/x", 50))
     registry.register(variant(outcome.predictor, 0.2, "cublas", 900))
@@ -66,7 +66,7 @@ def test_backends_stand_apart_and_torch_is_the_default(outcome: Outcome, tmp_pat
     assert {entry.backend for entry in registry.list()} == {"torch", "cublas", "triton:gemm/x"}
 
 
-def test_a_registry_notes_which_framework_answers_by_default(outcome: Outcome, tmp_path: Path) -> None:
+def test_a_registry_notes_which_framework_answers_by_default(outcome: TrainingOutcome, tmp_path: Path) -> None:
     registry = Registry(tmp_path)
     for rows, backend in ((10, "vllm-0.24.0:linear"), (20, "vllm-0.24.0:marlin"), (30, "trtllm-1.3.0rc20:cublas")):
         registry.register(variant(outcome.predictor, rows * 1e-3, backend, rows))
@@ -80,7 +80,7 @@ def test_a_registry_notes_which_framework_answers_by_default(outcome: Outcome, t
     assert registry.default_backend("gemm", "cpu_two_threads") == "torch"
 
 
-def test_a_backend_may_be_named_by_its_framework(outcome: Outcome, tmp_path: Path) -> None:
+def test_a_backend_may_be_named_by_its_framework(outcome: TrainingOutcome, tmp_path: Path) -> None:
     registry = Registry(tmp_path)
     for rows, backend in ((10, "vllm-0.24.0:linear"), (20, "vllm-0.24.0:marlin"), (30, "vllmx:a")):
         registry.register(variant(outcome.predictor, rows * 1e-3, backend, rows))
@@ -95,7 +95,7 @@ def test_a_backend_may_be_named_by_its_framework(outcome: Outcome, tmp_path: Pat
     assert registry.matching("gemm", "cpu_two_threads", None) == "vllmx:a"
 
 
-def test_a_loaded_predictor_is_kept_until_its_files_change(outcome: Outcome, tmp_path: Path) -> None:
+def test_a_loaded_predictor_is_kept_until_its_files_change(outcome: TrainingOutcome, tmp_path: Path) -> None:
     path = Registry(tmp_path).path(Registry(tmp_path).register(outcome.predictor))
     assert Registry(tmp_path).load(path) is Registry(tmp_path).load(path)
     (path / "model.npz").write_bytes(b"other")
@@ -103,7 +103,7 @@ def test_a_loaded_predictor_is_kept_until_its_files_change(outcome: Outcome, tmp
         Registry(tmp_path).load(path)
 
 
-def test_writers_at_once_lose_nothing(outcome: Outcome, tmp_path: Path) -> None:
+def test_writers_at_once_lose_nothing(outcome: TrainingOutcome, tmp_path: Path) -> None:
     variants = [variant(outcome.predictor, 0.01 * index) for index in range(8)]
     with ThreadPoolExecutor(8) as pool:
         versions = list(pool.map(lambda each: Registry(tmp_path).register(each).version, variants))
@@ -111,7 +111,7 @@ def test_writers_at_once_lose_nothing(outcome: Outcome, tmp_path: Path) -> None:
     assert not [path for path in tmp_path.rglob(".*") if path.is_file() or path.is_dir()]
 
 
-def test_a_current_version_that_is_gone_is_named(outcome: Outcome, tmp_path: Path) -> None:
+def test_a_current_version_that_is_gone_is_named(outcome: TrainingOutcome, tmp_path: Path) -> None:
     registry = Registry(tmp_path)
     registry.register(outcome.predictor)
     (tmp_path / "cpu_two_threads" / "gemm@torch" / "current").write_text("7\n")
@@ -131,7 +131,7 @@ DAMAGE = {
 @pytest.mark.parametrize("file", ["model.npz", "card.json", "../current"])
 @pytest.mark.parametrize("how", DAMAGE)
 def test_no_other_backend_answers_for_a_damaged_predictor(
-    outcome: Outcome, tmp_path: Path, how: str, file: str
+    outcome: TrainingOutcome, tmp_path: Path, how: str, file: str
 ) -> None:
     """Asked with its name, its framework or none: always a line that names the folder, never another's answer."""
     registry = Registry(tmp_path)

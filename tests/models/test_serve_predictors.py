@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from opcast.models.training import Outcome
+from opcast.models.training import TrainingOutcome
 
 
-def test_figures_and_bounds(root: Path, outcome: Outcome, tmp_path: Path) -> None:
+def test_figures_and_bounds(root: Path, outcome: TrainingOutcome, tmp_path: Path) -> None:
     saved = outcome.predictor.save(tmp_path / "1")
     script = [sys.executable, "-P", str(root / "tests" / "benchmarks" / "serve_predictors.py")]
     chosen = ["--predictor", str(saved), "--rows", "2000", "--json", str(tmp_path / "out.json")]

@@ -15,13 +15,13 @@ from opcast.models.features import feature_names
 from opcast.models.importance import permutation_importance
 from opcast.models.registry import Registry
 from opcast.models.tracking import Tracked, TrackingError, check, default_uri, log
-from opcast.models.training import Outcome, Trained
+from opcast.models.training import Trained, TrainingOutcome
 
 mlflow = pytest.importorskip("mlflow")
 
 
 @pytest.fixture(scope="module")
-def trained(outcome: Outcome, fast: Options, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def trained(outcome: TrainingOutcome, fast: Options, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     registry = Registry(tmp_path_factory.mktemp("registry"))
     predictor = registry.register(outcome.predictor)
     return Trained("gemm", outcome, predictor, registry.path(predictor), fast)
@@ -44,7 +44,7 @@ def client(tracked: Tracked, uri: str) -> mlflow.MlflowClient:
 
 
 def test_a_run_holds_figures_options_and_the_data_behind_it(
-    client: mlflow.MlflowClient, tracked: Tracked, outcome: Outcome
+    client: mlflow.MlflowClient, tracked: Tracked, outcome: TrainingOutcome
 ) -> None:
     run = client.get_run(tracked.run_id)
     assert client.get_experiment(run.info.experiment_id).name == "opcast/cpu_two_threads"
@@ -64,7 +64,7 @@ def test_a_run_holds_figures_options_and_the_data_behind_it(
 
 
 def test_the_registered_model_answers_by_its_device_alias_without_pickle(
-    client: mlflow.MlflowClient, tracked: Tracked, outcome: Outcome, uri: str, monkeypatch: pytest.MonkeyPatch
+    client: mlflow.MlflowClient, tracked: Tracked, outcome: TrainingOutcome, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import pandas
 
@@ -97,7 +97,7 @@ def test_what_was_not_promoted_is_logged_without_the_alias(
     assert tags["why"] == worse.why
 
 
-def test_importance_finds_the_features_that_matter(outcome: Outcome) -> None:
+def test_importance_finds_the_features_that_matter(outcome: TrainingOutcome) -> None:
     """The rows' law bends with n, and nothing bends with a column of noise that no tree has seen."""
     ops = outcome.table.frame()
     target = np.log(outcome.table.latency_us / ops.analytical_us)

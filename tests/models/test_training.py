@@ -11,7 +11,15 @@ import yaml
 from opcast.datasets.devices import Device
 from opcast.models.candidates import CANDIDATES, Calibrated, OptionError, Options
 from opcast.models.registry import Registry
-from opcast.models.training import Outcome, Table, TrainingError, fit, tables, train, train_and_register
+from opcast.models.training import (
+    MeasurementTable,
+    TrainingError,
+    TrainingOutcome,
+    fit,
+    tables,
+    train,
+    train_and_register,
+)
 
 FIELDS = ("n", "test_median_ape", "test_mean_ape", "test_p90_ape", "coverage", "roofline_median_ape", "split")
 
@@ -42,7 +50,7 @@ def store(cpu: Device, rows: pa.Table) -> MemoryStore:
     return MemoryStore(cpu, {"gemm": rows, "host_overhead": host})
 
 
-def test_it_learns_the_law_behind_the_rows(outcome: Outcome) -> None:
+def test_it_learns_the_law_behind_the_rows(outcome: TrainingOutcome) -> None:
     result = outcome.result
     assert result["n"] == 240
     assert result["test_median_ape"] < 6.0
@@ -54,14 +62,14 @@ def test_it_learns_the_law_behind_the_rows(outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize("name", CANDIDATES)
-def test_every_candidate_serves_alone(measurements: Table, fast: Options, name: str) -> None:
+def test_every_candidate_serves_alone(measurements: MeasurementTable, fast: Options, name: str) -> None:
     made = fit(measurements, dataclasses.replace(fast, candidates=(name,)))
     assert made.result["chosen"] == name
     baseline = made.result["analytical_median_ape"]
     assert made.result["test_median_ape"] < (baseline if name == "calibrated" else 0.6 * baseline)
 
 
-def test_training_is_deterministic(measurements: Table, fast: Options, outcome: Outcome) -> None:
+def test_training_is_deterministic(measurements: MeasurementTable, fast: Options, outcome: TrainingOutcome) -> None:
     again = fit(measurements, fast)
     assert again.predictor.model_bytes() == outcome.predictor.model_bytes()
     assert again.result == outcome.result
@@ -85,7 +93,7 @@ def test_backends_are_trained_apart(cpu: Device, rows: pa.Table, fast: Options, 
     assert Registry(tmp_path).find("gemm", cpu.id).backend == "torch"
 
 
-def test_the_card_says_where_a_predictor_comes_from(outcome: Outcome) -> None:
+def test_the_card_says_where_a_predictor_comes_from(outcome: TrainingOutcome) -> None:
     card = outcome.predictor.card
     assert card["fingerprint"] == "fingerprint-1"
     assert card["dtypes"] == ["fp32"]

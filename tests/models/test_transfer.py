@@ -16,7 +16,7 @@ from opcast.models.evaluation import summarise
 from opcast.models.forest import Forest
 from opcast.models.predictor import ANY, Predictor, load
 from opcast.models.registry import Registry
-from opcast.models.table import Table, TrainingError, tables
+from opcast.models.table import MeasurementTable, TrainingError, tables
 from opcast.models.training import train
 from opcast.models.transfer import (
     adapt,
@@ -102,32 +102,34 @@ def store() -> Memory:
 
 
 @pytest.fixture(scope="module")
-def donors() -> list[Table]:
+def donors() -> list[MeasurementTable]:
     return [tables("gemm", measured(DEVICES[name]), DEVICES[name])[0] for name in (GPU.id, "older", "sibling")]
 
 
 @pytest.fixture(scope="module")
-def base(donors: list[Table], fast: Options) -> Predictor:
+def base(donors: list[MeasurementTable], fast: Options) -> Predictor:
     return pool(donors, fast)
 
 
 @pytest.fixture(scope="module")
-def unseen() -> Table:
+def unseen() -> MeasurementTable:
     return tables("gemm", measured(DEVICES["newest"], 300, seed=5, level=1.3), DEVICES["newest"])[0]
 
 
-def errors(predictor: Predictor, table: Table) -> dict[str, float]:
+def errors(predictor: Predictor, table: MeasurementTable) -> dict[str, float]:
     return summarise(np.log(table.latency_us / predictor.predict_frame(table.frame()).latency_us))
 
 
-def test_the_pool_answers_for_a_device_it_never_saw(base: Predictor, unseen: Table) -> None:
+def test_the_pool_answers_for_a_device_it_never_saw(base: Predictor, unseen: MeasurementTable) -> None:
     ops = unseen.frame()
     plain = summarise(np.log(unseen.latency_us / 1.3 / ops.analytical_us))["median_ape"]
     level = dataclasses.replace(unseen, latency_us=unseen.latency_us / 1.3)
     assert errors(base, level)["median_ape"] < 6.0 < plain
 
 
-def test_a_device_is_taken_as_asked_and_outside_when_it_is_like_no_donor(base: Predictor, unseen: Table) -> None:
+def test_a_device_is_taken_as_asked_and_outside_when_it_is_like_no_donor(
+    base: Predictor, unseen: MeasurementTable
+) -> None:
     some = unseen.take(np.arange(20))
     columns = {name: values.astype(np.float64) for name, values in some.columns.items()}
     found = base.predict(columns, "bf16", None, unseen.device)
@@ -138,7 +140,7 @@ def test_a_device_is_taken_as_asked_and_outside_when_it_is_like_no_donor(base: P
     assert not base.predict(columns, "bf16", None, far).in_envelope.any()
 
 
-def test_a_few_rows_mend_the_level_of_a_device(base: Predictor, unseen: Table, fast: Options) -> None:
+def test_a_few_rows_mend_the_level_of_a_device(base: Predictor, unseen: MeasurementTable, fast: Options) -> None:
     seen, rest = unseen.take(np.arange(40)), unseen.take(np.arange(40, 300))
     made = adapt(base, seen, fast)
     assert errors(made, rest)["median_ape"] < 0.4 * errors(base, rest)["median_ape"]
@@ -146,7 +148,9 @@ def test_a_few_rows_mend_the_level_of_a_device(base: Predictor, unseen: Table, f
     assert made.card["adapted_from"].startswith("gemm@lib/any")
 
 
-def test_rows_that_contradict_the_pool_are_learned_alone(base: Predictor, unseen: Table, fast: Options) -> None:
+def test_rows_that_contradict_the_pool_are_learned_alone(
+    base: Predictor, unseen: MeasurementTable, fast: Options
+) -> None:
     ops = unseen.frame()
     other = dataclasses.replace(unseen, latency_us=1.7 * ops.analytical_us)
     shuffled = dataclasses.replace(base, correction=Correction(base.correction.features, 0.0, noisy(base, ops.matrix)))
@@ -165,7 +169,9 @@ def noisy(base: Predictor, matrix: np.ndarray) -> Forest:
     return made
 
 
-def test_an_adapted_predictor_survives_the_disk(base: Predictor, unseen: Table, fast: Options, tmp_path: Path) -> None:
+def test_an_adapted_predictor_survives_the_disk(
+    base: Predictor, unseen: MeasurementTable, fast: Options, tmp_path: Path
+) -> None:
     made = adapt(base, unseen.take(np.arange(60)), fast)
     again = load(made.save(tmp_path / "1"))
     ops = unseen.frame()
@@ -173,7 +179,7 @@ def test_an_adapted_predictor_survives_the_disk(base: Predictor, unseen: Table, 
 
 
 def test_pooling_and_adapting_repeat_to_the_byte(
-    donors: list[Table], base: Predictor, unseen: Table, fast: Options
+    donors: list[MeasurementTable], base: Predictor, unseen: MeasurementTable, fast: Options
 ) -> None:
     again = pool(donors, fast)
     assert again.model_bytes() == base.model_bytes()
@@ -181,19 +187,21 @@ def test_pooling_and_adapting_repeat_to_the_byte(
     assert adapt(again, seen, fast).model_bytes() == adapt(base, seen, fast).model_bytes()
 
 
-def test_a_joined_correction_is_the_sum_of_both(base: Predictor, unseen: Table) -> None:
+def test_a_joined_correction_is_the_sum_of_both(base: Predictor, unseen: MeasurementTable) -> None:
     matrix = unseen.frame().matrix
     first, second = base.correction, Correction(base.correction.features, 0.25, noisy(base, matrix))
     whole = joined(first, second).predict(matrix)
     np.testing.assert_allclose(whole, first.predict(matrix) + second.predict(matrix), atol=1e-9)
 
 
-def test_intervals_of_the_pool_hold_where_an_architecture_is_left_out(base: Predictor, donors: list[Table]) -> None:
+def test_intervals_of_the_pool_hold_where_an_architecture_is_left_out(
+    base: Predictor, donors: list[MeasurementTable]
+) -> None:
     assert set(base.card["evaluations"]) == {"without ampere", "without hopper"}
     assert 0.5 < base.coverage < 1.0
 
 
-def test_points_are_drawn_without_repeats_and_spread_reaches_the_corners(unseen: Table) -> None:
+def test_points_are_drawn_without_repeats_and_spread_reaches_the_corners(unseen: MeasurementTable) -> None:
     for rule in ("random", "spread"):
         picked = draw(unseen, 50, rule, seed=3)
         assert len(np.unique(picked)) == 50
@@ -251,12 +259,12 @@ def test_a_pool_that_saw_the_device_is_not_compared_on_its_rows(store: Memory, f
     assert "adapted_from" not in train(store, "newest", options=fast, registry=registry)["gemm"]
 
 
-def test_one_device_is_no_pool(donors: list[Table], fast: Options) -> None:
+def test_one_device_is_no_pool(donors: list[MeasurementTable], fast: Options) -> None:
     with pytest.raises(TrainingError, match="two devices"):
         pool(donors[:1], fast)
 
 
-def test_what_has_no_rows_to_learn_from_is_refused(base: Predictor, unseen: Table, fast: Options) -> None:
+def test_what_has_no_rows_to_learn_from_is_refused(base: Predictor, unseen: MeasurementTable, fast: Options) -> None:
     with pytest.raises(TrainingError, match="5 are needed"):
         adapt(base, unseen.take(np.arange(3)), fast)
     alone = Memory({"newest": measured(DEVICES["newest"])})

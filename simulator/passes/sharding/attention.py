@@ -63,7 +63,7 @@ class Attention:
         return self.op.replace(**changes)
 
 
-class Part(NamedTuple):
+class QueryPart(NamedTuple):
     """Queries of a rank against some keys: tokens of each, and whether a causal mask lies over them."""
 
     seq_q: int
@@ -84,17 +84,17 @@ def attention_of(node: Node) -> Attention | None:
     return Attention(op, op.batch, *heads, op.seq_q, op.seq_kv, *widths, causal, op.window)
 
 
-def ring_parts(tokens: int, ranks: int, causal: bool, zigzag: bool) -> list[Part]:
+def ring_parts(tokens: int, ranks: int, causal: bool, zigzag: bool) -> list[QueryPart]:
     """What a rank computes on its own ``tokens`` and on those that arrive, in order of arrival.
 
     Zigzag under a causal mask: of keys from an earlier rank all queries see the first half, of those from a later
     one the second half of the queries sees all; the rank in the middle of the ring stands for all.
     """
-    own = Part(tokens, tokens, causal)
+    own = QueryPart(tokens, tokens, causal)
     if not (causal and zigzag):
-        return [own] + [Part(tokens, tokens, False)] * (ranks - 1)
+        return [own] + [QueryPart(tokens, tokens, False)] * (ranks - 1)
     half, middle = tokens // 2, ranks // 2
-    earlier, later = Part(tokens, half, False), Part(half, tokens, False)
+    earlier, later = QueryPart(tokens, half, False), QueryPart(half, tokens, False)
     return [own, *([earlier] * middle), *([later] * (ranks - 1 - middle))]
 
 
@@ -115,7 +115,9 @@ def ring(draft: Draft, section: Section, node: Node, call: Attention, group: Gro
     return _ring_forward(node, call, parts, buffers, send), buffers
 
 
-def _ring_forward(node: Node, call: Attention, parts: list[Part], buffers: tuple[int, ...], send: Any) -> list[Node]:
+def _ring_forward(
+    node: Node, call: Attention, parts: list[QueryPart], buffers: tuple[int, ...], send: Any
+) -> list[Node]:
     nodes: list[Node] = []
     here = node.reads
     for step, part in enumerate(parts):
@@ -132,7 +134,7 @@ def _ring_forward(node: Node, call: Attention, parts: list[Part], buffers: tuple
 
 
 def _ring_backward(
-    node: Node, call: Attention, parts: list[Part], buffers: tuple[tuple[int, ...], ...], send: Any
+    node: Node, call: Attention, parts: list[QueryPart], buffers: tuple[tuple[int, ...], ...], send: Any
 ) -> list[Node]:
     """Gradients of keys and values are summed on their way round and come home after the last part.
 

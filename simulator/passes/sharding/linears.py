@@ -30,7 +30,7 @@ class Heads(NamedTuple):
     value_dim: int
 
 
-class Flow:
+class DataFlow:
     """Who reads what within a section."""
 
     def __init__(self, section: Section, weight: np.ndarray, tokens: int, vocab: int) -> None:

@@ -15,10 +15,10 @@ from ..rewriting.split import share
 from .linears import Heads
 from .shards import COLUMN, EXPERT_SUM, FEATURES, GRADIENT_SUM, REPLICATED, ROW, TABLE, TOKENS, VOCAB, WHOLE
 from .sharing import Sharing
-from .work import Limit, Work
+from .work import Limit, RankWork
 
 
-def shared(sharing: Sharing, position: int, node: Node) -> Work:
+def shared(sharing: Sharing, position: int, node: Node) -> RankWork:
     """One rank's share of a node, at a position of its section, whose operands are summed."""
     kind = node.op.kind if node.op is not None else ""
     if kind == "gemm":
@@ -28,7 +28,7 @@ def shared(sharing: Sharing, position: int, node: Node) -> Work:
     return sharing.no_product(node)
 
 
-def _product(sharing: Sharing, position: int, node: Node) -> Work:
+def _product(sharing: Sharing, position: int, node: Node) -> RankWork:
     op, shards = node.op, sharing.shards
     assert op is not None
     weights = _weights(sharing, node, op)
@@ -83,18 +83,18 @@ def _know(sharing: Sharing, heads: Heads | None, op: Op) -> None:
             sharing.shards.widths[op.n] = Fraction(op.n, local)
 
 
-def _rows(sharing: Sharing, node: Node, op: Op, weights: list[int], parts: Fraction) -> Work:
+def _rows(sharing: Sharing, node: Node, op: Op, weights: list[int], parts: Fraction) -> RankWork:
     for weight in weights:
         sharing.cut(weight, ROW, FEATURES, parts)
     return sharing.summed(share(op, "k", parts, uneven=True), node, parts)
 
 
-def _columns(sharing: Sharing, node: Node, op: Op, weights: list[int], inputs: list[int], cut: int) -> Work:
+def _columns(sharing: Sharing, node: Node, op: Op, weights: list[int], inputs: list[int], cut: int) -> RankWork:
     shards = sharing.shards
     if cut == REPLICATED:
         for weight in weights:
             sharing.cut(weight, REPLICATED, WHOLE, 1)
-        return sharing.by_tokens(node) if sharing.top(node) == TOKENS else Work(op)
+        return sharing.by_tokens(node) if sharing.top(node) == TOKENS else RankWork(op)
     kind = VOCAB if cut == TABLE else FEATURES
     parts = Fraction(op.n, -(-op.n // sharing.tp)) if cut == TABLE else shards.widths.get(op.n, Fraction(sharing.tp))
     for tensor in node.reads:
@@ -107,10 +107,10 @@ def _columns(sharing: Sharing, node: Node, op: Op, weights: list[int], inputs: l
         own = parts if cut == TABLE or len(node.writes) == 1 else shards.of_width(tensor, op.m)
         shards.mark(sharing.section, tensor, kind, own, tensor in node.reads)
     gathers = tuple(t for t in inputs if shards.kind[t] == TOKENS)
-    return Work(share(op, "n", parts, uneven=True), gathers, parts=parts)
+    return RankWork(share(op, "n", parts, uneven=True), gathers, parts=parts)
 
 
-def _input_gradient(sharing: Sharing, node: Node, op: Op, weights: list[int], inputs: list[int]) -> Work:
+def _input_gradient(sharing: Sharing, node: Node, op: Op, weights: list[int], inputs: list[int]) -> RankWork:
     shards = sharing.shards
     cut, parts = int(shards.cut[weights[0]]), shards.together(weights)
     if cut in (COLUMN, TABLE):
@@ -119,11 +119,11 @@ def _input_gradient(sharing: Sharing, node: Node, op: Op, weights: list[int], in
         for tensor in node.writes:
             shards.mark(sharing.section, tensor, FEATURES, parts, tensor in node.reads)
         gathers = tuple(t for t in inputs if shards.kind[t] == TOKENS)
-        return Work(share(op, "n", parts, uneven=True), gathers, parts=parts)
-    return sharing.by_tokens(node) if sharing.top(node) == TOKENS else Work(op)
+        return RankWork(share(op, "n", parts, uneven=True), gathers, parts=parts)
+    return sharing.by_tokens(node) if sharing.top(node) == TOKENS else RankWork(op)
 
 
-def _weight_gradient(sharing: Sharing, node: Node, op: Op, inputs: list[int]) -> Work:
+def _weight_gradient(sharing: Sharing, node: Node, op: Op, inputs: list[int]) -> RankWork:
     shards = sharing.shards
     cut = [t for t in inputs if shards.kind[t] >= FEATURES]
     if cut:
@@ -138,11 +138,11 @@ def _weight_gradient(sharing: Sharing, node: Node, op: Op, inputs: list[int]) ->
             own = parts if len(node.writes) - len(biases) == 1 else shards.of_width(tensor, rows)
             shards.mark(sharing.section, tensor, int(shards.kind[cut[0]]), own, tensor in node.reads)
         gathers = tuple(t for t in inputs if shards.kind[t] == TOKENS)
-        return Work(share(op, axis, parts, uneven=True), gathers, parts=parts)
+        return RankWork(share(op, axis, parts, uneven=True), gathers, parts=parts)
     if any(shards.kind[t] == TOKENS for t in inputs):
         shared = share(op, "tokens", sharing.tp, uneven=True)
-        return Work(shared, pending=dict.fromkeys(node.writes, GRADIENT_SUM), parts=Fraction(sharing.tp))
-    return Work(op)
+        return RankWork(shared, pending=dict.fromkeys(node.writes, GRADIENT_SUM), parts=Fraction(sharing.tp))
+    return RankWork(op)
 
 
 def _biases(sharing: Sharing, node: Node, op: Op) -> set[int]:
@@ -151,30 +151,30 @@ def _biases(sharing: Sharing, node: Node, op: Op) -> set[int]:
     return {t for t in node.writes if several and sharing.shards.numel[t] < least}
 
 
-def _batched(sharing: Sharing, node: Node, op: Op) -> Work:
+def _batched(sharing: Sharing, node: Node, op: Op) -> RankWork:
     """Products of heads: attention in the pieces that it is made of."""
     top = sharing.top(node)
     if top == TOKENS:
         return sharing.by_tokens(node)
     if top == WHOLE:
-        return Work(op)
+        return RankWork(op)
     for tensor in node.writes:
         sharing.shards.mark(sharing.section, tensor, FEATURES, sharing.tp, tensor in node.reads)
     gathers = tuple(t for t in node.reads if sharing.shards.kind[t] == TOKENS)
-    return Work(share(op, "batch", sharing.tp, uneven=True), gathers, parts=Fraction(sharing.tp))
+    return RankWork(share(op, "batch", sharing.tp, uneven=True), gathers, parts=Fraction(sharing.tp))
 
 
-def _absorbed(sharing: Sharing, node: Node, op: Op, weights: list[int]) -> Work:
+def _absorbed(sharing: Sharing, node: Node, op: Op, weights: list[int]) -> RankWork:
     """Queries or results times each head's own part of a projection, as latent attention decodes."""
     sharing.limits[Limit(op.batch, "attention heads")] = None
     for weight in weights:
         sharing.cut(weight, COLUMN, FEATURES, sharing.tp)
     for tensor in node.writes:
         sharing.shards.mark(sharing.section, tensor, FEATURES, sharing.tp, tensor in node.reads)
-    return Work(share(op, "batch", sharing.tp), parts=Fraction(sharing.tp))
+    return RankWork(share(op, "batch", sharing.tp), parts=Fraction(sharing.tp))
 
 
-def _experts(sharing: Sharing, node: Node) -> Work:
+def _experts(sharing: Sharing, node: Node) -> RankWork:
     """Experts' products: whole, on this rank's own tokens, or their inner width shared by expert-tensor ranks."""
     op, shards, degree = node.op, sharing.shards, sharing.expert_parts
     assert op is not None
@@ -184,22 +184,22 @@ def _experts(sharing: Sharing, node: Node) -> Work:
     if degree == 1:
         own = sharing.top(node) == TOKENS
         return (
-            (sharing.by_tokens(node) if weights else Work(share(op, "tokens", sharing.tp, uneven=True)))
+            (sharing.by_tokens(node) if weights else RankWork(share(op, "tokens", sharing.tp, uneven=True)))
             if own
-            else Work(op)
+            else RankWork(op)
         )
     if op.kind == "fused_moe":
         for weight in weights:
             sharing.cut(weight, COLUMN, FEATURES, degree)
         gathers = tuple(t for t in node.reads if shards.kind[t] == TOKENS)
         work = sharing.summed(share(op, "features", degree), node, Fraction(degree), EXPERT_SUM)
-        return Work(work.op, gathers, work.pending, expert=True)
+        return RankWork(work.op, gathers, work.pending, expert=True)
     if sharing.sequence and sharing.token_shares > 1:
         op = share(op, "tokens", sharing.token_shares, uneven=True)
     return _expert_product(sharing, node, op, weights, degree)
 
 
-def _expert_product(sharing: Sharing, node: Node, op: Op, weights: list[int], degree: int) -> Work:
+def _expert_product(sharing: Sharing, node: Node, op: Op, weights: list[int], degree: int) -> RankWork:
     shards, backward = sharing.shards, node.phase == "backward"
     inputs = [t for t in node.reads if t not in weights]
     cut = next((t for t in inputs if shards.kind[t] == FEATURES), None)
@@ -208,7 +208,7 @@ def _expert_product(sharing: Sharing, node: Node, op: Op, weights: list[int], de
         axis = "k" if cut == inputs[0] else "n"
         for tensor in node.writes:
             shards.mark(sharing.section, tensor, FEATURES, degree, tensor in node.reads)
-        return Work(share(op, axis, degree, uneven=True), gathers, parts=Fraction(degree), expert=True)
+        return RankWork(share(op, axis, degree, uneven=True), gathers, parts=Fraction(degree), expert=True)
     if cut is not None:
         if not backward:
             sharing.limits[Limit(op.k, "features of an expert", "tp" if degree == sharing.tp else "etp")] = None
@@ -220,7 +220,7 @@ def _expert_product(sharing: Sharing, node: Node, op: Op, weights: list[int], de
             sharing.cut(bias, COLUMN, FEATURES, degree)
     for tensor in node.writes:
         shards.mark(sharing.section, tensor, FEATURES, degree * sharing.token_shares if sharing.sequence else degree)
-    return Work(share(op, "n", degree, uneven=True), gathers, parts=Fraction(degree), expert=True)
+    return RankWork(share(op, "n", degree, uneven=True), gathers, parts=Fraction(degree), expert=True)
 
 
 def _rows_of(sharing: Sharing, tensor: int, op: Op) -> bool:

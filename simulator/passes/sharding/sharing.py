@@ -17,7 +17,7 @@ from ...question.plan import Plan
 from ..rewriting.draft import Draft, Section
 from ..rewriting.nodes import name_of
 from ..rewriting.split import axes, share
-from .linears import Flow
+from .linears import DataFlow
 from .shards import (
     COLUMN,
     DONE,
@@ -32,7 +32,7 @@ from .shards import (
     WHOLE,
     Shards,
 )
-from .work import Limit, Work
+from .work import Limit, RankWork
 
 ADDS = ("add", "add_")
 LINEAR = frozenset(
@@ -59,15 +59,15 @@ class Sharing:
         self.expert = np.zeros(len(draft.sizes), dtype=bool)
         self.limits: dict[Limit, None] = {}
         self.queries = 0
-        self.flows: dict[int, Flow] = {}
-        self.flow: Flow
+        self.flows: dict[int, DataFlow] = {}
+        self.flow: DataFlow
         self.section: Section
 
     def enter(self, section: Section) -> None:
         """Begin a section."""
         self.section = section
         if id(section) not in self.flows:
-            self.flows[id(section)] = Flow(section, self.shards.weight, self.tokens, self.vocab)
+            self.flows[id(section)] = DataFlow(section, self.shards.weight, self.tokens, self.vocab)
         self.flow = self.flows[id(section)]
 
     def notes(self) -> tuple[str, ...]:
@@ -77,7 +77,7 @@ class Sharing:
 
     # --- sums that wait --------------------------------------------------------------------------------------
 
-    def carried(self, node: Node) -> Work | None:
+    def carried(self, node: Node) -> RankWork | None:
         """A node that goes on with summands of a sum over ranks; None where there are none, or it cannot."""
         pending = self.shards.pending
         waiting = {t: int(pending[t]) for t in node.reads if pending[t]}
@@ -95,7 +95,7 @@ class Sharing:
         if how == EXPERT_SUM and len(node.writes) > 1:  # gradients: of the rows, and of the weights that summed them
             largest = max(int(self.shards.numel[t]) for t in node.writes)
             sums = {t: DONE if self.shards.numel[t] == largest else SUM for t in node.writes}
-        return Work(node.op, pending=sums)
+        return RankWork(node.op, pending=sums)
 
     def _carries(self, node: Node, waiting: dict[int, int]) -> int:
         hows, op = set(waiting.values()), node.op
@@ -113,7 +113,7 @@ class Sharing:
 
     # --- every kind ------------------------------------------------------------------------------------------
 
-    def no_product(self, node: Node) -> Work:
+    def no_product(self, node: Node) -> RankWork:
         """One rank's share of a node that is no product and whose operands are summed."""
         kind = node.op.kind if node.op is not None else ""
         if self._looks_up(node):
@@ -131,15 +131,15 @@ class Sharing:
             return self._gradients(node, top)
         return self.by_tokens(node) if top == TOKENS else self._features(node, top)
 
-    def _of_weights(self, node: Node) -> Work:
+    def _of_weights(self, node: Node) -> RankWork:
         """A node that works on weights alone (rounds them) has a rank's share of them to do; others stay whole."""
         shards, op = self.shards, node.op
         parts = shards.share(node.reads[0]) if node.reads else Fraction(1)
         if op is None or op.kind != "quantize" or not all(shards.weight[t] for t in node.reads):
-            return Work(op)
+            return RankWork(op)
         for tensor in node.writes:
             shards.mark(self.section, tensor, FEATURES, parts)
-        return Work(share(op, "elements", parts, uneven=True), parts=parts)
+        return RankWork(share(op, "elements", parts, uneven=True), parts=parts)
 
     def top(self, node: Node) -> int:
         """The state that decides a node: the most shared of its operands, weights apart."""
@@ -178,7 +178,7 @@ class Sharing:
             if made or bias or cache:
                 shards.mark(self.section, tensor, kind, parts, seen=True)
 
-    def by_tokens(self, node: Node) -> Work:
+    def by_tokens(self, node: Node) -> RankWork:
         op = node.op
         if op is not None and "tokens" in axes(op):
             op = share(op, "tokens", self.tp, uneven=True)
@@ -187,9 +187,9 @@ class Sharing:
             if self.shards.numel[tensor] >= self.tokens:
                 self.shards.mark(self.section, tensor, TOKENS, self.tp, tensor in node.reads)
         self._adopt(node, TOKENS, self.tp)
-        return Work(op, pending=sums, parts=Fraction(self.tp))
+        return RankWork(op, pending=sums, parts=Fraction(self.tp))
 
-    def _features(self, node: Node, top: int) -> Work:
+    def _features(self, node: Node, top: int) -> RankWork:
         shards, kind = self.shards, node.op.kind if node.op is not None else ""
         sources = [t for t in (*node.reads, *node.writes) if shards.kind[t] == top and not shards.weight[t]]
         cached = any(self.draft.role(t) == "cache" for t in (*node.reads, *node.writes))
@@ -218,7 +218,7 @@ class Sharing:
         statistics = 1 if picks else KINDS[kind].statistics if kind else 0
         gathers = tuple(t for t in node.reads if shards.kind[t] == TOKENS)
         op = node.op if picks else self._of_features(node.op, parts, top)
-        return Work(op, gathers, pending, statistics if top == VOCAB else 0, parts)
+        return RankWork(op, gathers, pending, statistics if top == VOCAB else 0, parts)
 
     def _largest(self, node: Node, top: int) -> int:
         """The largest tensor in a state that a node reads."""
@@ -232,7 +232,7 @@ class Sharing:
         """Whether a norm's rows are shared by several ranks."""
         return node.op is not None and self._over_all(node.op.cols, self._largest(node, FEATURES))
 
-    def _wide_norm(self, node: Node) -> Work:
+    def _wide_norm(self, node: Node) -> RankWork:
         """A norm over all queries or keys: each rank has its features and weights, and the statistics are summed."""
         op, shards = node.op, self.shards
         assert op is not None
@@ -244,7 +244,7 @@ class Sharing:
         for tensor in node.writes:
             if shards.numel[tensor] == shards.numel[source] or self.draft.role(tensor) == "gradient":
                 shards.mark(self.section, tensor, FEATURES, parts, tensor in node.reads)
-        return Work(share(op, "features", parts, uneven=True), statistics=KINDS[op.kind].statistics, parts=parts)
+        return RankWork(share(op, "features", parts, uneven=True), statistics=KINDS[op.kind].statistics, parts=parts)
 
     def _one_for_all(self, tensor: int, width: int, sources: list[int]) -> bool:
         """Whether a tensor is what all heads share (the rotary part of MLA's keys): heads' gradients add up to one."""
@@ -275,7 +275,7 @@ class Sharing:
 
     # --- sums inside an op -----------------------------------------------------------------------------------
 
-    def _reduce(self, node: Node, top: int) -> Work:
+    def _reduce(self, node: Node, top: int) -> RankWork:
         op, made = node.op, node.writes[0]
         assert op is not None
         if top == TOKENS:
@@ -283,38 +283,38 @@ class Sharing:
         source = self._largest(node, top)
         parts = self.shards.share(source)
         if top == VOCAB or (op.inner == 1 and self._over_all(op.length, source)):
-            return Work(share(op, "length", parts, uneven=True), pending={made: SCALAR_SUM}, parts=parts)
+            return RankWork(share(op, "length", parts, uneven=True), pending={made: SCALAR_SUM}, parts=parts)
         if op.inner == 1:
             return self._kept(op, "outer", made, parts, parts)
         if op.length == self.tokens and op.outer == 1:
             return self._kept(op, "inner", made, parts, parts)
         if op.length > self.tokens and op.length % self.tokens == 0:
-            return Work(share(op, "length", parts, uneven=True), pending={made: GRADIENT_SUM}, parts=parts)
+            return RankWork(share(op, "length", parts, uneven=True), pending={made: GRADIENT_SUM}, parts=parts)
         if op.length == self.queries:
             if self.sequence:
                 self.shards.mark(self.section, made, TOKENS, self.tp)
-            return Work(share(op, "length", parts, uneven=True), pending={made: SUM}, parts=parts)
+            return RankWork(share(op, "length", parts, uneven=True), pending={made: SUM}, parts=parts)
         return self._kept(op, "outer" if op.outer > 1 else "inner", made, parts, self.shards.of_width(made))
 
-    def _kept(self, op: Op, axis: str, made: int, parts: Fraction, kept: Fraction) -> Work:
+    def _kept(self, op: Op, axis: str, made: int, parts: Fraction, kept: Fraction) -> RankWork:
         """A sum inside each share: over features of a head, tokens of a feature, or queries' heads of a key's."""
         self.shards.mark(self.section, made, FEATURES, kept)
         shared = share(op, axis, kept, uneven=True)
         if parts > kept:
             shared = share(shared, "length", parts / kept, uneven=True)
-        return Work(shared, parts=parts)
+        return RankWork(shared, parts=parts)
 
-    def _reduce_tokens(self, node: Node, op: Op, made: int) -> Work:
+    def _reduce_tokens(self, node: Node, op: Op, made: int) -> RankWork:
         """Sums over all tokens are gradients of whole weights; others stay with their tokens."""
         over_tokens = op.inner > 1 and op.outer == 1 and op.length % self.tokens == 0
         if over_tokens or (op.inner == 1 and op.outer < self.tp):
             gradient = self.draft.roles[made] == ROLES.index("gradient") or over_tokens
-            return Work(share(op, "length", self.tp, uneven=True), pending={made: GRADIENT_SUM} if gradient else {})
+            return RankWork(share(op, "length", self.tp, uneven=True), pending={made: GRADIENT_SUM} if gradient else {})
         self.shards.mark(self.section, made, TOKENS, self.tp)
         axis = "outer" if op.outer >= self.tp else "inner"
-        return Work(share(op, axis, self.tp, uneven=True), parts=Fraction(self.tp))
+        return RankWork(share(op, axis, self.tp, uneven=True), parts=Fraction(self.tp))
 
-    def _gradients(self, node: Node, top: int) -> Work:
+    def _gradients(self, node: Node, top: int) -> RankWork:
         """Norms and tables of positions: the gradient of the input is shared, those of their weights are sums."""
         work = self.by_tokens(node) if top == TOKENS else self._features(node, top)
         table = node.op is not None and node.op.kind == "embedding_backward"
@@ -335,7 +335,7 @@ class Sharing:
         table = (t for t in node.reads if self.shards.weight[t] and self.shards.numel[t] == self.table)
         return op.kind == "elementwise" and node.phase == "forward" and any(True for _ in table) and len(node.reads) > 1
 
-    def _table(self, node: Node) -> Work:
+    def _table(self, node: Node) -> RankWork:
         """Rows of the table of embeddings that this rank holds: others' rows are zeros until summed."""
         op, shards = node.op, self.shards
         assert op is not None
@@ -347,18 +347,18 @@ class Sharing:
             return self.summed(shared, node, parts)
         for tensor in node.writes:
             shards.mark(self.section, tensor, VOCAB, parts, tensor in node.reads)
-        return Work(shared, tuple(t for t in node.reads if shards.kind[t] == TOKENS), parts=parts)
+        return RankWork(shared, tuple(t for t in node.reads if shards.kind[t] == TOKENS), parts=parts)
 
     def cut(self, weight: int, cut: int, kind: int, parts: Fraction | int) -> None:
         self.shards.mark(self.section, weight, kind, parts)
         ids = list(self.section.ids(weight))
         self.shards.cut[ids] = np.where(self.shards.cut[ids] == 0, cut, self.shards.cut[ids])
 
-    def summed(self, op: Op | None, node: Node, parts: Fraction, how: int = SUM) -> Work:
+    def summed(self, op: Op | None, node: Node, parts: Fraction, how: int = SUM) -> RankWork:
         if self.sequence:
             for tensor in node.writes:
                 self.shards.mark(self.section, tensor, TOKENS, self.tp)
-        return Work(op, pending=dict.fromkeys(node.writes, how), parts=parts)
+        return RankWork(op, pending=dict.fromkeys(node.writes, how), parts=parts)
 
 
 def _vocabulary(draft: Draft) -> tuple[int, int, int]:

@@ -10,7 +10,7 @@ from ....datasets.ops import Op
 
 
 @dataclass
-class Work:
+class RankWork:
     """One rank's share of a node: its op, operands to gather first, results still to be summed.
 
     ``statistics`` is how many sums over the vocabulary, or over features of a token, it needs of all ranks;

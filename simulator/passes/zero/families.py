@@ -21,7 +21,7 @@ WEIGHT, GRADIENT, STATE = (ROLES.index(role) for role in ("weight", "gradient", 
 
 
 @dataclass(frozen=True)
-class Family:
+class WeightFamily:
     """Weights that one process group holds alike, and their gradients, by id.
 
     ``shard`` are the ranks that one copy of what is sharded lies on, ``replicas`` those that hold the same shard.
@@ -49,7 +49,7 @@ class Unit:
     last: int
 
 
-def families(draft: Draft, plan: Plan) -> list[Family]:
+def families(draft: Draft, plan: Plan) -> list[WeightFamily]:
     """Dense weights and experts; a family without weights is left out."""
     expert = _experts(draft)
     found = []
@@ -58,7 +58,7 @@ def families(draft: Draft, plan: Plan) -> list[Family]:
         gradients = np.flatnonzero(mine & (draft.roles == GRADIENT))
         if len(weights):
             whole = plan.group(group)
-            found.append(Family(name, weights, gradients, whole, *halves(whole, plan)))
+            found.append(WeightFamily(name, weights, gradients, whole, *halves(whole, plan)))
     return found
 
 
@@ -68,7 +68,7 @@ def halves(group: Group, plan: Plan) -> tuple[Group, Group]:
     return plan.group(group.name, ranks), plan.group(group.name, group.ranks // ranks, ranks)
 
 
-def summing(plan: Plan, family: Family, size: float) -> list[tuple[str, float, Group]]:
+def summing(plan: Plan, family: WeightFamily, size: float) -> list[tuple[str, float, Group]]:
     """How gradients of ``size`` bytes are summed: (collective, bytes, ranks), in order."""
     steps = [("all_reduce", size, family.group)]
     if plan.parallel.zero_stage:

@@ -20,7 +20,7 @@ from ...question.plan import Plan
 from ..micro_batches import REFRESH, SYNC
 from ..rewriting.draft import Draft, Insertions, Section
 from ..rewriting.nodes import collective, copied, elementwise
-from .families import Family, Unit, layer_path, units
+from .families import Unit, WeightFamily, layer_path, units
 
 BUFFER = ROLES.index("buffer")
 
@@ -28,7 +28,7 @@ BUFFER = ROLES.index("buffer")
 Bucket = tuple[Section, int, str, tuple[int, ...]]  # section, position of the last writer, layer, gradients
 
 
-def gather_weights(draft: Draft, plan: Plan, family: Family) -> np.ndarray:
+def gather_weights(draft: Draft, plan: Plan, family: WeightFamily) -> np.ndarray:
     """Weights of a family become gathered copies; returns the ids of the shards that they are gathered from."""
     forward = list(_own_units(draft, family, ("forward",)))
     backward = list(_own_units(draft, family, ("recompute", "backward")))
@@ -51,7 +51,7 @@ def gather_weights(draft: Draft, plan: Plan, family: Family) -> np.ndarray:
     return np.concatenate(shards) if shards else np.zeros(0, dtype=np.int64)
 
 
-def _own_units(draft: Draft, family: Family, phases: tuple[str, ...]) -> Iterator[Unit]:
+def _own_units(draft: Draft, family: WeightFamily, phases: tuple[str, ...]) -> Iterator[Unit]:
     """Units with the weights of a family alone, each weight outside of layers in the first unit that reads it."""
     mine = set(family.weights.tolist())
     for unit in units(draft, phases):
@@ -65,7 +65,7 @@ def _own_units(draft: Draft, family: Family, phases: tuple[str, ...]) -> Iterato
 class _Gatherer:
     """Shards of weights, and the nodes that gather them."""
 
-    def __init__(self, draft: Draft, plan: Plan, family: Family) -> None:
+    def __init__(self, draft: Draft, plan: Plan, family: WeightFamily) -> None:
         self.draft, self.plan, self.family = draft, plan, family
         self.insertions = Insertions()
         self.shard_of = np.full(len(draft.sizes), -1, dtype=np.int64)
@@ -173,7 +173,7 @@ class _Gatherer:
         return (token,)
 
 
-def buckets(draft: Draft, plan: Plan, family: Family) -> list[Bucket]:
+def buckets(draft: Draft, plan: Plan, family: WeightFamily) -> list[Bucket]:
     """Gradients of a family in the order they are ready, cut at ``bucket_mib`` and where a layer ends.
 
     FSDP takes a layer whole.
@@ -209,7 +209,7 @@ def reduces_every_micro_batch(plan: Plan) -> bool:
     return bool(plan.options.get("reduce_every_micro_batch", plan.parallel.pp == 1))
 
 
-def scatter_gradients(draft: Draft, plan: Plan, family: Family) -> np.ndarray:
+def scatter_gradients(draft: Draft, plan: Plan, family: WeightFamily) -> np.ndarray:
     """Gradients of each bucket are cast, reduced and let go of; returns the ids of the shards that stay."""
     every = reduces_every_micro_batch(plan)
     insertions, shards = Insertions(), []
@@ -222,7 +222,7 @@ def scatter_gradients(draft: Draft, plan: Plan, family: Family) -> np.ndarray:
 
 
 def _scattered(
-    draft: Draft, plan: Plan, family: Family, section: Section, path: str, gradients: tuple[int, ...], prefix: str
+    draft: Draft, plan: Plan, family: WeightFamily, section: Section, path: str, gradients: tuple[int, ...], prefix: str
 ) -> tuple[int, list[Node]]:
     stack, old, ranks = plan.stack, draft.dtype(gradients[0]), family.shard.ranks
     dtype = old if stack.gradient_dtype == "same" else stack.gradient_dtype

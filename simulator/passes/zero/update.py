@@ -18,7 +18,7 @@ from ...graph import Node
 from ...question.plan import Group, Plan
 from ..rewriting.draft import Draft, Item
 from ..rewriting.nodes import collective, elementwise, reduction
-from .families import STATE, Family, summing
+from .families import STATE, WeightFamily, summing
 
 PHASE, PATH = "optimizer", "optimizer"
 Ids = tuple[int, ...]
@@ -27,7 +27,7 @@ Ids = tuple[int, ...]
 def insert_update(
     draft: Draft,
     plan: Plan,
-    found: Sequence[Family],
+    found: Sequence[WeightFamily],
     own: Mapping[str, np.ndarray],
     summed: Mapping[str, np.ndarray],
 ) -> None:
@@ -65,7 +65,7 @@ def _moments(draft: Draft) -> dict[int, Ids]:
 class _Part:
     """One family's share of the optimizer's work."""
 
-    def __init__(self, draft: Draft, plan: Plan, family: Family, own: np.ndarray, summed: np.ndarray) -> None:
+    def __init__(self, draft: Draft, plan: Plan, family: WeightFamily, own: np.ndarray, summed: np.ndarray) -> None:
         self.draft, self.plan, self.family = draft, plan, family
         self.own: Ids = tuple(own.tolist())
         self.gradients: Ids = tuple(summed.tolist())

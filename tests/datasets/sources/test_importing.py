@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from opcast.datasets.schema import SchemaError
 from opcast.datasets.sources.importing import SOURCES, ImportReport, import_into, load_source
 from opcast.datasets.sources.merging import merged
-from opcast.datasets.sources.tables import Batch, SourceError, combined
+from opcast.datasets.sources.tables import RowBatch, SourceError, combined
 from opcast.datasets.store import Store
 
 IMPORT = """
@@ -266,7 +266,7 @@ def batch_table(**columns: Any) -> pa.Table:
     """Rows of products in the store's schema, without a run."""
     given = {"n": 64, "k": 64, "dtype": "bf16", "device_id": "h100_sxm", "backend": "b"}
     when = pd.Timestamp("2026-01-02", tz="UTC").to_pydatetime()
-    batch = Batch("gemm", {**given, "measured_at": when, **columns})
+    batch = RowBatch("gemm", {**given, "measured_at": when, **columns})
     ((_, table, _),) = combined([batch], "test", Path("file"))
     return table
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opcast.simulator.formats import (
-    Flow,
     RankTrack,
-    TraceError,
+    TimelineError,
+    TrackFlow,
     TrackSpan,
     memory_over_time,
     pipeline_tracks,
@@ -167,17 +167,17 @@ def test_the_same_timeline_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     tracks = [RankTrack("rank", [TrackSpan("op", 0.0, 1.0)])]
-    with pytest.raises(TraceError, match=r"must end in .json.gz or .json"):
+    with pytest.raises(TimelineError, match=r"must end in .json.gz or .json"):
         write_trace(tmp_path / "trace.txt", tracks)
-    with pytest.raises(TraceError, match="expand=0 must be"):
+    with pytest.raises(TimelineError, match="expand=0 must be"):
         write_trace(tmp_path / "trace.json", tracks, expand=0)
     (tmp_path / "file").write_text("")
-    with pytest.raises(TraceError, match="cannot be written to") as caught:
+    with pytest.raises(TimelineError, match="cannot be written to") as caught:
         write_trace(tmp_path / "file" / "trace.json", tracks)
     assert "\n" not in str(caught.value)
 
 
 def test_a_flow_without_spans_on_its_stream_still_lands_on_the_rank() -> None:
     tracks = [RankTrack(name, [TrackSpan("op", 0.0, 2.0)]) for name in ("a", "b")]
-    found = list(events(tracks, [Flow("send", 0, 1.0, 1, 1.5)]))
+    found = list(events(tracks, [TrackFlow("send", 0, 1.0, 1, 1.5)]))
     check(found)

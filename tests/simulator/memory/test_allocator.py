@@ -15,7 +15,7 @@ from opcast.simulator.memory.allocator import (
     SMALL_SEGMENT,
     Allocator,
     OutOfMemoryError,
-    Span,
+    SegmentPart,
 )
 
 REQUESTS = st.lists(
@@ -27,7 +27,7 @@ REQUESTS = st.lists(
 @given(requests=REQUESTS, expandable=st.booleans())
 def test_blocks_never_overlap_and_sums_agree(requests: list[tuple[int, str, int]], expandable: bool) -> None:
     allocator = Allocator(expandable=expandable)
-    held: list[Span] = []
+    held: list[SegmentPart] = []
     for size, stream, release in requests:
         span = allocator.allocate(size, stream)
         assert span.size >= size

@@ -9,7 +9,7 @@ import pytest
 from opcast.datasets.devices import Device, load_device
 from opcast.simulator.network.calibrate import fit
 from opcast.simulator.network.law import Tuning, collective_us
-from opcast.simulator.network.nccl import Groups
+from opcast.simulator.network.nccl import GroupShapes
 from opcast.simulator.network.tunings import tuning
 
 MIB = 2**20
@@ -54,9 +54,9 @@ def packed(device: Device, part):
     return out
 
 
-def groups(device: Device, ranks: np.ndarray) -> Groups:
+def groups(device: Device, ranks: np.ndarray) -> GroupShapes:
     inside = "nvlink" if device.link_gbps else "pcie"
-    return Groups(ranks, ranks, device.link_gbps or device.pcie_gbps, 1.0, inside, generation=device.architecture)
+    return GroupShapes(ranks, ranks, device.link_gbps or device.pcie_gbps, 1.0, inside, generation=device.architecture)
 
 
 def errors(device: Device, part, constants: Tuning) -> tuple[np.ndarray, np.ndarray]:
@@ -107,7 +107,7 @@ def test_another_machine_and_odd_numbers_of_ranks_are_predicted_too(ranks: int, 
 def test_known_constants_are_found_again() -> None:
     truth = Tuning(base=1.5, hop=2.0, ring=0.7, exchange=0.6, copy=1.5, bulk_us=15.0, peer_us=0.5, overlap=1.5)
     size = np.tile(2.0 ** np.arange(8, 30), 3)
-    g = Groups(np.repeat([2.0, 4.0, 8.0], 22), np.repeat([2.0, 4.0, 8.0], 22), 450.0, 50.0)
+    g = GroupShapes(np.repeat([2.0, 4.0, 8.0], 22), np.repeat([2.0, 4.0, 8.0], 22), 450.0, 50.0)
     rows = {kind: (size, g, collective_us(kind, size, g, truth)) for kind in ("all_reduce", "all_gather", "all_to_all")}
     found, error = fit(rows, Tuning())
     assert error < 0.02

@@ -9,9 +9,9 @@ from opcast.simulator.network.fabric import Fabric
 from opcast.simulator.network.formats import (
     COLLECTIVES,
     FormatError,
-    Layer,
-    Work,
-    Workload,
+    LayerPhase,
+    SimaiWorkload,
+    WorkloadLayer,
     bus_bandwidths,
     members,
     read_astra_network,
@@ -40,8 +40,8 @@ def test_a_simai_workload_is_read() -> None:
     found = read_workload(TEXT)
     assert dict(found.degrees) == {"tp": 4, "ep": 2, "pp": 1, "vpp": 1, "ga": 1, "gpus": 16}
     assert found.pp_bytes == 1024
-    assert found.layers[0].forward == Work(5000, "all_gather", 50331648)
-    assert found.layers[1].weight_gradient == Work(1, "reduce_scatter", 4096, "DP_EP")
+    assert found.layers[0].forward == LayerPhase(5000, "all_gather", 50331648)
+    assert found.layers[1].weight_gradient == LayerPhase(1, "reduce_scatter", 4096, "DP_EP")
     assert read_workload(write_workload(found)) == found
 
 
@@ -51,9 +51,9 @@ busy = st.tuples(
     st.integers(1, 2**40),
     st.sampled_from(["", "EP"]),
 )
-works = st.one_of(busy.map(lambda each: Work(*each)), st.integers(0, 10**9).map(Work))
+works = st.one_of(busy.map(lambda each: LayerPhase(*each)), st.integers(0, 10**9).map(LayerPhase))
 layers = st.tuples(st.sampled_from(["mlp", "x"]), works, works, works, st.integers(0, 1000)).map(
-    lambda each: Layer(*each)
+    lambda each: WorkloadLayer(*each)
 )
 
 
@@ -62,8 +62,8 @@ layers = st.tuples(st.sampled_from(["mlp", "x"]), works, works, works, st.intege
     st.lists(layers, max_size=6),
     st.fixed_dictionaries({n: st.integers(1, 64) for n in ("tp", "ep", "pp", "vpp", "ga", "gpus")}),
 )
-def test_what_is_written_is_read_again(rows: list[Layer], degrees: dict[str, int]) -> None:
-    workload = Workload(degrees, rows, 7)
+def test_what_is_written_is_read_again(rows: list[WorkloadLayer], degrees: dict[str, int]) -> None:
+    workload = SimaiWorkload(degrees, rows, 7)
     assert read_workload(write_workload(workload)) == workload
 
 
@@ -81,7 +81,7 @@ def test_first_lines_of_several_versions_are_read(head: str, degrees: dict, more
     assert found.degrees["tp"] == 4
     assert {name: found.degrees[name] for name in degrees} == degrees
     assert (found.lists["checkpoints"], found.lists["checkpoint_initiates"]) == more
-    assert found.layers[0].forward == Work(556000, "all_reduce", 536870912)
+    assert found.layers[0].forward == LayerPhase(556000, "all_reduce", 536870912)
     assert read_workload(write_workload(found)) == found
 
 
@@ -90,11 +90,11 @@ def test_groups_follow_the_rank_order() -> None:
     assert members(found, "forward", found.layers[0].forward) == range(4)
     assert members(found, "forward", found.layers[1].forward) == range(0, 8, 4)
     assert members(found, "weight_gradient", found.layers[1].weight_gradient) == range(0, 16, 8)
-    assert members(found, "weight_gradient", Work(1, "all_reduce", 1)) == range(0, 16, 4)
+    assert members(found, "weight_gradient", LayerPhase(1, "all_reduce", 1)) == range(0, 16, 4)
     with pytest.raises(FormatError, match="all_gpus: 16 do not divide into pp: 3 stages"):
-        members(read_workload(TEXT.replace("pp: 1", "pp: 3")), "forward", Work(1))
+        members(read_workload(TEXT.replace("pp: 1", "pp: 3")), "forward", LayerPhase(1))
     with pytest.raises(FormatError, match="16 GPUs of a stage do not divide into ep: 3"):
-        members(read_workload(TEXT.replace("ep: 2", "ep: 3")), "forward", Work(1, scope="EP"))
+        members(read_workload(TEXT.replace("ep: 2", "ep: 3")), "forward", LayerPhase(1, scope="EP"))
 
 
 def test_a_workload_takes_its_compute_and_its_collectives() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opcast.simulator.network.law import Tuning, candidates, choice, collective_us
-from opcast.simulator.network.nccl import GENERATIONS, Groups, estimates, names
+from opcast.simulator.network.nccl import GENERATIONS, GroupShapes, estimates, names
 from opcast.simulator.network.tunings import PCIE_TUNINGS, TUNINGS
 
 IDEAL = Tuning(ring=1.0, exchange=1.0, network=1.0, far_exchange=1.0, copy=np.inf)
@@ -18,11 +18,11 @@ HUGE = 1e13  # bytes: latency no longer counts
 KIB, MIB = 2.0**10, 2.0**20
 
 
-def group(ranks: float, per_node: float, link: float = 450.0, nic: float = 50.0, **more) -> Groups:
-    return Groups(np.array([float(ranks)]), np.array([float(per_node)]), link, nic, **more)
+def group(ranks: float, per_node: float, link: float = 450.0, nic: float = 50.0, **more) -> GroupShapes:
+    return GroupShapes(np.array([float(ranks)]), np.array([float(per_node)]), link, nic, **more)
 
 
-def us(kind: str, size: float, groups: Groups, tuning: Tuning, algorithm: str = "") -> float:
+def us(kind: str, size: float, groups: GroupShapes, tuning: Tuning, algorithm: str = "") -> float:
     return float(collective_us(kind, np.array([size]), groups, tuning, algorithm)[0])
 
 
@@ -124,7 +124,7 @@ def test_protocols_hand_over_where_measurements_show_it(
 ) -> None:
     size = np.array(list(switches))
     many = np.full(len(size), float(ranks))
-    assert choice(kind, size, Groups(many, many, link, 1.0, generation=generation)) == list(switches.values())
+    assert choice(kind, size, GroupShapes(many, many, link, 1.0, generation=generation)) == list(switches.values())
 
 
 @pytest.mark.parametrize(("ranks", "algorithm"), [(4, "ring"), (5, "ring"), (6, "nvls"), (7, "nvls"), (8, "nvls")])
@@ -179,7 +179,7 @@ def test_constants_are_all_of_them_used() -> None:
     start = Tuning(nvls=0.55, beyond=0.5, crowd=0.5)
 
     def times(tuning: Tuning) -> np.ndarray:
-        over = [Groups(ranks, per_node, 450.0, 50.0, inside) for inside in ("nvlink", "pcie")]
+        over = [GroupShapes(ranks, per_node, 450.0, 50.0, inside) for inside in ("nvlink", "pcie")]
         return np.concatenate([each for g in over for k in KINDS for each in candidates(k, size, g, tuning).values()])
 
     usual = times(start)

@@ -14,7 +14,14 @@ from opcast.datasets.devices import load_device
 from opcast.datasets.ops import bus_factor
 from opcast.simulator.engines import build_engine
 from opcast.simulator.formats.simai_step import workload as written
-from opcast.simulator.network.formats import FormatError, Layer, Work, Workload, read_workload, write_workload
+from opcast.simulator.network.formats import (
+    FormatError,
+    LayerPhase,
+    SimaiWorkload,
+    WorkloadLayer,
+    read_workload,
+    write_workload,
+)
 from opcast.simulator.question.plan import Parallel, Plan, load_stack
 from opcast.simulator.question.work import Work as Asked
 from opcast.simulator.simulate import simulate
@@ -25,7 +32,7 @@ CLUSTER = replace(load_cluster("dgx_h100"), nodes=4)
 ENGINE = build_engine(H100, [], [], cluster=CLUSTER)
 BUSBW = {"TP": {"all_reduce": 100.0}, "DP": {"all_reduce": 10.0}, "EP": {"all_to_all": 50.0}, "PP": {"busbw": 40.0}}
 DEGREES = {"tp": 8, "ep": 1, "pp": 1, "vpp": 1, "ga": 1, "gpus": 32}
-QUIET = Work(0)
+QUIET = LayerPhase(0)
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 1024,
@@ -36,8 +43,10 @@ LLAMA = {
 }
 
 
-def run(layers: list[Layer], busbw: Any = BUSBW, pp_bytes: int = 0, lists: Any = None, **degrees: int) -> FileReport:
-    made = Workload({**DEGREES, **degrees}, layers, pp_bytes, lists=lists or {})
+def run(
+    layers: list[WorkloadLayer], busbw: Any = BUSBW, pp_bytes: int = 0, lists: Any = None, **degrees: int
+) -> FileReport:
+    made = SimaiWorkload({**DEGREES, **degrees}, layers, pp_bytes, lists=lists or {})
     return simulate_workload(made, plan_of(made, CLUSTER), ENGINE, busbw=busbw)
 
 
@@ -46,7 +55,7 @@ def tp_us(size: int) -> float:
 
 
 def test_forward_communication_is_waited_for() -> None:
-    found = run([Layer("a", Work(5000, "all_reduce", 10**6), Work(7000), Work(2000))])
+    found = run([WorkloadLayer("a", LayerPhase(5000, "all_reduce", 10**6), LayerPhase(7000), LayerPhase(2000))])
     assert found.step_time_s == pytest.approx((5 + 7 + 2 + tp_us(10**6)) * 1e-6)
     assert found.breakdown["by_parallelism"] == {"tp": pytest.approx(tp_us(10**6) * 1e-6)}
     assert (found.low_s, found.high_s) == (found.step_time_s, found.step_time_s)
@@ -54,16 +63,16 @@ def test_forward_communication_is_waited_for() -> None:
 
 
 def test_the_weight_gradients_compute_runs_beside_the_input_gradients_communication() -> None:
-    both = run([Layer("a", QUIET, Work(1000, "all_reduce", 10**6), Work(4000))])
+    both = run([WorkloadLayer("a", QUIET, LayerPhase(1000, "all_reduce", 10**6), LayerPhase(4000))])
     assert both.step_time_s == pytest.approx((1 + max(4, tp_us(10**6))) * 1e-6)
-    short = run([Layer("a", QUIET, Work(1000, "all_reduce", 10**4), Work(4000))])
+    short = run([WorkloadLayer("a", QUIET, LayerPhase(1000, "all_reduce", 10**4), LayerPhase(4000))])
     assert short.step_time_s == pytest.approx(5e-6)
     assert short.breakdown["exposed_comm_s"] == 0.0
 
 
 def test_gradients_are_reduced_beside_the_backward_pass_and_one_after_the_other() -> None:
-    last = Layer("last", QUIET, QUIET, Work(1000, "all_reduce", 10**6))
-    first = Layer("first", QUIET, Work(50_000), Work(0, "all_reduce", 10**6))
+    last = WorkloadLayer("last", QUIET, QUIET, LayerPhase(1000, "all_reduce", 10**6))
+    first = WorkloadLayer("first", QUIET, LayerPhase(50_000), LayerPhase(0, "all_reduce", 10**6))
     each = 10**6 * float(bus_factor("all_reduce", 4)) / 10e3
     found = run([first, last])
     assert found.step_time_s == pytest.approx((1 + each + each) * 1e-6)
@@ -72,7 +81,7 @@ def test_gradients_are_reduced_beside_the_backward_pass_and_one_after_the_other(
 
 
 def test_stages_wait_and_send() -> None:
-    layers = [Layer("a", Work(60_000), Work(60_000), QUIET)]
+    layers = [WorkloadLayer("a", LayerPhase(60_000), LayerPhase(60_000), QUIET)]
     found = run(layers, pp_bytes=400_000, pp=2, ga=4, tp=4)
     assert found.breakdown["bubble_s"] == pytest.approx(120e-6 / 4)
     assert found.breakdown["by_parallelism"]["pp"] == pytest.approx(2 * 4 * 10e-6)
@@ -80,19 +89,19 @@ def test_stages_wait_and_send() -> None:
 
 
 def test_checkpointed_lines_run_forward_again() -> None:
-    layers = [Layer(str(i), Work(1000), Work(1000), QUIET) for i in range(4)]
+    layers = [WorkloadLayer(str(i), LayerPhase(1000), LayerPhase(1000), QUIET) for i in range(4)]
     again = run(layers, lists={"checkpoints": (0,), "checkpoint_initiates": (3,)})
     assert again.step_time_s - run(layers).step_time_s == pytest.approx(3e-6)
 
 
 busy = st.tuples(st.integers(0, 10**6), st.sampled_from(["all_reduce", "all_gather"]), st.integers(0, 2**28))
-works = st.one_of(busy.map(lambda each: Work(*each)), st.integers(0, 10**6).map(Work))
-rows = st.lists(st.tuples(works, works, works).map(lambda each: Layer("x", *each)), min_size=1, max_size=8)
+works = st.one_of(busy.map(lambda each: LayerPhase(*each)), st.integers(0, 10**6).map(LayerPhase))
+rows = st.lists(st.tuples(works, works, works).map(lambda each: WorkloadLayer("x", *each)), min_size=1, max_size=8)
 
 
 @settings(deadline=None, max_examples=30)
 @given(rows, st.sampled_from([1, 2, 8]), st.sampled_from([1, 2, 4]), st.integers(1, 8))
-def test_parts_add_up_to_the_step(layers: list[Layer], tp: int, pp: int, ga: int) -> None:
+def test_parts_add_up_to_the_step(layers: list[WorkloadLayer], tp: int, pp: int, ga: int) -> None:
     found = run(layers, {}, 2**20, tp=tp, pp=pp, ga=ga)
     parts = found.breakdown
     assert parts["compute_s"] + parts["exposed_comm_s"] + parts["bubble_s"] == pytest.approx(found.step_time_s)
@@ -103,11 +112,11 @@ def test_parts_add_up_to_the_step(layers: list[Layer], tp: int, pp: int, ga: int
 
 
 def test_a_workload_for_other_gpus_is_refused() -> None:
-    made = Workload({**DEGREES, "gpus": 64}, [])
+    made = SimaiWorkload({**DEGREES, "gpus": 64}, [])
     with pytest.raises(FormatError, match=r"for 64 GPUs, dgx_h100 has 32; take cluster\.nodes=8"):
         plan_of(made, CLUSTER)
     with pytest.raises(FormatError, match="do not divide"):
-        plan_of(Workload({**DEGREES, "tp": 5}, []), CLUSTER)
+        plan_of(SimaiWorkload({**DEGREES, "tp": 5}, []), CLUSTER)
 
 
 @pytest.mark.parametrize(
