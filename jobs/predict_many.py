@@ -69,12 +69,12 @@ def kind_of(config: Mapping[str, Any]) -> str | None:
 
 
 def tables(
-    parts: Iterator[shapes.Chunk], path: Path, default: str | None, target: Device, config: Mapping[str, Any]
+    parts: Iterator[shapes.RowsChunk], path: Path, default: str | None, target: Device, config: Mapping[str, Any]
 ) -> Iterator[pa.Table]:
     """The answers of a table's chunks, as tables of the same columns."""
     engine, registries, limits = resolve.engine(config, target), resolve.registries(config), resolve.limits(config)
 
-    def ask(group: shapes.Group) -> Predicted:
+    def ask(group: shapes.AlikeRows) -> Predicted:
         about = (group.kind, group.columns, group.dtype, group.out_dtype, target, engine, config["cache"])
         return predict_columns(*about, registries, limits, config.get("backend"))
 
@@ -83,7 +83,7 @@ def tables(
         yield shapes.answered(part, ask, target.id, config["cache"], names)
 
 
-def ops_of(part: shapes.Chunk) -> list[Op]:
+def ops_of(part: shapes.RowsChunk) -> list[Op]:
     """The rows of a chunk as ops, in their order."""
     made: dict[int, Op] = {}
     for group in part.groups:

@@ -32,7 +32,7 @@ UNITS = ("size_bytes",)  # dims that may have a unit, as 1GiB
 
 
 @dataclass(frozen=True)
-class Group:
+class AlikeRows:
     """The rows of a chunk that are of one kind and format: their places in it, and a column for each dim."""
 
     kind: str
@@ -48,14 +48,14 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class RowsChunk:
     """So many rows of a table, cut into groups."""
 
     rows: int
-    groups: tuple[Group, ...]
+    groups: tuple[AlikeRows, ...]
 
 
-def chunks(path: Path, default: str | None) -> Iterator[Chunk]:
+def chunks(path: Path, default: str | None) -> Iterator[RowsChunk]:
     """The rows of a table in order; ``default`` is the kind where the table has no column ``kind``.
 
     BadInputError for a file that cannot be read or is empty, OpError with the number of the first bad row.
@@ -173,7 +173,7 @@ def _cut(table: pa.Table) -> Iterator[pa.Table]:
 # --- from text to dims ------------------------------------------------------------------------------------
 
 
-def parsed(table: pa.Table, path: Path, first: int, default: str | None) -> Chunk:
+def parsed(table: pa.Table, path: Path, first: int, default: str | None) -> RowsChunk:
     """The rows of a table in groups. OpError names the first bad row, ``first`` rows standing before the table."""
     bad: set[int] = set()
     formats = [_format(table, name, default, bad) for name in FORMATS]
@@ -189,11 +189,11 @@ def parsed(table: pa.Table, path: Path, first: int, default: str | None) -> Chun
         part = table if whole else table.take(number_array(places))
         columns = _dims(part, kind_name, places, bad)
         dtype = dtype or "bf16"
-        groups.append(Group(kind_name, dtype, out or KINDS[kind_name].usual_output(dtype), places, columns))
+        groups.append(AlikeRows(kind_name, dtype, out or KINDS[kind_name].usual_output(dtype), places, columns))
     if bad:
         row = min(bad)
         _refuse({name: table[name][row].as_py() for name in table.column_names}, path, first + row + 1, default)
-    return Chunk(len(table), tuple(groups))
+    return RowsChunk(len(table), tuple(groups))
 
 
 def _format(table: pa.Table, name: str, default: str | None, bad: set[int]) -> tuple[np.ndarray, list[str]]:
@@ -321,14 +321,14 @@ def kinds_in(path: Path, default: str | None) -> list[str]:
 
 
 def answered(
-    chunk: Chunk, ask: Callable[[Group], Predicted], device: str, cache: str, names: Sequence[str]
+    chunk: RowsChunk, ask: Callable[[AlikeRows], Predicted], device: str, cache: str, names: Sequence[str]
 ) -> pa.Table:
     """A chunk's rows with their predictions, as one table of ``names`` (dims) and the answer's columns."""
     import pyarrow as pa
 
     found = [(group, ask(group)) for group in chunk.groups]
 
-    def joined(values: Callable[[Group, Predicted], np.ndarray]) -> np.ndarray:
+    def joined(values: Callable[[AlikeRows, Predicted], np.ndarray]) -> np.ndarray:
         if len(found) == 1:
             return values(*found[0])
         made = np.full(chunk.rows, None, dtype=object)
@@ -336,7 +336,7 @@ def answered(
             made[group.places] = values(group, answer)
         return made
 
-    def text(value: Callable[[Group], str]) -> pa.Array:
+    def text(value: Callable[[AlikeRows], str]) -> pa.Array:
         if len(found) == 1:
             return pa.repeat(value(found[0][0]), chunk.rows)
         made = joined(lambda group, _: np.full(len(group.places), value(group), dtype=object))
@@ -361,12 +361,12 @@ def answered(
     return pa.table(columns)
 
 
-def _field(name: str, _: Group, answer: Predicted) -> np.ndarray:
+def _field(name: str, _: AlikeRows, answer: Predicted) -> np.ndarray:
     column: np.ndarray = getattr(answer, name)
     return column
 
 
-def _dim_column(chunk: Chunk, name: str) -> pa.Array:
+def _dim_column(chunk: RowsChunk, name: str) -> pa.Array:
     """A dim of all rows: null where a row's kind has none of that name, choices by name."""
     import pyarrow as pa
 
