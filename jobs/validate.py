@@ -73,7 +73,7 @@ def progress_bar(rows: int) -> Iterator[Callable[[int], None]]:
 
 def show(found: Validation) -> None:
     """Errors, what they stand beside, groups, and the reasons of rows left out, as tables."""
-    heads = ("", "rows", "median %", "mean %", "p90 %", "max %", "bias %")
+    heads = ("", "rows", "median %", "mean %", "p90 %", "max %", "bias %", "in interval %", "its width %")
     rows = list(lines("opcast", found.metrics))
     if found.baseline is not None:
         rows += lines("constant MFU", found.baseline["metrics"])
@@ -104,9 +104,10 @@ def lines(name: str, metrics: Mapping[str, Mapping[str, float]]) -> Iterator[tup
     for quantity, values in metrics.items():
         if quantity == "fits":
             parts = ", ".join(f"{key.removeprefix('accuracy_')} {values[key]:.1f}" for key in values if key != "n")
-            yield (f"{name}: fits", f"{values['n']:.0f}", parts.replace("accuracy", "right %"), "", "", "", "")
+            yield (f"{name}: fits", f"{values['n']:.0f}", parts.replace("accuracy", "right %"), *[""] * 6)
             continue
         figures = [values.get(key) for key in ("median_ape", "mean_ape", "p90_ape", "max_ape", "bias")]
+        figures += [None if key not in values else values[key] * 100 for key in ("coverage", "interval_width")]
         yield (f"{name}: {quantity}", f"{values['n']:.0f}", *("" if f is None else f"{f:.1f}" for f in figures))
 
 

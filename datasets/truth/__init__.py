@@ -4,7 +4,7 @@ Others use :func:`read_table`, the rows it returns, :func:`.dimensions.dimension
 """
 
 from .rows import (
-    Failed,
+    FailedRow,
     Hardware,
     InferenceRow,
     NetworkRow,
@@ -19,7 +19,7 @@ from .rows import (
 from .tables import read_table
 
 __all__ = [
-    "Failed",
+    "FailedRow",
     "Hardware",
     "InferenceRow",
     "NetworkRow",

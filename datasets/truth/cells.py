@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from .rows import TruthError
 
@@ -35,10 +36,14 @@ PRECISIONS = {
 
 @dataclass(frozen=True)
 class Cells:
-    """The cells of one line by column; ``line`` is its place in the file (the first after the head is 1)."""
+    """The cells of one line by column; ``line`` is its place in the file (the first after the head is 1).
+
+    ``options`` are the simulator's, by what is known of the row's publication (:mod:`.published`).
+    """
 
     values: Mapping[str, str]
     line: int
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def id(self) -> str:

@@ -36,13 +36,6 @@ DEVICES = {
     "rtx6000pro": "rtx_pro_6000_server",
 }
 
-# Words of a row -> cluster in conf/cluster, tried in order before the usual cluster of the device.
-CLUSTERS = (
-    (r"grand teton|h100[^|]*hbm2e", "grand_teton_h100_hbm2e"),
-    (r"ultrascale|hf cluster|\befa\b", "aws_p5"),  # Hugging Face trains on p5: 3,200 Gb/s of EFA per node
-    (r"h100.*roce", "hgx_h100_roce"),
-    (r"a100[ _]80gb.*1600 gbps", "azure_ndm_a100_v4"),
-)
 USUAL = {
     "h100_sxm": "dgx_h100",
     "h200_sxm": "dgx_h200",
@@ -57,13 +50,11 @@ USUAL = {
 def hardware_of(cells: Cells, devices: int) -> Hardware:
     """The machine of a row; TruthError for a GPU that opcast has no figures of."""
     gpu = cells.text("gpu_canon") or cells.text("gpu")
-    cluster = named_cluster(cells.said)
-    device = cluster.device if cluster is not None else device_of(gpu)
-    if cluster is None:
-        cluster = usual_cluster(load_device(device))
+    named = cells.text("cluster")
+    cluster = load_cluster(named) if named else usual_cluster(load_device(device_of(gpu)))
     return Hardware(
         gpu=gpu,
-        device=device,
+        device=cluster.device,
         cluster=cluster.id,
         devices=devices,
         cluster_figures=spread(cluster, devices) | network(cluster, cells.said),
@@ -79,14 +70,6 @@ def device_of(gpu: str) -> str:
     if slug in known:
         return known[slug]
     raise TruthError(f"no figures of the GPU {gpu!r} (conf/device)" if gpu else "the GPU is not published")
-
-
-def named_cluster(said: str) -> Cluster | None:
-    """The cluster that a row's words point at."""
-    for pattern, name in CLUSTERS:
-        if re.search(pattern, said, re.IGNORECASE) and name in known_clusters():
-            return load_cluster(name)
-    return None
 
 
 def usual_cluster(device: Device) -> Cluster:

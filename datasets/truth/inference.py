@@ -8,8 +8,8 @@ from typing import Any
 
 from .cells import Cells, precision_of
 from .dimensions import dimensions_of
-from .engines import encodes, engine_of, micro_batches
 from .hardware import hardware_of
+from .published import known
 from .rows import Hardware, InferenceRow, PublishedLayout, TrainingRow, TruthError
 from .shapes import model_of
 
@@ -22,6 +22,7 @@ QUEUED = {
 
 def inference_row(cells: Cells, folder: Path) -> InferenceRow:
     """One static batch; TruthError says what keeps it from being simulated."""
+    cells = known(cells, "inference")
     alone = cells.whole("concurrency", 0) == 1  # one request at a time queues behind none
     if cells.text("kind") in QUEUED and not alone:
         raise TruthError(QUEUED[cells.text("kind")])
@@ -30,7 +31,8 @@ def inference_row(cells: Cells, folder: Path) -> InferenceRow:
     devices = cells.needed("num_gpus")
     hardware = hardware_of(cells, devices)
     name, config = model_of(cells, folder, input_len + output_len)
-    engine = engine_of(cells, config)
+    told, cells = cells, known(cells, "encoder") if encodes(config) else cells
+    framework, (precision, quantization) = cells.text("stack"), precision_of(cells.text("precision"))
     layout = PublishedLayout(tp=cells.count("tp"), pp=cells.count("pp"), ep=cells.count("ep"), dp=1)
     if layout.tp * layout.pp != devices:
         raise TruthError(f"tp x pp = {layout.tp * layout.pp} does not fill {devices} devices")
@@ -38,20 +40,41 @@ def inference_row(cells: Cells, folder: Path) -> InferenceRow:
         id=cells.id,
         hardware=hardware,
         measured=measurements(cells, output_len),
-        tags=tags(cells, name, config, hardware, layout, engine.framework),
+        tags=tags(told, name, config, hardware, layout, framework),
         model=name,
         config=config,
-        framework=engine.framework,
+        framework=framework,
         layout=layout,
-        precision=engine.precision,
-        quantization=engine.quantization,
+        precision=precision,
+        quantization=quantization,
         memory="device",
-        options=engine.options,
+        options=options(cells),
         batch=batch,
         input_len=input_len,
         output_len=max(output_len, 1),
-        micro_batches=micro_batches(engine.framework, batch, input_len, layout.pp) if encodes(config) else 1,
+        micro_batches=micro_batches(batch, input_len, layout.pp, cells.whole("tokens_at_once", 0)),
     )
+
+
+def encodes(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration is an encoder's."""
+    return config.get("model_type") == "bert"
+
+
+def options(cells: Cells) -> dict[str, Any]:
+    """The simulator's options of a row: what is known of it, and the cache's format where it is not the products'."""
+    cache = cells.text("kv_dtype").lower()
+    return {**cells.options, **({"kv_dtype": cache} if cache in ("fp8", "int8") else {})}
+
+
+def micro_batches(batch: int, tokens: int, stages: int, at_once: int) -> int:
+    """Parts in which a batch of sequences goes through pipeline stages that take ``at_once`` tokens (0: any number)."""
+    if stages == 1 or not at_once:
+        return 1
+    part = batch // stages if batch % stages == 0 else batch
+    while part * tokens > at_once and part % 2 == 0:
+        part //= 2
+    return batch // part
 
 
 def measurements(cells: Cells, output_len: int) -> dict[str, float]:
@@ -92,22 +115,22 @@ def tags(
 def whole_model_row(cells: Cells, folder: Path) -> InferenceRow | TrainingRow:
     """One eager step of a whole model (``mode`` inf or train, ``e2e_latency_ms``).
 
-    On one device training is forward and backward, without the optimizer; on several it is a step of Megatron-LM.
+    What a training pass holds beside forward and backward is known of its publication.
     """
-    compiled = "fusion" in cells.text("option")
+    told, cells = cells, known(cells, "passes")
     seq_len, batch, devices = cells.needed("seq_len_tokens"), cells.needed("batch_size"), cells.count("num_gpus")
     hardware = hardware_of(cells, devices)
     name, config = model_of(cells, folder, seq_len)
-    precision, quantization = precision_of(cells.text("precision") if devices == 1 else "fp32")
+    precision, quantization = precision_of(cells.text("precision"))
     millis = cells.positive("e2e_latency_ms")
     if millis is None:
         raise TruthError("e2e_latency_ms is not published")
-    framework = "torch_compile_2023" if compiled else "torch_2023" if devices == 1 else "megatron_fp32"
+    framework = cells.text("stack")
     layout = PublishedLayout(tp=cells.count("tp"), pp=cells.count("pp"), dp=cells.count("dp"))
     common: dict[str, Any] = {
         "id": cells.id,
         "hardware": hardware,
-        "tags": tags(cells, name, config, hardware, layout, framework),
+        "tags": tags(told, name, config, hardware, layout, framework),
         "model": name,
         "config": config,
         "framework": framework,
@@ -119,7 +142,7 @@ def whole_model_row(cells: Cells, folder: Path) -> InferenceRow | TrainingRow:
         return InferenceRow(**common, measured={"ttft": millis}, batch=batch, input_len=seq_len, output_len=1)
     return TrainingRow(
         **common,
-        options={"optimizer": "none"} if devices == 1 else {},
+        options=cells.options,
         measured={"step_time": millis * 1e-3},
         seq_len=seq_len,
         global_batch=batch,

@@ -10,6 +10,7 @@ from ..collective_ops import bus_factor
 from ..ops import Op, make_op
 from .cells import Cells, precision_of
 from .hardware import hardware_of
+from .published import known
 from .rows import OperatorRow, TruthError
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
@@ -17,6 +18,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broa
 
 def operator_row(cells: Cells, folder: Path) -> OperatorRow:
     """One op on one device, by the name and sizes of its row."""
+    cells = known(cells, "operator")
     name = cells.text("op").lower()
     if name not in OPS:
         raise TruthError(f"the operator {cells.text('op')!r} has no kind")
@@ -100,6 +102,7 @@ OPS: dict[str, Callable[[Cells, str], Op]] = {
 
 def profiled_gemm(cells: Cells, folder: Path) -> OperatorRow:
     """A GEMM under a profiler at a locked clock (``m n k latency_ms clock_Ghz``)."""
+    cells = known(cells, "operator")
     millis, clock = cells.positive("latency_ms"), cells.positive("clock_Ghz")
     if millis is None:
         raise TruthError("latency_ms is not published")
@@ -118,6 +121,7 @@ def profiled_gemm(cells: Cells, folder: Path) -> OperatorRow:
 
 def collective_row(cells: Cells, folder: Path) -> OperatorRow:
     """A collective by payload and bus bandwidth or latency, in nccl-tests' conventions."""
+    cells = known(cells, "collective")
     name = cells.text("collective")
     if name not in COLLECTIVES:
         raise TruthError(f"the collective {name!r} has no kind")

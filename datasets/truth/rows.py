@@ -24,14 +24,14 @@ class UnsupportedRow:
 
 
 @dataclass(frozen=True)
-class Failed:
+class FailedRow:
     """A row that an error of opcast's own kept from being simulated: a fault to report, not a property of the row."""
 
     id: str
     error: str
 
     @classmethod
-    def by(cls, row_id: str, error: Exception) -> Failed:
+    def by(cls, row_id: str, error: Exception) -> FailedRow:
         """The row and what was raised, in one line."""
         return cls(row_id, " ".join(f"{type(error).__name__}: {error}".split()))
 
@@ -183,7 +183,7 @@ class TruthTable:
     kind: str
     rows: tuple[Row, ...]
     unsupported: tuple[UnsupportedRow, ...]
-    failed: tuple[Failed, ...] = ()
+    failed: tuple[FailedRow, ...] = ()
 
     @property
     def count(self) -> int:

@@ -19,14 +19,6 @@ from .rows import TruthError
 MODEL_DIRECTORY = Path(__file__).resolve().parents[2] / "conf" / "model"
 DIMENSIONS_FILE = "model_dims.csv"
 
-# Names of tables -> names in conf/model.
-ALIASES = {
-    "gpt3_xl": "neusight_gpt3_xl",
-    "gpt3_27": "gpt3_2_7b",
-    "opt_13": "opt_1_3b",
-    "moonlight_16b": "moonlight_16b_moe",
-}
-BOTH = r"switch|\bt5"  # encoders with decoders
 NAMES = {  # of a shape, per family of configurations
     "gpt2": {
         "layers": "n_layer",
@@ -52,9 +44,7 @@ def model_of(cells: Cells, folder: Path, seq_len: int) -> tuple[str, dict[str, A
     ``folder`` is where the table lies, ``seq_len`` the positions that learned embeddings must have.
     """
     name = cells.text("model_canon") or cells.text("model")
-    if re.search(BOTH, name, re.IGNORECASE):
-        raise TruthError(f"{name} is an encoder with a decoder: opcast simulates either alone")
-    config = shipped(name) or from_dimensions(folder, name)
+    config = shipped(cells.text("shape") or name) or from_dimensions(folder, name)
     if cells.has("num_params"):
         config = counted(config, cells.needed("num_params"), seq_len)
     if config is None and "bert" in name and cells.has("layers", "heads", "head_dim"):
@@ -77,7 +67,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 def shipped(name: str) -> dict[str, Any] | None:
     """The configuration of a model that ships with opcast, by any spelling of its name."""
     slug = re.sub(r"[-.\s]+", "_", name.strip().lower())
-    path = MODEL_DIRECTORY / f"{ALIASES.get(slug, slug)}.yaml"
+    path = MODEL_DIRECTORY / f"{slug}.yaml"
     return dict(_read(path)) if path.is_file() else None
 
 

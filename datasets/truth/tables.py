@@ -13,7 +13,7 @@ from .cells import Cells
 from .inference import inference_row, whole_model_row
 from .networks import network_row
 from .operators import collective_row, operator_row, profiled_gemm
-from .rows import Failed, Row, TruthError, TruthTable, UnsupportedRow
+from .rows import FailedRow, Row, TruthError, TruthTable, UnsupportedRow
 from .training import training_row
 
 Reader = Callable[[Cells, Path], Row]
@@ -59,7 +59,7 @@ def read_table(path: Path, limit: int | None = None) -> TruthTable:
         raise TruthError(f"truth={path} holds no rows")
     rows: list[Row] = []
     unsupported: list[UnsupportedRow] = []
-    failed: list[Failed] = []
+    failed: list[FailedRow] = []
     for number, line in enumerate(lines, start=1):
         cells = Cells({key: value for key, value in line.items() if isinstance(key, str)}, number)
         try:
@@ -67,7 +67,7 @@ def read_table(path: Path, limit: int | None = None) -> TruthTable:
         except (TruthError, DeviceError, ClusterError, OpError) as error:
             unsupported.append(UnsupportedRow(cells.id, str(error)))
         except Exception as error:  # one row never ends a run
-            failed.append(Failed.by(cells.id, error))
+            failed.append(FailedRow.by(cells.id, error))
     return TruthTable(path.stem, kind, tuple(rows), tuple(unsupported), tuple(failed))
 
 

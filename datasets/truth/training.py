@@ -9,45 +9,38 @@ from typing import Any
 
 from .cells import Cells, precision_of
 from .dimensions import dimensions_of
-from .frameworks import training_framework
 from .hardware import hardware_of
+from .published import known
 from .rows import Hardware, PublishedLayout, TrainingRow, TruthError
 from .shapes import model_of
 
 GB_IN_GIB = 1e9 / 2**30
-# Peak memory, first what torch's allocator counts. nanotron's "gb" are GiB, and its reserved peak counts: the allocated
-# one is taken between steps (it is the same whatever the micro-batch).
+# Columns of peak memory, first what torch's allocator counts.
 MEMORY = (
-    ("peak_mem_alloc_gib", 1.0, "allocated"),
-    ("peak_mem_gib", 1.0, "reserved"),
-    ("mem_reserved_peak_gb", 1.0, "reserved"),
-    ("peak_mem_alloc_gb", GB_IN_GIB, "allocated"),
-    ("peak_mem_gb", 1.0, "reserved"),
+    ("peak_mem_alloc_gib", "allocated"),
+    ("peak_mem_gib", "reserved"),
+    ("mem_reserved_peak_gb", "reserved"),
+    ("peak_mem_alloc_gb", "allocated"),
+    ("peak_mem_gb", "reserved"),
 )
-LATENT = ("deepseek-v3", "kimi-k2")
-USUAL_CHUNKS = {"llama3": 8}  # a layer each of 126 over 16 stages, where the number of virtual stages is not published
-# From these containers on, recipes in block formats (Blackwell's) hold whole iterations in CUDA graphs.
-FULL_GRAPHS = re.compile(r"container (26\.(0[6-9]|1\d)|2[7-9]\.)")
-BLOCK_FORMATS = {"MXFP8", "NVFP4", "FP8-MX"}
-SHARDED_OPTIMIZER = {"megatron", "megatron_core", "nemo"}  # their recipes run the distributed optimizer
+POLICIES = ("selective", "full", "ops")
 
 
 def training_row(cells: Cells, folder: Path) -> TrainingRow:
     """One training run; TruthError says what keeps it from being simulated."""
+    cells = known(cells, "training")
     if "lora" in cells.text("kind") or cells.text("task") == "lora":
         raise TruthError("LoRA: steps with frozen weights are not simulated yet")
-    if cells.count("pp") > 1 and cells.text("after_pp_fix").lower() == "false":
-        raise TruthError("run before its pipeline engine was repaired (after_pp_fix is false)")
     devices, seq_len = cells.needed("num_gpus"), cells.needed("seq_len_tokens")
     hardware = hardware_of(cells, devices)
     name, config = model_of(cells, folder, seq_len)
-    framework = training_framework(cells.said)
-    layout = layout_of(cells, devices, framework)
+    framework = cells.text("stack")
+    layout = layout_of(cells, devices)
     precision, quantization = precision_of(cells.text("precision") or "BF16")
-    micro_batch, global_batch = batches(cells, layout, framework)
-    recompute = recompute_of(cells.text("recompute"), framework, name)
-    layout = sequence_parallel_of(cells, layout, framework)
-    if framework == "nanotron" and layout.pp > 1:
+    micro_batch, global_batch = batches(cells, layout)
+    recompute = recompute_of(cells.text("recompute"))
+    layout = sequence_parallel_of(cells, layout)
+    if cells.text("stages") == "by_cost" and layout.pp > 1:
         layout = PublishedLayout(**{**vars(layout), "stages": stages_by_cost(config, layout.pp)})
     measured = measurements(cells, config, global_batch, seq_len, devices)
     return TrainingRow(
@@ -62,8 +55,8 @@ def training_row(cells: Cells, folder: Path) -> TrainingRow:
         layout=layout,
         precision=precision,
         quantization=quantization,
-        memory=next((counts for column, _, counts in MEMORY if cells.has(column)), "allocated"),
-        options=options(cells, framework),
+        memory=next((counts for column, counts in MEMORY if cells.has(column)), "allocated"),
+        options=cells.options,
         seq_len=seq_len,
         global_batch=global_batch,
         micro_batch=micro_batch,
@@ -71,7 +64,7 @@ def training_row(cells: Cells, folder: Path) -> TrainingRow:
     )
 
 
-def layout_of(cells: Cells, devices: int, framework: str) -> PublishedLayout:
+def layout_of(cells: Cells, devices: int) -> PublishedLayout:
     """Degrees of parallelism; TruthError where they are not published or do not fill the devices."""
     if not cells.has("tp") and not cells.has("pp"):
         raise TruthError("tp and pp are not published")
@@ -79,39 +72,31 @@ def layout_of(cells: Cells, devices: int, framework: str) -> PublishedLayout:
     if devices % (tp * pp * cp):
         raise TruthError(f"tp x pp x cp = {tp * pp * cp} does not divide {devices} devices")
     dp = devices // (tp * pp * cp)
-    shard = cells.whole("fsdp_shard", 0) * (
-        cp if framework.startswith("torchtitan") else 1
-    )  # its mesh is dp_shard x cp
+    shard = cells.whole("fsdp_shard", 0) * (cp if cells.flag("fsdp_shard_per_cp") else 1)
     stage = re.match(r"\d", cells.text("zero_stage"))
     zero = int(stage[0]) if stage else 0
     if not stage:
-        zero = 3 if shard else 1 if framework in SHARDED_OPTIMIZER or "dist" in cells.text("optimizer") else 0
+        zero = 3 if shard else 1 if "dist" in cells.text("optimizer") else 0
     return PublishedLayout(
         tp=tp,
         pp=pp,
-        vpp=(cells.whole("vp", USUAL_CHUNKS.get(framework, 1)) or 1) if pp > 1 else 1,
+        vpp=(cells.whole("vp") or 1) if pp > 1 else 1,
         cp=cp,
-        ep=cells.count("ep") if cells.has("ep") else usual_ep(cells, devices, framework),
+        ep=cells.count("ep"),
         dp=dp,
         zero_stage=zero,
         shard=shard if 0 < shard < dp * cp else 0,
     )
 
 
-def usual_ep(cells: Cells, devices: int, framework: str) -> int:
-    """Expert ranks where a row names DeepEP and no degree: a node's, as NeMo AutoModel's configurations have it."""
-    return min(devices, 8) if framework == "nemo_automodel" and "deepep" in cells.text("extra").lower() else 1
-
-
-def sequence_parallel_of(cells: Cells, layout: PublishedLayout, framework: str) -> PublishedLayout:
-    """The layout with sequence parallelism as published, else as the framework's recipes have it beside tp."""
-    usual = framework not in ("megatron2021", "megatron2022", "torch")
-    said = "+SP" in cells.text("recompute") or cells.flag("sp", usual)
+def sequence_parallel_of(cells: Cells, layout: PublishedLayout) -> PublishedLayout:
+    """The layout with sequence parallelism as published, else beside tensor parallelism."""
+    said = "+SP" in cells.text("recompute") or cells.flag("sp", True)
     return PublishedLayout(**{**vars(layout), "sequence_parallel": said and layout.tp > 1})
 
 
 def stages_by_cost(config: Mapping[str, Any], pp: int) -> tuple[int, ...]:
-    """nanotron's pipeline stages: blocks in order, a stage ends with the block that takes it past its share of weights.
+    """Pipeline stages of blocks in order: a stage ends with the block that takes it past its share of weights.
 
     The logits count as a block of their own behind the layers; empty (even stages) where dimensions are unknown.
     """
@@ -127,24 +112,24 @@ def stages_by_cost(config: Mapping[str, Any], pp: int) -> tuple[int, ...]:
         spent += layer
         if spent > share * (stage + 1) * (1 + 1e-9):
             stage = min(stage + 1, pp - 1)
-    for empty in range(pp - 1):  # nanotron leaves stages before the logits empty; here each takes a layer
+    for empty in range(pp - 1):  # a stage before the logits that is left empty takes a layer
         fullest = max(range(empty + 1), key=lambda at: (counts[at], at))
         if not counts[empty] and counts[fullest] > 1:
             counts[fullest], counts[empty] = counts[fullest] - 1, 1
     return tuple(counts)
 
 
-def batches(cells: Cells, layout: PublishedLayout, framework: str) -> tuple[int, int]:
+def batches(cells: Cells, layout: PublishedLayout) -> tuple[int, int]:
     """(micro-batch, global batch) in sequences; a batch per data group gives the global one.
 
-    Where no micro-batch is published it is one sequence; torchtitan cuts a group's batch into as many as stages.
+    Where no micro-batch is published it is one sequence, or what cuts a group's batch into as many as stages.
     """
     group = cells.whole("lbs_seqs", 0) or cells.whole("batch_per_dp_group", 0)
     whole = cells.whole("gbs_seqs", 0) or group * layout.dp
     if not whole:
         raise TruthError("the global batch is not published")
     usual = 1 if group or layout.pp > 1 else whole // layout.dp
-    if framework.startswith("torchtitan") and group and layout.pp > 1:
+    if cells.text("micro_batches") == "stages" and group and layout.pp > 1:
         usual = max(group // layout.pp, 1)
     micro = cells.whole("mbs_seqs", 0) or usual
     if whole % (micro * layout.dp):
@@ -152,21 +137,11 @@ def batches(cells: Cells, layout: PublishedLayout, framework: str) -> tuple[int,
     return micro, whole
 
 
-def recompute_of(text: str, framework: str, model: str = "") -> str:
-    """The policy: none, full, selective or selective:MODULES; torchtitan's selective one goes by ops, by default.
-
-    Where a row is silent, what the framework's published configurations have: NeMo AutoModel's checkpoint activations,
-    all but GPT-OSS 20B's; Megatron-Bridge's of latent attention make its wide projections again.
-    """
+def recompute_of(text: str) -> str:
+    """The policy: none, full, selective, selective:MODULES, or ops."""
     words = text.lower().split("(")[0].split("/")[0].replace("+sp", "").strip()
     policy, _, modules = words.partition(":")
-    if framework == "nemo_automodel" and not words:
-        return "none" if "gpt-oss-20b" in model else "full"
-    if framework == "megatron" and not words:
-        return "selective:mla_up_proj" if model.startswith(LATENT) else "none"
-    if framework.startswith("torchtitan") and policy in ("", "selective"):
-        return "ops"
-    if policy not in ("selective", "full") or modules == "none":
+    if policy not in POLICIES or modules == "none":
         return "none"
     return f"{policy}:{modules.replace('+', ',')}" if modules else policy
 
@@ -182,9 +157,10 @@ def measurements(
     step = step_time(cells, config, global_batch, seq_len, devices)
     if step:
         found["step_time"] = step
-    for column, unit, _ in MEMORY:
+    for column, _ in MEMORY:
         if value := cells.positive(column):
-            found["peak_memory"] = value * unit
+            binary = column.endswith("gib") or cells.text("gb_means").lower() == "gib"
+            found["peak_memory"] = value * (1.0 if binary else GB_IN_GIB)
             break
     states, activations = cells.positive("param_opt_gib"), cells.positive("activation_gib")
     if states and activations:
@@ -216,30 +192,6 @@ def peer(cells: Cells) -> dict[str, float]:
     """What another tool predicted, where the table carries it."""
     named = {"step_time": "peer_step_time_s", "peak_memory": "peer_peak_mem_alloc_gib"}
     return {quantity: value for quantity, column in named.items() if (value := cells.positive(column))}
-
-
-def options(cells: Cells, framework: str) -> dict[str, Any]:
-    """What a row says beyond the common columns, in the words of frameworks."""
-    made: dict[str, Any] = {"flat_parameters": True} if framework == "llm_foundry" else {}
-    if cells.text("precision").lower() in ("fp8-cs", "fp8-tensorwise", "fp8-rowwise"):
-        made["fp8_scaling"] = "current"
-    said = cells.text("extra").lower()
-    if "asynctp" in said:
-        made["async_tp"] = True
-    if "cp by all-to-all" in said:
-        made["cp_style"] = "ulysses"
-    if "interleaved" in said and cells.count("pp") > 1:
-        made["interleaved"] = True
-    if "mp=pure" in said:
-        made["pure_16_bit"] = True  # Composer's PURE: weights, gradients and their sums in bf16
-    for word, name in (("_cg", "cuda_graph"), ("cuda graphs", "cuda_graph"), ("tokendrop", "token_drop")):
-        if word in said:
-            made[name] = True
-    if framework == "megatron" and FULL_GRAPHS.search(cells.said) and cells.text("precision").upper() in BLOCK_FORMATS:
-        made["full_graph"] = True
-    if "ep overlap on" in said:
-        made["ep_overlap"] = True
-    return made
 
 
 def tags(

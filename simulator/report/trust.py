@@ -6,16 +6,16 @@ Time is *measured* (this op on this device), *interpolated* (a predictor inside 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import NormalDist
 
 from ...datasets.ops import Op
+from ..memory.errors import spread_of, within
 from .answer import MissingMeasurement
 
 SOURCES = ("measured", "interpolated", "extrapolated", "analytical", "bytes")
 LEANING = ("extrapolated", "analytical", "bytes")
 STRICT_SHARE = 0.5  # of the time that may lean on what was not measured under strict=true
-MEMORY_SPREAD = 0.02  # standard deviation of predicted over measured peaks where all settings are known
 LISTED = 10
 
 
@@ -70,6 +70,8 @@ def _named(op: Mapping[str, object]) -> str:
     )
 
 
-def probability_oom(peak_gib: float, capacity_gib: float) -> float:
-    """P(the peak exceeds the device's memory), with the spread that predicted peaks have shown."""
-    return 1.0 - NormalDist(peak_gib, max(peak_gib * MEMORY_SPREAD, 1e-9)).cdf(capacity_gib)
+def probability_oom(peak_gib: float, capacity_gib: float, stack_id: str = "") -> float:
+    """P(the peak exceeds the device's memory), by what peaks of a framework (or of any) were found to be off."""
+    if peak_gib <= 0.0 or capacity_gib <= 0.0:
+        return float(peak_gib > capacity_gib)
+    return 1.0 - within(math.log(capacity_gib / peak_gib), spread_of(stack_id))

@@ -4,35 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...datasets.clusters import Cluster
 from ...datasets.devices import Device
-from ...datasets.truth import Failed, InferenceRow, NetworkRow, OperatorRow, Row, TrainingRow, UnsupportedRow
+from ...datasets.truth import FailedRow, InferenceRow, NetworkRow, OperatorRow, Row, TrainingRow, UnsupportedRow
 from ...models.power import Limits
 from ..engines import Engine
+from ..memory.errors import interval, spread_of
 from ..predict.ops import predict_ops, with_power
-from ..report.answer import InferenceReport, Memory, StepReport
+from ..report.answer import Answer, InferenceReport, Memory, StepReport
+from ..report.distribution import quantile
 from .cases import Question, ValidationSettings, cluster_of, device_of, inference_case, training_case
-from .metrics import grouped
+from .metrics import Bounded, Pair, grouped
 
 Progress = Callable[[int], None]
+COVERAGE = 0.9  # of the intervals that are scored
+
+
+class Estimate(NamedTuple):
+    """A predicted quantity and its 90 % interval (None where opcast gives none)."""
+
+    value: float
+    interval: tuple[float, float] | None = None
+
+
+Quantities = dict[str, Estimate]
 
 
 @dataclass
 class Predictions:
-    """Predictions by row id and quantity, the rows that have none, and those whose simulation raised an error."""
+    """Predictions and their 90 % intervals by row id and quantity, the rows that have none, and those that failed."""
 
     predicted: dict[str, dict[str, float]] = field(default_factory=dict)
+    intervals: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
     unsupported: list[UnsupportedRow] = field(default_factory=list)
-    failed: list[Failed] = field(default_factory=list)
+    failed: list[FailedRow] = field(default_factory=list)
+
+    def note(self, row: Row, found: Quantities) -> None:
+        """Keeps what is predicted for a row."""
+        self.predicted[row.id] = {name: each.value for name, each in found.items()}
+        self.intervals[row.id] = {name: each.interval for name, each in found.items() if each.interval is not None}
 
     def left_out(self, row: Row, error: Exception) -> None:
         """Notes why a row has no prediction: opcast's own words for what it cannot do, else a failure."""
         if isinstance(error, ValueError) and type(error).__module__.startswith("opcast"):
             self.unsupported.append(UnsupportedRow(row.id, str(error)))
         else:
-            self.failed.append(Failed.by(row.id, error))
+            self.failed.append(FailedRow.by(row.id, error))
 
 
 @dataclass
@@ -69,19 +88,20 @@ def simulated(rows: Sequence[Row], setting: ValidationSettings, progress: Progre
     return answers
 
 
-def answered(answers: Predictions, row: Row, ask: Callable[[], dict[str, float]]) -> None:
+def answered(answers: Predictions, row: Row, ask: Callable[[], Quantities]) -> None:
     """Notes what ``ask`` gives for a row, or the reason that it gives nothing."""
     try:
-        answers.predicted[row.id] = ask()
+        answers.note(row, ask())
     except Exception as error:  # one row never ends a run
         answers.left_out(row, error)
 
 
-def step_quantities(row: TrainingRow | InferenceRow, setting: ValidationSettings, engines: Engines) -> dict[str, float]:
+def step_quantities(row: TrainingRow | InferenceRow, setting: ValidationSettings, engines: Engines) -> Quantities:
     """What a step's report says of the quantities that tables publish."""
-    if isinstance(row, TrainingRow):
-        return training_quantities(simulated_case(training_case(row, setting), setting, engines), row)
-    return inference_quantities(simulated_case(inference_case(row, setting), setting, engines), row)
+    case = training_case(row, setting) if isinstance(row, TrainingRow) else inference_case(row, setting)
+    report = simulated_case(case, setting, engines)
+    timed = training_quantities if isinstance(row, TrainingRow) else inference_quantities
+    return timed(report, row) | memory_quantities(report, row, case.plan.stack.id)
 
 
 def simulated_case(case: Question, setting: ValidationSettings, engines: Engines) -> StepReport | InferenceReport:
@@ -92,13 +112,34 @@ def simulated_case(case: Question, setting: ValidationSettings, engines: Engines
     return simulate(case.config, case.work, case.plan, case.device, engine, setting.cache_dir)
 
 
-def training_quantities(report: Any, row: TrainingRow) -> dict[str, float]:
-    """Step time in s (of forward and backward, where a row has no optimizer), peak memory in GiB, whether it fits."""
+def training_quantities(report: Any, row: Any) -> Quantities:
+    """Step time in s: of forward and backward, where a row has no optimizer."""
     left_out = report.breakdown.optimizer_s if row.options.get("optimizer") == "none" else 0.0
+    part = 1.0 - left_out / report.step_time_s
+    low, high = ninety(report.step_time_s, report.low_s, report.high_s, report.coverage)
+    step = Estimate(report.step_time_s - left_out, (low * part, high * part))
+    return {"step_time": step}
+
+
+def inference_quantities(report: Any, row: Any) -> Quantities:
+    """Latencies in ms and output tokens per second of all devices."""
+    low, high = ninety(report.e2e_ms, report.low_ms, report.high_ms, report.coverage)
+    named = {"ttft": report.ttft_ms, "tpot": report.tpot_ms, "e2e": report.e2e_ms}
+    made = {name: Estimate(float(value)) for name, value in named.items() if value is not None}
+    for name in ("e2e", *(("ttft",) if made.keys() == {"ttft", "e2e"} else ())):  # a prompt alone is the whole
+        made[name] = Estimate(made[name].value, (low, high))
+    tokens = row.batch * row.output_len * 1e3
+    made["throughput"] = Estimate(tokens / report.e2e_ms, (tokens / high, tokens / low))
+    return made
+
+
+def memory_quantities(report: Answer, row: TrainingRow | InferenceRow, stack_id: str) -> Quantities:
+    """The peak in GiB as the table counts it and on the device, and whether it fits."""
+    counted = peak(report.memory, row.memory)
     return {
-        "step_time": report.step_time_s - left_out,
-        "peak_memory": peak(report.memory, row.memory),
-        "fits": float(report.fits),
+        "peak_memory": Estimate(counted, interval(counted, spread_of(stack_id))),
+        "device_memory": Estimate(report.memory.peak_gib),
+        "fits": Estimate(float(report.fits)),
     }
 
 
@@ -107,22 +148,23 @@ def peak(memory: Memory, counts: str) -> float:
     return {"allocated": memory.allocated_gib, "reserved": memory.reserved_gib}.get(counts, memory.peak_gib)
 
 
-def inference_quantities(report: Any, row: InferenceRow) -> dict[str, float]:
-    """Latencies in ms, output tokens per second of all devices, peak memory in GiB, and whether it fits."""
-    named = {"ttft": report.ttft_ms, "tpot": report.tpot_ms, "e2e": report.e2e_ms}
-    made = {name: float(value) for name, value in named.items() if value is not None}
-    made["throughput"] = row.batch * row.output_len / report.e2e_ms * 1e3
-    return {**made, "peak_memory": peak(report.memory, row.memory), "fits": float(report.fits)}
+def ninety(value: float, low: float, high: float, coverage: float) -> tuple[float, float]:
+    """The 90 % interval of a time whose interval has another coverage."""
+    if coverage == COVERAGE:
+        return low, high
+    tail = (1.0 - COVERAGE) / 2
+    return quantile(tail, value, low, high, coverage), quantile(1.0 - tail, value, low, high, coverage)
 
 
-def network_quantities(row: NetworkRow) -> dict[str, float]:
+def network_quantities(row: NetworkRow) -> Quantities:
     """The latency in ms of a collective alone on one dimension."""
     from ..network.fabric import Fabric
     from ..network.shapes import Dimension, product
 
     ranks = row.hardware.devices
     fabric = Fabric(product([Dimension(row.shape, ranks, row.bandwidth_gbps, row.latency_us)]))
-    return {"latency": fabric.latency_us(row.collective, range(ranks), row.size_bytes, row.algorithm) * 1e-3}
+    found = fabric.latency_us(row.collective, range(ranks), row.size_bytes, row.algorithm)
+    return {"latency": Estimate(found * 1e-3)}
 
 
 def operator_quantities(
@@ -145,18 +187,32 @@ def operator_quantities(
             operator_quantities(answers, [row], setting, engines)
         return
     for row, each in zip(rows, found, strict=True):
-        answers.predicted[row.id] = {"latency": each.latency_us * 1e-3}
+        low, high = ninety(each.latency_us, each.low_us, each.high_us, each.coverage)
+        answers.note(row, {"latency": Estimate(each.latency_us * 1e-3, (low * 1e-3, high * 1e-3))})
 
 
-def joined(predicted: Mapping[str, Mapping[str, float]], rows: Iterable[Row]) -> dict[str, list[tuple[float, float]]]:
+def joined(predicted: Mapping[str, Mapping[str, float]], rows: Iterable[Row]) -> dict[str, list[Pair]]:
     """(predicted, measured) pairs by quantity, of rows that have both.
 
     Where a run did not fit there is nothing to time: only ``fits`` counts.
     """
-    pairs: dict[str, list[tuple[float, float]]] = {}
+    return {name: [pair for _, pair in found] for name, found in _compared(predicted, rows).items()}
+
+
+def bounded(answers: Predictions, rows: Iterable[Row]) -> dict[str, list[Bounded]]:
+    """(low, high, predicted, measured) by quantity, of rows that have an interval."""
+    made = {}
+    for name, found in _compared(answers.predicted, rows).items():
+        known = [(answers.intervals.get(key, {}).get(name), pair) for key, pair in found]
+        made[name] = [(*interval, *pair) for interval, pair in known if interval is not None]
+    return made
+
+
+def _compared(predicted: Mapping[str, Mapping[str, float]], rows: Iterable[Row]) -> dict[str, list[tuple[str, Pair]]]:
+    found: dict[str, list[tuple[str, Pair]]] = {}
     for row in rows:
         for name, measured in row.measured.items():
             value = predicted.get(row.id, {}).get(name)
             if value is not None:
-                pairs.setdefault(name, []).append((value, measured))
-    return pairs
+                found.setdefault(name, []).append((row.id, (value, measured)))
+    return found

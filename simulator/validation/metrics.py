@@ -9,6 +9,7 @@ import numpy as np
 
 Item = TypeVar("Item")
 Pair = tuple[float, float]  # (predicted, measured)
+Bounded = tuple[float, float, float, float]  # (low, high, predicted, measured)
 
 
 def errors(pairs: Sequence[Pair]) -> dict[str, float]:
@@ -40,9 +41,24 @@ def verdicts(pairs: Sequence[Pair]) -> dict[str, float]:
     return made
 
 
-def score(pairs: Mapping[str, Sequence[Pair]]) -> dict[str, dict[str, float]]:
-    """The errors of every quantity that has any pair."""
-    return {name: (verdicts if name == "fits" else errors)(found) for name, found in pairs.items() if found}
+def score(
+    pairs: Mapping[str, Sequence[Pair]], bounds: Mapping[str, Sequence[Bounded]] | None = None
+) -> dict[str, dict[str, float]]:
+    """The errors of every quantity that has any pair, and how its intervals did where it has any."""
+    made = {name: (verdicts if name == "fits" else errors)(found) for name, found in pairs.items() if found}
+    for name, found in (bounds or {}).items():
+        if found:
+            made[name] |= intervals(found)
+    return made
+
+
+def intervals(bounds: Sequence[Bounded]) -> dict[str, float]:
+    """``coverage``: share of measurements inside their interval; ``interval_width``: its mean, of the prediction."""
+    low, high, predicted, measured = np.array(bounds, dtype=float).reshape(-1, 4).T
+    return {
+        "coverage": float(((low <= measured) & (measured <= high)).mean()),
+        "interval_width": float(((high - low) / predicted).mean()),
+    }
 
 
 def spearman(pairs: Sequence[Pair]) -> float | None:

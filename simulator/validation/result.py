@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...datasets.truth import Failed, UnsupportedRow
+from ...datasets.truth import FailedRow, UnsupportedRow
 
 Metrics = Mapping[str, Mapping[str, float]]
 
@@ -46,7 +46,7 @@ class Validation:
     unsupported: tuple[UnsupportedRow, ...]
     metrics: Metrics
     by_group: Mapping[str, Mapping[str, Metrics]]
-    failed: tuple[Failed, ...] = ()
+    failed: tuple[FailedRow, ...] = ()
     baseline: Mapping[str, Any] | None = None
     rank_correlation: Mapping[str, Any] | None = None
     noise_floor: Metrics = field(default_factory=dict)

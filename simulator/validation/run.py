@@ -11,7 +11,7 @@ import numpy as np
 from ...datasets.devices import load_device
 from ...datasets.truth import Row, TrainingRow, TruthTable
 from ..report.answer import ape
-from .answers import Progress, joined, simulated
+from .answers import Predictions, Progress, bounded, joined, simulated
 from .baseline import constant_mfu
 from .cases import ValidationSettings
 from .metrics import grouped, score, spearman, spread
@@ -42,24 +42,29 @@ def validate(
         simulated=len(answers.predicted),
         unsupported=(*table.unsupported, *answers.unsupported),
         failed=(*table.failed, *answers.failed),
-        metrics=score(joined(answers.predicted, table.rows)),
-        by_group=by_group(answers.predicted, table.rows),
+        metrics=scores(answers, table.rows),
+        by_group=by_group(answers, table.rows),
         baseline=baseline(answers.predicted, table.rows),
         rank_correlation=rank_correlation(answers.predicted, table.rows),
         noise_floor=noise_floor(table.rows),
         rival=compared(rival, ask(table.rows), answers.predicted, table.rows) if ask else None,
-        per_row=per_row(answers.predicted, table.rows) if details else None,
+        per_row=per_row(answers, table.rows) if details else None,
         wall_time_s=time.perf_counter() - started,
     )
 
 
-def by_group(predicted: Predicted, rows: Sequence[Row]) -> dict[str, dict[str, Metrics]]:
+def scores(answers: Predictions, rows: Sequence[Row]) -> Metrics:
+    """Errors of all quantities, and how their intervals did."""
+    return score(joined(answers.predicted, rows), bounded(answers, rows))
+
+
+def by_group(answers: Predictions, rows: Sequence[Row]) -> dict[str, dict[str, Metrics]]:
     """Metrics by tag and value, of tags that tell rows apart."""
     tags = dict.fromkeys(tag for row in rows for tag in row.tags)
     made: dict[str, dict[str, Metrics]] = {}
     for tag in tags:
         groups = grouped((row for row in rows if tag in row.tags), lambda row: row.tags[tag])  # noqa: B023  used at once
-        scored = {value: score(joined(predicted, members)) for value, members in groups.items()}
+        scored = {value: scores(answers, members) for value, members in groups.items()}
         made[tag] = {value: metrics for value, metrics in scored.items() if metrics}
     return made
 
@@ -125,9 +130,9 @@ def compared(
     return RivalResult(name, score(joined(theirs, rows)), score(joined(ours, rows)), unsupported)
 
 
-def per_row(predicted: Predicted, rows: Sequence[Row]) -> tuple[dict[str, Any], ...]:
-    """Each simulated row with what was predicted and measured."""
-    made = []
+def per_row(answers: Predictions, rows: Sequence[Row]) -> tuple[dict[str, Any], ...]:
+    """Each simulated row with what was predicted, its 90 % interval where there is one, and what was measured."""
+    made, predicted = [], answers.predicted
     for row in rows:
         if row.id not in predicted:
             continue
@@ -138,6 +143,8 @@ def per_row(predicted: Predicted, rows: Sequence[Row]) -> tuple[dict[str, Any], 
                 continue
             quantities[name] = {"predicted": value, "measured": measured}
             quantities[name] |= {"right": value == measured} if name == "fits" else {"ape": ape(value, measured)}
+            if (interval := answers.intervals[row.id].get(name)) is not None:
+                quantities[name] |= dict(zip(("low", "high"), interval, strict=True))
         made.append({"id": row.id, **described(row), "quantities": quantities})
     return tuple(made)
 

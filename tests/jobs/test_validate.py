@@ -21,7 +21,7 @@ e,matmul,FP16,MI9000,64,64,64,1.0
 f,matmul,FP16,A100-80,64,,64,1.0
 """
 FIELDS = {"table", "rows", "simulated", "unsupported", "failed", "metrics", "by_group", "noise_floor"}
-ERRORS = {"n", "median_ape", "mean_ape", "p90_ape", "max_ape", "bias"}
+ERRORS = {"n", "median_ape", "mean_ape", "p90_ape", "max_ape", "bias", "coverage", "interval_width"}
 
 
 @pytest.fixture
@@ -52,9 +52,14 @@ def test_the_promised_fields(ops: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_details_and_limit(ops: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(ops, capsys, "details=true", "limit=2")
     assert [row["id"] for row in found["per_row"]] == ["a", "b"]
-    for row in found["per_row"]:
-        values = row["quantities"]["latency"]
+    told = [row["quantities"]["latency"] for row in found["per_row"]]
+    for values in told:
         assert values["ape"] == pytest.approx(abs(values["predicted"] / values["measured"] - 1) * 100)
+        assert values["low"] < values["predicted"] < values["high"]
+    inside = [values["low"] <= values["measured"] <= values["high"] for values in told]
+    widths = [(values["high"] - values["low"]) / values["predicted"] for values in told]
+    assert found["metrics"]["latency"]["coverage"] == sum(inside) / 2
+    assert found["metrics"]["latency"]["interval_width"] == pytest.approx(sum(widths) / 2)
 
 
 def test_devices_are_overridden(ops: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,6 +75,7 @@ def test_a_person_sees_tables(ops: Path, capsys: pytest.CaptureFixture[str]) -> 
     shown = capsys.readouterr()
     assert "3 of 6 rows simulated" in shown.out
     assert "every row, worst first" in shown.out
+    assert "in interval %" in shown.out
     assert "not simulated, 1 rows: no figures of the GPU 'MI9000'" in shown.err
 
 

@@ -124,7 +124,7 @@ def test_a_run_out_of_memory_is_a_verdict(tmp_path: Path) -> None:
         ({"tp": "0"}, "tp=0 must be at least 1"),
         ({"precision": "FP7"}, "precision 'FP7' is not known"),
         ({"kind": "train_dense_lora"}, "LoRA"),
-        ({"pp": "2", "after_pp_fix": "False"}, "after_pp_fix"),
+        ({"pp": "2", "after_pp_fix": "False", "source": "nanotron"}, "after_pp_fix"),
     ],
 )
 def test_what_cannot_be_simulated_is_said(tmp_path: Path, changes: dict[str, str], said: str) -> None:
@@ -405,13 +405,12 @@ def test_stages_by_cost_count_the_logits() -> None:
         assert made[-1] <= made[0]
 
 
-def test_recipes_of_latent_attention_make_wide_projections_again() -> None:
-    from opcast.datasets.truth.training import recompute_of
-
-    assert recompute_of("", "megatron", "deepseek-v3") == "selective:mla_up_proj"
-    assert recompute_of("full", "megatron", "deepseek-v3") == "full"
-    assert recompute_of("", "megatron", "qwen3-30b-a3b") == "none"
-    assert recompute_of("", "nemo_automodel", "gpt-oss-20b") == "none"
+def test_recipes_of_latent_attention_make_wide_projections_again(tmp_path: Path) -> None:
+    bridge, automodel = {"source": "Megatron-Bridge docs"}, {"source": "NeMo AutoModel docs"}
+    assert one(tmp_path, model_canon="deepseek-v3", **bridge).recompute == "selective:mla_up_proj"
+    assert one(tmp_path, model_canon="deepseek-v3", recompute="full", **bridge).recompute == "full"
+    assert one(tmp_path, model_canon="qwen3-30b-a3b", **bridge).recompute == "none"
+    assert one(tmp_path, model_canon="gpt-oss-20b", **automodel).recompute == "none"
 
 
 @pytest.mark.parametrize(

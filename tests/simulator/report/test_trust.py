@@ -67,3 +67,13 @@ def test_out_of_memory_is_likelier_the_fuller() -> None:
     chances = [trust.probability_oom(peak, 80.0) for peak in (40.0, 79.0, 80.0, 81.0, 120.0)]
     assert chances == sorted(chances)
     assert chances[2] == pytest.approx(0.5)
+
+
+def test_out_of_memory_goes_by_the_errors_of_the_framework() -> None:
+    """SimuMax's Megatron steps are told to a few percent; nanotron's peaks are often a fifth away."""
+    sure, unsure, any_other = (
+        trust.probability_oom(70.0, 80.0, name) for name in ("megatron_core", "nanotron", "never heard of")
+    )
+    assert 0.001 < sure < any_other < unsure < 0.5
+    assert any_other == trust.probability_oom(70.0, 80.0)
+    assert trust.probability_oom(90.0, 80.0, "megatron_core") > trust.probability_oom(90.0, 80.0, "nanotron") > 0.5

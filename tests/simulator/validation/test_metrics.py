@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from opcast.datasets.devices import load_device
 from opcast.datasets.truth import TrainingRow, read_table
 from opcast.simulator.validation.baseline import constant_mfu
-from opcast.simulator.validation.metrics import errors, score, spearman, spread, verdicts
+from opcast.simulator.validation.metrics import errors, intervals, score, spearman, spread, verdicts
 
 POSITIVE = st.floats(0.01, 1e6)
 PAIRS = st.lists(st.tuples(POSITIVE, POSITIVE), min_size=1, max_size=50)
@@ -34,6 +34,16 @@ def test_a_known_case() -> None:
     assert made == pytest.approx(
         {"n": 3, "median_ape": 10, "mean_ape": 50 / 3, "p90_ape": 26, "max_ape": 30, "bias": 10}
     )
+
+
+def test_intervals_are_counted_and_measured() -> None:
+    found = intervals([(9.0, 12.0, 10.0, 11.0), (9.0, 12.0, 10.0, 12.5), (18.0, 22.0, 20.0, 18.0)])
+    assert found == pytest.approx({"coverage": 2 / 3, "interval_width": (0.3 + 0.3 + 0.2) / 3})
+    made = score(
+        {"step_time": [(10.0, 11.0)], "tpot": [(1.0, 1.0)]}, {"step_time": [(9.0, 12.0, 10.0, 11.0)], "tpot": []}
+    )
+    assert made["step_time"]["coverage"] == 1.0
+    assert "coverage" not in made["tpot"]
 
 
 def test_verdicts_count_both_kinds() -> None:

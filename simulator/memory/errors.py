@@ -1,0 +1,45 @@
+"""How far predicted peaks of memory are from measured ones, by framework: what P(out of memory) rests on.
+
+``conf/memory_errors.yaml`` holds what was found on published runs. An error is the logarithm of measured over
+predicted; it is taken to follow Student's t with four degrees of freedom around no error: a few layouts are far off.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from pathlib import Path
+
+ERRORS = Path(__file__).resolve().parents[2] / "conf" / "memory_errors.yaml"
+NINETY = 2.131847  # quantile 0.95 of Student's t with four degrees of freedom
+UNIT = math.sqrt(2.0)  # its standard deviation
+
+
+def spread_of(stack_id: str = "") -> float:
+    """Standard deviation of the log error of peaks under a framework; the pooled one where no run was published."""
+    known = _spreads()
+    return known.get(stack_id, known[""])
+
+
+@lru_cache(maxsize=1)
+def _spreads() -> dict[str, float]:
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    read = yaml.load(ERRORS.read_text("utf-8"), Loader=loader)
+    return {"": float(read["pooled"]["spread"])} | {name: float(of["spread"]) for name, of in read["stacks"].items()}
+
+
+def within(error: float, spread: float) -> float:
+    """P(the log error is at most ``error``) under a spread; Student's t with four degrees of freedom in closed form."""
+    if spread <= 0.0:
+        return 0.5 * (1 + (error > 0.0) - (error < 0.0))
+    t = error / spread * UNIT
+    x = t * t / (1.0 + t * t / 4.0)
+    return 0.5 + 0.375 * math.copysign(math.sqrt(x), t) * (1.0 - x / 12.0)
+
+
+def interval(peak: float, spread: float) -> tuple[float, float]:
+    """The 90 % interval of a peak, in its unit."""
+    factor = math.exp(NINETY * spread / UNIT)
+    return peak / factor, peak * factor

@@ -1,0 +1,97 @@
+"""Rules of ``conf/published``: conditions, filling and replacing, whose rows they are about, sources of all of them."""
+
+from __future__ import annotations
+
+import re
+import string
+
+import pytest
+from opcast.datasets.clusters import known_clusters
+from opcast.datasets.truth import TruthError
+from opcast.datasets.truth.cells import Cells
+from opcast.datasets.truth.published import OPTION, PublishedRule, applied, holds, known, publications
+from opcast.datasets.truth.shapes import shipped
+from opcast.simulator.question.plan import STACK_DIRECTORY
+
+KINDS = {"training", "inference", "encoder", "passes", "operator", "collective"}
+# What rules may fill: columns of tables, and what only rules say.
+COLUMNS = {"recompute", "precision", "sp", "vp", "ep", "zero_stage"}
+TOLD = {"stack", "cluster", "shape", "stages", "micro_batches", "fsdp_shard_per_cp", "gb_means", "tokens_at_once"}
+
+
+def cells(**values: str) -> Cells:
+    return Cells(values, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "condition", "met"),
+    [
+        ("FP8-CS", "^fp8-cs$", True),
+        ("FP8-CSX", "^fp8-cs$", False),
+        ("", {"not": "x"}, True),
+        ("2", {"above": 1}, True),
+        ("1", {"above": 1}, False),
+        ("384.0", {"at_most": 384}, True),
+        ("", {"at_most": 384}, False),
+        ("many", {"above": 1}, False),
+        ("4", {"not": {"above": 1}}, False),
+    ],
+)
+def test_conditions(text: str, condition: object, met: bool) -> None:
+    assert holds(text, condition) is met
+
+
+def test_a_rule_fills_replaces_and_refuses() -> None:
+    rule = PublishedRule(
+        "a page", {"precision": "fp8"}, usual={"vp": 8}, set={"recompute": "ops", "options.full_graph": True}
+    )
+    told = applied(cells(precision="FP8", recompute="full"), rule)
+    assert (told.text("vp"), told.text("recompute"), told.options) == ("8", "ops", {"full_graph": True})
+    assert applied(cells(precision="FP8", vp="2"), rule).text("vp") == "2"
+    assert applied(cells(precision="BF16"), rule) == cells(precision="BF16")
+    with pytest.raises(TruthError, match="gpt-4 ran on paper"):
+        applied(cells(model="gpt-4"), PublishedRule("a page", refuse="{model} ran on paper"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "stack"),
+    [
+        ("training", "Megatron-Bridge docs", "megatron"),
+        ("training", "NeMo AutoModel docs", "nemo_automodel"),
+        ("training", "MLPerf Training v5.1, NeMo on Megatron-Core", "nemo"),
+        ("training", "SimuMax: Megatron-LM 0.14 with torch", "megatron_core"),
+        ("training", "Narayanan et al. SC21 Table 2 (PTD-P vs ZeRO-3) | ZeRO3", "deepspeed"),
+        ("training", "Narayanan et al. SC21 Table 2 (PTD-P vs ZeRO-3) | PTD-P", "megatron2021"),
+        ("training", "torchtitan benchmarks/llama3_h100_202412", "torchtitan_2024"),
+        ("training", "torchtitan benchmarks/asyncTP", "torchtitan"),
+        ("training", "", "megatron"),
+        ("inference", "TensorRT-LLM docs performance.md v0.5.0", "trtllm_2023"),
+        ("inference", "TensorRT-LLM docs perf-overview v1.0", "trtllm"),
+        ("inference", "Koyeb", "vllm"),
+        ("inference", "", "trtllm"),
+    ],
+)
+def test_a_row_belongs_to_one_publication(kind: str, said: str, stack: str) -> None:
+    assert known(cells(source=said), kind).text("stack") == stack
+
+
+def test_every_rule_has_a_source_and_sets_what_exists() -> None:
+    for publication in publications():
+        assert set(publication.of) <= KINDS, publication.id
+        re.compile(publication.said)
+        for rule in publication.rules:
+            assert len(rule.source) > 10, publication.id
+            assert rule.usual or rule.set or rule.refuse, publication.id
+            for name, value in {**rule.usual, **rule.set}.items():
+                assert name.startswith(OPTION) or name in COLUMNS | TOLD, (publication.id, name)
+                if name == "stack":
+                    assert (STACK_DIRECTORY / f"{value}.yaml").is_file(), value
+                if name == "cluster":
+                    assert value in known_clusters()
+                if name == "shape":
+                    assert shipped(value)
+
+
+@pytest.mark.parametrize("kind", ["training", "inference", "encoder", "passes"])
+def test_every_kind_of_step_has_a_framework_whatever_it_says(kind: str) -> None:
+    assert known(cells(source=string.ascii_letters, engine="PyTorch:FT"), kind).text("stack")
