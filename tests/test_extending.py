@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from opcast.datasets import devices
 from opcast.datasets.clusters import load_cluster
@@ -19,6 +18,8 @@ from opcast.datasets.devices import load_device
 from opcast.datasets.ops import KINDS, LAYOUT, Op, make_op
 from opcast.harness.cases import BUILDERS, prepare
 from opcast.jobs import cli
+from opcast.simulator.engines import FusedEngine
+from opcast.simulator.engines.analytical import AnalyticalEngine
 from opcast.simulator.graph import Graph
 from opcast.simulator.passes.order import apply_passes
 from opcast.simulator.passes.rewriting.draft import Draft
@@ -163,24 +164,29 @@ def test_a_device_is_one_file(
     assert found["latency_us"] > 2 * 4096**3 / 800e6
 
 
-def test_an_engine_answers_before_the_next(reader: Path) -> None:
-    names = run(blocks("An engine", "python")[0])
-    answers = names["answers"]
-    assert np.isfinite(answers.latency_us).all()
-    assert answers.high_us[0] == pytest.approx(1.05 * 231.0)
+def test_an_engine_answers_before_the_next(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (reader / "spreadsheet.py").write_text(blocks("An engine", "python")[0])
+    (command,) = commands("An engine")
+    found = answer(command, capsys)
+    assert (found["engine"], found["latency_us"], found["high_us"]) == ("spreadsheet", 231.0, 1.05 * 231.0)
+    other = answer([word.replace("op.m=4096", "op.m=2048") for word in command], capsys)
+    assert other["engine"] == "analytical"
+    assert other["latency_us"] < 231.0
 
 
-def test_an_engine_serves_a_whole_step(reader: Path, traced: Graph) -> None:
+def test_what_makes_no_engine_is_one_line(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (reader / "engineless.py").write_text("def made(device):\n    return 3\n")
+    (*command, _) = commands("An engine")[0]
+    assert cli.main([*command, "engine.order=[engineless:made]"]) == 2
+    assert "returned int, not an object with a name and a method answer" in capsys.readouterr().err
+
+
+def test_an_engine_serves_a_whole_step(traced: Graph) -> None:
     names, device = run(blocks("An engine", "python")[0]), load_device("h100_sxm")
     (head,) = {op for op in products(traced) if op.n == 1000 and op.layout == LAYOUT.choices.index("nt")}
-    names["Spreadsheet"].times[head.m, head.n, head.k] = 12345.0
-    report = simulate(
-        "magnitude:Model",
-        Work("train", seq_len=256, micro_batch=2, global_batch=2),
-        alone(device, "bf16"),
-        device,
-        names["engine"],
-    )
+    engine = FusedEngine([names["Spreadsheet"]({(head.m, head.n, head.k): 12345.0}), AnalyticalEngine(device)])
+    work = Work("train", seq_len=256, micro_batch=2, global_batch=2)
+    report = simulate("magnitude:Model", work, alone(device, "bf16"), device, engine)
     assert isinstance(report, StepReport)
     assert report.step_time_s > 12345e-6
     assert report.provenance["spreadsheet"] == pytest.approx(12345e-6 / report.step_time_s)

@@ -59,6 +59,7 @@ def build_engine(
 
     ``network`` answers only where there is a ``cluster``; the learned engine then leaves it what crosses nodes. Of an
     NCCL that is told what to take (``cluster.nccl``), nobody has measured anything: it answers all collectives.
+    ``module:function`` is an engine of the user's own: what the function makes of the device.
 
     Raises EngineError for a name that is no engine.
     """
@@ -82,8 +83,22 @@ def build_engine(
                 engines.append(NetworkEngine(device, cluster, known))
         elif name == "analytical":
             engines.append(AnalyticalEngine(device))
+        elif ":" in str(name):
+            engines.append(own_engine(name, device))
         else:
-            raise EngineError(f"engine.order has {name!r}; choose from {', '.join(ORDER)}")
+            raise EngineError(f"engine.order has {name!r}; choose from {', '.join(ORDER)}, or module:function")
     if not engines:
         raise EngineError(f"engine.order={list(order)} leaves nothing that could answer; add learned or analytical")
     return FusedEngine(engines)
+
+
+def own_engine(name: str, device: Device) -> Engine:
+    """The engine that ``module:function`` makes of a device; PlanError or EngineError where it makes none."""
+    from ..passes.custom import called, load
+
+    made: Engine = called(lambda: load(name, "engine")(device), f"engine {name!r}")
+    if not isinstance(getattr(made, "name", None), str) or not callable(getattr(made, "answer", None)):
+        raise EngineError(
+            f"engine {name!r} returned {type(made).__name__}, not an object with a name and a method answer"
+        )
+    return made
