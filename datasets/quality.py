@@ -25,7 +25,7 @@ from .store import Store
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Finding", "SummaryRow", "check", "summary"]
+__all__ = ["Finding", "SummaryRow", "check", "summary", "survey"]
 
 SEVERITIES = ("error", "warning", "note")
 LEFT_BEHIND_S = 60.0  # a temporary file older than this belongs to no writer: writing one takes milliseconds
@@ -50,13 +50,20 @@ class SummaryRow:
 
 
 def summary(store: Store) -> list[SummaryRow]:
-    """What a store holds, one row per kind, device and backend. Unreadable files are left out; see :func:`check`."""
+    """What a store holds, one row per kind, device and backend. Unreadable files are left out; see :func:`survey`."""
+    return survey(store)[0]
+
+
+def survey(store: Store) -> tuple[list[SummaryRow], list[Finding]]:
+    """What a store holds, and the files whose rows cannot be read."""
     found: list[SummaryRow] = []
+    damaged: list[Finding] = []
     for kind_name, device_id in _parts(store):
-        table = store.read(kind_name, device_id, status=None, newest=False, on_corrupt="skip")
+        table, wrong = _read(store, kind_name, device_id)
+        damaged += [finding for finding in wrong if finding.where.endswith(".parquet") and finding.severity == "error"]
         table, _ = _possible(kind_name, device_id, table)
         found += _summary_rows(kind_name, device_id, table)
-    return found
+    return found, damaged
 
 
 def check(store: Store) -> list[Finding]:
@@ -135,8 +142,7 @@ def _read(store: Store, kind_name: str, device_id: str) -> tuple[pa.Table, list[
         try:
             table, stored = read_parquet(path, kind_name), file_schema(path).names
         except StoreError as error:
-            what, _, do = str(error).removeprefix(f"{path} ").rpartition(": ")
-            findings.append(Finding("error", str(path), what, do))
+            findings.append(_damage(path, error))
             continue
         elsewhere = len(table) - pc.sum(pc.equal(table["device_id"], device_id)).as_py() if len(table) else 0
         if elsewhere:
@@ -149,6 +155,11 @@ def _read(store: Store, kind_name: str, device_id: str) -> tuple[pa.Table, list[
         what = f"{len(paths)} files of {kind_name} on {device_id} lack the column {name}, which reads as empty"
         findings.append(Finding("note", str(paths[0]), what, "nothing, or measure again with this version to fill it"))
     return pa.concat_tables(tables) if tables else schema_for(kind_name).empty_table(), findings
+
+
+def _damage(path: Path, error: StoreError) -> Finding:
+    what, _, do = str(error).removeprefix(f"{path} ").rpartition(": ")
+    return Finding("error", str(path), what, do)
 
 
 def _possible(kind_name: str, device_id: str, table: pa.Table) -> tuple[pa.Table, list[Finding]]:

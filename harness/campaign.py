@@ -153,8 +153,7 @@ def localized(plan: CampaignPlan, environment: Mapping[str, Any]) -> CampaignPla
 
 def _ensure_figures(plan: CampaignPlan, store: Store, measurer: Measurer, device_id: str) -> None:
     """A CPU has no data sheet: measure its figures once for a store."""
-    only_collectives = all(KINDS[case.op.kind].collective for case in plan.cases)
-    if plan.settings.device != "cpu" or only_collectives or store.device(device_id) is not None:
+    if plan.settings.device != "cpu" or store.device(device_id) is not None:
         return
     from ..datasets.devices import Device
 

@@ -26,16 +26,18 @@ def run(config: dict[str, Any]) -> int:
 
 
 def summarise(store: Store, as_json: bool) -> int:
-    """What the store holds."""
-    rows = [asdict(row) for row in quality.summary(store)]
+    """What the store holds; exit code 1 when a file of it cannot be read."""
+    rows, damaged = ([asdict(each) for each in found] for found in quality.survey(store))
+    for found in damaged:
+        say(f"opcast: {found['where']} {found['what']}: {found['do']}")
     if as_json:
-        print_json({"store": str(store.path), "rows": rows, "notes": store.notes()})
-        return 0
+        print_json({"store": str(store.path), "rows": rows, "notes": store.notes(), "damaged": damaged})
+        return 1 if damaged else 0
     heads = list(rows[0]) if rows else ["store"]
     table(f"{store.path}", heads, [list(row.values()) for row in rows] or [["empty"]])
     for note in store.notes():
         say(f"note of {note['at'][:10]}: {note['text']}")
-    return 0
+    return 1 if damaged else 0
 
 
 def check(store: Store, as_json: bool) -> int:

@@ -63,19 +63,12 @@ def intervals(bounds: Sequence[Bounded]) -> dict[str, float]:
 
 def spearman(pairs: Sequence[Pair]) -> float | None:
     """Rank correlation of predicted and measured, ties at their mean rank; None below three or without any order."""
-    if len(pairs) < 3:
+    predicted, measured = np.array(pairs, dtype=float).reshape(-1, 2).T
+    if len(pairs) < 3 or not np.ptp(predicted) or not np.ptp(measured):
         return None
-    ranks = np.stack([_ranks(np.array(side, dtype=float)) for side in zip(*pairs, strict=True)])
-    if (np.ptp(ranks, axis=1) == 0).any():
-        return None
-    return float(np.corrcoef(ranks)[0, 1])
+    from scipy.stats import spearmanr
 
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Rank of each value from 0, equal ones at the mean of theirs."""
-    _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return (ends - (counts + 1) / 2)[where]
+    return float(spearmanr(predicted, measured).statistic)
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Hashable]) -> dict[Any, list[Item]]:

@@ -181,6 +181,8 @@ def test_torchrun_runs_the_same_plan(tmp_path: Path) -> None:
         assert f"8 of 8 cases in the store; measured now: {measured}" in done.stderr
     statuses = {(row["ranks"], row["status"]) for row in rows(Store(tmp_path / "store"))}
     assert statuses == {(2, "ok"), (3, "unsupported")}
+    (device_id,) = Store(tmp_path / "store").devices()
+    assert Store(tmp_path / "store").device(device_id) is not None  # without it nothing could be trained on the rows
 
 
 def test_outside_torchrun_the_module_says_how() -> None:

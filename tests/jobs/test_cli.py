@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from opcast.datasets.ops import make_op
+from opcast.datasets.schema import Measurement
+from opcast.datasets.store import Store
 from opcast.jobs.cli import VERBS, main
 
 GEMM = ["predict", "op=gemm", "op.m=4096", "op.n=4096", "op.k=4096"]
@@ -158,3 +162,32 @@ def test_train_takes_one_kind_or_several(home: Path, capsys: pytest.CaptureFixtu
 def test_list_knows_its_kinds(home: Path, capsys: pytest.CaptureFixture[str]):
     assert len(answer(["list", "ops"], capsys)["ops"]) > 30
     assert any(d["id"] == "h200_sxm" for d in answer(["list", "devices"], capsys)["devices"])
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_data_names_a_file_that_it_cannot_read(home: Path, capsys: pytest.CaptureFixture[str], form: str):
+    (kept,) = store_with_a_row(home)
+    assert main(["data", f"format={form}"]) == 0
+    kept.write_bytes(kept.read_bytes()[:100])
+    capsys.readouterr()
+    assert main(["data", f"format={form}"]) == 1
+    out, err = capsys.readouterr()
+    assert err.count("\n") == 1
+    assert f"{kept} is damaged" in err
+    assert "measure again" in err
+    if form == "json":
+        assert json.loads(out)["damaged"][0]["where"] == str(kept)
+
+
+def store_with_a_row(home: Path) -> list[Path]:
+    """The files of the usual store of this home after one measurement."""
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    row = Measurement(
+        op=make_op("copy", size_bytes=1024),
+        device_id="l4",
+        run_id="r",
+        measured_at=now,
+        latency_us=3.0,
+        backend="torch",
+    )
+    return Store(home / "store").write([row], "r")
