@@ -103,6 +103,28 @@ class Device:
         return load(cls, values, DeviceError, "device", "figure")
 
 
+def overridden(known: Device, figures: Mapping[str, Any]) -> Device:
+    """A device with some figures of its own. Peak rates stand for its compute units at its clock, so they follow these.
+
+    So does the bandwidth of its last-level cache. A rate that ``figures`` change is taken as it is. DeviceError as
+    :meth:`Device.from_dict`.
+    """
+    made = Device.from_dict(known.to_dict() | dict(figures))
+    share = (made.compute_units / known.compute_units) * (made.clock_mhz / known.clock_mhz)
+    if share == 1.0:
+        return made
+    tensor = {
+        dtype: rate * share if rate == known.tensor_tflops.get(dtype) else rate
+        for dtype, rate in made.tensor_tflops.items()
+    }
+    rates = {
+        name: getattr(known, name) * share
+        for name in ("vector_tflops", "l2_gbps")
+        if getattr(made, name) == getattr(known, name)
+    }
+    return dataclasses.replace(made, tensor_tflops=tensor, **rates)
+
+
 def known_devices() -> list[str]:
     """The ids of the devices that ship with opcast, and ``cpu``: the machine at hand, once measured."""
     return sorted(path.stem for path in DEVICE_DIRECTORY.glob("*.yaml") if path.stem != "cpu")

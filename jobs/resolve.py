@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..datasets.clusters import Cluster, one_device
-from ..datasets.devices import Device, DeviceError, load_device
+from ..datasets.devices import Device, DeviceError, known_devices, load_device, overridden
 from ..datasets.store import Store
 from ..models.power import Limits, PowerError
 from ..simulator.engines import FusedEngine, build_engine
@@ -60,7 +60,8 @@ def device(config: Mapping[str, Any]) -> Device:
     if config.get("cluster") and chosen.get("id") == "cpu":
         chosen["id"] = config["cluster"]["device"]
     if len(chosen) > 1 and "name" in chosen:
-        return Device.from_dict(chosen)
+        shipped = str(chosen.get("id")) in known_devices()
+        return overridden(load_device(str(chosen["id"])), chosen) if shipped else Device.from_dict(chosen)
     device_id = str(chosen.pop("id"))
     local = device_id == "cpu"
     if local:
@@ -70,7 +71,7 @@ def device(config: Mapping[str, Any]) -> Device:
     for path in stores(config):
         found = Store(path).device(device_id) if path.is_dir() else None
         if found is not None:
-            return Device.from_dict(found.to_dict() | chosen) if chosen else found
+            return overridden(found, chosen) if chosen else found
     if local:
         raise BadInputError(
             f"this machine ({device_id}) is not measured yet in {config['store']}; "
@@ -80,7 +81,7 @@ def device(config: Mapping[str, Any]) -> Device:
         known = load_device(device_id)
     except DeviceError as error:
         raise DeviceError(f"{error} or measure it with `opcast profile`") from None
-    return Device.from_dict(known.to_dict() | chosen)
+    return overridden(known, chosen)
 
 
 def engine(config: Mapping[str, Any], target: Device, planned: Plan | None = None) -> FusedEngine:

@@ -25,7 +25,7 @@ def by_rows(d: Dims, s: Setting) -> Terms:
 def by_rows_with_weight_gradient(d: Dims, s: Setting) -> Terms:
     """A norm's backward: the weight's gradient is summed over rows by a second, smaller kernel."""
     terms = _streaming(d.rows, 1.0 / d.rows, s)
-    partial = 4.0 * np.minimum(d.rows, 4.0 * s.units) * d.cols * 2.0 / s.l2_rate
+    partial = 4.0 * np.minimum(d.rows, 4.0 * s.units) * d.cols * 2.0 / (s.device.l2_gbps * 1e3)
     return Terms(terms.compute, terms.memory + partial, terms.overhead + s.device.launch_us, hints=terms.hints)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...datasets.clusters import Cluster, ClusterError, known_clusters, load_cluster
-from ...datasets.devices import Device, DeviceError, load_device
+from ...datasets.devices import Device, DeviceError, load_device, overridden
 from ...datasets.truth import Hardware, InferenceRow, TrainingRow
 from ...datasets.truth.hardware import spread
 from ..engines import Engine
@@ -105,7 +105,7 @@ def device_of(hardware: Hardware, setting: ValidationSettings) -> Device:
     """The device of a row with the row's figures, then the user's."""
     figures = {**hardware.device_figures, **setting.device}
     known = load_device(hardware.device)
-    return Device.from_dict(known.to_dict() | figures) if figures else known
+    return overridden(known, figures) if figures else known
 
 
 def cluster_of(hardware: Hardware, setting: ValidationSettings) -> Cluster:

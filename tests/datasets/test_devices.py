@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 from opcast.datasets.device_names import cuda_device_id
-from opcast.datasets.devices import DEVICE_DIRECTORY, Device, DeviceError, known_devices, load_device
+from opcast.datasets.devices import DEVICE_DIRECTORY, Device, DeviceError, known_devices, load_device, overridden
 
 REQUIRED = [
     "a100_sxm_40gb",
@@ -203,3 +203,14 @@ def test_no_source_is_a_placeholder() -> None:
         for figure, source in load_device(name).sources.items():
             assert len(source) > 3, (name, figure)
             assert not re.search(r"\b(todo|tbd|unknown|guess)\b", source, re.IGNORECASE), (name, figure)
+
+
+def test_peak_rates_follow_units_and_clock_unless_they_are_given() -> None:
+    known = load_device("h100_sxm")
+    made = overridden(known, {"compute_units": 66, "clock_mhz": 915})
+    assert made.tensor_rate("bf16") == pytest.approx(989.4 / 4)
+    assert made.vector_tflops == pytest.approx(66.9 / 4)
+    assert made.memory_gbps == known.memory_gbps
+    given = overridden(known, {"compute_units": 66, "tensor_tflops": {**known.tensor_tflops, "bf16": 500.0}})
+    assert (given.tensor_rate("bf16"), given.tensor_rate("fp8")) == (500.0, pytest.approx(1978.9 / 2))
+    assert overridden(known, {}) == known

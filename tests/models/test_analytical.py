@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opcast.datasets.devices import Device, DeviceError, load_device
+from opcast.datasets.devices import Device, DeviceError, load_device, overridden
 from opcast.datasets.ops import KINDS, OpError, bus_factor
 from opcast.models import analytical
 
@@ -90,6 +90,20 @@ def test_more_compute_units_of_the_same_kind_are_never_slower(kind: str, device:
         l2_gbps=device.l2_gbps * share,
     )
     assert latency(kind, values, larger, cache) <= latency(kind, values, device, cache) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_fewer_units_or_a_lower_clock_are_never_faster(kind: str, device: Device, data: st.DataObject) -> None:
+    values, cache = data.draw(dims(kind)), data.draw(CACHES)
+    lower = {
+        "compute_units": data.draw(st.integers(1, device.compute_units)),
+        "clock_mhz": device.clock_mhz * data.draw(st.floats(0.1, 1.0)),
+    }
+    lower = {name: lower[name] for name in data.draw(st.sampled_from([tuple(lower), *((name,) for name in lower)]))}
+    made = overridden(device, lower)
+    assert latency(kind, values, made, cache) >= latency(kind, values, device, cache) * (1 - 1e-9), lower
 
 
 @pytest.mark.parametrize("kind", GROWING)

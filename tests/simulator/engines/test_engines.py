@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from opcast.datasets.clusters import load_cluster
-from opcast.datasets.devices import load_device
+from opcast.datasets.devices import load_device, overridden
 from opcast.datasets.ops import make_op
 from opcast.datasets.schema import Measurement
 from opcast.datasets.store import Store
@@ -242,6 +242,23 @@ def test_a_variant_of_a_device_is_answered_by_its_predictors_and_physics(root: P
     assert "h100_sxm" in variant.predictor[1]
     assert 1.2 < variant.latency_us[0] / own.latency_us[0] < 1.5  # memory bound: 3352 to 2400 GB/s
     assert variant.latency_us[1] == pytest.approx(own.latency_us[1], rel=0.05)  # compute bound
+
+
+@pytest.mark.parametrize("figures", [{"compute_units": 66}, {"clock_mhz": 915.0}], ids=str)
+@pytest.mark.parametrize("order", [("learned",), ("analytical",)], ids=str)
+def test_half_the_units_or_clock_take_a_product_about_twice_as_long(
+    root: Path, figures: dict[str, float], order: tuple[str, ...]
+):
+    """Peak rates of a data sheet hold at its units and clock: whoever asks for fewer gets less of them."""
+    asked = overridden(load_device("h100_sxm"), figures)
+    op, copy = make_op("gemm", m=4096, n=4096, k=4096), make_op("copy", size_bytes=2**30)
+    whole, half = (
+        ask(build_engine(device, [], [root / "models" / "shipped"], order), [op]).latency_us[0]
+        for device in (load_device("h100_sxm"), asked)
+    )
+    assert 1.85 < half / whole < 2.15
+    moved = [ask(build_engine(d, [], [], ["analytical"]), [copy]).latency_us[0] for d in (DEVICE, asked)]
+    assert moved[1] == pytest.approx(moved[0], rel=0.01)  # the memory stays as it is
 
 
 def test_an_op_asked_again_takes_microseconds(knowledge: tuple[Path, Path]):
