@@ -45,7 +45,7 @@ def model_of(cells: Cells, folder: Path, seq_len: int) -> tuple[str, dict[str, A
     """
     name = cells.text("model_canon") or cells.text("model")
     config = shipped(cells.text("shape") or name) or from_dimensions(folder, name)
-    if cells.has("num_params"):
+    if cells.text("positions") == "counted" and cells.has("num_params"):
         config = counted(config, cells.needed("num_params"), seq_len)
     if config is None and "bert" in name and cells.has("layers", "heads", "head_dim"):
         config = encoder(cells)
@@ -160,7 +160,7 @@ def _latent(shape: Cells) -> dict[str, Any]:
 def counted(config: dict[str, Any] | None, parameters: int, seq_len: int) -> dict[str, Any] | None:
     """The configuration, or a GPT-2 of its size where only that has as many parameters as the row publishes.
 
-    Benchmarks of MPT ran with learned positions and biases instead of ALiBi: their counts say so.
+    Where learned positions and biases stand in for ALiBi, the count says so.
     """
     if config is None or config.get("model_type") != "mpt":
         return config

@@ -16,7 +16,17 @@ from opcast.simulator.question.plan import STACK_DIRECTORY
 KINDS = {"training", "inference", "encoder", "passes", "operator", "collective"}
 # What rules may fill: columns of tables, and what only rules say.
 COLUMNS = {"recompute", "precision", "sp", "vp", "ep", "zero_stage"}
-TOLD = {"stack", "cluster", "shape", "stages", "micro_batches", "fsdp_shard_per_cp", "gb_means", "tokens_at_once"}
+TOLD = {
+    "stack",
+    "cluster",
+    "shape",
+    "stages",
+    "micro_batches",
+    "fsdp_shard_per_cp",
+    "gb_means",
+    "tokens_at_once",
+    "positions",
+}
 
 
 def cells(**values: str) -> Cells:
