@@ -47,6 +47,10 @@ class Cost:
         return self.read_bytes + self.write_bytes
 
 
+FAMILIES = (
+    *("gemm", "attention", "norm", "pointwise", "gather", "moe", "optimizer", "copy"),
+    *("collective", "expert_parallel", "host"),
+)
 EVERY_AXIS = (
     *("tokens", "batch", "heads", "features", "features_in", "features_out"),
     *("experts", "vocab", "keys", "elements"),
@@ -114,7 +118,7 @@ class Dim:
 class OpKind:
     """The definition of a family of ops.
 
-    - ``family``: which ops learn, are corrected and are checked alike (``gemm``, ``attention``, ``norm``, …).
+    - ``family``: which ops learn, are corrected and are checked alike, one of :data:`FAMILIES`.
     - ``purpose``: what it is for in a model, where that is finer than the family: passes and pages go by it.
       ``norm`` has weights of its own, one a column, and needs whole rows; ``softmax`` and ``loss`` need whole rows;
       ``activation`` and ``pointwise`` do not. Empty = the family.
@@ -258,8 +262,10 @@ def define(
 
     ``dims`` are names (an integer of at least 1 without default) or :class:`Dim`; the rest is said in
     :class:`OpKind`. The function takes a namespace with every dim, ``itemsize``, ``weight_itemsize`` and
-    ``out_itemsize``; its docstring gives formula and source.
+    ``out_itemsize``; its docstring gives formula and source. ValueError for a name that is taken or an unknown family.
     """
+    if family not in FAMILIES:
+        raise ValueError(f"family {family!r} is not one of {', '.join(FAMILIES)}")
 
     def register(function: Callable[[Any], Cost]) -> OpKind:
         made = OpKind(

@@ -17,10 +17,14 @@ from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import KINDS, LAYOUT, Op, make_op
 from opcast.harness.cases import BUILDERS, prepare
+from opcast.harness.plan import build_plan
 from opcast.jobs import cli
+from opcast.models.features.frame import feature_names
+from opcast.models.splits import recipe
 from opcast.simulator.engines import FusedEngine
 from opcast.simulator.engines.analytical import AnalyticalEngine
 from opcast.simulator.graph import Graph
+from opcast.simulator.html.colours import of_kind
 from opcast.simulator.passes.order import apply_passes
 from opcast.simulator.passes.rewriting.draft import Draft
 from opcast.simulator.passes.rewriting.tokens import share_tokens
@@ -94,6 +98,11 @@ def test_an_op_kind_takes_two_places(reader: Path, capsys: pytest.CaptureFixture
     timed = prepare(norm, "torch", "cpu")
     with timed.context():
         assert timed.run().shape == (8, 16)
+    planned = build_plan({"cases": [{"kind": "magnitude_norm", "rows": [64, 128], "cols": 512, "dtype": "fp32"}]})
+    assert {(case.op.rows, case.backend) for case in planned.cases} == {(64, "torch"), (128, "torch")}
+    assert recipe("magnitude_norm") == recipe("rms_norm")
+    assert feature_names("magnitude_norm") == feature_names("rms_norm")
+    assert of_kind("magnitude_norm_backward") == of_kind("rms_norm_backward")
     predict, simulate = commands("An op kind")
     predicted = answer(predict, capsys)
     like = answer([word.replace("magnitude_norm", "rms_norm") for word in predict], capsys, "engine.order=[analytical]")

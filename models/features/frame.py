@@ -144,6 +144,7 @@ class FamilyFeatures:
 
 
 ROWS = FamilyFeatures(rows.HINTS, rows.rows)
+FLAT = FamilyFeatures(rows.HINTS, rows.flat)
 FAMILIES = {
     "gemm": FamilyFeatures(matmul.HINTS, matmul.product),
     "attention": FamilyFeatures(attention.HINTS, attention.attention),
@@ -151,13 +152,15 @@ FAMILIES = {
     "pointwise": ROWS,
     "gather": ROWS,
     "moe": ROWS,
+    "optimizer": FLAT,
+    "copy": FLAT,
     "collective": FamilyFeatures(communication.HINTS, communication.collective),
     "expert_parallel": FamilyFeatures(communication.HINTS, communication.expert_exchange),
     "host": FamilyFeatures(()),
 }
 BY_LAW = {  # kinds whose analytical law is another than that of their family
     "fused_moe": FamilyFeatures(moe.HINTS, moe.experts),
-    **dict.fromkeys(("elements", "elementwise", "reduce", "adamw", "copy"), FamilyFeatures(rows.HINTS, rows.flat)),
+    **dict.fromkeys(("elements", "elementwise", "reduce"), FLAT),
 }
 
 # Only its presence matters: it lets the list of columns be read off the code that fills them.

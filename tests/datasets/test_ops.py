@@ -20,6 +20,7 @@ from opcast.datasets.ops import (
     kind,
     make_op,
 )
+from opcast.datasets.vocabulary import Cost, define
 
 CONTRACT = [
     "gemm",
@@ -269,3 +270,21 @@ def test_products_of_small_floats_are_written_in_bf16(kind_name: str, dtype: str
     dims = {dim.name: 8 for dim in kind(kind_name).dims if dim.default is None}
     assert make_op(kind_name, dtype, **dims).out_dtype == out
     assert make_op(kind_name, dtype, "fp32", **dims).out_dtype == "fp32"
+
+
+def test_a_kind_has_a_known_family_and_a_name_of_its_own() -> None:
+    with pytest.raises(ValueError, match="family 'norms' is not one of gemm, attention, norm,"):
+        define("rows", family="norms")
+
+    def gemm(dims: object) -> Cost:
+        return Cost(0.0, 0.0, 0.0)
+
+    with pytest.raises(ValueError, match="op kind 'gemm' is defined twice"):
+        define("rows", family="norm")(gemm)
+
+
+def test_dims_of_usual_names_lie_along_the_usual_axes() -> None:
+    assert KINDS["rms_norm"].axes["tokens"] == ("rows",)
+    assert KINDS["attention_prefill"].axes["heads"] == ("heads_q", "heads_kv")
+    assert set(KINDS["adamw"].axes) == {"elements"}
+    assert not KINDS["host_overhead"].axes
