@@ -42,6 +42,8 @@ def run(config: dict[str, Any]) -> int:
     asked = work(config["workload"])
     within_s = positive("within_s", config["within_s"])
     positive("price_per_gpu_hour", config["price_per_gpu_hour"])
+    if not isinstance(config["expand"], int) or isinstance(config["expand"], bool) or config["expand"] < 1:
+        raise BadInputError(f"expand={config['expand']!r} must be a whole number of ranks, at least 1")
     dtype = precision(config, target)
     plan = resolve.plan(config, target, asked.kind, dtype)
     engine = resolve.engine(config, target, plan)
@@ -198,18 +200,27 @@ def show(report: StepReport | InferenceReport, target: Device, within_s: float |
         *price(report),
     ]
     table(f"{report.model}: {report.workload} in {report.precision} on {target.name}", ("", ""), rows)
-    shares: list[tuple[object, ...]] = [
-        (s.kind, s.count, microseconds(s.time_s * 1e6), f"{s.share:.1%}", "+".join(s.engines))
-        for s in report.breakdown.by_op[:12]
-    ]
-    waits = [("bubble", report.breakdown.bubble_s)]
-    waits += [(f"exposed {group}", seconds) for group, seconds in report.breakdown.by_parallelism.items()]
-    shares += [(name, "", microseconds(s * 1e6), f"{s / step_s:.1%}", "") for name, s in waits if s > 0]
-    shares.append(
-        ("host", "", microseconds(report.breakdown.host_s * 1e6), f"{report.breakdown.host_s / step_s:.1%}", "")
-    )
-    table("where the time goes", ("op", "calls", "time", "share", "answered by"), shares)
+    show_time(report, step_s)
     if report.measure_next and report.trust.get("measured", 0.0) < 0.5:
         say(f"measuring these would help most: {'; '.join(map(wanted, report.measure_next[:3]))}")
     if report.unmapped:
         say(f"costed by bytes alone: {', '.join(report.unmapped)}")
+    for note in report.notes:
+        say(note)
+
+
+def show_time(report: StepReport | InferenceReport, step_s: float) -> None:
+    """What the time is made of, which adds up; then its ops, of which some run beside others and do not add up."""
+    made = report.breakdown
+    exposed = [(f"exposed {group}", seconds) for group, seconds in made.by_parallelism.items()]
+    parts = [("compute", made.compute_s), ("optimizer", made.optimizer_s)]
+    parts += exposed or [("exposed communication", made.exposed_comm_s)]
+    parts += [("bubble", made.bubble_s), ("waiting for the host", made.host_s)]
+    rows: list[tuple[object, ...]] = [
+        (name, microseconds(seconds * 1e6), f"{seconds / step_s:.1%}") for name, seconds in parts if seconds > 0
+    ]
+    table("where the time goes", ("part", "time", "share"), rows)
+    ops: list[tuple[object, ...]] = [
+        (s.kind, s.count, microseconds(s.time_s * 1e6), f"{s.share:.1%}", "+".join(s.engines)) for s in made.by_op[:12]
+    ]
+    table("its ops, overlapped ones in full", ("op", "calls", "time", "of the whole", "answered by"), ops)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from .question.work import Work
 from .report.account import report_of
 from .report.answer import InferenceReport, StepReport
 from .report.network import network_report
+from .report.notes import notes
 from .step.build import build, engine_of
-from .step.checks import prepared
+from .step.checks import filled, prepared
 from .step.state import State
 from .trace import Model
 
@@ -48,16 +50,19 @@ def simulate(
     state = simulated(model, work, plan, device, engine, cache_dir)
     own = engine_of(state.plan.stack, engine)
     flows = flow_engine(own) if plan.cluster.devices > 1 else None
-    if flows is None or not isinstance(own, FusedEngine):
-        return report_of(state, started, {})
-    study = studies.study(state, own, faults_study) if faults_study else None
-    return report_of(state, started, network_report(state, flows, study))
+    network: Mapping[str, Any] = {}
+    if flows is not None and isinstance(own, FusedEngine):
+        study = studies.study(state, own, faults_study) if faults_study else None
+        network = network_report(state, flows, study)
+    report = report_of(state, started, network)
+    return replace(report, notes=(*report.notes, *notes(report, work, state)))
 
 
 def simulated(
     model: Model, work: Work, plan: Plan, device: Device, engine: Engine, cache_dir: Path | None = None
 ) -> State:
     """The state of a workload, its communication as long as the links make it where they are simulated."""
+    work = filled(work, plan)
     stored = "" if work.kind == "train" or plan.quantization or device.synchronous else stored_format(model)
     plan = prepared(plan, work, device, stored)
     state = build(model, work, plan, device, engine, cache_dir)

@@ -20,7 +20,8 @@ class WorkloadError(ValueError):
 class Work:
     """What is asked: a training step, a prompt, a generated token or a whole generation.
 
-    ``train`` uses ``micro_batch``, ``global_batch`` and ``seq_len``; the others ``batch``, ``input_len`` and
+    ``train`` uses ``micro_batch``, ``global_batch`` and ``seq_len``; without a ``global_batch`` it is as large as the
+    layout needs (:func:`.step.checks.filled`). The others use ``batch``, ``input_len`` and
     (``generate``) ``output_len``. ``decode`` is one step with ``input_len`` tokens in the cache. ``data_loading_ms`` is
     what a training step on a cluster waits for its batch.
     """
@@ -28,7 +29,7 @@ class Work:
     kind: str = "train"
     seq_len: int = 2048
     micro_batch: int = 1
-    global_batch: int = 1
+    global_batch: int | None = None
     batch: int = 1
     input_len: int = 1024
     output_len: int = 128
@@ -40,6 +41,8 @@ class Work:
         if self.kind not in KINDS_OF_WORK:
             raise WorkloadError(f"workload={self.kind!r} does not exist; choose from {', '.join(KINDS_OF_WORK)}")
         for name in ("seq_len", "micro_batch", "global_batch", "batch", "input_len", "output_len"):
+            if name == "global_batch" and self.global_batch is None:
+                continue
             whole(WorkloadError, f"workload.{name}", getattr(self, name), 1)
         length = self.input_len + (self.output_len if self.kind == "generate" else 0)
         for name, value in (("seq_len", self.seq_len), ("input_len", length)):
@@ -50,16 +53,21 @@ class Work:
         choice(WorkloadError, "workload.cache", self.cache, CACHES)
         object.__setattr__(self, "expert_load", load_text(self.expert_load))
         parse_load(self.expert_load)
-        if self.kind == "train" and self.global_batch % self.micro_batch:
+        if self.kind == "train" and self.sequences % self.micro_batch:
             raise WorkloadError(
                 f"workload.global_batch={self.global_batch} is no multiple of workload.micro_batch={self.micro_batch}"
             )
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a training step; those of one micro-batch where no ``global_batch`` says how many."""
+        return self.micro_batch if self.global_batch is None else self.global_batch
 
 
 def tokens_of(work: Work) -> int:
     """Tokens that a workload processes (training, prefill) or produces (decode, generate)."""
     return {
-        "train": work.global_batch * work.seq_len,
+        "train": work.sequences * work.seq_len,
         "prefill": work.batch * work.input_len,
         "decode": work.batch,
         "generate": work.batch * work.output_len,

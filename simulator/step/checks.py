@@ -9,6 +9,8 @@ from ..passes.serving import OTHERS, STEPS
 from ..question.plan import STACK_DIRECTORY, Parallel, Plan, PlanError, Stack, check_plan, load_stack
 from ..question.work import Work
 
+FILLING = 4  # micro-batches of each data rank for each stage of a pipeline, where no batch is given
+
 
 def prepared(plan: Plan, work: Work, device: Device, stored_format: str = "") -> Plan:
     """The plan as the work runs it: micro-batches, the experts' load, the format of weights and cache.
@@ -27,6 +29,18 @@ def prepared(plan: Plan, work: Work, device: Device, stored_format: str = "") ->
         if dtype and not device.supports(dtype):
             raise DeviceError(f"{device.name} has no {dtype} matrix units; it has {', '.join(device.tensor_tflops)}")
     return plan
+
+
+def filled(work: Work, plan: Plan) -> Work:
+    """The work with a ``global_batch`` that fills the layout where none was given.
+
+    One micro-batch for each data rank; under a pipeline :data:`FILLING` for each of its stages, so that it is busy for
+    most of the step (a bubble of at most 1 in 5 of the time without virtual stages).
+    """
+    if work.kind != "train" or work.global_batch is not None:
+        return work
+    stages = plan.parallel.pp
+    return replace(work, global_batch=work.micro_batch * plan.dp * (FILLING * stages if stages > 1 else 1))
 
 
 def _check_kind(plan: Plan, work: Work) -> None:
@@ -49,14 +63,14 @@ def _check_kind(plan: Plan, work: Work) -> None:
 def _training(plan: Plan, work: Work) -> Plan:
     """The plan with its number of micro-batches and its experts' load; PlanError when the batch does not divide."""
     together = work.micro_batch * plan.dp
-    if work.global_batch % together:
-        nearest = max(round(work.global_batch / together), 1) * together
+    if work.sequences % together:
+        nearest = max(round(work.sequences / together), 1) * together
         raise PlanError(
-            f"workload.global_batch={work.global_batch} is no multiple of micro_batch x dp = {work.micro_batch} x "
+            f"workload.global_batch={work.sequences} is no multiple of micro_batch x dp = {work.micro_batch} x "
             f"{plan.dp}; take workload.global_batch={nearest}"
         )
     options = {"expert_load": work.expert_load, **plan.options}
-    return replace(plan, micro_batches=work.global_batch // together, options=options)
+    return replace(plan, micro_batches=work.sequences // together, options=options)
 
 
 def _serving(plan: Plan, work: Work, stored_format: str) -> Plan:

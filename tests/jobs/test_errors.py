@@ -211,3 +211,46 @@ def test_an_answer_that_nobody_reads_and_a_full_disk_behind_stdout(home: Path):
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
     assert done.stderr == "opcast: the answer cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("layout", "batch"),
+    [
+        ([], 8),
+        (["parallel.pp=4"], 32),
+        (["parallel.tp=4", "cluster.devices_per_node=4"], 1),
+        (["parallel.pp=2", "workload.micro_batch=2"], 64),
+    ],
+)
+def test_a_batch_that_nobody_gave_fills_the_layout(capsys: pytest.CaptureFixture[str], layout: list[str], batch: int):
+    step = ["simulate", "model=tiny_llama_100m", "cluster=dgx_h100", "workload.seq_len=128", *layout, "format=json"]
+    assert main(step) == 0
+    found = json.loads(capsys.readouterr().out)
+    micro = 2 if "workload.micro_batch=2" in layout else 1
+    assert found["parallel"]["micro_batches"] * found["parallel"]["dp"] * micro == batch
+    told = [note for note in found["notes"] if f"workload.global_batch={batch}, as none was given" in note]
+    assert len(told) == (batch > 1)
+    assert main([*step, f"workload.global_batch={batch}"]) == 0
+    same = json.loads(capsys.readouterr().out)
+    assert same["step_time_s"] == found["step_time_s"]
+    assert not [note for note in same["notes"] if "as none was given" in note]
+
+
+def test_a_step_that_waits_for_launches_is_told_so(capsys: pytest.CaptureFixture[str]):
+    small = ["simulate", "model=tiny_llama_100m", "device=h100_sxm", "workload.seq_len=64", "format=json"]
+    assert main(small) == 0
+    found = json.loads(capsys.readouterr().out)
+    gain = (found["step_time_s"] - found["breakdown"]["host_s"]) * 1e3
+    assert any(f"with CUDA graphs the step would take about {gain:.3g} ms" in note for note in found["notes"])
+    assert main([*small, "workload.seq_len=8192", "model.config.max_position_embeddings=8192"]) == 0
+    assert not any("CUDA graphs" in note for note in json.loads(capsys.readouterr().out)["notes"])
+
+
+def test_what_the_time_is_made_of_adds_up(capsys: pytest.CaptureFixture[str]):
+    step = ["simulate", "model=tiny_llama_100m", "cluster=dgx_h100", "parallel.tp=2", "parallel.pp=2"]
+    assert main(step) == 0
+    first, _, second = capsys.readouterr().out.partition("its ops, overlapped ones in full")
+    table = first.partition("where the time goes")[2]
+    shares = [float(line.split()[-1][:-1]) for line in table.splitlines() if line.rstrip().endswith("%")]
+    assert sum(shares) == pytest.approx(100.0, abs=0.05 * len(shares) + 0.01)
+    assert "all_reduce" in second

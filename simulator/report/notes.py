@@ -1,0 +1,30 @@
+"""What a reader of a report should know: a batch that was chosen for them, a device that waits for its host."""
+
+from __future__ import annotations
+
+from ..question.work import Work
+from ..step.state import State
+from .answer import InferenceReport, StepReport
+
+HOST_BOUND = 1 / 3  # part of the time that the device waits for launches from which it is worth a line
+
+
+def notes(report: StepReport | InferenceReport, asked: Work, state: State) -> tuple[str, ...]:
+    """The notes of a report beside those of its graph; ``asked`` is the work as the user gave it."""
+    made = []
+    work, plan = state.work, state.plan
+    if work.kind == "train" and asked.global_batch is None and work.sequences > work.micro_batch:
+        made.append(
+            f"workload.global_batch={work.sequences}, as none was given: {plan.micro_batches} micro-batches of "
+            f"{work.micro_batch} for each of {plan.dp} data ranks"
+        )
+    host_s = report.breakdown.host_s
+    step_s = report.step_time_s if isinstance(report, StepReport) else report.e2e_ms / 1e3
+    if host_s > HOST_BOUND * step_s and not state.device.synchronous:
+        what = "step" if isinstance(report, StepReport) else "whole"
+        made.append(
+            f"for {host_s / step_s:.0%} of the time the device waits for the host that launches operators one by one: "
+            f"with CUDA graphs the {what} would take about {(step_s - host_s) * 1e3:.3g} ms instead of "
+            f"{step_s * 1e3:.3g} ms"
+        )
+    return tuple(made)
