@@ -29,8 +29,8 @@ DRIVER = """
 import sys
 from opcast.datasets.store import Store
 from opcast.harness.campaign import run
-from opcast.harness.plan import Plan
-plan, store = Plan.from_json(open(sys.argv[1]).read()), Store(sys.argv[2])
+from opcast.harness.plan import CampaignPlan
+plan, store = CampaignPlan.from_json(open(sys.argv[1]).read()), Store(sys.argv[2])
 print(run(plan, store, lambda p: print(p.done, p.done + p.waiting, flush=True)).outcome, flush=True)
 """
 

@@ -302,8 +302,8 @@ DRIVER = """
 import sys
 from opcast.datasets.store import Store
 from opcast.harness.campaign import run
-from opcast.harness.plan import Plan
-plan = Plan.from_json(open(sys.argv[1]).read())
+from opcast.harness.plan import CampaignPlan
+plan = CampaignPlan.from_json(open(sys.argv[1]).read())
 summary = run(plan, Store(sys.argv[2]), lambda p: print(p.done, p.waiting, flush=True))
 print(summary.outcome, flush=True)
 """
