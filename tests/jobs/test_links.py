@@ -173,7 +173,7 @@ BAD = {
     "op.ranks=8 faults_study.samples=0": "faults_study.samples=0 must be",
     "op.ranks=8 faults_study.everywhere=maybe": "everywhere='maybe' must be true or false",
     "op.ranks=8 op.size_bytes=1XB": "size_bytes='1XB' must be a whole number of bytes",
-    "op.ranks=8 report=3": "must be a path, such as report=net.html",
+    "op.ranks=8 report=3": "report=3 must be a path",
     "op.ranks=8 picture=/dev/null/x": "cannot write",
     "op.ranks=8 network=packet cluster.nodes=16": "128 devices are too many",
     "op=gemm op.m=1 op.n=1 op.k=1 stride=2": "stride=2 is for collectives",
