@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from ...datasets.ops import Op, iterate_groups
 
 Columns = Mapping[str, np.ndarray]
+MOST_KNOWN = 100_000  # ops whose answers an engine keeps; longer lists are not looked up
 
 
 @dataclass
@@ -66,7 +67,25 @@ class Engine(Protocol):
 
 
 def ask(engine: Engine, ops: Sequence[Op], cache: str = "warm") -> Answers:
-    """The engine's answers for a mixed list of ops, in its order."""
+    """The engine's answers for a mixed list of ops, in its order; what one that remembers was asked before is known."""
+    known: dict[tuple[str, Op], tuple[Any, ...]] | None = getattr(engine, "known", None)
+    if known is None or len(ops) > MOST_KNOWN:
+        return _ask(engine, ops, cache)
+    if len(known) > MOST_KNOWN:
+        known.clear()
+    new = [op for op in dict.fromkeys(ops) if (cache, op) not in known]
+    if new:
+        found = _ask(engine, new, cache)
+        rows = zip(*(getattr(found, f.name).tolist() for f in fields(found)), strict=True)
+        known.update(zip(((cache, op) for op in new), rows, strict=True))
+    columns = zip(*(known[cache, op] for op in ops), strict=True)
+    answers = Answers.declined(len(ops))
+    for f, column in zip(fields(answers), columns, strict=False):
+        getattr(answers, f.name)[:] = column
+    return answers
+
+
+def _ask(engine: Engine, ops: Sequence[Op], cache: str) -> Answers:
     answers = Answers.declined(len(ops))
     for kind, dtype, out_dtype, positions, columns in iterate_groups(list(ops)):
         answers.put(positions, engine.answer(kind, columns, dtype, out_dtype, cache))

@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from ..graph import Graph
 from ..question.plan import Plan
+from . import remembered
 from .context import context_parallel
 from .custom import load_pass
 from .data import data_parallel
@@ -77,6 +78,8 @@ INFERENCE: tuple[Pass, ...] = (
 
 def apply_passes(graph: Graph, plan: Plan, passes: tuple[Pass, ...] = TRAINING) -> Graph:
     """The graph after ``passes`` in order, then the user's own (``plan.passes``, each ``module:function``)."""
-    for each in (*passes, *map(load_pass, plan.passes)):
-        graph = each(graph, plan)
+    for each in passes:
+        graph = remembered.run(each, graph, plan)
+    for name in plan.passes:
+        graph = load_pass(name)(graph, plan)
     return graph

@@ -7,7 +7,7 @@ the same time, each hiding the other's communication (DualPipe); ``optimizer`` e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -49,18 +49,37 @@ class ChunkTimes:
     """A distinct chunk graph: what its nodes cost and how long its phases take, by variant of the micro-batch."""
 
     costs: dict[Variant, Costs]
-    phases: dict[Variant, dict[str, PhaseTime]]
+    phases: dict[Variant, PhaseTimes]
 
 
-def time_phases(costs: Costs, plan: Plan, device: Device) -> dict[str, PhaseTime]:
-    """Every phase of one chunk, placed on the device's streams."""
-    times = {name: time_phase(costs, name, plan, device) for name in PHASES}
-    if plan.options.get("ep_overlap"):
-        for name in ("forward", "backward"):
-            times[name] = beside_another(times[name], plan)
-    times["weight"] = PhaseTime(min(weight_us(costs), times["backward"].total_us))
-    times["paired"] = paired(times["forward"], times["backward"], plan)
-    return times
+@dataclass(frozen=True, eq=False)
+class PhaseTimes(Mapping[str, PhaseTime]):
+    """Every phase of one chunk by name, placed on the device's streams when it is first asked for."""
+
+    costs: Costs
+    plan: Plan
+    device: Device
+    known: dict[str, PhaseTime] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> PhaseTime:
+        if name not in self.known:
+            self.known[name] = self._timed(name)
+        return self.known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*PHASES, "weight", "paired"))
+
+    def __len__(self) -> int:
+        return len(PHASES) + 2
+
+    def _timed(self, name: str) -> PhaseTime:
+        if name == "weight":
+            return PhaseTime(min(weight_us(self.costs), self["backward"].total_us))
+        if name == "paired":
+            return paired(self["forward"], self["backward"], self.plan)
+        time = time_phase(self.costs, name, self.plan, self.device)
+        beside = self.plan.options.get("ep_overlap") and name != "optimizer"
+        return beside_another(time, self.plan) if beside else time
 
 
 def selected(costs: Costs, phase: str) -> np.ndarray:

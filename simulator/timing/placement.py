@@ -11,12 +11,12 @@ from ...datasets.devices import Device
 from ...datasets.ops import Op, make_op
 from ..engines import Engine, ask
 from ..graph import Graph
-from ..passes.micro_batches import micro_batch_variant
+from ..passes.micro_batches import REFRESH, micro_batch_variant
 from ..passes.pipeline import Chunk
 from ..question.plan import Plan
 from .costs import Costs, cost_graphs, slowed
-from .phases import FIRST, LAST, MIDDLE, ONLY, ChunkTimes, Variant, time_phases
-from .schedule.orders import FORWARD, Orders
+from .phases import FIRST, LAST, MIDDLE, ONLY, ChunkTimes, PhaseTimes, Variant
+from .schedule.orders import FORWARD, WEIGHT, Orders
 from .schedule.pipeline import PipelineTimes, run_pipeline
 
 
@@ -54,10 +54,7 @@ def time_chunks(
     first, the middle and the last micro-batch (:mod:`..passes.micro_batches`), others need none.
     """
     graphs = {id(chunk.graph): chunk.graph for chunks in pipelines for chunk in chunks}
-    variants = {
-        which: {variant: micro_batch_variant(graph, *variant) for variant in _variants(graph, plan)}
-        for which, graph in graphs.items()
-    }
+    variants = {which: _variants(graph, plan) for which, graph in graphs.items()}
     distinct = {id(graph): graph for made in variants.values() for graph in made.values()}
     found = cost_graphs(list(distinct.values()), device, engine, plan.scale(device.id), plan.stack.issue_us)
     costs = dict(zip(distinct, found, strict=True))
@@ -74,15 +71,25 @@ def time_chunks(
     ]
 
 
-def _variants(graph: Graph, plan: Plan) -> tuple[Variant, ...]:
-    trains = any(node.phase != "forward" for block in graph.blocks for node in block.nodes)
-    return (FIRST, MIDDLE, LAST) if trains and plan.micro_batches > 1 else (ONLY,)
+def _variants(graph: Graph, plan: Plan) -> dict[Variant, Graph]:
+    """The graphs of the first, the middle and the last micro-batch; of steps without an optimizer, and of one, its own.
+
+    Forward passes of the first and the middle one differ where weights are gathered for the first alone, and only
+    forward passes of the first count (:meth:`..step.state.Step.executions`).
+    """
+    nodes = [node for block in graph.blocks for node in block.nodes]
+    if plan.micro_batches == 1 or all(node.phase == "forward" for node in nodes):
+        return {ONLY: graph}
+    middle = micro_batch_variant(graph, *MIDDLE)
+    gathers = any(node.source.startswith(REFRESH) for node in nodes)
+    first = micro_batch_variant(graph, *FIRST) if gathers else middle
+    return {FIRST: first, MIDDLE: middle, LAST: micro_batch_variant(graph, *LAST)}
 
 
 def timed_chunk(costs: Mapping[Variant, Costs], plan: Plan, device: Device) -> ChunkTimes:
     """The chunk whose variants cost so much; those that share their costs are placed once."""
     phases = {id(each): each for each in costs.values()}
-    placed = {which: time_phases(each, plan, device) for which, each in phases.items()}
+    placed = {which: PhaseTimes(each, plan, device) for which, each in phases.items()}
     return ChunkTimes(dict(costs), {variant: placed[id(each)] for variant, each in costs.items()})
 
 
@@ -90,9 +97,7 @@ def retime(times: ChunkTimes, costs: Mapping[Variant, Costs], plan: Plan, device
     """The chunk with other costs; phases of those that are the very same are kept."""
     pairs = [(times.costs[variant], times.phases[variant], costs[variant]) for variant in costs]
     phases = {id(new): usual for old, usual, new in pairs if new is old}
-    phases |= {
-        id(new): time_phases(new, plan, device) for new in {id(n): n for o, _, n in pairs if n is not o}.values()
-    }
+    phases |= {id(new): PhaseTimes(new, plan, device) for new in {id(n): n for o, _, n in pairs if n is not o}.values()}
     return ChunkTimes(dict(costs), {variant: phases[id(new)] for variant, new in costs.items()})
 
 
@@ -100,16 +105,17 @@ def place_tasks(orders: Orders, times: Sequence[ChunkTimes], plan: Plan, sends: 
     """The pipeline's tasks placed in time. Part *c* of the model stands where the schedule's routes put it."""
     names = ("forward", "backward", "weight", "first", "last", "paired")
     table = {name: np.zeros((orders.stages, orders.chunks)) for name in names}
+    together, put_off = orders.paired.any(), (orders.kind == WEIGHT).any()
     for route in orders.routes.tolist():
         for part, (stage, position) in zip(times, route, strict=True):
             first, usual, last = (part.phases[ONLY if ONLY in part.phases else v] for v in (FIRST, MIDDLE, LAST))
             at = stage, position
             table["forward"][at] = usual["forward"].total_us
             table["backward"][at] = usual["backward"].total_us
-            table["weight"][at] = usual["weight"].total_us
+            table["weight"][at] = usual["weight"].total_us if put_off else 0.0
             table["first"][at] = first["forward"].total_us
             table["last"][at] = last["backward"].total_us
-            table["paired"][at] = usual["paired"].total_us
+            table["paired"][at] = usual["paired"].total_us if together else 0.0
     return run_pipeline(
         orders,
         table["forward"],

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from ..graph import FORMAT, NO_CALLS, Block, Graph, HostCalls, Node, Tensor
 from .aten import VERSION
 from .models import Source, digest
 from .workload import Workload
+
+KEPT = 32  # graphs of files that were read
 
 PACKAGES = ("torch", "transformers")
 
@@ -44,11 +47,19 @@ def installed(package: str) -> str:
 
 def load(directory: Path, name: str) -> Graph | None:
     """The graph of that name, or None when there is none or its file cannot be read."""
+    path = directory / f"{name}.json.gz"
     try:
-        with gzip.open(directory / f"{name}.json.gz", "rb") as file:
-            return from_plain(json.loads(file.read()))
+        written = path.stat()
+        return _read(path, written.st_mtime_ns, written.st_size)
     except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError):
         return None
+
+
+@lru_cache(maxsize=KEPT)
+def _read(path: Path, mtime_ns: int, size_bytes: int) -> Graph:
+    """The graph of a file that was written then: read once, however often it is asked for."""
+    with gzip.open(path, "rb") as file:
+        return from_plain(json.loads(file.read()))
 
 
 def save(directory: Path, name: str, graph: Graph) -> Path:

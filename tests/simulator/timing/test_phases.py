@@ -13,7 +13,7 @@ from opcast.simulator.engines import build_engine
 from opcast.simulator.passes.quantize import quantize
 from opcast.simulator.question.plan import Parallel, Plan, Stack, load_stack
 from opcast.simulator.timing.costs import cost_graphs, scale_of
-from opcast.simulator.timing.phases import PhaseTime, paired, selected, time_phases
+from opcast.simulator.timing.phases import PhaseTime, PhaseTimes, paired, selected
 from opcast.simulator.trace import Workload, trace
 
 DEVICE = load_device("h100_sxm")
@@ -38,7 +38,7 @@ def test_every_node_is_in_one_phase(costs) -> None:
 
 
 def test_half_of_the_backward_products_make_gradients_of_weights(costs) -> None:
-    times = time_phases(costs, PLAN, DEVICE)
+    times = PhaseTimes(costs, PLAN, DEVICE)
     assert 0 < times["weight"].total_us < times["backward"].total_us
     products = [i for i in selected(costs, "backward") if costs.nodes[i].op and costs.nodes[i].op.kind == "gemm"]
     us = float((costs.kernel_us[products] * costs.repeats[products]).sum())
@@ -46,8 +46,8 @@ def test_half_of_the_backward_products_make_gradients_of_weights(costs) -> None:
 
 
 def test_launches_that_are_not_hidden_count_as_host_time(costs) -> None:
-    eager = time_phases(costs, PLAN, DEVICE)["forward"]
-    graphed = time_phases(costs, replace(PLAN, stack=replace(PLAN.stack, cuda_graph=True)), DEVICE)["forward"]
+    eager = PhaseTimes(costs, PLAN, DEVICE)["forward"]
+    graphed = PhaseTimes(costs, replace(PLAN, stack=replace(PLAN.stack, cuda_graph=True)), DEVICE)["forward"]
     assert eager.host_us > 0
     assert graphed.host_us == pytest.approx(0, abs=1e-6)
     assert graphed.total_us == pytest.approx(eager.total_us - eager.host_us)
