@@ -38,8 +38,9 @@ class _Degrees(Parallel):
 
     def __getattribute__(self, name: str) -> Any:
         value = object.__getattribute__(self, name)
-        if name in _DEGREES:
-            object.__getattribute__(self, "__dict__")["noted"]["parallel", name] = value
+        own = object.__getattribute__(self, "__dict__")
+        if name in _DEGREES and "noted" in own:  # a changed copy has nothing to note: all was read when it was made
+            own["noted"]["parallel", name] = value
         return value
 
 
@@ -48,10 +49,10 @@ class _Noting(Plan):
 
     def __getattribute__(self, name: str) -> Any:
         own = object.__getattribute__(self, "__dict__")
-        if name in _ANSWERS:
+        if name in _ANSWERS and "noted" in own:
             return lambda *given: _asked(own["noted"], own["plan"], name, given)
         value = object.__getattribute__(self, name)
-        if name in _FIELDS:
+        if name in _FIELDS and "noted" in own:
             own["noted"]["plan", name] = value
         return value
 
