@@ -68,7 +68,7 @@ class Engine(Protocol):
 
 def ask(engine: Engine, ops: Sequence[Op], cache: str = "warm") -> Answers:
     """The engine's answers for a mixed list of ops, in its order; what one that remembers was asked before is known."""
-    known: dict[tuple[str, Op], tuple[Any, ...]] | None = getattr(engine, "known", None)
+    known: dict[tuple[str, Op], tuple[Any, ...]] | None = getattr(engine, "answered", None)
     if known is None or len(ops) > MOST_KNOWN:
         return _ask(engine, ops, cache)
     if len(known) > MOST_KNOWN:
