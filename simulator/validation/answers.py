@@ -128,9 +128,13 @@ def inference_quantities(report: Any, row: Any) -> Quantities:
     made = {name: Estimate(float(value)) for name, value in named.items() if value is not None}
     for name in ("e2e", *(("ttft",) if made.keys() == {"ttft", "e2e"} else ())):  # a prompt alone is the whole
         made[name] = Estimate(made[name].value, (low, high))
-    tokens = row.batch * row.output_len * 1e3
-    made["throughput"] = Estimate(tokens / report.e2e_ms, (tokens / high, tokens / low))
+    made["throughput"] = Estimate(rate(row, report.e2e_ms), (rate(row, high), rate(row, low)))
     return made
+
+
+def rate(row: InferenceRow, millis: float) -> float:
+    """Output tokens per second of all devices, of a batch that takes so long."""
+    return row.batch * row.output_len / millis * 1e3
 
 
 def memory_quantities(report: Answer, row: TrainingRow | InferenceRow, stack_id: str) -> Quantities:
