@@ -22,11 +22,15 @@ ALONG = tuple(ROLES.index(role) for role in ("activation", "input", "cache"))
 def share_tokens(draft: Draft, length: int, parts: int) -> None:
     """Divide ops and tensors along tokens in place. Attention is left as it is; its tensors are divided.
 
-    ``length`` is that of one sequence: whatever lies along tokens is a multiple of it.
+    ``length`` is that of one sequence: whatever lies along tokens is a multiple of it. So are caches of a prompt's keys
+    and values that an engine's attention fills by itself.
     """
     along = (draft.roles == ROLES.index("input")) & (draft.elements(np.arange(len(draft.sizes))) % length == 0)
     for section, item in draft.walk():
         share_item(draft, section, item, along, length, parts)
+        if item.node.op is not None and KINDS[item.node.op.kind].purpose == "attention":
+            for tensor in item.node.reads:
+                along[section.ids(tensor)] |= draft.roles[tensor] == ROLES.index("cache")
     draft.sizes[along] //= parts
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any, NamedTuple
 
 from ....datasets.dtypes import itemsize
@@ -222,6 +223,28 @@ def scattered_heads(draft: Draft, section: Section, node: Node, call: Attention,
     nodes.append(_compute(node, op, node.reads, node.writes))
     nodes += [exchange(size, _nth(last, index)) for index, size in enumerate(after)]
     return nodes, ()
+
+
+def partial(draft: Draft, section: Section, node: Node, call: Attention, group: Group) -> Nodes:
+    """A step of generation over 1/cp of the cached tokens, and its merger with what the other ranks found.
+
+    Every rank attends with all queries; the logarithms of its sums of exponentials are gathered, its result is weighted
+    by them and summed over ranks (Flash-Decoding's merger across devices, as vLLM's decode context parallelism does it;
+    Helix, arXiv 2507.07120, sec. 2.1, exchanges the same partial results by an all-to-all).
+    """
+    tokens, window = ceil(call.seq_kv / group.ranks), ceil(call.window / group.ranks)
+    elements, dtype = call.out_elements(call.seq_q), call.op.dtype
+    sums = draft.local(section, call.batch * call.seq_q * call.heads_q * 4 * group.ranks, "fp32")
+    out = node.writes[:1]
+    options: dict[str, Any] = {"phase": node.phase, "path": node.path}
+    gathered = call.batch * call.seq_q * call.heads_q * 4 * group.ranks
+    nodes = [
+        _compute(node, call.of(call.seq_q, tokens, call.causal, window), node.reads, node.writes),
+        collective("all_gather", gathered, group, out, (sums,), dtype="fp32", **options),
+        _merge(node, elements, (*out, sums), out),
+        collective("all_reduce", elements * itemsize(dtype), group, out, out, dtype=dtype, **options),
+    ]
+    return nodes, (sums,)
 
 
 def _fewer_heads(call: Attention, ranks: int) -> dict[str, int]:

@@ -156,12 +156,6 @@ def test_bad_degrees_name_the_nearest_good_one(cp: int, style: str, message: str
         context_parallel(graphs["llama"], plan(cp, style))
 
 
-def test_steps_of_generation_are_refused(small_model: Make):
-    step = Workload("decode", seq_len=16, attention="fused", optimizer="none")
-    with pytest.raises(PlanError, match="take cp=1"):
-        context_parallel(trace(small_model("llama"), step, "bf16"), plan(2))
-
-
 def test_a_prompt_shares_its_cache(small_model: Make):
     step = Workload("prefill", seq_len=LENGTH, attention="fused", optimizer="none")
     graph = trace(small_model("llama"), step, "bf16")

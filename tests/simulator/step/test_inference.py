@@ -9,11 +9,13 @@ import pytest
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import DeviceError, load_device
 from opcast.simulator.engines import build_engine
+from opcast.simulator.passes.order import INFERENCE, apply_passes
 from opcast.simulator.question.plan import Parallel, Plan, PlanError, Stack, load_stack
 from opcast.simulator.question.work import Work
 from opcast.simulator.simulate import simulate as simulate_plan
 from opcast.simulator.step.build import Part, engine_of, parts
 from opcast.simulator.step.state import stream_us
+from opcast.simulator.trace import Workload, trace
 
 H100 = load_device("h100_sxm")
 CLUSTER = load_cluster("dgx_h100")
@@ -187,3 +189,33 @@ def test_more_skew_is_never_faster(stack, run):
     exchanges = [report.breakdown.by_parallelism["ep"] for report in found]
     assert exchanges == sorted(exchanges)
     assert exchanges[-1] > exchanges[0]
+
+
+@pytest.mark.parametrize("stack", ["torch", "vllm"])
+@pytest.mark.parametrize("kind", ["prefill", "decode"])
+@pytest.mark.parametrize("layout", [{}, {"tp": 2}])
+def test_context_ranks_share_the_cache(kind, stack, layout, run):
+    work = {"batch": 64, "input_len": 2048, "cache": "static"}
+    alone, shared = (
+        run(kind=kind, stack=stack, work=work, **layout),
+        run(kind=kind, stack=stack, work=work, cp=4, **layout),
+    )
+    assert shared.memory.by_class["KV cache"] == pytest.approx(alone.memory.by_class["KV cache"] / 4, rel=1e-3)
+    assert shared.e2e_ms < alone.e2e_ms
+    assert shared.breakdown.by_parallelism["cp"] > 0
+
+
+def test_context_ranks_merge_what_each_found_in_its_part_of_the_cache(run, small_model):
+    workload = Workload("decode", batch=3, seq_len=63, cache="static", optimizer="none", attention="fused")
+    plan = Plan(Parallel(cp=4), CLUSTER, load_stack("vllm"))
+    graph = apply_passes(trace(small_model("llama"), workload, "bf16"), plan, INFERENCE)
+    attention = [node for node, _ in graph.weighted() if node.op and node.op.kind == "attention_decode"]
+    merged = [(node.op.kind, node.op.size_bytes) for node, _ in graph.weighted() if node.group == "cp"]
+    assert [(node.op.seq_q, node.op.seq_kv) for node in attention] == [(1, 16)]
+    assert merged == [("all_gather", 3 * 4 * 4 * 4), ("all_reduce", 3 * 64 * 2)]  # sums of 4 heads and ranks; results
+
+
+def test_keys_made_from_a_latent_cache_are_not_shared_out(run):
+    with pytest.raises(PlanError, match=r"parallel\.cp=2 .* absorbed_mla"):
+        run("deepseek_v3", stack="torch", cp=2)
+    assert run("deepseek_v3", stack="vllm", cp=2).breakdown.by_parallelism["cp"] > 0
