@@ -18,7 +18,7 @@ import numpy as np
 from ...datasets.devices import Device
 from ..graph import Graph, Node
 from ..passes.micro_batches import micro_batch_variant
-from ..question.plan import GROUPS, Plan, PlanError
+from ..question.plan import GROUPS, Plan
 from ..question.work import Work
 from .advice import advice
 from .amounts import GIB, Memory
@@ -77,8 +77,6 @@ def _replayed(held: Sequence[ChunkWalk], in_flight: Sequence[int], allocator: st
     from .allocator import Allocator
     from .replay import fullest_moment, replay
 
-    if allocator not in ("native", "expandable"):
-        raise PlanError(f"options.allocator={allocator!r} is not one of native, expandable")
     made = Allocator(expandable=allocator == "expandable")
     replay(made, held, fullest_moment(in_flight))
     return made.peak_reserved

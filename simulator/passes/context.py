@@ -7,7 +7,11 @@ Whatever works on tokens does 1/cp of it; only attention needs what others hold 
 - ``allgather``: keys and values are gathered before, their gradients summed and scattered after (Llama 3,
   arXiv 2407.21783, sec. 3.3.2);
 - ``ulysses``: an all-to-all hands each rank all tokens of 1/cp of the heads, another one takes them back (Jacobs et
-  al. 2023, arXiv 2309.14509).
+  al. 2023, arXiv 2309.14509);
+- ``dynamic``: every sequence of the batch is shared by as many ranks as suit its length, in a ring
+  (:mod:`.dynamic_context`); the busiest rank stands for all.
+
+``options["sequence_lengths"]`` are those of the sequences that a micro-batch is packed of; each attends to itself.
 
 Under a causal mask the first tokens see little and the last ones much. With ``options["zigzag"]`` (the default) every
 rank holds an early and a late part, which makes all equal: rank r of cp has parts r and 2 cp - 1 - r. Without it the
@@ -21,13 +25,16 @@ compute alike; each attends to its part of the cache, and partial results are me
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from math import ceil
 
 import numpy as np
 
+from ...datasets.devices import load_device
 from ...datasets.ops import KINDS
 from ..graph import ROLES, Graph, Node
 from ..question.plan import Plan, PlanError
+from .dynamic_context import Assignment, Placement, attention_work, dynamic_context
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.tokens import share_tokens
 from .sharding.attention import Attention, attention_of, gathered, partial, ring, scattered_heads
@@ -41,21 +48,103 @@ def context_parallel(graph: Graph, plan: Plan) -> Graph:
 
     Unchanged for a single rank. PlanError where tokens or heads do not divide.
     """
-    cp = plan.parallel.cp
-    if cp == 1:
+    cp, lengths = plan.parallel.cp, plan.options.get("sequence_lengths")
+    if cp == 1 and not lengths:
         return graph
     calls = [found for node, _ in graph.weighted() if (found := attention_of(node)) is not None]
     if not calls:
         raise PlanError(f"parallel.cp={cp} shares out attention, and {graph.name} has no fused one; take parallel.cp=1")
     if all(call.seq_q < call.seq_kv for call in calls):
+        if lengths:
+            raise PlanError(f"options.sequence_lengths={list(lengths)} are of prompts; leave them out of a decode step")
         return _generation(graph, plan)
     length = max(call.seq_q for call in calls)
+    if lengths or plan.parallel.cp_style == "dynamic":
+        return _by_sequence(graph, plan, calls, length)
     _check(calls, length, plan)
     draft = Draft(graph)
     share_tokens(draft, length, cp)
     for section in draft.sections:
         section.items = [made for item in section.items for made in _rewritten(draft, section, item, plan)]
     return draft.graph()
+
+
+def _by_sequence(graph: Graph, plan: Plan, calls: list[Attention], length: int) -> Graph:
+    """What the busiest rank does of a batch of unequal sequences. PlanError for lengths that do not fill the batch."""
+    style, call = plan.parallel.cp_style, calls[0]
+    lengths = [int(each) for each in plan.options.get("sequence_lengths") or [length] * call.batch]
+    total = call.batch * length
+    if sum(lengths) != total:
+        raise PlanError(
+            f"options.sequence_lengths add up to {sum(lengths)} tokens, and a micro-batch has {total} = {call.batch} x "
+            f"{length}; let them add up to that"
+        )
+    if any(each.seq_q != each.seq_kv or each.window for each in calls):
+        raise PlanError("options.sequence_lengths and cp_style=dynamic are for attention to whole sequences")
+    if style not in ("ring", "dynamic"):
+        raise PlanError(f"options.sequence_lengths goes with cp_style=ring or dynamic, not with {style}")
+    placed = _placed(graph, plan, call, lengths)
+    rank = int(np.argmax(placed.load))
+    mine = [each for each in placed.placements if rank in each.ranks]
+    own = sum(each.length // each.degree for each in mine)
+    draft = Draft(graph)
+    share_tokens(draft, length, Fraction(total, own))
+    for section in draft.sections:
+        section.items = [made for item in section.items for made in _sequences(draft, section, item, plan, mine)]
+    runs = sum(times for node, times in graph.weighted() if node.phase == "forward" and attention_of(node) is not None)
+    before = float(next(each for each in calls if not each.backward).op.cost.flops)
+    after = sum(float(_alone(call, each).op.cost.flops) for each in lengths)
+    training = any(each.backward for each in calls)
+    flops = graph.model_flops - (before - after) * runs * (3 if training else 1)
+    return draft.graph(model_flops=flops)
+
+
+def _placed(graph: Graph, plan: Plan, call: Attention, lengths: list[int]) -> Assignment:
+    """Which ranks share each sequence: all of them in a ring, those that suit its length where that is dynamic."""
+    cp = plan.parallel.cp
+    if plan.parallel.cp_style == "dynamic":
+        nodes = [(node, times) for node, times in graph.weighted() if node.op is not None and node.phase == "forward"]
+        runs = sum(times for node, times in nodes if attention_of(node) is not None)
+        others = sum(
+            float(node.op.cost.flops) * times
+            for node, times in nodes
+            if node.op is not None and node.op.cost.unit == "tensor" and attention_of(node) is None
+        )
+        hidden = call.heads_q * (call.width_k + call.width_v) // 2
+        device = load_device(plan.cluster.device)
+        rate = device.tensor_rate(plan.precision) * 1e12 / ((device.link_gbps or device.pcie_gbps) * 1e9)
+        sent = call.kv_bytes(1) / call.batch * rate  # what could be computed while a token's keys and values are sent
+        return dynamic_context(lengths, cp, attention_work(hidden, others / runs / sum(lengths), sent))
+    for each in lengths:
+        if each % cp:
+            raise PlanError(f"a sequence of {each} tokens cannot be cut into {cp} equal parts; take cp_style=dynamic")
+    ranks = tuple(range(cp))
+    placements = [
+        Placement(index, each, ranks, zigzag(plan) and each % (2 * cp) == 0) for index, each in enumerate(lengths)
+    ]
+    return Assignment(tuple(placements), (1.0,) * cp)
+
+
+def _alone(call: Attention, length: int) -> Attention:
+    """An attention over one sequence of its batch."""
+    op = call.op.replace(batch=1, seq_q=length, seq_kv=length)
+    return replace(call, op=op, batch=1, seq_q=length, seq_kv=length)
+
+
+def _sequences(draft: Draft, section: Section, item: Item, plan: Plan, mine: list[Placement]) -> list[Item]:
+    """The items that take the place of one: attention over a rank's part of each sequence, one after the other."""
+    call = attention_of(item.node)
+    if call is None:
+        return [item]
+    made: list[Node] = []
+    for each in mine:
+        one = _alone(call, each.length)
+        if each.degree == 1:
+            made.append(replace(item.node, op=one.op, bytes_moved=int(one.op.cost.bytes), frees=()))
+            continue
+        nodes, buffers = ring(draft, section, item.node, one, plan.group("cp", each.degree), each.zigzag)
+        made += [*nodes[:-1], replace(nodes[-1], frees=buffers)]
+    return _in_place(item, made, ())
 
 
 def _check(calls: list[Attention], length: int, plan: Plan) -> None:
@@ -113,6 +202,7 @@ def _in_place(item: Item, nodes: list[Node], buffers: tuple[int, ...]) -> list[I
     """Items for nodes that take the place of one; the last of them lets go of what that did, and of buffers."""
     made = [Item(node) for node in nodes]
     made[0].change(host=item.node.host)
+    buffers = (*made[-1].node.frees, *buffers)
     made[-1] = Item(replace(made[-1].node, frees=item.node.frees), item.first, item.last)
     made[-1].free(*buffers)
     return made

@@ -10,7 +10,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from ..graph import Graph
-from ..question.plan import Plan, PlanError
+from ..question.plan import Plan
 from .rewriting.draft import Draft
 from .rewriting.split import axes, share
 
@@ -18,10 +18,8 @@ AXES = ("tokens", "keys")
 
 
 def packed(graph: Graph, plan: Plan) -> Graph:
-    """The graph of the real tokens alone; PlanError for a share that is none."""
-    real = plan.options.get("real_tokens", 1.0)
-    if isinstance(real, bool) or not isinstance(real, (int, float)) or not 0 < real <= 1:
-        raise PlanError(f"options.real_tokens={real!r} must be a share of the tokens, above 0 and at most 1")
+    """The graph of the real tokens alone."""
+    real = plan.options.get("real_tokens") or 1
     if real == 1:
         return graph
     parts = 1 / Fraction(real).limit_denominator(1 << 16)

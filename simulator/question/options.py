@@ -1,4 +1,7 @@
-"""Settings of passes that few need, ``options={name: value}``: what each may be."""
+"""Settings of passes that few need, ``options={name: value}``: the one table of what there is and what each may be.
+
+docs/passes.md says what each means.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,22 @@ from ...datasets.dtypes import BITS
 
 EP_MODES = ("normal", "low_latency", "alltoall")
 KV_FORMATS = ("fp8", "int8")
+ALLOCATORS = ("native", "expandable")
 
 
 def _number(value: Any) -> str:
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     return "" if number and value >= 0 else "must be a number of at least 0"
+
+
+def _share(value: Any) -> str:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return "" if number and 0 < value <= 1 else "must be a share of the tokens, above 0 and at most 1"
+
+
+def _lengths(value: Any) -> str:
+    whole = isinstance(value, (list, tuple)) and all(type(each) is int and each > 0 for each in value)
+    return "" if whole else "must be a list of tokens, such as [8192,4096,4096]"
 
 
 def _flag(value: Any) -> str:
@@ -43,24 +57,34 @@ def _load(value: Any) -> str:
 
 
 CHECKS: dict[str, Callable[[Any], str]] = {
+    "allocator": _one_of(*ALLOCATORS),
     "capacity": _number,
+    "cuda_graph": _flag,
     "dispatch_dtype": _one_of(*BITS),
     "ep_mode": _one_of(*EP_MODES),
+    "ep_overlap": _flag,
     "expert_load": _load,
     "flat_parameters": _flag,
     "fp8_scaling": _one_of("delayed", "current"),
     "gather_dtype": _one_of(*BITS),
     "kv_dtype": _one_of("same", *KV_FORMATS),
     "quantize_skip": _pattern,
+    "real_tokens": _share,
     "recompute_early_stop": _flag,
     "reduce_every_micro_batch": _flag,
     "reshard_after_forward": _flag,
+    "sequence_lengths": _lengths,
     "token_drop": _flag,
-    "cuda_graph": _flag,
-    "full_graph": _flag,
-    "ep_overlap": _flag,
     "zigzag": _flag,
 }
+
+OF_TRAINING = frozenset(
+    {
+        *("ep_overlap", "flat_parameters", "fp8_scaling", "gather_dtype", "recompute_early_stop"),
+        *("reduce_every_micro_batch", "reshard_after_forward"),
+    }
+)
+OF_INFERENCE = frozenset({"kv_dtype", "real_tokens"})
 
 
 def complaint(name: str, value: Any) -> str:

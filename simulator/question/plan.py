@@ -18,7 +18,7 @@ from ...datasets.clusters import Cluster
 from ...datasets.loading import choice, flag, load, number, whole
 from ..timing.schedule.orders import SCHEDULES
 from .errors import PlanError as PlanError
-from .options import EP_MODES, complaint
+from .options import CHECKS, EP_MODES, complaint
 from .ranks import (
     ORDER,
     PLACEMENTS,
@@ -34,15 +34,10 @@ from .ranks import (
 
 STACK_DIRECTORY = Path(__file__).resolve().parents[2] / "conf" / "stack"
 
-CONTEXT_STYLES = ("ring", "allgather", "ulysses")
+CONTEXT_STYLES = ("ring", "allgather", "ulysses", "dynamic")
 OFFLOAD = ("optimizer", "activations", "kv")
 OVERLAPS = ("dp", "dp_gather", "tp", "cp", "ep", "pp")
-OPTIONS = (  # what passes look up in ``Plan.options``; a pass of one's own may look up more
-    *("capacity", "dispatch_dtype", "ep_mode", "expert_load", "flat_parameters", "fp8_scaling", "gather_dtype"),
-    *("kv_dtype", "quantize_skip", "recompute_early_stop", "reduce_every_micro_batch", "reshard_after_forward"),
-    "allocator",
-    *("real_tokens", "token_drop", "cuda_graph", "full_graph", "ep_overlap", "zigzag"),
-)
+OPTIONS = tuple(CHECKS)  # what passes look up in ``Plan.options``; a pass of one's own may look up more
 GROUPS = ("tp", "cp", "dp", "pp", "ep", "etp", "edp", "dp_cp")
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ...datasets.devices import Device, DeviceError
 from ..passes.serving import OTHERS, STEPS
+from ..question.options import OF_INFERENCE, OF_TRAINING
 from ..question.plan import STACK_DIRECTORY, Parallel, Plan, PlanError, Stack, check_plan, load_stack
 from ..question.work import Work
 
@@ -49,6 +50,8 @@ def _check_kind(plan: Plan, work: Work) -> None:
     if not train and p.vpp > 1:
         raise PlanError("inference has no virtual stages; take parallel.vpp=1")
     amiss = [f"offload={each}" for each in plan.offload if (each == "kv") == train]
+    others = OF_INFERENCE if train else OF_TRAINING
+    amiss += [f"options.{name}={value}" for name, value in plan.options.items() if name in others and value is not None]
     if not train:
         amiss += [f"parallel.zero_stage={p.zero_stage}"] if p.zero_stage else []
         amiss += [f"parallel.schedule={p.schedule}"] if p.schedule != Parallel.schedule else []

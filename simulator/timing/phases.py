@@ -144,8 +144,9 @@ def time_phase(costs: Costs, phase: str, plan: Plan, device: Device) -> PhaseTim
 
 
 def graphed(plan: Plan) -> bool:
-    """Whether a CUDA graph holds the kernels of a phase, so that none waits for the host."""
-    return bool(plan.stack.cuda_graph or plan.options.get("full_graph"))
+    """Whether a CUDA graph holds the kernels of a phase, so that none waits for the host: by option, else by stack."""
+    given = plan.options.get("cuda_graph")
+    return plan.stack.cuda_graph if given is None else bool(given)
 
 
 def beside_another(time: PhaseTime, plan: Plan) -> PhaseTime:

@@ -16,7 +16,7 @@ from ..question.plan import Parallel, Plan, Stack, load_stack
 from ..question.work import Work
 
 OVERLAPS = {"async_tp": "tp"}  # what a row says of its framework -> communication beside compute
-PRACTICES = (*OVERLAPS, "pure_16_bit", "optimizer")  # the framework's affair, or what was timed; not the passes'
+PRACTICES = (*OVERLAPS, "optimizer")  # the framework's affair, or what was timed; not the passes'
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from .split import axes, share
 ALONG = tuple(ROLES.index(role) for role in ("activation", "input", "cache"))
 
 
-def share_tokens(draft: Draft, length: int, parts: int) -> None:
+def share_tokens(draft: Draft, length: int, parts: int | Fraction) -> None:
     """Divide ops and tensors along tokens in place. Attention is left as it is; its tensors are divided.
 
     ``length`` is that of one sequence: whatever lies along tokens is a multiple of it. So are caches of a prompt's keys
@@ -31,7 +31,8 @@ def share_tokens(draft: Draft, length: int, parts: int) -> None:
         if item.node.op is not None and KINDS[item.node.op.kind].purpose == "attention":
             for tensor in item.node.reads:
                 along[section.ids(tensor)] |= draft.roles[tensor] == ROLES.index("cache")
-    draft.sizes[along] //= parts
+    share = 1 / Fraction(parts)
+    draft.sizes[along] = -(-draft.sizes[along] * share.numerator // share.denominator)
 
 
 def share_item(

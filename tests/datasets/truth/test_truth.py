@@ -156,7 +156,7 @@ def test_recent_recipes_in_block_formats_are_graphs(
 ) -> None:
     source = f"Megatron-Bridge docs performance-summary container {container}"
     row = one(tmp_path, source=source, precision=precision, gpu_canon="GB200", num_gpus="8")
-    assert row.options.get("full_graph", False) is graphed
+    assert row.options.get("cuda_graph", False) is graphed
 
 
 def test_the_network_that_a_row_publishes() -> None:

@@ -162,3 +162,47 @@ def test_a_prompt_shares_its_cache(small_model: Make):
     shared = context_parallel(graph, plan(4))
     assert bytes_of(shared, "cache") * 4 == bytes_of(graph, "cache")
     assert tensor_flops(shared) <= tensor_flops(graph) / 3
+
+
+# --- sequences of unequal length -----------------------------------------------------------------------
+
+
+def packed_plan(cp: int, style: str = "dynamic", **options: Any) -> Plan:
+    return Plan(Parallel(cp=cp, cp_style=style), CLUSTER, options=options)
+
+
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
+def test_sequences_attend_to_themselves_alone(family: str, graphs: dict[str, Graph], assert_sound: Callable[..., None]):
+    graph, lengths = graphs[family], [24, 16, 8, 8, 8]
+    alone = context_parallel(graph, packed_plan(1, "ring", sequence_lengths=lengths))
+    calls = [node.op for node, _ in graph.weighted() if node.op and node.op.kind == "attention_prefill"]
+    own = [node.op for node, _ in alone.weighted() if node.op and node.op.kind == "attention_prefill"]
+    assert len(own) == len(lengths) * len(calls)
+    assert [op.seq_q for op in own[: len(lengths)]] == [op.seq_kv for op in own[: len(lengths)]] == lengths
+    assert {op.batch for op in own} == {1}
+    assert alone.model_flops < graph.model_flops
+    assert_sound(alone)
+
+
+def test_short_sequences_stay_whole_on_a_rank(graphs: dict[str, Graph], assert_sound: Callable[..., None]):
+    graph, lengths = graphs["llama"], [8] * 8
+    dynamic = context_parallel(graph, packed_plan(4, sequence_lengths=lengths))
+    ring = context_parallel(graph, packed_plan(4, "ring", sequence_lengths=lengths))
+    assert not [node for node, _ in dynamic.weighted() if node.group == "cp"]
+    assert [node for node, _ in ring.weighted() if node.group == "cp"]
+    assert tensor_flops(dynamic) <= tensor_flops(ring) * 1.01
+    for made in (dynamic, ring):
+        assert_sound(made)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "style", "said"),
+    [
+        ([32], "dynamic", "add up to 32 tokens, and a micro-batch has 64"),
+        ([32, 32], "ulysses", "cp_style=ring or dynamic, not with ulysses"),
+        ([61, 3], "ring", "take cp_style=dynamic"),
+    ],
+)
+def test_lengths_that_cannot_be_are_refused(lengths: list[int], style: str, said: str, graphs: dict[str, Graph]):
+    with pytest.raises(PlanError, match=said):
+        context_parallel(graphs["llama"], packed_plan(2, style, sequence_lengths=lengths))

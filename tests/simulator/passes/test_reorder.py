@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opcast.datasets.clusters import Cluster
+from opcast.datasets.clusters import Cluster, load_cluster
+from opcast.datasets.devices import load_device
 from opcast.datasets.ops import make_op
+from opcast.simulator.engines import build_engine
 from opcast.simulator.graph import Block, Graph, Node, Tensor
+from opcast.simulator.passes.order import TRAINING, Pass, apply_passes
 from opcast.simulator.passes.reorder import in_order, reorder, reorder_section
 from opcast.simulator.passes.rewriting.draft import Draft, Item
-from opcast.simulator.question.plan import Parallel, Plan
+from opcast.simulator.question.plan import Parallel, Plan, Stack, load_stack
+from opcast.simulator.timing.costs import cost_graphs
+from opcast.simulator.timing.phases import time_phases
+from opcast.simulator.trace import Workload, trace
 
+H100 = load_device("h100_sxm")
 PLAN = Plan(Parallel(), Cluster("c", "c", "h100_sxm", nodes=1))
 ADD = make_op("elementwise", numel=8)
 STREAMS = ("compute", "compute", "compute", "comm:tp", "comm:dp")
@@ -71,3 +80,20 @@ def test_a_sum_leaves_before_what_need_not_wait_and_is_read_after() -> None:
 def test_without_streams_nothing_moves() -> None:
     plain = graph([node("b", (1,), (2,)), node("a", (0,), (1,))])
     assert reorder(plain, PLAN) is plain
+
+
+def test_gathers_of_sharded_weights_leave_earlier(small_model) -> None:
+    """What ``overlap`` has not ordered is reordered; what it has is left alone."""
+    traced = trace(
+        small_model("llama", layers=4, hidden_size=512), Workload("train", 1, 256, attention="fused"), "bf16"
+    )
+    engine = build_engine(H100, [], [])
+
+    def exposed(plan: Plan, *passes: Pass) -> float:
+        costs = cost_graphs([apply_passes(traced, plan, (*TRAINING, *passes))], H100, engine)[0]
+        return sum(sum(times.exposed_us.values()) for times in time_phases(costs, plan, H100).values())
+
+    sharded = Plan(Parallel(zero_stage=3), load_cluster("dgx_h100"), replace(load_stack("torch"), cuda_graph=True))
+    assert exposed(sharded, reorder) < 0.99 * exposed(sharded)
+    cut = Plan(Parallel(tp=4), load_cluster("dgx_h100"), Stack(overlap=("tp",), cuda_graph=True))
+    assert exposed(cut, reorder) == exposed(cut)
