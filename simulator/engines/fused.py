@@ -12,13 +12,12 @@ from ...datasets.devices import Device
 from ...datasets.ops import Op
 from ...datasets.store import Store
 from ...models.registry import Registry
+from ..question.sources import ORDER
 from .analytical import AnalyticalEngine
 from .answers import Answers, Columns, Engine
 from .learned import LearnedEngine
 from .measured import MeasuredEngine
 from .network import NetworkEngine
-
-ORDER = ("measured", "learned", "network", "analytical")
 
 
 class EngineError(ValueError):

@@ -21,23 +21,9 @@ from .routing import Router
 from .sharing import Activities, SharedTimes, run
 from .together import Usage
 from .topology import Topology, TopologyError
+from .transfers import Transfer
 
 DIRECT_UP_TO = 64  # ranks up to which reductions are tried as direct exchanges
-
-
-class Transfer(NamedTuple):
-    """A collective over ranks, or a message (``send``) from the first rank of ``group`` to the second.
-
-    ``size_bytes`` as nccl-tests has it; ``after`` are positions of transfers that must have ended; ``algorithm`` None
-    means the fastest alone.
-    """
-
-    collective: str
-    group: tuple[int, ...]
-    size_bytes: float
-    algorithm: str | None = None
-    release_us: float = 0.0
-    after: tuple[int, ...] = ()
 
 
 class TransferCost(NamedTuple):

@@ -183,8 +183,13 @@ class Drawing:
         return [[dataclasses.replace(self.like, where=each) for each in sample] for sample in drawn]
 
 
-def drawing(settings: Mapping[str, Any], name: str) -> Drawing:
-    """What settings draw; only a study has samples, ``everywhere`` and stragglers. TopologyError for what cannot be."""
+def drawing(settings: Mapping[str, Any] | Drawing, name: str) -> Drawing:
+    """What settings draw; a drawing is itself. Only a study has samples, ``everywhere`` and stragglers.
+
+    TopologyError for what cannot be.
+    """
+    if isinstance(settings, Drawing):
+        return settings
     own = ("samples", "straggler", "everywhere", *DRAWING) if name == "faults_study" else DRAWING
     figures = {key: value for key, value in settings.items() if key not in own}
     placed = [key for key in figures if SHORT.get(key, key) == "where" or (key, own) == ("samples", DRAWING)]

@@ -7,36 +7,64 @@ and through the pipeline the step. So a stage is as slow as its slowest rank.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ...datasets.clusters import Cluster
+from ...datasets.loading import finite
 from .plan import Plan, PlanError
 
 
-def slow_devices(values: Sequence[Mapping[str, Any]], cluster: Cluster) -> dict[int, float]:
-    """How many times longer compute takes, by device, of ``{node: 3, slowdown: 1.2}`` or ``{device: 17, ...}``.
+@dataclass(frozen=True)
+class Straggler:
+    """A device, or a node of devices, whose compute takes ``slowdown`` times longer."""
 
-    PlanError for a device or node that is not there, or a figure that slows nothing down.
-    """
-    found: dict[int, float] = {}
-    if not isinstance(values, (list, tuple)):
-        raise PlanError(f"stragglers={values!r} must be a list, such as [{{node: 3, slowdown: 1.2}}]")
-    for value in values:
-        keys = set(value) if isinstance(value, Mapping) else set()
-        if keys not in ({"node", "slowdown"}, {"device", "slowdown"}):
-            raise PlanError(f"stragglers has {value!r}; it takes {{node: 3, slowdown: 1.2}} or {{device: 17, ...}}")
-        what, slowdown = ("node" if "node" in keys else "device"), value["slowdown"]
-        count = cluster.nodes if what == "node" else cluster.devices
-        at = value[what]
+    slowdown: float
+    device: int | None = None
+    node: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.device is None) == (self.node is None):
+            raise PlanError(f"stragglers has {self}; it takes {EXAMPLE}")
+        if not finite(self.slowdown) or self.slowdown < 1.0:
+            raise PlanError(f"stragglers has slowdown={self.slowdown!r}; it must be a number of at least 1")
+
+    def devices(self, cluster: Cluster) -> range:
+        """The devices that are slow. PlanError for a device or node that is not there."""
+        what, at = ("device", self.device) if self.node is None else ("node", self.node)
+        count = cluster.devices if self.node is None else cluster.nodes
         if not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < count:
             raise PlanError(f"stragglers has {what}={at!r}; {cluster.id} has {what}s 0 to {count - 1}")
-        if isinstance(slowdown, bool) or not isinstance(slowdown, (int, float)) or not 1.0 <= slowdown < float("inf"):
-            raise PlanError(f"stragglers has slowdown={slowdown!r}; it must be a number of at least 1")
-        each = cluster.devices_per_node if what == "node" else 1
-        for device in range(at * each, (at + 1) * each):
-            found[device] = max(found.get(device, 1.0), float(slowdown))
+        each = 1 if self.node is None else cluster.devices_per_node
+        return range(at * each, (at + 1) * each)
+
+
+EXAMPLE = "{node: 3, slowdown: 1.2} or {device: 17, ...}"
+
+
+def stragglers(values: Any) -> tuple[Straggler, ...]:
+    """From plain values as the command line has them. PlanError for what is none."""
+    if not isinstance(values, (list, tuple)):
+        raise PlanError(f"stragglers={values!r} must be a list, such as [{{node: 3, slowdown: 1.2}}]")
+    found = []
+    for value in values:
+        if isinstance(value, Straggler):
+            found.append(value)
+        elif isinstance(value, Mapping) and set(value) in ({"node", "slowdown"}, {"device", "slowdown"}):
+            found.append(Straggler(**value))
+        else:
+            raise PlanError(f"stragglers has {value!r}; it takes {EXAMPLE}")
+    return tuple(found)
+
+
+def slow_devices(values: Sequence[Straggler | Mapping[str, Any]], cluster: Cluster) -> dict[int, float]:
+    """How many times longer compute takes, by device. PlanError for a device or node that is not there."""
+    found: dict[int, float] = {}
+    for each in stragglers(values):
+        for device in each.devices(cluster):
+            found[device] = max(found.get(device, 1.0), float(each.slowdown))
     return found
 
 

@@ -1,0 +1,115 @@
+"""What is asked of the links of a cluster: how they are simulated, and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...datasets.clusters import Cluster
+from ...datasets.loading import choice, load
+from ..network.faults import Drawing, Fault, draw, drawing, from_dicts
+from ..network.topology import Topology, TopologyError
+from .canonical import RequestError, plain
+
+FIDELITIES = ("auto", "analytical", "flow", "packet")
+LINK_FAULTS = ("faults", "fault_draw", "faults_study")
+
+
+@dataclass(frozen=True)
+class NetworkChoice:
+    """How links are simulated, with which faults: those named, those drawn at random, and those studied.
+
+    ``auto`` is analytical, or flow where links have faults or figures of their own. ``faults_study`` asks what faults
+    at random places, beside the others, do to the answer.
+    """
+
+    fidelity: str = "auto"
+    faults: tuple[Fault, ...] = ()
+    fault_draw: Drawing | None = None
+    faults_study: Drawing | None = None
+
+    def __post_init__(self) -> None:
+        choice(RequestError, "network", self.fidelity, FIDELITIES)
+        if self.fidelity == "analytical" and self.named:
+            raise RequestError(f"{self.named[0]} needs links that are simulated: take network=flow")
+
+    @property
+    def named(self) -> list[str]:
+        """The names of what is wrong with links."""
+        return [name for name in LINK_FAULTS if getattr(self, name)]
+
+    @classmethod
+    def of(cls, fidelity: Any, faults: Any, fault_draw: Any, faults_study: Any) -> NetworkChoice:
+        """From plain values as the command line has them. TopologyError and RequestError for what cannot be."""
+        choice(RequestError, "network", fidelity, FIDELITIES)
+        found = [each for each in faults if isinstance(each, Fault)] if isinstance(faults, (list, tuple)) else []
+        listed = found if found and len(found) == len(faults) else from_dicts(faults or [])
+        draws = [drawn(name, values) for name, values in (("fault_draw", fault_draw), ("faults_study", faults_study))]
+        return cls(fidelity, tuple(listed), *draws)
+
+    @classmethod
+    def from_plain(cls, values: Mapping[str, Any]) -> NetworkChoice:
+        """From JSON: as the command line has it, or as :meth:`.Request.to_json` wrote it."""
+        for name in values:
+            choice(RequestError, "network", name, FIELDS)
+        return cls.of(values.get("fidelity", "auto"), *(values.get(name) for name in LINK_FAULTS))
+
+    def on_cluster(self, cluster: Cluster | None) -> str:
+        """``auto`` decided: analytical, or flow where links have faults or figures of their own."""
+        if self.fidelity != "auto":
+            return self.fidelity
+        return "flow" if self.named or own_figures(cluster) else "analytical"
+
+    def said(self, cluster: Cluster | None) -> list[str]:
+        """What only links can answer, as the command line has it."""
+        said = [f"{name}={shown(getattr(self, name))}" for name in self.named]
+        own = own_figures(cluster) if self.fidelity == "auto" else ""
+        if own and cluster is not None:
+            said.append(f"{own}={cluster.topology[own.rpartition('.')[2]]}")
+        return said + ([f"network={self.fidelity}"] if self.fidelity in ("flow", "packet") else [])
+
+    def on(self, topology: Topology) -> tuple[Fault, ...]:
+        """The faults, those drawn among the links of a fabric included. TopologyError for too few places."""
+        asked = self.fault_draw
+        if asked is None:
+            return self.faults
+        return (*self.faults, *draw(topology, asked.at_once, asked.like, asked.seed, asked.kinds))
+
+
+def own_figures(cluster: Cluster | None) -> str:
+    """The setting of a cluster's topology that only simulated links can answer; empty without one."""
+    if cluster is None or not cluster.topology:
+        return ""
+    from ..network.build import own_links
+
+    return own_links(cluster.topology)
+
+
+def needs_cluster(said: str) -> RequestError:
+    """The error of what was asked without a cluster."""
+    return RequestError(f"{said} needs a cluster: name one with cluster=… (`opcast list clusters`)")
+
+
+def shown(value: Any) -> str:
+    """A part of a request in a few words, as a message quotes it."""
+    text = json.dumps(plain(value), ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+FIELDS = ("fidelity", *LINK_FAULTS)
+EXAMPLES = {"fault_draw": "{count: 2, seed: 0}", "faults_study": "{samples: 64, count: 1}"}
+
+
+def drawn(name: str, values: Any) -> Drawing | None:
+    """What ``fault_draw`` or ``faults_study`` draws; None where nothing was asked. TopologyError for what cannot be."""
+    if not values:
+        return None
+    if isinstance(values, Drawing):
+        return values
+    if not isinstance(values, Mapping):
+        raise RequestError(f"{name}={values!r} must be a mapping, such as {EXAMPLES[name]}")
+    if "like" in values:
+        return load(Drawing, values, TopologyError, name)
+    return drawing(values, name)

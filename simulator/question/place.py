@@ -1,0 +1,34 @@
+"""Where a question is about: a device, a cluster of such devices and a framework, by name or by figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...datasets.clusters import load_cluster
+from ...datasets.devices import DEVICE_DIRECTORY, Device, load_device
+
+THIS_MACHINE = "cpu"
+
+
+def shipped(device: Device | str) -> Device | str:
+    """The figures of a device that ships with opcast; the name itself of one that a store may know."""
+    if isinstance(device, str) and device != THIS_MACHINE and (DEVICE_DIRECTORY / f"{device}.yaml").is_file():
+        return load_device(device)
+    return device
+
+
+def looked_up(values: Mapping[str, Any], names: Sequence[str] = ("cluster", "stack", "network")) -> dict[str, Any]:
+    """The values of a request with shipped clusters and frameworks in place of their names, and faults written out."""
+    from .network import NetworkChoice
+    from .plan import load_stack
+
+    made = dict(values)
+    if "cluster" in names and isinstance(made.get("cluster"), str):
+        made["cluster"] = load_cluster(made["cluster"])
+    if "stack" in names and isinstance(made.get("stack"), str):
+        made["stack"] = load_stack(made["stack"])
+    if "network" in names and isinstance(made.get("network"), (Mapping, str)):
+        given = made["network"]
+        made["network"] = NetworkChoice.from_plain({"fidelity": given} if isinstance(given, str) else given)
+    return made

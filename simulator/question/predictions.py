@@ -1,0 +1,90 @@
+"""What is asked about single ops, collectives and transfers (:class:`PredictRequest`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...datasets.clusters import Cluster
+from ...datasets.devices import Device
+from ...datasets.loading import choice, flag
+from ...datasets.ops import Op, OpError, make_op
+from ...models.power import Limits
+from ..network.transfers import Transfer
+from .canonical import Request, RequestError
+from .network import NetworkChoice, needs_cluster, shown
+from .place import THIS_MACHINE, looked_up, shipped
+from .sources import Sources
+
+CACHES = ("warm", "cold")
+OF_LINKS = ("group", "stride", "all_groups", "algorithm", "transfers")
+
+
+@dataclass(frozen=True)
+class PredictRequest(Request):
+    """How long ops take on a device, or collectives and transfers on the links of a cluster.
+
+    ``group`` are the devices that run a collective, else the first ``ranks`` that lie ``stride`` apart; with
+    ``all_groups`` all groups like it run it at once. ``transfers``, called ``names``, stand in place of ops.
+    """
+
+    ops: tuple[Op, ...] = ()
+    device: Device | str = THIS_MACHINE
+    cluster: Cluster | None = None
+    cache: str = "warm"
+    limits: Limits = field(default_factory=Limits)
+    group: tuple[int, ...] | None = None
+    stride: int | None = None
+    all_groups: bool = False
+    algorithm: str | None = None
+    transfers: tuple[Transfer, ...] = ()
+    names: tuple[str, ...] = ()
+    network: NetworkChoice = field(default_factory=NetworkChoice)
+    sources: Sources = field(default_factory=Sources)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "device", shipped(self.device))
+        choice(RequestError, "cache", self.cache, CACHES)
+        flag(RequestError, "all_groups", self.all_groups)
+        if self.transfers:
+            for name in ("group", "stride", "all_groups", "algorithm"):
+                if getattr(self, name):
+                    raise RequestError(
+                        f"{name}={getattr(self, name)} is for op=…: in transfers=… every entry has its own"
+                    )
+        if self.cluster is None:
+            for said in self.of_links():
+                raise needs_cluster(said)
+        elif self.cluster.topology:
+            from ..network.build import check_settings
+
+            check_settings(self.cluster.topology)
+
+    def of_links(self) -> list[str]:
+        """What only links can answer, as the command line has it."""
+        said = [f"{name}={shown(getattr(self, name))}" for name in OF_LINKS if getattr(self, name)]
+        return said + self.network.said(self.cluster)
+
+    @classmethod
+    def named(cls, values: dict[str, Any]) -> dict[str, Any]:
+        made = [each if isinstance(each, Op) else _op(each) for each in values.get("ops") or ()]
+        moved = [_transfer(each) for each in values.get("transfers") or ()]
+        return looked_up(values) | {"ops": made, "transfers": moved}
+
+
+def _op(values: Any) -> Op:
+    """The op of ``Op.to_dict``; OpError for what it cannot be."""
+    if not isinstance(values, Mapping) or "kind" not in values:
+        raise OpError(f"ops has {values!r}; an op is a mapping with its kind, dims and dtype")
+    return make_op(values["kind"], **{str(name): value for name, value in values.items() if name != "kind"})
+
+
+def _transfer(values: Any) -> list[Any]:
+    """The fields of a transfer in order, as the loader takes them."""
+    if isinstance(values, Transfer):
+        return list(values)
+    known = Transfer._fields
+    if not isinstance(values, Mapping) or not set(values) <= set(known) or not set(known[:3]) <= set(values):
+        raise RequestError(f"transfers has {values!r}; a transfer is a mapping of {', '.join(known)}")
+    return list(Transfer(**values))

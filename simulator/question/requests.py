@@ -1,0 +1,200 @@
+"""The questions that opcast answers, as frozen data: built by the command line and by Python users alike.
+
+A request has no file handles, engines or reports; it says what is asked, with every default filled in. It becomes JSON
+and comes back (:mod:`.canonical`), so that a search, a service and caches can know it by its :meth:`~.Request.key`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from ...datasets.clusters import Cluster
+from ...datasets.devices import Device
+from ...datasets.loading import number, whole
+from ..network.build import check_settings
+from ..network.formats import FormatError, Workload, read_busbw, read_workload
+from .canonical import Request, RequestError
+from .network import NetworkChoice, needs_cluster, shown
+from .place import THIS_MACHINE, looked_up, shipped
+from .plan import Parallel, Plan, PlanError, Stack, load_stack
+from .sources import Sources
+from .stragglers import Straggler, slow_devices
+from .work import Work
+
+
+@dataclass(frozen=True)
+class WorkloadFile:
+    """A workload of SimAI as the text of its file, with bus bandwidths that go before opcast's own times, as YAML."""
+
+    text: str
+    name: str = "simai"
+    busbw: str = ""
+    vpp: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.vpp is not None:
+            whole(RequestError, "workload.vpp", self.vpp, 1)
+
+    def read(self) -> tuple[Workload, Mapping[str, Mapping[str, float]]]:
+        """The workload and the bandwidths in GB/s. FormatError, with the name, for what is no such file."""
+        try:
+            return read_workload(self.text), read_busbw(self.busbw) if self.busbw else {}
+        except FormatError as error:
+            raise FormatError(f"{self.name}: {error}") from None
+
+
+@dataclass(frozen=True)
+class SimulateRequest(Request):
+    """A step of a model: training, a prompt, a token or a generation; or the step that a workload ``file`` describes.
+
+    ``model`` is a name in ``conf/model``, a path, a hub id, ``module:callable``, a transformers configuration as a
+    mapping, or a function (which has no JSON). Without a ``cluster`` one ``device`` runs it. Without a ``stack``
+    PyTorch runs on one device, on a cluster Megatron-LM trains and TensorRT-LLM serves. ``precision`` ``auto`` is what
+    is usual on the device; ``quantization`` the format of linear layers. The other fields are those of :class:`.Plan`.
+    """
+
+    model: Any = ""
+    work: Work = field(default_factory=Work)
+    file: WorkloadFile | None = None
+    device: Device | str = THIS_MACHINE
+    cluster: Cluster | None = None
+    parallel: Parallel = field(default_factory=Parallel)
+    stack: Stack | None = None
+    precision: str = "auto"
+    quantization: str = ""
+    recompute: str = "none"
+    offload: tuple[str, ...] = ()
+    passes: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    micro_batches: int = 1
+    stragglers: tuple[Straggler, ...] = ()
+    price_per_gpu_hour: float | None = None
+    network: NetworkChoice = field(default_factory=NetworkChoice)
+    sources: Sources = field(default_factory=Sources)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "device", shipped(self.device))
+        whole(RequestError, "micro_batches", self.micro_batches, 1)
+        if self.price_per_gpu_hour is not None:
+            number(RequestError, "price_per_gpu_hour", self.price_per_gpu_hour)
+        for name in ("offload", "passes"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        if self.cluster is not None:
+            check_settings(self.cluster.topology)
+        if self.file is not None:
+            return self._check_file()
+        if not isinstance(self.model, (str, Mapping)) and not callable(self.model):
+            raise RequestError(f"model={self.model!r} must be a name, a path, module:callable or a configuration")
+        if self.model == "":
+            raise RequestError("a step needs a model: model=llama3_8b (`opcast list models`)")
+        study = self.network.faults_study
+        for name, given in (("faults_study", study), ("stragglers", self.stragglers)):
+            if given and self.work.kind != "train":
+                raise RequestError(f"{name} is for workload=train: leave it out of {self.work.kind}")
+
+    def _check_file(self) -> None:
+        if self.cluster is None:
+            raise needs_cluster("workload=simai")
+        for name in ("stragglers", "offload", "passes", "options"):
+            if getattr(self, name):
+                raise RequestError(
+                    f"{name}={getattr(self, name)} is for steps of a model: leave it out of workload=simai"
+                )
+
+    @classmethod
+    def named(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return looked_up(values)
+
+
+@dataclass(frozen=True)
+class ValidateRequest(Request):
+    """Every row of a table of published results, simulated and scored; figures of ``device`` and ``cluster`` go before
+    the rows' own, a ``stack`` before their frameworks. ``rival`` names another tool on the same rows."""
+
+    truth: str = ""
+    limit: int | None = None
+    rival: str = ""
+    details: bool = False
+    device: Mapping[str, Any] = field(default_factory=dict)
+    cluster: Mapping[str, Any] = field(default_factory=dict)
+    stack: Stack | None = None
+    sources: Sources = field(default_factory=Sources)
+
+    def __post_init__(self) -> None:
+        if not self.truth:
+            raise RequestError("name a table: `opcast validate truth=FILE.csv`")
+        if self.limit is not None:
+            whole(RequestError, "limit", self.limit, 1)
+
+    @classmethod
+    def named(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return looked_up(values, ("stack",))
+
+
+def plan_of(request: SimulateRequest, device: Device) -> Plan:
+    """How a request's model is spread: over its cluster, or on the device alone, which is a cluster of one.
+
+    PlanError for a straggler that is not there.
+    """
+    cluster = request.cluster or one_device(device)
+    if request.price_per_gpu_hour is not None:
+        cluster = replace(cluster, price_per_device_hour=request.price_per_gpu_hour)
+    return Plan(
+        parallel=request.parallel,
+        cluster=cluster,
+        stack=request.stack or usual_stack(request.work.kind, alone=request.cluster is None),
+        micro_batches=request.micro_batches,
+        recompute=request.recompute,
+        offload=request.offload,
+        precision=usual_precision(device) if request.precision == "auto" else request.precision,
+        quantization=request.quantization,
+        passes=request.passes,
+        options=request.options,
+        slow_devices=slow_devices(request.stragglers, cluster) if request.stragglers else {},
+    )
+
+
+def one_device(device: Device) -> Cluster:
+    """A device by itself, as a cluster."""
+    return Cluster(device.id, device.name, device.id, devices_per_node=1, nics_per_node=1, link="pcie")
+
+
+def usual_stack(work_kind: str, alone: bool) -> Stack:
+    """The framework where none is named: a device alone runs PyTorch; Megatron-LM trains and TensorRT-LLM serves."""
+    return load_stack("torch" if alone else "megatron" if work_kind == "train" else "trtllm")
+
+
+def usual_precision(device: Device) -> str:
+    """fp32 on a CPU; elsewhere bf16, or fp16 where the device has no bf16."""
+    if device.synchronous:
+        return "fp32"
+    return "bf16" if device.supports("bf16") else "fp16"
+
+
+def check_alone(request: SimulateRequest) -> None:
+    """PlanError for settings that mean nothing without a cluster, as they were given."""
+    if request.cluster is not None:
+        return
+    usual = Parallel()
+    wanted = [
+        f"parallel.{each.name}={value}"
+        for each in fields(Parallel)
+        if (value := getattr(request.parallel, each.name)) != getattr(usual, each.name)
+        and (each.name, value) != ("dp", 1)
+    ]
+    wanted += request.network.said(None)
+    for name in ("stragglers", "offload", "passes", "options", "price_per_gpu_hour"):
+        if getattr(request, name):
+            wanted.append(f"{name}={shown(getattr(request, name))}")
+    wanted += [f"stack={request.stack.id}"] if request.stack else []
+    wanted += [f"workload.recompute={request.recompute}"] if request.recompute != "none" else []
+    wanted += [f"workload.data_loading_ms={request.work.data_loading_ms}"] if request.work.data_loading_ms else []
+    wanted += [f"precision.quantization={request.quantization}"] if request.quantization else []
+    if wanted:
+        raise PlanError(
+            f"{' '.join(wanted)} needs a cluster: name one with cluster=… (`opcast list clusters`), of which "
+            "cluster.devices_per_node=1 is one device"
+        )

@@ -1,0 +1,24 @@
+"""Where answers come from: measurements, predictors, traced graphs, and which engine is asked first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ORDER = ("measured", "learned", "network", "analytical")
+HOME = "~/.opcast"
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Folders of the user's measurements, predictors and graphs; engines in order; the backend preferred."""
+
+    store: str = f"{HOME}/store"
+    predictors: str = f"{HOME}/predictors"
+    graphs: str = f"{HOME}/graphs"
+    order: tuple[str, ...] = ORDER
+    backend: str | None = None
+
+    @classmethod
+    def at(cls, home: str, order: tuple[str, ...] = ORDER, backend: str | None = None) -> Sources:
+        """The folders below one home."""
+        return cls(f"{home}/store", f"{home}/predictors", f"{home}/graphs", order, backend)

@@ -1,0 +1,270 @@
+"""The one place where a question finds what answers it: stores, registries, devices, clusters and engines.
+
+A :class:`Workbench` is made from the sources that a request names. It keeps what it built from question to question,
+for as long as no measurement or predictor is added to them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..datasets.clusters import Cluster
+from ..datasets.devices import Device, DeviceError, load_device
+from ..datasets.store import Store
+from .engines import FusedEngine, build_engine
+from .engines.backends import check_backend
+from .engines.network import NetworkEngine
+from .predict.ops import predict_ops, with_power
+from .question.canonical import RequestError
+from .question.network import NetworkChoice
+from .question.place import THIS_MACHINE
+from .question.predictions import PredictRequest
+from .question.sources import Sources
+
+if TYPE_CHECKING:
+    from .predict.links import Links
+    from .question.plan import Plan
+    from .question.requests import SimulateRequest, ValidateRequest
+    from .report.answer import InferenceReport, OpPrediction, StepReport
+    from .step.workload_file import FileReport
+    from .validation import Validation
+
+PACKAGE = Path(__file__).resolve().parent.parent
+SHIPPED_STORE = PACKAGE / "datasets" / "measured"
+SHIPPED_PREDICTORS = PACKAGE / "models" / "shipped"
+MOST = 32  # engines that are kept
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The report of a step, and the device and engines behind it, as pictures of it need them."""
+
+    report: StepReport | InferenceReport | FileReport
+    device: Device
+    engine: FusedEngine
+
+
+class Workbench:
+    """Answers requests from the same sources. ``machine`` names the device that ``device="cpu"`` is.
+
+    Raises StoreError for a store that is none, EngineError for an engine or backend that does not exist.
+    """
+
+    def __init__(self, sources: Sources, machine: Callable[[], str] | None = None) -> None:
+        self.sources = sources
+        self.machine = machine
+        self.stores = [Path(sources.store).expanduser(), SHIPPED_STORE]
+        self.registries = [Path(sources.predictors).expanduser(), SHIPPED_PREDICTORS]
+        self._stamp: tuple[int, ...] = ()
+        self._engines: dict[str, FusedEngine] = {}
+        self._devices: dict[str, Device] = {}
+
+    # --- what is known ---------------------------------------------------------------------------------
+
+    def device(self, given: Device | str, cluster: Cluster | None = None) -> Device:
+        """The figures of a device: those given, or of its name in a store or as shipped.
+
+        In a cluster ``cpu`` stands for the cluster's device. Raises DeviceError for an unknown one, RequestError for
+        this machine when nobody measured it yet.
+        """
+        if isinstance(given, Device):
+            return given
+        self._refresh()
+        name = cluster.device if cluster is not None and given == THIS_MACHINE else given
+        if name not in self._devices:
+            self._devices[name] = self._find_device(name)
+        return self._devices[name]
+
+    def _find_device(self, name: str) -> Device:
+        local = name == THIS_MACHINE and self.machine is not None
+        device_id = self.machine() if local and self.machine is not None else name
+        for path in self.stores:
+            found = Store(path).device(device_id) if path.is_dir() else None
+            if found is not None:
+                return found
+        if local:
+            raise RequestError(
+                f"this machine ({device_id}) is not measured yet in {self.sources.store}; "
+                "run `opcast quickstart`, or name another device=… (`opcast list devices`)"
+            )
+        try:
+            return load_device(device_id)
+        except DeviceError as error:
+            raise DeviceError(f"{error} or measure it with `opcast profile`") from None
+
+    def engine(self, device: Device, cluster: Cluster | None = None) -> FusedEngine:
+        """The engines of the sources' order for a device, alone or in a cluster; kept from question to question."""
+        self._refresh()
+        key = f"{device!r} {cluster!r}"
+        if key not in self._engines:
+            backend = check_backend(self.sources.backend, device, self.stores, self.registries)
+            if len(self._engines) >= MOST:
+                self._engines.clear()
+            order: Any = self.sources.order
+            self._engines[key] = build_engine(device, self.stores, self.registries, order, backend, cluster)
+        return self._engines[key]
+
+    def formula(self, device: Device, cluster: Cluster) -> NetworkEngine:
+        """The formula of collectives on a cluster: that of its engines, where they have one."""
+        usual = NetworkEngine.families
+        for each in self.engine(device, cluster).engines:
+            if isinstance(each, NetworkEngine) and each.families == usual:
+                return each
+        return NetworkEngine(device, cluster, [Store(path) for path in self.stores if path.is_dir()])
+
+    def engine_with_links(
+        self, device: Device, cluster: Cluster | None, network: NetworkChoice, plan: Plan | None = None
+    ) -> FusedEngine:
+        """The engines, before them the flows of a plan's groups where links are simulated.
+
+        TopologyError for a link that is not there, or a fabric that falls apart.
+        """
+        found = self.engine(device, cluster)
+        fidelity = network.on_cluster(cluster)
+        if cluster is None or fidelity == "analytical":
+            return found
+        from .engines.flow import FlowEngine
+
+        flows = FlowEngine(self.formula(device, cluster), found, plan, fidelity=fidelity)
+        faults = network.on(flows.base.topology)
+        if faults:
+            flows = flows.with_faults(faults)
+            flows.topology  # noqa: B018  what is not there, or falls apart, shows here
+        return FusedEngine([flows, *found.engines])
+
+    def links(self, device: Device, cluster: Cluster, network: NetworkChoice) -> Links:
+        """The links of a cluster with their faults. TopologyError for what is not there."""
+        from .predict.links import Links
+
+        made = Links(self.formula(device, cluster), "flow" if network.fidelity == "auto" else network.fidelity)
+        faults = network.on(made.healthy.topology) if network.named else ()
+        return Links(made.formula, made.fidelity, faults) if faults else made
+
+    @property
+    def graphs(self) -> Path:
+        """The folder of traced graphs, made where it is missing. RequestError for what can be none."""
+        folder = Path(self.sources.graphs).expanduser()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RequestError(
+                f"graphs={self.sources.graphs} can be no folder ({error.strerror}); name another"
+            ) from None
+        return folder
+
+    def _refresh(self) -> None:
+        """Forgets what was built when a measurement or predictor was added since."""
+        stamp = tuple(_changes((self.sources.store, self.sources.predictors)))
+        if stamp != self._stamp:
+            self._stamp = stamp
+            self._engines.clear()
+            self._devices.clear()
+
+    # --- answers ---------------------------------------------------------------------------------------
+
+    def predict(self, request: PredictRequest) -> list[OpPrediction]:
+        """The prediction of each op in order, or the one of all transfers.
+
+        Raises OpError, DeviceError, PowerError, TransferError and TopologyError.
+        """
+        device = self.device(request.device, request.cluster)
+        if request.cluster is None:
+            found = predict_ops(request.ops, device, self.engine(device), request.cache)
+        else:
+            from .predict.cluster import predict_collectives, predict_moves
+
+            if request.transfers:
+                return [predict_moves(request, device, self)]
+            found = predict_collectives(request, device, self)
+        return with_power(found, request.ops, device, self.registries, request.limits, self.sources.backend)
+
+    def simulate(self, request: SimulateRequest) -> StepReport | InferenceReport | FileReport:
+        """The report of a step. Raises WorkloadError, PlanError, DeviceError, TopologyError, those of tracing."""
+        return self.answered(request).report
+
+    def answered(self, request: SimulateRequest) -> Answered:
+        """The report of a step, with the device and engines behind it."""
+        from .question.requests import check_alone, plan_of
+
+        device = self.device(request.device, request.cluster)
+        if request.file is not None:
+            return self._workload_file(request, device)
+        from .report.network import network_report
+        from .simulate import simulate
+
+        check_alone(request)
+        plan = plan_of(request, device)
+        engine = self.engine_with_links(device, request.cluster, request.network, plan)
+        spread = None if request.cluster is None else plan
+        report = simulate(request.model, request.work, device, engine, plan.precision, self.graphs, spread)
+        if report.devices > 1 and request.network.on_cluster(request.cluster) != "analytical":
+            study: Any = request.network.faults_study or {}
+            report = replace(report, network=network_report(report, engine, study))
+        return Answered(report, device, engine)
+
+    def _workload_file(self, request: SimulateRequest, device: Device) -> Answered:
+        """The step that a workload file describes. FormatError for what is no such file."""
+        from .engines.flow import flow_engine
+        from .step.workload_file import plan_of, simulate_workload, study
+
+        assert request.file is not None
+        assert request.cluster is not None
+        found, rates = request.file.read()
+        plan = plan_of(found, request.cluster)
+        engine = self.engine_with_links(device, request.cluster, request.network, plan)
+        vpp = request.file.vpp
+        report = simulate_workload(found, plan, engine, request.file.name, rates, vpp)
+        network: dict[str, Any] = {"fidelity": request.network.on_cluster(request.cluster)}
+        flows = flow_engine(engine)
+        if flows is not None:
+            network |= {"topology": flows.topology.name, "links": flows.topology.links}
+            network |= {"faults": [asdict(fault) for fault in flows.faults]} if flows.faults else {}
+            settings: Any = request.network.faults_study
+            if settings:
+                trials = study(found, plan, flows, engine.engines, settings, busbw=rates, vpp=vpp)
+                network["faults_study"] = trials.to_dict()
+        return Answered(replace(report, network=network), device, engine)
+
+    def validate(self, request: ValidateRequest, progress: Callable[[int], None] = lambda done: None) -> Validation:
+        """The errors of every row of a table. ``progress`` is told how many rows are done."""
+        from ..datasets.truth import read_table
+        from .validation import Setting, validate
+
+        setting = Setting(self.engine, self.graphs, request.device, request.cluster, request.stack)
+        read = read_table(Path(request.truth).expanduser(), request.limit)
+        return validate(read, setting, request.rival, request.details, progress)
+
+
+@lru_cache(maxsize=MOST)
+def workbench(sources: Sources, machine: Callable[[], str] | None = None) -> Workbench:
+    """The workbench of some sources, the same one for every question."""
+    return Workbench(sources, machine)
+
+
+def _changes(roots: Iterable[str]) -> Iterable[int]:
+    """When each folder last changed in which a measurement or a predictor would appear."""
+    for root in roots:
+        path = os.path.expanduser(root)
+        yield _changed(path)
+        for folder in _inside(path):
+            yield _changed(folder)
+            yield from map(_changed, _inside(folder))
+
+
+def _inside(folder: str) -> list[str]:
+    try:
+        return sorted(entry.path for entry in os.scandir(folder) if entry.is_dir())
+    except OSError:
+        return []
+
+
+def _changed(folder: str) -> int:
+    try:
+        return os.stat(folder).st_mtime_ns
+    except OSError:
+        return 0
