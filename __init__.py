@@ -8,30 +8,74 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Device", "Op", "Work", "__version__", "load_device", "make_op", "predict", "simulate", "simulate_file"]
+__all__ = [
+    "Cluster",
+    "Device",
+    "Fault",
+    "NetworkChoice",
+    "Op",
+    "Parallel",
+    "Plan",
+    "PredictRequest",
+    "SimulateRequest",
+    "Sources",
+    "Stack",
+    "Straggler",
+    "Transfer",
+    "ValidateRequest",
+    "Work",
+    "Workbench",
+    "WorkloadFile",
+    "__version__",
+    "load_cluster",
+    "load_device",
+    "load_stack",
+    "make_op",
+    "predict",
+    "simulate",
+    "simulate_file",
+    "validate",
+]
 
 if TYPE_CHECKING:
+    from .datasets.clusters import Cluster, load_cluster
     from .datasets.devices import Device, load_device
     from .datasets.ops import Op, make_op
-    from .jobs.api import predict, simulate, simulate_file
+    from .jobs.api import predict, simulate, simulate_file, validate
+    from .simulator.network.faults import Fault
+    from .simulator.network.transfers import Transfer
+    from .simulator.question.network import NetworkChoice
+    from .simulator.question.plan import Parallel, Plan, Stack, load_stack
+    from .simulator.question.predictions import PredictRequest
+    from .simulator.question.requests import SimulateRequest, ValidateRequest, WorkloadFile
+    from .simulator.question.sources import Sources
+    from .simulator.question.stragglers import Straggler
     from .simulator.question.work import Work
+    from .simulator.workbench import Workbench
 
 _HOMES = {
-    "Device": ".datasets.devices",
-    "load_device": ".datasets.devices",
-    "Op": ".datasets.ops",
-    "make_op": ".datasets.ops",
-    "Work": ".simulator.question.work",
-    "predict": ".jobs.api",
-    "simulate": ".jobs.api",
-    "simulate_file": ".jobs.api",
+    ".datasets.clusters": ("Cluster", "load_cluster"),
+    ".datasets.devices": ("Device", "load_device"),
+    ".datasets.ops": ("Op", "make_op"),
+    ".jobs.api": ("predict", "simulate", "simulate_file", "validate"),
+    ".simulator.network.faults": ("Fault",),
+    ".simulator.network.transfers": ("Transfer",),
+    ".simulator.question.network": ("NetworkChoice",),
+    ".simulator.question.plan": ("Parallel", "Plan", "Stack", "load_stack"),
+    ".simulator.question.predictions": ("PredictRequest",),
+    ".simulator.question.requests": ("SimulateRequest", "ValidateRequest", "WorkloadFile"),
+    ".simulator.question.sources": ("Sources",),
+    ".simulator.question.stragglers": ("Straggler",),
+    ".simulator.question.work": ("Work",),
+    ".simulator.workbench": ("Workbench",),
 }
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     """Public names, imported when first used, so that ``import opcast`` costs nothing."""
-    if name not in _HOMES:
+    if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name], __name__), name)
+    return getattr(import_module(_HOME_OF[name], __name__), name)

@@ -1,48 +1,27 @@
-"""Questions about the links of a cluster, from a configuration: one collective, or many transfers at once."""
+"""Questions about the links of a cluster, from a configuration: what may be asked, and how answers are shown."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..datasets.devices import Device
 from ..datasets.ops import KINDS, Op, OpError
-from ..datasets.store import Store
-from ..simulator.engines.network import NetworkEngine
-from ..simulator.network.build import own_links
-from ..simulator.network.query import check_algorithm, from_dicts, group_of, read, size_of, whole
-from ..simulator.predict.ops import predict_ops
 from ..simulator.report.answer import OpPrediction
-from . import resolve
 from .show import BadInputError, microseconds, say, table
 
-if TYPE_CHECKING:
-    from ..simulator.predict.links import Links
-
 OF_COLLECTIVES = ("group", "stride", "all_groups", "algorithm", "faults_study", "report", "picture")
-OF_LINKS = (*OF_COLLECTIVES, "transfers", "faults", "fault_draw")
+OF_LINKS = ("transfers", "faults", "fault_draw")
 NOTICED = 1e-3  # part of a step from which what sharing costs is worth a line
 LISTED = 24  # transfers that a table shows
-PER_NODE = next(dim.default for dim in KINDS["all_reduce"].dims if dim.name == "ranks_per_node")
-
-
-def asked(config: Mapping[str, Any]) -> list[str]:
-    """The settings of a configuration that only links can answer, as they were given."""
-    named = [f"{name}={config[name]}" for name in OF_LINKS if config.get(name)]
-    given = (config.get("cluster") or {}).get("topology")
-    if config.get("network", "auto") == "auto" and isinstance(given, Mapping) and own_links(given):
-        named.append(f"{own_links(given)}={given[own_links(given).rpartition('.')[2]]}")
-    return named + ([f"network={config['network']}"] if config.get("network", "auto") in ("flow", "packet") else [])
 
 
 def check(config: Mapping[str, Any]) -> None:
-    """BadInputError for questions about links without a cluster, or for a fidelity that does not exist."""
-    if config.get("network", "auto") not in resolve.FIDELITIES:
-        raise BadInputError(f"network={config['network']!r} is not one of {', '.join(resolve.FIDELITIES)}")
-    wanted = asked(config)
-    if wanted and not config.get("cluster"):
-        raise BadInputError(f"{wanted[0]} needs a cluster: name one with cluster=… (`opcast list clusters`)")
+    """BadInputError for questions about links without a cluster, or what is no answer to such a question."""
+    asked = [f"{name}={config[name]}" for name in (*OF_LINKS, *OF_COLLECTIVES) if config.get(name)]
+    asked += [f"network={config['network']}"] if config["network"] in ("flow", "packet") else []
+    if asked and not config.get("cluster"):
+        raise BadInputError(f"{asked[0]} needs a cluster: name one with cluster=… (`opcast list clusters`)")
     if config.get("all_groups") not in (None, True, False):
         raise BadInputError(f"all_groups={config['all_groups']!r} must be true or false")
 
@@ -50,76 +29,19 @@ def check(config: Mapping[str, Any]) -> None:
 def with_bytes(values: Mapping[str, Any]) -> dict[str, Any]:
     """The dims of an op with ``size_bytes`` as a number (``1GiB``)."""
     size = values.get("size_bytes")
-    return {**values, "size_bytes": size_of(size)} if isinstance(size, str) and size != "???" else dict(values)
+    if not isinstance(size, str) or size == "???":
+        return dict(values)
+    from ..simulator.network.query import size_of
+
+    return {**values, "size_bytes": size_of(size)}
 
 
-def formula_of(config: Mapping[str, Any], target: Device) -> NetworkEngine:
-    """The formula of collectives on the configuration's cluster."""
-    joined = resolve.cluster(config)
-    if joined is None:
-        raise BadInputError("name a cluster with cluster=… (`opcast list clusters`)")
-    return NetworkEngine(target, joined, [Store(path) for path in resolve.stores(config) if path.is_dir()])
-
-
-def links(config: Mapping[str, Any], target: Device) -> Links:
-    """The links of the configuration's cluster with its faults. TopologyError for what is not there."""
-    from ..simulator.predict.links import Links
-
-    chosen = config.get("network", "auto")
-    made = Links(formula_of(config, target), "flow" if chosen == "auto" else str(chosen))
-    faults = resolve.link_faults(config, made.healthy.topology)
-    return Links(made.formula, made.fidelity, tuple(faults)) if faults else made
-
-
-def predict(ops: list[Op], target: Device, config: Mapping[str, Any]) -> list[OpPrediction]:
-    """Predictions of ops on a cluster: collectives by what its links do, all others as on one device."""
-    from ..simulator.predict.links import predict_by_formula, predict_collective
-
-    plain = {**config, "network": "analytical", **dict.fromkeys(resolve.LINK_FAULTS)}
-    engine, cache = resolve.engine(plain, target), config.get("cache", "warm")
-    ready = links(config, target) if asked(config) else None
-    formula = ready.formula if ready else formula_of(config, target)
-    study, algorithm, at_once = resolve.study_settings(config), config.get("algorithm"), bool(config.get("all_groups"))
-    made = []
-    for op in ops:
-        if KINDS[op.kind].family != "collective":
-            misplaced = [f"{name}={config[name]}" for name in OF_COLLECTIVES if config.get(name)]
-            if misplaced:
-                raise BadInputError(f"{misplaced[0]} is for collectives: leave it out of op={op.kind}")
-            other = resolve.engine(config, target) if ready and KINDS[op.kind].collective else engine
-            made += predict_ops([op], target, other, cache)
-            continue
-        group = members(op, formula, config)
-        check_algorithm(op.kind, algorithm)
-        if ready is None:
-            made.append(predict_by_formula(op, group, formula, engine, cache))
-        else:
-            made.append(predict_collective(op, group, ready, engine, algorithm, at_once, study, cache))
-    return made
-
-
-def members(op: Op, formula: NetworkEngine, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The devices that run an op: ``group``, else ``op.ranks`` of them ``stride`` or ``op.ranks_per_node`` a node."""
-    cluster = formula.cluster
-    stride, near = config.get("stride"), op.ranks_per_node
-    if stride is None:
-        fewer = near != PER_NODE and near < min(op.ranks, cluster.devices_per_node)
-        stride = cluster.devices_per_node // near if fewer else 1
-    return group_of(config.get("group"), op.ranks, whole("stride", stride, 1), cluster.devices)
-
-
-def transfers(config: Mapping[str, Any], target: Device) -> OpPrediction:
-    """What the transfers of a file, or of a list, do together on the cluster."""
-    from ..simulator.predict.links import predict_transfers
-
-    for name in ("group", "stride", "all_groups", "algorithm"):
-        if config.get(name):
-            raise BadInputError(f"{name}={config[name]} is for op=…: in transfers=… every entry has its own")
-    ready = links(config, target)
-    devices = ready.formula.cluster.devices
-    given = config["transfers"]
-    found = read(Path(given), devices) if isinstance(given, (str, Path)) else from_dicts(given, devices)
-    return predict_transfers(*found, ready, resolve.study_settings(config))
+def check_ops(ops: Sequence[Op], config: Mapping[str, Any]) -> None:
+    """BadInputError for what only collectives can be asked."""
+    for op in ops if config.get("cluster") else ():
+        misplaced = [f"{name}={config[name]}" for name in OF_COLLECTIVES if config.get(name)]
+        if misplaced and KINDS[op.kind].family != "collective":
+            raise BadInputError(f"{misplaced[0]} is for collectives: leave it out of op={op.kind}")
 
 
 def with_ranks(values: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:

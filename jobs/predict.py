@@ -7,9 +7,8 @@ from typing import Any
 
 from ..datasets.devices import Device
 from ..datasets.ops import KINDS, Op, OpError, make_op
-from ..simulator.predict.ops import predict_ops, with_power
 from ..simulator.report.answer import OpPrediction
-from . import links, predict_many, resolve
+from . import links, resolve
 from .show import BadInputError, microseconds, print_json, table, wants_json
 
 FREE_CHOICE = {"device": "device.id"}
@@ -21,7 +20,6 @@ def run(config: dict[str, Any]) -> int:
     as_json = wants_json(config)
     if config["cache"] not in ("warm", "cold"):
         raise BadInputError(f"cache={config['cache']!r} does not exist; choose warm or cold")
-    resolve.limits(config)
     links.check(config)
     many = config["shapes"] is not None
     given = [name for name in ("op", "shapes", "transfers") if config.get(name)]
@@ -32,12 +30,14 @@ def run(config: dict[str, Any]) -> int:
     if "transfers" in given and len(given) > 1:
         raise BadInputError(f"transfers={config['transfers']} says all that is asked: leave {given[0]}=… out")
     if many:
+        from . import predict_many
+
         return predict_many.run(config, as_json, predicted)
     if config["output"]:
         raise BadInputError(f"output={config['output']} is for shapes=FILE: one op is printed, format=json for scripts")
     ops = [] if config["transfers"] else [configured_op(links.with_ranks(config["op"], config))]
     target = resolve.device(config)
-    found = predicted(ops, target, config) if ops else [links.transfers(config, target)]
+    found = predicted(ops, target, config)
     links.write(found[0], config)
     if as_json:
         print_json(found[0].to_dict())
@@ -47,13 +47,9 @@ def run(config: dict[str, Any]) -> int:
 
 
 def predicted(ops: list[Op], target: Device, config: Mapping[str, Any]) -> list[OpPrediction]:
-    """The prediction of every op, on the device or on the cluster of such devices."""
-    if config.get("cluster"):
-        found = links.predict(ops, target, config)
-    else:
-        found = predict_ops(ops, target, resolve.engine(config, target), config["cache"])
-    limits = resolve.limits(config)
-    return with_power(found, ops, target, resolve.registries(config), limits, config.get("backend"))
+    """The prediction of every op, on the device or on the cluster of such devices; or that of the transfers."""
+    links.check_ops(ops, config)
+    return resolve.bench(config).predict(resolve.predict_request(config, ops, target))
 
 
 def configured_op(values: Mapping[str, Any]) -> Op:

@@ -1,31 +1,55 @@
-"""From configuration to objects: devices, engines, stores. The door between Hydra and the rest of opcast."""
+"""From a verb's configuration to a request and the workbench that answers it: the door between Hydra and the rest."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..datasets.clusters import Cluster, one_device
-from ..datasets.devices import Device, DeviceError, known_devices, load_device, overridden
-from ..datasets.store import Store
+from ..datasets.clusters import Cluster
+from ..datasets.devices import Device, known_devices, load_device, overridden
+from ..datasets.ops import Op
 from ..models.power import Limits, PowerError
-from ..simulator.engines import FusedEngine, build_engine
-from ..simulator.engines.backends import check_backend
-from ..simulator.engines.network import NetworkEngine
-from ..simulator.network.build import check_settings, own_links
-from ..simulator.network.faults import Fault
-from ..simulator.network.topology import Topology
-from ..simulator.question.plan import Parallel, Plan, PlanError, Stack, load_stack, stack_from_dict
+from ..simulator.engines import EngineError, FusedEngine
+from ..simulator.question.network import LINK_FAULTS, NetworkChoice, needs_cluster
+from ..simulator.question.place import THIS_MACHINE
+from ..simulator.question.sources import Sources
+from ..simulator.workbench import SHIPPED_PREDICTORS, SHIPPED_STORE, Workbench, workbench
 from .show import BadInputError
 
-PACKAGE = Path(__file__).resolve().parent.parent
-SHIPPED_STORE = PACKAGE / "datasets" / "measured"
-SHIPPED_PREDICTORS = PACKAGE / "models" / "shipped"
-FIDELITIES = ("auto", "analytical", "flow", "packet")
-LINK_FAULTS = ("faults", "fault_draw", "faults_study")
+if TYPE_CHECKING:
+    from ..simulator.question.plan import Plan, Stack
+    from ..simulator.question.predictions import PredictRequest
+    from ..simulator.question.requests import SimulateRequest, ValidateRequest
+    from ..simulator.question.work import Work
+
+__all__ = ["LINK_FAULTS", "SHIPPED_PREDICTORS", "SHIPPED_STORE"]
+
+
+def sources(config: Mapping[str, Any]) -> Sources:
+    """Where answers come from. BadInputError or EngineError for what that cannot be."""
+    for name in ("store", "predictors", "graphs"):
+        if name in config and (not isinstance(config[name], str) or not config[name]):
+            raise BadInputError(f"{name}={config[name]!r} must be a folder, such as {name}=~/.opcast/{name}")
+    order = (config["engine"] or {}).get("order") if "engine" in config else Sources.order
+    if not isinstance(order, (list, tuple)):
+        raise EngineError(f"engine.order={order!r} must be a list of engines, such as [{','.join(Sources.order)}]")
+    folders = {name: config[name] for name in ("store", "predictors", "graphs") if name in config}
+    backend = config.get("backend")
+    return Sources(**folders, order=tuple(map(str, order)), backend=None if backend is None else str(backend))
+
+
+def bench(config: Mapping[str, Any]) -> Workbench:
+    """The workbench of the configuration's sources, the same one for every question."""
+    return workbench(sources(config), this_machine)
+
+
+def this_machine() -> str:
+    """The id of the CPU at hand."""
+    from ..harness.environment import cpu_device_id
+
+    return cpu_device_id()
 
 
 def stores(config: Mapping[str, Any]) -> list[Path]:
@@ -38,190 +62,136 @@ def registries(config: Mapping[str, Any]) -> list[Path]:
     return [Path(config["predictors"]).expanduser(), SHIPPED_PREDICTORS]
 
 
-def graphs(config: Mapping[str, Any]) -> Path:
-    """The folder of traced graphs, made where it is missing. BadInputError for what can be none."""
-    given = config["graphs"]
-    if not isinstance(given, str) or not given:
-        raise BadInputError(f"graphs={given!r} must be a folder, such as graphs=~/.opcast/graphs")
-    folder = Path(given).expanduser()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInputError(f"graphs={given} can be no folder ({error.strerror}); name another") from None
-    return folder
-
-
 def device(config: Mapping[str, Any]) -> Device:
     """The chosen device with its overrides; a measured one comes from the store.
 
-    Raises DeviceError for an unknown device and BadInputError for this machine when nobody measured it yet.
+    Raises DeviceError for an unknown device and RequestError for this machine when nobody measured it yet.
     """
     chosen = dict(config["device"])
-    if config.get("cluster") and chosen.get("id") == "cpu":
+    if config.get("cluster") and chosen.get("id") == THIS_MACHINE:
         chosen["id"] = config["cluster"]["device"]
     if len(chosen) > 1 and "name" in chosen:
-        shipped = str(chosen.get("id")) in known_devices()
-        return overridden(load_device(str(chosen["id"])), chosen) if shipped else Device.from_dict(chosen)
-    device_id = str(chosen.pop("id"))
-    local = device_id == "cpu"
-    if local:
-        from ..harness.environment import cpu_device_id
-
-        device_id = cpu_device_id()
-    for path in stores(config):
-        found = Store(path).device(device_id) if path.is_dir() else None
-        if found is not None:
-            return overridden(found, chosen) if chosen else found
-    if local:
-        raise BadInputError(
-            f"this machine ({device_id}) is not measured yet in {config['store']}; "
-            "run `opcast quickstart`, or name another device=… (`opcast list devices`)"
-        )
-    try:
-        known = load_device(device_id)
-    except DeviceError as error:
-        raise DeviceError(f"{error} or measure it with `opcast profile`") from None
-    return overridden(known, chosen)
+        return overridden(load_device(str(chosen["id"])), chosen) if is_shipped(chosen) else Device.from_dict(chosen)
+    known = bench(config).device(str(chosen.pop("id")))
+    return overridden(known, chosen) if chosen else known
 
 
-def engine(config: Mapping[str, Any], target: Device, planned: Plan | None = None) -> FusedEngine:
-    """The engines of ``engine.order`` over the stores and predictors of this configuration.
-
-    With ``network=flow`` or ``packet`` the flows of ``planned`` groups come first, with ``faults`` and those of
-    ``fault_draw``. TopologyError for a link that is not there, or a fabric that falls apart.
-    """
-    joined = cluster(config)
-    backend = check_backend(config.get("backend"), target, stores(config), registries(config))
-    order: Any = (config["engine"] or {}).get("order")
-    found = build_engine(target, stores(config), registries(config), order, backend, joined)
-    fidelity = network_fidelity(config)
-    if joined is None or fidelity == "analytical":
-        return found
-    from ..simulator.engines.flow import FlowEngine
-
-    formula = NetworkEngine(target, joined, [Store(path) for path in stores(config) if path.is_dir()])
-    flows = FlowEngine(formula, found, planned, fidelity=fidelity)
-    if config.get("faults_study"):
-        study_settings(config)  # what it cannot be shows before the step is simulated
-    faults = link_faults(config, flows.base.topology)
-    if faults:
-        flows = flows.with_faults(faults)
-        flows.topology  # noqa: B018  what is not there, or falls apart, shows here
-    return FusedEngine([flows, *found.engines])
-
-
-def link_faults(config: Mapping[str, Any], topology: Topology) -> list[Fault]:
-    """The ``faults`` of a configuration and those that its ``fault_draw`` finds on a fabric. TopologyError if bad."""
-    from ..simulator.network.faults import draw, drawing, from_dicts
-
-    faults = from_dicts(config.get("faults") or [])
-    if config.get("fault_draw"):
-        if not isinstance(config["fault_draw"], Mapping):
-            raise BadInputError(f"fault_draw={config['fault_draw']!r} must be a mapping, such as {{count: 2, seed: 0}}")
-        asked = drawing(config["fault_draw"], "fault_draw")
-        faults += draw(topology, asked.at_once, asked.like, asked.seed, asked.kinds)
-    return faults
-
-
-def study_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The ``faults_study`` of a configuration; TopologyError for what it cannot be."""
-    from ..simulator.network.faults import drawing
-
-    settings = config.get("faults_study") or {}
-    if not isinstance(settings, Mapping):
-        raise BadInputError(f"faults_study={settings!r} must be a mapping, such as {{samples: 64, count: 1}}")
-    drawing(settings, "faults_study")
-    return settings
-
-
-def network_fidelity(config: Mapping[str, Any]) -> str:
-    """``network=…``; ``auto`` is analytical, or flow where links have faults or figures of their own.
-
-    BadInputError for anything else.
-    """
-    asked = [name for name in LINK_FAULTS if config.get(name)]
-    chosen = config.get("network", "auto")
-    if chosen not in FIDELITIES:
-        raise BadInputError(f"network={chosen!r} is not one of {', '.join(FIDELITIES)}")
-    if chosen == "analytical" and asked:
-        raise BadInputError(f"{asked[0]} needs links that are simulated: take network=flow")
-    if chosen == "auto":
-        given = (config.get("cluster") or {}).get("topology")
-        return "flow" if asked or (isinstance(given, Mapping) and own_links(given)) else "analytical"
-    return str(chosen)
+def is_shipped(figures: Mapping[str, Any]) -> bool:
+    """Whether the figures are those of a device that ships with opcast, some of them changed."""
+    return str(figures.get("id")) in known_devices()
 
 
 def cluster(config: Mapping[str, Any]) -> Cluster | None:
     """The chosen cluster, or None for one device. ClusterError for an impossible figure."""
-    chosen = config.get("cluster")
-    if not chosen:
-        return None
-    price = config.get("price_per_gpu_hour")
-    made = Cluster.from_dict(chosen if price is None else {**chosen, "price_per_device_hour": price})
-    check_settings(made.topology)
-    return made
+    return Cluster.from_dict(config["cluster"]) if config.get("cluster") else None
 
 
-def plan(config: Mapping[str, Any], target: Device, work_kind: str, dtype: str) -> Plan:
-    """How the model is spread over the cluster, or runs on one device. PlanError for degrees that need a cluster."""
-    parallel = dict(config["parallel"])
+def network(config: Mapping[str, Any]) -> NetworkChoice:
+    """How links are simulated, and what is wrong with them. TopologyError and RequestError for what cannot be."""
+    for name in LINK_FAULTS if not config.get("cluster") else ():
+        if config.get(name):
+            raise needs_cluster(f"{name}={config[name]}")
+    return NetworkChoice.of(config.get("network", "auto"), *(config.get(name) for name in LINK_FAULTS))
+
+
+def engine(config: Mapping[str, Any], target: Device, planned: Plan | None = None) -> FusedEngine:
+    """The engines of the configuration for a device, with the flows of a plan's groups where links are simulated."""
+    return bench(config).engine_with_links(target, cluster(config), network(config), planned)
+
+
+def predict_request(config: Mapping[str, Any], ops: list[Op], target: Device) -> PredictRequest:
+    """The request about some ops, or about the transfers of the configuration where there are none."""
+    from ..simulator.question.predictions import PredictRequest
+
     joined = cluster(config)
-    if joined is None:
-        wanted = needing_cluster(config)
-        if wanted:
-            raise PlanError(f"{' '.join(wanted)} needs a cluster: name one with cluster=… (`opcast list clusters`)")
-    quantization = str(config["precision"].get("quantization") or "")
-    where = joined or single(target, config.get("price_per_gpu_hour"))
-    return Plan(
-        parallel=Parallel(**parallel),
-        cluster=where,
-        stack=stack(config, "alone" if joined is None else work_kind),
-        recompute=str(config["workload"].get("recompute", "none")),
-        offload=config["offload"],
-        precision=dtype,
-        quantization=quantization,
-        passes=config["passes"],
-        options=config["options"],
-        slow_devices=stragglers(config, where),
+    named: tuple[Any, Any] = ((), ())
+    if config.get("transfers") and joined is not None:
+        from ..simulator.network.query import from_dicts, read
+
+        given = config["transfers"]
+        whole = read(Path(given), joined.devices) if isinstance(given, str) else from_dicts(given, joined.devices)
+        named = tuple(whole[0]), tuple(whole[1])
+    group = config.get("group")
+    return PredictRequest(
+        ops=tuple(ops),
+        device=target,
+        cluster=joined,
+        cache=config["cache"],
+        limits=limits(config),
+        group=tuple(group) if isinstance(group, list) else group,
+        stride=config.get("stride"),
+        all_groups=bool(config.get("all_groups")),
+        algorithm=config.get("algorithm"),
+        loads=bool(config.get("report") or config.get("picture")),
+        transfers=named[0],
+        names=named[1],
+        network=network(config),
+        sources=sources(config),
     )
 
 
-def single(target: Device, price_per_device_hour: Any = None) -> Cluster:
-    """The cluster that one device is."""
-    alone = one_device(target)
-    return alone if price_per_device_hour is None else replace(alone, price_per_device_hour=price_per_device_hour)
+def simulate_request(config: Mapping[str, Any]) -> SimulateRequest:
+    """The request about a step, or about a workload file. The errors of its parts."""
+    from ..datasets.loading import load
+    from ..simulator.question.plan import Parallel, PlanError
+    from ..simulator.question.requests import SimulateRequest
+    from ..simulator.question.stragglers import stragglers
+
+    values = config["workload"]
+    return SimulateRequest(
+        model=model(config),
+        work=work(values),
+        device=device(config),
+        cluster=cluster(config),
+        parallel=load(Parallel, config["parallel"], PlanError, "parallel"),
+        stack=stack(config, str(values["kind"])),
+        precision=str(config["precision"]["dtype"]),
+        quantization=str(config["precision"].get("quantization") or ""),
+        recompute=str(values.get("recompute", "none")),
+        offload=config["offload"],
+        passes=config["passes"],
+        options=config["options"],
+        stragglers=stragglers(config["stragglers"] or []),
+        price_per_gpu_hour=config["price_per_gpu_hour"],
+        network=network(config),
+        sources=sources(config),
+    )
 
 
-def stragglers(config: Mapping[str, Any], joined: Cluster) -> dict[int, float]:
-    """How many times longer compute takes, by device; PlanError for a device that is not there."""
-    if not config.get("stragglers"):
-        return {}
-    from ..simulator.question.stragglers import slow_devices
+def validate_request(config: Mapping[str, Any]) -> ValidateRequest:
+    """The request about a table of published results."""
+    from ..simulator.question.plan import stack_from_dict
+    from ..simulator.question.requests import ValidateRequest
 
-    return slow_devices(config["stragglers"], joined)
-
-
-def needing_cluster(config: Mapping[str, Any]) -> list[str]:
-    """The settings of a configuration that mean nothing on a single device, as they were given."""
-    usual = Parallel()
-    given = {f"parallel.{name}": value for name, value in config["parallel"].items() if name not in ("dp", "stages")}
-    wanted = [f"{name}={value}" for name, value in given.items() if value != getattr(usual, name.partition(".")[2])]
-    wanted += [f"parallel.dp={config['parallel']['dp']}"] if config["parallel"]["dp"] not in (0, 1) else []
-    wanted += [f"parallel.stages={config['parallel']['stages']}"] if config["parallel"]["stages"] else []
-    wanted += [f"{name}={config[name]}" for name in LINK_FAULTS if config.get(name)]
-    return wanted + ([f"network={config['network']}"] if config.get("network", "auto") not in FIDELITIES[:2] else [])
+    return ValidateRequest(
+        truth=str(config["truth"] or ""),
+        limit=config["limit"],
+        rival=str(config["rival"] or ""),
+        details=bool(config["details"]),
+        device=dict(config.get("device") or {}),
+        cluster=dict(config.get("cluster") or {}),
+        stack=stack_from_dict(config["stack"]) if config.get("stack") else None,
+        sources=sources(config),
+    )
 
 
-def stack(config: Mapping[str, Any], work_kind: str) -> Stack:
-    """The chosen framework with its overrides.
+def work(values: Mapping[str, Any]) -> Work:
+    """The workload of the configuration; WorkloadError for what opcast does not simulate."""
+    from ..simulator.question.work import Work
 
-    Without a choice a device alone runs PyTorch; on a cluster Megatron-LM trains and TensorRT-LLM serves.
-    """
+    return Work(**{name: value for name, value in values.items() if name != "recompute"})
+
+
+def stack(config: Mapping[str, Any], work_kind: str) -> Stack | None:
+    """The chosen framework with its overrides, which without a choice go to the usual one; None without either."""
+    from ..simulator.question.plan import stack_from_dict
+    from ..simulator.question.requests import usual_stack
+
     chosen = config.get("stack") or {}
     if "id" in chosen:
         return stack_from_dict(chosen)
-    usual = load_stack({"alone": "torch", "train": "megatron"}.get(work_kind, "trtllm"))
-    return stack_from_dict(dataclasses.asdict(usual) | chosen) if chosen else usual
+    usual = usual_stack(work_kind, alone=not config.get("cluster"))
+    return stack_from_dict(dataclasses.asdict(usual) | chosen) if chosen else None
 
 
 def model(config: Mapping[str, Any]) -> str | dict[str, Any]:
@@ -240,13 +210,6 @@ def model(config: Mapping[str, Any]) -> str | dict[str, Any]:
                 )
         return str(chosen["path"])
     return {"name": chosen["name"], **chosen["config"]}
-
-
-def usual_precision(target: Device) -> str:
-    """fp32 on a CPU; elsewhere bf16, or fp16 where the device has no bf16."""
-    if target.synchronous:
-        return "fp32"
-    return "bf16" if target.supports("bf16") else "fp16"
 
 
 def limits(config: Mapping[str, Any]) -> Limits:

@@ -9,22 +9,18 @@ from typing import Any
 
 from ..datasets.devices import Device
 from ..simulator.engines import FusedEngine
-from ..simulator.question.work import Work
+from ..simulator.question.network import LINK_FAULTS
 from ..simulator.report import trust
 from ..simulator.report.answer import InferenceReport, MissingMeasurement, StepReport
-from ..simulator.simulate import simulate
+from ..simulator.report.fits import timed
+from ..simulator.step.workload_file import FileReport
 from . import resolve, workload_file
 from .links import show_links
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
 
-TIMED = (  # fields that only a step which runs can have
-    *("step_time_s", "low_s", "high_s", "ttft_ms", "tpot_ms", "e2e_ms", "low_ms", "high_ms", "quantiles", "p_within"),
-    *("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu", "breakdown", "stages", "power_w", "energy_j"),
-    *("cost", "cost_per_million_tokens"),
-)
 FREE_CHOICE = {"device": "device.id", "model": "+model.path"}
 ADDED = (
-    *resolve.LINK_FAULTS[1:],
+    *LINK_FAULTS[1:],
     "device.",
     "cluster.",
     "stack.",
@@ -38,19 +34,16 @@ def run(config: dict[str, Any]) -> int:
     if config["workload"].get("kind") == "simai":
         return workload_file.run(config)
     as_json = wants_json(config)
-    target = resolve.device(config)
-    asked = work(config["workload"])
     within_s = positive("within_s", config["within_s"])
     positive("price_per_gpu_hour", config["price_per_gpu_hour"])
     if not isinstance(config["expand"], int) or isinstance(config["expand"], bool) or config["expand"] < 1:
         raise BadInputError(f"expand={config['expand']!r} must be a whole number of ranks, at least 1")
-    dtype = precision(config, target)
-    plan = resolve.plan(config, target, asked.kind, dtype)
-    engine = resolve.engine(config, target, plan)
-    graphs = resolve.graphs(config)
-    if resolve.network_fidelity(config) == "packet":
+    request = resolve.simulate_request(config)
+    if request.network.fidelity == "packet":
         say("ns-3 moves the packets of each parallel dimension: seconds, minutes for many devices")
-    report = simulate(resolve.model(config), asked, plan, target, engine, graphs, config["faults_study"])
+    answered = resolve.bench(config).answered(request)
+    report, target, engine = answered.report, answered.device, answered.engine
+    assert not isinstance(report, FileReport)
     if config["strict"] is not None and config["strict"] is not False and report.fits:
         trust.check_strict(report.trust, report.measure_next, strictness(config["strict"]))
     if config["report"]:
@@ -73,10 +66,10 @@ def run(config: dict[str, Any]) -> int:
 
 def answer(report: StepReport | InferenceReport, within_s: float | None) -> dict[str, Any]:
     """The JSON object. A step that does not fit into memory has no time: whatever follows from it is null."""
-    values = report.to_dict()
+    values = timed(report).to_dict()
     if within_s is not None:
-        values["p_within"] = report.probability_within(within_s)
-    return values if report.fits else values | dict.fromkeys([name for name in TIMED if name in values])
+        values["p_within"] = report.probability_within(within_s) if report.fits else None
+    return values
 
 
 def write_report(report: StepReport | InferenceReport, path: Path, target: Device, engine: FusedEngine) -> Path:
@@ -114,17 +107,6 @@ def positive(name: str, value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
         raise BadInputError(f"{name}={value!r} must be a number of at least 0")
     return float(value)
-
-
-def precision(config: Mapping[str, Any], target: Device) -> str:
-    """The dtype of ``precision=…``; ``auto`` is fp32 on a CPU and bf16 (else fp16) elsewhere."""
-    chosen = str(config["precision"]["dtype"])
-    return resolve.usual_precision(target) if chosen == "auto" else chosen
-
-
-def work(values: Mapping[str, Any]) -> Work:
-    """The workload of the configuration; WorkloadError for what opcast does not simulate."""
-    return Work(**{name: value for name, value in values.items() if name != "recompute"})
 
 
 def layout(report: StepReport | InferenceReport) -> list[tuple[str, str]]:

@@ -6,17 +6,11 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from ..datasets.clusters import Cluster
-from ..datasets.devices import Device
-from ..datasets.truth import read_table
-from ..simulator.engines import Engine, build_engine
-from ..simulator.question.plan import stack_from_dict
-from ..simulator.validation import Validation, ValidationSettings, validate
+from ..simulator.validation import Validation
 from . import resolve
-from .show import BadInputError, print_json, say, table, wants_json
+from .show import print_json, say, table, wants_json
 
 TAGS = 12  # groups of one tag that a person is shown
 ADDED = ("device.", "cluster.")
@@ -25,36 +19,13 @@ ADDED = ("device.", "cluster.")
 def run(config: dict[str, Any]) -> int:
     """Simulate the table's rows and print the errors; returns the exit code, 1 where a row failed."""
     as_json = wants_json(config)
-    if not config["truth"]:
-        raise BadInputError("name a table: `opcast validate truth=FILE.csv`")
-    limit = config["limit"]
-    if limit is not None and (not isinstance(limit, int) or limit < 1):
-        raise BadInputError(f"limit={limit!r} must be a whole number of at least 1")
-    read = read_table(Path(str(config["truth"])).expanduser(), limit)
-    with progress_bar(len(read.rows)) as advance:
-        found = validate(read, setting(config), str(config["rival"] or ""), bool(config["details"]), advance)
+    request = resolve.validate_request(config)
+    found = resolve.bench(config).validate(request, progress_bar)
     if as_json:
         print_json(found.to_dict())
     else:
         show(found)
     return 1 if found.failed else 0
-
-
-def setting(config: Mapping[str, Any]) -> ValidationSettings:
-    """What the user chose for all rows."""
-
-    def engine(device: Device, cluster: Cluster | None) -> Engine:
-        stores, registries = resolve.stores(config), resolve.registries(config)
-        order: Any = (config["engine"] or {}).get("order")
-        return build_engine(device, stores, registries, order, config.get("backend"), cluster)
-
-    return ValidationSettings(
-        engine=engine,
-        cache_dir=resolve.graphs(config),
-        device=dict(config.get("device") or {}),
-        cluster=dict(config.get("cluster") or {}),
-        stack=stack_from_dict(config["stack"]) if config.get("stack") else None,
-    )
 
 
 @contextmanager

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from ..simulator.engines.flow import flow_engine
 from ..simulator.network.formats import FormatError, read_busbw, read_workload, write_workload
-from ..simulator.network.query import whole
+from ..simulator.question.network import needs_cluster
+from ..simulator.question.requests import SimulateRequest, WorkloadFile
 from ..simulator.report.answer import InferenceReport, StepReport
-from ..simulator.step.workload_file import FileReport, plan_of, simulate_workload, study
+from ..simulator.step.workload_file import FileReport
 from . import resolve
 from .links import show_links
 from .show import BadInputError, microseconds, print_json, table, wants_json
@@ -28,7 +27,6 @@ NOT_FOR_FILES = (
     "options",
 )
 SHOWN = 12
-T = TypeVar("T")
 
 
 def run(config: Mapping[str, Any]) -> int:
@@ -43,34 +41,32 @@ def run(config: Mapping[str, Any]) -> int:
 
 
 def simulated(config: Mapping[str, Any]) -> FileReport:
-    """The report of the configuration's file. FormatError and BadInputError for what it cannot be."""
-    chosen = config["workload"]
+    """The report of the configuration's file. FormatError, BadInputError and RequestError for what it cannot be."""
     for name in NOT_FOR_FILES:
         if config.get(name):
             raise BadInputError(f"{name}={config[name]} is for steps of a model: leave it out of workload=simai")
-    joined = resolve.cluster(config)
-    if joined is None:
-        raise BadInputError("workload=simai needs a cluster: name one with cluster=… (`opcast list clusters`)")
-    path = chosen.get("file")
+    if not config.get("cluster"):
+        raise needs_cluster("workload=simai")
+    chosen = config["workload"]
+    request = SimulateRequest(
+        file=read(chosen.get("file"), chosen.get("busbw"), chosen.get("vpp")),
+        device=resolve.device(config),
+        cluster=resolve.cluster(config),
+        network=resolve.network(config),
+        sources=resolve.sources(config),
+    )
+    report = resolve.bench(config).simulate(request)
+    assert isinstance(report, FileReport)
+    return report
+
+
+def read(path: Any, busbw: Any = None, vpp: Any = None) -> WorkloadFile:
+    """A workload file with its bandwidths. BadInputError when one cannot be read, FormatError when it is none."""
     if not path or path == "???":
         raise BadInputError("workload=simai needs a file: workload.file=workload.txt")
-    found = parsed(read_workload, path, "workload.file")
-    vpp = None if chosen.get("vpp") is None else whole("workload.vpp", chosen["vpp"], 1)
-    rates = parsed(read_busbw, chosen["busbw"], "workload.busbw") if chosen.get("busbw") else {}
-    plan = plan_of(found, joined)
-    engine = resolve.engine(config, resolve.device(config), plan)
-    name = Path(str(path)).stem
-    report = simulate_workload(found, plan, engine, name, rates, vpp)
-    network: dict[str, Any] = {"fidelity": resolve.network_fidelity(config)}
-    flows = flow_engine(engine)
-    if flows is not None:
-        network |= {"topology": flows.topology.name, "links": flows.topology.links}
-        network |= {"faults": [asdict(fault) for fault in flows.faults]} if flows.faults else {}
-        settings = resolve.study_settings(config)
-        if settings:
-            trials = study(found, plan, flows, engine.engines, settings, busbw=rates, vpp=vpp)
-            network["faults_study"] = trials.to_dict()
-    return replace(report, network=network)
+    text = checked(read_workload, path, "workload.file")
+    rates = checked(read_busbw, busbw, "workload.busbw") if busbw else ""
+    return WorkloadFile(text, Path(str(path)).stem, rates, vpp)
 
 
 def write(report: StepReport | InferenceReport, path: str | Path) -> Path:
@@ -87,10 +83,12 @@ def write(report: StepReport | InferenceReport, path: str | Path) -> Path:
     return Path(path)
 
 
-def parsed(read: Callable[[str], T], path: Any, name: str) -> T:
-    """What ``read`` makes of a file. BadInputError when it cannot be read, FormatError when that is no such file."""
+def checked(parse: Callable[[str], object], path: Any, name: str) -> str:
+    """The text of a file that ``parse`` can read. BadInputError when it cannot be read, FormatError for another."""
     try:
-        return read(Path(str(path)).read_text(encoding="utf-8"))
+        text = Path(str(path)).read_text(encoding="utf-8")
+        parse(text)
+        return text
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise BadInputError(f"{name}={path} cannot be read: {reason}") from None

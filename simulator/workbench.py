@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).resolve().parent.parent
 SHIPPED_STORE = PACKAGE / "datasets" / "measured"
 SHIPPED_PREDICTORS = PACKAGE / "models" / "shipped"
+Progress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
 MOST = 32  # engines that are kept
 
 
@@ -189,22 +191,17 @@ class Workbench:
 
     def answered(self, request: SimulateRequest) -> Answered:
         """The report of a step, with the device and engines behind it."""
-        from .question.requests import check_alone, plan_of
+        from .question.requests import plan_of
 
         device = self.device(request.device, request.cluster)
         if request.file is not None:
             return self._workload_file(request, device)
-        from .report.network import network_report
         from .simulate import simulate
 
-        check_alone(request)
         plan = plan_of(request, device)
         engine = self.engine_with_links(device, request.cluster, request.network, plan)
-        spread = None if request.cluster is None else plan
-        report = simulate(request.model, request.work, device, engine, plan.precision, self.graphs, spread)
-        if report.devices > 1 and request.network.on_cluster(request.cluster) != "analytical":
-            study: Any = request.network.faults_study or {}
-            report = replace(report, network=network_report(report, engine, study))
+        study: Any = request.network.faults_study
+        report = simulate(request.model, request.work, plan, device, engine, self.graphs, study)
         return Answered(report, device, engine)
 
     def _workload_file(self, request: SimulateRequest, device: Device) -> Answered:
@@ -230,14 +227,15 @@ class Workbench:
                 network["faults_study"] = trials.to_dict()
         return Answered(replace(report, network=network), device, engine)
 
-    def validate(self, request: ValidateRequest, progress: Callable[[int], None] = lambda done: None) -> Validation:
-        """The errors of every row of a table. ``progress`` is told how many rows are done."""
+    def validate(self, request: ValidateRequest, progress: Progress | None = None) -> Validation:
+        """The errors of every row of a table. ``progress`` opens a bar of so many rows, which is told of those done."""
         from ..datasets.truth import read_table
-        from .validation import Setting, validate
+        from .validation import ValidationSettings, validate
 
-        setting = Setting(self.engine, self.graphs, request.device, request.cluster, request.stack)
+        setting = ValidationSettings(self.engine, self.graphs, request.device, request.cluster, request.stack)
         read = read_table(Path(request.truth).expanduser(), request.limit)
-        return validate(read, setting, request.rival, request.details, progress)
+        with progress(len(read.rows)) if progress else nullcontext(lambda done: None) as advance:
+            return validate(read, setting, request.rival, request.details, advance)
 
 
 @lru_cache(maxsize=MOST)

@@ -46,4 +46,4 @@ def check_backend(backend: Any, device: Device, stores: Sequence[Path], registri
         return str(backend)
     near = difflib.get_close_matches(str(backend), sorted(frameworks | versions | whole), 3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(sorted(frameworks)) or 'none'}"
-    raise EngineError(f"backend={backend!r} has no predictor or measurement for {device.id}; {hint} (null takes any)")
+    raise EngineError(f"backend={backend} has no predictor or measurement for {device.id}; {hint} (null takes any)")

@@ -18,7 +18,7 @@ from .ops import predict_ops
 if TYPE_CHECKING:
     from ..workbench import Workbench
 
-OF_COLLECTIVES = ("group", "stride", "all_groups", "algorithm")
+OF_COLLECTIVES = ("group", "stride", "all_groups", "algorithm", "loads")
 PER_NODE = next(dim.default for dim in KINDS["all_reduce"].dims if dim.name == "ranks_per_node")
 
 

@@ -32,8 +32,6 @@ class NetworkChoice:
 
     def __post_init__(self) -> None:
         choice(RequestError, "network", self.fidelity, FIDELITIES)
-        if self.fidelity == "analytical" and self.named:
-            raise RequestError(f"{self.named[0]} needs links that are simulated: take network=flow")
 
     @property
     def named(self) -> list[str]:

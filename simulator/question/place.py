@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from ...datasets.clusters import load_cluster
 from ...datasets.devices import DEVICE_DIRECTORY, Device, load_device
+from ...datasets.loading import nearest
+from .canonical import RequestError
 
 THIS_MACHINE = "cpu"
+PRECISION_DIRECTORY = DEVICE_DIRECTORY.parent / "precision"
 
 
 def shipped(device: Device | str) -> Device | str:
@@ -32,3 +36,17 @@ def looked_up(values: Mapping[str, Any], names: Sequence[str] = ("cluster", "sta
         given = made["network"]
         made["network"] = NetworkChoice.from_plain({"fidelity": given} if isinstance(given, str) else given)
     return made
+
+
+@lru_cache
+def precision_of(name: str) -> tuple[str, str]:
+    """The dtype and the format of linear layers that a precision in ``conf/precision`` stands for."""
+    import yaml
+
+    known = sorted(path.stem for path in PRECISION_DIRECTORY.glob("*.yaml"))
+    if name not in known:
+        raise RequestError(
+            f"precision={name!r} does not exist; {nearest(name, known).replace('it has', 'choose from')}"
+        )
+    values = yaml.safe_load((PRECISION_DIRECTORY / f"{name}.yaml").read_text())
+    return str(values["dtype"]), str(values.get("quantization") or "")

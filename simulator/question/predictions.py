@@ -18,7 +18,7 @@ from .place import THIS_MACHINE, looked_up, shipped
 from .sources import Sources
 
 CACHES = ("warm", "cold")
-OF_LINKS = ("group", "stride", "all_groups", "algorithm", "transfers")
+OF_LINKS = ("group", "stride", "all_groups", "algorithm", "loads", "transfers")
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class PredictRequest(Request):
     """How long ops take on a device, or collectives and transfers on the links of a cluster.
 
     ``group`` are the devices that run a collective, else the first ``ranks`` that lie ``stride`` apart; with
-    ``all_groups`` all groups like it run it at once. ``transfers``, called ``names``, stand in place of ops.
+    ``all_groups`` all groups like it run it at once; with ``loads`` the answer says what its links
+    carry. ``transfers``, called ``names``, stand in place of ops.
     """
 
     ops: tuple[Op, ...] = ()
@@ -38,6 +39,7 @@ class PredictRequest(Request):
     stride: int | None = None
     all_groups: bool = False
     algorithm: str | None = None
+    loads: bool = False
     transfers: tuple[Transfer, ...] = ()
     names: tuple[str, ...] = ()
     network: NetworkChoice = field(default_factory=NetworkChoice)

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from ...datasets.clusters import Cluster
+from ...datasets.clusters import Cluster, one_device
 from ...datasets.devices import Device
 from ...datasets.loading import number, whole
 from ..network.build import check_settings
-from ..network.formats import FormatError, Workload, read_busbw, read_workload
+from ..network.formats import FormatError, SimaiWorkload, read_busbw, read_workload
 from .canonical import Request, RequestError
-from .network import NetworkChoice, needs_cluster, shown
+from .network import NetworkChoice, needs_cluster
 from .place import THIS_MACHINE, looked_up, shipped
-from .plan import Parallel, Plan, PlanError, Stack, load_stack
+from .plan import Parallel, Plan, Stack, load_stack
 from .sources import Sources
 from .stragglers import Straggler, slow_devices
 from .work import Work
@@ -37,7 +37,7 @@ class WorkloadFile:
         if self.vpp is not None:
             whole(RequestError, "workload.vpp", self.vpp, 1)
 
-    def read(self) -> tuple[Workload, Mapping[str, Mapping[str, float]]]:
+    def read(self) -> tuple[SimaiWorkload, Mapping[str, Mapping[str, float]]]:
         """The workload and the bandwidths in GB/s. FormatError, with the name, for what is no such file."""
         try:
             return read_workload(self.text), read_busbw(self.busbw) if self.busbw else {}
@@ -82,6 +82,8 @@ class SimulateRequest(Request):
         for name in ("offload", "passes"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
+        if self.network.fidelity == "analytical" and self.network.named:
+            raise RequestError(f"{self.network.named[0]} needs links that are simulated: take network=flow")
         if self.cluster is not None:
             check_settings(self.cluster.topology)
         if self.file is not None:
@@ -90,10 +92,7 @@ class SimulateRequest(Request):
             raise RequestError(f"model={self.model!r} must be a name, a path, module:callable or a configuration")
         if self.model == "":
             raise RequestError("a step needs a model: model=llama3_8b (`opcast list models`)")
-        study = self.network.faults_study
-        for name, given in (("faults_study", study), ("stragglers", self.stragglers)):
-            if given and self.work.kind != "train":
-                raise RequestError(f"{name} is for workload=train: leave it out of {self.work.kind}")
+        self._check_alone()
 
     def _check_file(self) -> None:
         if self.cluster is None:
@@ -103,6 +102,18 @@ class SimulateRequest(Request):
                 raise RequestError(
                     f"{name}={getattr(self, name)} is for steps of a model: leave it out of workload=simai"
                 )
+
+    def _check_alone(self) -> None:
+        """PlanError and RequestError for what means nothing on one device, as it was given."""
+        if self.cluster is not None:
+            return
+        usual, own = Parallel(), self.parallel
+        given = {each.name: getattr(own, each.name) for each in fields(Parallel)}
+        spread = [f"parallel.{name}={value}" for name, value in given.items() if value != getattr(usual, name)]
+        spread = [said for said in spread if said != "parallel.dp=1"]
+        wanted = [*spread, *self.network.said(None)]
+        if wanted:
+            raise needs_cluster(" ".join(wanted))
 
     @classmethod
     def named(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -157,11 +168,6 @@ def plan_of(request: SimulateRequest, device: Device) -> Plan:
     )
 
 
-def one_device(device: Device) -> Cluster:
-    """A device by itself, as a cluster."""
-    return Cluster(device.id, device.name, device.id, devices_per_node=1, nics_per_node=1, link="pcie")
-
-
 def usual_stack(work_kind: str, alone: bool) -> Stack:
     """The framework where none is named: a device alone runs PyTorch; Megatron-LM trains and TensorRT-LLM serves."""
     return load_stack("torch" if alone else "megatron" if work_kind == "train" else "trtllm")
@@ -172,29 +178,3 @@ def usual_precision(device: Device) -> str:
     if device.synchronous:
         return "fp32"
     return "bf16" if device.supports("bf16") else "fp16"
-
-
-def check_alone(request: SimulateRequest) -> None:
-    """PlanError for settings that mean nothing without a cluster, as they were given."""
-    if request.cluster is not None:
-        return
-    usual = Parallel()
-    wanted = [
-        f"parallel.{each.name}={value}"
-        for each in fields(Parallel)
-        if (value := getattr(request.parallel, each.name)) != getattr(usual, each.name)
-        and (each.name, value) != ("dp", 1)
-    ]
-    wanted += request.network.said(None)
-    for name in ("stragglers", "offload", "passes", "options", "price_per_gpu_hour"):
-        if getattr(request, name):
-            wanted.append(f"{name}={shown(getattr(request, name))}")
-    wanted += [f"stack={request.stack.id}"] if request.stack else []
-    wanted += [f"workload.recompute={request.recompute}"] if request.recompute != "none" else []
-    wanted += [f"workload.data_loading_ms={request.work.data_loading_ms}"] if request.work.data_loading_ms else []
-    wanted += [f"precision.quantization={request.quantization}"] if request.quantization else []
-    if wanted:
-        raise PlanError(
-            f"{' '.join(wanted)} needs a cluster: name one with cluster=… (`opcast list clusters`), of which "
-            "cluster.devices_per_node=1 is one device"
-        )

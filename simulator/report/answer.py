@@ -9,11 +9,13 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..memory.amounts import Memory
-from ..step.state import State
 from .distribution import probability_within
+
+if TYPE_CHECKING:
+    from ..step.state import State
 
 
 @dataclass(frozen=True)

@@ -78,13 +78,11 @@ def test_steps_are_asked_about_links_as_on_the_command_line(tmp_path: Path) -> N
     [
         ({"network": "flow"}, "network=flow needs a cluster"),
         ({"faults": [{"link": "a-b"}]}, "needs a cluster"),
-        ({"stragglers": [{"node": 0, "slowdown": 2}]}, "needs a cluster"),
         ({"network": "guess"}, "is not one of auto"),
     ],
 )
 def test_what_needs_a_cluster_says_so(asked: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         opcast.simulate(TINY, "train", "h100_sxm", seq_len=64, **asked)
-    if "stragglers" not in asked:
-        with pytest.raises(ValueError, match=says):
-            opcast.predict("all_reduce", "h100_sxm", size_bytes=1, ranks=2, **asked)
+    with pytest.raises(ValueError, match=says):
+        opcast.predict("all_reduce", "h100_sxm", size_bytes=1, ranks=2, **asked)

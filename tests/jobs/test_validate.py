@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from opcast.datasets.devices import Device
-from opcast.jobs import validate
 from opcast.jobs.cli import main
+from opcast.simulator import workbench
 from opcast.simulator.engines import Engine, build_engine
 
 OPS = """row_id,op,precision,gpu_canon,M,N,K,latency_ms
@@ -95,7 +95,7 @@ def test_a_row_that_fails_leaves_the_others_answered(
             raise RuntimeError("a fault of\nopcast's own")
         return build_engine(device, *arguments)
 
-    monkeypatch.setattr(validate, "build_engine", engine)
+    monkeypatch.setattr(workbench, "build_engine", engine)
     ops.write_text(text.replace("b,matmul,FP16,A100-80", "b,matmul,FP16,H100"))
     assert main(["validate", f"truth={ops}", "format=json", "details=true"]) == 1
     found = json.loads(capsys.readouterr().out)

@@ -27,7 +27,6 @@ from opcast.simulator.question.stragglers import Straggler
 from opcast.simulator.question.work import Work
 
 DGX = replace(load_cluster("dgx_h100"), nodes=4)
-SLOW = [{"node": 0, "slowdown": 2}]
 small = st.integers(1, 64)
 words = st.text("abcxyz_0", min_size=1, max_size=8)
 faults = st.builds(
@@ -67,7 +66,7 @@ steps = st.builds(
     model=st.sampled_from(["llama3_8b", {"model_type": "llama", "hidden_size": 64, "rope_scaling": None}]),
     work=st.builds(Work, seq_len=small, global_batch=small, data_loading_ms=st.floats(0, 9)),
     device=st.sampled_from(["h100_sxm", "cpu"]),
-    cluster=st.none() | st.just(DGX),
+    cluster=st.just(DGX),
     parallel=st.builds(Parallel, tp=small, pp=small, stages=st.lists(small, max_size=3).map(tuple)),
     stack=st.none() | st.sampled_from(["megatron", "torch"]).map(load_stack),
     quantization=st.sampled_from(["", "fp8"]),
@@ -80,8 +79,18 @@ steps = st.builds(
 )
 
 
+alone = st.builds(
+    SimulateRequest,
+    model=st.just("llama3_8b"),
+    device=st.sampled_from(["h100_sxm", "cpu"]),
+    work=st.builds(Work, kind=st.sampled_from(["train", "decode"]), batch=small),
+    recompute=st.sampled_from(["none", "full"]),
+    price_per_gpu_hour=st.none() | st.floats(0, 9),
+)
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(predictions | steps)
+@given(predictions | steps | alone)
 def test_requests_go_through_json_and_back(request: PredictRequest | SimulateRequest) -> None:
     again = type(request).from_json(request.to_json())
     assert again == request
@@ -136,12 +145,12 @@ def test_the_key_is_the_same_in_another_process() -> None:
         (SimulateRequest, {"model": 5}, "model=5 must be a name, a path"),
         (SimulateRequest, {}, "a step needs a model"),
         (SimulateRequest, {"model": "a", "network": {"fault": []}}, "network='fault' is not one of fidelity, faults"),
-        (SimulateRequest, {"model": "a", "stragglers": [{"slowdown": 2}]}, "stragglers has"),
         (
             SimulateRequest,
-            {"model": "a", "work": {"kind": "decode"}, "stragglers": [{"node": 0, "slowdown": 2}]},
-            "train",
+            {"model": "a", "parallel": {"tp": 8}},
+            "parallel.tp=8 needs a cluster: name one with cluster=",
         ),
+        (SimulateRequest, {"model": "a", "cluster": "dgx_h100", "stragglers": [{"slowdown": 2}]}, "stragglers has"),
         (PredictRequest, {"network": "flow"}, "network=flow needs a cluster"),
         (PredictRequest, {"group": [0, 1]}, r"group=\[0, 1\] needs a cluster"),
         (PredictRequest, {"cache": "hot"}, "cache='hot' is not one of warm, cold"),

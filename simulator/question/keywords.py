@@ -1,0 +1,189 @@
+"""Plain keywords of Python become requests: ``simulate(model=…, cluster="dgx_h100", nodes=8, tp=8)``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from ...datasets.clusters import Cluster, load_cluster
+from ...datasets.devices import Device
+from ...datasets.loading import nearest
+from ...datasets.ops import Op, make_op
+from ...models.power import Limits
+from ..network.transfers import Transfer
+from .canonical import RequestError
+from .network import NetworkChoice, needs_cluster, shown
+from .place import precision_of
+from .predictions import PredictRequest
+from .sources import Sources
+
+OF_CLUSTER = ("nodes", "devices_per_node", "link", "fabric", "nics_per_node", "nic_gbps", "nic_latency_us", "topology")
+NETWORK = ("network", "faults", "fault_draw", "faults_study")
+OF_STEP = ("quantization", "recompute", "offload", "passes", "options", "micro_batches", "price_per_gpu_hour")
+
+
+def predict_request(
+    op: str | Op | Sequence[Op] | Sequence[Transfer],
+    device: str | Device,
+    cluster: str | Cluster | None,
+    sources: Sources,
+    asked: Mapping[str, Any],
+    dims: Mapping[str, Any],
+) -> PredictRequest:
+    """The request about an op by kind and ``dims``, an op, many of them, or transfers.
+
+    ``asked`` are the other keywords of :func:`opcast.predict`. RequestError for what is neither op nor transfer.
+    """
+    joined = clustered(cluster, {"nodes": asked["nodes"]} if asked["nodes"] is not None else {})
+    group = None if asked["group"] is None else tuple(asked["group"])
+    ops: tuple[Op, ...] = ()
+    moved: tuple[Transfer, ...] = ()
+    names: tuple[str, ...] = ()
+    if isinstance(op, str):
+        ops = (make_op(op, **_dims(dims, group)),)
+    elif dims:
+        name = next(iter(dims))
+        raise RequestError(f"{name}={dims[name]!r} is for an op by its name, as predict('gemm', m=1, n=2, k=3)")
+    elif isinstance(op, Op):
+        ops = (op,)
+    elif any(isinstance(each, Transfer) for each in op):
+        moved, names = _transfers(op, joined)
+    else:
+        for place, each in enumerate(op):
+            if not isinstance(each, Op):
+                raise RequestError(f"ops[{place}]={each!r} is no op: make one with opcast.make_op")
+        ops = tuple(each for each in op if isinstance(each, Op))
+    return PredictRequest(
+        ops=ops,
+        device=device,
+        cluster=joined,
+        cache=asked["cache"],
+        limits=Limits(asked["power_cap_w"], asked["sm_clock_mhz"]),
+        group=group,
+        stride=asked["stride"],
+        all_groups=asked["all_groups"],
+        algorithm=asked["algorithm"],
+        transfers=moved,
+        names=names,
+        network=_network(asked, joined),
+        sources=sources,
+    )
+
+
+def simulate_request(
+    model: Any,
+    workload: Any,
+    device: str | Device,
+    sources: Sources,
+    keywords: Mapping[str, Any],
+) -> Any:
+    """The request about a step. ``keywords`` are fields of :class:`.Work`, :class:`.Parallel` and a cluster by name.
+
+    With a ``plan`` its layout and cluster are taken; ``precision`` goes before its own. RequestError, with the nearest
+    name, for a keyword that is none.
+    """
+    from .plan import Parallel
+    from .requests import SimulateRequest
+    from .stragglers import stragglers
+    from .work import Work
+
+    works = [each.name for each in fields(Work) if each.name != "kind"]
+    layouts = [each.name for each in fields(Parallel)]
+    own = ["cluster", "plan", "stack", "precision", "stragglers", *OF_STEP, *NETWORK]
+    for name in keywords:
+        if name not in (known := [*works, *layouts, *OF_CLUSTER, "nccl", *own]):
+            raise RequestError(f"simulate has no setting {name!r}; {nearest(name, known)}")
+    given = {name: value for name, value in keywords.items() if value is not None}
+    of_work = {name: given[name] for name in works if name in given}
+    work = replace(workload, **of_work) if isinstance(workload, Work) else Work(kind=workload, **of_work)
+    network = _network(given, given.get("plan") or given.get("cluster"))
+    common = {"model": model, "work": work, "device": device, "network": network, "sources": sources}
+    if "plan" in given:
+        return _planned(given, common, (*layouts, *OF_CLUSTER, "nccl", "cluster", "stack"))
+    if "precision" in given:
+        dtype, quantization = precision_of(given["precision"])
+        common |= {"precision": dtype, "quantization": quantization}
+    return SimulateRequest(
+        **common
+        | {name: given[name] for name in OF_STEP if name in given}
+        | {
+            "cluster": clustered(given.get("cluster"), {n: given[n] for n in (*OF_CLUSTER, "nccl") if n in given}),
+            "parallel": Parallel(**{name: given[name] for name in layouts if name in given}),
+            "stack": _stack(given.get("stack")),
+            "stragglers": stragglers(given.get("stragglers", ())),
+        }
+    )
+
+
+def _planned(given: Mapping[str, Any], common: dict[str, Any], of_plan: Sequence[str]) -> Any:
+    """The request of a plan, with the few settings that may go before its own."""
+    from .requests import SimulateRequest
+    from .stragglers import Straggler, stragglers
+
+    plan = given["plan"]
+    for name in of_plan:
+        if name in given:
+            raise RequestError(f"{name}={shown(given[name])} is part of the plan: leave it or plan=… out")
+    dtype, quantization = plan.precision, plan.quantization
+    if "precision" in given:
+        dtype, named = precision_of(given["precision"])
+        quantization = named or quantization
+    slow = tuple(Straggler(slowdown, device=at) for at, slowdown in plan.slow_devices.items())
+    own = {name: getattr(plan, name) for name in ("recompute", "offload", "passes", "options", "micro_batches")}
+    own |= {"quantization": quantization} | {name: given[name] for name in OF_STEP if name in given}
+    layout = {"cluster": plan.cluster, "parallel": plan.parallel, "stack": plan.stack, "precision": dtype}
+    late = stragglers(given["stragglers"]) if given.get("stragglers") else slow
+    return SimulateRequest(**common, **layout, **own, stragglers=late)
+
+
+def _stack(stack: Any) -> Any:
+    from .plan import load_stack
+
+    return load_stack(stack) if isinstance(stack, str) else stack
+
+
+def clustered(cluster: str | Cluster | None, figures: Mapping[str, Any]) -> Cluster | None:
+    """A cluster by name or as it is, with figures changed. RequestError for figures without one."""
+    if cluster is None:
+        for name, value in figures.items():
+            raise needs_cluster(f"{name}={value!r}")
+        return None
+    found = load_cluster(cluster) if isinstance(cluster, str) else cluster
+    return replace(found, **figures)
+
+
+def _network(given: Mapping[str, Any], cluster: object) -> NetworkChoice:
+    """What is asked of links. RequestError for faults without a cluster."""
+    for name in NETWORK[1:] if cluster is None else ():
+        if given.get(name):
+            raise needs_cluster(f"{name}={given[name]}")
+    return NetworkChoice.of(given.get("network", "auto"), *(given.get(name) for name in NETWORK[1:]))
+
+
+def _dims(dims: Mapping[str, Any], group: tuple[int, ...] | None) -> dict[str, Any]:
+    """The dims of an op; sizes may have units, and a group says how many ranks there are."""
+    made = dict(dims)
+    if isinstance(made.get("size_bytes"), str):
+        from ..network.query import size_of
+
+        made["size_bytes"] = size_of(made["size_bytes"])
+    if group is not None:
+        if made.get("ranks") not in (None, len(group)):
+            raise RequestError(
+                f"ranks={made['ranks']}, but group={list(group)} has {len(group)}: leave one of them out"
+            )
+        made["ranks"] = len(group)
+    return made
+
+
+def _transfers(many: Sequence[Any], cluster: Cluster | None) -> tuple[tuple[Transfer, ...], tuple[str, ...]]:
+    for place, each in enumerate(many):
+        if not isinstance(each, Transfer):
+            raise RequestError(f"transfers[{place}]={each!r} is no transfer: make one with opcast.Transfer")
+    if cluster is None:
+        raise RequestError("transfers need a cluster: name one with cluster=… (`opcast list clusters`)")
+    from ..network.query import from_dicts
+
+    made, names = from_dicts(list(many), cluster.devices)
+    return tuple(made), tuple(names)
