@@ -57,7 +57,6 @@ class SimulateRequest(Request):
 
     model: Any = ""
     work: Work = field(default_factory=Work)
-    file: WorkloadFile | None = None
     device: Device | str = THIS_MACHINE
     cluster: Cluster | None = None
     parallel: Parallel = field(default_factory=Parallel)
@@ -71,6 +70,7 @@ class SimulateRequest(Request):
     micro_batches: int = 1
     stragglers: tuple[Straggler, ...] = ()
     price_per_gpu_hour: float | None = None
+    file: WorkloadFile | None = None
     network: NetworkChoice = field(default_factory=NetworkChoice)
     sources: Sources = field(default_factory=Sources)
 

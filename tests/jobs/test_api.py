@@ -86,3 +86,87 @@ def test_what_needs_a_cluster_says_so(asked: dict[str, Any], says: str) -> None:
         opcast.simulate(TINY, "train", "h100_sxm", seq_len=64, **asked)
     with pytest.raises(ValueError, match=says):
         opcast.predict("all_reduce", "h100_sxm", size_bytes=1, ranks=2, **asked)
+
+
+STEP = {"cluster": "dgx_h100", "nodes": 2, "tp": 4, "stack": "megatron", "seq_len": 256, "global_batch": 8}
+
+
+def test_plain_keywords_say_what_a_plan_says(tmp_path: Path) -> None:
+    plan = opcast.Plan(
+        opcast.Parallel(tp=4, zero_stage=1),
+        replace(opcast.load_cluster("dgx_h100"), nodes=2),
+        opcast.load_stack("megatron"),
+        recompute="full",
+    )
+    one = opcast.simulate(TINY, home=tmp_path, zero_stage=1, recompute="full", **STEP)
+    two = opcast.simulate(TINY, "train", plan=plan, home=tmp_path, seq_len=256, global_batch=8)
+    assert one.step_time_s == two.step_time_s
+    assert one.device == "h100_sxm"
+
+
+def test_precision_counts_with_a_plan_too(tmp_path: Path) -> None:
+    plan = Plan(Parallel(tp=4), replace(load_cluster("dgx_h100"), nodes=2), load_stack("megatron"))
+    asked = {"plan": plan, "home": tmp_path, "seq_len": 256, "global_batch": 8}
+    usual, small = (opcast.simulate(TINY, **asked, precision=name) for name in (None, "fp8"))
+    assert small.step_time_s != usual.step_time_s
+    assert small.precision == "fp8" or "fp8" in str(small.to_dict())
+    with pytest.raises(ValueError, match="precision='banana' does not exist; choose from"):
+        opcast.simulate(TINY, **asked, precision="banana")
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"tpp": 8}, "simulate has no setting 'tpp'; did you mean 'tp'"),
+        ({"golbal_batch": 8}, "did you mean 'global_batch'"),
+        ({"nodes": 2}, "nodes=2 needs a cluster"),
+        ({"tp": 2}, "parallel.tp=2 needs a cluster"),
+        ({"cluster": "dgx_h10"}, "did you mean dgx_h100"),
+        ({"cluster": "dgx_h100", "nodes": 0}, "cluster.nodes=0 must be a whole number"),
+        ({"cluster": "dgx_h100", "stack": "megatorn"}, "unknown stack 'megatorn'"),
+        ({"plan": Plan(Parallel(), load_cluster("dgx_h100")), "tp": 8}, "tp=8 is part of the plan"),
+    ],
+)
+def test_a_setting_that_is_none_gets_the_nearest_name(asked: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=says) as caught:
+        opcast.simulate(TINY, "train", "h100_sxm", home=tmp_path, **asked)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_op_of_many_is_dropped(tmp_path: Path) -> None:
+    op = make_op("gemm", **SHAPE)
+    assert len(opcast.predict([op, op], "l4", home=tmp_path)) == 2
+    assert opcast.predict([], "l4", home=tmp_path) == []
+    for ops, says in (([op, "x", op], r"ops\[1\]='x' is no op"), (["gemm"], r"ops\[0\]='gemm' is no op")):
+        with pytest.raises(ValueError, match=says):
+            opcast.predict(ops, "l4", home=tmp_path)
+    with pytest.raises(ValueError, match="nodes=2 needs a cluster"):
+        opcast.predict(op, "l4", home=tmp_path, nodes=2)
+    with pytest.raises(ValueError, match="m=3 is for an op by its name"):
+        opcast.predict(op, "l4", home=tmp_path, m=3)
+
+
+def test_a_step_that_does_not_fit_has_no_times(tmp_path: Path) -> None:
+    found = opcast.simulate(TINY, "train", replace(opcast.load_device("l4"), memory_gib=0.1), home=tmp_path, seq_len=64)
+    assert not found.fits
+    assert (found.step_time_s, found.mfu, found.breakdown) == (None, None, None)
+    assert found.memory.peak_gib > 0.1
+    assert found.to_dict()["step_time_s"] is None
+
+
+def test_a_request_is_answered_as_its_keywords_are(tmp_path: Path) -> None:
+    sources = opcast.Sources.at(str(tmp_path))
+    asked = opcast.PredictRequest((make_op("gemm", **SHAPE),), "l4", sources=sources)
+    assert opcast.predict(asked) == [opcast.predict("gemm", "l4", home=tmp_path, **SHAPE)]
+    step = opcast.SimulateRequest(TINY, opcast.Work(seq_len=64), "l4", sources=sources)
+    again = opcast.SimulateRequest.from_json(step.to_json())
+    assert (
+        opcast.simulate(again).step_time_s
+        == opcast.simulate(TINY, "train", "l4", home=tmp_path, seq_len=64).step_time_s
+    )
+    with pytest.raises(ValueError, match="says all that is asked"):
+        opcast.simulate(step, tp=2)
+
+
+def test_every_public_name_is_there() -> None:
+    assert all(getattr(opcast, name) is not None for name in opcast.__all__)
