@@ -5,8 +5,10 @@ intervals and envelope of latency, over a baseline of idle power plus what busy 
 ``<predictors>/power``.
 
 Below the clock that was measured, dynamic power of the compute units falls as f V(f)^2, here f^ALPHA; compute time
-grows as 1/f, time in memory, links and launches does not. Public tables carry watts at one cap only, so ALPHA is an
-assumption, and an answer under a cap that binds is outside the envelope.
+grows as 1/f, time in memory, links and launches does not. Where the lowest clock still draws more than a cap allows,
+the op is slowed as a whole until what it draws beyond idle fits: no answer states more watts than the cap or the TDP.
+Public tables carry watts at one cap only, so ALPHA is an assumption, and an answer under a cap that binds is outside
+the envelope.
 """
 
 from __future__ import annotations
@@ -111,7 +113,7 @@ def baseline_w(device: Device, busy: Parts) -> np.ndarray:
 def limited(device: Device, busy: Parts, power_w: np.ndarray, limits: Limits) -> tuple[np.ndarray, np.ndarray]:
     """Factor on latency and watts of ops that draw ``power_w`` [n] at full clock, under limits.
 
-    A cap above what is drawn changes nothing; a lower cap or clock is never faster.
+    A cap above what is drawn changes nothing; a lower cap or clock is never faster, and no cap is exceeded.
     """
     idle = np.minimum(IDLE_SHARE * device.tdp_w, power_w)
     follows = (power_w - idle) * busy.compute_part()
@@ -124,7 +126,11 @@ def limited(device: Device, busy: Parts, power_w: np.ndarray, limits: Limits) ->
         clock = np.where(power_w > limits.cap_w, np.minimum(clock, room ** (1.0 / ALPHA)), clock)
     clock = np.maximum(clock, LOWEST_CLOCK)
     drawn = np.where(clock < 1.0, stays + follows * clock**ALPHA, power_w)
-    return np.where(clock < 1.0, np.maximum(busy.slower(clock), 1.0), 1.0), drawn
+    slower = np.where(clock < 1.0, np.maximum(busy.slower(clock), 1.0), 1.0)
+    if limits.cap_w is not None:
+        longer = np.maximum((drawn - idle) / np.maximum(limits.cap_w - idle, 1e-9), 1.0)
+        slower, drawn = slower * longer, np.where(drawn > limits.cap_w, limits.cap_w, drawn)
+    return slower, drawn
 
 
 def drawn(
@@ -137,14 +143,22 @@ def drawn(
     cache: str,
     limits: Limits,
 ) -> Drawn:
-    """Watts and slowdown of n ops; by the baseline alone, outside any envelope, where there is no ``model``."""
+    """Watts and slowdown of n ops; by the baseline alone, outside any envelope, where there is no ``model``.
+
+    PowerError for a device without ``tdp_w``, or a cap that it exceeds with nothing to do.
+    """
+    if limits.cap_w is not None and limits.cap_w <= IDLE_SHARE * device.tdp_w:
+        raise PowerError(
+            f"a cap of {limits.cap_w:g} W is no more than {device.name} draws with nothing to do: ask for more than "
+            f"{IDLE_SHARE * device.tdp_w:.0f} W"
+        )
     busy = parts(kind, columns, dtype, out_dtype, device, cache)
     watts = baseline_w(device, busy)
     inside = np.zeros(len(watts), dtype=bool)
     if model is not None:
         ops = frame(kind, columns, dtype, out_dtype, device, cache)
         found = model.predict_frame(Frame(ops.matrix, watts, watts), model.device_id == device.id)
-        watts, inside = np.minimum(found.latency_us, 1.1 * device.tdp_w), found.in_envelope
+        watts, inside = np.minimum(found.latency_us, device.tdp_w), found.in_envelope
     slower, power = limited(device, busy, watts, limits)
     return Drawn(power, slower, inside & (slower == 1.0) & (power == watts))
 
@@ -153,7 +167,9 @@ def find(roots: Sequence[Path], kind: str, device_id: str, backend: str | None =
     """The current power model of the first folder of predictors that has one."""
     for root in roots:
         if (root / FOLDER).is_dir():
-            found = Registry(root / FOLDER).find(kind, device_id, backend)
+            registry = Registry(root / FOLDER)
+            chosen = registry.matching(kind, device_id, backend)
+            found = registry.find(kind, device_id, chosen) if chosen else None
             if found is not None:
                 return found
     return None

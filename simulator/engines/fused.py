@@ -15,6 +15,7 @@ from ...models.registry import Registry
 from ..question.sources import ORDER
 from .analytical import AnalyticalEngine
 from .answers import Answers, Columns, Engine
+from .capped import capped
 from .learned import LearnedEngine
 from .measured import MeasuredEngine
 from .network import NetworkEngine
@@ -75,15 +76,15 @@ def build_engine(
     for name in order:
         if name == "measured":
             if known:
-                engines.append(MeasuredEngine(device, known, backend, preferences))
+                engines.append(capped(MeasuredEngine(device, known, backend, preferences), device))
         elif name == "learned":
             inside_node = cluster is not None and "network" in order
-            engines.append(LearnedEngine(device, found, backend, inside_node, preferences))
+            engines.append(capped(LearnedEngine(device, found, backend, inside_node, preferences), device))
         elif name == "network":
             if cluster is not None:
                 engines.append(NetworkEngine(device, cluster, known))
         elif name == "analytical":
-            engines.append(AnalyticalEngine(device))
+            engines.append(capped(AnalyticalEngine(device), device))
         elif ":" in str(name):
             engines.append(own_engine(name, device))
         else:

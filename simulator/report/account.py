@@ -61,7 +61,7 @@ def common(state: State, executed: Sequence[Executed], ledger: Ledger, network: 
     plan, device, memory = state.plan, state.device, state.memory
     seconds, devices = state.total_us * 1e-6, plan.cluster.devices
     parts = breakdown(state, executed, ledger)
-    products_s, others_s = (each / speakers(state) for each in ledger.busy_seconds())
+    products_s, others_s = (each / speakers(state) for each in ledger.busy_seconds(device))
     spent = energy(device, devices, products_s, others_s, seconds)
     price = cost(plan.cluster.price_per_device_hour, devices, seconds)
     return {

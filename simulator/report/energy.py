@@ -1,14 +1,17 @@
 """Power, energy and price of a step: an estimate from what devices do while it runs.
 
-Where a power model was trained it says what an op draws; else a device draws a share of its TDP by what holds it
-back. The shares are stated, not fitted: published steps give time, rarely watts.
+A device draws a share of its TDP by what holds each op back: a product of few rows waits for memory and draws what
+memory does. The shares are stated, not fitted: published steps give time, rarely watts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...datasets.devices import Device
+from ...datasets.ops import Op, iterate_groups
+from ...models import analytical
 
 # Share of TDP: matrix units at work; HBM at work; waiting for the network or a bubble.
 COMPUTING, MEMORY, WAITING = 0.92, 0.65, 0.35
@@ -23,12 +26,25 @@ class Energy:
 
 
 def energy(device: Device, devices: int, computing_s: float, memory_s: float, step_s: float) -> Energy:
-    """Of ``devices`` that spend ``computing_s`` in products, ``memory_s`` in other kernels, and wait for the rest."""
+    """Of ``devices`` that compute holds back for ``computing_s``, memory for ``memory_s``, and which wait for the rest.
+
+    No more than the TDP.
+    """
     if not device.tdp_w or step_s <= 0.0:
         return Energy(None, None)
     waiting_s = max(step_s - computing_s - memory_s, 0.0)
     joules = device.tdp_w * (COMPUTING * computing_s + MEMORY * memory_s + WAITING * waiting_s)
     return Energy(joules / step_s, joules * devices)
+
+
+def bounds_of(ops: Sequence[Op | None], device: Device) -> list[str]:
+    """What holds each op back: compute, memory, latency, network or host; memory where an operator has no kind."""
+    distinct = [op for op in dict.fromkeys(ops) if op is not None]
+    found: dict[Op | None, str] = {None: "memory"}
+    for kind, dtype, out_dtype, positions, columns in iterate_groups(distinct):
+        bounds = analytical.bound(kind, columns, dtype, out_dtype, device)
+        found |= {distinct[at]: str(bound) for at, bound in zip(positions.tolist(), bounds, strict=True)}
+    return [found[op] for op in ops]
 
 
 def cost(price_per_device_hour: float, devices: int, seconds: float) -> float | None:

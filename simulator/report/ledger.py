@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...datasets.devices import Device
 from ...datasets.ops import Op
 from ..graph import Node
 from ..step.state import Executed
 from ..timing.latencies import step_interval
 from ..timing.phases import selected
+from .energy import bounds_of
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,10 @@ class Ledger:
             found[name] = found.get(name, 0.0) + us
         return found
 
-    def busy_seconds(self) -> tuple[float, float]:
-        """Seconds in matrix products and attention, and in all other kernels of the device."""
-        units = np.array([node.op.cost.unit if node.op else "" for node in self.nodes], dtype=object)
-        products, moving = units == "tensor", units == "network"
-        return float(self.us[products].sum()) * 1e-6, float(self.us[~(products | moving)].sum()) * 1e-6
+    def busy_seconds(self, device: Device) -> tuple[float, float]:
+        """Seconds in kernels that compute holds back, and in those that memory does; launches are neither."""
+        bounds = np.array(bounds_of([node.op for node in self.nodes], device), dtype=object)
+        return float(self.us[bounds == "compute"].sum()) * 1e-6, float(self.us[bounds == "memory"].sum()) * 1e-6
 
     def answered(self) -> Iterator[tuple[str, bool, float]]:
         """(engine, inside, microseconds) of every row."""

@@ -35,6 +35,7 @@ def test_a_lower_cap_is_never_faster_and_never_draws_more(
     busy, drawn = one(compute, memory, rest), np.array([watts])
     low, high = sorted((cap, other))
     slow, less = power.limited(H200, busy, drawn, Limits(low))
+    assert less <= low * (1 + 1e-12)
     fast, more = power.limited(H200, busy, drawn, Limits(high))
     assert slow >= fast >= 1.0
     assert less <= more * (1 + 1e-12) <= watts * (1 + 1e-9)
@@ -70,6 +71,26 @@ def test_a_binding_cap_is_kept_where_clocks_can_keep_it() -> None:
     slower, drawn = power.limited(H200, one(100.0, 20.0, 1.0), np.array([690.0]), Limits(500.0))
     assert drawn == pytest.approx(500.0)
     assert 1.05 < slower < 2.0
+
+
+@given(st.floats(141.0, 700.0), st.sampled_from([1, 16, 256, 8192]))
+def test_no_product_draws_more_than_the_cap_or_the_tdp(cap: float, tokens: int) -> None:
+    """A product of few rows waits for memory, which no clock slows: the whole of it has to."""
+    columns = {"batch": [1], "m": [tokens], "n": [28672], "k": [4096], "layout": [0]}
+    op = {name: np.array(value) for name, value in columns.items()}
+    free = power.drawn(None, "gemm", op, "bf16", "bf16", H200, "cold", Limits())
+    held = power.drawn(None, "gemm", op, "bf16", "bf16", H200, "cold", Limits(cap))
+    assert free.power_w <= H200.tdp_w
+    assert held.power_w <= min(cap * (1 + 1e-12), free.power_w)
+    assert held.slower >= 1.0
+    if cap >= free.power_w:
+        assert held.slower == 1.0
+
+
+def test_a_cap_that_an_idle_device_exceeds_is_refused() -> None:
+    op = {name: np.array([64]) for name in ("batch", "m", "n", "k")} | {"layout": np.array([0])}
+    with pytest.raises(PowerError, match=r"a cap of 100 W is no more than .* ask for more than 140 W"):
+        power.drawn(None, "gemm", op, "bf16", "bf16", H200, "cold", Limits(100.0))
 
 
 @pytest.mark.parametrize("values", [{"cap_w": 0.0}, {"cap_w": -5.0}, {"clock_mhz": float("nan")}])

@@ -14,6 +14,7 @@ from opcast.datasets.devices import load_device, overridden
 from opcast.datasets.ops import make_op
 from opcast.datasets.schema import Measurement
 from opcast.datasets.store import Store
+from opcast.models import power
 from opcast.models.registry import Registry
 from opcast.models.training import train
 from opcast.simulator.engines import EngineError, ask, build_engine
@@ -259,6 +260,25 @@ def test_half_the_units_or_clock_take_a_product_about_twice_as_long(
     assert 1.85 < half / whole < 2.15
     moved = [ask(build_engine(d, [], [], ["analytical"]), [copy]).latency_us[0] for d in (DEVICE, asked)]
     assert moved[1] == pytest.approx(moved[0], rel=0.01)  # the memory stays as it is
+
+
+def test_a_device_that_may_draw_less_is_slower_by_the_law_of_power(root: Path):
+    """Compute at half the watts, memory hardly, what was asked for more than the data sheet not at all."""
+    product, copy = make_op("gemm", m=8192, n=8192, k=8192), make_op("copy", size_bytes=2**28)
+    ring = make_op("all_reduce", size_bytes=2**26, ranks=8, ranks_per_node=8, link="nvlink")
+
+    def at(watts: float) -> np.ndarray:
+        device = overridden(load_device("h100_sxm"), {"tdp_w": watts})
+        return ask(build_engine(device, [], [root / "models" / "shipped"]), [product, copy, ring]).latency_us
+
+    usual, more, less, least = at(700.0), at(900.0), at(350.0), at(250.0)
+    assert np.array_equal(usual, more)
+    assert 1.1 < less[0] / usual[0] < 2.0
+    assert less[0] < least[0]
+    assert (least >= less).all()
+    assert least[2] == usual[2]
+    with pytest.raises(power.PowerError, match="a cap of 90 W"):
+        at(90.0)
 
 
 def test_an_op_asked_again_takes_microseconds(knowledge: tuple[Path, Path]):
