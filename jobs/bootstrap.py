@@ -1,10 +1,11 @@
 """Set up ``.venv`` beside this checkout and run opcast in it. Standard library only, any Python from 3.11 on.
 
     python3 jobs/bootstrap.py quickstart [ARGUMENTS OF opcast quickstart]
-    python3 jobs/bootstrap.py test [ARGUMENTS OF pytest]
+    python3 jobs/bootstrap.py test [fast] [ARGUMENTS OF pytest]
 
 ``quickstart`` installs what the main job needs and runs it. ``test`` also installs the developer's tools, then runs
-the linter, the format check, the type check, the import contracts and the tests; CI runs this very command.
+the linter, the format check, the type check, the import contracts and the tests, on up to four processors at once; CI
+runs this very command. ``test fast`` leaves slow tests out (``tests/conftest.py`` says which).
 
 torch comes first, so that nothing later can choose it: where an NVIDIA GPU is present the CUDA torch of the calling
 interpreter is kept (its site-packages are added to ``.venv``), elsewhere a CPU build is installed. A constraints
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import NoReturn
 
 OLDEST = (3, 11)
+MOST_WORKERS = 4  # processes that run tests: each holds torch
 NEWEST_TRIED = (3, 14)
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -285,10 +287,23 @@ def link_source() -> None:
         (SOURCE / "opcast").symlink_to(ROOT, target_is_directory=True)
 
 
+def chosen(arguments: list[str]) -> list[str]:
+    """Arguments of pytest: ``fast`` leaves slow tests out, and files are shared out over the processors."""
+    lane = ["-m", "not slow"] if arguments[:1] == ["fast"] else []
+    arguments = arguments[1:] if lane else arguments
+    alone = any(each.startswith(("-n", "--pdb", "--trace", "--times", "-s", "--capture")) for each in arguments)
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = min(processors, MOST_WORKERS)
+    if alone or workers == 1:
+        return [*lane, *arguments]
+    return [*lane, "-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder", *arguments]
+
+
 def run_checks(pytest_arguments: list[str]) -> int:
     """Static checks, then the tests, all of them even when one fails. pytest prints the last line when all is well."""
     failed = []
     link_source()
+    pytest_arguments = chosen(pytest_arguments)
     for name, folder, command in CHECKS:
         say(f"{name}: {' '.join(command)}")
         if run([str(tool(command[0])), *command[1:]], cwd=folder) != 0:

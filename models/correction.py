@@ -28,7 +28,7 @@ class Correction:
     lines: Interpolant | None = None
 
     def expect(self, rows: int) -> None:
-        """Get ready for so many rows in all, asked for in parts (:meth:`.Forest.expect`)."""
+        """Get ready for so many rows in all, asked for in parts (:meth:`.forest.Forest.expect`)."""
         if self.forest is not None:
             self.forest.expect(rows)
 

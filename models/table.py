@@ -134,7 +134,7 @@ def tables(
 
 
 def default_backend(backends: list[MeasurementTable]) -> str | None:
-    """The backend that answers when none is named, as in :meth:`Registry.default_backend`."""
+    """The backend that answers when none is named, as in :meth:`.registry.Registry.default_backend`."""
     return next(iter(ranked({table.backend: len(table) for table in backends}, None, ())), None)
 
 

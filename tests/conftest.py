@@ -1,14 +1,28 @@
-"""What every test may use: the folder of public reference measurements, and skips that say what is missing."""
+"""What every test may use: the folder of public reference measurements, skips that say what is missing, the fast lane.
+
+The fast lane is ``-m "not slow"``. Beside the tests that carry the mark, ``slow.txt`` lists those that took more than a
+second of processor time, all their cases together: of each, the lane keeps as many cases as take half of one.
+``pytest --times tests/slow.txt`` runs everything and writes the list anew.
+"""
 
 from __future__ import annotations
 
 import os
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
+SLOW = Path(__file__).with_name("slow.txt")
+SLOW_S = 1.0  # of processor time, child processes included
+KEPT_S = 0.5  # of the cases of a slow test, in the fast lane
+
+# A busy machine is no failure: time is measured by the tests that are about time.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def reference_folder() -> Path:
@@ -53,3 +67,62 @@ def has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+# --- the fast lane ---------------------------------------------------------------------------------------
+
+taken_s: Counter[str] = Counter()  # processor time by test function, of this process
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--times FILE``: where to write the list of slow tests."""
+    parser.addoption("--times", help="write tests of more than a second, and their seconds, to this file")
+
+
+def function_of(item: pytest.Item) -> str:
+    """The test's file from ``tests/`` and its name, without its parameters."""
+    return f"{item.path.relative_to(SLOW.parent).as_posix()}::{item.name.split('[')[0]}"
+
+
+def recorded_s(text: str) -> dict[str, float]:
+    """Seconds of processor time by test function, from the lines of a list of slow tests."""
+    return {name: float(seconds) for seconds, name in (line.split() for line in text.splitlines())}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark slow tests as such; files that take longest come first, so that no process ends with them alone."""
+    recorded = recorded_s(SLOW.read_text())
+    cases = Counter(map(function_of, items))
+    seen: Counter[str] = Counter()
+    files: defaultdict[str, float] = defaultdict(float)
+    for name, seconds in recorded.items():
+        files[name.partition("::")[0]] += seconds
+    for item in items:
+        name = function_of(item)
+        seen[name] += 1
+        if name in recorded and seen[name] > int(KEPT_S * cases[name] / recorded[name]):
+            item.add_marker("slow")
+    items.sort(key=lambda item: -files[function_of(item).partition("::")[0]])
+
+
+def processor_s() -> float:
+    """Processor time of this process and of its children that have ended."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Count the processor time of a test, its fixtures included."""
+    before = processor_s()
+    try:
+        return (yield)
+    finally:
+        taken_s[function_of(item)] += processor_s() - before
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the list of slow tests where that was asked for."""
+    if path := session.config.getoption("--times"):
+        slow = {name: seconds for name, seconds in taken_s.items() if seconds >= SLOW_S}
+        Path(path).write_text("".join(f"{slow[name]:.1f} {name}\n" for name in sorted(slow)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+SHARED = ("--dist", "loadfile", "--no-loadscope-reorder")
 FAKE_TORCH = """\
 __version__ = "2.9.1+cu128"
 class version:
@@ -89,6 +91,23 @@ def test_an_up_to_date_environment_is_used_at_once(checkout: Path) -> None:
     (checkout / ".venv" / "bootstrap.json").write_text(json.dumps({"fingerprint": digest, "verbs": ["quickstart"]}))
     result = call([sys.executable, checkout / "jobs" / "bootstrap.py", "quickstart", "format=json"])
     assert (result.stdout, result.stderr, result.returncode) == ("quickstart format=json\n", "", 7)
+
+
+@pytest.mark.parametrize(
+    ("given", "processors", "expected"),
+    [
+        (["fast", "tests/models"], 2, ["-m", "not slow", "-n", "2", *SHARED, "tests/models"]),
+        (["tests/models", "-x"], 64, ["-n", "4", *SHARED, "tests/models", "-x"]),
+        (["fast"], 1, ["-m", "not slow"]),
+        (["fast", "--pdb"], 8, ["-m", "not slow", "--pdb"]),
+        (["--times", "tests/slow.txt"], 8, ["--times", "tests/slow.txt"]),
+    ],
+)
+def test_the_fast_lane_and_the_processors(
+    root: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], processors: int, expected: list[str]
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)), raising=False)
+    assert runpy.run_path(str(root / "jobs" / "bootstrap.py"))["chosen"](given) == expected
 
 
 def test_the_cuda_torch_of_the_caller_is_kept_and_held(checkout: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """What a learned model sees of an op: one float32 matrix per kind, derived from the op and the device alone.
 
-:data:`REASONS` is the table of all features and why each is there. Sizes enter as log2, so that trees split scales
-evenly; nothing depends on other rows, so a row's features never change with its company. Columns of the device
+:data:`.reasons.REASONS` is the table of all features and why each is there. Sizes enter as log2, so that trees split
+scales evenly; nothing depends on other rows, so a row's features never change with its company. Columns of the device
 (``device_…``) are constant within one device's table and let one model serve several devices.
 """
 

@@ -2,8 +2,8 @@
 
 With ``zero_stage`` 0 (DDP; Li et al. 2020, arXiv 2006.15704) gradients are all-reduced in buckets. ZeRO (Rajbhandari et
 al. 2020, arXiv 1910.02054) shards over the n ranks that hold the same weights the optimizer's state (1: gradients are
-reduce-scattered, updated weights gathered), gradients too (2), weights too (3, FSDP: :mod:`.sharded`). Bytes sent per
-rank, with weights and gradients of Ψ bytes: 2Ψ(n-1)/n for stages 0 to 2, 3Ψ(n-1)/n for stage 3. With
+reduce-scattered, updated weights gathered), gradients too (2), weights too (3, FSDP: :mod:`.zero.sharded`). Bytes sent
+per rank, with weights and gradients of Ψ bytes: 2Ψ(n-1)/n for stages 0 to 2, 3Ψ(n-1)/n for stage 3. With
 ``parallel.shard`` (HSDP) shards lie on fewer ranks and are all-reduced over the rest.
 
 A graph is that of the only micro-batch of a step. The ``source`` of a node that belongs to the last of several begins

@@ -1,10 +1,10 @@
 """Fusion: the kernels that a framework runs in place of eager operators, by match-and-replace rules.
 
-``plan.stack.fusion`` names rules of :mod:`.rules`, or functions of the user's own (``module:function``, returning
-a :class:`.patterns.Rule` or several). A rule's patterns find nodes by dataflow within a section; they are replaced by
-one node that reads what they read from outside and writes what others read. Between forward and backward a fused
-kernel keeps its inputs and small statistics instead of intermediates, as hand-written kernels do; memory follows,
-because every tensor is let go of after its last use (:mod:`.liveness`).
+``plan.stack.fusion`` names rules of :mod:`.fusion.rules`, or functions of the user's own (``module:function``,
+returning a :class:`.fusion.patterns.Rule` or several). A rule's patterns find nodes by dataflow within a section; they
+are replaced by one node that reads what they read from outside and writes what others read. Between forward and
+backward a fused kernel keeps its inputs and small statistics instead of intermediates, as hand-written kernels do;
+memory follows, because every tensor is let go of after its last use (:mod:`.rewriting.lifetimes`).
 
 A match is left alone where the kernel would move more bytes than its nodes do, or could stand nowhere in their order.
 """

@@ -5,9 +5,10 @@ it by rows; its result is a sum over ranks. The table of embeddings and the head
 With ``sequence_parallel`` (Korthikanti et al. 2022, arXiv 2205.05198) the residual stream is shared by tokens: gathered
 before columns (once more in backward, for their weights' gradients) and scattered as it is summed after rows.
 
-Nothing goes by names: :mod:`.linears` finds each weight's cut by data flow, :mod:`.shards` says what each tensor is to
-the ranks, :mod:`.sharing` what of each op is left to one of them, and here the walk over the graph puts the
-collectives where a sum meets an op that cannot go on with its summands, or a share one that needs the whole.
+Nothing goes by names: :mod:`.sharding.linears` finds each weight's cut by data flow, :mod:`.sharding.shards` says what
+each tensor is to the ranks, :mod:`.sharding.sharing` what of each op is left to one of them, and here the walk over the
+graph puts the collectives where a sum meets an op that cannot go on with its summands, or a share one that needs the
+whole.
 """
 
 from __future__ import annotations

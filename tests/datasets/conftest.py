@@ -7,12 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from opcast.datasets.store import Store
-
-# A busy machine is no failure: time is measured by the tests that are about time.
-settings.register_profile("patient", deadline=None)
-settings.load_profile("patient")
 
 
 @pytest.fixture

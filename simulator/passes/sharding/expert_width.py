@@ -2,7 +2,7 @@
 
 All ranks of the group gather each other's rows, compute with their part of the width, and sum the results while each
 takes its own rows back (Megatron-LM's expert tensor parallelism; Liu et al. 2025, arXiv 2504.14960). A rank thus works
-on ``etp`` times the rows and 1 / ``etp`` of the width. Where tensor ranks share the tokens, :mod:`.tensor` does this.
+on ``etp`` times the rows and 1 / ``etp`` of the width. Where tensor ranks share the tokens, :mod:`..tensor` does this.
 """
 
 from __future__ import annotations
