@@ -14,15 +14,19 @@ import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")])
 BLOCK = re.compile(
     r"(?:^<!-- (?P<note>[^\n]*?) -->\n+)?^```(?P<language>\w*)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL
 )
+CONF = ROOT / "conf"
+ELSEWHERE = {"importing.md": {"timer", "record_shapes"}, "passes.md": {"phase"}}  # of a table, of torch, of a pattern
 TEST_COMMAND = "python3 jobs/bootstrap.py test"
 SET_UP = "python3 jobs/bootstrap.py quickstart"
 TERMS = {
@@ -123,6 +127,71 @@ def test_no_verb_is_documented_that_does_not_exist() -> None:
         assert named <= {*verbs, "VERB"}, path.name
 
 
+@cache
+def settings_of(verb: str) -> frozenset[str]:
+    """Every setting that a verb can be given: its own, and those of every choice of its groups, dims of ops included.
+
+    One that is an empty mapping by default takes what its own text says: it ends with a dot.
+    """
+    from opcast.datasets.ops import KINDS
+    from opcast.datasets.sources.importing import SOURCES, load_source
+    from opcast.simulator.network.build import FIGURES
+
+    found: set[str] = set()
+
+    def walk(values: object, prefix: str) -> None:
+        for name, value in values.items() if isinstance(values, dict) else ():
+            found.add(f"{prefix}{name}" + ("." if value == {} else ""))
+            found.add(f"{prefix}{name}")
+            walk(value, f"{prefix}{name}.")
+
+    for file in ("base", verb):
+        values = yaml.safe_load((CONF / f"{file}.yaml").read_text())
+        entries = [entry for entry in values.pop("defaults", ()) if isinstance(entry, dict)]
+        walk({name: value for name, value in values.items() if name != "hydra"}, "")
+        for group in (name for entry in entries for name in entry if not name.startswith("override ")):
+            found.add(group)
+            for choice in (CONF / group).glob("*.yaml"):
+                walk(yaml.safe_load(choice.read_text()), f"{group}.")
+    if "cluster" in found:
+        found |= {f"cluster.topology.{name}" for name in (*FIGURES, "shape", "routing")}
+    if verb == "predict":
+        found |= {f"op.{name}" for kind in KINDS.values() for name in (*kind.names, "dtype", "out_dtype")}
+    if verb == "import":
+        found |= {option for name in SOURCES for option in load_source(name).OPTIONS}
+    return frozenset(found)
+
+
+def claims(text: str) -> list[tuple[str, str]]:
+    """What a page says in backticks of settings: the verb, where it names one, and the name before each ``=``."""
+    found = []
+    for code in re.findall(r"`([^`\n]+)`", BLOCK.sub("", text)):
+        verb = re.match(r"opcast (\w+)", code)
+        names = [] if "(" in code else re.findall(r"(?<!\S)\+{0,2}([a-z]\w*(?:\.\w+)*)=", code)
+        found += [(verb[1] if verb else "", name) for name in names]
+    return found
+
+
+def is_setting(verb: str, name: str) -> bool:
+    """Whether a verb, or any where none is named, has such a setting."""
+    verbs = [verb] if verb else list(importlib.import_module("opcast.jobs.cli").VERBS)
+    open_ones = tuple(known for each in verbs for known in settings_of(each) if known.endswith("."))
+    return any(name in settings_of(each) for each in verbs) or name.startswith(open_ones)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_settings_named_in_the_text_exist(path: Path) -> None:
+    wrong = {name for verb, name in claims(path.read_text()) if not is_setting(verb, name)}
+    assert not wrong - ELSEWHERE.get(path.name, set())
+
+
+def test_a_setting_that_is_not_there_would_be_seen() -> None:
+    said = claims(
+        "`opcast simulate cluster=dgx_h100 parallel.tp=8` and `opcast data parallel.tp=8`, `op.mm=3`, `op.m=4096`"
+    )
+    assert [is_setting(*each) for each in said] == [True, True, False, False, True]
+
+
 def test_every_extra_is_documented() -> None:
     import tomllib
 
@@ -139,8 +208,10 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_files_named_in_the_text_exist(path: Path) -> None:
-    named = re.findall(r"`((?:datasets|harness|models|simulator|jobs|conf|tests|docs)/[\w./-]*)`", path.read_text())
-    assert not [name for name in named if not (ROOT / name).exists()]
+    text = BLOCK.sub("", path.read_text())
+    named = re.findall(r"`((?:datasets|harness|models|simulator|jobs|conf|tests|docs|\.ci)/[\w./*-]*)`", text)
+    named += [word for code in re.findall(r"`python3? ([^`]+)`", text) for word in code.split() if word.endswith(".py")]
+    assert not [name for name in named if not (any(ROOT.glob(name)) if name.strip("/") else False)]
 
 
 def test_the_glossary_defines_each_term_once_and_in_order() -> None:
