@@ -1,4 +1,4 @@
-"""The program of :class:`.walks.Program` as machine code: numba, cached on disk, loaded only for large batches.
+"""The program of :class:`.walks.TreeProgram` as machine code: numba, cached on disk, loaded only for large batches.
 
 Written so that LLVM turns the inner loops into SIMD over rows: constant block length, unsigned indices, both children
 read before the choice, and a target that is never a source.

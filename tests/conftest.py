@@ -1,7 +1,7 @@
 """What every test may use: the folder of public reference measurements, skips that say what is missing, the fast lane.
 
 The fast lane is ``-m "not slow"``. Beside the tests that carry the mark, ``slow.txt`` lists those that took more than a
-second of processor time, all their cases together: of each, the lane keeps as many cases as take half of one.
+second of processor time, all their cases together: of each, the lane keeps as many cases as take half of one, and all where it carries the mark ``essential``.
 ``pytest --times tests/slow.txt`` runs everything and writes the list anew.
 """
 
@@ -100,7 +100,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         name = function_of(item)
         seen[name] += 1
-        if name in recorded and seen[name] > int(KEPT_S * cases[name] / recorded[name]):
+        stays = item.get_closest_marker("essential") is not None
+        if name in recorded and not stays and seen[name] > int(KEPT_S * cases[name] / recorded[name]):
             item.add_marker("slow")
     items.sort(key=lambda item: -files[function_of(item).partition("::")[0]])
 

@@ -138,6 +138,7 @@ def test_a_circle_of_imports_would_be_seen(tmp_path: Path, monkeypatch: pytest.M
 LIGHT = [path for path in MODULES if part_of(path) in ("datasets", "models", "simulator")]
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize("path", LIGHT, ids=names(LIGHT))
 def test_heavy_packages_are_imported_inside_functions(path: Path) -> None:
     allowed = {"torch"} if path.relative_to(ROOT).as_posix() in NEEDS_TORCH else set()
@@ -176,6 +177,7 @@ print("loaded")
     assert run(code) == "loaded"
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize("path", MODULES, ids=names(MODULES))
 def test_modules_and_functions_stay_short(path: Path) -> None:
     text = path.read_text()
@@ -186,6 +188,7 @@ def test_modules_and_functions_stay_short(path: Path) -> None:
             assert length <= 100, f"{node.name} has {length} lines"
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize("path", MODULES, ids=names(MODULES))
 def test_no_module_reads_the_environment_or_pickles(path: Path) -> None:
     tree = ast.parse(path.read_text())

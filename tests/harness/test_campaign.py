@@ -102,6 +102,7 @@ def row_keys(store: Store, kinds: tuple[str, ...] = ("gelu", "reduce")) -> Count
 # --- the plain way -------------------------------------------------------------------------------------
 
 
+@pytest.mark.essential
 def test_a_campaign_measures_every_case_once(store: Store) -> None:
     plan = small_plan(24, canaries=2, canary_every=10)
     seen: list[Progress] = []
@@ -164,6 +165,7 @@ def test_figures_of_the_processor_are_measured_once(tmp_path: Path) -> None:
     assert figures.vendor == "cpu"
 
 
+@pytest.mark.essential
 def test_a_deadline_leaves_the_rest_for_the_next_run(store: Store) -> None:
     plan = small_plan(40, deadline_s=0.05)
     summary = run(plan, store)
@@ -202,6 +204,7 @@ def misbehave(store: Store, backends: list[str], **settings: Any) -> tuple[Summa
     return summary, {row["backend"]: row for row in rows(store) if row["kind"] == "gelu"}
 
 
+@pytest.mark.essential
 def test_crashes_become_rows_and_the_rest_goes_on(store: Store) -> None:
     summary, found = misbehave(store, ["abort", "segfault", "exit"])
     assert {row["status"] for row in found.values()} == {"error"}

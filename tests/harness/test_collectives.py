@@ -203,6 +203,7 @@ def test_the_link_is_found_or_given() -> None:
     assert localize(gemm, "pcie", 8) == gemm
 
 
+@pytest.mark.essential
 def test_a_given_link_is_taken(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     op = make_op("broadcast", size_bytes=1024, ranks=2, dtype="fp32", link="nvlink", ranks_per_node=8)
