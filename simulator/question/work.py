@@ -21,7 +21,7 @@ class Work:
     """What is asked: a training step, a prompt, a generated token or a whole generation.
 
     ``train`` uses ``micro_batch``, ``global_batch`` and ``seq_len``; without a ``global_batch`` it is as large as the
-    layout needs (:func:`.step.checks.filled`). The others use ``batch``, ``input_len`` and
+    layout needs (:func:`..step.checks.filled`). The others use ``batch``, ``input_len`` and
     (``generate``) ``output_len``. ``decode`` is one step with ``input_len`` tokens in the cache. ``data_loading_ms`` is
     what a training step on a cluster waits for its batch.
     """
