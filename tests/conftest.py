@@ -1,8 +1,8 @@
 """What every test may use: the folder of public reference measurements, skips that say what is missing, the fast lane.
 
 The fast lane is ``-m "not slow"``. Beside the tests that carry the mark, ``slow.txt`` lists those that took more than a
-second of processor time, all their cases together: of each, the lane keeps as many cases as take half of one, and all of
-those marked ``essential``. ``pytest --times tests/slow.txt`` runs everything and writes the list anew.
+second of processor time, all their cases together: of each, the lane keeps as many cases as take half of one, and all
+of those marked ``essential``. ``pytest --times tests/slow.txt`` runs everything and writes the list anew.
 """
 
 from __future__ import annotations
