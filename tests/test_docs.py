@@ -102,6 +102,21 @@ def test_the_block_runs(block: Block, scratch: Path) -> None:
             pytest.fail(f"{line!r} is no command this test knows: mark the block `<!-- not run: reason -->`")
 
 
+def test_pages_import_public_names_from_opcast_itself() -> None:
+    from importlib import import_module
+
+    import opcast
+
+    deep = [
+        f"{block}: {name} of opcast.{home}"
+        for block in blocks()
+        for home, names in re.findall(r"^from opcast\.([\w.]+) import (.+)$", block.text, re.MULTILINE)
+        for name in names.split(", ")
+        if getattr(import_module(f"opcast.{home}"), name) is getattr(opcast, name, None)
+    ]
+    assert deep == []
+
+
 def test_the_readme_gives_exactly_two_set_up_commands() -> None:
     first = next(block for block in blocks() if block.page == "README.md")
     assert commands(first) == [SET_UP, TEST_COMMAND]
