@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import importlib
 import io
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -180,7 +181,7 @@ def parted(verb: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             raise BadInputError(f"{flag} takes {', '.join(words)}" + (f", not {word!r}" if word else ""))
         if words == ("*",) and not word:
             raise BadInputError(f"{flag} needs the name of a part of the configuration")
-        flags += [word] if equals else []
+        flags += [word] if equals else ["all"] if flag in INFO else []
     if "--resolve" in flags and not {"--cfg", "-c", "--help", "-h"} & set(flags):
         raise BadInputError("--resolve goes with --cfg job: it shows the configuration with all references filled in")
     return flags, settings
@@ -206,17 +207,21 @@ def through_hydra(verb: str, module: ModuleType, arguments: list[str]) -> int:
             codes.append(answered(lambda: job(values), values.get("format") == "json"))
         return codes[-1]
 
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)  # --info makes Hydra log what it does, also to later calls
     before, sys.argv = sys.argv, [f"opcast {verb}", *arguments]
     full = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # what Hydra refuses comes here and becomes one line
     try:
         hydra.main(config_path=str(CONFIG_DIRECTORY), config_name=verb, version_base="1.3")(task)()
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:  # of jobs :func:`answered` tells
         raise BadInputError(explain(verb, error, arguments, composed)) from None
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:
         sys.argv = before
+        root.setLevel(level)
+        root.handlers[:] = handlers
         os.environ.pop("HYDRA_FULL_ERROR")
         os.environ.update({} if full is None else {"HYDRA_FULL_ERROR": full})
     return max(codes, default=0)

@@ -42,7 +42,7 @@ def explain(verb: str, error: Exception, overrides: Sequence[str], composed: Com
     if lines[0].startswith(("Multiple values for", "Could not delete")) or "more than once" in lines[0]:
         bad = next((text for text in overrides if text.startswith(("+", "~"))), "")
         return f"{bad or lines[0]} cannot be: write name=value, without + or ~ before it"
-    if lines[0].startswith("Config group override must be"):
+    if lines[0].startswith("Config group override must be") or isinstance(error, TypeError):
         known = settings.defaults(verb)
         for text in overrides:
             group, _, choice = text.partition("=")

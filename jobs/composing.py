@@ -60,7 +60,7 @@ def compose(verb: str, overrides: Sequence[str]) -> dict[str, Any]:
 
     try:
         values = plain(composed(verb, overrides))
-    except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: a group that is null
+    except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:  # the last two: no choice at all
         raise BadInputError(complaints.explain(verb, error, overrides, composed)) from None
     settings.check(verb, values)
     return values

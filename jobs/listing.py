@@ -22,7 +22,7 @@ def run(config: dict[str, Any]) -> int:
         "predictors": predictors,
     }
     chosen = config["what"]
-    if chosen not in listings:
+    if not isinstance(chosen, str) or chosen not in listings:
         raise BadInputError(f"`opcast list` takes {', '.join(listings)}" + (f", not {chosen!r}" if chosen else ""))
     as_json = wants_json(config)
     heads, rows = listings[chosen](config)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..datasets.ops import Op
 from ..datasets.store import Store
-from .show import microseconds, print_json, say, table, wants_json
+from .show import BadInputError, microseconds, print_json, say, table, wants_json
 from .writing import write_text
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ def plan_of(config: dict[str, Any], extra: Iterable[Op] = (), exclude: Iterable[
     from ..harness.plan import build_plan
 
     spec = dict(config["campaign"])
-    spec["settings"] = {**spec.get("settings", {}), **(config.get("settings") or {})}
+    if not isinstance(spec.get("settings") or {}, Mapping):
+        raise BadInputError(f"campaign.settings={spec['settings']} must be settings, as campaign.settings.device=cpu")
+    spec["settings"] = {**(spec.get("settings") or {}), **(config.get("settings") or {})}
     if ops := [op.to_dict() for op in extra]:
         spec["ops"] = [*spec.get("ops", []), *ops]
     if left_out := [op.to_dict() for op in exclude]:
