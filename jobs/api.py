@@ -67,7 +67,7 @@ def predict(
     """How long an op takes on a device, or a collective on the links of a cluster.
 
     ``op`` is a kind with its dims and dtype (``predict("gemm", "h100_sxm", m=4096, n=4096, k=4096, dtype="bf16")``),
-    an :class:`Op`, or many of them; or a :class:`.PredictRequest`, which is answered by a list, with no other argument.
+    an :class:`Op`, or many of them; or a :class:`PredictRequest`, which is answered by a list, with no other argument.
     ``home`` is where measurements and predictors lie. ``power_cap_w`` and ``sm_clock_mhz`` ask about a device that may
     draw or clock no more.
 
@@ -111,7 +111,7 @@ def simulate(
     """One step of a model on a device, or on a cluster of devices; a step that does not fit has no times.
 
     ``model``: a name in ``conf/model``, a folder or config.json, a hub id, ``module:callable``, a transformers
-    configuration as a mapping, or a function that returns an ``nn.Module``; or a :class:`.SimulateRequest`, with no
+    configuration as a mapping, or a function that returns an ``nn.Module``; or a :class:`SimulateRequest`, with no
     other argument. ``workload`` is a :class:`Work` or its kind. ``settings`` are plain names:
 
     - of the workload: ``seq_len``, ``micro_batch``, ``global_batch``, ``batch``, ``input_len``, ``output_len``, …,

@@ -78,7 +78,7 @@ def simulate_request(
     sources: Sources,
     keywords: Mapping[str, Any],
 ) -> Any:
-    """The request about a step. ``keywords`` are fields of :class:`.Work`, :class:`.Parallel` and a cluster by name.
+    """The request about a step. ``keywords``: a cluster, and fields of :class:`.work.Work` and :class:`.plan.Parallel`.
 
     With a ``plan`` its layout and cluster are taken; ``precision`` goes before its own. RequestError, with the nearest
     name, for a keyword that is none.

@@ -49,7 +49,7 @@ class NetworkChoice:
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> NetworkChoice:
-        """From JSON: as the command line has it, or as :meth:`.Request.to_json` wrote it."""
+        """From JSON: as the command line has it, or as :meth:`.canonical.Request.to_json` wrote it."""
         for name in values:
             choice(RequestError, "network", name, FIELDS)
         return cls.of(values.get("fidelity", "auto"), *(values.get(name) for name in LINK_FAULTS))

@@ -1,7 +1,8 @@
 """The questions that opcast answers, as frozen data: built by the command line and by Python users alike.
 
 A request has no file handles, engines or reports; it says what is asked, with every default filled in. It becomes JSON
-and comes back (:mod:`.canonical`), so that a search, a service and caches can know it by its :meth:`~.Request.key`.
+and comes back (:mod:`.canonical`), so that a search, a service and caches can know it by its
+:meth:`~.canonical.Request.key`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class SimulateRequest(Request):
     ``model`` is a name in ``conf/model``, a path, a hub id, ``module:callable``, a transformers configuration as a
     mapping, or a function (which has no JSON). Without a ``cluster`` one ``device`` runs it. Without a ``stack``
     PyTorch runs on one device, on a cluster Megatron-LM trains and TensorRT-LLM serves. ``precision`` ``auto`` is what
-    is usual on the device; ``quantization`` the format of linear layers. The other fields are those of :class:`.Plan`.
+    is usual on the device; ``quantization`` the format of linear layers. The other fields are those of :class:`Plan`.
     """
 
     model: Any = ""
