@@ -191,8 +191,8 @@ def test_missing_figures_and_unknown_devices_are_named() -> None:
     del values["memory_gbps"], values["clock_mhz"]
     with pytest.raises(DeviceError, match="'l4' lacks clock_mhz, memory_gbps"):
         Device.from_dict(values)
-    with pytest.raises(DeviceError, match="unknown device 'h100'; did you mean"):
-        load_device("h100")
+    with pytest.raises(DeviceError, match="unknown device 'h1000'; did you mean"):
+        load_device("h1000")
     for outside in ("../device/l4", "", "cpu/../l4", "/etc/passwd"):
         with pytest.raises(DeviceError):
             load_device(outside)
