@@ -70,7 +70,7 @@ def commands(block: Block) -> list[str]:
 def parameters() -> list[object]:
     """Each block as a test parameter, with the marks its note asks for."""
     return [
-        pytest.param(b, id=str(b), marks=[pytest.mark.slow, pytest.mark.timeout(900)] if b.note == "slow" else [])
+        pytest.param(b, id=str(b), marks=[pytest.mark.slow, pytest.mark.timeout(3600)] if b.note == "slow" else [])
         for b in blocks()
     ]
 

@@ -329,10 +329,11 @@ def test_power_and_its_limit_are_kept(tmp_path: Path, store: Store) -> None:
 
 
 @settings(max_examples=30)
-@given(st.floats(0.004, 1e3), st.sampled_from(["half", "int8", "bfloat16", "float"]), st.integers(1, 2**20))
+@given(st.floats(0.004, 1e3), st.sampled_from(["half", "int8", "bfloat16", "float"]), st.integers(1, 2**18))
 def test_units_there_and_back(
     tmp_path_factory: pytest.TempPathFactory, milliseconds: float, dtype: str, elements: int
 ) -> None:
+    """At most 1 MiB in 4 us or more: what would be faster than the link is refused."""
     folder = tmp_path_factory.mktemp("units")
     row = {"nccl_dtype": dtype, "num_gpus": 2, "message_size": elements, "op_name": "all_reduce"}
     ((op, measured),) = imported(Store(folder / "store"), folder, "nccl", {**row, "latency": milliseconds})
