@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..simulator.question.requests import SimulateRequest
     from ..simulator.question.work import Work
     from ..simulator.report.answer import InferenceReport, StepReport
-    from ..simulator.step.workload_file import FileReport
+    from ..simulator.report.workload_file import FileReport
     from ..simulator.trace import Model
     from ..simulator.validation import Validation
 

@@ -16,9 +16,9 @@ from ..datasets.ops import Op
 from ..datasets.store import Store
 from ..simulator.graph import Graph
 from ..simulator.question.work import Work
-from ..simulator.report import pictures
 from ..simulator.report.answer import InferenceReport, StepReport
 from ..simulator.report.comparison import Comparison, OpComparison, StepComparison
+from ..simulator.report.timeline import in_order
 from ..simulator.simulate import alone, simulate
 from ..simulator.trace import Workload, trace
 from . import resolve
@@ -178,7 +178,7 @@ def compare_operators(
     """
     made = []
     calls = iter(zip(*recorded, strict=True))
-    for node, costs, index in pictures.in_order(report.state) if report.state else ():
+    for node, costs, index in in_order(report.state) if report.state else ():
         wanted = plain_name(node.source)
         measured = next((us for call, us in calls if plain_name(call) == wanted), None)
         if measured is None:

@@ -13,7 +13,7 @@ from ..simulator.question.network import LINK_FAULTS
 from ..simulator.report import trust
 from ..simulator.report.answer import InferenceReport, MissingMeasurement, StepReport
 from ..simulator.report.fits import timed
-from ..simulator.step.workload_file import FileReport
+from ..simulator.report.workload_file import FileReport
 from . import resolve, workload_file
 from .links import show_links
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
@@ -75,17 +75,18 @@ def answer(report: StepReport | InferenceReport, within_s: float | None) -> dict
 def write_report(report: StepReport | InferenceReport, path: Path, target: Device, engine: FusedEngine) -> Path:
     """The HTML report, with the pictures of a cluster where the step ran on one."""
     from ..simulator.html import write_step_report
-    from ..simulator.report import pictures
+    from ..simulator.html.view import view
+    from ..simulator.report.timeline import timeline
 
     if report.devices == 1 or isinstance(report, InferenceReport):
-        report = replace(report, timeline=pictures.timeline(report.state) if report.state else ())
-    return write_step_report(report, path, target, pictures.view(report, engine))
+        report = replace(report, timeline=timeline(report.state) if report.state else ())
+    return write_step_report(report, path, target, view(report, engine))
 
 
 def write_timeline(report: StepReport | InferenceReport, path: Path, expand: int) -> Path:
     """The timeline as trace events; folded ranks are written out up to ``expand`` of each stage."""
     from ..simulator.formats.perfetto import write_trace
-    from ..simulator.report.pictures import tracks
+    from ..simulator.report.timeline import tracks
 
     assert report.state is not None
     return write_trace(path, *tracks(report.state), expand)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..simulator.network.formats import FormatError, read_busbw, read_workload, write_workload
+from ..simulator.formats.simai import FormatError, read_busbw, read_workload, write_workload
 from ..simulator.question.network import needs_cluster
 from ..simulator.question.requests import SimulateRequest, WorkloadFile
 from ..simulator.report.answer import InferenceReport, StepReport
-from ..simulator.step.workload_file import FileReport
+from ..simulator.report.workload_file import FileReport
 from . import resolve
 from .links import show_links
 from .show import BadInputError, microseconds, print_json, table, wants_json

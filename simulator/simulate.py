@@ -18,15 +18,18 @@ from .contention import fault_study as studies
 from .contention.fixed_point import share_links
 from .engines import Engine, FusedEngine
 from .engines.flow import flow_engine
+from .formats.simai import SimaiWorkload
 from .question.plan import Parallel, Plan, load_stack
 from .question.work import Work
 from .report.account import report_of
 from .report.answer import InferenceReport, StepReport
-from .report.network import network_report
+from .report.network import links_report
 from .report.notes import notes
+from .report.workload_file import FileReport, file_report
 from .step.build import build, engine_of
 from .step.checks import filled, prepared
 from .step.state import State
+from .step.workload_file import run_file, study
 from .trace import Model
 
 
@@ -52,8 +55,8 @@ def simulate(
     flows = flow_engine(own) if plan.cluster.devices > 1 else None
     network: Mapping[str, Any] = {}
     if flows is not None and isinstance(own, FusedEngine):
-        study = studies.study(state, own, faults_study) if faults_study else None
-        network = network_report(state, flows, study)
+        trials = studies.study(state, own, faults_study) if faults_study else None
+        network = links_report(flows, state.main.shared, trials)
     report = report_of(state, started, network)
     return replace(report, notes=(*report.notes, *notes(report, work, state)))
 
@@ -68,6 +71,31 @@ def simulated(
     state = build(model, work, plan, device, engine, cache_dir)
     flows = flow_engine(engine_of(plan.stack, engine))
     return state if flows is None or plan.cluster.devices == 1 else share_links(state, flows)
+
+
+def simulate_workload(
+    workload: SimaiWorkload,
+    plan: Plan,
+    engine: Engine,
+    name: str = "simai",
+    busbw: Mapping[str, Mapping[str, float]] | None = None,
+    vpp: int | None = None,
+    faults_study: Mapping[str, Any] | None = None,
+) -> FileReport:
+    """The report of one step that a workload file of SimAI describes (:mod:`.step.workload_file`).
+
+    ``busbw`` (GB/s by group and collective) goes before the engine's answers; ``vpp`` replaces the file's virtual
+    stages. TopologyError for a study that cannot be.
+    """
+    started = time.perf_counter()
+    step = run_file(workload, plan, engine, busbw, vpp)
+    flows = flow_engine(engine)
+    network: Mapping[str, Any] = {"fidelity": "analytical"}
+    if flows is not None and isinstance(engine, FusedEngine):
+        given = {"busbw": busbw, "vpp": vpp}
+        trials = study(workload, plan, flows, engine.engines, faults_study, **given) if faults_study else None
+        network = links_report(flows, None, trials)
+    return file_report(step, name, started, network)
 
 
 def alone(device: Device, precision: str, stack: str = "torch") -> Plan:

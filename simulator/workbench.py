@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .question.plan import Plan
     from .question.requests import SimulateRequest, ValidateRequest
     from .report.answer import InferenceReport, OpPrediction, StepReport
-    from .step.workload_file import FileReport
+    from .report.workload_file import FileReport
     from .validation import Validation
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -206,26 +206,17 @@ class Workbench:
 
     def _workload_file(self, request: SimulateRequest, device: Device) -> Answered:
         """The step that a workload file describes. FormatError for what is no such file."""
-        from .engines.flow import flow_engine
-        from .step.workload_file import plan_of, simulate_workload, study
+        from .simulate import simulate_workload
+        from .step.workload_file import plan_of
 
         assert request.file is not None
         assert request.cluster is not None
         found, rates = request.file.read()
         plan = plan_of(found, request.cluster)
         engine = self.engine_with_links(device, request.cluster, request.network, plan)
-        vpp = request.file.vpp
-        report = simulate_workload(found, plan, engine, request.file.name, rates, vpp)
-        network: dict[str, Any] = {"fidelity": request.network.on_cluster(request.cluster)}
-        flows = flow_engine(engine)
-        if flows is not None:
-            network |= {"topology": flows.topology.name, "links": flows.topology.links}
-            network |= {"faults": [asdict(fault) for fault in flows.faults]} if flows.faults else {}
-            settings: Any = request.network.faults_study
-            if settings:
-                trials = study(found, plan, flows, engine.engines, settings, busbw=rates, vpp=vpp)
-                network["faults_study"] = trials.to_dict()
-        return Answered(replace(report, network=network), device, engine)
+        study: Any = request.network.faults_study
+        report = simulate_workload(found, plan, engine, request.file.name, rates, request.file.vpp, study)
+        return Answered(report, device, engine)
 
     def validate(self, request: ValidateRequest, progress: Progress | None = None) -> Validation:
         """The errors of every row of a table. ``progress`` opens a bar of so many rows, which is told of those done."""

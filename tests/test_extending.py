@@ -28,11 +28,11 @@ from opcast.simulator.html.colours import of_kind
 from opcast.simulator.passes.order import apply_passes
 from opcast.simulator.passes.rewriting.draft import Draft
 from opcast.simulator.passes.rewriting.tokens import share_tokens
+from opcast.simulator.question.orders import SCHEDULES
 from opcast.simulator.question.plan import Parallel, Plan
 from opcast.simulator.question.work import Work
 from opcast.simulator.report.answer import StepReport
 from opcast.simulator.simulate import alone, simulate
-from opcast.simulator.timing.schedule.orders import SCHEDULES
 from opcast.simulator.trace import Workload, trace
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "extending.md"

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..graph import Node
+from ..question.orders import BACKWARD, FORWARD, INPUT
 from ..step.state import Step
 from ..timing.costs import Costs
 from ..timing.phases import FIRST, LAST, MIDDLE, ONLY, Variant
-from ..timing.schedule.orders import BACKWARD, FORWARD, INPUT
 from ..timing.schedule.pipeline import sources
 from .use import Collective, Communication, Send, Slot, Spans, phase_spans
 

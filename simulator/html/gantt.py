@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..timing.schedule.orders import BACKWARD, FORWARD, INPUT, TASKS, WEIGHT
+from ..question.orders import BACKWARD, FORWARD, INPUT, TASKS, WEIGHT
 from ..timing.schedule.pipeline import PipelineTimes
 from . import colours, units
 from .charts import figure, hover, label

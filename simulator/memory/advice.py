@@ -1,4 +1,4 @@
-"""What to shrink where a step does not fit: the smallest change that is enough, from what memory is spent on."""
+"""What to shrink where a step does not fit: the cheapest change that is enough, from what memory is spent on."""
 
 from __future__ import annotations
 
@@ -13,43 +13,41 @@ SHOWN = 3  # changes that are named where none is enough alone
 
 
 def advice(memory: Memory, plan: Plan, device: Device, work: Work) -> str:
-    """Which class of memory to shrink so that the step fits; the largest ones where no single change is enough."""
+    """The cheapest change of which the step fits; the largest ones where no single change is enough."""
     over = memory.peak_gib - device.memory_gib
     changes = _training if work.kind == "train" else _serving
     options = [each for each in changes(memory, plan, device, work) if each[0] > 0]
-    enough = [option for option in options if option[0] >= over]
-    chosen = [min(enough)[1]] if enough else [text for _, text in sorted(options, reverse=True)[:SHOWN]]
+    enough = [text for saved, text in options if saved >= over]
+    chosen = enough[:1] or [text for _, text in sorted(options, reverse=True)[:SHOWN]]
     return f"{over:.1f} GiB too much for {device.memory_gib:g} GiB; shrink " + " and ".join(chosen)
 
 
 def _training(memory: Memory, plan: Plan, device: Device, work: Work) -> Iterator[tuple[float, str]]:
-    """(GiB saved, what to do) of a training step."""
+    """(GiB saved, what to do) of a training step, what costs least time and money first."""
     p, whole = plan.parallel, 1 - 1 / plan.group("dp_cp").ranks
     kept = memory.by_class.get("activations kept for the backward pass", 0.0)
     state = memory.weights_gib + memory.gradients_gib
-    everything = state + memory.optimizer_gib
     activations = f"activations {memory.activations_gib:.1f} GiB"
-    if plan.recompute != "full":
-        yield 0.9 * kept, f"activations {kept:.1f} GiB: workload.recompute=full"
+    optimizer = f"optimizer {memory.optimizer_gib:.1f} GiB"
+    if p.zero_stage < 1:
+        yield memory.optimizer_gib * whole, f"{optimizer}: parallel.zero_stage=1"
     if work.micro_batch > 1:
         yield memory.activations_gib / 2, f"{activations}: workload.micro_batch={work.micro_batch // 2}"
-    else:
-        yield (
-            memory.activations_gib / 2,
-            f"{activations}: workload.seq_len={work.seq_len // 2}, or parallel.cp={2 * p.cp}",
-        )
-    if p.zero_stage < 1:
-        yield memory.optimizer_gib * whole, f"optimizer {memory.optimizer_gib:.1f} GiB: parallel.zero_stage=1"
-        if "optimizer" not in plan.offload:
-            yield memory.optimizer_gib, f"optimizer {memory.optimizer_gib:.1f} GiB: offload=[optimizer]"
     if p.zero_stage < 3:
         sharded = state + memory.optimizer_gib * (p.zero_stage < 1)
         yield sharded * whole, f"weights and gradients {state:.1f} GiB: parallel.zero_stage=3"
+    if plan.recompute != "full":
+        yield 0.9 * kept, f"activations {kept:.1f} GiB: workload.recompute=full"
+    if "optimizer" not in plan.offload:
+        yield memory.optimizer_gib, f"{optimizer}: offload=[optimizer]"
+    everything = state + memory.optimizer_gib
     yield from _spread(everything, "weights, gradients and optimizer", memory, plan, device)
+    shorter = f"workload.seq_len={work.seq_len // 2}, or parallel.cp={2 * p.cp}"
+    yield memory.activations_gib / 2, f"{activations}: {shorter}"
 
 
 def _serving(memory: Memory, plan: Plan, device: Device, work: Work) -> Iterator[tuple[float, str]]:
-    """(GiB saved, what to do) of an inference step."""
+    """(GiB saved, what to do) of an inference step, what costs least first."""
     cache_gib = memory.by_class.get("KV cache", 0.0)
     over = memory.peak_gib - device.memory_gib
     fitting = int(work.batch * (cache_gib - over) / cache_gib) if cache_gib > over else 0

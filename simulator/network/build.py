@@ -16,9 +16,9 @@ import numpy as np
 
 from ...datasets.clusters import Cluster
 from ...datasets.devices import Device
+from .astra import FormatError, astra_network, yaml_problem
 from .fabric import Fabric
 from .faults import Fault, apply
-from .formats import FormatError, astra_network, yaml_problem
 from .nccl import BASE_US, HOP_US, TABLE_NIC_US
 from .routing import POLICIES
 from .shapes import MOST_RANKS, Dimension, Port, Servers, dragonfly, dual_plane, dual_tor, fat_tree, product

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..question.ranks import per_node
 from .topology import TopologyError
 
 
@@ -40,6 +39,14 @@ def by_node(members: np.ndarray, devices_per_node: int) -> np.ndarray:
     np.put_along_axis(first, order, np.take_along_axis(order, start, axis=1), axis=1)
     key = first * (int(members.max(initial=0)) + 1) + members
     return np.take_along_axis(members, np.argsort(key, axis=1), axis=1)
+
+
+def per_node(groups: np.ndarray, devices_per_node: int) -> np.ndarray:
+    """How many members of a group share a node, for every group and each of its nodes [pairs of group and node]."""
+    nodes = np.sort(groups // devices_per_node, axis=1)
+    begins = np.ones(nodes.shape, dtype=bool)
+    begins[:, 1:] = nodes[:, 1:] != nodes[:, :-1]
+    return np.diff(np.flatnonzero(begins), append=nodes.size)
 
 
 def in_rows(members: np.ndarray, together: int, devices_per_node: int) -> bool:

@@ -25,13 +25,13 @@ from ..network.fabric import Fabric, Transfer
 from ..network.faults import Fault, drawing
 from ..network.fidelity import TransferOutcome, simulate
 from ..network.law import choice, collective_us
+from ..network.mapping import per_node
 from ..network.nccl import GroupShapes
 from ..network.packet import check_devices
 from ..network.query import bandwidths, beside, summary
 from ..network.reduction import ALGORITHMS as IN_SWITCH
 from ..network.study import trials, with_faults
 from ..network.topology import Topology, TopologyError
-from ..question.ranks import per_node
 from ..report.answer import OpPrediction
 from .ops import predict_ops
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from ...datasets.clusters import Cluster
 from ...datasets.loading import choice, flag, load, number, whole
-from ..timing.schedule.orders import SCHEDULES
 from .errors import PlanError as PlanError
 from .options import CHECKS, EP_MODES, complaint
+from .orders import SCHEDULES
 from .ranks import (
     ORDER,
     PLACEMENTS,

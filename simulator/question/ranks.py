@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..network.mapping import per_node
+
 DIMENSIONS = ("tp", "cp", "dp", "pp")
 ORDER = "-".join(DIMENSIONS)
 PLACEMENTS = ("linear", "round_robin")
@@ -120,14 +122,6 @@ def together(layout: Layout, part: GroupPart) -> int:
     """The fewest members that a group has on a node where it has any: through so many NICs its slowest node sends."""
     found = members(layout, part)
     return int(per_node(found, layout.per_node).min()) if found.size and found.shape[1] > 1 else 1
-
-
-def per_node(groups: np.ndarray, devices_per_node: int) -> np.ndarray:
-    """How many members of a group share a node, for every group and each of its nodes [pairs of group and node]."""
-    nodes = np.sort(groups // devices_per_node, axis=1)
-    begins = np.ones(nodes.shape, dtype=bool)
-    begins[:, 1:] = nodes[:, 1:] != nodes[:, :-1]
-    return np.diff(np.flatnonzero(begins), append=nodes.size)
 
 
 def _whole(layout: Layout, name: str) -> np.ndarray:

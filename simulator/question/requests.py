@@ -14,8 +14,9 @@ from typing import Any
 from ...datasets.clusters import Cluster, one_device
 from ...datasets.devices import Device
 from ...datasets.loading import number, whole
+from ..formats.simai import SimaiWorkload, read_busbw, read_workload
+from ..network.astra import FormatError
 from ..network.build import check_settings
-from ..network.formats import FormatError, SimaiWorkload, read_busbw, read_workload
 from .canonical import Request, RequestError
 from .network import NetworkChoice, needs_cluster
 from .place import THIS_MACHINE, looked_up, shipped

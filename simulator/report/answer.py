@@ -85,7 +85,7 @@ class Answer:
     (:mod:`.trust`), ``measure_next`` what to measure to make it better, ``quantiles`` the distribution of the answer in
     its own unit. ``power_w`` is of one device, ``energy_j`` and ``cost`` of the whole step on all ``devices``.
     ``network`` says how the links of a cluster were simulated, and which were fullest. ``state`` is what it was all
-    read from, for timelines and pictures; ``timeline`` the nodes of one step in time (:func:`.pictures.timeline`),
+    read from, for timelines and pictures; ``timeline`` the nodes of one step in time (:func:`.timeline.timeline`),
     where a page shows them. JSON has neither.
     """
 

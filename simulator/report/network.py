@@ -12,23 +12,21 @@ from ..network.load import BINS, described, sorts
 from ..network.study import Study
 from ..network.together import Shared
 from ..network.topology import Topology
-from ..step.state import State
 
 
-def network_report(state: State, flows: FlowEngine, study: Study | None = None) -> dict[str, Any]:
+def links_report(flows: FlowEngine, shared: Shared | None, trials: Study | None = None) -> dict[str, Any]:
     """What a report says of links: how they were simulated, faults, their load, and a study of faults.
 
-    ``busy`` are shares of capacity over the step that most of the time goes to, ``over_time`` over equal spans of it;
-    ``apart_s`` is the step if every communication had links of its own.
+    ``shared`` is what links saw of the step that most of the time goes to. ``busy`` are shares of capacity over it,
+    ``over_time`` over equal spans of it; ``apart_s`` is the step if every communication had links of its own.
     """
     found: dict[str, Any] = {"fidelity": flows.fidelity, "topology": flows.topology.name, "links": flows.topology.links}
     if flows.faults:
         found["faults"] = [asdict(fault) for fault in flows.faults]
-    shared = state.main.shared
     if shared is not None:
         found |= loads(flows.topology, shared)
-    if study is not None:
-        found["faults_study"] = study.to_dict()
+    if trials is not None:
+        found["faults_study"] = trials.to_dict()
     return found
 
 

@@ -18,11 +18,11 @@ from ..memory.stage import stage_memory
 from ..memory.walk import ChunkWalk
 from ..passes.order import INFERENCE, TRAINING, apply_passes
 from ..passes.pipeline import Chunk, split_pipeline
+from ..question.orders import Orders, forward_orders, make_orders, parts_of
 from ..question.plan import Plan, Stack
 from ..question.stragglers import stage_slowdowns
 from ..question.work import Work
 from ..timing.placement import place_tasks, send_times, time_chunks
-from ..timing.schedule.orders import Orders, forward_orders, make_orders, parts_of
 from ..timing.schedule.pipeline import in_flight
 from ..trace import Model, Workload, trace
 from ..trace.redimension import step_graph

@@ -19,12 +19,12 @@ from ..graph import Graph
 from ..memory.amounts import Memory
 from ..network.together import Shared
 from ..passes.pipeline import Chunk
+from ..question.orders import BACKWARD, FORWARD, INPUT, Orders, parts_of
 from ..question.plan import Plan
 from ..question.work import Work
 from ..timing.costs import Costs
 from ..timing.phases import FIRST, LAST, MIDDLE, ONLY, ChunkTimes, PhaseTime, Variant
 from ..timing.placement import Sends
-from ..timing.schedule.orders import BACKWARD, FORWARD, INPUT, Orders, parts_of
 from ..timing.schedule.pipeline import PipelineTimes
 
 

@@ -9,7 +9,6 @@ the share ``(pp - 1) / (ga vpp)`` of a stage's work, and nothing hides sends bet
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -18,12 +17,11 @@ from ...datasets.clusters import Cluster
 from ...datasets.ops import Op, bus_factor, make_op
 from ..engines import Engine, FusedEngine, ask
 from ..engines.flow import FlowEngine
+from ..formats.simai import LISTS, PHASES, FormatError, LayerPhase, SimaiWorkload, WorkloadLayer, members
 from ..network.faults import Fault, drawing
-from ..network.formats import LISTS, PHASES, FormatError, LayerPhase, SimaiWorkload, WorkloadLayer, members
 from ..network.study import Study, trials
 from ..network.topology import TopologyError
 from ..question.plan import Group, Parallel, Plan
-from ..report.answer import plain
 
 GROUPS = {"tp": "TP", "ep": "EP", "dp": "DP", "edp": "DP", "pp": "PP"}  # as a file of bus bandwidths calls them
 
@@ -42,34 +40,6 @@ class FileCollective(NamedTuple):
     engine: str
     algbw_gbps: float
     busbw_gbps: float
-
-
-@dataclass(frozen=True)
-class FileReport:
-    """A step of a workload file. Seconds; parts of ``breakdown`` add up to the step.
-
-    ``communications`` are all distinct collectives, those that take longest in all first; ``provenance`` is the share
-    of their time by who answered.
-    """
-
-    step_time_s: float
-    low_s: float
-    high_s: float
-    workload: str
-    cluster: str
-    device: str
-    devices: int
-    parallel: Mapping[str, int]
-    breakdown: Mapping[str, Any]
-    communications: tuple[FileCollective, ...]
-    provenance: Mapping[str, float]
-    wall_time_s: float
-    network: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        values: dict[str, Any] = plain(self)
-        return values | {"communications": [each._asdict() for each in self.communications]}
 
 
 @dataclass
@@ -108,47 +78,37 @@ def plan_of(workload: SimaiWorkload, cluster: Cluster) -> Plan:
     return Plan(Parallel(tp=degrees["tp"], pp=degrees["pp"], ep=degrees["ep"], etp=degrees["tp"]), cluster)
 
 
-def simulate_workload(
+Key = tuple[str, str, int]  # group, collective, bytes
+
+
+@dataclass(frozen=True)
+class FileStep:
+    """A step of a workload file as it runs under a plan: its collectives, the account of a stage, its waiting (us)."""
+
+    workload: SimaiWorkload
+    plan: Plan
+    communications: Mapping[Key, FileCollective]
+    account: Account
+    bubble_us: float
+    total_us: float
+
+
+def run_file(
     workload: SimaiWorkload,
     plan: Plan,
     engine: Engine,
-    name: str = "simai",
     busbw: Mapping[str, Mapping[str, float]] | None = None,
     vpp: int | None = None,
-) -> FileReport:
-    """The report of one step. ``busbw`` (GB/s by group and collective) goes before the engine's answers.
+) -> FileStep:
+    """One step. ``busbw`` (GB/s by group and collective) goes before the engine's answers.
 
     ``vpp`` replaces the virtual stages of the file, where AICB writes the number of layers.
     """
-    started = time.perf_counter()
     if vpp is not None:
         workload = replace(workload, degrees={**workload.degrees, "vpp": vpp})
     known = communications(workload, plan, engine, busbw or {})
-    times = {key: each.time_us for key, each in known.items()}
-    total, account, bubble = step(workload, times)
-    low, high = (_bound(known, account, total, name) for name in ("low_us", "high_us"))
-    return FileReport(
-        step_time_s=total * 1e-6,
-        low_s=low * 1e-6,
-        high_s=high * 1e-6,
-        workload=name,
-        cluster=plan.cluster.id,
-        device=plan.cluster.device,
-        devices=plan.cluster.devices,
-        parallel={**{key: value for key, value in workload.degrees.items() if key != "gpus"}, "dp": plan.dp},
-        breakdown={
-            "compute_s": account.compute * 1e-6,
-            "exposed_comm_s": sum(account.exposed.values()) * 1e-6,
-            "bubble_s": bubble * 1e-6,
-            "by_parallelism": {group: us * 1e-6 for group, us in account.exposed.items() if us > 0},
-        },
-        communications=tuple(sorted(known.values(), key=lambda each: -each.time_us * each.times)),
-        provenance=_provenance(known),
-        wall_time_s=time.perf_counter() - started,
-    )
-
-
-Key = tuple[str, str, int]  # group, collective, bytes
+    total, account, bubble = step(workload, {key: each.time_us for key, each in known.items()})
+    return FileStep(workload, plan, known, account, bubble, total)
 
 
 def group_of(phase: str, work: LayerPhase) -> str:
@@ -274,7 +234,7 @@ def study(
 ) -> Study:
     """The step with faults at random places, or with ``everywhere`` at each in turn; ``flows`` is one of ``engines``.
 
-    ``given`` are further arguments of :func:`simulate_workload`. TopologyError for a setting that is not there.
+    ``given`` are further arguments of :func:`run_file`. TopologyError for a setting that is not there.
     """
     asked = drawing(settings, "faults_study")
     if asked.straggler is not None:
@@ -285,25 +245,6 @@ def study(
     def measure(faults: Sequence[Fault]) -> float:
         broken = flows.with_faults((*flows.faults, *faults))
         engine = FusedEngine([broken if each is flows else each for each in engines])
-        return simulate_workload(workload, plan, engine, **given).step_time_s * 1e6
+        return run_file(workload, plan, engine, **given).total_us
 
     return trials(asked.faults(flows.topology), measure)
-
-
-def _bound(known: Mapping[Key, FileCollective], account: Account, total: float, bound: str) -> float:
-    """The step if each group's communication took as long as its bound says; what is hidden stays hidden."""
-    change = 0.0
-    for group, exposed in account.exposed.items():
-        each = [one for one in known.values() if one.group == group or (group == "dp" and one.group == "edp")]
-        whole = sum(one.time_us * one.times for one in each)
-        if whole:
-            change += exposed * (sum(getattr(one, bound) * one.times for one in each) / whole - 1.0)
-    return total + change
-
-
-def _provenance(known: Mapping[Key, FileCollective]) -> dict[str, float]:
-    shares: dict[str, float] = {}
-    for each in known.values():
-        shares[each.engine] = shares.get(each.engine, 0.0) + each.time_us * each.times
-    whole = sum(shares.values())
-    return {name: us / whole for name, us in shares.items()} if whole else {}

@@ -13,10 +13,10 @@ from ..engines import Engine, ask
 from ..graph import Graph
 from ..passes.micro_batches import REFRESH, micro_batch_variant
 from ..passes.pipeline import Chunk
+from ..question.orders import FORWARD, WEIGHT, Orders
 from ..question.plan import Plan
 from .costs import Costs, cost_graphs, slowed
 from .phases import FIRST, LAST, MIDDLE, ONLY, ChunkTimes, PhaseTimes, Variant
-from .schedule.orders import FORWARD, WEIGHT, Orders
 from .schedule.pipeline import PipelineTimes, run_pipeline
 
 

@@ -32,10 +32,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from opcast.simulator.network.astra import ASTRA_ALGORITHMS, ASTRA_SHAPES, GIB_GB
 from opcast.simulator.network.collectives import plan
 from opcast.simulator.network.fabric import Fabric, Transfer
 from opcast.simulator.network.fidelity import simulate
-from opcast.simulator.network.formats import ASTRA_ALGORITHMS, ASTRA_SHAPES, GIB_GB
 from opcast.simulator.network.shapes import Dimension, product
 
 REFERENCE = Path(os.environ.get("OPCAST_REFERENCE") or Path(__file__).resolve().parents[3] / "shared")

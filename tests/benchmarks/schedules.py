@@ -18,9 +18,10 @@ from pathlib import Path
 
 import numpy as np
 from opcast.datasets.ops import make_op
-from opcast.simulator.formats import pipeline_tracks, write_trace
+from opcast.simulator.formats.perfetto import write_trace
 from opcast.simulator.graph import Block, Node
-from opcast.simulator.timing.schedule.orders import make_orders
+from opcast.simulator.question.orders import make_orders
+from opcast.simulator.report.tracks import pipeline_tracks
 from opcast.simulator.timing.schedule.pipeline import in_flight, run_pipeline
 from opcast.simulator.timing.schedule.streams import Overlap, place
 

@@ -1,6 +1,6 @@
 """What one of several ranks does of an op that they share: its dimensions, divided along a named axis.
 
-Each kind of op says which of its dimensions lie along which axis (:class:`~opcast.datasets.vocabulary.Dim`); here stand
+Each kind of op says which of its dimensions lie along which axis (:class:`opcast.datasets.vocabulary.Dim`); here stand
 those whose layout decides it. A dimension's own name is an axis too.
 
 Products are those of a Linear whose weight is stored [out, in]: ``nt`` runs it, ``nn`` is the gradient of its input,

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from ...question.orders import BACKWARD, FORWARD, INPUT, WEIGHT, Orders
 from ...question.plan import PlanError
-from .orders import BACKWARD, FORWARD, INPUT, WEIGHT, Orders
 
 Times = Any  # one number, or an array of [stage, chunk] or [stage, chunk, micro-batch]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 from opcast.simulator.contention.traffic import communication
 from opcast.simulator.network.sharing import Activities, run
+from opcast.simulator.question.orders import FORWARD
 from opcast.simulator.step.state import Step
 from opcast.simulator.timing.phases import MIDDLE
-from opcast.simulator.timing.schedule.orders import FORWARD
 from opcast.simulator.timing.schedule.pipeline import sources
 
 

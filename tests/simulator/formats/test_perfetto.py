@@ -12,17 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opcast.simulator.formats import (
-    RankTrack,
-    TimelineError,
-    TrackFlow,
-    TrackSpan,
-    memory_over_time,
-    pipeline_tracks,
-    write_trace,
-)
-from opcast.simulator.formats.perfetto import events
-from opcast.simulator.timing.schedule.orders import FORWARD, make_orders
+from opcast.simulator.formats.perfetto import TimelineError, events, write_trace
+from opcast.simulator.formats.tracks import RankTrack, TrackFlow, TrackSpan
+from opcast.simulator.question.orders import FORWARD, make_orders
+from opcast.simulator.report.tracks import memory_over_time, pipeline_tracks
 from opcast.simulator.timing.schedule.pipeline import PipelineTimes, in_flight, run_pipeline
 
 

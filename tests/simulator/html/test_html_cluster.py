@@ -15,8 +15,8 @@ from opcast.datasets.devices import load_device
 from opcast.simulator.html import ClusterView, colours, write_step_report
 from opcast.simulator.html.cluster import memory_chart, parallelism_chart, sections
 from opcast.simulator.html.gantt import BUBBLE, MOST_BARS, SEND, bubbles, merged, pipeline_charts, tasks
+from opcast.simulator.question.orders import TASKS, make_orders
 from opcast.simulator.report.answer import Breakdown, Memory, OpShare, StageShare, StepReport
-from opcast.simulator.timing.schedule.orders import TASKS, make_orders
 from opcast.simulator.timing.schedule.pipeline import PipelineTimes, run_pipeline
 
 

@@ -13,8 +13,7 @@ from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import bus_factor
 from opcast.simulator.engines import build_engine
-from opcast.simulator.formats.simai_step import workload as written
-from opcast.simulator.network.formats import (
+from opcast.simulator.formats.simai import (
     FormatError,
     LayerPhase,
     SimaiWorkload,
@@ -24,8 +23,10 @@ from opcast.simulator.network.formats import (
 )
 from opcast.simulator.question.plan import Parallel, Plan, load_stack
 from opcast.simulator.question.work import Work as Asked
-from opcast.simulator.simulate import simulate
-from opcast.simulator.step.workload_file import FileReport, plan_of, simulate_workload
+from opcast.simulator.report.simai import workload as written
+from opcast.simulator.report.workload_file import FileReport
+from opcast.simulator.simulate import simulate, simulate_workload
+from opcast.simulator.step.workload_file import plan_of
 
 H100 = load_device("h100_sxm")
 CLUSTER = replace(load_cluster("dgx_h100"), nodes=4)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opcast.simulator.network.fabric import Fabric
-from opcast.simulator.network.formats import (
+from opcast.simulator.formats.simai import (
     COLLECTIVES,
     FormatError,
     LayerPhase,
@@ -14,15 +13,14 @@ from opcast.simulator.network.formats import (
     WorkloadLayer,
     bus_bandwidths,
     members,
-    read_astra_network,
-    read_astra_system,
     read_busbw,
     read_workload,
     serial_us,
-    write_astra_network,
     write_busbw,
     write_workload,
 )
+from opcast.simulator.network.astra import read_astra_network, read_astra_system, write_astra_network
+from opcast.simulator.network.fabric import Fabric
 from opcast.simulator.network.shapes import Dimension, Port, product, single_switch
 
 HEAD = "HYBRID_TRANSFORMER_FWD_IN_BCKWD model_parallel_NPU_group: 4 ep: 2 pp: 1 vpp: 1 ga: 1 all_gpus: 16 "

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...question.errors import PlanError
+from .errors import PlanError
 
 FORWARD, BACKWARD, INPUT, WEIGHT = range(4)
 TASKS = ("forward", "backward", "input gradient", "weight gradient")

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..network.formats import COLLECTIVES, FormatError, LayerPhase, SimaiWorkload, WorkloadLayer
-from ..report.pictures import phase_spans
+from ..formats.simai import COLLECTIVES, FormatError, LayerPhase, SimaiWorkload, WorkloadLayer
+from ..formats.tracks import TrackSpan
 from ..step.state import Step
 from ..timing.phases import FIRST, LAST, MIDDLE, Variant
-from .tracks import TrackSpan
+from .timeline import phase_spans
 
 DATA = ("dp", "dp_cp", "edp")
 EXPERT_EXCHANGES = ("ep_dispatch", "ep_combine")

@@ -1,0 +1,47 @@
+"""What the page of a step on a cluster shows, taken from the step's state."""
+
+from __future__ import annotations
+
+from ..engines import Engine
+from ..engines.flow import flow_engine
+from ..network.together import Shared
+from ..report.answer import InferenceReport, StepReport
+from .cluster import ClusterView
+
+
+def view(report: StepReport | InferenceReport, engine: Engine | None = None) -> ClusterView | None:
+    """What the page of a step shows of its pipeline, communication, stages, memory, and of the links of ``engine``.
+
+    None for one device.
+    """
+    state = report.state
+    if state is None or state.plan.cluster.devices == 1:
+        return None
+    svg = links_picture(state.main.shared, engine)
+    if not isinstance(report, StepReport):
+        return ClusterView(links=report.network, links_svg=svg)
+    step = state.steps[0]
+    hidden: dict[str, float] = {}
+    for each in step.executions(step.busiest):
+        for group, us in each.time.hidden_us.items():
+            hidden[group] = hidden.get(group, 0.0) + us * each.times * 1e-6
+    return ClusterView(
+        pipeline=step.pipeline,
+        exposed_s=report.breakdown.by_parallelism,
+        hidden_s=hidden,
+        stages=report.stages,
+        memory_gib=[memory.by_class for memory in state.memories],
+        limit_gib=step.device.memory_gib,
+        links=report.network,
+        links_svg=svg,
+    )
+
+
+def links_picture(shared: Shared | None, engine: Engine | None) -> str:
+    """The fabric coloured by load as SVG; nothing where no links were simulated."""
+    from ..network.picture import svg
+
+    flows = flow_engine(engine) if engine is not None else None
+    if flows is None or shared is None:
+        return ""
+    return svg(flows.topology, shared.load(), "share of each link that the step uses")
