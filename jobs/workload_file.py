@@ -71,7 +71,7 @@ def read(path: Any, busbw: Any = None, vpp: Any = None) -> WorkloadFile:
 
 def write(report: StepReport | InferenceReport, path: str | Path) -> Path:
     """The step's workload as SimAI reads it. FormatError for what it cannot say, or a path that cannot be written."""
-    from ..simulator.formats.simai_step import workload
+    from ..simulator.report.simai import workload
 
     state = report.state
     if state is None or report.devices == 1 or not isinstance(report, StepReport):
