@@ -17,10 +17,11 @@ from ...datasets.ops import KINDS, Op, make_op
 from .calls import Call, View
 from .layout import contiguous_run, dtype_of, in_memory_order, numel, size_bytes, transposed, unique_numel
 
-VERSION = 5
+VERSION = 6
 
 Rule = Callable[[Call], Op | None]
 RULES: dict[str, Rule] = {}
+MAY_BE_EMPTY: set[Rule] = set()
 DECODE_QUERIES = 16  # at most this many queries against a longer cache are a step of generation
 
 ARITHMETIC = """
@@ -64,13 +65,19 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
+def may_be_empty(function: Rule) -> Rule:
+    """Mark a rule for operators some of whose results may be empty: statistics that nobody asked for."""
+    MAY_BE_EMPTY.add(function)
+    return function
+
+
 def to_op(call: Call) -> Op | None:
     """The op of a call, or None when no kind covers it."""
     namespace, _, name = call.name.partition(".")
     found = RULES.get(name) or RULES.get(name.removesuffix("_"))
     if found is None and namespace != "aten" and name in KINDS and KINDS[name].row_wise:
         found = _named
-    if found is None or any(not numel(view) for view in call.outputs):
+    if found is None or (found not in MAY_BE_EMPTY and any(not numel(view) for view in call.outputs)):
         return None
     return found(call)
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ..graph import Graph, Node, Tensor
+from . import images  # noqa: F401  (its rules are entered)
 from .aten import bytes_moved, overwrites, to_op
 from .calls import Call, Storage, View
 from .fold import renumbered

@@ -473,19 +473,62 @@ def test_copies_tell_their_runs():
     assert whole.run_bytes == 0
 
 
+def module_of(layer: Callable[[], torch.nn.Module], *shape: int) -> Callable[[], torch.nn.Module]:
+    """A factory of a module with one layer that reads a tensor of this shape, a leading batch apart."""
+
+    class Alone(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x).float().sum()
+
+        def example_inputs(self, workload: Workload) -> tuple[torch.Tensor]:
+            return (torch.zeros(workload.batch, *shape, requires_grad=workload.training),)
+
+    return Alone
+
+
 def test_an_operator_without_a_kind_is_costed_by_its_bytes_and_named():
-    def factory() -> torch.nn.Module:
-        class Convolution(torch.nn.Conv1d):
-            def example_inputs(self, workload: Workload) -> tuple[torch.Tensor]:
-                return (torch.zeros(workload.batch, 4, workload.seq_len),)
-
-        return Convolution(4, 8, 3)
-
-    graph = trace(factory, Workload("prefill", 2, 10), "fp32")
-    node = next(n for n in graph.nodes() if "convolution" in n.source)
+    graph = trace(module_of(lambda: torch.nn.Unfold(3), 4, 10, 10), Workload("prefill", 2, 10), "fp32")
+    node = next(n for n in graph.nodes() if "im2col" in n.source)
     assert node.op is None
-    assert node.bytes_moved == 4 * (2 * 4 * 10 + 8 * 4 * 3 + 8 + 2 * 8 * 8)
-    assert graph.notes == ("aten.convolution: no op kind covers it; its 1 calls are costed by the bytes they move",)
+    assert node.bytes_moved == 4 * (2 * 4 * 10 * 10 + 2 * 36 * 64)
+    assert graph.notes == ("aten.im2col: no op kind covers it; its 1 calls are costed by the bytes they move",)
+
+
+CONVOLUTIONS = [
+    (lambda: torch.nn.Conv2d(16, 32, 3, padding=1), (16, 8, 8), 2 * (2 * 8 * 8) * 32 * (16 * 9)),
+    (lambda: torch.nn.Conv2d(16, 32, 4, stride=4), (16, 8, 8), 2 * (2 * 2 * 2) * 32 * (16 * 16)),
+    (lambda: torch.nn.Conv1d(16, 32, 3, groups=4), (16, 10), 2 * (2 * 8) * 32 * (4 * 3)),
+    (lambda: torch.nn.ConvTranspose2d(16, 8, 2, stride=2), (16, 4, 4), 2 * (2 * 4 * 4) * 16 * (8 * 4)),
+]
+
+
+@pytest.mark.parametrize(("layer", "shape", "flops"), CONVOLUTIONS)
+def test_a_convolution_is_the_product_that_it_is(layer, shape: tuple[int, ...], flops: int):
+    graph = trace(module_of(layer, *shape), Workload("prefill", 2, 8), "fp32")
+    products = [n.op for n in graph.nodes() if n.op and n.op.kind == "gemm"]
+    assert [op.cost.flops for op in products] == [flops]
+    assert graph.model_flops == flops
+    assert graph.notes == ()
+
+
+def test_both_gradients_of_a_convolution_are_products_and_norms_and_pools_have_kinds():
+    def layer() -> torch.nn.Module:
+        middle = torch.nn.Conv2d(16, 32, 3, padding=1), torch.nn.BatchNorm2d(32), torch.nn.MaxPool2d(2)
+        return torch.nn.Sequential(torch.nn.Conv2d(16, 16, 1), *middle, torch.nn.AdaptiveAvgPool2d(1))
+
+    graph = trace(module_of(layer, 16, 8, 8), Workload("train", 2, 8), "fp32")
+    nodes = [n for n in graph.nodes() if n.op]
+    forward, backward = ([n.op for n in nodes if n.op.kind == "gemm" and n.phase == p] for p in ("forward", "backward"))
+    assert sum(op.cost.flops for op in backward) == 2 * sum(op.cost.flops for op in forward)
+    kinds = {n.op.kind for n in nodes}
+    assert {"layer_norm", "layer_norm_backward", "reduce"} <= kinds
+    assert {n.op.rows for n in nodes if n.op.kind.startswith("layer_norm")} == {32}
+    assert not [n.source for n in graph.nodes() if n.op is None]
+    assert graph.notes == ()
 
 
 def test_masks_are_recognised():
