@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from ...datasets.ops import Op
 from ..graph import Graph, Node, Tensor
 from . import images  # noqa: F401  (its rules are entered)
 from .aten import bytes_moved, overwrites, to_op
@@ -13,6 +14,7 @@ from .calls import Call, Storage, View
 from .fold import renumbered
 from .layout import dense, dtype_of, numel
 
+LOOPED = 256  # like calls of one module in one pass that are a loop of its code
 IN_PLACE = {
     "aten.add": "aten.add_",
     "aten.index_put": "aten._index_put_impl_",
@@ -122,12 +124,33 @@ def to_graph(
 
 
 def notes_on(graph: Graph) -> tuple[str, ...]:
-    """One line for each operator that no kind covers."""
+    """One line for each operator that no kind covers, and one for loops over tokens."""
     missing: Counter[str] = Counter()
     for node, times in graph.weighted():
         if node.op is None and node.bytes_moved:
             missing[node.source] += times
-    return tuple(
+    uncovered = (
         f"{name}: no op kind covers it; its {count} calls are costed by the bytes they move"
         for name, count in sorted(missing.items())
+    )
+    return (*uncovered, *_loops(graph))
+
+
+def _loops(graph: Graph) -> tuple[str, ...]:
+    """A line where modules run like calls again and again in Python, as a scan over tokens is written out."""
+    alike: Counter[tuple[str, str, str, Op | None]] = Counter()
+    runs: dict[tuple[str, str, str, Op | None], int] = {}
+    for block in graph.blocks:
+        for node in block.nodes:
+            key = node.path, node.phase, node.source, node.op
+            layers, turns = (block.repeat, 1) if block.stack else (1, block.repeat)
+            alike[key] += turns
+            runs[key] = runs.get(key, 0) + turns * layers
+    looped = [key for key, count in alike.items() if count >= LOOPED]
+    if not looped:
+        return ()
+    calls, where = sum(runs[key] for key in looped), max(looped, key=lambda key: alike[key])[0] or graph.name
+    return (
+        f"{where} and modules like it: {calls} calls of a loop that the model's code writes out, such as a scan; "
+        "kernels that fuse such a loop are far faster, so this step is an upper bound",
     )

@@ -498,6 +498,21 @@ def test_an_operator_without_a_kind_is_costed_by_its_bytes_and_named():
     assert graph.notes == ("aten.im2col: no op kind covers it; its 1 calls are costed by the bytes they move",)
 
 
+@pytest.mark.parametrize(("tokens", "noted"), [(8, False), (300, True)])
+def test_a_scan_written_out_over_tokens_is_noted(tokens: int, noted: bool):
+    class Scan(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            state = torch.zeros_like(x[:, 0])
+            for token in range(x.shape[1]):
+                state = 0.5 * state + x[:, token]
+            return state
+
+    graph = trace(module_of(Scan, tokens, 4), Workload("prefill", 2, tokens), "fp32")
+    found = [note for note in graph.notes if "a loop that the model's code writes out" in note]
+    assert len(found) == noted
+    assert not noted or "layer and modules like it: 600 calls" in found[0]
+
+
 CONVOLUTIONS = [
     (lambda: torch.nn.Conv2d(16, 32, 3, padding=1), (16, 8, 8), 2 * (2 * 8 * 8) * 32 * (16 * 9)),
     (lambda: torch.nn.Conv2d(16, 32, 4, stride=4), (16, 8, 8), 2 * (2 * 2 * 2) * 32 * (16 * 16)),
