@@ -8,6 +8,7 @@ from typing import Any
 
 from ..datasets import quality
 from ..datasets.store import Store
+from .requests import DataRequest
 from .show import BadInputError, print_json, say, table, wants_json
 
 SUBJECT = "what"
@@ -18,11 +19,12 @@ def run(config: dict[str, Any]) -> int:
     as_json = wants_json(config)
     if config["what"] not in ("summary", "check"):
         raise BadInputError(f"`opcast data` takes nothing or `check`, not {config['what']!r}")
-    path = Path(config["store"]).expanduser()
+    request = DataRequest(config["what"], config["store"])
+    path = Path(request.store).expanduser()
     if not path.is_dir():
         raise BadInputError(f"store {path} does not exist; `opcast profile` makes one, store=… names another")
     store = Store(path)
-    return check(store, as_json) if config["what"] == "check" else summarise(store, as_json)
+    return check(store, as_json) if request.what == "check" else summarise(store, as_json)
 
 
 def summarise(store: Store, as_json: bool) -> int:

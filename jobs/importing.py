@@ -8,15 +8,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..datasets.loading import load
 from ..datasets.store import Store
+from ..simulator.question.canonical import RequestError
+from .requests import ImportRequest
 from .show import BadInputError, print_json, say, table, wants_json
 
 if TYPE_CHECKING:
     from ..datasets.sources.importing import ImportReport, Progress
 
 SUBJECT = "source"
-SHARED = ("home", "store", "predictors", "format", "source", "path")
+SHARED = ("home", "store", "predictors", "format", "source", "path", "hydra")
 """Settings that are no option of a source."""
+LISTS = ("systems", "tables", "frameworks")
 LONGEST = 40  # reasons shown on a terminal; format=json has all
 
 
@@ -27,9 +31,11 @@ def run(config: dict[str, Any]) -> int:
     as_json = wants_json(config)
     if config["source"] in (None, "???"):
         raise BadInputError(f"say what to import: source={'|'.join(SOURCES)}")
-    store = Store(Path(config["store"]).expanduser())
+    own = {name: config[name] for name in ("source", "path", "store")}
+    request = load(ImportRequest, own | options(config), RequestError, "import")
+    store = Store(Path(request.store).expanduser())
     with progress_bar() as progress:
-        report = import_into(store, str(config["source"]), config["path"], options(config), progress)
+        report = import_into(store, request.source, request.path, request.options, progress)
     if as_json:
         print_json({**report.to_dict(), "store": str(store.path)})
     else:
@@ -38,8 +44,9 @@ def run(config: dict[str, Any]) -> int:
 
 
 def options(config: dict[str, Any]) -> dict[str, Any]:
-    """The settings that a source may take; of a device its id."""
-    chosen = {name: value for name, value in config.items() if name not in SHARED and name != "hydra"}
+    """The settings that a source may take: of a device its id, a single name as a list of it."""
+    chosen = {name: value for name, value in config.items() if name not in SHARED}
+    chosen |= {name: [chosen[name]] for name in LISTS if isinstance(chosen.get(name), str)}
     if isinstance(chosen.get("device"), dict):
         chosen["device"] = chosen["device"]["id"]
     return chosen

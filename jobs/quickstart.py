@@ -25,7 +25,7 @@ from . import resolve
 from .profile import measure, plan_of
 from .real_run import RealRunner
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
-from .train import fit_and_register
+from .train import fit_and_register, train_request
 
 if TYPE_CHECKING:
     from ..harness.campaign import Summary
@@ -56,7 +56,7 @@ def run(config: dict[str, Any]) -> int:
             say(cut_short(summary))
         target = measured_device(store, summary.device_id)
         say("2/5  training predictors")
-        training = fit_and_register(store, target, config)
+        training = fit_and_register(store, target, train_request(config, target))
         say("3/5  simulating")
         reports = simulate_all(model, config, workloads, target, precision)
         say("4/5  timing every operator of the real steps")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..datasets.devices import Device
 from ..datasets.store import Store
 from . import resolve
+from .requests import ANY_DEVICE, TrainRequest, train_request
 from .show import BadInputError, print_json, say, table, wants_json
 
 FREE_CHOICE = {"device": "device.id"}
@@ -17,7 +18,7 @@ FREE_CHOICE = {"device": "device.id"}
 def run(config: dict[str, Any]) -> int:
     """Train and print the evaluation; returns the exit code."""
     as_json = wants_json(config)
-    if config["device"].get("id") == "any":
+    if config["device"].get("id") == ANY_DEVICE:
         return run_pooled(config, as_json)
     target = resolve.device(config)
     store = Store(Path(config["store"]).expanduser())
@@ -26,8 +27,9 @@ def run(config: dict[str, Any]) -> int:
         raise BadInputError(
             f"store {store.path} has no measurements of {target.id}; it has {known} (`opcast profile` measures)"
         )
-    results = fit_and_register(store, target, config)
-    error = none_trained(results, config.get("op"))
+    request = train_request(config, target)
+    results = fit_and_register(store, target, request)
+    error = none_trained(results, request.kinds)
     if as_json:
         print_json({"device": target.id, "kinds": results, **({"error": error} if error else {})})
     else:
@@ -37,7 +39,7 @@ def run(config: dict[str, Any]) -> int:
     return 1 if error else 0
 
 
-def none_trained(results: Mapping[str, Mapping[str, Any]], asked: Any) -> str:
+def none_trained(results: Mapping[str, Mapping[str, Any]], asked: Sequence[str]) -> str:
     """Why training failed: no kind could be learned, or not one that was named; "" where all went well."""
     missed = [label for label, result in results.items() if "error" in result and "power" not in result]
     if not missed or (not asked and len(missed) < len(results)):
@@ -45,22 +47,18 @@ def none_trained(results: Mapping[str, Mapping[str, Any]], asked: Any) -> str:
     return f"nothing was learned of {', '.join(missed)}: {results[missed[0]]['error']}"
 
 
-def fit_and_register(store: Store, target: Device, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def fit_and_register(store: Store, target: Device, request: TrainRequest) -> dict[str, dict[str, Any]]:
     """Train every kind asked for: predictors into the plain registry first, then into MLflow when it is there."""
-    from ..models.candidates import Options
     from ..models.registry import Registry
     from ..models.tracking import train_tracked
 
-    kinds = config.get("op")
-    wanted = [kinds] if isinstance(kinds, str) else kinds
-    registry = Registry(Path(config["predictors"]).expanduser())
-    reported = {"evaluations": config.get("eval") or "groups", "promote": config.get("promote") or False}
-    options = Options.from_dict({**config["predictor"], **reported})
-    results = train_tracked(store, target, wanted, options, registry, config.get("tracking"), say)
-    if config.get("power"):
+    wanted = request.kinds or None
+    registry = Registry(Path(request.predictors).expanduser())
+    results = train_tracked(store, target, wanted, request.options, registry, request.tracking, say)
+    if request.power:
         from ..models import power
 
-        watts = power.train(store, target, registry.root, wanted, options, say)
+        watts = power.train(store, target, registry.root, wanted, request.options, say)
         for label, card in watts.items():
             results.setdefault(label, {"error": "trained for power only"})["power"] = card
     return results
@@ -68,7 +66,6 @@ def fit_and_register(store: Store, target: Device, config: Mapping[str, Any]) ->
 
 def run_pooled(config: dict[str, Any], as_json: bool) -> int:
     """One predictor a kind and framework over all devices of the store: for devices that nobody measured."""
-    from ..models.candidates import Options
     from ..models.registry import Registry
     from ..models.transfer import train_pooled
 
@@ -77,11 +74,10 @@ def run_pooled(config: dict[str, Any], as_json: bool) -> int:
         raise BadInputError(
             f"store {store.path} has no measurements (`opcast profile` measures, `opcast import` reads)"
         )
-    wanted = config.get("op")
-    registry = Registry(Path(config["predictors"]).expanduser())
-    options = Options.from_dict(config["predictor"])
-    results = train_pooled(store, registry, [wanted] if isinstance(wanted, str) else wanted, options, say)
-    error = none_trained(results, wanted)
+    request = train_request(config, ANY_DEVICE)
+    registry = Registry(Path(request.predictors).expanduser())
+    results = train_pooled(store, registry, request.kinds or None, request.options, say)
+    error = none_trained(results, request.kinds)
     if as_json:
         print_json({"device": "any", "kinds": results, **({"error": error} if error else {})})
         return 1 if error else 0
