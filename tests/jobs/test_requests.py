@@ -31,7 +31,7 @@ def test_imports_and_stores_go_through_json() -> None:
     ("words", "says"),
     [
         (["data", "chek"], "takes nothing or `check`, not 'chek'"),
-        (["import", "source=csv", "path=3"], "import.path=3 must be a word or null"),
+        (["import", "source=csv", "link=3"], "import.link=3 must be a word or null"),
     ],
 )
 def test_what_they_cannot_be_is_one_line(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
