@@ -142,6 +142,13 @@ def test_no_verb_is_documented_that_does_not_exist() -> None:
         assert named <= {*verbs, "VERB"}, path.name
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_what_the_code_imports_is_there(path: Path) -> None:
+    for module, names in re.findall(r"^from (opcast[.\w]*) import ([\w, ]+)$", path.read_text(), re.MULTILINE):
+        lost = [name for name in names.split(", ") if not hasattr(importlib.import_module(module), name)]
+        assert not lost, f"{module} has no {lost}"
+
+
 @cache
 def settings_of(verb: str) -> frozenset[str]:
     """Every setting that a verb can be given: its own, and those of every choice of its groups, dims of ops included.
