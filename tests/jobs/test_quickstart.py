@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 from opcast.datasets.store import Store
+from opcast.harness.campaign import Summary
 from opcast.harness.environment import cpu_device_id
+from opcast.jobs.quickstart import cut_short
 from opcast.simulator.trace import Workload, trace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -85,6 +87,11 @@ def test_every_case_was_measured_however_long_it_took(result: dict[str, Any]):
     campaign = result["campaign"]
     assert campaign["outcome"] == "complete"
     assert campaign["done"] == campaign["cases"]
+
+
+def test_measuring_that_ran_out_of_time_is_said():
+    summary = Summary("run", "device", "deadline", 200, 90, 90, {"ok": 90}, 0, {}, 30.0)
+    assert "after 90 of 200 cases, some of every kind" in cut_short(summary)
 
 
 def test_predictions_are_of_the_right_size(result: dict[str, Any]):
