@@ -11,8 +11,10 @@ import hashlib
 import json
 import re
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,6 +34,7 @@ __all__ = ["FORMAT", "Exact", "Store", "StoreError", "newest_rows"]
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+KEPT = 256  # kinds on devices whose exact measurements stay in memory
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -42,6 +45,9 @@ class Exact(NamedTuple):
     low_us: float
     high_us: float
     backend: str
+
+
+Measured = tuple[Mapping[tuple[Any, ...], list[Exact]], Mapping[str, int]]  # by op; rows by backend
 
 
 class Store:
@@ -148,22 +154,21 @@ class Store:
     def lookup(self, kind_name: str, device_id: str, cache: str) -> Mapping[tuple[Any, ...], list[Exact]]:
         """Exact measurements by ``(*dims, dtype, out_dtype)``: one entry per backend and environment, newest first.
 
-        Where percentiles were not kept, they are the median. What was timed with the host's dispatch is left out.
+        Where percentiles were not kept, they are the median. What was timed with the host's dispatch is left out. Kept
+        as long as the files are the same: who asks again must not change it.
         """
-        if not self.files(kind_name, device_id):
-            return {}  # before Arrow is asked for an empty table, which imports pandas
-        key = [*KINDS[kind_name].names, "dtype", "out_dtype"]
-        latencies = ["latency_us", "latency_p10_us", "latency_p90_us"]
-        table = self.read(kind_name, device_id, columns=[*key, *latencies, "backend", "cache", "timer", "measured_at"])
-        table = without(matching(table, "cache", cache), "timer", "eager")
-        table = table.sort_by([("measured_at", "descending")])
-        median, low, high = (numbers(table[name]) for name in latencies)
-        low, high = np.where(np.isnan(low), median, low), np.where(np.isnan(high), median, high)
-        exact = map(Exact, median.tolist(), low.tolist(), high.tolist(), values(table["backend"]))
-        found: dict[tuple[Any, ...], list[Exact]] = {}
-        for op, value in zip(zip(*(values(table[name]) for name in key), strict=True), exact, strict=True):
-            found.setdefault(op, []).append(value)
-        return found
+        return self._exact(kind_name, device_id)[cache][0]
+
+    def backend_rows(self, kind_name: str, device_id: str, cache: str) -> Mapping[str, int]:
+        """How many of the measurements of :meth:`lookup` each backend has."""
+        return self._exact(kind_name, device_id)[cache][1]
+
+    def _exact(self, kind_name: str, device_id: str) -> Mapping[str, Measured]:
+        folder = self.path / f"op={kind_name}" / f"device={device_id}"
+        if not folder.is_dir():
+            return NOTHING
+        stamp = tuple((path.name, *_stamp(path)) for path in self.files(kind_name, device_id))
+        return _exact(self.path.absolute(), kind_name, device_id, stamp) if stamp else NOTHING
 
     def fingerprint(self, kind_name: str | None = None, device_id: str | None = None) -> str:
         """A hash of the content of the files that hold a kind's rows of a device, whatever their names."""
@@ -232,6 +237,41 @@ class Store:
         if values["format"] > FORMAT:
             raise StoreError(f"{path} has format {values['format']}, this opcast reads {FORMAT}: update opcast")
         return values
+
+
+NOTHING: Mapping[str, Measured] = {"warm": ({}, {}), "cold": ({}, {})}
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """What changes with a file's content."""
+    try:
+        found = path.stat()
+    except OSError:  # moved away meanwhile: reading says so
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
+
+
+@lru_cache(maxsize=KEPT)
+def _exact(
+    store: Path, kind_name: str, device_id: str, stamp: tuple[Any, ...]
+) -> dict[str, tuple[dict[tuple[Any, ...], list[Exact]], dict[str, int]]]:
+    """Measurements by op, and rows by backend, of each cache state. ``stamp`` is that of the files."""
+    key = [*KINDS[kind_name].names, "dtype", "out_dtype"]
+    latencies = ["latency_us", "latency_p10_us", "latency_p90_us"]
+    columns = [*key, *latencies, "backend", "cache", "timer", "measured_at"]
+    whole = without(Store(store).read(kind_name, device_id, columns=columns), "timer", "eager")
+    made = {}
+    for cache in NOTHING:
+        table = matching(whole, "cache", cache).sort_by([("measured_at", "descending")])
+        median, low, high = (numbers(table[name]) for name in latencies)
+        low, high = np.where(np.isnan(low), median, low), np.where(np.isnan(high), median, high)
+        backends = values(table["backend"])
+        exact = map(Exact, median.tolist(), low.tolist(), high.tolist(), backends)
+        found: dict[tuple[Any, ...], list[Exact]] = {}
+        for op, value in zip(zip(*(values(table[name]) for name in key), strict=True), exact, strict=True):
+            found.setdefault(op, []).append(value)
+        made[cache] = found, dict(Counter(backends))
+    return made
 
 
 def identity(kind_name: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,12 +60,12 @@ class MeasuredEngine:
     def _lookup(self, kind: str, cache: str) -> list[tuple[Mapping[tuple[Any, ...], list[Exact]], Mapping[str, int]]]:
         """For each store with rows of a kind: measurements by op, and the places of the backends that may answer."""
         if (kind, cache) not in self._tables:
-            found = (store.lookup(kind, self.device.id, cache) for store in self.stores)
-            self._tables[kind, cache] = [(table, places) for table in found if (places := self._places(table))]
+            asked = kind, self.device.id, cache
+            found = ((store.lookup(*asked), self._places(store.backend_rows(*asked))) for store in self.stores)
+            self._tables[kind, cache] = [(table, places) for table, places in found if places]
         return self._tables[kind, cache]
 
-    def _places(self, table: Mapping[tuple[Any, ...], list[Exact]]) -> dict[str, int]:
-        rows = Counter(exact.backend for found in table.values() for exact in found)
+    def _places(self, rows: Mapping[str, int]) -> dict[str, int]:
         return {backend: at for at, backend in enumerate(ranked(rows, self.backend, self.preferences))}
 
     def _put(self, answers: Answers, positions: np.ndarray, hits: Sequence[Exact]) -> None:

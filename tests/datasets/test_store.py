@@ -464,3 +464,32 @@ def test_a_reader_never_sees_a_file_in_the_making(store: Store) -> None:
 
 def test_columns_of_the_store_are_those_of_a_measurement() -> None:
     assert list(COLUMNS) == [name for name in Measurement.__dataclass_fields__ if name != "op"]
+
+
+def test_a_store_is_read_once_for_all_who_look_up_and_again_after_a_new_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "store"
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    op = make_op("copy", size_bytes=1024)
+
+    def write(latency_us: float, at: datetime) -> None:
+        row = Measurement(op=op, device_id="dev", run_id="r", measured_at=at, latency_us=latency_us, backend="torch")
+        Store(path).write([row], "r")
+
+    read: list[str] = []
+    whole = Store.read
+    monkeypatch.setattr(
+        Store, "read", lambda self, kind, *rest, **more: read.append(kind) or whole(self, kind, *rest, **more)
+    )
+    write(1.0, now)
+    for _ in range(3):
+        for cache in ("warm", "cold"):
+            Store(path).lookup("copy", "dev", cache)
+            Store(path).backend_rows("copy", "dev", cache)
+    assert read == ["copy"]
+    assert Store(path).backend_rows("copy", "dev", "warm") == {"torch": 1}
+    write(2.0, now + timedelta(days=1))
+    ((newest, *_),) = Store(path).lookup("copy", "dev", "warm").values()
+    assert newest.latency_us == 2.0
+    assert read == ["copy", "copy"]
