@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..graph import ROLES, Block, Graph, Node
+from .. import uses
+from ..graph import ROLES, Graph, Node
 from ..question.plan import Plan
 from .amounts import GIB, Memory
 
@@ -27,7 +28,6 @@ BUCKET_OF_ROLE = {
 BUCKETS = ("weights", "gradients", "optimizer", "activations", "cache", "other")
 WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, CACHE, OTHER = range(len(BUCKETS))
 BUCKET_OF = np.array([BUCKETS.index(BUCKET_OF_ROLE[role]) for role in ROLES])
-Pairs = list[tuple[int, int]]  # (tensor, position)
 ROUNDING = 512  # bytes to which torch's allocator rounds every block
 
 
@@ -75,42 +75,13 @@ def lives(graph: Graph) -> Lives:
     read, written = (np.full(total, count, dtype=np.int64) for _ in range(2))
     end = np.full(total, -1, dtype=np.int64)
     for block, offset in zip(graph.blocks, offsets.tolist(), strict=False):
-        reads = [(t, p) for p, node in enumerate(block.nodes) for t in node.reads]
-        writes = [(t, p) for p, node in enumerate(block.nodes) for t in node.writes]
-        for first, pairs in ((read, reads), (written, writes)):
-            ids, times = _placed(block, pairs, offset, np.arange(block.repeat))
-            np.minimum.at(first, ids, times)
-        for pairs, repetitions in _frees(block):
-            ids, times = _placed(block, pairs, offset, repetitions)
-            np.maximum.at(end, ids, times)
-    used = np.minimum(read, written) < count
+        repetitions = np.arange(block.repeat)
+        for first, used in ((read, uses.reads(block)), (written, uses.writes(block))):
+            np.minimum.at(first, *used.over(repetitions, offset))
+        for freed, which in uses.frees(block):
+            np.maximum.at(end, *freed.over(which, offset))
     begin = np.where(read <= written, -1, written)
-    return Lives(graph, begin, np.where(end < 0, count, end), used, offsets)
-
-
-def _placed(block: Block, pairs: Pairs, offset: int, repetitions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and times of (tensor, position) pairs over repetitions of a block that begins at ``offset``."""
-    if not pairs or not len(repetitions):
-        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    table = np.array([(t, block.steps.get(t, 0), p) for t, p in pairs], dtype=np.int64)
-    ids = table[:, :1] + table[:, 1:2] * repetitions
-    times = offset + table[:, 2:] + len(block.nodes) * repetitions
-    return ids.ravel(), times.ravel()
-
-
-def _frees(block: Block) -> list[tuple[Pairs, np.ndarray]]:
-    """What is freed where: usually, in the first and in the last repetition."""
-    usual: Pairs = []
-    first: Pairs = []
-    last: Pairs = []
-    for position, node in enumerate(block.nodes):
-        usual += [(t, position) for t in node.frees]
-        first += [(t, position) for t in block.uneven.get((0, position), node.frees)]
-        last += [(t, position) for t in block.uneven.get((-1, position), node.frees)]
-    ends = [(first, np.array([0]))]
-    if block.repeat > 1:
-        ends.append((last, np.array([block.repeat - 1])))
-    return [(usual, np.arange(1, block.repeat - 1)), *ends]
+    return Lives(graph, begin, np.where(end < 0, count, end), np.minimum(read, written) < count, offsets)
 
 
 def peak_memory(graph: Graph) -> Memory:
@@ -170,11 +141,9 @@ def _stray_gradients(graph: Graph) -> np.ndarray:
     gradient = ROLES.index("gradient")
     own = np.zeros(graph.tensor_count, dtype=bool)
     for block in graph.blocks:
-        for node in block.nodes:
-            if node.phase != "optimizer":
-                for tensor in {*node.reads, *node.writes}:
-                    step = block.steps.get(tensor, 0)
-                    own[tensor + step * np.arange(block.repeat if step else 1)] = True
+        working = replace(block, nodes=tuple(node for node in block.nodes if node.phase != "optimizer"))
+        for used in (uses.reads(working), uses.writes(working)):
+            own[used.over(np.arange(block.repeat))[0]] = True
     stray: np.ndarray = (graph.tensor_roles == gradient) & ~own
     return stray
 

@@ -96,6 +96,7 @@ class _Cutter:
 
     def __post_init__(self) -> None:
         self.made: dict[Any, Graph] = {}
+        self.named: dict[int, _Named] = {}
         self.whole = self.source.tensor_bytes
 
     def graph(self, chunk: int) -> Graph:
@@ -185,34 +186,66 @@ class _Cutter:
     def _build(self, cut: Cut) -> Graph:
         blocks = [slice_block(self.source.blocks[index], first, count, kept) for index, first, count, kept in cut]
         working = [b for b in blocks if b.nodes and b.nodes[0].phase != "optimizer"]
-        sizes, roles = self.whole, self.source.tensor_roles
-        held = _weights(working, roles)
+        held = _weights(working, self.source.tensor_roles)
         tensors = list(self.source.tensors)
         count, finished = self.source.tensor_count, []
-        shares: dict[int, int] = {}
+        shares = np.arange(count)  # what stands here for each tensor of the source
         for block in blocks:
             if not block.nodes or block.nodes[0].phase != "optimizer":
                 finished.append(block)
                 continue
             nodes = []
             for node in block.nodes:
-                made, own = _shared(node, held, sizes, roles, count, shares)
+                made, own = _shared(node, self._named(node), held, self.whole, count, shares)
                 tensors += own
                 count += len(own)
                 nodes.append(made)
             finished.append(replace(block, nodes=tuple(n for n in nodes if n is not None)))
-        parameters = int(sum(self._elements(t) for t in held))
         return replace(
             self.source,
             blocks=tuple(b for b in finished if b.nodes),
             tensors=tuple(tensors),
-            parameters=parameters,
+            parameters=int(self._elements[held].sum()),
         )
 
-    def _elements(self, tensor: int) -> float:
+    def _named(self, node: Node) -> _Named:
+        """What an optimizer node names; of those that several chunks share a part of, once."""
+        if id(node) not in self.named:  # the source keeps its nodes, and with them their identities
+            self.named[id(node)] = _Named.of(node, self.source.tensor_roles, self.whole)
+        return self.named[id(node)]
+
+    @cached_property
+    def _elements(self) -> np.ndarray:
+        """Elements of every tensor of the source."""
         from ...datasets.dtypes import itemsize
 
-        return float(self.whole[tensor]) / itemsize(self.source.tensor(tensor).dtype)
+        sizes = [itemsize(tensor.dtype) for tensor in self.source.tensors]
+        elements: np.ndarray = self.whole / np.repeat(sizes, [tensor.count for tensor in self.source.tensors])
+        return elements
+
+
+@dataclass(frozen=True)
+class _Named:
+    """The tensors that an optimizer node reads and writes, [reads] and [writes], and which of them are weights.
+
+    ``states`` are those of the optimizer among both, each once; ``total`` is the size of the weights in bytes.
+    """
+
+    reads: np.ndarray
+    writes: np.ndarray
+    read_weights: np.ndarray
+    written_weights: np.ndarray
+    states: np.ndarray
+    total: float
+
+    @classmethod
+    def of(cls, node: Node, roles: np.ndarray, sizes: np.ndarray) -> _Named:
+        reads, writes = np.array(node.reads, dtype=np.int64), np.array(node.writes, dtype=np.int64)
+        both = np.concatenate([reads, writes])
+        states = np.unique(both[roles[both] == ROLES.index("optimizer_state")])
+        weight = ROLES.index("weight")
+        read, written = roles[reads] == weight, roles[writes] == weight
+        return cls(reads, writes, read, written, states, float(sizes[reads[read]].sum()))
 
 
 def _within(place: int, stride: int, repeat: int, low: int, high: int) -> range:
@@ -253,48 +286,44 @@ def _moved(tensors: Sequence[int], block: Block, repetition: int) -> list[int]:
     return [t + repetition * block.steps.get(t, 0) for t in tensors]
 
 
-def _weights(blocks: Sequence[Block], roles: np.ndarray) -> set[int]:
-    """Weights that the nodes of these blocks read, over all repetitions."""
-    weight = ROLES.index("weight")
-    held: set[int] = set()
+def _weights(blocks: Sequence[Block], roles: np.ndarray) -> np.ndarray:
+    """Which tensors are weights that the nodes of these blocks read in any repetition [tensors]."""
+    held = np.zeros(len(roles), dtype=bool)
+    weight = roles == ROLES.index("weight")
     for block in blocks:
-        for node in block.nodes:
-            for tensor in node.reads:
-                if roles[tensor] == weight:
-                    step = block.steps.get(tensor, 0)
-                    held.update(range(tensor, tensor + step * block.repeat, step) if step else (tensor,))
+        tensors = np.array(sorted({t for node in block.nodes for t in node.reads}), dtype=np.int64)
+        for tensor in tensors[weight[tensors]].tolist():
+            step = block.steps.get(tensor, 0)
+            held[tensor + step * np.arange(block.repeat if step else 1)] = True
     return held
 
 
 def _shared(
-    node: Node, held: set[int], sizes: np.ndarray, roles: np.ndarray, count: int, shares: dict[int, int]
+    node: Node, named: _Named, held: np.ndarray, sizes: np.ndarray, count: int, shares: np.ndarray
 ) -> tuple[Node | None, list[Tensor]]:
     """An optimizer node as far as it works on the held weights, with a share of the states that it touches.
 
-    ``shares`` knows the states that earlier nodes touch by what stands for them here, and learns of this node's.
+    ``held`` marks those weights [tensors]. ``shares`` has what stands here for each tensor: for states that earlier
+    nodes touch their share, and learns of this node's.
     """
-    weight = ROLES.index("weight")
-    weights = [t for t in node.reads if roles[t] == weight]
-    own = [t for t in weights if t in held]
-    total = float(sizes[weights].sum()) if weights else 0.0
-    share = float(sizes[own].sum()) / total if total else 0.0
+    weights = named.reads[named.read_weights]
+    own = weights[held[weights]]
+    share = float(sizes[own].sum()) / named.total if named.total else 0.0
     if share == 0.0:
         return None, []
     made = []
-    states = [t for t in dict.fromkeys((*node.reads, *node.writes)) if roles[t] == ROLES.index("optimizer_state")]
-    fresh = [t for t in states if t not in shares]
-    if fresh:
-        size = round(float(sizes[fresh].sum()) * share)
-        made.append(Tensor(count, size, "fp32", "optimizer_state"))
-        shares.update(dict.fromkeys(fresh, count))
+    fresh = named.states[shares[named.states] == named.states]
+    if len(fresh):
+        made.append(Tensor(count, round(float(sizes[fresh].sum()) * share), "fp32", "optimizer_state"))
+        shares[fresh] = count
 
-    def names(tensors: Sequence[int]) -> tuple[int, ...]:
-        kept = (shares.get(t, t) for t in tensors if roles[t] != weight or t in held)
-        return tuple(dict.fromkeys(kept))
+    def names(tensors: np.ndarray, weight: np.ndarray) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(shares[tensors[held[tensors] | ~weight]].tolist()))
 
     op = None if node.op is None else _fraction(node.op, share, len(own) / len(weights))
     moved = round(node.bytes_moved * share)
-    return replace(node, op=op, reads=names(node.reads), writes=names(node.writes), bytes_moved=moved), made
+    reads, writes = names(named.reads, named.read_weights), names(named.writes, named.written_weights)
+    return replace(node, op=op, reads=reads, writes=writes, bytes_moved=moved), made
 
 
 def _fraction(op: Op, share: float, of_tensors: float) -> Op:

@@ -17,7 +17,7 @@ from ...datasets.ops import KINDS, Op
 from ..engines import Engine
 from ..graph import REST, Graph, Node
 from .latencies import host_times, node_latencies
-from .residency import CODE_BYTES, cold_fractions
+from .residency import CODE_BYTES, cold_blocks
 
 LEAST_WALKED = 2  # repetitions of a block
 FAR = 4.0  # times the cache's size: of what was touched so many bytes ago, 2 % is left in it
@@ -125,23 +125,22 @@ def _cold(graph: Graph, device: Device) -> np.ndarray:
     that are left out are like the middle one of those walked.
     """
     cache_bytes = device.l2_mib * 2**20
-    nodes: list[Node] = []
+    walked: list[int] = []
     places: list[np.ndarray] = []
     shares: list[np.ndarray] = []
     first = 0
     for block in graph.blocks:
         count, traffic = len(block.nodes), sum(node.bytes_moved for node in block.nodes)
-        walked = min(block.repeat, max(LEAST_WALKED, math.ceil(FAR * cache_bytes / max(traffic, 1)) + 1))
-        for repetition in range(walked):
-            nodes += block.repetition(repetition)
-        share = np.ones(walked)
-        share[walked // 2] += block.repeat - walked
-        places.append(np.tile(np.arange(first, first + count), walked))
+        run = min(block.repeat, max(LEAST_WALKED, math.ceil(FAR * cache_bytes / max(traffic, 1)) + 1))
+        share = np.ones(run)
+        share[run // 2] += block.repeat - run
+        walked.append(run)
+        places.append(np.tile(np.arange(first, first + count), run))
         shares.append(np.repeat(share / block.repeat, count))
         first += count
-    if not nodes:
+    if not first:
         return np.zeros(0)
     code_bytes = CODE_BYTES if device.synchronous else 0
-    cold = cold_fractions(nodes, graph.tensor_bytes, cache_bytes, code_bytes)
+    cold = cold_blocks(graph.blocks, walked, graph.tensor_bytes, cache_bytes, code_bytes)
     mean: np.ndarray = np.bincount(np.concatenate(places), np.concatenate(shares) * cold, first)
     return mean

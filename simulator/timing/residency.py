@@ -14,66 +14,172 @@ of traffic through a cache of C with probability exp(-d/C).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from ..graph import Node
+from .. import uses
+from ..graph import Block, Node
 
 NEVER = -np.inf
+READ, WRITE, FREE = range(3)
+KINDS = 3
 CODE_BYTES = 2**20  # what fetching an operator's code costs in time, as bytes streamed: some 20 us at 40 GB/s
 
 
 def cold_fractions(
     nodes: Sequence[Node], tensor_bytes: np.ndarray, cache_bytes: float, code_bytes: int = 0
 ) -> np.ndarray:
-    """Share of the bytes that each node reads and writes that lie outside a cache of ``cache_bytes``.
+    """:func:`cold_blocks` of nodes in execution order, unrolled. Shape [len(nodes)]."""
+    return cold_blocks((Block(tuple(nodes)),), (1,), tensor_bytes, cache_bytes, code_bytes)
 
-    ``nodes`` in execution order, unrolled; ``code_bytes`` is the weight of an operator's code among its operands.
-    The step is walked twice and the second walk counts, because a step follows a step. Shape [len(nodes)], from 0
-    (all in the cache) to 1.
+
+def cold_blocks(
+    blocks: Sequence[Block],
+    walked: Sequence[int],
+    tensor_bytes: np.ndarray,
+    cache_bytes: float,
+    code_bytes: int = 0,
+) -> np.ndarray:
+    """Share of the bytes that each execution reads and writes that lie outside a cache of ``cache_bytes``.
+
+    Of each block the first ``walked`` repetitions are run; ``code_bytes`` is the weight of an operator's code among its
+    operands. The step is walked twice and the second walk counts, because a step follows a step. Shape [executions],
+    from 0 (all in the cache) to 1.
     """
-    sizes = tensor_bytes.tolist()
-    touched: dict[int, float] = {}
-    blocks: dict[int, list[float]] = {}  # freed memory by size: when each block was touched, the last freed last
-    cold = np.zeros(len(nodes))
-    clock = 0.0
-    called: dict[str, float] = {}  # operators: when each ran last
-    made: set[int] = set()  # by the step itself, and not yet freed
-
-    def gone(distance: float) -> float:
-        return 1.0 - math.exp(-distance / cache_bytes)
-
-    def free(tensor: int) -> None:
-        blocks.setdefault(sizes[tensor], []).append(touched.pop(tensor))
-        made.discard(tensor)
-
-    for counted in (False, True):
-        for index, node in enumerate(nodes):
-            reads = set(node.reads)
-            tensors = reads.union(node.writes)
-            total = float(code_bytes)
-            missing = code_bytes * gone(clock - called.get(node.source, NEVER))
-            for tensor in tensors:
-                size = sizes[tensor]
-                if tensor not in touched:
-                    block = blocks.get(size)
-                    touched[tensor] = block.pop() if block else NEVER
-                    if tensor not in reads:
-                        made.add(tensor)
-                moved = min(size, node.bytes_moved)
-                total += moved
-                missing += moved * gone(clock - touched[tensor] + size / 2)  # its own bytes pass too
-            if counted and total:
-                cold[index] = missing / total
-            clock += total - code_bytes
-            called[node.source] = clock
-            for tensor in tensors:
-                touched[tensor] = clock
-            for tensor in node.frees:
-                if tensor in touched:
-                    free(tensor)
-        for tensor in sorted(made):  # what a step leaves, its caller drops before the next
-            free(tensor)
+    moves = np.concatenate([np.zeros(0), *(np.tile(_moved(b), n) for b, n in zip(blocks, walked, strict=True))])
+    events = _events(blocks, walked, len(moves))
+    sizes = tensor_bytes[events.tensor].astype(float)
+    moved = np.where(events.freed, 0.0, np.minimum(sizes, moves[events.at]))
+    total = np.bincount(events.at, moved, len(moves))
+    after = np.cumsum(total)  # bytes that have passed in this walk when an execution ends
+    distance = (after - total)[events.at] - _touched(events, sizes, after) + sizes / 2  # its own bytes pass too
+    missing = np.bincount(events.at, moved * _gone(np.where(events.freed, 0.0, distance), cache_bytes), len(moves))
+    if code_bytes:
+        since = after - total - _called(blocks, walked, after)
+        missing, total = missing + code_bytes * _gone(since, cache_bytes), total + code_bytes
+    cold: np.ndarray = np.divide(missing, total, out=np.zeros(len(total)), where=total > 0)
     return cold
+
+
+def _gone(distance: np.ndarray, cache_bytes: float) -> np.ndarray:
+    gone: np.ndarray = 1.0 - np.exp(-distance / cache_bytes)
+    return gone
+
+
+def _moved(block: Block) -> np.ndarray:
+    return np.array([node.bytes_moved for node in block.nodes], dtype=float)
+
+
+def _called(blocks: Sequence[Block], walked: Sequence[int], after: np.ndarray) -> np.ndarray:
+    """The bytes that had passed when the operator of each execution ran last, in this walk or the one before."""
+    names: dict[str, int] = {}
+    called = [
+        np.tile([names.setdefault(node.source, len(names)) for node in block.nodes], count)
+        for block, count in zip(blocks, walked, strict=True)
+    ]
+    source = np.concatenate(called).astype(np.int64)
+    order = np.argsort(source, kind="stable")
+    begins = np.flatnonzero(np.diff(source[order], prepend=-1))
+    found = np.empty(len(source))
+    found[order] = np.roll(after[order], 1)
+    ends = np.append(begins[1:], len(order)) - 1
+    found[order[begins]] = after[order[ends]] - after[-1]
+    return found
+
+
+@dataclass(frozen=True)
+class _Events:
+    """Touches and frees of one walk in order of (tensor, execution): the tensor, the execution ``at``, and which.
+
+    A tensor that an execution reads and writes is touched once, by ``reading``. ``follows`` tells events that are not
+    the first of their tensor.
+    """
+
+    tensor: np.ndarray
+    at: np.ndarray
+    reading: np.ndarray
+    freed: np.ndarray
+    follows: np.ndarray
+
+
+def _events(blocks: Sequence[Block], walked: Sequence[int], count: int) -> _Events:
+    """The events of ``count`` executions. One number holds tensor, execution and kind, so that sorting is all."""
+    keys, offset = [np.zeros(0, dtype=np.int64)], 0
+    for block, repeat in zip(blocks, walked, strict=True):
+        repetitions = np.arange(repeat)
+        used = [(uses.reads(block), repetitions, READ), (uses.writes(block), repetitions, WRITE)]
+        used += [(freed, which[which < repeat], FREE) for freed, which in uses.frees(block)]
+        for each, which, kind in used:
+            ids, at = each.over(which, offset)
+            keys.append((ids * count + at) * KINDS + kind)
+        offset += len(block.nodes) * repeat
+    key = np.unique(np.concatenate(keys))
+    place, kind = np.divmod(key, KINDS)
+    again = (kind == WRITE) & (np.diff(place, prepend=-1) == 0)  # it is read there too
+    place, kind = place[~again], kind[~again]
+    tensor, at = np.divmod(place, max(count, 1))
+    return _Events(tensor, at, kind == READ, kind == FREE, np.diff(tensor, prepend=-1) == 0)
+
+
+def _touched(events: _Events, sizes: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """The bytes that had passed when what each event of the second walk touches was touched last.
+
+    Those of the walk before are negative. A tensor that is new stands in the memory that was freed last of those of its
+    size; -inf where none is left.
+    """
+    number = len(events.tensor)
+    before = np.append(False, ~events.freed[:-1]) & events.follows  # a touch of the same tensor
+    first = ~events.follows
+    begins = np.flatnonzero(first)
+    group = np.cumsum(first) - 1
+    ends = np.append(begins[1:], number)[: len(begins)] - 1
+    opens = ~events.freed & ~before  # touches of what is new, in the first walk
+    opened = np.maximum.accumulate(np.where(opens, np.arange(number), 0))
+    lasting = ~events.freed[ends]
+    left = lasting & ~events.reading[opened[ends]]  # made by the step; its caller drops it before the next
+    stays = lasting & ~left
+    earlier = np.append(0.0, after[events.at[:-1]]) if number else np.zeros(0)
+    passed = after[-1] if len(after) else 0.0
+    held = after[events.at[ends]] - passed
+    touched = np.where(before, earlier, np.where(first & stays[group], held[group], NEVER)) if number else earlier
+    known = before | (first & stays[group]) if number else before
+
+    dropped = ends[left]
+    order = events.at * 2 + events.freed  # memory is handed out before an execution and given back after it
+    walk = 2 * (len(after) + 1)
+    one, two = np.flatnonzero(opens | (events.freed & before)), np.flatnonzero(events.freed == known)
+    which = np.concatenate([one, dropped, two])
+    time = np.concatenate([order[one], np.full(len(dropped), walk - 1), order[two] + walk])
+    pushed = np.concatenate([events.freed[one], np.ones(len(dropped), dtype=bool), events.freed[two]])
+    value = np.concatenate([earlier[one] - passed, held[left], touched[two]])
+    popped = last_freed(sizes[which], time, pushed, value)
+    touched[two] = np.where(events.freed[two], touched[two], popped[len(one) + len(dropped) :])
+    return touched
+
+
+def last_freed(size: np.ndarray, time: np.ndarray, freed: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """For each event that takes memory, the ``value`` of the block of its ``size`` that was freed last and not taken.
+
+    Events [n] in any order; those of one time are as they stand. -inf where no such block is left, and for those that
+    free one. Blocks of one size are a stack: what takes from height h takes what was last put at height h.
+    """
+    if not len(size):
+        return np.zeros(0)
+    order = np.lexsort((time, size))
+    bins = np.cumsum(np.append(False, np.diff(size[order]) != 0))
+    put = freed[order]
+    height = np.cumsum(np.where(put, 1, -1))
+    begins = np.flatnonzero(np.diff(bins, prepend=-1))
+    height -= np.append(0, height[begins[1:] - 1])[bins]
+    apart = len(height) + 1  # sizes follow each other by so much, so that one running minimum serves all
+    lowest = np.minimum.accumulate(np.minimum(height, 0) - bins * apart) + bins * apart
+    level = height - lowest + ~put  # at which an event puts or takes
+    short = ~put & (np.minimum(np.append(0, lowest[:-1]) * np.append(False, np.diff(bins) == 0), 0) > lowest)
+    found = np.full(len(size), NEVER)
+    held = np.flatnonzero(~short)
+    pairs = held[np.lexsort((level[held], bins[held]))]
+    taking = np.flatnonzero(~put[pairs])
+    found[order[pairs[taking]]] = value[order[pairs[taking - 1]]]
+    return found
