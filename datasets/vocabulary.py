@@ -17,6 +17,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,6 +52,7 @@ FAMILIES = (
     *("gemm", "attention", "norm", "pointwise", "gather", "moe", "optimizer", "copy"),
     *("collective", "expert_parallel", "host"),
 )
+COSTS = 4096  # ops whose costs are remembered
 EVERY_AXIS = (
     *("tokens", "batch", "heads", "features", "features_in", "features_out"),
     *("experts", "vocab", "keys", "elements"),
@@ -213,7 +215,7 @@ class Op:
     @property
     def cost(self) -> Cost:
         """FLOPs and bytes of this op."""
-        return KINDS[self.kind].cost(_namespace(KINDS[self.kind], self.dims, self.dtype, self.out_dtype))
+        return _cost(self)
 
     def replace(self, **changes: int | str) -> Op:
         """This op with some dims (or ``dtype``/``out_dtype``) changed, checked again."""
@@ -281,6 +283,7 @@ def define(
         if made.name in KINDS:
             raise ValueError(f"op kind {made.name!r} is defined twice")
         KINDS[made.name] = made
+        _cost.cache_clear()
         return made
 
     return register
@@ -302,6 +305,11 @@ def iterate_groups(ops: list[Op]) -> Iterator[tuple[str, str, str, np.ndarray, d
         table = np.array([ops[p].dims for p in positions], dtype=np.int64).reshape(len(positions), -1)
         columns = {name: table[:, i] for i, name in enumerate(KINDS[kind_name].names)}
         yield kind_name, dtype, out_dtype, np.array(positions), columns
+
+
+@lru_cache(maxsize=COSTS)
+def _cost(op: Op) -> Cost:
+    return KINDS[op.kind].cost(_namespace(KINDS[op.kind], op.dims, op.dtype, op.out_dtype))
 
 
 def _namespace(definition: OpKind, values: Any, dtype: str, out_dtype: str) -> SimpleNamespace:

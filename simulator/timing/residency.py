@@ -115,10 +115,13 @@ def _events(blocks: Sequence[Block], walked: Sequence[int], count: int) -> _Even
             ids, at = each.over(which, offset)
             keys.append((ids * count + at) * KINDS + kind)
         offset += len(block.nodes) * repeat
-    key = np.unique(np.concatenate(keys))
+    key = np.sort(np.concatenate(keys))
     place, kind = np.divmod(key, KINDS)
-    again = (kind == WRITE) & (np.diff(place, prepend=-1) == 0)  # it is read there too
-    place, kind = place[~again], kind[~again]
+    same = np.diff(place, prepend=-1) == 0
+    once = ~same | (
+        (kind == FREE) & (np.diff(kind, prepend=FREE) != 0)
+    )  # a tensor that is read is not new where written
+    place, kind = place[once], kind[once]
     tensor, at = np.divmod(place, max(count, 1))
     return _Events(tensor, at, kind == READ, kind == FREE, np.diff(tensor, prepend=-1) == 0)
 

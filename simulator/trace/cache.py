@@ -37,8 +37,9 @@ def key(source: Source, workload: Workload, precision: str) -> str:
     return digest(about)[:32]
 
 
+@lru_cache(maxsize=len(PACKAGES))
 def installed(package: str) -> str:
-    """Version of a package without importing it; "" when it is not there."""
+    """Version of a package without importing it; "" when it is not there. A process asks once."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import operator
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +16,7 @@ from ....datasets.ops import KINDS, Op
 from ...graph import Block, Node
 
 ALIKE = 1e-9  # relative
+WIRINGS = 512  # programs whose dependencies are remembered
 
 Needs = tuple[tuple[int, int], ...]  # (stream, position in it) that must have ended
 Touched = list[tuple[int, int]]  # (tensor, its step)
@@ -71,15 +76,13 @@ class Program:
     node: np.ndarray
     block: np.ndarray
     repetition: np.ndarray
-    queues: list[list[int]]
-    needs: list[Needs]
+    queues: Sequence[Sequence[int]]
+    needs: Sequence[Needs]
     kinds: np.ndarray
 
     @classmethod
     def of(cls, blocks: Sequence[Block], keep: Sequence[int]) -> Program:
         """The program with ``keep`` repetitions of each block."""
-        names = sorted({node.stream for block in blocks for node in block.nodes})
-        streams = [[names.index(node.stream) for node in block.nodes] for block in blocks]
         firsts = np.cumsum([0, *(len(block.nodes) for block in blocks)]).tolist()
         node, which, repetitions = [], [], []
         for number, (block, kept) in enumerate(zip(blocks, keep, strict=True)):
@@ -87,7 +90,7 @@ class Program:
             node.append(np.tile(np.arange(firsts[number], firsts[number] + length), kept))
             which.append(np.full(length * kept, number))
             repetitions.append(np.repeat(kept_repetitions(block.repeat, kept), length))
-        queues, needs = dependencies(blocks, keep, streams, len(names))
+        queues, needs = dependencies(tuple(map(Wiring.of, blocks)), tuple(keep))
         return cls(
             blocks,
             keep,
@@ -157,19 +160,44 @@ def kept_repetitions(repeat: int, kept: int) -> np.ndarray:
     return np.append(np.arange(kept - 1), repeat - 1)
 
 
-def dependencies(
-    blocks: Sequence[Block], keep: Sequence[int], streams: Sequence[Sequence[int]], count: int
-) -> tuple[list[list[int]], list[Needs]]:
+class Wiring(NamedTuple):
+    """What of a block says which node waits for which: by node its stream and tensors; blocks wired alike are equal."""
+
+    repeat: int
+    streams: tuple[str, ...]
+    reads: tuple[tuple[int, ...], ...]
+    writes: tuple[tuple[int, ...], ...]
+    steps: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, block: Block) -> Wiring:
+        """That of a block."""
+        nodes = block.nodes
+        return cls(
+            block.repeat,
+            tuple([node.stream for node in nodes]),
+            tuple([node.reads for node in nodes]),
+            tuple([node.writes for node in nodes]),
+            tuple(block.steps.items()),
+        )
+
+
+@lru_cache(maxsize=WIRINGS)
+def dependencies(blocks: tuple[Wiring, ...], keep: tuple[int, ...]) -> tuple[list[list[int]], list[Needs]]:
     """The queue of each stream and what each kept execution waits for in other streams.
 
     Where repetitions are left out, the repetition after them takes the place of the one that follows those before.
+    What was found is kept: layouts that a search asks for are often wired alike. Callers must not change it.
     """
+    names = sorted({stream for block in blocks for stream in block.streams})
+    count = len(names)
     queues: list[list[int]] = [[] for _ in range(count)]
     needs: list[Needs] = []
     writer: dict[int, tuple[int, int]] = {}
     readers: dict[int, dict[int, int]] = {}
     seen = [[-1] * count for _ in range(count)]
-    for block, kept, stream_of, (reads, writes) in zip(blocks, keep, streams, shared_tensors(blocks), strict=True):
+    for block, kept, (reads, writes) in zip(blocks, keep, shared_tensors(blocks), strict=True):
+        stream_of = [names.index(stream) for stream in block.streams]
         moved = {pair for pairs in (*reads, *writes) for pair in pairs if pair[1]}
         for turn, repetition in enumerate(kept_repetitions(block.repeat, kept).tolist()):
             if repetition != turn:
@@ -231,28 +259,30 @@ def _move(
     readers.update(read)
 
 
-def shared_tensors(blocks: Sequence[Block]) -> Iterator[tuple[list[Touched], list[Touched]]]:
+def shared_tensors(blocks: Sequence[Wiring]) -> Iterator[tuple[list[Touched], list[Touched]]]:
     """By block, what each node reads and writes of the tensors that more than one stream touches."""
-    touched = np.zeros(1 + max(map(_highest, blocks), default=0), dtype=bool)
-    names = sorted({node.stream for block in blocks for node in block.nodes})
-    busiest = max(names, key=lambda name: sum(n.stream == name for block in blocks for n in block.nodes))
-    for block in blocks:
-        for node in block.nodes:
-            if node.stream != busiest:
-                for tensor in (*node.reads, *node.writes):
-                    touched[_ids(block, tensor)] = True
-    for block in blocks:
-        steps = {t: block.steps.get(t, 0) for node in block.nodes for t in (*node.reads, *node.writes)}
-        kept = {t: (t, step) for t, step in steps.items() if touched[_ids(block, t)].any()}
-        reads = [[kept[t] for t in node.reads if t in kept] for node in block.nodes]
-        yield reads, [[kept[t] for t in node.writes if t in kept] for node in block.nodes]
+    steps = [dict(block.steps) for block in blocks]
+    touched = np.zeros(1 + max(map(_highest, blocks, steps), default=0), dtype=bool)
+    streams = Counter(stream for block in blocks for stream in block.streams)
+    busiest = max(sorted(streams), key=lambda name: streams[name])
+    for block, own in zip(blocks, steps, strict=True):
+        for stream, tensors in zip(block.streams, map(operator.add, block.reads, block.writes), strict=True):
+            if stream != busiest:
+                for tensor in tensors:
+                    touched[_ids(block, own, tensor)] = True
+    for block, own in zip(blocks, steps, strict=True):
+        pairs = {t: (t, own.get(t, 0)) for tensors in (*block.reads, *block.writes) for t in tensors}
+        kept = {t: pair for t, pair in pairs.items() if touched[_ids(block, own, t)].any()}
+        reads = [[kept[t] for t in tensors if t in kept] for tensors in block.reads]
+        yield reads, [[kept[t] for t in tensors if t in kept] for tensors in block.writes]
 
 
-def _ids(block: Block, tensor: int) -> np.ndarray:
-    return tensor + block.steps.get(tensor, 0) * np.arange(block.repeat)
+def _ids(block: Wiring, steps: dict[int, int], tensor: int) -> np.ndarray:
+    step = steps.get(tensor, 0)
+    return tensor + step * np.arange(block.repeat if step else 1)
 
 
-def _highest(block: Block) -> int:
+def _highest(block: Wiring, steps: dict[int, int]) -> int:
     """The greatest id that a block touches in any repetition."""
-    tensors = {t for node in block.nodes for t in (*node.reads, *node.writes)}
-    return max((t + max(block.steps.get(t, 0) * (block.repeat - 1), 0) for t in tensors), default=0)
+    tensors = {t for tensors in (*block.reads, *block.writes) for t in tensors}
+    return max((t + max(steps.get(t, 0) * (block.repeat - 1), 0) for t in tensors), default=0)

@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ...graph import Block, Node
-from .program import Program, labels_of
+from .program import Program, Wiring, kinds_of, labels_of
 
 KEPT, FEW = 6, 18  # repetitions of a block that are walked through at first; as many or fewer all are
+PLACED = 256  # programs placed last, which are remembered
 EQUAL = 1e-9  # relative: times of repetitions that differ by less are the same
 
 
@@ -59,6 +61,9 @@ class Placed:
     total_us: float
 
 
+_KNOWN: OrderedDict[tuple[object, ...], Placed] = OrderedDict()
+
+
 def place(
     blocks: Sequence[Block],
     latency_us: np.ndarray,
@@ -70,6 +75,7 @@ def place(
 
     Both have one entry per stored node of all blocks. Without ``host_us`` everything has been issued beforehand (a
     CUDA graph). ``waits`` marks nodes whose end the host waits for before it issues what follows (it reads a result).
+    A program of several streams that was placed before, with the same times, is not placed again.
     """
     blocks = tuple(block for block in blocks if block.nodes)
     host = np.zeros(len(latency_us)) if host_us is None else np.asarray(host_us, dtype=float)
@@ -78,13 +84,22 @@ def place(
     if sum(len(block.nodes) for block in blocks) != len(latency):
         raise ValueError(f"{len(latency)} latencies for {sum(len(b.nodes) for b in blocks)} stored nodes")
     node = unrolled(blocks)
+    groups, label = labels_of(blocks)
     if len({n.stream for block in blocks for n in block.nodes}) <= 1:
         start = in_turn(latency[node], host[node], stops[node])
-        end = start + latency[node]
-    else:
-        start, end = _folded(blocks, latency, host, overlap or Overlap(), stops)
-    groups, label = labels_of(blocks)
-    return summed(node, start, end, groups, label[node] if len(label) else label)
+        return summed(node, start, start + latency[node], groups, label[node] if len(label) else label)
+    overlap, kinds = overlap or Overlap(), kinds_of(blocks)
+    wired = tuple(map(Wiring.of, blocks))
+    times = tuple(each.tobytes() for each in (latency, host, stops))
+    key = wired, tuple(groups), label.tobytes(), kinds.tobytes(), overlap, times
+    if key in _KNOWN:
+        _KNOWN.move_to_end(key)
+        return _KNOWN[key]
+    start, end = _folded(blocks, latency, host, overlap, stops)
+    placed = _KNOWN[key] = summed(node, start, end, groups, label[node])
+    if len(_KNOWN) > PLACED:
+        _KNOWN.popitem(last=False)
+    return placed
 
 
 def unrolled(blocks: Sequence[Block]) -> np.ndarray:
