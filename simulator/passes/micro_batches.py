@@ -6,6 +6,8 @@ after the last. From the second on, gradients are added to those that are there.
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import numpy as np
 
 from ..graph import Graph
@@ -14,12 +16,23 @@ from .rewriting.nodes import added
 from .zero.families import GRADIENT, renamed
 
 SYNC, REFRESH = "sync.", "refresh."
+KEPT = 64  # graphs made last, which times and memory both ask for
+_KNOWN: OrderedDict[tuple[int, bool, bool], tuple[Graph, Graph]] = OrderedDict()  # with the source, so its id stays
 
 
 def micro_batch_variant(graph: Graph, first: bool, last: bool) -> Graph:
     """The graph of one micro-batch of several, from that of a step with a single one; unchanged when it is both."""
     if first and last:
         return graph
+    key = id(graph), first, last
+    if key not in _KNOWN:
+        _KNOWN[key] = graph, _variant(graph, first, last)
+        if len(_KNOWN) > KEPT:
+            _KNOWN.popitem(last=False)
+    return _KNOWN[key][1]
+
+
+def _variant(graph: Graph, first: bool, last: bool) -> Graph:
     draft = Draft(graph)
     if not last:
         _keep_gathered(draft)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -167,11 +166,11 @@ class Draft:
             return ()
         differs = np.diff(self.sizes) != 0
         differs |= (np.diff(self.roles) != 0) | (np.diff(self.dtypes) != 0)
-        firsts = np.concatenate([[0], np.flatnonzero(differs) + 1, [len(self.sizes)]]).tolist()
-        return tuple(
-            Tensor(first, int(self.sizes[first]), self.dtype(first), self.role(first), after - first)
-            for first, after in pairwise(firsts)
-        )
+        firsts = np.append(0, np.flatnonzero(differs) + 1)
+        counts = np.diff(firsts, append=len(self.sizes)).tolist()
+        dtypes = [self.dtype_names[code] for code in self.dtypes[firsts].tolist()]
+        roles = [ROLES[code] for code in self.roles[firsts].tolist()]
+        return tuple(map(Tensor, firsts.tolist(), self.sizes[firsts].tolist(), dtypes, roles, counts))
 
 
 class Insertions:

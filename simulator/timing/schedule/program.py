@@ -43,12 +43,13 @@ def labels_of(blocks: Sequence[Block]) -> tuple[list[str], np.ndarray]:
 def kinds_of(blocks: Sequence[Block]) -> np.ndarray:
     """What each stored node occupies: 1 the device, 2, 3, … a kind of link, -1, -2, … a direction of copying."""
     numbers: dict[object, int] = {}
-    known: dict[tuple[Op | None, bool], int] = {}
+    known: dict[tuple[int, bool], int] = {}  # by the op's identity
     kinds = []
     for node in (node for block in blocks for node in block.nodes):
-        key = node.op, group_of(node) != ""
+        moves = group_of(node) != ""
+        key = id(node.op), moves
         if key not in known:
-            known[key] = _kind(*key, numbers)
+            known[key] = _kind(node.op, moves, numbers)
         kinds.append(known[key])
     return np.array(kinds, dtype=np.int64)
 

@@ -206,7 +206,7 @@ def walk(
     stop, late = 0, 0.0
     needs, queues = program.needs, program.queues
     kinds = program.kinds[program.node].tolist()
-    streams = range(len(queues))
+    streams, lengths = range(len(queues)), list(map(len, queues))
     at, done, running = [0] * len(queues), [0] * len(queues), [-1] * len(queues)
     left = [0.0] * len(queues)
     state = [0] * len(queues)
@@ -216,16 +216,20 @@ def walk(
     while unfinished:
         wake = math.inf
         for s in streams:
-            if running[s] >= 0 or at[s] == len(queues[s]):
+            if running[s] >= 0 or at[s] == lengths[s]:
                 continue
             task = queues[s][at[s]]
-            if task > stops[stop] or (needs[task] and any(done[other] <= position for other, position in needs[task])):
+            if task > stops[stop]:
                 continue
-            if ready[task] + late > now:
-                wake = min(wake, ready[task] + late)
-                continue
-            running[s], state[s], left[s], start[task] = task, kinds[task], work[task], now
-            at[s] += 1
+            for other, position in needs[task]:
+                if done[other] <= position:
+                    break
+            else:
+                if ready[task] + late > now:
+                    wake = min(wake, ready[task] + late)
+                    continue
+                running[s], state[s], left[s], start[task] = task, kinds[task], work[task], now
+                at[s] += 1
         active = tuple(state)
         slower = known.get(active)
         if slower is None:
