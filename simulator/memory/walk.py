@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .. import uses
-from ..graph import ROLES, Graph, Node
+from ..graph import ROLES, Graph, Node, frees_of, reads_of, writes_of
 from ..question.plan import Plan
 from .amounts import GIB, Memory
 
@@ -76,9 +75,9 @@ def lives(graph: Graph) -> Lives:
     end = np.full(total, -1, dtype=np.int64)
     for block, offset in zip(graph.blocks, offsets.tolist(), strict=False):
         repetitions = np.arange(block.repeat)
-        for first, used in ((read, uses.reads(block)), (written, uses.writes(block))):
+        for first, used in ((read, reads_of(block)), (written, writes_of(block))):
             np.minimum.at(first, *used.over(repetitions, offset))
-        for freed, which in uses.frees(block):
+        for freed, which in frees_of(block):
             np.maximum.at(end, *freed.over(which, offset))
     begin = np.where(read <= written, -1, written)
     return Lives(graph, begin, np.where(end < 0, count, end), np.minimum(read, written) < count, offsets)
@@ -142,7 +141,7 @@ def _stray_gradients(graph: Graph) -> np.ndarray:
     own = np.zeros(graph.tensor_count, dtype=bool)
     for block in graph.blocks:
         working = replace(block, nodes=tuple(node for node in block.nodes if node.phase != "optimizer"))
-        for used in (uses.reads(working), uses.writes(working)):
+        for used in (reads_of(working), writes_of(working)):
             own[used.over(np.arange(block.repeat))[0]] = True
     stray: np.ndarray = (graph.tensor_roles == gradient) & ~own
     return stray

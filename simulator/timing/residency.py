@@ -19,8 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .. import uses
-from ..graph import Block, Node
+from ..graph import Block, Node, frees_of, reads_of, writes_of
 
 NEVER = -np.inf
 READ, WRITE, FREE = range(3)
@@ -45,8 +44,8 @@ def cold_blocks(
     """Share of the bytes that each execution reads and writes that lie outside a cache of ``cache_bytes``.
 
     Of each block the first ``walked`` repetitions are run; ``code_bytes`` is the weight of an operator's code among its
-    operands. The step is walked twice and the second walk counts, because a step follows a step. Shape [executions],
-    from 0 (all in the cache) to 1.
+    operands. What one execution frees is freed in order of ids. The step is walked twice and the second walk counts,
+    because a step follows a step. Shape [executions], from 0 (all in the cache) to 1.
     """
     moves = np.concatenate([np.zeros(0), *(np.tile(_moved(b), n) for b, n in zip(blocks, walked, strict=True))])
     events = _events(blocks, walked, len(moves))
@@ -108,22 +107,20 @@ def _events(blocks: Sequence[Block], walked: Sequence[int], count: int) -> _Even
     """The events of ``count`` executions. One number holds tensor, execution and kind, so that sorting is all."""
     keys, offset = [np.zeros(0, dtype=np.int64)], 0
     for block, repeat in zip(blocks, walked, strict=True):
-        repetitions = np.arange(repeat)
-        used = [(uses.reads(block), repetitions, READ), (uses.writes(block), repetitions, WRITE)]
-        used += [(freed, which[which < repeat], FREE) for freed, which in uses.frees(block)]
-        for each, which, kind in used:
-            ids, at = each.over(which, offset)
+        every = np.arange(repeat)
+        used = [(reads_of(block), every, READ), (writes_of(block), every, WRITE)]
+        used += [(freed, those[those < repeat], FREE) for freed, those in frees_of(block)]
+        for each, repetitions, kind in used:
+            ids, at = each.over(repetitions, offset)
             keys.append((ids * count + at) * KINDS + kind)
         offset += len(block.nodes) * repeat
     key = np.sort(np.concatenate(keys))
-    place, kind = np.divmod(key, KINDS)
-    same = np.diff(place, prepend=-1) == 0
-    once = ~same | (
-        (kind == FREE) & (np.diff(kind, prepend=FREE) != 0)
-    )  # a tensor that is read is not new where written
-    place, kind = place[once], kind[once]
+    place, which = np.divmod(key, KINDS)
+    again = np.diff(place, prepend=-1) == 0  # a tensor that is read is not new where it is written
+    once = ~again | ((which == FREE) & (np.diff(which, prepend=FREE) != 0))
+    place, which = place[once], which[once]
     tensor, at = np.divmod(place, max(count, 1))
-    return _Events(tensor, at, kind == READ, kind == FREE, np.diff(tensor, prepend=-1) == 0)
+    return _Events(tensor, at, which == READ, which == FREE, np.diff(tensor, prepend=-1) == 0)
 
 
 def _touched(events: _Events, sizes: np.ndarray, after: np.ndarray) -> np.ndarray:
