@@ -209,8 +209,8 @@ class Graph:
         return dataclasses.replace(self, blocks=(Block(tuple(self.nodes())),))
 
 
-class Uses(NamedTuple):
-    """Tensors that nodes of a block use: id in the first repetition, what is added per repetition, and which node.
+class Touches(NamedTuple):
+    """Tensors that nodes of a block touch: id in the first repetition, what is added per repetition, and which node.
 
     ``length`` is how many nodes the block has.
     """
@@ -227,33 +227,33 @@ class Uses(NamedTuple):
         return ids.ravel(), times.ravel()
 
 
-def reads_of(block: Block) -> Uses:
+def reads_of(block: Block) -> Touches:
     """What each node reads."""
-    return _uses(block, [node.reads for node in block.nodes])
+    return _touches(block, [node.reads for node in block.nodes])
 
 
-def writes_of(block: Block) -> Uses:
+def writes_of(block: Block) -> Touches:
     """What each node writes."""
-    return _uses(block, [node.writes for node in block.nodes])
+    return _touches(block, [node.writes for node in block.nodes])
 
 
-def frees_of(block: Block) -> list[tuple[Uses, np.ndarray]]:
+def frees_of(block: Block) -> list[tuple[Touches, np.ndarray]]:
     """What each node frees, and in which repetitions: usually, in the first and in the last one."""
     usual = [node.frees for node in block.nodes]
-    found = [(_uses(block, usual), np.arange(1, block.repeat - 1))] if block.repeat > 2 else []
+    found = [(_touches(block, usual), np.arange(1, block.repeat - 1))] if block.repeat > 2 else []
     for which, repetition in ((0, 0), (-1, block.repeat - 1))[: min(block.repeat, 2)]:
         own = [block.uneven.get((which, position), freed) for position, freed in enumerate(usual)]
-        found.append((_uses(block, own), np.array([repetition])))
+        found.append((_touches(block, own), np.array([repetition])))
     return found
 
 
-def _uses(block: Block, named: Sequence[Sequence[int]]) -> Uses:
+def _touches(block: Block, named: Sequence[Sequence[int]]) -> Touches:
     tensors = list(chain.from_iterable(named))
     node = np.repeat(np.arange(len(named)), [len(each) for each in named])
     steps = np.zeros(len(tensors), dtype=np.int64)
     if block.repeat > 1 and block.steps:
         steps[:] = [block.steps.get(tensor, 0) for tensor in tensors]
-    return Uses(np.array(tensors, dtype=np.int64), steps, node, len(named))
+    return Touches(np.array(tensors, dtype=np.int64), steps, node, len(named))
 
 
 def layer_of(path: str) -> tuple[str, int] | None:
