@@ -240,7 +240,7 @@ class Options:
         known = [*KINDS, *sorted({each.family for each in KINDS.values()})]
         _among("predictor.families", self.families, known)
         for name, values in self.families.items():
-            _merged(dataclasses.replace(self, families={}), f"predictor.families.{name}", values)
+            _merged(type(self)(families={}), f"predictor.families.{name}", values)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Options:

@@ -163,7 +163,7 @@ def test_the_other_configurations_hold_valid_options(root: Path, name: str) -> N
     [
         ({"fold": 3}, "did you mean 'folds'"),
         ({"lightgbm": {"tree": 3}}, r"predictor.lightgbm has no option 'tree'; did you mean 'trees'"),
-        ({"lightgbm": {"trees": "many"}}, "predictor.lightgbm.trees='many' is not of type int"),
+        ({"lightgbm": {"trees": "many"}}, "^predictor.lightgbm.trees='many' must be a whole number"),
         ({"candidates": ["forest"]}, "did you mean 'random_forest'"),
         ({"candidates": []}, "is empty"),
         ({"coverage": 90}, "between 0 and 1"),
