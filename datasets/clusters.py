@@ -19,6 +19,7 @@ from .devices import Device
 from .loading import choice, finite, load, whole
 
 CLUSTER_DIRECTORY = Path(__file__).resolve().parent.parent / "conf" / "cluster"
+MOST_DEVICES = 2**20
 COUNTS = ("nodes", "devices_per_node", "nics_per_node")
 NCCL_ALGORITHMS = ("ring", "tree", "nvls", "collnet")
 NCCL_PROTOCOLS = ("LL", "LL128", "Simple")
@@ -67,6 +68,11 @@ class Cluster:
     def __post_init__(self) -> None:
         for name in COUNTS:
             whole(ClusterError, f"cluster.{name}", getattr(self, name), 1)
+        if self.nodes * self.devices_per_node > MOST_DEVICES:
+            raise ClusterError(
+                f"cluster.nodes={self.nodes} of {self.devices_per_node} devices are more than the {MOST_DEVICES:,} "
+                "devices that are simulated"
+            )
         for name in ("nic_gbps", "nic_latency_us", "price_per_device_hour"):
             value = getattr(self, name)
             if not finite(value) or value < 0 or (name == "nic_gbps" and value == 0):

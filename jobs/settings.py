@@ -31,6 +31,11 @@ LISTS = (
     "stragglers",
     "workload.expert_load",
 )
+PARTS = {  # of groups that no loader checks
+    "engine": ("order",),
+    "precision": ("dtype", "quantization"),
+    "model": ("name", "source", "config", "path"),
+}
 READERS = ("predict", "simulate", "validate", "list")
 """Verbs that only read a store and predictors; all others write there, or say themselves that nothing is there."""
 
@@ -63,6 +68,14 @@ def check(verb: str, config: Mapping[str, Any]) -> None:
     order = (config.get("engine") or {}).get("order", ())
     if order is not None and not (isinstance(order, (list, tuple)) and all(isinstance(each, str) for each in order)):
         raise BadInputError(f"engine.order={shown(order)} must be a list of engines, as engine.order=[analytical]")
+    for name, parts in PARTS.items():
+        given = config.get(name)
+        for part in given if isinstance(given, Mapping) else ():
+            if part not in parts:
+                known_parts = [f"{name}.{each}" for each in parts]
+                raise BadInputError(
+                    f"{name}.{part} is no setting of `opcast {verb}`{advice(f'{name}.{part}', known_parts, verb)}"
+                )
     work = config.get("workload")
     if isinstance(work, Mapping) and isinstance(work.get("kind"), str):
         _workload(verb, work)

@@ -17,15 +17,18 @@ ADDED = ("device.", "cluster.")
 
 
 def run(config: dict[str, Any]) -> int:
-    """Simulate the table's rows and print the errors; returns the exit code, 1 where a row failed."""
+    """Simulate a table and print the errors; returns the exit code, 1 where a row failed or none was simulated."""
     as_json = wants_json(config)
     request = resolve.validate_request(config)
     found = resolve.bench(config).validate(request, progress_bar)
+    error = f"none of the {found.rows} rows of {found.table} was simulated" if not found.simulated else ""
     if as_json:
-        print_json(found.to_dict())
+        print_json({**found.to_dict(), **({"error": error} if error else {})})
     else:
         show(found)
-    return 1 if found.failed else 0
+    if error:
+        say(f"opcast: {error}")
+    return 1 if found.failed or error else 0
 
 
 @contextmanager

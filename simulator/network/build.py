@@ -27,12 +27,18 @@ from .tunings import tuning
 
 LL128 = 1  # the protocol whose latencies explicit links have: between LL's and Simple's
 TO_NIC = "nic"  # PCIe from a GPU to its NIC; its latency counts as the NIC's
+MOST_DEVICES = 2**16  # whose links are laid one by one: about a minute and some gigabytes
 SWITCHES = 3.0  # hops over a switch fabric that the table's network latency stands for
 
 
 def fabric(cluster: Cluster, device: Device, faults: Iterable[Fault] = (), seed: int = 0) -> Fabric:
     """The fabric of a cluster, as far as it still stands. TopologyError for a setting, link or rank that is missing."""
     check_settings(cluster.topology)
+    if cluster.devices > MOST_DEVICES:
+        raise TopologyError(
+            f"cluster.nodes={cluster.nodes} of {cluster.devices_per_node} devices are more than the {MOST_DEVICES:,} "
+            "whose links are simulated; take network=analytical"
+        )
     settings = dict(cluster.topology)
     routing = settings.pop("routing", "adaptive" if cluster.fabric == "ib" else "ecmp")
     reduces = bool(settings.pop("reduces", False))

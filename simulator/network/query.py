@@ -51,10 +51,10 @@ def group_of(value: Any, ranks: int | None, stride: int, devices: int) -> tuple[
     if value is None:
         if ranks is None:
             raise TransferError("a group needs its devices (group=[0,8,16]) or its size (ranks)")
-        value = list(range(0, whole("ranks", ranks, 1) * whole("stride", stride, 1), stride))
-        if value[-1] >= devices:
+        if (whole("ranks", ranks, 1) - 1) * whole("stride", stride, 1) >= devices:
             apart = f", {stride} apart," if stride > 1 else ""
             raise TransferError(f"a group of {ranks} ranks{apart} is larger than the {devices} devices of the cluster")
+        value = list(range(0, ranks * stride, stride))
     if not isinstance(value, (list, tuple)) or not value:
         raise TransferError(f"group={value!r} must be a list of devices, such as [0,8,16]")
     for each in value:

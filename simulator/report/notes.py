@@ -24,7 +24,11 @@ def notes(report: StepReport | InferenceReport, asked: Work, state: State) -> tu
         what = "step" if isinstance(report, StepReport) else "whole"
         made.append(
             f"for {host_s / step_s:.0%} of the time the device waits for the host that launches operators one by one: "
-            f"with CUDA graphs the {what} would take about {(step_s - host_s) * 1e3:.3g} ms instead of "
-            f"{step_s * 1e3:.3g} ms"
+            f"with CUDA graphs the {what} would take about {spelled(step_s - host_s)} instead of {spelled(step_s)}"
         )
     return tuple(made)
+
+
+def spelled(seconds: float) -> str:
+    """A duration in the unit that a reader would choose."""
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"

@@ -10,6 +10,7 @@ from ..question.options import OF_INFERENCE, OF_TRAINING
 from ..question.plan import STACK_DIRECTORY, Parallel, Plan, PlanError, Stack, check_plan, load_stack
 from ..question.work import Work
 
+MOST_MICRO_BATCHES = 2**16
 FILLING = 4  # micro-batches of each data rank for each stage of a pipeline, where no batch is given
 
 
@@ -71,6 +72,11 @@ def _training(plan: Plan, work: Work) -> Plan:
         raise PlanError(
             f"workload.global_batch={work.sequences} is no multiple of micro_batch x dp = {work.micro_batch} x "
             f"{plan.dp}; take workload.global_batch={nearest}"
+        )
+    if work.sequences // together > MOST_MICRO_BATCHES:
+        raise PlanError(
+            f"workload.global_batch={work.sequences} is {work.sequences // together} micro-batches for each data rank, "
+            f"more than the {MOST_MICRO_BATCHES:,} that are simulated; take a larger workload.micro_batch"
         )
     options = {"expert_load": work.expert_load, **plan.options}
     return replace(plan, micro_batches=work.sequences // together, options=options)

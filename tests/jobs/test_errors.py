@@ -15,6 +15,7 @@ from opcast.jobs import listing
 from opcast.jobs.cli import main
 
 GEMM = ["predict", "op=gemm", "op.m=4096", "op.n=4096", "op.k=4096", "device=h100_sxm"]
+FLOWS = ["device=h100_sxm", "cluster=dgx_h100", "network=flow"]
 STEP = ["simulate", "model=tiny_llama_100m", "device=h100_sxm"]
 
 
@@ -76,6 +77,12 @@ def test_bad_input_with_json_is_one_object_on_stdout(capsys: pytest.CaptureFixtu
         ([*STEP, "model.config.num_attention_heads=32", "model.config.num_key_value_heads=3"], "3 key and value heads"),
         ([*STEP, "workload.seq_len=10000000"], "more than the 4,000,000 tokens"),
         ([*STEP, "model=builtins:exit"], "the function ended the process"),
+        (["predict", "op=all_reduce", "op.size_bytes=1", "op.ranks=1000000000", *FLOWS], "larger than the 8 devices"),
+        (["predict", "op=all_reduce", "op.size_bytes=1", "op.ranks=8", *FLOWS, "cluster.nodes=20000"], "the 65,536"),
+        ([*STEP, "cluster=dgx_h100", "cluster.nodes=1000000000"], "more than the 1,048,576 devices"),
+        ([*STEP, "workload.global_batch=8000000000"], "more than the 65,536 that are simulated"),
+        ([*STEP, "+engine.foo=1"], "did you mean engine.order?"),
+        ([*STEP, "+precision.foo=1"], "precision.foo is no setting"),
         ([*STEP, "model=bert_base"], "it has 512 positions, not 2048; take workload.seq_len=512"),
         # settings that do not exist
         ([*GEMM, "+foo=1"], "foo is no setting of `opcast predict`"),
@@ -254,3 +261,12 @@ def test_what_the_time_is_made_of_adds_up(capsys: pytest.CaptureFixture[str]):
     shares = [float(line.split()[-1][:-1]) for line in table.splitlines() if line.rstrip().endswith("%")]
     assert sum(shares) == pytest.approx(100.0, abs=0.05 * len(shares) + 0.01)
     assert "all_reduce" in second
+
+
+def test_a_table_of_which_nothing_is_simulated_fails(capsys: pytest.CaptureFixture[str], reference_data: Path):
+    table = reference_data / "truth" / "train_llama3_paper.csv"
+    assert main(["validate", f"truth={table}", "cluster.nic_gbps=-1", "format=json"]) == 1
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert found["error"] == f"none of the {found['rows']} rows of train_llama3_paper was simulated"
+    assert "cluster.nic_gbps=-1" in captured.out
