@@ -27,7 +27,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.essential
 @pytest.mark.parametrize("name", ASKED.cases)
 def test_the_answer_is_the_reviewed_one(name: str, home: Path) -> None:
     reviewed = stored(name)
