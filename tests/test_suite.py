@@ -6,8 +6,9 @@ import ast
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
-# What these check takes long by nature: the whole job, or all tables of the public reference measurements.
+# What these check takes long by nature: the whole job, many random questions, all tables of the public measurements.
 SLOW_ONLY = {
+    "jobs/test_fuzz.py",
     "jobs/test_quickstart.py",
     "models/test_accuracy_ops.py",
     "models/test_reference.py",
