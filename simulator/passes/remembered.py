@@ -7,7 +7,7 @@ are never changed, so that many may share one.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -17,7 +17,8 @@ import numpy as np
 from ..graph import Graph
 from ..question.plan import Parallel, Plan
 
-KEPT = 192  # graphs, with all that was made of each by one pass
+KEPT = 192  # graphs that a pass was run on
+MADE = 32  # graphs that are kept of what one pass made of one graph: a search has few plans that differ to a pass
 Question = tuple[Any, ...]
 _FIELDS = {each.name for each in fields(Plan)} - {"parallel"}
 _DEGREES = {each.name for each in fields(Parallel)}
@@ -30,7 +31,7 @@ class _Entry:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.made: list[tuple[dict[Question, Any], Graph]] = []
+        self.made: deque[tuple[dict[Question, Any], Graph]] = deque(maxlen=MADE)
 
 
 class _Degrees(Parallel):

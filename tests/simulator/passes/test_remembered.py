@@ -1,0 +1,57 @@
+"""Passes that are remembered make what they make without a memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import reduce
+
+import pytest
+from opcast.simulator.passes import remembered
+from opcast.simulator.passes.order import INFERENCE, TRAINING, apply_passes
+from opcast.simulator.question.plan import load_stack
+
+LAYOUTS = (
+    {"tp": 2, "pp": 2, "zero_stage": 1},
+    {"tp": 2, "pp": 4, "zero_stage": 1},
+    {"tp": 2, "pp": 2, "vpp": 2, "zero_stage": 1},
+    {"tp": 4, "pp": 2, "sequence_parallel": True},
+    {"tp": 2, "cp": 2, "zero_stage": 3},
+    {"tp": 2, "pp": 2, "zero_stage": 1},
+)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_what_is_remembered_is_what_would_be_made(family: str, traced, planned) -> None:
+    graph = traced(family)
+    for stack in ("megatron", "torchtitan"):
+        for layout in LAYOUTS:
+            for recompute in ("none", "full"):
+                plan = replace(planned(**layout), stack=load_stack(stack), recompute=recompute, micro_batches=4)
+                assert apply_passes(graph, plan) == reduce(lambda made, each: each(made, plan), TRAINING, graph)
+
+
+def test_passes_of_inference_are_remembered_too(traced, planned) -> None:
+    graph = traced("llama", "prefill")
+    for layout in LAYOUTS[3:]:
+        plan = replace(planned(**{**layout, "zero_stage": 0}), stack=load_stack("vllm"), options={"kv_dtype": "fp8"})
+        assert apply_passes(graph, plan, INFERENCE) == reduce(lambda made, each: each(made, plan), INFERENCE, graph)
+
+
+def test_plans_that_are_the_same_to_a_pass_share_its_graph(traced, planned) -> None:
+    graph = traced("llama")
+    plans = [replace(planned(tp=2, pp=2, vpp=vpp), micro_batches=4) for vpp in (1, 2)]
+    one, other = (apply_passes(graph, plan) for plan in plans)
+    assert one is other
+    assert apply_passes(graph, replace(plans[0], recompute="full")) is not one
+
+
+def test_the_memory_is_bounded(traced, planned) -> None:
+    graph = traced("llama")
+
+    def named(made, plan):
+        return replace(made, name=f"{plan.micro_batches}")
+
+    for count in range(1, 2 * remembered.MADE):
+        plan = replace(planned(tp=2), micro_batches=count)
+        assert remembered.run(named, graph, plan).name == str(count)
+    assert len(remembered._KNOWN[id(graph), named].made) == remembered.MADE
