@@ -221,7 +221,7 @@ class Plan:
                 raise PlanError(wrong)
 
     def scale(self, device_id: str) -> Mapping[str, float]:
-        """The framework's constants on a device; which of them a node takes is its own format's affair."""
+        """The framework's constants on a device; which a node takes is its format's affair (:mod:`..timing.costs`)."""
         return self.stack.scale.get(device_id, {})
 
     @property

@@ -12,7 +12,7 @@ from opcast.datasets.devices import load_device
 from opcast.simulator.engines import build_engine
 from opcast.simulator.passes.quantize import quantize
 from opcast.simulator.question.plan import Parallel, Plan, Stack, load_stack
-from opcast.simulator.timing.costs import cost_graphs, scale_of
+from opcast.simulator.timing.costs import cost_graphs, scale_of, under_load
 from opcast.simulator.timing.phases import PhaseTime, PhaseTimes, paired, selected
 from opcast.simulator.trace import Workload, trace
 
@@ -98,3 +98,16 @@ def test_a_step_that_quantizes_nothing_is_as_fast_as_one_without(small_model) ->
 
     assert took(nothing) == took(plan)
     assert took(whole) < took(plan)
+
+
+def test_constants_of_16_bit_products_hold_by_their_share_of_a_step(small_model) -> None:
+    graph = trace(small_model("llama", layers=2, **WIDE), Workload("train", 1, 512, attention="fused"), "bf16")
+    constants = {"gemm": 1.0, "gemm_bf16": 1.5}
+
+    def factor(**options: str) -> float:
+        passed = quantize(graph, replace(PLAN, quantization="fp8", options=options))
+        return under_load([passed], constants)["gemm_bf16"]
+
+    assert under_load([graph], constants) == constants
+    assert factor(quantize_skip=".*") == 1.5
+    assert 1.0 < factor() < factor(quantize_skip="mlp") < 1.5
