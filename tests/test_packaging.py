@@ -15,7 +15,34 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_PACKAGED = {"tests", "docs", "build", "dist", "outputs", "multirun", "mlruns"}
-PUBLIC = ["Device", "Op", "Work", "__version__", "load_device", "make_op", "predict", "simulate", "simulate_file"]
+PUBLIC = [
+    "Cluster",
+    "Device",
+    "Fault",
+    "NetworkChoice",
+    "Op",
+    "Parallel",
+    "Plan",
+    "PredictRequest",
+    "SimulateRequest",
+    "Sources",
+    "Stack",
+    "Straggler",
+    "Transfer",
+    "ValidateRequest",
+    "Work",
+    "Workbench",
+    "WorkloadFile",
+    "__version__",
+    "load_cluster",
+    "load_device",
+    "load_stack",
+    "make_op",
+    "predict",
+    "simulate",
+    "simulate_file",
+    "validate",
+]
 
 
 def project() -> dict:
