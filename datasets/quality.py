@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from .devices import Device, DeviceError, load_device
 from .files import StoreError, file_schema, read_parquet
@@ -21,9 +22,6 @@ from .ops import KINDS
 from .row_checks import RULES, Finding, Rows, exceeded, row_costs
 from .schema import impossible_values, schema_for
 from .store import Store
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["Finding", "SummaryRow", "check", "summary", "survey"]
 
@@ -100,8 +98,6 @@ def _figures(store: Store, device_id: str) -> Device | None:
 
 
 def _summary_rows(kind_name: str, device_id: str, table: pa.Table) -> Iterator[SummaryRow]:
-    import pyarrow.compute as pc
-
     for backend in sorted(pc.unique(table["backend"]).to_pylist()):
         part = table.filter(pc.equal(table["backend"], backend))
         ok = pc.sum(pc.equal(part["status"], "ok")).as_py()
@@ -133,9 +129,6 @@ def _bytes(count: float) -> str:
 
 def _read(store: Store, kind_name: str, device_id: str) -> tuple[pa.Table, list[Finding]]:
     """The readable rows of a kind on a device, and what is wrong with its files."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     tables, findings = [], []
     older: dict[str, list[Path]] = {}
     for path in store.files(kind_name, device_id):
@@ -164,8 +157,6 @@ def _damage(path: Path, error: StoreError) -> Finding:
 
 def _possible(kind_name: str, device_id: str, table: pa.Table) -> tuple[pa.Table, list[Finding]]:
     """The rows whose values can be, and what is wrong with the others."""
-    import pyarrow as pa
-
     findings = []
     while broken := list(impossible_values(kind_name, table)):
         for reason, rows in broken:

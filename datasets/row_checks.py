@@ -8,17 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from .columns import codes, group_keys, numbers
 from .devices import RATE_OF, Device
 from .ops import KINDS, LINKS, bus_factor, cost_columns
 from .schema import ENVIRONMENT, row_ops
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 IMPOSSIBLE = 0.3  # of the time that a device's peak rates allow: no rounding of a data sheet explains less
 OUTLIER = 2.0  # times faster or slower than rows of similar cost
@@ -305,8 +303,6 @@ def _drift(rows: Rows) -> Iterator[Finding]:
 
 
 def _canary(rows: Rows) -> np.ndarray:
-    import pyarrow.compute as pc
-
     return pc.match_substring_regex(rows.table["run_id"], r"^canary\d+_").to_numpy()
 
 
@@ -356,8 +352,6 @@ def row_costs(kind_name: str, table: pa.Table) -> tuple[np.ndarray, np.ndarray, 
 
 
 def _dtype_groups(table: pa.Table) -> Iterator[tuple[str, str, np.ndarray]]:
-    import pyarrow as pa
-
     groups = table.select(["dtype", "out_dtype"]).append_column("row", pa.array(np.arange(len(table))))
     for group in groups.group_by(["dtype", "out_dtype"]).aggregate([("row", "list")]).to_pylist():
         yield group["dtype"], group["out_dtype"], np.array(group["row_list"])

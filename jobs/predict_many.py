@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from ..datasets.devices import Device
 from ..datasets.ops import KINDS, Op, make_op
@@ -13,9 +15,6 @@ from ..simulator.predict.columns import Predicted, predict_columns
 from ..simulator.report.answer import OpPrediction
 from . import resolve, shapes
 from .show import BadInputError, microseconds, print_json, say, table
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 ONE_BY_ONE = Callable[[list[Op], Device, Mapping[str, Any]], list[OpPrediction]]
 OF_LINKS = ("algorithm", "algbw_gbps", "busbw_gbps", "stretch")  # of ``network``, in tables
@@ -99,8 +98,6 @@ def flattened(found: OpPrediction) -> dict[str, Any]:
 
 def as_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """Rows as a table with the columns of all of them."""
-    import pyarrow as pa
-
     names = dict.fromkeys(name for row in rows for name in row)
     return pa.table({name: [row.get(name) for row in rows] for name in names})
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import csv as arrow_csv
 
 from ..datasets.columns import codes, number_array, numbers
 from ..datasets.dtypes import canonical_dtype
@@ -19,9 +24,6 @@ from ..simulator.network.query import TransferError, size_of
 from ..simulator.predict.columns import Predicted
 from .show import BadInputError
 from .writing import write
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 READ = (".csv", ".parquet", ".json", ".jsonl")
 CHUNK = 2**18  # rows at a time: enough that compiled trees repay being loaded (models/forest.py)
@@ -86,11 +88,6 @@ def tables(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.Tabl
 
 
 def _csv(path: Path, columns: Sequence[str] | None) -> Iterator[pa.Table]:
-    import csv
-
-    import pyarrow as pa
-    from pyarrow import csv as arrow_csv
-
     with path.open(encoding="utf-8-sig", newline="") as file:
         names = next(csv.reader(file), [])
     if len(set(names)) < len(names):
@@ -110,9 +107,6 @@ def _csv(path: Path, columns: Sequence[str] | None) -> Iterator[pa.Table]:
 
 
 def _parquet(path: Path, columns: Sequence[str] | None) -> Iterator[pa.Table]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     with pq.ParquetFile(path) as file:
         if not set(columns or ()) <= set(file.schema_arrow.names):
             return
@@ -150,8 +144,6 @@ def _lines(path: Path, columns: Sequence[str] | None) -> Iterator[pa.Table]:
 
 def _from_rows(rows: list[Any], first: int, path: Path, columns: Sequence[str] | None) -> pa.Table:
     """Rows of JSON as text columns, which are read as those of a CSV are."""
-    import pyarrow as pa
-
     for number, row in enumerate(rows, start=first + 1):
         if not isinstance(row, dict):
             raise BadInputError(f"shapes={path} row {number} must be a mapping of dims, not {str(row)[:40]}")
@@ -233,9 +225,6 @@ def _dims(part: pa.Table, kind_name: str, places: np.ndarray, bad: set[int]) -> 
 
 def _column(column: pa.ChunkedArray, kind_name: str, dim: Any) -> tuple[np.ndarray, np.ndarray]:
     """A dim's values [n], and where they cannot be."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     missing = numbers(column.is_null())
     if pa.types.is_floating(column.type):
         missing = missing | numbers(pc.is_nan(column).fill_null(True))
@@ -283,9 +272,6 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     text = column if pa.types.is_string(column.type) else column.cast(pa.string())
     return pc.utf8_trim_whitespace(text)
 
@@ -324,8 +310,6 @@ def answered(
     chunk: RowsChunk, ask: Callable[[AlikeRows], Predicted], device: str, cache: str, names: Sequence[str]
 ) -> pa.Table:
     """A chunk's rows with their predictions, as one table of ``names`` (dims) and the answer's columns."""
-    import pyarrow as pa
-
     found = [(group, ask(group)) for group in chunk.groups]
 
     def joined(values: Callable[[AlikeRows, Predicted], np.ndarray]) -> np.ndarray:
@@ -368,8 +352,6 @@ def _field(name: str, _: AlikeRows, answer: Predicted) -> np.ndarray:
 
 def _dim_column(chunk: RowsChunk, name: str) -> pa.Array:
     """A dim of all rows: null where a row's kind has none of that name, choices by name."""
-    import pyarrow as pa
-
     having = [group for group in chunk.groups if name in group.columns]
     chosen = any(dim.choices for kind in KINDS.values() for dim in kind.dims if dim.name == name)
     if not chosen and len(having) == 1 and len(having[0].places) == chunk.rows:
@@ -405,9 +387,6 @@ def write_tables(path: Path, parts: Iterator[pa.Table]) -> int:
 
 
 def _to_csv(path: Path, parts: Iterator[pa.Table]) -> None:
-    import pyarrow as pa
-    from pyarrow import csv as arrow_csv
-
     options = arrow_csv.WriteOptions(include_header=False, quoting_style="needed")
     writer = None
     with pa.OSFile(str(path), "wb") as file:
@@ -423,8 +402,6 @@ def _to_csv(path: Path, parts: Iterator[pa.Table]) -> None:
 
 
 def _to_parquet(path: Path, parts: Iterator[pa.Table]) -> None:
-    import pyarrow.parquet as pq
-
     writer = None
     try:
         for part in parts:

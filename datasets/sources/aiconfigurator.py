@@ -20,6 +20,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from .aiconfigurator_sheet import Origin, Sheet, system_device
 from .aiconfigurator_tables import REFUSED, TABLES
 from .tables import Rejected, RowBatch, SourceError
@@ -59,8 +61,6 @@ def files(path: Path | None, options: Mapping[str, Any]) -> list[Path]:
 
 def read(file: Path, options: Mapping[str, Any]) -> Iterator[RowBatch]:
     """Rows of one table. SourceError when it is none, or lacks a column."""
-    import pyarrow.parquet as pq
-
     place = _place(file)
     if place is None:
         raise SourceError(f"{file.name} is no table of aiconfigurator: its name does not say system, table and version")

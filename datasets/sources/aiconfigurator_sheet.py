@@ -7,16 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ..columns import codes, number_array, numbers, text_array
 from ..device_names import cuda_device_id
 from .tables import SourceError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 DTYPES = {
     "bfloat16": "bf16",
@@ -55,8 +53,6 @@ class Sheet:
 
     def number(self, name: str, default: int | None = None) -> np.ndarray:
         """A column of numbers [n]; SourceError when it is missing and has no default."""
-        import pyarrow as pa
-
         if name not in self.table.column_names:
             if default is None:
                 raise SourceError(f"table {self.origin.table} lacks the column {name!r}")
@@ -72,8 +68,6 @@ class Sheet:
 
         A missing column counts as empty text.
         """
-        import pyarrow as pa
-
         code = np.zeros(len(self), dtype=np.int64)
         combinations: list[tuple[str, ...]] = [()]
         for name in names:

@@ -30,17 +30,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ..columns import codes
 from ..dtypes import itemsize
 from .aiconfigurator_sheet import Sheet, canonical
 from .tables import Rejected, RowBatch
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 PCIE = ("l40s", "rtx_pro_6000_server")
 GPUS_PER_NODE = {"gb200": 4, "gb300": 4}

@@ -10,18 +10,16 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ..dtypes import BITS, canonical_dtype, itemsize
 from ..ops import Dim, OpKind, kind
 from ..schema import COLUMNS, schema_for
 from .tables import RowBatch, SourceError
 from .text_files import as_floats, floats, listed, moment, read_table, require, texts, written_at
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 VERSION = 1
 OPTIONS = {
@@ -133,8 +131,6 @@ def _known(given: Mapping[str, Any], allowed: Any, where: str) -> None:
 
 def _chosen(table: pa.Table, where: Mapping[str, Any], file: Path) -> pa.Table:
     """The rows whose columns have the wanted values."""
-    import pyarrow as pa
-
     require(table, where, file)
     rows = np.ones(len(table), dtype=bool)
     for name, wanted in where.items():

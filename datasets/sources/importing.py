@@ -31,7 +31,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..files import locked
 from ..row_checks import Finding, Rows, slow_links
@@ -39,9 +42,6 @@ from ..store import Store
 from .merging import merged
 from .plausible import known_device, sift
 from .tables import Rejected, RowBatch, SourceError, combined
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["SOURCES", "ImportReport", "Rejected", "RowBatch", "SourceError", "import_into", "load_source"]
 
@@ -172,8 +172,6 @@ def _write(store: Store, kind_name: str, device_id: str, table: pa.Table, run_id
 
 def _read(module: ModuleType, file: Path, options: Mapping[str, Any]) -> tuple[list[RowBatch], list[Rejected]]:
     """Batches of one file, and what was refused of it; a file that cannot be read is refused as a whole."""
-    import pyarrow as pa
-
     try:
         batches = list(module.read(file, options))
     except (pa.ArrowException, OSError, UnicodeError, SourceError) as error:
@@ -184,8 +182,6 @@ def _read(module: ModuleType, file: Path, options: Mapping[str, Any]) -> tuple[l
 
 
 def _by_device(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    import pyarrow.compute as pc
-
     from ..columns import matching
 
     devices = sorted(pc.unique(table["device_id"]).to_pylist())

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..columns import group_keys, number_array, numbers
 from ..ops import KINDS
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 SAME = ("dtype", "out_dtype", "device_id", "backend", "cache", "timer", "status", "source")
 """What makes two rows of one op repeats of each other."""
@@ -74,9 +71,6 @@ def _mean(values: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
 
 def _put(table: pa.Table, name: str, values: np.ndarray, where: np.ndarray) -> pa.Table:
     """The table with some values of one column replaced; a NaN becomes empty."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     place = table.schema.get_field_index(name)
     field = table.schema.field(place)
     new = pa.array(values, mask=np.isnan(values)).cast(field.type)

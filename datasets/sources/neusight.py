@@ -13,16 +13,14 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ..device_names import cuda_device_id
 from .tables import Rejected, RowBatch, SourceError
 from .text_files import floats, listed, read_table, require, texts
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 VERSION = 1
 OPTIONS: dict[str, str] = {}

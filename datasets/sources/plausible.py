@@ -7,9 +7,10 @@ allow, or as a bandwidth above that of the link. Such rows are counted and kept 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..columns import group_keys, matching, numbers
 from ..devices import Device, DeviceError, load_device
@@ -19,9 +20,6 @@ from ..schema import impossible_values, row_ops
 from ..store import Store
 from .tables import Rejected
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 SMALL = 2.0  # launches: what peak rates do in this time is an op that any kernel finishes at once
 HOST_BOUND = 20.0  # launches: what such an op takes when a host dispatches it (kernels: at most 9, hosts: from 25)
 OVER_PEAK = 1.1  # of a link's rate: what rounding of sizes and of data sheets explains
@@ -29,9 +27,6 @@ OVER_PEAK = 1.1  # of a link's rate: what rounding of sizes and of data sheets e
 
 def sift(store: Store, kind_name: str, table: pa.Table, where: str) -> tuple[pa.Table, list[Rejected]]:
     """The rows that can be, and what was wrong with the others; ``where`` names the file they are from."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     rejected: list[Rejected] = []
     while broken := list(impossible_values(kind_name, table)):
         wrong = np.zeros(len(table), dtype=bool)
@@ -82,9 +77,6 @@ def _too_fast(rows: Rows) -> Iterator[tuple[str, np.ndarray]]:
 
 def _timed(rows: Rows) -> pa.Table:
     """The rows; those of a backend and format whose every small op takes as long as a host needs are timed eagerly."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     device = rows.device
     if device is None or device.synchronous or unit_of(rows.kind) != "tensor" or KINDS[rows.kind].family == "moe":
         return rows.table

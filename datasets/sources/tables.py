@@ -6,16 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ..columns import number_array, text_array
 from ..ops import Dim, kind
 from ..schema import SchemaError, schema_for
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 LARGEST = 2.0**53  # float64 holds integers exactly up to here
 
@@ -59,8 +57,6 @@ def combined(batches: Iterable[RowBatch], source: str, file: Path) -> Iterator[t
 
     SchemaError where a batch has a column that its kind lacks, or lacks one that it needs.
     """
-    import pyarrow as pa
-
     kinds: dict[str, list[RowBatch]] = {}
     for batch in batches:
         if len(batch):
@@ -71,8 +67,6 @@ def combined(batches: Iterable[RowBatch], source: str, file: Path) -> Iterator[t
 
 
 def _typed(batch: RowBatch, source: str, file: Path) -> tuple[pa.Table, list[Rejected]]:
-    import pyarrow as pa
-
     definition, schema, rows = kind(batch.kind), schema_for(batch.kind), len(batch)
     schema = schema.remove(schema.get_field_index("run_id"))
     unknown = [name for name in batch.columns if name not in schema.names]
@@ -123,8 +117,6 @@ def _integers(dim: Dim, column: Any, rows: int) -> tuple[np.ndarray, np.ndarray]
 
 def _column(column: Any, wanted: pa.DataType, rows: int) -> pa.Array | pa.ChunkedArray:
     """Any accepted form of a column as Arrow of the wanted type."""
-    import pyarrow as pa
-
     if column is None:
         return pa.nulls(rows, wanted)
     if isinstance(column, (pa.Array, pa.ChunkedArray)):
@@ -150,16 +142,12 @@ def _column(column: Any, wanted: pa.DataType, rows: int) -> pa.Array | pa.Chunke
 
 def _repeated(text: str, rows: int) -> pa.Array:
     """One text for every row."""
-    import pyarrow as pa
-
     one = text.encode()
     ends = np.arange(rows + 1, dtype=np.int32) * np.int32(len(one))
     return pa.StringArray.from_buffers(rows, pa.py_buffer(ends), pa.py_buffer(one * rows))
 
 
 def _numpy(column: Any) -> Any:
-    import pyarrow as pa
-
     if isinstance(column, (pa.Array, pa.ChunkedArray)):
         return column.to_numpy(zero_copy_only=False) if isinstance(column, pa.Array) else column.to_numpy()
     return column

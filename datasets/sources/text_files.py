@@ -12,14 +12,13 @@ import zlib
 from collections.abc import Iterable
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv as arrow_csv
+import pyarrow.parquet as pq
 
 from .tables import SourceError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 GZIP = b"\x1f\x8b"
 
@@ -40,9 +39,6 @@ def read_table(file: Path) -> pa.Table:
 
     SourceError where a CSV is no table; Arrow's errors where it is damaged.
     """
-    import pyarrow.csv as arrow_csv
-    import pyarrow.parquet as pq
-
     if file.suffix == ".parquet":
         return pq.read_table(file)
     data = content(file)
@@ -78,8 +74,6 @@ def require(table: pa.Table, names: Iterable[str], file: Path) -> None:
 
 def floats(table: pa.Table, name: str) -> np.ndarray:
     """A column as float64 [n]; NaN where there is no number."""
-    import pyarrow as pa
-
     column = table[name]
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         return as_floats(column.to_pylist())

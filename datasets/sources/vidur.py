@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ..devices import known_devices, load_device
 from .tables import Rejected, RowBatch, SourceError
 from .text_files import floats, listed, read_table, require, texts
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 VERSION = 1
 OPTIONS = {"device": "device of all files, where their folders do not tell (compute/a100 → a100_sxm_80gb)"}
