@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
 
 from ..datasets.ops import Op
 from .cases.base import Unsupported, torch_dtype
-
-if TYPE_CHECKING:
-    import torch
-    from torch.distributed import ProcessGroup
 
 TILE_ELEMENTS = 1 << 20
 
@@ -50,8 +49,6 @@ class CallSetting:
         return self._random(count * self.op.hidden, torch_dtype(dtype)).view(count, self.op.hidden)
 
     def _random(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        import torch
-
         tile = torch.rand(min(numel, TILE_ELEMENTS), device=self.device).mul_(100).to(dtype)
         return tile.repeat(-(-numel // TILE_ELEMENTS))[:numel]
 
@@ -68,15 +65,11 @@ class CallSetting:
 
 
 def _all_reduce(s: CallSetting) -> ReadyCollective:
-    import torch.distributed as dist
-
     data = s.buffer(s.op.size_bytes)
     return ReadyCollective(lambda: dist.all_reduce(data, group=s.group), data, data)
 
 
 def _all_gather(s: CallSetting) -> ReadyCollective:
-    import torch.distributed as dist
-
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
     shard_bytes, whole = s.shard_bytes(), s.buffer(s.op.size_bytes)
     shard = s.own_shard(whole) if s.in_place else s.buffer(shard_bytes)
@@ -84,8 +77,6 @@ def _all_gather(s: CallSetting) -> ReadyCollective:
 
 
 def _reduce_scatter(s: CallSetting) -> ReadyCollective:
-    import torch.distributed as dist
-
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
     shard_bytes, whole = s.shard_bytes(), s.buffer(s.op.size_bytes)
     shard = s.own_shard(whole) if s.in_place else s.buffer(shard_bytes)
@@ -93,24 +84,18 @@ def _reduce_scatter(s: CallSetting) -> ReadyCollective:
 
 
 def _all_to_all(s: CallSetting) -> ReadyCollective:
-    import torch.distributed as dist
-
     s.shard_bytes()
     source, target = s.buffer(s.op.size_bytes), s.buffer(s.op.size_bytes)
     return ReadyCollective(lambda: dist.all_to_all_single(target, source, group=s.group), source, target)
 
 
 def _broadcast(s: CallSetting) -> ReadyCollective:
-    import torch.distributed as dist
-
     data = s.buffer(s.op.size_bytes)
     return ReadyCollective(lambda: dist.broadcast(data, 0, group=s.group), data, data)
 
 
 def _send_recv(s: CallSetting) -> ReadyCollective:
     """To the next rank of the ring and from the one before, as nccl-tests' sendrecv."""
-    import torch.distributed as dist
-
     source, target = s.buffer(s.op.size_bytes), s.buffer(s.op.size_bytes)
     after, before = (s.rank + 1) % s.op.ranks, (s.rank - 1) % s.op.ranks
 
@@ -158,8 +143,6 @@ def _routes(s: CallSetting) -> list[list[torch.Tensor]]:
     Every token draws its topk experts at random. It goes once to each rank that holds one of them; in the mode
     ``low_latency`` once for each expert.
     """
-    import torch
-
     op = s.op
     if op.experts % op.ranks or op.topk > op.experts:
         raise Unsupported(f"top {op.topk} of {op.experts} experts on {op.ranks} ranks: they must divide evenly")
@@ -178,8 +161,6 @@ def _routes(s: CallSetting) -> list[list[torch.Tensor]]:
 
 def _indices(routes: list[torch.Tensor], device: str) -> torch.Tensor:
     """The tokens of all destinations one after the other."""
-    import torch
-
     return torch.cat(routes).to(device)
 
 
@@ -187,9 +168,6 @@ def _exchange(
     target: torch.Tensor, received: list[int], sent: list[int], s: CallSetting
 ) -> Callable[[torch.Tensor], None]:
     """A call that exchanges rows as bytes, so that every format travels."""
-    import torch
-    import torch.distributed as dist
-
     out = target.view(torch.uint8)
 
     def run(rows: torch.Tensor) -> None:

@@ -25,7 +25,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup, TCPStore
 
 from ..datasets.ops import LINKS
 from .cases.base import Unsupported
@@ -38,9 +42,6 @@ from .plan import CampaignPlan, Case, Settings
 from .stopping import MedianWidth
 from .supervisor import InterruptError
 from .timer import Timing, collect, summarise
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 BLOCK_US = 2000.0
 MOST_CALLS = 20  # in a block: nccl-tests' default number of iterations
@@ -95,9 +96,6 @@ class RankGroup:
 
         None when that leaves one. This process ends when one of the children does.
         """
-        import torch
-        from torch.distributed import TCPStore
-
         if settings.device == "cuda":
             ranks = min(ranks, torch.cuda.device_count())
         if ranks < 2:
@@ -114,8 +112,6 @@ class RankGroup:
     @classmethod
     def peer(cls, place: dict[str, Any]) -> RankGroup:
         """A child of the process that called :meth:`local`."""
-        from torch.distributed import TCPStore
-
         use_loopback()
         rank, ranks = place["rank"], place["ranks"]
         store = TCPStore("127.0.0.1", place["port"], ranks, is_master=False)
@@ -133,9 +129,6 @@ class RankGroup:
     def _join(
         cls, settings: Settings, rank: int, ranks: int, local_rank: int, local_ranks: int, store: Any
     ) -> RankGroup:
-        import torch
-        import torch.distributed as dist
-
         if settings.device == "cuda":
             torch.cuda.set_device(local_rank)
         dist.init_process_group(
@@ -171,21 +164,15 @@ class RankGroup:
         self._leave()
 
     def _leave(self) -> None:
-        import torch.distributed as dist
-
         dist.destroy_process_group()
 
     def _broadcast(self, value: Any, group: ProcessGroup) -> Any:
-        import torch.distributed as dist
-
         box = [value]
         dist.broadcast_object_list(box, 0, group=group)
         return box[0]
 
     def _agree(self, problem: Exception | None, group: ProcessGroup, ranks: int) -> None:
         """Raise on every rank what one of them met: Unsupported, or MemoryError for anything else."""
-        import torch.distributed as dist
-
         mine = (isinstance(problem, Unsupported), str(problem).splitlines()[0]) if problem else None
         problems: list[Any] = [None] * ranks
         dist.all_gather_object(problems, mine, group=group)
@@ -194,8 +181,6 @@ class RankGroup:
 
     def _group(self, ranks: int, backend: str) -> tuple[ProcessGroup, ProcessGroup]:
         """The first ``ranks`` ranks: a group for data and one for control. Every rank must call this."""
-        import torch.distributed as dist
-
         if (ranks, backend) not in self.groups:
             members = list(range(ranks))
             limit = timedelta(seconds=2 * self.settings.case_timeout_s)
@@ -262,8 +247,6 @@ class RankGroup:
 
     def _block_timer(self, call: Callable[[], object], control: ProcessGroup) -> Callable[[int], float]:
         """A function that runs a block of calls on this rank and gives their mean in microseconds."""
-        import torch
-        import torch.distributed as dist
 
         def on_host(calls: int) -> float:
             dist.barrier(group=control)
@@ -289,9 +272,6 @@ class RankGroup:
 
     def _maximum(self, values: list[float], control: ProcessGroup) -> list[float]:
         """Element by element the largest over the ranks."""
-        import torch
-        import torch.distributed as dist
-
         table = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(table, dist.ReduceOp.MAX, group=control)
         return table.tolist()

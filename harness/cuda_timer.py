@@ -12,11 +12,11 @@ from functools import lru_cache
 from statistics import median
 from typing import TYPE_CHECKING
 
+import torch
+
 from .sampler import Clock, Sampler, warm_up
 
 if TYPE_CHECKING:
-    import torch
-
     from .cases.base import Prepared
 
 GRAPH_US = 1000.0  # what one replay of a graph of short calls lasts
@@ -52,7 +52,6 @@ def cuda_sampler(prepared: Prepared, cache: str, warmup_s: float, now_ns: Clock)
 
 def _estimate(run: Run, warmup_s: float, now_ns: Clock) -> tuple[float, float]:
     """Microseconds of one call until the device is done, and until the host is, after a warm-up."""
-    import torch
 
     def finished() -> None:
         run()
@@ -67,8 +66,6 @@ def _estimate(run: Run, warmup_s: float, now_ns: Clock) -> tuple[float, float]:
 
 def capture(run: Run, calls: int, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph | None:
     """A graph of that many calls; None when the call cannot be captured."""
-    import torch
-
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
@@ -84,8 +81,6 @@ def capture(run: Run, calls: int, stream: torch.cuda.Stream) -> torch.cuda.CUDAG
 
 def _graph_sampler(run: Run, cache: str, call_us: float) -> Sampler | None:
     """Samples by graph; None when nothing, or nothing complete, was captured."""
-    import torch
-
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -135,8 +130,6 @@ def _batch(sample_us: float) -> int:
 
 
 def _on(stream: torch.cuda.Stream, work: Run, calls: int) -> Callable[[int], list[float]]:
-    import torch
-
     def take(count: int) -> list[float]:
         with torch.cuda.stream(stream):
             return [span / calls for span in _spans(work, count)]
@@ -146,8 +139,6 @@ def _on(stream: torch.cuda.Stream, work: Run, calls: int) -> Callable[[int], lis
 
 def _spans(work: Run, count: int, before: Run | None = None) -> list[float]:
     """Microseconds between events around ``work``, ``count`` times, with ``before`` outside them; waits at the end."""
-    import torch
-
     marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
     for start, end in marks:
         if before is not None:
@@ -164,8 +155,6 @@ def _spans(work: Run, count: int, before: Run | None = None) -> list[float]:
 
 @lru_cache
 def _flush_buffer(device: int) -> torch.Tensor:
-    import torch
-
     size = FLUSH_CACHES * torch.cuda.get_device_properties(device).L2_cache_size
     return torch.ones(size // 4, dtype=torch.float32, device=device)
 
@@ -176,8 +165,6 @@ def flush() -> None:
     The writing pushes everything out; the reading leaves clean lines, so that the timed call does not pay for
     writing the buffer back.
     """
-    import torch
-
     buffer = _flush_buffer(torch.cuda.current_device())
     buffer.fill_(1.0)
     buffer.sum()
@@ -189,7 +176,6 @@ def event_overhead_us(device: int) -> float:
 
     Measured with a kernel that touches no memory. Subtracted from cold samples, which hold one call each.
     """
-    import torch
 
     def spin() -> None:
         torch.cuda._sleep(CALIBRATION_CYCLES)
@@ -206,8 +192,6 @@ def event_overhead_us(device: int) -> float:
 
 
 def _cold_graph_sampler(single: torch.cuda.CUDAGraph, single_us: float, stream: torch.cuda.Stream) -> Sampler:
-    import torch
-
     overhead = event_overhead_us(torch.cuda.current_device())
 
     def take(count: int) -> list[float]:
@@ -224,8 +208,6 @@ def _cold_graph_sampler(single: torch.cuda.CUDAGraph, single_us: float, stream: 
 
 def block(microseconds: float) -> None:
     """Keep the stream busy for at least that long, so that the host can queue work behind it."""
-    import torch
-
     torch.cuda._sleep(int(min(microseconds, LONGEST_BLOCK_US) * CYCLES_PER_US))
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from itertools import repeat
 from typing import TYPE_CHECKING
 
+import torch
+
 from .sampler import Clock, Sampler, warm_up
 
 if TYPE_CHECKING:
@@ -43,8 +45,6 @@ def host_work_sampler(prepared: Prepared, warmup_s: float, now_ns: Clock) -> Sam
     """What only the host does. On a GPU each sample starts with the device idle, and leaves its work behind."""
     if prepared.device != "cuda":
         return warm_sampler(prepared.run, warmup_s, now_ns)
-    import torch
-
     run = prepared.run
 
     def sample() -> float:
@@ -87,8 +87,6 @@ def cold_sampler(prepared: Prepared, warmup_s: float, now_ns: Clock) -> Sampler:
 
 def flusher() -> Callable[[], object]:
     """A call that reads more than the last-level cache holds, with every thread."""
-    import torch
-
     from .cases.base import COLD_CACHES, cache_bytes
 
     return torch.ones(COLD_CACHES * cache_bytes("cpu") // 4).sum
