@@ -19,8 +19,11 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("datasets", "harness", "models", "simulator", "jobs")
 HEAVY = {"torch", "sklearn", "lightgbm", "mlflow", "transformers", "numba", "pandas", "treelite", "triton"}
-# Modules built on torch's own classes, such as a dispatch mode: they may load torch, others load them inside functions.
-NEEDS_TORCH = {"simulator/trace/attention.py", "simulator/trace/tracer.py"}
+# Modules that run a model under torch: they may load it, others load them inside functions.
+NEEDS_TORCH = {
+    f"simulator/trace/{name}.py"
+    for name in ("accelerated", "attention", "build", "capture", "depth", "steps", "tracer")
+}
 BARE_NODE = {"numpy", "pyarrow", "torch", "triton", "opcast"} | set(sys.stdlib_module_names)
 MODULES = sorted(path for part in PARTS for path in (ROOT / part).rglob("*.py"))
 

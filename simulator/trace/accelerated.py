@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
+import torch
+from torch import nn
 
 
 def accelerate(module: nn.Module) -> None:
@@ -33,8 +32,6 @@ def accelerate(module: nn.Module) -> None:
 
 def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Causal attention of [batch, heads, tokens, width]; queries are the last of the positions."""
-    import torch
-
     causal = query.shape[2] > 1 and query.shape[2] == key.shape[2]
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
 
@@ -66,8 +63,6 @@ def _bloom(
 
 def _llama4(self: Any, hidden_states: torch.Tensor) -> Any:
     """Tokens go to their own experts only."""
-    import torch
-
     rows = hidden_states.reshape(-1, self.hidden_dim)
     logits = torch.nn.functional.linear(rows, self.router.weight)
     best, chosen = torch.topk(logits, self.top_k, dim=1)

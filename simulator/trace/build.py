@@ -8,14 +8,13 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from .models import Source
 from .workload import TraceError, Workload
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 TORCH_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -46,8 +45,6 @@ def build(source: Source, workload: Workload, precision: str, config: Any = None
 
     ``config`` is a changed configuration to build instead of the source's own.
     """
-    import torch
-
     dtype = getattr(torch, TORCH_DTYPES[precision])
     if source.factory is not None:
         return _made(source, dtype)
@@ -81,17 +78,12 @@ def _loader(config: Any, workload: Workload) -> Any:
 
 def structure(source: Source, workload: Workload, precision: str, config: Any = None) -> nn.Module:
     """The module on the meta device: parameters with shapes, no memory, no initialisation."""
-    import torch
-
     with torch.device("meta"), uninitialised():
         return build(source, workload, precision, config).module
 
 
 def _made(source: Source, dtype: torch.dtype) -> Built:
     """What a factory returns: a module, or a module and the function that makes its example inputs."""
-    import torch
-    from torch import nn
-
     factory = source.factory if callable(source.factory) else _imported(str(source.factory))
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

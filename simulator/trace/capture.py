@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
 
 from ..graph import Node, Tensor
+from .accelerated import accelerate
+from .attention import fused_attention
 from .build import Built, quiet, uninitialised
 from .nodes import as_eager, to_graph, to_node
+from .steps import cached_tensors, loss_of, prepare
+from .tracer import ModulePaths, Tracer, real_paths
 from .workload import Workload
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from .tracer import Tracer
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,6 @@ def capture(make: Callable[[], Built], workload: Workload) -> Capture:
 
 def record(make: Callable[[], Built], workload: Workload) -> tuple[Tracer, dict[int, str], int]:
     """The tracer after the step, the role of each storage that has one, and the number of trained elements."""
-    import torch
-
-    from .accelerated import accelerate
-    from .attention import fused_attention
-    from .tracer import Tracer, real_paths
-
     tracer = Tracer(workload.expert_load)
     attention = fused_attention() if workload.attention == "fused" else nullcontext()
     with quiet(), tracer, real_paths(), attention, torch.random.fork_rng(devices=[]):
@@ -61,11 +55,6 @@ def _run(tracer: Tracer, built: Built, workload: Workload) -> dict[int, str]:
 
     What the caller of a model holds on to (inputs, output, cache, gradients) is held until all is recorded.
     """
-    import torch
-
-    from .steps import cached_tensors, loss_of, prepare
-    from .tracer import ModulePaths
-
     paths = ModulePaths(tracer, built.module)
     with torch.set_grad_enabled(workload.training):
         step = prepare(built.module, workload, built.example)

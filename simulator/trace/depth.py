@@ -9,13 +9,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import nn
 
 from .deepen import FEWEST_ROUNDS
 from .workload import TraceError
-
-if TYPE_CHECKING:
-    from torch import nn
 
 LONGEST_PERIOD = 16
 
@@ -77,8 +76,6 @@ def layer_kinds(stack: nn.Module, text_config: Any) -> list[int]:
 
 
 def _is_stack(module: nn.Module, layers: object) -> bool:
-    from torch import nn
-
     return isinstance(module, nn.ModuleList) and len(module) == layers
 
 

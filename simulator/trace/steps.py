@@ -8,14 +8,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from .build import encodes
 from .workload import TraceError, Workload
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 Call = Callable[[], Any]
 
@@ -79,15 +78,11 @@ def training_step(model: nn.Module, workload: Workload, example: Callable[[Workl
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     """AdamW in its fused form, which updates all parameters of one dtype in one call."""
-    import torch
-
     return torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-5, fused=True)
 
 
 def token_ids(model: nn.Module, batch: int, length: int) -> torch.Tensor:
     """int64 [batch, length]: every token of the vocabulary in turn."""
-    import torch
-
     config: Any = model.config
     vocabulary = config.get_text_config().vocab_size
     return torch.arange(batch * length).remainder(vocabulary).view(batch, length)
@@ -95,8 +90,6 @@ def token_ids(model: nn.Module, batch: int, length: int) -> torch.Tensor:
 
 def loss_of(output: Any) -> torch.Tensor:
     """The scalar to differentiate: the output itself or its ``loss``; TraceError when there is none."""
-    import torch
-
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     loss = output if loss is None else loss
     if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad:
@@ -106,8 +99,6 @@ def loss_of(output: Any) -> torch.Tensor:
 
 def cached_tensors(cache: Any) -> Iterator[torch.Tensor]:
     """The tensors that a cache of transformers holds, layer by layer."""
-    import torch
-
     for layer in getattr(cache, "layers", ()):
         for value in vars(layer).values():
             if isinstance(value, torch.Tensor):

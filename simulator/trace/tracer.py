@@ -13,19 +13,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..graph import NO_CALLS, HostCalls, layer_of
 from .calls import Call, Storage, View
 from .values import Values, attended, group_sizes
 from .workload import TraceError
-
-if TYPE_CHECKING:
-    from torch import nn
 
 aten = torch.ops.aten
 
@@ -308,8 +307,6 @@ class ModulePaths:
     @contextmanager
     def watch(self) -> Iterator[None]:
         """Follow module calls while inside."""
-        from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-
         hooks = [
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
