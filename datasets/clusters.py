@@ -17,6 +17,7 @@ from typing import Any
 from .collective_ops import LINKS
 from .devices import Device
 from .loading import choice, finite, load, whole
+from .reading import read_yaml
 
 CLUSTER_DIRECTORY = Path(__file__).resolve().parent.parent / "conf" / "cluster"
 MOST_DEVICES = 2**20
@@ -115,11 +116,9 @@ def known_clusters() -> list[str]:
 @lru_cache
 def load_cluster(cluster_id: str) -> Cluster:
     """A shipped cluster by id; ClusterError suggests the nearest known one."""
-    import yaml
-
     path = CLUSTER_DIRECTORY / f"{cluster_id}.yaml"
     if not path.is_file() or path.parent != CLUSTER_DIRECTORY:
         near = difflib.get_close_matches(cluster_id, known_clusters(), 3, 0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"choose from {', '.join(known_clusters())}"
         raise ClusterError(f"unknown cluster {cluster_id!r}; {hint}")
-    return Cluster.from_dict(yaml.safe_load(path.read_text()))
+    return Cluster.from_dict(read_yaml(path, ClusterError))

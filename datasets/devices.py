@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .loading import finite, load
+from .reading import read_yaml
 
 DEVICE_DIRECTORY = Path(__file__).resolve().parent.parent / "conf" / "device"
 ALIASES = DEVICE_DIRECTORY.parent / "aliases.yaml"
@@ -133,16 +134,13 @@ def known_devices() -> list[str]:
 @lru_cache
 def load_device(device_id: str) -> Device:
     """A shipped device by id or alias (``conf/aliases.yaml``); DeviceError suggests the nearest known one."""
-    import yaml
-
     path = DEVICE_DIRECTORY / f"{device_id}.yaml"
     if not path.is_file() or path.parent != DEVICE_DIRECTORY:
-        aliases = yaml.safe_load(ALIASES.read_text("utf-8"))["device"]
+        aliases = read_yaml(ALIASES, DeviceError)["device"]
         if device_id.lower() in aliases:
             return load_device(aliases[device_id.lower()])
         parts = [name for name in known_devices() if device_id.lower() in name.split("_")]
         near = list(dict.fromkeys([*parts, *difflib.get_close_matches(device_id.lower(), known_devices(), 3, 0.5)]))[:3]
         hint = f"did you mean {' or '.join(near)}?" if near else "see `opcast list devices`"
         raise DeviceError(f"unknown device {device_id!r}; {hint}")
-    quick = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a tenth of the time, where PyYAML was built with it
-    return Device.from_dict(yaml.load(path.read_text(), quick))
+    return Device.from_dict(read_yaml(path, DeviceError))

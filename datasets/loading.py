@@ -47,7 +47,7 @@ def whole(error: Error, name: str, value: Any, least: int = 0) -> int:
 
 def finite(value: Any) -> bool:
     """Whether a value is a number, neither true nor false nor infinite."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf
 
 
 def number(error: Error, name: str, value: Any, least: float = 0) -> float:

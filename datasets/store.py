@@ -25,6 +25,7 @@ from .columns import group_keys, matching, number_array, numbers, text_array, va
 from .devices import Device, DeviceError
 from .files import StoreError, locked, read_parquet, write_atomically, write_parquet
 from .ops import KINDS, Op
+from .reading import read_json
 from .schema import ENVIRONMENT, Measurement, SchemaError, check_values, conform, row_ops, schema_for, table_from
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ class Store:
         if not path.exists():
             return None
         try:
-            return Device(**json.loads(path.read_text("utf-8")))  # as `save_device` wrote it: no loader on a bare node
+            return Device(**read_json(path, StoreError, "a device's figures"))
         except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
             reason = error if isinstance(error, DeviceError) else "no JSON of a device"
             raise StoreError(f"{path} is damaged ({reason}): remove it and measure the device again") from None
@@ -225,7 +226,7 @@ class Store:
     def _manifest(self) -> dict[str, Any]:
         path = self.path / MANIFEST
         try:
-            values = json.loads(path.read_text("utf-8"))
+            values = read_json(path.read_text("utf-8"), StoreError, MANIFEST)
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except OSError as error:

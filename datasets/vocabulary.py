@@ -246,7 +246,7 @@ def kind(name: str) -> OpKind:
     """The definition of a kind; OpError names the nearest known one."""
     try:
         return KINDS[name]
-    except KeyError:
+    except (KeyError, TypeError):
         near = difflib.get_close_matches(str(name), KINDS, 3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(KINDS)}"
         raise OpError(f"unknown op {name!r}; {hint}") from None

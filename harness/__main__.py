@@ -21,8 +21,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quiet", action="store_true", help="no progress, errors only")
     chosen = parser.parse_args(arguments)
     try:
-        plan = CampaignPlan.from_json(Path(chosen.plan).read_text())
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+        plan = CampaignPlan.from_json(Path(chosen.plan))
+    except ValueError as error:
         return refuse(f"{chosen.plan}: {error}")
     return execute(plan, chosen.store, chosen.quiet)
 

@@ -28,6 +28,9 @@ from random import Random
 from typing import Any
 
 POWER_OF_TWO = 0
+MOST_CASES = 200_000  # of a campaign, which takes days; and values of an axis
+MOST_TRIED = 20 * MOST_CASES  # combinations of which limits may leave few
+LONGEST_FORMULA = 500  # characters
 
 # Shares of the alignments that draws get. Kernels treat multiples of 128, 64 and 8 and odd sizes differently, and
 # models use them in about these proportions: hidden sizes are mostly multiples of 128, token counts are anything.
@@ -132,14 +135,17 @@ def _parse_range(names: tuple[str, ...], value: Mapping[str, Any]) -> Axis:
     unknown = set(value) - {"low", "high", "align", "sample"}
     if unknown or not {"low", "high"} <= set(value):
         raise AxisError(f"{text} is neither {{log2: [low, high, steps]}} nor {{low, high, align, sample}}")
-    low, high, _ = _integers(text, [value["low"], value["high"], value.get("sample", 1)], 3)
-    return Axis(names, (), low, high, _alignments(text, value.get("align", "width")), value.get("sample", 0))
+    sample = value.get("sample", 0)
+    low, high, _ = _integers(text, [value["low"], value["high"], sample or 1], 3)
+    return Axis(names, (), low, high, _alignments(text, value.get("align", "width")), sample)
 
 
 def _integers(text: str, values: Any, count: int) -> tuple[int, ...]:
-    whole = [isinstance(v, int) and not isinstance(v, bool) and v >= 1 for v in values]
+    whole = [isinstance(v, int) and not isinstance(v, bool) and 1 <= v < 2**62 for v in values]
     if len(whole) != count or not all(whole) or values[1] < values[0]:
         raise AxisError(f"{text} needs integers of at least 1, low before high")
+    if values[2] > MOST_CASES:
+        raise AxisError(f"{text} has {values[2]:,} values, more than the {MOST_CASES:,} cases of a campaign")
     return tuple(values)
 
 
@@ -161,9 +167,13 @@ def is_formula(value: Any) -> bool:
 
 def evaluate(formula: str, names: Mapping[str, Any]) -> Any:
     """The value of ``+ - * // % min max``, comparisons, ``and``, ``or``, ``not`` over names and constants."""
+    if len(formula) > LONGEST_FORMULA:
+        raise AxisError(f"{formula[:40]}… is longer than the {LONGEST_FORMULA} characters of a formula")
     try:
         return _value(ast.parse(formula.lstrip("= "), mode="eval").body, names)
-    except SyntaxError:
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:  # of odd signs, or nested too deep
+        if isinstance(error, AxisError):
+            raise
         raise AxisError(f"{formula!r} is no formula") from None
     except (ZeroDivisionError, TypeError) as error:
         raise AxisError(f"{formula!r}: {error} (with {dict(names)})") from None
@@ -178,7 +188,10 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
         case ast.Name():
             raise AxisError(f"formula names {node.id!r}, which is none of {', '.join(names)}")
         case ast.BinOp() if type(node.op) in _BINARY:
-            return _BINARY[type(node.op)](_value(node.left, names), _value(node.right, names))
+            left, right = _value(node.left, names), _value(node.right, names)
+            if isinstance(left, str) or isinstance(right, str):
+                raise TypeError("words have no arithmetic")
+            return _BINARY[type(node.op)](left, right)
         case ast.BoolOp():
             values = [bool(_value(part, names)) for part in node.values]
             return all(values) if isinstance(node.op, ast.And) else any(values)
@@ -199,6 +212,9 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
 def combine(axes: Sequence[Axis], random: Random, zipped: bool) -> Iterator[dict[str, Any]]:
     """Every combination of the axes' points, or with ``zipped`` their points side by side (constants repeat)."""
     columns = [axis.points(random) for axis in axes]
+    count = 1 if zipped else math.prod(map(len, columns))
+    if count > MOST_TRIED:
+        raise AxisError(f"{count:,} combinations are more than {MOST_TRIED:,}: give the entry `sample`")
     if not zipped:
         yield from (_merge(axes, row) for row in itertools.product(*columns))
         return

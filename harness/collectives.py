@@ -34,7 +34,7 @@ from torch.distributed import ProcessGroup, TCPStore
 from ..datasets.ops import LINKS
 from .cases.base import Unsupported
 from .collective_calls import CALLS, IN_PLACE, CallSetting, ReadyCollective
-from .command import execute
+from .command import execute, refuse
 from .environment import clocks, has_nvlink, torchrun_rank, use_loopback
 from .ledger import CampaignError
 from .measuring import abilities, die_with, outcome
@@ -345,7 +345,10 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 2 or place is None:
         print("usage: torchrun ... -m opcast.harness.collectives PLAN.json STORE", file=sys.stderr)
         return 2
-    plan = CampaignPlan.from_json(Path(arguments[0]).read_text())
+    try:
+        plan = CampaignPlan.from_json(Path(arguments[0]))
+    except ValueError as error:
+        return refuse(f"{arguments[0]}: {error}")
     group = RankGroup.torchrun(plan.settings, *place)
     if group.rank > 0:
         return _serve(group)

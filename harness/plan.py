@@ -39,11 +39,13 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from ..datasets.ops import KINDS, LINKS, Op, OpError, kind, make_op
-from .axes import Axis, AxisError, combine, evaluate, is_formula, joint_draws, parse_axis
+from ..datasets.reading import read_json
+from .axes import MOST_CASES, Axis, AxisError, combine, evaluate, is_formula, joint_draws, parse_axis
 
 FORMAT = 1
 CACHES = ("cold", "warm")
@@ -193,20 +195,21 @@ class CampaignPlan:
         )
 
     @classmethod
-    def from_json(cls, text: str) -> CampaignPlan:
-        """A plan from its text; CampaignPlanError when it is damaged or written by a newer version."""
+    def from_json(cls, text: str | Path) -> CampaignPlan:
+        """A plan from its text or file; CampaignPlanError when it is damaged or written by a newer version."""
         try:
-            values = json.loads(text)
+            values = read_json(text, CampaignPlanError, "the plan")
             made_by = values["format"]
             if made_by != FORMAT:
                 raise CampaignPlanError(f"the plan has format {made_by}, this version reads {FORMAT}: update opcast")
+            _check_count(len(values["cases"]) + len(values["canaries"]), "the plan")
             return cls(
                 _checked_name(values["name"]),
                 tuple(map(Case.from_dict, values["cases"])),
                 tuple(map(Case.from_dict, values["canaries"])),
                 Settings.from_dict(values["settings"]),
             )
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError, OpError) as error:
+        except (KeyError, TypeError, AttributeError, OpError) as error:
             raise CampaignPlanError(f"not a plan: {type(error).__name__}: {error}") from None
 
 
@@ -238,17 +241,28 @@ def build_plan(spec: Mapping[str, Any]) -> CampaignPlan:
 
     Raises CampaignPlanError, or OpError for a wrong dim or dtype, naming the value.
     """
+    parts = spec.get("parts") or {} if isinstance(spec, Mapping) else None
+    if not isinstance(parts, Mapping) or not all(isinstance(part, Mapping) for part in (spec, *parts.values())):
+        raise CampaignPlanError("a campaign, and each of its parts, must be a mapping with `cases` or `ops`")
     device = _device(spec)
     settings = _settings(spec, device)
-    specs = [_checked_spec(part, device) for part in (spec, *(spec.get("parts") or {}).values())]
-    cases = {case for part in specs for case in _cases(part, settings)}
+    specs = [_checked_spec(part, device) for part in (spec, *parts.values())]
+    name = _checked_name(spec.get("name", "campaign"))
+    cases: set[Case] = set()
+    for case in itertools.chain.from_iterable(_cases(part, settings) for part in specs):
+        cases.add(case)
+        _check_count(len(cases), f"campaign {name!r}")
     excluded = {case.op for part in specs for case in _explicit(part.get("exclude"), part, settings)}
     canaries = [case for part in specs for case in _explicit(part.get("canaries"), part, settings)]
     kept = [case for case in sorted(cases) if case.op not in excluded]
-    name = _checked_name(spec.get("name", "campaign"))
     if not kept:
         raise CampaignPlanError(f"campaign {name!r} has no cases: loosen its limits or give it `cases` or `ops`")
     return CampaignPlan(name, tuple(_interleave(kept, settings)), tuple(dict.fromkeys(canaries)), settings)
+
+
+def _check_count(count: int, what: str) -> None:
+    if count > MOST_CASES:
+        raise CampaignPlanError(f"{what} has more than the {MOST_CASES:,} cases that are measured: give it a `sample`")
 
 
 def _checked_spec(spec: Mapping[str, Any], device: str) -> dict[str, Any]:
@@ -318,7 +332,7 @@ def _entry(spec: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]
         raise CampaignPlanError(f"an entry of `cases` needs a kind: {dict(values)}")
     dims = kind(values["kind"]).names
     for key in values:
-        for name in key.split(","):
+        for name in str(key).split(","):
             if not name.strip().startswith("_"):
                 _check_known(name.strip(), (*dims, *ENTRY_KEYS), f"the entry of {values['kind']}")
     return {**{name: spec[name] for name in DEFAULTS if name in spec}, **values}
@@ -340,6 +354,7 @@ def _counts(spec: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> li
             counts.append(max(FEWEST_DRAWS, round(seconds / _number({"case_s": 1.0, **entry}, "case_s"))))
         else:
             counts.append(int(_number(entry, "sample")) if "sample" in entry else 0)
+        _check_count(counts[-1], f"the entry of {entry['kind']}")
     return counts
 
 

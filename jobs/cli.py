@@ -20,7 +20,7 @@ from typing import Any
 from .. import __version__
 from .complaints import explain
 from .composing import as_override, compose, composed, plain, register_ops
-from .settings import check
+from .settings import check, readable
 from .show import CONFIG_DIRECTORY, BadInputError, json_lines, one_line, print_json
 
 # verb -> (module of this folder, what it does)
@@ -140,6 +140,8 @@ def run(verb: str, arguments: list[str]) -> int:
         raise BadInputError(f"unknown verb {verb!r}; {hint}")
     module = importlib.import_module(f".{VERBS[verb][0]}", __package__)
     flags, settings = parted(verb, arguments)
+    for text in settings:
+        readable(text)
     words = [text for text in settings if text and "=" not in text and text[0] not in "~+"]
     if len(words) > 1 and hasattr(module, "SUBJECT"):
         raise BadInputError(f"`opcast {verb}` takes one of {', '.join(words)} at a time")

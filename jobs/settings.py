@@ -5,12 +5,14 @@ What stands inside a group (a device's figures, the dims of an op) is checked wh
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ..datasets.reading import read_yaml
 from .show import CONFIG_DIRECTORY, BadInputError, say
 
 FOLDERS = ("home", "store", "predictors", "graphs")
@@ -36,8 +38,18 @@ PARTS = {  # of groups that no loader checks
     "precision": ("dtype", "quantization"),
     "model": ("name", "source", "config", "path"),
 }
+DEEPEST = 20  # brackets in a word of the command line
 READERS = ("predict", "simulate", "validate", "list")
 """Verbs that only read a store and predictors; all others write there, or say themselves that nothing is there."""
+
+
+def readable(text: str) -> None:
+    """BadInputError for a word of the command line that Hydra's parser, which calls itself for each bracket, cannot."""
+    depth = max(itertools.accumulate((sign in "[{(") - (sign in "]})") for sign in text), default=0)
+    if depth > DEEPEST:
+        raise BadInputError(f"{shown(text)} cannot be read: it is nested more than {DEEPEST} deep")
+    if re.search(r"\d{301}", text):
+        raise BadInputError(f"{shown(text)} cannot be read: it has a number of more than 300 digits")
 
 
 def check(verb: str, config: Mapping[str, Any]) -> None:
@@ -148,9 +160,7 @@ def optional(verb: str) -> frozenset[str]:
 
 def read(file: Path) -> dict[str, Any]:
     """A file of ``conf`` as plain values."""
-    import yaml
-
-    return dict(yaml.load(file.read_text("utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    return dict(read_yaml(file, BadInputError))
 
 
 def advice(name: str, known: Iterable[str], verb: str) -> str:

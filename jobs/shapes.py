@@ -20,6 +20,7 @@ from pyarrow import csv as arrow_csv
 from ..datasets.columns import codes, number_array, numbers
 from ..datasets.dtypes import canonical_dtype
 from ..datasets.ops import KINDS, Op, OpError, kind, make_op
+from ..datasets.reading import read_json
 from ..simulator.network.query import TransferError, size_of
 from ..simulator.predict.columns import Predicted
 from .show import BadInputError
@@ -115,7 +116,7 @@ def _parquet(path: Path, columns: Sequence[str] | None) -> Iterator[pa.Table]:
 
 
 def _json(path: Path, columns: Sequence[str] | None) -> Iterator[pa.Table]:
-    held = json.loads(path.read_text("utf-8"))
+    held = read_json(path, BadInputError, f"shapes={path}")
     if isinstance(held, dict) and all(isinstance(value, dict) for value in held.values()):  # a column each, as pandas
         rows = list(dict.fromkeys(row for column in held.values() for row in column))
         held = [{name: column.get(row) for name, column in held.items()} for row in rows]
@@ -132,10 +133,7 @@ def _lines(path: Path, columns: Sequence[str] | None) -> Iterator[pa.Table]:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
-            try:
-                rows.append(json.loads(line))
-            except ValueError as error:
-                raise BadInputError(f"shapes={path} line {number} is no JSON: {error}") from None
+            rows.append(read_json(line, BadInputError, f"shapes={path} line {number}"))
             if len(rows) == CHUNK:
                 yield _from_rows(rows, done, path, columns)
                 done, rows = done + len(rows), []

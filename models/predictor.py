@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from ..datasets.devices import Device, DeviceError
+from ..datasets.reading import read_json
 from ..datasets.vocabulary import Op, iterate_groups, kind
 from .analytical import latency_us
 from .correction import Correction, nested, part
@@ -258,9 +259,9 @@ def load(directory: Path | str) -> Predictor:
 def read_card(directory: Path | str) -> dict[str, Any]:
     """The card of a saved predictor, without its arrays. PredictorError when there is none that can be read."""
     try:
-        card = json.loads((Path(directory) / CARD).read_text())
-    except (OSError, ValueError) as error:
-        raise PredictorError(f"{directory} holds no predictor: {CARD}: {error}; {MEND}") from None
+        card = read_json(Path(directory) / CARD, PredictorError, CARD)
+    except PredictorError as error:
+        raise PredictorError(f"{directory} holds no predictor: {error}; {MEND}") from None
     if not isinstance(card, dict):
         raise PredictorError(f"{directory} holds no predictor: {CARD} is not an object; {MEND}")
     return card

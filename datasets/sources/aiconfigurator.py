@@ -12,7 +12,6 @@ say 2.27.5 or 2.28.9 do not. The device is the one that the rows name (an A100 b
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -22,6 +21,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from ..reading import read_json
 from .aiconfigurator_sheet import Origin, Sheet, system_device
 from .aiconfigurator_tables import REFUSED, TABLES
 from .tables import Rejected, RowBatch, SourceError
@@ -119,13 +119,11 @@ def _origin(file: Path, place: Mapping[str, str]) -> Origin:
 @lru_cache
 def _manifest(path: Path) -> dict[str, Any]:
     """Commit, date and the files by their path; nothing of a manifest that says other things."""
+    found = read_json(path, SourceError)
     try:
-        found = json.loads(path.read_text("utf-8"))
         return {**found, "files": {entry["file"]: entry for entry in found["files"]}}
     except (TypeError, KeyError):
         return {}
-    except ValueError:
-        raise SourceError(f"{path} is damaged: mend or remove it") from None
 
 
 def _below_package(file: Path) -> str:

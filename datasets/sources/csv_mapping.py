@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from ..dtypes import BITS, canonical_dtype, itemsize
 from ..ops import Dim, OpKind, kind
+from ..reading import read_yaml
 from ..schema import COLUMNS, schema_for
 from .tables import RowBatch, SourceError
 from .text_files import as_floats, floats, listed, moment, read_table, require, texts, written_at
@@ -57,17 +58,10 @@ def load_mapping(options: Mapping[str, Any]) -> dict[str, Any]:
 
     SourceError names an unknown key or column, or one that the kind needs and nothing gives.
     """
-    import yaml
-
     if not options.get("mapping"):
         raise SourceError("source=csv needs mapping=FILE, which says what each column is")
     path = Path(str(options["mapping"])).expanduser()
-    try:
-        values = yaml.safe_load(path.read_text("utf-8"))
-    except OSError as error:
-        raise SourceError(f"cannot read mapping {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeError) as error:
-        raise SourceError(f"mapping {path} is no YAML: {str(error).splitlines()[0]}") from None
+    values = read_yaml(path, SourceError, f"mapping {path}")
     if not isinstance(values, dict) or "kind" not in values:
         raise SourceError(f"mapping {path} needs the keys kind and columns")
     _known(values, KEYS, f"mapping {path}")

@@ -37,6 +37,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..files import locked
+from ..reading import UNREADABLE
 from ..row_checks import Finding, Rows, slow_links
 from ..store import Store
 from .merging import merged
@@ -174,7 +175,7 @@ def _read(module: ModuleType, file: Path, options: Mapping[str, Any]) -> tuple[l
     """Batches of one file, and what was refused of it; a file that cannot be read is refused as a whole."""
     try:
         batches = list(module.read(file, options))
-    except (pa.ArrowException, OSError, UnicodeError, SourceError) as error:
+    except (pa.ArrowException, OSError, *UNREADABLE) as error:  # a foreign file may hold anything
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")
         text = reason if isinstance(error, SourceError) else f"the file is damaged ({reason})"
         return [], [Rejected(text.replace(str(file), file.name), 0, str(file))]

@@ -19,6 +19,7 @@ from typing import Any
 from ..device_names import cuda_device_id
 from ..devices import DeviceError, load_device
 from ..dtypes import itemsize
+from ..loading import finite
 from ..ops import LINKS
 from .kineto_ops import Found, ProfiledCall, Unmapped, op_of
 from .tables import Rejected, RowBatch, SourceError
@@ -86,7 +87,7 @@ def load(file: Path) -> dict[str, Any]:
 def spans(trace: Mapping[str, Any]) -> list[Event]:
     """The events that have a start and a length; ``args`` is there in each."""
     timed = [e for e in trace["traceEvents"] if isinstance(e, dict) and e.get("ph") == "X"]
-    timed = [e for e in timed if isinstance(e.get("ts"), (int, float)) and isinstance(e.get("dur"), (int, float))]
+    timed = [e for e in timed if finite(e.get("ts")) and finite(e.get("dur"))]
     return [
         {**e, "args": e["args"] if isinstance(e.get("args"), dict) else {}, "name": str(e.get("name"))} for e in timed
     ]
@@ -244,7 +245,7 @@ def _per_node(arguments: Mapping[str, Any], trace: Mapping[str, Any], ranks: int
     try:
         members = ast.literal_eval(str(arguments.get("Process Group Ranks")))
         nodes = Counter(int(rank) // gpus for rank in members)
-    except (ValueError, SyntaxError, TypeError):
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return min(ranks, gpus)
     return max(nodes.values(), default=min(ranks, gpus))
 

@@ -188,7 +188,7 @@ def _node(name: str, input_shapes: str, output_shape: str) -> tuple[str, dict[st
     """Kind and dims of one node; None where its shapes are not those of the op it calls."""
     try:
         shapes, out = ast.literal_eval(input_shapes), ast.literal_eval(output_shape)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
         return None
     if name in ("mm", "linear"):
         x = shapes[1] if name == "mm" and len(shapes) == 3 else shapes[0]

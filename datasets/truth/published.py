@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ..reading import read_yaml
 from .cells import Cells
 from .rows import TruthError
 
@@ -49,12 +50,9 @@ class Publication:
 @lru_cache(maxsize=1)
 def publications() -> tuple[Publication, ...]:
     """All files of ``conf/published``, those for every row first."""
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     made = []
     for path in DIRECTORY.glob("*.yaml"):
-        read = yaml.load(path.read_text("utf-8"), Loader=loader)
+        read = read_yaml(path, TruthError)
         rules = tuple(PublishedRule(**rule) for rule in read.pop("rules"))
         made.append(Publication(path.stem, tuple(read.pop("of")), rules, **read))
     return tuple(sorted(made, key=lambda each: (not each.every, each.order, each.id)))

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ..reading import read_yaml
 from .cells import Cells
 from .rows import TruthError
 
@@ -58,10 +59,7 @@ def model_of(cells: Cells, folder: Path, seq_len: int) -> tuple[str, dict[str, A
 
 @lru_cache(maxsize=256)
 def _read(path: Path) -> Mapping[str, Any]:
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return dict(yaml.load(path.read_text("utf-8"), Loader=loader)["config"])
+    return dict(read_yaml(path, TruthError)["config"])
 
 
 def shipped(name: str) -> dict[str, Any] | None:

@@ -129,7 +129,7 @@ def _whole(number: int, name: str, word: str) -> int:
         value = -1.0
     if not 0 <= value < 2.0**63 or value != int(value):
         raise FormatError(f"line {number}: {name} is {word!r}, which is no whole number of at least 0")
-    return int(word) if word.isdigit() else int(value)
+    return int(word) if word.isdigit() and len(word) < 20 else int(value)
 
 
 def write_workload(workload: SimaiWorkload) -> str:

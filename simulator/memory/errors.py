@@ -10,6 +10,8 @@ import math
 from functools import lru_cache
 from pathlib import Path
 
+from ...datasets.reading import read_yaml
+
 ERRORS = Path(__file__).resolve().parents[2] / "conf" / "memory_errors.yaml"
 NINETY = 2.131847  # quantile 0.95 of Student's t with four degrees of freedom
 UNIT = math.sqrt(2.0)  # its standard deviation
@@ -23,10 +25,7 @@ def spread_of(stack_id: str = "") -> float:
 
 @lru_cache(maxsize=1)
 def _spreads() -> dict[str, float]:
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    read = yaml.load(ERRORS.read_text("utf-8"), Loader=loader)
+    read = read_yaml(ERRORS, ValueError)
     return {"": float(read["pooled"]["spread"])} | {name: float(of["spread"]) for name, of in read["stacks"].items()}
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...datasets.reading import read_json, read_yaml
 from .shapes import Dimension, product
 from .topology import Topology, TopologyError
 
@@ -38,12 +38,7 @@ class FormatError(ValueError):
 
 def read_astra_network(text: str) -> Topology:
     """ASTRA-sim's analytical network: a product of dimensions. FormatError for what it lacks."""
-    import yaml
-
-    try:
-        return astra_network(yaml.safe_load(text))
-    except yaml.YAMLError as error:
-        raise FormatError(f"the ASTRA-sim network is no YAML: {yaml_problem(error)}") from None
+    return astra_network(read_yaml(text, FormatError, "the ASTRA-sim network"))
 
 
 def astra_network(values: Any, name: str = "") -> Topology:
@@ -69,13 +64,6 @@ def astra_network(values: Any, name: str = "") -> Topology:
         raise FormatError(f"ASTRA-sim network: {error}") from None
 
 
-def yaml_problem(error: Exception) -> str:
-    """What YAML's parser stumbled over, in one line with the line number."""
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    text = str(problem or error).splitlines()[0]
-    return f"line {mark.line + 1}: {text}" if mark is not None else text
-
-
 def write_astra_network(dimensions: Sequence[Dimension]) -> str:
     """Dimensions as ASTRA-sim reads them. FormatError for a shape that it lacks."""
     names = {mine: theirs for theirs, mine in ASTRA_SHAPES.items()}
@@ -96,10 +84,7 @@ def read_astra_system(text: str) -> dict[str, Any]:
 
     ``unread`` lists its other settings. FormatError for an algorithm or figure that it cannot have.
     """
-    try:
-        values = json.loads(text)
-    except ValueError as error:
-        raise FormatError(f"ASTRA-sim's system JSON: {error}") from None
+    values = read_json(text, FormatError, "ASTRA-sim's system file")
     if not isinstance(values, dict):
         raise FormatError("ASTRA-sim's system JSON must hold settings, such as all-reduce-implementation")
     named = {f"{mine.replace('_', '-')}-implementation": mine for mine in COLLECTIVES}

@@ -16,7 +16,8 @@ import numpy as np
 
 from ...datasets.clusters import Cluster
 from ...datasets.devices import Device
-from .astra import FormatError, astra_network, yaml_problem
+from ...datasets.reading import read_yaml
+from .astra import FormatError, astra_network
 from .fabric import Fabric
 from .faults import Fault, apply
 from .nccl import BASE_US, HOP_US, TABLE_NIC_US
@@ -136,14 +137,7 @@ def read(file: Path) -> Topology:
 
     TopologyError, with the file's name, for what none of them can be.
     """
-    import yaml
-
-    try:
-        values = yaml.safe_load(file.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise TopologyError(f"cannot read the topology {file}: {getattr(error, 'strerror', '') or error}") from None
-    except yaml.YAMLError as error:
-        raise TopologyError(f"cannot read the topology {file}: {yaml_problem(error)}") from None
+    values = read_yaml(file, TopologyError, f"the topology {file}")
     try:
         return from_values(values, file.stem)
     except (TopologyError, FormatError) as error:

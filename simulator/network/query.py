@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...datasets.ops import bus_factor
+from ...datasets.reading import read_yaml
 from .collectives import ALGORITHMS, algorithms
 from .fabric import Fabric, Transfer
 from .fidelity import TransferOutcome, over_time
@@ -77,12 +78,7 @@ def beside(group: tuple[int, ...], devices: int) -> list[tuple[int, ...]]:
 
 def read(path: Path, devices: int) -> tuple[list[Transfer], list[str]]:
     """Transfers of a YAML file and their names. TransferError names the file and the entry."""
-    import yaml
-
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise TransferError(f"transfers={path} cannot be read: {' '.join(str(error).split())}") from None
+    values = read_yaml(path, TransferError, f"transfers={path}")
     try:
         return from_dicts(values.get("transfers") if isinstance(values, Mapping) else values, devices)
     except TransferError as error:

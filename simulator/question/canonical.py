@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from ...datasets.loading import load
 from ...datasets.ops import Op
+from ...datasets.reading import problem, read_json
 
 
 class RequestError(ValueError):
@@ -38,15 +39,14 @@ class Request:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """The request that plain values describe; RequestError or the error of the part that cannot be."""
+        if why := problem(values):
+            raise RequestError(f"{cls.called()} cannot be read: {why}")
         return load(cls, cls.named(dict(values)), RequestError, cls.called())
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
         """The request of :meth:`to_json`, or of JSON with fewer fields. RequestError for what is no such JSON."""
-        try:
-            values = json.loads(text)
-        except ValueError as error:
-            raise RequestError(f"{cls.called()} is no JSON: {error}") from None
+        values = read_json(text, RequestError, cls.called())
         if not isinstance(values, Mapping):
             raise RequestError(f"{cls.called()} must be a JSON object, not {str(text)[:40]!r}")
         return cls.from_dict(values)

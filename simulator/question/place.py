@@ -9,6 +9,7 @@ from typing import Any
 from ...datasets.clusters import load_cluster
 from ...datasets.devices import DEVICE_DIRECTORY, Device, load_device
 from ...datasets.loading import nearest
+from ...datasets.reading import read_yaml
 from .canonical import RequestError
 
 THIS_MACHINE = "cpu"
@@ -41,12 +42,10 @@ def looked_up(values: Mapping[str, Any], names: Sequence[str] = ("cluster", "sta
 @lru_cache
 def precision_of(name: str) -> tuple[str, str]:
     """The dtype and the format of linear layers that a precision in ``conf/precision`` stands for."""
-    import yaml
-
     known = sorted(path.stem for path in PRECISION_DIRECTORY.glob("*.yaml"))
     if name not in known:
         raise RequestError(
             f"precision={name!r} does not exist; {nearest(name, known).replace('it has', 'choose from')}"
         )
-    values = yaml.safe_load((PRECISION_DIRECTORY / f"{name}.yaml").read_text())
+    values = read_yaml(PRECISION_DIRECTORY / f"{name}.yaml", RequestError, f"precision={name}")
     return str(values["dtype"]), str(values.get("quantization") or "")

@@ -16,6 +16,7 @@ import numpy as np
 
 from ...datasets.clusters import Cluster
 from ...datasets.loading import choice, flag, load, number, whole
+from ...datasets.reading import read_yaml
 from .errors import PlanError as PlanError
 from .options import CHECKS, EP_MODES, complaint
 from .orders import SCHEDULES
@@ -318,13 +319,11 @@ def stack_from_dict(values: Mapping[str, Any]) -> Stack:
 @lru_cache
 def load_stack(stack_id: str) -> Stack:
     """A shipped framework by id; PlanError names the known ones."""
-    import yaml
-
     path = STACK_DIRECTORY / f"{stack_id}.yaml"
     if not path.is_file() or path.parent != STACK_DIRECTORY:
         known = sorted(path.stem for path in STACK_DIRECTORY.glob("*.yaml"))
         raise PlanError(f"unknown stack {stack_id!r}; choose from {', '.join(known)}")
-    return stack_from_dict(yaml.safe_load(path.read_text()))
+    return stack_from_dict(read_yaml(path, PlanError, f"stack={stack_id}"))
 
 
 def _nearest(name: str, value: int, whole: int) -> str:

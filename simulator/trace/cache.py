@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -52,7 +53,7 @@ def load(directory: Path, name: str) -> Graph | None:
     try:
         written = path.stat()
         return _read(path, written.st_mtime_ns, written.st_size)
-    except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError):
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, IndexError, RecursionError):
         return None
 
 

@@ -16,8 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from ...datasets.reading import read_json, read_yaml
 from .workload import TraceError
 
 MODEL_DIRECTORY = Path(__file__).resolve().parents[2] / "conf" / "model"
@@ -104,8 +103,8 @@ def shipped_config(name: str) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=64)
 def _shipped(name: str) -> Mapping[str, Any]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load((MODEL_DIRECTORY / f"{name}.yaml").read_text("utf-8"), Loader=loader)
+    values: Mapping[str, Any] = read_yaml(MODEL_DIRECTORY / f"{name}.yaml", TraceError, f"model {name}")
+    return values
 
 
 def _from_config(name: str, config: Mapping[str, Any]) -> Source:
@@ -147,10 +146,7 @@ def _from_path(path: Path) -> Source:
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
         raise TraceError(f"model {path}: the folder has no config.json")
-    try:
-        config = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise TraceError(f"model {file}: not a readable config.json ({_line(error)})") from None
+    config = read_json(file, TraceError, f"model {file}")
     if not isinstance(config, dict):
         raise TraceError(f"model {file}: not a transformers configuration (a JSON object)")
     return _from_config((path if path.is_dir() else path.resolve().parent).resolve().name, config)

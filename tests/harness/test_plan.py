@@ -387,3 +387,29 @@ def test_the_collectives_campaign_covers_every_collective() -> None:
 
 def test_settings_know_their_operational_part() -> None:
     assert set(Settings.OPERATIONAL) <= set(Settings.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sample": 1_000_000},
+        {"share": 1, "case_s": 1e-6, "sample": None},
+        {"sample": None, "m": {"log2": [1, 2**40, 1_000_000]}},
+        {"sample": None, "m": {"low": 1, "high": 4096, "sample": 1_000_000}},
+        {"sample": None, **{name: list(range(1, 1001)) for name in "mnk"}},
+        {"sample": None, **{name: list(range(1, 101)) for name in "mnk"}},
+    ],
+)
+def test_no_plan_has_millions_of_cases(changes: dict[str, Any]) -> None:
+    spec = gemm_spec(**changes)
+    spec["cases"] = [{name: value for name, value in spec["cases"][0].items() if value is not None}]
+    with pytest.raises(CampaignPlanError, match=r"more than (the 200,000 cases|4,000,000: give)"):
+        build_plan({"budget_s": 10, **spec})
+
+
+@pytest.mark.parametrize(
+    "formula", ["(" * 10_000, "(" * 240 + "1" + ")" * 240, "1" + "+1" * 10_000, "'a' * 1000000000", "m * 'a'", "\0"]
+)
+def test_a_formula_that_nobody_can_work_with(formula: str) -> None:
+    with pytest.raises(CampaignPlanError, match=r"formula|no arithmetic"):
+        build_plan(gemm_spec(k="=" + formula))

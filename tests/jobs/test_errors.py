@@ -92,6 +92,13 @@ def test_bad_input_with_json_is_one_object_on_stdout(capsys: pytest.CaptureFixtu
         ([*STEP, "workload=decode", "+workload.seq_len=4"], "workload.seq_len is no setting of workload=decode"),
         ([*GEMM, "cluster=h100"], "did you mean dgx_h100"),
         (["list", "devices", "models"], "takes one of devices, models at a time"),
+        # what nobody can work with
+        ([*GEMM, "op.m=" + "9" * 400], "9... cannot be read: it has a number of more than 300 digits"),
+        ([*GEMM, "op.m=" + "9" * 5000], "it has a number of more than 300 digits"),
+        ([*GEMM, "op.m=" + "[" * 10_000 + "]" * 10_000], "[... cannot be read: it is nested more than 20 deep"),
+        ([*GEMM, "op.m=1e400"], "gemm.m=inf is not an integer"),
+        ([*STEP, "+model.config.x=" + "{a: " * 30 + "1" + "}" * 30], "cannot be read: it is nested more than 20 deep"),
+        (["profile", "campaign.cases=[{kind: gemm, sample: 1000000, m: 1, n: 1, k: 1}]"], "the 200,000 cases"),
         # what Hydra does not read
         ([*GEMM, "op.m=٣"], "op.m=٣ cannot be read: settings are written name=value"),
         ([*GEMM, "op.m=[1,"], "op.m=[1, cannot be read"),

@@ -9,21 +9,40 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from types import FrameType
 
 import pytest
+from opcast.datasets.reading import read_json, read_yaml
+from opcast.harness.plan import CampaignPlan, build_plan
 from opcast.jobs import cli
+from opcast.simulator.formats.simai import read_busbw, read_workload
+from opcast.simulator.network.astra import read_astra_system
+from opcast.simulator.network.build import read as read_topology
+from opcast.simulator.network.query import read as read_transfers
+from opcast.simulator.question.predictions import PredictRequest
+from opcast.simulator.question.requests import SimulateRequest, ValidateRequest
 
 TRIALS = int(os.environ.get("OPCAST_FUZZ_TRIALS", "120"))
 SEED = int(os.environ.get("OPCAST_FUZZ_SEED", "20"))
 LIMIT_S = 20
 BLOCKS = 4
 
+DEEP = 10_000
+BOMB = "[" + ", ".join(f"&a{n} [{', '.join([f'*a{n - 1}' if n else '1'] * 10)}]" for n in range(9)) + "]"
+# What may stand in the place of a word of a file
+ODD = (
+    *("[" * DEEP, "[" * DEEP + "]" * DEEP, '{"a":' * DEEP, '{"a":' * DEEP + "1" + "}" * DEEP, "- " * DEEP + "1"),
+    *("1e400", "-1e400", "NaN", "Infinity", ".nan", "-.inf", "9" * 400, "9" * 5000, "-" + "9" * 400, "1" + "0" * 30),
+    *("&a [*a]", "&b {b: *b}", BOMB, "!!int ''", "!!bool foo", "!!float ''", "!!timestamp x", "!!set {a}", "null"),
+    *("2001-99-99", "2001-01-01", "true", "0", "-1", "1000000000", "0.5", "[]", "{}", "[1]", '{"a": 1}', '""', "' '"),
+    *("!!binary a", '"\\ud800"', "'='", "'=" + "(" * 300 + "'", "{low: 1, high: 2, sample: 1000000000}", "٣"),
+)
 VALUES = (
     *("null", "true", "false", "0", "1", "-1", "2", "3", "7", "0.5", "-0.5", "1e9", "1e30", "999999999999999999999999"),
     *(
@@ -45,6 +64,7 @@ VALUES = (
         "/etc/passwd",
     ),
     *("[]", "[1]", "[1,2]", "[null]", "[[1]]", "[foo]", "{}", "{a: 1}", "{a: {b: [1]}}", "[{a: 1}]", "1GiB", "'\\x00'"),
+    *("1e400", "9" * 400, "9" * 5000, "[" * 200 + "]" * 200, "[" * DEEP + "]" * DEEP, "{a: " * 200 + "1" + "}" * 200),
     *("'٣'", "1,2", "a,b", "${nope}", "${home}", "???", "'{x}'", "[", "{", "'", "=", "x=y"),
 )
 GEMM = ["op=gemm", "op.m=64", "op.n=128", "op.k=256", "device=h100_sxm"]
@@ -52,14 +72,22 @@ RING = ["op=all_reduce", "op.size_bytes=1MiB", "op.ranks=4", "device=h100_sxm", 
 STEP = ["model=tiny_llama_100m", "device=h100_sxm", "workload.seq_len=64"]
 FAR = ["model=tiny_llama_100m", "cluster=dgx_h100", "workload.seq_len=64"]
 STARTS: dict[str, list[list[str]]] = {
-    "predict": [GEMM, RING, [*RING, "network=flow"], ["op=gemm", "device=h100_sxm", "shapes={files}/shapes.csv"]],
+    "predict": [
+        *(GEMM, RING, [*RING, "network=flow"], ["op=gemm", "device=h100_sxm", "shapes={files}/shapes.csv"]),
+        *([*RING, "network=flow", "cluster.topology.file={files}/" + name] for name in ("links.yaml", "astra.yaml")),
+        ["op=gemm", "device=h100_sxm", "shapes={files}/shapes.json"],
+        ["transfers={files}/jobs.yaml", *RING[3:]],
+    ],
     "simulate": [
         *([*STEP, "workload=train"], [*STEP[:2], "workload=decode", "workload.input_len=64"]),
+        ["model={files}/config.json", *STEP[1:]],
+        ["workload=simai", "workload.file={files}/simai.txt", "workload.busbw={files}/busbw.txt", "cluster=dgx_h100"],
         *([*FAR, "workload=train"], [*FAR[:2], "workload=generate", "workload.input_len=64", "workload.output_len=4"]),
     ],
-    "validate": [["truth={files}/truth.csv"]],
+    "validate": [["truth={files}/truth.csv"], ["truth={files}/step.csv"]],
     "import": [[f"source={name}", "path={files}/" + file] for name, file in (
-        ("csv", "shapes.csv"), ("kineto", "trace.json"), ("nccl-tests", "text.txt"), ("vidur", ""), ("neusight", ""),
+        ("csv", "shapes.csv mapping={files}/map.yaml"), ("kineto", "trace.json"), ("nccl-tests", "text.txt"),
+        ("vidur", ""), ("neusight", ""),
     )],
     "data": [[], ["check"]],
     "train": [["device=h100_sxm", "tracking=null"]],
@@ -121,12 +149,59 @@ PATHS = {
 CONTENTS = {
     "shapes.csv": b"m,n,k\n64,128,256\n1,2,3\n",
     "truth.csv": b"id,kind\n1,training\n",
+    "step.csv": b"row_id,model_canon,gpu_canon,num_gpus,precision,tp,pp,seq_len_tokens,gbs_seqs,step_time_s,"
+    b"layers,hidden,heads,extra\n1,gpt,A100,8,BF16,8,1,128,8,1.5,2,64,4,stage 1\n",
+    "shapes.json": b'[{"m": 64, "n": 128, "k": 256}, {"m": 1, "n": 2, "k": 3, "dtype": "fp16"}]',
     "trace.json": b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 2, "args": {}}]}',
     "text.txt": b"# nThread 1 nGpus 8\n  1048576  262144  float  sum  -1  40.0 26.2 45.9 0\n",
     "config.json": b'{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}',
-    "map.yaml": b"kind: gemm\ncolumns: {m: m, n: n, k: k}\n",
-    "jobs.yaml": b"- {collective: all_reduce, group: [0, 1], size_bytes: 1MiB}\n",
+    "map.yaml": b"kind: gemm\ncolumns: {m: m, n: n, k: k, latency_us: {column: k, unit: us}}\n"
+    b"constants: {dtype: bf16, device_id: h100_sxm, backend: torch, measured_at: 2025-01-31, license: MIT}\n",
+    "jobs.yaml": b"- {name: a, collective: all_reduce, group: [0, 1], size_bytes: 1MiB, start_us: 0}\n"
+    b"- {collective: all_gather, group: {ranks: 4, stride: 1, first: 0}, size_bytes: 4096, after: [a]}\n",
+    "links.yaml": b"nodes: [{name: a, rank: true}, {name: b, rank: true}]\n"
+    b"links: [{from: a, to: b, bandwidth_gbps: 50, latency_us: 1, kind: ib}]\n",
+    "astra.yaml": b"topology: [Ring, Switch]\nnpus_count: [4, 2]\nbandwidth: [50.0, 25.0]\nlatency: [500.0, 700]\n",
+    "system.json": b'{"all-reduce-implementation": ["ring", "direct4"], "active-chunks-per-dimension": 4}',
+    "simai.txt": b"HYBRID_TRANSFORMER_FWD_IN_BCKWD model_parallel_NPU_group: 4 ep: 2 pp: 1 vpp: 1 ga: 1 all_gpus: 8 "
+    b"checkpoints: 0 checkpoint_initiates: 0 pp_comm 1024\n1\nattention -1 5000 ALLGATHER 503 70 NONE 0 1 NONE 0 100\n",
+    "busbw.txt": b"opcast\nTP:\n  allreduce,: 100.5\n  allgather,: null\nPP:\n  busbw: 40\n",
+    "plan.json": build_plan(
+        {"name": "few", "ops": [{"kind": "gemm", "m": 1, "n": 2, "k": 3}],
+         "canaries": [{"kind": "copy", "size_bytes": 4}]}
+    ).to_json().encode(),
+    "campaign.yaml": b"{name: few, budget_s: 10, settings: {device: cpu, seed: 20, threads: 1, ci_width: 0.03}, "
+    b"cases: [{kind: gemm, share: 3, case_s: 1, m: {low: 8, high: 64, align: tokens}, n: {log2: [1, 64, 4]}, "
+    b"k: '=m * 2', where: 'm > 1'}, {kind: copy, size_bytes: [4, 8], dtype: fp32}]}",
+    "predict.json": PredictRequest.from_dict(
+        {"ops": [{"kind": "all_reduce", "size_bytes": 8, "ranks": 4, "dtype": "bf16"}], "device": "h100_sxm",
+         "cluster": "dgx_h100", "group": [0, 1]}
+    ).to_json().encode(),
+    "simulate.json": SimulateRequest.from_dict(
+        {"model": {"model_type": "llama"}, "device": "h100_sxm", "cluster": "dgx_h100", "options": {"zigzag": True},
+         "stragglers": [{"node": 0, "slowdown": 1.5}],
+         "network": {"fidelity": "flow", "faults": [{"node": "leaf0", "gone": True}]}}
+    ).to_json().encode(),
+    "validate.json": ValidateRequest("x.csv", device={"tdp_w": 3}, cluster={"nodes": 2}).to_json().encode(),
+}  # fmt: skip
+READERS: dict[str, Callable[[Path], object]] = {
+    "links.yaml": read_topology,
+    "astra.yaml": read_topology,
+    "jobs.yaml": lambda path: read_transfers(path, 16),
+    "system.json": lambda path: read_astra_system(path.read_text()),
+    "simai.txt": lambda path: read_workload(path.read_text()),
+    "busbw.txt": lambda path: read_busbw(path.read_text()),
+    "plan.json": CampaignPlan.from_json,
+    "campaign.yaml": lambda path: build_plan(read_yaml(path, FileError)),
+    "predict.json": lambda path: PredictRequest.from_json(path.read_text()),
+    "simulate.json": lambda path: SimulateRequest.from_json(path.read_text()),
+    "validate.json": lambda path: ValidateRequest.from_json(path.read_text()),
+    "config.json": lambda path: read_json(path, FileError),
 }
+
+
+class FileError(ValueError):
+    """A file that a reader refuses."""
 
 
 @pytest.fixture
@@ -154,15 +229,17 @@ def alarm() -> Iterator[None]:
     def ring(number: int, frame: FrameType | None) -> None:
         raise TooLongError
 
-    before = signal.signal(signal.SIGALRM, ring)
+    before = signal.signal(signal.SIGPROF, ring)
     yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    signal.signal(signal.SIGPROF, before)
 
 
 def damaged(random: Random, content: bytes) -> bytes:
-    """A file's content as it may come: cut, with bytes that are none of a text, empty, doubled."""
-    way = random.randrange(7)
+    """A file's content as it may come: cut, with bytes that are none of a text, empty, doubled, with odd words."""
+    way = random.randrange(10)
+    if way > 6:
+        return odd(random, content)
     if way == 0:
         return content[: random.randrange(len(content) + 1)]
     if way == 1:
@@ -179,10 +256,18 @@ def damaged(random: Random, content: bytes) -> bytes:
     return content * 2 if way == 4 else content
 
 
+def odd(random: Random, content: bytes) -> bytes:
+    """A file's content with something else in the place of a word or number."""
+    words = list(re.finditer(rb"[^\s,:{}\[\]()]+", content))
+    at = random.choice(words)
+    return content[: at.start()] + random.choice(ODD).encode() + content[at.end() :]
+
+
 def command(random: Random, files: Path) -> list[str]:
     """A verb with a sensible start and up to three settings that may be anything."""
     verb = random.choice(list(STARTS))
-    words = [word.format(files=files) if "{files}" in word else word for word in random.choice(STARTS[verb])]
+    given = " ".join(random.choice(STARTS[verb])).split()
+    words = [word.format(files=files) if "{files}" in word else word for word in given]
     for _ in range(random.choice((1, 1, 2, 3))):
         name = random.choice(SETTINGS["*"] if random.random() < 0.15 else SETTINGS[verb])
         value = random.choice(VALUES)
@@ -201,7 +286,7 @@ def command(random: Random, files: Path) -> list[str]:
 def wrong(arguments: list[str], nets: list[BaseException], capsys: pytest.CaptureFixture[str]) -> str:
     """What is wrong with how a command ended; "" where nothing is."""
     nets.clear()
-    signal.alarm(LIMIT_S)
+    signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
     try:
         code = cli.main(arguments)
     except TooLongError:
@@ -209,7 +294,7 @@ def wrong(arguments: list[str], nets: list[BaseException], capsys: pytest.Captur
     except BaseException as error:
         return f"ended in {type(error).__name__}: {error}"
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         out, err = capsys.readouterr()
     if nets:
         return f"unforeseen {type(nets[0]).__name__}: {nets[0]}"
@@ -253,4 +338,23 @@ def test_no_words_and_no_files_surprise_the_command(
         arguments = command(random, files)
         if found := wrong(arguments, nets, capsys):
             failed.append(f"opcast {' '.join(map(repr, arguments))}: {found}")
+    assert not failed, "\n".join(failed)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_no_content_surprises_a_reader(name: str, alarm: None, tmp_path: Path):
+    failed = []
+    for trial in range(TRIALS // 2):
+        random = Random(f"{SEED} {name} {trial}")
+        content = damaged(random, CONTENTS[name]) if random.random() < 0.2 else odd(random, CONTENTS[name])
+        (tmp_path / name).write_bytes(content)
+        signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
+        try:
+            READERS[name](tmp_path / name)
+        except (Exception, TooLongError) as error:
+            refused = type(error).__module__.startswith("opcast") and isinstance(error, ValueError)
+            if not refused and not isinstance(error, (UnicodeDecodeError, FileError)):
+                failed.append(f"{content[:500]!r}: {type(error).__name__}: {str(error)[:200]}")
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
     assert not failed, "\n".join(failed)

@@ -195,7 +195,7 @@ def test_an_astra_network_goes_both_ways() -> None:
         ("topology: [ Ring ]\nnpus_count: [ 4, 4 ]\nbandwidth: [ 50 ]\nlatency: [ 500 ]", "of one length"),
         ("topology: [ Star ]\nnpus_count: [ 4 ]\nbandwidth: [ 50 ]\nlatency: [ 500 ]", "'Star' is not one of Ring"),
         ("topology: [ Ring ]\nnpus_count: [ 4 ]\nbandwidth: [ -5 ]\nlatency: [ 500 ]", "bandwidth_gbps=-5"),
-        ("topology: [", "is no YAML: line 1"),
+        ("topology: [", "is no YAML: line 2"),
         (
             "topology: [ Ring ]\nnpus_count: [ many ]\nbandwidth: [ 5 ]\nlatency: [ 500 ]",
             "npus_count='many' is no number",

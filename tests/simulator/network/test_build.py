@@ -174,7 +174,7 @@ def test_a_users_topology_serves_as_long_as_it_has_enough_ranks(tmp_path: Path) 
         ("dimensions:\n- {shape: ring, size: 4, bandwidth_gbps: fast}", "bandwidth_gbps='fast', which is no number"),
         ("dimensions:\n- {shape: [ring], size: 4, bandwidth_gbps: 1}", "which must be a name"),
         ("dimensions:\n- {shape: ring, size: 4, bandwidth_gbps: 1}\nnodes: 3", "leave no room for nodes"),
-        ("nodes: [\n", "cannot read the topology .*mine.yaml: line 2: expected the node content"),
+        ("nodes: [\n", "the topology .*mine.yaml is no YAML: line 2: did not find expected node content"),
         ("5", "it must hold nodes and links, or dimensions, or ASTRA-sim's"),
         ("", "it must hold nodes and links, or dimensions, or ASTRA-sim's"),
         ("topology: [ Ring ]\nnpus_count: 8\n", "mine.yaml: an ASTRA-sim network has lists .*; npus_count is 8"),

@@ -1,0 +1,92 @@
+"""YAML and JSON become plain values here, whatever stands in them: else the caller's error, in one line.
+
+What comes out can be walked, printed and counted with: it is not nested deeper than Python's own recursion goes, no
+alias of YAML makes it endless, and every whole number has a float. Infinities and NaN are left to who checks ranges.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+Error = type[ValueError]
+DEEPEST = 100
+MOST = 3_000_000  # values of a YAML, each counted as often as an alias repeats it
+LARGEST = 10**300
+NO_TEXT = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # halves of a sign, which no file or terminal takes
+# What PyYAML raises beside YAMLError for scalars that are not what their tag says, and json for numbers of 5,000 digits
+UNREADABLE = (ValueError, RecursionError, ArithmeticError, LookupError, AttributeError, TypeError)
+
+
+def read_yaml(source: Path | str, error: Error, what: str = "") -> Any:
+    """The values of a YAML text or file; ``error`` says that ``what`` (else the file) cannot be read, and why."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a tenth of the time, where PyYAML was built with it
+    what = what or str(source)
+    text = _text(source, error, what)
+    try:
+        values = yaml.load(text, loader)
+    except (yaml.YAMLError, *UNREADABLE) as reason:
+        raise error(f"{what} is no YAML: {_reason(reason)}") from None
+    return _usable(values, error, what, MOST)
+
+
+def read_json(source: Path | str | bytes, error: Error, what: str = "") -> Any:
+    """The values of a JSON text or file; ``error`` says that ``what`` (else the file) cannot be read, and why."""
+    what = what or str(source)
+    text = _text(source, error, what)
+    try:
+        values = json.loads(text)
+    except UNREADABLE as reason:
+        raise error(f"{what} is no JSON: {_reason(reason)}") from None
+    return _usable(values, error, what)
+
+
+def problem(values: Any, most: float = float("inf")) -> str:
+    """Why nobody can work with plain values, as the end of a sentence; "" where all is well."""
+    level, count = [values], 1
+    for _ in range(DEEPEST):
+        inner: list[Any] = []
+        for value in level:
+            if isinstance(value, Mapping):
+                inner += value.values()
+            elif isinstance(value, (list, tuple, set)):
+                inner += value
+            elif isinstance(value, int) and not -LARGEST < value < LARGEST:
+                return "it has a whole number of more than 300 digits"
+            elif isinstance(value, str) and not value.isascii() and NO_TEXT.search(value):
+                return f"{value[:40]!r} is no Unicode"
+        if not inner:
+            return ""
+        level, count = inner, count + len(inner)
+        if count > most:
+            return f"it has more than {most:,} values"
+    return f"it is nested more than {DEEPEST} deep"
+
+
+def _text(source: Path | str | bytes, error: Error, what: str) -> str | bytes:
+    if not isinstance(source, Path):
+        return source
+    try:
+        return source.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as reason:
+        raise error(f"{what} cannot be read: {getattr(reason, 'strerror', None) or 'it is no text'}") from None
+
+
+def _usable(values: Any, error: Error, what: str, most: float = float("inf")) -> Any:
+    if why := problem(values, most):
+        raise error(f"{what} cannot be read: {why}")
+    return values
+
+
+def _reason(error: Exception) -> str:
+    """What a parser stumbled over, in one line with the line number."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    mark = getattr(error, "problem_mark", None)
+    said = (str(getattr(error, "problem", None) or error).splitlines() or [type(error).__name__])[0]
+    return f"line {mark.line + 1}: {said}" if mark is not None else said.partition(";")[0]
