@@ -71,13 +71,15 @@ def choices(group: str) -> list[str]:
 
 def within(verb: str, name: str, overrides: Sequence[str], composed: Compose) -> list[str]:
     """The settings that could have been meant by ``name``: the verb's, and those of its groups as they were chosen."""
+    from hydra.errors import HydraException
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     groups = settings.defaults(verb)
     chosen = [text for text in overrides if groups.get(text.partition("=")[0]) == {}]
     try:
         values = OmegaConf.to_container(composed(verb, chosen), resolve=False)
-    except Exception:  # what was chosen is wrong too: the verb's own settings are what is left
+    except (HydraException, OmegaConfBaseException):  # what was chosen is wrong too: the verb's own settings are left
         return list(groups)
     found: list[str] = []
 
