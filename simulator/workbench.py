@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,14 +175,18 @@ class Workbench:
         Raises OpError, DeviceError, PowerError, TransferError and TopologyError.
         """
         device = self.device(request.device, request.cluster)
-        if request.cluster is None:
+        cluster, network = request.cluster, request.network
+        if cluster is None:
             found = predict_ops(request.ops, device, self.engine(device), request.cache)
         else:
             from .predict.cluster import predict_collectives, predict_moves
 
-            if request.transfers:
-                return [predict_moves(request, device, self)]
-            found = predict_collectives(request, device, self)
+            links = self.links(device, cluster, network) if request.transfers or request.of_links() else None
+            if request.transfers and links is not None:
+                return [predict_moves(request, links)]
+            formula = links.formula if links is not None else self.formula(device, cluster)
+            flows = partial(self.engine_with_links, device, cluster, network)
+            found = predict_collectives(request, device, self.engine(device, cluster), formula, links, flows)
         return with_power(found, request.ops, device, self.registries, request.limits, self.sources.backend)
 
     def simulate(self, request: SimulateRequest) -> StepReport | InferenceReport | FileReport:

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from ...datasets.clusters import Cluster
 from ...datasets.devices import Device
 from ...datasets.ops import KINDS, Op
+from ..engines import FusedEngine
+from ..engines.network import NetworkEngine
 from ..network.query import check_algorithm, group_of, whole
 from ..question.canonical import RequestError
 from ..question.network import shown
 from ..question.predictions import PredictRequest
 from ..report.answer import OpPrediction
-from .links import predict_by_formula, predict_collective, predict_transfers
+from .links import Links, predict_by_formula, predict_collective, predict_transfers
 from .ops import predict_ops
-
-if TYPE_CHECKING:
-    from ..workbench import Workbench
 
 OF_COLLECTIVES = ("group", "stride", "all_groups", "algorithm", "loads")
 PER_NODE = next(dim.default for dim in KINDS["all_reduce"].dims if dim.name == "ranks_per_node")
 
 
-def predict_collectives(request: PredictRequest, device: Device, bench: Workbench) -> list[OpPrediction]:
-    """Predictions of ops on a cluster: collectives by what its links do, all others as on one device."""
+def predict_collectives(
+    request: PredictRequest,
+    device: Device,
+    engine: FusedEngine,
+    formula: NetworkEngine,
+    ready: Links | None,
+    with_flows: Callable[[], FusedEngine],
+) -> list[OpPrediction]:
+    """Predictions of ops on a cluster: collectives by what its links do, all others as on one device.
+
+    ``ready`` are the links, where these are asked for; ``with_flows`` then gives the engines that know them.
+    """
     cluster = request.cluster
     assert cluster is not None
-    engine = bench.engine(device, cluster)
-    ready = bench.links(device, cluster, request.network) if request.of_links() else None
-    formula = ready.formula if ready else bench.formula(device, cluster)
     study: Any = request.network.faults_study
     made: list[OpPrediction] = []
     for op in request.ops:
@@ -41,8 +48,7 @@ def predict_collectives(request: PredictRequest, device: Device, bench: Workbenc
             if study:
                 raise RequestError(f"faults_study is for collectives: leave it out of op={op.kind}")
             flows = ready is not None and KINDS[op.kind].collective
-            other = bench.engine_with_links(device, cluster, request.network) if flows else engine
-            made += predict_ops([op], device, other, request.cache)
+            made += predict_ops([op], device, with_flows() if flows else engine, request.cache)
             continue
         group = members(op, cluster, request)
         check_algorithm(op.kind, request.algorithm)
@@ -54,10 +60,8 @@ def predict_collectives(request: PredictRequest, device: Device, bench: Workbenc
     return made
 
 
-def predict_moves(request: PredictRequest, device: Device, bench: Workbench) -> OpPrediction:
-    """What the transfers of a request do together on its cluster."""
-    assert request.cluster is not None
-    ready = bench.links(device, request.cluster, request.network)
+def predict_moves(request: PredictRequest, ready: Links) -> OpPrediction:
+    """What the transfers of a request do together on the links of its cluster."""
     names = request.names or tuple(f"transfer {place}" for place in range(len(request.transfers)))
     study: Any = request.network.faults_study
     return predict_transfers(request.transfers, names, ready, study)
