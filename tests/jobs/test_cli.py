@@ -112,7 +112,10 @@ def test_a_bad_row_of_shapes_is_named(home: Path, tmp_path: Path, capsys: pytest
     assert "row 2" in capsys.readouterr().err
 
 
-def test_predict_starts_without_torch(home: Path):
+@pytest.mark.parametrize("measured", [False, True], ids=["no store", "a store of another device"])
+def test_predict_starts_without_torch_and_pandas(measured: bool, home: Path):
+    if measured:
+        store_with_a_row(home)
     code = (
         "import sys; from opcast.jobs.cli import main; "
         f"code = main({[*GEMM, 'device=h100_sxm', 'format=json']!r}); "
@@ -183,7 +186,7 @@ def store_with_a_row(home: Path) -> list[Path]:
     """The files of the usual store of this home after one measurement."""
     now = datetime(2026, 1, 1, tzinfo=UTC)
     row = Measurement(
-        op=make_op("copy", size_bytes=1024),
+        op=make_op("gemm", m=4096, n=4096, k=4096),
         device_id="l4",
         run_id="r",
         measured_at=now,

@@ -6,9 +6,13 @@ import csv
 import json
 import math
 import os
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 import pytest
 from opcast.datasets.devices import load_device
@@ -189,3 +193,41 @@ def test_a_full_disk_leaves_nothing(home: Path, capsys: pytest.CaptureFixture[st
     assert codes == [2, 2, 2]
     assert sorted(os.listdir(home)) == ["shapes.csv"]
     assert "Traceback" not in capsys.readouterr().err
+
+
+COUNTED = """
+import sys
+from opcast.jobs.cli import main
+calls = 0
+def counted(frame, event, argument):
+    global calls
+    calls += 1
+sys.setprofile(counted)
+code = main(sys.argv[1:])
+sys.setprofile(None)
+print(calls)
+sys.exit(code)
+"""
+# Between this process and the one that is measured, which would else begin with the memory that this one has
+MEASURED = """
+import resource, subprocess, sys
+calls = subprocess.run([sys.executable, "-P", "-c", *sys.argv[1:]], stdout=subprocess.PIPE, check=True).stdout
+print(int(calls), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_long_table_takes_no_more_memory_than_a_chunk_and_no_call_a_row(suffix: str, home: Path):
+    used = []
+    for rows in (2 * shapes.CHUNK, 6 * shapes.CHUNK):
+        dims = {name: np.arange(rows) % 4096 + 1 for name in ("m", "n", "k")}
+        (arrow_csv.write_csv if suffix == ".csv" else pq.write_table)(pa.table(dims), home / f"shapes{suffix}")
+        files = f"shapes={home / 'shapes'}{suffix}", f"output={home / 'answers.parquet'}"
+        command = ["predict", "op=gemm", "device=h100_sxm", "engine.order=[analytical]", *files]
+        done = subprocess.run([sys.executable, "-P", "-c", MEASURED, COUNTED, *command], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert pq.read_metadata(home / "answers.parquet").num_rows == rows
+        used.append([int(word) for word in done.stdout.split()])
+    (few_calls, small), (many_calls, large) = used
+    assert large < 1.5 * small  # rows that are kept would take three times as much
+    assert many_calls - few_calls < 4 * shapes.CHUNK / 2  # a row that becomes an Op takes dozens
