@@ -26,8 +26,13 @@ class StoreError(ValueError):
     """A store that cannot be read or written. The message names the file and the way out."""
 
 
-def write_atomically(target: Path, write: Callable[[Path], object]) -> Path:
-    """Have ``write`` fill a temporary file beside ``target``, then put it in its place. StoreError when it cannot."""
+def write_atomically(
+    target: Path, write: Callable[[Path], object], error: type[ValueError] = StoreError, what: str = ""
+) -> Path:
+    """Have ``write`` fill a temporary file beside ``target``, then put it in its place.
+
+    ``error`` when it cannot; ``what`` says before the path what was to be written.
+    """
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}{TEMPORARY}")
     try:
         made = _make_directory(target.parent)
@@ -41,9 +46,9 @@ def write_atomically(target: Path, write: Callable[[Path], object]) -> Path:
             raise
         for directory in {target.parent, *made}:
             _sync(directory)
-    except OSError as error:
-        reason = error.strerror or error
-        raise StoreError(f"cannot write {target}: {reason}; free or choose a place that can be written") from None
+    except OSError as failed:
+        reason = failed.strerror or failed
+        raise error(f"cannot write {what}{target}: {reason}; free or choose a place that can be written") from None
     return target
 
 

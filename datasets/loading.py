@@ -70,11 +70,11 @@ def choice(error: Error, name: str, value: Any, known: Sequence[Any]) -> None:
         raise error(f"{name}={value!r} is not one of {', '.join(map(str, known))}")
 
 
-def nearest(name: object, known: Iterable[str]) -> str:
-    """What to say of an unknown name: the nearest known one, else all of them."""
+def nearest(name: object, known: Iterable[str], otherwise: str = "it has") -> str:
+    """What to say of an unknown name: the nearest known one, else all of them, after ``otherwise``."""
     names = list(known)
     near = difflib.get_close_matches(str(name), names, 1)
-    return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(names))}"
+    return f"did you mean {near[0]!r}?" if near else f"{otherwise} {', '.join(names) or 'none'}"
 
 
 def _known(cls: type, values: Any, error: Error, where: str, noun: str) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _known(cls: type, values: Any, error: Error, where: str, noun: str) -> dict[
     kinds = _kinds(cls)
     for name in values:
         if name not in kinds:
-            raise error(f"{where} has no {noun} {name!r}; {nearest(name, kinds)}")
+            raise error(f"{where} has no {noun} {name!r}; {nearest(name, sorted(kinds))}")
     missing = sorted(_required(cls) - values.keys())
     if missing:
         called = f" {values['id']!r}" if "id" in values else ""

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .devices import Device, DeviceError, load_device
+from .devices import Device, DeviceError
 from .files import StoreError, file_schema, read_parquet
 from .ops import KINDS
 from .row_checks import RULES, Finding, Rows, exceeded, row_costs
@@ -92,7 +92,7 @@ def _parts(store: Store) -> Iterator[tuple[str, str]]:
 
 def _figures(store: Store, device_id: str) -> Device | None:
     try:
-        return store.device(device_id) or load_device(device_id)
+        return store.known_device(device_id)
     except (StoreError, DeviceError):
         return None
 

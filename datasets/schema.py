@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 STATUSES = ("ok", "oom", "unsupported", "timeout", "error")
-TIMERS = ("cuda_graph", "cuda_event", "cpu_clock", "imported", "eager")
 """How an op was timed. ``eager``: the host's dispatch is inside the figure, so that it says little of the kernel."""
 CACHES = ("cold", "warm")
 

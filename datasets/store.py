@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .columns import group_keys, matching, number_array, numbers, text_array, values, without
-from .devices import Device, DeviceError
+from .devices import Device, DeviceError, load_device
 from .files import StoreError, locked, read_parquet, write_atomically, write_parquet
 from .ops import KINDS, Op
 from .reading import read_json
@@ -192,6 +192,10 @@ class Store:
         except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
             reason = error if isinstance(error, DeviceError) else "no JSON of a device"
             raise StoreError(f"{path} is damaged ({reason}): remove it and measure the device again") from None
+
+    def known_device(self, device_id: str) -> Device:
+        """A device's figures, measured into this store or shipped. DeviceError for an unknown one."""
+        return self.device(device_id) or load_device(device_id)
 
     def measured_devices(self) -> list[str]:
         """Ids of the devices whose figures were measured into this store."""

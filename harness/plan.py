@@ -32,7 +32,6 @@ it out elsewhere.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import itertools
 import json
@@ -43,6 +42,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from ..datasets.loading import choice, nearest
 from ..datasets.ops import KINDS, LINKS, Op, OpError, kind, make_op
 from ..datasets.reading import read_json
 from .axes import MOST_CASES, Axis, AxisError, combine, evaluate, is_formula, joint_draws, parse_axis
@@ -87,8 +87,7 @@ class Case:
         """A checked case; CampaignPlanError and OpError say what is wrong."""
         fields = dict(values)
         backend, cache = str(fields.pop("backend", "torch")), fields.pop("cache", "warm")
-        if cache not in CACHES:
-            raise CampaignPlanError(f"cache={cache!r} is not one of {', '.join(CACHES)}")
+        choice(CampaignPlanError, "cache", cache, CACHES)
         if "kind" not in fields:
             raise CampaignPlanError(f"an op needs its kind: {dict(values)}")
         return cls(make_op(fields.pop("kind"), **fields), backend, cache)
@@ -222,9 +221,7 @@ def _runs(cases: Sequence[Case], size: int) -> Iterator[tuple[Case, ...]]:
 
 def _check_known(name: str, known: Iterable[str], where: str) -> None:
     if name not in known:
-        near = difflib.get_close_matches(str(name), list(known), 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-        raise CampaignPlanError(f"{where} has no {name!r}; {hint}")
+        raise CampaignPlanError(f"{where} has no {name!r}; {nearest(name, known, 'known:')}")
 
 
 def _checked_name(name: Any) -> str:

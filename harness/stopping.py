@@ -1,7 +1,6 @@
 """When a measurement has enough samples. A rule looks at the samples so far and says whether to stop.
 
-The rules follow nvbench's criteria: precision reached, noise settled, a plain count. A rule is any callable
-from an array of samples to bool, so a new one is a function.
+A rule is any callable from an array of samples to bool, so a new one is a function.
 """
 
 from __future__ import annotations
@@ -70,50 +69,3 @@ class MedianWidth:
 
     def __call__(self, samples: np.ndarray) -> bool:
         return len(samples) >= self.minimum and relative_width(samples, self.confidence) <= self.width
-
-
-@dataclass(frozen=True)
-class Count:
-    """Stop after ``count`` samples."""
-
-    count: int
-
-    def __call__(self, samples: np.ndarray) -> bool:
-        return len(samples) >= self.count
-
-
-@dataclass(frozen=True)
-class Settled:
-    """Stop when more samples no longer change the picture: the entropy of their histogram has stopped moving.
-
-    The entropy of all samples is compared with that of the first half; both use bins of ``resolution`` of the
-    median. After nvbench's entropy criterion, which fits a line to the entropy's history instead.
-    """
-
-    tolerance: float = 0.02
-    resolution: float = 0.005
-    minimum: int = 40
-
-    def __call__(self, samples: np.ndarray) -> bool:
-        if len(samples) < self.minimum:
-            return False
-        bin_width = self.resolution * max(float(np.median(samples)), 1e-12)
-        whole, half = (_entropy(part, bin_width) for part in (samples, samples[: len(samples) // 2]))
-        return abs(whole - half) <= self.tolerance * max(whole, 1.0)
-
-
-def _entropy(samples: np.ndarray, bin_width: float) -> float:
-    """Shannon entropy in bits of samples in bins of a width."""
-    _, counts = np.unique(np.floor(np.asarray(samples) / bin_width), return_counts=True)
-    share = counts / counts.sum()
-    return float(-(share * np.log2(share)).sum())
-
-
-@dataclass(frozen=True)
-class AnyOf:
-    """Stop when one of several rules says so."""
-
-    rules: tuple[StoppingRule, ...]
-
-    def __call__(self, samples: np.ndarray) -> bool:
-        return any(rule(samples) for rule in self.rules)

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from .. import __version__
+from ..datasets.loading import nearest
 from .complaints import explain
 from .composing import as_override, compose, composed, plain, register_ops
 from .settings import check, readable
@@ -133,11 +134,7 @@ def unforeseen(error: Exception) -> str:
 def run(verb: str, arguments: list[str]) -> int:
     """Run one verb; BadInputError when it or an argument is unknown."""
     if verb not in VERBS:
-        import difflib
-
-        near = difflib.get_close_matches(verb, VERBS, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(VERBS)}"
-        raise BadInputError(f"unknown verb {verb!r}; {hint}")
+        raise BadInputError(f"unknown verb {verb!r}; {nearest(verb, VERBS, 'one of')}")
     module = importlib.import_module(f".{VERBS[verb][0]}", __package__)
     flags, settings = parted(verb, arguments)
     for text in settings:

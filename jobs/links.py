@@ -22,8 +22,6 @@ def check(config: Mapping[str, Any]) -> None:
     asked += [f"network={config['network']}"] if config["network"] in ("flow", "packet") else []
     if asked and not config.get("cluster"):
         raise BadInputError(f"{asked[0]} needs a cluster: name one with cluster=… (`opcast list clusters`)")
-    if config.get("all_groups") not in (None, True, False):
-        raise BadInputError(f"all_groups={config['all_groups']!r} must be true or false")
 
 
 def with_bytes(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def run(config: dict[str, Any]) -> int:
         rounds.finish()
         if summary.outcome == "deadline":
             say(cut_short(summary))
-        target = measured_device(store, summary.device_id)
+        target = store.known_device(summary.device_id)
         say("2/5  training predictors")
         training = fit_and_register(store, target, train_request(config, target))
         say("3/5  simulating")
@@ -106,13 +106,6 @@ def trace_all(model: Any, workloads: Mapping[str, Workload], precision: str, cac
 def ops_of(graphs: Any) -> set[Op]:
     """Every distinct op of some graphs."""
     return {node.op for graph in graphs for node, _ in graph.weighted() if node.op is not None}
-
-
-def measured_device(store: Store, device_id: str) -> Device:
-    """What was just measured: figures of a CPU from the store, of a GPU from its data sheet."""
-    from ..datasets.devices import load_device
-
-    return store.device(device_id) or load_device(device_id)
 
 
 class Rounds:

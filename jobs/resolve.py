@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..datasets.clusters import Cluster
 from ..datasets.devices import Device, known_devices, load_device, overridden
 from ..datasets.ops import Op
-from ..models.power import Limits, PowerError
+from ..models.power import Limits
 from ..simulator.engines import EngineError, FusedEngine
 from ..simulator.question.network import LINK_FAULTS, NetworkChoice, needs_cluster
 from ..simulator.question.place import THIS_MACHINE
@@ -28,10 +28,7 @@ __all__ = ["LINK_FAULTS", "SHIPPED_PREDICTORS", "SHIPPED_STORE"]
 
 
 def sources(config: Mapping[str, Any]) -> Sources:
-    """Where answers come from. BadInputError or EngineError for what that cannot be."""
-    for name in ("store", "predictors", "graphs"):
-        if name in config and (not isinstance(config[name], str) or not config[name]):
-            raise BadInputError(f"{name}={config[name]!r} must be a folder, such as {name}=~/.opcast/{name}")
+    """Where answers come from. EngineError for an order of engines that cannot be."""
     order = (config["engine"] or {}).get("order") if "engine" in config else Sources.order
     if not isinstance(order, (list, tuple)):
         raise EngineError(f"engine.order={order!r} must be a list of engines, such as [{','.join(Sources.order)}]")
@@ -71,14 +68,10 @@ def device(config: Mapping[str, Any]) -> Device:
     if config.get("cluster") and chosen.get("id") == THIS_MACHINE:
         chosen["id"] = config["cluster"]["device"]
     if len(chosen) > 1 and "name" in chosen:
-        return overridden(load_device(str(chosen["id"])), chosen) if is_shipped(chosen) else Device.from_dict(chosen)
+        shipped = str(chosen.get("id")) in known_devices()  # some of its figures changed
+        return overridden(load_device(str(chosen["id"])), chosen) if shipped else Device.from_dict(chosen)
     known = bench(config).device(str(chosen.pop("id")))
     return overridden(known, chosen) if chosen else known
-
-
-def is_shipped(figures: Mapping[str, Any]) -> bool:
-    """Whether the figures are those of a device that ships with opcast, some of them changed."""
-    return str(figures.get("id")) in known_devices()
 
 
 def cluster(config: Mapping[str, Any]) -> Cluster | None:
@@ -214,11 +207,4 @@ def model(config: Mapping[str, Any]) -> str | dict[str, Any]:
 
 def limits(config: Mapping[str, Any]) -> Limits:
     """``power_cap_w`` and ``sm_clock_mhz`` of a configuration. PowerError for what is no positive number."""
-    made = {}
-    for field, name in (("cap_w", "power_cap_w"), ("clock_mhz", "sm_clock_mhz")):
-        value = config.get(name)
-        try:
-            made[field] = None if value is None else float(value)
-        except (TypeError, ValueError):
-            raise PowerError(f"{name}={value!r} must be a positive number") from None
-    return Limits(**made)
+    return Limits(config.get("power_cap_w"), config.get("sm_clock_mhz"))

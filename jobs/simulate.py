@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..datasets.devices import Device
+from ..datasets.loading import number, whole
 from ..simulator.engines import FusedEngine
 from ..simulator.question.network import LINK_FAULTS
 from ..simulator.report import trust
@@ -34,10 +35,11 @@ def run(config: dict[str, Any]) -> int:
     if config["workload"].get("kind") == "simai":
         return workload_file.run(config)
     as_json = wants_json(config)
-    within_s = positive("within_s", config["within_s"])
-    positive("price_per_gpu_hour", config["price_per_gpu_hour"])
-    if not isinstance(config["expand"], int) or isinstance(config["expand"], bool) or config["expand"] < 1:
-        raise BadInputError(f"expand={config['expand']!r} must be a whole number of ranks, at least 1")
+    for name in ("within_s", "price_per_gpu_hour"):
+        if config[name] is not None:
+            number(BadInputError, name, config[name])
+    within_s = config["within_s"]
+    whole(BadInputError, "expand", config["expand"], 1)
     request = resolve.simulate_request(config)
     if request.network.fidelity == "packet":
         say("ns-3 moves the packets of each parallel dimension: seconds, minutes for many devices")
@@ -101,23 +103,11 @@ def strictness(value: Any) -> float:
     raise BadInputError(f"strict={value!r} must be true, or the share of time allowed, from 0 to 1")
 
 
-def positive(name: str, value: Any) -> float | None:
-    """A number of 0 or more, or None; BadInputError for anything else."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-        raise BadInputError(f"{name}={value!r} must be a number of at least 0")
-    return float(value)
-
-
 def layout(report: StepReport | InferenceReport) -> list[tuple[str, str]]:
     """How the model is spread, where that is over more than one device."""
     if report.devices == 1:
         return []
-    degrees = report.parallel
-    named = [f"{name.upper()} {degrees[name]}" for name in ("tp", "cp", "pp", "vpp", "dp", "ep") if degrees[name] > 1]
-    zero = [f"ZeRO-{degrees['zero_stage']}"] if degrees["zero_stage"] else []
-    return [("layout", f"{report.devices:,} devices: {', '.join([*named, *zero]) or 'alike copies'}")]
+    return [("layout", f"{report.devices:,} devices: {', '.join(report.degrees()) or 'alike copies'}")]
 
 
 def wanted(missing: MissingMeasurement) -> str:

@@ -20,7 +20,6 @@ SPIKE = 1.25  # times the least of all larger sizes: no transfer takes that much
 TAIL = 2.0  # log2 of sizes over which the last time a byte is taken
 STILL_FALLING = 0.95  # of the last measured time a byte: larger transfers fill a link better
 OTHER_CODE = 3.0  # distance between two choices or formats, in units of log2
-LN2 = float(np.log(2.0))
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ..datasets.devices import Device
+from ..datasets.loading import finite
 from . import analytical
 from .features import Frame, frame
 from .predictor import Predictor
@@ -53,9 +54,11 @@ class Limits:
     clock_mhz: float | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("power_cap_w", self.cap_w), ("sm_clock_mhz", self.clock_mhz)):
-            if value is not None and not 0.0 < value < float("inf"):
-                raise PowerError(f"{name}={value} must be a positive number")
+        for field, name in (("cap_w", "power_cap_w"), ("clock_mhz", "sm_clock_mhz")):
+            if (value := getattr(self, field)) is not None:
+                if not finite(value) or value <= 0.0:
+                    raise PowerError(f"{name}={value!r} must be a positive number")
+                object.__setattr__(self, field, float(value))
 
     @property
     def asked(self) -> bool:

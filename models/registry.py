@@ -13,8 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,6 +21,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from ..datasets.backends import means, ranked
+from ..datasets.files import write_atomically
 from .features import alike
 from .predictor import CARD, MEND, MODEL, Predictor, PredictorError, load, read_card
 
@@ -205,9 +204,4 @@ def _last(folder: Path) -> int:
 
 
 def _point(folder: Path, version: str) -> None:
-    handle, staging = tempfile.mkstemp(prefix=f".{CURRENT}-", dir=folder)
-    with os.fdopen(handle, "w") as file:
-        file.write(version + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(staging, folder / CURRENT)
+    write_atomically(folder / CURRENT, lambda file: file.write_text(version + "\n"), PredictorError)

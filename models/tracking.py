@@ -51,11 +51,6 @@ class Tracked:
     alias: str | None
 
 
-def default_uri(folder: Path | str) -> str:
-    """SQLite in a folder of one's own: no server needed."""
-    return f"sqlite:///{Path(folder).absolute() / 'mlflow.db'}"
-
-
 def train_tracked(
     store: MeasurementStore,
     device: Device | str,

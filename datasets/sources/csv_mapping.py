@@ -6,7 +6,6 @@ all rows; ``where``, which rows are meant. See docs/importing.md for an example.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..dtypes import BITS, canonical_dtype, itemsize
+from ..loading import nearest
 from ..ops import Dim, OpKind, kind
 from ..reading import read_yaml
 from ..schema import COLUMNS, schema_for
@@ -118,9 +118,7 @@ def _check_names(definition: OpKind, given: Mapping[str, Any], path: Path) -> No
 def _known(given: Mapping[str, Any], allowed: Any, where: str) -> None:
     for name in given:
         if name not in allowed:
-            near = difflib.get_close_matches(str(name), allowed, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(allowed)}"
-            raise SourceError(f"{where} has an unknown {name!r}; {hint}")
+            raise SourceError(f"{where} has an unknown {name!r}; {nearest(name, allowed, 'known:')}")
 
 
 def _chosen(table: pa.Table, where: Mapping[str, Any], file: Path) -> pa.Table:

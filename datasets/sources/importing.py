@@ -22,7 +22,6 @@ killed goes on where it stopped.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import os
@@ -37,11 +36,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..files import locked
+from ..loading import nearest
 from ..reading import UNREADABLE
 from ..row_checks import Finding, Rows, slow_links
 from ..store import Store
 from .merging import merged
-from .plausible import known_device, sift
+from .plausible import sift
 from .tables import Rejected, RowBatch, SourceError, combined
 
 __all__ = ["SOURCES", "ImportReport", "Rejected", "RowBatch", "SourceError", "import_into", "load_source"]
@@ -95,9 +95,7 @@ class ImportReport:
 def load_source(name: str) -> ModuleType:
     """The module of a source; SourceError names the nearest known one."""
     if name not in SOURCES:
-        near = difflib.get_close_matches(str(name), SOURCES, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(SOURCES)}"
-        raise SourceError(f"unknown source {name!r}; {hint}")
+        raise SourceError(f"unknown source {name!r}; {nearest(name, SOURCES, 'one of')}")
     return importlib.import_module(f".{SOURCES[name][0]}", __package__)
 
 
@@ -166,7 +164,7 @@ def _write(store: Store, kind_name: str, device_id: str, table: pa.Table, run_id
             return
         store.write((kind_name, table), run_id)
     report.rows_written += len(table)
-    report.flagged += slow_links(Rows(kind_name, device_id, table, known_device(store, device_id)))
+    report.flagged += slow_links(Rows(kind_name, device_id, table, store.known_device(device_id)))
     key = (kind_name, device_id)
     report.written[key] = report.written.get(key, 0) + len(table)
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..columns import group_keys, matching, numbers
-from ..devices import Device, DeviceError, load_device
+from ..devices import DeviceError
 from ..ops import KINDS, bus_factor
 from ..row_checks import IMPOSSIBLE, Rows, least_us, link_rate, unit_of
 from ..schema import impossible_values, row_ops
@@ -39,7 +39,7 @@ def sift(store: Store, kind_name: str, table: pa.Table, where: str) -> tuple[pa.
     for device_id in sorted(pc.unique(table["device_id"]).to_pylist()):
         part = matching(table, "device_id", device_id)
         try:
-            rows = Rows(kind_name, device_id, part, known_device(store, device_id))
+            rows = Rows(kind_name, device_id, part, store.known_device(device_id))
         except DeviceError as error:
             rejected.append(Rejected(str(error), len(part), where))
             continue
@@ -52,11 +52,6 @@ def sift(store: Store, kind_name: str, table: pa.Table, where: str) -> tuple[pa.
         kept = Rows(kind_name, device_id, part.filter(pa.array(~wrong)), rows.device)
         parts.append(_timed(kept))
     return pa.concat_tables(parts) if parts else table.slice(0, 0), [one for one in rejected if one.rows]
-
-
-def known_device(store: Store, device_id: str) -> Device:
-    """A device's figures, measured into the store or shipped. DeviceError for an unknown one."""
-    return store.device(device_id) or load_device(device_id)
 
 
 def _too_fast(rows: Rows) -> Iterator[tuple[str, np.ndarray]]:

@@ -14,7 +14,6 @@ from .rows import Hardware, NetworkRow, TruthError
 
 SHAPES = {"Ring": "ring", "FullyConnected": "fully_connected", "Switch": "switch"}
 ALGORITHMS = {"ring": "ring", "direct": "direct", "halvingDoubling": "halving_doubling"}
-DIRECT = ("ring", "fully_connected")  # shapes without a switch between neighbours
 GIB_PER_GB = 2**30 / 1e9  # bandwidths are written GB/s and meant GiB/s
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from ..ops import Op
 
-QUANTITIES = ("step_time", "peak_memory", "fits", "ttft", "tpot", "e2e", "throughput", "latency")
-
 
 class TruthError(ValueError):
     """A file that is no table of results, or a row that cannot be read. The message says which and why."""

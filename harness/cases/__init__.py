@@ -6,10 +6,10 @@ One module per family registers its builders in :data:`BUILDERS`; :func:`backend
 from __future__ import annotations
 
 import contextlib
-import difflib
 from collections.abc import Iterator
 from functools import lru_cache
 
+from ...datasets.loading import nearest
 from ...datasets.ops import Op
 from ..environment import free_memory_bytes
 from . import attention, elements, fused, gather, gemm, moe, rows, system
@@ -66,9 +66,7 @@ def _builder(op: Op, backend: str, device: str) -> Builder:
     builder = BUILDERS.get((op.kind, backend))
     known = backends(op, device)
     if builder is None or backend not in known:
-        near = difflib.get_close_matches(backend, known, 1)
-        offer = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
-        raise Unsupported(f"{op.kind} in {op.dtype} has no backend {backend!r} on {device}; {offer}")
+        raise Unsupported(f"{op.kind} in {op.dtype} has no backend {backend!r} on {device}; {nearest(backend, known)}")
     return builder
 
 

@@ -44,14 +44,6 @@ def grouped_gemm(d: Dims, s: Setting) -> Terms:
     return _tiled(busy, rows, d.n, d.k, 0.5 * np.minimum(d.imbalance / 100.0 - 1.0, 1.0), s)
 
 
-def grouped_products(groups: Array, rows: Array, n: Array, k: Array, s: Setting) -> Terms:
-    """``groups`` products of ``rows`` rows each in one launch; uneven groups waste half a tile each."""
-    if s.cpu:
-        terms = _gemm_cpu(groups, rows, n, k, s)
-        return Terms(terms.compute, terms.memory, terms.overhead, hints={"waves": groups / s.units, "tail": 1.0})
-    return _tiled(groups, rows, n, k, 0.5, s)
-
-
 def _gemm_cpu(batch: Array, m: Array, n: Array, k: Array, s: Setting) -> Terms:
     """Register blocks of 4 x 16, and a copy of both operands into packed panels (Goto and van de Geijn, 2008).
 

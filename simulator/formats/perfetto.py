@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from ...datasets.loading import whole
 from .tracks import RankTrack, TrackFlow
 
 BATCH = 4096
@@ -33,8 +34,7 @@ def write_trace(path: Path, tracks: Sequence[RankTrack], flows: Iterable[TrackFl
     path = Path(path)
     if not path.name.endswith((".json", ".json.gz")):
         raise TimelineError(f"{path} is no name for a timeline: it must end in .json.gz or .json")
-    if not isinstance(expand, int) or expand < 1:
-        raise TimelineError(f"expand={expand!r} must be a whole number of at least 1")
+    whole(TimelineError, "expand", expand, 1)
     unfinished = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

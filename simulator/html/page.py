@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ...datasets.files import write_atomically
 from .colours import PALETTE
 
 HERE = Path(__file__).resolve().parent
@@ -218,19 +218,4 @@ def write(page: Page, path: Path) -> Path:
 
 def write_text(text: str, path: Path) -> Path:
     """Write a file whole or not at all, and return its path; ReportError when it cannot be written."""
-    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise ReportError(
-            f"cannot write the report to {path}: {error.strerror or error}; choose another path"
-        ) from None
-    return path
+    return write_atomically(path, lambda file: file.write_text(text, "utf-8"), ReportError, "the report to ")

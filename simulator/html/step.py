@@ -91,10 +91,7 @@ def layout(report: StepReport | InferenceReport) -> list[str]:
     """How many devices, and how the model is spread over them."""
     if report.devices == 1:
         return []
-    degrees = report.parallel
-    named = [f"{name.upper()} {degrees[name]}" for name in ("tp", "cp", "pp", "vpp", "dp", "ep") if degrees[name] > 1]
-    zero = [f"ZeRO-{degrees['zero_stage']}"] if degrees.get("zero_stage") else []
-    return [f"{report.devices:,} devices", " ".join([*named, *zero])]
+    return [f"{report.devices:,} devices", " ".join(report.degrees())]
 
 
 def cards(report: StepReport | InferenceReport, device: Device | None) -> list[Card]:

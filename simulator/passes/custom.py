@@ -5,13 +5,13 @@ The module is looked up as Python does, the working directory first.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from ...datasets.loading import nearest
 from ..graph import Graph
 from ..question.plan import Plan, PlanError
 
@@ -28,9 +28,9 @@ def load(name: str, what: str) -> Callable[..., Any]:
     function = getattr(module, function_name, None)
     if not callable(function):
         offered = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        near = difflib.get_close_matches(function_name, offered, 1)
-        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(offered) or 'none'}"
-        raise PlanError(f"{what} {name!r}: {module_name} has no function {function_name}; {hint}")
+        raise PlanError(
+            f"{what} {name!r}: {module_name} has no function {function_name}; {nearest(function_name, offered)}"
+        )
     return function
 
 

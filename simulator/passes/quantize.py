@@ -19,7 +19,6 @@ stores keys and values so.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from math import ceil
 import numpy as np
 
 from ...datasets.dtypes import itemsize
+from ...datasets.loading import nearest
 from ...datasets.ops import KINDS, LAYOUT, Op, make_op
 from ..graph import Graph, Node
 from ..question.plan import Plan, PlanError
@@ -113,9 +113,7 @@ def _tf32(graph: Graph) -> Graph:
 
 def _recipe(name: str) -> Recipe:
     if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, 1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(RECIPES)}"
-        raise PlanError(f"quantization={name!r} has no recipe; {hint}")
+        raise PlanError(f"quantization={name!r} has no recipe; {nearest(name, RECIPES, 'known:')}")
     return RECIPES[name]
 
 

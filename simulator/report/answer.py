@@ -6,7 +6,6 @@ Every total is a sum over the spans of one timeline, so that breakdown and total
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -119,6 +118,12 @@ class Answer:
     network: Mapping[str, Any] = field(default_factory=dict)
     state: State | None = field(default=None, repr=False, compare=False)
 
+    def degrees(self) -> list[str]:
+        """The degrees of the layout above 1, and the stage of ZeRO."""
+        given = self.parallel
+        named = [f"{name.upper()} {given[name]}" for name in ("tp", "cp", "pp", "vpp", "dp", "ep") if given[name] > 1]
+        return [*named, *([f"ZeRO-{given['zero_stage']}"] if given.get("zero_stage") else [])]
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the timeline is left out (it has its own export)."""
         made: dict[str, Any] = plain(self, drop=("timeline", "state"))
@@ -206,8 +211,3 @@ def plain(value: Any, drop: Sequence[str] = ()) -> Any:
 def ape(predicted: float, measured: float) -> float:
     """Absolute percentage error |predicted - measured| / measured, in percent."""
     return abs(predicted - measured) / measured * 100.0
-
-
-def median_ape(pairs: Sequence[tuple[float, float]]) -> float:
-    """Median APE over (predicted, measured) pairs, in percent."""
-    return statistics.median(ape(predicted, measured) for predicted, measured in pairs)

@@ -19,19 +19,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..graph import Block, Node, frees_of, reads_of, writes_of
+from ..graph import Block, frees_of, reads_of, writes_of
 
 NEVER = -np.inf
 READ, WRITE, FREE = range(3)
 KINDS = 3
 CODE_BYTES = 2**20  # what fetching an operator's code costs in time, as bytes streamed: some 20 us at 40 GB/s
-
-
-def cold_fractions(
-    nodes: Sequence[Node], tensor_bytes: np.ndarray, cache_bytes: float, code_bytes: int = 0
-) -> np.ndarray:
-    """:func:`cold_blocks` of nodes in execution order, unrolled. Shape [len(nodes)]."""
-    return cold_blocks((Block(tuple(nodes)),), (1,), tensor_bytes, cache_bytes, code_bytes)
 
 
 def cold_blocks(

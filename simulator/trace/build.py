@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -138,8 +138,3 @@ def quiet() -> Iterator[None]:
 def one_line(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else text[:197] + "..."
-
-
-def plain(config: Any) -> Mapping[str, Any]:
-    """A configuration object as plain values."""
-    return config.to_dict()

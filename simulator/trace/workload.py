@@ -7,6 +7,8 @@ import difflib
 from dataclasses import dataclass
 from typing import Any
 
+from ...datasets.loading import whole
+
 KINDS = ("train", "prefill", "decode")
 PRECISIONS = ("fp32", "bf16", "fp16")
 CACHES = ("dynamic", "static")
@@ -55,9 +57,8 @@ class Workload:
         choose("optimizer", self.optimizer, OPTIMIZERS)
         choose("attention", self.attention, ATTENTIONS)
         choose("logits", self.logits, LOGITS)
-        for name, value in (("batch", self.batch), ("seq_len", self.seq_len)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise TraceError(f"{name}={value!r} must be a whole number of at least 1")
+        whole(TraceError, "batch", self.batch, 1)
+        whole(TraceError, "seq_len", self.seq_len, 1)
         if self.kind == "train" and self.seq_len < 2:
             raise TraceError("seq_len=1 leaves no next token to train on: take at least 2")
         parse_load(self.expert_load)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...datasets.truth import FailedRow, UnsupportedRow
+from ..report.answer import plain
 
 Metrics = Mapping[str, Mapping[str, float]]
 
@@ -56,24 +57,11 @@ class Validation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; ``per_row`` and ``rival`` only where they were asked for."""
-        made: dict[str, Any] = {
-            "table": self.table,
-            "kind": self.kind,
-            "rows": self.rows,
-            "simulated": self.simulated,
-            "unsupported": [vars(row) for row in self.unsupported],
-            "failed": [vars(row) for row in self.failed],
-            "metrics": dict(self.metrics),
-            "by_group": {tag: dict(groups) for tag, groups in self.by_group.items()},
-            "baseline": self.baseline,
-            "rank_correlation": self.rank_correlation,
-            "noise_floor": dict(self.noise_floor),
-            "wall_time_s": self.wall_time_s,
-        }
+        made: dict[str, Any] = plain(self, drop=("rival", "per_row"))
         if self.rival is not None:
             made["rival"] = self.rival.to_dict()
         if self.per_row is not None:
-            made["per_row"] = [dict(row) for row in self.per_row]
+            made["per_row"] = plain(self.per_row)
         return made
 
     def to_pandas(self) -> Any:

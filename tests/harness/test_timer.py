@@ -15,7 +15,7 @@ from opcast.datasets.ops import make_op  # noqa: E402
 from opcast.harness.cases import Prepared, prepare  # noqa: E402
 from opcast.harness.environment import Clocks  # noqa: E402
 from opcast.harness.host_timer import HOST_SAMPLE_US, calls_per_sample  # noqa: E402
-from opcast.harness.stopping import Count, MedianWidth  # noqa: E402
+from opcast.harness.stopping import MedianWidth  # noqa: E402
 from opcast.harness.timer import (  # noqa: E402
     MOST_RETRIES,
     MOST_SAMPLES,
@@ -44,6 +44,11 @@ class Hand:
     def pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
         self.advance(seconds * 1e6)
+
+
+def after(count: int):
+    """A rule that stops after so many samples."""
+    return lambda samples: len(samples) >= count
 
 
 def prepared_of(run) -> Prepared:
@@ -105,7 +110,7 @@ def test_the_interval_is_honest():
 def test_outliers_move_the_mean_but_not_the_median():
     hand = Hand()
     run = noisy(hand, 100.0, 0.01, every=20, outlier_us=50_000.0)
-    timing = measure(prepared_of(run), stopping=Count(400), budget_s=100, now_ns=hand.now)
+    timing = measure(prepared_of(run), stopping=after(400), budget_s=100, now_ns=hand.now)
     assert timing.latency_us == pytest.approx(100.0, rel=0.01)
     assert timing.latency_p90_us < 103
     assert timing.latency_mean_us > 1000
@@ -150,20 +155,20 @@ def test_throttled_samples_are_discarded_and_taken_again():
 
 def test_what_is_always_throttled_is_kept_and_marked():
     hand = Hand()
-    found = collect(lambda n: [100.0] * n, Count(20), 10**12, lambda: Reading(True), hand.now, hand.pause)
+    found = collect(lambda n: [100.0] * n, after(20), 10**12, lambda: Reading(True), hand.now, hand.pause)
     assert found.throttled
     assert len(found.values) >= 20
     assert len(hand.pauses) == MOST_RETRIES
 
 
 def test_unknown_clocks_are_not_throttled():
-    found = collect(lambda n: [1.0] * n, Count(5), 10**12, lambda: Clocks(), now_ns=lambda: 0)
+    found = collect(lambda n: [1.0] * n, after(5), 10**12, lambda: Clocks(), now_ns=lambda: 0)
     assert not found.throttled
     assert found.discarded == 0
 
 
 def test_summary_counts_every_call():
-    found = collect(lambda n: [1.0] * n, Count(5), 10**12, now_ns=lambda: 0)
+    found = collect(lambda n: [1.0] * n, after(5), 10**12, now_ns=lambda: 0)
     timing = summarise(found, 7, "cpu_clock", "cold")
     assert timing.iterations == 7 * timing.samples
     assert "converged" not in timing.columns()
@@ -171,7 +176,7 @@ def test_summary_counts_every_call():
 
 
 def test_a_sleep_of_known_length_is_timed_within_a_few_percent():
-    timing = measure(prepared_of(lambda: time.sleep(0.004)), stopping=Count(100), budget_s=10.0)
+    timing = measure(prepared_of(lambda: time.sleep(0.004)), stopping=after(100), budget_s=10.0)
     assert timing.latency_us >= 4000
     assert timing.latency_min_us == pytest.approx(4000, rel=0.05)
 

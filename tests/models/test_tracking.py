@@ -14,7 +14,7 @@ from opcast.models.candidates import Options
 from opcast.models.features import feature_names
 from opcast.models.importance import permutation_importance
 from opcast.models.registry import Registry
-from opcast.models.tracking import Tracked, TrackingError, check, default_uri, log
+from opcast.models.tracking import Tracked, TrackingError, check, log
 from opcast.models.training import Trained, TrainingOutcome
 
 mlflow = pytest.importorskip("mlflow")
@@ -29,7 +29,7 @@ def trained(outcome: TrainingOutcome, fast: Options, tmp_path_factory: pytest.Te
 
 @pytest.fixture(scope="module")
 def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return default_uri(tmp_path_factory.mktemp("mlflow"))
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
 
 
 @pytest.fixture(scope="module")
@@ -143,5 +143,5 @@ def test_a_database_that_cannot_be_written_is_named(trained: Trained) -> None:
 def test_a_database_that_is_none_is_one_line(trained: Trained, tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").write_bytes(b"this is no database" * 100)
     with pytest.raises(TrackingError, match="predictors are on disk, nothing is lost") as caught:
-        log([trained], default_uri(tmp_path))
+        log([trained], f"sqlite:///{tmp_path / 'mlflow.db'}")
     assert "\n" not in str(caught.value)

@@ -6,11 +6,11 @@ rotary embedding, SwiGLU, the loss, and merge products that share an input; comp
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from ....datasets.loading import nearest
 from ....datasets.ops import Op
 from ...question.plan import PlanError
 from ..custom import called, load
@@ -242,9 +242,7 @@ def rules_named(names: Iterable[str]) -> tuple[Rule, ...]:
         elif name in known:
             wanted[name] = LAYER if where else ""
         else:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-            raise PlanError(f"stack.fusion: no rule {name!r}; {hint}")
+            raise PlanError(f"stack.fusion: no rule {name!r}; {nearest(name, known, 'known:')}")
     return (*own, *(_limited(rule, wanted[rule.name]) for rule in SHIPPED if rule.name in wanted))
 
 

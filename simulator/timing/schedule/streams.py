@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...graph import Block, Node
+from ...graph import Block
 from .program import Program, Wiring, kinds_of, labels_of
 
 KEPT, FEW = 6, 18  # repetitions of a block that are walked through at first; as many or fewer all are
@@ -271,8 +271,3 @@ def slowness(active: Sequence[int], overlap: Overlap) -> list[float]:
         return sum(1 for other in active if other == kind) if overlap.by_kind or kind < 0 else 1
 
     return [factors[kind] if kind in factors else alike(kind) * (beside if kind > 1 else 1.0) for kind in active]
-
-
-def program_of(nodes: Sequence[Node]) -> tuple[Block, ...]:
-    """Nodes that do not repeat, as a program."""
-    return (Block(tuple(nodes)),)

@@ -17,10 +17,15 @@ from opcast.simulator.simulate import alone
 from opcast.simulator.timing.costs import Costs, cost_graphs
 from opcast.simulator.timing.latencies import step_interval
 from opcast.simulator.timing.phases import PhaseTime, time_phase
-from opcast.simulator.timing.residency import cold_fractions
+from opcast.simulator.timing.residency import cold_blocks
 from opcast.simulator.timing.schedule.streams import place
 
 times = st.lists(st.floats(0.0, 1e4), min_size=1, max_size=40)
+
+
+def cold_fractions(nodes: list[Node], sizes: np.ndarray, cache_bytes: float, code_bytes: int = 0) -> np.ndarray:
+    """:func:`cold_blocks` of nodes in execution order, unrolled."""
+    return cold_blocks((Block(tuple(nodes)),), (1,), sizes, cache_bytes, code_bytes)
 
 
 def device(**changes: object) -> Device:

@@ -7,7 +7,12 @@ import math
 import numpy as np
 import pytest
 from opcast.simulator.graph import Block, Node
-from opcast.simulator.timing.residency import NEVER, cold_blocks, cold_fractions, last_freed
+from opcast.simulator.timing.residency import NEVER, cold_blocks, last_freed
+
+
+def cold_fractions(nodes: list[Node], sizes: np.ndarray, cache_bytes: float, code_bytes: int = 0) -> np.ndarray:
+    """:func:`cold_blocks` of nodes in execution order, unrolled."""
+    return cold_blocks((Block(tuple(nodes)),), (1,), sizes, cache_bytes, code_bytes)
 
 
 def walked(nodes: list[Node], tensor_bytes: np.ndarray, cache_bytes: float, code_bytes: int) -> np.ndarray:

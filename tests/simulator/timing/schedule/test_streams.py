@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,10 +13,15 @@ from hypothesis import strategies as st
 from opcast.datasets.ops import make_op
 from opcast.simulator.graph import Block, Node
 from opcast.simulator.timing.schedule.program import group_of
-from opcast.simulator.timing.schedule.streams import Overlap, Placed, place, program_of
+from opcast.simulator.timing.schedule.streams import Overlap, Placed, place
 
 STREAMS = ("compute", "comm:dp", "comm:tp", "copy")
 GEMM = make_op("gemm", m=64, n=64, k=64)
+
+
+def program_of(nodes: Sequence[Node]) -> tuple[Block, ...]:
+    """Nodes that do not repeat, as a program."""
+    return (Block(tuple(nodes)),)
 
 
 def node(
