@@ -7,14 +7,13 @@ deterministic for a seed and use one thread.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
-from ..datasets.loading import load
+from ..datasets.loading import load, nearest
 from ..datasets.vocabulary import KINDS
 from .correction import Correction
 from .interpolant import axis_of
@@ -75,15 +74,26 @@ class Calibrated:
 
 
 @dataclass(frozen=True)
-class Interpolation:
+class Sized:
+    """What is tried on tables of so many rows; as a rule it has nothing to prepare."""
+
+    min_rows: int
+    max_rows: int
+
+    def able(self, rows: int) -> bool:
+        return self.min_rows <= rows <= self.max_rows
+
+    def prepare(self, task: Task) -> Any:
+        return None
+
+
+@dataclass(frozen=True)
+class Interpolation(Sized):
     """Gaussian-process interpolation (:mod:`.kriging`): the best on tables of some dozen to some hundred rows."""
 
     min_rows: int = 8
     max_rows: int = 1500
     search_rows: int = 300
-
-    def able(self, rows: int) -> bool:
-        return self.min_rows <= rows <= self.max_rows
 
     def prepare(self, task: Task) -> Scales:
         return search(task.matrix, task.names, task.target - task.target.mean(), self.search_rows, task.seed)
@@ -94,17 +104,11 @@ class Interpolation:
 
 
 @dataclass(frozen=True)
-class Lines:
+class Lines(Sized):
     """Broken lines over size, alpha-beta beyond (:mod:`.interpolant`): where one size rules."""
 
     min_rows: int = 8
     max_rows: int = 4000
-
-    def able(self, rows: int) -> bool:
-        return self.min_rows <= rows <= self.max_rows
-
-    def prepare(self, task: Task) -> None:
-        return None
 
     def fit(self, task: Task, prepared: None) -> Correction:
         if axis_of(task.names) is None:  # no size to go along: only the calibration is left
@@ -114,7 +118,7 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class RandomForest:
+class RandomForest(Sized):
     """scikit-learn's random forest on the ratio to the calibrated analytical time."""
 
     min_rows: int = 30
@@ -123,12 +127,6 @@ class RandomForest:
     leaves: int = 1024
     min_leaf: int = 1
     columns: float = 0.5
-
-    def able(self, rows: int) -> bool:
-        return self.min_rows <= rows <= self.max_rows
-
-    def prepare(self, task: Task) -> None:
-        return None
 
     def fit(self, task: Task, prepared: None) -> Correction:
         from sklearn.ensemble import RandomForestRegressor
@@ -146,7 +144,7 @@ class RandomForest:
 
 
 @dataclass(frozen=True)
-class LightGBM:
+class LightGBM(Sized):
     """Gradient-boosted trees on log error: squares up to ``alpha``, absolute beyond, so that no outlier rules."""
 
     min_rows: int = 60
@@ -161,12 +159,6 @@ class LightGBM:
     alpha: float = 0.05  # ln units; more where the farthest row could not be reached in so many steps
     l2: float = 1.0
     monotone: Mapping[str, int] = field(default_factory=dict)  # feature: 1 where the correction may only rise, -1 fall
-
-    def able(self, rows: int) -> bool:
-        return self.min_rows <= rows <= self.max_rows
-
-    def prepare(self, task: Task) -> None:
-        return None
 
     def fit(self, task: Task, prepared: None) -> Correction:
         import lightgbm
@@ -266,9 +258,7 @@ CANDIDATES = ("calibrated", "interpolation", "lines", "random_forest", "lightgbm
 def _among(where: str, names: Iterable[str], known: Sequence[str]) -> None:
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}"
-            raise OptionError(f"{where} has {name!r}; {hint}")
+            raise OptionError(f"{where} has {name!r}; {nearest(name, known, 'choose from')}")
 
 
 def _unset(values: Mapping[str, Any], chosen: Any, default: Any) -> dict[str, Any]:

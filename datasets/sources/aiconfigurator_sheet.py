@@ -126,9 +126,18 @@ class Sheet:
                 made[ours] = np.where(watts > 0, watts, np.nan)
         return made
 
-    def milliseconds(self, name: str = "latency") -> np.ndarray:
-        """A column of milliseconds as microseconds [n]."""
-        return self.number(name) * 1e3
+    def milliseconds(self) -> np.ndarray:
+        """The column of milliseconds as microseconds [n]."""
+        return self.number("latency") * 1e3
+
+    def numbers(self, **names: str) -> dict[str, np.ndarray]:
+        """Columns of numbers, under our names."""
+        return {ours: self.number(theirs) for ours, theirs in names.items()}
+
+    def timed(self, dtype: str, backend: pa.Array | None = None) -> dict[str, Any]:
+        """The columns of an op's format, with 16-bit results, of its backend and of its time."""
+        backend = self.backend() if backend is None else backend
+        return {"dtype": self.dtype(dtype), "out_dtype": "bf16", "backend": backend, "latency_us": self.milliseconds()}
 
     def where(self, rows: np.ndarray) -> Sheet:
         """Some of its rows."""

@@ -54,17 +54,8 @@ def gemm(t: Sheet) -> Iterator[RowBatch]:
     def quantizes(framework: str, dtype: str) -> str:
         return "+quantize" if (framework.lower(), dtype) == ("trtllm", "fp8") else ""
 
-    yield RowBatch(
-        "gemm",
-        {
-            **{name: t.number(name) for name in "mnk"},
-            "layout": "nt",
-            "dtype": t.dtype("gemm_dtype"),
-            "out_dtype": "bf16",
-            "backend": t.backend(quantizes, "framework", "gemm_dtype"),
-            "latency_us": t.milliseconds(),
-        },
-    )
+    backend = t.backend(quantizes, "framework", "gemm_dtype")
+    yield RowBatch("gemm", {**t.numbers(m="m", n="n", k="k"), "layout": "nt", **t.timed("gemm_dtype", backend)})
 
 
 def mla_bmm(t: Sheet) -> Iterator[RowBatch]:
@@ -74,18 +65,8 @@ def mla_bmm(t: Sheet) -> Iterator[RowBatch]:
         yield RowBatch(rejected=(Rejected("unknown op of mla_bmm", int((which == 0).sum()), t.origin.reference),))
     for number, n, k in ((1, 512, 128), (2, 128, 512)):
         part = t.where(which == number)
-        columns = {
-            "batch": part.number("num_heads"),
-            "m": part.number("num_tokens"),
-            "n": n,
-            "k": k,
-            "layout": "nn",
-            "dtype": part.dtype("bmm_dtype"),
-            "out_dtype": "bf16",
-            "backend": part.backend(),
-            "latency_us": part.milliseconds(),
-        }
-        yield RowBatch("gemm", {**part.shared, **columns})
+        dims = {**part.numbers(batch="num_heads", m="num_tokens"), "n": n, "k": k, "layout": "nn"}
+        yield RowBatch("gemm", {**part.shared, **dims, **part.timed("bmm_dtype")})
 
 
 def context_attention(t: Sheet) -> Iterator[RowBatch]:
@@ -104,27 +85,18 @@ def generation_attention(t: Sheet) -> Iterator[RowBatch]:
 
 
 def _attention(t: Sheet, kind: str, seq_q: np.ndarray, seq_kv: np.ndarray, causal: str) -> RowBatch:
-    heads = t.number("num_heads")
     own = "num_key_value_heads" in t.table.column_names
-    return RowBatch(
-        kind,
-        {
-            "batch": t.number("batch_size"),
-            "heads_q": heads,
-            "heads_kv": t.number("num_key_value_heads") if own else heads,
-            "head_dim": t.number("head_dim"),
-            "v_head_dim": t.number("head_dim"),
-            "seq_q": seq_q,
-            "seq_kv": seq_kv,
-            "causal": causal,
-            "window": t.number("window_size", 0),
-            "kv_dtype": t.integer(_kv_dtype, "attn_dtype", "kv_cache_dtype"),
-            "dtype": t.dtype("attn_dtype"),
-            "out_dtype": "bf16",
-            "backend": t.backend(),
-            "latency_us": t.milliseconds(),
-        },
-    )
+    heads_kv = "num_key_value_heads" if own else "num_heads"
+    widths = {"head_dim": "head_dim", "v_head_dim": "head_dim"}
+    dims = {
+        **t.numbers(batch="batch_size", heads_q="num_heads", heads_kv=heads_kv, **widths),
+        "seq_q": seq_q,
+        "seq_kv": seq_kv,
+        "causal": causal,
+        "window": t.number("window_size", 0),
+        "kv_dtype": t.integer(_kv_dtype, "attn_dtype", "kv_cache_dtype"),
+    }
+    return RowBatch(kind, {**dims, **t.timed("attn_dtype")})
 
 
 def context_mla(t: Sheet) -> Iterator[RowBatch]:
@@ -138,20 +110,13 @@ def generation_mla(t: Sheet) -> Iterator[RowBatch]:
 
 
 def _mla(t: Sheet, kind: str, seq_q: np.ndarray) -> RowBatch:
-    return RowBatch(
-        kind,
-        {
-            "batch": t.number("batch_size"),
-            "heads": t.number("num_heads"),
-            "seq_q": seq_q,
-            "seq_kv": t.number("isl") + t.number("step"),
-            "kv_dtype": t.integer(_kv_dtype, "mla_dtype", "kv_cache_dtype"),
-            "dtype": t.dtype("mla_dtype"),
-            "out_dtype": "bf16",
-            "backend": t.backend(),
-            "latency_us": t.milliseconds(),
-        },
-    )
+    dims = {
+        **t.numbers(batch="batch_size", heads="num_heads"),
+        "seq_q": seq_q,
+        "seq_kv": t.number("isl") + t.number("step"),
+        "kv_dtype": t.integer(_kv_dtype, "mla_dtype", "kv_cache_dtype"),
+    }
+    return RowBatch(kind, {**dims, **t.timed("mla_dtype")})
 
 
 def _kv_dtype(dtype: str, kv_dtype: str) -> int:
@@ -183,20 +148,13 @@ def wideep_context_moe(t: Sheet) -> Iterator[RowBatch]:
 
 
 def _moe(t: Sheet, backend: pa.Array) -> dict[str, Any]:
+    sizes = t.numbers(tokens="num_tokens", hidden="hidden_size", inter="inter_size", topk="topk", experts="num_experts")
     return {
-        "tokens": t.number("num_tokens"),
-        "hidden": t.number("hidden_size"),
-        "inter": t.number("inter_size"),
-        "topk": t.number("topk"),
-        "experts": t.number("num_experts"),
-        "tp": t.number("moe_tp_size"),
-        "ep": t.number("moe_ep_size"),
+        **sizes,
+        **t.numbers(tp="moe_tp_size", ep="moe_ep_size"),
         "gated": t.integer(lambda kernel: int("nongated" not in kernel), "kernel_source"),
         "skew": t.integer(skew, "distribution"),
-        "dtype": t.dtype("moe_dtype"),
-        "out_dtype": "bf16",
-        "backend": backend,
-        "latency_us": t.milliseconds(),
+        **t.timed("moe_dtype", backend),
     }
 
 
@@ -275,10 +233,7 @@ def _deepep(t: Sheet, mode: str, time: str, extra: str | None, sms: str | None) 
         yield RowBatch(
             f"ep_{what}",
             {
-                "tokens": t.number("num_token"),
-                "hidden": t.number("hidden_size"),
-                "topk": t.number("num_topk"),
-                "experts": t.number("num_experts"),
+                **t.numbers(tokens="num_token", hidden="hidden_size", topk="num_topk", experts="num_experts"),
                 "ranks": t.number("node_num") * per_node,
                 **_links(t),
                 "mode": mode,
@@ -299,20 +254,16 @@ def trtllm_alltoall(t: Sheet) -> Iterator[RowBatch]:
         )
     for number, kind in ((1, "ep_dispatch"), (2, "ep_combine")):
         part = t.where(which == number)
+        backend = part.backend(lambda name: "+low_precision" if "low_precision" in name else "", "op_name")
         yield RowBatch(
             kind,
             {
                 **part.shared,
-                "tokens": part.number("num_tokens"),
-                "hidden": part.number("hidden_size"),
-                "topk": part.number("topk"),
-                "experts": part.number("num_experts"),
+                **part.numbers(tokens="num_tokens", hidden="hidden_size", topk="topk", experts="num_experts"),
                 "ranks": part.number("moe_ep_size"),
                 **_links(part),
-                "dtype": part.dtype("moe_dtype"),
-                "out_dtype": part.dtype("moe_dtype") if number == 1 else "bf16",
-                "backend": part.backend(lambda name: "+low_precision" if "low_precision" in name else "", "op_name"),
-                "latency_us": part.milliseconds(),
+                **part.timed("moe_dtype", backend),
+                **({"out_dtype": part.dtype("moe_dtype")} if number == 1 else {}),
             },
         )
 

@@ -247,25 +247,16 @@ def _norm_backward(call: Call) -> Op | None:
 
 
 @rule("_softmax", "_safe_softmax", "_log_softmax", "softmax", "log_softmax")
-def _softmax(call: Call) -> Op | None:
-    x = _first(call)
-    return _rows("softmax", x, x.shape[call.arguments["dim"]], _result(call))
-
-
 @rule("_softmax_backward_data", "_log_softmax_backward_data")
-def _softmax_backward(call: Call) -> Op | None:
-    x = _first(call)
-    return _rows("softmax_backward", x, x.shape[call.arguments["dim"]], _result(call))
+def _softmax(call: Call) -> Op | None:
+    kind, x = "softmax_backward" if "backward" in call.name else "softmax", _first(call)
+    return _rows(kind, x, x.shape[call.arguments["dim"]], _result(call))
 
 
-@rule("gelu")
+@rule("gelu", "gelu_backward")
 def _gelu(call: Call) -> Op | None:
-    return _rows("gelu", _first(call), _first(call).shape[-1], _result(call))
-
-
-@rule("gelu_backward")
-def _gelu_backward(call: Call) -> Op | None:
-    return _rows("gelu_backward", _first(call), _first(call).shape[-1], _result(call))
+    kind = "gelu_backward" if "backward" in call.name else "gelu"
+    return _rows(kind, _first(call), _first(call).shape[-1], _result(call))
 
 
 # --- elements ------------------------------------------------------------------------------------------

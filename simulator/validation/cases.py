@@ -57,20 +57,9 @@ def training_case(row: TrainingRow, setting: ValidationSettings) -> Question:
     stack = stack_of(row, setting)
     if options.pop("async_tp", False):
         stack = replace(stack, overlap=(*stack.overlap, "tp"))
-    parallel = Parallel(
-        tp=layout.tp,
-        pp=layout.pp,
-        vpp=max(layout.vpp, 2 if interleaved else 1),
-        dp=layout.dp,
-        cp=layout.cp,
-        ep=layout.ep,
-        etp=layout.etp,
-        zero_stage=layout.zero_stage,
-        shard=layout.shard,
-        sequence_parallel=layout.sequence_parallel,
-        cp_style=options.pop("cp_style", "ring"),
-        stages=layout.stages if layout.vpp == 1 else (),
-    )
+    degrees = {**vars(layout), "vpp": max(layout.vpp, 2 if interleaved else 1)}
+    degrees["stages"] = layout.stages if layout.vpp == 1 else ()
+    parallel = Parallel(**degrees, cp_style=options.pop("cp_style", "ring"))
     plan = Plan(
         parallel=parallel,
         cluster=cluster,
