@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,17 @@ import numpy as np
 import pytest
 from opcast.datasets.truth import TrainingRow, read_table
 from opcast.simulator.report.answer import Breakdown, OpShare
-from opcast.simulator.validation.calibration import FAMILIES, Observed, family_of, half, parts, stepped
+
+SPEC = importlib.util.spec_from_file_location(
+    "calibrate_stacks", Path(__file__).parents[2] / "benchmarks" / "calibrate_stacks.py"
+)
+assert SPEC is not None
+assert SPEC.loader is not None
+SCRIPT: Any = importlib.util.module_from_spec(SPEC)
+sys.modules["calibrate_stacks"] = SCRIPT
+SPEC.loader.exec_module(SCRIPT)
+FAMILIES, Observed = SCRIPT.FAMILIES, SCRIPT.Observed
+family_of, half, parts, stepped = SCRIPT.family_of, SCRIPT.half, SCRIPT.parts, SCRIPT.stepped
 
 
 @pytest.mark.reference
@@ -55,7 +67,7 @@ def test_bubbles_follow_what_fills_the_pipeline() -> None:
     assert found == pytest.approx({"gemm": 6.0 * 1.5, "*": 2.0 * 1.5, "collective": 1.5})
 
 
-def observed(scales: Sequence[float], noise: float, row: TrainingRow) -> list[Observed]:
+def observed(scales: Sequence[float], noise: float, row: TrainingRow) -> list[Any]:
     random = np.random.default_rng(0)
     made = []
     for gemm, attention in random.uniform(0.1, 1.0, (60, 2)):

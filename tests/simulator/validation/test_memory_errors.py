@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from opcast.simulator.validation.memory_errors import PRIOR, ObservedPeak, density, normal, scored, spreads
 from scipy import stats
 
+SPEC = importlib.util.spec_from_file_location(
+    "memory_errors", Path(__file__).parents[2] / "benchmarks" / "memory_errors.py"
+)
+assert SPEC is not None
+assert SPEC.loader is not None
+SCRIPT: Any = importlib.util.module_from_spec(SPEC)
+sys.modules["memory_errors"] = SCRIPT
+SPEC.loader.exec_module(SCRIPT)
+PRIOR, ObservedPeak = SCRIPT.PRIOR, SCRIPT.ObservedPeak
+density, normal, scored, spreads = SCRIPT.density, SCRIPT.normal, SCRIPT.scored, SCRIPT.spreads
 
-def runs(table: str, stack: str, spread: float, rows: int, seed: int = 0) -> list[ObservedPeak]:
+
+def runs(table: str, stack: str, spread: float, rows: int, seed: int = 0) -> list[Any]:
     errors = np.random.default_rng(seed).standard_t(4, rows) * spread / math.sqrt(2)
     return [ObservedPeak(table, stack, float(error), bool(error < 0.1), 0.1) for error in errors]
 
