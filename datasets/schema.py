@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 STATUSES = ("ok", "oom", "unsupported", "timeout", "error")
-"""How an op was timed. ``eager``: the host's dispatch is inside the figure, so that it says little of the kernel."""
 CACHES = ("cold", "warm")
 
 
@@ -56,7 +55,7 @@ class Measurement:
     latency_mean_us: float | None = None
     latency_std_us: float | None = None
     iterations: int | None = None
-    timer: str | None = None
+    timer: str | None = None  # cuda_graph, cuda_event, cpu_clock, imported; eager: with the host's dispatch inside
     sm_clock_mhz: float | None = None
     mem_clock_mhz: float | None = None
     temperature_c: float | None = None
