@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..datasets.loading import load
+from ..datasets.sources.options import ImportOptions
 from ..datasets.store import Store
 from ..simulator.question.canonical import RequestError
 from .requests import ImportRequest
@@ -31,8 +32,9 @@ def run(config: dict[str, Any]) -> int:
     as_json = wants_json(config)
     if config["source"] in (None, "???"):
         raise BadInputError(f"say what to import: source={'|'.join(SOURCES)}")
+    chosen = load(ImportOptions, options(config), RequestError, "import")
     own = {name: config[name] for name in ("source", "path", "store")}
-    request = load(ImportRequest, own | options(config), RequestError, "import")
+    request = load(ImportRequest, {**own, "options": chosen}, RequestError, "import")
     store = Store(Path(request.store).expanduser())
     with progress_bar() as progress:
         report = import_into(store, request.source, request.path, request.options, progress)

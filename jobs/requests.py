@@ -12,6 +12,7 @@ from typing import Any
 
 from ..datasets.devices import Device
 from ..datasets.loading import choice
+from ..datasets.sources.options import ImportOptions
 from ..models.candidates import Options
 from ..simulator.question.canonical import Request, RequestError
 from ..simulator.question.place import THIS_MACHINE, shipped
@@ -42,26 +43,12 @@ class TrainRequest(Request):
 
 @dataclass(frozen=True)
 class ImportRequest(Request):
-    """Foreign measurements at ``path`` into a store; what else is given is an option of the source."""
+    """Foreign measurements at ``path`` into a store."""
 
     source: str
     path: str | None = None
     store: str = Sources.store
-    device: str | None = None
-    systems: tuple[str, ...] | None = None
-    tables: tuple[str, ...] | None = None
-    frameworks: tuple[str, ...] | None = None
-    link: str | None = None
-    collective: str | None = None
-    measured_at: str | None = None
-    mapping: str | None = None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of the source by name, None where one was not given."""
-        names = ("device", "systems", "tables", "frameworks", "link", "collective", "measured_at", "mapping")
-        found = {name: getattr(self, name) for name in names}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+    options: ImportOptions = field(default_factory=ImportOptions)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from ..reading import read_json
 from .aiconfigurator_sheet import Origin, Sheet, system_device
 from .aiconfigurator_tables import REFUSED, TABLES
+from .options import ImportOptions
 from .tables import Rejected, RowBatch, SourceError
 
 VERSION = 1
@@ -37,7 +38,7 @@ FLAT = re.compile(r"(?P<system>\w+?)__(?P<table>\w+?)__(?P<framework>\w+?)__(?P<
 NESTED = re.compile(r"(?P<system>\w+)/\w+/(?P<framework>\w+)/(?P<version>[^/]+)/(?P<table>\w+)_perf\.parquet")
 
 
-def files(path: Path | None, options: Mapping[str, Any]) -> list[Path]:
+def files(path: Path | None, options: ImportOptions) -> list[Path]:
     """The tables under ``path`` (or that one file), without ``path`` those of the installed package.
 
     SourceError when there are none, or none that the options ask for.
@@ -52,14 +53,14 @@ def files(path: Path | None, options: Mapping[str, Any]) -> list[Path]:
         raise SourceError(
             f"{root} holds no table of aiconfigurator (<system>__<table>__<framework>__<version>.parquet)"
         )
-    wanted = {name: _wanted(options, option) for name, option in _FILTERS.items()}
+    wanted = {"system": {*options.systems}, "table": {*options.tables}, "framework": {*options.frameworks}}
     chosen = [file for file, place in found.items() if place is None or _matches(place, wanted)]
     if not any(found[file] for file in chosen):
         raise SourceError(_nothing_matches([place for place in found.values() if place], wanted))
     return chosen if not any(wanted.values()) else [file for file in chosen if found[file]]
 
 
-def read(file: Path, options: Mapping[str, Any]) -> Iterator[RowBatch]:
+def read(file: Path, options: ImportOptions) -> Iterator[RowBatch]:
     """Rows of one table. SourceError when it is none, or lacks a column."""
     place = _place(file)
     if place is None:
@@ -82,11 +83,6 @@ def _place(file: Path) -> dict[str, str] | None:
     """System, table, framework and version from a file's path; None when it does not say."""
     found = FLAT.fullmatch(file.name) or NESTED.search(file.resolve().as_posix())
     return found.groupdict() if found else None
-
-
-def _wanted(options: Mapping[str, Any], name: str) -> set[str]:
-    value = options.get(name) or ()
-    return {str(one) for one in ([value] if isinstance(value, str) else value)}
 
 
 def _matches(place: Mapping[str, str], wanted: Mapping[str, set[str]]) -> bool:

@@ -19,6 +19,7 @@ from ..loading import nearest
 from ..ops import Dim, OpKind, kind
 from ..reading import read_yaml
 from ..schema import COLUMNS, schema_for
+from .options import ImportOptions
 from .tables import RowBatch, SourceError
 from .text_files import as_floats, floats, listed, moment, read_table, require, texts, written_at
 
@@ -34,13 +35,13 @@ MICROSECONDS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 NOT_MAPPED = ("run_id", "source", "opcast_version")
 
 
-def files(path: Path | None, options: Mapping[str, Any]) -> list[Path]:
+def files(path: Path | None, options: ImportOptions) -> list[Path]:
     """Tables at or below ``path``; SourceError where the mapping is missing or cannot be used."""
     load_mapping(options)
     return listed(path, ("*.csv", "*.csv.gz", "*.parquet"), "the tables")
 
 
-def read(file: Path, options: Mapping[str, Any]) -> Iterator[RowBatch]:
+def read(file: Path, options: ImportOptions) -> Iterator[RowBatch]:
     """Rows of one table. SourceError where it lacks a column that the mapping names."""
     mapping = load_mapping(options)
     definition = kind(mapping["kind"])
@@ -53,14 +54,14 @@ def read(file: Path, options: Mapping[str, Any]) -> Iterator[RowBatch]:
     yield RowBatch(definition.name, columns)
 
 
-def load_mapping(options: Mapping[str, Any]) -> dict[str, Any]:
+def load_mapping(options: ImportOptions) -> dict[str, Any]:
     """The checked mapping: ``kind``, and ``columns``, ``constants``, ``where`` as dicts.
 
     SourceError names an unknown key or column, or one that the kind needs and nothing gives.
     """
-    if not options.get("mapping"):
+    if not options.mapping:
         raise SourceError("source=csv needs mapping=FILE, which says what each column is")
-    path = Path(str(options["mapping"])).expanduser()
+    path = Path(options.mapping).expanduser()
     values = read_yaml(path, SourceError, f"mapping {path}")
     if not isinstance(values, dict) or "kind" not in values:
         raise SourceError(f"mapping {path} needs the keys kind and columns")
@@ -70,8 +71,8 @@ def load_mapping(options: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(section, dict):
             raise SourceError(f"mapping {path}: {name} must be a list of name: value")
     specs = {name: _spec(name, spec, path) for name, spec in sections["columns"].items()}
-    if options.get("device") and "device_id" not in specs:
-        sections["constants"] = {"device_id": str(options["device"]), **sections["constants"]}
+    if options.device and "device_id" not in specs:
+        sections["constants"] = {"device_id": options.device, **sections["constants"]}
     _check_names(kind(str(values["kind"])), {**specs, **sections["constants"]}, path)
     return {**sections, "columns": specs, "kind": str(values["kind"])}
 

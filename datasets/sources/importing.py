@@ -6,8 +6,8 @@ A source is a module of this folder, named in :data:`SOURCES`, with::
     OPTIONS = {"systems": "…"}       # settings that it takes, each with a line of help
     MEANING = ("mapping",)           # those of OPTIONS that change what rows mean (not mere filters)
 
-    def files(path: Path | None, options: Mapping[str, Any]) -> list[Path]: ...
-    def read(file: Path, options: Mapping[str, Any]) -> Iterator[RowBatch]: ...
+    def files(path: Path | None, options: ImportOptions) -> list[Path]: ...
+    def read(file: Path, options: ImportOptions) -> Iterator[RowBatch]: ...
 
 ``files`` lists what to read in a fixed order (SourceError when ``path`` cannot be used); ``read`` turns one file into
 :class:`RowBatch` es of columns in the terms of the store: dims of the kind, dtypes, ``device_id``, us, bytes. Units
@@ -26,7 +26,7 @@ import hashlib
 import importlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -41,6 +41,7 @@ from ..reading import UNREADABLE
 from ..row_checks import Finding, Rows, slow_links
 from ..store import Store
 from .merging import merged
+from .options import ImportOptions
 from .plausible import sift
 from .tables import Rejected, RowBatch, SourceError, combined
 
@@ -99,28 +100,31 @@ def load_source(name: str) -> ModuleType:
     return importlib.import_module(f".{SOURCES[name][0]}", __package__)
 
 
+NO_OPTIONS = ImportOptions()
+
+
 def import_into(
     store: Store,
     source: str,
     path: str | Path | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: ImportOptions = NO_OPTIONS,
     progress: Progress | None = None,
 ) -> ImportReport:
     """Import what ``source`` reads at ``path`` into a store.
 
-    Options that are None count as not given. SourceError when source, path or options cannot be used, or when no
+    SourceError when source, path or options cannot be used, or when no
     row was usable at all: then nothing was written.
     """
     started = time.perf_counter()
     module = load_source(source)
-    chosen = _chosen(source, module, options or {})
-    files: list[Path] = module.files(None if path is None else Path(path).expanduser(), chosen)
+    options.check(source, module.OPTIONS)
+    files: list[Path] = module.files(None if path is None else Path(path).expanduser(), options)
     report = ImportReport(source, files=len(files))
     root = os.path.commonpath([file.parent for file in files])
     for number, file in enumerate(files):
         if progress is not None:
             progress(file.name, number, len(files))
-        _import_file(store, source, module, file, os.path.relpath(file, root), chosen, report)
+        _import_file(store, source, module, file, os.path.relpath(file, root), options, report)
     if progress is not None:
         progress("", len(files), len(files))
     report.rejected = _by_reason(report.rejected)
@@ -136,7 +140,7 @@ def _import_file(
     module: ModuleType,
     file: Path,
     where: str,
-    options: Mapping[str, Any],
+    options: ImportOptions,
     report: ImportReport,
 ) -> None:
     batches, refused = _read(module, file, options)
@@ -169,7 +173,7 @@ def _write(store: Store, kind_name: str, device_id: str, table: pa.Table, run_id
     report.written[key] = report.written.get(key, 0) + len(table)
 
 
-def _read(module: ModuleType, file: Path, options: Mapping[str, Any]) -> tuple[list[RowBatch], list[Rejected]]:
+def _read(module: ModuleType, file: Path, options: ImportOptions) -> tuple[list[RowBatch], list[Rejected]]:
     """Batches of one file, and what was refused of it; a file that cannot be read is refused as a whole."""
     try:
         batches = list(module.read(file, options))
@@ -188,26 +192,16 @@ def _by_device(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         yield device_id, table if len(devices) == 1 else matching(table, "device_id", device_id)
 
 
-def _fingerprint(module: ModuleType, file: Path, options: Mapping[str, Any]) -> str:
+def _fingerprint(module: ModuleType, file: Path, options: ImportOptions) -> str:
     """A hash of a file's content and of what its rows' meaning depends on."""
     digest = hashlib.sha256(f"{module.VERSION}".encode())
     for name in sorted(getattr(module, "MEANING", ())):
-        value = options.get(name)
+        value = getattr(options, name)
         if isinstance(value, str) and Path(value).is_file():
             value = hashlib.sha256(Path(value).read_bytes()).hexdigest()
         digest.update(f"|{name}={value}".encode())
     digest.update(hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()[:16]
-
-
-def _chosen(source: str, module: ModuleType, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that were given; SourceError for one that the source does not take."""
-    given = {name: value for name, value in options.items() if value is not None}
-    wrong = [name for name in given if name not in module.OPTIONS]
-    if wrong:
-        takes = ", ".join(module.OPTIONS) or "none"
-        raise SourceError(f"source={source} takes no {wrong[0]}=…; its settings: {takes}")
-    return given
 
 
 def _by_reason(rejected: list[Rejected]) -> list[Rejected]:

@@ -22,6 +22,7 @@ from ..dtypes import itemsize
 from ..loading import finite
 from ..ops import LINKS
 from .kineto_ops import Found, ProfiledCall, Unmapped, op_of
+from .options import ImportOptions
 from .tables import Rejected, RowBatch, SourceError
 from .text_files import content, listed, written_at
 
@@ -48,14 +49,12 @@ NCCL_TYPES = {"Float": "fp32", "Half": "fp16", "BFloat16": "bf16", "Double": "fp
 Event = dict[str, Any]
 
 
-def files(path: Path | None, options: Mapping[str, Any]) -> list[Path]:
+def files(path: Path | None, options: ImportOptions) -> list[Path]:
     """Traces at or below ``path``."""
-    if options.get("link") not in (None, *LINKS):
-        raise SourceError(f"link={options['link']} is not one of {', '.join(LINKS)}")
     return listed(path, ("*.json", "*.json.gz"), "traces of the PyTorch profiler")
 
 
-def read(file: Path, options: Mapping[str, Any]) -> Iterator[RowBatch]:
+def read(file: Path, options: ImportOptions) -> Iterator[RowBatch]:
     """Rows of one trace. SourceError where it is truncated, is no trace, or was recorded without kernels or shapes."""
     trace = load(file)
     events = spans(trace)
@@ -193,7 +192,7 @@ def _backend(library: str, amd: bool) -> str:
 
 
 def _collectives(
-    kernels: list[Event], trace: Mapping[str, Any], about: dict[str, Any], file: Path, options: Mapping[str, Any]
+    kernels: list[Event], trace: Mapping[str, Any], about: dict[str, Any], file: Path, options: ImportOptions
 ) -> Iterator[RowBatch]:
     """Rows of NCCL kernels that carry their arguments; the others counted."""
     found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
@@ -217,7 +216,7 @@ def _collectives(
 
 
 def _collective(
-    arguments: Mapping[str, Any], trace: Mapping[str, Any], device_id: str, options: Mapping[str, Any]
+    arguments: Mapping[str, Any], trace: Mapping[str, Any], device_id: str, options: ImportOptions
 ) -> tuple[str, dict[str, Any]]:
     """Kind and dims of one NCCL kernel, sizes as nccl-tests counts them."""
     if "Collective name" not in arguments:
@@ -234,7 +233,7 @@ def _collective(
     if dtype is None or not isinstance(elements, int) or not isinstance(ranks, int) or elements <= 0 or ranks < 2:
         raise Unmapped(f"NCCL's {name}: size, type or group not told")
     per_node = _per_node(arguments, trace, ranks)
-    link = options.get("link") or _link(device_id, ranks, per_node)
+    link = options.link or _link(device_id, ranks, per_node)
     dims = {"size_bytes": int(elements * itemsize(dtype)), "ranks": ranks, "ranks_per_node": per_node}
     return kind_name, {**dims, "link": LINKS.index(link), "dtype": dtype}
 
@@ -263,7 +262,7 @@ def _link(device_id: str, ranks: int, per_node: int) -> str:
 
 
 def _device(
-    trace: Mapping[str, Any], kernels: list[Event], file: Path, options: Mapping[str, Any]
+    trace: Mapping[str, Any], kernels: list[Event], file: Path, options: ImportOptions
 ) -> dict[str, str | None]:
     """The device that ran the kernels. SourceError where the trace does not name it."""
     listed_gpus = [entry for entry in trace.get("deviceProperties") or () if isinstance(entry, dict)]
@@ -271,9 +270,9 @@ def _device(
     ids = {kernel["args"].get("device") for kernel in kernels}
     used = {names[one] for one in ids} if ids <= set(names) else set(names.values())  # HIP counts them in two ways
     name = next(iter(used)) if len(used) == 1 else ""
-    if not name and not options.get("device"):
+    if not name and not options.device:
         raise SourceError(f"{file.name} does not name one device: say device=…")
-    return {"device_id": options.get("device") or cuda_device_id(name), "device_name": name}
+    return {"device_id": options.device or cuda_device_id(name), "device_name": name}
 
 
 def _measured_at(trace: Mapping[str, Any], kernels: list[Event], file: Path) -> datetime:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from ..device_names import cuda_device_id
 from ..devices import DeviceError, load_device
 from ..dtypes import canonical_dtype
 from ..ops import LINKS
+from .options import ImportOptions
 from .tables import Rejected, RowBatch, SourceError
 from .text_files import content, listed, moment, written_at
 
@@ -59,16 +60,14 @@ class ProgramRun:
     lines: list[str] = field(default_factory=list)
 
 
-def files(path: Path | None, options: Mapping[str, Any]) -> list[Path]:
+def files(path: Path | None, options: ImportOptions) -> list[Path]:
     """Text files at or below ``path``."""
-    if options.get("link") not in (None, *LINKS):
-        raise SourceError(f"link={options['link']} is not one of {', '.join(LINKS)}")
-    if options.get("collective") not in (None, *COLLECTIVES):
-        raise SourceError(f"collective={options['collective']} is not one of {', '.join(COLLECTIVES)}")
+    if options.collective not in (None, *COLLECTIVES):
+        raise SourceError(f"collective={options.collective} is not one of {', '.join(COLLECTIVES)}")
     return listed(path, ("*.txt", "*.log", "*.out", "*.txt.gz", "*.log.gz"), "the output of nccl-tests")
 
 
-def read(file: Path, options: Mapping[str, Any]) -> Iterator[RowBatch]:
+def read(file: Path, options: ImportOptions) -> Iterator[RowBatch]:
     """Rows of every run in one file. SourceError for a text that is no output of nccl-tests."""
     found = runs(content(file).decode("utf-8", "replace"))
     if not found:
@@ -111,9 +110,9 @@ def _version(number: int) -> str:
     return f"{number // base}.{number % base // 100}.{number % 100}"
 
 
-def _batches(run: ProgramRun, file: Path, options: Mapping[str, Any]) -> Iterator[RowBatch]:
+def _batches(run: ProgramRun, file: Path, options: ImportOptions) -> Iterator[RowBatch]:
     """The rows of one run, and those refused."""
-    name = options.get("collective") or run.collective or _named(file)
+    name = options.collective or run.collective or _named(file)
     if name not in COLLECTIVES:
         what = f"{name}_perf is no collective of opcast's" if name else "the collective is not told: say collective=…"
         yield RowBatch(rejected=(Rejected(what, len(run.lines), file.name),))
@@ -165,7 +164,7 @@ def _timings(rest: str, columns: list[str]) -> list[tuple[str, str]]:
     return [(part[0], part[3]) for part in parts if _is_number(part[0]) and (part[3] == "N/A" or _is_number(part[3]))]
 
 
-def _conditions(run: ProgramRun, file: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+def _conditions(run: ProgramRun, file: Path, options: ImportOptions) -> dict[str, Any]:
     """Group, link, device, library of one run. SourceError where the output does not tell."""
     groups = {group for group, _, _ in run.ranks}
     shapes = {tuple(sorted(Counter(h for g, h, _ in run.ranks if g == group).items())) for group in groups}
@@ -178,19 +177,19 @@ def _conditions(run: ProgramRun, file: Path, options: Mapping[str, Any]) -> dict
     if len(names) > 1:
         raise SourceError(f"{file.name} mixes devices: {', '.join(sorted(names))}")
     (name,) = names
-    device_id = options.get("device") or cuda_device_id(name)
+    device_id = options.device or cuda_device_id(name)
     nodes, per_node = len(counts[0]), counts[0][0]
     library = "rccl" if "AMD" in name else "nccl"
     return {
         "ranks": nodes * per_node,
         "ranks_per_node": per_node,
-        "link": options.get("link") or _link(device_id, nodes),
+        "link": options.link or _link(device_id, nodes),
         "device_id": device_id,
         "device_name": name,
         "backend": f"{library}{'-' + run.nccl if run.nccl else ''}:{library}",
         "nccl": run.nccl,
         "timer": "cuda_graph" if run.graph else "imported",
-        "measured_at": moment(when) if (when := options.get("measured_at")) else written_at(file),
+        "measured_at": moment(when) if (when := options.measured_at) else written_at(file),
     }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..device_names import cuda_device_id
+from .options import ImportOptions
 from .tables import Rejected, RowBatch, SourceError
 from .text_files import floats, listed, read_table, require, texts
 
@@ -53,13 +54,13 @@ MODULES = (
 )  # fmt: skip
 
 
-def files(path: Path | None, options: Mapping[str, Any]) -> list[Path]:
+def files(path: Path | None, options: ImportOptions) -> list[Path]:
     """Tables at or below ``path``, configurations and inventories left out."""
     found = listed(path, ("*.parquet", "*.csv"), "NeuSight's tables")
     return [file for file in found if not file.name.startswith("inventory")] if len(found) > 1 else found
 
 
-def read(file: Path, options: Mapping[str, Any]) -> Iterator[RowBatch]:
+def read(file: Path, options: ImportOptions) -> Iterator[RowBatch]:
     """Rows of one table. SourceError for a table that is none of NeuSight's."""
     table = read_table(file)
     names = set(table.column_names)

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..devices import known_devices, load_device
+from .options import ImportOptions
 from .tables import Rejected, RowBatch, SourceError
 from .text_files import floats, listed, read_table, require, texts
 
@@ -38,13 +39,13 @@ NETWORK = {
 COLLECTIVES = ("all_reduce", "send_recv")
 
 
-def files(path: Path | None, options: Mapping[str, Any]) -> list[Path]:
+def files(path: Path | None, options: ImportOptions) -> list[Path]:
     """Profiles of layers and collectives at or below ``path``."""
     patterns = ("mlp.csv", "attention.csv", *(f"{name}.csv" for name in COLLECTIVES))
     return listed(path, patterns, "Vidur's profiling folder")
 
 
-def read(file: Path, options: Mapping[str, Any]) -> Iterator[RowBatch]:
+def read(file: Path, options: ImportOptions) -> Iterator[RowBatch]:
     """Rows of one profile. SourceError for a device that is not known or a column that is missing."""
     if copied := _original(file):
         raise SourceError(f"{_place(file)} is a byte copy of {copied}: one of them was not measured")
@@ -60,7 +61,7 @@ def read(file: Path, options: Mapping[str, Any]) -> Iterator[RowBatch]:
 # --- layers --------------------------------------------------------------------------------------------
 
 
-def _layers(table: pa.Table, file: Path, options: Mapping[str, Any]) -> Iterator[RowBatch]:
+def _layers(table: pa.Table, file: Path, options: ImportOptions) -> Iterator[RowBatch]:
     require(table, ("num_tokens", "num_tensor_parallel_workers", *LAYER_COLUMNS), file)
     device_id = _device(file, "compute", COMPUTE, options)
     for operator, (kind_name, dims) in _operators(table).items():
@@ -102,7 +103,7 @@ def _operators(table: pa.Table) -> dict[str, tuple[str, dict[str, Any]]]:
 # --- collectives ---------------------------------------------------------------------------------------
 
 
-def _collectives(table: pa.Table, file: Path, options: Mapping[str, Any]) -> Iterator[RowBatch]:
+def _collectives(table: pa.Table, file: Path, options: ImportOptions) -> Iterator[RowBatch]:
     require(table, ("num_workers", "size", "collective", "devices_per_node"), file)
     name = str(texts(table, "collective")[0])
     if name not in COLLECTIVES:
@@ -163,10 +164,10 @@ def _shared(file: Path, device_id: str, backend: str) -> dict[str, Any]:
     return {**about, "source_ref": _place(file), "license": "MIT"}
 
 
-def _device(file: Path, folder: str, ids: Mapping[str, str], options: Mapping[str, Any]) -> str:
+def _device(file: Path, folder: str, ids: Mapping[str, str], options: ImportOptions) -> str:
     """The device that a file's place tells; SourceError when it does not."""
-    if options.get("device"):
-        return str(options["device"])
+    if options.device:
+        return options.device
     parts = file.resolve().parts[:-1]
     after = parts[len(parts) - parts[::-1].index(folder) :] if folder in parts else parts[-1:]
     name = after[0] if after else ""

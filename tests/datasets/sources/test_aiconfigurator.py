@@ -21,6 +21,7 @@ from opcast.datasets.sources import aiconfigurator
 from opcast.datasets.sources.aiconfigurator_sheet import readable
 from opcast.datasets.sources.aiconfigurator_tables import TABLES, skew
 from opcast.datasets.sources.importing import ImportReport, SourceError, import_into
+from opcast.datasets.sources.options import ImportOptions
 from opcast.datasets.store import Store
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -371,7 +372,7 @@ def test_the_manifest_says_where_rows_are_from_and_when(tmp_path: Path, store: S
 def test_filters_choose_files(tmp_path: Path) -> None:
     places = [("gemm", "h100_sxm", "vllm"), ("gemm", "a100_sxm", "trtllm"), ("nccl", "h100_sxm", "nccl")]
     paths = [small(place(tmp_path, *one)) for one in places]
-    found = {name: aiconfigurator.files(tmp_path, options) for name, options in FILTERS.items()}
+    found = {name: aiconfigurator.files(tmp_path, ImportOptions(**options)) for name, options in FILTERS.items()}
     assert found["none"] == sorted(paths)
     assert found["a100"] == [paths[1]]
     assert found["gemm of vllm"] == [paths[0]]
@@ -380,7 +381,7 @@ def test_filters_choose_files(tmp_path: Path) -> None:
 FILTERS: dict[str, dict[str, Any]] = {
     "none": {},
     "a100": {"systems": ["a100_sxm_80gb"]},
-    "gemm of vllm": {"tables": "gemm", "frameworks": ["vllm"]},
+    "gemm of vllm": {"tables": ["gemm"], "frameworks": ["vllm"]},
 }
 
 
@@ -396,12 +397,12 @@ def test_a_filter_that_leaves_nothing_says_what_there_is(tmp_path: Path, options
     small(place(tmp_path, "gemm"))
     small(place(tmp_path, "nccl", framework="nccl"))
     with pytest.raises(SourceError, match=says):
-        aiconfigurator.files(tmp_path, options)
+        aiconfigurator.files(tmp_path, ImportOptions(**options))
 
 
 def test_a_foreign_file_or_folder_is_refused_in_one_line(tmp_path: Path, store: Store) -> None:
     with pytest.raises(SourceError, match="holds no table of aiconfigurator"):
-        aiconfigurator.files(tmp_path, {})
+        aiconfigurator.files(tmp_path, ImportOptions())
     with pytest.raises(SourceError, match="does not say system, table and version"):
         import_into(store, "aiconfigurator", small(tmp_path / "timings.parquet"))
 
@@ -416,7 +417,7 @@ def test_tables_of_whole_blocks_are_refused_with_their_rows(tmp_path: Path, stor
 def test_without_the_package_one_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aiconfigurator, "PACKAGE", "no_such_package")
     with pytest.raises(SourceError, match=r"pip install 'opcast\[data\]'"):
-        aiconfigurator.files(None, {})
+        aiconfigurator.files(None, ImportOptions())
 
 
 def test_the_packages_tables_are_found_without_importing_it(
@@ -438,10 +439,8 @@ def test_the_packages_tables_are_found_without_importing_it(
 def real(reference_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, ImportReport]:
     """H100's small tables and its products, imported once."""
     store = Store(tmp_path_factory.mktemp("real") / "store")
-    options = {
-        "systems": ["h100_sxm"],
-        "tables": sorted(set(TABLES) - {"moe", "context_attention", "generation_attention", "encoder_attention"}),
-    }
+    left_out = {"moe", "context_attention", "generation_attention", "encoder_attention"}
+    options = ImportOptions(systems=("h100_sxm",), tables=tuple(sorted(set(TABLES) - left_out)))
     return store, import_into(store, "aiconfigurator", reference_data / "data" / "aiconfigurator", options)
 
 

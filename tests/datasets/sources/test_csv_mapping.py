@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import yaml
 from opcast.datasets.ops import LINKS
 from opcast.datasets.sources.importing import ImportReport, SourceError, import_into
+from opcast.datasets.sources.options import ImportOptions
 from opcast.datasets.store import Store
 
 GEMM: dict[str, Any] = {
@@ -22,12 +24,12 @@ TABLE = "M,N,K,type,t\n4096,4096,4096,bfloat16,0.25\n1024,1024,1024,half,0.02\n"
 REDUCED = "size(B),count,type,time(ns),busbw(GB/s),time(ns),busbw(GB/s)\n1048576,262144,float,63910,21.88,63500,22.02\n"
 
 
-def mapped(folder: Path, mapping: Any, text: str = TABLE, name: str = "table.csv") -> dict[str, str]:
+def mapped(folder: Path, mapping: Any, text: str = TABLE, name: str = "table.csv") -> ImportOptions:
     """A table and a mapping in a folder; the option that names the mapping."""
     (folder / name).write_text(text)
     file = folder / "mapping.yaml"
     file.write_text(mapping if isinstance(mapping, str) else yaml.safe_dump(mapping))
-    return {"mapping": str(file)}
+    return ImportOptions(mapping=str(file))
 
 
 def imported(store: Store, folder: Path, mapping: Any, text: str = TABLE, name: str = "table.csv") -> ImportReport:
@@ -151,7 +153,7 @@ def test_a_mapping_is_needed(store: Store, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="needs mapping="):
         import_into(store, "csv", tmp_path)
     with pytest.raises(SourceError, match=r"mapping .* cannot be read: No such file"):
-        import_into(store, "csv", tmp_path, {"mapping": str(tmp_path / "none.yaml")})
+        import_into(store, "csv", tmp_path, ImportOptions(mapping=str(tmp_path / "none.yaml")))
 
 
 def test_the_mapping_in_the_documents_is_the_one_tested_here(root: Path) -> None:
@@ -164,7 +166,7 @@ def test_the_mapping_in_the_documents_is_the_one_tested_here(root: Path) -> None
 
 def test_a_device_may_be_given_beside_the_mapping(store: Store, tmp_path: Path) -> None:
     options = mapped(tmp_path, changed(constants={"device_id": None}))
-    import_into(store, "csv", tmp_path, {**options, "device": "h200_sxm"})
+    import_into(store, "csv", tmp_path, replace(options, device="h200_sxm"))
     assert store.devices() == ["h200_sxm"]
 
 

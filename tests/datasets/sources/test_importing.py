@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from opcast.datasets.schema import SchemaError
 from opcast.datasets.sources.importing import SOURCES, ImportReport, import_into, load_source
 from opcast.datasets.sources.merging import merged
+from opcast.datasets.sources.options import ImportOptions
 from opcast.datasets.sources.tables import RowBatch, SourceError, combined
 from opcast.datasets.store import Store
 
@@ -55,7 +56,7 @@ def write_table(folder: Path, columns: dict[str, Any], name: str = "h100_sxm__ge
 
 
 def run(store: Store, path: Path, **options: Any) -> ImportReport:
-    return import_into(store, "aiconfigurator", path, options)
+    return import_into(store, "aiconfigurator", path, ImportOptions(**options))
 
 
 def accounted(report: ImportReport) -> int:
@@ -295,7 +296,7 @@ def test_a_batch_that_does_not_fit_its_kind_is_refused(columns: dict[str, Any]) 
 )
 def test_a_wrong_source_or_option_is_one_line(tmp_path: Path, source: str, options: Any, says: str) -> None:
     with pytest.raises(SourceError, match=says):
-        import_into(Store(tmp_path / "store"), source, tmp_path, options)
+        import_into(Store(tmp_path / "store"), source, tmp_path, ImportOptions(**options))
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -305,7 +306,7 @@ def test_every_source_keeps_the_contract(name: str, tmp_path: Path) -> None:
     assert set(getattr(module, "MEANING", ())) <= set(module.OPTIONS)
     assert all(module.OPTIONS.values())
     with pytest.raises(SourceError):
-        module.files(tmp_path / "missing", {})
+        module.files(tmp_path / "missing", ImportOptions())
 
 
 def many_tables(folder: Path, count: int) -> Path:

@@ -16,6 +16,7 @@ from opcast.datasets.ops import KINDS, LINKS
 from opcast.datasets.sources import kineto
 from opcast.datasets.sources.importing import ImportReport, SourceError, import_into
 from opcast.datasets.sources.kineto_ops import MAPPED, Unmapped, op_of
+from opcast.datasets.sources.options import ImportOptions
 from opcast.datasets.store import Store
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -94,7 +95,7 @@ def recorder() -> Recorder:
 
 
 def imported(store: Store, recorder: Recorder, tmp_path: Path, **options: str) -> ImportReport:
-    return import_into(store, "kineto", recorder.write(tmp_path / "trace.json"), options)
+    return import_into(store, "kineto", recorder.write(tmp_path / "trace.json"), ImportOptions(**options))
 
 
 def only(store: Store, kind: str) -> dict[str, Any]:
@@ -350,7 +351,7 @@ def test_a_trace_that_names_no_device_asks_for_it(store: Store, recorder: Record
     file = recorder.write(tmp_path / "t.json", device="")
     with pytest.raises(SourceError, match="say device="):
         import_into(store, "kineto", file)
-    import_into(store, "kineto", file, {"device": "mi300x"})
+    import_into(store, "kineto", file, ImportOptions(device="mi300x"))
     assert store.devices() == ["mi300x"]
 
 

@@ -8,6 +8,7 @@ import pytest
 from opcast.datasets.ops import LINKS
 from opcast.datasets.sources.importing import ImportReport, SourceError, import_into
 from opcast.datasets.sources.nccl_tests import runs
+from opcast.datasets.sources.options import ImportOptions
 from opcast.datasets.store import Store
 
 HEADER = """\
@@ -62,7 +63,7 @@ def printed(
 
 def imported(store: Store, tmp_path: Path, text: str, name: str = "run.txt", **options: str) -> ImportReport:
     (tmp_path / name).write_text(text)
-    return import_into(store, "nccl-tests", tmp_path / name, options)
+    return import_into(store, "nccl-tests", tmp_path / name, ImportOptions(**options))
 
 
 @pytest.mark.parametrize("collective", KINDS)

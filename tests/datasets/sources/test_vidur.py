@@ -10,6 +10,7 @@ import pytest
 from opcast.datasets.columns import numbers
 from opcast.datasets.sources import vidur
 from opcast.datasets.sources.importing import ImportReport, SourceError, import_into
+from opcast.datasets.sources.options import ImportOptions
 from opcast.datasets.store import Store
 
 OPERATORS = (
@@ -51,7 +52,7 @@ def network(folder: Path, node: str, collective: str, rows: list[tuple[float, fl
 
 
 def imported(store: Store, path: Path, **options: str) -> ImportReport:
-    return import_into(store, "vidur", path, options)
+    return import_into(store, "vidur", path, ImportOptions(**options))
 
 
 def only(store: Store, kind: str) -> dict[str, Any]:
