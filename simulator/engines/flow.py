@@ -40,6 +40,7 @@ NOTHING = 1e-6  # that a stretch may differ from 1
 
 
 Key = tuple[str, int, int]  # collective/algorithm, ranks, the fewest of them in a node
+PacketTimes = dict[tuple[int, str, str, int, int, int, str], tuple[float, float]]
 
 
 class ConcurrentGroups(NamedTuple):
@@ -63,7 +64,7 @@ class Known:
     views: dict[int, Fabric] = field(default_factory=dict)
     ideal_us: dict[tuple[str, str, int, int, int, str, int], float] = field(default_factory=dict)
     stretch: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
-    packet_us: dict[tuple[int, str, str, int, int, int, str], tuple[float, float]] = field(default_factory=dict)
+    packet_us: PacketTimes = field(default_factory=dict)
     used: dict[tuple[str, int, int], np.ndarray] = field(default_factory=dict)
     groups: dict[tuple[str, int, int], list[ConcurrentGroups]] = field(default_factory=dict)
 
@@ -87,6 +88,7 @@ class FlowEngine:
     _stretches: dict[tuple[str, int, int, int], float] = field(default_factory=dict, compare=False, repr=False)
     _views: dict[int, Fabric] = field(default_factory=dict, compare=False, repr=False)
     _usages: dict[tuple[str, int, int, bytes], Usage] = field(default_factory=dict, compare=False, repr=False)
+    _packet_us: PacketTimes = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.fidelity == "packet":
@@ -94,7 +96,7 @@ class FlowEngine:
 
     def with_faults(self, faults: Sequence[Fault]) -> FlowEngine:
         """The same cluster with other faults; what is known without any stays known."""
-        made = replace(self, faults=tuple(faults), _stretches={}, _views={}, _usages={})
+        made = replace(self, faults=tuple(faults), _stretches={}, _views={}, _usages={}, _packet_us={})
         made.__dict__["base"], made.__dict__["_open"] = self.base, self._open
         return made
 
@@ -283,15 +285,8 @@ class FlowEngine:
         if not self.faults:
             return base
         if together not in self._views:
-            if all(fault.soft for fault in self.faults):
-                self._views[together] = base.on(self.topology, True)
-            else:
-                self._views[together] = self._faulty.grouped(together)
+            self._views[together] = base.on(self.topology, all(fault.soft for fault in self.faults))
         return self._views[together]
-
-    @cached_property
-    def _faulty(self) -> Fabric:
-        return self.base.on(self.topology)
 
     @cached_property
     def _open(self) -> Fabric:
@@ -347,14 +342,16 @@ class FlowEngine:
         sent = [Transfer(groups.collective, tuple(each), float(size), algorithm) for each in groups.members.tolist()]
         if self.fidelity != "packet":
             return float(on.flow(sent, folded=True)[1].max())
+        kept = any(on is view for view in self.known.views.values())
+        known = self.known.packet_us if kept else self._packet_us
         key = id(on), *groups[:4], groups.stage, algorithm
-        if key not in self.known.packet_us:
+        if key not in known:
             parts = (PACKET_BYTES // 2, PACKET_BYTES)
             half, whole = (
                 simulate(on, [each._replace(size_bytes=part) for each in sent], "packet").total_us for part in parts
             )
-            self.known.packet_us[key] = half, whole
-        half, whole = self.known.packet_us[key]
+            known[key] = half, whole
+        half, whole = known[key]
         return half + (whole - half) * max(size / (PACKET_BYTES // 2) - 1.0, 0.0)
 
 

@@ -19,10 +19,11 @@ from ...datasets.devices import Device
 from ...datasets.reading import read_yaml
 from .astra import FormatError, astra_network
 from .fabric import Fabric
-from .faults import Fault, apply
+from .faults import Fault
 from .nccl import BASE_US, HOP_US, TABLE_NIC_US
 from .routing import POLICIES
 from .shapes import MOST_RANKS, Dimension, Port, Servers, dragonfly, dual_plane, dual_tor, fat_tree, product
+from .study import with_faults
 from .topology import GBPS, Topology, TopologyError, from_dict, keys, listed, number, word
 from .tunings import tuning
 
@@ -43,7 +44,7 @@ def fabric(cluster: Cluster, device: Device, faults: Iterable[Fault] = (), seed:
     settings = dict(cluster.topology)
     routing = settings.pop("routing", "adaptive" if cluster.fabric == "ib" else "ecmp")
     reduces = bool(settings.pop("reduces", False))
-    made = apply(topology(cluster, device, settings), faults)
+    made = topology(cluster, device, settings)
     if made.ranks < cluster.devices:
         raise TopologyError(
             f"{made.name} has {made.ranks} ranks, {cluster.id} needs {cluster.devices}: add ranks, or take "
@@ -54,7 +55,7 @@ def fabric(cluster: Cluster, device: Device, faults: Iterable[Fault] = (), seed:
     start = BASE_US["ring"][0] * constants.base
     nvls = constants.nvls / constants.ring if any(name.startswith("nvswitch") for name in made.nodes) else 0.0
     per_node = cluster.devices_per_node
-    return Fabric(made, routing, per_node, seed, start, nvls, reduces, per_node)
+    return with_faults(Fabric(made, routing, per_node, seed, start, nvls, reduces, per_node), list(faults))
 
 
 def open_fabric(cluster: Cluster, device: Device) -> Fabric:

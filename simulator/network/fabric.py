@@ -9,13 +9,14 @@ microseconds once they are known. Together, in :func:`Fabric.flow`, all activiti
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from . import reduction
-from .collectives import SERVER_BY_SERVER, Move, Plan, algorithms, plan
+from .collectives import CHANNELLED, SERVER_BY_SERVER, Move, Plan, algorithms, plan
 from .folding import run_folded
 from .routing import Router
 from .sharing import Activities, SharedTimes, run
@@ -24,6 +25,10 @@ from .topology import Topology, TopologyError
 from .transfers import Transfer
 
 DIRECT_UP_TO = 64  # ranks up to which reductions are tried as direct exchanges
+SHOWN = 64  # ranks between which rings are looked for
+SAME = 1e-6  # relative difference of two rates that counts as none
+
+_Key = tuple[str, str, tuple[int, ...]]  # collective, algorithm, group
 
 
 class TransferCost(NamedTuple):
@@ -50,6 +55,10 @@ class Fabric:
 
     The first byte of a transfer moves ``start_us`` after its ranks are ready. ``nvls`` is what reductions in NVSwitches
     reach of a link's rate (0: there are none); with ``in_network`` the fabric's switches reduce too.
+
+    ``whole`` is the fabric before its faults. What goes round a fault is also held to the ways and links that it had
+    there: NCCL gives a rank the channels of its own NIC, and a fault opens no others, nor does it undo what hashes
+    of routes collided.
     """
 
     topology: Topology
@@ -60,23 +69,28 @@ class Fabric:
     nvls: float = 0.0
     in_network: bool = False
     server: int = 0
+    whole: Fabric | None = field(default=None, repr=False)
     _router: Router = field(init=False)
-    _usage: dict[tuple[str, str, tuple[int, ...]], list[list[_Usage]]] = field(default_factory=dict)
-    _costs: dict[tuple[str, str, tuple[int, ...]], TransferCost] = field(default_factory=dict)
+    _usage: dict[_Key, list[list[_Usage]]] = field(default_factory=dict)
+    _held: dict[_Key, list[list[_Usage]]] = field(default_factory=dict)
+    _costs: dict[_Key, TransferCost] = field(default_factory=dict)
+    _layout: Fabric | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self._router = Router(self.topology, self.policy, self.seed)
 
     def on(self, topology: Topology, same_routes: bool = False) -> Fabric:
-        """The same on another topology; ``same_routes`` when that has the same links at other bandwidths.
+        """The same as faults leave its ``topology``; ``same_routes`` when that has the same links at other bandwidths.
 
         Adaptive routes then shift away from worn links, others stay.
         """
-        settings = self.policy, self.per_node, self.seed, self.start_us, self.nvls, self.in_network, self.server
-        made = Fabric(topology, *settings)
+        made = self._like(topology)
+        made.whole = self
         if same_routes:
             made._router, made._usage = self._router.on(topology), self._usage
-        if same_routes and self.policy == "adaptive" and topology.health is not None:
+            if self.policy != "adaptive" or topology.health is None:
+                made.whole = self.whole
+                return made
             worn = topology.health < 1.0
             crossing = (key for key, phases in self._usage.items() if any(_crosses(phases, worn)))
             made._usage = {key: self._usage[key] for key in self._usage.keys() - set(crossing)}
@@ -84,9 +98,40 @@ class Fabric:
 
     def grouped(self, per_node: int) -> Fabric:
         """The same, with the same routes, for groups that hold ``per_node`` ranks of each server in a row."""
-        made = self.on(self.topology)
+        made = self._like(self.topology)
         made.per_node, made.server, made._router = per_node, 0, self._router
+        made.whole = self.whole and self.whole.grouped(per_node)
         return made
+
+    def _like(self, topology: Topology) -> Fabric:
+        settings = self.policy, self.per_node, self.seed, self.start_us, self.nvls, self.in_network, self.server
+        return Fabric(topology, *settings, _layout=self._layout or self)
+
+    @cached_property
+    def bandwidth_gbps(self) -> np.ndarray:
+        """Rates that transfers are held to: of all links, then of those before faults."""
+        own = self.topology.bandwidth_gbps
+        return own if self.whole is None else np.concatenate([own, self.whole.bandwidth_gbps])
+
+    @cached_property
+    def _by_rail(self) -> bool:
+        """Whether a ring through each GPU's NIC is at least as fast as one in the order of ranks: not on flat fabrics.
+
+        NCCL searches the links for its rings; a few servers show which it finds.
+        """
+        if self._layout is not None:
+            return self._layout._by_rail
+        size = self.server or self.per_node
+        ranks = range(min(max(2, SHOWN // size) * size, self.topology.ranks // size * size))
+        rails, flat = (self._us_per_byte(plan("all_gather", "ring", ranks, 1.0, each)) for each in (size, 0))
+        return rails <= flat * (1.0 + SAME)
+
+    def _us_per_byte(self, phases: Plan) -> float:
+        """What a single phase takes for a byte."""
+        load = np.zeros(self.topology.links)
+        for usage in self._route([move for phase in phases for move in phase]):
+            load[usage.links] += usage.weights * usage.size
+        return float((load / self.topology.bandwidth_gbps).max(initial=0.0)) / 1e3
 
     def arranged(self, group: Sequence[int]) -> tuple[int, ...]:
         """The group server by server, in the order of their first ranks: NCCL walks it so in any order of ranks."""
@@ -143,9 +188,9 @@ class Fabric:
         key = (collective, algorithm, tuple(group))
         if key not in self._costs:
             latency, slope = 0.0, 0.0
-            capacity = self.topology.bandwidth_gbps * 1e3
+            capacity = self.bandwidth_gbps * 1e3
             for phase in self._phases(*key):
-                load = np.zeros(self.topology.links)
+                load = np.zeros(len(capacity))
                 for usage in phase:
                     np.add.at(load, usage.links, usage.weights * usage.size)
                 latency += max((usage.latency_us for usage in phase), default=0.0)
@@ -158,7 +203,9 @@ class Fabric:
         self, load: np.ndarray, collective: str, algorithm: str, group: Sequence[int], size_bytes: float
     ) -> None:
         """Add to ``load`` [links] the bytes that a transfer moves over each link."""
-        for phase in self._phases(collective, algorithm, tuple(group)):
+        key = collective, algorithm, tuple(group)
+        self._learn([key])
+        for phase in self._usage[key]:
             for usage in phase:
                 load[usage.links] += usage.weights * usage.size * size_bytes
 
@@ -200,7 +247,8 @@ class Fabric:
         """
         activities, first, last = self.activities(transfers)
         share = run_folded if folded else run
-        outcome = share(activities, self.topology.bandwidth_gbps)
+        outcome = share(activities, self.bandwidth_gbps)
+        outcome = replace(outcome, carried_bytes=outcome.carried_bytes[: self.topology.links])
         start = outcome.start_us[np.array(first, dtype=np.int64)]
         end = np.array([outcome.end_us[each].max() for each in last])
         return start, end, outcome
@@ -219,7 +267,7 @@ class Fabric:
         for transfer, key in zip(transfers, known, strict=True):
             before = [each for other in transfer.after for each in last[other]]
             first.append(len(rows))
-            phases = self._usage[key]
+            phases = self._phases(*key)
             for phase in [[_Usage.waiting(self.start_us)], *phases] if phases else [[_NOTHING]]:
                 here = list(range(len(rows), len(rows) + len(phase)))
                 rows += phase
@@ -231,14 +279,22 @@ class Fabric:
         return _activities(rows, sizes, releases, waits), first, last
 
     def _phases(self, collective: str, algorithm: str, group: tuple[int, ...]) -> list[list[_Usage]]:
+        """What holds a transfer: its moves on the links, and on those that they would take before faults."""
         key = collective, algorithm, group
-        if key not in self._usage:
-            self._learn([key])
-        return self._usage[key]
+        self._learn([key])
+        if self.whole is None:
+            return self._usage[key]
+        if key not in self._held:
+            both = zip(self._usage[key], self.whole._phases(*key), strict=True)
+            links = self.topology.links
+            self._held[key] = [[own.beside(at, links) for own, at in zip(*each, strict=True)] for each in both]
+        return self._held[key]
 
-    def _learn(self, keys: Iterable[tuple[str, str, tuple[int, ...]]]) -> None:
+    def _learn(self, keys: Iterable[_Key]) -> None:
         """Find the ways of all that is not known yet at once: one by one takes far longer."""
         fresh = [key for key in dict.fromkeys(keys) if key not in self._usage]
+        if self.whole is not None:
+            self.whole._learn(fresh)
         plans: list[tuple[list[_Usage], Plan]] = []
         for collective, algorithm, group in fresh:
             if algorithm in reduction.ALGORITHMS and collective == "all_reduce":
@@ -271,7 +327,9 @@ class Fabric:
         self._inside(group)
         if collective != "send":
             ranks = self.arranged(group) if algorithm in SERVER_BY_SERVER and collective != "send_recv" else group
-            return plan(collective, algorithm, ranks, 1.0, self.together(ranks))
+            rows = self.together(ranks)
+            apart = algorithm in CHANNELLED and 1 < rows < len(ranks) and not self._by_rail
+            return plan(collective, algorithm, ranks, 1.0, 0 if apart else rows)
         if len(group) != 2:
             raise TopologyError(f"a send has two ranks, not {len(group)}")
         ends = np.array(group[:1]), np.array(group[1:])
@@ -304,6 +362,11 @@ class _Usage:
     def waiting(cls, us: float) -> _Usage:
         """Time that passes without any byte on the links."""
         return cls(np.zeros(0, np.int64), np.zeros(0), 0.0, us)
+
+    def beside(self, other: _Usage, links: int) -> _Usage:
+        """This move, held to links that another fabric has too: they are numbered from ``links`` on."""
+        joined = np.concatenate([self.links, links + other.links]), np.concatenate([self.weights, other.weights])
+        return _Usage(*joined, self.size, max(self.latency_us, other.latency_us))
 
 
 _NOTHING = _Usage.waiting(0.0)

@@ -109,7 +109,7 @@ def _by_rates(
     if len(moments) * len(activities.links) > MOMENTS:
         return None
     owner = np.repeat(np.arange(len(activities)), np.diff(activities.start))
-    capacity = fabric.topology.bandwidth_gbps * 1e3
+    capacity = fabric.bandwidth_gbps * 1e3
     found = np.zeros((len(edges) - 1, len(links)))
     for now, then in itertools.pairwise(moments.tolist()):
         active = moving & (begin <= now) & (run.end_us >= then)
@@ -129,7 +129,7 @@ def _analytical(fabric: Fabric, transfers: Sequence[Transfer]) -> tuple[np.ndarr
     steps = [fabric.steps(each) for each in transfers]
     latency = np.array([step.latency_us for each in steps for step in each])
     pair = np.array([step.pair_bytes for each in steps for step in each])
-    capacity = fabric.topology.bandwidth_gbps * 1e3
+    capacity = fabric.bandwidth_gbps * 1e3
     alone = np.array([np.max(s.moved_bytes / capacity[s.links], initial=0.0) for each in steps for s in each])
     moving = alone.copy()
     if 1 < len(alone) <= TOGETHER:

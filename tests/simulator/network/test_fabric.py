@@ -255,6 +255,22 @@ def test_a_reduction_needs_a_switch() -> None:
         Fabric(product([Dimension("ring", 8, 50.0)]), in_network=True).cost("all_reduce", "collnet", range(8))
 
 
+@pytest.mark.parametrize("per_node", [1, 2, 4, 8])
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "broadcast"])
+def test_a_flat_ring_takes_its_closed_form_however_servers_are_laid_over_it(collective: str, per_node: int) -> None:
+    fabric = Fabric(product([Dimension("ring", 16, 50.0, 0.5)]), server=per_node)
+    share, steps = {"all_reduce": (30 / 16, 30), "all_gather": (15 / 16, 15), "broadcast": (1.0, 15)}[collective]
+    for fidelity in ("analytical", "flow"):
+        found = simulate(fabric, [Transfer(collective, tuple(range(16)), GIB / 4, "ring")], fidelity).total_us
+        assert found == pytest.approx(expected(share * GIB / 4, 0.5 * steps), rel=0.01)
+
+
+def test_servers_keep_a_ring_through_each_nic_where_each_gpu_has_one() -> None:
+    joined = fat_tree(Servers(4, 4, Port(450.0, 0.5, "fabric"), Port(50.0, 1.0)), 8, rails=True)
+    found = Fabric(joined, server=4).cost("all_reduce", "ring", range(16)).us_per_byte
+    assert found == pytest.approx(30 / 16 / 4 / 50e3, rel=0.01)
+
+
 def test_the_order_of_ranks_matters() -> None:
     fabric = Fabric(product([Dimension("ring", 8, 50.0, 0.5)]), policy="shortest")
     good = fabric.latency_us("all_reduce", range(8), GIB, "ring")
