@@ -94,10 +94,14 @@ class Links:
             return able[0]
         return found
 
-    def run(self, on: Fabric, transfers: Sequence[Transfer], fidelity: str = "") -> TransferOutcome:
-        """When each transfer starts and ends; of transfers that do the same, flows run one."""
+    def run(
+        self, on: Fabric, transfers: Sequence[Transfer], fidelity: str = "", part: float | None = None
+    ) -> TransferOutcome:
+        """When each transfer starts and ends; flows run one of those alike, packets ``part`` of the bytes."""
         fidelity = fidelity or self.fidelity
-        return _packets(on, transfers) if fidelity == "packet" else simulate(on, transfers, fidelity, folded=True)
+        if fidelity != "packet":
+            return simulate(on, transfers, fidelity, folded=True)
+        return _packets(on, transfers, _part(on, transfers) if part is None else part)
 
 
 def predict_collective(
@@ -123,9 +127,14 @@ def predict_collective(
     asked = [Transfer(op.kind, each, float(op.size_bytes), algorithm) for each in (every if all_groups else [group])]
     transfers = links.chosen(links.fabric, asked)
     taken = str(transfers[0].algorithm)
-    outcome = links.run(links.fabric, transfers)
+    calm, undisturbed = _ideal(
+        links, [Transfer(op.kind, each, float(op.size_bytes), taken) for each in every], group, answer
+    )
+    # times are compared, so packets move the same part of both
+    part = min(_part(links.fabric, transfers), _part(calm, undisturbed)) if links.fidelity == "packet" else None
+    outcome = links.run(links.fabric, transfers, part=part)
+    ideal = float(links.run(calm, undisturbed, part=part).end_us[0])
     found: dict[str, Any] = {"fidelity": links.fidelity, "algorithm": taken, "groups": len(transfers)}
-    ideal = _ideal_us(links, op, group, every, taken, answer)
     formula = answer if algorithm is None else _by_formula(op, links, algorithm, answer)
     stretch = outcome.total_us / ideal if ideal > 0 else 1.0
     if formula is None:
@@ -242,20 +251,32 @@ def study(links: Links, transfers: Sequence[Transfer], settings: Mapping[str, An
     return trials(asked.faults(links.fabric.topology), measure).to_dict()
 
 
-def _ideal_us(
-    links: Links, op: Op, group: tuple[int, ...], every: Sequence[tuple[int, ...]], algorithm: str, answer: OpPrediction
-) -> float:
-    """What the links take where the engine's answer holds: on a switch that never blocks, beside groups of its nodes.
+def _ideal(
+    links: Links, every: Sequence[Transfer], group: tuple[int, ...], answer: OpPrediction
+) -> tuple[Fabric, list[Transfer]]:
+    """Where the engine's answer holds: a switch that never blocks; the group, and those that share its nodes' links.
 
     A measurement was made on this fabric; only faults stretch it.
     """
+    own = next(each for each in every if each.group == group)
     if answer.engine == "measured":
-        return links.run(links.healthy, [Transfer(op.kind, group, float(op.size_bytes), algorithm)]).total_us
+        return links.healthy, [own]
     size = links.formula.cluster.devices_per_node
     nodes = {device // size for device in group}
-    near = [each for each in every if any(device // size in nodes for device in each)]
-    outcome = links.run(links.open, [Transfer(op.kind, each, float(op.size_bytes), algorithm) for each in near])
-    return float(outcome.end_us[near.index(group)])
+    near = [each for each in every if each is not own and any(device // size in nodes for device in each.group)]
+    return links.open, _sharing(links.open, [own, *near])
+
+
+def _sharing(on: Fabric, transfers: Sequence[Transfer]) -> list[Transfer]:
+    """The first transfer and those that share links with it, or with others that do."""
+    loads = np.zeros((len(transfers), on.topology.links))
+    for load, each in zip(loads, transfers, strict=True):
+        on.add_load(load, each.collective, on.algorithm(each), each.group, 1.0)
+    kept, more = np.zeros(len(transfers), dtype=bool), np.arange(len(transfers)) == 0
+    while (kept != more).any():
+        kept = more
+        more = (loads[:, loads[kept].any(axis=0)] > 0).any(axis=1) | kept
+    return [each for each, stays in zip(transfers, kept.tolist(), strict=True) if stays]
 
 
 def _by_formula(op: Op, links: Links, algorithm: str, answer: OpPrediction) -> OpPrediction | None:
@@ -294,12 +315,21 @@ def _drawn(links: Links, outcome: TransferOutcome) -> tuple[Topology, np.ndarray
     return topology, outcome.utilisation(topology.bandwidth_gbps)
 
 
-def _packets(on: Fabric, transfers: Sequence[Transfer]) -> TransferOutcome:
-    """By ns-3; of large transfers it moves a part, and half of that: all of them lie on the line through both."""
+def _load(on: Fabric, transfers: Sequence[Transfer]) -> np.ndarray:
+    """Bytes that transfers move over each link."""
     load = np.zeros(on.topology.links)
     for each in transfers:
         on.add_load(load, each.collective, on.algorithm(each), each.group, each.size_bytes)
-    part = min(1.0, PACKET_LOAD / max(float(load.sum()), 1.0))
+    return load
+
+
+def _part(on: Fabric, transfers: Sequence[Transfer]) -> float:
+    """The part of all bytes whose packets are moved in some seconds."""
+    return min(1.0, PACKET_LOAD / max(float(_load(on, transfers).sum()), 1.0))
+
+
+def _packets(on: Fabric, transfers: Sequence[Transfer], part: float) -> TransferOutcome:
+    """By ns-3; of large transfers it moves a part, and half of that: all of them lie on the line through both."""
     whole = simulate(on, [each._replace(size_bytes=each.size_bytes * part) for each in transfers], "packet")
     if part == 1.0:
         return whole
@@ -308,7 +338,7 @@ def _packets(on: Fabric, transfers: Sequence[Transfer]) -> TransferOutcome:
     def line(few: np.ndarray, more: np.ndarray) -> np.ndarray:
         return few + (more - few) * (2.0 / part - 1.0)
 
-    return TransferOutcome(line(half.start_us, whole.start_us), line(half.end_us, whole.end_us), load)
+    return TransferOutcome(line(half.start_us, whole.start_us), line(half.end_us, whole.end_us), _load(on, transfers))
 
 
 def predict_by_formula(

@@ -9,8 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from opcast import predict
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
+from opcast.datasets.ops import bus_factor
 from opcast.simulator.network import packet
 from opcast.simulator.network.build import fabric as fabric_of
 from opcast.simulator.network.fabric import Fabric, Transfer
@@ -106,3 +110,25 @@ def test_a_ring_goes_step_by_step() -> None:
     for m in messages[8:]:
         (before,) = m.after
         assert messages[before].target == m.source
+
+
+@needs_ns3
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@settings(deadline=None, max_examples=2)
+@example(8, "all_reduce", 64, False)
+@given(
+    st.sampled_from([2, 3, 4]),
+    st.sampled_from(["all_reduce", "all_gather", "reduce_scatter"]),
+    st.integers(1, 128),
+    st.booleans(),
+)
+def test_packets_are_no_faster_than_their_links(nodes: int, collective: str, mib: int, all_groups: bool) -> None:
+    found = predict(
+        collective, size_bytes=mib * MIB, group=list(range(0, 8 * nodes, 8)), cluster="dgx_h100", nodes=nodes,
+        algorithm="ring", network="packet", all_groups=all_groups,
+    )  # fmt: skip
+    nic = SERVERS.bandwidth_gbps[SERVERS.find("nic0->leaf0")][0]
+    assert found.network["busbw_gbps"] <= nic
+    assert found.network["links_us"] >= mib * MIB * bus_factor(collective, nodes) / (nic * 1e3)
+    assert found.network["stretch"] == pytest.approx(1.0, rel=0.01)  # rails do not block
