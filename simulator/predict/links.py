@@ -135,7 +135,8 @@ def predict_collective(
     outcome = links.run(links.fabric, transfers, part=part)
     ideal = float(links.run(calm, undisturbed, part=part).end_us[0])
     found: dict[str, Any] = {"fidelity": links.fidelity, "algorithm": taken, "groups": len(transfers)}
-    formula = answer if algorithm is None else _by_formula(op, links, algorithm, answer)
+    usual = algorithm is None and (taken == _choice(links.formula, op) or links.fidelity == "packet")
+    formula = answer if usual else _by_formula(op, links, taken, answer)
     stretch = outcome.total_us / ideal if ideal > 0 else 1.0
     if formula is None:
         made = _within(answer, outcome.total_us, _spread(links, [group]))
@@ -339,6 +340,12 @@ def _packets(on: Fabric, transfers: Sequence[Transfer], part: float) -> Transfer
         return few + (more - few) * (2.0 / part - 1.0)
 
     return TransferOutcome(line(half.start_us, whole.start_us), line(half.end_us, whole.end_us), _load(on, transfers))
+
+
+def _choice(formula: NetworkEngine, op: Op) -> str:
+    """The algorithm that NCCL takes where it may choose."""
+    groups = _group(formula, op.ranks, op.ranks_per_node)
+    return choice(op.kind, np.array([op.size_bytes]), groups)[0].partition("/")[0]
 
 
 def predict_by_formula(

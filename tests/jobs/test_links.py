@@ -46,6 +46,16 @@ def test_flows_agree_with_the_formula_where_nothing_blocks(capsys: pytest.Captur
     assert len(shares) > 10
 
 
+def test_a_reduction_whose_switch_is_gone_takes_the_time_of_the_ring_that_nccl_falls_back_to(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gone = ["op.ranks=32", "network=flow", "faults=[{node: nvswitch0, gone: true}]"]
+    found, ring = (ask(capsys, *gone, *more, size="64MiB") for more in ([], ["algorithm=ring"]))
+    assert ask(capsys, "op.ranks=32", "network=flow", size="64MiB")["network"]["algorithm"] == "nvls"
+    assert found["network"]["algorithm"] == "ring"
+    assert found["latency_us"] == pytest.approx(ring["latency_us"])
+
+
 def test_groups_at_once_wait_for_each_other_on_thin_uplinks(capsys: pytest.CaptureFixture[str]) -> None:
     alone = ask(capsys, "op.ranks=4", "stride=8", *THIN, op="all_gather", size="64MiB")
     every = ask(capsys, "op.ranks=4", "stride=8", "all_groups=true", *THIN, op="all_gather", size="64MiB")
