@@ -311,28 +311,15 @@ def _unabsorbed(op: Op) -> Op:
     )
 
 
-@case("mla_prefill", "sdpa")
-def mla_sdpa(op: Op, inputs: Inputs) -> Run:
-    """As :func:`sdpa`, on keys and values already expanded from the latent."""
-    return sdpa(_unabsorbed(op), inputs)
+def _expanded(build: Callable[[Op, Inputs], Run], op: Op, inputs: Inputs) -> Run:
+    """A forward pass on keys and values already expanded from the latent; flash2 pads V to the width of K."""
+    return build(_unabsorbed(op), inputs)
 
 
-@case("mla_prefill", "flash2", devices=CUDA)
-def mla_flash2(op: Op, inputs: Inputs) -> Run:
-    """As :func:`flash2`, with V padded to the width of K."""
-    return flash2(_unabsorbed(op), inputs)
-
-
-@case("mla_prefill", "cudnn", devices=CUDA)
-def mla_cudnn(op: Op, inputs: Inputs) -> Run:
-    """As :func:`cudnn`."""
-    return cudnn(_unabsorbed(op), inputs)
-
-
-@case("mla_prefill", "efficient", devices=CUDA)
-def mla_efficient(op: Op, inputs: Inputs) -> Run:
-    """As :func:`efficient`."""
-    return efficient(_unabsorbed(op), inputs)
+case("mla_prefill", "sdpa")(partial(_expanded, sdpa))
+case("mla_prefill", "flash2", devices=CUDA)(partial(_expanded, flash2))
+case("mla_prefill", "cudnn", devices=CUDA)(partial(_expanded, cudnn))
+case("mla_prefill", "efficient", devices=CUDA)(partial(_expanded, efficient))
 
 
 @case("mla_decode", "torch")

@@ -1,6 +1,6 @@
 """What a learned model sees of an op: one float32 matrix per kind, derived from the op and the device alone.
 
-:func:`frame` computes it; one module per family adds what only that family has; :data:`REASONS` says of each feature
+:func:`frame` computes it; :mod:`.families` adds what only a family of kinds has; :data:`REASONS` says of each feature
 why it is there.
 """
 

@@ -7,7 +7,7 @@ scales evenly; nothing depends on other rows, so a row's features never change w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,8 +18,8 @@ from ...datasets.dtypes import BITS
 from ...datasets.vocabulary import KINDS, kind
 from ..analytical import terms
 from ..analytical.setting import Dims, Setting, Terms
-from . import attention, communication, matmul, moe, rows
 from .device import device_figures
+from .families import BY_LAW, FAMILIES
 from .pieces import Columns, log2
 
 FEATURES_VERSION = 2  # a predictor trained on other features is refused
@@ -134,34 +134,6 @@ def _costs(latency: np.ndarray, floor: np.ndarray, law: Terms, setting: Setting)
         "bits": float(np.log2(BITS[setting.dtype])),
     }
 
-
-@dataclass(frozen=True)
-class FamilyFeatures:
-    """What a family of kinds adds to sizes and costs: figures of its analytical law, and features of its own."""
-
-    hints: tuple[str, ...]
-    special: Callable[[Dims, Setting], Columns] | None = None
-
-
-ROWS = FamilyFeatures(rows.HINTS, rows.rows)
-FLAT = FamilyFeatures(rows.HINTS, rows.flat)
-FAMILIES = {
-    "gemm": FamilyFeatures(matmul.HINTS, matmul.product),
-    "attention": FamilyFeatures(attention.HINTS, attention.attention),
-    "norm": ROWS,
-    "pointwise": ROWS,
-    "gather": ROWS,
-    "moe": ROWS,
-    "optimizer": FLAT,
-    "copy": FLAT,
-    "collective": FamilyFeatures(communication.HINTS, communication.collective),
-    "expert_parallel": FamilyFeatures(communication.HINTS, communication.expert_exchange),
-    "host": FamilyFeatures(()),
-}
-BY_LAW = {  # kinds whose analytical law is another than that of their family
-    "fused_moe": FamilyFeatures(moe.HINTS, moe.experts),
-    **dict.fromkeys(("elements", "elementwise", "reduce"), FLAT),
-}
 
 # Only its presence matters: it lets the list of columns be read off the code that fills them.
 _REFERENCE = Device("reference", "reference", "none", "none", 1, 1.0, {"bf16": 1.0}, 1.0, 1.0, 1.0, 1.0, 1.0)

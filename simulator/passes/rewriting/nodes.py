@@ -38,26 +38,9 @@ def collective(
 
     On the ``compute`` stream nothing else runs meanwhile; on a stream of its own it runs beside compute.
     """
-    op = make_op(
-        kind,
-        size_bytes=round(size_bytes),
-        ranks=group.ranks,
-        ranks_per_node=group.ranks_per_node,
-        link=group.link,
-        dtype=dtype,
-    )
-    return Node(
-        op=op,
-        source=f"nccl.{kind}",
-        path=path,
-        phase=phase,
-        reads=reads,
-        writes=writes,
-        bytes_moved=round(size_bytes),
-        frees=frees,
-        group=group.name,
-        stream=stream,
-    )
+    moved, link = round(size_bytes), group.link
+    op = make_op(kind, dtype, size_bytes=moved, ranks=group.ranks, ranks_per_node=group.ranks_per_node, link=link)
+    return Node(op, f"nccl.{kind}", path, phase, reads, writes, moved, frees, group=group.name, stream=stream)
 
 
 def elementwise(

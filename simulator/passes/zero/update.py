@@ -17,7 +17,7 @@ from ....datasets.ops import make_op
 from ...graph import Node
 from ...question.plan import Group, Plan
 from ..rewriting.draft import Draft, Item
-from ..rewriting.nodes import collective, elementwise, reduction
+from ..rewriting.nodes import collective, elementwise, kernel, reduction
 from .families import STATE, WeightFamily, summing
 
 PHASE, PATH = "optimizer", "optimizer"
@@ -117,17 +117,7 @@ class _Part:
         target = masters or self.own
         op = make_op("adamw", numel=round(self.numel), tensors=len(self.own), dtype=dtype, out_dtype=moment)
         reads = tuple(dict.fromkeys((*self.own, *self.gradients, *held, *masters)))
-        nodes = [
-            Node(
-                op=op,
-                source="aten._fused_adamw_",
-                path=PATH,
-                phase=PHASE,
-                reads=reads,
-                writes=(*target, *held),
-                bytes_moved=int(op.cost.bytes),
-            )
-        ]
+        nodes = [kernel(op, "aten._fused_adamw_", PATH, PHASE, reads, (*target, *held))]
         if apart:
             copy = elementwise(
                 "aten._foreach_copy_",
