@@ -88,11 +88,7 @@ class Links:
         found = choice(transfer.collective, np.array([transfer.size_bytes]), groups)[0].partition("/")[0]
         if found not in able or (found in IN_SWITCH and self.fidelity == "packet"):
             return able[0]
-        try:
-            on.cost(transfer.collective, found, transfer.group)
-        except TopologyError:  # the switch that would reduce is gone
-            return able[0]
-        return found
+        return found if _reduces(on, transfer._replace(algorithm=found)) else able[0]
 
     def run(
         self, on: Fabric, transfers: Sequence[Transfer], fidelity: str = "", part: float | None = None
@@ -149,6 +145,16 @@ def predict_collective(
     if faults_study:
         found["faults_study"] = study(links, asked, faults_study)
     return replace(bounded(op, made, links.formula, found), placed=_drawn(links, outcome))
+
+
+def _reduces(on: Fabric, transfer: Transfer) -> bool:
+    """Whether the switches that a transfer would be reduced in are still there."""
+    if transfer.algorithm in IN_SWITCH:
+        try:
+            on.cost(transfer.collective, transfer.algorithm, transfer.group)
+        except TopologyError:
+            return False
+    return True
 
 
 def _stretched(answer: OpPrediction, stretch: float, links: Links) -> OpPrediction:
@@ -247,7 +253,8 @@ def study(links: Links, transfers: Sequence[Transfer], settings: Mapping[str, An
 
     def measure(faults: Sequence[Fault]) -> float:
         on = with_faults(links.fabric, faults)
-        return links.run(on, links.chosen(on, transfers), fidelity).total_us
+        able = [each if _reduces(on, each) else each._replace(algorithm=None) for each in transfers]
+        return links.run(on, links.chosen(on, able), fidelity).total_us
 
     return trials(asked.faults(links.fabric.topology), measure).to_dict()
 

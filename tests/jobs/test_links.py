@@ -56,6 +56,15 @@ def test_a_reduction_whose_switch_is_gone_takes_the_time_of_the_ring_that_nccl_f
     assert found["latency_us"] == pytest.approx(ring["latency_us"])
 
 
+def test_a_study_goes_on_by_rings_where_the_switch_of_a_named_algorithm_is_gone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    everywhere = "faults_study={everywhere: true, gone: true, kinds: [nvlink]}"
+    found = ask(capsys, "op.ranks=32", "algorithm=nvls", everywhere, size="64MiB")["network"]["faults_study"]
+    assert found["partitioned"] == 0
+    assert found["slowdown"]["p05"] > 2.0
+
+
 def test_groups_at_once_wait_for_each_other_on_thin_uplinks(capsys: pytest.CaptureFixture[str]) -> None:
     alone = ask(capsys, "op.ranks=4", "stride=8", *THIN, op="all_gather", size="64MiB")
     every = ask(capsys, "op.ranks=4", "stride=8", "all_groups=true", *THIN, op="all_gather", size="64MiB")
