@@ -114,7 +114,25 @@ class Node:
     stream: str = "compute"
 
 
-@dataclass(frozen=True, slots=True)
+class Touches(NamedTuple):
+    """Tensors that nodes of a block touch: id in the first repetition, what is added per repetition, and which node.
+
+    ``length`` is how many nodes the block has.
+    """
+
+    tensor: np.ndarray
+    step: np.ndarray
+    node: np.ndarray
+    length: int
+
+    def over(self, repetitions: np.ndarray, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and times in these repetitions of a block that begins at ``offset``, in executed nodes."""
+        ids = self.tensor + self.step * repetitions[:, None]
+        times = self.node + (offset + self.length * repetitions[:, None])
+        return ids.ravel(), times.ravel()
+
+
+@dataclass(frozen=True)
 class Block:
     """Consecutive nodes, executed ``repeat`` times; ids and paths are those of the first repetition.
 
@@ -130,6 +148,34 @@ class Block:
     stack: str = ""
     stride: int = 0
     uneven: Mapping[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def read(self) -> Touches:
+        """What each node reads."""
+        return self._touches([node.reads for node in self.nodes])
+
+    @cached_property
+    def written(self) -> Touches:
+        """What each node writes."""
+        return self._touches([node.writes for node in self.nodes])
+
+    @cached_property
+    def freed(self) -> list[tuple[Touches, np.ndarray]]:
+        """What each node frees, and in which repetitions: usually, in the first and in the last one."""
+        usual = [node.frees for node in self.nodes]
+        found = [(self._touches(usual), np.arange(1, self.repeat - 1))] if self.repeat > 2 else []
+        for which, repetition in ((0, 0), (-1, self.repeat - 1))[: min(self.repeat, 2)]:
+            own = [self.uneven.get((which, position), frees) for position, frees in enumerate(usual)]
+            found.append((self._touches(own), np.array([repetition])))
+        return found
+
+    def _touches(self, named: Sequence[Sequence[int]]) -> Touches:
+        tensors = list(chain.from_iterable(named))
+        node = np.repeat(np.arange(len(named)), [len(each) for each in named])
+        steps = np.zeros(len(tensors), dtype=np.int64)
+        if self.repeat > 1 and self.steps:
+            steps[:] = [self.steps.get(tensor, 0) for tensor in tensors]
+        return Touches(np.array(tensors, dtype=np.int64), steps, node, len(named))
 
     def repetition(self, index: int) -> Iterator[Node]:
         """The nodes of one repetition, with their own tensors and paths."""
@@ -207,53 +253,6 @@ class Graph:
     def unrolled(self) -> Graph:
         """The same graph with every repetition written out, in one block."""
         return dataclasses.replace(self, blocks=(Block(tuple(self.nodes())),))
-
-
-class Touches(NamedTuple):
-    """Tensors that nodes of a block touch: id in the first repetition, what is added per repetition, and which node.
-
-    ``length`` is how many nodes the block has.
-    """
-
-    tensor: np.ndarray
-    step: np.ndarray
-    node: np.ndarray
-    length: int
-
-    def over(self, repetitions: np.ndarray, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and times in these repetitions of a block that begins at ``offset``, in executed nodes."""
-        ids = self.tensor + self.step * repetitions[:, None]
-        times = self.node + (offset + self.length * repetitions[:, None])
-        return ids.ravel(), times.ravel()
-
-
-def reads_of(block: Block) -> Touches:
-    """What each node reads."""
-    return _touches(block, [node.reads for node in block.nodes])
-
-
-def writes_of(block: Block) -> Touches:
-    """What each node writes."""
-    return _touches(block, [node.writes for node in block.nodes])
-
-
-def frees_of(block: Block) -> list[tuple[Touches, np.ndarray]]:
-    """What each node frees, and in which repetitions: usually, in the first and in the last one."""
-    usual = [node.frees for node in block.nodes]
-    found = [(_touches(block, usual), np.arange(1, block.repeat - 1))] if block.repeat > 2 else []
-    for which, repetition in ((0, 0), (-1, block.repeat - 1))[: min(block.repeat, 2)]:
-        own = [block.uneven.get((which, position), freed) for position, freed in enumerate(usual)]
-        found.append((_touches(block, own), np.array([repetition])))
-    return found
-
-
-def _touches(block: Block, named: Sequence[Sequence[int]]) -> Touches:
-    tensors = list(chain.from_iterable(named))
-    node = np.repeat(np.arange(len(named)), [len(each) for each in named])
-    steps = np.zeros(len(tensors), dtype=np.int64)
-    if block.repeat > 1 and block.steps:
-        steps[:] = [block.steps.get(tensor, 0) for tensor in tensors]
-    return Touches(np.array(tensors, dtype=np.int64), steps, node, len(named))
 
 
 def layer_of(path: str) -> tuple[str, int] | None:

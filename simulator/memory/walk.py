@@ -6,11 +6,11 @@ that frees it, or to the end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from ..graph import ROLES, Graph, Node, frees_of, reads_of, writes_of
+from ..graph import ROLES, Graph, Node
 from ..question.plan import Plan
 from .amounts import GIB, Memory
 
@@ -75,9 +75,9 @@ def lives(graph: Graph) -> Lives:
     end = np.full(total, -1, dtype=np.int64)
     for block, offset in zip(graph.blocks, offsets.tolist(), strict=False):
         repetitions = np.arange(block.repeat)
-        for first, used in ((read, reads_of(block)), (written, writes_of(block))):
+        for first, used in ((read, block.read), (written, block.written)):
             np.minimum.at(first, *used.over(repetitions, offset))
-        for freed, which in frees_of(block):
+        for freed, which in block.freed:
             np.maximum.at(end, *freed.over(which, offset))
     begin = np.where(read <= written, -1, written)
     return Lives(graph, begin, np.where(end < 0, count, end), np.minimum(read, written) < count, offsets)
@@ -120,31 +120,15 @@ def walk_chunk(graph: Graph, plan: Plan) -> ChunkWalk:
     phases = [np.tile([n.phase for n in block.nodes], block.repeat) for block in graph.blocks]
     phase = np.concatenate([np.zeros(0, dtype="<U1"), *phases])  # a chunk of no layers has no nodes
     kinds = BUCKET_OF[graph.tensor_roles]
-    stray = _stray_gradients(graph)
-    used = walk.used.copy()
-    used[stray] = False
-    walk = replace(walk, used=used)
     sizes = -(-graph.tensor_bytes // ROUNDING) * ROUNDING
     living = walk.living(sizes, kinds, len(BUCKETS))
     living[OTHER] += _prefetched(graph, phase, plan)
     forward = np.flatnonzero(phase == "forward")
     last = int(forward[-1]) if len(forward) else -1
-    crossing = used & (kinds == ACTIVATIONS) & (walk.begin >= 0) & (walk.begin <= last) & (walk.end > last)
-    always = used & ((walk.begin < 0) | (kinds == GRADIENTS)) & (kinds != ACTIVATIONS)
+    crossing = walk.used & (kinds == ACTIVATIONS) & (walk.begin >= 0) & (walk.begin <= last) & (walk.end > last)
+    always = walk.used & ((walk.begin < 0) | (kinds == GRADIENTS)) & (kinds != ACTIVATIONS)
     static = np.bincount(kinds[always], sizes[always], len(BUCKETS))
     return ChunkWalk(walk, living, float(sizes[crossing].sum()), static, phase == "optimizer")
-
-
-def _stray_gradients(graph: Graph) -> np.ndarray:
-    """Gradients that the optimizer names and no other node touches: those of other stages."""
-    gradient = ROLES.index("gradient")
-    own = np.zeros(graph.tensor_count, dtype=bool)
-    for block in graph.blocks:
-        working = replace(block, nodes=tuple(node for node in block.nodes if node.phase != "optimizer"))
-        for used in (reads_of(working), writes_of(working)):
-            own[used.over(np.arange(block.repeat))[0]] = True
-    stray: np.ndarray = (graph.tensor_roles == gradient) & ~own
-    return stray
 
 
 def _prefetched(graph: Graph, phase: np.ndarray, plan: Plan) -> np.ndarray:

@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 
 from ...datasets.ops import KINDS, Op, make_op
-from ..graph import ROLES, Block, Graph, Node, Tensor, layer_of
+from ..graph import ROLES, Block, Graph, Node, Tensor, layer_of, shift_path
 from ..question.plan import Plan, PlanError
+from .rewriting.compact import compact
 
 Piece = tuple[int, int, int, tuple[int, ...] | None]  # block, first repetition, count, kept nodes (None: all)
 Cut = tuple[Piece, ...]
+WEIGHT, GRADIENT, STATE = (ROLES.index(role) for role in ("weight", "gradient", "optimizer_state"))
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ class _Cutter:
     def _build(self, cut: Cut) -> Graph:
         blocks = [slice_block(self.source.blocks[index], first, count, kept) for index, first, count, kept in cut]
         working = [b for b in blocks if b.nodes and b.nodes[0].phase != "optimizer"]
-        held = _weights(working, self.source.tensor_roles)
+        held = _held(working, self.source.tensor_roles)
         tensors = list(self.source.tensors)
         count, finished = self.source.tensor_count, []
         shares = np.arange(count)  # what stands here for each tensor of the source
@@ -201,12 +203,9 @@ class _Cutter:
                 count += len(own)
                 nodes.append(made)
             finished.append(replace(block, nodes=tuple(n for n in nodes if n is not None)))
-        return replace(
-            self.source,
-            blocks=tuple(b for b in finished if b.nodes),
-            tensors=tuple(tensors),
-            parameters=int(self._elements[held].sum()),
-        )
+        kept = tuple(b for b in finished if b.nodes)
+        parameters = int(self._elements[held & (self.source.tensor_roles == WEIGHT)].sum())
+        return compact(replace(self.source, blocks=kept, tensors=tuple(tensors), parameters=parameters))
 
     def _named(self, node: Node) -> _Named:
         """What an optimizer node names; of those that several chunks share a part of, once."""
@@ -226,26 +225,25 @@ class _Cutter:
 
 @dataclass(frozen=True)
 class _Named:
-    """The tensors that an optimizer node reads and writes, [reads] and [writes], and which of them are weights.
+    """The tensors that an optimizer node reads and writes, [reads] and [writes], and the weights that it reads.
 
     ``states`` are those of the optimizer among both, each once; ``total`` is the size of the weights in bytes.
     """
 
     reads: np.ndarray
     writes: np.ndarray
-    read_weights: np.ndarray
-    written_weights: np.ndarray
+    weights: np.ndarray
     states: np.ndarray
     total: float
 
     @classmethod
     def of(cls, node: Node, roles: np.ndarray, sizes: np.ndarray) -> _Named:
         reads, writes = np.array(node.reads, dtype=np.int64), np.array(node.writes, dtype=np.int64)
-        both = np.concatenate([reads, writes])
-        states = np.unique(both[roles[both] == ROLES.index("optimizer_state")])
-        weight = ROLES.index("weight")
-        read, written = roles[reads] == weight, roles[writes] == weight
-        return cls(reads, writes, read, written, states, float(sizes[reads[read]].sum()))
+        named = np.zeros(len(roles), dtype=bool)
+        named[reads] = named[writes] = True
+        states = np.flatnonzero(named & (roles == STATE))
+        weights = reads[roles[reads] == WEIGHT]
+        return cls(reads, writes, weights, states, float(sizes[weights].sum()))
 
 
 def _within(place: int, stride: int, repeat: int, low: int, high: int) -> range:
@@ -263,51 +261,49 @@ def slice_block(block: Block, first: int, count: int, kept: tuple[int, ...] | No
     if first == 0 and count == block.repeat and kept is None:
         return block
     ends = {0: first == 0, -1: first + count == block.repeat}
-    begun = list(block.repetition(first)) if first else list(block.nodes)
-    steps = {}
-    for tensor, step in block.steps.items():
-        steps[tensor + first * step] = step
-    positions = range(len(begun)) if kept is None else kept
+    moved = {t: t + first * step for t, step in block.steps.items()} if first else {}
+
+    def of(tensors: Sequence[int]) -> tuple[int, ...]:
+        return tuple([moved.get(t, t) for t in tensors])
+
+    nodes: list[Node] = []
     uneven = {}
-    for new, position in enumerate(positions):
+    for position in range(len(block.nodes)) if kept is None else kept:
         for which, there in ends.items():
             if there and (which, position) in block.uneven:
-                frees = block.uneven[which, position]
-                uneven[which, new] = tuple(t + first * block.steps.get(t, 0) for t in frees)
-        if first and not (ends[-1] and count == 1):  # the repetition's own frees, not those of an end
-            node = block.nodes[position]
-            begun[position] = replace(
-                begun[position], frees=tuple(t + first * block.steps.get(t, 0) for t in node.frees)
-            )
-    return Block(tuple(begun[p] for p in positions), count, steps, block.stack, block.stride, uneven)
+                uneven[which, len(nodes)] = of(block.uneven[which, position])
+        node = block.nodes[position]
+        if first:
+            frees = uneven.get((-1, len(nodes)), of(node.frees)) if count == 1 else of(node.frees)
+            path = shift_path(node.path, block.stack, first * block.stride)
+            node = replace(node, path=path, reads=of(node.reads), writes=of(node.writes), frees=frees)
+        nodes.append(node)
+    steps = {moved.get(t, t): step for t, step in block.steps.items()}
+    return Block(tuple(nodes), count, steps, block.stack, block.stride, uneven)
 
 
 def _moved(tensors: Sequence[int], block: Block, repetition: int) -> list[int]:
     return [t + repetition * block.steps.get(t, 0) for t in tensors]
 
 
-def _weights(blocks: Sequence[Block], roles: np.ndarray) -> np.ndarray:
-    """Which tensors are weights that the nodes of these blocks read in any repetition [tensors]."""
-    held = np.zeros(len(roles), dtype=bool)
-    weight = roles == ROLES.index("weight")
+def _held(blocks: Sequence[Block], roles: np.ndarray) -> np.ndarray:
+    """Which tensors are a chunk's own: all but weights and gradients that no node of these blocks touches [tensors]."""
+    held: np.ndarray = (roles != WEIGHT) & (roles != GRADIENT)
     for block in blocks:
-        tensors = np.array(sorted({t for node in block.nodes for t in node.reads}), dtype=np.int64)
-        for tensor in tensors[weight[tensors]].tolist():
-            step = block.steps.get(tensor, 0)
-            held[tensor + step * np.arange(block.repeat if step else 1)] = True
+        for used in (block.read, block.written):
+            held[used.over(np.arange(block.repeat))[0]] = True
     return held
 
 
 def _shared(
     node: Node, named: _Named, held: np.ndarray, sizes: np.ndarray, count: int, shares: np.ndarray
 ) -> tuple[Node | None, list[Tensor]]:
-    """An optimizer node as far as it works on the held weights, with a share of the states that it touches.
+    """An optimizer node as far as it works on weights that are ``held``, with a share of the states that it touches.
 
-    ``held`` marks those weights [tensors]. ``shares`` has what stands here for each tensor: for states that earlier
-    nodes touch their share, and learns of this node's.
+    ``shares`` has what stands here for each tensor: for states that earlier nodes touch their share, and learns of this
+    node's.
     """
-    weights = named.reads[named.read_weights]
-    own = weights[held[weights]]
+    own = named.weights[held[named.weights]]
     share = float(sizes[own].sum()) / named.total if named.total else 0.0
     if share == 0.0:
         return None, []
@@ -316,14 +312,9 @@ def _shared(
     if len(fresh):
         made.append(Tensor(count, round(float(sizes[fresh].sum()) * share), "fp32", "optimizer_state"))
         shares[fresh] = count
-
-    def names(tensors: np.ndarray, weight: np.ndarray) -> tuple[int, ...]:
-        return tuple(dict.fromkeys(shares[tensors[held[tensors] | ~weight]].tolist()))
-
-    op = None if node.op is None else _fraction(node.op, share, len(own) / len(weights))
-    moved = round(node.bytes_moved * share)
-    reads, writes = names(named.reads, named.read_weights), names(named.writes, named.written_weights)
-    return replace(node, op=op, reads=reads, writes=writes, bytes_moved=moved), made
+    op = None if node.op is None else _fraction(node.op, share, len(own) / len(named.weights))
+    reads, writes = (tuple(dict.fromkeys(shares[t[held[t]]].tolist())) for t in (named.reads, named.writes))
+    return replace(node, op=op, reads=reads, writes=writes, bytes_moved=round(node.bytes_moved * share)), made
 
 
 def _fraction(op: Op, share: float, of_tensors: float) -> Op:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ...datasets.devices import Device
 from ...datasets.ops import Op, iterate_groups
@@ -15,6 +16,7 @@ from ...models import analytical
 
 # Share of TDP: matrix units at work; HBM at work; waiting for the network or a bubble.
 COMPUTING, MEMORY, WAITING = 0.92, 0.65, 0.35
+MOST_KNOWN = 10_000  # ops of a device whose bounds are kept
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,20 @@ def energy(device: Device, devices: int, computing_s: float, memory_s: float, st
 
 def bounds_of(ops: Sequence[Op | None], device: Device) -> list[str]:
     """What holds each op back: compute, memory, latency, network or host; memory where an operator has no kind."""
-    distinct = [op for op in dict.fromkeys(ops) if op is not None]
-    found: dict[Op | None, str] = {None: "memory"}
+    found = _known(repr(device))
+    if len(found) > MOST_KNOWN:
+        found.clear()
+    distinct = [op for op in dict.fromkeys(ops) if op is not None and op not in found]
     for kind, dtype, out_dtype, positions, columns in iterate_groups(distinct):
         bounds = analytical.bound(kind, columns, dtype, out_dtype, device)
-        found |= {distinct[at]: str(bound) for at, bound in zip(positions.tolist(), bounds, strict=True)}
-    return [found[op] for op in ops]
+        found.update((distinct[at], str(bound)) for at, bound in zip(positions.tolist(), bounds, strict=True))
+    return ["memory" if op is None else found[op] for op in ops]
+
+
+@lru_cache(maxsize=8)
+def _known(device: str) -> dict[Op, str]:
+    """What was found out about ops on a device, for the next question."""
+    return {}
 
 
 def cost(price_per_device_hour: float, devices: int, seconds: float) -> float | None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..graph import Block, frees_of, reads_of, writes_of
+from ..graph import Block
 
 NEVER = -np.inf
 READ, WRITE, FREE = range(3)
@@ -101,8 +101,8 @@ def _events(blocks: Sequence[Block], walked: Sequence[int], count: int) -> _Even
     keys, offset = [np.zeros(0, dtype=np.int64)], 0
     for block, repeat in zip(blocks, walked, strict=True):
         every = np.arange(repeat)
-        used = [(reads_of(block), every, READ), (writes_of(block), every, WRITE)]
-        used += [(freed, those[those < repeat], FREE) for freed, those in frees_of(block)]
+        used = [(block.read, every, READ), (block.written, every, WRITE)]
+        used += [(freed, those[those < repeat], FREE) for freed, those in block.freed]
         for each, repetitions, kind in used:
             ids, at = each.over(repetitions, offset)
             keys.append((ids * count + at) * KINDS + kind)

@@ -66,13 +66,14 @@ class Item:
 
 @dataclass
 class Section:
-    """A block under change; ids and paths are those of its first repetition."""
+    """A block under change; ids and paths are those of its first repetition. ``source`` is the block as it was."""
 
     items: list[Item]
     repeat: int
     steps: dict[int, int]
     stack: str
     stride: int
+    source: Block | None = None
 
     def ids(self, tensor: int) -> np.ndarray:
         """The ids that a tensor of the first repetition stands for over all repetitions."""
@@ -207,7 +208,7 @@ def _opened(block: Block) -> Section:
         Item(node, block.uneven.get((0, position)), block.uneven.get((-1, position)))
         for position, node in enumerate(block.nodes)
     ]
-    return Section(items, block.repeat, dict(block.steps), block.stack, block.stride)
+    return Section(items, block.repeat, dict(block.steps), block.stack, block.stride, block)
 
 
 def _closed(section: Section) -> Block:
@@ -218,4 +219,5 @@ def _closed(section: Section) -> Block:
         if item.last is not None:
             uneven[-1, position] = item.last
     nodes = tuple(item.node for item in section.items)
-    return Block(nodes, section.repeat, section.steps, section.stack, section.stride, uneven)
+    made = Block(nodes, section.repeat, section.steps, section.stack, section.stride, uneven)
+    return section.source if section.source is not None and section.source == made else made  # with what is known of it

@@ -115,7 +115,8 @@ def _settle(section: Section, tensors: np.ndarray, places: np.ndarray, dies: np.
     last = _by_place(tensors, places, dies[:, -1], count)
     for position, item in enumerate(section.items):
         item.first = item.last = None
-        item.change(frees=usual[position])
+        if item.node.frees != usual[position]:
+            item.change(frees=usual[position])
         if repeat > 1:
             item.first = first[position] if first[position] != usual[position] else None
             item.last = last[position] if last[position] != usual[position] else None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from opcast.datasets.clusters import load_cluster
-from opcast.simulator.graph import Graph
+from opcast.simulator.graph import Graph, Node
 from opcast.simulator.passes.pipeline import boundaries, layer_stack, split_pipeline
 from opcast.simulator.question.plan import Parallel, Plan, PlanError
 from opcast.simulator.trace import Workload, trace
@@ -24,20 +25,40 @@ def plan(pp: int, vpp: int = 1, stages: tuple[int, ...] = ()) -> Plan:
     return Plan(Parallel(pp=pp, vpp=vpp, stages=stages), CLUSTER)
 
 
-def work(graph: Graph, phases: tuple[str, ...]) -> list:
-    kept = (node for node in graph.nodes() if node.phase in phases)
-    return [(n.source, n.path, n.op, n.reads, n.writes, n.frees) for n in kept]
+def work(graph: Graph, phase: str) -> list[Node]:
+    return [node for node in graph.nodes() if node.phase == phase]
 
 
 @pytest.mark.parametrize("pp", [1, 2, 4])
 def test_chunks_one_after_the_other_are_the_graph(graph: Graph, pp: int) -> None:
     chunks = split_pipeline(graph, plan(pp))
-    if len({id(chunk.graph) for chunk in chunks}) < len(chunks):  # chunks cut alike carry the ids of the first
+    if len({id(chunk.graph) for chunk in chunks}) < len(chunks):
         pytest.skip("chunks are shared")
-    forward = [node for chunk in chunks for node in work(chunk.graph, ("forward",))]
-    backward = [node for chunk in reversed(chunks) for node in work(chunk.graph, ("backward",))]
-    assert forward == work(graph, ("forward",))
-    assert backward == work(graph, ("backward",))
+    names: list[set[tuple[int, int]]] = [set() for _ in chunks]  # (id in the chunk, id in the graph)
+    for phase, turn in (("forward", 1), ("backward", -1)):
+        whole = iter(work(graph, phase))
+        for chunk, own in list(zip(chunks, names, strict=True))[::turn]:
+            for node in work(chunk.graph, phase):
+                of = next(whole)
+                assert (node.source, node.path, node.op) == (of.source, of.path, of.op)
+                for here, there in ((node.reads, of.reads), (node.writes, of.writes), (node.frees, of.frees)):
+                    own.update(zip(here, there, strict=True))
+        assert next(whole, None) is None
+    for chunk, own in zip(chunks, names, strict=True):
+        here, there = np.array(sorted(own)).T
+        assert (np.diff(here) > 0).all()  # one name each, in the same order
+        assert (np.diff(there) > 0).all()
+        assert (chunk.graph.tensor_bytes[here] == graph.tensor_bytes[there]).all()
+        assert (chunk.graph.tensor_roles[here] == graph.tensor_roles[there]).all()
+
+
+def test_a_chunk_has_no_tensors_of_others(graph: Graph) -> None:
+    for chunk in split_pipeline(graph, plan(2)):
+        named = {t for node in chunk.graph.nodes() for t in (*node.reads, *node.writes, *node.frees)}
+        assert named == set(range(chunk.graph.tensor_count))
+        working = {t for node in chunk.graph.nodes() if node.phase != "optimizer" for t in (*node.reads, *node.writes)}
+        gradients = {t for t in named if chunk.graph.tensor(t).role == "gradient"}
+        assert gradients <= working
 
 
 @pytest.mark.parametrize(("pp", "vpp"), [(2, 1), (4, 1), (2, 2)])

@@ -8,6 +8,7 @@ from functools import reduce
 import pytest
 from opcast.simulator.passes import remembered
 from opcast.simulator.passes.order import INFERENCE, TRAINING, apply_passes
+from opcast.simulator.passes.rewriting.draft import Draft
 from opcast.simulator.question.plan import load_stack
 
 LAYOUTS = (
@@ -35,6 +36,15 @@ def test_passes_of_inference_are_remembered_too(traced, planned) -> None:
     for layout in LAYOUTS[3:]:
         plan = replace(planned(**{**layout, "zero_stage": 0}), stack=load_stack("vllm"), options={"kv_dtype": "fp8"})
         assert apply_passes(graph, plan, INFERENCE) == reduce(lambda made, each: each(made, plan), INFERENCE, graph)
+
+
+def test_a_draft_that_nobody_changed_hands_on_the_very_same_blocks(traced) -> None:
+    graph = traced("llama")
+    draft = Draft(graph)
+    draft.sections[0].items[0].change(path="elsewhere")
+    changed, *same = draft.graph().blocks
+    assert changed != graph.blocks[0]
+    assert all(block is of for block, of in zip(same, graph.blocks[1:], strict=True))
 
 
 def test_plans_that_are_the_same_to_a_pass_share_its_graph(traced, planned) -> None:
