@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 STATUSES = ("ok", "oom", "unsupported", "timeout", "error")
 CACHES = ("cold", "warm")
+CLOCKS = ("burst", "steady")
+"""How long calls were repeated: milliseconds, at boost clocks, or a second, at those that the power limit leaves."""
 
 
 class SchemaError(ValueError):
@@ -62,6 +64,7 @@ class Measurement:
     power_w: float | None = None
     power_limit_w: float | None = None
     throttled: bool | None = None
+    clocks: str | None = None
     cache: str = "warm"
     device_name: str = ""
     node: str = ""
@@ -209,8 +212,10 @@ def impossible_values(kind_name: str, table: pa.Table) -> Iterator[tuple[str, np
         if wrong.any():
             bounds = f"from {dim.low} to {len(dim.choices) - 1}" if dim.choices else f"at least {dim.low}"
             yield f"{kind_name}.{dim.name}={found[wrong][0]} must be {bounds}", wrong
-    for name, allowed in (("dtype", BITS), ("out_dtype", BITS), ("status", STATUSES), ("cache", CACHES)):
-        wrong = numbers(pc.invert(pc.is_in(table[name], text_array(allowed))))
+    known = {"dtype": BITS, "out_dtype": BITS, "status": STATUSES, "cache": CACHES, "clocks": CLOCKS}
+    for name, allowed in known.items():
+        found = table[name] if name != "clocks" else pc.fill_null(table[name], CLOCKS[0])
+        wrong = numbers(pc.invert(pc.is_in(found, text_array(allowed))))
         if wrong.any():
             value = table[name][int(np.flatnonzero(wrong)[0])].as_py()
             yield f"{name}={value!r} is not one of {', '.join(allowed)}", wrong

@@ -20,7 +20,7 @@ from .splits import combined
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ORIGIN = ("source", "source_ref", "license", "torch", "cuda", "driver")  # what a card says of the data
+ORIGIN = ("source", "source_ref", "license", "torch", "cuda", "driver", "clocks")  # what a card says of the data
 EAGER = "eager"  # the timer of rows whose figure includes the host's dispatch
 
 

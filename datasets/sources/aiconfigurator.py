@@ -5,6 +5,9 @@ One Parquet file is one table of one system, framework and version. It is found 
 ``<system>__<table>__<framework>__<version>.parquet``; a ``manifest.json`` above it gives commit, date and origin.
 What the columns mean stands in :mod:`.aiconfigurator_tables`.
 
+The collector repeats a call 36 times, a *burst* at boost clocks, unless it measures watts: then for a second, at the
+*steady* clocks that the power limit leaves. So rows with watts are steady.
+
 The backend of a row is ``<framework>-<version>:<kernel source>``; what the row says counts before its folder:
 NCCL tables filed under 2.27 say 2.29.2 inside and agree with the 2.29.2 files within 1.3 % in the median, those that
 say 2.27.5 or 2.28.9 do not. The device is the one that the rows name (an A100 by its memory), else the system's.

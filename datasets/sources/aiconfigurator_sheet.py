@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from ..columns import codes, number_array, numbers, text_array
 from ..device_names import cuda_device_id
+from ..schema import CLOCKS
 from .tables import SourceError
 
 DTYPES = {
@@ -124,6 +125,8 @@ class Sheet:
             if theirs in self.table.column_names:
                 watts = self.number(theirs).astype(np.float64)
                 made[ours] = np.where(watts > 0, watts, np.nan)
+        steady = np.isfinite(made.get("power_w", np.full(len(self), np.nan)))
+        made["clocks"] = text_array(CLOCKS).take(number_array(steady.astype(np.int64)))
         return made
 
     def milliseconds(self) -> np.ndarray:

@@ -44,6 +44,7 @@ CONTRACT = [
     "power_w",
     "power_limit_w",
     "throttled",
+    "clocks",
     "cache",
     "device_id",
     "device_name",

@@ -329,6 +329,14 @@ def test_power_and_its_limit_are_kept(tmp_path: Path, store: Store) -> None:
     assert (measured["power_w"], measured["power_limit_w"]) == (650.5, 700.0)
 
 
+@pytest.mark.parametrize(("watts", "clocks"), [({"power": 650.5}, "steady"), ({"power": 0.0}, "burst"), ({}, "burst")])
+def test_rows_with_watts_were_timed_for_long(
+    tmp_path: Path, store: Store, watts: dict[str, float], clocks: str
+) -> None:
+    ((_, measured),) = imported(store, tmp_path, "gemm", {**GEMM, "gemm_dtype": "bfloat16", **watts})
+    assert measured["clocks"] == clocks
+
+
 @settings(max_examples=30)
 @given(st.floats(0.004, 1e3), st.sampled_from(["half", "int8", "bfloat16", "float"]), st.integers(1, 2**18))
 def test_units_there_and_back(
