@@ -62,7 +62,11 @@ class Device:
     pcie_gbps: float = 0.0  # to the host, one direction
     launch_us: float = 2.0  # shortest kernel in a graph replay
     dispatch_us: float = 5.0  # host time of one eager operator call
-    tdp_w: float = 0.0
+    tdp_w: float = 0.0  # the power limit: that of the data sheet, or the cap under which it runs
+    idle_w: float = 0.0  # draws with clocks up and nothing to do; 0 = unknown
+    memory_w: float = 0.0  # memory draws beside long products
+    steady_tflops: Mapping[str, float] = field(default_factory=dict)  # of long products at the data sheet's limit
+    alpha: float = 2.0  # watts of compute units grow as their clock to this power
     variant_of: str = ""  # the device whose predictors answer for it, corrected by physics for what differs
     sources: Mapping[str, str] = field(default_factory=dict)
 
@@ -87,12 +91,17 @@ class Device:
         return dataclasses.asdict(self)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.tensor_tflops, Mapping):
-            raise DeviceError(f"device.tensor_tflops={self.tensor_tflops!r} must be rates by dtype, as {{bf16: 989}}")
+        for name in ("tensor_tflops", "steady_tflops"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise DeviceError(f"device.{name}={getattr(self, name)!r} must be rates by dtype, as {{bf16: 989}}")
+        if finite(self.alpha) and not 1.0 <= self.alpha <= 3.0:
+            raise DeviceError(
+                f"device.alpha={self.alpha} must lie between 1 (one voltage) and 3 (voltage as the clock)"
+            )
         for figure in dataclasses.fields(self):
             value, needed = getattr(self, figure.name), figure.default is dataclasses.MISSING
-            figures = {"int": (value,), "float": (value,), "Mapping[str, float]": self.tensor_tflops.values()}
-            for rate in figures.get(str(figure.type), ()):
+            rates = value.values() if isinstance(value, Mapping) and figure.name != "sources" else (value,)
+            for rate in rates if str(figure.type) in ("int", "float", "Mapping[str, float]") else ():
                 if isinstance(rate, bool) or not isinstance(rate, (int, float)):
                     raise DeviceError(f"device.{figure.name}={rate!r} must be a number")
                 if not finite(rate) or rate < 0 or (needed and rate == 0):

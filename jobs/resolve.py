@@ -146,6 +146,7 @@ def simulate_request(config: Mapping[str, Any]) -> SimulateRequest:
         options=config["options"],
         stragglers=stragglers(config["stragglers"] or []),
         price_per_gpu_hour=config["price_per_gpu_hour"],
+        power_cap_w=limits(config).cap_w,
         network=network(config),
         sources=sources(config),
     )

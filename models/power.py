@@ -4,11 +4,11 @@ A power model is a predictor whose quantity is watts: ln(measured / baseline) is
 intervals and envelope of latency, over a baseline of idle power plus what busy compute and memory draw. It lies in
 ``<predictors>/power``.
 
-Below the clock that was measured, dynamic power of the compute units falls as f V(f)^2, here f^ALPHA; compute time
-grows as 1/f, time in memory, links and launches does not. Where the lowest clock still draws more than a cap allows,
-the op is slowed as a whole until what it draws beyond idle fits: no answer states more watts than the cap or the TDP.
-Public tables carry watts at one cap only, so ALPHA is an assumption, and an answer under a cap that binds is outside
-the envelope.
+Under a limit the clock of compute units falls until the op draws no more (:func:`held`): their energy a FLOP falls as
+clock ^ (alpha - 1), compute time grows as 1 / clock, time in memory, links and launches does not. Matrix products draw
+what :mod:`.clocks` says of the rate that they reached, which for a short burst is more than the limit. Where the lowest
+clock still draws too much, the op is slowed as a whole until what it draws beyond idle fits: no answer states more
+watts than the cap or the TDP. An answer under a cap that binds is outside the envelope.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ import numpy as np
 
 from ..datasets.devices import Device
 from ..datasets.loading import finite
-from . import analytical
+from ..datasets.vocabulary import KINDS
+from . import analytical, clocks
+from .analytical.setting import FP32_PJ
 from .features import Frame, frame
 from .predictor import Predictor
 from .registry import Registry
@@ -35,10 +37,11 @@ if TYPE_CHECKING:
     from .table import MeasurementTable
 
 FOLDER = "power"
-IDLE_SHARE = 0.2  # of the limit, clocks up and nothing to do: H200 126 of 700 W, B200 241 of 1000 W (aiconfigurator)
 COMPUTE_SHARE, MEMORY_SHARE = 0.8, 0.5  # of the limit that a saturated unit adds
-ALPHA = 2.5  # assumed: 1 at the lowest voltage, 3 where voltage follows frequency (Mei et al., arXiv 1610.01784)
 LOWEST_CLOCK = 0.15  # of the boost clock: what a driver still sets
+HALVINGS = 40  # of the range in which a clock is sought
+PRODUCTS = ("gemm", "moe")  # families of matrix products
+WITHOUT_POWER = ("collective", "expert_parallel", "host")  # families whose time no clock of compute units decides
 ROWS = 12_000  # that a power model learns from
 
 
@@ -64,6 +67,21 @@ class Limits:
     def asked(self) -> bool:
         return self.cap_w is not None or self.clock_mhz is not None
 
+    def of(self, device: Device) -> Limits:
+        """These on a device whose ``tdp_w`` may be a cap itself: one below its data sheet's."""
+        caps = [self.cap_w, device.tdp_w if 0.0 < device.tdp_w < clocks.stock_limit_w(device) else None]
+        return Limits(min((cap for cap in caps if cap is not None), default=None), self.clock_mhz)
+
+
+def capped(device: Device, cap_w: float | None) -> Device:
+    """The device under a cap; the very same without one, or where it lies above its limit. PowerError as Limits."""
+    if cap_w is None:
+        return device
+    if device.tdp_w <= 0.0:
+        raise PowerError(f"{device.name} has no tdp_w, so nothing is known of its power")
+    Limits(cap_w)
+    return dataclasses.replace(device, tdp_w=min(device.tdp_w, cap_w))
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -72,16 +90,19 @@ class Parts:
     compute: np.ndarray
     memory: np.ndarray
     rest: np.ndarray
+    flops: np.ndarray
+
+    @property
+    def whole(self) -> np.ndarray:
+        return np.maximum(self.rest + np.maximum(self.compute, self.memory), 1e-9)
 
     def slower(self, clock: np.ndarray | float) -> np.ndarray:
         """Latency over latency at full clock, for a relative ``clock`` in (0, 1]: never below 1."""
-        whole = self.rest + np.maximum(self.compute, self.memory)
-        return np.asarray((self.rest + np.maximum(self.compute / clock, self.memory)) / np.maximum(whole, 1e-9))
+        return np.asarray((self.rest + np.maximum(self.compute / clock, self.memory)) / self.whole)
 
-    def compute_part(self) -> np.ndarray:
-        """Share of dynamic power that follows the clock, by what compute and memory add at full use."""
-        compute, memory = COMPUTE_SHARE * self.compute, MEMORY_SHARE * self.memory
-        return np.asarray(compute / np.maximum(compute + memory, 1e-9))
+    def tflops(self, latency_us: np.ndarray) -> np.ndarray:
+        """The rate of ops that take so long, while they compute or read: without launches and what else adds up."""
+        return np.asarray(self.flops / (latency_us * (1.0 - self.rest / self.whole) * 1e6))
 
 
 @dataclass(frozen=True)
@@ -98,9 +119,10 @@ def parts(
 ) -> Parts:
     """The analytical law's terms as power sees them."""
     made = []
-    for latency, _, law, _, _ in analytical.terms(kind, columns, dtype, out_dtype, device, cache):
-        rows = [np.broadcast_to(np.asarray(each, dtype=float), latency.shape) for each in (law.compute, law.memory)]
-        made.append((*rows, np.maximum(latency - np.maximum(*rows), 0.0)))
+    for latency, _, law, _, setting in analytical.terms(kind, columns, dtype, out_dtype, device, cache):
+        given = (law.compute, law.memory, setting.cost.flops)
+        compute, memory, flops = (np.broadcast_to(np.asarray(each, dtype=float), latency.shape) for each in given)
+        made.append((compute, memory, np.maximum(latency - np.maximum(compute, memory), 0.0), flops))
     return Parts(*(np.concatenate(each) for each in zip(*made, strict=True)))
 
 
@@ -108,32 +130,62 @@ def baseline_w(device: Device, busy: Parts) -> np.ndarray:
     """Watts by physics: idle, and what busy compute and memory add. PowerError for a device without ``tdp_w``."""
     if device.tdp_w <= 0:
         raise PowerError(f"{device.name} has no tdp_w, so nothing is known of its power")
-    whole = np.maximum(busy.rest + np.maximum(busy.compute, busy.memory), 1e-9)
-    share = IDLE_SHARE + (COMPUTE_SHARE * busy.compute + MEMORY_SHARE * busy.memory) / whole
+    share = clocks.IDLE_SHARE + (COMPUTE_SHARE * busy.compute + MEMORY_SHARE * busy.memory) / busy.whole
     return np.asarray(device.tdp_w * np.minimum(share, 1.0))
 
 
-def limited(device: Device, busy: Parts, power_w: np.ndarray, limits: Limits) -> tuple[np.ndarray, np.ndarray]:
-    """Factor on latency and watts of ops that draw ``power_w`` [n] at full clock, under limits.
+@dataclass(frozen=True)
+class Demand:
+    """Watts of n ops at full clock: what they draw anyhow, what goes as fast as they do, what follows the clock too."""
 
-    A cap above what is drawn changes nothing; a lower cap or clock is never faster, and no cap is exceeded.
+    floor: np.ndarray
+    moving: np.ndarray
+    core: np.ndarray
+
+    def at(self, clock: np.ndarray, busy: Parts, alpha: float) -> np.ndarray:
+        """Watts at a relative clock: those of :attr:`moving` and :attr:`core` are energy over a longer time."""
+        return np.asarray(self.floor + (self.moving + self.core * clock ** (alpha - 1.0)) / busy.slower(clock))
+
+
+def demand_by_watts(device: Device, busy: Parts, power_w: np.ndarray) -> Demand:
+    """Of ops that draw ``power_w`` [n] at full clock."""
+    idle = np.minimum(clocks.idle_w(device), power_w)
+    usual = np.maximum(baseline_w(device, busy) - idle, 1e-9)
+    memory = MEMORY_SHARE * device.tdp_w * busy.memory / busy.whole
+    moving = np.minimum(memory * np.minimum((power_w - idle) / usual, 1.0), power_w - idle)
+    return Demand(idle, moving, power_w - idle - moving)
+
+
+def demand_by_rate(device: Device, dtype: str, busy: Parts, latency_us: np.ndarray) -> Demand:
+    """Of matrix products that take so long at full clock, by what :mod:`.clocks` knows of their rate."""
+    core = clocks.core_w(device, dtype, busy.tflops(latency_us))
+    return Demand(np.full(len(core), clocks.floor_w(device)), np.zeros(len(core)), core)
+
+
+def held(device: Device, busy: Parts, demands: Sequence[Demand], limits: Limits) -> tuple[np.ndarray, np.ndarray]:
+    """Factor on latency and watts of n ops under limits, by the greatest of their demands at every clock.
+
+    A cap above all demands changes nothing; a lower cap or clock is never faster, and no cap is exceeded.
     """
-    idle = np.minimum(IDLE_SHARE * device.tdp_w, power_w)
-    follows = (power_w - idle) * busy.compute_part()
-    stays = power_w - follows
-    clock = np.ones(len(power_w))
-    if limits.clock_mhz is not None:
-        clock = np.minimum(clock, limits.clock_mhz / device.clock_mhz)
-    if limits.cap_w is not None:
-        room = np.maximum(limits.cap_w - stays, 0.0) / np.maximum(follows, 1e-9)
-        clock = np.where(power_w > limits.cap_w, np.minimum(clock, room ** (1.0 / ALPHA)), clock)
-    clock = np.maximum(clock, LOWEST_CLOCK)
-    drawn = np.where(clock < 1.0, stays + follows * clock**ALPHA, power_w)
-    slower = np.where(clock < 1.0, np.maximum(busy.slower(clock), 1.0), 1.0)
-    if limits.cap_w is not None:
-        longer = np.maximum((drawn - idle) / np.maximum(limits.cap_w - idle, 1e-9), 1.0)
-        slower, drawn = slower * longer, np.where(drawn > limits.cap_w, limits.cap_w, drawn)
-    return slower, drawn
+
+    def watts(clock: np.ndarray) -> np.ndarray:
+        return np.maximum.reduce([each.at(clock, busy, device.alpha) for each in demands])
+
+    top = 1.0 if limits.clock_mhz is None else float(np.clip(limits.clock_mhz / device.clock_mhz, LOWEST_CLOCK, 1.0))
+    clock = np.full(len(busy.whole), top)
+    cap = np.inf if limits.cap_w is None else limits.cap_w
+    over = watts(clock) > cap
+    if over.any():
+        low, high = np.full(len(clock), LOWEST_CLOCK), clock
+        for _ in range(HALVINGS):
+            middle = 0.5 * (low + high)
+            fits = watts(middle) <= cap
+            low, high = np.where(fits, middle, low), np.where(fits, high, middle)
+        clock = np.where(over, low, clock)
+    drawn, idle = watts(clock), np.minimum(clocks.idle_w(device), cap)
+    longer = np.maximum((drawn - idle) / np.maximum(cap - idle, 1e-9), 1.0)
+    slower = np.where(clock < 1.0, np.maximum(busy.slower(clock), 1.0), 1.0) * longer
+    return slower, np.where(over, cap, drawn)
 
 
 def drawn(
@@ -145,25 +197,39 @@ def drawn(
     device: Device,
     cache: str,
     limits: Limits,
+    latency_us: np.ndarray,
 ) -> Drawn:
-    """Watts and slowdown of n ops; by the baseline alone, outside any envelope, where there is no ``model``.
+    """Watts and slowdown of n ops that take ``latency_us`` at full clock; by the baseline alone without a ``model``.
 
-    PowerError for a device without ``tdp_w``, or a cap that it exceeds with nothing to do.
+    A device whose ``tdp_w`` lies below its data sheet's is under that cap. Without a model watts are outside any
+    envelope. PowerError for a device without ``tdp_w``, or a cap that it exceeds with nothing to do.
     """
-    if limits.cap_w is not None and limits.cap_w <= IDLE_SHARE * device.tdp_w:
+    limits, usual = limits.of(device), dataclasses.replace(device, tdp_w=clocks.stock_limit_w(device))
+    if limits.cap_w is not None and limits.cap_w <= clocks.idle_w(usual):
         raise PowerError(
             f"a cap of {limits.cap_w:g} W is no more than {device.name} draws with nothing to do: ask for more than "
-            f"{IDLE_SHARE * device.tdp_w:.0f} W"
+            f"{clocks.idle_w(usual):.0f} W"
         )
-    busy = parts(kind, columns, dtype, out_dtype, device, cache)
-    watts = baseline_w(device, busy)
+    busy = parts(kind, columns, dtype, out_dtype, usual, cache)
+    watts = baseline_w(usual, busy)
     inside = np.zeros(len(watts), dtype=bool)
     if model is not None:
-        ops = frame(kind, columns, dtype, out_dtype, device, cache)
+        ops = frame(kind, columns, dtype, out_dtype, usual, cache)
         found = model.predict_frame(Frame(ops.matrix, watts, watts), model.device_id == device.id)
-        watts, inside = np.minimum(found.latency_us, device.tdp_w), found.in_envelope
-    slower, power = limited(device, busy, watts, limits)
+        watts, inside = np.minimum(found.latency_us, usual.tdp_w), found.in_envelope
+    if limits.cap_w is not None and _knows_its_cap(kind, dtype, device):
+        return Drawn(np.minimum(watts, limits.cap_w), np.ones(len(watts)), np.zeros(len(watts), dtype=bool))
+    demands = [demand_by_watts(usual, busy, watts)]
+    if limits.cap_w is not None and KINDS[kind].family in PRODUCTS:
+        demands.append(demand_by_rate(usual, dtype, busy, latency_us))
+    slower, power = held(usual, busy, demands, limits)
     return Drawn(power, slower, inside & (slower == 1.0) & (power == watts))
+
+
+def _knows_its_cap(kind: str, dtype: str, device: Device) -> bool:
+    """Whether the law of latency itself says what a lower ``tdp_w`` leaves of the clock."""
+    product = dtype == "fp32" and KINDS[kind].family == "gemm" and device.architecture in FP32_PJ
+    return product and device.tdp_w < clocks.stock_limit_w(device)
 
 
 def find(roots: Sequence[Path], kind: str, device_id: str, backend: str | None = None) -> Predictor | None:

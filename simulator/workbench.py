@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..datasets.clusters import Cluster
 from ..datasets.devices import Device, DeviceError, load_device
 from ..datasets.store import Store
+from ..models import power
 from .engines import FusedEngine, build_engine
 from .engines.backends import check_backend
 from .engines.network import NetworkEngine
@@ -197,7 +198,7 @@ class Workbench:
         """The report of a step, with the device and engines behind it."""
         from .question.requests import plan_of
 
-        device = self.device(request.device, request.cluster)
+        device = power.capped(self.device(request.device, request.cluster), request.power_cap_w)
         if request.file is not None:
             return self._workload_file(request, device)
         from .simulate import simulate

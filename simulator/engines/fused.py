@@ -15,7 +15,6 @@ from ...models.registry import Registry
 from ..question.sources import ORDER
 from .analytical import AnalyticalEngine
 from .answers import Answers, Columns, Engine
-from .capped import capped
 from .learned import LearnedEngine
 from .measured import MeasuredEngine
 from .network import NetworkEngine
@@ -76,15 +75,15 @@ def build_engine(
     for name in order:
         if name == "measured":
             if known:
-                engines.append(capped(MeasuredEngine(device, known, backend, preferences), device))
+                engines.append(MeasuredEngine(device, known, backend, preferences))
         elif name == "learned":
             inside_node = cluster is not None and "network" in order
-            engines.append(capped(LearnedEngine(device, found, backend, inside_node, preferences), device))
+            engines.append(LearnedEngine(device, found, backend, inside_node, preferences))
         elif name == "network":
             if cluster is not None:
                 engines.append(NetworkEngine(device, cluster, known))
         elif name == "analytical":
-            engines.append(capped(AnalyticalEngine(device), device))
+            engines.append(AnalyticalEngine(device))
         elif ":" in str(name):
             engines.append(own_engine(name, device))
         else:

@@ -55,10 +55,10 @@ def predict_columns(
     found = engine.answer(kind, columns, dtype, out_dtype, cache)
     latency, low, high, inside = found.latency_us, found.low_us, found.high_us, found.in_envelope
     watts, energy, known = np.full(len(latency), np.nan), np.full(len(latency), np.nan), np.zeros(len(latency), bool)
-    limits = limits or power.Limits()
+    limits = (limits or power.Limits()).of(device)
     model = power.find(registries, kind, device.id, backend)
-    if KINDS[kind].family not in ("collective", "host") and (model is not None or limits.asked):
-        drawn = power.drawn(model, kind, columns, dtype, out_dtype, device, cache, limits)
+    if KINDS[kind].family not in power.WITHOUT_POWER and (model is not None or limits.asked):
+        drawn = power.drawn(model, kind, columns, dtype, out_dtype, device, cache, limits, latency)
         known = drawn.in_envelope & inside & (drawn.slower == 1.0)
         latency, low, high = latency * drawn.slower, low * drawn.slower, high * drawn.slower
         inside = inside & (drawn.slower == 1.0)

@@ -79,13 +79,14 @@ def with_power(
     Under limits a device without a power model is answered by physics, outside the envelope; PowerError when not even
     its TDP is known.
     """
-    limits = limits or power.Limits()
+    limits = (limits or power.Limits()).of(device)
     made = list(found)
     for kind, dtype, out_dtype, positions, columns in iterate_groups(list(ops)):
         model = power.find(registries, kind, device.id, backend)
-        if KINDS[kind].family in ("collective", "host") or (model is None and not limits.asked):
+        if KINDS[kind].family in power.WITHOUT_POWER or (model is None and not limits.asked):
             continue
-        answer = power.drawn(model, kind, columns, dtype, out_dtype, device, made[int(positions[0])].cache, limits)
+        latency_us, cache = np.array([made[place].latency_us for place in positions]), made[int(positions[0])].cache
+        answer = power.drawn(model, kind, columns, dtype, out_dtype, device, cache, limits, latency_us)
         for place, watts, slower, inside in zip(
             positions.tolist(), answer.power_w, answer.slower, answer.in_envelope, strict=True
         ):

@@ -20,7 +20,16 @@ from .sources import Sources
 
 OF_CLUSTER = ("nodes", "devices_per_node", "link", "fabric", "nics_per_node", "nic_gbps", "nic_latency_us", "topology")
 NETWORK = ("network", "faults", "fault_draw", "faults_study")
-OF_STEP = ("quantization", "recompute", "offload", "passes", "options", "micro_batches", "price_per_gpu_hour")
+OF_STEP = (
+    "quantization",
+    "recompute",
+    "offload",
+    "passes",
+    "options",
+    "micro_batches",
+    "price_per_gpu_hour",
+    "power_cap_w",
+)
 
 
 def predict_request(

@@ -14,6 +14,7 @@ from typing import Any
 from ...datasets.clusters import Cluster, one_device
 from ...datasets.devices import Device
 from ...datasets.loading import number, whole
+from ...models.power import Limits
 from ..formats.simai import SimaiWorkload, read_busbw, read_workload
 from ..network.astra import FormatError
 from ..network.build import check_settings
@@ -54,7 +55,8 @@ class SimulateRequest(Request):
     ``model`` is a name in ``conf/model``, a path, a hub id, ``module:callable``, a transformers configuration as a
     mapping, or a function (which has no JSON). Without a ``cluster`` one ``device`` runs it. Without a ``stack``
     PyTorch runs on one device, on a cluster Megatron-LM trains and TensorRT-LLM serves. ``precision`` ``auto`` is what
-    is usual on the device; ``quantization`` the format of linear layers. The other fields are those of :class:`Plan`.
+    is usual on the device; ``quantization`` the format of linear layers. ``power_cap_w`` is what a device may draw.
+    The other fields are those of :class:`Plan`.
     """
 
     model: Any = ""
@@ -72,6 +74,7 @@ class SimulateRequest(Request):
     micro_batches: int = 1
     stragglers: tuple[Straggler, ...] = ()
     price_per_gpu_hour: float | None = None
+    power_cap_w: float | None = None
     file: WorkloadFile | None = None
     network: NetworkChoice = field(default_factory=NetworkChoice)
     sources: Sources = field(default_factory=Sources)
@@ -81,6 +84,7 @@ class SimulateRequest(Request):
         whole(RequestError, "micro_batches", self.micro_batches, 1)
         if self.price_per_gpu_hour is not None:
             number(RequestError, "price_per_gpu_hour", self.price_per_gpu_hour)
+        Limits(self.power_cap_w)
         for name in ("offload", "passes"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
@@ -99,7 +103,7 @@ class SimulateRequest(Request):
     def _check_file(self) -> None:
         if self.cluster is None:
             raise needs_cluster("workload=simai")
-        for name in ("stragglers", "offload", "passes", "options"):
+        for name in ("stragglers", "offload", "passes", "options", "power_cap_w"):
             if getattr(self, name):
                 raise RequestError(
                     f"{name}={getattr(self, name)} is for steps of a model: leave it out of workload=simai"

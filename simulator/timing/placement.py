@@ -15,6 +15,7 @@ from ..passes.micro_batches import REFRESH, micro_batch_variant
 from ..passes.pipeline import Chunk
 from ..question.orders import FORWARD, WEIGHT, Orders
 from ..question.plan import Plan
+from .clocks import sustained
 from .costs import Costs, cost_graphs, slowed
 from .phases import FIRST, LAST, MIDDLE, ONLY, ChunkTimes, PhaseTimes, Variant
 from .schedule.pipeline import PipelineTimes, run_pipeline
@@ -58,6 +59,9 @@ def time_chunks(
     distinct = {id(graph): graph for made in variants.values() for graph in made.values()}
     found = cost_graphs(list(distinct.values()), device, engine, plan.scale(device.id), plan.stack.issue_us)
     costs = dict(zip(distinct, found, strict=True))
+    usual = {which: costs[id(next(iter(made.values())))] for which, made in variants.items()}
+    found = sustained(found, device, plan.micro_batches * _busiest_us(pipelines, usual), plan.scale(device.id))
+    costs = dict(zip(distinct, found, strict=True))
     known: dict[tuple[int, float], ChunkTimes] = {}
     for chunks, factors in zip(pipelines, slowdowns, strict=True):
         for chunk, factor in zip(chunks, factors, strict=True):
@@ -69,6 +73,16 @@ def time_chunks(
         tuple(known[id(chunk.graph), factor] for chunk, factor in zip(chunks, factors, strict=True))
         for chunks, factors in zip(pipelines, slowdowns, strict=True)
     ]
+
+
+def _busiest_us(pipelines: Sequence[tuple[Chunk, ...]], costs: Mapping[int, Costs]) -> float:
+    """Microseconds of kernels that a micro-batch brings the stage with most of them."""
+    busy: dict[tuple[int, int], float] = {}
+    for which, chunks in enumerate(pipelines):
+        for chunk in chunks:
+            own = costs[id(chunk.graph)]
+            busy[which, chunk.stage] = busy.get((which, chunk.stage), 0.0) + float(own.kernel_us @ own.repeats)
+    return max(busy.values(), default=0.0)
 
 
 def _variants(graph: Graph, plan: Plan) -> dict[Variant, Graph]:

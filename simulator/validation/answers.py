@@ -181,8 +181,8 @@ def operator_quantities(
         cluster = cluster_of(first.hardware, setting) if first.hardware.devices > 1 else None
         engine = engines.of(device, cluster)
         limits = Limits(clock_mhz=first.clock_mhz)
-        found = predict_ops([row.op for row in rows], device, engine)
-        found = with_power(found, [row.op for row in rows], device, (), limits) if limits.asked else found
+        ops = [row.op for row in rows]
+        found = with_power(predict_ops(ops, device, engine), ops, device, (), limits)
     except Exception as error:  # one row never ends a run
         if len(rows) == 1:
             answers.left_out(first, error)

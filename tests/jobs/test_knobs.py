@@ -37,6 +37,7 @@ CHANGES: dict[str, tuple[list[str], list[str]]] = {  # what else is asked, and w
     "within_s": (NODE, ["within_s=0.05"]),
     "strict": (NODE, ["strict=true"]),
     "price_per_gpu_hour": (NODE, ["price_per_gpu_hour=2"]),
+    "power_cap_w": (NODE, ["power_cap_w=200"]),
     "offload": (NODE, ["offload=[optimizer]"]),
     "passes": ([*NODE, "parallel.zero_stage=3"], ["passes=[opcast.simulator.passes.reorder:reorder]"]),
     "options": (NODE, ["options.cuda_graph=true"]),

@@ -22,10 +22,15 @@ H200 = load_device("h200_sxm")
 TIMES = st.floats(0.0, 1e5)
 WATTS = st.floats(50.0, 900.0)
 CAPS = st.floats(20.0, 1200.0)
+LONG = np.array([1e4])  # us of a product that is far below what its device sustains
 
 
 def one(compute: float, memory: float, rest: float) -> Parts:
-    return Parts(np.array([compute]), np.array([memory]), np.array([rest]))
+    return Parts(np.array([compute]), np.array([memory]), np.array([rest]), np.array([compute]))
+
+
+def limited(device: Device, busy: Parts, watts: np.ndarray, limits: Limits) -> tuple[np.ndarray, np.ndarray]:
+    return power.held(device, busy, [power.demand_by_watts(device, busy, watts)], limits)
 
 
 @given(TIMES, TIMES, st.floats(0.1, 1e4), WATTS, CAPS, CAPS)
@@ -34,9 +39,9 @@ def test_a_lower_cap_is_never_faster_and_never_draws_more(
 ) -> None:
     busy, drawn = one(compute, memory, rest), np.array([watts])
     low, high = sorted((cap, other))
-    slow, less = power.limited(H200, busy, drawn, Limits(low))
+    slow, less = limited(H200, busy, drawn, Limits(low))
     assert less <= low * (1 + 1e-12)
-    fast, more = power.limited(H200, busy, drawn, Limits(high))
+    fast, more = limited(H200, busy, drawn, Limits(high))
     assert slow >= fast >= 1.0
     assert less <= more * (1 + 1e-12) <= watts * (1 + 1e-9)
 
@@ -45,7 +50,7 @@ def test_a_lower_cap_is_never_faster_and_never_draws_more(
 def test_a_cap_above_what_is_drawn_changes_nothing(
     compute: float, memory: float, rest: float, watts: float, room: float
 ) -> None:
-    slower, drawn = power.limited(H200, one(compute, memory, rest), np.array([watts]), Limits(watts + room))
+    slower, drawn = limited(H200, one(compute, memory, rest), np.array([watts]), Limits(watts + room))
     assert slower == 1.0
     assert drawn == watts
 
@@ -56,19 +61,19 @@ def test_a_lower_clock_is_never_faster(
 ) -> None:
     busy, drawn = one(compute, memory, rest), np.array([watts])
     low, high = sorted((clock, other))
-    slow = power.limited(H200, busy, drawn, Limits(clock_mhz=low))[0]
-    assert slow >= power.limited(H200, busy, drawn, Limits(clock_mhz=high))[0] >= 1.0
+    slow = limited(H200, busy, drawn, Limits(clock_mhz=low))[0]
+    assert slow >= limited(H200, busy, drawn, Limits(clock_mhz=high))[0] >= 1.0
 
 
 def test_half_the_clock_doubles_compute_and_leaves_memory() -> None:
     half = Limits(clock_mhz=H200.clock_mhz / 2)
     watts = np.array([600.0])
-    assert power.limited(H200, one(100.0, 1.0, 0.0), watts, half)[0] == pytest.approx(2.0)
-    assert power.limited(H200, one(10.0, 100.0, 0.0), watts, half)[0] == 1.0
+    assert limited(H200, one(100.0, 1.0, 0.0), watts, half)[0] == pytest.approx(2.0)
+    assert limited(H200, one(10.0, 100.0, 0.0), watts, half)[0] == 1.0
 
 
 def test_a_binding_cap_is_kept_where_clocks_can_keep_it() -> None:
-    slower, drawn = power.limited(H200, one(100.0, 20.0, 1.0), np.array([690.0]), Limits(500.0))
+    slower, drawn = limited(H200, one(100.0, 20.0, 1.0), np.array([690.0]), Limits(500.0))
     assert drawn == pytest.approx(500.0)
     assert 1.05 < slower < 2.0
 
@@ -78,8 +83,8 @@ def test_no_product_draws_more_than_the_cap_or_the_tdp(cap: float, tokens: int) 
     """A product of few rows waits for memory, which no clock slows: the whole of it has to."""
     columns = {"batch": [1], "m": [tokens], "n": [28672], "k": [4096], "layout": [0]}
     op = {name: np.array(value) for name, value in columns.items()}
-    free = power.drawn(None, "gemm", op, "bf16", "bf16", H200, "cold", Limits())
-    held = power.drawn(None, "gemm", op, "bf16", "bf16", H200, "cold", Limits(cap))
+    free = power.drawn(None, "gemm", op, "bf16", "bf16", H200, "cold", Limits(), LONG)
+    held = power.drawn(None, "gemm", op, "bf16", "bf16", H200, "cold", Limits(cap), LONG)
     assert free.power_w <= H200.tdp_w
     assert held.power_w <= min(cap * (1 + 1e-12), free.power_w)
     assert held.slower >= 1.0
@@ -89,8 +94,8 @@ def test_no_product_draws_more_than_the_cap_or_the_tdp(cap: float, tokens: int) 
 
 def test_a_cap_that_an_idle_device_exceeds_is_refused() -> None:
     op = {name: np.array([64]) for name in ("batch", "m", "n", "k")} | {"layout": np.array([0])}
-    with pytest.raises(PowerError, match=r"a cap of 100 W is no more than .* ask for more than 140 W"):
-        power.drawn(None, "gemm", op, "bf16", "bf16", H200, "cold", Limits(100.0))
+    with pytest.raises(PowerError, match=r"a cap of 100 W is no more than .* ask for more than 126 W"):
+        power.drawn(None, "gemm", op, "bf16", "bf16", H200, "cold", Limits(100.0), LONG)
 
 
 @pytest.mark.parametrize("values", [{"cap_w": 0.0}, {"cap_w": -5.0}, {"clock_mhz": float("nan")}])
@@ -130,7 +135,7 @@ def model(fast: Options) -> Predictor:
 def ask(model: Predictor | None, device: Device = H200, limits: Limits | None = None) -> power.Drawn:
     columns = {name: np.array([float(value)]) for name, value in zip(("batch", "layout"), (1, 1), strict=True)}
     columns |= {name: np.array([4096.0]) for name in ("m", "n", "k")}
-    return power.drawn(model, "gemm", columns, "bf16", "bf16", device, "warm", limits or Limits())
+    return power.drawn(model, "gemm", columns, "bf16", "bf16", device, "warm", limits or Limits(), np.array([200.0]))
 
 
 def test_watts_are_learned_from_rows_that_have_them(model: Predictor) -> None:

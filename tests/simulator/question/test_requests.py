@@ -74,6 +74,7 @@ steps = st.builds(
     options=st.dictionaries(words, small | st.booleans() | words, max_size=2),
     stragglers=st.lists(st.builds(Straggler, slowdown=st.floats(1, 3), node=small), max_size=2).map(tuple),
     price_per_gpu_hour=st.none() | st.floats(0, 9),
+    power_cap_w=st.none() | st.floats(1, 900),
     network=networks,
     sources=sources,
 )
@@ -86,6 +87,7 @@ alone = st.builds(
     work=st.builds(Work, kind=st.sampled_from(["train", "decode"]), batch=small),
     recompute=st.sampled_from(["none", "full"]),
     price_per_gpu_hour=st.none() | st.floats(0, 9),
+    power_cap_w=st.none() | st.floats(1, 900),
 )
 
 

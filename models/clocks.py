@@ -1,0 +1,118 @@
+"""The clocks that a power limit leaves: what long matrix products sustain, whatever a table of short ones says.
+
+Operators timed for milliseconds run at boost clocks. Products that go on for tenths of a second draw more than the
+limit there, and the clock falls until they do not. Watts beyond idle and memory grow as the clock to the power
+``alpha``, so that one measured chip of a kind says what others of it sustain at other limits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from ..datasets.devices import DEVICE_DIRECTORY, RATE_OF, Device, DeviceError, load_device
+
+IDLE_SHARE = 0.2  # of the limit, clocks up and nothing to do: H200 126 of 700 W, B200 241 of 1000 W (aiconfigurator)
+SAME_UNITS = 0.02  # by how much FLOPs a clock and unit may differ between chips that have the same units
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """What one chip sustains in one format: TFLOP/s at its limit, where compute units draw ``core_w`` of that."""
+
+    tflops: float
+    core_w: float
+    compute_units: int
+    alpha: float
+
+
+def steady_rate(device: Device, dtype: str, limit_w: float) -> float:
+    """TFLOP/s of long saturating products under a limit, at most the boost rate; infinite where nothing is known.
+
+    S(P) = S_r · (SM / SM_r) · ((P - P0 - Pm) / (P_r - P0_r - Pm_r)) ^ (1 / alpha), with the anchor as reference r.
+    """
+    known = anchor(device, dtype)
+    if known is None:
+        return math.inf
+    room = max(limit_w - floor_w(device), 0.0) / known.core_w
+    rate = known.tflops * device.compute_units / known.compute_units * room ** (1.0 / known.alpha)
+    return min(rate, device.tensor_rate(dtype))
+
+
+def core_w(device: Device, dtype: str, tflops: np.ndarray) -> np.ndarray:
+    """Watts of compute units where products run at rates [n]: the inverse of :func:`steady_rate`; 0 without anchor."""
+    known = anchor(device, dtype)
+    if known is None:
+        return np.zeros_like(tflops)
+    made: np.ndarray = (tflops * known.compute_units / (known.tflops * device.compute_units)) ** known.alpha
+    return known.core_w * made
+
+
+def idle_w(device: Device) -> float:
+    """Watts with clocks up and nothing to do."""
+    return device.idle_w or IDLE_SHARE * stock_limit_w(device)
+
+
+def floor_w(device: Device) -> float:
+    """Watts that a device draws beside its compute units while products run."""
+    return idle_w(device) + device.memory_w
+
+
+def stock_limit_w(device: Device) -> float:
+    """The limit of the data sheet under a device's id; its own where there is none, or a higher one."""
+    try:
+        return max(load_device(device.id).tdp_w, device.tdp_w)
+    except DeviceError:
+        return device.tdp_w
+
+
+@lru_cache(maxsize=1024)
+def _anchor(device_id: str, dtype: str) -> Anchor | None:
+    device = load_device(device_id)
+    if device.steady_tflops.get(dtype):
+        return _of(device, dtype)
+    kin = [
+        each
+        for each in _measured()
+        if each.architecture == device.architecture
+        and each.steady_tflops.get(dtype)
+        and abs(_each_clock(each, dtype) / _each_clock(device, dtype) - 1.0) < SAME_UNITS
+    ]
+    nearest = min(kin, key=lambda each: (abs(math.log(each.tdp_w / device.tdp_w)), each.id), default=None)
+    return None if nearest is None else _of(nearest, dtype)
+
+
+def anchor(device: Device, dtype: str) -> Anchor | None:
+    """The measured chip that says what a device sustains: its own, else the nearest in power limit of the same kind.
+
+    Of the same kind are chips of one architecture whose units do as many FLOPs a clock. None where none was measured.
+    """
+    names = (*RATE_OF.get(dtype, (dtype,)), *(("bf16",) if dtype == "fp16" else ()))
+    for name in names if device.vendor != "cpu" else ():
+        try:
+            found = _anchor(device.id, name)
+        except DeviceError:  # not shipped, or without the format
+            found = _of(device, name) if device.steady_tflops.get(name) else None
+        if found is not None:
+            return found
+    return None
+
+
+def _of(device: Device, dtype: str) -> Anchor:
+    room = device.tdp_w - floor_w(device)
+    return Anchor(device.steady_tflops[dtype], room, device.compute_units, device.alpha)
+
+
+def _each_clock(device: Device, dtype: str) -> float:
+    """FLOPs of one compute unit a clock."""
+    return device.tensor_rate(dtype) / (device.compute_units * device.clock_mhz)
+
+
+@lru_cache
+def _measured() -> tuple[Device, ...]:
+    """The shipped devices with steady figures of their own."""
+    files = sorted(DEVICE_DIRECTORY.glob("*.yaml"))
+    return tuple(load_device(path.stem) for path in files if "steady_tflops:" in path.read_text("utf-8"))

@@ -1,0 +1,69 @@
+"""What the power limit does to the nodes of a step: the clock that it leaves, which short tables do not know.
+
+A step that keeps a device busy for longer than the limiter takes to settle runs its products at steady clocks
+(:func:`....models.clocks.steady_rate`). A cap below the data sheet's limit holds from the start, and for every op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ...datasets.devices import Device
+from ...datasets.ops import KINDS, iterate_groups
+from ...models import power
+from .costs import Costs
+
+SETTLING_MS = 30.0, 100.0  # of busy time in which the limiter takes hold: ratios of tables timed for 2 ms to 1 s
+
+
+def sustained(costs: Sequence[Costs], device: Device, busy_us: float, scale: Mapping[str, float]) -> list[Costs]:
+    """The costs under the device's power limit, in a step that keeps it busy for ``busy_us``.
+
+    A framework's constants of products (``scale``) were fitted on long steps at the data sheet's limit: where there
+    are some, they stand for what clocks do there.
+    """
+    capped = power.Limits().of(device).asked
+    settled = 1.0 if capped else _settled(busy_us)
+    counted = not capped and any(map(stands_for_clocks, scale))
+    if not costs or not device.tdp_w or settled <= 0.0 or counted:
+        return list(costs)
+    factor = 1.0 + settled * (_slower(costs, device, capped) - 1.0)
+    ends = np.cumsum([len(each.nodes) for each in costs])
+    return [_held(each, own, capped) for each, own in zip(costs, np.split(factor, ends[:-1]), strict=True)]
+
+
+def stands_for_clocks(name: str) -> bool:
+    """Whether a framework's constant of this name multiplies matrix products, and so what clocks do to them."""
+    return name.removesuffix("_bf16") in ("gemm", "grouped_gemm", "*")
+
+
+def _settled(busy: float) -> float:
+    start, end = (1e3 * each for each in SETTLING_MS)
+    return float(np.clip((busy - start) / (end - start), 0.0, 1.0))
+
+
+def _slower(costs: Sequence[Costs], device: Device, capped: bool) -> np.ndarray:
+    """How many times longer each node of all takes at the clock that the limit leaves [nodes]."""
+    nodes = [node for each in costs for node in each.nodes]
+    latency = np.concatenate([each.kernel_us for each in costs])
+    slower, limits = np.ones(len(nodes)), power.Limits(device.tdp_w)
+    places = [at for at, node in enumerate(nodes) if node.op is not None and _draws(node.op.kind, capped)]
+    ops = [op for at in places if (op := nodes[at].op) is not None]
+    for kind, dtype, out_dtype, positions, columns in iterate_groups(ops):
+        at = np.array(places)[positions]
+        drawn = power.drawn(None, kind, columns, dtype, out_dtype, device, "cold", limits, latency[at])
+        slower[at] = drawn.slower
+    return slower
+
+
+def _draws(kind: str, capped: bool) -> bool:
+    family = KINDS[kind].family
+    return family in power.PRODUCTS or (capped and family not in power.WITHOUT_POWER)
+
+
+def _held(costs: Costs, factor: np.ndarray, capped: bool) -> Costs:
+    inside = costs.in_envelope & (factor == 1.0) if capped else costs.in_envelope
+    return replace(costs, kernel_us=costs.kernel_us * factor, in_envelope=inside)
