@@ -67,6 +67,8 @@ class Device:
     memory_w: float = 0.0  # memory draws beside long products
     steady_tflops: Mapping[str, float] = field(default_factory=dict)  # of long products at the data sheet's limit
     alpha: float = 2.0  # watts of compute units grow as their clock to this power
+    die: str = ""  # the chip's code name: devices of one die differ in what is enabled, memory, links and power
+    sm: float = 0.0  # compute capability of NVIDIA's, 0 elsewhere
     variant_of: str = ""  # the device whose predictors answer for it, corrected by physics for what differs
     sources: Mapping[str, str] = field(default_factory=dict)
 

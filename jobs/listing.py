@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..datasets.devices import Device
 from . import resolve
 from .show import BadInputError, print_json, table, wants_json
 
@@ -37,13 +38,16 @@ def devices(config: Mapping[str, Any]) -> Rows:
     """Shipped devices, then those measured into the store."""
     from ..datasets.devices import known_devices, load_device
     from ..datasets.store import Store
+    from ..models.registry import Registry
 
     found = [load_device(name) for name in known_devices()]
     for path in resolve.stores(config):
         if path.is_dir():
             store = Store(path)
             found += [made for name in store.measured_devices() if (made := store.device(name)) is not None]
-    heads = ("id", "name", "units", "bf16 TFLOP/s", "memory GiB", "GB/s", "last-level MiB", "TDP W")
+    learned = {name for path in resolve.registries(config) for name in Registry(path).devices()}
+    known = [d for d in found if d.id in learned]
+    heads = ("id", "name", "units", "bf16 TFLOP/s", "memory GiB", "GB/s", "last-level MiB", "TDP W", "learned from")
     return heads, [
         (
             d.id,
@@ -54,9 +58,23 @@ def devices(config: Mapping[str, Any]) -> Rows:
             round(d.memory_gbps),
             d.l2_mib,
             d.tdp_w,
+            _learned_from(d, known),
         )
         for d in found
     ]
+
+
+def _learned_from(device: Device, known: Sequence[Device]) -> str:
+    """Whose predictors answer for a device: its own, or those of its kin, and in what they are kin."""
+    from ..models.kinship import voices
+
+    own = [each.id for each in known if each.id in (device.id, device.variant_of)]
+    if own:
+        return "itself" if device.id in own else device.variant_of
+    tier, heard = voices(device, known, "bf16")
+    if tier == "vendor" and heard:
+        return f"all of {device.vendor}"
+    return f"{', '.join(sorted(heard))} (same {tier})" if heard else ""
 
 
 def _rate(rates: Mapping[str, float]) -> object:

@@ -17,10 +17,10 @@ HEAD = """# Predictors that come with opcast
 
 One folder a predictor: `<device>/<kind>@<backend>/<version>/` with `model.npz` (plain arrays, no pickle) and
 `card.json` (device figures, range of sizes, source and licence of the data, evaluation, interval, date, hash).
-`current` names the version in use; `kinship.json` says how far answers for other devices were off. A backend is `<framework>-<version>:<kernel>`; of each framework, the newest version
+`current` names the version in use. A backend is `<framework>-<version>:<kernel>`; of each framework, the newest version
 that has the kind is here, and kernels for wide expert parallelism that only an older one has. `default` says which
-framework answers when none is named; `power/` holds models of watts. `opcast list predictors` lists them; a predictor
-of yours for the same device goes first.
+framework answers when none is named, `kinship.json` how far answers for other devices were off; `power/` holds models
+of watts. `opcast list predictors` lists them; a predictor of yours for the same device goes first.
 
 Learned from {sources} ({licences}). Nothing of those tables is in here but what trees keep of them. To make them again:
 

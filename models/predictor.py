@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
@@ -25,7 +25,7 @@ import numpy as np
 
 from ..datasets.devices import Device, DeviceError
 from ..datasets.reading import read_json
-from ..datasets.vocabulary import Op, iterate_groups, kind
+from ..datasets.vocabulary import Op, iterate_groups
 from .analytical import latency_us
 from .correction import Correction, nested, part
 from .envelope import Envelope
@@ -38,7 +38,8 @@ FORMAT = 2
 CARD, MODEL = "card.json", "model.npz"
 MEND = "train it again, or remove its folder for others to answer"
 CHUNK = 16_384  # ops that one thread answers at a time
-UNTIMED = ("id", "name", "sources", "idle_w", "memory_w", "steady_tflops", "alpha")  # no law of latency reads these
+# no law of latency reads these
+UNTIMED = ("id", "name", "die", "sm", "sources", "idle_w", "memory_w", "steady_tflops", "alpha")
 FIGURES = tuple(each.name for each in fields(Device) if each.name not in UNTIMED)
 MEMO = 100_000  # answers to single ops that are kept
 NEAR = 0.75  # octaves between figures of devices that count as alike: H100 and H200, not H100 and B200
@@ -135,18 +136,10 @@ class Predictor:
         cache: str,
         known: bool,
     ) -> Prediction:
-        count = len(np.atleast_1d(columns[kind(self.kind).names[0]]))
-        if count <= CHUNK:
-            return self.predict_frame(frame(self.kind, columns, dtype, out_dtype, device, cache), known)
-        self.correction.expect(count)
-
-        def answer(start: int) -> Prediction:
-            part = {name: values[start : start + CHUNK] for name, values in columns.items()}
+        def answer(part: Mapping[str, np.ndarray]) -> Prediction:
             return self.predict_frame(frame(self.kind, part, dtype, out_dtype, device, cache), known)
 
-        with ThreadPoolExecutor(min(_cores(), -(-count // CHUNK))) as pool:
-            parts = list(pool.map(answer, range(0, count, CHUNK)))
-        return Prediction(*(np.concatenate(each) for each in zip(*map(_columns, parts), strict=True)))
+        return in_parts(columns, answer, [self.correction])
 
     def _near(self, device: Device, dtype: str) -> bool:
         """Whether a device is like one of those it learned from."""
@@ -235,6 +228,24 @@ class Predictor:
                 np.lib.format.write_array(member, np.asarray(arrays[name]), allow_pickle=False)
                 archive.writestr(zipfile.ZipInfo(f"{name}.npy"), member.getvalue(), zipfile.ZIP_DEFLATED)
         return buffer.getvalue()
+
+
+def in_parts(
+    columns: Mapping[str, np.ndarray],
+    answer: Callable[[Mapping[str, np.ndarray]], Prediction],
+    corrections: Sequence[Correction],
+) -> Prediction:
+    """Answers to n ops by parts of a fixed size on all cores, so that they depend on neither."""
+    count = len(np.atleast_1d(next(iter(columns.values()))))
+    if count <= CHUNK:
+        return answer(columns)
+    for each in corrections:
+        each.expect(count)
+    starts = range(0, count, CHUNK)
+    split = ({name: values[start : start + CHUNK] for name, values in columns.items()} for start in starts)
+    with ThreadPoolExecutor(min(_cores(), len(starts))) as pool:
+        parts = list(pool.map(answer, split))
+    return Prediction(*(np.concatenate(each) for each in zip(*map(_columns, parts), strict=True)))
 
 
 def load(directory: Path | str) -> Predictor:

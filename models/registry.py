@@ -102,6 +102,18 @@ class Registry:
         order = self.preferences() if preferences is None else preferences
         return ranked({backend: cards[backend].get("n", 0) for backend in seen}, wanted, order)[0]
 
+    def learned(
+        self, kind: str, device_id: str, wanted: str | None, dtype: str, preferences: Sequence[str] | None = None
+    ) -> str | None:
+        """:meth:`matching`, where its predictor has learned the format."""
+        backend = self.matching(kind, device_id, wanted, dtype, preferences)
+        return backend if backend and _learned(self._card(kind, device_id, backend), dtype) else None
+
+    def devices(self) -> list[str]:
+        """Devices with a folder, by id."""
+        folders = self.root.iterdir() if self.root.is_dir() else ()
+        return sorted(unquote(each.name) for each in folders if next(each.glob("*@*"), None))
+
     def preferences(self) -> tuple[str, ...]:
         """Lines of ``<root>/default``, but empty ones and comments (``#``)."""
         try:

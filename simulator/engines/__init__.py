@@ -1,4 +1,4 @@
-"""Who answers "how long does this op take?": measured, learned or analytical, and ``fused``, which tries them in order.
+"""Who answers "how long does this op take?": measured, learned, transfer or analytical, and ``fused``, which tries all.
 
 Others use :func:`build_engine`, :func:`ask` and :class:`Answers`.
 """

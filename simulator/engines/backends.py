@@ -14,18 +14,16 @@ from ...datasets.store import Store
 from ...models.predictor import ANY
 from ...models.registry import Registry
 from .fused import EngineError
+from .transfer import is_kin
 
 
 def known_backends(device: Device, stores: Sequence[Path], registries: Sequence[Path]) -> set[str]:
-    """Whole names of backends. Of predictors over devices, which learned from GPUs, those count for GPUs alone."""
-    places = [name for name in (device.id, device.variant_of, "" if device.synchronous else ANY) if name]
-    found = {
-        backend
-        for path in registries
-        for place in places
-        for kind in KINDS
-        for backend in Registry(path).backends(kind, place)
-    }
+    """Whole names of backends, those of kin among them. Predictors over devices count for GPUs alone."""
+    found = set()
+    for registry in (Registry(path) for path in registries):
+        kin = [name for name in registry.devices() if is_kin(device, name)]
+        own = [name for name in (device.id, device.variant_of, "" if device.synchronous else ANY) if name]
+        found |= {backend for place in {*own, *kin} for kind in KINDS for backend in registry.backends(kind, place)}
     for store in (Store(path) for path in stores if path.is_dir()):
         for kind in store.kinds():
             if device.id in store.devices(kind):

@@ -1,4 +1,4 @@
-"""The engine behind every answer: measured, else learned, else by the network or analytical, op by op."""
+"""The engine behind every answer: measured, else learned, else by kin, by the network or analytical, op by op."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from .answers import Answers, Columns, Engine
 from .learned import LearnedEngine
 from .measured import MeasuredEngine
 from .network import NetworkEngine
+from .transfer import TransferEngine
 
 
 class EngineError(ValueError):
@@ -79,6 +80,9 @@ def build_engine(
         elif name == "learned":
             inside_node = cluster is not None and "network" in order
             engines.append(LearnedEngine(device, found, backend, inside_node, preferences))
+        elif name == "transfer":
+            inside_cluster = cluster is not None and "network" in order
+            engines.append(TransferEngine(device, found, backend, inside_cluster, preferences))
         elif name == "network":
             if cluster is not None:
                 engines.append(NetworkEngine(device, cluster, known))

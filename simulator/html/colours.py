@@ -81,7 +81,14 @@ HUE_OF_PURPOSE = {
     "host": "grey",
 }
 UNMAPPED = "red-strong"
-HUE_OF_ENGINE = {"measured": "green", "learned": "blue", "analytical": "purple", "bytes": UNMAPPED, "host": "grey"}
+HUE_OF_ENGINE = {
+    "measured": "green",
+    "learned": "blue",
+    "transfer": "cyan",
+    "analytical": "purple",
+    "bytes": UNMAPPED,
+    "host": "grey",
+}
 
 
 def css(name: str) -> str:

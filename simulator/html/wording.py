@@ -11,6 +11,7 @@ WORKLOADS = {
 ENGINES = {
     "measured": "this very shape was measured on this device",
     "learned": "a predictor trained on measurements of other shapes",
+    "transfer": "predictors of the nearest measured devices, on this one's figures",
     "analytical": "a formula over FLOPs, bytes and the device's figures",
     "bytes": "no kind covers the operator: its bytes at memory bandwidth",
     "host": "time in which no operator runs",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ORDER = ("measured", "learned", "network", "analytical")
+ORDER = ("measured", "learned", "transfer", "network", "analytical")
 HOME = "~/.opcast"
 
 

@@ -1,7 +1,7 @@
 """How far an answer can be trusted: where its time comes from, whether it fits, and what to measure next.
 
 Time is *measured* (this op on this device), *interpolated* (a predictor inside what it has seen), *extrapolated*
-(outside of it), *analytical* (physics) or *bytes* (an operator without a kind).
+(outside of it, or from other devices'), *analytical* (physics) or *bytes* (an operator without a kind).
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class TrustError(ValueError):
 
 def source(engine: str, inside: bool) -> str:
     """Where an engine's answer comes from."""
+    if engine == "transfer":
+        return "extrapolated"
     if engine == "learned":
         return "interpolated" if inside else "extrapolated"
     return engine if engine in SOURCES else "analytical"

@@ -12,6 +12,7 @@ from ...datasets.devices import Device
 from ..engines import Engine, FusedEngine
 from ..engines.flow import FlowEngine
 from ..engines.learned import LearnedEngine
+from ..engines.transfer import TransferEngine
 from ..graph import Graph
 from ..memory.amounts import GIB, Memory
 from ..memory.stage import stage_memory
@@ -141,7 +142,7 @@ def engine_of(stack: Stack, engine: Engine) -> Engine:
         return engine
     engines: list[Engine] = []
     for each in engine.engines:
-        if isinstance(each, LearnedEngine) and each.backend is None:
+        if isinstance(each, (LearnedEngine, TransferEngine)) and each.backend is None:
             names = [name for name in (stack.collectives, stack.backend) if name]
             engines += [replace(each, backend=name) for name in names]
         if isinstance(each, FlowEngine):

@@ -84,7 +84,7 @@ def test_far_outside_the_interval_widens(knowledge: tuple[Path, Path]):
 def test_the_order_is_the_users(knowledge: tuple[Path, Path]):
     engine = build_engine(DEVICE, [knowledge[0]], [knowledge[1]], order=["analytical"])
     assert ask(engine, [make_op("gemm", m=1024, n=4096, k=4096)]).engine[0] == "analytical"
-    with pytest.raises(EngineError, match="choose from measured, learned, network, analytical"):
+    with pytest.raises(EngineError, match="choose from measured, learned, transfer, network, analytical"):
         build_engine(DEVICE, [], [], order=["oracle"])
 
 

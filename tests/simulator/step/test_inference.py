@@ -141,9 +141,13 @@ def test_engines_answer_with_their_own_predictors(tmp_path):
     (tmp_path / "registry").mkdir()
     engine = build_engine(H100, [], [tmp_path / "registry"])
     own = engine_of(load_stack("fastertransformer"), engine)
-    assert [getattr(each, "backend", None) for each in own.engines] == ["nccl", "trtllm", None, None]
+    assert [getattr(each, "backend", None) for each in own.engines] == ["nccl", "trtllm", None] * 2 + [None]
     chosen = build_engine(H100, [], [tmp_path / "registry"], backend="sglang")
-    assert [getattr(e, "backend", None) for e in engine_of(load_stack("vllm"), chosen).engines] == ["sglang", None]
+    assert [getattr(e, "backend", None) for e in engine_of(load_stack("vllm"), chosen).engines] == [
+        "sglang",
+        "sglang",
+        None,
+    ]
     assert engine_of(load_stack("torch"), engine) is engine
 
 

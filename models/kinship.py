@@ -1,0 +1,139 @@
+"""Answers for a device that nobody measured, from the predictors of its nearest kin.
+
+What a predictor knows is how far a kernel falls short of physics, from features that are relative to the device: waves,
+tiles, intensity, what the cache holds. Asked with the features of another device, that shortfall times the other
+device's analytical time is an answer. Kin are the nearest there are: devices of the same die, else of the same
+generation, else all of the vendor, each generation one voice that counts less the further its units are from the
+device's in FLOPs a clock.
+
+Intervals come from the same answers to measured devices, each left out in turn (``tests/benchmarks/transfer.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..datasets.devices import Device
+from .analytical import latency_us
+from .features import Frame, frame
+from .intervals import Intervals
+from .predictor import Prediction, Predictor, in_parts
+
+TIERS = ("die", "generation", "vendor")  # nearest first
+SAME_UNITS = (
+    0.5  # octaves in FLOPs a clock and unit within which devices of one die are alike: H20 has a quarter of H100's
+)
+REACH = 0.5  # octaves over which the voice of another generation falls by e
+ERRORS = Path(__file__).parent / "shipped" / "kinship.json"
+
+
+@dataclass(frozen=True)
+class Kin:
+    """Predictors of ``tier`` with a voice each (the sum is 1) for ops in ``dtype``, and what their answers missed."""
+
+    tier: str
+    predictors: Sequence[Predictor]
+    voices: Sequence[float]
+    dtype: str
+    intervals: Intervals
+
+    @property
+    def name(self) -> str:
+        """Who they are, the loudest first."""
+        order = sorted(zip(self.voices, self.predictors, strict=True), key=lambda pair: -pair[0])
+        return " + ".join(f"{each.name}@{each.version}" for _, each in order)
+
+    def predict(
+        self, columns: Mapping[str, np.ndarray], dtype: str, out_dtype: str, device: Device, cache: str = "warm"
+    ) -> Prediction:
+        """Latency of n ops on ``device``; a format without predictors has the shortfall of ``self.dtype``."""
+        kind_name = self.predictors[0].kind
+        growth = max(each.intervals.growth for each in self.predictors)
+        intervals = replace(self.intervals, growth=growth)
+
+        def answer(part: Mapping[str, np.ndarray]) -> Prediction:
+            ops = frame(kind_name, part, self.dtype, out_dtype, device, cache)
+            analytical = ops.analytical_us
+            if dtype != self.dtype:
+                analytical = latency_us(kind_name, part, dtype, out_dtype, device, cache)
+            latency = analytical * np.exp(self.correction(ops))
+            excess = np.min([each.envelope.excess(ops.matrix) for each in self.predictors], axis=0)
+            spread = np.exp(intervals.widths(analytical, excess, np.zeros(len(latency))))
+            return Prediction(latency, latency / spread, latency * spread, excess <= 0.0)
+
+        return in_parts(columns, answer, [each.correction for each in self.predictors])
+
+    def correction(self, ops: Frame) -> np.ndarray:
+        """ln(latency / analytical) of n ops: the mean of all by their voices, nowhere below the device's roofline."""
+        parts = [each.correction.predict(ops.matrix) for each in self.predictors]
+        mean = np.average(parts, axis=0, weights=self.voices)
+        return np.asarray(np.maximum(mean, np.log(ops.roofline_us / ops.analytical_us)))
+
+
+def tier(device: Device, other: Device, dtype: str) -> str | None:
+    """How near another device is; None for the device itself, a CPU or another vendor's."""
+    if other.id == device.id or other.vendor != device.vendor or device.synchronous:
+        return None
+    if device.die and device.die == other.die and units_apart(device, other, dtype) < SAME_UNITS:
+        return "die"
+    return "generation" if generation(device) == generation(other) else "vendor"
+
+
+def generation(device: Device) -> tuple[str, int]:
+    """Devices that run the same kernels: of one architecture and one major compute capability."""
+    return device.architecture, int(device.sm)
+
+
+def units_apart(device: Device, other: Device, dtype: str) -> float:
+    """Octaves between the FLOPs a clock of two devices' units."""
+    mine, theirs = (_per_clock(each, dtype) for each in (device, other))
+    return abs(math.log2(mine / theirs))
+
+
+def voices(device: Device, others: Sequence[Device], dtype: str, least: str = TIERS[0]) -> tuple[str, dict[str, float]]:
+    """The nearest tier, of ``least`` or further, that any of ``others`` is in, and the voice of each device in it.
+
+    Empty where none is kin.
+    """
+    near = {each.id: TIERS.index(found) for each in others if (found := tier(device, each, dtype)) is not None}
+    near = {name: max(place, TIERS.index(least)) for name, place in near.items()}
+    nearest = min(near.values(), default=0)
+    kin = [each for each in others if near.get(each.id) == nearest]
+    groups: dict[tuple[str, int], list[Device]] = {}
+    for each in kin:
+        groups.setdefault(generation(each), []).append(each)
+    made = {
+        each.id: math.exp(-units_apart(device, each, dtype) / REACH) / len(members)
+        for members in groups.values()
+        for each in members
+    }
+    whole = sum(made.values())
+    return TIERS[nearest], {name: voice / whole for name, voice in made.items()}
+
+
+@lru_cache
+def errors(path: Path = ERRORS) -> dict[str, dict[str, Intervals]]:
+    """Intervals of transferred answers by kind and tier: those tiers that are nearer to the truth than physics."""
+    told: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return {
+        kind_name: {name: _intervals(each["intervals"]) for name, each in tiers.items() if "intervals" in each}
+        for kind_name, tiers in told["kinds"].items()
+    }
+
+
+def _intervals(values: Mapping[str, Any]) -> Intervals:
+    arrays = {name: np.asarray(value, dtype=np.float64) for name, value in values.items()}
+    return Intervals.from_arrays({"classes": np.zeros(0), "growth": np.array(1.0), **arrays})
+
+
+def _per_clock(device: Device, dtype: str) -> float:
+    rate = device.tensor_rate(dtype) if device.supports(dtype) else device.vector_tflops
+    return rate / device.clock_mhz / device.compute_units

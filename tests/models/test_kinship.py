@@ -1,0 +1,117 @@
+"""Kin of a device: how near, whose voice counts how much, and what their answers are worth."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from opcast.datasets.devices import known_devices, load_device
+from opcast.models import analytical
+from opcast.models.features import Frame, frame
+from opcast.models.kinship import TIERS, Kin, errors, generation, tier, voices
+from opcast.models.predictor import Predictor
+from opcast.models.registry import Registry
+
+SHIPPED = Registry(Path(__file__).resolve().parents[2] / "models" / "shipped")
+OPS = {
+    "batch": np.ones(4, dtype=np.int64),
+    "m": np.array([1, 64, 4096, 8192]),
+    "n": np.array([4096, 4096, 4096, 14336]),
+    "k": np.array([4096, 4096, 4096, 4096]),
+    "layout": np.ones(4, dtype=np.int64),
+}
+
+
+def product(device: str) -> Predictor:
+    found = SHIPPED.find("gemm", device, SHIPPED.learned("gemm", device, "vllm", "bf16"))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("device", "other", "found"),
+    [
+        ("h800_sxm", "h100_sxm", "die"),
+        ("gb200", "b200_sxm", "die"),
+        ("gb300", "b200_sxm", "generation"),
+        ("l4", "l40s", "generation"),
+        ("h20_sxm", "h100_sxm", "generation"),  # the same die with a quarter of its matrix units
+        ("rtx_pro_6000_server", "b200_sxm", "vendor"),  # Blackwell by name, other units
+        ("a100_sxm_80gb", "l40s", "vendor"),
+        ("mi300x", "h100_sxm", None),
+        ("h100_sxm", "h100_sxm", None),
+    ],
+)
+def test_how_near_follows_from_the_die_the_units_and_the_compute_capability(
+    device: str, other: str, found: str | None
+) -> None:
+    assert tier(load_device(device), load_device(other), "bf16") == found
+
+
+def test_every_device_says_its_die_and_those_of_one_die_are_of_one_generation() -> None:
+    dies: dict[str, set[tuple[str, int]]] = {}
+    for device in map(load_device, known_devices()):
+        assert device.die
+        assert (device.sm > 0) == (device.vendor == "nvidia")
+        dies.setdefault(device.die, set()).add(generation(device))
+    assert all(len(found) == 1 for found in dies.values())
+
+
+def test_the_nearest_alone_are_heard() -> None:
+    known = [load_device(name) for name in ("h100_sxm", "h200_sxm", "b200_sxm", "l40s")]
+    assert voices(load_device("h800_sxm"), known, "bf16") == ("die", {"h100_sxm": 0.5, "h200_sxm": 0.5})
+
+
+def test_a_generation_is_one_voice_and_nearer_units_are_louder() -> None:
+    known = [load_device(name) for name in ("h100_sxm", "h200_sxm", "l40s", "b200_sxm", "gb200", "b300_sxm")]
+    level, heard = voices(load_device("a100_sxm_80gb"), known, "bf16")
+    assert level == "vendor"
+    assert sum(heard.values()) == pytest.approx(1.0)
+    assert heard["h100_sxm"] + heard["h200_sxm"] == pytest.approx(heard["l40s"], rel=2e-2)  # an octave each way
+    assert heard["l40s"] == pytest.approx(heard["b200_sxm"] * 3 * math.exp(2.0), rel=2e-2)  # two octaves, three devices
+
+
+def test_a_device_with_the_figures_of_one_kin_gets_its_answer() -> None:
+    kin = Kin("die", [product("h100_sxm")], [1.0], "bf16", errors()["gemm"]["die"])
+    found = kin.predict(OPS, "bf16", "bf16", load_device("h800_sxm"))
+    assert np.array_equal(found.latency_us, product("h100_sxm").predict(OPS, "bf16").latency_us)
+
+
+def test_no_answer_is_below_the_roofline_of_the_device_asked_about() -> None:
+    kin = Kin("generation", [product("h100_sxm")], [1.0], "bf16", errors()["gemm"]["generation"])
+    ops = frame("gemm", OPS, "bf16", "bf16", load_device("h20_sxm"))
+    assert np.array_equal(kin.correction(ops), product("h100_sxm").correction.predict(ops.matrix))
+    slow = Frame(ops.matrix, ops.analytical_us, 2.0 * ops.analytical_us)
+    assert np.allclose(kin.correction(slow), np.log(2.0))
+
+
+def test_a_format_nobody_learned_has_the_shortfall_of_one_on_the_same_units() -> None:
+    found = SHIPPED.find("gemm", "b200_sxm", SHIPPED.learned("gemm", "b200_sxm", "vllm", "fp8"))
+    assert found is not None
+    gb200 = load_device("gb200")
+    kin = Kin("die", [found], [1.0], "fp8", errors()["gemm"]["die"])
+    shortfall = kin.predict(OPS, "mxfp8", "bf16", gb200).latency_us / kin.predict(OPS, "fp8", "bf16", gb200).latency_us
+    physics = [analytical.latency_us("gemm", OPS, name, "bf16", gb200) for name in ("mxfp8", "fp8")]
+    assert shortfall == pytest.approx(physics[0] / physics[1])
+
+
+def test_many_ops_are_answered_as_each_alone() -> None:
+    many = {name: np.tile(values, 10_000) for name, values in OPS.items()}
+    kin = Kin("die", [product("h100_sxm"), product("h200_sxm")], [0.5, 0.5], "bf16", errors()["gemm"]["die"])
+    device = load_device("h800_sxm")
+    few, found = (kin.predict(columns, "bf16", "bf16", device) for columns in (OPS, many))
+    assert np.array_equal(found.latency_us, np.tile(few.latency_us, 10_000))
+    assert np.array_equal(found.high_us, np.tile(few.high_us, 10_000))
+
+
+def test_what_was_missed_grows_with_distance_and_far_collectives_are_left_to_physics() -> None:
+    found = errors()
+    for kind in ("gemm", "attention_prefill", "attention_decode", "fused_moe"):
+        widths = [float(np.median(found[kind][level].half_width)) for level in TIERS if level in found[kind]]
+        assert widths[0] < 0.3
+        assert widths[-1] > 1.5 * widths[0]
+    for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        assert "die" in found[kind]
+        assert "vendor" not in found[kind]
