@@ -169,7 +169,7 @@ def test_a_device_is_one_file(
     assert "example_gpu" in devices.known_devices()
     found = answer(commands("A device")[0], capsys)
     assert found["device"] == "example_gpu"
-    assert found["engine"] == "analytical"
+    assert found["engine"] == "transfer"
     assert found["latency_us"] > 2 * 4096**3 / 800e6
 
 
