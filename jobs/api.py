@@ -104,6 +104,7 @@ def simulate(
     stack: str | Stack | None = None,
     precision: str | None = None,
     backend: str | None = None,
+    calibration: str = Sources.calibration,
     engines: Sequence[str] = ORDER,
     home: str | Path = HOME,
     **settings: Any,
@@ -132,7 +133,7 @@ def simulate(
             raise RequestError("a request says all that is asked: change it with dataclasses.replace")
         return timed(_bench(model.sources).simulate(model))
     given = {**settings, "cluster": cluster, "stack": stack, "precision": precision}
-    request = simulate_request(model, workload, device, _sources(home, engines, backend), given)
+    request = simulate_request(model, workload, device, _sources(home, engines, backend, calibration), given)
     return timed(_bench(request.sources).simulate(request))
 
 
@@ -195,8 +196,10 @@ def validate(
     return _bench(sources).validate(ValidateRequest(str(truth), limit, rival, details, stack=chosen, sources=sources))
 
 
-def _sources(home: str | Path, engines: Sequence[str], backend: str | None) -> Sources:
-    return Sources.at(str(home), tuple(engines), backend)
+def _sources(
+    home: str | Path, engines: Sequence[str], backend: str | None, calibration: str = Sources.calibration
+) -> Sources:
+    return Sources.at(str(home), tuple(engines), backend, calibration)
 
 
 def _bench(sources: Sources) -> Workbench:

@@ -37,6 +37,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "predict": ("predict", "the latency of one op, of every op in a file, or of collectives on a cluster"),
     "simulate": ("simulate", "one training or inference step of a model on a device"),
     "validate": ("validate", "every row of a table of published results, simulated and scored"),
+    "calibrate": (
+        "calibrate",
+        "what known runs say of the times of steps: fitted on tables, scored on tables left out",
+    ),
     "list": ("listing", "the devices, models, ops or predictors opcast knows"),
 }
 # Hydra's flags -> the words that may follow it ("*": any); a flag with words that is no INFO needs one

@@ -21,7 +21,7 @@ from .show import BadInputError
 if TYPE_CHECKING:
     from ..simulator.question.plan import Plan, Stack
     from ..simulator.question.predictions import PredictRequest
-    from ..simulator.question.requests import SimulateRequest, ValidateRequest
+    from ..simulator.question.requests import CalibrateRequest, SimulateRequest, ValidateRequest
     from ..simulator.question.work import Work
 
 __all__ = ["LINK_FAULTS", "SHIPPED_PREDICTORS", "SHIPPED_STORE"]
@@ -34,7 +34,12 @@ def sources(config: Mapping[str, Any]) -> Sources:
         raise EngineError(f"engine.order={order!r} must be a list of engines, such as [{','.join(Sources.order)}]")
     folders = {name: config[name] for name in ("store", "predictors", "graphs") if name in config}
     backend = config.get("backend")
-    return Sources(**folders, order=tuple(map(str, order)), backend=None if backend is None else str(backend))
+    return Sources(
+        **folders,
+        order=tuple(map(str, order)),
+        backend=None if backend is None else str(backend),
+        calibration=str(config.get("calibration", Sources.calibration)),
+    )
 
 
 def bench(config: Mapping[str, Any]) -> Workbench:
@@ -167,6 +172,15 @@ def validate_request(config: Mapping[str, Any]) -> ValidateRequest:
         stack=stack_from_dict(config["stack"]) if config.get("stack") else None,
         sources=sources(config),
     )
+
+
+def calibrate_request(config: Mapping[str, Any]) -> CalibrateRequest:
+    """The request about tables of known runs."""
+    from ..simulator.question.requests import CalibrateRequest
+
+    truth = config["truth"]
+    tables = (truth,) if isinstance(truth, str) else tuple(map(str, truth or ()))
+    return CalibrateRequest(tables, config["rows"], sources(config))
 
 
 def work(values: Mapping[str, Any]) -> Work:

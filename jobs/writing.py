@@ -14,14 +14,19 @@ def write(setting: str, path: Path, fill: Callable[[Path], object]) -> Path:
 
     Nothing is left under either name where the disk is full, the folder is missing or ``path`` is a folder.
     """
-    if not path.parent.is_dir():
-        raise BadInputError(f"{setting}={path} cannot be written: there is no folder {path.parent}; make it first")
-    if path.is_dir():
-        raise BadInputError(f"{setting}={path} is a folder; name a file in it")
+    check_place(setting, path)
     try:
         return write_atomically(path, fill)
     except StoreError as error:
         raise BadInputError(f"{setting}={path}: {error}") from None
+
+
+def check_place(setting: str, path: Path) -> None:
+    """BadInputError, naming the setting, where no file can be: to be asked before long work."""
+    if not path.parent.is_dir():
+        raise BadInputError(f"{setting}={path} cannot be written: there is no folder {path.parent}; make it first")
+    if path.is_dir():
+        raise BadInputError(f"{setting}={path} is a folder; name a file in it")
 
 
 def write_text(setting: str, path: Path, text: str) -> Path:

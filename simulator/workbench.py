@@ -31,10 +31,11 @@ from .question.sources import Sources
 if TYPE_CHECKING:
     from .predict.links import Links
     from .question.plan import Plan
-    from .question.requests import SimulateRequest, ValidateRequest
+    from .question.requests import CalibrateRequest, SimulateRequest, ValidateRequest
     from .report.answer import InferenceReport, OpPrediction, StepReport
     from .report.workload_file import FileReport
-    from .validation import Validation
+    from .validation import Validation, ValidationSettings
+    from .validation.calibrate import Calibrating
 
 PACKAGE = Path(__file__).resolve().parent.parent
 SHIPPED_STORE = PACKAGE / "datasets" / "measured"
@@ -223,15 +224,28 @@ class Workbench:
         report = simulate_workload(found, plan, engine, request.file.name, rates, request.file.vpp, study)
         return Answered(report, device, engine)
 
+    def calibrate(self, request: CalibrateRequest, say: Callable[[str], None] = lambda line: None) -> Calibrating:
+        """Effects on the times of steps, fitted on the rows of tables, and how well they answer what was left out."""
+        from .validation.calibrate import calibrate
+
+        tables = [Path(table).expanduser() for table in request.truth]
+        return calibrate(tables, self._validation(), request.rows, say)
+
     def validate(self, request: ValidateRequest, progress: Progress | None = None) -> Validation:
         """The errors of every row of a table. ``progress`` opens a bar of so many rows, which is told of those done."""
         from ..datasets.truth import read_table
-        from .validation import ValidationSettings, validate
+        from .validation import validate
 
-        setting = ValidationSettings(self.engine, self.graphs, request.device, request.cluster, request.stack)
+        setting = self._validation(request.device, request.cluster, request.stack)
         read = read_table(Path(request.truth).expanduser(), request.limit)
         with progress(len(read.rows)) if progress else nullcontext(lambda done: None) as advance:
             return validate(read, setting, request.rival, request.details, advance)
+
+    def _validation(self, *figures: Any) -> ValidationSettings:
+        """What validation is told: these sources, and figures of devices, clusters and a framework for all rows."""
+        from .validation import ValidationSettings
+
+        return ValidationSettings(self.engine, self.graphs, *figures, calibration=self.sources.calibration)
 
 
 @lru_cache(maxsize=MOST)

@@ -17,6 +17,7 @@ import numpy as np
 from ...datasets.clusters import Cluster
 from ...datasets.loading import choice, flag, load, number, whole
 from ...datasets.reading import read_yaml
+from .calibration import NONE, Calibrated
 from .errors import PlanError as PlanError
 from .options import CHECKS, EP_MODES, complaint
 from .orders import SCHEDULES
@@ -127,8 +128,8 @@ class Stack:
     names the groups whose communication runs beside compute (``dp``, ``tp``, ``ep``, ``cp``, ``pp``; ``dp_gather``:
     ZeRO-1 gathers weights beside the next forward). ``compute_slowdown`` is how much longer a kernel takes beside
     communication (NCCL keeps some 16 of 132 compute units), ``communication_slowdown`` the reverse. ``scale``
-    multiplies predicted times by device id and family of ops (or ``*``): constants fitted per (device, framework) on
-    published steps. ``issue_us`` is what the framework's own Python
+    multiplies predicted times by device id and kind or family of ops (or ``*``): constants of a user's own, in place
+    of the calibration's factors (:mod:`.calibration`). ``issue_us`` is what the framework's own Python
     takes before a kernel, by kind of op, family or ``*``, and once more for each ``expert`` of a grouped product that
     is issued expert by expert (``expert_fp8``: of that format); with ``waits_for_routing`` the host reads
     how many tokens each expert got before it issues their products; ``ep_mode`` is how it exchanges them
@@ -194,7 +195,9 @@ class Plan:
     ``micro_batches`` are run one after the other by each data rank. ``recompute`` is a policy or the layers it names;
     ``offload`` what lives in host memory; ``passes`` are the user's own (``module:function``). Compute on
     ``slow_devices`` takes so many times longer (:mod:`.stragglers`). With ``explicit_links`` communications wait for
-    each other on the links of the fabric alone (:mod:`..contention.fixed_point`).
+    each other on the links of the fabric alone (:mod:`..contention.fixed_point`). ``calibration`` names what known runs
+    say of predicted times (:mod:`.calibration`), ``calibrated`` is that for this plan, by regime
+    (:func:`..step.checks.prepared`).
     """
 
     parallel: Parallel
@@ -209,6 +212,8 @@ class Plan:
     options: Mapping[str, Any] = field(default_factory=dict)
     slow_devices: Mapping[int, float] = field(default_factory=dict)
     explicit_links: bool = False
+    calibration: str = NONE
+    calibrated: Mapping[str, Calibrated] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, known in (("offload", OFFLOAD), ("passes", ())):
@@ -221,9 +226,10 @@ class Plan:
             if wrong := complaint(name, value):
                 raise PlanError(wrong)
 
-    def scale(self, device_id: str) -> Mapping[str, float]:
-        """The framework's constants on a device; which a node takes is its format's affair (:mod:`..timing.costs`)."""
-        return self.stack.scale.get(device_id, {})
+    def scale(self, device_id: str, regime: str) -> Mapping[str, float]:
+        """What multiplies times by family of ops: the calibration's factors, before them the stack's own constants."""
+        known = self.calibrated.get(regime)
+        return {**(known.factors if known else {}), **self.stack.scale.get(device_id, {})}
 
     @property
     def dp(self) -> int:

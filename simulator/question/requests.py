@@ -151,6 +151,20 @@ class ValidateRequest(Request):
         return looked_up(values, ("stack",))
 
 
+@dataclass(frozen=True)
+class CalibrateRequest(Request):
+    """Effects on the times of steps, fitted on at most so many ``rows`` of each table of published results."""
+
+    truth: tuple[str, ...] = ()
+    rows: int = 160
+    sources: Sources = field(default_factory=Sources)
+
+    def __post_init__(self) -> None:
+        if not self.truth:
+            raise RequestError("name tables of known runs: `opcast calibrate truth=[FILE.csv,…]`")
+        whole(RequestError, "rows", self.rows, 8)
+
+
 def plan_of(request: SimulateRequest, device: Device) -> Plan:
     """How a request's model is spread: over its cluster, or on the device alone, which is a cluster of one.
 
@@ -171,6 +185,7 @@ def plan_of(request: SimulateRequest, device: Device) -> Plan:
         passes=request.passes,
         options=request.options,
         slow_devices=slow_devices(request.stragglers, cluster) if request.stragglers else {},
+        calibration=request.sources.calibration,
     )
 
 

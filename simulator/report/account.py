@@ -7,11 +7,16 @@ step (:attr:`..step.state.Step.speaking`); the parts of a breakdown add up to th
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from ..graph import Graph
+from ..question.calibration import Calibrated
 from ..question.plan import Plan
 from ..question.work import COVERAGE, tokens_of
 from ..step.state import Executed, State, Step
@@ -20,6 +25,7 @@ from .answer import Breakdown, InferenceReport, OpShare, StageShare, StepReport
 from .energy import cost, energy
 from .ledger import Ledger, ledger_of
 
+LEAST = 1e-3  # of the whole: a lower bound is no less
 ROUNDED = 1e-9  # of the whole: less than this is what sums of floats leave
 
 
@@ -27,7 +33,7 @@ def report_of(state: State, started: float, network: Mapping[str, Any]) -> StepR
     """The report of a workload; ``started`` is when the question came (``perf_counter``), ``network`` what links do."""
     executed = list(state.executions())
     ledger = ledger_of(executed)
-    low_us, high_us = ledger.interval(state.total_us)
+    low_us, high_us = interval(state, ledger)
     fields = common(state, executed, ledger, network)
     if state.work.kind == "train":
         step = state.steps[0]
@@ -54,6 +60,34 @@ def report_of(state: State, started: float, network: Mapping[str, Any]) -> StepR
         wall_time_s=time.perf_counter() - started,
         **fields,
     )
+
+
+def interval(state: State, ledger: Ledger) -> tuple[float, float]:
+    """Bounds of the whole in us: what known runs were off by, and what is not known of ops that nobody measured.
+
+    Errors of measured and learned ops are in those of runs; without a calibration the intervals of all ops count.
+    """
+    whole = state.total_us
+    known = [
+        (state.plan.calibrated.get(step.kind, Calibrated()).width, step.total_us * step.times) for step in state.steps
+    ]
+    if not whole or any(width is None for width, _ in known):
+        return ledger.interval(whole)
+    leaning = np.array(
+        [
+            trust.source(*each) in trust.LEANING
+            for each in zip(ledger.engine.tolist(), ledger.inside.tolist(), strict=True)
+        ]
+    )
+    low, high = replace(
+        ledger, low=np.where(leaning, ledger.low, 1.0), high=np.where(leaning, ledger.high, 1.0)
+    ).interval(whole)
+    width = sum((width or 0.0) * us for width, us in known) / whole
+    below, above = (
+        math.hypot(width, math.log(whole / max(low, whole * LEAST))),
+        math.hypot(width, math.log(high / whole)),
+    )
+    return whole * math.exp(-below), whole * math.exp(above)
 
 
 def common(state: State, executed: Sequence[Executed], ledger: Ledger, network: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ..question.work import Work
 from ..step.state import State
 from .answer import InferenceReport, StepReport
@@ -18,6 +20,7 @@ def notes(report: StepReport | InferenceReport, asked: Work, state: State) -> tu
             f"workload.global_batch={work.sequences}, as none was given: {plan.micro_batches} micro-batches of "
             f"{work.micro_batch} for each of {plan.dp} data ranks"
         )
+    made += _uncalibrated(state)
     host_s = report.breakdown.host_s
     step_s = report.step_time_s if isinstance(report, StepReport) else report.e2e_ms / 1e3
     if host_s > HOST_BOUND * step_s and not state.device.synchronous:
@@ -27,6 +30,23 @@ def notes(report: StepReport | InferenceReport, asked: Work, state: State) -> tu
             f"with CUDA graphs the {what} would take about {spelled(step_s - host_s)} instead of {spelled(step_s)}"
         )
     return tuple(made)
+
+
+MISSING = {
+    "pair": "of {framework} on this chip, but of both apart",
+    "chip": "on this chip, but of {framework} on others",
+    "framework": "of {framework}, but of others on this chip",
+    "both": "of {framework} or on this chip",
+}
+
+
+def _uncalibrated(state: State) -> list[str]:
+    """A line where no run is known of what was asked, with what the answer rests on."""
+    for known in state.plan.calibrated.values():
+        if known.unknown and known.width is not None:
+            what = MISSING[known.unknown].format(framework=state.plan.stack.name)
+            return [f"no published run is known {what}: 90 % of such answers are within {math.expm1(known.width):.0%}"]
+    return []
 
 
 def spelled(seconds: float) -> str:

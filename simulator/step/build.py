@@ -70,7 +70,7 @@ def build(model: Model, work: Work, plan: Plan, device: Device, engine: Engine, 
     passes = TRAINING if work.kind == "train" else INFERENCE
     pipelines = [split_pipeline(apply_passes(graph, plan, passes), plan) for graph in graphs]
     slow = stage_slowdowns(plan)[orders.routes[:, :, 0]].max(axis=0).tolist()
-    times = time_chunks(pipelines, [slow] * len(pipelines), plan, device, engine)
+    times = time_chunks(pipelines, [part.kind for part in wanted], [slow] * len(pipelines), plan, device, engine)
     overhead_us = plan.stack.step_overhead_us + work.data_loading_ms * 1e3
     walks: dict[int, ChunkWalk] = {}
     memories = [stage_memories(orders, chunks, plan, device, work, walks) for chunks in pipelines]

@@ -16,6 +16,7 @@ from ...datasets.devices import Device
 from ...datasets.ops import KINDS, Op
 from ..engines import Engine
 from ..graph import REST, Graph, Node
+from ..question.calibration import family_of
 from .latencies import host_times, node_latencies
 from .residency import CODE_BYTES, cold_blocks
 
@@ -47,10 +48,10 @@ def cost_graphs(
     graphs: Sequence[Graph],
     device: Device,
     engine: Engine,
-    scale: Mapping[str, float] | None = None,
+    scales: Sequence[Mapping[str, float]] | None = None,
     issue: Mapping[str, float] | None = None,
 ) -> list[Costs]:
-    """The costs of every graph, all ops asked together; ``scale`` multiplies times by kind, family or ``host``.
+    """The costs of every graph, all ops asked together; ``scales`` multiply times of each by kind, family or ``host``.
 
     ``issue`` is what a framework adds to the host's time (``Stack.issue_us``).
     """
@@ -63,10 +64,10 @@ def cost_graphs(
     host = host_times(nodes, device, engine)
     if issue:
         host = host + np.array([0.0 if node.source.endswith(REST) else issue_of(node.op, issue) for node in nodes])
-    if scale:
-        scale = under_load(graphs, scale)
-        kernel = kernel * np.array([scale_of(node, scale) for node in nodes])
-        host = host * scale.get("host", 1.0)
+    if scales and any(scales):
+        pairs = [(node, scale) for each, scale in zip(stored, scales, strict=True) for node in each]
+        kernel = kernel * np.array([scale_of(node, scale) for node, scale in pairs])
+        host = host * np.array([scale.get("host", 1.0) for _, scale in pairs])
     found = []
     start = 0
     for graph, own in zip(graphs, stored, strict=True):
@@ -97,34 +98,13 @@ def longer(costs: Costs, factor: np.ndarray | None) -> Costs:
 def scale_of(node: Node, scale: Mapping[str, float]) -> float:
     """The factor for a node: that of its kind, else of its family, else of ``*``, else 1.
 
-    ``gemm_bf16`` counts for 16-bit products alone and goes before ``gemm``: clocks under load depend on the format.
+    Families are those of calibrations and those of kinds (:data:`..question.calibration.FAMILIES`).
     """
     kind = node.op.kind if node.op else ""
-    family = KINDS[kind].family if kind else "pointwise"
-    dtype = {"fp16": "bf16"}.get(node.op.dtype, node.op.dtype) if node.op else ""
-    for name in (f"{kind}_{dtype}", f"{family}_{dtype}", kind, family, "*"):
+    for name in (kind, family_of(node.op), KINDS[kind].family if kind else "pointwise", "*"):
         if name in scale:
             return float(scale[name])
     return 1.0
-
-
-def under_load(graphs: Sequence[Graph], scale: Mapping[str, float]) -> Mapping[str, float]:
-    """The constants of a step: those of 16-bit products in so far as 16-bit products are what it is made of.
-
-    ``gemm_bf16`` was fitted on steps of 16-bit products alone, whose load brings clocks down. Among products of few
-    bits clocks are those of ``gemm``; between the two it lies by the share of the arithmetic that is of 16 bits.
-    """
-    made = dict(scale)
-    for name in (each for each in scale if each.endswith("_bf16")):
-        base, whole, wide = name.removesuffix("_bf16"), 0.0, 0.0
-        for node, times in (each for graph in graphs for each in graph.weighted()):
-            if node.op is not None and base in (node.op.kind, KINDS[node.op.kind].family):
-                flops = times * float(node.op.cost.flops)
-                whole += flops
-                wide += flops if node.op.dtype in ("bf16", "fp16") else 0.0
-        usual = scale.get(base, scale.get("*", 1.0))
-        made[name] = usual + (scale[name] - usual) * (wide / whole if whole else 1.0)
-    return made
 
 
 def issue_of(op: Op | None, issue: Mapping[str, float]) -> float:

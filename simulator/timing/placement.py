@@ -44,6 +44,7 @@ class Sends(NamedTuple):
 
 def time_chunks(
     pipelines: Sequence[tuple[Chunk, ...]],
+    regimes: Sequence[str],
     slowdowns: Sequence[Sequence[float]],
     plan: Plan,
     device: Device,
@@ -51,13 +52,19 @@ def time_chunks(
 ) -> list[tuple[ChunkTimes, ...]]:
     """Times of every chunk of every pipeline; ops of all of them are asked together, and equal chunks share theirs.
 
-    ``slowdowns`` say how many times longer each chunk's compute takes. Steps with an optimizer have variants for the
+    ``regimes`` are the kinds of step that they belong to; ``slowdowns`` say how many times longer each chunk's compute takes. Steps with an optimizer have variants for the
     first, the middle and the last micro-batch (:mod:`..passes.micro_batches`), others need none.
     """
     graphs = {id(chunk.graph): chunk.graph for chunks in pipelines for chunk in chunks}
     variants = {which: _variants(graph, plan) for which, graph in graphs.items()}
     distinct = {id(graph): graph for made in variants.values() for graph in made.values()}
-    found = cost_graphs(list(distinct.values()), device, engine, plan.scale(device.id), plan.stack.issue_us)
+    scales = {
+        id(graph): plan.scale(device.id, regime)
+        for chunks, regime in zip(pipelines, regimes, strict=True)
+        for chunk in chunks
+        for graph in variants[id(chunk.graph)].values()
+    }
+    found = cost_graphs(list(distinct.values()), device, engine, [scales[key] for key in distinct], plan.stack.issue_us)
     costs = dict(zip(distinct, found, strict=True))
     usual = {which: costs[id(next(iter(made.values())))] for which, made in variants.items()}
     found = sustained(found, device, plan.micro_batches * _busiest_us(pipelines, usual), plan.scale(device.id))

@@ -12,6 +12,7 @@ from ...datasets.devices import Device, DeviceError, load_device, overridden
 from ...datasets.truth import Hardware, InferenceRow, TrainingRow
 from ...datasets.truth.hardware import spread
 from ..engines import Engine
+from ..question.calibration import USUAL
 from ..question.plan import Parallel, Plan, Stack, load_stack
 from ..question.work import Work
 
@@ -31,6 +32,7 @@ class ValidationSettings:
     device: Mapping[str, Any] = field(default_factory=dict)
     cluster: Mapping[str, Any] = field(default_factory=dict)
     stack: Stack | None = None
+    calibration: str = USUAL
 
     def __post_init__(self) -> None:
         for figures, known, error in ((self.device, Device, DeviceError), (self.cluster, Cluster, ClusterError)):
@@ -68,6 +70,7 @@ def training_case(row: TrainingRow, setting: ValidationSettings) -> Question:
         precision=row.precision,
         quantization=row.quantization,
         options=options,
+        calibration=setting.calibration,
     )
     work = Work("train", seq_len=row.seq_len, micro_batch=row.micro_batch, global_batch=row.global_batch)
     return Question(row.config, work, plan, device_of(row.hardware, setting))
@@ -84,6 +87,7 @@ def inference_case(row: InferenceRow, setting: ValidationSettings) -> Question:
         precision=row.precision,
         quantization=row.quantization,
         options={name: value for name, value in row.options.items() if name not in PRACTICES},
+        calibration=setting.calibration,
     )
     kind = "generate" if row.output_len > 1 else "prefill"
     work = Work(kind, batch=row.batch, input_len=row.input_len, output_len=row.output_len, cache="static")

@@ -1,0 +1,141 @@
+"""Calibrates opcast on tables of known runs: simulate, fit, simulate under what was fitted, fit again, score."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...datasets.truth import InferenceRow, TrainingRow, read_table
+from ..question.calibration import NONE, UNKNOWN, Calibration
+from ..question.plan import Plan
+from .answers import Engines
+from .calibration import corrected, fit, halves, left_out, score, widths
+from .cases import ValidationSettings
+from .metrics import grouped
+from .observed import ObservedStep, group_of, observe, quantity
+
+HOSTS = (1.0, 3.0, 5.0)  # times that a framework's host may take, as often as PyTorch's of today
+NEARLY = 1.1  # a faster host is taken that does nearly as well as the best
+ROUNDS = 1  # of simulating under what was fitted
+Errors = Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Calibrating:
+    """What was fitted, and the errors of every run (ln of measured over answered) by how it was answered.
+
+    ``physics`` without effects, ``fitted`` under all; ``halves``, ``table``, ``framework`` and ``chip`` by what else
+    was fitted on when it was left out.
+    """
+
+    calibration: Calibration
+    observed: tuple[ObservedStep, ...]
+    errors: Errors
+
+    def scores(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Median, p90 and bias in percent, by table (``all``: of every run) and by how runs were answered."""
+        tables = grouped(self.observed, lambda each: each.table)
+        made = {name: [each.id for each in members] for name, members in sorted(tables.items())}
+        made["all"] = [each.id for each in self.observed]
+        return {
+            table: {how: score(found[key] for key in ids) for how, found in self.errors.items()}
+            for table, ids in made.items()
+        }
+
+
+def calibrate(
+    tables: Sequence[Path], setting: ValidationSettings, most: int, say: Callable[[str], None] = lambda line: None
+) -> Calibrating:
+    """Effects on the rows of tables of published results, at most so many of each."""
+    from joblib import Parallel, delayed
+
+    def simulated(calibration: str, hosts: Mapping[str, float]) -> list[ObservedStep]:
+        jobs = (delayed(_observed)(path, setting, most, calibration, dict(hosts)) for path in tables)
+        return [each for found in Parallel(n_jobs=-1, batch_size=1)(jobs) for each in found]
+
+    by_host = {}
+    for factor in HOSTS:
+        say(f"simulating {len(tables)} tables with {factor:g} times the host's time")
+        by_host[factor] = simulated(NONE, {"": factor})
+    hosts = chosen_hosts(by_host)
+    observed = [each for factor, found in by_host.items() for each in found if hosts[each.framework] == factor]
+    physics = {each.id: float(np.log(each.measured / each.predicted)) for each in by_host[1.0]}
+    known = _calibration(observed, hosts)
+    for _ in range(ROUNDS):
+        say(f"simulating again under {len(known.effects)} effects of {len(observed)} runs")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "steps.json"
+            path.write_text(as_json(known))
+            observed = simulated(str(path), {})
+        known = _calibration(observed, hosts)
+    errors = {
+        "physics": {each.id: physics[each.id] for each in observed},
+        "fitted": {each.id: corrected(each, known) for each in observed},
+        "halves": halves(observed),
+        "table": left_out(observed, lambda each: each.table),
+        "framework": left_out(observed, lambda each: each.framework),
+        "chip": left_out(observed, lambda each: each.chip),
+    }
+    rows = {name: len(members) for name, members in sorted(grouped(observed, lambda each: each.table).items())}
+    return Calibrating(replace(known, widths=widths(observed, errors), rows=rows), tuple(observed), errors)
+
+
+def chosen_hosts(by_host: Mapping[float, Sequence[ObservedStep]]) -> dict[str, float]:
+    """By framework: how many times longer its host takes than PyTorch's of today, of those that were simulated."""
+    errors: dict[str, dict[float, float]] = {}
+    for factor, found in by_host.items():
+        for framework, own in grouped(found, lambda each: each.framework).items():
+            known = Calibration(fit(own).effects())
+            errors.setdefault(framework, {})[factor] = float(np.mean([abs(corrected(each, known)) for each in own]))
+    return {
+        framework: min(factor for factor, error in tried.items() if error <= NEARLY * min(tried.values()))
+        for framework, tried in errors.items()
+    }
+
+
+def _calibration(observed: Sequence[ObservedStep], hosts: Mapping[str, float]) -> Calibration:
+    slower = {framework: factor for framework, factor in sorted(hosts.items()) if factor != 1.0}
+    return Calibration(fit(observed).effects(), slower, dict.fromkeys(UNKNOWN, 0.0))
+
+
+def _observed(
+    path: Path, setting: ValidationSettings, most: int, calibration: str, hosts: Mapping[str, float]
+) -> list[ObservedStep]:
+    """The runs of one table, simulated under a calibration, or with the ``hosts`` of frameworks (``""``: of all)."""
+    rows = sampled(read_table(path).rows, most)
+
+    def changed(plan: Plan) -> Plan:
+        factor = hosts.get("", 1.0)
+        scale = {plan.cluster.device: {"host": factor}} if factor != 1.0 else {}
+        return replace(plan, calibration=calibration, stack=replace(plan.stack, scale=scale))
+
+    return observe(path.stem, rows, setting, Engines(setting), changed)
+
+
+def sampled(rows: Iterable[Any], most: int) -> list[TrainingRow | InferenceRow]:
+    """At most so many rows that have a time: whole groups, by a hash of their names."""
+    timed = [row for row in rows if isinstance(row, (TrainingRow, InferenceRow)) and quantity(row)]
+    groups = grouped(timed, group_of)
+    order = sorted(groups, key=lambda name: sha256(name.encode()).digest()) if len(timed) > most else list(groups)
+    made: list[TrainingRow | InferenceRow] = []
+    for name in order:
+        if made and len(made) + len(groups[name]) > most:
+            continue
+        made += groups[name]
+    return made
+
+
+def as_json(calibration: Calibration) -> str:
+    """The text of a calibration file: an effect a line."""
+    import json
+
+    values = asdict(calibration)
+    lines = ",\n".join("  " + json.dumps(each) for each in values.pop("effects"))
+    rest = json.dumps(values, indent=1)[1:]
+    return '{\n "effects": [\n' + lines + "\n ]," + rest + "\n"

@@ -1,0 +1,161 @@
+"""Effects on the times of families of ops, fitted on known runs: the content of ``conf/calibration/steps.json``.
+
+The model of a run is ``ln measured = ln(sum of parts x exp(sum of effects)) + error``. Effects are normal around 0 with
+the standard deviations of ``PRIOR``, times that of their family in ``LOOSE``; errors follow Student's t, so that a few
+runs that nothing explains move little. The mode is found by Gauss-Newton with the weights of an expectation step
+(Lange, Little and Taylor 1989), standard errors from the curvature there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..question.calibration import Calibration, Effect, factors
+from .metrics import grouped
+from .observed import FIXED, ObservedStep, table_of
+
+# Standard deviations of effects by what they are of, chosen on leaving out tables of one half of them
+PRIOR = {"all": 0.1, "framework": 0.15, "chip": 0.15, "format": 0.1, "regime": 0.1}
+PRIOR_OF_PAIR = 0.15
+LOOSE = {"gemm": 1.0, "attention": 1.5, "experts": 1.5, "rest": 1.5, "collective_inside": 1.5, "host": 2.0}
+LOOSE |= {"collective_between": 2.0}
+FREEDOM = 4.0  # degrees of freedom of the errors
+ERROR = 0.05  # their scale
+LEAST_SHARE = 0.003  # a part of a step that small says nothing
+LONGEST, STEPS, ENOUGH = 0.3, 80, 1e-4
+NINETY = 0.9
+DRAWN = 8  # the width of a pair is drawn towards that of all pairs as by so many more rows
+DIGITS = 4
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Effects and standard errors by (of, family), and how many rows each rests on."""
+
+    keys: tuple[tuple[str, str], ...]
+    value: np.ndarray
+    error: np.ndarray
+    rows: np.ndarray
+
+    def effects(self) -> tuple[Effect, ...]:
+        """The effects of a calibration file, those of all runs first."""
+        return tuple(
+            Effect(family, of, round(float(value), DIGITS), round(float(error), DIGITS), int(rows))
+            for (of, family), value, error, rows in zip(self.keys, self.value, self.error, self.rows, strict=True)
+        )
+
+
+def fit(observed: Sequence[ObservedStep]) -> Fit:
+    """The most probable effects of the runs."""
+    share, row, levels = _cells(observed)  # shares without what was applied to them already
+    wanted = np.log([each.measured / each.predicted for each in observed])
+    weight = table_of(observed)
+    keys = sorted({key for cell in levels for key in cell}, key=lambda key: (_rank(key[0]), key))
+    place = {key: at for at, key in enumerate(keys)}
+    design = np.zeros((len(levels), len(keys)))
+    for at, cell in enumerate(levels):
+        design[at, [place[key] for key in cell]] = 1.0
+    prior = np.array([_prior(key) for key in keys]) ** -2
+    beta = np.zeros(len(keys))
+    for _ in range(STEPS):
+        parts = share * np.exp(design @ beta)
+        total = np.bincount(row, parts, len(observed))
+        slope = np.zeros((len(observed), len(keys)))
+        np.add.at(slope, row, (parts / total[row])[:, None] * design)
+        error = np.log(total) - wanted
+        trust = weight * (FREEDOM + 1.0) / (FREEDOM + (error / ERROR) ** 2) / ERROR**2
+        curvature = (slope * trust[:, None]).T @ slope + np.diag(prior)
+        step = np.linalg.solve(curvature, slope.T @ (trust * error) + beta * prior)
+        beta -= np.clip(step, -LONGEST, LONGEST)
+        if np.abs(step).max(initial=0.0) < ENOUGH:
+            break
+    rows = (slope > LEAST_SHARE).sum(axis=0)
+    return Fit(tuple(keys), beta, np.sqrt(np.diag(np.linalg.inv(curvature))), rows)
+
+
+def _cells(observed: Sequence[ObservedStep]) -> tuple[np.ndarray, np.ndarray, list[list[tuple[str, str]]]]:
+    """All parts of all runs: their shares, the runs they belong to, and the effects that act on them [parts]."""
+    shares, rows, levels = [], [], []
+    for at, each in enumerate(observed):
+        for (family, regime), share in each.parts.items():
+            shares.append(share * np.exp(-each.applied.get((family, regime), 0.0)))
+            rows.append(at)
+            known = share > LEAST_SHARE and family != FIXED
+            levels.append([(of, family) for of in each.settings[regime].levels] if known else [])
+    return np.array(shares), np.array(rows), levels
+
+
+def _rank(of: str) -> tuple[int, str]:
+    return (0 if of == "all" else 1 + of.count("="), of)
+
+
+def _prior(key: tuple[str, str]) -> float:
+    of, family = key
+    usual = PRIOR_OF_PAIR if of.count("=") > 1 else PRIOR[of.partition("=")[0]]
+    return usual * LOOSE[family]
+
+
+def corrected(each: ObservedStep, calibration: Calibration) -> float:
+    """ln of measured over predicted once a calibration is applied to the parts of a run, to first order."""
+    total = 0.0
+    for (family, regime), share in each.parts.items():
+        made = factors(calibration, each.settings[regime])
+        own = {**made, "host": made["host"] / calibration.host.get(each.framework, 1.0)}
+        total += share * own.get(family, 1.0) / np.exp(each.applied.get((family, regime), 0.0))
+    return float(np.log(each.measured / each.predicted / total))
+
+
+def left_out(observed: Sequence[ObservedStep], by: Callable[[ObservedStep], str]) -> dict[str, float]:
+    """Errors (ln of measured over answered) by row, those of each group under effects fitted without it."""
+    found = {}
+    for name in sorted({by(each) for each in observed}):
+        others = [each for each in observed if by(each) != name]
+        known = Calibration(fit(others).effects()) if others else Calibration()
+        found |= {each.id: corrected(each, known) for each in observed if by(each) == name}
+    return found
+
+
+def halves(observed: Sequence[ObservedStep]) -> dict[str, float]:
+    """Errors by row, each half of the groups under effects fitted on the other."""
+    import hashlib
+
+    return left_out(observed, lambda each: str(hashlib.sha256(each.group.encode()).digest()[0] % 2))
+
+
+def widths(observed: Sequence[ObservedStep], errors: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """What 90 % of the errors are within, by framework and chip and by what of them is not known.
+
+    ``errors`` are by row: of ``halves``, and with the ``framework`` and the ``chip`` left out.
+    """
+    known, weights = errors["halves"], table_of(observed)
+    pooled = _ninety([known[each.id] for each in observed], weights)
+    made = {"": pooled}
+    for name, key in (("chip", "chip"), ("framework", "framework")):
+        made[name] = max(_ninety([errors[key][each.id] for each in observed], weights), pooled)
+    made["pair"] = (pooled * min(made["chip"], made["framework"])) ** 0.5
+    made["both"] = float(np.hypot(made["chip"], made["framework"]))
+    for pair, members in grouped(observed, lambda each: f"{each.framework} {each.chip}").items():
+        own = [known[each.id] for each in members]
+        made[pair] = (len(own) * _ninety(own) + DRAWN * pooled) / (len(own) + DRAWN)
+    return {name: round(width, DIGITS) for name, width in made.items()}
+
+
+def _ninety(errors: Sequence[float], weights: np.ndarray | None = None) -> float:
+    return float(
+        np.quantile(np.abs(errors), NINETY, weights=weights, method="inverted_cdf" if weights is not None else "linear")
+    )
+
+
+def score(errors: Iterable[float]) -> dict[str, float]:
+    """Median and 90th percentile of absolute errors and the bias, in percent; ``errors`` are ln of measured/answered."""
+    found = np.array(list(errors))
+    off = 100.0 * np.abs(np.expm1(-found))
+    return {
+        "rows": len(found),
+        "median": round(float(np.median(off)), 1),
+        "p90": round(float(np.quantile(off, NINETY)), 1),
+        "bias": round(100.0 * float(np.expm1(-np.median(found))), 1),
+    }

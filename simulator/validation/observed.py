@@ -1,0 +1,170 @@
+"""Steps of known runs, simulated: what was measured, and the seconds of the prediction by family of ops and regime."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ...datasets.truth import InferenceRow, Row, TrainingRow
+from ..question.calibration import Setting, family_of, load_calibration, setting_of
+from ..question.plan import Plan
+from ..step.state import Executed, State
+from ..timing.phases import selected
+from .answers import Engines, inference_quantities, simulated_case, training_quantities
+from .cases import Question, ValidationSettings, inference_case, training_case
+
+FIXED = "fixed"  # what follows no family: sends between stages, data loading
+TIMED = ("step_time", "e2e", "throughput", "ttft", "tpot")  # what a row is observed by: the first that it has
+
+Part = tuple[str, str]  # family, regime
+
+
+@dataclass(frozen=True)
+class ObservedStep:
+    """A run and its prediction: ``parts`` are the shares of the predicted time, by family and regime; they sum to 1.
+
+    ``applied`` is ln of the factors that the prediction was made with already.
+    """
+
+    id: str
+    table: str
+    group: str
+    settings: Mapping[str, Setting]
+    predicted: float
+    measured: float
+    parts: Mapping[Part, float] = field(default_factory=dict)
+    applied: Mapping[Part, float] = field(default_factory=dict)
+
+    @property
+    def framework(self) -> str:
+        """Who ran it."""
+        return next(iter(self.settings.values())).framework
+
+    @property
+    def chip(self) -> str:
+        """On what."""
+        return next(iter(self.settings.values())).chip
+
+
+def group_of(row: TrainingRow | InferenceRow) -> str:
+    """The model under one layout: rows that share it are never on both sides of a split."""
+    recompute = row.recompute if isinstance(row, TrainingRow) else ""
+    return f"{row.model} {row.layout} {row.hardware.devices} {recompute}"
+
+
+def observe(
+    table: str,
+    rows: Sequence[Row],
+    setting: ValidationSettings,
+    engines: Engines,
+    changed: Callable[[Plan], Plan] = lambda plan: plan,
+    progress: Callable[[int], None] = lambda done: None,
+) -> list[ObservedStep]:
+    """Every row of a table that has a time and can be simulated; ``changed`` says under which plan."""
+    found = []
+    for row in rows:
+        if isinstance(row, (TrainingRow, InferenceRow)) and (timed := quantity(row)):
+            try:
+                case = training_case(row, setting) if isinstance(row, TrainingRow) else inference_case(row, setting)
+                found.append(_observed(table, row, timed, replace_plan(case, changed), setting, engines))
+            except ValueError as error:
+                if not type(error).__module__.startswith("opcast"):
+                    raise
+        progress(1)
+    return found
+
+
+def replace_plan(case: Question, changed: Callable[[Plan], Plan]) -> Question:
+    """The question under another plan."""
+    return replace(case, plan=changed(case.plan))
+
+
+def quantity(row: TrainingRow | InferenceRow) -> str:
+    """What a row is observed by; "" where it has no time, or did not fit."""
+    if row.measured.get("fits", 1.0) == 0.0:
+        return ""
+    return next((name for name in TIMED if row.measured.get(name, 0.0) > 0.0), "")
+
+
+def _observed(
+    table: str,
+    row: TrainingRow | InferenceRow,
+    timed: str,
+    case: Question,
+    setting: ValidationSettings,
+    engines: Engines,
+) -> ObservedStep:
+    report = simulated_case(case, setting, engines)
+    quantities = training_quantities if isinstance(row, TrainingRow) else inference_quantities
+    predicted, measured = quantities(report, row)[timed].value, row.measured[timed]
+    if timed == "throughput":
+        predicted, measured = 1.0 / predicted, 1.0 / measured
+    assert report.state is not None
+    state = report.state
+    device, plan = state.device, state.plan
+    kinds = list(dict.fromkeys(step.kind for step in state.steps))
+    format = plan.quantization or plan.precision
+    settings = {kind: setting_of(plan.stack.id, device, format, kind) for kind in kinds}
+    left_out = "optimizer" if row.options.get("optimizer") == "none" else ""
+    only = {"ttft": "prefill", "tpot": "decode"}.get(timed, "") if len(kinds) > 1 else ""
+    parts = parts_of(state, left_out, only)
+    usual = load_calibration(plan.calibration).host.get(plan.stack.id, 1.0)
+    applied = {}
+    for family, regime in parts:
+        factor = plan.calibrated[regime].factors.get(family, 1.0) if regime in plan.calibrated else 1.0
+        applied[family, regime] = math.log(factor / (usual if family == "host" else 1.0))
+    return ObservedStep(row.id, table, group_of(row), settings, predicted, measured, parts, applied)
+
+
+def parts_of(state: State, left_out: str = "", only: str = "") -> dict[Part, float]:
+    """Shares of the time of a workload that follow each family's factor, by regime.
+
+    Kernels of a family count as far as they are not hidden: compute by its share of computing time, collectives by what
+    is exposed. Bubbles follow what fills the pipeline. ``left_out`` is a phase that does not count, ``only`` the one
+    kind of step that does.
+    """
+    found: dict[Part, float] = {}
+    for step in state.steps:
+        if only and step.kind != only:
+            continue
+        own: dict[str, float] = {}
+        for stage in step.speaking:
+            for each in step.executions(stage):
+                for family, us in _families(each) if each.phase != left_out else ():
+                    own[family] = own.get(family, 0.0) + us
+        worked, whole = sum(own.values()), step.total_us * step.times
+        sends = float(step.pipeline.sending_us[step.busiest]) * step.times if step.trains else 0.0
+        fixed = min(sends + step.overhead_us * step.times, whole / 2)
+        for family, us in own.items():
+            found[family, step.kind] = found.get((family, step.kind), 0.0) + us / worked * (whole - fixed)
+        found[FIXED, step.kind] = found.get((FIXED, step.kind), 0.0) + fixed
+    total = sum(found.values())
+    return {part: us / total for part, us in found.items() if us > 0.0}
+
+
+def _families(each: Executed) -> Iterator[tuple[str, float]]:
+    """Microseconds of a phase by family: computing, exposed communication, waiting for the host."""
+    chosen = selected(each.costs, each.phase)
+    busy: dict[bool, dict[str, float]] = {False: {}, True: {}}
+    weights = (each.costs.kernel_us[chosen] * each.costs.repeats[chosen]).tolist()
+    for place, us in zip(chosen.tolist(), weights, strict=True):
+        op = each.costs.nodes[place].op
+        family = family_of(op)
+        side = busy[family.startswith("collective")]
+        side[family] = side.get(family, 0.0) + us
+    times = {False: each.time.compute_us, True: sum(each.time.exposed_us.values())}
+    for side, by_family in busy.items():
+        whole = sum(by_family.values())
+        for family, us in by_family.items():
+            yield family, us / whole * times[side] * each.times if whole else 0.0
+    yield "host", each.time.host_us * each.times
+
+
+def table_of(observed: Sequence[ObservedStep]) -> np.ndarray:
+    """How much each run weighs: many runs of one table say less than as many of several [runs]."""
+    names = [each.table for each in observed]
+    counts = {name: names.count(name) for name in set(names)}
+    return np.array([min(1.0, (10.0 / counts[name]) ** 0.5) for name in names])
