@@ -151,7 +151,7 @@ def test_sizes_with_units_booleans_and_whole_floats_are_read(home: Path, capsys:
         (["shapes={home}/empty.csv"], "holds no rows"),
         (["shapes={home}/heads.csv"], "holds no rows"),
         (["shapes={home}/broken.parquet"], "cannot be read"),
-        (["shapes={home}/broken.json"], "cannot be read"),
+        (["shapes={home}/broken.json"], "is no JSON"),
         (["shapes={home}/broken.jsonl"], "line 2 is no JSON"),
         (["shapes={home}/twice.csv"], "two columns of one name"),
         (["shapes={home}/ok.csv", "op.m=3"], "op.m=3 is for one op"),

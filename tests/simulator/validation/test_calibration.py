@@ -1,92 +1,193 @@
-"""Constants of frameworks: whole groups on one side, a known slowness found again, the other half untouched."""
+"""Calibrations: a known slowness is found again, what nobody ran has physics and a wide interval, groups stay whole."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from opcast.datasets.truth import TrainingRow, read_table
-from opcast.simulator.report.answer import Breakdown, OpShare
-
-SPEC = importlib.util.spec_from_file_location(
-    "calibrate_stacks", Path(__file__).parents[2] / "benchmarks" / "calibrate_stacks.py"
+from hypothesis import given
+from hypothesis import strategies as st
+from opcast.datasets.devices import load_device
+from opcast.datasets.ops import make_op
+from opcast.datasets.truth import read_table
+from opcast.simulator.question.calibration import (
+    FAMILIES,
+    NONE,
+    USUAL,
+    Calibration,
+    Effect,
+    Setting,
+    calibrated,
+    factors,
+    family_of,
+    load_calibration,
+    setting_of,
+    unknown_of,
 )
-assert SPEC is not None
-assert SPEC.loader is not None
-SCRIPT: Any = importlib.util.module_from_spec(SPEC)
-sys.modules["calibrate_stacks"] = SCRIPT
-SPEC.loader.exec_module(SCRIPT)
-FAMILIES, Observed = SCRIPT.FAMILIES, SCRIPT.Observed
-family_of, half, parts, stepped = SCRIPT.family_of, SCRIPT.half, SCRIPT.parts, SCRIPT.stepped
+from opcast.simulator.question.plan import PlanError
+from opcast.simulator.validation.calibrate import as_json, chosen_hosts, sampled
+from opcast.simulator.validation.calibration import corrected, fit, halves, left_out, score, widths
+from opcast.simulator.validation.observed import ObservedStep, group_of
+
+SLOW = {"megatron": 1.3, "fsdp": 0.9}
+CHIPS = ("hopper-132", "ampere-108")
 
 
-@pytest.mark.reference
-def test_halves_are_whole_groups_of_about_equal_size(reference_data: Path) -> None:
-    rows = [
-        r for r in read_table(reference_data / "truth" / "train_vtrain_a100.csv").rows if isinstance(r, TrainingRow)
-    ]
-    groups: dict[Any, set[int]] = {}
-    for row in rows:
-        groups.setdefault((row.model, row.layout, row.hardware.devices), set()).add(half(row))
-    assert all(len(sides) == 1 for sides in groups.values())
-    share = np.mean([side for sides in groups.values() for side in sides])
-    assert 0.3 < share < 0.7
+def run(place: int, framework: str, chip: str, random: np.random.Generator, noise: float) -> ObservedStep:
+    """A run whose products take SLOW times longer, and whose attention twice as long on Ampere."""
+    gemm, attention = random.uniform(0.4, 0.7), random.uniform(0.1, 0.3)
+    parts = {("gemm", "train"): gemm, ("attention", "train"): attention, ("rest", "train"): 1.0 - gemm - attention}
+    took = gemm * SLOW[framework] + attention * (2.0 if chip == CHIPS[1] else 1.0) + parts["rest", "train"]
+    setting = Setting(framework, chip, "16bit", "train")
+    measured = took * np.exp(noise * random.standard_normal())
+    return ObservedStep(str(place), f"{framework} {chip}", f"g{place % 7}", {"train": setting}, 1.0, measured, parts)
 
 
-def test_families() -> None:
-    assert family_of("gemm", FAMILIES) == "gemm"
-    assert family_of("attention_backward", FAMILIES) == "attention"
-    assert family_of("ep_dispatch", FAMILIES) == family_of("all_reduce", FAMILIES) == "collective"
-    assert family_of("rms_norm", FAMILIES) == family_of("custom.thing", FAMILIES) == "*"
+def runs(noise: float, skip: tuple[str, str] | None = None) -> list[ObservedStep]:
+    random = np.random.default_rng(1)
+    pairs = [(framework, chip) for framework in SLOW for chip in CHIPS if (framework, chip) != skip]
+    return [run(10 * place + at, *pair, random, noise) for place, pair in enumerate(pairs) for at in range(10)]
 
 
-class _Report:
-    breakdown = Breakdown(
-        compute_s=8.0,
-        exposed_comm_s=1.0,
-        bubble_s=4.5,
-        optimizer_s=0.0,
-        host_s=0.0,
-        by_op=(
-            OpShare("gemm", 1, 6.0, 0.6, ()),
-            OpShare("rms_norm", 1, 2.0, 0.2, ()),
-            OpShare("all_reduce", 1, 3.0, 0.3, ()),
-        ),
-        by_phase={},
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+def test_a_known_slowness_is_found_again(noise: float) -> None:
+    known = Calibration(fit(runs(noise)).effects())
+    for framework, slow in SLOW.items():
+        made = factors(known, Setting(framework, "hopper-132", "16bit", "train"))
+        assert made["gemm"] == pytest.approx(slow, abs=0.06)
+    assert score(corrected(each, known) for each in runs(noise))["median"] < 2.0
+
+
+def test_a_pair_that_nobody_ran_has_the_sum_of_what_is_known() -> None:
+    unseen = Setting("fsdp", "ampere-108", "16bit", "train")
+    known = Calibration(fit(runs(0.01, skip=("fsdp", "ampere-108"))).effects())
+    own = [each for each in runs(0.01) if each.settings["train"] == unseen]
+    before = np.median([abs(np.log(each.measured)) for each in own])
+    assert np.median([abs(corrected(each, known)) for each in own]) < before / 2
+
+
+def test_what_nothing_is_known_of_is_physics() -> None:
+    known = Calibration(fit(runs(0.01)).effects())
+    made = factors(known, Setting("another", "blackwell-148", "fp8", "decode"))
+    usual = {effect.family: np.exp(effect.value) for effect in known.effects if effect.of == "all"}
+    assert {name: value for name, value in made.items() if name != "host"} == pytest.approx(usual)
+    assert all(0.8 < value < 1.25 for value in usual.values())
+
+
+def test_what_was_applied_already_is_not_applied_twice() -> None:
+    plain = runs(0.0)
+    known = Calibration(fit(plain).effects())
+
+    def again(each: ObservedStep) -> ObservedStep:
+        made = factors(known, each.settings["train"])
+        times = {part: share * made[part[0]] for part, share in each.parts.items()}
+        total = sum(times.values())
+        applied = {part: float(np.log(made[part[0]])) for part in times}
+        return replace(each, predicted=total, parts={part: us / total for part, us in times.items()}, applied=applied)
+
+    second = Calibration(fit([again(each) for each in plain]).effects())
+    for framework in SLOW:
+        setting = Setting(framework, "hopper-132", "16bit", "train")
+        assert factors(second, setting)["gemm"] == pytest.approx(factors(known, setting)["gemm"], rel=1e-3)
+
+
+def test_errors_of_what_was_left_out_come_from_the_others() -> None:
+    found = runs(0.02)
+    out = left_out(found, lambda each: each.framework)
+    others = Calibration(fit([each for each in found if each.framework != "fsdp"]).effects())
+    first = next(each for each in found if each.framework == "fsdp")
+    assert out[first.id] == pytest.approx(corrected(first, others))
+    assert set(halves(found)) == set(out)
+
+
+def test_widths_grow_with_what_is_not_known() -> None:
+    found = runs(0.02)
+    errors = {"halves": halves(found)} | {
+        name: left_out(found, lambda each, name=name: getattr(each, name)) for name in ("chip", "framework")
+    }
+    made = widths(found, errors)
+    assert made[""] <= made["pair"] <= max(made["chip"], made["framework"]) <= made["both"]
+    known = Calibration((Effect("gemm", "all", 0.1, 0.01, 9),), widths=made)
+    assert calibrated(known, Setting("fsdp", CHIPS[0], "16bit", "train")).width == made[f"fsdp {CHIPS[0]}"]
+    assert unknown_of(Setting("fsdp", "new", "16bit", "train"), made) == "chip"
+    assert unknown_of(Setting("new", CHIPS[0], "16bit", "train"), made) == "framework"
+    assert unknown_of(Setting("new", "new", "16bit", "train"), made) == "both"
+
+
+@given(st.lists(st.floats(-0.3, 0.3), min_size=2, max_size=6))
+def test_effects_of_a_question_multiply(values: list[float]) -> None:
+    levels = Setting("a", "b", "c", "train").levels[: len(values)]
+    effects = tuple(Effect("gemm", of, value, 0.0, 1) for of, value in zip(levels, values, strict=True))
+    made = factors(Calibration(effects), Setting("a", "b", "c", "train"))
+    assert made["gemm"] == pytest.approx(float(np.exp(sum(values))))
+
+
+def test_the_slowest_host_that_explains_no_more_is_not_taken() -> None:
+    found = runs(0.01)
+    slower = [replace(each, predicted=each.predicted * 1.5) for each in found]
+    assert chosen_hosts({1.0: found, 3.0: found, 5.0: slower}) == {"megatron": 1.0, "fsdp": 1.0}
+
+
+def test_families_of_ops() -> None:
+    group: Mapping[str, int] = {"size_bytes": 1024, "ranks": 8}
+    assert family_of(make_op("gemm", m=1, n=1, k=1, dtype="bf16")) == "gemm"
+    assert family_of(make_op("all_reduce", **group, ranks_per_node=8)) == "collective_inside"
+    assert family_of(make_op("all_reduce", **group, ranks_per_node=4)) == "collective_between"
+    assert family_of(make_op("rms_norm", rows=1, cols=8, dtype="bf16")) == family_of(None) == "rest"
+
+
+def test_formats_of_16_bits_are_one_and_chips_are_told_by_their_units() -> None:
+    a100, h100 = load_device("a100_sxm_80gb"), load_device("h100_sxm")
+    assert setting_of("megatron", a100, "fp16", "train") == setting_of("megatron", a100, "bf16", "train")
+    assert (
+        setting_of("x", a100, "bf16", "train").chip == setting_of("x", load_device("a100_sxm_40gb"), "bf16", "x").chip
     )
+    assert setting_of("x", a100, "bf16", "train").chip != setting_of("x", h100, "bf16", "train").chip
 
 
-def test_bubbles_follow_what_fills_the_pipeline() -> None:
-    found = parts(_Report(), FAMILIES)  # type: ignore[arg-type]  # of a report it reads the breakdown
-    assert found == pytest.approx({"gemm": 6.0 * 1.5, "*": 2.0 * 1.5, "collective": 1.5})
+def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    found = runs(0.01)
+    errors = {name: halves(found) for name in ("halves", "chip", "framework")}
+    made = Calibration(fit(found).effects(), {"megatron": 3.0}, widths(found, errors), rows={"t": 3})
+    path = tmp_path / "steps.json"
+    path.write_text(as_json(made))
+    assert load_calibration(str(path)) == made
 
 
-def observed(scales: Sequence[float], noise: float, row: TrainingRow) -> list[Any]:
-    random = np.random.default_rng(0)
-    made = []
-    for gemm, attention in random.uniform(0.1, 1.0, (60, 2)):
-        measured = (scales[0] * gemm + scales[1] * attention + 0.1) * np.exp(noise * random.standard_normal())
-        made.append(
-            Observed(
-                replace(row, measured={"step_time": measured}),
-                gemm + attention + 0.1,
-                {"gemm": gemm, "attention": attention},
-            )
-        )
-    return made
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is no JSON"),
+        ("[]", "must be a mapping"),
+        ('{"effects": [{"family": "gemm"}]}', "lacks"),
+        ('{"effects": [{"family": "gemm", "of": "all", "value": 1, "error": 0, "rows": 1}]}', "has no width"),
+    ],
+)
+def test_what_is_no_calibration_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "wrong.json"
+    path.write_text(text)
+    with pytest.raises(PlanError, match=said):
+        load_calibration(str(path))
+
+
+def test_the_shipped_calibration_holds_together() -> None:
+    shipped = load_calibration(USUAL)
+    assert shipped.effects
+    assert {effect.family for effect in shipped.effects} <= set(FAMILIES)
+    assert all(abs(effect.value) < 1.5 and effect.error > 0 for effect in shipped.effects)
+    assert len({(effect.of, effect.family) for effect in shipped.effects}) == len(shipped.effects)
+    assert json.loads(as_json(shipped))["widths"] == dict(shipped.widths)
+    assert load_calibration(NONE) == Calibration()
 
 
 @pytest.mark.reference
-def test_known_constants_are_found_again(reference_data: Path) -> None:
-    table = read_table(reference_data / "truth" / "train_simumax_b200.csv")
-    row = next(row for row in table.rows if isinstance(row, TrainingRow))
-    found = stepped(observed((1.4, 2.0), 0.01, row), {"gemm": 1.0, "attention": 1.0, "host": 3.0})
-    assert found["gemm"] == pytest.approx(1.4, rel=0.05)
-    assert found["attention"] == pytest.approx(2.0, rel=0.05)
-    assert found["host"] == 3.0
+def test_a_sample_of_a_table_holds_whole_groups(reference_data: Path) -> None:
+    rows = read_table(reference_data / "truth" / "train_vtrain_a100.csv").rows
+    found = sampled(rows, 100)
+    assert 80 < len(found) <= 100
+    inside = {group_of(row) for row in found}
+    assert inside.isdisjoint({group_of(row) for row in sampled(rows, 2000) if row not in found})
