@@ -13,7 +13,7 @@ import numpy as np
 
 from ...datasets.truth import InferenceRow, TrainingRow, read_table
 from ..question.calibration import NONE, UNKNOWN, Calibration
-from ..question.plan import Plan
+from ..question.plan import Plan, load_stack
 from .answers import Engines
 from .calibration import corrected, fit, halves, left_out, score, widths
 from .cases import ValidationSettings
@@ -109,6 +109,8 @@ def _observed(
 ) -> list[ObservedStep]:
     """The runs of one table, simulated under a calibration, or with the ``hosts`` of frameworks (``""``: of all)."""
     rows = sampled(read_table(path).rows, most)
+    if hosts.get("", 1.0) != 1.0:  # kernels of a CUDA graph wait for no host
+        rows = [row for row in rows if not load_stack(row.framework).cuda_graph]
 
     def changed(plan: Plan) -> Plan:
         factor = hosts.get("", 1.0)

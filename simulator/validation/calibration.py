@@ -50,21 +50,23 @@ class Fit:
 
 def fit(observed: Sequence[ObservedStep]) -> Fit:
     """The most probable effects of the runs."""
+    from scipy.sparse import csr_array
+
     share, row, levels = _cells(observed)  # shares without what was applied to them already
     wanted = np.log([each.measured / each.predicted for each in observed])
     weight = table_of(observed)
     keys = sorted({key for cell in levels for key in cell}, key=lambda key: (_rank(key[0]), key))
     place = {key: at for at, key in enumerate(keys)}
-    design = np.zeros((len(levels), len(keys)))
-    for at, cell in enumerate(levels):
-        design[at, [place[key] for key in cell]] = 1.0
+    at = np.repeat(np.arange(len(levels)), [len(cell) for cell in levels])
+    column = [place[key] for cell in levels for key in cell]
+    design = csr_array((np.ones(len(column)), (at, column)), shape=(len(levels), len(keys)))
+    runs = csr_array((np.ones(len(row)), (row, np.arange(len(row)))), shape=(len(observed), len(row)))
     prior = np.array([_prior(key) for key in keys]) ** -2
     beta = np.zeros(len(keys))
     for _ in range(STEPS):
         parts = share * np.exp(design @ beta)
-        total = np.bincount(row, parts, len(observed))
-        slope = np.zeros((len(observed), len(keys)))
-        np.add.at(slope, row, (parts / total[row])[:, None] * design)
+        total = runs @ parts
+        slope = (runs @ (design * (parts / total[row])[:, None])).toarray()
         error = np.log(total) - wanted
         trust = weight * (FREEDOM + 1.0) / (FREEDOM + (error / ERROR) ** 2) / ERROR**2
         curvature = (slope * trust[:, None]).T @ slope + np.diag(prior)
