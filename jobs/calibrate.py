@@ -9,6 +9,7 @@ from typing import Any
 
 from . import resolve
 from .show import print_json, say, table, wants_json
+from .validate import progress_bar
 from .writing import check_place, write_text
 
 HOW = ("physics", "fitted", "halves", "table", "framework", "chip")
@@ -23,7 +24,7 @@ def run(config: dict[str, Any]) -> int:
     outputs = {name: Path(str(config[name])).expanduser() for name in ("output", "scores") if config[name]}
     for name, path in outputs.items():
         check_place(name, path)
-    made = resolve.bench(config).calibrate(request, say)
+    made = resolve.bench(config).calibrate(request, progress_bar)
     scores = made.scores()
     if "output" in outputs:
         write_text("output", outputs["output"], as_json(made.calibration))

@@ -7,8 +7,8 @@ for as long as no measurement or predictor is added to them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -224,12 +224,12 @@ class Workbench:
         report = simulate_workload(found, plan, engine, request.file.name, rates, request.file.vpp, study)
         return Answered(report, device, engine)
 
-    def calibrate(self, request: CalibrateRequest, say: Callable[[str], None] = lambda line: None) -> Calibrating:
+    def calibrate(self, request: CalibrateRequest, progress: Progress | None = None) -> Calibrating:
         """Effects on the times of steps, fitted on the rows of tables, and how well they answer what was left out."""
         from .validation.calibrate import calibrate
 
         tables = [Path(table).expanduser() for table in request.truth]
-        return calibrate(tables, self._validation(), request.rows, say)
+        return calibrate(tables, self._validation(), request.rows, progress or _silent)
 
     def validate(self, request: ValidateRequest, progress: Progress | None = None) -> Validation:
         """The errors of every row of a table. ``progress`` opens a bar of so many rows, which is told of those done."""
@@ -238,7 +238,7 @@ class Workbench:
 
         setting = self._validation(request.device, request.cluster, request.stack)
         read = read_table(Path(request.truth).expanduser(), request.limit)
-        with progress(len(read.rows)) if progress else nullcontext(lambda done: None) as advance:
+        with (progress or _silent)(len(read.rows)) as advance:
             return validate(read, setting, request.rival, request.details, advance)
 
     def _validation(self, *figures: Any) -> ValidationSettings:
@@ -246,6 +246,11 @@ class Workbench:
         from .validation import ValidationSettings
 
         return ValidationSettings(self.engine, self.graphs, *figures, calibration=self.sources.calibration)
+
+
+@contextmanager
+def _silent(count: int) -> Iterator[Callable[[int], None]]:
+    yield lambda done: None
 
 
 @lru_cache(maxsize=MOST)

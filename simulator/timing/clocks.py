@@ -6,7 +6,7 @@ A step that keeps a device busy for longer than the limiter takes to settle runs
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,25 +19,15 @@ from .costs import Costs
 SETTLING_MS = 30.0, 100.0  # of busy time in which the limiter takes hold: ratios of tables timed for 2 ms to 1 s
 
 
-def sustained(costs: Sequence[Costs], device: Device, busy_us: float, scale: Mapping[str, float]) -> list[Costs]:
-    """The costs under the device's power limit, in a step that keeps it busy for ``busy_us``.
-
-    A framework's constants of products (``scale``) were fitted on long steps at the data sheet's limit: where there
-    are some, they stand for what clocks do there.
-    """
+def sustained(costs: Sequence[Costs], device: Device, busy_us: float) -> list[Costs]:
+    """The costs under the device's power limit, in a step that keeps it busy for ``busy_us``."""
     capped = power.Limits().of(device).asked
     settled = 1.0 if capped else _settled(busy_us)
-    counted = not capped and any(map(stands_for_clocks, scale))
-    if not costs or not device.tdp_w or settled <= 0.0 or counted:
+    if not costs or not device.tdp_w or settled <= 0.0:
         return list(costs)
     factor = 1.0 + settled * (_slower(costs, device, capped) - 1.0)
     ends = np.cumsum([len(each.nodes) for each in costs])
     return [_held(each, own, capped) for each, own in zip(costs, np.split(factor, ends[:-1]), strict=True)]
-
-
-def stands_for_clocks(name: str) -> bool:
-    """Whether a framework's constant of this name multiplies matrix products, and so what clocks do to them."""
-    return name.removesuffix("_bf16") in ("gemm", "grouped_gemm", "*")
 
 
 def _settled(busy: float) -> float:

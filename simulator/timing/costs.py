@@ -48,10 +48,9 @@ def cost_graphs(
     graphs: Sequence[Graph],
     device: Device,
     engine: Engine,
-    scales: Sequence[Mapping[str, float]] | None = None,
     issue: Mapping[str, float] | None = None,
 ) -> list[Costs]:
-    """The costs of every graph, all ops asked together; ``scales`` multiply times of each by kind, family or ``host``.
+    """The costs of every graph, all ops asked together.
 
     ``issue`` is what a framework adds to the host's time (``Stack.issue_us``).
     """
@@ -64,10 +63,6 @@ def cost_graphs(
     host = host_times(nodes, device, engine)
     if issue:
         host = host + np.array([0.0 if node.source.endswith(REST) else issue_of(node.op, issue) for node in nodes])
-    if scales and any(scales):
-        pairs = [(node, scale) for each, scale in zip(stored, scales, strict=True) for node in each]
-        kernel = kernel * np.array([scale_of(node, scale) for node, scale in pairs])
-        host = host * np.array([scale.get("host", 1.0) for _, scale in pairs])
     found = []
     start = 0
     for graph, own in zip(graphs, stored, strict=True):
@@ -93,6 +88,14 @@ def longer(costs: Costs, factor: np.ndarray | None) -> Costs:
     if factor is None or (factor == 1.0).all():
         return costs
     return replace(costs, kernel_us=costs.kernel_us * factor)
+
+
+def scaled(costs: Costs, scale: Mapping[str, float]) -> Costs:
+    """The costs with times multiplied by kind of op, family or ``host``; the very same where nothing changes."""
+    if not scale:
+        return costs
+    factor = np.array([scale_of(node, scale) for node in costs.nodes])
+    return replace(costs, kernel_us=costs.kernel_us * factor, host_us=costs.host_us * scale.get("host", 1.0))
 
 
 def scale_of(node: Node, scale: Mapping[str, float]) -> float:

@@ -16,7 +16,7 @@ from ..passes.pipeline import Chunk
 from ..question.orders import FORWARD, WEIGHT, Orders
 from ..question.plan import Plan
 from .clocks import sustained
-from .costs import Costs, cost_graphs, slowed
+from .costs import Costs, cost_graphs, scaled, slowed
 from .phases import FIRST, LAST, MIDDLE, ONLY, ChunkTimes, PhaseTimes, Variant
 from .schedule.pipeline import PipelineTimes, run_pipeline
 
@@ -52,8 +52,10 @@ def time_chunks(
 ) -> list[tuple[ChunkTimes, ...]]:
     """Times of every chunk of every pipeline; ops of all of them are asked together, and equal chunks share theirs.
 
-    ``regimes`` are the kinds of step that they belong to; ``slowdowns`` say how many times longer each chunk's compute takes. Steps with an optimizer have variants for the
-    first, the middle and the last micro-batch (:mod:`..passes.micro_batches`), others need none.
+    ``regimes`` are the kinds of step that they belong to; ``slowdowns`` say how many times longer each chunk's compute
+    takes. Steps with an optimizer have variants for the first, the middle and the last micro-batch
+    (:mod:`..passes.micro_batches`), others need none. The power limit acts on what ops take alone, the calibration's
+    factors on what is left of that.
     """
     graphs = {id(chunk.graph): chunk.graph for chunks in pipelines for chunk in chunks}
     variants = {which: _variants(graph, plan) for which, graph in graphs.items()}
@@ -64,11 +66,11 @@ def time_chunks(
         for chunk in chunks
         for graph in variants[id(chunk.graph)].values()
     }
-    found = cost_graphs(list(distinct.values()), device, engine, [scales[key] for key in distinct], plan.stack.issue_us)
+    found = cost_graphs(list(distinct.values()), device, engine, plan.stack.issue_us)
     costs = dict(zip(distinct, found, strict=True))
     usual = {which: costs[id(next(iter(made.values())))] for which, made in variants.items()}
-    found = sustained(found, device, plan.micro_batches * _busiest_us(pipelines, usual), plan.scale(device.id))
-    costs = dict(zip(distinct, found, strict=True))
+    found = sustained(found, device, plan.micro_batches * _busiest_us(pipelines, usual))
+    costs = {key: scaled(each, scales[key]) for key, each in zip(distinct, found, strict=True)}
     known: dict[tuple[int, float], ChunkTimes] = {}
     for chunks, factors in zip(pipelines, slowdowns, strict=True):
         for chunk, factor in zip(chunks, factors, strict=True):

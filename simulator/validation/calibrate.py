@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -50,25 +51,40 @@ class Calibrating:
 
 
 def calibrate(
-    tables: Sequence[Path], setting: ValidationSettings, most: int, say: Callable[[str], None] = lambda line: None
+    tables: Sequence[Path],
+    setting: ValidationSettings,
+    most: int,
+    progress: Callable[[int], AbstractContextManager[Callable[[int], None]]],
 ) -> Calibrating:
-    """Effects on the rows of tables of published results, at most so many of each."""
+    """Effects on the rows of tables of published results, at most so many of each.
+
+    ``progress`` opens a bar of so many readings of tables, which is told of those done.
+    """
+    with progress(len(tables) * (len(HOSTS) + ROUNDS)) as advance:
+        return _calibrated(tables, setting, most, advance)
+
+
+def _calibrated(
+    tables: Sequence[Path], setting: ValidationSettings, most: int, advance: Callable[[int], None]
+) -> Calibrating:
     from joblib import Parallel, delayed
 
     def simulated(calibration: str, hosts: Mapping[str, float]) -> list[ObservedStep]:
         jobs = (delayed(_observed)(path, setting, most, calibration, dict(hosts)) for path in tables)
-        return [each for found in Parallel(n_jobs=-1, batch_size=1)(jobs) for each in found]
+        observed: list[ObservedStep] = []
+        for found in Parallel(n_jobs=-1, batch_size=1, return_as="generator")(jobs):
+            observed += found
+            advance(1)
+        return observed
 
     by_host = {}
     for factor in HOSTS:
-        say(f"simulating {len(tables)} tables with {factor:g} times the host's time")
         by_host[factor] = simulated(NONE, {"": factor})
     hosts = chosen_hosts(by_host)
     observed = [each for factor, found in by_host.items() for each in found if hosts[each.framework] == factor]
     physics = {each.id: float(np.log(each.measured / each.predicted)) for each in by_host[1.0]}
     known = _calibration(observed, hosts)
     for _ in range(ROUNDS):
-        say(f"simulating again under {len(known.effects)} effects of {len(observed)} runs")
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "steps.json"
             path.write_text(as_json(known))

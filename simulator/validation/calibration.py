@@ -152,7 +152,7 @@ def _ninety(errors: Sequence[float], weights: np.ndarray | None = None) -> float
 
 
 def score(errors: Iterable[float]) -> dict[str, float]:
-    """Median and 90th percentile of absolute errors and the bias, in percent; ``errors`` are ln of measured/answered."""
+    """Median and 90th percentile of absolute errors and the bias, in percent; ``errors`` are ln measured / answered."""
     found = np.array(list(errors))
     off = 100.0 * np.abs(np.expm1(-found))
     return {

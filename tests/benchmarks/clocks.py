@@ -5,7 +5,7 @@
 For each framework, chip, power limit and format, over rows without experts: the factor on matrix products that makes
 the simulated step as long as the published one (*needed*: median and range), the one that the law of clocks gives
 (``models/clocks.py``), and the median of predicted over published without a factor, by the law, and with the
-framework's constant of products as shipped (*today*). All its other constants are as they come.
+calibration that ships (*today*).
 
 ``--operators`` is the folder of aiconfigurator's tables: products that vLLM 0.22.0 timed for long over the same as
 bursts of 0.24.0, by the burst's rate over what the device sustains, beside the law's factor.
@@ -14,7 +14,6 @@ bursts of 0.24.0, by the burst's rate over what the device sustains, beside the 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,19 +23,19 @@ from opcast.datasets.clusters import Cluster
 from opcast.datasets.devices import Device, load_device
 from opcast.datasets.sources import aiconfigurator
 from opcast.datasets.truth import TrainingRow, read_table
-from opcast.datasets.vocabulary import FAMILIES
 from opcast.models import clocks, power
 from opcast.simulator.engines import Engine, build_engine
+from opcast.simulator.question.calibration import NONE
 from opcast.simulator.simulate import simulate
-from opcast.simulator.timing.clocks import stands_for_clocks
 from opcast.simulator.validation import ValidationSettings
-from opcast.simulator.validation.answers import Engines
+from opcast.simulator.validation.answers import Engines, simulated_case
 from opcast.simulator.validation.cases import Question, training_case
 from opcast.simulator.validation.metrics import grouped
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIRED = ("h200_sxm", "b200_sxm")  # whose tables know both
 EDGES = (0.0, 0.5, 0.7, 0.9, 1.0, 1.1, 1.2, 2.0)  # of the burst's rate over the steady one
+UNLIMITED_W = 1e5
 SHORT_US = 300.0  # a burst of longer calls ends in the limiter's hands
 
 
@@ -56,23 +55,23 @@ def engine(device: Device, cluster: Cluster | None) -> Engine:
     return build_engine(device, [ROOT / "datasets" / "measured"], [ROOT / "models" / "shipped"], cluster=cluster)
 
 
-def step_s(case: Question, scale: Mapping[str, float], engines: Engines, setting: ValidationSettings) -> float:
-    """Seconds of the step with these constants of its framework."""
-    plan = replace(case.plan, stack=replace(case.plan.stack, scale={case.device.id: dict(scale)}))
-    found = simulate(
-        case.config, case.work, plan, case.device, engines.of(case.device, plan.cluster), setting.cache_dir
-    )
+def step_s(
+    case: Question, engines: Engines, cache_dir: Path | None, products: float = 1.0, free: bool = False
+) -> float:
+    """Seconds of the step with ``products`` so many times longer; ``free`` of its power limit."""
+    device = replace(case.device, tdp_w=UNLIMITED_W) if free else case.device
+    plan = replace(case.plan, stack=replace(case.plan.stack, scale={device.id: {"gemm": products}}))
+    found = simulate(case.config, case.work, plan, device, engines.of(device, plan.cluster), cache_dir)
     return float(found.step_time_s)
 
 
 def checked(row: TrainingRow, engines: Engines, setting: ValidationSettings) -> Checked:
     """The row simulated with products as in tables, twice as long, by the law of clocks, and as shipped."""
     case, measured = training_case(row, setting), float(row.measured["step_time"])
-    shipped = case.plan.scale(case.device.id)
-    rest = {name: shipped["*"] for name in FAMILIES if name != "gemm"} if "*" in shipped else {}
-    rest |= {name: factor for name, factor in shipped.items() if not stands_for_clocks(name)}
-    scales = ({**rest, "gemm": 1.0}, {**rest, "gemm": 2.0}, rest, shipped)
-    plain, double, clocked, today = (step_s(case, scale, engines, setting) for scale in scales)
+    physics = replace(case, plan=replace(case.plan, calibration=NONE))
+    plain, double = (step_s(physics, engines, setting.cache_dir, factor, free=True) for factor in (1.0, 2.0))
+    clocked = step_s(physics, engines, setting.cache_dir)
+    today = float(simulated_case(case, setting, engines).step_time_s)  # type: ignore[union-attr]
     needed, law = (1.0 + (seconds - plain) / (double - plain) for seconds in (measured, clocked))
     return Checked(needed, law, plain / measured, clocked / measured, today / measured)
 

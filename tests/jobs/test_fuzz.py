@@ -92,6 +92,7 @@ STARTS: dict[str, list[list[str]]] = {
     "data": [[], ["check"]],
     "train": [["device=h100_sxm", "tracking=null"]],
     "profile": [["plan_out={files}/plan.json"]],
+    "calibrate": [["truth=[{files}/truth.csv]"]],
     "list": [["devices"], ["models"], ["ops"], ["predictors"], ["clusters"]],
 }  # fmt: skip
 SETTINGS: dict[str, tuple[str, ...]] = {
@@ -115,9 +116,10 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         *("precision", "precision.dtype", "precision.quantization", "cluster.nodes", "cluster.topology", "cluster"),
         *("stack.fusion", "stack.id", "options", "options.zigzag", "offload", "passes", "stragglers", "strict"),
         *("network", "faults", "fault_draw", "faults_study", "within_s", "price_per_gpu_hour", "expand", "report"),
-        *("trace", "simai", "graphs", "backend", "engine.order", "device.tdp_w", "device.vendor"),
+        *("trace", "simai", "graphs", "backend", "calibration", "engine.order", "device.tdp_w", "device.vendor"),
     ),
     "validate": ("truth", "rival", "details", "limit", "device", "cluster", "stack", "cluster.nic_gbps", "backend"),
+    "calibrate": ("truth", "rows", "output", "scores", "calibration", "graphs"),
     "import": ("source", "path", "systems", "tables", "frameworks", "link", "collective", "measured_at", "mapping"),
     "data": ("what",),
     "train": (

@@ -47,6 +47,7 @@ CHANGES: dict[str, tuple[list[str], list[str]]] = {  # what else is asked, and w
     "faults_study": (PAIR, ["faults_study={samples: 4, count: 1, seed: 0, bandwidth: 0.1}"]),
     "stragglers": (NODE, ["stragglers=[{device: 3, slowdown: 2}]"]),
     "backend": (["cluster=dgx_h100", "workload=decode", "stack=torch", "parallel.tp=8"], ["backend=vllm"]),
+    "calibration": (NODE, ["calibration=none"]),
     "engine": (NODE, ["engine.order=[learned,network,analytical]"]),
 }
 WRITES = {"report": "step.html", "trace": "step.json.gz", "simai": "workload.txt", "graphs": "graphs"}

@@ -133,6 +133,7 @@ KNOBS: dict[str, dict[str, Row]] = {
         "passes": (FSDP, (f"{reorder.__module__}:reorder",)),
         "slow_devices": (TRAIN, {3: 2.0}),
         "explicit_links": (BESIDE, True),
+        "calibration": (TRAIN, "shipped"),
     },
     "options": {
         "allocator": (TRAIN, "native"),
@@ -160,7 +161,8 @@ KINDS_OF_KNOB: dict[str, set[str]] = {
     "parallel": {each.name for each in fields(Parallel)},
     "framework": {each.name for each in fields(Stack)} - {"id", "name", "sources"},  # what it is called, and says who
     "work": {each.name for each in fields(Work)},
-    "plan": {each.name for each in fields(Plan)} - {"parallel", "cluster", "stack", "options"},  # of parts of their own
+    "plan": {each.name for each in fields(Plan)}
+    - {"parallel", "cluster", "stack", "options", "calibrated"},  # own parts
     "options": set(CHECKS),
 }
 REFUSED = {("parallel", "dp"): "take parallel.dp=4"}

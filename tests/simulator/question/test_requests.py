@@ -21,7 +21,13 @@ from opcast.simulator.question.canonical import RequestError
 from opcast.simulator.question.network import NetworkChoice
 from opcast.simulator.question.plan import Parallel, load_stack
 from opcast.simulator.question.predictions import PredictRequest
-from opcast.simulator.question.requests import SimulateRequest, ValidateRequest, WorkloadFile, plan_of
+from opcast.simulator.question.requests import (
+    CalibrateRequest,
+    SimulateRequest,
+    ValidateRequest,
+    WorkloadFile,
+    plan_of,
+)
 from opcast.simulator.question.sources import Sources
 from opcast.simulator.question.stragglers import Straggler
 from opcast.simulator.question.work import Work
@@ -105,6 +111,7 @@ def test_transfers_files_and_tables_go_through_json_too() -> None:
     for request in (
         PredictRequest(transfers=moved, names=("a", "b"), cluster=DGX),
         SimulateRequest(file=WorkloadFile("text\nof a file", "mine", vpp=2), cluster=DGX),
+        CalibrateRequest(("steps.csv", "more.csv"), 20),
         ValidateRequest("steps.csv", 20, device={"memory_gbps": 2400.0}, stack=load_stack("megatron")),
     ):
         assert type(request).from_json(request.to_json()) == request

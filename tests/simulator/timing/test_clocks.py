@@ -38,8 +38,8 @@ def costs():
     return cost_graphs([Graph("ops", (Block(nodes),), (), 0, 0.0)], H100, build_engine(H100, [], []))
 
 
-def times(costs, device=H100, busy_us: float = LONG, scale=None) -> np.ndarray:
-    (found,) = sustained(costs, device, busy_us, scale or {})
+def times(costs, device=H100, busy_us: float = LONG) -> np.ndarray:
+    (found,) = sustained(costs, device, busy_us)
     return found.kernel_us / costs[0].kernel_us
 
 
@@ -57,12 +57,6 @@ def test_a_short_step_is_a_burst(costs) -> None:
     assert half[BF16] - 1.0 == pytest.approx(0.5 * (times(costs)[BF16] - 1.0))
 
 
-@pytest.mark.parametrize("name", ["gemm", "gemm_bf16", "grouped_gemm", "*"])
-def test_a_constant_of_products_stands_for_clocks(costs, name: str) -> None:
-    assert (times(costs, scale={name: 1.34}) == 1.0).all()
-    assert times(costs, scale={"attention": 2.8, "host": 4.0})[BF16] > 1.0
-
-
 @given(st.floats(140.0, 1000.0), st.floats(140.0, 1000.0), st.sampled_from([1e3, LONG]))
 def test_a_lower_cap_is_never_faster(costs, watts: float, other: float, busy_us: float) -> None:
     less, more = (times(costs, overridden(H100, {"tdp_w": each}), busy_us) for each in sorted((watts, other)))
@@ -73,7 +67,7 @@ def test_a_lower_cap_is_never_faster(costs, watts: float, other: float, busy_us:
 def test_a_cap_holds_from_the_start_and_for_every_op(costs) -> None:
     held = times(costs, capped(H100, 350.0), busy_us=1e3)
     assert (held[[BF16, FP8, ATTENTION, COPY]] > 1.05).all()
-    assert not sustained(costs, capped(H100, 350.0), LONG, {})[0].in_envelope[BF16]
+    assert not sustained(costs, capped(H100, 350.0), LONG)[0].in_envelope[BF16]
     assert np.array_equal(times(costs, capped(H100, 900.0)), times(costs))
     with pytest.raises(PowerError, match="a cap of 90 W"):
         times(costs, capped(H100, 90.0))

@@ -1,0 +1,69 @@
+"""``opcast calibrate``: a table of one's own becomes a file that steps are answered with; bad input is one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from opcast.jobs.cli import main
+
+ROWS = 8
+HEAD = "row_id,source,gpu_canon,num_gpus,layers,hidden,heads,ffn,vocab,seq_len_tokens,gbs_seqs,mbs_seqs,precision,step_time_s"
+SLOWER = 1.5
+
+
+def rows(times: list[float]) -> str:
+    """A table of steps of small models under Megatron, which took so many seconds."""
+    made = [
+        f"r{at},Megatron-LM,H100-80,8,{2 + at // 2},2048,16,8192,32000,2048,{16 * (1 + at % 2)},2,bf16,{seconds}"
+        for at, seconds in enumerate(times)
+    ]
+    return "\n".join([HEAD, *made, ""])
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OPCAST_HOME", str(tmp_path / "home"))
+    path = tmp_path / "mine.csv"
+    path.write_text(rows([1.0] * ROWS))
+    return path
+
+
+def ask(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
+    assert main([*arguments, "format=json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_steps_are_answered_as_ones_own_runs_were(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    physics = ask(capsys, "validate", f"truth={table}", "details=true", "calibration=none")
+    assert physics["simulated"] == ROWS, physics["unsupported"]
+    predicted = [row["quantities"]["step_time"]["predicted"] for row in physics["per_row"]]
+    table.write_text(rows([seconds * SLOWER for seconds in predicted]))
+    output, scores = table.parent / "mine.json", table.parent / "scores.json"
+    made = ask(capsys, "calibrate", f"truth=[{table}]", f"output={output}", f"scores={scores}")
+    assert json.loads(scores.read_text()) == made["scores"]
+    assert made["scores"]["all"]["physics"]["rows"] == ROWS
+    assert made["scores"]["all"]["fitted"]["median"] < made["scores"]["all"]["physics"]["median"] / 3
+    again = ask(capsys, "validate", f"truth={table}", f"calibration={output}")
+    assert again["metrics"]["step_time"]["median_ape"] < 12
+    assert again["metrics"]["step_time"]["coverage"] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "name tables of known runs"),
+        (["truth=[/no/such.csv]"], "cannot be read"),
+        (["rows=3"], "rows=3 must be a whole number of at least 8"),
+        (["output=/no/folder/x.json"], "there is no folder"),
+    ],
+)
+def test_bad_input_is_one_line(
+    table: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = arguments if not arguments or "truth" in arguments[0] else [f"truth=[{table}]", *arguments]
+    assert main(["calibrate", *named]) == 2
+    assert said in capsys.readouterr().err
+    assert main(["simulate", "model=llama3_8b", "device=h100_sxm", f"calibration={table}"]) == 2
+    assert "is no JSON" in capsys.readouterr().err
