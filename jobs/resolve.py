@@ -178,9 +178,7 @@ def calibrate_request(config: Mapping[str, Any]) -> CalibrateRequest:
     """The request about tables of known runs."""
     from ..simulator.question.requests import CalibrateRequest
 
-    truth = config["truth"]
-    tables = (truth,) if isinstance(truth, str) else tuple(map(str, truth or ()))
-    return CalibrateRequest(tables, config["rows"], sources(config))
+    return CalibrateRequest(tuple(map(str, config["tables"] or ())), config["rows"], sources(config))
 
 
 def work(values: Mapping[str, Any]) -> Work:

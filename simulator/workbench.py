@@ -228,7 +228,7 @@ class Workbench:
         """Effects on the times of steps, fitted on the rows of tables, and how well they answer what was left out."""
         from .validation.calibrate import calibrate
 
-        tables = [Path(table).expanduser() for table in request.truth]
+        tables = [Path(table).expanduser() for table in request.tables]
         return calibrate(tables, self._validation(), request.rows, progress or _silent)
 
     def validate(self, request: ValidateRequest, progress: Progress | None = None) -> Validation:

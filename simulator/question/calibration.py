@@ -20,7 +20,7 @@ from ...datasets.ops import KINDS, Op
 from ...datasets.reading import read_json
 from .errors import PlanError
 
-SHIPPED = Path(__file__).resolve().parents[2] / "conf" / "calibration" / "steps.json"
+SHIPPED = Path(__file__).resolve().parents[2] / "conf" / "calibration.json"
 NONE, USUAL = "none", "shipped"
 FAMILIES = ("gemm", "attention", "experts", "collective_inside", "collective_between", "rest", "host")
 EXPERTS = ("grouped_gemm", "fused_moe")

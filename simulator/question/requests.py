@@ -155,13 +155,13 @@ class ValidateRequest(Request):
 class CalibrateRequest(Request):
     """Effects on the times of steps, fitted on at most so many ``rows`` of each table of published results."""
 
-    truth: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
     rows: int = 160
     sources: Sources = field(default_factory=Sources)
 
     def __post_init__(self) -> None:
-        if not self.truth:
-            raise RequestError("name tables of known runs: `opcast calibrate truth=[FILE.csv,…]`")
+        if not self.tables:
+            raise RequestError("name tables of known runs: `opcast calibrate tables=[FILE.csv,…]`")
         whole(RequestError, "rows", self.rows, 8)
 
 

@@ -1,4 +1,4 @@
-"""Effects on the times of families of ops, fitted on known runs: the content of ``conf/calibration/steps.json``.
+"""Effects on the times of families of ops, fitted on known runs: the content of ``conf/calibration.json``.
 
 The model of a run is ``ln measured = ln(sum of parts x exp(sum of effects)) + error``. Effects are normal around 0 with
 the standard deviations of ``PRIOR``, times that of their family in ``LOOSE``; errors follow Student's t, so that a few
@@ -17,9 +17,9 @@ from ..question.calibration import Calibration, Effect, factors
 from .metrics import grouped
 from .observed import FIXED, ObservedStep, table_of
 
-# Standard deviations of effects by what they are of, chosen on leaving out tables of one half of them
-PRIOR = {"all": 0.1, "framework": 0.15, "chip": 0.15, "format": 0.1, "regime": 0.1}
-PRIOR_OF_PAIR = 0.15
+# Standard deviations of effects by what they are of: a fifth to all of twice as much scores alike on what is left out
+PRIOR = {"all": 0.05, "framework": 0.075, "chip": 0.075, "format": 0.05, "regime": 0.05}
+PRIOR_OF_PAIR = 0.075
 LOOSE = {"gemm": 1.0, "attention": 1.5, "experts": 1.5, "rest": 1.5, "collective_inside": 1.5, "host": 2.0}
 LOOSE |= {"collective_between": 2.0}
 FREEDOM = 4.0  # degrees of freedom of the errors
@@ -27,7 +27,7 @@ ERROR = 0.05  # their scale
 LEAST_SHARE = 0.003  # a part of a step that small says nothing
 LONGEST, STEPS, ENOUGH = 0.3, 80, 1e-4
 NINETY = 0.9
-DRAWN = 8  # the width of a pair is drawn towards that of all pairs as by so many more rows
+DRAWN = 4  # the width of a pair is drawn towards that of all pairs as by so many more rows
 DIGITS = 4
 
 
@@ -130,25 +130,24 @@ def halves(observed: Sequence[ObservedStep]) -> dict[str, float]:
 def widths(observed: Sequence[ObservedStep], errors: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """What 90 % of the errors are within, by framework and chip and by what of them is not known.
 
-    ``errors`` are by row: of ``halves``, and with the ``framework`` and the ``chip`` left out.
+    ``errors`` are by row: of ``halves``, and with the ``framework`` and the ``chip`` left out. What holds for all is the
+    median over pairs, so that no table speaks for the others; a pair's own is drawn towards it.
     """
-    known, weights = errors["halves"], table_of(observed)
-    pooled = _ninety([known[each.id] for each in observed], weights)
-    made = {"": pooled}
-    for name, key in (("chip", "chip"), ("framework", "framework")):
-        made[name] = max(_ninety([errors[key][each.id] for each in observed], weights), pooled)
-    made["pair"] = (pooled * min(made["chip"], made["framework"])) ** 0.5
+    pairs = grouped(observed, lambda each: f"{each.framework} {each.chip}")
+
+    def by_pair(name: str) -> dict[str, float]:
+        found = errors[name]
+        return {pair: float(np.quantile([abs(found[each.id]) for each in of], NINETY)) for pair, of in pairs.items()}
+
+    own = by_pair("halves")
+    made = {"": float(np.median(list(own.values())))}
+    for name in ("chip", "framework"):
+        made[name] = max(float(np.median(list(by_pair(name).values()))), made[""])
+    made["pair"] = (made[""] * min(made["chip"], made["framework"])) ** 0.5
     made["both"] = float(np.hypot(made["chip"], made["framework"]))
-    for pair, members in grouped(observed, lambda each: f"{each.framework} {each.chip}").items():
-        own = [known[each.id] for each in members]
-        made[pair] = (len(own) * _ninety(own) + DRAWN * pooled) / (len(own) + DRAWN)
+    for pair, of in pairs.items():
+        made[pair] = (len(of) * own[pair] + DRAWN * made[""]) / (len(of) + DRAWN)
     return {name: round(width, DIGITS) for name, width in made.items()}
-
-
-def _ninety(errors: Sequence[float], weights: np.ndarray | None = None) -> float:
-    return float(
-        np.quantile(np.abs(errors), NINETY, weights=weights, method="inverted_cdf" if weights is not None else "linear")
-    )
 
 
 def score(errors: Iterable[float]) -> dict[str, float]:

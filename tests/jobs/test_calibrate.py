@@ -9,14 +9,15 @@ import pytest
 from opcast.jobs.cli import main
 
 ROWS = 8
-HEAD = "row_id,source,gpu_canon,num_gpus,layers,hidden,heads,ffn,vocab,seq_len_tokens,gbs_seqs,mbs_seqs,precision,step_time_s"
+HEAD = "row_id,source,gpu_canon,num_gpus,layers,hidden,heads,ffn,vocab,seq_len_tokens,gbs_seqs,mbs_seqs,precision,"
+HEAD += "step_time_s"
 SLOWER = 1.5
 
 
 def rows(times: list[float]) -> str:
     """A table of steps of small models under Megatron, which took so many seconds."""
     made = [
-        f"r{at},Megatron-LM,H100-80,8,{2 + at // 2},2048,16,8192,32000,2048,{16 * (1 + at % 2)},2,bf16,{seconds}"
+        f"r{at},Megatron-LM,A100-80,8,{2 + at // 2},2048,16,8192,32000,2048,{16 * (1 + at % 2)},2,bf16,{seconds}"
         for at, seconds in enumerate(times)
     ]
     return "\n".join([HEAD, *made, ""])
@@ -41,7 +42,7 @@ def test_steps_are_answered_as_ones_own_runs_were(table: Path, capsys: pytest.Ca
     predicted = [row["quantities"]["step_time"]["predicted"] for row in physics["per_row"]]
     table.write_text(rows([seconds * SLOWER for seconds in predicted]))
     output, scores = table.parent / "mine.json", table.parent / "scores.json"
-    made = ask(capsys, "calibrate", f"truth=[{table}]", f"output={output}", f"scores={scores}")
+    made = ask(capsys, "calibrate", f"tables=[{table}]", f"output={output}", f"scores={scores}")
     assert json.loads(scores.read_text()) == made["scores"]
     assert made["scores"]["all"]["physics"]["rows"] == ROWS
     assert made["scores"]["all"]["fitted"]["median"] < made["scores"]["all"]["physics"]["median"] / 3
@@ -54,7 +55,7 @@ def test_steps_are_answered_as_ones_own_runs_were(table: Path, capsys: pytest.Ca
     ("arguments", "said"),
     [
         ([], "name tables of known runs"),
-        (["truth=[/no/such.csv]"], "cannot be read"),
+        (["tables=[/no/such.csv]"], "cannot be read"),
         (["rows=3"], "rows=3 must be a whole number of at least 8"),
         (["output=/no/folder/x.json"], "there is no folder"),
     ],
@@ -62,7 +63,7 @@ def test_steps_are_answered_as_ones_own_runs_were(table: Path, capsys: pytest.Ca
 def test_bad_input_is_one_line(
     table: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    named = arguments if not arguments or "truth" in arguments[0] else [f"truth=[{table}]", *arguments]
+    named = arguments if not arguments or "tables" in arguments[0] else [f"tables=[{table}]", *arguments]
     assert main(["calibrate", *named]) == 2
     assert said in capsys.readouterr().err
     assert main(["simulate", "model=llama3_8b", "device=h100_sxm", f"calibration={table}"]) == 2

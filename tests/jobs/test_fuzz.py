@@ -92,7 +92,7 @@ STARTS: dict[str, list[list[str]]] = {
     "data": [[], ["check"]],
     "train": [["device=h100_sxm", "tracking=null"]],
     "profile": [["plan_out={files}/plan.json"]],
-    "calibrate": [["truth=[{files}/truth.csv]"]],
+    "calibrate": [["tables=[{files}/truth.csv]"]],
     "list": [["devices"], ["models"], ["ops"], ["predictors"], ["clusters"]],
 }  # fmt: skip
 SETTINGS: dict[str, tuple[str, ...]] = {
@@ -119,7 +119,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         *("trace", "simai", "graphs", "backend", "calibration", "engine.order", "device.tdp_w", "device.vendor"),
     ),
     "validate": ("truth", "rival", "details", "limit", "device", "cluster", "stack", "cluster.nic_gbps", "backend"),
-    "calibrate": ("truth", "rows", "output", "scores", "calibration", "graphs"),
+    "calibrate": ("tables", "rows", "output", "scores", "calibration", "graphs"),
     "import": ("source", "path", "systems", "tables", "frameworks", "link", "collective", "measured_at", "mapping"),
     "data": ("what",),
     "train": (
