@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -236,16 +236,17 @@ class Workbench:
         from ..datasets.truth import read_table
         from .validation import validate
 
-        setting = self._validation(request.device, request.cluster, request.stack)
+        chosen = {"device": request.device, "cluster": request.cluster, "stack": request.stack}
+        setting = replace(self._validation(), **chosen)
         read = read_table(Path(request.truth).expanduser(), request.limit)
         with (progress or _silent)(len(read.rows)) as advance:
             return validate(read, setting, request.rival, request.details, advance)
 
-    def _validation(self, *figures: Any) -> ValidationSettings:
-        """What validation is told: these sources, and figures of devices, clusters and a framework for all rows."""
+    def _validation(self) -> ValidationSettings:
+        """What validation is told of these sources."""
         from .validation import ValidationSettings
 
-        return ValidationSettings(self.engine, self.graphs, *figures, calibration=self.sources.calibration)
+        return ValidationSettings(self.engine, self.graphs, calibration=self.sources.calibration)
 
 
 @contextmanager

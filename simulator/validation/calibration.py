@@ -112,7 +112,7 @@ def corrected(each: ObservedStep, calibration: Calibration) -> float:
 
 def left_out(observed: Sequence[ObservedStep], by: Callable[[ObservedStep], str]) -> dict[str, float]:
     """Errors (ln of measured over answered) by row, those of each group under effects fitted without it."""
-    found = {}
+    found: dict[str, float] = {}
     for name in sorted({by(each) for each in observed}):
         others = [each for each in observed if by(each) != name]
         known = Calibration(fit(others).effects()) if others else Calibration()
@@ -151,7 +151,7 @@ def widths(observed: Sequence[ObservedStep], errors: Mapping[str, Mapping[str, f
 
 
 def score(errors: Iterable[float]) -> dict[str, float]:
-    """Median and 90th percentile of absolute errors and the bias, in percent; ``errors`` are ln measured / answered."""
+    """Median and 90th percentile of absolute errors and bias, in percent; ``errors`` are ln measured / answered."""
     found = np.array(list(errors))
     off = 100.0 * np.abs(np.expm1(-found))
     return {

@@ -155,11 +155,11 @@ def _families(each: Executed) -> Iterator[tuple[str, float]]:
         family = family_of(op)
         side = busy[family.startswith("collective")]
         side[family] = side.get(family, 0.0) + us
-    times = {False: each.time.compute_us, True: sum(each.time.exposed_us.values())}
-    for side, by_family in busy.items():
+    times: dict[bool, float] = {False: each.time.compute_us, True: sum(each.time.exposed_us.values())}
+    for waited, by_family in busy.items():
         whole = sum(by_family.values())
         for family, us in by_family.items():
-            yield family, us / whole * times[side] * each.times if whole else 0.0
+            yield family, us / whole * times[waited] * each.times if whole else 0.0
     yield "host", each.time.host_us * each.times
 
 
