@@ -236,8 +236,7 @@ class Workbench:
         from ..datasets.truth import read_table
         from .validation import validate
 
-        chosen = {"device": request.device, "cluster": request.cluster, "stack": request.stack}
-        setting = replace(self._validation(), **chosen)
+        setting = replace(self._validation(), device=request.device, cluster=request.cluster, stack=request.stack)
         read = read_table(Path(request.truth).expanduser(), request.limit)
         with (progress or _silent)(len(read.rows)) as advance:
             return validate(read, setting, request.rival, request.details, advance)

@@ -17,9 +17,9 @@ from ..question.calibration import Calibration, Effect, factors
 from .metrics import grouped
 from .observed import FIXED, ObservedStep, table_of
 
-# Standard deviations of effects by what they are of: a fifth to all of twice as much scores alike on what is left out
-PRIOR = {"all": 0.05, "framework": 0.075, "chip": 0.075, "format": 0.05, "regime": 0.05}
-PRIOR_OF_PAIR = 0.075
+# Standard deviations of effects by what they are of. What is left out scores alike from a third to twice of them
+PRIOR = {"all": 0.03, "framework": 0.12, "chip": 0.04, "format": 0.03, "regime": 0.03}
+PRIOR_OF_PAIR, PRIOR_OF_FRAMEWORK_ON_CHIP = 0.05, 0.1
 LOOSE = {"gemm": 1.0, "attention": 1.5, "experts": 1.5, "rest": 1.5, "collective_inside": 1.5, "host": 2.0}
 LOOSE |= {"collective_between": 2.0}
 FREEDOM = 4.0  # degrees of freedom of the errors
@@ -96,8 +96,10 @@ def _rank(of: str) -> tuple[int, str]:
 
 def _prior(key: tuple[str, str]) -> float:
     of, family = key
-    usual = PRIOR_OF_PAIR if of.count("=") > 1 else PRIOR[of.partition("=")[0]]
-    return usual * LOOSE[family]
+    parts = [each.partition("=")[0] for each in of.split(" ")]
+    if len(parts) == 1:
+        return PRIOR[parts[0]] * LOOSE[family]
+    return (PRIOR_OF_FRAMEWORK_ON_CHIP if parts == ["framework", "chip"] else PRIOR_OF_PAIR) * LOOSE[family]
 
 
 def corrected(each: ObservedStep, calibration: Calibration) -> float:
