@@ -132,7 +132,7 @@ def halves(observed: Sequence[ObservedStep]) -> dict[str, float]:
 def widths(observed: Sequence[ObservedStep], errors: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """What 90 % of the errors are within, by framework and chip and by what of them is not known.
 
-    ``errors`` are by row: of ``halves``, and with the ``framework`` and the ``chip`` left out. What holds for all is the
+    ``errors`` are by row: of ``halves``, with the ``framework`` and the ``chip`` left out. What holds for all is the
     median over pairs, so that no table speaks for the others; a pair's own is drawn towards it.
     """
     pairs = grouped(observed, lambda each: f"{each.framework} {each.chip}")
