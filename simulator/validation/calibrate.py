@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...datasets.truth import InferenceRow, TrainingRow, read_table
+from ...datasets.truth import InferenceRow, TrainingRow, TruthError, read_table
 from ..question.calibration import NONE, UNKNOWN, Calibration
 from ..question.plan import Plan, load_stack
 from .answers import Engines
@@ -24,6 +24,7 @@ from .observed import ObservedStep, group_of, observe, quantity
 HOSTS = (1.0, 3.0, 5.0)  # times that a framework's host may take, as often as PyTorch's of today
 NEARLY = 1.25  # a faster host is taken that does nearly as well as the best
 MOST_MISSED = 0.5  # ln: a run that nothing explains counts no more
+LEAST = 4  # runs
 ROUNDS = 1  # of simulating under what was fitted
 Errors = Mapping[str, Mapping[str, float]]
 
@@ -81,6 +82,11 @@ def _calibrated(
     by_host = {}
     for factor in HOSTS:
         by_host[factor] = simulated(NONE, {"": factor})
+        if len(by_host[HOSTS[0]]) < LEAST:
+            raise TruthError(
+                f"{len(by_host[HOSTS[0]])} rows of {', '.join(path.name for path in tables)} have a time and can be "
+                f"simulated; a calibration needs {LEAST} (`opcast validate` says why rows are left out)"
+            )
     hosts = chosen_hosts(by_host)
     observed = [each for factor, found in by_host.items() for each in found if hosts[each.framework] == factor]
     physics = {each.id: float(np.log(each.measured / each.predicted)) for each in by_host[1.0]}

@@ -53,6 +53,12 @@ def test_steps_are_answered_as_ones_own_runs_were(table: Path, capsys: pytest.Ca
     assert again["metrics"]["step_time"]["median_ape"] < 12
 
 
+def test_tables_without_runs_are_one_line(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table.write_text("\n".join(rows([1.0] * 3).splitlines()))
+    assert main(["calibrate", f"tables=[{table}]"]) == 2
+    assert "3 rows of mine.csv have a time" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
