@@ -106,7 +106,9 @@ def _calibrated(
         "chip": left_out(observed, lambda each: each.chip),
     }
     rows = {name: len(members) for name, members in sorted(grouped(observed, lambda each: each.table).items())}
-    return Calibrating(replace(known, widths=widths(observed, errors), rows=rows), tuple(observed), errors)
+    made_by = f"opcast calibrate tables=[{','.join(path.name for path in tables)}] rows={most}"
+    whole = replace(known, widths=widths(observed, errors), rows=rows, made_by=made_by)
+    return Calibrating(whole, tuple(observed), errors)
 
 
 def chosen_hosts(by_host: Mapping[float, Sequence[ObservedStep]]) -> dict[str, float]:
