@@ -48,7 +48,8 @@ class Calibration:
     """All effects, factors on the ``host`` by framework, and ``widths``: what 90 % of the errors of runs are within.
 
     Widths are ln of measured over predicted, each way: by framework and chip that runs are known of
-    (``megatron hopper``), and by what of the two is not (:data:`UNKNOWN`) from runs that were left out.
+    (``megatron hopper-132``, with `` experts`` for mixtures of experts), and by what of the two is not
+    (:data:`UNKNOWN`) from runs that were left out.
     """
 
     effects: tuple[Effect, ...] = ()
@@ -85,11 +86,15 @@ class Setting:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What a calibration says of a question: factors by family, how far 90 % of answers are off (ln, each way; None
-    where no run says so), and what of framework and chip no run had."""
+    """What a calibration says of a question: factors by family, and what of framework and chip no run had.
+
+    90 % of answers are within ``width`` (ln, each way; None where no run says so), those for a mixture of experts
+    within ``width_experts``.
+    """
 
     factors: Mapping[str, float] = field(default_factory=dict)
     width: float | None = None
+    width_experts: float | None = None
     unknown: str = ""
 
 
@@ -107,9 +112,16 @@ def calibrated(calibration: Calibration, setting: Setting) -> Calibrated:
     """What a calibration says of a question."""
     if not calibration.effects:
         return Calibrated()
-    unknown = unknown_of(setting, calibration.widths)
-    own = calibration.widths.get(f"{setting.framework} {setting.chip}")
-    return Calibrated(factors(calibration, setting), calibration.widths[unknown] if own is None else own, unknown)
+    known = calibration.widths
+    unknown = unknown_of(setting, known)
+    names = (pair_of(setting.framework, setting.chip, experts) for experts in (False, True))
+    dense, experts = (known.get(name, known[unknown]) for name in names)
+    return Calibrated(factors(calibration, setting), dense, experts, unknown)
+
+
+def pair_of(framework: str, chip: str, experts: bool) -> str:
+    """What the width of a framework on a chip is called: mixtures of experts have their own."""
+    return f"{framework} {chip}{' experts' * experts}"
 
 
 def factors(calibration: Calibration, setting: Setting) -> dict[str, float]:
@@ -124,9 +136,9 @@ def factors(calibration: Calibration, setting: Setting) -> dict[str, float]:
 
 def unknown_of(setting: Setting, pairs: Mapping[str, float]) -> str:
     """Of :data:`UNKNOWN`: what of a question's framework and chip is in no pair that runs are known of."""
-    if f"{setting.framework} {setting.chip}" in pairs:
-        return ""
     known = [name.split(" ") for name in pairs if " " in name]
+    if any(each[:2] == [setting.framework, setting.chip] for each in known):
+        return ""
     missing = setting.framework not in {each[0] for each in known}, setting.chip not in {each[1] for each in known}
     return {(False, False): "pair", (False, True): "chip", (True, False): "framework", (True, True): "both"}[missing]
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..graph import Graph
-from ..question.calibration import Calibrated
+from ..question.calibration import EXPERTS, Calibrated
 from ..question.plan import Plan
 from ..question.work import COVERAGE, tokens_of
 from ..step.state import Executed, State, Step
@@ -68,26 +68,27 @@ def interval(state: State, ledger: Ledger) -> tuple[float, float]:
     Errors of measured and learned ops are in those of runs; without a calibration the intervals of all ops count.
     """
     whole = state.total_us
-    known = [
-        (state.plan.calibrated.get(step.kind, Calibrated()).width, step.total_us * step.times) for step in state.steps
-    ]
-    if not whole or any(width is None for width, _ in known):
+    width = known_width(state, any(kind in EXPERTS for kind in ledger.kinds()))
+    if width is None or not whole:
         return ledger.interval(whole)
-    leaning = np.array(
-        [
-            trust.source(*each) in trust.LEANING
-            for each in zip(ledger.engine.tolist(), ledger.inside.tolist(), strict=True)
-        ]
-    )
-    low, high = replace(
-        ledger, low=np.where(leaning, ledger.low, 1.0), high=np.where(leaning, ledger.high, 1.0)
-    ).interval(whole)
-    width = sum((width or 0.0) * us for width, us in known) / whole
-    below, above = (
-        math.hypot(width, math.log(whole / max(low, whole * LEAST))),
-        math.hypot(width, math.log(high / whole)),
-    )
-    return whole * math.exp(-below), whole * math.exp(above)
+    asked = zip(ledger.engine.tolist(), ledger.inside.tolist(), strict=True)
+    leaning = np.array([trust.source(*each) in trust.LEANING for each in asked])
+    bounds = (np.where(leaning, bound, 1.0) for bound in (ledger.low, ledger.high))
+    low, high = replace(ledger, **dict(zip(("low", "high"), bounds, strict=True))).interval(whole)
+    below, above = (math.log(whole / max(low, whole * LEAST)), math.log(high / whole))
+    return whole * math.exp(-math.hypot(width, below)), whole * math.exp(math.hypot(width, above))
+
+
+def known_width(state: State, experts: bool) -> float | None:
+    """What 90 % of the errors of known runs are within (ln, each way), over the kinds of step; None without runs."""
+    total = 0.0
+    for step in state.steps:
+        known = state.plan.calibrated.get(step.kind, Calibrated())
+        width = known.width_experts if experts else known.width
+        if width is None:
+            return None
+        total += width * step.total_us * step.times
+    return total / max(state.total_us, ROUNDED)
 
 
 def common(state: State, executed: Sequence[Executed], ledger: Ledger, network: Mapping[str, Any]) -> dict[str, Any]:

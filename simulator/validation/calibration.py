@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..question.calibration import Calibration, Effect, factors
+from ..question.calibration import Calibration, Effect, factors, pair_of
 from .metrics import grouped
 from .observed import FIXED, ObservedStep, table_of
 
 # Standard deviations of effects by what they are of. What is left out scores alike from a third to twice of them
 PRIOR = {"all": 0.03, "framework": 0.12, "chip": 0.04, "format": 0.03, "regime": 0.03}
 PRIOR_OF_PAIR, PRIOR_OF_FRAMEWORK_ON_CHIP = 0.05, 0.1
-LOOSE = {"gemm": 1.0, "attention": 1.5, "experts": 1.5, "rest": 1.5, "collective_inside": 1.5, "host": 2.0}
+LOOSE = {"gemm": 1.0, "attention": 1.5, "experts": 1.5, "rest": 1.5, "collective_inside": 1.5, "host": 0.7}
 LOOSE |= {"collective_between": 2.0}
 FREEDOM = 4.0  # degrees of freedom of the errors
 ERROR = 0.05  # their scale
@@ -130,12 +130,12 @@ def halves(observed: Sequence[ObservedStep]) -> dict[str, float]:
 
 
 def widths(observed: Sequence[ObservedStep], errors: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """What 90 % of the errors are within, by framework and chip and by what of them is not known.
+    """What 90 % of the errors are within, by framework and chip (models with experts apart) and by what is not known.
 
     ``errors`` are by row: of ``halves``, with the ``framework`` and the ``chip`` left out. What holds for all is the
     median over pairs, so that no table speaks for the others; a pair's own is drawn towards it.
     """
-    pairs = grouped(observed, lambda each: f"{each.framework} {each.chip}")
+    pairs = grouped(observed, lambda each: pair_of(each.framework, each.chip, each.has_experts))
 
     def by_pair(name: str) -> dict[str, float]:
         found = errors[name]

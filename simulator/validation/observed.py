@@ -44,6 +44,11 @@ class ObservedStep:
         return next(iter(self.settings.values())).framework
 
     @property
+    def has_experts(self) -> bool:
+        """Whether its model is a mixture of experts."""
+        return any(family == "experts" for family, _ in self.parts)
+
+    @property
     def chip(self) -> str:
         """On what."""
         return next(iter(self.settings.values())).chip

@@ -112,7 +112,9 @@ def test_widths_grow_with_what_is_not_known() -> None:
     made = widths(found, errors)
     assert made[""] <= made["pair"] <= max(made["chip"], made["framework"]) <= made["both"]
     known = Calibration((Effect("gemm", "all", 0.1, 0.01, 9),), widths=made)
-    assert calibrated(known, Setting("fsdp", CHIPS[0], "16bit", "train")).width == made[f"fsdp {CHIPS[0]}"]
+    found_of = calibrated(known, Setting("fsdp", CHIPS[0], "16bit", "train"))
+    assert found_of.width == made[f"fsdp {CHIPS[0]}"]
+    assert found_of.width_experts == made[""]  # no run of theirs has any
     assert unknown_of(Setting("fsdp", "new", "16bit", "train"), made) == "chip"
     assert unknown_of(Setting("new", CHIPS[0], "16bit", "train"), made) == "framework"
     assert unknown_of(Setting("new", "new", "16bit", "train"), made) == "both"
