@@ -68,7 +68,7 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunKind:
     """What a question is made of, as effects name it."""
 
     framework: str
@@ -98,9 +98,9 @@ class Calibrated:
     unknown: str = ""
 
 
-def setting_of(framework: str, device: Device, format: str, regime: str) -> Setting:
+def run_kind(framework: str, device: Device, format: str, regime: str) -> RunKind:
     """The levels of a question. Formats of 16 bits count as one."""
-    return Setting(framework, chip_of(device), "16bit" if format in ("bf16", "fp16") else format, regime)
+    return RunKind(framework, chip_of(device), "16bit" if format in ("bf16", "fp16") else format, regime)
 
 
 def chip_of(device: Device) -> str:
@@ -108,7 +108,7 @@ def chip_of(device: Device) -> str:
     return f"{device.architecture}-{device.compute_units}"
 
 
-def calibrated(calibration: Calibration, setting: Setting) -> Calibrated:
+def calibrated(calibration: Calibration, setting: RunKind) -> Calibrated:
     """What a calibration says of a question."""
     if not calibration.effects:
         return Calibrated()
@@ -124,7 +124,7 @@ def pair_of(framework: str, chip: str, experts: bool) -> str:
     return f"{framework} {chip}{' experts' * experts}"
 
 
-def factors(calibration: Calibration, setting: Setting) -> dict[str, float]:
+def factors(calibration: Calibration, setting: RunKind) -> dict[str, float]:
     """What multiplies the times of each family in a question."""
     found: dict[str, float] = {}
     for level in setting.levels:
@@ -134,7 +134,7 @@ def factors(calibration: Calibration, setting: Setting) -> dict[str, float]:
     return made | {"host": made.get("host", 1.0) * calibration.host.get(setting.framework, 1.0)}
 
 
-def unknown_of(setting: Setting, pairs: Mapping[str, float]) -> str:
+def unknown_of(setting: RunKind, pairs: Mapping[str, float]) -> str:
     """Of :data:`UNKNOWN`: what of a question's framework and chip is in no pair that runs are known of."""
     known = [name.split(" ") for name in pairs if " " in name]
     if any(each[:2] == [setting.framework, setting.chip] for each in known):

@@ -73,8 +73,8 @@ def interval(state: State, ledger: Ledger) -> tuple[float, float]:
         return ledger.interval(whole)
     asked = zip(ledger.engine.tolist(), ledger.inside.tolist(), strict=True)
     leaning = np.array([trust.source(*each) in trust.LEANING for each in asked])
-    bounds = (np.where(leaning, bound, 1.0) for bound in (ledger.low, ledger.high))
-    low, high = replace(ledger, **dict(zip(("low", "high"), bounds, strict=True))).interval(whole)
+    least, most = (np.where(leaning, bound, 1.0) for bound in (ledger.low, ledger.high))
+    low, high = replace(ledger, low=least, high=most).interval(whole)
     below, above = (math.log(whole / max(low, whole * LEAST)), math.log(high / whole))
     return whole * math.exp(-math.hypot(width, below)), whole * math.exp(math.hypot(width, above))
 

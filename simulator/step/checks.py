@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ...datasets.devices import Device, DeviceError
 from ..passes.serving import OTHERS, STEPS
-from ..question.calibration import Calibrated, calibrated, load_calibration, setting_of
+from ..question.calibration import Calibrated, calibrated, load_calibration, run_kind
 from ..question.options import OF_INFERENCE, OF_TRAINING
 from ..question.plan import STACK_DIRECTORY, Parallel, Plan, PlanError, Stack, check_plan, load_stack
 from ..question.work import Work
@@ -38,7 +38,7 @@ def _calibrated(plan: Plan, work: Work, device: Device) -> dict[str, Calibrated]
     """What the plan's calibration says of each kind of step that the work has."""
     known = load_calibration(plan.calibration)
     kinds = ("prefill", "decode") if work.kind == "generate" else (work.kind,)
-    settings = {kind: setting_of(plan.stack.id, device, plan.quantization or plan.precision, kind) for kind in kinds}
+    settings = {kind: run_kind(plan.stack.id, device, plan.quantization or plan.precision, kind) for kind in kinds}
     return {kind: calibrated(known, setting) for kind, setting in settings.items()}
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ...datasets.truth import InferenceRow, Row, TrainingRow
-from ..question.calibration import Setting, family_of, load_calibration, setting_of
+from ..question.calibration import RunKind, family_of, load_calibration, run_kind
 from ..question.plan import Plan
 from ..step.state import Executed, State
 from ..timing.phases import selected
@@ -32,7 +32,7 @@ class ObservedStep:
     id: str
     table: str
     group: str
-    settings: Mapping[str, Setting]
+    settings: Mapping[str, RunKind]
     predicted: float
     measured: float
     parts: Mapping[Part, float] = field(default_factory=dict)
@@ -112,7 +112,7 @@ def _observed(
     device, plan = state.device, state.plan
     kinds = list(dict.fromkeys(step.kind for step in state.steps))
     format = plan.quantization or plan.precision
-    settings = {kind: setting_of(plan.stack.id, device, format, kind) for kind in kinds}
+    settings = {kind: run_kind(plan.stack.id, device, format, kind) for kind in kinds}
     left_out = "optimizer" if row.options.get("optimizer") == "none" else ""
     only = {"ttft": "prefill", "tpot": "decode"}.get(timed, "") if len(kinds) > 1 else ""
     parts = parts_of(state, left_out, only)

@@ -20,12 +20,12 @@ from opcast.simulator.question.calibration import (
     USUAL,
     Calibration,
     Effect,
-    Setting,
+    RunKind,
     calibrated,
     factors,
     family_of,
     load_calibration,
-    setting_of,
+    run_kind,
     unknown_of,
 )
 from opcast.simulator.question.plan import PlanError
@@ -42,7 +42,7 @@ def run(place: int, framework: str, chip: str, random: np.random.Generator, nois
     gemm, attention = random.uniform(0.4, 0.7), random.uniform(0.1, 0.3)
     parts = {("gemm", "train"): gemm, ("attention", "train"): attention, ("rest", "train"): 1.0 - gemm - attention}
     took = gemm * SLOW[framework] + attention * (2.0 if chip == CHIPS[1] else 1.0) + parts["rest", "train"]
-    setting = Setting(framework, chip, "16bit", "train")
+    setting = RunKind(framework, chip, "16bit", "train")
     measured = took * np.exp(noise * random.standard_normal())
     return ObservedStep(str(place), f"{framework} {chip}", f"g{place % 7}", {"train": setting}, 1.0, measured, parts)
 
@@ -57,13 +57,13 @@ def runs(noise: float, skip: tuple[str, str] | None = None) -> list[ObservedStep
 def test_a_known_slowness_is_found_again(noise: float) -> None:
     known = Calibration(fit(runs(noise)).effects())
     for framework, slow in SLOW.items():
-        made = factors(known, Setting(framework, "hopper-132", "16bit", "train"))
+        made = factors(known, RunKind(framework, "hopper-132", "16bit", "train"))
         assert made["gemm"] == pytest.approx(slow, abs=0.1)
     assert score(corrected(each, known) for each in runs(noise))["median"] < 2.0
 
 
 def test_a_pair_that_nobody_ran_has_the_sum_of_what_is_known() -> None:
-    unseen = Setting("fsdp", "ampere-108", "16bit", "train")
+    unseen = RunKind("fsdp", "ampere-108", "16bit", "train")
     known = Calibration(fit(runs(0.01, skip=("fsdp", "ampere-108"))).effects())
     own = [each for each in runs(0.01) if each.settings["train"] == unseen]
     before = np.median([abs(np.log(each.measured)) for each in own])
@@ -72,7 +72,7 @@ def test_a_pair_that_nobody_ran_has_the_sum_of_what_is_known() -> None:
 
 def test_what_nothing_is_known_of_is_physics() -> None:
     known = Calibration(fit(runs(0.01)).effects())
-    made = factors(known, Setting("another", "blackwell-148", "fp8", "decode"))
+    made = factors(known, RunKind("another", "blackwell-148", "fp8", "decode"))
     usual = {effect.family: np.exp(effect.value) for effect in known.effects if effect.of == "all"}
     assert {name: value for name, value in made.items() if name != "host"} == pytest.approx(usual)
     assert all(0.8 < value < 1.25 for value in usual.values())
@@ -91,7 +91,7 @@ def test_what_was_applied_already_is_not_applied_twice() -> None:
 
     second = Calibration(fit([again(each) for each in plain]).effects())
     for framework in SLOW:
-        setting = Setting(framework, "hopper-132", "16bit", "train")
+        setting = RunKind(framework, "hopper-132", "16bit", "train")
         assert factors(second, setting)["gemm"] == pytest.approx(factors(known, setting)["gemm"], rel=1e-3)
 
 
@@ -112,19 +112,19 @@ def test_widths_grow_with_what_is_not_known() -> None:
     made = widths(found, errors)
     assert made[""] <= made["pair"] <= max(made["chip"], made["framework"]) <= made["both"]
     known = Calibration((Effect("gemm", "all", 0.1, 0.01, 9),), widths=made)
-    found_of = calibrated(known, Setting("fsdp", CHIPS[0], "16bit", "train"))
+    found_of = calibrated(known, RunKind("fsdp", CHIPS[0], "16bit", "train"))
     assert found_of.width == made[f"fsdp {CHIPS[0]}"]
     assert found_of.width_experts == made[""]  # no run of theirs has any
-    assert unknown_of(Setting("fsdp", "new", "16bit", "train"), made) == "chip"
-    assert unknown_of(Setting("new", CHIPS[0], "16bit", "train"), made) == "framework"
-    assert unknown_of(Setting("new", "new", "16bit", "train"), made) == "both"
+    assert unknown_of(RunKind("fsdp", "new", "16bit", "train"), made) == "chip"
+    assert unknown_of(RunKind("new", CHIPS[0], "16bit", "train"), made) == "framework"
+    assert unknown_of(RunKind("new", "new", "16bit", "train"), made) == "both"
 
 
 @given(st.lists(st.floats(-0.3, 0.3), min_size=2, max_size=6))
 def test_effects_of_a_question_multiply(values: list[float]) -> None:
-    levels = Setting("a", "b", "c", "train").levels[: len(values)]
+    levels = RunKind("a", "b", "c", "train").levels[: len(values)]
     effects = tuple(Effect("gemm", of, value, 0.0, 1) for of, value in zip(levels, values, strict=True))
-    made = factors(Calibration(effects), Setting("a", "b", "c", "train"))
+    made = factors(Calibration(effects), RunKind("a", "b", "c", "train"))
     assert made["gemm"] == pytest.approx(float(np.exp(sum(values))))
 
 
@@ -144,11 +144,9 @@ def test_families_of_ops() -> None:
 
 def test_formats_of_16_bits_are_one_and_chips_are_told_by_their_units() -> None:
     a100, h100 = load_device("a100_sxm_80gb"), load_device("h100_sxm")
-    assert setting_of("megatron", a100, "fp16", "train") == setting_of("megatron", a100, "bf16", "train")
-    assert (
-        setting_of("x", a100, "bf16", "train").chip == setting_of("x", load_device("a100_sxm_40gb"), "bf16", "x").chip
-    )
-    assert setting_of("x", a100, "bf16", "train").chip != setting_of("x", h100, "bf16", "train").chip
+    assert run_kind("megatron", a100, "fp16", "train") == run_kind("megatron", a100, "bf16", "train")
+    assert run_kind("x", a100, "bf16", "train").chip == run_kind("x", load_device("a100_sxm_40gb"), "bf16", "x").chip
+    assert run_kind("x", a100, "bf16", "train").chip != run_kind("x", h100, "bf16", "train").chip
 
 
 def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
