@@ -85,7 +85,7 @@ class RunKind:
 
 
 @dataclass(frozen=True)
-class Calibrated:
+class StepCalibration:
     """What a calibration says of a question: factors by family, and what of framework and chip no run had.
 
     90 % of answers are within ``width`` (ln, each way; None where no run says so), those for a mixture of experts
@@ -108,15 +108,15 @@ def chip_of(device: Device) -> str:
     return f"{device.architecture}-{device.compute_units}"
 
 
-def calibrated(calibration: Calibration, setting: RunKind) -> Calibrated:
+def calibrated(calibration: Calibration, setting: RunKind) -> StepCalibration:
     """What a calibration says of a question."""
     if not calibration.effects:
-        return Calibrated()
+        return StepCalibration()
     known = calibration.widths
     unknown = unknown_of(setting, known)
     names = (pair_of(setting.framework, setting.chip, experts) for experts in (False, True))
     dense, experts = (known.get(name, known[unknown]) for name in names)
-    return Calibrated(factors(calibration, setting), dense, experts, unknown)
+    return StepCalibration(factors(calibration, setting), dense, experts, unknown)
 
 
 def pair_of(framework: str, chip: str, experts: bool) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from ...datasets.clusters import Cluster
 from ...datasets.loading import choice, flag, load, number, whole
 from ...datasets.reading import read_yaml
-from .calibration import NONE, Calibrated
+from .calibration import NONE, StepCalibration
 from .errors import PlanError as PlanError
 from .options import CHECKS, EP_MODES, complaint
 from .orders import SCHEDULES
@@ -213,7 +213,7 @@ class Plan:
     slow_devices: Mapping[int, float] = field(default_factory=dict)
     explicit_links: bool = False
     calibration: str = NONE
-    calibrated: Mapping[str, Calibrated] = field(default_factory=dict)
+    calibrated: Mapping[str, StepCalibration] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, known in (("offload", OFFLOAD), ("passes", ())):

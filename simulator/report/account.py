@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..graph import Graph
-from ..question.calibration import EXPERTS, Calibrated
+from ..question.calibration import EXPERTS, StepCalibration
 from ..question.plan import Plan
 from ..question.work import COVERAGE, tokens_of
 from ..step.state import Executed, State, Step
@@ -83,7 +83,7 @@ def known_width(state: State, experts: bool) -> float | None:
     """What 90 % of the errors of known runs are within (ln, each way), over the kinds of step; None without runs."""
     total = 0.0
     for step in state.steps:
-        known = state.plan.calibrated.get(step.kind, Calibrated())
+        known = state.plan.calibrated.get(step.kind, StepCalibration())
         width = known.width_experts if experts else known.width
         if width is None:
             return None

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ...datasets.devices import Device, DeviceError
 from ..passes.serving import OTHERS, STEPS
-from ..question.calibration import Calibrated, calibrated, load_calibration, run_kind
+from ..question.calibration import StepCalibration, calibrated, load_calibration, run_kind
 from ..question.options import OF_INFERENCE, OF_TRAINING
 from ..question.plan import STACK_DIRECTORY, Parallel, Plan, PlanError, Stack, check_plan, load_stack
 from ..question.work import Work
@@ -34,7 +34,7 @@ def prepared(plan: Plan, work: Work, device: Device, stored_format: str = "") ->
     return plan if device.synchronous else replace(plan, calibrated=_calibrated(plan, work, device))
 
 
-def _calibrated(plan: Plan, work: Work, device: Device) -> dict[str, Calibrated]:
+def _calibrated(plan: Plan, work: Work, device: Device) -> dict[str, StepCalibration]:
     """What the plan's calibration says of each kind of step that the work has."""
     known = load_calibration(plan.calibration)
     kinds = ("prefill", "decode") if work.kind == "generate" else (work.kind,)

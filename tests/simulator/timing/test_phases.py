@@ -11,7 +11,7 @@ from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.simulator.engines import build_engine
 from opcast.simulator.passes.quantize import quantize
-from opcast.simulator.question.calibration import Calibrated
+from opcast.simulator.question.calibration import StepCalibration
 from opcast.simulator.question.plan import Parallel, Plan, Stack, load_stack
 from opcast.simulator.timing.costs import cost_graphs, scale_of
 from opcast.simulator.timing.phases import PhaseTime, PhaseTimes, paired, selected
@@ -72,7 +72,7 @@ def test_the_nearest_constant_counts(costs) -> None:
 
 
 def test_constants_of_a_framework_go_before_those_of_the_calibration() -> None:
-    known = replace(PLAN, calibrated={"train": Calibrated({"gemm": 1.2, "rest": 1.5})})
+    known = replace(PLAN, calibrated={"train": StepCalibration({"gemm": 1.2, "rest": 1.5})})
     assert known.scale("h100_sxm", "train") == {"gemm": 1.2, "rest": 1.5}
     assert known.scale("h100_sxm", "decode") == {}
     own = replace(known, stack=replace(known.stack, scale={"h100_sxm": {"gemm": 1.3}}))
