@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 import yaml
 from opcast.datasets.devices import Device
-from opcast.models.candidates import CANDIDATES, OptionError, Options, StepCalibration
+from opcast.models.candidates import CANDIDATES, Calibrated, OptionError, Options
 from opcast.models.registry import Registry
 from opcast.models.training import (
     MeasurementTable,
@@ -136,7 +136,7 @@ def test_conf_mirrors_the_options(root: Path) -> None:
     code["candidates"] = list(code["candidates"])
     del code["calibrated"]  # it has no options
     del code["evaluations"], code["promote"]  # not how it is learned: `eval` and `promote` of conf/train.yaml
-    assert dataclasses.fields(StepCalibration) == ()
+    assert dataclasses.fields(Calibrated) == ()
     assert auto == code
     assert Options.from_dict(auto) == Options(workers=auto["workers"])
 
