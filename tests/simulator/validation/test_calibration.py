@@ -17,6 +17,7 @@ from opcast.datasets.truth import read_table
 from opcast.simulator.question.calibration import (
     FAMILIES,
     NONE,
+    SHIPPED,
     USUAL,
     Calibration,
     Effect,
@@ -29,9 +30,13 @@ from opcast.simulator.question.calibration import (
     unknown_of,
 )
 from opcast.simulator.question.plan import PlanError
+from opcast.simulator.question.sources import Sources
+from opcast.simulator.validation import ValidationSettings
+from opcast.simulator.validation.answers import Engines
 from opcast.simulator.validation.calibrate import as_json, chosen_hosts, sampled
 from opcast.simulator.validation.calibration import corrected, fit, halves, left_out, score, widths
-from opcast.simulator.validation.observed import ObservedStep, group_of
+from opcast.simulator.validation.observed import ObservedStep, group_of, observe
+from opcast.simulator.workbench import workbench
 
 SLOW = {"megatron": 1.3, "fsdp": 0.9}
 CHIPS = ("hopper-132", "ampere-108")
@@ -191,3 +196,19 @@ def test_a_sample_of_a_table_holds_whole_groups(reference_data: Path) -> None:
     assert 80 < len(found) <= 100
     inside = {group_of(row) for row in found}
     assert inside.isdisjoint({group_of(row) for row in sampled(rows, 2000) if row not in found})
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("table", ["train_korthikanti22", "train_llama3_paper"])
+def test_small_tables_are_answered_as_well_as_the_frozen_scores_say(
+    table: str, reference_data: Path, tmp_path: Path
+) -> None:
+    frozen = json.loads((SHIPPED.parent / "calibration_scores.json").read_text())[table]
+    bench = workbench(Sources(store=str(tmp_path / "store"), predictors=str(tmp_path / "predictors")))
+    setting = ValidationSettings(bench.engine, tmp_path)
+    rows = read_table(reference_data / "truth" / f"{table}.csv").rows
+    found = observe(table, rows, setting, Engines(setting))
+    errors = [float(np.log(each.measured / each.predicted)) for each in found]
+    assert len(errors) == frozen["fitted"]["rows"]
+    assert score(errors)["median"] == pytest.approx(frozen["fitted"]["median"], abs=1.5)
+    assert score(errors)["median"] < frozen["physics"]["median"]
