@@ -226,10 +226,9 @@ class Plan:
             if wrong := complaint(name, value):
                 raise PlanError(wrong)
 
-    def scale(self, device_id: str, regime: str) -> Mapping[str, float]:
-        """What multiplies times by family of ops: the calibration's factors, before them the stack's own constants."""
-        known = self.calibrated.get(regime)
-        return {**(known.factors if known else {}), **self.stack.scale.get(device_id, {})}
+    def scales(self, device_id: str, regime: str) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        """What multiplies times by kind or family of ops: the stack's own constants, then the calibration's factors."""
+        return self.stack.scale.get(device_id, {}), self.calibrated.get(regime, StepCalibration()).factors
 
     @property
     def dp(self) -> int:

@@ -90,24 +90,23 @@ def longer(costs: Costs, factor: np.ndarray | None) -> Costs:
     return replace(costs, kernel_us=costs.kernel_us * factor)
 
 
-def scaled(costs: Costs, scale: Mapping[str, float]) -> Costs:
+def scaled(costs: Costs, *scales: Mapping[str, float]) -> Costs:
     """The costs with times multiplied by kind of op, family or ``host``; the very same where nothing changes."""
-    if not scale:
+    if not any(scales):
         return costs
-    factor = np.array([scale_of(node, scale) for node in costs.nodes])
-    return replace(costs, kernel_us=costs.kernel_us * factor, host_us=costs.host_us * scale.get("host", 1.0))
+    factor = np.array([scale_of(node, *scales) for node in costs.nodes])
+    host = next((scale["host"] for scale in scales if "host" in scale), 1.0)
+    return replace(costs, kernel_us=costs.kernel_us * factor, host_us=costs.host_us * host)
 
 
-def scale_of(node: Node, scale: Mapping[str, float]) -> float:
-    """The factor for a node: that of its kind, else of its family, else of ``*``, else 1.
+def scale_of(node: Node, *scales: Mapping[str, float]) -> float:
+    """The factor for a node: that of its kind, else of its family, else of ``*``, in the first that has any; else 1.
 
     Families are those of calibrations and those of kinds (:data:`..question.calibration.FAMILIES`).
     """
     kind = node.op.kind if node.op else ""
-    for name in (kind, family_of(node.op), KINDS[kind].family if kind else "pointwise", "*"):
-        if name in scale:
-            return float(scale[name])
-    return 1.0
+    names = (kind, family_of(node.op), KINDS[kind].family if kind else "pointwise", "*")
+    return next((float(scale[name]) for scale in scales for name in names if name in scale), 1.0)
 
 
 def issue_of(op: Op | None, issue: Mapping[str, float]) -> float:

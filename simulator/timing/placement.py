@@ -61,7 +61,7 @@ def time_chunks(
     variants = {which: _variants(graph, plan) for which, graph in graphs.items()}
     distinct = {id(graph): graph for made in variants.values() for graph in made.values()}
     scales = {
-        id(graph): plan.scale(device.id, regime)
+        id(graph): plan.scales(device.id, regime)
         for chunks, regime in zip(pipelines, regimes, strict=True)
         for chunk in chunks
         for graph in variants[id(chunk.graph)].values()
@@ -70,7 +70,7 @@ def time_chunks(
     costs = dict(zip(distinct, found, strict=True))
     usual = {which: costs[id(next(iter(made.values())))] for which, made in variants.items()}
     found = sustained(found, device, plan.micro_batches * _busiest_us(pipelines, usual))
-    costs = {key: scaled(each, scales[key]) for key, each in zip(distinct, found, strict=True)}
+    costs = {key: scaled(each, *scales[key]) for key, each in zip(distinct, found, strict=True)}
     known: dict[tuple[int, float], ChunkTimes] = {}
     for chunks, factors in zip(pipelines, slowdowns, strict=True):
         for chunk, factor in zip(chunks, factors, strict=True):

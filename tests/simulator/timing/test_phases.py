@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
+from opcast.datasets.ops import KINDS
 from opcast.simulator.engines import build_engine
 from opcast.simulator.passes.quantize import quantize
 from opcast.simulator.question.calibration import StepCalibration
@@ -71,13 +72,19 @@ def test_the_nearest_constant_counts(costs) -> None:
     assert scale_of(product, {"attention": 3.0}) == 1.0
 
 
-def test_constants_of_a_framework_go_before_those_of_the_calibration() -> None:
+def test_constants_of_a_framework_go_before_those_of_the_calibration(costs) -> None:
     known = replace(PLAN, calibrated={"train": StepCalibration({"gemm": 1.2, "rest": 1.5})})
-    assert known.scale("h100_sxm", "train") == {"gemm": 1.2, "rest": 1.5}
-    assert known.scale("h100_sxm", "decode") == {}
     own = replace(known, stack=replace(known.stack, scale={"h100_sxm": {"gemm": 1.3}}))
-    assert own.scale("h100_sxm", "train") == {"gemm": 1.3, "rest": 1.5}
-    assert own.scale("l40s", "train") == {"gemm": 1.2, "rest": 1.5}
+    product = next(node for node in costs.nodes if node.op and node.op.kind == "gemm")
+    other = next(node for node in costs.nodes if node.op and KINDS[node.op.kind].family == "norm")
+    assert scale_of(product, *known.scales("h100_sxm", "train")) == 1.2
+    assert scale_of(product, *known.scales("h100_sxm", "decode")) == 1.0
+    assert scale_of(product, *own.scales("h100_sxm", "train")) == 1.3
+    assert scale_of(product, *own.scales("l40s", "train")) == 1.2
+    assert scale_of(other, *own.scales("h100_sxm", "train")) == 1.5
+    for all_of_them in ({"*": 2.0}, {"norm": 2.0}):  # names that calibrations do not have
+        own = replace(known, stack=replace(known.stack, scale={"h100_sxm": all_of_them}))
+        assert scale_of(other, *own.scales("h100_sxm", "train")) == 2.0
 
 
 def test_a_step_that_quantizes_nothing_is_as_fast_as_one_without(small_model) -> None:
