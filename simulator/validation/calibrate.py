@@ -14,7 +14,7 @@ import numpy as np
 
 from ...datasets.truth import InferenceRow, TrainingRow, TruthError, read_table
 from ..question.calibration import NONE, UNKNOWN, Calibration
-from ..question.plan import Plan, load_stack
+from ..question.plan import Plan, PlanError
 from .answers import Engines
 from .calibration import corrected, fit, halves, left_out, score, widths
 from .cases import ValidationSettings
@@ -137,11 +137,11 @@ def _observed(
 ) -> list[ObservedStep]:
     """The runs of one table, simulated under a calibration, or with the ``hosts`` of frameworks (``""``: of all)."""
     rows = sampled(read_table(path).rows, most)
-    if hosts.get("", 1.0) != 1.0:  # kernels of a CUDA graph wait for no host
-        rows = [row for row in rows if not load_stack(row.framework).cuda_graph]
 
     def changed(plan: Plan) -> Plan:
         factor = hosts.get("", 1.0)
+        if factor != 1.0 and plan.stack.cuda_graph:
+            raise PlanError("kernels of a CUDA graph wait for no host")  # so that the row is left out
         scale = {plan.cluster.device: {"host": factor}} if factor != 1.0 else {}
         return replace(plan, calibration=calibration, stack=replace(plan.stack, scale=scale))
 

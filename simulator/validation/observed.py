@@ -121,7 +121,7 @@ def _observed(
     for family, regime in parts:
         factor = plan.calibrated[regime].factors.get(family, 1.0) if regime in plan.calibrated else 1.0
         applied[family, regime] = math.log(factor / (usual if family == "host" else 1.0))
-    return ObservedStep(row.id, table, group_of(row), settings, predicted, measured, parts, applied)
+    return ObservedStep(f"{table} {row.id}", table, group_of(row), settings, predicted, measured, parts, applied)
 
 
 def parts_of(state: State, left_out: str = "", only: str = "") -> dict[Part, float]:

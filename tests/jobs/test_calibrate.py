@@ -76,3 +76,19 @@ def test_bad_input_is_one_line(
     assert said in capsys.readouterr().err
     assert main(["simulate", "model=llama3_8b", "device=h100_sxm", f"calibration={table}"]) == 2
     assert "is no JSON" in capsys.readouterr().err
+
+
+def test_rows_of_an_unknown_framework_are_left_out(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    head, *lines = rows([1.0] * 5).splitlines()
+    stacks = ("another", *["megatron"] * 4)
+    named = (f"{line},{stack}" for line, stack in zip(lines, stacks, strict=True))
+    table.write_text("\n".join([f"{head},stack", *named, ""]))
+    assert ask(capsys, "calibrate", f"tables=[{table}]")["scores"]["all"]["physics"]["rows"] == 4
+
+
+def test_runs_of_tables_that_number_them_alike_are_kept_apart(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = table.with_name("other.csv")
+    table.write_text(rows([1.0] * 4))
+    other.write_text(rows([9.0] * 4))
+    scores = ask(capsys, "calibrate", f"tables=[{table},{other}]")["scores"]
+    assert scores["mine"]["physics"]["median"] != scores["other"]["physics"]["median"]
