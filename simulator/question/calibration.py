@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from ...datasets.devices import Device
-from ...datasets.loading import load
+from ...datasets.loading import choice, load
 from ...datasets.ops import KINDS, Op
 from ...datasets.reading import read_json
 from .errors import PlanError
@@ -26,6 +26,7 @@ FAMILIES = ("gemm", "attention", "experts", "collective_inside", "collective_bet
 EXPERTS = ("grouped_gemm", "fused_moe")
 PARTS = ("framework", "chip", "format", "regime")  # what a question is made of
 PAIRS = (("framework", "chip"), ("framework", "format"), ("framework", "regime"), ("chip", "format"))
+MOST = 10.0  # that an effect, a width (both ln) or a factor of a calibration may be
 UNKNOWN = ("", "pair", "chip", "framework", "both")  # what of framework and chip no run had, the least first
 
 
@@ -42,6 +43,12 @@ class Effect:
     error: float
     rows: int
 
+    def __post_init__(self) -> None:
+        choice(PlanError, "family of a calibration's effect", self.family, FAMILIES)
+        if not abs(self.value) <= MOST:
+            what = f"calibration: {self.family} of {self.of}: value={self.value!r}"
+            raise PlanError(f"{what} must be a number from {-MOST:g} to {MOST:g}")
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -57,6 +64,12 @@ class Calibration:
     widths: Mapping[str, float] = field(default_factory=dict)
     made_by: str = ""
     rows: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for what, values, least in (("host", self.host, 1 / MOST), ("widths", self.widths, 0.0)):
+            for name, value in values.items():
+                if not least <= value <= MOST:
+                    raise PlanError(f"calibration: {what}.{name}={value!r} must be a number from {least:g} to {MOST:g}")
 
     @cached_property
     def known(self) -> Mapping[str, Mapping[str, float]]:
@@ -115,7 +128,8 @@ def calibrated(calibration: Calibration, setting: RunKind) -> StepCalibration:
     known = calibration.widths
     unknown = unknown_of(setting, known)
     names = (pair_of(setting.framework, setting.chip, experts) for experts in (False, True))
-    dense, experts = (known.get(name, known[unknown]) for name in names)
+    dense = known.get(next(names), known[unknown])
+    experts = known.get(next(names), max(dense, known[unknown]))
     return StepCalibration(factors(calibration, setting), dense, experts, unknown)
 
 
@@ -159,7 +173,11 @@ def load_calibration(name: str) -> Calibration:
     if name == NONE:
         return Calibration()
     path = SHIPPED if name == USUAL else Path(name).expanduser()
-    values = read_json(path, PlanError)
+    try:
+        values = read_json(path, PlanError)
+    except PlanError as error:
+        ways = f"{USUAL}, {NONE} or a file that `opcast calibrate` wrote"
+        raise PlanError(f"calibration={name} does not exist or is no JSON ({error}): take {ways}") from None
     found = load(Calibration, values, PlanError, f"calibration={name}")
     missing = [each for each in UNKNOWN if each not in found.widths]
     if found.effects and missing:

@@ -119,7 +119,9 @@ def test_widths_grow_with_what_is_not_known() -> None:
     known = Calibration((Effect("gemm", "all", 0.1, 0.01, 9),), widths=made)
     found_of = calibrated(known, RunKind("fsdp", CHIPS[0], "16bit", "train"))
     assert found_of.width == made[f"fsdp {CHIPS[0]}"]
-    assert found_of.width_experts == made[""]  # no run of theirs has any
+    assert found_of.width_experts == max(found_of.width, made[""])  # no run of theirs has any
+    wide = replace(known, widths=made | {f"fsdp {CHIPS[0]}": 2.0})
+    assert calibrated(wide, RunKind("fsdp", CHIPS[0], "16bit", "train")).width_experts == 2.0
     assert unknown_of(RunKind("fsdp", "new", "16bit", "train"), made) == "chip"
     assert unknown_of(RunKind("new", CHIPS[0], "16bit", "train"), made) == "framework"
     assert unknown_of(RunKind("new", "new", "16bit", "train"), made) == "both"
@@ -169,6 +171,10 @@ def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
         ("{", "is no JSON"),
         ("[]", "must be a mapping"),
         ('{"effects": [{"family": "gemm"}]}', "lacks"),
+        ('{"effects": [{"family": "gemms", "of": "all", "value": 1, "error": 0, "rows": 1}]}', "is not one of gemm"),
+        ('{"effects": [{"family": "gemm", "of": "all", "value": 800, "error": 0, "rows": 1}]}', "from -10 to 10"),
+        ('{"host": {"torch": -5.0}}', "host.torch=-5.0 must be"),
+        ('{"widths": {"both": 900.0}}', "widths.both=900.0 must be"),
         ('{"effects": [{"family": "gemm", "of": "all", "value": 1, "error": 0, "rows": 1}]}', "has no width"),
     ],
 )
@@ -177,6 +183,11 @@ def test_what_is_no_calibration_is_one_line(tmp_path: Path, text: str, said: str
     path.write_text(text)
     with pytest.raises(PlanError, match=said):
         load_calibration(str(path))
+
+
+def test_a_name_that_is_no_calibration_says_what_may_stand_there() -> None:
+    with pytest.raises(PlanError, match=f"calibration=nonsense .* take {USUAL}, {NONE} or a file"):
+        load_calibration("nonsense")
 
 
 def test_the_shipped_calibration_holds_together() -> None:
