@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
+from statistics import median
 
 from ...datasets.devices import Device
 from ...datasets.loading import choice, load
@@ -128,9 +129,15 @@ def calibrated(calibration: Calibration, setting: RunKind) -> StepCalibration:
     known = calibration.widths
     unknown = unknown_of(setting, known)
     names = (pair_of(setting.framework, setting.chip, experts) for experts in (False, True))
-    dense = known.get(next(names), known[unknown])
+    dense = known.get(next(names), max(known[unknown], _usual_width(setting.framework, known)))
     experts = known.get(next(names), max(dense, known[unknown]))
     return StepCalibration(factors(calibration, setting), dense, experts, unknown)
+
+
+def _usual_width(framework: str, widths: Mapping[str, float]) -> float:
+    """The median width of a framework on the chips that runs are known of: on others it is no surer. 0 without any."""
+    own = [width for name, width in widths.items() if name.split(" ")[0] == framework and name.count(" ") == 1]
+    return median(own) if own else 0.0
 
 
 def pair_of(framework: str, chip: str, experts: bool) -> str:

@@ -122,6 +122,9 @@ def test_widths_grow_with_what_is_not_known() -> None:
     assert found_of.width_experts == max(found_of.width, made[""])  # no run of theirs has any
     wide = replace(known, widths=made | {f"fsdp {CHIPS[0]}": 2.0})
     assert calibrated(wide, RunKind("fsdp", CHIPS[0], "16bit", "train")).width_experts == 2.0
+    for chip in ("new", *CHIPS):  # what is wide where runs are known is no narrower where none is
+        wide = replace(known, widths=made | {f"other {CHIPS[1]}": 2.0})
+        assert calibrated(wide, RunKind("other", chip, "16bit", "train")).width == 2.0
     assert unknown_of(RunKind("fsdp", "new", "16bit", "train"), made) == "chip"
     assert unknown_of(RunKind("new", CHIPS[0], "16bit", "train"), made) == "framework"
     assert unknown_of(RunKind("new", "new", "16bit", "train"), made) == "both"
