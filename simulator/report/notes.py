@@ -45,7 +45,9 @@ def _uncalibrated(state: State) -> list[str]:
     for known in state.plan.calibrated.values():
         if known.unknown and known.width is not None:
             what = MISSING[known.unknown].format(framework=state.plan.stack.name)
-            return [f"no published run is known {what}: 90 % of such answers are within {math.expm1(known.width):.0%}"]
+            width = f"{math.expm1(known.width):.0%}"
+            said = f"no published run is known {what}: 90 % of such answers are within {width}"
+            return [f"{said}, and what nobody measured of the ops adds to that"]
     return []
 
 

@@ -21,7 +21,7 @@ from .observed import FIXED, ObservedStep, table_of
 PRIOR = {"all": 0.03, "framework": 0.12, "chip": 0.04, "format": 0.03, "regime": 0.03}
 PRIOR_OF_PAIR, PRIOR_OF_FRAMEWORK_ON_CHIP = 0.05, 0.1
 LOOSE = {"gemm": 1.0, "attention": 1.5, "experts": 1.5, "rest": 1.5, "collective_inside": 1.5, "host": 0.7}
-LOOSE |= {"collective_between": 2.0}
+LOOSE |= {"collective_between": 1.0}
 FREEDOM = 4.0  # degrees of freedom of the errors
 ERROR = 0.05  # their scale
 LEAST_SHARE = 0.003  # a part of a step that small says nothing

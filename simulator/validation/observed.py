@@ -16,7 +16,7 @@ from ..timing.phases import selected
 from .answers import Engines, inference_quantities, simulated_case, training_quantities
 from .cases import Question, ValidationSettings, inference_case, training_case
 
-FIXED = "fixed"  # what follows no family: sends between stages, data loading
+FIXED = "fixed"  # what follows no family: sends between stages, data loading, gaps of CUDA graphs
 TIMED = ("step_time", "e2e", "throughput", "ttft", "tpot")  # what a row is observed by: the first that it has
 
 Part = tuple[str, str]  # family, regime
@@ -132,6 +132,7 @@ def parts_of(state: State, left_out: str = "", only: str = "") -> dict[Part, flo
     kind of step that does.
     """
     found: dict[Part, float] = {}
+    graphs = state.plan.stack.cuda_graph or bool(state.plan.options.get("cuda_graph"))  # gaps between kernels, no host
     for step in state.steps:
         if only and step.kind != only:
             continue
@@ -139,6 +140,7 @@ def parts_of(state: State, left_out: str = "", only: str = "") -> dict[Part, flo
         for stage in step.speaking:
             for each in step.executions(stage):
                 for family, us in _families(each) if each.phase != left_out else ():
+                    family = FIXED if family == "host" and graphs else family
                     own[family] = own.get(family, 0.0) + us
         worked, whole = sum(own.values()), step.total_us * step.times
         sends = float(step.pipeline.sending_us[step.busiest]) * step.times if step.trains else 0.0
