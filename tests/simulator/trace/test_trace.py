@@ -613,7 +613,7 @@ def test_a_folder_and_its_config_are_the_same_model(tmp_path: Path, small_model:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "not a readable config.json"),
+        ("{", "is no JSON"),
         ("[1]", "not a transformers configuration"),
         ("{}", "no model_type"),
         ('{"model_type": "no_such_model"}', "no_such_model"),
