@@ -17,8 +17,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
 from ..datasets.device_names import cuda_device_id, slug
+from ..datasets.version import __version__
 
 CPUINFO = Path("/proc/cpuinfo")
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from .. import __version__
 from ..datasets.loading import nearest
+from ..datasets.version import __version__
 from .complaints import explain
 from .composing import as_override, compose, composed, plain, register_ops
 from .settings import check, readable

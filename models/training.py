@@ -297,7 +297,7 @@ def _across_devices(store: MeasurementStore, outcome: TrainingOutcome, options: 
 def _predictor(
     table: MeasurementTable, ops: Frame, learned: Learned, result: Mapping[str, Any], options: Options
 ) -> Predictor:
-    from .. import __version__
+    from ..datasets.version import __version__
 
     card = {
         **result,
