@@ -227,7 +227,8 @@ class _Cutter:
 class _Named:
     """The tensors that an optimizer node reads and writes, [reads] and [writes], and the weights that it reads.
 
-    ``states`` are those of the optimizer among both, each once; ``total`` is the size of the weights in bytes.
+    ``weights`` are gradients where it reads no weights, as a norm of gradients does. ``states`` are those of the
+    optimizer among both, each once; ``total`` is the size of the weights in bytes.
     """
 
     reads: np.ndarray
@@ -243,6 +244,8 @@ class _Named:
         named[reads] = named[writes] = True
         states = np.flatnonzero(named & (roles == STATE))
         weights = reads[roles[reads] == WEIGHT]
+        if not len(weights):
+            weights = reads[roles[reads] == GRADIENT]
         return cls(reads, writes, weights, states, float(sizes[weights].sum()))
 
 
@@ -300,11 +303,11 @@ def _shared(
 ) -> tuple[Node | None, list[Tensor]]:
     """An optimizer node as far as it works on weights that are ``held``, with a share of the states that it touches.
 
-    ``shares`` has what stands here for each tensor: for states that earlier nodes touch their share, and learns of this
-    node's.
+    One that works on no weights at all, as the step's counter, stands in every chunk. ``shares`` has what stands here
+    for each tensor: for states that earlier nodes touch their share, and learns of this node's.
     """
     own = named.weights[held[named.weights]]
-    share = float(sizes[own].sum()) / named.total if named.total else 0.0
+    share = float(sizes[own].sum()) / named.total if named.total else 1.0
     if share == 0.0:
         return None, []
     made = []
@@ -312,7 +315,9 @@ def _shared(
     if len(fresh):
         made.append(Tensor(count, round(float(sizes[fresh].sum()) * share), "fp32", "optimizer_state"))
         shares[fresh] = count
-    op = None if node.op is None else _fraction(node.op, share, len(own) / len(named.weights))
+    op = node.op
+    if op is not None and len(named.weights):
+        op = _fraction(op, share, len(own) / len(named.weights))
     reads, writes = (tuple(dict.fromkeys(shares[t[held[t]]].tolist())) for t in (named.reads, named.writes))
     return replace(node, op=op, reads=reads, writes=writes, bytes_moved=round(node.bytes_moved * share)), made
 

@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from opcast.datasets.clusters import load_cluster
-from opcast.simulator.graph import Graph, Node
+from opcast.datasets.ops import make_op
+from opcast.simulator.graph import ROLES, Graph, Node
 from opcast.simulator.passes.pipeline import boundaries, layer_stack, split_pipeline
+from opcast.simulator.passes.rewriting.draft import Draft, Item
 from opcast.simulator.question.plan import Parallel, Plan, PlanError
 from opcast.simulator.trace import Workload, trace
 
@@ -72,6 +74,22 @@ def test_work_weights_and_optimizer_are_shared_out(graph: Graph, pp: int, vpp: i
     assert held - graph.parameters in (0, embedding)  # one that the head shares stands on the first and the last stage
     updated = sum(n.op.numel for chunk in chunks for n, _ in chunk.graph.weighted() if n.op and n.op.kind == "adamw")
     assert updated == pytest.approx(held, rel=1e-3)
+
+
+def test_optimizer_nodes_without_weights_stay(small_model) -> None:
+    """A norm of gradients is shared out by the gradients that a chunk has; what reads neither runs on every stage."""
+    draft = Draft(trace(small_model("llama", 6), WORK))
+    last = draft.sections[-1].items
+    update = next(item.node for item in last if item.node.op is not None and item.node.op.kind == "adamw")
+    gradients = tuple(t for t in update.reads if draft.roles[t] == ROLES.index("gradient"))
+    norm = make_op("elementwise", dtype="fp32", numel=60_000)
+    last.append(Item(replace(update, op=norm, reads=gradients, writes=(), frees=())))
+    last.append(Item(replace(update, op=None, reads=(), writes=(), frees=(), bytes_moved=8)))
+    chunks = [chunk.graph for chunk in split_pipeline(draft.graph(), plan(pp=2))]
+    ends = [work(chunk, "optimizer")[-2:] for chunk in chunks]
+    assert [counter.op for _, counter in ends] == [None, None]
+    assert sum(node.op.numel for node, _ in ends) == pytest.approx(norm.numel, abs=2)
+    assert all(0 < node.op.numel < norm.numel for node, _ in ends)
 
 
 def flops(graph: Graph) -> float:
