@@ -20,7 +20,7 @@ from .engines import Engine, FusedEngine
 from .engines.flow import flow_engine
 from .formats.simai import SimaiWorkload
 from .question.plan import Parallel, Plan, load_stack
-from .question.work import Work
+from .question.work import Work, plainest
 from .report.account import report_of
 from .report.answer import InferenceReport, StepReport
 from .report.network import links_report
@@ -49,7 +49,7 @@ def simulate(
     places do to the answer (:mod:`.contention.fault_study`). Raises WorkloadError, PlanError, DeviceError (a dtype the
     device lacks), TopologyError and the errors of :func:`.trace.trace`.
     """
-    started = time.perf_counter()
+    started, work = time.perf_counter(), plainest(work)
     state = simulated(model, work, plan, device, engine, cache_dir)
     own = engine_of(state.plan.stack, engine)
     flows = flow_engine(own) if plan.cluster.devices > 1 else None
@@ -65,7 +65,7 @@ def simulated(
     model: Model, work: Work, plan: Plan, device: Device, engine: Engine, cache_dir: Path | None = None
 ) -> State:
     """The state of a workload, its communication as long as the links make it where they are simulated."""
-    work = filled(work, plan)
+    work = filled(plainest(work), plan)
     stored = "" if work.kind == "train" or plan.quantization or device.synchronous else stored_format(model)
     plan = prepared(plan, work, device, stored)
     state = build(model, work, plan, device, engine, cache_dir)

@@ -7,6 +7,7 @@ WORKLOADS = {
     "prefill": "Prefill (TTFT)",
     "decode": "Decode step (TPOT)",
     "generate": "Generation",
+    "batch": "Iteration of an engine",
 }
 ENGINES = {
     "measured": "this very shape was measured on this device",

@@ -176,7 +176,7 @@ def plan_of(request: SimulateRequest, device: Device) -> Plan:
     return Plan(
         parallel=request.parallel,
         cluster=cluster,
-        stack=request.stack or usual_stack(request.work.kind, alone=request.cluster is None),
+        stack=request.stack or usual_stack(request.work.kind, alone=request.cluster is None and request.work.kind != "batch"),
         micro_batches=request.micro_batches,
         recompute=request.recompute,
         offload=request.offload,

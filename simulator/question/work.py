@@ -1,14 +1,16 @@
-"""What is asked of the simulator: a training step, a prompt, a generated token or a whole generation."""
+"""What is asked of the simulator: a training step, a prompt, a token, a whole generation or a served batch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ...datasets.loading import choice, number, whole
 from ...models.intervals import COVERAGE as COVERAGE
 from ..trace.workload import CACHES, load_text, parse_load
+from .batch import Batch, pairs_of
 
-KINDS_OF_WORK = ("train", "prefill", "decode", "generate")
+KINDS_OF_WORK = ("train", "prefill", "decode", "generate", "batch")
 LONGEST_SEQUENCE = 4_000_000  # tokens: positions of more are not followed by value when a model is traced
 
 
@@ -18,12 +20,14 @@ class WorkloadError(ValueError):
 
 @dataclass(frozen=True)
 class Work:
-    """What is asked: a training step, a prompt, a generated token or a whole generation.
+    """What is asked: a training step, a prompt, a generated token, a whole generation or one iteration of an engine.
 
     ``train`` uses ``micro_batch``, ``global_batch`` and ``seq_len``; without a ``global_batch`` it is as large as the
     layout needs (:func:`..step.checks.filled`). The others use ``batch``, ``input_len`` and
-    (``generate``) ``output_len``. ``decode`` is one step with ``input_len`` tokens in the cache. ``data_loading_ms`` is
-    what a training step on a cluster waits for its batch.
+    (``generate``) ``output_len``. ``decode`` is one step with ``input_len`` tokens in the cache. ``batch`` is one pass
+    over ``prompts`` (new and cached tokens of each chunk) and ``decodes`` (sequences and their cached tokens), of which
+    ``samples`` yield a token, on ``padded_tokens`` (:class:`.batch.Batch`). ``data_loading_ms`` is what a training step
+    on a cluster waits for its batch.
     """
 
     kind: str = "train"
@@ -36,6 +40,10 @@ class Work:
     cache: str = "dynamic"
     expert_load: str = "balanced"
     data_loading_ms: float = 0.0
+    prompts: tuple[tuple[int, int], ...] = ()
+    decodes: tuple[tuple[int, int], ...] = ()
+    samples: int | None = None
+    padded_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS_OF_WORK:
@@ -53,10 +61,38 @@ class Work:
         choice(WorkloadError, "workload.cache", self.cache, CACHES)
         object.__setattr__(self, "expert_load", load_text(self.expert_load))
         parse_load(self.expert_load)
+        self._check_batch()
         if self.kind == "train" and self.sequences % self.micro_batch:
             raise WorkloadError(
                 f"workload.global_batch={self.global_batch} is no multiple of workload.micro_batch={self.micro_batch}"
             )
+
+    def _check_batch(self) -> None:
+        """WorkloadError for a batch of nothing, or one that cannot be."""
+        for name, least in (("prompts", (1, 0)), ("decodes", (1, 0))):
+            object.__setattr__(self, name, pairs_of(WorkloadError, f"workload.{name}", getattr(self, name), least))
+        if self.kind != "batch":
+            return
+        if not self.prompts and not self.decodes:
+            raise WorkloadError(
+                "workload=batch has no sequence: give workload.prompts=[[new,cached],…] or "
+                "workload.decodes=[[sequences,cached],…]"
+            )
+        longest = max([sum(each) for each in self.prompts] + [context + 1 for _, context in self.decodes])
+        if max(longest, self.iteration.tokens) > LONGEST_SEQUENCE:
+            raise WorkloadError(f"a batch of more than {LONGEST_SEQUENCE:,} tokens is not simulated")
+        sequences = len(self.prompts) + self.iteration.decoding
+        if self.samples is not None and not 0 <= self.samples <= sequences:
+            raise WorkloadError(f"workload.samples={self.samples} must be from 0 to the {sequences} sequences")
+        if self.padded_tokens is not None:
+            whole(WorkloadError, "workload.padded_tokens", self.padded_tokens, 1)
+            if self.padded_tokens < (given := replace(self.iteration, padded=None).tokens):
+                raise WorkloadError(f"workload.padded_tokens={self.padded_tokens} is less than the {given} tokens given")
+
+    @property
+    def iteration(self) -> Batch:
+        """The batch that an engine runs."""
+        return Batch(self.prompts, self.decodes, self.samples, self.padded_tokens)
 
     @property
     def sequences(self) -> int:
@@ -71,4 +107,25 @@ def tokens_of(work: Work) -> int:
         "prefill": work.batch * work.input_len,
         "decode": work.batch,
         "generate": work.batch * work.output_len,
+        "batch": work.iteration.decoding + work.iteration.prefill_tokens,
     }[work.kind]
+
+
+def plainest(work: Work) -> Work:
+    """The same work as a plainer question where it is one: a batch of equal prompts, or of decoding sequences alone.
+
+    Decoding sequences have the mean context, rounded; padding decodes with an empty cache, so that the keys read stay
+    as many.
+    """
+    if work.kind != "batch":
+        return work
+    batch = work.iteration
+    none: dict[str, Any] = {"prompts": (), "decodes": (), "samples": None, "padded_tokens": None}
+    if not work.prompts:
+        context = max(round(batch.decode_context / batch.tokens), 1)
+        return replace(work, kind="decode", batch=batch.tokens, input_len=context, **none)
+    new = work.prompts[0][0]
+    unpadded = batch.tokens == batch.prefill_tokens and batch.sampled == len(work.prompts)
+    if not work.decodes and unpadded and set(work.prompts) == {(new, 0)}:
+        return replace(work, kind="prefill", batch=len(work.prompts), input_len=new, **none)
+    return work

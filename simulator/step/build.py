@@ -17,6 +17,7 @@ from ..graph import Graph
 from ..memory.amounts import GIB, Memory
 from ..memory.stage import stage_memory
 from ..memory.walk import ChunkWalk
+from ..passes.mixed import mixed
 from ..passes.order import INFERENCE, TRAINING, apply_passes
 from ..passes.pipeline import Chunk, split_pipeline
 from ..question.orders import Orders, forward_orders, make_orders, parts_of
@@ -26,7 +27,7 @@ from ..question.work import Work
 from ..timing.placement import place_tasks, send_times, time_chunks
 from ..timing.schedule.pipeline import in_flight
 from ..trace import Model, Workload, trace
-from ..trace.redimension import step_graph
+from ..trace.redimension import batch_graph, step_graph
 from .state import State, Step
 
 
@@ -48,6 +49,9 @@ def parts(work: Work) -> Iterator[Part]:
     if work.kind == "train":
         yield Part("train", work.seq_len)
         return
+    if work.kind == "batch":
+        yield Part("batch", work.iteration.tokens)
+        return
     yield Part("decode" if work.kind == "decode" else "prefill", work.input_len)
     steps = work.output_len - 1 if work.kind == "generate" else 0
     if steps > 0:
@@ -68,7 +72,10 @@ def build(model: Model, work: Work, plan: Plan, device: Device, engine: Engine, 
     orders = orders_of(work, plan)
     graphs = [traced(model, work, plan, part, device, cache_dir) for part in wanted]
     passes = TRAINING if work.kind == "train" else INFERENCE
-    pipelines = [split_pipeline(apply_passes(graph, plan, passes), plan) for graph in graphs]
+    rewritten = [apply_passes(graph, plan, passes) for graph in graphs]
+    if work.kind == "batch":
+        rewritten = [served(rewritten[0], model, work, plan, device, cache_dir)]
+    pipelines = [split_pipeline(graph, plan) for graph in rewritten]
     slow = stage_slowdowns(plan)[orders.routes[:, :, 0]].max(axis=0).tolist()
     times = time_chunks(pipelines, [part.kind for part in wanted], [slow] * len(pipelines), plan, device, engine)
     overhead_us = plan.stack.step_overhead_us + work.data_loading_ms * 1e3
@@ -104,17 +111,33 @@ def traced(model: Model, work: Work, plan: Plan, part: Part, device: Device, cac
     if part.kind == "train":
         usual = Workload("train", work.micro_batch, part.seq_len, attention=attention, expert_load=work.expert_load)
         return trace(model, usual, plan.precision, cache_dir)
+    engine = "paged_attention" in plan.stack.fusion
     workload = Workload(
-        kind=part.kind,
+        kind="prefill" if part.kind == "batch" else part.kind,
         batch=work.batch // plan.micro_batches,
         seq_len=part.seq_len,
-        cache="static" if "paged_attention" in plan.stack.fusion else work.cache,
+        cache="static" if engine else work.cache,
         optimizer="none",
         attention=attention,
         expert_load=work.expert_load,
         logits="all" if plan.stack.all_logits else "last",
     )
-    return step_graph(model, workload, plan.precision, cache_dir)
+    if part.kind == "batch":
+        batch = work.iteration
+        return batch_graph(model, workload, batch.sampled, batch.kept, plan.precision, cache_dir)
+    windows = engine and part.kind == "decode"
+    return step_graph(model, workload, plan.precision, cache_dir, windows)
+
+
+def served(prompts: Graph, model: Model, work: Work, plan: Plan, device: Device, cache_dir: Path | None) -> Graph:
+    """A pass over all tokens of a batch, after all passes, with the attention of its chunks and decoding sequences."""
+    batch, decodes = work.iteration, None
+    if batch.decoding:
+        context = max(round(batch.decode_context / batch.decoding), 1)
+        alone = replace(work, kind="decode", batch=batch.decoding, input_len=context)
+        graph = traced(model, alone, plan, Part("decode", context), device, cache_dir)
+        decodes = apply_passes(graph, plan, INFERENCE)
+    return mixed(prompts, decodes, batch)
 
 
 def stage_memories(

@@ -23,6 +23,8 @@ def prepared(plan: Plan, work: Work, device: Device, stored_format: str = "") ->
     """
     _check_kind(plan, work)
     check_plan(plan)
+    if work.kind == "batch":
+        _check_batch(plan)
     if work.kind == "train":
         check_trains(plan.stack)
         plan = _training(plan, work)
@@ -38,7 +40,9 @@ def _calibrated(plan: Plan, work: Work, device: Device) -> dict[str, StepCalibra
     """What the plan's calibration says of each kind of step that the work has."""
     known = load_calibration(plan.calibration)
     kinds = ("prefill", "decode") if work.kind == "generate" else (work.kind,)
-    settings = {kind: run_kind(plan.stack.id, device, plan.quantization or plan.precision, kind) for kind in kinds}
+    like = {kind: "prefill" if kind == "batch" else kind for kind in kinds}
+    format = plan.quantization or plan.precision
+    settings = {kind: run_kind(plan.stack.id, device, format, regime) for kind, regime in like.items()}
     return {kind: calibrated(known, setting) for kind, setting in settings.items()}
 
 
@@ -73,6 +77,25 @@ def _check_kind(plan: Plan, work: Work) -> None:
         )
 
 
+def _check_batch(plan: Plan) -> None:
+    """PlanError for what a batch of chunks and decoding sequences cannot be combined with."""
+    if "paged_attention" not in plan.stack.fusion:
+        known = ", ".join(sorted(name for name, each in _stacks().items() if "paged_attention" in each.fusion))
+        raise PlanError(f"stack={plan.stack.id} has no pass over prompts and decodes together; take one of {known}")
+    if plan.stack.attention != "fused":
+        raise PlanError(f"stack.attention={plan.stack.attention} has no kernel of mixed batches; take fused")
+    amiss = [f"parallel.cp={plan.parallel.cp}"] if plan.parallel.cp > 1 else []
+    amiss += [f"micro_batches={plan.micro_batches}"] if plan.micro_batches > 1 else []
+    amiss += ["offload=kv"] if "kv" in plan.offload else []
+    amiss += [f"options.{name}" for name in ("real_tokens", "sequence_lengths") if plan.options.get(name)]
+    if amiss:
+        raise PlanError(f"{', '.join(amiss)} does not go with a batch of prompts and decodes: leave it out")
+
+
+def _stacks() -> dict[str, Stack]:
+    return {path.stem: load_stack(path.stem) for path in sorted(STACK_DIRECTORY.glob("*.yaml"))}
+
+
 def _training(plan: Plan, work: Work) -> Plan:
     """The plan with its number of micro-batches and its experts' load; PlanError when the batch does not divide."""
     together = work.micro_batch * plan.dp
@@ -96,7 +119,7 @@ def _serving(plan: Plan, work: Work, stored_format: str) -> Plan:
     plan = plan if plan.quantization else replace(plan, quantization=stored_format)
     kept = plan.stack.kv_dtype.get(plan.quantization)
     options = {"expert_load": work.expert_load, **({"kv_dtype": kept} if kept else {}), **plan.options}
-    if work.batch % plan.micro_batches:
+    if work.kind != "batch" and work.batch % plan.micro_batches:
         nearest = next(m for m in range(plan.micro_batches, 0, -1) if work.batch % m == 0)
         raise PlanError(
             f"workload.batch={work.batch} does not divide into {plan.micro_batches} micro-batches; take {nearest}"
@@ -108,8 +131,7 @@ def check_trains(stack: Stack) -> None:
     """PlanError for a framework that serves: its kernels have no backward pass."""
     serving = {*STEPS, *OTHERS}
     if not serving.isdisjoint(stack.fusion):
-        known = {path.stem: load_stack(path.stem) for path in sorted(STACK_DIRECTORY.glob("*.yaml"))}
-        train = [name for name, each in known.items() if serving.isdisjoint(each.fusion)]
+        train = [name for name, each in _stacks().items() if serving.isdisjoint(each.fusion)]
         raise PlanError(
             f"stack={stack.id} serves, it does not train: take one of {', '.join(train)}, or workload=prefill, decode "
             "or generate"

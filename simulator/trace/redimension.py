@@ -5,6 +5,9 @@ with a batch and a length that are primes which divide nothing in a model, a num
 holds either. So the graph of any other batch and length is exact without another trace, which for a large model takes
 seconds. Where that does not hold (sliding windows, caches that grow by copies, routed loads that are not balanced,
 operators that no kind covers, modules with example inputs of their own) a step is traced as it is.
+
+A pass over tokens of many sequences (:func:`batch_graph`) is one prompt as long as all of them, of which so many rows
+as sequences yield a token go to the last layer.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,12 +34,15 @@ SORTS = ("aten.sort", "aten.argsort")
 EVERYTHING = {"run": "numel", "run_bytes": "size_bytes"}  # 0 where one run covers all
 
 
-def step_graph(model: Model, workload: Workload, precision: str, cache_dir: Path | None) -> Graph:
+def step_graph(
+    model: Model, workload: Workload, precision: str, cache_dir: Path | None, windows: bool = False
+) -> Graph:
     """The graph of one prefill or decode step, from the model's one trace of that kind where that is exact.
 
-    Raises the errors of :func:`.trace`.
+    With ``windows`` that is so for layers with a window too: attention and caches are right then, and what else the
+    model's code does about its windows is not, for the caller has no use of it. Raises the errors of :func:`.trace`.
     """
-    length, decoding = _prime_length(model, workload), workload.kind == "decode"
+    length, decoding = _prime_length(model, workload, windows), workload.kind == "decode"
     if length:
         batch = BATCH if workload.batch > 1 else 1  # of one sequence, what is shared by all is as large as what is not
         traced = replace(workload, batch=batch, seq_len=length - decoding)
@@ -45,15 +52,19 @@ def step_graph(model: Model, workload: Workload, precision: str, cache_dir: Path
     return trace(model, workload, precision, cache_dir)
 
 
-def _prime_length(model: Model, workload: Workload) -> int:
-    """The length to trace at: a prime within the model's positions that divides none of its figures; 0 for none."""
+def _prime_length(model: Model, workload: Workload, windows: bool = False) -> int:
+    """The length to trace at: a prime within the model's positions that divides none of its figures; 0 for none.
+
+    With ``windows`` also for models whose layers see no further back than a window.
+    """
     config = resolve(model).config
     if config is None or workload.training or workload.cache != "static" or workload.expert_load != "balanced":
         return 0
     figures = [value for value in _figures(config) if value > 0]
     room = min((config[name] for name in POSITIONS if config.get(name)), default=LENGTHS[0])
     long = workload.seq_len + (workload.kind == "decode") > room
-    if long or any(config.get(name) for name in WINDOWED) or any(value % BATCH == 0 for value in figures):
+    windowed = not windows and any(config.get(name) for name in WINDOWED)
+    if long or windowed or any(value % BATCH == 0 for value in figures):
         return 0
     return next((p for p in LENGTHS if p <= room and all(value % p for value in figures)), 0)
 
@@ -83,13 +94,103 @@ def redimensioned(graph: Graph, workload: Workload, length: int) -> Graph:
             value *= size**power
         return value
 
+    room = instead[0][1]
+
     @cache
     def op_at(op: Op) -> Op:
         dims = dict(zip(KINDS[op.kind].names, map(scaled, op.dims), strict=True))
-        for part, whole in EVERYTHING.items():
-            if part in dims and dims[part] == dims[whole]:
-                dims[part] = 0
-        return replace(op, dims=tuple(dims.values()))
+        if "seq_kv" in dims:
+            dims["seq_kv"] = min(dims["seq_kv"], room)  # of a window, where the room is no larger
+        return _with_runs(op, dims)
+
+    made = _changed(graph, workload, scaled, op_at)
+    window = _window(graph, length)
+    return made if room >= window else _caches(graph, made, BATCH * window, Fraction(room, window))
+
+
+def _window(graph: Graph, length: int) -> int:
+    """The widest window that attention saw of a longer room; 0 where it saw all of it."""
+    calls = [node.op for node, _ in graph.weighted() if node.op is not None and "seq_kv" in KINDS[node.op.kind].names]
+    return max((op.seq_kv for op in calls if op.seq_kv < length), default=0)
+
+
+def _caches(graph: Graph, made: Graph, unit: int, factor: Fraction) -> Graph:
+    """``made`` of ``graph`` with caches so many times larger, of those that had a multiple of ``unit`` bytes."""
+    tensors = (
+        replace(new, size_bytes=int(new.size_bytes * factor))
+        if new.role == "cache" and old.size_bytes % unit == 0
+        else new
+        for old, new in zip(graph.tensors, made.tensors, strict=True)
+    )
+    return replace(made, tensors=tuple(tensors))
+
+
+def batch_graph(
+    model: Model, workload: Workload, samples: int, kept: int, precision: str, cache_dir: Path | None
+) -> Graph:
+    """The graph of one prefill of ``workload.seq_len`` tokens that belong to many sequences.
+
+    Attention is that of one sequence, in place of which the caller puts the real ones. ``samples`` rows go to the last
+    layer. ``kept`` tokens are in the caches afterwards. Raises the errors of :func:`.trace`.
+    """
+    tokens = workload.seq_len
+    length = _prime_length(model, replace(workload, seq_len=1), windows=True)
+    if length:
+        graph = trace(model, replace(workload, batch=BATCH, seq_len=length), precision, cache_dir)
+        if all(node.op is not None or not node.bytes_moved for node, _ in graph.weighted()):
+            return _packed(graph, workload, length, samples, kept)
+    graph = trace(model, replace(workload, batch=1), precision, cache_dir)
+    return _sampled(graph, tokens, samples)
+
+
+def _packed(graph: Graph, workload: Workload, length: int, samples: int, kept: int) -> Graph:
+    """A graph traced at ``BATCH`` sequences of ``length`` as one pass of ``workload.seq_len`` tokens of many."""
+    tokens = workload.seq_len
+
+    @cache
+    def scaled(value: int) -> int:
+        powers = []
+        for prime in (BATCH, length):
+            power = 0
+            while value and value % prime == 0:
+                value, power = value // prime, power + 1
+            powers.append(power)
+        both = min(powers)
+        return value * tokens ** powers[1] * samples ** (powers[0] - both)
+
+    @cache
+    def op_at(op: Op) -> Op:
+        dims = dict(zip(KINDS[op.kind].names, map(scaled, op.dims), strict=True))
+        if "seq_q" in dims:
+            dims["batch"] = 1
+        return _with_runs(op, dims)
+
+    return _caches(graph, _changed(graph, workload, scaled, op_at), BATCH * length, Fraction(kept, tokens))
+
+
+def _sampled(graph: Graph, tokens: int, samples: int) -> Graph:
+    """A graph traced as one prompt, whose products of a single row have ``samples`` of them."""
+
+    def node_at(node: Node) -> Node:
+        if tokens == 1 or node.op is None or node.op.kind != "gemm" or node.op.m != 1:
+            return node
+        op = node.op.replace(m=samples)
+        return replace(node, op=op, bytes_moved=int(op.cost.bytes))
+
+    blocks = tuple(replace(block, nodes=tuple(map(node_at, block.nodes))) for block in graph.blocks)
+    return replace(graph, blocks=blocks)
+
+
+def _with_runs(op: Op, dims: dict[str, int]) -> Op:
+    """The op with other dimensions; a run that covers all of them is no run."""
+    for part, whole in EVERYTHING.items():
+        if part in dims and dims[part] == dims[whole]:
+            dims[part] = 0
+    return replace(op, dims=tuple(dims.values()))
+
+
+def _changed(graph: Graph, workload: Workload, scaled: Callable[[int], int], op_at: Callable[[Op], Op]) -> Graph:
+    """The graph with other ops and sizes of tensors."""
 
     def node_at(node: Node) -> Node:
         if node.op is None:

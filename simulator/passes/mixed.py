@@ -1,0 +1,102 @@
+"""One pass of an inference engine over prompt chunks and decoding sequences together.
+
+The graph of a prompt of all tokens, after every other pass, has each layer's token-wise kernels as they are. Its
+attention becomes one kernel over the chunks, and after it stands what decoding runs in that layer: one kernel over the
+decoding sequences and, where latent attention is absorbed, the products around it. These come from the decode step of
+the same model under the same plan, so that ranks, formats and windows are as they are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..graph import Graph, Node, shift_path
+from ..question.batch import Batch, attended
+from ..trace.entry import forward_flops
+from .rewriting.draft import Draft, Item, Section
+from .rewriting.lifetimes import free_after_last_use, freed
+
+PROMPT = ("attention_prefill", "mla_prefill")
+DECODE = ("attention_decode", "mla_decode")
+ABSORBED = ("fused.absorb_keys", "fused.absorb_values")
+
+
+def mixed(prompts: Graph, decodes: Graph | None, batch: Batch) -> Graph:
+    """The pass over ``batch``: ``prompts`` is that of one prompt of all tokens, ``decodes`` the decode step alone."""
+    draft = Draft(prompts)
+    released = freed(draft)
+    decoding = _by_path(decodes) if decodes is not None else {}
+    for section in draft.sections:
+        for item in [item for item in section.items if item.node.op is not None and item.node.op.kind in PROMPT]:
+            own = decoding.get(item.node.path, [])
+            _chunked(item, batch)
+            _projected(section, item, batch)
+            if decodes is not None:
+                _insert(draft, section, item, own, decodes)
+    free_after_last_use(draft, released)
+    made = draft.graph()
+    share = forward_flops(made) / max(forward_flops(prompts), 1.0)  # what ranks share out is shared alike
+    return replace(made, model_flops=prompts.model_flops * share)
+
+
+def _by_path(graph: Graph) -> dict[str, list[Node]]:
+    """What decoding runs in place of a prompt's attention, in order, by the attention's module."""
+    found: dict[str, list[Node]] = {}
+    for block in graph.blocks:
+        kernels = [node for node in block.nodes if node.op is not None and node.op.kind in DECODE]
+        for attention in kernels:
+            around = [
+                node
+                for node in block.nodes
+                if node is attention or (node.source in ABSORBED and node.path.startswith(f"{attention.path}."))
+            ]
+            for index in range(block.repeat):
+                found[shift_path(attention.path, block.stack, index * block.stride)] = around
+    return found
+
+
+def _chunked(item: Item, batch: Batch) -> None:
+    """The attention of the chunks in place of that of one prompt of all tokens."""
+    assert item.node.op is not None
+    count, new, keys = attended(batch.chunks)
+    item.compute(item.node.op.replace(batch=count, seq_q=new, seq_kv=keys))
+
+
+def _projected(section: Section, attention: Item, batch: Batch) -> None:
+    """Keys and values of a latent cache are projected up for the chunks and what is cached of them, for no one else."""
+    op = attention.node.op
+    if op is None or op.kind != "mla_prefill":
+        return
+    for item in section.items:
+        made = item.node.op
+        near = item.node.path.startswith(f"{attention.node.path}.")
+        if made is not None and near and made.kind == "gemm" and made.k == op.kv_lora_rank and made.batch == 1:
+            item.compute(made.replace(m=batch.prefill_tokens + batch.prefill_context))
+
+
+def _insert(draft: Draft, section: Section, attention: Item, nodes: Sequence[Node], decodes: Graph) -> None:
+    """Puts what decoding runs after the chunks' attention: each reads what the one before wrote."""
+    weights = {item.node.path: _weights(draft, item.node) for item in section.items if _weights(draft, item.node)}
+    reads, made = attention.node.reads, []
+    for node in nodes:
+        own = weights.get(node.path, ()) if node.source in ABSORBED else ()
+        size = sum(decodes.tensor(t).size_bytes for t in node.writes)
+        last = node is nodes[-1]
+        written = attention.node.writes if last else (draft.local(section, size, draft.dtype(attention.node.writes[0])),)
+        kept = attention.node.reads if node.op is not None and node.op.kind in DECODE else ()
+        new = replace(
+            node,
+            path=node.path if node.source in ABSORBED else attention.node.path,
+            reads=tuple(dict.fromkeys((*reads, *own, *kept))),
+            writes=written,
+            frees=(),
+        )
+        made.append(Item(new))
+        reads = written
+    at = section.place(attention) + 1
+    section.items[at:at] = made
+
+
+def _weights(draft: Draft, node: Node) -> tuple[int, ...]:
+    return tuple(t for t in node.reads if draft.role(t) in ("weight", "frozen"))
