@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..graph import Graph, Node, shift_path
-from ..question.batch import Batch, attended
+from ..question.iteration import Iteration, attended
 from ..trace.entry import forward_flops
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed
@@ -22,7 +22,7 @@ DECODE = ("attention_decode", "mla_decode")
 ABSORBED = ("fused.absorb_keys", "fused.absorb_values")
 
 
-def mixed(prompts: Graph, decodes: Graph | None, batch: Batch) -> Graph:
+def mixed(prompts: Graph, decodes: Graph | None, batch: Iteration) -> Graph:
     """The pass over ``batch``: ``prompts`` is that of one prompt of all tokens, ``decodes`` the decode step alone."""
     draft = Draft(prompts)
     released = freed(draft)
@@ -56,14 +56,14 @@ def _by_path(graph: Graph) -> dict[str, list[Node]]:
     return found
 
 
-def _chunked(item: Item, batch: Batch) -> None:
+def _chunked(item: Item, batch: Iteration) -> None:
     """The attention of the chunks in place of that of one prompt of all tokens."""
     assert item.node.op is not None
     count, new, keys = attended(batch.chunks)
     item.compute(item.node.op.replace(batch=count, seq_q=new, seq_kv=keys))
 
 
-def _projected(section: Section, attention: Item, batch: Batch) -> None:
+def _projected(section: Section, attention: Item, batch: Iteration) -> None:
     """Keys and values of a latent cache are projected up for the chunks and what is cached of them, for no one else."""
     op = attention.node.op
     if op is None or op.kind != "mla_prefill":
@@ -83,7 +83,9 @@ def _insert(draft: Draft, section: Section, attention: Item, nodes: Sequence[Nod
         own = weights.get(node.path, ()) if node.source in ABSORBED else ()
         size = sum(decodes.tensor(t).size_bytes for t in node.writes)
         last = node is nodes[-1]
-        written = attention.node.writes if last else (draft.local(section, size, draft.dtype(attention.node.writes[0])),)
+        written = (
+            attention.node.writes if last else (draft.local(section, size, draft.dtype(attention.node.writes[0])),)
+        )
         kept = attention.node.reads if node.op is not None and node.op.kind in DECODE else ()
         new = replace(
             node,

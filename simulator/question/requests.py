@@ -176,7 +176,8 @@ def plan_of(request: SimulateRequest, device: Device) -> Plan:
     return Plan(
         parallel=request.parallel,
         cluster=cluster,
-        stack=request.stack or usual_stack(request.work.kind, alone=request.cluster is None and request.work.kind != "batch"),
+        stack=request.stack
+        or usual_stack(request.work.kind, alone=request.cluster is None and request.work.kind != "batch"),
         micro_batches=request.micro_batches,
         recompute=request.recompute,
         offload=request.offload,
@@ -190,7 +191,12 @@ def plan_of(request: SimulateRequest, device: Device) -> Plan:
 
 
 def usual_stack(work_kind: str, alone: bool) -> Stack:
-    """The framework where none is named: a device alone runs PyTorch; Megatron-LM trains and TensorRT-LLM serves."""
+    """The framework where none is named: a device alone runs PyTorch; Megatron-LM trains and TensorRT-LLM serves.
+
+    Batches of an engine's iteration are TensorRT-LLM's on one device too.
+    """
+    if work_kind == "batch":
+        return load_stack("trtllm")
     return load_stack("torch" if alone else "megatron" if work_kind == "train" else "trtllm")
 
 

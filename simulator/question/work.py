@@ -8,7 +8,7 @@ from typing import Any
 from ...datasets.loading import choice, number, whole
 from ...models.intervals import COVERAGE as COVERAGE
 from ..trace.workload import CACHES, load_text, parse_load
-from .batch import Batch, pairs_of
+from .iteration import Iteration, pairs_of
 
 KINDS_OF_WORK = ("train", "prefill", "decode", "generate", "batch")
 LONGEST_SEQUENCE = 4_000_000  # tokens: positions of more are not followed by value when a model is traced
@@ -26,8 +26,8 @@ class Work:
     layout needs (:func:`..step.checks.filled`). The others use ``batch``, ``input_len`` and
     (``generate``) ``output_len``. ``decode`` is one step with ``input_len`` tokens in the cache. ``batch`` is one pass
     over ``prompts`` (new and cached tokens of each chunk) and ``decodes`` (sequences and their cached tokens), of which
-    ``samples`` yield a token, on ``padded_tokens`` (:class:`.batch.Batch`). ``data_loading_ms`` is what a training step
-    on a cluster waits for its batch.
+    ``samples`` yield a token, on ``padded_tokens`` (:class:`.iteration.Iteration`). ``data_loading_ms`` is what a
+    training step on a cluster waits for its batch.
     """
 
     kind: str = "train"
@@ -87,12 +87,14 @@ class Work:
         if self.padded_tokens is not None:
             whole(WorkloadError, "workload.padded_tokens", self.padded_tokens, 1)
             if self.padded_tokens < (given := replace(self.iteration, padded=None).tokens):
-                raise WorkloadError(f"workload.padded_tokens={self.padded_tokens} is less than the {given} tokens given")
+                raise WorkloadError(
+                    f"workload.padded_tokens={self.padded_tokens} is less than the {given} tokens given"
+                )
 
     @property
-    def iteration(self) -> Batch:
+    def iteration(self) -> Iteration:
         """The batch that an engine runs."""
-        return Batch(self.prompts, self.decodes, self.samples, self.padded_tokens)
+        return Iteration(self.prompts, self.decodes, self.samples, self.padded_tokens)
 
     @property
     def sequences(self) -> int:

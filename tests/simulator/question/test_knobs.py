@@ -51,6 +51,8 @@ class Case:
 
 
 TRAIN, DECODE = Case(), Case(kind="decode", stack="vllm")
+MANY = {"prompts": ((32, 0),) * 64, "decodes": ((4, 99),)}
+SERVED = Case(kind="batch", stack="vllm", work={"prompts": ((64, 64),), "decodes": ((4, 99),)})
 PROMPT = Case(kind="prefill", stack="vllm")
 MOE = Case("qwen3_moe", parallel={"ep": 4}, stack="megatron")
 FSDP = Case(parallel={"zero_stage": 3})
@@ -113,6 +115,10 @@ KNOBS: dict[str, dict[str, Row]] = {
         "scale": (TRAIN, {"h100_sxm": {"*": 2.0}}),
     },
     "work": {
+        "prompts": (SERVED, ((64, 0),)),
+        "decodes": (SERVED, ((16, 100),)),
+        "samples": (replace(SERVED, predicted=True, work=MANY), 1),
+        "padded_tokens": (SERVED, 512),
         "kind": (TRAIN, "prefill"),
         "seq_len": (TRAIN, 128),
         "micro_batch": (Case(work={"global_batch": 16}), 2),

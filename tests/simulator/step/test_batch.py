@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.simulator.engines import build_engine
-from opcast.simulator.question.batch import Batch, attended
+from opcast.simulator.question.iteration import Iteration, attended
 from opcast.simulator.question.plan import Parallel, Plan, PlanError, load_stack
 from opcast.simulator.question.work import Work, WorkloadError
 from opcast.simulator.simulate import simulated
@@ -139,7 +139,7 @@ chunk = st.tuples(st.integers(1, 4000), st.integers(0, 30_000))
 @given(st.lists(chunk, min_size=1, max_size=12))
 @settings(deadline=None)
 def test_equal_chunks_do_the_work_of_unequal_ones(chunks):
-    made = Batch(tuple(chunks))
+    made = Iteration(tuple(chunks))
     count, new, cached = made.chunks
     assert count >= 1
     assert count * new == pytest.approx(made.prefill_tokens)
@@ -152,9 +152,9 @@ def test_equal_chunks_do_the_work_of_unequal_ones(chunks):
 
 @given(chunk, st.integers(1, 9))
 def test_equal_chunks_stand_for_themselves(each, times):
-    count, new, cached = Batch((each,) * times).chunks
+    count, new, cached = Iteration((each,) * times).chunks
     assert (count, new, cached) == pytest.approx((times, *each))
-    assert attended(Batch((each,) * times).chunks) == (times, each[0], sum(each))
+    assert attended(Iteration((each,) * times).chunks) == (times, each[0], sum(each))
 
 
 @pytest.mark.parametrize(

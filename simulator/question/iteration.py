@@ -1,9 +1,9 @@
 """The batch of one iteration of an inference engine: prompt chunks beside sequences that decode one token.
 
 All of it goes through the model in one pass. What is added up over sequences decides how long that takes: layers see
-tokens, the last layer sees samples, attention sees pairs of a query and a key. So chunks of any lengths stand for as
-many equal ones as have the same new tokens, cached tokens and pairs (:attr:`Batch.chunks`), and decoding sequences for
-as many with the mean context: the work done is the sum over sequences.
+tokens, the last layer sees samples, attention sees pairs of a query and a key. So for chunks of any lengths stand as
+many equal ones as have the same new tokens, cached tokens and pairs (:attr:`Iteration.chunks`), and for decoding
+sequences as many with the mean context: the work done is the sum over sequences.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ...datasets.loading import whole
 
 
 class Chunks(NamedTuple):
-    """``count`` prompt chunks alike, each of ``new`` tokens after ``cached`` ones."""
+    """``number`` prompt chunks alike, each of ``new`` tokens after ``cached`` ones."""
 
-    count: float
+    number: float
     new: float
     cached: float
 
 
 @dataclass(frozen=True)
-class Batch:
+class Iteration:
     """``prompts`` are (new tokens, cached tokens) of each chunk, ``decodes`` (sequences, cached tokens of each).
 
     ``samples`` sequences yield a token: all of them, where it is None. The model's layers run on ``padded`` tokens,
@@ -96,9 +96,9 @@ def equal_chunks(tokens: float, pairs: float, context: float) -> Chunks:
 
 def attended(chunks: Chunks) -> tuple[int, int, int]:
     """(batch, seq_q, seq_kv) of the attention of equal chunks, in whole numbers."""
-    count = max(round(chunks.count), 1)
-    new = ceil(round(chunks.new * chunks.count, 6) / count)
-    return count, new, new + round(chunks.cached * chunks.count / count)
+    number = max(round(chunks.number), 1)
+    new = ceil(round(chunks.new * chunks.number, 6) / number)
+    return number, new, new + round(chunks.cached * chunks.number / number)
 
 
 def pairs_of(error: type[ValueError], name: str, values: Any, least: tuple[int, int]) -> tuple[tuple[int, int], ...]:
