@@ -65,6 +65,8 @@ class Measurement:
     power_limit_w: float | None = None
     throttled: bool | None = None
     clocks: str | None = None
+    kernel: str | None = None  # what the backend chose where it has a choice, or the package and version it comes from
+    device_healthy: bool | None = None  # after a failure: whether the device then passed its check
     cache: str = "warm"
     device_name: str = ""
     node: str = ""
@@ -73,6 +75,12 @@ class Measurement:
     cuda: str | None = None
     driver: str | None = None
     nccl: str | None = None
+    cudnn: str | None = None
+    cublas: str | None = None
+    triton: str | None = None
+    gpu: str | None = None  # a hash of the GPU's UUID
+    ecc: bool | None = None
+    clock_limit_mhz: float | None = None  # what a user or administrator holds the SM clock to
     source: str = "harness"
     source_ref: str | None = None
     license: str | None = None

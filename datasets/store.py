@@ -36,6 +36,7 @@ __all__ = ["FORMAT", "Exact", "Store", "StoreError", "newest_rows"]
 MANIFEST = "manifest.json"
 FORMAT = 1
 KEPT = 256  # kinds on devices whose exact measurements stay in memory
+ILL_TIMES = 2  # a case that failed so often while its device was ill is at fault itself
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -142,14 +143,22 @@ class Store:
         return table.select(wanted)
 
     def done(self, device_id: str, run_id: str | None = None) -> set[tuple[Op, str, str]]:
-        """The (op, backend, cache) that have a row of any status on a device, in one run or in any."""
+        """The (op, backend, cache) that have a row on a device, in one run or in any.
+
+        Of any status; but one error or timeout of a time when the device was ill does not count: another run measures
+        the case again, and its newer row is then the one that counts.
+        """
         found: set[tuple[Op, str, str]] = set()
         for kind_name in self.kinds():
             if kind_name not in KINDS:
                 continue
-            columns = [*KINDS[kind_name].names, "dtype", "out_dtype", "backend", "cache"]
+            columns = [*KINDS[kind_name].names, "dtype", "out_dtype", "backend", "cache", "status", "device_healthy"]
             table = self.read(kind_name, device_id, status=None, newest=False, run_id=run_id, columns=columns)
-            found.update(zip(row_ops(kind_name, table), values(table["backend"]), values(table["cache"]), strict=True))
+            keys = list(zip(row_ops(kind_name, table), values(table["backend"]), values(table["cache"]), strict=True))
+            ill = values(_of_an_ill_device(table))
+            doubtful = Counter(key for key, in_doubt in zip(keys, ill, strict=True) if in_doubt)
+            found.update(key for key, in_doubt in zip(keys, ill, strict=True) if not in_doubt)
+            found.update(key for key, times in doubtful.items() if times >= ILL_TIMES)
         return found
 
     def lookup(self, kind_name: str, device_id: str, cache: str) -> Mapping[tuple[Any, ...], list[Exact]]:
@@ -242,6 +251,14 @@ class Store:
         if values["format"] > FORMAT:
             raise StoreError(f"{path} has format {values['format']}, this opcast reads {FORMAT}: update opcast")
         return values
+
+
+def _of_an_ill_device(table: pa.Table) -> pa.ChunkedArray:
+    """Bool [rows]: failures that may be the device's rather than the case's."""
+    import pyarrow.compute as pc
+
+    failed = pc.is_in(table["status"], text_array(["error", "timeout"]))
+    return pc.and_(failed, pc.invert(pc.fill_null(table["device_healthy"], True)))
 
 
 NOTHING: Mapping[str, Measured] = {"warm": ({}, {}), "cold": ({}, {})}

@@ -221,6 +221,7 @@ class _Run:
         except InterruptError:
             outcome = "interrupted"
         finally:
+            self.ledger.held = 0
             self.ledger.write()
         self._report("")
         return self._summary(outcome)
@@ -252,22 +253,27 @@ class _Run:
             self.ledger.write()
 
         columns = self.measurer.ask(case, lost)
+        self.deaths = self.deaths + 1 if columns.get("died") else 0
+        self.ledger.held = max(0, self.deaths - 1)
         self.ledger.add(identifier, case, columns)
+        self.ledger.held = self.deaths
         self.left -= 1
         self.of_kind[case.op.kind] += identifier == self.id
         self.statuses[columns["status"]] += 1
         self.measuring_s += time.monotonic() - start
         if identifier != self.id and columns["status"] == "ok":
             self.canaries.setdefault(f"{case.op} {case.backend} {case.cache}", []).append(columns["latency_us"])
-        self._count_death(columns)
+        self._end_when_hopeless(columns)
         self._report(str(case.op))
 
-    def _count_death(self, columns: Mapping[str, Any]) -> None:
-        self.deaths = self.deaths + 1 if columns.get("died") else 0
+    def _end_when_hopeless(self, columns: Mapping[str, Any]) -> None:
+        """CampaignError when the device is ill and stays it, or case after case ends its worker."""
+        if columns.get("device_healthy") is False:
+            self.measurer.start()  # says so, and what to do
         if self.deaths >= MOST_DEATHS_IN_A_ROW:
-            self.ledger.drop(self.deaths)
+            self.ledger.drop_held()
             raise CampaignError(
-                f"{self.deaths} cases in a row ended their worker; the last: {columns['error']}. "
+                f"{self.deaths} cases in a row ended their worker; the last: {columns.get('error')}. "
                 "What was measured before them is in the store"
             )
 

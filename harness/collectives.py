@@ -34,10 +34,11 @@ from torch.distributed import ProcessGroup, TCPStore
 from ..datasets.ops import LINKS
 from .cases.base import Unsupported
 from .collective_calls import CALLS, IN_PLACE, CallSetting, ReadyCollective
+from .collective_timer import make_block
 from .command import execute, refuse
-from .environment import clocks, has_nvlink, torchrun_rank, use_loopback
+from .environment import clocks, has_nvlink, node_name, torchrun_rank, use_loopback
 from .ledger import CampaignError
-from .measuring import abilities, die_with, outcome
+from .measuring import NoMemoryError, abilities, die_with, outcome
 from .plan import CampaignPlan, Case, Settings
 from .stopping import MedianWidth
 from .supervisor import InterruptError
@@ -49,6 +50,7 @@ WARMUP_CALLS = 5  # nccl-tests' default
 GRACE_S = 3.0
 IDLE = timedelta(days=7)
 INFINIBAND = Path("/sys/class/infiniband")
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 # --- links ---------------------------------------------------------------------------------------------
@@ -64,7 +66,32 @@ def detect_link(device: str, nodes: int) -> str:
         return "ib" if "InfiniBand" in layers else "roce"
     if device == "cpu":
         return "loopback"
-    return "nvlink" if has_nvlink() else "pcie"
+    joined = has_nvlink()
+    if joined is None:
+        raise CampaignError(
+            "NVML does not say what joins the GPUs: pip install nvidia-ml-py, or settings.link=nvlink|pcie"
+        )
+    return "nvlink" if joined else "pcie"
+
+
+def machine_name() -> str:
+    """What two ranks have in common when they run on one machine, in containers of their own or not."""
+    return BOOT.read_text().strip() if BOOT.is_file() else node_name()
+
+
+def device_of(local_rank: int, local_ranks: int, visible: int) -> int:
+    """The device of a rank among those that it sees: all of the node's, or its own alone as Slurm may show them.
+
+    CampaignError when there are several, but fewer than ranks.
+    """
+    if visible == 1:
+        return 0
+    if visible < local_ranks:
+        raise CampaignError(
+            f"{local_ranks} ranks on a node whose tasks see {visible} GPUs each: start one rank for each GPU, "
+            "or show each task its own (--gpus-per-task=1)"
+        )
+    return local_rank
 
 
 # --- the group -----------------------------------------------------------------------------------------
@@ -107,7 +134,7 @@ class RankGroup:
             command = [sys.executable, "-P", "-m", f"{__package__}.collectives", "--peer", str(os.getpid())]
             peer = subprocess.Popen([*command, json.dumps(place)], stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno())
             threading.Thread(target=_end_with, args=(peer,), daemon=True).start()
-        return cls._join(settings, rank=0, ranks=ranks, local_rank=0, local_ranks=ranks, store=store)
+        return cls._join(settings, 0, ranks, store)
 
     @classmethod
     def peer(cls, place: dict[str, Any]) -> RankGroup:
@@ -116,21 +143,18 @@ class RankGroup:
         rank, ranks = place["rank"], place["ranks"]
         store = TCPStore("127.0.0.1", place["port"], ranks, is_master=False)
         settings = Settings.from_dict(place["settings"])
-        return cls._join(settings, rank=rank, ranks=ranks, local_rank=rank, local_ranks=ranks, store=store)
+        return cls._join(settings, rank, ranks, store)
 
     @classmethod
     def torchrun(cls, settings: Settings, rank: int, ranks: int, local_ranks: int) -> RankGroup:
         """This process as one of torchrun's ranks."""
         if ranks == local_ranks:
             use_loopback()
-        return cls._join(settings, rank, ranks, rank % local_ranks, local_ranks, None)
+        return cls._join(settings, rank, ranks, None)
 
     @classmethod
-    def _join(
-        cls, settings: Settings, rank: int, ranks: int, local_rank: int, local_ranks: int, store: Any
-    ) -> RankGroup:
-        if settings.device == "cuda":
-            torch.cuda.set_device(local_rank)
+    def _join(cls, settings: Settings, rank: int, ranks: int, store: Any) -> RankGroup:
+        """Which ranks share a node is asked of them all: a launcher that starts each alone does not say."""
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if settings.device == "cuda" else "gloo",
             store=store,
@@ -139,10 +163,18 @@ class RankGroup:
             timeout=timedelta(seconds=2 * settings.case_timeout_s),
         )
         control = dist.new_group(backend="gloo", timeout=IDLE)
-        return cls(settings, rank, ranks, local_ranks, control)
+        nodes: list[str] = [""] * ranks
+        dist.all_gather_object(nodes, machine_name(), group=control)
+        beside = [other for other, node in enumerate(nodes) if node == nodes[rank]]
+        if settings.device == "cuda":
+            torch.cuda.set_device(device_of(beside.index(rank), len(beside), torch.cuda.device_count()))
+        return cls(settings, rank, ranks, len(beside), control)
 
     def measure(self, case: Case) -> Timing:
-        """Time one case on its ranks. Raises Unsupported, or what the collective raised on any rank."""
+        """Time one case on its ranks. Raises Unsupported or NoMemoryError where the ranks agree that it cannot run.
+
+        Anything else was raised inside the collective: the other ranks wait there, and the group is of no use any more.
+        """
         if case.op.ranks > self.ranks:
             raise Unsupported(f"{case.op.kind} wants {case.op.ranks} ranks, here are {self.ranks}")
         self._broadcast(case.to_dict(), self.control)
@@ -154,7 +186,7 @@ class RankGroup:
         """Take part in every case until rank 0 closes the group. An error in a collective ends this process."""
         while (fields := self._broadcast(None, self.control)) is not None:
             case = Case.from_dict(fields)
-            with contextlib.suppress(Unsupported, MemoryError):
+            with contextlib.suppress(Unsupported, NoMemoryError):
                 self._run(case)
         self._leave()
 
@@ -172,12 +204,12 @@ class RankGroup:
         return box[0]
 
     def _agree(self, problem: Exception | None, group: ProcessGroup, ranks: int) -> None:
-        """Raise on every rank what one of them met: Unsupported, or MemoryError for anything else."""
+        """Raise on every rank what one of them met: Unsupported, or NoMemoryError for anything else."""
         mine = (isinstance(problem, Unsupported), str(problem).splitlines()[0]) if problem else None
         problems: list[Any] = [None] * ranks
         dist.all_gather_object(problems, mine, group=group)
         for unsupported, text in filter(None, problems):
-            raise Unsupported(text) if unsupported else MemoryError(text)
+            raise Unsupported(text) if unsupported else NoMemoryError(text)
 
     def _group(self, ranks: int, backend: str) -> tuple[ProcessGroup, ProcessGroup]:
         """The first ``ranks`` ranks: a group for data and one for control. Every rank must call this."""
@@ -221,9 +253,9 @@ class RankGroup:
 
     def _time(self, case: Case, call: Callable[[], object], control: ProcessGroup) -> Timing | None:
         """Blocks of calls on every rank, as many as rank 0 decides."""
-        block = self._block_timer(call, control)
         for _ in range(WARMUP_CALLS):
             call()
+        block = make_block(call, self.settings.device, lambda: dist.barrier(group=control))
         shortest = min(block(1) for _ in range(3))
         calls = self._broadcast(max(1, min(MOST_CALLS, round(BLOCK_US / max(shortest, 1.0)))), control)
 
@@ -244,31 +276,6 @@ class RankGroup:
         found = collect(sampler, MedianWidth(self.settings.ci_width), deadline, probe)
         self._broadcast(0, control)
         return summarise(found, calls, "cuda_event" if self.settings.device == "cuda" else "cpu_clock", case.cache)
-
-    def _block_timer(self, call: Callable[[], object], control: ProcessGroup) -> Callable[[int], float]:
-        """A function that runs a block of calls on this rank and gives their mean in microseconds."""
-
-        def on_host(calls: int) -> float:
-            dist.barrier(group=control)
-            call()
-            start = time.perf_counter_ns()
-            for _ in range(calls):
-                call()
-            return (time.perf_counter_ns() - start) / 1e3 / calls
-
-        def on_device(calls: int) -> float:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda.synchronize()
-            dist.barrier(group=control)
-            call()
-            start.record()
-            for _ in range(calls):
-                call()
-            end.record()
-            torch.cuda.synchronize()
-            return start.elapsed_time(end) * 1e3 / calls
-
-        return on_device if self.settings.device == "cuda" else on_host
 
     def _maximum(self, values: list[float], control: ProcessGroup) -> list[float]:
         """Element by element the largest over the ranks."""
@@ -315,8 +322,8 @@ class InProcess:
         watch.start()
         columns = outcome(case, self.group.settings, self.group)
         watch.cancel()
-        if columns.pop("ill", False):
-            self.broken = columns["error"]
+        self.broken = columns.pop("ill", "")
+        columns.pop("worn", None)  # other ranks hold this process's group: it cannot be replaced
         return columns
 
     def _end(self, lost: Callable[[dict[str, Any]], None], detail: str) -> None:
@@ -349,7 +356,10 @@ def main(arguments: Sequence[str]) -> int:
         plan = CampaignPlan.from_json(Path(arguments[0]))
     except ValueError as error:
         return refuse(f"{arguments[0]}: {error}")
-    group = RankGroup.torchrun(plan.settings, *place)
+    try:
+        group = RankGroup.torchrun(plan.settings, *place)
+    except CampaignError as error:
+        return refuse(str(error))
     if group.rank > 0:
         return _serve(group)
     return execute(plan, arguments[1], quiet=False, measurer=InProcess(group))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .gpu_cache import last_level_bytes
 from .sampler import Clock, Sampler, warm_up
 
 if TYPE_CHECKING:
@@ -22,17 +23,23 @@ if TYPE_CHECKING:
 GRAPH_US = 1000.0  # what one replay of a graph of short calls lasts
 MOST_GRAPH_CALLS = 1000
 MOST_EAGER_CALLS = 100  # calls behind one blocking kernel: a few kernels each, and the launch queue holds 1024
-NO_KERNEL_US = 0.3  # a graph whose calls are shorter holds no kernels: the work went to another stream
+NO_KERNEL_US = 0.3  # a graph whose calls add less each holds no kernels: the work went to another stream
 PROBE_CALLS = 8
+PROBE_REPLAYS = 5
+PROBE_BLOCK_US = 100.0  # longer than the launch of a graph takes
 SURELY_WORK_US = 20.0  # longer than the launch of an empty graph takes
 RAMP_US = 20_000.0  # replays before the first sample: capturing left the device idle
-FLUSH_CACHES = 3  # the buffer that empties the L2 is this many times as large
+FLUSH_CACHES = 3  # the buffer that empties the last-level cache is this many times as large
 CYCLES_PER_US = 2000.0  # no current GPU runs faster, so a wait in cycles is never too short
 LONGEST_BLOCK_US = 20_000.0
 CALIBRATION_CYCLES = 1000
 CALIBRATION_CALLS = 200
 CALIBRATION_SAMPLES = 50
 BATCH = 10  # samples in flight before the host waits for them
+
+FAILED_CAPTURES: list[str] = []
+"""Why captures failed in this process. After one, several versions of torch free no more memory or assert: the process
+should end with its case (pytorch #180395, #190348)."""
 
 Run = Callable[[], object]
 
@@ -65,7 +72,7 @@ def _estimate(run: Run, warmup_s: float, now_ns: Clock) -> tuple[float, float]:
 
 
 def capture(run: Run, calls: int, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph | None:
-    """A graph of that many calls; None when the call cannot be captured."""
+    """A graph of that many calls; None, and a note in :data:`FAILED_CAPTURES`, when the call cannot be captured."""
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
@@ -73,7 +80,8 @@ def capture(run: Run, calls: int, stream: torch.cuda.Stream) -> torch.cuda.CUDAG
                 run()
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError:
+    except RuntimeError as error:
+        FAILED_CAPTURES.append((str(error).strip().splitlines() or [type(error).__name__])[0])
         torch.cuda.synchronize()
         return None
     return graph
@@ -89,17 +97,24 @@ def _graph_sampler(run: Run, cache: str, call_us: float) -> Sampler | None:
         if single is None:
             return None
         single_us = min(_spans(single.replay, 2))
-        if single_us < SURELY_WORK_US and not _holds_work(run, stream):
+        if single_us < SURELY_WORK_US and not _holds_work(run, single, stream):
             return None
         if cache == "cold":
             return _cold_graph_sampler(single, single_us, stream)
         return _row_sampler(run, single, min(call_us, single_us), stream)
 
 
-def _holds_work(run: Run, stream: torch.cuda.Stream) -> bool:
-    """Whether more captured calls take longer, as they must when their kernels are in the graph."""
+def _holds_work(run: Run, single: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> bool:
+    """Whether more captured calls take longer than one, as they must when their kernels are in the graph.
+
+    What a graph adds, several microseconds also to an empty one, is in both spans; what its launch takes is in neither,
+    because the device is kept busy until the replay is issued.
+    """
     graph = capture(run, PROBE_CALLS, stream)
-    return graph is not None and min(_spans(graph.replay, 2)) >= PROBE_CALLS * NO_KERNEL_US
+    if graph is None:
+        return False
+    many, one = (min(_spans(each.replay, PROBE_REPLAYS, lambda: block(PROBE_BLOCK_US))) for each in (graph, single))
+    return many - one >= (PROBE_CALLS - 1) * NO_KERNEL_US
 
 
 def _row_sampler(run: Run, single: torch.cuda.CUDAGraph, call_us: float, stream: torch.cuda.Stream) -> Sampler | None:
@@ -153,14 +168,18 @@ def _spans(work: Run, count: int, before: Run | None = None) -> list[float]:
 # --- cold ----------------------------------------------------------------------------------------------
 
 
+def flush_bytes(device: int) -> int:
+    """Size of a buffer that drives everything else out of the last-level cache."""
+    return FLUSH_CACHES * last_level_bytes(torch.cuda.get_device_properties(device))
+
+
 @lru_cache
 def _flush_buffer(device: int) -> torch.Tensor:
-    size = FLUSH_CACHES * torch.cuda.get_device_properties(device).L2_cache_size
-    return torch.ones(size // 4, dtype=torch.float32, device=device)
+    return torch.ones(flush_bytes(device) // 4, dtype=torch.float32, device=device)
 
 
 def flush() -> None:
-    """Write, then read, a buffer much larger than the L2.
+    """Write, then read, a buffer much larger than the last-level cache.
 
     The writing pushes everything out; the reading leaves clean lines, so that the timed call does not pay for
     writing the buffer back.

@@ -34,6 +34,7 @@ class CampaignLedger:
     environment: Mapping[str, Any]
     source_ref: str
     waiting: list[Measurement] = field(default_factory=list)
+    held: int = 0  # of the last rows, how many are kept back: nobody knows yet whether they are worth keeping
     written_at: float = field(default_factory=time.monotonic)
 
     def sweep(self, run_id: str) -> None:
@@ -42,7 +43,7 @@ class CampaignLedger:
             path.unlink(missing_ok=True)
 
     def lacking(self, run_id: str, cases: Sequence[Case]) -> tuple[Case, ...]:
-        """Those cases that have no row under this run id, whatever its status."""
+        """Those cases that have no row under this run id, or one of a time when the device was ill."""
         done = self.store.done(self.environment["device_id"], run_id)
         return tuple(case for case in cases if case.key not in done)
 
@@ -64,16 +65,19 @@ class CampaignLedger:
         if time.monotonic() - self.written_at > FLUSH_S:
             self.write()
 
-    def drop(self, count: int) -> None:
-        """Forget the last rows, as far as they are not written."""
-        del self.waiting[max(0, len(self.waiting) - count) :]
+    def drop_held(self) -> None:
+        """Forget the failures among the rows that are kept back; what was measured among them stays."""
+        start = len(self.waiting) - self.held
+        self.waiting[start:] = [row for row in self.waiting[start:] if row.status == "ok"]
+        self.held = 0
 
     def write(self) -> None:
-        """Put the waiting rows on disk, each kind's in one atomic file per run id."""
-        ordered = sorted(self.waiting, key=lambda row: row.run_id)
+        """Put the waiting rows on disk, each kind's in one atomic file per run id; those kept back go on waiting."""
+        end = len(self.waiting) - self.held
+        ordered = sorted(self.waiting[:end], key=lambda row: row.run_id)
         for run_id, rows in groupby(ordered, key=lambda row: row.run_id):
             self.store.write(list(rows), run_id)
-        self.waiting.clear()
+        del self.waiting[:end]
         self.written_at = time.monotonic()
 
 

@@ -22,6 +22,10 @@ PR_SET_PDEATHSIG = 1
 MEMORY_WORDS = ("can't allocate memory", "not enough memory", "bad_alloc", "out of memory")
 
 
+class NoMemoryError(MemoryError):
+    """A rank has not enough memory for a collective. All of its ranks know, and none of them has begun it."""
+
+
 class Ranks(Protocol):
     """What measures collectives: rank 0 of a group."""
 
@@ -33,26 +37,66 @@ class Ranks(Protocol):
 
 
 def abilities(settings: Settings, group: Ranks | None) -> dict[str, Any]:
-    """Provenance columns, and the link and ranks per node of collectives; ValueError when the device is not here."""
+    """Provenance columns, and the link and ranks per node of collectives.
+
+    Raises ValueError when the device is not here, IllDeviceError when it is but does not compute.
+    """
     import torch
 
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("settings.device=cuda, but torch finds no CUDA device here: use device=cpu or fix the driver")
+    if settings.device == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(
+                "settings.device=cuda, but torch finds no CUDA device here: use device=cpu or fix the driver"
+            )
+        check_device()
     found: dict[str, Any] = environment(settings.device, settings.threads)
     return {**found, "link": group.link if group else "", "ranks_per_node": group.ranks_per_node if group else 1}
 
 
-def outcome(case: Case, settings: Settings, group: Ranks | None = None) -> dict[str, Any]:
-    """The measured columns of a case's row. Whatever it raises becomes a status; ``ill`` marks a broken process."""
+class IllDeviceError(RuntimeError):
+    """The GPU is there, but a small sum on it fails or is wrong."""
+
+
+CHECKED = 4096  # elements whose sum says whether a device computes
+
+
+def check_device() -> None:
+    """Have the current CUDA device add up a few ones; IllDeviceError when it does not come to their number."""
+    import torch
+
     try:
-        return _measure(case, settings, group)
+        total = float(torch.ones(CHECKED, device="cuda").sum())
+    except RuntimeError as error:
+        raise IllDeviceError(first_line(error)) from error
+    if total != CHECKED:
+        raise IllDeviceError(f"{CHECKED} ones add up to {total:g}")
+
+
+def outcome(case: Case, settings: Settings, group: Ranks | None = None) -> dict[str, Any]:
+    """The measured columns of a case's row. Whatever it raises becomes a status.
+
+    Beside them ``ill`` says why this process cannot go on and its device is in doubt, ``worn`` why another process
+    should go on, though nothing is wrong with the device. What was measured before that is kept.
+    """
+    try:
+        columns = _measure(case, settings, group)
     except Exception as error:
         status = _status(error)
-        reply = {"status": status, "error": first_line(error)}
-        ill = status == "error" and (KINDS[case.op.kind].collective or _is_ill(settings.device))
-        return {**reply, "ill": True} if ill else reply
-    finally:
-        _release(settings.device)
+        columns = {"status": status, "error": first_line(error)}
+        if KINDS[case.op.kind].collective:
+            ill = status != "unsupported" and not isinstance(error, NoMemoryError)  # ranks are in different places
+        else:
+            ill = status == "error" and _is_ill(settings.device)
+        if ill:
+            columns["ill"] = columns["error"]
+    if trouble := _release(settings.device):
+        columns.setdefault("ill", trouble)
+    if settings.device == "cuda":
+        from .cuda_timer import FAILED_CAPTURES
+
+        if FAILED_CAPTURES:
+            columns["worn"] = f"a capture failed: {FAILED_CAPTURES[-1]}"
+    return columns
 
 
 def _measure(case: Case, settings: Settings, group: Ranks | None) -> dict[str, Any]:
@@ -123,14 +167,22 @@ def _is_ill(device: str) -> bool:
     return False
 
 
-def _release(device: str) -> None:
-    """Free what the case held. What has survived a collection is not looked at again: torch alone takes 0.1 s."""
+def _release(device: str) -> str:
+    """Free what the case held; what the device said when it could not be freed, else nothing.
+
+    What has survived a collection is not looked at again: torch alone takes 0.1 s.
+    """
     gc.collect()
     gc.freeze()
-    if device == "cuda":
-        import torch
+    if device != "cuda":
+        return ""
+    import torch
 
+    try:
         torch.cuda.empty_cache()
+    except RuntimeError as error:  # after a sticky error every call raises it again
+        return first_line(error)
+    return ""
 
 
 def die_with(parent: int) -> None:

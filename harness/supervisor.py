@@ -26,6 +26,8 @@ from .plan import Case, Settings
 
 WORKER = ("-m", f"{__package__}.worker")
 STARTS_BEFORE_GIVING_UP = 3
+CLOSE_S = 10.0  # a killed process that is not gone by then is held by its driver: nobody waits for it
+CHECK_AGAIN_S = 5.0  # a device that was reset takes a moment
 STDERR_TAIL_BYTES = 4000
 STOP = object()
 
@@ -56,6 +58,8 @@ class Supervisor:
         self.worker = tuple(worker)
         self.restarts = 0
         self.environment: dict[str, Any] = {}
+        self.left_behind: list[int] = []  # processes that outlive SIGKILL
+        self._hopeless = ""
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr: IO[bytes] | None = None
@@ -71,35 +75,78 @@ class Supervisor:
         self._inbox.put(STOP)
 
     def start(self) -> dict[str, Any]:
-        """Provenance columns and abilities of a ready worker; CampaignError when none comes up."""
+        """Provenance columns and abilities of a ready worker, whose device has passed its check.
+
+        CampaignError when none comes up, or when the device does not compute, several times over.
+        """
         if self._process is not None:
             return self.environment
-        detail = ""
-        for _ in range(STARTS_BEFORE_GIVING_UP):
+        if self._hopeless:
+            raise CampaignError(self._hopeless)
+        for number in range(STARTS_BEFORE_GIVING_UP):
             self._spawn()
             reply = self._exchange(self._greeting(), self.settings.start_timeout_s)
-            if not isinstance(reply, _Loss):
-                if refusal := reply.get("refused"):
-                    raise CampaignError(refusal)
-                self.environment = reply
+            if isinstance(reply, _Loss):
+                self._hopeless = f"the worker does not start: {reply.detail}{self._held_words()}"
+            elif refusal := reply.get("refused"):
+                raise CampaignError(refusal)
+            elif ill := reply.get("ill"):
+                self.close()
+                self._hopeless = (
+                    f"the GPU does not compute ({ill}): reset it (nvidia-smi --gpu-reset) or take another, then run "
+                    f"the same command again: it measures the rest{self._held_words()}"
+                )
+                if number + 1 < STARTS_BEFORE_GIVING_UP:
+                    self._pause(CHECK_AGAIN_S)
+            else:
+                self.environment, self._hopeless = reply, ""
                 return reply
-            detail = reply.detail
-        raise CampaignError(f"the worker does not start: {detail}")
+        raise CampaignError(self._hopeless)
+
+    def _held_words(self) -> str:
+        held = ", ".join(map(str, self.left_behind))
+        return f"; the driver still holds process {held}" if held else ""
+
+    def _pause(self, seconds: float) -> None:
+        """Wait, but raise InterruptError at once when the campaign is to stop."""
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(Empty):
+            while self._inbox.get(timeout=max(0.0, deadline - time.monotonic())) is not STOP:
+                pass
+            raise InterruptError
 
     def ask(self, case: Case, lost: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
         """What became of a case: the row's measured columns, ``status`` among them. Raises InterruptError.
 
+        ``died`` among them marks a case that ended its worker. On a GPU the next worker is then started at once, and
+        ``device_healthy`` says whether the device passes its check there: whose failure it was.
         ``lost`` is never called: whatever becomes of the worker, this process goes on.
         """
         self.start()
         reply = self._exchange({"case": case.to_dict()}, self.settings.case_timeout_s)
         if isinstance(reply, _Loss):
-            self.restarts += 1
-            return {"status": reply.status, "error": reply.detail, "died": True}
-        if reply.pop("ill", False):
+            reply = {"status": reply.status, "error": reply.detail, "died": True}
+        else:
+            ill, worn = reply.pop("ill", ""), reply.pop("worn", "")
+            if not ill and not worn:
+                return reply
             self.close()
-            self.restarts += 1
+            reply.update({"died": True} if ill else {})
+        self.restarts += 1
+        if reply.get("died") and self.settings.device != "cpu":
+            reply["device_healthy"] = self._recovers()
         return reply
+
+    def _recovers(self) -> bool:
+        """Whether a new worker comes up and its device passes the check; the next call says what is wrong if not."""
+        try:
+            self.start()
+        except CampaignError:
+            return False
+        except InterruptError:
+            self.interrupt()
+            return False
+        return True
 
     def probe(self) -> dict[str, Any]:
         """The figures of the device, measured by the worker; CampaignError when that fails."""
@@ -111,7 +158,7 @@ class Supervisor:
         return reply["device"]
 
     def close(self) -> None:
-        """Kill the worker and all that it started, and wait for its end."""
+        """Kill the worker and all that it started, and wait for its end, :data:`CLOSE_S` at most."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -119,7 +166,8 @@ class Supervisor:
                 os.killpg(self._process.pid, signal.SIGKILL)
             else:
                 self._process.kill()
-        self._process.wait()
+        if _wait(self._process) is None:
+            self.left_behind.append(self._process.pid)
         for stream in (self._process.stdin, self._stderr):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
@@ -167,9 +215,13 @@ class Supervisor:
             return json.loads(item.text)
 
     def _loss(self, process: subprocess.Popen[bytes]) -> _Loss:
-        code = process.wait()
+        code = _wait(process)
         words = self._last_words()
         self.close()
+        if code is None:
+            return _Loss(
+                "error", f"the worker closed its output but did not end: killed{': ' + words if words else ''}"
+            )
         if code == -signal.SIGKILL:
             return _Loss("oom", "killed by SIGKILL: the kernel does that when memory runs out")
         how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
@@ -192,6 +244,14 @@ class _Loss:
 
     status: str
     detail: str
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int | None:
+    """The exit code of an ending process; None when the kernel has not let it go after :data:`CLOSE_S`."""
+    try:
+        return process.wait(CLOSE_S)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def _read(process: subprocess.Popen[bytes], inbox: SimpleQueue[Any]) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 MOST_SAMPLES = 2000
 MOST_RETRIES = 8  # batches at throttled clocks that are thrown away before their samples are kept after all
 RETRY_PAUSE_S = 0.25
+CLOCKS_EVERY_NS = 50_000_000  # readings of the clocks: NVML takes milliseconds for one, and the device idles meanwhile
 WARMUP_SHARE = 0.1  # of the time budget
 LONGEST_WARMUP_S = 0.2
 LEAST_SHARE = 0.2  # of the time budget that samples are spread over, so that a busy moment does not decide
@@ -99,8 +100,9 @@ def measure(
 
     Stops when ``stopping`` says so (by default: when the median's 95 % confidence interval is no wider than
     ``ci_width`` of it), though not before samples are spread over :data:`LEAST_SHARE` of the budget, or after
-    ``budget_s`` seconds, warm-up included but not the making of inputs. ``clocks`` is read after every batch of
-    samples: one taken at throttled clocks is discarded and taken again, :data:`MOST_RETRIES` times at most.
+    ``budget_s`` seconds, warm-up included but not the making of inputs. ``clocks`` is read every
+    :data:`CLOCKS_EVERY_NS` and at the end: what was taken since the reading before one of throttled clocks is discarded
+    and taken again, :data:`MOST_RETRIES` times at most.
     ``now_ns`` and ``pause`` are the host's clock and how it waits.
     """
     if cache not in ("cold", "warm"):
@@ -151,24 +153,25 @@ def collect(
     A batch is a quarter of the samples so far, and ``batch`` at least.
     """
     values: list[float] = []
-    discarded = retries = 0
+    sure = discarded = retries = 0  # of the samples, those that a reading of the clocks has covered
+    read_ns: int | None = None
     throttled = False
     while True:
-        taken = take(max(batch, len(values) // 4))
+        values += take(max(batch, len(values) // 4))
         now = now_ns()
-        over = now >= deadline_ns
-        if clocks is not None and clocks().throttled:
-            if retries < MOST_RETRIES and not over:
-                discarded, retries = discarded + len(taken), retries + 1
+        array = np.array(values)
+        over = now >= deadline_ns or len(values) >= MOST_SAMPLES
+        enough = now >= earliest_ns and stopping(array)
+        if clocks is not None and (over or enough or read_ns is None or now - read_ns >= CLOCKS_EVERY_NS):
+            slow, read_ns = bool(clocks().throttled), now_ns()
+            if slow and retries < MOST_RETRIES and now < deadline_ns:
+                discarded, retries = discarded + len(values) - sure, retries + 1
+                del values[sure:]
                 pause(RETRY_PAUSE_S)
                 continue
-            throttled = True
-        values += taken
-        array = np.array(values)
-        if now >= earliest_ns and stopping(array):
-            return Collected(array, True, throttled, discarded)
-        if over or len(values) >= MOST_SAMPLES:
-            return Collected(array, False, throttled, discarded)
+            throttled, sure = throttled or slow, len(values)
+        if over or enough:
+            return Collected(array, enough, throttled, discarded)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from .environment import core_ids, default_threads, free_memory_bytes
-from .measuring import abilities, die_with, first_line, outcome
+from .measuring import IllDeviceError, abilities, die_with, first_line, outcome
 from .plan import Case, Settings
 
 if TYPE_CHECKING:
@@ -41,13 +41,16 @@ def main() -> None:
     except ValueError as error:
         _reply(replies, {"refused": str(error)})
         return
+    except IllDeviceError as error:
+        _reply(replies, {"ill": str(error)})
+        return
     for request in requests:
         if "probe" in request:
             _reply(replies, _probe())
             continue
         reply = outcome(Case.from_dict(request["case"]), settings, group)
         _reply(replies, reply)
-        if reply.get("ill"):
+        if reply.get("ill") or reply.get("worn"):
             os._exit(1)
 
 

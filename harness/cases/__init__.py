@@ -36,7 +36,7 @@ def backends(op: Op, device: str) -> list[str]:
     return [
         backend
         for (kind, backend), builder in BUILDERS.items()
-        if kind == op.kind and device in builder.devices and builder.accepts(op)
+        if kind == op.kind and device in builder.devices and builder.accepts(op, device)
     ]
 
 
@@ -51,10 +51,10 @@ def prepare(op: Op, backend: str, device: str, seed: int = 0) -> Prepared:
         _refuse_more_than_memory(op)
         _settle_allocator()
     inputs = Inputs(device, seed)
-    with _refusals():
+    with refusals():
         run = builder.build(op, inputs)
         needed = inputs.bytes + int(op.cost.write_bytes)
-        prepared = Prepared(op, backend, device, seed, run, needed, builder.clock, builder.capturable)
+        prepared = Prepared(op, backend, device, seed, run, needed, builder.clock, builder.capturable(op))
         with prepared.context():
             run()
             if device == "cuda":
@@ -77,7 +77,7 @@ def _synchronise() -> None:
 
 
 @contextlib.contextmanager
-def _refusals() -> Iterator[None]:
+def refusals() -> Iterator[None]:
     """What torch refuses shows when an op first runs: Unsupported, with torch's words. Crashes pass."""
     import torch
 
@@ -85,7 +85,9 @@ def _refusals() -> Iterator[None]:
         yield
     except torch.OutOfMemoryError:
         raise
-    except NotImplementedError as error:
+    except Unsupported:
+        raise
+    except (NotImplementedError, ValueError) as error:  # TORCH_CHECK_VALUE raises ValueError
         raise Unsupported(_first_line(error)) from error
     except RuntimeError as error:
         if CPU_OUT_OF_MEMORY in str(error):
@@ -93,6 +95,19 @@ def _refusals() -> Iterator[None]:
         if _is_crash(error):
             raise
         raise Unsupported(_first_line(error)) from error
+    except Exception as error:
+        if _refused_by_triton(error):
+            raise Unsupported(_first_line(error)) from error
+        raise
+
+
+TRITON_REFUSALS = ("CompilationError", "OutOfResources")  # no such type on this GPU, not so much shared memory
+
+
+def _refused_by_triton(error: Exception) -> bool:
+    return any(
+        each.__module__.startswith("triton.") and each.__name__ in TRITON_REFUSALS for each in type(error).__mro__
+    )
 
 
 def _is_crash(error: RuntimeError) -> bool:

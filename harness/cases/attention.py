@@ -220,7 +220,7 @@ def efficient_backward(op: Op, inputs: Inputs) -> Run:
     return partial(torch.ops.aten._scaled_dot_product_efficient_attention_backward, gradient, *operands, *saved)
 
 
-@case("attention_backward", "math", capturable=False)
+@case("attention_backward", "math", capturable=lambda op: False)
 def math_backward(op: Op, inputs: Inputs) -> Run:
     """Autograd's pass over the unfused path, its engine included; no single aten operator does it."""
     import torch

@@ -16,6 +16,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ...datasets.ops import Op
+from ..gpu_cache import last_level_bytes
 from ..probe import last_level_cache_bytes
 
 if TYPE_CHECKING:
@@ -142,14 +143,15 @@ class Builder:
     """One way to run a kind.
 
     ``clock`` is ``device`` when the work itself is timed and ``host`` when only the host's time counts.
-    ``capturable`` is False where a CUDA graph would miss the work (autograd runs on the forward's stream).
+    ``capturable`` says whether a CUDA graph can hold an op's work: not where the graph would miss it (autograd runs on
+    the forward's stream), nor where a call waits for the device, because a failed capture costs the process.
     """
 
     build: Build
     devices: tuple[str, ...]
-    accepts: Callable[[Op], bool]
+    accepts: Callable[[Op, str], bool]
     clock: str = "device"
-    capturable: bool = True
+    capturable: Callable[[Op], bool] = lambda op: True
 
 
 BUILDERS: dict[tuple[str, str], Builder] = {}
@@ -159,11 +161,14 @@ def case(
     kind: str,
     *backends: str,
     devices: tuple[str, ...] = ("cpu", "cuda"),
-    when: Callable[[Op], bool] = lambda op: True,
+    when: Callable[[Op, str], bool] = lambda op, device: True,
     clock: str = "device",
-    capturable: bool = True,
+    capturable: Callable[[Op], bool] = lambda op: True,
 ) -> Callable[[Build], Build]:
-    """Register the decorated builder for a kind under the given backend names (``torch`` when none)."""
+    """Register the decorated builder for a kind under the given backend names (``torch`` when none).
+
+    ``when`` says of an op and a device whether the backend may run it there.
+    """
 
     def register(build: Build) -> Build:
         for backend in backends or ("torch",):
@@ -233,9 +238,9 @@ def _tf32(allowed: bool) -> Iterator[None]:
 
 @lru_cache
 def cache_bytes(device: str) -> int:
-    """Size of the last-level cache of the CPU, or of the L2 of the current GPU."""
+    """Size of the last-level cache of the CPU, or of the current GPU."""
     if device == "cpu":
         return last_level_cache_bytes()
     import torch
 
-    return int(torch.cuda.get_device_properties(0).L2_cache_size)
+    return last_level_bytes(torch.cuda.get_device_properties(torch.cuda.current_device()))

@@ -31,7 +31,7 @@ def elementwise(op: Op, inputs: Inputs) -> Run:
         raise Unsupported("only fn=fill reads no tensor")
     if name == "cast":
         return _cast(op, inputs)
-    function = _function(op, name)
+    function = _function(op, name, inputs.device)
     operands = [inputs.runs(op.numel, op.run, op.dtype) for _ in range(op.inputs)]
     if name == "division" and torch_dtype(op.dtype).is_floating_point:
         for operand in operands:
@@ -55,7 +55,7 @@ def _cast(op: Op, inputs: Inputs) -> Run:
     return partial(inputs.runs(op.numel, op.run, op.dtype).to, torch_dtype(op.out_dtype), copy=True)
 
 
-def _function(op: Op, name: str) -> Function:
+def _function(op: Op, name: str, device: str) -> Function:
     """The aten op that stands for a cost class, a number of tensors, and the dtypes read and written.
 
     A scalar operand is a tensor without dimensions: making one of a Python number would add microseconds.
@@ -64,13 +64,13 @@ def _function(op: Op, name: str) -> Function:
     source, target = torch_dtype(op.dtype), torch_dtype(op.out_dtype)
     if source == target:
         return _pick(op, name, _floating(name, scalar) if source.is_floating_point else _whole(op, name, scalar))
-    return _pick(op, name, _converting(op, scalar) if name == "arithmetic" else {})
+    return _pick(op, name, _converting(op, scalar, device) if name == "arithmetic" else {})
 
 
-def _scalar(op: Op, value: float, written: bool = False) -> torch.Tensor:
+def _scalar(op: Op, value: float) -> torch.Tensor:
     import torch
 
-    return torch.tensor(value, dtype=torch_dtype(op.out_dtype if written else op.dtype))
+    return torch.tensor(value, dtype=torch_dtype(op.dtype))
 
 
 def _floating(name: str, scalar: Callable[..., torch.Tensor]) -> dict[int, Function]:
@@ -100,15 +100,18 @@ def _whole(op: Op, name: str, scalar: Callable[..., torch.Tensor]) -> dict[int, 
     return found[name]
 
 
-def _converting(op: Op, scalar: Callable[..., torch.Tensor]) -> dict[int, Function]:
-    """Comparisons write booleans, a choice by mask writes floats, a running count writes integers."""
+def _converting(op: Op, scalar: Callable[..., torch.Tensor], device: str) -> dict[int, Function]:
+    """Comparisons write booleans, a choice by mask writes floats, a running count writes integers.
+
+    What a mask chooses between lies on the device: ``where`` would copy a number of the host's there in every call.
+    """
     import torch
 
     target = torch_dtype(op.out_dtype)
     if op.out_dtype == "bool":
         return {1: partial(torch.lt, scalar(FACTOR)), 2: torch.gt}
     if op.dtype == "bool" and target.is_floating_point:
-        low, high = scalar(-FACTOR, written=True), scalar(FACTOR, written=True)
+        low, high = (torch.tensor(value, dtype=target, device=device) for value in (-FACTOR, FACTOR))
         return {1: lambda mask: torch.where(mask, high, low)}
     return {} if target.is_floating_point else {1: lambda x: torch.cumsum(x, -1, dtype=target)}
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 NN, NT, TN = 0, 1, 2
 FP8 = ("fp8", "fp8_e5m2")
 BLOCK = 128  # side of a block that shares one scale
+GROUPED_KERNELS = ((9, 0), (10, 0), (10, 3))  # compute capabilities
 SCALE_PADDING = 4  # cuBLAS reads the scales of 128x128 blocks in groups of four along k
 
 
@@ -95,7 +96,7 @@ def _tensorwise(op: Op, inputs: Inputs) -> Run:
     return partial(torch._scaled_mm, a, b, one, one, out_dtype=out, use_fast_accum=True, **result_scale)
 
 
-@case("gemm", "rowwise", devices=("cuda",), when=lambda op: op.dtype in FP8)
+@case("gemm", "rowwise", devices=("cuda",), when=lambda op, device: op.dtype in FP8)
 def rowwise(op: Op, inputs: Inputs) -> Run:
     """``torch._scaled_mm`` with a scale for each row of A and each column of B (per token, per channel)."""
     import torch
@@ -169,7 +170,14 @@ def _grouped_operands(op: Op, inputs: Inputs) -> tuple[torch.Tensor, torch.Tenso
     return rows, inputs.normal(op.experts, op.k, op.n, dtype=op.dtype)
 
 
-@case("grouped_gemm", "torch")
+def one_kernel_for_all() -> bool:
+    """Whether torch's grouped product is one kernel on the current GPU: elsewhere it waits for the groups' ends."""
+    import torch
+
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability() in GROUPED_KERNELS
+
+
+@case("grouped_gemm", "torch", capturable=lambda op: one_kernel_for_all())
 def grouped_gemm(op: Op, inputs: Inputs) -> Run:
     """``torch._grouped_mm``: one kernel over all experts on CUDA (bf16), a loop inside torch on the CPU."""
     import torch

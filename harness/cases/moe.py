@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ...datasets.experts import power_law
 from ...datasets.ops import Op
 from .base import Inputs, Run, Unsupported, case, torch_dtype
+from .gemm import one_kernel_for_all
 from .rows import same_dtype
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def _permute(op: Op, inputs: Inputs) -> Run:
     return partial(x.__getitem__, token_of_row)
 
 
-@case("fused_moe")
+@case("fused_moe", capturable=lambda op: one_kernel_for_all())
 def fused_moe(op: Op, inputs: Inputs) -> Run:
     """Route, permute, both grouped products with the gate between them, and the weighted sum, on the first rank.
 

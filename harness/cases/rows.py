@@ -52,7 +52,7 @@ def rms_norm_backward(op: Op, inputs: Inputs) -> Run:
     return partial(torch.ops.aten._fused_rms_norm_backward, dy, x, [op.cols], rstd, weight, [True, True])
 
 
-@case("rms_norm_backward", "autograd", devices=("cuda",), capturable=False)
+@case("rms_norm_backward", "autograd", devices=("cuda",), capturable=lambda op: False)
 def rms_norm_autograd(op: Op, inputs: Inputs) -> Run:
     """Autograd's pass over ``F.rms_norm``, its engine included."""
     import torch

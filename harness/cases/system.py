@@ -59,7 +59,7 @@ def adamw_loop(op: Op, inputs: Inputs) -> Run:
     return _adamw(op, inputs)
 
 
-@case("copy")
+@case("copy", capturable=lambda op: not _is_item(op))
 def copy(op: Op, inputs: Inputs) -> Run:
     """d2d: ``clone``, or ``contiguous`` of a source in runs. h2d, d2h: ``copy_`` between device and pinned memory.
 
@@ -70,13 +70,19 @@ def copy(op: Op, inputs: Inputs) -> Run:
     if direction == "d2d":
         source = inputs.runs(numel, run, op.dtype)
         return source.clone if source.is_contiguous() else source.contiguous
-    if direction == "d2h" and numel == 1:
+    if _is_item(op):
         return inputs.normal(1, dtype=op.dtype).item
     if inputs.device == "cpu":
         raise Unsupported(f"copy {direction}: the CPU has one memory")
     if run not in (0, numel):
         raise Unsupported(f"copy {direction} moves whole buffers: set run_bytes=0")
     return _across(inputs, numel, op.dtype, direction == "h2d")
+
+
+def _is_item(op: Op) -> bool:
+    """Whether the copy is a number that Python waits for."""
+    to_host = KINDS["copy"].dims[1].choices[op.direction] == "d2h"
+    return to_host and op.size_bytes == torch_dtype(op.dtype).itemsize
 
 
 def _elements(op: Op) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -14,9 +15,10 @@ from typing import Any
 import pytest
 from opcast.datasets.ops import KINDS, LINKS, bus_factor, make_op
 from opcast.datasets.store import Store
-from opcast.harness.campaign import localized, run
+from opcast.harness import collectives
+from opcast.harness.campaign import CampaignError, localized, run
 from opcast.harness.collective_calls import CALLS, IN_PLACE
-from opcast.harness.collectives import detect_link
+from opcast.harness.collectives import detect_link, device_of
 from opcast.harness.plan import CampaignPlan, Case, Settings, build_plan, localize
 from opcast.harness.supervisor import Supervisor
 
@@ -73,6 +75,75 @@ def test_every_call_moves_the_right_data(ranks: int) -> None:
     finally:
         for process in started:
             process.kill()
+
+
+def test_memory_that_runs_out_leaves_no_rank_in_another_case() -> None:
+    """Agreed on beforehand, the ranks go on together; inside a collective, the group is given up."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = str(Path(__file__).with_name("short_of_memory_ranks.py"))
+    commands = [[sys.executable, "-P", script, str(rank), "2", str(port)] for rank in range(2)]
+    started = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for c in commands]
+    try:
+        output, errors = started[0].communicate(timeout=600)
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+    replies = {reply["kind"]: reply for reply in map(json.loads, output.splitlines())}
+    assert set(replies) == {"all_gather", "broadcast", "all_reduce"}, errors
+    assert (replies["all_gather"]["status"], replies["all_gather"].get("ill")) == ("oom", None)
+    assert (replies["broadcast"]["status"], replies["broadcast"].get("ill")) == ("ok", None)
+    assert replies["all_reduce"]["status"] == "oom"
+    assert "out of memory" in replies["all_reduce"]["ill"]
+
+
+# PERFORMANCE.md of nccl-tests: bus bandwidth = size / time times this, with the size that each test reports.
+PUBLISHED_BUS_FACTORS = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1.0,
+    "send_recv": lambda n: 1.0,
+}
+# Elements that a rank sends and receives for a count of elements: the tests' sources (all_gather.cu and so on)
+# divide the count by the ranks where each has its part; the reported size is the larger buffer.
+PUBLISHED_BUFFERS = {
+    "all_reduce": lambda count, n: (count, count),
+    "all_gather": lambda count, n: (count // n, count // n * n),
+    "reduce_scatter": lambda count, n: (count // n * n, count // n),
+    "all_to_all": lambda count, n: (count // n * n, count // n * n),
+    "broadcast": lambda count, n: (count, count),
+    "send_recv": lambda count, n: (count, count),
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8, 16])
+@pytest.mark.parametrize("kind", COLLECTIVES)
+def test_sizes_and_rates_are_those_of_nccl_tests(kind: str, ranks: int) -> None:
+    from opcast.harness.collective_calls import CallSetting
+    from opcast.harness.plan import whole_shards
+
+    assert bus_factor(kind, ranks) == pytest.approx(PUBLISHED_BUS_FACTORS[kind](ranks))
+    op = whole_shards(make_op(kind, size_bytes=4 * 1000 * ranks + 16, ranks=ranks, dtype="fp32"))
+    made = CALLS[kind](CallSetting(op, None, 0, "cpu", False))
+    assert (made.source.numel(), made.target.numel()) == PUBLISHED_BUFFERS[kind](op.size_bytes // 4, ranks)
+    assert max(made.source.numel(), made.target.numel()) * 4 == op.size_bytes
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "local_ranks", "visible", "device"),
+    [(0, 8, 8, 0), (5, 8, 8, 5), (5, 8, 1, 0), (0, 1, 8, 0), (1, 2, 8, 1), (5, 8, 4, None)],
+)
+def test_a_rank_takes_its_own_gpu(local_rank: int, local_ranks: int, visible: int, device: int | None) -> None:
+    """Slurm shows each task one GPU (--gpus-per-task=1), torchrun all of the node's."""
+    if device is None:
+        with pytest.raises(CampaignError, match="8 ranks on a node whose tasks see 4 GPUs"):
+            device_of(local_rank, local_ranks, visible)
+    else:
+        assert device_of(local_rank, local_ranks, visible) == device
 
 
 def test_a_campaign_launches_its_ranks(tmp_path: Path) -> None:
@@ -192,10 +263,21 @@ def test_outside_torchrun_the_module_says_how() -> None:
     assert done.stderr.startswith("usage: torchrun")
 
 
+@pytest.mark.parametrize(("nvml", "link"), [(True, "nvlink"), (False, "pcie"), (None, None)])
+def test_gpus_are_joined_by_what_nvml_says_or_nobody_guesses(
+    monkeypatch: pytest.MonkeyPatch, nvml: bool | None, link: str | None
+) -> None:
+    monkeypatch.setattr(collectives, "has_nvlink", lambda: nvml)
+    if link is None:
+        with pytest.raises(CampaignError, match=r"pip install nvidia-ml-py, or settings\.link"):
+            detect_link("cuda", 1)
+    else:
+        assert detect_link("cuda", 1) == link
+
+
 def test_the_link_is_found_or_given() -> None:
     assert detect_link("cpu", 1) == "loopback"
     assert detect_link("cpu", 2) in ("ib", "roce")
-    assert detect_link("cuda", 1) in ("nvlink", "pcie")
     case = Case(make_op("all_reduce", size_bytes=1024, ranks=4, dtype="fp32"), "gloo")
     moved = localize(case, "pcie", 8)
     assert (LINKS[moved.op.link], moved.op.ranks_per_node, moved.op.ranks) == ("pcie", 4, 4)
