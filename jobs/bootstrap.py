@@ -39,6 +39,10 @@ TORCH_CPU = "torch==2.13.0+cpu"  # a local version: the package index itself onl
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 TORCH_ANY = "torch>=2.6"
 PACKETS = ("--no-deps", "--only-binary", ":all:", "ns3>=3.44")  # without Python bindings, which take minutes to build
+CHAKRA = (
+    "--no-deps",
+    "mlc-chakra>=1.0.0",
+)  # tests hold traces against it; what it uses besides protobuf drags Jupyter in
 EXTRAS = {"quickstart": ("hf", "mlflow", "fast"), "test": ("dev",)}  # dev includes them
 SOURCE = VENV / "src"  # holds a link `opcast` to the checkout, which mypy and import-linter read as the package
 CHECKS = (  # name, folder to run in, command
@@ -223,6 +227,8 @@ def install_opcast(verb: str, gpu: bool) -> None:
     pip("--editable", f"{ROOT}[{extras}]", *tools, lost=lost)
     if verb == "test" and shutil.which("c++") and not attempt(*PACKETS):
         say("ns-3 has no wheel for this Python: its tests are skipped")
+    if verb == "test" and not attempt(*CHAKRA):
+        say("the reference tools of Chakra cannot be had: tests against them are skipped")
 
 
 def pip(*arguments: str, lost: str) -> None:

@@ -1,0 +1,271 @@
+"""Execution traces as JSON, of which there are four kinds, all called Chakra's.
+
+- PyTorch's host trace (schema 1.0.1 flat, from 1.0.2 on nested), and the same with devices, as a linker leaves it
+- what Chakra's jsonizer prints: protobuf's JSON, one object right after the other
+- the ``workload_graph`` that the feeder reads from ``.json``
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .builder import Attribute, TraceBuilder
+from .protobuf import opened
+from .schema import ARMS, FEEDER, NodeKind, TraceFileError
+from .table import IO_FIELDS, ExecutionTrace
+
+HOST_ATTRIBUTES = {
+    "rf_id": "uint64", "fw_parent": "uint64", "seq_id": "int64", "scope": "uint64", "tid": "uint64", "fw_tid": "uint64",
+    "op_schema": "string", "kernel_backend": "string", "kernel_file": "string",
+}  # fmt: skip
+LINKED = {"ts": "double", "cat": "string", "ph": "string", "stream": "int64", "pg_name": "string",
+          "exclusive_dur": "double", "external_id": "string"}  # fmt: skip
+GRAPH_ATTRIBUTES = ("tensor_size", "comm_type", "comm_priority", "comm_size", "comm_src", "comm_dst", "comm_tag")
+WRONG = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
+"""What values of another kind than a form has raise."""
+
+Object = Mapping[str, Any]
+
+
+def read_json(path: Path) -> ExecutionTrace:
+    """A trace in any of the forms. TraceFileError for what is none, naming the node."""
+    try:
+        return _of_form(path, list(_objects(path)))
+    except WRONG as error:
+        if isinstance(error, TraceFileError):
+            raise error if str(path) in str(error) else TraceFileError(f"{path}: {error}") from None
+        raise TraceFileError(f"{path} does not begin as an execution trace does: {str(error)[:80]}") from None
+
+
+def _of_form(path: Path, objects: list[Object]) -> ExecutionTrace:
+    first = objects[0]
+    if isinstance(first.get("workload_graph"), list):
+        return _of_all(
+            path, first["workload_graph"], TraceBuilder(_about(first, ("workload_name", "soc"))), _graph_node
+        )
+    if isinstance(first.get("nodes"), list) and "schema" in first:
+        about = [(name, arm, first[name]) for name, arm in (("schema", "string"), ("pid", "uint64"), ("time", "string"),
+                 ("start_ts", "uint64"), ("finish_ts", "uint64")) if first.get(name) is not None]  # fmt: skip
+        flat = str(first["schema"]).startswith("1.0.1")
+        return _of_all(path, first["nodes"], TraceBuilder(about, ""), _flat_node if flat else _host_node)
+    if "traceEvents" in first:
+        raise TraceFileError(f"{path} is a trace of the PyTorch profiler, no execution trace: link it to one")
+    if len(objects) > 1 or "version" in first:
+        head = TraceBuilder([_proto_attribute(each) for each in first.get("attr", ())], str(first.get("version", "")))
+        return _of_all(path, objects[1:], head, _proto_node)
+    raise TraceFileError(f"{path} is JSON, but no execution trace: it has neither nodes nor a workload_graph")
+
+
+def _objects(path: Path) -> Iterator[Object]:
+    """The objects of a file, one right after the other."""
+    with opened(path) as file:
+        try:
+            text = file.read().decode()
+        except (OSError, EOFError, ValueError) as error:
+            raise TraceFileError(f"{path} is broken off or damaged: {str(error)[:80]}") from None
+    decode, at, found = json.JSONDecoder().raw_decode, 0, 0
+    while True:
+        while at < len(text) and text[at] in " \t\r\n":
+            at += 1
+        if at == len(text):
+            break
+        try:
+            value, at = decode(text, at)
+        except (ValueError, RecursionError) as error:
+            raise TraceFileError(f"{path} is broken off or no JSON: {str(error)[:80]}") from None
+        if not isinstance(value, dict):
+            raise TraceFileError(f"{path} is JSON, but no execution trace: it holds {type(value).__name__}")
+        found += 1
+        yield value
+    if not found:
+        raise TraceFileError(f"{path} is empty: it holds no execution trace")
+
+
+def _of_all(
+    path: Path, nodes: Iterable[Any], builder: TraceBuilder, add: Callable[[TraceBuilder, Object], None]
+) -> ExecutionTrace:
+    for place, node in enumerate(nodes):
+        try:
+            add(builder, node)
+        except TraceFileError as error:
+            raise TraceFileError(f"{path}: {error}") from None
+        except WRONG as error:
+            known = node.get("id", node.get("Id")) if isinstance(node, Mapping) else None
+            called = f"node {known}" if known is not None else f"node number {place + 1} of the file"
+            why = f"lacks {error}" if isinstance(error, KeyError) else str(error)[:80]
+            raise TraceFileError(f"{path}: {called} is not as this form has it: {why}") from None
+    return builder.trace()
+
+
+def _about(first: Object, names: Iterable[str]) -> list[Attribute]:
+    return [(name, "string", first[name]) for name in names if first.get(name) is not None]
+
+
+# --- of PyTorch ----------------------------------------------------------------------------------------
+
+
+def _flat_node(builder: TraceBuilder, node: Object) -> None:
+    """Schema 1.0.1: everything beside each other."""
+    sides = [[repr(node[f"{side}{part}"]) for part in ("s", "_shapes", "_types")] for side in ("input", "output")]
+    given = [(name, HOST_ATTRIBUTES[name], node[name]) for name in HOST_ATTRIBUTES if name in node]
+    _add_host(builder, node, node["parent"], sides, given)
+
+
+def _host_node(builder: TraceBuilder, node: Object) -> None:
+    """Schema 1.0.2 and later: inputs and outputs of their own, attributes with their kinds."""
+    given = [(each["name"], each["type"], each["value"]) for each in node.get("attrs", ())]
+    sides = []
+    for side in ("inputs", "outputs"):
+        sides.append([repr(node[side].get(part, [])) for part in IO_FIELDS])
+        if "strides" in node[side]:
+            given.append((f"{side}_strides", "string", repr(node[side]["strides"])))
+    _add_host(builder, node, node["ctrl_deps"], sides, given)
+
+
+def _add_host(builder: TraceBuilder, node: Object, parent: Any, sides: list[list[str]], given: list[Attribute]) -> None:
+    parents = parent if isinstance(parent, list) else [] if parent is None else [parent]
+    known = {name for name, _, _ in given}
+    given += [
+        (name, arm, node[name]) for name, arm in LINKED.items() if node.get(name) is not None and name not in known
+    ]
+    on_device = str(node.get("cat")) in ("kernel", "gpu_memcpy", "gpu_memset")
+    others = [node[name] for name in ("sync_dep", "inter_thread_dep") if node.get(name)]
+    builder.add(
+        int(node["id"]),
+        str(node["name"]),
+        NodeKind.COMP,
+        start_us=node.get("ts") or 0,
+        duration_us=node.get("inclusive_dur") or node.get("dur") or 0,
+        control=[int(each) for each in parents if each != node["id"]],
+        data=[int(each) for found in others for each in (found if isinstance(found, list) else [found])],
+        inputs=sides[0],
+        outputs=sides[1],
+        attributes=[("is_cpu_op", "bool", not on_device), *given],
+    )
+
+
+# --- of the feeder -------------------------------------------------------------------------------------
+
+
+def _graph_node(builder: TraceBuilder, node: Object) -> None:
+    given = [("is_cpu_op", "bool", bool(node.get("is_cpu_op", False)))]
+    given += [(name, FEEDER[name], node[name]) for name in GRAPH_ATTRIBUTES if node.get(name) is not None]
+    control = node.get("ctrlDeps") or []
+    builder.add(
+        int(node["Id"]), str(node["Name"]), int(node["NodeType"]), duration_us=node.get("runtime") or 0,
+        control=[int(each) for each in control], data=[int(each) for each in node.get("data_deps") or []],
+        attributes=given,
+    )  # fmt: skip
+
+
+# --- of protobuf ---------------------------------------------------------------------------------------
+
+
+def _proto_node(builder: TraceBuilder, node: Object) -> None:
+    sides = [
+        None if name not in node else [str(node[name].get(part, "")) for part in IO_FIELDS]
+        for name in ("inputs", "outputs")
+    ]
+    docs = {each["name"]: each["docString"] for each in node.get("attr", ()) if "docString" in each}
+    kind = node.get("type", 0)
+    builder.add(
+        int(node.get("id", 0)), str(node.get("name", "")),
+        NodeKind[str(kind).removesuffix("_NODE")] if isinstance(kind, str) else int(kind),
+        start_us=int(node.get("startTimeMicros", 0)), duration_us=int(node.get("durationMicros", 0)),
+        control=[int(each) for each in node.get("ctrlDeps", ())], data=[int(each) for each in node.get("dataDeps", ())],
+        inputs=sides[0], outputs=sides[1], attributes=[_proto_attribute(each) for each in node.get("attr", ())],
+        docs=docs,
+    )  # fmt: skip
+
+
+def _proto_attribute(given: Object) -> Attribute:
+    for key, value in given.items():
+        arm = key.removesuffix("Val").removesuffix("List")
+        if arm in ARMS:
+            values = value.get("values", []) if key.endswith("List") else [value]
+            if arm == "bytes":
+                values = [base64.b64decode(each) for each in values]
+            elif arm in ("double", "float"):
+                values = [float(each) for each in values]
+            elif arm not in ("string", "bool"):
+                values = [int(each) for each in values]
+            return str(given.get("name", "")), arm + ("_list" if key.endswith("List") else ""), (
+                values if key.endswith("List") else values[0]
+            )  # fmt: skip
+    return str(given.get("name", "")), "", None
+
+
+def write_json(path: Path, trace: ExecutionTrace) -> Path:
+    """Write a trace as Chakra's jsonizer prints it. TraceFileError where that cannot be."""
+    unfinished = path.with_name(f".{path.name}.part")
+    try:
+        with open(unfinished, "w") as file:
+            head = {"version": trace.version} if trace.version else {}
+            file.write(json.dumps({**head, **_attributes_in_json(trace, None)}, indent=2))
+            for row in range(len(trace)):
+                file.write(json.dumps(_in_json(trace, row), indent=2))
+        unfinished.replace(path)
+    except OSError as error:
+        raise TraceFileError(f"the trace cannot be written to {path}: {error.strerror or error}") from None
+    finally:
+        with suppress(OSError):
+            unfinished.unlink()
+    return path
+
+
+def _in_json(trace: ExecutionTrace, row: int) -> dict[str, Any]:
+    """One node; what is 0 or empty is left out, 64 bits are text, as protobuf has it."""
+    kind = int(trace.kind[row])
+    plain: dict[str, Any] = {
+        "id": str(trace.ids[row]) if trace.ids[row] else None,
+        "name": trace.name_of(row) or None,
+        "type": None
+        if not kind
+        else f"{NodeKind(kind).name}_NODE"
+        if kind in {each.value for each in NodeKind}
+        else kind,
+        "ctrlDeps": [str(each) for each in trace.control.row(row)] or None,
+        "dataDeps": [str(each) for each in trace.data.row(row)] or None,
+        "startTimeMicros": str(trace.start_us[row]) if trace.start_us[row] else None,
+        "durationMicros": str(trace.duration_us[row]) if trace.duration_us[row] else None,
+    }
+    made = {name: value for name, value in plain.items() if value is not None}
+    for name, column in (("inputs", trace.inputs), ("outputs", trace.outputs)):
+        if column[row, 0] >= 0:
+            made[name] = {part: trace.words[at] for part, at in zip(IO_FIELDS, column[row], strict=True) if at}
+    return made | _attributes_in_json(trace, row)
+
+
+def _attributes_in_json(trace: ExecutionTrace, row: int | None) -> dict[str, Any]:
+    own, words = (trace.about, trace.words) if row is None else (trace.attributes, trace.words)
+    at, found = row or 0, []
+    for place, (name, arm, value) in enumerate(own.items(at, words), int(own.offsets[at])):
+        each: dict[str, Any] = {"name": name} if name else {}
+        if own.doc[place]:
+            each["docString"] = words[own.doc[place]]
+        plain = arm.removesuffix("_list")
+        if arm and plain == arm:
+            each[f"{plain}Val"] = _value_in_json(value, plain)
+        elif arm:
+            values = [_value_in_json(one, plain) for one in value]
+            each[f"{plain}List"] = {"values": values} if values else {}
+        found.append(each)
+    return {"attr": found} if found else {}
+
+
+def _value_in_json(value: Any, arm: str) -> Any:
+    if arm == "bytes":
+        return base64.b64encode(value).decode()
+    if arm in ("double", "float"):
+        if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        return value if arm == "double" else float(str(np.float32(value)))
+    return str(value) if arm.endswith("64") else value

@@ -1,0 +1,338 @@
+"""Chakra's binary files (``.et``, gzip or not) to columns and back, a window of bytes at a time."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from . import packing, scanning
+from .interning import Interner
+from .schema import ARMS, LAST_ARM, TraceFileError
+from .table import Attributes, ExecutionTrace, SparseRows, Words
+
+WINDOW = 1 << 20  # bytes that are read at a time
+LONGEST = 1 << 25  # bytes of one message at the most
+PACKED = 1 << 15  # nodes that are written at a time
+GZIP = b"\x1f\x8b"
+WIRES = np.zeros(LAST_ARM + 1, np.int64)
+for _arm in ARMS.values():
+    WIRES[_arm.field] = _arm.wire
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """The nodes of one window, in the narrowest columns that hold them. Offsets begin at 0; ``io`` [n, 6] are words."""
+
+    ids: np.ndarray
+    name: np.ndarray
+    kind: np.ndarray
+    start: np.ndarray
+    duration: np.ndarray
+    io: np.ndarray
+    control_ends: np.ndarray
+    data_ends: np.ndarray
+    attr_ends: np.ndarray
+    control: np.ndarray
+    data: np.ndarray
+    attr_name: np.ndarray
+    attr_doc: np.ndarray
+    attr_arm: np.ndarray
+    attr_value: np.ndarray
+    list_ends: np.ndarray
+    values: np.ndarray
+
+
+def read(path: Path) -> ExecutionTrace:
+    """The whole trace. TraceFileError for what is no trace, or is broken off."""
+    interner = Interner()
+    parts = list(_parts(path, interner))
+    words = interner.words()
+    return _trace(_joined(parts), words)
+
+
+def windows(path: Path) -> Iterator[ExecutionTrace]:
+    """The trace in pieces of about a megabyte of the file, each with words and the file's metadata of its own.
+
+    Memory does not grow with the file. TraceFileError as for :func:`read`, when the piece is reached.
+    """
+    interner, head = Interner(), None
+    for part in _parts(path, interner):
+        words = interner.words()
+        if head is None:
+            found = _trace(part, words)
+            head = found.version, found.about, words
+        else:
+            found = _trace(part, words, (head[0], _renumbered(head[1], head[2], interner)))
+            found = replace(found, words=interner.words())
+        yield found
+        interner.__init__()  # type: ignore[misc]
+
+
+def _parts(path: Path, interner: Interner) -> Iterator[_Part]:
+    """Windows of a file; the first row of the first one is the file's metadata."""
+    with opened(path) as file:
+        rest, first, at_byte = b"", True, 0
+        while True:
+            more = _block(file, path, max(WINDOW, len(rest)))
+            buffer = np.frombuffer(rest + more, np.uint8)
+            if not len(buffer):
+                break
+            part, used, wrong = _scanned(buffer, first, interner)
+            if wrong >= 0:
+                where = f"at byte {at_byte + wrong:,}" + (", of the unpacked file" if _zipped(path) else "")
+                raise TraceFileError(f"{path} is no Chakra trace or damaged: no message {where}")
+            if len(part.ids):
+                first = False
+                yield part
+            rest, at_byte = buffer[used:].tobytes(), at_byte + used
+            if not more:
+                if rest:
+                    raise TraceFileError(
+                        f"{path} is broken off: its last message, at byte {at_byte:,}, is not whole; record it again"
+                    )
+                break
+            if len(rest) > LONGEST:
+                raise TraceFileError(f"{path} has a message of more than {LONGEST >> 20} MiB at byte {at_byte:,}")
+        if first:
+            raise TraceFileError(f"{path} is empty: it holds no Chakra trace")
+
+
+def _scanned(buffer: np.ndarray, first: bool, interner: Interner) -> tuple[_Part, int, int]:
+    """The whole messages of a buffer, the place after them, and the place of what is no message (-1 for none)."""
+    size = len(buffer)
+    interner.room(size // 2 + 1, size)
+    nodes, ends = np.empty((size // 2 + 1, 11), np.int64), np.empty((size // 2 + 1, 3), np.int64)
+    parents, attrs = np.empty((2, size), np.int64), np.empty((size // 2 + 1, 4), np.int64)
+    list_ends, values = np.empty(size // 2 + 1, np.int64), np.empty(size, np.int64)
+    counts = np.zeros(scanning.COUNTS, np.int64)
+    loop = scanning.compiled("scan") if size >= scanning.COMPILED_FROM else scanning.scan
+    with np.errstate(over="ignore"):
+        used, wrong = loop(buffer, 0, first, WIRES, counts, nodes, ends, parents, attrs, list_ends, values,
+                           *interner.arrays)  # fmt: skip
+    n, lists = int(counts[0]), int(counts[4])
+    nodes, ends = nodes[:n], ends[:n]
+    control, data, attributes = ends[-1].tolist() if n else (0, 0, 0)
+    attrs = attrs[:attributes]
+    part = _Part(
+        ids=nodes[:, 0].copy(), name=nodes[:, 1].astype(np.int32), kind=nodes[:, 2].astype(np.int32),
+        start=nodes[:, 3].copy(), duration=nodes[:, 4].copy(), io=nodes[:, 5:].astype(np.int32),
+        control_ends=ends[:, 0].copy(), data_ends=ends[:, 1].copy(), attr_ends=ends[:, 2].copy(),
+        control=parents[0, :control].copy(), data=parents[1, :data].copy(),
+        attr_name=attrs[:, 0].astype(np.int32), attr_doc=attrs[:, 1].astype(np.int32),
+        attr_arm=attrs[:, 2].astype(np.uint8), attr_value=attrs[:, 3].copy(),
+        list_ends=list_ends[:lists].copy(), values=values[: int(counts[5])].copy(),
+    )  # fmt: skip
+    return part, int(used), int(wrong)
+
+
+def _joined(parts: list[_Part]) -> _Part:
+    """One part of all, column by column: each piece is let go as soon as it is copied."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = {each.name: [getattr(part, each.name) for part in parts] for each in fields(_Part)}
+    parts.clear()
+    begins = {name: np.cumsum([0, *map(len, columns[name])])[:-1] for name in columns}
+    for arm, value, shift in zip(columns["attr_arm"], columns["attr_value"], begins["list_ends"], strict=True):
+        value[_is_list(arm)] += shift
+    ends = {"control_ends": "control", "data_ends": "data", "attr_ends": "attr_name", "list_ends": "values"}
+    for name, of in ends.items():
+        for column, shift in zip(columns[name], begins[of], strict=True):
+            column += shift
+    return _Part(**{name: np.concatenate(columns.pop(name)) for name in list(columns)})
+
+
+def _is_list(arm: np.ndarray) -> np.ndarray:
+    """Whether the values of these arms are lists."""
+    made: np.ndarray = (arm > 0) & (arm % 2 == 0)
+    return made
+
+
+def _trace(part: _Part, words: Words, head: tuple[str, Attributes] | None = None) -> ExecutionTrace:
+    """A part as a trace; its first row is the metadata unless that is given."""
+    begin = 0 if head else 1
+    lists = SparseRows(_offsets(part.list_ends), part.values)
+    of_attributes = _offsets(part.attr_ends)
+
+    def attributes(first: int, last: int) -> Attributes:
+        cut = slice(int(of_attributes[first]), int(of_attributes[last]))
+        offsets = of_attributes[first : last + 1] - of_attributes[first]
+        return Attributes(
+            offsets, part.attr_name[cut], part.attr_doc[cut], part.attr_arm[cut], part.attr_value[cut], lists
+        )
+
+    version, about = head or (words[part.name[0]], attributes(0, 1))
+    return ExecutionTrace(
+        words=words, version=version, about=about,
+        ids=part.ids[begin:].view(np.uint64), name=part.name[begin:], kind=part.kind[begin:],
+        start_us=part.start[begin:].view(np.uint64), duration_us=part.duration[begin:].view(np.uint64),
+        control=SparseRows(_offsets(part.control_ends[begin:]), part.control.view(np.uint64)),
+        data=SparseRows(_offsets(part.data_ends[begin:]), part.data.view(np.uint64)),
+        inputs=part.io[begin:, :3], outputs=part.io[begin:, 3:], attributes=attributes(begin, len(part.ids)),
+    )  # fmt: skip
+
+
+def _offsets(ends: np.ndarray) -> np.ndarray:
+    made = np.zeros(len(ends) + 1, np.int64)
+    made[1:] = ends
+    return made
+
+
+def _renumbered(about: Attributes, words: Words, interner: Interner) -> Attributes:
+    """The metadata's attributes with the words of another window."""
+    texts = WIRES[np.minimum(about.arm | 1, LAST_ARM - 1)] == 2
+
+    def number(old: int) -> int:
+        raw = np.frombuffer(words.raw(old), np.uint8)
+        interner.room(1, len(raw))
+        with np.errstate(over="ignore"):
+            return int(scanning.word(raw, 0, len(raw), *interner.arrays))
+
+    def numbers(old: np.ndarray) -> np.ndarray:
+        return np.array([number(each) for each in old.tolist()], old.dtype)
+
+    value = about.value.copy()
+    alone = texts & (about.arm % 2 == 1)
+    value[alone] = numbers(value[alone])
+    return replace(about, name=numbers(about.name), doc=numbers(about.doc), value=value)
+
+
+# --- writing -------------------------------------------------------------------------------------------
+
+
+def write(path: Path, trace: ExecutionTrace | Iterable[ExecutionTrace]) -> Path:
+    """Write a trace, or its pieces one after another; gzip where the name ends in ``.gz``. Nothing unfinished stays.
+
+    TraceFileError for a node that a reader would take for the end of the file, and where nothing can be written.
+    """
+    pieces = [trace] if isinstance(trace, ExecutionTrace) else trace
+    unfinished = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(unfinished, "wb") as file:
+            if path.name.endswith(".gz"):
+                with gzip.GzipFile("", "wb", 4, file, mtime=0) as packed:
+                    _write(packed, pieces, path)
+            else:
+                _write(file, pieces, path)
+        unfinished.replace(path)
+    except OSError as error:
+        raise TraceFileError(f"the trace cannot be written to {path}: {error.strerror or error}") from None
+    finally:
+        with suppress(OSError):
+            unfinished.unlink()
+    return path
+
+
+def _write(file: IO[bytes] | gzip.GzipFile, pieces: Iterable[ExecutionTrace], path: Path) -> None:
+    first = True
+    for piece in pieces:
+        if first:
+            file.write(_head(piece))
+            first = False
+        _complain_of_blank(piece, path)
+        for begin in range(0, len(piece), PACKED):
+            file.write(_packed(piece, begin, min(begin + PACKED, len(piece))))
+    if first:
+        raise TraceFileError(f"there is no node to write to {path}")
+
+
+def _complain_of_blank(trace: ExecutionTrace, path: Path) -> None:
+    blank = (trace.ids == 0) & (trace.name == 0) & (trace.kind == 0)
+    if blank.any():
+        raise TraceFileError(
+            f"{path}: node {int(np.argmax(blank))} of the file has neither id, name nor type, which readers take for "
+            "the end: count ids from 1"
+        )
+
+
+def _head(trace: ExecutionTrace) -> bytes:
+    """The metadata's message."""
+    words, number = trace.words, trace.words.find(trace.version)
+    if number < 0:
+        words, number = words.with_text(trace.version)
+    nodes = np.zeros((1, 11), np.int64)
+    nodes[0, 1] = number
+    none = SparseRows(np.zeros(2, np.int64), np.zeros(0, np.int64))
+    return _run(True, nodes, none, none, trace.about, words, 1)
+
+
+def _packed(trace: ExecutionTrace, begin: int, end: int) -> bytes:
+    """The messages of some rows."""
+    nodes = np.empty((end - begin, 11), np.int64)
+    for place, column in enumerate((trace.ids, trace.name, trace.kind, trace.start_us, trace.duration_us)):
+        nodes[:, place] = column[begin:end].astype(np.int64)
+    nodes[:, 5:8], nodes[:, 8:11] = trace.inputs[begin:end], trace.outputs[begin:end]
+
+    def cut(rows: SparseRows) -> SparseRows:
+        offsets = rows.offsets[begin : end + 1]
+        return SparseRows(offsets - offsets[0], rows.values[offsets[0] : offsets[-1]].astype(np.int64))
+
+    own = trace.attributes
+    offsets = own.offsets[begin : end + 1]
+    low, high = int(offsets[0]), int(offsets[-1])
+    attributes = Attributes(offsets - low, own.name[low:high], own.doc[low:high], own.arm[low:high],
+                            own.value[low:high], own.lists)  # fmt: skip
+    return _run(False, nodes, cut(trace.control), cut(trace.data), attributes, trace.words, end - begin)
+
+
+def _run(metadata: bool, nodes: np.ndarray, control: SparseRows, data: SparseRows, attributes: Attributes,
+         words: Words, rows: int) -> bytes:  # fmt: skip
+    attrs = np.stack([attributes.name, attributes.doc, attributes.arm], axis=1).astype(np.int64)
+    size = _most_bytes(nodes, control, data, attributes, attrs, words)
+    buffer = np.empty(size, np.uint8)
+    loop: Callable[..., Any] = packing.compiled() if size >= scanning.COMPILED_FROM else packing.pack
+    with np.errstate(over="ignore"):
+        at = loop(buffer, metadata, WIRES, nodes, control.offsets, control.values, data.offsets, data.values,
+                  attributes.offsets, attrs, attributes.value, attributes.lists.offsets, attributes.lists.values,
+                  words.offsets, words.blob)  # fmt: skip
+    return buffer[at:].tobytes()
+
+
+def _most_bytes(nodes: np.ndarray, control: SparseRows, data: SparseRows, attributes: Attributes, attrs: np.ndarray,
+                words: Words) -> int:  # fmt: skip
+    """Bytes that the rows take at the most."""
+    lengths = np.diff(words.offsets)
+    texts = [nodes[:, 1], nodes[:, 5:][nodes[:, 5:] >= 0], attrs[:, 0], attrs[:, 1]]
+    arm, value = attrs[:, 2], attributes.value
+    many = _is_list(arm)
+    plain = (arm % 2 == 1) & (WIRES[np.where(arm % 2 == 1, arm, 0)] == 2)
+    texts.append(value[plain])
+    listed = value[many]
+    held = 0
+    if len(listed):
+        begins, ends = attributes.lists.offsets[listed], attributes.lists.offsets[listed + 1]
+        held = int(np.sum(ends - begins))
+        of_texts = np.flatnonzero(many & (WIRES[np.maximum(arm - 1, 0)] == 2))
+        texts += [attributes.lists.row(int(value[at])) for at in of_texts]
+    in_texts = sum(int(np.sum(lengths[each])) + 12 * each.size for each in texts)
+    return 160 * len(nodes) + 10 * (len(control.values) + len(data.values) + held) + 80 * len(attrs) + in_texts
+
+
+# --- files ---------------------------------------------------------------------------------------------
+
+
+def opened(path: Path) -> IO[bytes]:
+    """A file as the bytes that are in it, unpacked. TraceFileError where there is none."""
+    try:
+        return gzip.open(path, "rb") if _zipped(path) else open(path, "rb")  # type: ignore[return-value]
+    except OSError as error:
+        raise TraceFileError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _zipped(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(2) == GZIP
+
+
+def _block(file: IO[bytes], path: Path, size: int) -> bytes:
+    try:
+        return file.read(size)
+    except (OSError, EOFError, zlib.error) as error:
+        raise TraceFileError(f"{path} is broken off or damaged: {str(error)[:80]}") from None
