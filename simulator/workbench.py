@@ -161,9 +161,14 @@ class Workbench:
             ) from None
         return folder
 
+    @property
+    def stamp(self) -> tuple[int, ...]:
+        """What changes when a measurement or predictor is added to the sources."""
+        return tuple(_changes((self.sources.store, self.sources.predictors)))
+
     def _refresh(self) -> None:
         """Forgets what was built when a measurement or predictor was added since."""
-        stamp = tuple(_changes((self.sources.store, self.sources.predictors)))
+        stamp = self.stamp
         if stamp != self._stamp:
             self._stamp = stamp
             self._engines.clear()

@@ -1,0 +1,180 @@
+"""How long iterations of one model, layout, engine and device take: tables kept on disk, with their own error.
+
+:func:`surrogate` finds them by the request, or has them tabulated (:mod:`.tabulate`) and checked against steps
+simulated directly: random batches that none of the tables was made from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...datasets.files import write_atomically
+from ...datasets.version import __version__
+from ..question.canonical import RequestError
+from ..question.work import Work
+from .iteration import IterationTables, iteration_us
+from .tabulate import Extent, Simulate, tabulated
+
+if TYPE_CHECKING:
+    from ..question.requests import SimulateRequest
+    from ..workbench import Workbench
+
+FORMAT = 1
+CHECKED = 16  # random batches that tables are checked on
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Errors of tables on random batches, in percent of the step simulated directly."""
+
+    n: int
+    median_ape: float
+    p90_ape: float
+    max_ape: float
+    bias: float
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """The tables of one model, layout, engine and device, and how far off they are."""
+
+    tables: IterationTables
+    held_out: HeldOut
+
+    def iteration_us(self, work: Work) -> float:
+        """Microseconds of a batch: that of ``workload=batch``."""
+        batch = work.iteration
+        decodes = max(batch.decoding, batch.tokens) if not batch.prompts else batch.decoding
+        return iteration_us(
+            self.tables,
+            decodes,
+            batch.decode_context,
+            batch.prefill_tokens,
+            batch.prefill_pairs,
+            batch.prefill_context,
+            max(decodes if not batch.prompts else batch.sampled, 1),
+        )
+
+
+def surrogate(request: SimulateRequest, bench: Workbench, extent: Extent, folder: Path | None = None) -> Surrogate:
+    """The surrogate of a request's model, layout, stack and device, from disk where it is known.
+
+    ``request.work`` does not matter. Without a ``folder`` nothing is kept. Raises the errors of :func:`..simulate`.
+    """
+    path = None if folder is None else folder / f"{key_of(request, bench, extent)}.npz"
+    found = read(path) if path is not None else None
+    if found is None:
+        found = made(request, bench, extent)
+        if path is not None:
+            write(path, found)
+    return found
+
+
+def made(request: SimulateRequest, bench: Workbench, extent: Extent) -> Surrogate:
+    """The surrogate, tabulated and checked now."""
+    from ..question.requests import plan_of
+    from ..simulate import simulated
+    from ..step.build import engine_of
+
+    device = bench.device(request.device, request.cluster)
+    plan = plan_of(request, device)
+    engine = bench.engine_with_links(device, request.cluster, request.network, plan)
+
+    def simulate(work: Work) -> Any:
+        own = replace(work, expert_load=request.work.expert_load, cache="static")
+        return simulated(request.model, own, plan, device, engine, bench.graphs)
+
+    tables = tabulated(simulate, engine_of(plan.stack, engine), extent)
+    return Surrogate(tables, held_out(Surrogate(tables, HeldOut(0, 0, 0, 0, 0)), simulate, extent))
+
+
+def held_out(own: Surrogate, simulate: Simulate, extent: Extent, count: int = CHECKED, seed: int = 0) -> HeldOut:
+    """Errors on random batches against their direct simulation."""
+    works = random_batches(extent, count, seed)
+    pairs = [(own.iteration_us(work), simulate(work).total_us) for work in works]
+    predicted, direct = (np.array(each) for each in zip(*pairs, strict=True))
+    off = 100 * (predicted / direct - 1)
+    apes = np.abs(off)
+    return HeldOut(len(pairs), *map(float, (np.median(apes), np.quantile(apes, 0.9), apes.max(), off.mean())))
+
+
+def random_batches(extent: Extent, count: int, seed: int = 0) -> list[Work]:
+    """Batches of all sizes: decoding alone, prompts alone (some of them chunks), and both."""
+    random = np.random.default_rng(seed)
+
+    def log_uniform(least: float, most: float) -> int:
+        return int(np.exp(random.uniform(np.log(least), np.log(max(most, least)))))
+
+    found = []
+    for place in range(count):
+        decodes: list[tuple[int, int]] = []
+        prompts: list[tuple[int, int]] = []
+        if place % 3 != 1:
+            total = log_uniform(1, extent.sequences)
+            parts = [total - total // 2, total // 2] if total > 1 else [1]
+            decodes = [(each, log_uniform(64, extent.context / 2)) for each in parts]
+        if place % 3 != 0:
+            left = log_uniform(64, extent.tokens)
+            for _ in range(int(random.integers(1, 4))):
+                new = min(log_uniform(16, extent.tokens), left)
+                cached = int(random.integers(0, 2)) * log_uniform(1, max(extent.context / 2 - new, 1))
+                if new > 0:
+                    prompts.append((new, cached))
+                    left -= new
+        found.append(Work("batch", prompts=tuple(prompts), decodes=tuple(decodes)))
+    return found
+
+
+# --- on disk -----------------------------------------------------------------------------------------------
+
+
+def key_of(request: SimulateRequest, bench: Workbench, extent: Extent) -> str:
+    """What a surrogate is kept under: everything that it depends on.
+
+    RequestError for a model that is a function, which nothing identifies.
+    """
+    from ..question.calibration import load_calibration
+    from ..trace.models import resolve
+
+    source = resolve(request.model)
+    if source.identity is None:
+        raise RequestError(f"model {source.name} cannot be kept on disk: name it as module:callable")
+    about = {
+        "format": FORMAT,
+        "opcast": __version__,
+        "request": replace(request, work=Work("batch", decodes=((1, 1),), expert_load=request.work.expert_load)).key(),
+        "model": source.identity,
+        "device": repr(bench.device(request.device, request.cluster)),
+        "calibration": repr(load_calibration(request.sources.calibration)),
+        "known": bench.stamp,
+        "extent": [extent.sequences, extent.tokens, extent.context],
+    }
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def write(path: Path, own: Surrogate) -> Path:
+    """Keeps a surrogate, all of it or nothing."""
+    named: dict[str, Any] = {name: np.asarray(table) for name, table in own.tables._asdict().items()}
+    errors = np.array([own.held_out.n, *(getattr(own.held_out, name) for name in list(vars(own.held_out))[1:])])
+    content = io.BytesIO()
+    np.savez(content, held_out=errors, **named)
+    return write_atomically(path, lambda temporary: temporary.write_bytes(content.getvalue()), RequestError)
+
+
+def read(path: Path) -> Surrogate | None:
+    """The surrogate of a file; None where there is none, or it cannot be read."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            tables = IterationTables(*(file[name] for name in IterationTables._fields))
+            count, *errors = file["held_out"].tolist()
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+    return Surrogate(tables, HeldOut(int(count), *errors))

@@ -1,0 +1,237 @@
+"""The tables of an iteration's law, from a few dozen simulated steps and attention asked at all sizes at once.
+
+A pass is the sum of what its parts depend on (:class:`.iteration.IterationTables`). Token-wise kernels come from
+steps simulated at some numbers of tokens, less their attention and their last layer; the last layer from steps that
+differ in samples alone. Attention comes from the kernels of one such step, asked of the engines with other sizes. What
+a step says of a kernel beyond the engines' answer (warm caches, clocks, calibration) is taken along as a factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...datasets.ops import Op
+from ..engines import Engine, ask
+from ..graph import Node
+from ..passes.mixed import ABSORBED, DECODE, PROMPT
+from ..question.work import Work
+from ..step.state import State
+from ..timing.phases import ONLY
+from .iteration import IterationTables, at_point
+
+Simulate = Callable[[Work], State]
+# Points of the axes. Where a product's tiles are full its time jumps: there stand two points, side by side.
+ROWS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 72, 96, 128, 136, 160, 192, 256, 264, 320, 384, 512)
+TOKENS = (1, 8, 16, 32, 48, 64, 65, 96, 128, 129, 192, 256, 257, 384, 512, 513, 768, 1024, 1025, 1536, 2048, 2049)
+MANY_TOKENS = (3072, 4096, 4097, 6144, 8192, 12288, 16384)
+ATTENDING = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 512)
+FEW_KEYS = (1, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 2048, 2560, 3072)
+CONTEXTS = (*FEW_KEYS, 4096, 5120, 6144, 8192, 10240, 12288, 16384, 20480, 24576, 32768)
+PROMPTS = (1, 16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 32768)
+SAMPLES = (1, 8, 32, 64, 128, 256, 512, 1024)
+SHORTEST = 64  # tokens of a prompt: batches of many shorter ones are beyond what engines know, and hardly attend
+SAMPLES = (1, 8, 32, 64, 128, 256, 512, 1024)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How far the tables reach: sequences that decode, tokens of an iteration, tokens of a sequence."""
+
+    sequences: int = 256
+    tokens: int = 8192
+    context: int = 32768
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An attention kernel of a step: ``times`` executions, each ``factor`` times what the engines answer."""
+
+    op: Op
+    source: str
+    times: float
+    factor: float
+
+
+def tabulated(simulate: Simulate, engine: Engine, extent: Extent) -> IterationTables:
+    """The tables of whatever ``simulate`` simulates; its errors."""
+    rows, tokens = reaching(ROWS, extent.sequences), reaching((*TOKENS, *MANY_TOKENS), extent.tokens + extent.sequences)
+    contexts, lengths = reaching(CONTEXTS, extent.context), reaching(PROMPTS, extent.tokens)
+    # a sequence that is longer than any window, so that what a window cuts shows
+    decoding = {row: simulate(Work("batch", decodes=((row, extent.context - 1),))) for row in rows}
+    prompts = {count: simulate(Work("batch", prompts=((count, 1),), samples=0)) for count in tokens}
+    longest = prompts[tokens[-1]]
+    sampled = _sampled(simulate, longest, tokens[-1], extent)
+    sample_axis, sample_us = _axis(sampled)
+    head_us = {row: at_point(sample_axis, sample_us, row) for row in (1, *rows)}
+    decode = {row: state.total_us - _attention_us(state, DECODE) - head_us[row] for row, state in decoding.items()}
+    mixed = {count: state.total_us - _attention_us(state, PROMPT) - head_us[1] for count, state in prompts.items()}
+    attending = reaching(ATTENDING, extent.sequences)
+    attend = _attend(_kernels(decoding[rows[-1]], DECODE, engine), engine, attending, contexts, extent.context)
+    chunks = _kernels(longest, PROMPT, engine)
+    prompt = _prompt(chunks, engine, lengths, contexts)
+    cached = _projected(chunks, engine, (0, *contexts)) if any(k.op.kind == "gemm" for k in chunks) else None
+    cached_axis = np.array([0.0, *map(float, contexts)])
+    return IterationTables(
+        *_axis(decode),
+        *_axis(mixed),
+        sample_axis,
+        sample_us,
+        cached_axis,
+        np.zeros(len(cached_axis)) if cached is None else rising(cached - cached[0]),
+        _floats(attending),
+        _floats(contexts),
+        rising(attend),
+        _floats(lengths),
+        _floats(contexts),
+        rising(prompt),
+    )
+
+
+def reaching(usual: Sequence[int], last: int) -> tuple[int, ...]:
+    """The points of an axis up to ``last``, itself included; beyond the usual ones they double. At least two."""
+    points = [point for point in usual if point < last]
+    while points and points[-1] * 2 < last and last > usual[-1]:
+        points.append(points[-1] * 2)
+    return (*points, last) if points else (last, last + 1)
+
+
+def rising(values: np.ndarray) -> np.ndarray:
+    """The values made monotone along every axis: none is less than one before it."""
+    made = np.maximum(np.asarray(values, dtype=np.float64), 0.0)
+    for axis in range(made.ndim):
+        made = np.maximum.accumulate(made, axis=axis)
+    return made
+
+
+def _floats(values: Sequence[int]) -> np.ndarray:
+    return np.array(values, dtype=np.float64)
+
+
+def _axis(points: dict[int, float]) -> tuple[np.ndarray, np.ndarray]:
+    return _floats(list(points)), rising(np.array(list(points.values())))
+
+
+# --- what a step says --------------------------------------------------------------------------------------
+
+
+def _executed(state: State) -> list[tuple[Node, float, float]]:
+    """Every stored node of the only step: executions and microseconds of one."""
+    found = []
+    for times in state.steps[0].times_of:
+        costs = times.costs[ONLY]
+        found += list(zip(costs.nodes, costs.repeats.tolist(), costs.kernel_us.tolist(), strict=True))
+    return found
+
+
+def _of_attention(state: State, kinds: Sequence[str]) -> list[tuple[Node, float, float]]:
+    """Attention kernels of these kinds, absorbed products and projections of a latent cache for a prompt."""
+    nodes = _executed(state)
+    ranks = {node.path: node.op.kv_lora_rank for node, _, _ in nodes if node.op and node.op.kind == "mla_prefill"}
+
+    def belongs(node: Node) -> bool:
+        if node.op is None:
+            return False
+        if kinds == DECODE:
+            return node.op.kind in DECODE or node.source in ABSORBED
+        above = node.path.rpartition(".")[0]
+        projects = node.op.kind == "gemm" and node.op.batch == 1 and node.op.k == ranks.get(above)
+        return node.op.kind in PROMPT or projects
+
+    return [each for each in nodes if belongs(each[0])]
+
+
+def _attention_us(state: State, kinds: Sequence[str]) -> float:
+    return sum(times * each_us for _, times, each_us in _of_attention(state, kinds))
+
+
+def _kernels(state: State, kinds: Sequence[str], engine: Engine) -> list[Kernel]:
+    """The distinct attention kernels of a step."""
+    found: dict[tuple[Op, str], list[float]] = {}
+    for node, times, each_us in _of_attention(state, kinds):
+        assert node.op is not None
+        sums = found.setdefault((node.op, node.source), [0.0, 0.0])
+        sums[0] += times
+        sums[1] += times * each_us
+    answers = ask(engine, [op for op, _ in found], "cold").latency_us
+    return [
+        Kernel(op, source, times, total / times / answer)
+        for ((op, source), (times, total)), answer in zip(found.items(), answers.tolist(), strict=True)
+    ]
+
+
+def _sampled(simulate: Simulate, longest: State, tokens: int, extent: Extent) -> dict[int, float]:
+    """Microseconds of the last layer by samples: of what differs where nothing else does."""
+    points = reaching(SAMPLES, max(extent.sequences, 2))
+    count = max(points)
+    states = {row: simulate(Work("batch", prompts=((1, 1),) * count, samples=row)) for row in points}
+    first, second = (_executed(states[row]) for row in points[:2])
+    head = sum(
+        times * us for (node, times, us), (other, _, _) in zip(first, second, strict=True) if node.op != other.op
+    )
+    least = states[points[0]].total_us
+    return {row: head + state.total_us - least for row, state in states.items()}
+
+
+# --- attention at all sizes --------------------------------------------------------------------------------
+
+
+def _asked(kernels: Sequence[Kernel], engine: Engine, sized: Callable[[Kernel, int], Op], count: int) -> np.ndarray:
+    """Microseconds of all kernels at each of ``count`` sizes."""
+    total = np.zeros(count)
+    for kernel in kernels:
+        ops = [sized(kernel, place) for place in range(count)]
+        total += kernel.times * kernel.factor * ask(engine, ops, "cold").latency_us
+    return total
+
+
+def _attend(
+    kernels: Sequence[Kernel], engine: Engine, rows: Sequence[int], contexts: Sequence[int], reach: int
+) -> np.ndarray:
+    """Decode attention [rows, contexts]: kernels whose keys are fewer than the context see no further back."""
+    grid = [(row, context) for row in rows for context in contexts]
+
+    def sized(kernel: Kernel, place: int) -> Op:
+        row, context = grid[place]
+        if kernel.op.kind == "gemm":
+            return kernel.op.replace(m=row)
+        keys = min(context + 1, kernel.op.seq_kv) if kernel.op.seq_kv < reach else context + 1
+        return kernel.op.replace(batch=row, seq_kv=keys)
+
+    return _asked(kernels, engine, sized, len(grid)).reshape(len(rows), len(contexts))
+
+
+def _prompt(kernels: Sequence[Kernel], engine: Engine, lengths: Sequence[int], contexts: Sequence[int]) -> np.ndarray:
+    """Attention of prompts [new tokens, mean keys of a query], and projections of a latent cache for them.
+
+    Few keys are those of several prompts with nothing cached; more than a prompt of all tokens has are cached.
+    """
+    grid = [(tokens, keys) for tokens in lengths for keys in contexts]
+    shapes = [_shape(tokens, keys) for tokens, keys in grid]
+    total = np.zeros(len(grid))
+    for kernel in kernels:
+        if kernel.op.kind == "gemm":
+            ops, parts = [kernel.op.replace(m=tokens) for tokens, _ in grid], np.ones(len(grid))
+        else:
+            ops = [kernel.op.replace(batch=n, seq_q=new, seq_kv=keys) for n, new, keys, _ in shapes]
+            parts = np.array([part for *_, part in shapes])
+        total += kernel.times * kernel.factor * ask(engine, ops, "cold").latency_us * parts
+    return total.reshape(len(lengths), len(contexts))
+
+
+def _shape(tokens: int, keys: int) -> tuple[int, int, int, float]:
+    """(batch, seq_q, seq_kv) of prompts of so many tokens whose queries see ``keys`` on average; the part of its time
+    where they are less than one whole prompt or no whole number of them."""
+    length = max(2 * keys - 1, SHORTEST)
+    if length >= tokens:
+        return 1, tokens, max(round(keys + (tokens - 1) / 2), tokens), 1.0
+    number = tokens / length
+    return max(round(number), 1), length, length, number / max(round(number), 1)
+
+
+def _projected(kernels: Sequence[Kernel], engine: Engine, contexts: Sequence[int]) -> np.ndarray:
+    """What projecting cached tokens of a latent cache takes: the same products of as many rows."""
+    products = [kernel for kernel in kernels if kernel.op.kind == "gemm"]
+    return _asked(products, engine, lambda kernel, place: kernel.op.replace(m=max(contexts[place], 1)), len(contexts))

@@ -1,0 +1,132 @@
+"""Tables of iterations: what they say of batches that they were not made from, and how they are kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from opcast.datasets.clusters import load_cluster
+from opcast.simulator.question.plan import Parallel, load_stack
+from opcast.simulator.question.requests import SimulateRequest
+from opcast.simulator.question.sources import Sources
+from opcast.simulator.question.work import Work
+from opcast.simulator.serving.surrogate import Surrogate, key_of, random_batches, read, surrogate
+from opcast.simulator.serving.tabulate import Extent, reaching
+from opcast.simulator.workbench import Workbench
+
+EXTENT = Extent(sequences=16, tokens=256, context=1024)
+SIZES = {"hidden_size": 512, "num_attention_heads": 8, "max_position_embeddings": 4096}
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
+    return Workbench(Sources.at(str(tmp_path_factory.mktemp("home")), order=("network", "analytical")))
+
+
+@pytest.fixture(scope="module")
+def made(small_model, bench):
+    """A function: the surrogate of a small model, made once."""
+    known: dict[str, tuple[SimulateRequest, Surrogate]] = {}
+
+    def make(family: str, **degrees: int) -> tuple[SimulateRequest, Surrogate]:
+        if family not in known:
+            ranks = degrees.get("tp", 1) * degrees.get("dp", 1)
+            sizes = SIZES if family == "llama" else {"max_position_embeddings": 4096}
+            request = SimulateRequest(
+                model=small_model(family, **sizes),
+                cluster=replace(load_cluster("dgx_h100"), devices_per_node=ranks),
+                device="h100_sxm",
+                parallel=Parallel(**degrees),
+                stack=load_stack("vllm"),
+                sources=bench.sources,
+            )
+            known[family] = request, surrogate(request, bench, EXTENT)
+        return known[family]
+
+    return make
+
+
+FAMILIES = [("llama", {"tp": 2}), ("deepseek_v3", {"dp": 2, "ep": 2}), ("gemma2", {})]
+
+
+@pytest.mark.parametrize(("family", "degrees"), FAMILIES)
+def test_batches_that_no_table_was_made_from_take_as_long_as_their_simulation(family, degrees, made):
+    _, own = made(family, **degrees)
+    assert own.held_out.n == 16
+    assert own.held_out.median_ape < 2.0  # of steps of 60 us; those of real models are within 0.3 to 1.5
+    assert own.held_out.max_ape < 8.0
+
+
+@pytest.mark.parametrize(("family", "degrees"), FAMILIES)
+def test_no_table_falls(family, degrees, made):
+    for name, table in made(family, **degrees)[1].tables._asdict().items():
+        assert np.all(np.isfinite(table))
+        for axis in range(table.ndim):
+            assert np.all(np.diff(table, axis=axis) >= 0), name
+    for name, axis in made(family, **degrees)[1].tables._asdict().items():
+        if not name.endswith("_us"):
+            assert np.all(np.diff(axis) > 0), name
+
+
+def test_more_of_anything_takes_no_less(made):
+    own = made("llama", tp=2)[1]
+
+    def us(decodes=((4, 100),), prompts=((64, 0),)):
+        return own.iteration_us(Work("batch", decodes=decodes, prompts=prompts))
+
+    usual = us()
+    assert us(decodes=((5, 100),)) >= usual
+    assert us(decodes=((4, 900),)) > usual
+    assert us(prompts=((128, 0),)) > usual
+    assert us(prompts=((64, 500),)) > usual
+
+
+def test_a_latent_cache_makes_cached_tokens_cost_more_than_their_pairs(made):
+    latent, plain = made("deepseek_v3", dp=2, ep=2)[1].tables, made("llama", tp=2)[1].tables
+    assert latent.cached_us[-1] > 0
+    assert plain.cached_us[-1] == 0
+
+
+def test_what_was_made_is_kept_and_found(made, bench, tmp_path):
+    request, own = made("llama", tp=2)
+    first = surrogate(request, bench, EXTENT, tmp_path)
+    (path,) = tmp_path.iterdir()
+    assert path.stem == key_of(request, bench, EXTENT)
+    written = path.stat().st_mtime_ns
+    found = surrogate(request, bench, EXTENT, tmp_path)
+    assert path.stat().st_mtime_ns == written
+    assert found.held_out == first.held_out == own.held_out
+    for one, other in zip(found.tables, own.tables, strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_a_damaged_file_is_made_again(tmp_path):
+    assert read(tmp_path / "none.npz") is None
+    (tmp_path / "bad.npz").write_bytes(b"PK\x03\x04 no archive")
+    assert read(tmp_path / "bad.npz") is None
+
+
+def test_whatever_changes_the_answer_changes_the_key(made, bench):
+    request, _ = made("llama", tp=2)
+    keys = {key_of(request, bench, EXTENT), key_of(request, bench, replace(EXTENT, tokens=512))}
+    keys |= {key_of(replace(request, stack=load_stack("trtllm")), bench, EXTENT)}
+    keys |= {key_of(replace(request, quantization="fp8"), bench, EXTENT)}
+    assert len(keys) == 4
+    assert key_of(replace(request, work=Work("decode", batch=7)), bench, EXTENT) in keys
+
+
+def test_axes_reach_as_far_as_asked():
+    assert reaching((1, 2, 4), 4) == (1, 2, 4)
+    assert reaching((1, 2, 4), 3) == (1, 2, 3)
+    assert reaching((1, 2, 4), 20) == (1, 2, 4, 8, 16, 20)
+    assert reaching((1, 2, 4), 1) == (1, 2)
+
+
+def test_random_batches_are_the_same_again_and_stay_within_the_extent():
+    found = random_batches(EXTENT, 60, seed=3)
+    assert found == random_batches(EXTENT, 60, seed=3)
+    assert {(bool(work.prompts), bool(work.decodes)) for work in found} == {(True, True), (True, False), (False, True)}
+    for work in found:
+        assert work.iteration.decoding <= EXTENT.sequences
+        assert work.iteration.prefill_tokens <= EXTENT.tokens
