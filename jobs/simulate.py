@@ -15,7 +15,7 @@ from ..simulator.report import trust
 from ..simulator.report.answer import InferenceReport, MissingMeasurement, StepReport
 from ..simulator.report.fits import timed
 from ..simulator.report.workload_file import FileReport
-from . import resolve, workload_file
+from . import resolve, trace_run, workload_file
 from .links import show_links
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
 
@@ -34,6 +34,8 @@ def run(config: dict[str, Any]) -> int:
     """Simulate and print the report; returns the exit code."""
     if config["workload"].get("kind") == "simai":
         return workload_file.run(config)
+    if trace_run.is_asked(config):
+        return trace_run.run(config)
     as_json = wants_json(config)
     for name in ("within_s", "price_per_gpu_hour"):
         if config[name] is not None:
@@ -56,6 +58,8 @@ def run(config: dict[str, Any]) -> int:
         )
     if config["simai"]:
         say(f"SimAI workload: {workload_file.write(report, str(config['simai']))}")
+    if config["chakra"]:
+        say(f"execution traces: {trace_run.write(report, str(config['chakra']))}")
     if as_json:
         print_json(answer(report, within_s))
     elif report.fits:

@@ -117,6 +117,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         *("precision", "precision.dtype", "precision.quantization", "cluster.nodes", "cluster.topology", "cluster"),
         *("stack.fusion", "stack.id", "options", "options.zigzag", "offload", "passes", "stragglers", "strict"),
         *("network", "faults", "fault_draw", "faults_study", "within_s", "price_per_gpu_hour", "expand", "report"),
+        *("chakra", "durations", "policy"),
         *("trace", "simai", "graphs", "backend", "calibration", "engine.order", "device.tdp_w", "device.vendor"),
     ),
     "validate": ("truth", "rival", "details", "limit", "device", "cluster", "stack", "cluster.nic_gbps", "backend"),

@@ -1,0 +1,92 @@
+"""What sort of work a node is: the classes of the Chakra paper's Table 5, by op, by operator and by kernel name."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..ops import KINDS
+from .schema import CollectiveKind, NodeKind
+from .table import ExecutionTrace
+
+OP = "opcast_op"
+"""The attribute (string, JSON) that keeps the op as opcast has it, so that other devices can be asked for it."""
+GAP = "host_gap"
+"""What stands in :data:`OP` of time in which a stream waits for the host."""
+COMPUTE = ("gemm", "attention", "elementwise", "other")
+COLLECTIVES = tuple(each.name.lower() for each in CollectiveKind)
+CLASSES = (*COMPUTE, "memory", "gap", "host", *COLLECTIVES, "send_recv", "metadata")
+_FAMILIES = {"gemm": "gemm", "attention": "attention", "pointwise": "elementwise", "norm": "elementwise",
+             "optimizer": "elementwise", "copy": "memory"}  # fmt: skip
+_NAMES = (
+    ("attention", "flash fmha attention attn mha_ splitkv paged"),
+    ("gemm", r"gemm gemv aten::(?:add|b|badd)?mm\b matmul aten::linear cublas nvjet cijk_ wgmma xmma conv scaled_mm "
+             r"implicit winograd sm\d+_.*(?:s|h)\d{3,}"),
+    ("memory", "^memcpy ^memset aten::copy_ copydtoh copyhtod"),
+    ("elementwise", r"elementwise vectorized norm softmax gelu silu relu act_and_mul multi_tensor adam dropout "
+                    r"triton_poi triton_per pointwise aten::(?:add|mul|sub|div|fill|zero)_?\b rotary rope"),
+)  # fmt: skip
+_PATTERNS = tuple((name, re.compile("|".join(words.split()), re.IGNORECASE)) for name, words in _NAMES)
+
+
+def class_of_name(name: str) -> str:
+    """The class of a compute node by its name."""
+    return next((found for found, pattern in _PATTERNS if pattern.search(name)), "other")
+
+
+def class_of_op(text: str) -> str:
+    """The class of a node that opcast wrote."""
+    if text == GAP:
+        return "gap"
+    try:
+        family = KINDS[json.loads(text)["kind"]].family
+    except (ValueError, KeyError, TypeError):
+        return "other"
+    return "host" if family == "host" else _FAMILIES.get(family, "other")
+
+
+def classes(trace: ExecutionTrace) -> np.ndarray:
+    """The class of each node, as its place in :data:`CLASSES` [n]."""
+    found = _by_word(
+        trace.name, {int(n): class_of_name(trace.words[n]) for n in np.unique(trace.name)}, len(trace.words)
+    )
+    ops = trace.text(OP)
+    known = np.unique(ops[ops >= 0])
+    by_op = _by_word(np.maximum(ops, 0), {int(n): class_of_op(trace.words[n]) for n in known}, len(trace.words))
+    found = np.where(ops >= 0, by_op, found)
+    host = trace.column("is_cpu_op", False, "bool").astype(bool)
+    found = np.where(host, CLASSES.index("host"), found)
+    memory = np.isin(trace.kind, (NodeKind.MEM_LOAD, NodeKind.MEM_STORE))
+    found = np.where(memory, CLASSES.index("memory"), found)
+    collective = trace.column("comm_type", -1, "int64")
+    first = CLASSES.index(COLLECTIVES[0])
+    is_one = (trace.kind == NodeKind.COMM_COLL) & (collective >= 0) & (collective < len(COLLECTIVES)) & ~host
+    found = np.where(is_one, first + np.clip(collective, 0, len(COLLECTIVES) - 1), found)
+    found = np.where(np.isin(trace.kind, (NodeKind.COMM_SEND, NodeKind.COMM_RECV)), CLASSES.index("send_recv"), found)
+    made: np.ndarray = np.where(trace.kind <= NodeKind.METADATA, CLASSES.index("metadata"), found)
+    return made
+
+
+def _by_word(words: np.ndarray, named: Mapping[int, str], count: int) -> np.ndarray:
+    table = np.zeros(count, np.int64)
+    for number, name in named.items():
+        table[number] = CLASSES.index(name)
+    made: np.ndarray = table[words]
+    return made
+
+
+def is_network(codes: np.ndarray) -> np.ndarray:
+    """Whether nodes of these classes communicate."""
+    first, last = CLASSES.index(COLLECTIVES[0]), CLASSES.index("send_recv")
+    made: np.ndarray = (codes >= first) & (codes <= last)
+    return made
+
+
+def is_device_work(codes: np.ndarray) -> np.ndarray:
+    """Whether a device computes or copies in nodes of these classes."""
+    wanted = [CLASSES.index(each) for each in (*COMPUTE, "memory")]
+    made: np.ndarray = np.isin(codes, wanted)
+    return made

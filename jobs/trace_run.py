@@ -1,0 +1,102 @@
+"""``opcast simulate`` of execution traces (``trace=DIR``), and the traces that a simulation writes (``chakra=DIR``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..datasets.loading import choice
+from ..simulator.report.answer import InferenceReport, StepReport
+from . import resolve
+from .show import BadInputError, microseconds, print_json, say, table, wants_json
+
+if TYPE_CHECKING:
+    from ..simulator.execution.analysis import PathShare, RankAccount
+    from ..simulator.execution.run import SimulatedRun
+
+DURATIONS = ("recorded", "network", "engine")
+SHOWN = 8  # ranks in a table
+
+
+def is_asked(config: Mapping[str, Any]) -> bool:
+    """Whether ``trace`` names execution traces to run, and no timeline to write."""
+    named = str(config["trace"] or "")
+    return named.endswith((".et", ".et.gz")) or (bool(named) and Path(named).expanduser().is_dir())
+
+
+def run(config: dict[str, Any]) -> int:
+    """Simulate traces and print what they take; returns the exit code."""
+    from ..simulator.execution.analysis import critical_path, path_shares, simulated_accounts
+    from ..simulator.execution.feeder import POLICIES
+    from ..simulator.execution.run import read_run, simulate_run
+
+    choice(BadInputError, "durations", config["durations"], DURATIONS)
+    choice(BadInputError, "policy", config["policy"], POLICIES)
+    found = read_run(Path(str(config["trace"])).expanduser())
+    engine, cluster = None, None
+    if config["durations"] != "recorded":
+        target, cluster = resolve.device(config), resolve.cluster(config)
+        if cluster is None and config["durations"] == "network":
+            raise BadInputError("durations=network needs the cluster whose network it is: cluster=dgx_h100")
+        engine = resolve.engine(config, target)
+    made = simulate_run(found, engine, cluster, config["policy"], compute=config["durations"] == "engine")
+    accounts = simulated_accounts(made)
+    path = path_shares(made, critical_path(made))
+    if wants_json(config):
+        print_json(answer(made, accounts, path))
+    else:
+        show(made, accounts, path, str(config["trace"]))
+    return 0
+
+
+def asked_us(made: SimulatedRun) -> dict[str, float]:
+    """Microseconds of all nodes by who says how long they take."""
+    found: dict[str, float] = {}
+    for name, us in zip(made.engine.tolist(), made.duration_us.tolist(), strict=True):
+        found[name] = found.get(name, 0.0) + us
+    return found
+
+
+def answer(made: SimulatedRun, accounts: list[RankAccount], path: list[PathShare]) -> dict[str, Any]:
+    """The JSON object."""
+    total = made.executions.total_us
+    spent = asked_us(made)
+    whole = sum(spent.values()) or 1.0
+    return {
+        "step_time_s": total * 1e-6,
+        "ranks": len(accounts),
+        "nodes": sum(each.nodes for each in accounts),
+        "provenance": {name: us / whole for name, us in spent.items()},
+        "critical_path": [asdict(each) for each in path],
+        "by_rank": [asdict(each) for each in accounts],
+    }
+
+
+def show(made: SimulatedRun, accounts: list[RankAccount], path: list[PathShare], name: str) -> None:
+    """The run as tables."""
+    total = made.executions.total_us
+    nodes = sum(each.nodes for each in accounts)
+    rows: list[tuple[object, ...]] = [
+        (each.rank, *(microseconds(us) for us in (each.total_us, each.compute_us, each.exposed_us, each.idle_us)))
+        for each in accounts[:SHOWN]
+    ]
+    table(f"{name}: {microseconds(total)}, {len(accounts):,} ranks, {nodes:,} nodes",
+          ("rank", "ends", "compute", "exposed communication", "idle"), rows)  # fmt: skip
+    if len(accounts) > SHOWN:
+        say(f"{len(accounts) - SHOWN:,} more ranks: format=json has all")
+    shares = [(p.name, p.count, microseconds(p.total_us), f"{p.total_us / max(total, 1e-9):.1%}") for p in path]
+    table("what the end waited for", ("class", "nodes", "time", "share"), shares)
+
+
+def write(report: StepReport | InferenceReport, folder: str) -> str:
+    """Write the execution traces of a simulation; what was written, in words."""
+    from ..simulator.execution.emit import emit
+
+    place = Path(folder).expanduser()
+    if place.exists() and not place.is_dir():
+        raise BadInputError(f"chakra={folder} is a file; name a folder")
+    assert report.state is not None
+    files = emit(report.state, place)
+    return f"{len(files):,} in {place}"

@@ -1,0 +1,194 @@
+"""When the nodes of a run execute: ready nodes wait for their lanes, and a policy says which goes first.
+
+A lane runs one node at a time: of each rank one for each thread of its host, one for each stream it names, else one for
+compute and one for communication. Messages need none. A collective is one node of all its ranks, ready when the last of
+them is. The loop runs as machine code where numba is installed and there are many nodes. It is deterministic: ties go
+by time, then policy, then the order in which nodes became ready.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ...datasets.traces.dependencies import COMPILED_FROM, sparse
+from ...datasets.traces.groups import JoinedRun, RankedTraces
+from ...datasets.traces.schema import COMMUNICATION, NodeKind
+from ...datasets.traces.table import ExecutionTrace, SparseRows
+
+POLICIES = ("fifo", "start_time", "communication_first")
+COMPUTE, NETWORK, STREAM = 0, 1, 2
+
+
+@dataclass(frozen=True, eq=False)
+class Executions:
+    """Start and end of each node of a run in microseconds [nodes]; ``ready_us`` is when its last parent ended."""
+
+    start_us: np.ndarray
+    end_us: np.ndarray
+    ready_us: np.ndarray
+
+    @property
+    def total_us(self) -> float:
+        """When the last node ends."""
+        return float(self.end_us.max(initial=0.0))
+
+
+def merged(a: Any, b: Any, first_key: np.ndarray, turn: np.ndarray, left: np.ndarray, right: np.ndarray) -> Any:
+    """The root of two skew heaps of nodes made one (Sleator and Tarjan 1986); -1 is an empty one."""
+    top = np.int64(-1)
+    while a >= 0 and b >= 0:
+        if first_key[b] < first_key[a] or (first_key[b] == first_key[a] and turn[b] < turn[a]):
+            a, b = b, a
+        after = right[a]
+        right[a] = top
+        top, a = a, after
+    root = a if a >= 0 else b
+    while top >= 0:
+        after = right[top]
+        right[top] = left[top]
+        left[top] = root
+        root, top = top, after
+    return root
+
+
+def feed(
+    offsets: np.ndarray, children: np.ndarray, waiting: np.ndarray, lane_offsets: np.ndarray, lanes: np.ndarray,
+    duration: np.ndarray, first_key: np.ndarray, busy: np.ndarray, root: np.ndarray, left: np.ndarray,
+    right: np.ndarray, place_of: np.ndarray, turn: np.ndarray, ready: np.ndarray, start: np.ndarray, end: np.ndarray,
+) -> int:  # fmt: skip
+    """Run everything; returns how many nodes ran.
+
+    ``busy`` [lanes] says which lanes run something, ``root`` [lanes] the first node that waits for each: skew heaps
+    over ``left`` and ``right`` [nodes], ordered by ``first_key``, then by who was ready first, then by ``place_of``
+    [nodes]. All of these are used up.
+    """
+    events = [(0.0, np.int64(0))]
+    events.pop()
+    fresh = [np.int64(0)]
+    fresh.pop()
+    touched = [np.int64(0)]
+    touched.pop()
+    count, turns, now = 0, 0, 0.0
+    for first in range(len(waiting)):
+        if waiting[first] == 0:
+            fresh.append(np.int64(first))  # noqa: PERF401  (machine code)
+    while True:
+        for new in fresh:
+            turn[new] = turns * len(waiting) + place_of[new]
+            ready[new] = now
+            if lane_offsets[new] == lane_offsets[new + 1]:
+                start[new], end[new] = now, now + duration[new]
+                heapq.heappush(events, (end[new], new))
+            else:
+                lane = lanes[lane_offsets[new]]
+                root[lane] = merged(root[lane], new, first_key, turn, left, right)
+                touched.append(np.int64(lane))
+        fresh.clear()
+        turns += 1
+        while len(touched) > 0:
+            lane = touched.pop()
+            while not busy[lane] and root[lane] >= 0:
+                best = root[lane]
+                root[lane] = merged(left[best], right[best], first_key, turn, left, right)
+                left[best] = right[best] = -1
+                held = -1
+                for place in range(lane_offsets[best], lane_offsets[best + 1]):
+                    if busy[lanes[place]]:
+                        held = lanes[place]
+                if held >= 0:
+                    root[held] = merged(root[held], best, first_key, turn, left, right)
+                    continue
+                for place in range(lane_offsets[best], lane_offsets[best + 1]):
+                    busy[lanes[place]] = True
+                start[best], end[best] = now, now + duration[best]
+                heapq.heappush(events, (end[best], best))
+        if len(events) == 0:
+            return count
+        now = events[0][0]
+        while len(events) > 0 and events[0][0] == now:
+            done = heapq.heappop(events)[1]
+            count += 1
+            for place in range(lane_offsets[done], lane_offsets[done + 1]):
+                busy[lanes[place]] = False
+                touched.append(np.int64(lanes[place]))
+            for place in range(offsets[done], offsets[done + 1]):
+                child = children[place]
+                waiting[child] -= 1
+                if waiting[child] == 0:
+                    fresh.append(np.int64(child))
+
+
+@cache
+def machine() -> Callable[..., Any]:
+    """:func:`feed` as machine code, kept on disk after the first time; as it stands without numba."""
+    try:
+        import numba
+        import numba.extending
+    except ImportError:
+        return feed
+    numba.extending.register_jitable(merged)
+    made: Callable[..., Any] = numba.njit(cache=True)(feed)
+    return made
+
+
+def execute(run: RankedTraces, joint: JoinedRun, duration_us: np.ndarray, policy: str = "fifo") -> Executions:
+    """Run a joined run whose nodes take so long [nodes]. ``policy``: one of :data:`POLICIES`."""
+    n = joint.edges.nodes
+    lanes = lanes_of(run, joint)
+    keys = np.zeros(n, np.int64)
+    if policy == "communication_first":
+        keys = (~is_communication(run, joint)).astype(np.int64)
+    elif policy == "start_time":
+        recorded = np.zeros(n)
+        for rank, trace in run.traces.items():
+            recorded[joint.node[rank]] = trace.exact_start_us
+        keys[np.argsort(recorded, kind="stable")] = np.arange(n)
+    children = joint.edges.children
+    waiting = np.bincount(joint.edges.child, minlength=n).astype(np.int64)
+    count = int(lanes.values.max(initial=-1)) + 1
+    none = np.full(n, -1, np.int64)
+    ready, start, end = np.zeros(n), np.zeros(n), np.zeros(n)
+    loop = machine() if n >= COMPILED_FROM else feed
+    loop(children.offsets, children.values.astype(np.int64), waiting, lanes.offsets, lanes.values,
+         duration_us.astype(np.float64), keys, np.zeros(count, np.bool_), np.full(count, -1, np.int64), none.copy(),
+         none.copy(), joint.row.astype(np.int64), none.copy(), ready, start, end)  # fmt: skip
+    return Executions(start, end, ready)
+
+
+def is_communication(run: RankedTraces, joint: JoinedRun) -> np.ndarray:
+    """Whether each node of a joined run communicates [nodes]."""
+    found = np.zeros(joint.edges.nodes, bool)
+    for rank, trace in run.traces.items():
+        found[joint.node[rank]] = np.isin(trace.kind, COMMUNICATION)
+    return found
+
+
+def lane_keys(trace: ExecutionTrace) -> np.ndarray:
+    """The lane of each node of a rank [n]: host, stream, or what it is without one; -1 for messages."""
+    streams = trace.column("stream", -1, "int64")
+    host = trace.column("is_cpu_op", False, "bool").astype(bool)
+    network = np.isin(trace.kind, COMMUNICATION) & ~host
+    found = np.where(streams >= 0, STREAM + streams, np.where(network, NETWORK, COMPUTE))
+    threads = trace.column("tid", 0, "uint64").astype(np.int64)
+    found = np.where(host & (streams < 0), -2 - threads, found)
+    return np.where(np.isin(trace.kind, (NodeKind.COMM_SEND, NodeKind.COMM_RECV)), -1, found)
+
+
+def lanes_of(run: RankedTraces, joint: JoinedRun) -> SparseRows:
+    """The lanes of each node of a joined run, numbered over all ranks."""
+    nodes, keys, ranks = [], [], []
+    for rank, trace in run.traces.items():
+        own = lane_keys(trace)
+        held = own != -1
+        nodes.append(joint.node[rank][held])
+        keys.append(own[held])
+        ranks.append(np.full(int(held.sum()), rank))
+    pairs = np.stack([np.concatenate(ranks), np.concatenate(keys)])
+    _, lanes = np.unique(pairs, axis=1, return_inverse=True)
+    return sparse(np.concatenate(nodes), lanes.ravel().astype(np.int64), joint.edges.nodes)

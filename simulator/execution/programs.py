@@ -1,0 +1,130 @@
+"""What one task of a pipeline stage runs, as nodes of an execution trace: times from the task's start, and what each
+node waits for.
+
+A node waits for the one before it on its stream and for those that wrote what it reads. Where it begins later than
+these end, the host or the framework keeps it: that time is a node of its own on the same stream, so that a trace that
+is simulated again has the same gaps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...datasets.ops import KINDS, Op
+from ...datasets.traces.builder import Attribute
+from ...datasets.traces.classes import OP
+from ...datasets.traces.schema import CollectiveKind, NodeKind
+from ..graph import Node
+from ..report.timeline import executed
+from ..step.state import Step
+from ..timing.costs import Costs
+
+COLLECTIVES = {
+    "all_reduce": CollectiveKind.ALL_REDUCE,
+    "all_gather": CollectiveKind.ALL_GATHER,
+    "reduce_scatter": CollectiveKind.REDUCE_SCATTER,
+    "all_to_all": CollectiveKind.ALL_TO_ALL,
+    "broadcast": CollectiveKind.BROADCAST,
+    "ep_dispatch": CollectiveKind.ALL_TO_ALL,
+    "ep_combine": CollectiveKind.ALL_TO_ALL,
+}
+ROUNDED_US = 1e-6  # less than this is what sums of floats leave
+
+
+@dataclass(frozen=True)
+class Sort:
+    """A node of a program without its times: what a trace says of it."""
+
+    name: str
+    kind: NodeKind
+    attributes: tuple[Attribute, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """The nodes of one task. ``start`` and ``end`` [n] in us from its start, ``stream`` [n] their queues.
+
+    ``parents``: (node, node that it waits for) as [2, k].
+    """
+
+    sorts: Sequence[Sort]
+    stream: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    parents: np.ndarray
+
+    @property
+    def total_us(self) -> float:
+        """When the last node ends."""
+        return float(self.end.max(initial=0.0))
+
+
+def program(step: Step, costs: Costs, phase: str, streams: Sequence[str]) -> Program:
+    """The program of a phase of a chunk; streams are numbered by their place in ``streams``."""
+    sorts, stream, start, end, parents = [], [], [], [], []
+    last: dict[str, int] = {}
+    writer: dict[int, int] = {}
+    for place, (node, index, begins, ends) in enumerate(executed(costs, phase, step)):
+        sorts.append(sort_of(node, str(costs.engine[index])))
+        stream.append(streams.index(node.stream))
+        start.append(begins)
+        end.append(ends)
+        before = {writer[tensor] for tensor in node.reads if tensor in writer}
+        if node.stream in last:
+            before.add(last[node.stream])
+        parents += [(place, each) for each in sorted(before) if end[each] <= begins + ROUNDED_US]
+        last[node.stream] = place
+        writer.update(dict.fromkeys(node.writes, place))
+    joined = np.array(parents, np.int64).reshape(-1, 2).T
+    return Program(sorts, np.array(stream, np.int64), np.array(start), np.array(end), joined)
+
+
+def sort_of(node: Node, engine: str) -> Sort:
+    """What a trace says of a node."""
+    op = node.op
+    name = f"{op.kind if op else node.source} {node.path}".strip()
+    about: list[Attribute] = [("is_cpu_op", "bool", False)]
+    told: list[Attribute] = [("phase", "string", node.phase), ("engine", "string", engine)]
+    if op is None:
+        return Sort(name, NodeKind.COMP, (*about, ("tensor_size", "uint64", node.bytes_moved), *told))
+    told.append((OP, "string", json.dumps(op.to_dict())))
+    if op.kind in COLLECTIVES:
+        about += [("comm_type", "int64", COLLECTIVES[op.kind]), ("comm_size", "int64", comm_size(op)),
+                  ("pg_name", "string", group_key(node.group, op.ranks))]  # fmt: skip
+        if KINDS[op.kind].family == "expert_parallel":
+            told += [("moe_experts", "int64", op.experts), ("moe_topk", "int64", op.topk),
+                     ("moe_tokens", "int64", op.tokens)]  # fmt: skip
+        return Sort(name, NodeKind.COMM_COLL, (*about, *told))
+    cost = op.cost
+    about += [("num_ops", "int64", int(cost.flops)), ("tensor_size", "uint64", int(cost.bytes))]
+    kind = NodeKind.COMP
+    if op.kind == "copy" and op.to_dict().get("direction") in ("h2d", "d2h"):
+        kind = NodeKind.MEM_LOAD if op.to_dict()["direction"] == "h2d" else NodeKind.MEM_STORE
+    return Sort(name, kind, (*about, *told))
+
+
+def comm_size(op: Op) -> int:
+    """Bytes as Chakra's converter and ASTRA-sim count them: what a rank puts in, of an all-gather its own shard."""
+    if KINDS[op.kind].family == "expert_parallel":
+        return int(op.cost.read_bytes)
+    return int(op.size_bytes) // max(op.ranks, 1) if op.kind == "all_gather" else int(op.size_bytes)
+
+
+def group_key(name: str, ranks: int) -> str:
+    """A process group of a plan until it is known which rank's it is."""
+    return f"@{name}/{ranks}"
+
+
+def key_parts(key: str) -> tuple[str, int]:
+    """Name and ranks of :func:`group_key`."""
+    name, _, ranks = key.removeprefix("@").partition("/")
+    return name, int(ranks)
+
+
+def streams_of(all_costs: Iterable[Costs]) -> list[str]:
+    """All streams, compute first."""
+    return list(dict.fromkeys(["compute", *(node.stream for costs in all_costs for node in costs.nodes)]))

@@ -1,0 +1,131 @@
+"""A simulated step written as traces: sound, readable by the reference, and as long again when it is simulated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from opcast.datasets.traces.checks import problems
+from opcast.datasets.traces.classes import CLASSES, classes
+from opcast.datasets.traces.schema import NodeKind
+from opcast.jobs import resolve
+from opcast.jobs import simulate as simulate_job
+from opcast.jobs.cli import main
+from opcast.jobs.composing import as_override, compose
+from opcast.simulator.execution.emit import emit
+from opcast.simulator.execution.run import read_run, simulate_run
+from opcast.simulator.step.state import State
+
+MODEL = ["model=tiny_llama_100m", "device=h100_sxm"]
+CLUSTER = ["model=tiny_llama_100m", "cluster=dgx_h100"]
+TRAIN = ["workload=train", "workload.seq_len=64", "workload.global_batch=16"]
+
+
+def slow(*settings: str) -> object:
+    return pytest.param(list(settings), marks=pytest.mark.slow)
+
+
+def state_of(*settings: str) -> State:
+    config = compose("simulate", [as_override(simulate_job, text) for text in settings])
+    found = resolve.bench(config).answered(resolve.simulate_request(config)).report.state
+    assert isinstance(found, State)
+    return found
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [*MODEL, "workload=train", "workload.seq_len=64"],
+        [*CLUSTER, *TRAIN, "parallel.tp=2", "parallel.pp=2"],
+        slow(
+            *CLUSTER,
+            *TRAIN,
+            "parallel.pp=4",
+            "parallel.vpp=2",
+            "parallel.schedule=interleaved",
+            "parallel.zero_stage=1",
+        ),
+        slow(*CLUSTER, *TRAIN, "parallel.pp=2", "parallel.schedule=dualpipe"),
+        slow(*CLUSTER, *TRAIN, "parallel.pp=4", "parallel.schedule=zb-h1"),
+        slow(*CLUSTER, *TRAIN, "parallel.zero_stage=3"),
+        [*CLUSTER, "workload=decode", "parallel.tp=4", "workload.batch=8"],
+        slow(*CLUSTER, "workload=prefill", "parallel.pp=4", "workload.batch=8"),
+        slow(*MODEL, "workload=generate", "workload.output_len=3"),
+    ],
+    ids=["one", "tp-pp", "interleaved", "dualpipe", "zb-h1", "zero-3", "decode", "prefill-pp", "generate"],
+)
+def test_an_emitted_step_takes_as_long_again(settings: list[str], tmp_path: Path) -> None:
+    state = state_of(*settings)
+    emit(state, tmp_path)
+    folders = {f"{step.kind}_{place}": step for place, step in enumerate(state.steps)}
+    for name, step in folders.items():
+        folder = tmp_path if len(state.steps) == 1 else tmp_path / name
+        run = read_run(folder)
+        assert len(run.traces) == state.plan.cluster.devices
+        assert problems(folder) == []
+        made = simulate_run(run)
+        assert made.executions.total_us == pytest.approx(step.total_us, rel=1e-9)
+        for rank, trace in run.traces.items():
+            assert np.allclose(made.executions.start_us[made.joint.node[rank]], trace.exact_start_us, atol=1e-5)
+
+
+def test_a_trace_tells_groups_messages_and_work(tmp_path: Path) -> None:
+    state = state_of(*CLUSTER, *TRAIN, "parallel.tp=2", "parallel.pp=2")
+    emit(state, tmp_path)
+    groups = json.loads((tmp_path / "comm_group.json").read_text())
+    assert groups["tp2_0"] == [0, 1]
+    run = read_run(tmp_path)
+    first, last = run.traces[0], run.traces[7]
+    sends = first.kind == NodeKind.COMM_SEND
+    assert set(first.column("comm_dst", -1, "int32")[sends].tolist()) == {4}
+    assert set(last.column("comm_dst", -1, "int32")[last.kind == NodeKind.COMM_SEND].tolist()) == {3}
+    codes = classes(first)
+    flops = first.column("num_ops", 0, "int64")
+    gemms = codes == CLASSES.index("gemm")
+    assert (flops[gemms] > 0).all()
+    executed = [e for step in state.steps for e in step.executions(0)]
+    whole = sum(
+        e.times * float(np.sum([node.op.cost.flops * n for node, n in zip(e.costs.nodes, e.costs.repeats, strict=True)
+                                if node.op and node.op.kind == "gemm" and _runs(node.phase, e.phase)]))
+        for e in executed
+    )  # fmt: skip
+    assert int(flops[gemms].sum()) == pytest.approx(whole)
+
+
+def _runs(phase: str, of: str) -> bool:
+    return phase == of or (phase == "recompute" and of == "backward")
+
+
+def test_the_reference_reads_an_emitted_trace(tmp_path: Path) -> None:
+    schema = pytest.importorskip("chakra.schema.protobuf.et_def_pb2", reason="needs mlc-chakra")
+    protolib = pytest.importorskip("chakra.src.third_party.utils.protolib")
+    emit(state_of(*MODEL, "workload=decode", "workload.batch=2"), tmp_path)
+    node, ids = schema.Node(), set()
+    with protolib.openFileRd(str(tmp_path / "opcast.0.et")) as file:
+        protolib.decodeMessage(file, schema.GlobalMetadata())
+        while protolib.decodeMessage(file, node):
+            assert set(node.data_deps) <= ids
+            ids.add(node.id)
+            node = schema.Node()
+    assert len(ids) == len(read_run(tmp_path).traces[0])
+
+
+def test_the_commands_write_and_run_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [*CLUSTER, *TRAIN, "parallel.tp=2", "format=json"]
+    assert main(["simulate", *asked, f"chakra={tmp_path / 'run'}"]) == 0
+    step_s = json.loads(capsys.readouterr().out)["step_time_s"]
+    assert main(["simulate", f"trace={tmp_path / 'run'}", "format=json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["step_time_s"] == pytest.approx(step_s, rel=1e-9)
+    assert found["provenance"] == {"recorded": 1.0}
+    assert sum(share["total_us"] for share in found["critical_path"]) == pytest.approx(step_s * 1e6)
+    assert main(["simulate", f"trace={tmp_path / 'run'}", "durations=network", "cluster=dgx_h100", "format=json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["step_time_s"] == pytest.approx(step_s, rel=0.1)
+    assert "recorded" in again["provenance"]
+    assert len(again["provenance"]) > 1
+    assert main(["simulate", f"trace={tmp_path / 'run'}", "durations=network"]) == 2
+    assert main(["simulate", f"trace={tmp_path / 'run'}", "policy=lifo"]) == 2
+    assert main(["simulate", f"trace={tmp_path}"]) == 2
