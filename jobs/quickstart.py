@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,11 @@ from ..datasets.store import Store
 from ..simulator.graph import Graph
 from ..simulator.question.work import Work
 from ..simulator.report.answer import InferenceReport, StepReport
-from ..simulator.report.comparison import Comparison, OpComparison, StepComparison
-from ..simulator.report.timeline import in_order
+from ..simulator.report.comparison import Comparison, StepComparison
 from ..simulator.simulate import alone, simulate
 from ..simulator.trace import Workload, trace
 from . import resolve
+from .operator_match import compare_operators
 from .profile import measure, plan_of
 from .real_run import RealRunner
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
@@ -44,7 +45,7 @@ def run(config: dict[str, Any]) -> int:
         name: Workload(name, batch=config[name]["batch"], seq_len=config[name]["seq_len"]) for name in WORKLOADS
     }
     model = resolve.model(config)
-    graphs = trace_all(model, workloads, precision, Path(config["graphs"]).expanduser())
+    graphs = trace_all(model, traced_on(workloads, hardware), precision, Path(config["graphs"]).expanduser())
     store = Store(Path(config["store"]).expanduser())
     plan = plan_of({**config, "settings": {"device": hardware}}, exclude=ops_of(graphs.values()))
     say(f"1/5  measuring {len(plan.cases)} operator shapes, none of them the test model's; real steps in between")
@@ -101,6 +102,12 @@ def choose_hardware(wanted: str) -> str:
 def trace_all(model: Any, workloads: Mapping[str, Workload], precision: str, cache_dir: Path) -> dict[str, Graph]:
     """The graph of each workload."""
     return {name: trace(model, workload, precision, cache_dir) for name, workload in workloads.items()}
+
+
+def traced_on(workloads: Mapping[str, Workload], hardware: str) -> dict[str, Workload]:
+    """The workloads with the attention that the simulated step has on this hardware."""
+    attention = "sdpa" if hardware == "cpu" else "fused"
+    return {name: replace(workload, attention=attention) for name, workload in workloads.items()}
 
 
 def ops_of(graphs: Any) -> set[Op]:
@@ -160,46 +167,6 @@ def step_comparison(name: str, report: StepReport | InferenceReport, seconds: li
     else:
         predicted, low, high = report.e2e_ms, report.low_ms, report.high_ms
     return StepComparison(name, predicted, low, high, tuple(value * 1e3 for value in seconds), report)
-
-
-def compare_operators(
-    name: str, report: StepReport | InferenceReport, recorded: tuple[list[str], list[float]]
-) -> list[OpComparison]:
-    """Each node beside the operator call of the real step that it stands for.
-
-    Nodes and calls stand in the same order; calls without a node (views, metadata) are passed over.
-    """
-    made = []
-    calls = iter(zip(*recorded, strict=True))
-    for node, costs, index in in_order(report.state) if report.state else ():
-        wanted = plain_name(node.source)
-        measured = next((us for call, us in calls if plain_name(call) == wanted), None)
-        if measured is None:
-            say(f"{name}: the real step has no {node.source} where the simulated one does; operators stop there")
-            break
-        if node.op is None:
-            continue
-        predicted = float(costs.kernel_us[index])
-        made.append(
-            OpComparison(
-                workload=name,
-                kind=node.op.kind,
-                source=node.source,
-                path=node.path,
-                phase=node.phase,
-                detail=str(node.op),
-                predicted_us=predicted,
-                low_us=predicted * float(costs.low[index]),
-                high_us=predicted * float(costs.high[index]),
-                measured_us=measured,
-            )
-        )
-    return made
-
-
-def plain_name(source: str) -> str:
-    """An operator's name without namespace, overload and the underscores of its in-place form."""
-    return source.removeprefix("aten.").partition(".")[0].strip("_").removesuffix("_impl")
 
 
 def cut_short(summary: Summary) -> str:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from ..harness.environment import child_environment, core_ids, default_threads, environment
 from ..simulator.trace.workload import Workload
+from .operator_times import time_operators
 
 
 class RealRunError(RuntimeError):
@@ -106,7 +107,8 @@ def serve() -> None:
                 run = runs[request["workload"]]
                 answer = {"seconds": [run() for _ in range(request["repeats"] + 1)][1:]}
             else:
-                answer = time_operators(runs[request["workload"]], request["repeats"])
+                run = runs[request["workload"]]
+                answer = time_operators(run, run.device, request["repeats"], partial(synchronize, run.device))
         except (RuntimeError, ValueError, OSError, ImportError) as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")
@@ -182,67 +184,6 @@ def synchronize(device: str) -> None:
         import torch
 
         torch.cuda.synchronize()
-
-
-def time_operators(run: RealRun, repeats: int) -> dict[str, Any]:
-    """Names and median microseconds of every operator call of a step, in order.
-
-    Calls are timed inside the dispatcher, one by one; on an accelerator each is waited for. What the recording itself
-    adds to a call, found on an addition of one element, is taken off.
-    """
-    import numpy as np
-
-    added = recording_us(run.device)
-
-    recorded: list[list[tuple[str, float]]] = []
-    for _ in range(repeats + 1):
-        calls: list[tuple[str, float]] = []
-        with recorder(calls, run.device):
-            run()
-        recorded.append(calls)
-    names = [name for name, _ in recorded[-1]]
-    same = [calls for calls in recorded[1:] if [name for name, _ in calls] == names]
-    return {
-        "names": names,
-        "us": np.maximum(np.median([[us for _, us in calls] for calls in same], axis=0) - added, 0.1).tolist(),
-    }
-
-
-def recording_us(device: str, calls: int = 400) -> float:
-    """Microseconds that recording adds to an operator call."""
-    import torch
-
-    one = torch.zeros(1, device=device)
-    recorded: list[tuple[str, float]] = []
-    with torch.no_grad(), recorder(recorded, device):
-        for _ in range(calls):
-            one.add(one)
-    plain = []
-    with torch.no_grad():
-        for _ in range(calls):
-            synchronize(device)
-            start = time.perf_counter_ns()
-            one.add(one)
-            synchronize(device)
-            plain.append((time.perf_counter_ns() - start) / 1e3)
-    return max(statistics.median(us for _, us in recorded) - statistics.median(plain), 0.0)
-
-
-def recorder(calls: list[tuple[str, float]], device: str) -> Any:
-    """A dispatch mode that appends (operator, microseconds) for every call."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Recorder(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs = kwargs or {}
-            synchronize(device)
-            start = time.perf_counter_ns()
-            result = func(*args, **kwargs)
-            synchronize(device)
-            calls.append((str(func), (time.perf_counter_ns() - start) / 1e3))
-            return result
-
-    return Recorder()
 
 
 if __name__ == "__main__":

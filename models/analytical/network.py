@@ -20,7 +20,9 @@ LOOPBACK_COPIES = 6.0  # user to socket, socket to user, and the sum, each readi
 HOP_US = {"nvlink": 0.75, "pcie": 3.0, "ib": 4.0, "roce": 5.0, "loopback": 25.0}
 NVLINK_TREE = 2.5  # hops of a ring that one up or down a tree takes: its flags wait for two children
 BASE_LAUNCHES = 2.3
-HOST_COST = (1.0, 1.0, 0.3, 0.5, 2.0)  # of HOST choices launch, dispatch, view, module, autograd, in dispatches
+# Of the choices launch, dispatch, view, module, autograd, in eager operator calls (a device's dispatch_us). A GPU's
+# call is dispatch and launch together, about half each; on a CPU launch is the call on one element.
+HOST_COST = {"cpu": (1.0, 1.0, 0.3, 0.5, 2.0), "gpu": (0.5, 0.5, 0.3, 0.5, 2.0)}
 
 
 def link_rates(s: Setting) -> Array:
@@ -89,6 +91,6 @@ def _steps(name: str, ranks: Array, tree: Array) -> Array:
 
 
 def host_overhead(d: Dims, s: Setting) -> Terms:
-    """Calls times the device's dispatch time, weighted by what a call does."""
-    weight = np.array(HOST_COST)[d.what.astype(np.int64)]
+    """Calls times the device's time for an eager operator, weighted by what a call does."""
+    weight = np.array(HOST_COST["cpu" if s.cpu else "gpu"])[d.what.astype(np.int64)]
     return Terms(0.0 * d.calls, 0.0 * d.calls, 0.0 * d.calls, host=d.calls * weight * s.device.dispatch_us)

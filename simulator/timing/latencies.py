@@ -54,13 +54,14 @@ def _relative(warm: Answers, chilled: Answers, bound: str) -> tuple[np.ndarray, 
 def host_times(nodes: Sequence[Node], device: Device, engine: Engine) -> np.ndarray:
     """Microseconds the host spends before each node.
 
-    On a synchronous device an op's own dispatch is inside its measured latency; elsewhere the host also issues it.
+    On a synchronous device an op's own dispatch is inside its measured latency; elsewhere the host also issues it: what
+    the framework does for any call (``dispatch``, timed on empty tensors), and the launch of a kernel (``launch``).
     """
-    kinds = ("dispatch", "view", "module", "autograd")
+    kinds = ("dispatch", "launch", "view", "module", "autograd")
     per_call = ask(engine, [make_op("host_overhead", what=what, calls=HOST_BATCH) for what in kinds]).latency_us
     per_call = per_call / HOST_BATCH
     own = 0 if device.synchronous else 1
-    calls = np.array([(n.host.dispatch + own, n.host.views, n.host.modules, n.host.autograd) for n in nodes])
+    calls = np.array([(n.host.dispatch + own, own, n.host.views, n.host.modules, n.host.autograd) for n in nodes])
     return calls.reshape(-1, len(kinds)) @ per_call
 
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opcast.datasets.devices import Device
-from opcast.datasets.ops import make_op
-from opcast.simulator.engines import build_engine
+from opcast.datasets.ops import KINDS, make_op
+from opcast.simulator.engines import Answers, build_engine
 from opcast.simulator.graph import Block, Graph, HostCalls, Node, Tensor
 from opcast.simulator.memory.walk import peak_memory
 from opcast.simulator.simulate import alone
 from opcast.simulator.timing.costs import Costs, cost_graphs
-from opcast.simulator.timing.latencies import step_interval
+from opcast.simulator.timing.latencies import host_times, step_interval
 from opcast.simulator.timing.phases import PhaseTime, time_phase
 from opcast.simulator.timing.residency import cold_blocks
 from opcast.simulator.timing.schedule.streams import place
@@ -198,3 +198,34 @@ def test_an_operator_that_has_not_run_for_long_finds_its_code_cold():
     cold = cold_fractions(nodes, chain(30).tensor_bytes, 16 * 2**20, code_bytes=2**20)
     assert cold[0] > 0.95  # since its last call the rest of a step of 60 MiB has run
     assert cold[3] < 0.4  # two products only
+
+
+class MeasuredHost:
+    """Answers what a campaign measured of the host, in microseconds a call."""
+
+    name = "measured"
+
+    def __init__(self, **per_call_us: float) -> None:
+        choices = KINDS["host_overhead"].dims[0].choices
+        self.per_call_us = np.array([per_call_us[what] for what in choices])
+
+    def answer(self, kind: str, columns: dict[str, np.ndarray], dtype: str, out_dtype: str, cache: str) -> Answers:
+        found = Answers.declined(len(columns["what"]))
+        found.latency_us[:] = self.per_call_us[columns["what"]] * columns["calls"]
+        return found
+
+
+@pytest.mark.parametrize(("vendor", "expected"), [("nvidia", [7.0, 10.0]), ("cpu", [0.0, 3.0])])
+def test_a_kernel_costs_its_host_a_dispatch_and_a_launch(vendor: str, expected: list[float]) -> None:
+    """As the campaign's ``dispatch`` and ``launch`` say; a CPU has both inside the operator's own latency."""
+    engine = MeasuredHost(launch=4.0, dispatch=3.0, view=1.0, module=1.5, autograd=9.0)
+    plain = Node(make_op("gelu", rows=1, cols=1), "aten.gelu", "", "forward", (), (), 0)
+    nodes = [plain, dataclasses.replace(plain, host=HostCalls(dispatch=1))]
+    assert host_times(nodes, device(vendor=vendor), engine).tolist() == expected
+
+
+def test_without_a_campaign_a_call_takes_what_the_data_sheet_says() -> None:
+    made = device(dispatch_us=5.0)
+    node = Node(make_op("gelu", rows=1, cols=1), "aten.gelu", "", "forward", (), (), 0)
+    engine = build_engine(made, [], [], order=("analytical",))
+    assert host_times([node], made, engine) == pytest.approx([5.0])
