@@ -100,14 +100,17 @@ def outcome(case: Case, settings: Settings, group: Ranks | None = None) -> dict[
 
 
 def _measure(case: Case, settings: Settings, group: Ranks | None) -> dict[str, Any]:
+    kernel = None
     if KINDS[case.op.kind].collective:
         timing = _measure_collective(case, group)
     else:
         from .cases import prepare
         from .timer import measure
 
+        prepared = prepare(case.op, case.backend, settings.device, settings.seed)
+        kernel = prepared.kernel
         timing = measure(
-            prepare(case.op, case.backend, settings.device, settings.seed),
+            prepared,
             cache=case.cache,
             ci_width=settings.ci_width,
             budget_s=settings.case_budget_s,
@@ -117,6 +120,7 @@ def _measure(case: Case, settings: Settings, group: Ranks | None) -> dict[str, A
     return {
         "status": "ok",
         **{name: value for name, value in timing.columns().items() if name != "cache"},
+        "kernel": kernel,
         "sm_clock_mhz": seen.sm_clock_mhz,
         "mem_clock_mhz": seen.mem_clock_mhz,
         "temperature_c": seen.temperature_c,

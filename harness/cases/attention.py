@@ -7,11 +7,11 @@ projection leaves them; a cache lies as [batch, heads, seq, dim], where transfor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...datasets.ops import Op, make_op
+from ...datasets.ops import KV_DTYPE, Op, make_op
 from .base import Inputs, Run, Unsupported, case
 
 if TYPE_CHECKING:
@@ -36,8 +36,19 @@ def is_causal(op: Op) -> bool:
     return bool(op.causal) and op.seq_q > 1 and op.seq_q == op.seq_kv and not window(op)
 
 
-def check(op: Op) -> None:
-    """Unsupported for shapes that have no meaning."""
+def torch_aligns(op: Op, device: str) -> bool:
+    """Whether SDPA needs no mask of its own for this op, or runs on a CPU.
+
+    On a GPU a boolean mask sends it to a kernel that computes every score, up to dozens of times the FLOPs of the op.
+    No framework runs that: what is windowed, or continues a context, goes to a kernel that knows both (``flash2``).
+    """
+    return device == "cpu" or hides_nothing(op) or is_causal(op)
+
+
+def check(op: Op, caches: tuple[int, ...] = (0,)) -> None:
+    """Unsupported for shapes that have no meaning, or another format of the cache than the backend reads."""
+    if op.kv_dtype not in caches:
+        raise Unsupported(f"no cache in {KV_DTYPE.choices[op.kv_dtype]} with this backend: set kv_dtype=same")
     if op.heads_q % op.heads_kv:
         raise Unsupported(f"{op.heads_q} query heads do not share {op.heads_kv} key heads evenly")
     if op.seq_q > op.seq_kv:
@@ -82,6 +93,18 @@ def _sdpa_arguments(op: Op, device: str) -> dict[str, Any]:
     return arguments
 
 
+def picked(operands: Sequence[torch.Tensor], arguments: dict[str, Any]) -> str:
+    """The kernel that SDPA takes for these operands: flash, efficient, cudnn, overrideable or math."""
+    import torch
+    from torch.nn.attention import SDPBackend
+
+    choose: Any = torch._fused_sdp_choice
+    mask, causal, grouped = arguments["attn_mask"], arguments["is_causal"], arguments.get("enable_gqa", False)
+    with torch.set_grad_enabled(any(operand.requires_grad for operand in operands)):
+        number = int(choose(*operands, mask, 0.0, causal, enable_gqa=grouped))
+    return str(SDPBackend(number).name).lower().removesuffix("_attention")
+
+
 # --- forward -------------------------------------------------------------------------------------------
 
 
@@ -91,6 +114,7 @@ def sdpa(op: Op, inputs: Inputs) -> Run:
 
     query, key, value = _query_key_value(op, inputs)
     arguments = _sdpa_arguments(op, inputs.device)
+    inputs.kernel = picked((query, key, value), arguments)
     return partial(functional.scaled_dot_product_attention, query, key, value, **arguments)
 
 
@@ -99,6 +123,7 @@ def math_attention(op: Op, inputs: Inputs) -> Run:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     call = sdpa(op, inputs)
+    inputs.kernel = "math"
 
     def run() -> object:
         with sdpa_kernel(SDPBackend.MATH):
@@ -111,7 +136,7 @@ def _flash_window(op: Op) -> dict[str, int]:
     return {"window_size_left": window(op) - 1, "window_size_right": 0} if window(op) else {}
 
 
-def _flash_operands(op: Op, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def flash_operands(op: Op, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Operands as FlashAttention takes them, [batch, seq, heads, dim]; a narrower V is padded, as vLLM pads MLA's."""
     check(op)
     if op.v_head_dim > op.head_dim:
@@ -132,7 +157,7 @@ def _flash_forward(op: Op, operands: tuple[torch.Tensor, ...]) -> Callable[[], A
 
 def flash2(op: Op, inputs: Inputs) -> Run:
     """aten's FlashAttention-2, called directly: it aligns causal masks with the last key and knows windows."""
-    return _flash_forward(op, _flash_operands(op, inputs))
+    return _flash_forward(op, flash_operands(op, inputs))
 
 
 def _aligned(op: Op, name: str) -> None:
@@ -163,7 +188,7 @@ def efficient(op: Op, inputs: Inputs) -> Run:
 
 
 for _kind in FORWARD:
-    case(_kind, "sdpa")(sdpa)
+    case(_kind, "sdpa", when=torch_aligns)(sdpa)
     case(_kind, "flash2", devices=CUDA)(flash2)
     case(_kind, "cudnn", devices=CUDA)(cudnn)
     case(_kind, "efficient", devices=CUDA)(efficient)
@@ -173,12 +198,27 @@ for _kind in FORWARD:
 # --- backward ------------------------------------------------------------------------------------------
 
 
+@case("attention_backward", "sdpa", when=torch_aligns)
+def sdpa_backward(op: Op, inputs: Inputs) -> Run:
+    """The backward of what ``F.scaled_dot_product_attention`` picks for these shapes when gradients are needed."""
+    operands = [operand.requires_grad_() for operand in _query_key_value(op, Inputs(inputs.device, inputs.seed))]
+    chosen = picked(operands, _sdpa_arguments(op, inputs.device))
+    del operands
+    inputs.kernel = chosen
+    if inputs.device == "cpu" and chosen == "flash":
+        return _flash_cpu_backward(op, inputs)
+    if chosen == "math" and inputs.device == "cuda":
+        raise Unsupported("torch has no fused backward for these shapes; measure backend math")
+    builders = {"flash": flash2_backward, "efficient": efficient_backward, "cudnn": cudnn_backward}
+    return builders.get(chosen, math_backward)(op, inputs)
+
+
 @case("attention_backward", "flash2", devices=CUDA)
 def flash2_backward(op: Op, inputs: Inputs) -> Run:
     """aten's FlashAttention-2 backward from the saved result and log-sum-exp."""
     import torch
 
-    operands = _flash_operands(op, inputs)
+    operands = flash_operands(op, inputs)
     with torch.no_grad():
         out, logsumexp, state, unused, _ = _flash_forward(op, operands)()
     gradient = inputs.normal(*out.shape, dtype=op.dtype)
@@ -234,41 +274,6 @@ def math_backward(op: Op, inputs: Inputs) -> Run:
     return partial(torch.autograd.grad, out, operands, gradient, retain_graph=True)
 
 
-@case("attention_backward", "sdpa")
-def sdpa_backward(op: Op, inputs: Inputs) -> Run:
-    """The backward of what ``F.scaled_dot_product_attention`` picks for these shapes when gradients are needed."""
-    from torch.nn.attention import SDPBackend
-
-    check(op)
-    arguments = _sdpa_arguments(op, inputs.device)
-    mask = arguments["attn_mask"]
-    chosen = _choice(op, inputs.device, arguments)
-    if inputs.device == "cpu" and chosen == SDPBackend.FLASH_ATTENTION.value:
-        return _flash_cpu_backward(op, inputs)
-    if chosen == SDPBackend.MATH.value and inputs.device == "cuda":
-        raise Unsupported("torch has no fused backward for these shapes; measure backend math")
-    if mask is not None and inputs.device == "cuda":
-        raise Unsupported("masked backward: measure backend flash2, which knows offsets and windows")
-    builders = {
-        SDPBackend.FLASH_ATTENTION.value: flash2_backward,
-        SDPBackend.EFFICIENT_ATTENTION.value: efficient_backward,
-        SDPBackend.CUDNN_ATTENTION.value: cudnn_backward,
-        SDPBackend.MATH.value: math_backward,
-    }
-    return builders[chosen](op, inputs)
-
-
-def _choice(op: Op, device: str, arguments: dict[str, Any]) -> int:
-    """The SDPBackend that torch picks for these shapes when gradients are needed."""
-    import torch
-
-    choose: Any = torch._fused_sdp_choice
-    operands = [operand.requires_grad_() for operand in _query_key_value(op, Inputs(device, 0))]
-    mask, causal, grouped = arguments["attn_mask"], arguments["is_causal"], arguments.get("enable_gqa", False)
-    with torch.enable_grad():
-        return int(choose(*operands, mask, 0.0, causal, enable_gqa=grouped))
-
-
 def _flash_cpu_backward(op: Op, inputs: Inputs) -> Run:
     """aten's fused attention backward on the CPU; its mask is additive, as SDPA hands it over."""
     import torch
@@ -316,7 +321,7 @@ def _expanded(build: Callable[[Op, Inputs], Run], op: Op, inputs: Inputs) -> Run
     return build(_unabsorbed(op), inputs)
 
 
-case("mla_prefill", "sdpa")(partial(_expanded, sdpa))
+case("mla_prefill", "sdpa", when=lambda op, device: torch_aligns(_unabsorbed(op), device))(partial(_expanded, sdpa))
 case("mla_prefill", "flash2", devices=CUDA)(partial(_expanded, flash2))
 case("mla_prefill", "cudnn", devices=CUDA)(partial(_expanded, cudnn))
 case("mla_prefill", "efficient", devices=CUDA)(partial(_expanded, efficient))

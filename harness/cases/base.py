@@ -60,7 +60,10 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 class Inputs:
-    """Seeded random, non-zero tensors on one device. ``bytes`` counts what they occupy."""
+    """Seeded random, non-zero tensors on one device. ``bytes`` counts what they occupy.
+
+    ``kernel`` is where a builder says which kernel runs, when its backend chooses among several or is another package.
+    """
 
     def __init__(self, device: str, seed: int) -> None:
         import torch
@@ -68,6 +71,7 @@ class Inputs:
         self.device = device
         self.seed = seed
         self.bytes = 0
+        self.kernel: str | None = None
         self.generator = torch.Generator(device).manual_seed(seed)
 
     def normal(self, *shape: int, dtype: str) -> torch.Tensor:
@@ -185,7 +189,7 @@ class Prepared:
     """An op ready to be timed.
 
     ``run`` executes it once on one input set and returns its result; call it inside :meth:`context`.
-    ``bytes_needed`` is what one input set and its result occupy.
+    ``bytes_needed`` is what one input set and its result occupy; ``kernel`` what the backend chose, where it says so.
     """
 
     op: Op
@@ -196,6 +200,7 @@ class Prepared:
     bytes_needed: int
     clock: str = "device"
     capturable: bool = True
+    kernel: str | None = None
 
     @cached_property
     def rotate(self) -> tuple[Run, ...]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ...datasets.ops import Op
 from .base import Inputs, Run, Unsupported, case, torch_dtype
+from .scaled import NARROW, grouped_fp8
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +42,7 @@ def gemm(op: Op, inputs: Inputs) -> Run:
         return _blockwise(op, inputs)
     if op.dtype == "int8":
         return _int8(op, inputs)
-    return _plain(op, inputs)
+    return NARROW.get(op.dtype, _plain)(op, inputs)
 
 
 def _plain(op: Op, inputs: Inputs) -> Run:
@@ -184,6 +185,8 @@ def grouped_gemm(op: Op, inputs: Inputs) -> Run:
 
     if not hasattr(torch, "_grouped_mm"):
         raise Unsupported(f"torch {torch.__version__} has no grouped product; 2.8 brought it")
+    if op.dtype in FP8:
+        return grouped_fp8(op, inputs, expert_ends(op, inputs.seed))
     if op.out_dtype != op.dtype:
         raise Unsupported(f"the grouped product of {op.dtype} is written in {op.dtype}, not in {op.out_dtype}")
     a, b = _grouped_operands(op, inputs)

@@ -71,9 +71,10 @@ def fused_moe(op: Op, inputs: Inputs) -> Run:
     import torch
 
     same_dtype(op)
-    local, width = _share(op)
-    shares = torch.tensor(expert_shares(op, inputs.seed), device=inputs.device)
-    scores = _gumbel(inputs.normal(op.tokens, op.experts, dtype="fp32")) + shares.log()
+    local, width = share(op)
+    if not hasattr(torch, "_grouped_mm"):
+        raise Unsupported(f"torch {torch.__version__} has no grouped product; 2.8 brought it")
+    scores = gumbel_scores(op, inputs)
     x = inputs.normal(op.tokens, op.hidden, dtype=op.dtype)
     up = inputs.normal(local, (1 + op.gated) * width, op.hidden, dtype=op.dtype).transpose(-2, -1)
     down = inputs.normal(local, op.hidden, width, dtype=op.dtype).transpose(-2, -1)
@@ -95,17 +96,21 @@ def fused_moe(op: Op, inputs: Inputs) -> Run:
     return run
 
 
-def _share(op: Op) -> tuple[int, int]:
+def share(op: Op) -> tuple[int, int]:
     """Experts of one rank and the width of one of them; Unsupported where they do not divide."""
-    import torch
-
-    if not hasattr(torch, "_grouped_mm"):
-        raise Unsupported(f"torch {torch.__version__} has no grouped product; 2.8 brought it")
     if op.topk > op.experts:
         raise Unsupported(f"top {op.topk} of {op.experts} experts")
     if op.experts % op.ep or op.inter % op.tp:
         raise Unsupported(f"{op.experts} experts or a width of {op.inter} do not divide by ep={op.ep}, tp={op.tp}")
     return op.experts // op.ep, op.inter // op.tp
+
+
+def gumbel_scores(op: Op, inputs: Inputs) -> torch.Tensor:
+    """Router scores [tokens, experts] whose top k follow the experts' shares of the tokens."""
+    import torch
+
+    shares = torch.tensor(expert_shares(op, inputs.seed), device=inputs.device)
+    return _gumbel(inputs.normal(op.tokens, op.experts, dtype="fp32")) + shares.log()
 
 
 def _gumbel(normal: torch.Tensor) -> torch.Tensor:

@@ -515,7 +515,8 @@ def test_small_ops_have_a_bounded_rotation_and_large_ones_none():
         (make_op("gemm", "bf16", "fp32", m=4, n=4, k=4), "torch", "not into fp32"),
         (make_op("gemm", "fp8", "bf16", m=16, n=16, k=16), "torch", "emulated"),
         (make_op("gemm", "int8", m=16, n=16, k=16), "torch", "out_dtype=int32"),
-        (make_op("gemm", "nvfp4", "bf16", m=16, n=16, k=16), "torch", "no plain tensors of nvfp4"),
+        (make_op("gemm", "nvfp4", "bf16", m=16, n=16, k=16), "torch", "emulated"),
+        (make_op("gemm", "mxfp4", "bf16", m=16, n=16, k=16), "torch", "no plain tensors of mxfp4"),
         (
             make_op("attention_prefill", heads_q=3, heads_kv=2, head_dim=8, v_head_dim=8, seq_q=4, seq_kv=4),
             "sdpa",
@@ -568,6 +569,9 @@ class Shapes(Inputs):
     def normal(self, *shape: int, dtype: str) -> torch.Tensor:
         return torch.empty(shape, dtype=torch_dtype(dtype), device="cuda")
 
+    def integers(self, *shape: int, high: int, dtype: str = "int64") -> torch.Tensor:
+        return torch.empty(shape, dtype=torch_dtype(dtype), device="cuda")
+
 
 HEADS = {**ATTENTION, "heads_kv": 4, "seq_q": 24, "seq_kv": 24}
 LATENT = {"heads": 2, "seq_q": 16, "seq_kv": 16}
@@ -590,6 +594,10 @@ ON_CUDA = [
         ("grouped_gemm", "torch", {"experts": 4, "tokens": 32, "n": 16, "k": 8, "layout": x})
         for x in ("nn", "nt", "tn")
     ),
+    ("gemm", "cublas", {**SCALED, "dtype": "mxfp8"}),
+    ("gemm", "cublas", {**SCALED, "dtype": "nvfp4"}),
+    ("gemm", "cublas", {**SCALED, "dtype": "w4a16"}),
+    ("grouped_gemm", "torch", {"experts": 4, "tokens": 32, "n": 32, "k": 64, "dtype": "fp8"}),
     ("rms_norm_backward", "torch", {"rows": 6, "cols": 20}),
     ("layer_norm_backward", "torch", {"rows": 6, "cols": 20}),
 ]

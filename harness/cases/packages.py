@@ -1,0 +1,51 @@
+"""Kernels of other packages, where they are installed: what serving engines run in place of torch's own.
+
+Each is a backend of its own, named ``package:kernel``; rows say in ``kernel`` which version it was.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import lru_cache
+from typing import Any
+
+from .base import Inputs, Unsupported
+
+EXTRAS = {
+    "flash_attn": "pip install 'opcast[flash_attn]'",
+    "flash_attn_interface": "build the folder hopper of github.com/Dao-AILab/flash-attention",
+    "flashinfer": "pip install 'opcast[flashinfer]'",
+    "vllm": "pip install 'opcast[vllm]'",
+    "deep_gemm": "build github.com/deepseek-ai/DeepGEMM",
+    "deep_ep": "build github.com/deepseek-ai/DeepEP",
+}
+
+
+def package(name: str, inputs: Inputs | None = None) -> Any:
+    """A module, whose package and version go into ``inputs.kernel``. Unsupported with the way to it where it is not."""
+    root = name.partition(".")[0]
+    try:
+        module = importlib.import_module(name)
+    except (ImportError, OSError, AttributeError) as error:  # a build for another torch or CUDA fails in its own way
+        raise Unsupported(f"{name} is not installed ({first_words(error)}): {EXTRAS[root]}") from error
+    if inputs is not None:
+        inputs.kernel = f"{root} {version(root)}".strip()
+    return module
+
+
+@lru_cache
+def version(root: str) -> str:
+    """The installed version of a package by the module that it is imported as; empty where it tells none."""
+    from importlib import metadata
+
+    for name in (*metadata.packages_distributions().get(root, ()), root):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return str(getattr(importlib.import_module(root), "__version__", ""))
+
+
+def first_words(error: Exception) -> str:
+    """The first line of an error, short enough for a row."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
