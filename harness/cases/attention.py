@@ -36,13 +36,9 @@ def is_causal(op: Op) -> bool:
     return bool(op.causal) and op.seq_q > 1 and op.seq_q == op.seq_kv and not window(op)
 
 
-def torch_aligns(op: Op, device: str) -> bool:
-    """Whether SDPA needs no mask of its own for this op, or runs on a CPU.
-
-    On a GPU a boolean mask sends it to a kernel that computes every score, up to dozens of times the FLOPs of the op.
-    No framework runs that: what is windowed, or continues a context, goes to a kernel that knows both (``flash2``).
-    """
-    return device == "cpu" or hides_nothing(op) or is_causal(op)
+def needs_mask(op: Op) -> bool:
+    """Whether SDPA would have to be given a mask: for a window, or for queries that continue a context."""
+    return not hides_nothing(op) and not is_causal(op)
 
 
 def check(op: Op, caches: tuple[int, ...] = (0,)) -> None:
@@ -86,8 +82,8 @@ def _query_key_value(op: Op, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor
 
 
 def _sdpa_arguments(op: Op, device: str) -> dict[str, Any]:
-    masked = not hides_nothing(op) and not is_causal(op)
-    arguments: dict[str, Any] = {"is_causal": is_causal(op), "attn_mask": visible(op, device) if masked else None}
+    mask = visible(op, device) if needs_mask(op) else None
+    arguments: dict[str, Any] = {"is_causal": is_causal(op), "attn_mask": mask}
     if op.heads_q != op.heads_kv:
         arguments["enable_gqa"] = True
     return arguments
@@ -109,9 +105,16 @@ def picked(operands: Sequence[torch.Tensor], arguments: dict[str, Any]) -> str:
 
 
 def sdpa(op: Op, inputs: Inputs) -> Run:
-    """``F.scaled_dot_product_attention`` as torch dispatches it; other masks than plain causal are boolean tensors."""
+    """``F.scaled_dot_product_attention`` as torch dispatches it; on a GPU without masks of its own.
+
+    A boolean mask sends it to a kernel that computes every score, up to dozens of times the FLOPs of the op, and no
+    framework serves with one: windows and continued contexts go to torch's FlashAttention-2 directly, which knows both.
+    """
     from torch.nn import functional
 
+    if inputs.device == "cuda" and needs_mask(op):
+        inputs.kernel = "flash2"
+        return flash2(op, inputs)
     query, key, value = _query_key_value(op, inputs)
     arguments = _sdpa_arguments(op, inputs.device)
     inputs.kernel = picked((query, key, value), arguments)
@@ -188,7 +191,7 @@ def efficient(op: Op, inputs: Inputs) -> Run:
 
 
 for _kind in FORWARD:
-    case(_kind, "sdpa", when=torch_aligns)(sdpa)
+    case(_kind, "sdpa")(sdpa)
     case(_kind, "flash2", devices=CUDA)(flash2)
     case(_kind, "cudnn", devices=CUDA)(cudnn)
     case(_kind, "efficient", devices=CUDA)(efficient)
@@ -198,9 +201,12 @@ for _kind in FORWARD:
 # --- backward ------------------------------------------------------------------------------------------
 
 
-@case("attention_backward", "sdpa", when=torch_aligns)
+@case("attention_backward", "sdpa")
 def sdpa_backward(op: Op, inputs: Inputs) -> Run:
-    """The backward of what ``F.scaled_dot_product_attention`` picks for these shapes when gradients are needed."""
+    """The backward of what :func:`sdpa` runs for these shapes when gradients are needed."""
+    if inputs.device == "cuda" and needs_mask(op):
+        inputs.kernel = "flash2"
+        return flash2_backward(op, inputs)
     operands = [operand.requires_grad_() for operand in _query_key_value(op, Inputs(inputs.device, inputs.seed))]
     chosen = picked(operands, _sdpa_arguments(op, inputs.device))
     del operands
@@ -321,7 +327,7 @@ def _expanded(build: Callable[[Op, Inputs], Run], op: Op, inputs: Inputs) -> Run
     return build(_unabsorbed(op), inputs)
 
 
-case("mla_prefill", "sdpa", when=lambda op, device: torch_aligns(_unabsorbed(op), device))(partial(_expanded, sdpa))
+case("mla_prefill", "sdpa")(partial(_expanded, sdpa))
 case("mla_prefill", "flash2", devices=CUDA)(partial(_expanded, flash2))
 case("mla_prefill", "cudnn", devices=CUDA)(partial(_expanded, cudnn))
 case("mla_prefill", "efficient", devices=CUDA)(partial(_expanded, efficient))

@@ -368,6 +368,32 @@ def test_the_full_campaign_covers_every_computing_kind() -> None:
     assert {"bf16", "fp16", "fp8"} <= {c.op.dtype for c in plan.cases if c.op.kind == "gemm"}
 
 
+def test_no_attention_on_a_gpu_is_given_a_mask() -> None:
+    """A dense mask does every score's work: up to 47 times the FLOPs that the op claims."""
+    torch = pytest.importorskip("torch")
+    from opcast.harness.cases import BUILDERS, Inputs
+    from opcast.harness.cases.attention import needs_mask
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    class Shapes(Inputs):
+        def __init__(self) -> None:
+            self.device, self.seed, self.bytes = "cuda", 0, 0
+
+        def normal(self, *shape: int, dtype: str) -> Any:
+            return torch.empty(shape, dtype={"bf16": torch.bfloat16, "fp16": torch.float16}[dtype], device="cuda")
+
+    kinds = ("attention_prefill", "attention_decode", "attention_backward")
+    attention = [c for c in shipped("full", "cuda").cases if c.op.kind in kinds]
+    masked = [c for c in attention if c.backend == "sdpa" and needs_mask(c.op)]
+    assert len(masked) > 100
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        for case in masked:
+            inputs = Shapes()
+            run = BUILDERS[case.op.kind, "sdpa"].build(case.op, inputs)
+            assert inputs.kernel == "flash2", case.op
+            assert not any(isinstance(each, torch.Tensor) and each.dtype == torch.bool for each in run.args)
+
+
 def test_hydra_composes_the_full_campaign_as_planned_here() -> None:
     hydra = pytest.importorskip("hydra")
     from omegaconf import OmegaConf

@@ -1,0 +1,374 @@
+"""Kernels of other packages, against stand-ins for the packages: what they are told is what the op says.
+
+A stand-in takes the arguments that the package documents, unpacks pages, windows and masks by itself, and computes
+attention pair by pair in float64. The pairs that it computes are counted: they must be those whose FLOPs the op claims.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from opcast.datasets.ops import Op, attended_pairs, make_op  # noqa: E402
+from opcast.harness.cases import BUILDERS, Inputs, Unsupported, backends, prepare  # noqa: E402
+from opcast.harness.cases.packages import EXTRAS  # noqa: E402
+from opcast.harness.cases.served import padded_experts  # noqa: E402
+
+Pages = tuple[Any, Any]
+BF16 = {"heads_q": 4, "heads_kv": 2, "head_dim": 16, "v_head_dim": 16}
+PREFILL = [
+    {**BF16, "batch": 2, "seq_q": 24, "seq_kv": 24},
+    {**BF16, "seq_q": 24, "seq_kv": 24, "causal": "no"},
+    {**BF16, "seq_q": 8, "seq_kv": 40},
+    {**BF16, "batch": 3, "seq_q": 40, "seq_kv": 40, "window": 7},
+]
+DECODE = [
+    {**BF16, "batch": 3, "seq_q": 1, "seq_kv": 40},
+    {**BF16, "batch": 2, "seq_q": 4, "seq_kv": 300},
+    {**BF16, "batch": 2, "seq_q": 1, "seq_kv": 300, "window": 33},
+    {**BF16, "batch": 1, "seq_q": 1, "seq_kv": 16},
+]
+
+
+class Oracle:
+    """Attention of one sequence at a time, and how many pairs of query and key of one head it came to."""
+
+    def __init__(self) -> None:
+        self.pairs = 0
+
+    def attend(self, q: Any, k: Any, v: Any, causal: bool, left: int, right: int) -> Any:
+        """[queries, heads, dim] over [keys, heads, dim]; masks aligned with the last key."""
+        n, m = len(q), len(k)
+        i, j = np.arange(n)[:, None] + (m - n), np.arange(m)[None, :]
+        seen = (j <= i) if causal else np.ones((n, m), dtype=bool)
+        seen &= (left < 0) | (j >= i - left)
+        seen &= (right < 0) | (j <= i + right)
+        self.pairs += int(seen.sum())
+        groups = q.shape[1] // k.shape[1]
+        q, k, v = (
+            x.double().transpose(0, 1) for x in (q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1))
+        )
+        scores = (q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])).masked_fill(~torch.tensor(seen), -math.inf)
+        return (torch.softmax(scores, -1) @ v).transpose(0, 1).bfloat16()
+
+    def unpaged(self, cache: Any, table: Any, length: int) -> Any:
+        """The first ``length`` tokens of a sequence, from its pages [pages, page, heads, dim]."""
+        assert table.dtype == torch.int32
+        return cache[table.long()].flatten(0, 1)[:length]
+
+
+def flash_attention(oracle: Oracle, table_name: str) -> ModuleType:
+    """flash_attn and flash_attn_interface: the latter calls the table of pages ``page_table``."""
+
+    def flash_attn_func(q: Any, k: Any, v: Any, causal: bool = False, window_size: Pages = (-1, -1)) -> Any:
+        return torch.stack([oracle.attend(*qkv, causal, *window_size) for qkv in zip(q, k, v, strict=True)])
+
+    def flash_attn_with_kvcache(
+        q: Any, k_cache: Any, v_cache: Any, *, cache_seqlens: Any, causal: bool, window_size: Pages, **table: Any
+    ) -> Any:
+        assert list(table) == [table_name]
+        assert k_cache.shape[1] % 256 == 0, "FlashAttention 2 wants pages of 256"
+        rows = zip(q, table[table_name], cache_seqlens.tolist(), strict=True)
+        return torch.stack(
+            [
+                oracle.attend(x, oracle.unpaged(k_cache, t, n), oracle.unpaged(v_cache, t, n), causal, *window_size)
+                for x, t, n in rows
+            ]
+        )
+
+    module = ModuleType("stand_in")
+    module.flash_attn_func, module.flash_attn_with_kvcache = flash_attn_func, flash_attn_with_kvcache
+    return module
+
+
+def flashinfer(oracle: Oracle) -> ModuleType:
+    """Both wrappers of pages: planned first, then run."""
+
+    class Wrapper:
+        def __init__(self, workspace: Any, kv_layout: str = "NHD", use_tensor_cores: bool = False) -> None:
+            assert workspace.dtype == torch.uint8
+            assert kv_layout == "NHD"
+
+        def run(self, q: Any, paged_kv_cache: Pages) -> Any:
+            assert (q.dtype, paged_kv_cache[0].dtype) == self.dtypes
+            assert q.shape[1:] == (self.heads[0], self.heads[2])
+            assert paged_kv_cache[0].shape[1:] == (self.heads[3], self.heads[1], self.heads[2])
+            found = []
+            for i, last in enumerate(self.last.tolist()):
+                table = self.indices[self.kv_starts[i] : self.kv_starts[i + 1]]
+                length = (len(table) - 1) * self.heads[3] + last
+                k, v = (oracle.unpaged(cache.float(), table, length) for cache in paged_kv_cache)
+                x = q[self.q_starts[i] : self.q_starts[i + 1]]
+                found.append(oracle.attend(x, k, v, self.causal, self.left, -1))
+            return torch.cat(found)
+
+        def keep(self, starts: Any, indices: Any, last: Any, heads: Any, left: int, dtypes: Any) -> None:
+            self.kv_starts, self.indices, self.last, self.heads = starts.tolist(), indices, last, heads
+            self.left, self.dtypes = left, dtypes
+
+    class Decode(Wrapper):
+        def plan(
+            self,
+            indptr: Any,
+            indices: Any,
+            last_page_len: Any,
+            num_qo_heads: int,
+            num_kv_heads: int,
+            head_dim: int,
+            page_size: int,
+            *,
+            window_left: int,
+            q_data_type: Any,
+            kv_data_type: Any,
+        ) -> None:
+            heads = (num_qo_heads, num_kv_heads, head_dim, page_size)
+            self.keep(indptr, indices, last_page_len, heads, window_left, (q_data_type, kv_data_type))
+            self.causal, self.q_starts = False, list(range(len(self.kv_starts)))
+
+    class Prefill(Wrapper):
+        def plan(
+            self,
+            qo_indptr: Any,
+            paged_kv_indptr: Any,
+            paged_kv_indices: Any,
+            paged_kv_last_page_len: Any,
+            num_qo_heads: int,
+            num_kv_heads: int,
+            head_dim_qk: int,
+            page_size: int,
+            *,
+            causal: bool,
+            window_left: int,
+            q_data_type: Any,
+            kv_data_type: Any,
+        ) -> None:
+            heads = (num_qo_heads, num_kv_heads, head_dim_qk, page_size)
+            dtypes = (q_data_type, kv_data_type)
+            self.keep(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, heads, window_left, dtypes)
+            self.causal, self.q_starts = causal, qo_indptr.tolist()
+
+    module = ModuleType("flashinfer")
+    module.BatchDecodeWithPagedKVCacheWrapper, module.BatchPrefillWithPagedKVCacheWrapper = Decode, Prefill
+    return module
+
+
+def vllm_flash_attn(oracle: Oracle) -> ModuleType:
+    """vLLM's build: sequences one after the other, cache in pages."""
+
+    def flash_attn_varlen_func(
+        q: Any,
+        k: Any,
+        v: Any,
+        max_seqlen_q: int,
+        cu_seqlens_q: Any,
+        max_seqlen_k: int,
+        *,
+        seqused_k: Any,
+        block_table: Any,
+        causal: bool,
+        window_size: list[int],
+        fa_version: int,
+    ) -> Any:
+        assert fa_version == 3
+        starts = cu_seqlens_q.tolist()
+        assert max_seqlen_q == max(b - a for a, b in itertools.pairwise(starts))
+        assert max_seqlen_k == int(seqused_k.max())
+        return torch.cat(
+            [
+                oracle.attend(
+                    q[starts[i] : starts[i + 1]], oracle.unpaged(k, t, n), oracle.unpaged(v, t, n), causal, *window_size
+                )
+                for i, (t, n) in enumerate(zip(block_table, seqused_k.tolist(), strict=True))
+            ]
+        )
+
+    module = ModuleType("vllm.vllm_flash_attn")
+    module.flash_attn_varlen_func = flash_attn_varlen_func
+    return module
+
+
+@pytest.fixture
+def oracle(monkeypatch: pytest.MonkeyPatch) -> Oracle:
+    """Stand-ins for all packages, on an H100 that is not there."""
+    made = Oracle()
+    monkeypatch.setitem(sys.modules, "flash_attn", flash_attention(made, "block_table"))
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", flash_attention(made, "page_table"))
+    monkeypatch.setitem(sys.modules, "flashinfer", flashinfer(made))
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.vllm_flash_attn", vllm_flash_attn(made))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    return made
+
+
+WAYS = ("flash_attn:2", "flash_attn:3", "flashinfer:paged", "vllm:paged")
+
+
+@pytest.mark.usefixtures("oracle")
+@pytest.mark.parametrize("backend", WAYS)
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [("attention_prefill", shape) for shape in PREFILL] + [("attention_decode", shape) for shape in DECODE],
+)
+def test_a_serving_kernel_computes_the_pairs_that_the_op_claims(
+    oracle: Oracle, backend: str, kind: str, shape: dict[str, Any]
+) -> None:
+    op = make_op(kind, "bf16", **shape)
+    assert backend in backends(op, "cuda")
+    inputs = Inputs("cpu", 3)
+    out = BUILDERS[kind, backend].build(op, inputs)()
+    assert out.numel() == op.batch * op.seq_q * op.heads_q * op.head_dim
+    assert torch.isfinite(out.float()).all()
+    assert out.float().abs().sum() > 0
+    assert oracle.pairs == op.batch * int(attended_pairs(op.seq_q, op.seq_kv, op.causal, op.window))
+    assert inputs.kernel.startswith(backend.split(":")[0])
+
+
+@pytest.mark.usefixtures("oracle")
+def test_a_cache_in_fp8_is_read_as_fp8_or_refused() -> None:
+    op = make_op("attention_decode", "bf16", **DECODE[0], kv_dtype="fp8")
+    assert BUILDERS["attention_decode", "flashinfer:paged"].build(op, Inputs("cpu", 3))().dtype == torch.bfloat16
+    for backend in ("sdpa", "flash2", "flash_attn:2", "vllm:paged"):
+        with pytest.raises(Unsupported, match="kv_dtype=same"):
+            BUILDERS["attention_decode", backend].build(op, Inputs("cpu", 3))
+
+
+@pytest.mark.usefixtures("oracle")
+@pytest.mark.parametrize("backend", ["flash_attn:2", "flash_attn:3"])
+def test_gradients_come_from_the_package_s_own_pass(backend: str) -> None:
+    op = make_op("attention_backward", "bf16", **PREFILL[3])
+    found = BUILDERS["attention_backward", backend].build(op, Inputs("cpu", 3))()
+    assert [tuple(each.shape) for each in found] == [(3, 40, 4, 16), (3, 40, 2, 16), (3, 40, 2, 16)]
+    assert not BUILDERS["attention_backward", backend].capturable(op)
+
+
+@pytest.mark.parametrize(("name", "words"), EXTRAS.items())
+def test_a_package_that_is_missing_is_one_line_with_the_way_to_it(
+    monkeypatch: pytest.MonkeyPatch, name: str, words: str
+) -> None:
+    from opcast.harness.cases.packages import package
+
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(Unsupported) as caught:
+        package(f"{name}.part")
+    assert str(caught.value).endswith(words)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_backend_of_a_package_says_so_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in EXTRAS:
+        monkeypatch.setitem(sys.modules, name, None)
+    ops = {
+        "attention_prefill": make_op("attention_prefill", **PREFILL[0]),
+        "attention_decode": make_op("attention_decode", **DECODE[0]),
+        "attention_backward": make_op("attention_backward", **PREFILL[0]),
+        "rms_norm": make_op("rms_norm", rows=2, cols=8),
+        "silu_mul": make_op("silu_mul", rows=2, cols=8),
+        "rope": make_op("rope", tokens=2, heads=2, head_dim=8),
+        "quantize": make_op("quantize", "bf16", "fp8", rows=2, cols=128),
+        "grouped_gemm": make_op("grouped_gemm", "fp8_block", experts=2, tokens=8, n=128, k=128),
+        "fused_moe": make_op("fused_moe", tokens=8, hidden=64, inter=64, topk=2, experts=4),
+    }
+    asked = 0
+    for (kind, backend), builder in BUILDERS.items():
+        if backend.partition(":")[0] not in EXTRAS and not backend.startswith("flash_attn"):
+            continue
+        op = ops.get(kind) or make_op("gemm", "fp8" if "vllm" in backend else "fp8_block", m=8, n=128, k=128)
+        assert builder.devices == ("cuda",)
+        with pytest.raises(Unsupported, match="is not installed"):
+            builder.build(op, Inputs("cpu", 0))
+        asked += 1
+    assert asked >= 17
+
+
+# --- rows, products, experts ---------------------------------------------------------------------------
+
+
+def test_vllm_s_kernels_are_given_what_they_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    def heard(name: str) -> Any:
+        return lambda *given, **more: seen.append((name, given, more))
+
+    names = ("rms_norm", "rotary_embedding", "scaled_fp8_quant", "cutlass_scaled_mm")
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm._custom_ops", SimpleNamespace(**{name: heard(name) for name in names}))
+
+    def given(kind: str, backend: str, op: Op) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        BUILDERS[kind, f"vllm:{backend}"].build(op, Inputs("cpu", 1))()
+        name, arguments, more = seen.pop()
+        assert name == backend
+        return arguments, more
+
+    (out, x, weight, _), _ = given("rms_norm", "rms_norm", make_op("rms_norm", rows=6, cols=20))
+    assert (out.shape, x.shape, weight.shape) == ((6, 20), (6, 20), (20,))
+    assert out.data_ptr() != x.data_ptr()
+    rope = make_op("rope", tokens=5, heads=3, head_dim=8)
+    (positions, query, key, dim, table, neox), _ = given("rope", "rotary_embedding", rope)
+    assert (positions.tolist(), query.shape, key, dim, neox) == ([0, 1, 2, 3, 4], (5, 24), None, 8, True)
+    assert table.shape == (5, 8)
+    (rows,), more = given("quantize", "scaled_fp8_quant", make_op("quantize", "bf16", "fp8", rows=4, cols=32))
+    assert (rows.shape, more) == ((4, 32), {"use_per_token_if_dynamic": True})
+    product = make_op("gemm", "fp8", "bf16", m=16, n=32, k=64)
+    (a, b, scale_a, scale_b, dtype), _ = given("gemm", "cutlass_scaled_mm", product)
+    assert (a.shape, b.shape, b.stride(), dtype) == ((16, 64), (64, 32), (1, 64), torch.bfloat16)
+    assert (scale_a.shape, scale_b.shape) == ((16, 1), (1, 32))
+
+
+@pytest.mark.parametrize("ends", [[3, 3, 131, 140], [128], [0, 5]])
+def test_each_expert_s_rows_fill_whole_tiles(ends: list[int]) -> None:
+    rows = padded_experts(ends, 128)
+    assert len(rows) % 128 == 0
+    counts = np.diff([0, *ends])
+    for expert, count in enumerate(counts):
+        assert rows.count(expert) == count
+    for start in range(0, len(rows), 128):
+        assert len(set(rows[start : start + 128]) - {-1}) == 1, "a tile is of one expert"
+
+
+def test_deep_gemm_is_given_scales_for_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    stand_in = SimpleNamespace(
+        get_m_alignment_for_contiguous_layout=lambda: 128,
+        m_grouped_fp8_gemm_nt_contiguous=lambda *given: seen.append(given),
+        fp8_gemm_nt=lambda *given: seen.append(given),
+    )
+    monkeypatch.setitem(sys.modules, "deep_gemm", stand_in)
+    grouped = make_op("grouped_gemm", "fp8_block", experts=3, tokens=300, n=192, k=256)
+    BUILDERS["grouped_gemm", "deep_gemm:fp8"].build(grouped, Inputs("cpu", 0))()
+    (a, scale_a), (b, scale_b), out, experts = seen.pop()
+    assert a.shape == (len(experts), 256)
+    assert scale_a.shape == (len(experts), 2)
+    assert b.shape == (3, 192, 256)
+    assert scale_b.shape == (3, 2, 2)
+    assert out.shape == (len(experts), 192)
+    plain = make_op("gemm", "fp8_block", m=100, n=192, k=256)
+    BUILDERS["gemm", "deep_gemm:fp8"].build(plain, Inputs("cpu", 0))()
+    (a, scale_a), (b, scale_b), out = seen.pop()
+    assert (scale_a.shape, scale_b.shape, out.shape) == ((100, 2), (2, 2), (100, 192))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
+@pytest.mark.parametrize("backend", WAYS)
+@pytest.mark.parametrize("shape", DECODE)
+def test_a_serving_kernel_runs_on_a_gpu(backend: str, shape: dict[str, Any]) -> None:
+    op = make_op("attention_decode", "bf16", **{**shape, "head_dim": 128, "v_head_dim": 128})
+    try:
+        prepared = prepare(op, backend, "cuda")
+    except Unsupported as reason:
+        pytest.skip(str(reason))
+    assert torch.isfinite(prepared.run().float()).all()
+
+
+def test_rows_say_which_kernel_sdpa_took() -> None:
+    op: Op = make_op("attention_prefill", "fp32", **PREFILL[0])
+    assert prepare(op, "sdpa", "cpu").kernel == "flash"
+    assert prepare(op, "math", "cpu").kernel == "math"
