@@ -36,6 +36,7 @@ from .cases.base import Unsupported
 from .collective_calls import CALLS, IN_PLACE, CallSetting, ReadyCollective
 from .collective_timer import make_block
 from .command import execute, refuse
+from .deep_ep_calls import DEEP_EP
 from .environment import clocks, has_nvlink, node_name, torchrun_rank, use_loopback
 from .ledger import CampaignError
 from .measuring import NoMemoryError, abilities, die_with, outcome
@@ -224,13 +225,14 @@ class RankGroup:
         """This rank's part of a case, and on rank 0 the result. Ranks beyond the case's return at once."""
         backend, _, variant = case.backend.partition(":")
         self._refuse(case, backend, variant)
-        data, control = self._group(case.op.ranks, backend)
+        builders = DEEP_EP if backend == "deep_ep" else CALLS
+        data, control = self._group(case.op.ranks, "nccl" if backend == "deep_ep" else backend)
         if self.rank >= case.op.ranks:
             return None
         made: ReadyCollective | None = None
         problem: Exception | None = None
         try:
-            made = CALLS[case.op.kind](CallSetting(case.op, data, self.rank, self.settings.device, bool(variant)))
+            made = builders[case.op.kind](CallSetting(case.op, data, self.rank, self.settings.device, bool(variant)))
         except (Unsupported, RuntimeError) as error:  # out of memory is a RuntimeError
             problem = error
         self._agree(problem, control, case.op.ranks)
@@ -242,6 +244,8 @@ class RankGroup:
         if case.op.kind not in CALLS:
             raise Unsupported(f"{case.op.kind} is no collective")
         usual = "nccl" if self.settings.device == "cuda" else "gloo"
+        if (backend, variant) == ("deep_ep", "") and case.op.kind in DEEP_EP and self.settings.device == "cuda":
+            usual = backend
         if backend != usual or variant not in ("", "inplace"):
             raise Unsupported(f"no backend {case.backend!r} for collectives on {self.settings.device}: use {usual}")
         if variant and case.op.kind not in IN_PLACE:

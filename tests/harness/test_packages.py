@@ -355,6 +355,79 @@ def test_deep_gemm_is_given_scales_for_its_blocks(monkeypatch: pytest.MonkeyPatc
     assert (scale_a.shape, scale_b.shape, out.shape) == ((100, 2), (2, 2), (100, 192))
 
 
+class DeepEpBuffer:
+    """deep_ep.Buffer as it is documented: what a rank sends, it gets back, twice over."""
+
+    def __init__(self, group: Any, nvl: int = 0, rdma: int = 0, low_latency_mode: bool = False, **queues: int) -> None:
+        assert low_latency_mode == bool(queues)
+        assert (nvl > 0) != low_latency_mode
+        self.calls: list[tuple[str, Any]] = []
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(tokens: int, hidden: int, ranks: int, experts: int) -> int:
+        return tokens * hidden * ranks * experts
+
+    def get_dispatch_layout(self, topk_idx: Any, num_experts: int) -> tuple[Any, ...]:
+        assert topk_idx.dtype == torch.int64
+        assert int(topk_idx.max()) < num_experts
+        return "per rank", "per node", "per expert", "inside", None
+
+    def dispatch(self, x: Any, handle: Any = None, **layout: Any) -> tuple[Any, ...]:
+        names = {"topk_idx", "topk_weights", "num_tokens_per_rank", "num_tokens_per_rdma_rank", "is_token_in_rank"}
+        assert set(layout) == (set() if handle else {*names, "num_tokens_per_expert"})
+        self.calls.append(("dispatch", handle))
+        return torch.cat((x, x)), None, None, [], "handle", None
+
+    def combine(self, x: Any, handle: Any) -> None:
+        self.calls.append(("combine", handle))
+
+    def low_latency_dispatch(self, x: Any, topk_idx: Any, most: int, experts: int, use_fp8: bool) -> tuple[Any, ...]:
+        assert len(x) <= most
+        self.calls.append(("low_latency_dispatch", use_fp8))
+        return torch.cat((x, x)), None, "handle", None, None
+
+    def low_latency_combine(self, x: Any, topk_idx: Any, topk_weights: Any, handle: Any) -> None:
+        assert topk_weights.dtype == torch.float32
+        self.calls.append(("low_latency_combine", handle))
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "timed"),
+    [
+        ("ep_dispatch", "normal", ("dispatch", "handle")),
+        ("ep_combine", "normal", ("combine", "handle")),
+        ("ep_dispatch", "low_latency", ("low_latency_dispatch", False)),
+        ("ep_combine", "low_latency", ("low_latency_combine", "handle")),
+    ],
+)
+def test_deep_ep_exchanges_tokens_by_a_layout_made_once(
+    monkeypatch: pytest.MonkeyPatch, kind: str, mode: str, timed: tuple[str, Any]
+) -> None:
+    from opcast.harness import deep_ep_calls
+    from opcast.harness.collective_calls import CallSetting
+
+    made: list[DeepEpBuffer] = []
+
+    class Kept(DeepEpBuffer):
+        def __init__(self, *given: Any, **more: Any) -> None:
+            super().__init__(*given, **more)
+            made.append(self)
+
+    monkeypatch.setitem(sys.modules, "deep_ep", SimpleNamespace(Buffer=Kept))
+    deep_ep_calls.normal_buffer.cache_clear()
+    deep_ep_calls.fast_buffer.cache_clear()
+    op = make_op(kind, "bf16", tokens=16, hidden=64, topk=2, experts=8, ranks=2, mode=mode)
+    group = type("Group", (), {"size": lambda self: 2})()
+    setting = CallSetting(op, group, 0, "cpu", False)
+    ready = deep_ep_calls.DEEP_EP[kind](setting)
+    made[0].calls.clear()
+    ready.run()
+    ready.run()
+    assert made[0].calls == [timed, timed]
+    with pytest.raises(Unsupported, match="divide evenly"):
+        deep_ep_calls.DEEP_EP[kind](CallSetting(op.replace(experts=9), setting.group, 0, "cpu", False))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 @pytest.mark.parametrize("backend", WAYS)

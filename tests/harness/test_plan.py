@@ -394,6 +394,34 @@ def test_no_attention_on_a_gpu_is_given_a_mask() -> None:
             assert not any(isinstance(each, torch.Tensor) and each.dtype == torch.bool for each in run.args)
 
 
+FOREIGN = ("vllm:", "flashinfer:", "flash_attn:", "deep_gemm:")
+
+
+def test_the_full_campaign_has_what_predictions_ask_for() -> None:
+    plan = shipped("full", "cuda")
+    asked = {(c.op.kind, c.op.dtype, c.backend) for c in plan.cases}
+    assert {("gemm", dtype, "cublas") for dtype in ("fp8", "fp8_block", "mxfp8", "nvfp4", "w4a16")} <= asked
+    assert {("grouped_gemm", "fp8", "torch"), ("grouped_gemm", "fp8_block", "deep_gemm:fp8")} <= asked
+    for kind in ("attention_decode", "attention_prefill"):
+        paged = {backend for found, _, backend in asked if found == kind and backend.startswith(FOREIGN)}
+        assert paged == {"flashinfer:paged", "vllm:paged", "flash_attn:2", "flash_attn:3"}
+    windowed = [c for c in plan.cases if c.op.kind == "attention_backward" and c.op.window]
+    assert len(windowed) >= 30
+    exchanges = {(c.op.kind, c.op.mode) for c in shipped("collectives", "cuda").cases if c.backend == "deep_ep"}
+    assert exchanges == {(kind, mode) for kind in ("ep_dispatch", "ep_combine") for mode in (0, 1)}
+
+
+def test_the_full_campaign_fits_the_time_it_states() -> None:
+    """Its header says how many cases it has, and about how many minutes they take on an H200."""
+    plan = shipped("full", "cuda")
+    text = next(path for path in CAMPAIGNS if path.stem == "full").read_text()
+    assert f"{len(plan.cases):,} cases" in text
+    assert f"; {sum(c.backend.startswith(FOREIGN) for c in plan.cases)} of" in text
+    minutes = sum(len(batch.cases) for batch in plan.batches()) * 2 * plan.settings.case_budget_s / 60
+    assert minutes <= 20
+    assert "about 20 minutes" in text
+
+
 def test_hydra_composes_the_full_campaign_as_planned_here() -> None:
     hydra = pytest.importorskip("hydra")
     from omegaconf import OmegaConf

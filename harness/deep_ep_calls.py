@@ -1,0 +1,96 @@
+"""DeepEP's kernels for the exchange between experts, where the package is installed (github.com/deepseek-ai/DeepEP).
+
+``normal`` moves each token once to every rank that holds one of its experts, with a layout that is worked out once and
+then reused, as a second micro-batch or the backward pass does; ``low_latency`` moves it once for each expert, without
+waiting for the host. Combining moves the rows of a dispatch back. Tokens travel in bf16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from .cases.base import Unsupported
+from .cases.packages import package
+from .collective_calls import CallSetting, ReadyCollective
+
+LOW_LATENCY = 1  # of the dim mode
+SHARED_BYTES = 1 << 30  # of NVLink, or of RDMA, that the kernels of the normal mode go through
+COMMON_NODE = 8  # ranks that reach each other over NVLink
+
+
+@lru_cache(maxsize=1)
+def normal_buffer(group: Any) -> Any:
+    """The memory that a group shares for the normal mode: made once, which takes seconds."""
+    return package("deep_ep").Buffer(group, SHARED_BYTES, SHARED_BYTES if group.size() > COMMON_NODE else 0)
+
+
+@lru_cache(maxsize=1)
+def fast_buffer(group: Any, tokens: int, hidden: int, experts: int) -> Any:
+    """The memory that a group shares for the low-latency mode, which depends on the shape."""
+    buffers, ranks = package("deep_ep").Buffer, group.size()
+    needed = buffers.get_low_latency_rdma_size_hint(tokens, hidden, ranks, experts)
+    return buffers(group, 0, needed, low_latency_mode=True, num_qps_per_rank=experts // ranks)
+
+
+def _routed(s: CallSetting) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens [tokens, hidden], the topk experts of each (int64) and their weights (fp32)."""
+    op = s.op
+    if op.experts % op.ranks or op.topk > op.experts:
+        raise Unsupported(f"top {op.topk} of {op.experts} experts on {op.ranks} ranks: they must divide evenly")
+    if op.dtype != "bf16" or op.out_dtype != "bf16":
+        raise Unsupported("DeepEP is measured in bf16: set dtype=bf16")
+    if op.sms:
+        raise Unsupported("DeepEP chooses its multiprocessors itself: set sms=0")
+    generator = torch.Generator().manual_seed(s.rank)
+    experts = torch.rand(op.tokens, op.experts, generator=generator).topk(op.topk, dim=-1)[1].to(s.device)
+    return s.rows(op.tokens, "bf16"), experts, torch.ones(op.tokens, op.topk, device=s.device)
+
+
+def _exchange(s: CallSetting) -> tuple[torch.Tensor, Callable[[], Any], Callable[[], Any], torch.Tensor]:
+    """What is sent, a call that dispatches it, a call that combines what came, and what came."""
+    op = s.op
+    tokens, experts, weights = _routed(s)
+    if op.mode == LOW_LATENCY:
+        buffer = fast_buffer(s.group, op.tokens, op.hidden, op.experts)
+
+        def dispatch_fast() -> Any:
+            return buffer.low_latency_dispatch(tokens, experts, op.tokens, op.experts, use_fp8=False)
+
+        arrived, _, handle, _, _ = dispatch_fast()
+        return (
+            tokens,
+            dispatch_fast,
+            lambda: buffer.low_latency_combine(arrived, experts, weights, handle),
+            arrived,
+        )
+    buffer = normal_buffer(s.group)
+    per_rank, per_node, per_expert, inside, _ = buffer.get_dispatch_layout(experts, op.experts)
+    arrived, _, _, _, handle, _ = buffer.dispatch(
+        tokens,
+        topk_idx=experts,
+        topk_weights=weights,
+        num_tokens_per_rank=per_rank,
+        num_tokens_per_rdma_rank=per_node,
+        is_token_in_rank=inside,
+        num_tokens_per_expert=per_expert,
+    )
+    return tokens, lambda: buffer.dispatch(tokens, handle=handle), lambda: buffer.combine(arrived, handle), arrived
+
+
+def dispatch(s: CallSetting) -> ReadyCollective:
+    """Tokens to the ranks of their experts."""
+    tokens, there, _, arrived = _exchange(s)
+    return ReadyCollective(there, tokens, arrived)
+
+
+def combine(s: CallSetting) -> ReadyCollective:
+    """Rows of experts back to their tokens' ranks, and their sums there."""
+    tokens, _, back, arrived = _exchange(s)
+    return ReadyCollective(back, arrived, tokens)
+
+
+DEEP_EP: dict[str, Callable[[CallSetting], ReadyCollective]] = {"ep_dispatch": dispatch, "ep_combine": combine}
