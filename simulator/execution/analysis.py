@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...datasets.traces.classes import CLASSES, classes, is_device_work, is_network
+from ...datasets.traces.gaps import ROUNDED_US
 from ...datasets.traces.groups import JoinedCall, RankedTraces, joined_calls
 from ...datasets.traces.table import ExecutionTrace
 from .feeder import lanes_of
 from .run import SimulatedRun
 
 QUANTILES = (0.1, 0.5, 0.9, 0.99)
-ROUNDED_US = 1e-6
 
 
 @dataclass(frozen=True)

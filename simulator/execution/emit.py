@@ -17,6 +17,7 @@ import numpy as np
 from ...datasets.traces import protobuf
 from ...datasets.traces.builder import TraceBuilder
 from ...datasets.traces.classes import GAP, OP
+from ...datasets.traces.gaps import ROUNDED_US, filled
 from ...datasets.traces.gathering import taken, with_numbers, with_values, with_words
 from ...datasets.traces.groups import GROUPS_FILE
 from ...datasets.traces.schema import EXACT_DURATION, EXACT_START, VERSION, CollectiveKind, NodeKind
@@ -26,7 +27,7 @@ from ..question.orders import FORWARD, WEIGHT
 from ..step.state import State, Step
 from ..timing.phases import FIRST, LAST, MIDDLE, ONLY
 from ..timing.schedule.pipeline import sources
-from .programs import ROUNDED_US, Program, Sort, group_key, key_parts, program, streams_of
+from .programs import Sort, TaskProgram, group_key, key_parts, program, streams_of
 
 WHOLE = "all"
 MESSAGES = 1 << 10  # streams of messages are numbered from here on
@@ -158,7 +159,7 @@ def _tasks(step: Step, stage: int, lines: _Lines) -> dict[int, int]:
     source, _ = sources(orders)
     takers = {int(source[task]): task for task in np.flatnonzero(source >= 0).tolist()}
     streams = streams_of(costs for times in step.times_of for costs in times.costs.values())
-    known: dict[tuple[int, str, tuple[bool, bool]], tuple[Program, int]] = {}
+    known: dict[tuple[int, str, tuple[bool, bool]], tuple[TaskProgram, int]] = {}
     row = range(orders.offsets[stage], orders.offsets[stage + 1])
     seen: dict[tuple[int, bool], int] = {}
     last: dict[int, int] = {}
@@ -190,7 +191,7 @@ def _tasks(step: Step, stage: int, lines: _Lines) -> dict[int, int]:
 
 def _task(
     lines: _Lines,
-    known: tuple[Program, int] | None,
+    known: tuple[TaskProgram, int] | None,
     begin: float,
     end: float,
     beside: int,
@@ -324,25 +325,12 @@ def _traced(step: Step, stage: int, lines: _Lines) -> ExecutionTrace:
     """The lines of a stage as a trace: gaps filled in, ids from 1 in the order of starts."""
     sort, stream, start, end = (np.concatenate(each) for each in (lines.sort, lines.stream, lines.start, lines.end))
     child, parent = np.concatenate(lines.parents, axis=1)
-    number = len(lines.sorts)
+    gap = len(lines.sorts)
     lines.sorts.append(_gap("between kernels"))
-    ready = np.zeros(len(sort))
-    np.maximum.at(ready, child, end[parent])
-    late = np.flatnonzero((start - ready > ROUNDED_US) & (stream < MESSAGES))
-    sends = np.isin(sort, [i for i, each in enumerate(lines.sorts) if each.kind == NodeKind.COMM_SEND])
-    late = np.union1d(late, np.flatnonzero((start - ready > ROUNDED_US) & sends))
-    gap = np.full(len(sort), -1)
-    gap[late] = len(sort) + np.arange(len(late))
-    child = np.concatenate([np.where(gap[child] >= 0, gap[child], child), late])
-    parent = np.concatenate([parent, gap[late]])
-    sort = np.concatenate([sort, np.full(len(late), number)])
-    stream = np.concatenate([stream, stream[late]])
-    start, end = np.concatenate([start, ready[late]]), np.concatenate([end, start[late]])
-    order = np.lexsort((np.arange(len(sort)), end, start))
-    place = np.empty(len(sort), np.int64)
-    place[order] = np.arange(len(sort))
-    return _columns(step, stage, lines.sorts, sort[order], stream[order], start[order], end[order],
-                    np.stack([place[child], place[parent]]))  # fmt: skip
+    sends = np.array([each.kind == NodeKind.COMM_SEND for each in lines.sorts])[sort]
+    timed = filled(start, end, child, parent, (stream < MESSAGES) | sends)
+    return _columns(step, stage, lines.sorts, np.where(timed.gap, gap, sort[timed.row]), stream[timed.row], timed.start,
+                    timed.end, timed.parents)  # fmt: skip
 
 
 def _columns(
@@ -355,13 +343,12 @@ def _columns(
     for each in sorts:
         builder.add(0, each.name, each.kind, attributes=each.attributes)
     found = taken(builder.trace(), sort)
-    unique = np.unique(parents, axis=1)
     offsets = np.zeros(len(sort) + 1, np.int64)
-    np.cumsum(np.bincount(unique[0], minlength=len(sort)), out=offsets[1:])
+    np.cumsum(np.bincount(parents[0], minlength=len(sort)), out=offsets[1:])
     found = replace(
         found,
         ids=np.arange(1, len(sort) + 1).astype(np.uint64),
-        data=SparseRows(offsets, (unique[1] + 1).astype(np.uint64)),
+        data=SparseRows(offsets, (parents[1] + 1).astype(np.uint64)),
         start_us=start.astype(np.uint64),
         duration_us=(end - start).astype(np.uint64),
     )

@@ -17,6 +17,7 @@ import numpy as np
 from ...datasets.ops import KINDS, Op
 from ...datasets.traces.builder import Attribute
 from ...datasets.traces.classes import OP
+from ...datasets.traces.gaps import ROUNDED_US
 from ...datasets.traces.schema import CollectiveKind, NodeKind
 from ..graph import Node
 from ..report.timeline import executed
@@ -32,7 +33,6 @@ COLLECTIVES = {
     "ep_dispatch": CollectiveKind.ALL_TO_ALL,
     "ep_combine": CollectiveKind.ALL_TO_ALL,
 }
-ROUNDED_US = 1e-6  # less than this is what sums of floats leave
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Sort:
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class TaskProgram:
     """The nodes of one task. ``start`` and ``end`` [n] in us from its start, ``stream`` [n] their queues.
 
     ``parents``: (node, node that it waits for) as [2, k].
@@ -63,7 +63,7 @@ class Program:
         return float(self.end.max(initial=0.0))
 
 
-def program(step: Step, costs: Costs, phase: str, streams: Sequence[str]) -> Program:
+def program(step: Step, costs: Costs, phase: str, streams: Sequence[str]) -> TaskProgram:
     """The program of a phase of a chunk; streams are numbered by their place in ``streams``."""
     sorts, stream, start, end, parents = [], [], [], [], []
     last: dict[str, int] = {}
@@ -80,7 +80,7 @@ def program(step: Step, costs: Costs, phase: str, streams: Sequence[str]) -> Pro
         last[node.stream] = place
         writer.update(dict.fromkeys(node.writes, place))
     joined = np.array(parents, np.int64).reshape(-1, 2).T
-    return Program(sorts, np.array(stream, np.int64), np.array(start), np.array(end), joined)
+    return TaskProgram(sorts, np.array(stream, np.int64), np.array(start), np.array(end), joined)
 
 
 def sort_of(node: Node, engine: str) -> Sort:

@@ -50,8 +50,16 @@ CHANGES: dict[str, tuple[list[str], list[str]]] = {  # what else is asked, and w
     "calibration": (NODE, ["calibration=none"]),
     "engine": (NODE, ["engine.order=[learned,network,analytical]"]),
 }
-WRITES = {"report": "step.html", "trace": "step.json.gz", "simai": "workload.txt", "graphs": "graphs"}
-READ = {"store", "predictors", "home", "format", "hydra"}  # what tests of stores, predictors and formats turn
+WRITES = {"report": "step.html", "trace": "step.json.gz", "simai": "workload.txt", "chakra": "run", "graphs": "graphs"}
+READ = {
+    "store",
+    "predictors",
+    "home",
+    "format",
+    "hydra",
+    "durations",
+    "policy",
+}  # what tests of stores, formats, traces turn
 REFUSALS = {"expand": "expand=0", "strict": "strict"}  # answers that are refused, for a reason that names the setting
 
 Ask = Callable[[list[str]], tuple[int, dict[str, Any], str]]
