@@ -18,8 +18,11 @@ __all__ = [
     "Parallel",
     "Plan",
     "PredictRequest",
+    "SearchReport",
+    "SearchRequest",
     "SimulateRequest",
     "Sources",
+    "Space",
     "Stack",
     "Straggler",
     "Transfer",
@@ -33,6 +36,7 @@ __all__ = [
     "load_stack",
     "make_op",
     "predict",
+    "search",
     "simulate",
     "simulate_file",
     "validate",
@@ -42,7 +46,7 @@ if TYPE_CHECKING:
     from .datasets.clusters import Cluster, load_cluster
     from .datasets.devices import Device, load_device
     from .datasets.ops import Op, make_op
-    from .jobs.api import predict, simulate, simulate_file, validate
+    from .jobs.api import predict, search, simulate, simulate_file, validate
     from .simulator.network.faults import Fault
     from .simulator.network.transfers import Transfer
     from .simulator.question.network import NetworkChoice
@@ -52,13 +56,16 @@ if TYPE_CHECKING:
     from .simulator.question.sources import Sources
     from .simulator.question.stragglers import Straggler
     from .simulator.question.work import Work
+    from .simulator.search.request import SearchRequest
+    from .simulator.search.result import SearchReport
+    from .simulator.search.space import Space
     from .simulator.workbench import Workbench
 
 _HOMES = {
     ".datasets.clusters": ("Cluster", "load_cluster"),
     ".datasets.devices": ("Device", "load_device"),
     ".datasets.ops": ("Op", "make_op"),
-    ".jobs.api": ("predict", "simulate", "simulate_file", "validate"),
+    ".jobs.api": ("predict", "search", "simulate", "simulate_file", "validate"),
     ".simulator.network.faults": ("Fault",),
     ".simulator.network.transfers": ("Transfer",),
     ".simulator.question.network": ("NetworkChoice",),
@@ -68,6 +75,9 @@ _HOMES = {
     ".simulator.question.sources": ("Sources",),
     ".simulator.question.stragglers": ("Straggler",),
     ".simulator.question.work": ("Work",),
+    ".simulator.search.request": ("SearchRequest",),
+    ".simulator.search.result": ("SearchReport",),
+    ".simulator.search.space": ("Space",),
     ".simulator.workbench": ("Workbench",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -1,4 +1,4 @@
-"""The Python face of opcast: :func:`predict`, :func:`simulate` and :func:`validate`, as ``opcast.predict`` and so on.
+"""The Python face of opcast: :func:`predict`, :func:`simulate`, :func:`search`, … as ``opcast.predict`` and so on.
 
 Nothing here needs Hydra. Plain keywords become requests (:mod:`..simulator.question.keywords`); a request made before
 is answered as it is.
@@ -7,6 +7,7 @@ is answered as it is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from ..simulator.question.work import Work
     from ..simulator.report.answer import InferenceReport, StepReport
     from ..simulator.report.workload_file import FileReport
+    from ..simulator.search.request import SearchRequest
+    from ..simulator.search.result import SearchReport
+    from ..simulator.search.space import Space
     from ..simulator.trace import Model
     from ..simulator.validation import Validation
 
@@ -135,6 +139,63 @@ def simulate(
     given = {**settings, "cluster": cluster, "stack": stack, "precision": precision}
     request = simulate_request(model, workload, device, _sources(home, engines, backend, calibration), given)
     return timed(_bench(request.sources).simulate(request))
+
+
+def search(
+    model: Model | SearchRequest,
+    space: Space | Mapping[str, Any] | None = None,
+    *,
+    cluster: str | Cluster | None = None,
+    workers: int = 1,
+    points: str | Path | None = None,
+    objectives: Sequence[str] = ("step_time", "memory"),
+    constraints: Sequence[str] = (),
+    rules: Sequence[str] = (),
+    top: int = 10,
+    prune: Sequence[str] = ("memory", "time"),
+    noise_floor: float = 0.03,
+    sampler: str = "auto",
+    trials: int = 1000,
+    seed: int = 0,
+    home: str | Path = HOME,
+    **settings: Any,
+) -> SearchReport:
+    """The best layouts of a training step on a cluster.
+
+    ``space`` is a :class:`Space` or its axes as a mapping (``{"tp": [4, 8]}``); an axis without values takes natural
+    ones. ``settings`` are those of :func:`simulate` that are not searched: ``nodes``, ``seq_len``, ``global_batch``,
+    ``stack``, ``precision``, ... ``workers`` are processes: the answer is the same for any number. ``points`` is a
+    folder where all points are kept as Parquet. A :class:`SearchRequest` has all but ``workers`` and ``points`` in it.
+
+    Raises RequestError for an empty space or rules that contradict each other, and the errors of :func:`simulate`.
+    """
+    from ..datasets.loading import load
+    from ..simulator.search.request import SearchRequest
+    from ..simulator.search.space import Space
+
+    if not isinstance(model, SearchRequest):
+        base = simulate_request(
+            model, "train", THIS_MACHINE, _sources(home, ORDER, None), {**settings, "cluster": cluster}
+        )
+        given = {} if space is None else space
+        axes = given if isinstance(given, Space) else load(Space, _lists(given), RequestError, "space", "axis")
+        model = SearchRequest(
+            base=base,
+            space=replace(axes, rules=(*axes.rules, *rules)),
+            objectives=tuple(objectives),
+            constraints=tuple(constraints),
+            top=top,
+            prune=tuple(prune),
+            noise_floor=noise_floor,
+            sampler=sampler,
+            trials=trials,
+            seed=seed,
+        )
+    return _bench(model.base.sources).search(model, workers, points)
+
+
+def _lists(axes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: [value] if isinstance(value, (str, int)) else list(value) for name, value in axes.items()}
 
 
 def simulate_file(

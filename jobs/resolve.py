@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..simulator.question.predictions import PredictRequest
     from ..simulator.question.requests import CalibrateRequest, SimulateRequest, ValidateRequest
     from ..simulator.question.work import Work
+    from ..simulator.search.request import SearchRequest
 
 __all__ = ["LINK_FAULTS", "SHIPPED_PREDICTORS", "SHIPPED_STORE"]
 
@@ -155,6 +156,29 @@ def simulate_request(config: Mapping[str, Any]) -> SimulateRequest:
         network=network(config),
         sources=sources(config),
     )
+
+
+def search_request(config: Mapping[str, Any]) -> SearchRequest:
+    """The request about the best of a space of layouts. RequestError for what cannot be."""
+    from ..datasets.loading import load
+    from ..simulator.question.canonical import RequestError
+    from ..simulator.search.request import SearchRequest
+    from ..simulator.search.space import Space
+
+    own = ("top", "noise_floor", "sampler", "exhaustive_up_to", "trials", "seed")
+    lists = {name: listed(config[name]) for name in ("objectives", "constraints", "prune")}
+    values = {name: listed(value) for name, value in config["space"].items()}
+    base = simulate_request({**config, "stragglers": []})
+    given = {**{name: config[name] for name in own}, **lists, "base": base}
+    space = load(Space, values, RequestError, "space", "axis")
+    return SearchRequest(space=space, **given)
+
+
+def listed(value: Any) -> list[Any]:
+    """The values of a setting that may be one value, a list of them, or ``auto`` or null for none."""
+    if value is None or value == "auto":
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def validate_request(config: Mapping[str, Any]) -> ValidateRequest:

@@ -16,9 +16,35 @@ from ..datasets.reading import read_yaml
 from .show import CONFIG_DIRECTORY, BadInputError, say
 
 FOLDERS = ("home", "store", "predictors", "graphs")
-FILES = ("shapes", "output", "report", "picture", "trace", "simai", "truth", "plan_out", "path", "mapping", "tracking")
+FILES = (
+    "shapes",
+    "output",
+    "report",
+    "picture",
+    "trace",
+    "simai",
+    "truth",
+    "plan_out",
+    "path",
+    "mapping",
+    "tracking",
+    "points",
+    "launch",
+)
 FLAGS = ("all_groups", "details", "promote", "power")
-GROUPS = ("engine", "device", "cluster", "model", "workload", "precision", "parallel", "stack", "op", "campaign")
+GROUPS = (
+    "engine",
+    "device",
+    "cluster",
+    "model",
+    "workload",
+    "precision",
+    "parallel",
+    "stack",
+    "op",
+    "campaign",
+    "space",
+)
 MAPPINGS = (*GROUPS, "predictor", "settings", "options", "train", "prefill", "decode", "repeats")
 LISTS = (
     "op",
@@ -32,6 +58,7 @@ LISTS = (
     "faults",
     "stragglers",
     "workload.expert_load",
+    *("objectives", "constraints", "prune", "compare"),
 )
 PARTS = {  # of groups that no loader checks
     "engine": ("order",),
@@ -39,7 +66,7 @@ PARTS = {  # of groups that no loader checks
     "model": ("name", "source", "config", "path"),
 }
 DEEPEST = 20  # brackets in a word of the command line
-READERS = ("predict", "simulate", "validate", "list")
+READERS = ("predict", "simulate", "search", "validate", "list")
 """Verbs that only read a store and predictors; all others write there, or say themselves that nothing is there."""
 
 

@@ -26,7 +26,7 @@ from .report.answer import InferenceReport, StepReport
 from .report.network import links_report
 from .report.notes import notes
 from .report.workload_file import FileReport, file_report
-from .step.build import build, engine_of
+from .step.build import LaidOut, build, engine_of, lay_out
 from .step.checks import filled, prepared
 from .step.state import State
 from .step.workload_file import run_file, study
@@ -65,12 +65,21 @@ def simulated(
     model: Model, work: Work, plan: Plan, device: Device, engine: Engine, cache_dir: Path | None = None
 ) -> State:
     """The state of a workload, its communication as long as the links make it where they are simulated."""
+    return timed_state(laid_out(model, work, plan, device, cache_dir), engine)
+
+
+def laid_out(model: Model, work: Work, plan: Plan, device: Device, cache_dir: Path | None = None) -> LaidOut:
+    """A workload as the plan cuts it and what it needs of memory, before anything is timed."""
     work = filled(plainest(work), plan)
     stored = "" if work.kind == "train" or plan.quantization or device.synchronous else stored_format(model)
-    plan = prepared(plan, work, device, stored)
-    state = build(model, work, plan, device, engine, cache_dir)
-    flows = flow_engine(engine_of(plan.stack, engine))
-    return state if flows is None or plan.cluster.devices == 1 else share_links(state, flows)
+    return lay_out(model, work, prepared(plan, work, device, stored), device, cache_dir)
+
+
+def timed_state(laid: LaidOut, engine: Engine) -> State:
+    """The state of a workload that was cut before."""
+    state = build(laid, engine)
+    flows = flow_engine(engine_of(laid.plan.stack, engine))
+    return state if flows is None or laid.plan.cluster.devices == 1 else share_links(state, flows)
 
 
 def simulate_workload(

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from .question.requests import CalibrateRequest, SimulateRequest, ValidateRequest
     from .report.answer import InferenceReport, OpPrediction, StepReport
     from .report.workload_file import FileReport
+    from .search.request import SearchRequest
+    from .search.result import SearchReport
     from .validation import Validation, ValidationSettings
     from .validation.calibrate import Calibrating
 
@@ -228,6 +230,28 @@ class Workbench:
         study: Any = request.network.faults_study
         report = simulate_workload(found, plan, engine, request.file.name, rates, request.file.vpp, study)
         return Answered(report, device, engine)
+
+    def search(
+        self,
+        request: SearchRequest,
+        workers: int = 1,
+        points: str | Path | None = None,
+        progress: Progress | None = None,
+    ) -> SearchReport:
+        """The best points of a space of layouts, simulated by so many processes (the answer is the same).
+
+        ``points`` is a folder where all points are kept as Parquet, and from which a search that was ended goes on.
+        Raises RequestError for an empty space, and the errors of models and clusters.
+        """
+        from .search.evaluate import Evaluator
+        from .search.points import Folder
+        from .search.run import search
+        from .search.workers import Workers
+
+        folder = Folder(None if points is None else Path(points).expanduser(), request.key() if points else "")
+        return search(
+            request, lambda made: Workers(Evaluator(made, self), workers, workbench), folder, progress or _silent
+        )
 
     def calibrate(self, request: CalibrateRequest, progress: Progress | None = None) -> Calibrating:
         """Effects on the times of steps, fitted on the rows of tables, and how well they answer what was left out."""

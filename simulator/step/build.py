@@ -1,4 +1,4 @@
-"""From a plan to the state of a workload: trace, passes, chunks, costs, schedule, memory."""
+"""From a plan to the state of a workload: chunks and memory (:func:`lay_out`), then their times (:func:`build`)."""
 
 from __future__ import annotations
 
@@ -62,35 +62,67 @@ def parts(work: Work) -> Iterator[Part]:
             yield Part("decode", context, steps * weight)
 
 
-def build(model: Model, work: Work, plan: Plan, device: Device, engine: Engine, cache_dir: Path | None) -> State:
-    """The state of a workload under a prepared plan (:mod:`.checks`), each communication as long as its engine says.
+@dataclass(frozen=True)
+class LaidOut:
+    """A workload cut into the chunks of its plan, and what each stage needs of its device's memory; without times.
+
+    ``graphs`` and ``pipelines`` are by kind of step, before any pass and after all; ``saved_gib`` is by kind and chunk.
+    """
+
+    work: Work
+    plan: Plan
+    device: Device
+    parts: tuple[Part, ...]
+    orders: Orders
+    graphs: tuple[Graph, ...]
+    pipelines: tuple[tuple[Chunk, ...], ...]
+    saved_gib: tuple[tuple[float, ...], ...]
+    memories: tuple[Memory, ...]
+
+    @property
+    def peak_gib(self) -> float:
+        """What the fullest stage needs of its device."""
+        return max(memory.peak_gib for memory in self.memories)
+
+
+def lay_out(model: Model, work: Work, plan: Plan, device: Device, cache_dir: Path | None) -> LaidOut:
+    """A workload under a prepared plan (:mod:`.checks`), before anything of it is timed.
 
     Raises PlanError for degrees that do not go together, and the errors of :func:`..trace.trace`.
     """
-    engine = engine_of(plan.stack, engine)
-    wanted = list(parts(work))
+    wanted = tuple(parts(work))
     orders = orders_of(work, plan)
-    graphs = [traced(model, work, plan, part, device, cache_dir) for part in wanted]
+    graphs = tuple(traced(model, work, plan, part, device, cache_dir) for part in wanted)
     passes = TRAINING if work.kind == "train" else INFERENCE
     rewritten = [apply_passes(graph, plan, passes) for graph in graphs]
     if work.kind == "batch":
         rewritten = [served(rewritten[0], model, work, plan, device, cache_dir)]
-    pipelines = [split_pipeline(graph, plan) for graph in rewritten]
-    slow = stage_slowdowns(plan)[orders.routes[:, :, 0]].max(axis=0).tolist()
-    times = time_chunks(pipelines, [part.kind for part in wanted], [slow] * len(pipelines), plan, device, engine)
-    overhead_us = plan.stack.step_overhead_us + work.data_loading_ms * 1e3
+    pipelines = tuple(split_pipeline(graph, plan) for graph in rewritten)
     walks: dict[int, ChunkWalk] = {}
     memories = [stage_memories(orders, chunks, plan, device, work, walks) for chunks in pipelines]
+    saved = tuple(tuple(walks[id(chunk.graph)].saved / GIB for chunk in chunks) for chunks in pipelines)
+    fullest = tuple(max(stage, key=lambda memory: memory.peak_gib) for stage in zip(*memories, strict=True))
+    return LaidOut(work, plan, device, wanted, orders, graphs, pipelines, saved, fullest)
+
+
+def build(laid: LaidOut, engine: Engine) -> State:
+    """The state of a workload: its chunks timed and placed, each communication as long as its engine says."""
+    work, plan, device, orders = laid.work, laid.plan, laid.device, laid.orders
+    engine = engine_of(plan.stack, engine)
+    slow = stage_slowdowns(plan)[orders.routes[:, :, 0]].max(axis=0).tolist()
+    kinds = [part.kind for part in laid.parts]
+    times = time_chunks(laid.pipelines, kinds, [slow] * len(kinds), plan, device, engine)
+    overhead_us = plan.stack.step_overhead_us + work.data_loading_ms * 1e3
     steps = []
-    for part, graph, chunks, own in zip(wanted, graphs, pipelines, times, strict=True):
+    for part, graph, chunks, saved, own in zip(
+        laid.parts, laid.graphs, laid.pipelines, laid.saved_gib, times, strict=True
+    ):
         sends = send_times(orders, chunks, plan, engine)
         pipeline = place_tasks(orders, own, plan, sends)
-        saved = tuple(walks[id(chunk.graph)].saved / GIB for chunk in chunks)
         steps.append(
             Step(part.kind, part.times, graph, plan, device, chunks, own, saved, orders, sends, pipeline, overhead_us)
         )
-    fullest = [max(stage, key=lambda memory: memory.peak_gib) for stage in zip(*memories, strict=True)]
-    return State(work, plan, device, tuple(steps), tuple(fullest))
+    return State(work, plan, device, tuple(steps), laid.memories)
 
 
 def orders_of(work: Work, plan: Plan) -> Orders:

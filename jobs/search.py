@@ -1,0 +1,87 @@
+"""``opcast search``: the best layouts of a training step on a cluster, and why they are best."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..datasets.loading import number, whole
+from ..simulator.search.result import SearchReport
+from ..simulator.search.space import settings
+from . import resolve
+from .show import BadInputError, microseconds, print_json, say, table, wants_json
+from .validate import progress_bar
+from .writing import check_place
+
+FREE_CHOICE = {"device": "device.id", "model": "+model.path"}
+ADDED = ("device.", "cluster.", "stack.", "options", "precision.quantization")
+SHOWN_CLASSES = 12  # reasons of points left out that a person is shown
+
+
+def run(config: dict[str, Any]) -> int:
+    """Search and print the best points; returns the exit code, 1 where no point can run."""
+    as_json = wants_json(config)
+    request = resolve.search_request(config)
+    number(BadInputError, "noise_floor", config["noise_floor"])
+    workers = whole(BadInputError, "workers", config["workers"]) or os.cpu_count() or 1
+    if config["report"]:
+        check_place("report", Path(str(config["report"])))
+    found = resolve.bench(config).search(request, workers, config["points"], progress_bar)
+    if as_json:
+        print_json(found.to_dict() | ({} if found.best else {"error": found.notes[0]}))
+    else:
+        show(found)
+    if not found.best:
+        say(f"opcast: {found.notes[0]}")
+    return 0 if found.best else 1
+
+
+def show(found: SearchReport) -> None:
+    """Best points, what was left out, the front and what one change costs, as tables."""
+    say(
+        f"{found.combinations:,} combinations, {found.points:,} points; {found.evaluated:,} simulated, "
+        f"{found.pruned:,} left out, in {found.wall_time_s:.1f} s"
+    )
+    heads = ("", "layout", "step", "tokens/s/GPU", "MFU", "GiB", "tie", "better than the next")
+    title = f"{found.model}: best by {found.objectives[0]}"
+    table(title, heads, [(row["rank"], *line(row), row["tie"], row["reason"]) for row in found.best])
+    if len(found.objectives) > 1:
+        front = [(at, *line(row)) for at, row in enumerate(found.pareto[:12], 1)]
+        table(f"Pareto front of {', '.join(found.objectives)}: {len(found.pareto)} points", heads[:6], front)
+    if found.sensitivity:
+        rows = [
+            (f"{each['axis']}={each['value']}", each["instead_of"], worse(each["cost"]), each["why"] or each["status"])
+            for each in found.sensitivity
+        ]
+        table("one change of the best", ("change", "instead of", "costs", "why"), rows)
+    left: list[tuple[object, ...]] = [
+        (name, f"{each.count:,}", settings(each.example), each.why)
+        for name, each in list(found.pruned_by.items())[:SHOWN_CLASSES]
+    ]
+    if left:
+        table("left out", ("because of", "points", "such as", "which"), left)
+    if found.ties:
+        say(f"{found.ties} more are within the noise floor of the best: they cannot be told apart")
+    for each in found.measure_next[:3]:
+        dims = " ".join(f"{name}={value}" for name, value in each["op"].items() if value not in ("same", 0))
+        say(f"measuring this would help to: {dims} (it differs by {microseconds(each['difference_s'] * 1e6)})")
+
+
+def worse(cost: float | None) -> str:
+    """What a change costs, in percent."""
+    return "" if cost is None else f"{cost:+.1%}"
+
+
+def line(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """A point and its figures."""
+    step = microseconds(row["step_time_s"] * 1e6)
+    rate = f"{row['tokens_per_s_per_gpu']:,.0f}"
+    return (
+        f"{settings(row)} dp={row['dp']} on {row['devices']} GPUs",
+        step,
+        rate,
+        f"{row['mfu']:.1%}",
+        f"{row['peak_gib']:.1f}",
+    )

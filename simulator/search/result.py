@@ -1,0 +1,60 @@
+"""The answer of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..report.answer import plain
+
+
+@dataclass(frozen=True)
+class Left:
+    """Points that were left out for one reason: how many, one of them, and what it says of it."""
+
+    count: int
+    example: Mapping[str, Any]
+    why: str
+
+
+@dataclass(frozen=True)
+class SearchReport:
+    """The best points of a space. ``evaluated`` were simulated in full, ``pruned`` left out (``pruned_by``: why).
+
+    ``best`` are rows from best to worst by the first objective, each with its ``rank``, the ``tie`` with the one before
+    it (``noise``, ``interval`` or empty) and the ``reason`` why it is better than the next; ``pareto`` the rows that no
+    other beats in all objectives; ``sensitivity`` what a change of one axis of the best costs; ``measure_next`` what
+    would settle ties. ``rows`` are all that was found, for pictures and tables; JSON has them not.
+    """
+
+    model: str
+    sampler: str
+    objectives: tuple[str, ...]
+    constraints: tuple[str, ...]
+    axes: Mapping[str, list[Any]]
+    combinations: int
+    points: int
+    left_out: Mapping[str, int]
+    evaluated: int
+    pruned: int
+    pruned_by: Mapping[str, Left]
+    best: tuple[Mapping[str, Any], ...]
+    pareto: tuple[Mapping[str, Any], ...]
+    ties: int
+    sensitivity: tuple[Mapping[str, Any], ...]
+    measure_next: tuple[Mapping[str, Any], ...]
+    notes: tuple[str, ...]
+    wall_time_s: float
+    rows: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; of all rows the best and those of the front are in it."""
+        made: dict[str, Any] = plain(self, drop=("rows",))
+        return made
+
+    def to_pandas(self) -> Any:
+        """All rows that were found as a pandas DataFrame."""
+        import pandas as pd
+
+        return pd.DataFrame([dict(row) for row in self.rows])

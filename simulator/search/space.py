@@ -1,0 +1,304 @@
+"""A space of training layouts as data, and the points of it that fit together.
+
+An axis is the values of one setting. Where none are given they are natural ones: divisors of what is to be divided.
+Points are columns: one numpy array for each axis, with what follows from it beside (``dp``, ``devices``, ...).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from ...datasets.clusters import Cluster, load_cluster
+from ...datasets.loading import choice, flag, whole
+from ..question.canonical import RequestError
+from ..question.orders import SCHEDULES
+from ..question.place import precision_of
+from ..question.plan import OVERLAPS, Stack
+from ..trace import Model
+from ..trace.models import resolve
+
+MOST_POINTS = 2_000_000  # of the product of all axes
+MOST_TP = 16  # of natural values; context and data ranks are cheaper beyond
+TOKENS_A_RANK = 4096  # context parallelism is worth its exchanges from so many tokens on
+MICRO_BATCHES = (1, 2, 4, 8)
+MOST_CHUNKS = 12  # virtual stages of natural values
+UNEVEN = 1.25  # natural pipelines: how many times the mean the fullest stage may hold
+POSITIVE = ("nodes", "tp", "pp", "vpp", "cp", "ep", "etp", "micro_batch")
+DERIVED = ("dp", "devices", "devices_per_node", "micro_batches", "model_ranks")
+
+
+@dataclass(frozen=True)
+class Space:
+    """Axes of a search, each a list of values; without any, what is natural for the model, cluster and framework.
+
+    ``cluster`` names clusters of ``conf/cluster`` (each of its own kind of GPU), ``nodes`` how many nodes of them.
+    ``precision`` is by names of ``conf/precision``; an ``overlap`` is what runs beside compute, joined by ``+``
+    (``dp+tp``; ``none``), in place of the framework's own. ``rules`` must hold for a point to be asked about: they read
+    axes and ``dp``, ``devices``, ``devices_per_node``, ``micro_batches`` and ``model_ranks`` (tp x cp x pp).
+    """
+
+    cluster: tuple[str, ...] = ()
+    nodes: tuple[int, ...] = ()
+    precision: tuple[str, ...] = ()
+    tp: tuple[int, ...] = ()
+    pp: tuple[int, ...] = ()
+    vpp: tuple[int, ...] = ()
+    cp: tuple[int, ...] = ()
+    ep: tuple[int, ...] = ()
+    etp: tuple[int, ...] = ()
+    zero_stage: tuple[int, ...] = ()
+    sequence_parallel: tuple[bool, ...] = ()
+    schedule: tuple[str, ...] = ()
+    overlap: tuple[str, ...] = ()
+    micro_batch: tuple[int, ...] = ()
+    recompute: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            values = getattr(self, each.name)
+            values = (values,) if isinstance(values, (str, int)) else tuple(values or ())
+            object.__setattr__(self, each.name, tuple(dict.fromkeys(values)))
+            for value in values:
+                _check(each.name, value)
+
+
+AXES = tuple(each.name for each in fields(Space) if each.name != "rules")
+NAMES = (*AXES, *DERIVED)
+
+
+def _check(name: str, value: Any) -> None:
+    """RequestError for a value that an axis cannot have."""
+    setting = f"space.{name}"
+    if name in POSITIVE:
+        whole(RequestError, setting, value, 1)
+    elif name == "zero_stage":
+        choice(RequestError, setting, whole(RequestError, setting, value), (0, 1, 2, 3))
+    elif name == "sequence_parallel":
+        flag(RequestError, setting, value)
+    elif not isinstance(value, str):
+        raise RequestError(f"{setting}={value!r} must be a word")
+    elif name == "schedule":
+        choice(RequestError, setting, value, tuple(SCHEDULES))
+    elif name == "precision":
+        precision_of(value)
+    elif name == "cluster":
+        load_cluster(value)
+    elif name == "overlap":
+        for part in overlap_of(value):
+            choice(RequestError, setting, part, OVERLAPS)
+
+
+def overlap_of(text: str) -> tuple[str, ...]:
+    """The groups whose communication runs beside compute, of ``dp+tp`` or ``none``."""
+    return () if text == "none" else tuple(text.split("+"))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What natural values divide: of a model its layers, heads and experts (0: unknown or none), of a step the rest."""
+
+    layers: int = 0
+    heads: int = 0
+    experts: int = 0
+    seq_len: int = 2048
+    global_batch: int = 1
+
+
+def facts_of(model: Model, seq_len: int, global_batch: int) -> Facts:
+    """The facts of a model from its configuration; a function has none. TraceError for a model that is not there."""
+    config = dict(resolve(model).config or {})
+    config |= {k: v for k, v in dict(config.get("text_config") or {}).items() if k not in config}
+
+    def figure(*names: str) -> int:
+        return next((int(config[name]) for name in names if isinstance(config.get(name), int)), 0)
+
+    return Facts(
+        layers=figure("num_hidden_layers", "n_layer", "num_layers"),
+        heads=figure("num_attention_heads", "n_head", "n_heads", "num_heads"),
+        experts=figure("n_routed_experts", "num_local_experts", "num_experts"),
+        seq_len=seq_len,
+        global_batch=global_batch,
+    )
+
+
+def natural(
+    space: Space, facts: Facts, clusters: Sequence[Cluster], stack: Stack, precision: str
+) -> dict[str, tuple[Any, ...]]:
+    """The values of every axis: those given, and natural ones of the others. ``clusters`` are all that are asked about.
+
+    A framework that shards weights by itself (torchtitan) starts from ZeRO-2, Megatron ends with ZeRO-1.
+    """
+    devices, layers = max(each.devices for each in clusters), facts.layers
+    inside = max(each.devices_per_node for each in clusters)
+    powers = [2**power for power in range(21)]
+    widths = [n for n in powers if n <= min(inside, MOST_TP) and (not facts.heads or facts.heads % n == 0)]
+    stages = [
+        n for n in range(1, min(layers, devices) + 1) if devices % n == 0 and -(-layers // n) * n <= UNEVEN * layers
+    ]
+    contexts = [n for n in powers if n * TOKENS_A_RANK <= facts.seq_len or n == 1]
+    experts = [n for n in powers if facts.experts and facts.experts % n == 0 and n <= devices]
+    even = [n for n in range(1, MOST_CHUNKS + 1) if any(layers % (n * p) == 0 for p in stages if p > 1)]
+    usual: dict[str, Sequence[Any]] = {
+        "cluster": [clusters[0].id],
+        "nodes": [clusters[0].nodes],
+        "precision": [precision],
+        "tp": widths,
+        "pp": stages or [1],
+        "vpp": even or [1],
+        "cp": contexts,
+        "ep": experts or [1],
+        "etp": [1],
+        "zero_stage": zero_stages(stack),
+        "sequence_parallel": [True],
+        "schedule": ["1f1b"],
+        "overlap": ["+".join(stack.overlap) or "none"],
+        "micro_batch": [n for n in MICRO_BATCHES if facts.global_batch % n == 0],
+        "recompute": ["none", "selective", "full"],
+    }
+    return {name: getattr(space, name) or tuple(usual[name]) for name in AXES}
+
+
+def zero_stages(stack: Stack) -> tuple[int, ...]:
+    """The stages of ZeRO that a framework is used with."""
+    if stack.id.startswith(("torchtitan", "llama3", "llm_foundry", "torch")):
+        return (2, 3)
+    return (0, 1) if stack.id.startswith(("megatron", "nemo", "nanotron")) else (0, 1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Points:
+    """Points by column: ``columns[name]`` is one array for each axis and for what follows from them [points]."""
+
+    columns: Mapping[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def at(self, place: int) -> dict[str, Any]:
+        """One point as plain values, axes only."""
+        return {name: _plain(self.columns[name][place]) for name in AXES}
+
+    def only(self, kept: np.ndarray) -> Points:
+        """The points where ``kept`` is true, or at those places."""
+        return Points({name: column[kept] for name, column in self.columns.items()})
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def product(axes: Mapping[str, Sequence[Any]], clusters: Mapping[str, Cluster], facts: Facts) -> Points:
+    """Every combination of the axes' values, the last axis fastest. RequestError for more than can be listed."""
+    count = math.prod(len(axes[name]) for name in AXES)
+    if count > MOST_POINTS:
+        raise RequestError(
+            f"the space has {count:,} combinations, more than the {MOST_POINTS:,} that are listed: give fewer values "
+            "of its axes, or search by sampler=nsga2"
+        )
+    grid = np.indices([len(axes[name]) for name in AXES], dtype=np.int32).reshape(len(AXES), -1)
+    return derived({name: _column(axes[name])[grid[at]] for at, name in enumerate(AXES)}, clusters, facts)
+
+
+def _column(values: Sequence[Any]) -> np.ndarray:
+    kind = object if isinstance(values[0], str) else bool if isinstance(values[0], bool) else np.int64
+    return np.array(list(values), dtype=kind)
+
+
+def derived(columns: dict[str, np.ndarray], clusters: Mapping[str, Cluster], facts: Facts) -> Points:
+    """The points of some columns, with what follows from their axes."""
+    per_node = np.array([clusters[name].devices_per_node for name in columns["cluster"]], dtype=np.int64)
+    devices = per_node * columns["nodes"]
+    ranks = columns["tp"] * columns["cp"] * columns["pp"]
+    dp = np.maximum(devices // ranks, 1)
+    micro_batches = np.maximum(facts.global_batch // (columns["micro_batch"] * dp), 1)
+    columns |= {"dp": dp, "devices": devices, "devices_per_node": per_node, "model_ranks": ranks}
+    return Points(columns | {"micro_batches": micro_batches})
+
+
+def fitting(points: Points, facts: Facts) -> dict[str, np.ndarray]:
+    """Where points fit together, by what they must meet [points]; a point that says the same as another does not."""
+    c = points.columns
+    tp, pp, vpp, cp, ep, etp, dp = (c[name] for name in ("tp", "pp", "vpp", "cp", "ep", "etp", "dp"))
+    chunks = pp * vpp
+    most = facts.layers or 10**9
+    virtual = np.array([SCHEDULES[name].virtual or name == "1f1b" for name in c["schedule"]], dtype=bool)
+    interleaved = c["schedule"] == "interleaved"
+    return {
+        "tp x cp x pp divides the devices": c["devices"] % c["model_ranks"] == 0,
+        "tp divides the attention heads": (facts.heads % tp == 0) if facts.heads else tp > 0,
+        "pp x vpp is at most the number of layers": chunks <= most,
+        "virtual stages need a pipeline and a schedule that has them": (vpp == 1) | ((pp > 1) & virtual),
+        "virtual stages are even": (vpp == 1) | (most % chunks == 0) | (facts.layers == 0),
+        "interleaving needs vpp above 1 and micro-batches that are a multiple of pp": np.where(
+            (vpp > 1) | interleaved, c["micro_batches"] % pp == 0, True
+        )
+        & ~(interleaved & (vpp == 1)),
+        "a schedule needs a pipeline": (pp > 1) | (c["schedule"] == "1f1b"),
+        "micro_batch x dp divides the global batch": facts.global_batch % (c["micro_batch"] * dp) == 0,
+        "cp divides the sequence in two parts a rank": (cp == 1) | (facts.seq_len % (2 * cp) == 0),
+        "ep divides the experts": (ep == 1) if not facts.experts else facts.experts % ep == 0,
+        "ep x etp divides the ranks of a stage": (c["devices"] // pp) % (ep * etp) == 0,
+        "etp is at most tp": etp <= tp,
+        "sequence parallelism needs tensor parallelism": (tp > 1) | ~c["sequence_parallel"] | _only(c, True),
+        "ZeRO needs data ranks": (dp * cp > 1) | (c["zero_stage"] == c["zero_stage"].min(initial=3)),
+    }
+
+
+def _only(columns: Mapping[str, np.ndarray], value: bool) -> np.ndarray:
+    """Where an axis of true and false has this value alone: then it says nothing of points that cannot use it."""
+    own = columns["sequence_parallel"]
+    return np.full(len(own), bool((own == value).all()))
+
+
+def fit_together(
+    axes: Mapping[str, Sequence[Any]], clusters: Mapping[str, Cluster], facts: Facts
+) -> tuple[Points, int, dict[str, int]]:
+    """The points that fit together, how many combinations there were, and how many of them each requirement left out.
+
+    RequestError where nothing is left, with the requirement that no combination met, or that left out the last.
+    """
+    points = product(axes, clusters, facts)
+    kept = np.ones(len(points), dtype=bool)
+    left_out: dict[str, int] = {}
+    for what, holds in fitting(points, facts).items():
+        lost = int((kept & ~holds).sum())
+        if lost:
+            left_out[what] = lost
+        kept &= holds
+        if not kept.any():
+            raise RequestError(f"the space is empty: of {len(points):,} combinations none is left after: {what}")
+    return points.only(kept), len(points), left_out
+
+
+def settings(point: Mapping[str, Any]) -> str:
+    """A point in short, as a person reads it: what is not usual of it."""
+    usual = {"vpp": 1, "cp": 1, "ep": 1, "etp": 1, "zero_stage": 0, "schedule": "1f1b", "recompute": "none"}
+    shown = [
+        f"{name}={point[name]}" for name in ("tp", "pp", "vpp", "cp", "ep", "etp") if point[name] != usual.get(name)
+    ]
+    rest = ("zero_stage", "schedule", "micro_batch", "recompute")
+    shown += [f"{name}={point[name]}" for name in rest if point[name] != usual.get(name)]
+    return " ".join(shown)
+
+
+def neighbours(axes: Mapping[str, Sequence[Any]], point: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The points that differ from one in a single axis by one step down or up, each with the axis."""
+    found = []
+    for name in AXES:
+        values = sorted(axes[name]) if not isinstance(axes[name][0], str) else list(axes[name])
+        at = values.index(point[name])
+        near = values if isinstance(values[0], str) else values[max(at - 1, 0) : at + 2]
+        found += [(name, {**point, name: value}) for value in near if value != point[name]]
+    return found
+
+
+def axes_sizes(axes: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    """The axes that have more than one value, as plain lists."""
+    return {name: list(axes[name]) for name in itertools.chain(AXES) if len(axes[name]) > 1}
