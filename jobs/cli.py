@@ -43,6 +43,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "what known runs say of the times of steps: fitted on tables, scored on tables left out",
     ),
     "trace": ("trace", "execution traces: check and convert Chakra's and PyTorch's"),
+    "api": ("service.serve", "an HTTP service and web page over the same questions, on this machine alone"),
     "list": ("listing", "the devices, models, ops or predictors opcast knows"),
 }
 # Hydra's flags -> the words that may follow it ("*": any); a flag with words that is no INFO needs one

@@ -1,4 +1,4 @@
-"""``opcast list devices|clusters|models|ops|predictors``: what opcast knows."""
+"""``opcast list devices|clusters|models|ops|predictors|stacks|precisions``: what opcast knows."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ def run(config: dict[str, Any]) -> int:
         "models": models,
         "ops": ops,
         "predictors": predictors,
+        "stacks": stacks,
+        "precisions": precisions,
     }
     chosen = config["what"]
     if not isinstance(chosen, str) or chosen not in listings:
@@ -117,6 +119,20 @@ def ops(config: Mapping[str, Any]) -> Rows:
     return ("kind", "family", "dims", "is"), [
         (kind.name, kind.family, " ".join(kind.names), kind.doc.splitlines()[0]) for kind in KINDS.values()
     ]
+
+
+def stacks(config: Mapping[str, Any]) -> Rows:
+    """Frameworks whose ways of running a step are known."""
+    from ..simulator.question.plan import known_stacks, load_stack
+
+    return ("id", "name"), [(each, load_stack(each).name) for each in known_stacks()]
+
+
+def precisions(config: Mapping[str, Any]) -> Rows:
+    """Formats of a step: what computes, and what linear layers are quantized to."""
+    from ..simulator.question.place import known_precisions, precision_of
+
+    return ("id", "dtype", "quantization"), [(name, *precision_of(name)) for name in known_precisions()]
 
 
 def predictors(config: Mapping[str, Any]) -> Rows:

@@ -78,15 +78,22 @@ def answer(report: StepReport | InferenceReport, within_s: float | None) -> dict
     return values
 
 
-def write_report(report: StepReport | InferenceReport, path: Path, target: Device, engine: FusedEngine) -> Path:
+def page_of(report: StepReport | InferenceReport, target: Device, engine: FusedEngine) -> str:
     """The HTML report, with the pictures of a cluster where the step ran on one."""
-    from ..simulator.html import write_step_report
+    from ..simulator.html import step_page
     from ..simulator.html.view import view
     from ..simulator.report.timeline import timeline
 
     if report.devices == 1 or isinstance(report, InferenceReport):
         report = replace(report, timeline=timeline(report.state) if report.state else ())
-    return write_step_report(report, path, target, view(report, engine))
+    return step_page(report, target, view(report, engine))
+
+
+def write_report(report: StepReport | InferenceReport, path: Path, target: Device, engine: FusedEngine) -> Path:
+    """Write the HTML report and return its path; ReportError when it cannot be written."""
+    from ..simulator.html.page import write_text
+
+    return write_text(page_of(report, target, engine), path)
 
 
 def write_timeline(report: StepReport | InferenceReport, path: Path, expand: int) -> Path:

@@ -75,7 +75,8 @@ class Kin:
         """ln(latency / analytical) of n ops: the mean of all by their voices, nowhere below the device's roofline."""
         parts = [each.correction.predict(ops.matrix) for each in self.predictors]
         mean = np.average(parts, axis=0, weights=self.voices)
-        return np.asarray(np.maximum(mean, np.log(ops.roofline_us / ops.analytical_us)))
+        with np.errstate(divide="ignore"):  # what moves nothing has no roofline
+            return np.asarray(np.maximum(mean, np.log(ops.roofline_us / ops.analytical_us)))
 
 
 def tier(device: Device, other: Device, dtype: str) -> str | None:

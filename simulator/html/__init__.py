@@ -13,9 +13,16 @@ from ..report.answer import InferenceReport, OpPrediction, StepReport
 from ..report.comparison import Comparison
 from . import network, quickstart, step
 from .cluster import ClusterView
-from .page import ReportError, write
+from .page import ReportError, render, write, write_text
 
-__all__ = ["ClusterView", "ReportError", "write_network_report", "write_quickstart_report", "write_step_report"]
+__all__ = [
+    "ClusterView",
+    "ReportError",
+    "step_page",
+    "write_network_report",
+    "write_quickstart_report",
+    "write_step_report",
+]
 
 
 def write_quickstart_report(comparison: Comparison, path: Path) -> Path:
@@ -23,15 +30,22 @@ def write_quickstart_report(comparison: Comparison, path: Path) -> Path:
     return write(quickstart.page(comparison), path)
 
 
-def write_step_report(
-    report: StepReport | InferenceReport, path: Path, device: Device | None = None, cluster: ClusterView | None = None
-) -> Path:
-    """Write a simulated step as a page and return its path; ReportError when it cannot be written.
+def step_page(
+    report: StepReport | InferenceReport, device: Device | None = None, cluster: ClusterView | None = None
+) -> str:
+    """A simulated step as the text of a page.
 
     ``device`` gives the memory to compare with; without it the data sheet of ``report.device`` is looked up.
     ``cluster`` adds the pipeline, communication and stages of a step on many devices.
     """
-    return write(step.page(report, device, cluster), path)
+    return render(step.page(report, device, cluster))
+
+
+def write_step_report(
+    report: StepReport | InferenceReport, path: Path, device: Device | None = None, cluster: ClusterView | None = None
+) -> Path:
+    """Write the :func:`step_page` of a step and return its path; ReportError when it cannot be written."""
+    return write_text(step_page(report, device, cluster), path)
 
 
 def write_network_report(found: OpPrediction, path: Path) -> Path:

@@ -39,10 +39,15 @@ def looked_up(values: Mapping[str, Any], names: Sequence[str] = ("cluster", "sta
     return made
 
 
+def known_precisions() -> list[str]:
+    """Names in ``conf/precision``."""
+    return sorted(path.stem for path in PRECISION_DIRECTORY.glob("*.yaml"))
+
+
 @lru_cache
 def precision_of(name: str) -> tuple[str, str]:
     """The dtype and the format of linear layers that a precision in ``conf/precision`` stands for."""
-    known = sorted(path.stem for path in PRECISION_DIRECTORY.glob("*.yaml"))
+    known = known_precisions()
     if name not in known:
         raise RequestError(
             f"precision={name!r} does not exist; {nearest(name, known).replace('it has', 'choose from')}"

@@ -322,12 +322,16 @@ def stack_from_dict(values: Mapping[str, Any]) -> Stack:
 
 
 @lru_cache
+def known_stacks() -> list[str]:
+    """Ids of shipped frameworks."""
+    return sorted(path.stem for path in STACK_DIRECTORY.glob("*.yaml"))
+
+
 def load_stack(stack_id: str) -> Stack:
     """A shipped framework by id; PlanError names the known ones."""
     path = STACK_DIRECTORY / f"{stack_id}.yaml"
     if not path.is_file() or path.parent != STACK_DIRECTORY:
-        known = sorted(path.stem for path in STACK_DIRECTORY.glob("*.yaml"))
-        raise PlanError(f"unknown stack {stack_id!r}; choose from {', '.join(known)}")
+        raise PlanError(f"unknown stack {stack_id!r}; choose from {', '.join(known_stacks())}")
     return stack_from_dict(read_yaml(path, PlanError, f"stack={stack_id}"))
 
 

@@ -1,0 +1,175 @@
+"""Who answers: ops in one thread of this process, many callers' at once; steps in processes that can be stopped.
+
+An op takes less than a millisecond and a hundred take little more, so ops that came while others were answered are
+answered together. A step can take minutes and cannot be stopped inside Python, so that it runs in a process of a pool,
+which is ended when its time is over or nobody waits for it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
+
+from ...simulator.question.predictions import PredictRequest
+from ...simulator.report.answer import OpPrediction
+from ...simulator.workbench import workbench
+from .settings import ServiceSettings
+
+A = TypeVar("A")
+LOOK_S = 0.25  # how often a caller is asked whether it is still there
+
+
+class BusyError(Exception):
+    """More questions wait than may."""
+
+
+class SlowError(Exception):
+    """A question took longer than it may."""
+
+
+class GoneError(Exception):
+    """Nobody waits for the answer any more."""
+
+
+class Together(Generic[A]):
+    """Answers questions in one thread; those that came meanwhile as one: ``answer`` gets and gives lists of them."""
+
+    def __init__(self, answer: Callable[[list[Any]], list[A | Exception]], most: int) -> None:
+        self.answer, self.most = answer, most
+        self.waiting: list[tuple[Any, asyncio.Future[A]]] = []
+        self.running: asyncio.Task[None] | None = None
+        self.thread = ThreadPoolExecutor(1, "opcast-ops")
+
+    async def ask(self, question: Any) -> A:
+        """The answer to one question, or what was raised for it. BusyError when too many wait."""
+        if len(self.waiting) >= self.most:
+            raise BusyError(f"{len(self.waiting)} questions wait: ask again in a moment")
+        loop = asyncio.get_running_loop()
+        promised: asyncio.Future[A] = loop.create_future()
+        self.waiting.append((question, promised))
+        if self.running is None:
+            self.running = loop.create_task(self._answer_all())
+        return await promised
+
+    async def call(self, work: Callable[..., A], *given: Any) -> A:
+        """Run something else in the same thread: the engines are one caller's at a time."""
+        return await asyncio.get_running_loop().run_in_executor(self.thread, work, *given)
+
+    async def _answer_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self.waiting:
+            taken, self.waiting = self.waiting, []
+            asked = [question for question, _ in taken]
+            found: list[A | Exception]
+            try:
+                found = await loop.run_in_executor(self.thread, self.answer, asked)
+            except Exception as error:
+                found = [error] * len(taken)
+            for (_, promised), answer in zip(taken, found, strict=True):
+                if promised.done():
+                    continue
+                if isinstance(answer, Exception):
+                    promised.set_exception(answer)
+                else:
+                    promised.set_result(answer)
+        self.running = None
+
+    def close(self) -> None:
+        """Let go of the thread."""
+        self.thread.shutdown(wait=False, cancel_futures=True)
+
+
+def predict_all(requests: list[PredictRequest]) -> list[list[OpPrediction] | Exception]:
+    """The answer to each request; those that ask about the same place become one."""
+    found: list[list[OpPrediction] | Exception] = [[] for _ in requests]
+    alike: dict[PredictRequest | int, list[int]] = {}
+    for place, request in enumerate(requests):
+        together = request.cluster is None and not request.transfers
+        alike.setdefault(_bare(request) if together else place, []).append(place)
+    for places in alike.values():
+        for place, answer in zip(places, _answered([requests[place] for place in places]), strict=True):
+            found[place] = answer
+    return found
+
+
+def _bare(request: PredictRequest) -> Any:
+    device = request.device if isinstance(request.device, str) else request.device.id
+    return device, request.cache, request.limits, request.sources
+
+
+def _answered(alike: list[PredictRequest]) -> list[list[OpPrediction] | Exception]:
+    """The answers to requests of one place: together, and each for itself when one of them cannot be answered."""
+    try:
+        ops = tuple(op for request in alike for op in request.ops) if len(alike) > 1 else alike[0].ops
+        made = workbench(alike[0].sources, _this_machine).predict(replace(alike[0], ops=ops))
+    except Exception as error:
+        return [error] if len(alike) == 1 else [_answered([request])[0] for request in alike]
+    if len(alike) == 1:
+        return [made]
+    parts: list[list[OpPrediction] | Exception] = []
+    for request in alike:
+        parts.append(made[: len(request.ops)])
+        made = made[len(request.ops) :]
+    return parts
+
+
+def _this_machine() -> str:
+    from ..resolve import this_machine
+
+    return this_machine()
+
+
+class Processes:
+    """Runs questions in processes: ``workers`` at once, ``waiting`` more in a queue, each for ``timeout_s`` at most."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        self.settings = settings
+        self.under_way = 0
+        self._pool: Any = None
+
+    async def run(self, work: Callable[..., A], given: tuple[Any, ...], gone: Callable[[], Any] | None = None) -> A:
+        """The result of ``work(*given)`` in a process. BusyError, SlowError, GoneError, and what it raises itself.
+
+        ``gone`` is awaited now and then: once it is true the process is ended.
+        """
+        settings = self.settings
+        if self.under_way >= settings.workers + settings.waiting:
+            raise BusyError(f"{self.under_way} steps are under way or wait: ask again in a moment")
+        self.under_way += 1
+        future: Future[A] = self._started().schedule(work, args=given, timeout=settings.timeout_s)
+        try:
+            wrapped = asyncio.wrap_future(future)
+            while True:
+                done, _ = await asyncio.wait({wrapped}, timeout=LOOK_S)
+                if done:
+                    return wrapped.result()
+                if gone is not None and await gone():
+                    raise GoneError
+        except TimeoutError:
+            raise SlowError(
+                f"it took longer than {settings.timeout_s} s: ask for less, or start with timeout_s=…"
+            ) from None
+        finally:
+            future.cancel()
+            self.under_way -= 1
+
+    def _started(self) -> Any:
+        """The pool, made with the first question: processes cost a second and memory."""
+        if self._pool is None:
+            from multiprocessing import get_context
+
+            from pebble import ProcessPool
+
+            self._pool = ProcessPool(self.settings.workers, context=get_context("spawn"))
+        return self._pool
+
+    def close(self) -> None:
+        """End every process."""
+        if self._pool is not None:
+            self._pool.stop()
+            with contextlib.suppress(TimeoutError):
+                self._pool.join(timeout=5)

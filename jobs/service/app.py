@@ -1,0 +1,229 @@
+"""The routes of the service (FastAPI): every answer is that of the command line with ``format=json``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from ...datasets.ops import KINDS
+from ...datasets.version import __version__
+from ...datasets.vocabulary import OpKind
+from ...models.power import Limits
+from ...simulator.question.requests import SimulateRequest
+from ...simulator.report.answer import OpPrediction
+from .. import listing
+from ..show import BadInputError, one_line
+from .answering import BusyError, GoneError, Processes, SlowError, Together, predict_all
+from .bodies import BatchBody, PredictBody, SimulateBody, SourceBody, predict_of, simulate_of
+from .guard import ARROW, Guard, error_body
+from .measures import Measured, Measures
+from .pages import index
+from .settings import ServiceSettings
+from .tables import answer_table, read_stream
+
+ARROW_BODY = {"requestBody": {"required": True, "content": {ARROW: {"schema": {"type": "string", "format": "binary"}}}}}
+CLIENT_GONE = 499  # nobody reads it; what logs and metrics call a client that left
+LISTS: dict[str, Callable[[Mapping[str, Any]], listing.Rows]] = {
+    "devices": listing.devices,
+    "clusters": listing.clusters,
+    "models": listing.models,
+    "predictors": listing.predictors,
+    "stacks": listing.stacks,
+    "precisions": listing.precisions,
+}
+Listed = Literal["devices", "clusters", "models", "ops", "predictors", "stacks", "precisions"]
+KEPT_TO_OURSELVES = ("folder",)  # columns that tell how the server's disk looks
+STATUS: dict[type[Exception], tuple[int, str]] = {
+    BusyError: (429, "busy"),
+    SlowError: (504, "slow"),
+    GoneError: (CLIENT_GONE, "gone"),
+}
+
+
+def create_app(settings: ServiceSettings) -> FastAPI:
+    """The service as an ASGI application, its limits around it."""
+    ops: Together[list[OpPrediction]] = Together(predict_all, settings.connections)
+    processes = Processes(settings)
+    measures = Measures()
+
+    @asynccontextmanager
+    async def alive(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        ops.close()
+        processes.close()
+
+    app = FastAPI(
+        title="opcast",
+        version=__version__,
+        description="How long LLM training and inference take, before you pay for the GPUs.",
+        lifespan=alive,
+    )
+    app.add_middleware(Guard, settings=settings)
+    app.add_middleware(Measured, measures=measures)
+    _explain_errors(app)
+
+    page = index()
+
+    @app.get("/", include_in_schema=False)
+    async def root() -> Response:
+        return Response(page, media_type="text/html")
+
+    @app.get("/health", tags=["service"])
+    async def health() -> Response:
+        """Whether the service answers, and how much it has to do."""
+        return as_json({"status": "ok", "version": __version__, "steps_under_way": processes.under_way})
+
+    @app.get("/metrics", tags=["service"])
+    async def metrics() -> Response:
+        """Counters for Prometheus."""
+        return Response(measures.text(), media_type=measures.media_type)
+
+    @app.get("/v1/{what}", tags=["what is known"])
+    async def known(what: Listed) -> Response:
+        """Devices, clusters, models, ops, predictors, stacks or precisions."""
+        return as_json({what: await ops.call(listed, what, settings)})
+
+    @app.post("/v1/predict", tags=["predict"])
+    async def predict(body: PredictBody) -> Response:
+        """The latency of one op on a device, or of a collective on a cluster, with its interval and who answered."""
+        found = await ops.ask(predict_of(body, settings.sources))
+        measures.ops(1)
+        return as_json(found[0].to_dict())
+
+    @app.post("/v1/predict/batch", tags=["predict"])
+    async def predict_batch(body: BatchBody) -> Response:
+        """The latency of many ops, in their order. Tables of thousands go faster as Arrow: ``/v1/predict/table``."""
+        if not 0 < len(body.ops) <= settings.batch:
+            raise BadInputError(f"ops must hold 1 to {settings.batch:,} ops, not {len(body.ops):,}")
+        request = await ops.call(predict_of, body, settings.sources)
+        found = await ops.ask(request)
+        measures.ops(len(found))
+        return as_json({"predictions": [each.to_dict() for each in found]})
+
+    @app.post("/v1/predict/table", tags=["predict"], openapi_extra=ARROW_BODY)
+    async def predict_table(
+        request: Request,
+        device: str = "h100_sxm",
+        kind: str | None = None,
+        cache: str = "warm",
+        backend: str | None = None,
+        power_cap_w: float | None = None,
+        sm_clock_mhz: float | None = None,
+    ) -> Response:
+        """The latency of a table of ops: an Arrow IPC stream with a column per dim in, one with the answers out."""
+        table = read_stream(await request.body(), settings.batch)
+        sources = SourceBody(backend=backend).sources(settings.sources)
+        given = (table, device, kind, cache, Limits(power_cap_w, sm_clock_mhz), sources)
+        made = await ops.call(answer_table, *given)
+        measures.ops(len(table))
+        return Response(made, media_type=ARROW)
+
+    @app.post("/v1/simulate", tags=["simulate"])
+    async def simulate(request: Request, body: SimulateBody) -> Response:  # type: ignore[valid-type]
+        """One training or inference step of a model on a device or a cluster, in a process of its own."""
+        asked = simulate_of(body, settings.sources, settings.allow)
+        return as_json(await processes.run(simulated, (asked,), request.is_disconnected))
+
+    @app.post("/v1/simulate/report", tags=["simulate"])
+    async def simulate_report(request: Request, body: SimulateBody) -> Response:  # type: ignore[valid-type]
+        """The same as a self-contained HTML page with its pictures."""
+        asked = simulate_of(body, settings.sources, settings.allow)
+        made = await processes.run(reported, (asked,), request.is_disconnected)
+        return Response(made, media_type="text/html")
+
+    return app
+
+
+def as_json(value: Any) -> Response:
+    """An answer as JSON; NaN and infinities become null."""
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def listed(what: str, settings: ServiceSettings) -> list[dict[str, Any]]:
+    """The rows of ``opcast list``, a mapping each; of ops also what each dim may be."""
+    if what == "ops":
+        return [op_kind(kind) for kind in KINDS.values()]
+    sources = settings.sources
+    heads, rows = LISTS[what]({"store": sources.store, "predictors": sources.predictors})
+    made = (dict(zip(heads, row, strict=True)) for row in rows)
+    return [{name: value for name, value in row.items() if name not in KEPT_TO_OURSELVES} for row in made]
+
+
+def op_kind(kind: OpKind) -> dict[str, Any]:
+    """What an op of a kind is made of. A dim without a default must be given."""
+    dims = [
+        {
+            "name": dim.name,
+            "default": dim.choices[dim.default] if dim.choices and dim.default is not None else dim.default,
+            "choices": list(dim.choices),
+        }
+        for dim in kind.dims
+    ]
+    return {"kind": kind.name, "family": kind.family, "dims": dims, "is": kind.doc.splitlines()[0]}
+
+
+def simulated(request: SimulateRequest) -> dict[str, Any]:
+    """The answer to a request about a step, as plain values. Runs in a process of its own."""
+    from ...simulator.report.fits import timed
+    from ...simulator.workbench import workbench
+    from ..resolve import this_machine
+
+    return timed(workbench(request.sources, this_machine).simulate(request)).to_dict()
+
+
+def reported(request: SimulateRequest) -> str:
+    """The HTML page of a step. Runs in a process of its own."""
+    from ...simulator.report.workload_file import FileReport
+    from ...simulator.workbench import workbench
+    from ..resolve import this_machine
+    from ..simulate import page_of
+
+    answered = workbench(request.sources, this_machine).answered(request)
+    assert not isinstance(answered.report, FileReport)
+    return page_of(answered.report, answered.device, answered.engine)
+
+
+def _explain_errors(app: FastAPI) -> None:
+    """Every failure is one JSON object; what nobody foresaw tells nothing of the server."""
+
+    def refused(status: int, code: str, message: str) -> Response:
+        return Response(error_body(code, message), status, media_type="application/json")
+
+    @app.exception_handler(RequestValidationError)
+    async def misshapen(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "body")
+        return refused(422, "bad_body", f"{where or 'the body'}: {first['msg']}")
+
+    @app.exception_handler(HTTPException)
+    async def no_route(_: Request, error: HTTPException) -> Response:
+        return refused(error.status_code, "http", str(error.detail))
+
+    @app.exception_handler(ValueError)
+    async def bad_input(_: Request, error: ValueError) -> Response:
+        if type(error).__module__.startswith("opcast"):
+            return refused(400, "bad_input", one_line(error))
+        return refused(500, "unexpected", f"unexpected {type(error).__name__}, please report")
+
+    for kind, (status, code) in STATUS.items():
+        app.add_exception_handler(kind, _stopped(status, code, refused))
+
+    @app.exception_handler(Exception)
+    async def unforeseen(_: Request, error: Exception) -> Response:
+        return refused(500, "unexpected", f"unexpected {type(error).__name__}, please report")
+
+
+def _stopped(status: int, code: str, refused: Callable[[int, str, str], Response]) -> Any:
+    async def handler(_: Request, error: Exception) -> Response:
+        made = refused(status, code, str(error) or "the client left")
+        if status == 429:
+            made.headers["retry-after"] = "1"
+        return made
+
+    return handler

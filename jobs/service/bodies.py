@@ -1,0 +1,167 @@
+"""What may be asked over HTTP: bodies in the words of ``opcast.predict`` and ``opcast.simulate``, and their requests.
+
+A body names what ships with opcast or lies in the server's store. Files, hub ids, ``module:callable`` and passes of
+one's own are refused, but for models that the server was started with (``allow``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, replace
+from typing import Annotated, Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from ...datasets.ops import make_op
+from ...simulator.question.canonical import RequestError
+from ...simulator.question.keywords import predict_request, simulate_request
+from ...simulator.question.plan import Parallel
+from ...simulator.question.predictions import PredictRequest
+from ...simulator.question.requests import SimulateRequest
+from ...simulator.question.sources import Sources
+from ...simulator.question.work import Work
+from ...simulator.trace.models import known_models
+
+LONGEST_NAME = 200
+MOST_LISTED = 100_000
+Name = Annotated[str, Field(max_length=LONGEST_NAME)]
+Count = Annotated[int, Field(ge=-(2**53), le=2**53)]
+
+
+class Body(BaseModel):
+    """Unknown fields are refused, and so are numbers that are none."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class SourceBody(Body):
+    """Which measurements and predictors answer, among the server's own."""
+
+    backend: Name | None = None
+    engines: list[Name] | None = Field(None, max_length=10, description="engines in the order they are asked")
+
+    def sources(self, usual: Sources) -> Sources:
+        """The server's sources as this body wants them."""
+        order = tuple(self.engines) if self.engines is not None else usual.order
+        return replace(usual, backend=self.backend or usual.backend, order=order)
+
+
+class OpBody(BaseModel):
+    """An op: its kind, dims by name, dtype and out_dtype."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={"examples": [{"kind": "gemm", "m": 4096, "n": 4096, "k": 4096, "dtype": "bf16"}]},
+    )
+    kind: Name
+
+
+class PlaceBody(SourceBody):
+    """Where ops run: a device, or the links of a cluster of them."""
+
+    device: Name = Field("h100_sxm", description="an id of GET /v1/devices")
+    cluster: Name | None = Field(None, description="an id of GET /v1/clusters, for collectives")
+    nodes: Count | None = None
+    cache: Name = "warm"
+    network: Name = "auto"
+    power_cap_w: float | None = None
+    sm_clock_mhz: float | None = None
+
+
+class PredictBody(PlaceBody):
+    """One op, as ``opcast.predict`` takes it."""
+
+    op: OpBody
+    group: list[Count] | None = Field(None, max_length=MOST_LISTED)
+    stride: Count | None = None
+    all_groups: bool = False
+    algorithm: Name | None = None
+
+
+class BatchBody(PlaceBody):
+    """Many ops on one device or cluster."""
+
+    ops: list[OpBody]
+
+
+def predict_of(body: PredictBody | BatchBody, usual: Sources) -> PredictRequest:
+    """The request of a body. Raises the errors of :func:`..simulator.question.keywords.predict_request`."""
+    many = body.ops if isinstance(body, BatchBody) else [body.op]
+    ops = [make_op(each.kind, **(each.model_extra or {})) for each in many]
+    asked: dict[str, Any] = {"group": None, "stride": None, "all_groups": False, "algorithm": None}
+    asked |= {name: getattr(body, name) for name in asked if hasattr(body, name)}
+    asked |= {name: getattr(body, name) for name in ("nodes", "cache", "network", "power_cap_w", "sm_clock_mhz")}
+    return predict_request(ops, body.device, body.cluster, body.sources(usual), asked, {})
+
+
+def _fields_of(kind: type, left_out: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The fields of a dataclass as those of a body: of the same types, none of them required."""
+    types = get_type_hints(kind)
+    made: dict[str, Any] = {}
+    for each in fields(kind):
+        if each.name not in left_out:
+            usual = each.default if each.default is not MISSING else None
+            made[each.name] = (_plainly(types[each.name]) | None, Field(None, description=f"default: {usual}"))
+    return made
+
+
+def _plainly(kind: Any) -> Any:
+    """The type, its whole numbers within what JSON keeps exactly."""
+    return Count if kind is int else kind
+
+
+WORK = _fields_of(Work, ("kind",))
+LAYOUT = _fields_of(Parallel)
+
+
+class StepBody(SourceBody):
+    """A step as ``opcast.simulate`` takes it: model, workload, and device or cluster."""
+
+    model: Name | dict[str, Any] = Field(description="an id of GET /v1/models, or a transformers configuration")
+    workload: Name = "train"
+    device: Name | None = Field(None, description="an id of GET /v1/devices; that of the cluster where there is one")
+    cluster: Name | None = Field(None, description="an id of GET /v1/clusters")
+    nodes: Count | None = None
+    stack: Name | None = Field(None, description="an id of GET /v1/stacks")
+    precision: Name | None = Field(None, description="an id of GET /v1/precisions")
+    quantization: Name | None = None
+    recompute: Name | None = None
+    offload: list[Name] | None = Field(None, max_length=10)
+    micro_batches: Count | None = None
+    options: dict[str, Any] | None = None
+    stragglers: list[dict[str, Any]] | None = Field(None, max_length=1000)
+    network: Name | None = None
+    faults: list[dict[str, Any]] | None = Field(None, max_length=10_000)
+    price_per_gpu_hour: float | None = None
+    power_cap_w: float | None = None
+
+
+SimulateBody = create_model(
+    "SimulateBody",
+    __base__=StepBody,
+    __doc__="A step as ``opcast.simulate`` takes it: model, workload, device or cluster, layout.",
+    **WORK,
+    **LAYOUT,
+)
+
+
+def simulate_of(body: StepBody, usual: Sources, allow: tuple[str, ...] = ()) -> SimulateRequest:
+    """The request of a body. RequestError for a model that is not offered over HTTP."""
+    given = body.model_dump(exclude_none=True, exclude={"model", "workload", "device", "backend", "engines"})
+    _check_model(body.model, allow)
+    if body.workload == "simai":
+        raise RequestError("workload=simai needs a file, which is not taken over HTTP: use `opcast simulate`")
+    made: SimulateRequest = simulate_request(
+        body.model, body.workload, body.device or "cpu", body.sources(usual), given
+    )
+    if body.device is None and made.cluster is None:
+        raise RequestError("a step needs a device or a cluster: name one of GET /v1/devices or GET /v1/clusters")
+    return made
+
+
+def _check_model(model: str | Mapping[str, Any], allow: tuple[str, ...]) -> None:
+    if isinstance(model, str) and model not in known_models() and model not in allow:
+        raise RequestError(
+            f"model={model!r} is not offered here: take an id of GET /v1/models or send a transformers configuration; "
+            "paths, hub ids and module:callable only where the server was started with allow=[…]"
+        )

@@ -1,0 +1,390 @@
+(() => {
+  "use strict";
+  const root = document.documentElement;
+  const $ = (id) => document.getElementById(id);
+  const lists = new Map(); // name -> promise of its rows
+
+  // --- small helpers ------------------------------------------------------------------------------------
+
+  // An element: make("p", {class: "note"}, "text", child …)
+  function make(tag, attributes = {}, ...children) {
+    const svg = ["svg", "path", "line", "circle", "text", "title", "g"].includes(tag);
+    const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) {
+      if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+      else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : value);
+    }
+    element.append(...children.filter((child) => child !== null && child !== undefined));
+    return element;
+  }
+  function seconds(us) {
+    if (us === null || us === undefined) return "–";
+    const [unit, size] = us >= 1e6 ? ["s", 1e6] : us >= 1e3 ? ["ms", 1e3] : ["µs", 1];
+    return `${Number((us / size).toPrecision(4))} ${unit}`;
+  }
+  const percent = (share) => (share === null || share === undefined ? "–" : `${(100 * share).toFixed(1)} %`);
+  const rounded = (value) => (typeof value === "number" ? Number(value.toPrecision(4)).toLocaleString("en") : String(value ?? "–"));
+
+  // --- theme ----------------------------------------------------------------------------------------------
+
+  function stored(area, name, value) {
+    try {
+      if (value === undefined) return area.getItem(name);
+      area.setItem(name, value);
+    } catch { /* storage may be forbidden */ }
+    return null;
+  }
+  const theme = stored(localStorage, "opcast-theme");
+  if (theme === "dark" || theme === "light") root.dataset.theme = theme;
+  $("theme").addEventListener("click", () => {
+    const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    root.dataset.theme = dark ? "light" : "dark";
+    stored(localStorage, "opcast-theme", root.dataset.theme);
+  });
+
+  // --- calls ----------------------------------------------------------------------------------------------
+
+  async function call(path, body, signal) {
+    const headers = {};
+    const token = stored(sessionStorage, "opcast-token");
+    if (token) headers.Authorization = `Bearer ${token}`;
+    if (body) headers["Content-Type"] = "application/json";
+    const response = await fetch(path, { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal });
+    if (response.status === 401) {
+      $("token-form").hidden = false;
+      $("token").focus();
+    }
+    if (!response.ok) {
+      let said = `${response.status} ${response.statusText}`;
+      try { said = (await response.json()).error.message; } catch { /* not ours */ }
+      throw new Error(said);
+    }
+    return (response.headers.get("content-type") || "").startsWith("text/html") ? response.text() : response.json();
+  }
+  function known(name) {
+    if (!lists.has(name)) {
+      const asked = call(`/v1/${name}`).then((found) => found[name]);
+      asked.catch(() => lists.delete(name));
+      lists.set(name, asked);
+    }
+    return lists.get(name);
+  }
+  $("token-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    stored(sessionStorage, "opcast-token", $("token").value);
+    $("token-form").hidden = true;
+    show();
+  });
+
+  // --- fields -----------------------------------------------------------------------------------------------
+
+  // A field: {name, label, kind: number | text | choice | flag, choices: [[value, label] …], usual}
+  function field(spec) {
+    const id = `field-${spec.name}`;
+    let input;
+    if (spec.kind === "choice" || spec.kind === "flag") {
+      const choices = spec.kind === "flag" ? [["", "no"], ["true", "yes"]] : spec.choices;
+      input = make("select", { id, name: spec.name }, ...choices.map(([value, label]) => make("option", { value }, label ?? value)));
+      if (spec.usual !== undefined) input.value = spec.usual;
+    } else {
+      const list = spec.choices && make("datalist", { id: `${id}-list` }, ...spec.choices.map(([value]) => make("option", { value })));
+      input = make("input", {
+        id, name: spec.name, type: spec.kind === "number" ? "number" : "text", step: spec.step || (spec.kind === "number" ? 1 : null),
+        min: spec.min, required: spec.required, placeholder: spec.placeholder, value: spec.usual, list: list && list.id,
+      });
+      if (list) return make("div", { class: "field" }, make("label", { for: id }, spec.label), input, list);
+    }
+    return make("div", { class: "field" }, make("label", { for: id }, spec.label), input);
+  }
+  const group = (title, ...specs) => make("fieldset", {}, make("legend", {}, title), ...specs.map(field));
+  const number = (name, label, usual, extra = {}) => ({ name, label, kind: "number", min: 0, usual, ...extra });
+  const choice = (name, label, choices, usual) => ({ name, label, kind: "choice", choices, usual });
+  const named = (rows, what = "id") => rows.map((row) => [row[what], row[what]]);
+
+  // The values of a form that differ from nothing, numbers as numbers.
+  function valuesOf(form) {
+    const values = {};
+    for (const input of form.elements) {
+      if (!input.name || input.value === "") continue;
+      if (input.validity && input.validity.badInput) throw new Error(`${input.name} must be a number`);
+      values[input.name] = input.type === "number" ? Number(input.value) : input.value === "true" ? true : input.value;
+    }
+    return values;
+  }
+  function fill(form, values) {
+    for (const [name, value] of Object.entries(values)) {
+      const input = form.elements.namedItem(name);
+      if (input && "value" in input) input.value = value;
+    }
+  }
+
+  // --- what can be asked --------------------------------------------------------------------------------------
+
+  const DTYPES = ["bf16", "fp16", "fp32", "fp8_e4m3", "fp8_block", "int8", "mxfp8", "nvfp4", "w4a16", "w8a16"];
+  const TABS = {
+    op: {
+      title: "One operator",
+      lead: "How long one operator or collective takes on a device, with its interval and who answered.",
+      async form(form, asked) {
+        const [ops, devices, clusters] = await Promise.all([known("ops"), known("devices"), known("clusters")]);
+        const chosen = ops.find((op) => op.kind === asked.kind) || ops.find((op) => op.kind === "gemm");
+        const collective = chosen.family === "collective";
+        const usual = { gemm: { m: 4096, n: 4096, k: 4096 } }[chosen.kind] || {};
+        const dims = chosen.dims.map((dim) => (dim.choices.length
+          ? choice(dim.name, dim.name, dim.choices.map((value) => [value]), dim.default)
+          : number(dim.name, dim.name, dim.default ?? usual[dim.name] ?? "", { min: null, required: dim.default === null })));
+        form.append(
+          group("Operator", choice("kind", "kind", named(ops, "kind"), chosen.kind), ...dims, choice("dtype", "dtype", DTYPES.map((d) => [d]), "bf16")),
+          group("Where", choice("device", "device", named(devices), "h100_sxm"),
+            ...(collective ? [choice("cluster", "cluster", [["", "none"], ...named(clusters)]), number("nodes", "nodes")] : []),
+            choice("cache", "inputs in cache", [["warm"], ["cold"]], "warm"), number("power_cap_w", "power cap, W", undefined, { step: "any" })),
+          group("Picture", choice("vary", "vary", [["", "nothing"], ...chosen.dims.filter((d) => !d.choices.length).map((d) => [d.name])], usual.m ? "m" : "")),
+        );
+        form.elements.kind.addEventListener("change", () => go("op", { kind: form.elements.kind.value }));
+      },
+      body(values) {
+        const { vary, device, cluster, nodes, cache, power_cap_w, ...op } = values;
+        return { op, device, cluster, nodes, cache, power_cap_w };
+      },
+      async answer(values, signal) {
+        const body = this.body(values);
+        const found = await call("/v1/predict", body, signal);
+        const curve = values.vary && Number(values[values.vary]) > 0 ? await varied(body, values.vary, signal) : null;
+        return { path: "/v1/predict", body, found, shown: [opCard(found), curve], figures: { "latency, µs": found.latency_us, "low, µs": found.low_us, "high, µs": found.high_us, "roofline, µs": found.roofline_us } };
+      },
+    },
+    step: {
+      title: "One step of a model",
+      lead: "A training step, a prompt, a token or a generation on a device or a cluster: time, memory, and where the time goes.",
+      async form(form, asked) {
+        const [models, devices, clusters, stacks, precisions] = await Promise.all(["models", "devices", "clusters", "stacks", "precisions"].map(known));
+        const kind = asked.workload || "train";
+        const train = kind === "train";
+        const work = train
+          ? [number("seq_len", "sequence length", 4096), number("micro_batch", "micro-batch", 1), number("global_batch", "global batch")]
+          : [number("batch", "batch a data rank", 1), number("input_len", kind === "decode" ? "tokens in cache" : "input tokens", 1024), ...(kind === "generate" ? [number("output_len", "output tokens", 128)] : [])];
+        form.append(
+          group("Model", { name: "model", label: "model", kind: "text", choices: named(models), usual: "llama3_8b", required: true },
+            choice("workload", "workload", [["train"], ["prefill"], ["decode"], ["generate"]], kind), ...work),
+          group("Where", choice("cluster", "cluster", [["", "one device"], ...named(clusters)], "dgx_h100"), number("nodes", "nodes", 1),
+            choice("device", "device", [["", "the cluster's"], ...named(devices)], "")),
+          group("Layout", number("tp", "TP", 8), number("pp", "PP", 1), number("vpp", "VPP"), number("dp", "DP"), number("cp", "CP"), number("ep", "EP"),
+            ...(train ? [choice("zero_stage", "ZeRO stage", [["", "0"], ["1"], ["2"], ["3"]]), { name: "sequence_parallel", label: "sequence parallel", kind: "flag" }] : [])),
+          group("How", choice("stack", "framework", [["", "usual"], ...stacks.map((s) => [s.id, s.id])]), choice("precision", "precision", [["", "usual"], ...named(precisions)]),
+            ...(train ? [choice("recompute", "recompute", [["", "none"], ["selective"], ["full"]])] : []),
+            number("price_per_gpu_hour", "price a GPU hour", undefined, { step: "any" })),
+        );
+        form.elements.workload.addEventListener("change", () => go("step", { ...valuesOf(form) }));
+      },
+      body(values) {
+        const body = { ...values };
+        if (!body.cluster) for (const name of ["nodes", "tp", "pp", "vpp", "dp", "cp", "ep", "zero_stage", "sequence_parallel"]) delete body[name];
+        if (body.zero_stage) body.zero_stage = Number(body.zero_stage);
+        return body;
+      },
+      async answer(values, signal) {
+        const body = this.body(values);
+        const found = await call("/v1/simulate", body, signal);
+        const page = found.fits ? await call("/v1/simulate/report", body, signal) : null;
+        return { path: "/v1/simulate", body, found, shown: [page ? reportFrame(page) : tooLarge(found)], figures: stepFigures(found) };
+      },
+    },
+    compare: {
+      title: "Two answers side by side",
+      lead: "Pin answers on the other pages with “Pin to compare”; here they stand beside each other.",
+      alone: true,
+      async form() {},
+      async answer() { return { shown: [comparison()] }; },
+    },
+    known: {
+      title: "What answers, and how well",
+      lead: "Every predictor that is loaded: the device and kind of operator, and its median error on shapes it was not trained on.",
+      alone: true,
+      async form() {},
+      async answer() {
+        const rows = (await known("predictors")).filter((row) => row.current);
+        return { shown: [table("Predictors", Object.keys(rows[0] || {}).filter((name) => name !== "current"), rows)] };
+      },
+    },
+  };
+
+  // --- answers --------------------------------------------------------------------------------------------------
+
+  function card(title, big, rows, tone) {
+    return make("div", { class: "card" }, make("h2", {}, title), make("p", { class: `big ${tone || ""}` }, big),
+      make("dl", {}, ...rows.filter((row) => row[1] !== null).map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value)))));
+  }
+  function opCard(found) {
+    return make("div", { class: "cards" },
+      card("Latency", seconds(found.latency_us), [
+        [`${Math.round(100 * found.coverage)} % interval`, `${seconds(found.low_us)} to ${seconds(found.high_us)}`],
+        ["answered by", found.predictor ? `${found.engine}: ${found.predictor}` : found.engine],
+        ["inside what was measured", found.in_envelope ? "yes" : "no: the interval is widened"]]),
+      card("Bound", found.bound, [["roofline", seconds(found.roofline_us)], ["of the roofline's rate", percent(found.roofline_us / found.latency_us)],
+        ["power", found.power_w === null ? null : `${found.power_w.toFixed(0)} W`]]));
+  }
+  function stepFigures(found) {
+    const figures = {};
+    for (const name of ["step_time_s", "ttft_ms", "tpot_ms", "e2e_ms", "tokens_per_s_per_gpu", "mfu", "hfu", "power_w", "energy_j", "cost"]) {
+      if (typeof found[name] === "number") figures[name] = found[name];
+    }
+    figures["peak memory, GiB"] = found.memory.peak_gib;
+    for (const share of found.breakdown?.by_op || []) figures[`${share.kind}, s`] = share.time_s;
+    return figures;
+  }
+  function tooLarge(found) {
+    return make("div", { class: "cards" }, card("Does not fit", `${rounded(found.memory.peak_gib)} GiB`,
+      [["weights", `${rounded(found.memory.weights_gib)} GiB`], ["activations", `${rounded(found.memory.activations_gib)} GiB`], ["times", "none: it would run out of memory"]], "poor"));
+  }
+  function reportFrame(page) {
+    const frame = make("iframe", { title: "Report of the step: breakdown, memory, timeline, provenance", loading: "lazy" });
+    frame.src = URL.createObjectURL(new Blob([page], { type: "text/html" })) + (dark() ? "#dark" : "#light");
+    return frame;
+  }
+  const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
+
+  function table(caption, heads, rows) {
+    const words = heads.map((head, at) => (at === 0 || rows.some((row) => row[head] && !/^[-+−–\d]/.test(row[head])) ? "words" : null));
+    const cells = (row) => heads.map((head, at) => make("td", { class: words[at] }, typeof row[head] === "number" ? rounded(row[head]) : String(row[head] ?? "")));
+    return make("section", {}, make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
+      make("table", {}, make("thead", {}, make("tr", {}, ...heads.map((head, at) => make("th", { scope: "col", class: words[at] }, head)))), make("tbody", {}, ...rows.map((row) => make("tr", {}, ...cells(row)))))));
+  }
+
+  // Latency over one dim, from an eighth to eight times its value, both axes logarithmic.
+  async function varied(body, dim, signal) {
+    const centre = Number(body.op[dim]);
+    const values = [...new Set(Array.from({ length: 25 }, (_, at) => Math.max(1, Math.round(centre * 2 ** ((at - 12) / 4)))))];
+    let found;
+    try {
+      found = (await call("/v1/predict/batch", { ...body, op: undefined, ops: values.map((value) => ({ ...body.op, [dim]: value })) }, signal)).predictions;
+    } catch (error) {
+      return make("p", { class: "caption" }, `No picture: ${error.message}`);
+    }
+    return make("section", {}, make("h2", {}, `Latency over ${dim}`), make("p", { class: "lead" }, "Line: predicted. Band: its interval. Dashed: roofline. Both axes are logarithmic."), curve(values, found, dim));
+  }
+  function curve(values, found, dim) {
+    const [width, height, left, bottom, top] = [640, 280, 64, 34, 10];
+    const times = found.flatMap((each) => [each.low_us, each.high_us, each.roofline_us]).filter((us) => us > 0);
+    const [low, high] = [Math.log(Math.min(...times)), Math.log(Math.max(...times))];
+    const [first, last] = [Math.log(values[0]), Math.log(values.at(-1))];
+    const x = (value) => left + ((width - left - 12) * (Math.log(value) - first)) / (last - first || 1);
+    const y = (us) => top + (height - top - bottom) * (1 - (Math.log(us) - low) / (high - low || 1));
+    const path = (pick) => found.map((each, at) => `${at ? "L" : "M"}${x(values[at]).toFixed(1)},${y(pick(each)).toFixed(1)}`).join("");
+    const band = path((each) => each.high_us) + found.map((each, at) => [x(values[at]), y(each.low_us)]).reverse().map(([a, b]) => `L${a.toFixed(1)},${b.toFixed(1)}`).join("") + "Z";
+    const marks = [0, 1, 2, 3, 4].map((at) => Math.exp(low + ((high - low) * at) / 4));
+    const svg = make("svg", { class: "curve", viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `Predicted latency over ${dim}` },
+      ...marks.flatMap((us) => [make("line", { class: "grid", x1: left, x2: width - 12, y1: y(us), y2: y(us) }), make("text", { x: left - 6, y: y(us) + 4, "text-anchor": "end" }, seconds(Number(us.toPrecision(2))))]),
+      ...[values[0], values[12] ?? values.at(-1), values.at(-1)].map((value, at) => make("text", { x: x(value), y: height - 12, "text-anchor": ["start", "middle", "end"][at] }, `${dim} ${rounded(value)}`)),
+      make("path", { class: "band", d: band }), make("path", { class: "roof", d: path((each) => each.roofline_us) }), make("path", { class: "line", d: path((each) => each.latency_us) }),
+      ...found.map((each, at) => make("circle", { cx: x(values[at]), cy: y(each.latency_us), r: 3.5, tabindex: 0, role: "img", "aria-label": `${dim} ${values[at]}: ${seconds(each.latency_us)}` }, make("title", {}, `${dim} ${values[at]}: ${seconds(each.latency_us)} (${seconds(each.low_us)} to ${seconds(each.high_us)}), ${each.engine}`))));
+    return svg;
+  }
+
+  // How to ask the same elsewhere, and the whole answer.
+  function elsewhere(path, body, found) {
+    const text = JSON.stringify(body);
+    const curl = `curl -s ${location.origin}${path} -H 'Content-Type: application/json' -d '${text.replaceAll("'", "'\\''")}'`;
+    return make("section", {},
+      make("details", {}, make("summary", {}, "The same question over HTTP"), make("pre", { tabindex: 0 }, curl)),
+      make("details", {}, make("summary", {}, "The whole answer as JSON"), make("pre", { tabindex: 0 }, JSON.stringify(found, null, 1))));
+  }
+
+  // --- comparing ---------------------------------------------------------------------------------------------------
+
+  const pins = () => JSON.parse(stored(sessionStorage, "opcast-pins") || "[]");
+  function pin(tab, body, figures) {
+    stored(sessionStorage, "opcast-pins", JSON.stringify([...pins(), { tab, body, figures }].slice(-6)));
+    $("status").textContent = `Pinned; ${pins().length} answers to compare.`;
+  }
+  function flat(body, prefix = "") {
+    return Object.entries(body).flatMap(([name, value]) => (value && typeof value === "object" ? flat(value, `${prefix}${name}.`) : [[prefix + name, value]]));
+  }
+  function comparison() {
+    const held = pins();
+    if (held.length < 2) return make("p", { class: "caption" }, `${held.length} of at least two answers are pinned.`);
+    const rows = [];
+    const settings = held.map((each) => new Map(flat(each.body)));
+    for (const name of new Set(settings.flatMap((each) => [...each.keys()]))) {
+      const values = settings.map((each) => each.get(name));
+      if (values.some((value) => value !== values[0])) rows.push({ what: name, ...Object.fromEntries(values.map((value, at) => [`answer ${at + 1}`, value ?? "–"])) });
+    }
+    for (const name of new Set(held.flatMap((each) => Object.keys(each.figures)))) {
+      const values = held.map((each) => each.figures[name]);
+      const base = values[0];
+      rows.push({ what: name, ...Object.fromEntries(values.map((value, at) => {
+        const change = at && base && typeof value === "number" ? ` (${value >= base ? "+" : "−"}${Math.abs((100 * (value - base)) / base).toFixed(1)} %)` : "";
+        return [`answer ${at + 1}`, typeof value === "number" ? rounded(value) + change : "–"];
+      })) });
+    }
+    const clear = make("button", { type: "button", onclick: () => { stored(sessionStorage, "opcast-pins", "[]"); show(); } }, "Let go of all");
+    return make("div", {}, table("Pinned answers", ["what", ...held.map((_, at) => `answer ${at + 1}`)], rows), make("p", { class: "caption" }, clear));
+  }
+
+  // --- the page: its address says what is asked ------------------------------------------------------------------------
+
+  let running = null;
+  function address() {
+    const [tab, query] = location.hash.slice(1).split("?");
+    return { tab: TABS[tab] ? tab : "op", asked: Object.fromEntries(new URLSearchParams(query || "")) };
+  }
+  function go(tab, values) {
+    const query = new URLSearchParams(Object.entries(values).filter(([, value]) => value !== "" && value !== undefined));
+    const hash = `#${tab}${query.size ? `?${query}` : ""}`;
+    if (location.hash === hash) show();
+    else location.hash = hash;
+  }
+  async function show() {
+    const { tab, asked } = address();
+    const page = TABS[tab];
+    running?.abort();
+    for (const link of document.querySelectorAll(".top nav a")) link.toggleAttribute("aria-current", false);
+    $(`tab-${tab}`).setAttribute("aria-current", "page");
+    document.title = `${page.title} · opcast`;
+    $("heading").textContent = page.title;
+    $("lead").textContent = page.lead;
+    $("result").replaceChildren();
+    $("error").hidden = true;
+    $("status").textContent = "";
+    const old = $("question");
+    const form = make("form", { id: "question", class: "card", autocomplete: "off", novalidate: true, hidden: page.alone });
+    old.replaceWith(form);
+    form.parentElement.classList.toggle("alone", Boolean(page.alone));
+    try {
+      await page.form(form, asked);
+    } catch (error) {
+      return complain(error);
+    }
+    fill(form, asked);
+    if (page.alone) return ask(tab, page, form);
+    form.append(make("div", { class: "row" }, make("button", { class: "main", type: "submit" }, "Ask")));
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      try { go(tab, valuesOf(form)); } catch (error) { complain(error); }
+    });
+    if (Object.keys(asked).length > 1) ask(tab, page, form);
+  }
+  async function ask(tab, page, form) {
+    const mine = (running = new AbortController());
+    const button = form.querySelector("button.main");
+    if (button) button.disabled = true;
+    $("status").textContent = "Asking …";
+    const began = performance.now();
+    try {
+      const made = await page.answer(valuesOf(form), mine.signal);
+      $("status").textContent = page.alone ? "" : `Answered in ${seconds((performance.now() - began) * 1e3)}.`;
+      const keep = made.figures && make("p", { class: "caption" }, make("button", { type: "button", onclick: () => pin(tab, made.body, made.figures) }, "Pin to compare"));
+      $("result").replaceChildren(...[...made.shown, keep, made.path && elsewhere(made.path, made.body, made.found)].filter(Boolean));
+    } catch (error) {
+      if (error.name !== "AbortError") complain(error);
+    } finally {
+      if (button) button.disabled = false;
+    }
+  }
+  function complain(error) {
+    $("status").textContent = "";
+    $("error").textContent = error.message;
+    $("error").hidden = false;
+  }
+  window.addEventListener("hashchange", show);
+  show();
+})();

@@ -1,0 +1,106 @@
+"""What the service is started with, and what it refuses to start with."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...simulator.question.sources import Sources
+from .. import resolve
+from ..show import BadInputError
+
+TOKEN = "OPCAST_API_TOKEN"
+SHORTEST_TOKEN = 16
+COUNTS = {  # setting -> least and most
+    "port": (0, 65535),
+    "workers": (1, 256),
+    "waiting": (0, 10_000),
+    "connections": (1, 100_000),
+    "batch": (1, 50_000_000),
+    "body_mib": (1, 4096),
+    "timeout_s": (1, 86_400),
+}
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """Where the service listens, who may ask, and how much.
+
+    ``workers`` processes simulate, each one question at a time; ``waiting`` more questions may queue for them.
+    ``connections`` requests may be under way at once, of ``body_mib`` each, of at most ``batch`` ops; a question takes
+    ``timeout_s`` at most, and so does the reading of a body. ``allow`` are models besides those that ship with opcast
+    that may be named: paths, hub ids, ``module:callable``.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8321
+    token: str | None = field(default=None, repr=False)
+    workers: int = 2
+    waiting: int = 16
+    connections: int = 64
+    batch: int = 1_000_000
+    body_mib: int = 64
+    timeout_s: int = 60
+    allow: tuple[str, ...] = ()
+    sources: Sources = field(default_factory=Sources)
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine reaches the service."""
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is this machine's own."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def settings_of(config: Mapping[str, Any]) -> ServiceSettings:
+    """The settings of ``opcast api``. BadInputError for a figure out of range, and for a door left open."""
+    counts = {name: _count(name, config[name], *bounds) for name, bounds in COUNTS.items()}
+    allow = config["allow"] or []
+    if not isinstance(allow, list) or not all(isinstance(each, str) for each in allow):
+        raise BadInputError(f"allow={allow!r} must be a list of models, as allow=[./my_model,org/name]")
+    made = ServiceSettings(
+        host=str(config["host"]), token=_token(config), allow=tuple(allow), sources=resolve.sources(config), **counts
+    )
+    if not made.loopback and made.token is None:
+        raise BadInputError(
+            f"host={made.host} is reached from other machines: set a token in {TOKEN} or token_file=…, "
+            "or stay on host=127.0.0.1"
+        )
+    return made
+
+
+def _count(name: str, value: Any, least: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise BadInputError(f"{name}={value!r} must be a whole number from {least:,} to {most:,}")
+    return value
+
+
+def _token(config: Mapping[str, Any]) -> str | None:
+    """The token of ``token_file=…``, else of the environment. A word of the command line would show in every ``ps``."""
+    if config["token_file"]:
+        path = Path(str(config["token_file"])).expanduser()
+        try:
+            found = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInputError(f"token_file={path} cannot be read: {getattr(error, 'strerror', error)}") from None
+        where = f"token_file={path}"
+    else:
+        found, where = os.environ.get(TOKEN, "").strip(), TOKEN
+        if not found:
+            return None
+    if len(found) < SHORTEST_TOKEN or not found.isascii() or not found.isprintable() or " " in found:
+        raise BadInputError(
+            f"{where} must hold at least {SHORTEST_TOKEN} printable characters without spaces; "
+            'make one with: python -c "import secrets; print(secrets.token_urlsafe())"'
+        )
+    return found

@@ -1,0 +1,194 @@
+"""Over HTTP stands what Python and the command line answer."""
+
+from __future__ import annotations
+
+import json
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import opcast
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from opcast.datasets.devices import known_devices
+from opcast.datasets.ops import KINDS
+from opcast.jobs.service.guard import ARROW
+
+GEMM = {"kind": "gemm", "m": 512, "n": 1024, "k": 2048, "dtype": "bf16"}
+STEP = {"model": "tiny_llama_100m", "device": "h100_sxm", "seq_len": 512}
+
+
+def test_one_op(client: httpx.Client, home: str) -> None:
+    found = client.post("/v1/predict", json={"op": GEMM, "device": "h100_sxm"})
+    assert found.status_code == 200
+    usual = opcast.predict("gemm", "h100_sxm", m=512, n=1024, k=2048, dtype="bf16", home=home).to_dict()
+    assert found.json() == {name: None if value != value else value for name, value in usual.items()}
+
+
+def test_a_collective_on_links(client: httpx.Client) -> None:
+    op = {"kind": "all_reduce", "size_bytes": 2**20, "ranks": 16}
+    asked = {"op": op, "cluster": "dgx_h100", "nodes": 2, "network": "flow"}
+    found = client.post("/v1/predict", json=asked | {"device": "h100_sxm"}).json()
+    assert found["latency_us"] > 0
+    assert found["network"]["topology"]
+
+
+def test_many_at_once_get_each_its_own(client: httpx.Client, address: str) -> None:
+    """Callers that are answered together get what each gets alone, and a bad op among them is refused alone."""
+    sizes = [64 * step for step in range(1, 25)]
+
+    def ask(m: int) -> httpx.Response:
+        kind = {"kind": "gem" if m == 640 else "gemm", "m": m, "n": 512, "k": 512, "dtype": "bf16"}
+        return httpx.post(f"{address}/v1/predict", json={"op": kind, "device": "b200_sxm"})
+
+    with ThreadPoolExecutor(12) as pool:
+        found = list(pool.map(ask, sizes))
+    assert [each.status_code for each in found] == [400 if m == 640 else 200 for m in sizes]
+    body = {"ops": [{**GEMM, "m": m, "n": 512, "k": 512} for m in sizes], "device": "b200_sxm"}
+    batch = client.post("/v1/predict/batch", json=body).json()["predictions"]
+    for one, same, m in zip(found, batch, sizes, strict=True):
+        assert m == 640 or one.json() == same
+
+
+def test_a_table(client: httpx.Client) -> None:
+    sizes = np.arange(1, 2001) * 8
+    table = pa.table({"m": sizes, "n": np.full(2000, 512), "k": np.full(2000, 512)})
+    found = client.post("/v1/predict/table?kind=gemm&device=h100_sxm", content=stream(table), headers=KIND)
+    assert found.status_code == 200
+    rows = pa.ipc.open_stream(found.content).read_all()
+    assert rows["m"].to_pylist() == sizes.tolist()
+    alone = client.post("/v1/predict", json={"op": {**GEMM, "m": 8 * 777, "n": 512, "k": 512}, "device": "h100_sxm"})
+    assert rows["latency_us"][776].as_py() == pytest.approx(alone.json()["latency_us"], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "no Arrow IPC stream"),
+        (b"\xff\xff\xff\xff\x10\x00\x00\x00nonsense........", "no Arrow IPC stream"),
+        ({"m": [1, 2], "n": [4, 4], "k": [4, 0]}, "row 2"),
+        ({"m": [1, 2], "n": [4, 4]}, "k"),
+        ({"m": pa.array([], pa.int64())}, "no rows"),
+        ({"m": [1] * 3001, "n": [1] * 3001, "k": [1] * 3001}, "more than 3,000 rows"),
+    ],
+)
+def test_what_is_no_table(serve, content, said: str) -> None:
+    with serve(batch=3000) as address:
+        body = content if isinstance(content, bytes) else stream(pa.table(content))
+        found = httpx.post(f"{address}/v1/predict/table?kind=gemm", content=body, headers=KIND)
+    assert found.status_code == 400, found.text
+    assert said in found.json()["error"]["message"]
+
+
+def test_a_step(client: httpx.Client, home: str) -> None:
+    found = client.post("/v1/simulate", json=STEP).json()
+    usual = opcast.simulate("tiny_llama_100m", device="h100_sxm", seq_len=512, home=home)
+    assert math.isclose(found["step_time_s"], usual.step_time_s, rel_tol=1e-9)
+    assert found["memory"]["peak_gib"] == pytest.approx(usual.memory.peak_gib)
+    report = client.post("/v1/simulate/report", json=STEP)
+    assert report.headers["content-type"].startswith("text/html")
+    assert "tiny_llama_100m" in report.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "said"),
+    [
+        ("/v1/predict", {"op": {**GEMM, "m": 0}}, 400, "m"),
+        ("/v1/predict", {"op": GEMM, "device": "h100"}, 200, None),
+        ("/v1/predict", {"op": GEMM, "device": "../../../etc/passwd"}, 400, "unknown device"),
+        ("/v1/predict", {"op": GEMM, "devise": "h100_sxm"}, 422, "devise"),
+        ("/v1/predict", {"op": GEMM, "power_cap_w": -3}, 400, "power_cap_w"),
+        ("/v1/predict", {"op": {**GEMM, "m": "4096; rm"}}, 400, "m"),
+        ("/v1/predict/batch", {"ops": []}, 400, "1 to"),
+        ("/v1/predict/batch", {"ops": [GEMM, {**GEMM, "dtype": "fp3"}]}, 400, "fp3"),
+        ("/v1/simulate", {"model": "os:system", "device": "h100_sxm"}, 400, "not offered"),
+        ("/v1/simulate", {"model": "../conf/model/llama3_8b.yaml", "device": "h100_sxm"}, 400, "not offered"),
+        ("/v1/simulate", {"model": "meta-llama/Llama-3.1-8B", "device": "h100_sxm"}, 400, "not offered"),
+        ("/v1/simulate", {"model": "llama3_8b"}, 400, "device or a cluster"),
+        ("/v1/simulate", {"model": "llama3_8b", "cluster": "dgx_h100", "tp": 3}, 400, "tp"),
+        ("/v1/simulate", {"model": "llama3_8b", "cluster": "dgx_h100", "passes": ["os:system"]}, 422, "passes"),
+        (
+            "/v1/simulate",
+            {"model": "llama3_8b", "cluster": "dgx_h100", "topology": {"file": "/etc/x"}},
+            422,
+            "topology",
+        ),
+        ("/v1/simulate", {"model": "llama3_8b", "cluster": "dgx_h100", "stack": "../../x"}, 400, "unknown stack"),
+        ("/v1/simulate", {"model": "llama3_8b", "workload": "simai", "cluster": "dgx_h100"}, 400, "simai"),
+        ("/v1/simulate", {"model": {"model_type": "nothing"}, "device": "h100_sxm"}, 400, "nothing"),
+    ],
+)
+def test_bad_input_is_one_line(client: httpx.Client, path: str, body: dict, status: int, said: str | None) -> None:
+    found = client.post(path, json=body)
+    assert found.status_code == status, found.text
+    if said is not None:
+        assert set(found.json()) == {"error"}
+        message = found.json()["error"]["message"]
+        assert said in message
+        assert "\n" not in message
+        assert "Traceback" not in message
+
+
+def test_what_is_known(client: httpx.Client) -> None:
+    assert {row["id"] for row in client.get("/v1/devices").json()["devices"]} >= set(known_devices())
+    assert [row["kind"] for row in client.get("/v1/ops").json()["ops"]] == list(KINDS)
+    for name in ("clusters", "models", "predictors", "stacks", "precisions"):
+        assert client.get(f"/v1/{name}").json()[name], name
+    assert "/" not in str(client.get("/v1/predictors").json()["predictors"][0].get("folder", ""))
+    assert client.get("/v1/passwords").status_code == 422
+
+
+def test_counters(client: httpx.Client) -> None:
+    before = client.get("/metrics").text
+    client.post("/v1/predict", json={"op": GEMM, "device": "h100_sxm"})
+    after = client.get("/metrics").text
+    assert counted(after, "opcast_ops_predicted_total") == counted(before, "opcast_ops_predicted_total") + 1
+    assert 'opcast_requests_total{route="/v1/predict",status="200"}' in after
+
+
+def test_the_description_names_every_call(client: httpx.Client) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    assert {"/v1/predict", "/v1/predict/batch", "/v1/predict/table", "/v1/simulate", "/v1/{what}"} <= set(paths)
+
+
+VALUES = st.one_of(
+    st.integers(-2, 2**40),
+    st.floats(),
+    st.text(max_size=8),
+    st.none(),
+    st.booleans(),
+    st.lists(st.integers(), max_size=2),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_no_op_is_too_strange(address: str, data) -> None:
+    """Ops with real names and any values are answered or refused; the service itself never fails."""
+    kind = data.draw(st.sampled_from(sorted(KINDS)))
+    dims = {name: data.draw(st.one_of(st.integers(1, 4096), VALUES)) for name in KINDS[kind].names}
+    asked = {"op": {"kind": kind, "dtype": data.draw(st.sampled_from(["bf16", "fp8_e4m3", "int8", "x"])), **dims}}
+    asked["device"] = data.draw(st.sampled_from(sorted(known_devices())))
+    asked |= data.draw(st.dictionaries(st.sampled_from(["power_cap_w", "cache", "network", "stride", "group"]), VALUES))
+    found = httpx.post(f"{address}/v1/predict", content=json.dumps(asked), headers={"Content-Type": "application/json"})
+    assert found.status_code < 500, (asked, found.text)
+    assert ("error" in found.json()) == (found.status_code != 200)
+
+
+KIND = {"Content-Type": ARROW}
+
+
+def stream(table: pa.Table) -> bytes:
+    """A table as an Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def counted(text: str, name: str) -> float:
+    """The value of a counter."""
+    return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name + " "))
