@@ -20,6 +20,7 @@ from ...simulator.workbench import workbench
 from .settings import ServiceSettings
 
 A = TypeVar("A")
+B = TypeVar("B")
 LOOK_S = 0.25  # how often a caller is asked whether it is still there
 
 
@@ -55,7 +56,7 @@ class Together(Generic[A]):
             self.running = loop.create_task(self._answer_all())
         return await promised
 
-    async def call(self, work: Callable[..., A], *given: Any) -> A:
+    async def call(self, work: Callable[..., B], *given: Any) -> B:
         """Run something else in the same thread: the engines are one caller's at a time."""
         return await asyncio.get_running_loop().run_in_executor(self.thread, work, *given)
 

@@ -118,7 +118,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     ) -> Response:
         """The latency of a table of ops: an Arrow IPC stream with a column per dim in, one with the answers out."""
         table = read_stream(await request.body(), settings.batch)
-        sources = SourceBody(backend=backend).sources(settings.sources)
+        sources = SourceBody(backend=backend, engines=None).sources(settings.sources)
         given = (table, device, kind, cache, Limits(power_cap_w, sm_clock_mhz), sources)
         made = await ops.call(answer_table, *given)
         measures.ops(len(table))

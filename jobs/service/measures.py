@@ -17,12 +17,13 @@ class Measures:
     media_type = CONTENT_TYPE_LATEST
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        given = {"registry": self.registry}
-        self.requests = Counter("opcast_requests", "Requests answered", ("route", "status"), **given)
-        self.seconds = Histogram("opcast_request_seconds", "Seconds to an answer", ("route",), buckets=SECONDS, **given)
-        self.under_way = Gauge("opcast_requests_under_way", "Requests under way", **given)
-        self.predicted = Counter("opcast_ops_predicted", "Ops predicted", **given)
+        self.registry = own = CollectorRegistry()
+        self.requests = Counter("opcast_requests", "Requests answered", ("route", "status"), registry=own)
+        self.seconds = Histogram(
+            "opcast_request_seconds", "Seconds to an answer", ("route",), buckets=SECONDS, registry=own
+        )
+        self.under_way = Gauge("opcast_requests_under_way", "Requests under way", registry=own)
+        self.predicted = Counter("opcast_ops_predicted", "Ops predicted", registry=own)
 
     def ops(self, count: int) -> None:
         """So many ops were predicted."""

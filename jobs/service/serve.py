@@ -7,6 +7,7 @@ from typing import Any
 from ..show import BadInputError, print_json, say, wants_json
 from .settings import ServiceSettings, settings_of
 
+BACKLOG = 1024
 GRACE_S = 10  # that requests under way are given when the service is told to stop
 
 
@@ -50,6 +51,7 @@ def bound(settings: ServiceSettings) -> Any:
         made = socket.socket(kind)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
+        made.listen(BACKLOG)  # who comes before the service has started waits for it
     except OSError as error:
         why = error.strerror or error
         raise BadInputError(f"host={settings.host} port={settings.port} cannot be had: {why}; name another") from None

@@ -193,17 +193,22 @@
       title: "Two answers side by side",
       lead: "Pin answers on the other pages with “Pin to compare”; here they stand beside each other.",
       alone: true,
-      async form() {},
+      async form(form) { form.hidden = true; },
       async answer() { return { shown: [comparison()] }; },
     },
     known: {
       title: "What answers, and how well",
-      lead: "Every predictor that is loaded: the device and kind of operator, and its median error on shapes it was not trained on.",
+      lead: "The predictors of a device that are loaded: kind of operator, backend, and median error on shapes that none was trained on.",
       alone: true,
-      async form() {},
-      async answer() {
-        const rows = (await known("predictors")).filter((row) => row.current);
-        return { shown: [table("Predictors", Object.keys(rows[0] || {}).filter((name) => name !== "current"), rows)] };
+      async form(form) {
+        const rows = await known("predictors");
+        const devices = [...new Set(rows.map((row) => row.device))];
+        form.append(group("", choice("device", "device", devices.map((device) => [device]), devices.includes("h100_sxm") ? "h100_sxm" : devices[0])));
+        form.elements.device.addEventListener("change", () => go("known", valuesOf(form)));
+      },
+      async answer(values) {
+        const rows = (await known("predictors")).filter((row) => row.current && row.device === values.device);
+        return { shown: [table(`Predictors of ${values.device}`, ["kind", "backend", "version", "rows", "median APE %"], rows)] };
       },
     },
   };
@@ -346,7 +351,7 @@
     $("error").hidden = true;
     $("status").textContent = "";
     const old = $("question");
-    const form = make("form", { id: "question", class: "card", autocomplete: "off", novalidate: true, hidden: page.alone });
+    const form = make("form", { id: "question", class: "card", autocomplete: "off", novalidate: true });
     old.replaceWith(form);
     form.parentElement.classList.toggle("alone", Boolean(page.alone));
     try {

@@ -164,7 +164,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_op_is_too_strange(address: str, data) -> None:
     """Ops with real names and any values are answered or refused; the service itself never fails."""

@@ -40,7 +40,7 @@ def test_without_the_token_nothing_is_answered(serve) -> None:
     with serve(token=SECRET) as address:
         for headers in (
             {},
-            {"Authorization": "Bearer "},
+            {"Authorization": "Bearer x"},
             {"Authorization": f"Bearer {SECRET}x"},
             {"Authorization": SECRET[:-1]},
         ):

@@ -1,0 +1,131 @@
+"""The page in a real browser: every flow by its controls, without internet, light and dark, wide and narrow."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api", reason="the page is tested with playwright (the extra dev)")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="the page is tested in Chromium, which is not installed"),
+]
+PHONE = {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        found = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(browser: Any, address: str) -> Iterator[Any]:
+    """A fresh page that reaches nothing but the service, and on which no script fails."""
+    context = browser.new_context()
+    troubles: list[str] = []
+    context.route("**/*", lambda route: route.continue_() if route.request.url.startswith(address) else route.abort())
+    made = context.new_page()
+    made.on("pageerror", lambda error: troubles.append(str(error)))
+    made.on("requestfailed", lambda request: troubles.append(f"asks elsewhere: {request.url}"))
+    made.set_default_timeout(60_000)
+    yield made
+    context.close()
+    assert troubles == []
+
+
+def test_an_op_is_asked_and_its_address_can_be_shared(page: Any, address: str, browser: Any) -> None:
+    page.goto(address)
+    page.fill("#field-m", "2048")
+    page.click("button.main")
+    page.wait_for_selector(".curve circle")
+    latency = page.text_content(".big")
+    assert latency is not None
+    assert latency.endswith(("µs", "ms"))
+    assert "m=2048" in page.url
+    other = browser.new_page()
+    other.goto(page.url)
+    other.wait_for_selector(".big")
+    assert other.text_content(".big") == latency
+    other.close()
+
+
+def test_another_kind_brings_its_own_fields(page: Any, address: str) -> None:
+    page.goto(address)
+    page.select_option("#field-kind", "all_reduce")
+    page.wait_for_selector("#field-size_bytes")
+    page.fill("#field-size_bytes", "1048576")
+    page.fill("#field-ranks", "8")
+    page.click("button.main")
+    page.wait_for_selector(".big")
+    assert page.query_selector("#field-m") is None
+
+
+def test_a_bad_value_is_said_in_words(page: Any, address: str) -> None:
+    page.goto(f"{address}/#op?kind=gemm&m=0&n=64&k=64")
+    page.wait_for_selector("#error:not([hidden])")
+    assert "m" in (page.text_content("#error") or "")
+
+
+def test_a_step_shows_its_report_and_two_can_be_compared(page: Any, address: str) -> None:
+    for seq_len in ("256", "512"):
+        page.goto(f"{address}/#step?model=tiny_llama_100m&cluster=dgx_h100&tp=1&seq_len={seq_len}")
+        page.wait_for_selector(f'pre:has-text("{seq_len}")', state="attached")
+        report = page.frame_locator("iframe")
+        report.locator("h1").wait_for()
+        assert "tiny_llama_100m" in (report.locator("h1").text_content() or "")
+        page.click("text=Pin to compare")
+    page.click("#tab-compare")
+    page.wait_for_selector("tbody tr")
+    rows = page.locator("tbody tr").all_inner_texts()
+    assert any(row.startswith("seq_len") and "256" in row and "512" in row for row in rows)
+    assert any(row.startswith("step_time_s") and "%" in row for row in rows)
+
+
+def test_the_keyboard_is_enough(page: Any, address: str) -> None:
+    page.goto(address)
+    page.wait_for_selector("button.main")
+    page.focus("#field-k")
+    page.keyboard.press("Control+A")
+    page.keyboard.type("8192")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".big")
+    assert "k=8192" in page.url
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("tab", ["op?kind=gemm&m=512&n=512&k=512&vary=m", "known", "compare", "step"])
+def test_nothing_serious_for_axe_and_nothing_wider_than_a_phone(
+    browser: Any, address: str, tab: str, scheme: str
+) -> None:
+    axe = pytest.importorskip("axe_core_python.sync_playwright", reason="axe checks pages (the extra dev)")
+    context = browser.new_context(viewport=PHONE, color_scheme=scheme)
+    made = context.new_page()
+    made.goto(f"{address}/#{tab}")
+    made.wait_for_selector(
+        ".curve" if "vary" in tab else {"known": "table", "compare": "#result p"}.get(tab, "button.main")
+    )
+    found = axe.Axe().run(made)["violations"]
+    serious = {each["id"]: each["nodes"][0]["html"] for each in found if each["impact"] in ("serious", "critical")}
+    assert serious == {}
+    assert made.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    context.close()
+
+
+def test_a_token_is_asked_for(serve: Any, browser: Any) -> None:
+    with serve(token="a-token-of-24-characters") as address:
+        made = browser.new_page()
+        made.goto(address)
+        made.wait_for_selector("#token-form:not([hidden])")
+        made.fill("#token", "a-token-of-24-characters")
+        made.click("#token-form button")
+        made.wait_for_selector("button.main")
+        made.click("button.main")
+        made.wait_for_selector(".big")
+        made.close()
