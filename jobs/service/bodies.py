@@ -85,7 +85,7 @@ class BatchBody(PlaceBody):
 
 
 def predict_of(body: PredictBody | BatchBody, usual: Sources) -> PredictRequest:
-    """The request of a body. Raises the errors of :func:`..simulator.question.keywords.predict_request`."""
+    """The request of a body. Raises the errors of :func:`opcast.predict`."""
     many = body.ops if isinstance(body, BatchBody) else [body.op]
     ops = [make_op(each.kind, **(each.model_extra or {})) for each in many]
     asked: dict[str, Any] = {"group": None, "stride": None, "all_groups": False, "algorithm": None}

@@ -68,7 +68,7 @@ def test_bad_input_with_json_is_one_object_on_stdout(capsys: pytest.CaptureFixtu
         (["predict", "op=gemm", "~device"], "device was taken away with ~device"),
         (["validate", "truth=x.csv", "details=foo"], "details=foo must be true or false"),
         ([*STEP, "model.config=null"], "model.config=None must be settings"),
-        ([*STEP, "workload=null"], "workload=null does not exist; choose from decode"),
+        ([*STEP, "workload=null"], "workload=null does not exist; choose from batch"),
         (["profile", "campaign.cases=5"], "campaign.cases=5 must be a list"),
         (["profile", "campaign.canaries=[5]"], "campaign.canaries=[5] must be a list"),
         # models that cannot be
