@@ -117,6 +117,9 @@ def _recipe(name: str) -> Recipe:
     return RECIPES[name]
 
 
+ABSORBED = ("fused.absorb_keys", "fused.absorb_values")  # engines keep these weights in 16 bits, one matrix a head
+
+
 @dataclass
 class _Rounding:
     """One rewrite of a draft: what was rounded already, and what stands ready for the backward pass."""
@@ -159,6 +162,8 @@ class _Rounding:
     def _product(self, node: Node, skip: re.Pattern[str]) -> bool:
         """Whether a node is a product with (or for) a weight that the recipe covers."""
         if node.op is None or node.op.kind not in ("gemm", "grouped_gemm", "fused_moe") or node.op.dtype not in HIGH:
+            return False
+        if node.source in ABSORBED:
             return False
         of_weight = any(self._weight(t) for t in node.reads) or any(
             self.draft.role(t) == "gradient" for t in node.writes

@@ -201,6 +201,7 @@ SHIPPED: tuple[Rule, ...] = (
         ),
         remakes=False,
     ),
+    _merge("latent_down", r"\.(q_a_proj|kv_a_proj_with_mqa)$"),
     _merge("qkv", r"\.(q|k|v|query|key|value)(_proj|_lin)?$"),
     _merge("gate_up", r"\.(gate_proj|up_proj|w1|w3)$"),
     Rule("pointwise", _both((COMPILED, joint, ()), (COMPILED, joint, ()), grow=True, siblings=True, updates=True)),

@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 from opcast.datasets.clusters import load_cluster
 from opcast.simulator.graph import Graph
+from opcast.simulator.passes.order import fuse_rest
+from opcast.simulator.passes.quantize import quantize
 from opcast.simulator.passes.serving import bare, rounded, serve, ungrouped
 from opcast.simulator.question.plan import Parallel, Plan, Stack
 from opcast.simulator.trace import Workload, trace
@@ -85,6 +87,17 @@ def test_latent_attention_decodes_from_its_latent_cache(small_model):
     assert all(gemm.m <= 3 for gemm in ops(served, "gemm"))  # no cached token is projected again
     prompt = serve(step(small_model("deepseek_v3"), "prefill"), plan("absorbed_mla"))
     assert {op.kind for op in ops(prompt, "mla_prefill")} == {"mla_prefill"}
+
+
+def test_latents_are_one_product_and_absorbed_projections_keep_16_bits(small_model):
+    names = plan("absorbed_mla", "latent_down", quantization="fp8")
+    graph = step(small_model("deepseek_v3"))
+    made = quantize(fuse_rest(serve(graph, names), names), names)
+    down = [node.op for node, _ in made.weighted() if node.source == "fused.latent_down"]
+    assert {(op.n, op.k, op.dtype) for op in down} == {(24 + 16 + 8, 64, "fp8")}
+    absorbed = [node.op for node, _ in made.weighted() if node.source.startswith("fused.absorb")]
+    assert {op.dtype for op in absorbed} == {"bf16"}
+    assert weight_bytes(serve(graph, names)) == weight_bytes(graph)
 
 
 def test_routed_experts_are_one_kernel_of_the_same_arithmetic(small_model):
