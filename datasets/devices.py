@@ -18,6 +18,7 @@ from .loading import finite, load
 from .reading import read_yaml
 
 DEVICE_DIRECTORY = Path(__file__).resolve().parent.parent / "conf" / "device"
+AT_HAND = ("cpu", "local")  # the processor, and what was measured last, of the machine at hand: files without figures
 ALIASES = DEVICE_DIRECTORY.parent / "aliases.yaml"
 
 # Formats that run on another format's units at that format's rate when the device lists no rate of their own.
@@ -27,7 +28,7 @@ RATE_OF = {
     "fp8_e5m2": ("fp8",),
     "fp8_block": ("fp8",),
     "mxfp8": ("mxfp8", "fp8"),
-    "mxfp4": ("nvfp4",),
+    "mxfp4": ("mxfp4", "nvfp4"),
     "int4": ("int8",),
     "w8a16": ("bf16", "fp16"),
     "w4a16": ("bf16", "fp16"),
@@ -138,8 +139,8 @@ def overridden(known: Device, figures: Mapping[str, Any]) -> Device:
 
 
 def known_devices() -> list[str]:
-    """The ids of the devices that ship with opcast, and ``cpu``: the machine at hand, once measured."""
-    return sorted(path.stem for path in DEVICE_DIRECTORY.glob("*.yaml") if path.stem != "cpu")
+    """The ids of the devices that ship with opcast; not the names of the machine at hand (``cpu``, ``local``)."""
+    return sorted(path.stem for path in DEVICE_DIRECTORY.glob("*.yaml") if path.stem not in AT_HAND)
 
 
 @lru_cache

@@ -216,6 +216,23 @@ class Store:
         self._prepare()
         return _write_json(self.path / "devices" / f"{device.id}.json", device.to_dict())
 
+    def note_machine(self, node: str, device_id: str) -> None:
+        """Remember which device a machine, by the name that hides its own, was last measured on."""
+        _check_name("node", node)
+        if self.machine(node) != device_id:
+            self._prepare()
+            _write_json(self.path / "machines" / f"{node}.json", {"device": device_id})
+
+    def machine(self, node: str) -> str | None:
+        """The device that a machine was last measured on into this store, or None."""
+        path = self.path / "machines" / f"{node}.json"
+        try:
+            return str(read_json(path, StoreError, "a machine's device")["device"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError):
+            raise StoreError(f"{path} is damaged: remove it and measure on this machine again") from None
+
     def notes(self) -> list[dict[str, str]]:
         """What people wrote about this store, oldest first."""
         return list(self._manifest().get("notes", []))

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..datasets.device_names import figures_of_file
 from ..datasets.ops import KINDS
 from .environment import ALLOCATOR
 from .ledger import CampaignError, CampaignLedger, claim
@@ -88,7 +89,7 @@ class Measurer(Protocol):
         """Provenance columns of a ready worker."""
 
     def probe(self) -> dict[str, Any]:
-        """The figures of this machine's processor."""
+        """The figures of the device that is measured."""
 
     def ask(self, case: Case, lost: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """The measured columns of one case. Who must end with the case calls ``lost`` with them instead."""
@@ -119,7 +120,7 @@ def run(
             path = Path("runs") / f"{identifier}.json"
             record = {"environment": environment, "allocator": dict(ALLOCATOR), "plan": json.loads(plan.to_json())}
             with claim(Path(store.path) / path, record):
-                _ensure_figures(plan, store, measurer, environment["device_id"])
+                _ensure_figures(store, measurer, environment)
                 ledger = CampaignLedger(store, environment, path.as_posix())
                 ledger.sweep(identifier)
                 return _Run(identifier, plan, measurer, ledger, progress, started).go()
@@ -151,13 +152,14 @@ def localized(plan: CampaignPlan, environment: Mapping[str, Any]) -> CampaignPla
     return replace(plan, cases=tuple(cases), canaries=tuple(localize(case, *here) for case in plan.canaries))
 
 
-def _ensure_figures(plan: CampaignPlan, store: Store, measurer: Measurer, device_id: str) -> None:
-    """A CPU has no data sheet: measure its figures once for a store."""
-    if plan.settings.device != "cpu" or store.device(device_id) is not None:
-        return
-    from ..datasets.devices import Device
+def _ensure_figures(store: Store, measurer: Measurer, environment: Mapping[str, Any]) -> None:
+    """A device that has no file is measured once for a store. The store notes that this machine has it."""
+    device_id = environment["device_id"]
+    if not figures_of_file(device_id) and store.device(device_id) is None:
+        from ..datasets.devices import Device
 
-    store.save_device(Device(**measurer.probe()))
+        store.save_device(Device(**measurer.probe()))
+    store.note_machine(environment["node"], device_id)
 
 
 @contextlib.contextmanager

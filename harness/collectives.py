@@ -39,7 +39,7 @@ from .command import execute, refuse
 from .deep_ep_calls import DEEP_EP
 from .environment import clocks, has_nvlink, node_name, torchrun_rank, use_loopback
 from .ledger import CampaignError
-from .measuring import NoMemoryError, abilities, die_with, outcome
+from .measuring import NoMemoryError, abilities, die_with, measured_figures, outcome
 from .plan import CampaignPlan, Case, Settings
 from .stopping import MedianWidth
 from .supervisor import InterruptError
@@ -306,10 +306,8 @@ class InProcess:
         return abilities(self.group.settings, self.group)
 
     def probe(self) -> dict[str, Any]:
-        """The figures of this machine's processor."""
-        from .probe import measure_cpu
-
-        return measure_cpu().to_dict()
+        """The figures of this rank's device."""
+        return measured_figures(self.group.settings.device)
 
     def ask(self, case: Case, lost: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """The measured columns of a case; CampaignError after a failed collective. Raises InterruptError.

@@ -11,13 +11,13 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..datasets.device_names import cuda_device_id, slug
+from ..datasets.device_names import seen_device_id, slug
 from ..datasets.version import __version__
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -32,6 +32,7 @@ ALLOCATOR: Mapping[str, str] = {
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 REASON_QUESTIONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")  # new, old
+KINDS = ("GPU", "MIG")  # what a UUID of NVML begins with: a whole device, or a slice of one
 # Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h, nvmlClocksEventReasons).
 CLOCK_REASONS: Mapping[int, str] = {
     0x001: "idle",
@@ -193,12 +194,21 @@ def environment(device: str, threads: int = 0) -> dict[str, str | None]:
     name = torch.cuda.get_device_name()
     runtime = torch.version.cuda or f"rocm {torch.version.hip}"
     return found | {
-        "device_id": cuda_device_id(name),
+        "device_id": gpu_device_id(),
         "device_name": name,
         "cuda": runtime,
         "driver": driver_version(),
         "nccl": _nccl_version(),
     }
+
+
+def gpu_device_id() -> str:
+    """The id of the current GPU: of its file, or of its own where it is none of those that have one. Imports torch."""
+    import torch
+
+    told = torch.cuda.get_device_properties(torch.cuda.current_device())
+    l2_mib = 0.0 if torch.version.hip else getattr(told, "L2_cache_size", 0) / 2**20  # HIP leaves out Infinity Cache
+    return seen_device_id(told.name, told.multi_processor_count, told.total_memory / 2**30, l2_mib)
 
 
 def _nccl_version() -> str | None:
@@ -245,11 +255,16 @@ def _nvml_handle(index: int) -> Any:
     if nvml is None or not torch.cuda.is_available() or torch.version.hip:
         return None
     identity = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    if identity is None:
+        return _handle(lambda: nvml.nvmlDeviceGetHandleByIndex(index))
+    named = (_handle(lambda kind=kind: nvml.nvmlDeviceGetHandleByUUID(f"{kind}-{identity}".encode())) for kind in KINDS)
+    return next((handle for handle in named if handle is not None), None)
+
+
+def _handle(find: Callable[[], Any]) -> Any:
     try:
-        if identity is None:
-            return nvml.nvmlDeviceGetHandleByIndex(index)
-        return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{identity}".encode())
-    except nvml.NVMLError:
+        return find()
+    except _nvml().NVMLError:
         return None
 
 
@@ -266,7 +281,8 @@ def clocks(device: str = "cuda", index: int = 0) -> Clocks:
     if handle is None:
         return Clocks()
     nvml = _nvml()
-    reasons = next((_ask(getattr(nvml, name), handle) for name in REASON_QUESTIONS if hasattr(nvml, name)), None)
+    asked = (_ask(getattr(nvml, name), handle) for name in REASON_QUESTIONS if hasattr(nvml, name))
+    reasons = next((bits for bits in asked if bits is not None), None)  # an old driver lacks the newer question
     power = _ask(nvml.nvmlDeviceGetPowerUsage, handle)
     return Clocks(
         sm_clock_mhz=_ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
@@ -277,13 +293,34 @@ def clocks(device: str = "cuda", index: int = 0) -> Clocks:
     )
 
 
-def has_nvlink(index: int = 0) -> bool:
-    """Whether a GPU has an active NVLink, as far as NVML tells."""
+def has_nvlink(index: int = 0) -> bool | None:
+    """Whether a GPU has an active NVLink; None where NVML does not answer, as without ``nvidia-ml-py``."""
     nvml, handle = _nvml(), _nvml_handle(index)
-    return handle is not None and any(
-        _ask(nvml.nvmlDeviceGetNvLinkState, handle, link) == nvml.NVML_FEATURE_ENABLED
-        for link in range(nvml.NVML_NVLINK_MAX_LINKS)
-    )
+    if handle is None:
+        return None
+    links = (_ask(nvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS))
+    return any(state == nvml.NVML_FEATURE_ENABLED for state in links)
+
+
+def boost_clock_mhz(index: int = 0) -> float | None:
+    """The highest clock of a GPU's compute units; None where NVML does not tell."""
+    nvml, handle = _nvml(), _nvml_handle(index)
+    return None if handle is None else _ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
+
+
+def power_limit_w(index: int = 0) -> float | None:
+    """The watts that a GPU may draw; None where NVML does not tell."""
+    nvml, handle = _nvml(), _nvml_handle(index)
+    milliwatts = None if handle is None else _ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    return None if milliwatts is None else milliwatts / 1000
+
+
+def one_process_only(index: int = 0) -> bool:
+    """Whether a GPU takes one process at a time (exclusive-process mode), as far as NVML tells."""
+    nvml, handle = _nvml(), _nvml_handle(index)
+    if handle is None:
+        return False
+    return _ask(nvml.nvmlDeviceGetComputeMode, handle) == nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
 
 
 def _ask(question: Any, *arguments: Any) -> float | None:

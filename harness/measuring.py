@@ -53,6 +53,17 @@ def abilities(settings: Settings, group: Ranks | None) -> dict[str, Any]:
     return {**found, "link": group.link if group else "", "ranks_per_node": group.ranks_per_node if group else 1}
 
 
+def measured_figures(device: str) -> dict[str, Any]:
+    """The figures of the ``cpu`` or ``cuda`` device at hand, as a Device's fields."""
+    if device == "cpu":
+        from .probe import measure_cpu
+
+        return measure_cpu().to_dict()
+    from .probe_gpu import measure_gpu
+
+    return measure_gpu().to_dict()
+
+
 class IllDeviceError(RuntimeError):
     """The GPU is there, but a small sum on it fails or is wrong."""
 

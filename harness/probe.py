@@ -171,9 +171,9 @@ def vector_tflops(seconds: float = 0.4) -> float:
     return best * threads / 1e12
 
 
-def host_call_us(what: str, samples: int = 30) -> float:
-    """Median time of one call of a choice of ``host_overhead`` on the CPU."""
-    run = host_calls(what, CALLS, "cpu")
+def host_call_us(what: str, samples: int = 30, device: str = "cpu") -> float:
+    """Median host time of one call of a choice of ``host_overhead``, on tensors of ``device``."""
+    run = host_calls(what, CALLS, device)
     run()
     return median(best_seconds(run, 0.0, least=1) for _ in range(samples)) * 1e6 / CALLS
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from .environment import core_ids, default_threads, free_memory_bytes
-from .measuring import IllDeviceError, abilities, die_with, first_line, outcome
+from .measuring import IllDeviceError, abilities, die_with, first_line, measured_figures, outcome
 from .plan import Case, Settings
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def main() -> None:
         return
     for request in requests:
         if "probe" in request:
-            _reply(replies, _probe())
+            _reply(replies, _probe(settings.device))
             continue
         reply = outcome(Case.from_dict(request["case"]), settings, group)
         _reply(replies, reply)
@@ -107,11 +107,9 @@ def _group(settings: Settings, ranks: int) -> RankGroup | None:
     return RankGroup.local(settings, ranks)
 
 
-def _probe() -> dict[str, Any]:
-    from .probe import measure_cpu
-
+def _probe(device: str) -> dict[str, Any]:
     try:
-        return {"device": measure_cpu().to_dict()}
+        return {"device": measured_figures(device)}
     except Exception as error:
         return {"error": first_line(error)}
 

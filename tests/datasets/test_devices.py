@@ -38,19 +38,25 @@ REQUIRED = [
     "mi250",
 ]
 
-# FLOPs a clock and compute unit for dense fp16 (fp32 on P4, which has no fp16): whitepapers of each architecture.
-HALF_PER_CLOCK = {
-    "v100_sxm": 1024, "a100_sxm_40gb": 2048, "a100_sxm_80gb": 2048, "a100_pcie_40gb": 2048, "a100_pcie_80gb": 2048,
-    "h100_sxm": 4096, "h100_pcie": 4096, "h100_nvl": 4096, "h200_sxm": 4096, "h800_sxm": 4096, "h20_sxm": 1024,
-    "h100_96gb_hbm2e": 4096,
-    "b200_sxm": 8192, "gb200": 8192, "b300_sxm": 8192, "gb300": 8192, "l4": 1024, "l40s": 1024, "l20": 512,
-    "a40": 1024, "a10": 1024, "rtx_pro_6000_server": 1024, "mi300x": 2048,
-    "v100_pcie": 1024, "p100_pcie": 256, "p4": 256, "t4": 1024, "mi100": 1024, "mi210": 1024, "mi250": 1024,
+# FLOPs a clock and compute unit for dense fp16 (fp32 on P4, which has no fp16) by die, from the whitepapers.
+HALF_OF_DIE = {
+    "gp104": 256, "gp100": 256, "gv100": 1024, "tu104": 1024, "ga100": 2048, "ga102": 1024, "ga104": 1024,
+    "ga106": 1024,
+    "ad102": 1024, "ad103": 1024, "ad104": 1024, "ad106": 1024, "ad107": 1024, "gh100": 4096, "gb100": 8192,
+    "gb110": 8192, "gb202": 1024, "gb203": 1024, "gb205": 1024, "gb206": 1024, "gb20b": 1024, "arcturus": 1024,
+    "aldebaran": 1024, "aqua_vanjaram": 2048, "gfx950": 4096,
 }  # fmt: skip
+# Cards whose maker cut the matrix units: GeForce with fp32 accumulation, A10G, L40 and L20 to a half, H20 to a quarter.
+CUT = {"a10g": 2, "l40": 2, "l20": 2, "h20_sxm": 4, "h20_141gb": 4}
+GEFORCE = re.compile(r"rtx_[345]0[6-9]0(_ti)?(_super)?")
 # FLOPs a clock and compute unit of ordinary fp32 lanes (a fused multiply-add counts two).
-VECTOR_PER_CLOCK = {"volta": 128, "hopper": 256, "ada": 256, "blackwell": 256, "cdna3": 256}
-VECTOR_OF = {"a40": 256, "a10": 256, "p4": 256}
-WITHOUT_BF16 = {"v100_sxm", "v100_pcie", "p100_pcie", "p4", "t4"}
+VECTOR_PER_CLOCK = {"volta": 128, "hopper": 256, "ada": 256, "blackwell": 256, "cdna3": 256, "cdna4": 256}
+WITHOUT_BF16 = {name for name in known_devices() if load_device(name).die in ("gv100", "gp100", "gp104", "tu104")}
+
+
+def per_clock(device: Device) -> float:
+    cut = 2 if GEFORCE.fullmatch(device.id) else CUT.get(device.id, 1)
+    return HALF_OF_DIE[device.die] / cut
 
 
 def half_rate(device: Device) -> float:
@@ -79,9 +85,11 @@ def test_figures_are_complete_and_sourced(name: str) -> None:
 @pytest.mark.parametrize("name", known_devices())
 def test_peak_rates_follow_from_units_and_clock(name: str) -> None:
     device = load_device(name)
-    per_clock = half_rate(device) * 1e6 / (device.compute_units * device.clock_mhz)
-    assert per_clock == pytest.approx(HALF_PER_CLOCK[name], rel=0.05)
-    vector = VECTOR_PER_CLOCK.get(device.architecture, VECTOR_OF.get(name, 128))
+    assert half_rate(device) * 1e6 / (device.compute_units * device.clock_mhz) == pytest.approx(
+        per_clock(device), rel=0.05
+    )
+    narrow = 256 if device.die in ("ga102", "ga104", "ga106", "gp104") else 128
+    vector = VECTOR_PER_CLOCK.get(device.architecture, narrow)
     # Ordinary lanes may boost higher than tensor cores do, up to 1980 over 1620 MHz.
     assert vector * 0.99 <= device.vector_tflops * 1e6 / (device.compute_units * device.clock_mhz) <= vector * 1.23
 
@@ -93,12 +101,13 @@ def test_formats_stand_in_their_ratios(name: str) -> None:
     assert rates.get("bf16", half) == (half if name != "mi100" else rates["fp16"] / 2)
     for dtype, factor in (("fp8", 2), ("mxfp8", 2), ("int8", 2), ("tf32", 0.5)):
         if dtype in rates and name not in ("p4", "mi100", "mi210", "mi250"):
-            assert rates[dtype] == pytest.approx(factor * half, rel=0.02), dtype
+            geforce = 2 if dtype == "int8" and GEFORCE.fullmatch(name) else 1  # integers are not cut
+            assert rates[dtype] == pytest.approx(geforce * factor * half, rel=0.02), dtype
     if "nvfp4" in rates:
-        assert rates["nvfp4"] / half in (pytest.approx(4, rel=0.01), pytest.approx(6, rel=0.01))
-    blackwell = device.architecture == "blackwell"
-    assert ("nvfp4" in rates, "mxfp8" in rates) == (blackwell, blackwell)
-    assert ("fp8" in rates) == (device.architecture in ("ada", "hopper", "blackwell", "cdna3"))
+        assert rates["nvfp4"] / half in [pytest.approx(factor, rel=0.01) for factor in (4, 6, 8)]
+    assert ("nvfp4" in rates) == (device.architecture == "blackwell")
+    assert ("mxfp8" in rates) == (device.architecture in ("blackwell", "cdna4"))
+    assert ("fp8" in rates) == (device.architecture in ("ada", "hopper", "blackwell", "cdna3", "cdna4"))
     assert device.supports("bf16") == (name not in WITHOUT_BF16)
     assert rates["fp32"] >= device.vector_tflops * 0.99
 
@@ -154,6 +163,63 @@ def test_variants_differ_where_they_should() -> None:
         ("AMD Instinct MI250X / MI250", "mi250"),
         ("AMD Instinct MI100", "mi100"),
         ("NVIDIA A100-PG509-200", "a100_sxm_40gb"),
+        ("NVIDIA GeForce RTX 3060", "rtx_3060"),
+        ("NVIDIA GeForce RTX 3060 Ti", "rtx_3060_ti"),
+        ("NVIDIA GeForce RTX 3070", "rtx_3070"),
+        ("NVIDIA GeForce RTX 3070 Ti", "rtx_3070_ti"),
+        ("NVIDIA GeForce RTX 3080", "rtx_3080"),
+        ("NVIDIA GeForce RTX 3080 Ti", "rtx_3080_ti"),
+        ("NVIDIA GeForce RTX 3090", "rtx_3090"),
+        ("NVIDIA GeForce RTX 3090 Ti", "rtx_3090_ti"),
+        ("NVIDIA GeForce RTX 4060", "rtx_4060"),
+        ("NVIDIA GeForce RTX 4060 Ti", "rtx_4060_ti"),
+        ("NVIDIA GeForce RTX 4070", "rtx_4070"),
+        ("NVIDIA GeForce RTX 4070 SUPER", "rtx_4070_super"),
+        ("NVIDIA GeForce RTX 4070 Ti", "rtx_4070_ti"),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "rtx_4070_ti_super"),
+        ("NVIDIA GeForce RTX 4080", "rtx_4080"),
+        ("NVIDIA GeForce RTX 4080 SUPER", "rtx_4080_super"),
+        ("NVIDIA GeForce RTX 4090", "rtx_4090"),
+        ("NVIDIA GeForce RTX 5060", "rtx_5060"),
+        ("NVIDIA GeForce RTX 5060 Ti", "rtx_5060_ti"),
+        ("NVIDIA GeForce RTX 5070", "rtx_5070"),
+        ("NVIDIA GeForce RTX 5070 Ti", "rtx_5070_ti"),
+        ("NVIDIA GeForce RTX 5080", "rtx_5080"),
+        ("NVIDIA GeForce RTX 5090", "rtx_5090"),
+        ("NVIDIA RTX A4000", "rtx_a4000"),
+        ("NVIDIA RTX A4500", "rtx_a4500"),
+        ("NVIDIA RTX A5000", "rtx_a5000"),
+        ("NVIDIA RTX A5500", "rtx_a5500"),
+        ("RTX A6000", "rtx_a6000"),
+        ("NVIDIA RTX 5000 Ada Generation", "rtx_5000_ada"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx_6000_ada"),
+        ("NVIDIA RTX PRO 4000 Blackwell", "rtx_pro_4000"),
+        ("NVIDIA RTX PRO 4500 Blackwell", "rtx_pro_4500"),
+        ("NVIDIA RTX PRO 5000 Blackwell", "rtx_pro_5000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtx_pro_6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "rtx_pro_6000_max_q"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx_pro_6000_server"),
+        ("NVIDIA A10G", "a10g"),
+        ("NVIDIA A30", "a30"),
+        ("NVIDIA A800-SXM4-80GB", "a800_sxm_80gb"),
+        ("NVIDIA A800 80GB PCIe", "a800_pcie_80gb"),
+        ("NVIDIA A800 40GB Active", "a800_pcie_40gb"),
+        ("NVIDIA L40", "l40"),
+        ("NVIDIA H100 64GB HBM2", "h100_64gb"),
+        ("NVIDIA H800", "h800_sxm"),
+        ("NVIDIA H800 PCIe", "h800_pcie"),
+        ("NVIDIA H20-3e", "h20_141gb"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA GH200 144G HBM3e", "gh200_144gb"),
+        ("NVIDIA H200 NVL", "h200_nvl"),
+        ("NVIDIA B300 SXM6 AC", "b300_sxm"),
+        ("NVIDIA GB10", "gb10"),
+        ("Tesla V100-SXM2-16GB", "v100_sxm_16gb"),
+        ("Tesla V100-PCIE-16GB", "v100_pcie_16gb"),
+        ("Tesla P100-SXM2-16GB", "p100_sxm"),
+        ("AMD Instinct MI325X", "mi325x"),
+        ("AMD Instinct MI350X", "mi350x"),
+        ("AMD Instinct MI355X", "mi355x"),
     ],
 )
 def test_the_name_a_driver_reports_leads_to_a_shipped_device(reported: str, name: str) -> None:

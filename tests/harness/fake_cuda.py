@@ -439,6 +439,8 @@ def forget() -> None:
 def fake_cuda(*gpus: FakeGpu, **machine: Any) -> Iterator[FakeMachine]:
     """The devices in this process, as torch and NVML show them; settings as :class:`FakeMachine` has them."""
     made = FakeMachine(gpus or (FakeGpu(),), **machine)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # operators are small here, and threads that wait for each other cost more than they do
     with pytest.MonkeyPatch.context() as patch:
         modes = install(made, patch)
         try:
@@ -446,6 +448,7 @@ def fake_cuda(*gpus: FakeGpu, **machine: Any) -> Iterator[FakeMachine]:
         finally:
             for mode in reversed(modes):
                 mode.__exit__(None, None, None)
+            torch.set_num_threads(threads)
     forget()
 
 

@@ -7,8 +7,7 @@ import sys
 import time
 
 import pytest
-from opcast.datasets.device_names import CUDA_IDS
-from opcast.datasets.devices import known_devices, load_device
+from opcast.datasets.device_names import cuda_device_id
 from opcast.datasets.schema import Measurement
 from opcast.harness import environment
 
@@ -34,12 +33,7 @@ from opcast.harness import environment
     ],
 )
 def test_gpu_names_become_device_ids(name: str, device_id: str) -> None:
-    assert environment.cuda_device_id(name) == device_id
-
-
-def test_every_shipped_gpu_is_recognised_by_a_name() -> None:
-    shipped = {name for name in known_devices() if not name.startswith("cpu") and not load_device(name).variant_of}
-    assert shipped <= {device_id for _, device_id in CUDA_IDS}
+    assert cuda_device_id(name) == device_id
 
 
 @pytest.mark.parametrize(
