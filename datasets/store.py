@@ -226,12 +226,12 @@ class Store:
     def machine(self, node: str) -> str | None:
         """The device that a machine was last measured on into this store, or None."""
         path = self.path / "machines" / f"{node}.json"
-        try:
-            return str(read_json(path, StoreError, "a machine's device")["device"])
-        except FileNotFoundError:
+        if not path.exists():
             return None
-        except (OSError, ValueError, TypeError, KeyError):
-            raise StoreError(f"{path} is damaged: remove it and measure on this machine again") from None
+        values = read_json(path, StoreError, "a machine's device")
+        if not isinstance(values, dict) or not isinstance(values.get("device"), str):
+            raise StoreError(f"{path} is damaged: remove it and measure on this machine again")
+        return str(values["device"])
 
     def notes(self) -> list[dict[str, str]]:
         """What people wrote about this store, oldest first."""

@@ -256,14 +256,14 @@ def _nvml_handle(index: int) -> Any:
         return None
     identity = getattr(torch.cuda.get_device_properties(index), "uuid", None)
     if identity is None:
-        return _handle(lambda: nvml.nvmlDeviceGetHandleByIndex(index))
-    named = (_handle(lambda kind=kind: nvml.nvmlDeviceGetHandleByUUID(f"{kind}-{identity}".encode())) for kind in KINDS)
-    return next((handle for handle in named if handle is not None), None)
+        return _found(nvml.nvmlDeviceGetHandleByIndex, index)
+    by_uuid = (_found(nvml.nvmlDeviceGetHandleByUUID, f"{kind}-{identity}".encode()) for kind in KINDS)
+    return next((handle for handle in by_uuid if handle is not None), None)
 
 
-def _handle(find: Callable[[], Any]) -> Any:
+def _found(find: Callable[[Any], Any], what: int | bytes) -> Any:
     try:
-        return find()
+        return find(what)
     except _nvml().NVMLError:
         return None
 

@@ -23,7 +23,7 @@ from ..simulator.question.predictions import PredictRequest
 from ..simulator.question.sources import HOME, ORDER, Sources
 from ..simulator.report.answer import OpPrediction
 from ..simulator.workbench import Workbench, workbench
-from .resolve import this_machine
+from .resolve import this_machine, this_node
 
 if TYPE_CHECKING:
     from ..simulator.question.plan import Stack
@@ -264,4 +264,4 @@ def _sources(
 
 
 def _bench(sources: Sources) -> Workbench:
-    return workbench(sources, this_machine)
+    return workbench(sources, this_machine, this_node)

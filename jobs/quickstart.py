@@ -6,15 +6,20 @@ real model's training step, prefill and decode, runs those steps for real, and s
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..datasets.device_names import figures_of_file
 from ..datasets.devices import Device
 from ..datasets.ops import Op
 from ..datasets.store import Store
+from ..harness import accelerator
+from ..harness.accelerator import Accelerator
+from ..harness.formats import in_format
 from ..simulator.graph import Graph
 from ..simulator.question.work import Work
 from ..simulator.report.answer import InferenceReport, StepReport
@@ -30,8 +35,11 @@ from .train import fit_and_register, train_request
 
 if TYPE_CHECKING:
     from ..harness.campaign import Summary
+    from ..harness.plan import CampaignPlan
 
 WORKLOADS = ("train", "prefill", "decode")
+REST_S = 90.0  # tracing, training predictors, simulating, timing operators, the report
+BUDGET_CASE_S = 0.5  # what a case takes about, where no deadline is set
 FREE_CHOICE = {"model": "+model.path"}
 
 
@@ -39,19 +47,27 @@ def run(config: dict[str, Any]) -> int:
     """The whole job; returns the exit code."""
     started = time.perf_counter()
     as_json = wants_json(config)
-    hardware = choose_hardware(str(config["hardware"]))
-    precision = {"cpu": "fp32", "cuda": "bf16"}[hardware] if config["precision"] == "auto" else config["precision"]
+    here = choose_hardware(str(config["hardware"]))
+    precision = here.precision if config["precision"] == "auto" else config["precision"]
     workloads = {
         name: Workload(name, batch=config[name]["batch"], seq_len=config[name]["seq_len"]) for name in WORKLOADS
     }
     model = resolve.model(config)
-    graphs = trace_all(model, traced_on(workloads, hardware), precision, Path(config["graphs"]).expanduser())
+    graphs = trace_all(model, traced_on(workloads, here.hardware), precision, Path(config["graphs"]).expanduser())
     store = Store(Path(config["store"]).expanduser())
-    plan = plan_of({**config, "settings": {"device": hardware}}, exclude=ops_of(graphs.values()))
+    campaign = in_format(config["campaign"], precision) if here.hardware != "cpu" else config["campaign"]
+    settings = {"campaign": campaign, "settings": {"device": here.hardware}}
+    plan = plan_of({**config, **settings}, exclude=ops_of(graphs.values()))
+    for line in announcement(here, plan, store, precision):
+        say(line)
+    runner = RealRunner(model, workloads, precision, here.hardware, plan.settings.threads)
+    rounds = Rounds(runner, config)
     say(f"1/5  measuring {len(plan.cases)} operator shapes, none of them the test model's; real steps in between")
-    with RealRunner(model, workloads, precision, hardware, plan.settings.threads) as runner:
-        rounds = Rounds(runner, config)
-        summary = measure(plan, store, between=rounds.due)
+    if here.one_process:
+        summary = measure(plan, store)
+    with runner:
+        if not here.one_process:
+            summary = measure(plan, store, between=rounds.due)
         rounds.finish()
         if summary.outcome == "deadline":
             say(cut_short(summary))
@@ -62,13 +78,14 @@ def run(config: dict[str, Any]) -> int:
         reports = simulate_all(model, config, workloads, target, precision)
         say("4/5  timing every operator of the real steps")
         operators = {name: runner.operators(name, config["operator_repeats"]) for name in WORKLOADS}
+        environment = runner.environment_facts()
     compared = [op for name in WORKLOADS for op in compare_operators(name, reports[name], operators[name])]
     comparison = Comparison(
         device=target.to_dict(),
         model=graphs["train"].name,
         parameters=graphs["train"].parameters,
         precision=precision,
-        environment=runner.environment_facts(),
+        environment=environment,
         campaign=campaign_facts(summary),
         training=training,
         steps=[step_comparison(name, reports[name], rounds.seconds[name]) for name in WORKLOADS],
@@ -86,17 +103,40 @@ def run(config: dict[str, Any]) -> int:
     return 0
 
 
-def choose_hardware(wanted: str) -> str:
-    """``cpu`` or ``cuda``; BadInputError when it is neither, or torch sees no GPU."""
+def choose_hardware(wanted: str) -> Accelerator:
+    """What to measure on. BadInputError when it does not exist, or is a GPU that is not there or does not work.
+
+    With ``auto`` a GPU that cannot be used is said in one line, and the CPU is taken.
+    """
     if wanted not in ("auto", "cpu", "cuda"):
         raise BadInputError(f"hardware={wanted!r} does not exist; choose auto, cpu or cuda")
-    try:
-        import torch
-    except ImportError:
-        raise BadInputError("quickstart needs torch and transformers: pip install 'opcast[hf,mlflow]'") from None
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise BadInputError("hardware=cuda: torch sees no GPU here; use hardware=cpu")
-    return "cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu"
+    if importlib.util.find_spec("torch") is None:
+        raise BadInputError("quickstart needs torch and transformers: pip install 'opcast[hf,mlflow]'")
+    if wanted == "cpu":
+        return Accelerator("cpu")
+    here = accelerator.ask()
+    if wanted == "cuda" and here.hardware != "cuda":
+        raise BadInputError(f"hardware=cuda: {here.trouble or 'torch sees no GPU here'}; or use hardware=cpu")
+    if here.trouble:
+        say(f"{here.trouble}; going on with the CPU")
+    return here
+
+
+def announcement(here: Accelerator, plan: CampaignPlan, store: Store, precision: str) -> list[str]:
+    """What the job will take, before it starts: on what, how long, and what is known of the device."""
+    device_id = here.device_id or resolve.this_machine()
+    longest = plan.settings.deadline_s or BUDGET_CASE_S * len(plan.cases)
+    known = bool(figures_of_file(device_id)) or store.device(device_id) is not None
+    lines = [
+        f"on {here.name or 'the CPU'} ({device_id}) in {precision}: measuring takes up to {longest / 60:.0f} min, "
+        f"the rest about {REST_S / 60:.0f} min; stop it at any time, the same command goes on from there"
+    ]
+    if not known:
+        kind = "the CPU's" if here.hardware == "cpu" else f"{device_id} has no file in conf/device, so the GPU's"
+        lines.append(f"{kind} own figures (rates, memory, caches) are measured first, in under a minute")
+    if here.one_process:
+        lines.append("the GPU takes one process at a time: real steps run after the measuring instead of in between")
+    return lines
 
 
 def trace_all(model: Any, workloads: Mapping[str, Workload], precision: str, cache_dir: Path) -> dict[str, Graph]:

@@ -45,16 +45,17 @@ class RealRunner:
             text=True,
             env=child_environment(self.threads),
         )
-        self._ask(
-            {
-                "model": self.model,
-                "precision": self.precision,
-                "device": self.device,
-                "threads": self.threads or default_threads(),
-                "workloads": {name: asdict(workload) for name, workload in self.workloads.items()},
-            }
-        )
+        self._ask(self._greeting())
         return self
+
+    def _greeting(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "precision": self.precision,
+            "device": self.device,
+            "threads": self.threads or default_threads(),
+            "workloads": {name: asdict(workload) for name, workload in self.workloads.items()},
+        }
 
     def __exit__(self, *_: object) -> None:
         if self.process is not None:
@@ -71,8 +72,8 @@ class RealRunner:
         return found["names"], found["us"]
 
     def environment_facts(self) -> dict[str, Any]:
-        """The software and threads that real steps and measurements ran with."""
-        return {**environment(self.device, self.threads), "threads": self.threads or default_threads()}
+        """The software and threads that real steps and measurements ran with, as the process that runs them sees it."""
+        return self._ask({"do": "environment", "device": self.device, "threads": self.threads})
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self.process is not None
@@ -86,10 +87,12 @@ class RealRunner:
             line = ""
         if not line:
             raise RealRunError(f"the process that runs {self.model} ended with code {self.process.wait()}")
-        answer = json.loads(line)
-        if "error" in answer:
-            raise RealRunError(f"running {self.model} failed: {answer['error']}")
-        return answer
+        return self._checked(json.loads(line))
+
+    def _checked(self, found: dict[str, Any]) -> dict[str, Any]:
+        if "error" in found:
+            raise RealRunError(f"running {self.model} failed: {found['error']}")
+        return found
 
 
 def serve() -> None:
@@ -98,21 +101,25 @@ def serve() -> None:
     sys.stdout = sys.stderr  # what libraries print must not mix with the answers
     runs: dict[str, RealRun] = {}
     for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            if "do" not in request:
-                runs = load(request)
-                answer: dict[str, Any] = {"ready": True}
-            elif request["do"] == "time":
-                run = runs[request["workload"]]
-                answer = {"seconds": [run() for _ in range(request["repeats"] + 1)][1:]}
-            else:
-                run = runs[request["workload"]]
-                answer = time_operators(run, run.device, request["repeats"], partial(synchronize, run.device))
-        except (RuntimeError, ValueError, OSError, ImportError) as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(answer) + "\n")
+        answers.write(json.dumps(answer(json.loads(line), runs)) + "\n")
         answers.flush()
+
+
+def answer(request: dict[str, Any], runs: dict[str, RealRun]) -> dict[str, Any]:
+    """What a request gets; ``runs`` keeps the steps that the first one made ready."""
+    try:
+        if "do" not in request:
+            runs |= load(request)
+            return {"ready": True}
+        if request["do"] == "environment":
+            threads = request["threads"] or default_threads()
+            return {**environment(request["device"], threads), "threads": threads}
+        run = runs[request["workload"]]
+        if request["do"] == "time":
+            return {"seconds": [run() for _ in range(request["repeats"] + 1)][1:]}
+        return time_operators(run, run.device, request["repeats"], partial(synchronize, run.device))
+    except (RuntimeError, ValueError, OSError, ImportError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 def load(request: dict[str, Any]) -> dict[str, RealRun]:

@@ -45,7 +45,7 @@ def sources(config: Mapping[str, Any]) -> Sources:
 
 def bench(config: Mapping[str, Any]) -> Workbench:
     """The workbench of the configuration's sources, the same one for every question."""
-    return workbench(sources(config), this_machine)
+    return workbench(sources(config), this_machine, this_node)
 
 
 def this_machine() -> str:
@@ -53,6 +53,13 @@ def this_machine() -> str:
     from ..harness.environment import cpu_device_id
 
     return cpu_device_id()
+
+
+def this_node() -> str:
+    """The name under which stores know this machine."""
+    from ..harness.environment import node_name
+
+    return node_name()
 
 
 def stores(config: Mapping[str, Any]) -> list[Path]:

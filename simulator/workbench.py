@@ -24,7 +24,7 @@ from .engines.network import NetworkEngine
 from .predict.ops import predict_ops, with_power
 from .question.canonical import RequestError
 from .question.network import NetworkChoice
-from .question.place import THIS_MACHINE
+from .question.place import LOCAL, THIS_MACHINE
 from .question.predictions import PredictRequest
 from .question.sources import Sources
 
@@ -56,14 +56,19 @@ class Answered:
 
 
 class Workbench:
-    """Answers requests from the same sources. ``machine`` names the device that ``device="cpu"`` is.
+    """Answers requests from the same sources.
+
+    ``machine`` names the device that ``device="cpu"`` is, ``node`` the machine whose device ``device="local"`` is.
 
     Raises StoreError for a store that is none, EngineError for an engine or backend that does not exist.
     """
 
-    def __init__(self, sources: Sources, machine: Callable[[], str] | None = None) -> None:
+    def __init__(
+        self, sources: Sources, machine: Callable[[], str] | None = None, node: Callable[[], str] | None = None
+    ) -> None:
         self.sources = sources
         self.machine = machine
+        self.node = node
         self.stores = [Path(sources.store).expanduser(), SHIPPED_STORE]
         self.registries = [Path(sources.predictors).expanduser(), SHIPPED_PREDICTORS]
         self._stamp: tuple[int, ...] = ()
@@ -89,6 +94,8 @@ class Workbench:
     def _find_device(self, name: str) -> Device:
         local = name == THIS_MACHINE and self.machine is not None
         device_id = self.machine() if local and self.machine is not None else name
+        if name == LOCAL:
+            device_id = self._measured_here()
         for path in self.stores:
             found = Store(path).device(device_id) if path.is_dir() else None
             if found is not None:
@@ -102,6 +109,17 @@ class Workbench:
             return load_device(device_id)
         except DeviceError as error:
             raise DeviceError(f"{error} or measure it with `opcast profile`") from None
+
+    def _measured_here(self) -> str:
+        """The id of what this machine was last measured on."""
+        found = (Store(path).machine(self.node()) for path in self.stores if self.node is not None and path.is_dir())
+        device_id = next((each for each in found if each is not None), None)
+        if device_id is None:
+            raise RequestError(
+                f"nothing was measured on this machine yet in {self.sources.store}; run `opcast quickstart` or "
+                "`opcast profile`, or name another device=… (`opcast list devices`)"
+            )
+        return device_id
 
     def engine(self, device: Device, cluster: Cluster | None = None) -> FusedEngine:
         """The engines of the sources' order for a device, alone or in a cluster; kept from question to question."""
@@ -283,9 +301,11 @@ def _silent(count: int) -> Iterator[Callable[[int], None]]:
 
 
 @lru_cache(maxsize=MOST)
-def workbench(sources: Sources, machine: Callable[[], str] | None = None) -> Workbench:
+def workbench(
+    sources: Sources, machine: Callable[[], str] | None = None, node: Callable[[], str] | None = None
+) -> Workbench:
     """The workbench of some sources, the same one for every question."""
-    return Workbench(sources, machine)
+    return Workbench(sources, machine, node)
 
 
 def _changes(roots: Iterable[str]) -> Iterable[int]:

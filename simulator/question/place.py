@@ -7,18 +7,19 @@ from functools import lru_cache
 from typing import Any
 
 from ...datasets.clusters import load_cluster
-from ...datasets.devices import DEVICE_DIRECTORY, Device, load_device
+from ...datasets.devices import AT_HAND, DEVICE_DIRECTORY, Device, load_device
 from ...datasets.loading import nearest
 from ...datasets.reading import read_yaml
 from .canonical import RequestError
 
 THIS_MACHINE = "cpu"
+LOCAL = "local"  # what this machine was last measured on: its GPU or its CPU
 PRECISION_DIRECTORY = DEVICE_DIRECTORY.parent / "precision"
 
 
 def shipped(device: Device | str) -> Device | str:
     """The figures of a device that ships with opcast; the name itself of one that a store may know."""
-    if isinstance(device, str) and device != THIS_MACHINE and (DEVICE_DIRECTORY / f"{device}.yaml").is_file():
+    if isinstance(device, str) and device not in AT_HAND and (DEVICE_DIRECTORY / f"{device}.yaml").is_file():
         return load_device(device)
     return device
 

@@ -59,3 +59,15 @@ def test_a_device_comes_from_a_store_or_as_shipped(tmp_path: Path) -> None:
     assert bench.device("cpu", DGX) == DEVICE
     Store(tmp_path / "store").save_device(replace(DEVICE, id="cpu_of_mine"))
     assert bench.device("cpu").id == "cpu_of_mine"
+
+
+def test_local_is_what_this_machine_was_last_measured_on(tmp_path: Path) -> None:
+    bench = Workbench(Sources.at(str(tmp_path)), machine=lambda: "cpu_of_mine", node=lambda: "node-1")
+    with pytest.raises(ValueError, match="nothing was measured on this machine yet"):
+        bench.device("local")
+    store = Store(tmp_path / "store")
+    store.save_device(replace(DEVICE, id="rtx_3050"))
+    store.note_machine("node-2", "rtx_9090")
+    for device_id in ("rtx_3050", "l4"):
+        store.note_machine("node-1", device_id)
+        assert Workbench(bench.sources, bench.machine, bench.node).device("local").id == device_id
