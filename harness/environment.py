@@ -19,6 +19,7 @@ from typing import Any
 
 from ..datasets.device_names import seen_device_id, slug
 from ..datasets.version import __version__
+from .gpu_cache import last_level_bytes
 
 CPUINFO = Path("/proc/cpuinfo")
 
@@ -207,8 +208,8 @@ def gpu_device_id() -> str:
     import torch
 
     told = torch.cuda.get_device_properties(torch.cuda.current_device())
-    l2_mib = 0.0 if torch.version.hip else getattr(told, "L2_cache_size", 0) / 2**20  # HIP leaves out Infinity Cache
-    return seen_device_id(told.name, told.multi_processor_count, told.total_memory / 2**30, l2_mib)
+    cache_mib = last_level_bytes(told) / 2**20
+    return seen_device_id(told.name, told.multi_processor_count, told.total_memory / 2**30, cache_mib)
 
 
 def _nccl_version() -> str | None:

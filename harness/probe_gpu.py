@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .cuda_timer import RAMP_US, capture
 from .environment import boost_clock_mhz, clocks, gpu_device_id, has_nvlink, power_limit_w
+from .gpu_cache import last_level_bytes
 from .probe import host_call_us
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ def measure_gpu(device_id: str | None = None) -> Device:
         rates = {dtype: product_tflops(dtype) for dtype in formats_of(told.major, told.minor, hip)}
         if not rates["fp32"]:
             raise RuntimeError(f"{told.name} runs no fp32 products")
-        l2_bytes = int(getattr(told, "L2_cache_size", 0)) or 4 << 20
+        l2_bytes = last_level_bytes(told)
         memory_gbps = triad_gbps(max(MEMORY_CACHES * l2_bytes, LEAST_MEMORY_BYTES))
         l2_gbps = max(cache_gbps(l2_bytes), 1.01 * memory_gbps)
         spun = spin_clock_mhz()

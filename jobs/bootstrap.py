@@ -7,9 +7,10 @@
 the linter, the format check, the type check, the import contracts and the tests, on up to four processors at once; CI
 runs this very command. ``test fast`` leaves slow tests out (``tests/conftest.py`` says which).
 
-torch comes first, so that nothing later can choose it: where an NVIDIA GPU is present the CUDA torch of the calling
-interpreter is kept (its site-packages are added to ``.venv``), elsewhere a CPU build is installed. A constraints
-file, named in ``.venv/pip.conf``, holds that version against every later ``pip install`` in this environment.
+torch comes first, so that nothing later can choose it. Where a GPU is present, the torch of the calling interpreter is
+kept if a product on the GPU succeeds with it (its site-packages are added to ``.venv``); else builds are tried, those
+first that fit the driver and the compute capability, until one succeeds. Elsewhere a CPU build is installed. A
+constraints file, named in ``.venv/pip.conf``, holds that version against every later ``pip install``.
 
 This file must still parse on Python 3.6, to tell an old interpreter what to do.
 """
@@ -20,6 +21,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -38,6 +40,14 @@ CONSTRAINTS = VENV / "constraints.txt"
 TORCH_CPU = "torch==2.13.0+cpu"  # a local version: the package index itself only has CUDA builds, and never this one
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 TORCH_ANY = "torch>=2.6"
+TORCH_INDEX = "https://download.pytorch.org/whl/"
+TORCH_CUDA = (  # build, oldest driver, least compute capability; newest first, "" is what the package index has
+    ("", 580, 7.5),
+    ("cu128", 525, 7.0),
+    ("cu126", 525, 5.0),
+    ("cu118", 450, 3.7),  # torch 2.7 is its last
+)
+TORCH_ROCM = ("rocm7.1", "rocm7.0", "rocm6.4", "rocm6.3")
 PACKETS = ("--no-deps", "--only-binary", ":all:", "ns3>=3.44")  # without Python bindings, which take minutes to build
 CHAKRA = (
     "--no-deps",
@@ -52,6 +62,8 @@ CHECKS = (  # name, folder to run in, command
     ("imports", SOURCE, ("lint-imports", "--config", str(ROOT / "pyproject.toml"))),
 )
 TORCH_PROBE = "import torch; v = torch.version; print(torch.__version__, v.cuda or getattr(v, 'hip', '') or '')"
+GPU_PROBE = "import torch; x = torch.ones(8, 8, device='cuda'); assert float((x @ x).sum()) == 512.0"
+KFD = Path("/sys/class/kfd/kfd/topology/nodes")  # devices of AMD's compute driver
 
 
 def say(message: str) -> None:
@@ -121,8 +133,25 @@ def probe_torch(interpreter: str | Path) -> tuple[str, str] | None:
     return (version, accelerator.strip()) if release >= (2, 6) else None
 
 
+def why_not_on_gpu(interpreter: str | Path) -> str:
+    """Why an interpreter's torch cannot multiply on the GPU, in one line; "" when it can."""
+    result = ask(str(interpreter), "-c", GPU_PROBE)
+    return "" if result.returncode == 0 else last_line(result.stderr)
+
+
+def gpu_vendor() -> str:
+    """``nvidia`` or ``amd`` where this machine shows such a GPU, as the drivers say and not torch; "" without one."""
+    if has_nvidia_gpu():
+        return "nvidia"
+    for path in KFD.glob("*/gpu_id"):
+        with contextlib.suppress(OSError):
+            if path.read_text().strip() not in ("", "0"):
+                return "amd"
+    return ""
+
+
 def has_nvidia_gpu() -> bool:
-    """Whether this machine shows an NVIDIA GPU, asked of the driver and not of torch."""
+    """Whether this machine shows an NVIDIA GPU."""
     with contextlib.suppress(OSError):
         if any(Path("/proc/driver/nvidia/gpus").iterdir()):
             return True
@@ -133,6 +162,27 @@ def has_nvidia_gpu() -> bool:
     return result.returncode == 0 and "GPU" in result.stdout
 
 
+def nvidia_facts() -> tuple[float | None, float | None]:
+    """The driver's version (its first two parts) and the least compute capability; None for what is not told."""
+    smi = shutil.which("nvidia-smi")
+    result = ask(smi, "--query-gpu=driver_version,compute_cap", "--format=csv,noheader") if smi else None
+    found = re.findall(r"^(\d+\.\d+)[^,]*, *(\d+\.\d+)", result.stdout, re.MULTILINE) if result else []
+    if found:
+        return float(found[0][0]), min(float(capability) for _, capability in found)
+    with contextlib.suppress(OSError, ValueError):
+        return float(".".join(Path("/sys/module/nvidia/version").read_text().split(".")[:2])), None
+    return None, None
+
+
+def fitting_builds(driver: float | None, capability: float | None) -> list[str]:
+    """Builds of torch that may run with a driver on a compute capability, newest first; None is not known."""
+    return [
+        build
+        for build, oldest, least in TORCH_CUDA
+        if (driver is None or driver >= oldest) and (capability is None or capability >= least)
+    ]
+
+
 # ---- setting up
 
 
@@ -141,9 +191,9 @@ def set_up(verb: str) -> None:
     began = time.monotonic()
     STAMP.unlink(missing_ok=True)
     create_venv()
-    gpu = has_nvidia_gpu()
-    hold(install_torch(gpu))
-    install_opcast(verb, gpu)
+    vendor = gpu_vendor()
+    hold(install_torch(vendor))
+    install_opcast(verb, vendor)
     STAMP.write_text(json.dumps({"fingerprint": fingerprint(), "verbs": sorted({verb, "quickstart"})}))
     say(f"{VENV} is ready after {time.monotonic() - began:.0f} s")
 
@@ -162,19 +212,21 @@ def create_venv() -> None:
         refuse(f"could not create {VENV}: {last_line(result.stdout + result.stderr)}")
 
 
-def install_torch(gpu: bool) -> str:
-    """See that the environment has a torch that fits this machine; returns its version."""
+def install_torch(vendor: str) -> str:
+    """See that the environment has a torch that fits this machine and its GPU's vendor; returns its version."""
     present = probe_torch(python())
-    if present is None:
+    if present is None or (vendor and why_not_on_gpu(python())):
         host = probe_torch(sys.executable)
-        if host is not None and host[1]:
+        trouble = why_not_on_gpu(sys.executable) if host is not None and host[1] and vendor else ""
+        if host is not None and host[1] and not trouble:
             say(f"keeping torch {host[0]} of {sys.executable} (built for {host[1]})")
             share_host_packages()
-        elif gpu:
-            say("an NVIDIA GPU is present: installing torch with CUDA (several GB)")
-            pip(TORCH_ANY, lost=torch_lost())
+        elif vendor:
+            if trouble and host is not None:
+                say(f"torch {host[0]} of {sys.executable} cannot use the GPU ({trouble})")
+            install_gpu_torch(vendor)
         elif sys.platform == "linux":
-            say(f"no NVIDIA GPU found: installing the CPU build {TORCH_CPU} (about 200 MB)")
+            say(f"no GPU found: installing the CPU build {TORCH_CPU} (about 200 MB)")
             pip(TORCH_CPU, "--extra-index-url", TORCH_CPU_INDEX, "--retries", "1", lost=torch_lost())
         else:
             say("installing torch")
@@ -182,9 +234,29 @@ def install_torch(gpu: bool) -> str:
         present = probe_torch(python())
     if present is None:
         refuse(f"torch was installed but does not import: see `{python()} -c 'import torch'`", code=1)
-    if gpu and not present[1]:
-        say(f"torch {present[0]} was built without CUDA, so the GPU stays idle; remove {VENV} to start over")
     return present[0]
+
+
+def install_gpu_torch(vendor: str) -> None:
+    """Try builds of torch until one multiplies on the GPU. When none does that is said, and the CPU is what is left."""
+    driver, capability = nvidia_facts() if vendor == "nvidia" else (None, None)
+    builds = fitting_builds(driver, capability) if vendor == "nvidia" else list(TORCH_ROCM)
+    card = {"nvidia": "an NVIDIA GPU", "amd": "an AMD GPU"}[vendor]
+    told = "".join([f", driver {driver}" if driver else "", f", compute capability {capability}" if capability else ""])
+    trouble = "the driver is too old for every build" if not builds else ""
+    for build in builds:
+        say(f"{card} is present{told}: installing torch {build or 'as the package index has it'} (several GB)")
+        index = ["--index-url", TORCH_INDEX + build] if build else []
+        if not attempt("--upgrade", "--force-reinstall", TORCH_ANY, *index):
+            trouble = f"no torch {build} for this Python could be had (pip's words: {LOG})"
+            continue
+        trouble = why_not_on_gpu(python())
+        if not trouble:
+            return
+        say(f"it cannot use the GPU: {trouble}")
+    say(f"NO BUILD OF TORCH CAN USE THE GPU ({trouble}): update its driver, then remove {VENV}; going on with the CPU")
+    if probe_torch(python()) is None:
+        pip(TORCH_CPU, "--extra-index-url", TORCH_CPU_INDEX, "--retries", "1", lost=torch_lost())
 
 
 def torch_lost() -> str:
@@ -218,11 +290,11 @@ def hold(torch_version: str) -> None:
     settings.write_text(f"[global]\nconstraint = {CONSTRAINTS.as_uri()}\n")  # as_uri: a path with blanks would be split
 
 
-def install_opcast(verb: str, gpu: bool) -> None:
+def install_opcast(verb: str, vendor: str) -> None:
     """Editable install of this checkout with the verb's extras."""
     extras = ",".join(EXTRAS[verb])
     say(f"installing opcast[{extras}]")
-    tools = ["nvidia-ml-py>=12"] if gpu else []
+    tools = ["nvidia-ml-py>=12"] if vendor == "nvidia" else []
     lost = f"opcast[{extras}] could not be installed: see the end of {LOG}, then run the same command again"
     pip("--editable", f"{ROOT}[{extras}]", *tools, lost=lost)
     if verb == "test" and shutil.which("c++") and not attempt(*PACKETS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import runpy
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -17,6 +19,10 @@ FAKE_TORCH = """\
 __version__ = "2.9.1+cu128"
 class version:
     cuda = "12.8"
+class ones:
+    def __init__(self, *shape, device): pass
+    def __matmul__(self, other): return self
+    def sum(self): return 512.0
 """
 SET_UP = """\
 import importlib.util, sys
@@ -24,7 +30,7 @@ spec = importlib.util.spec_from_file_location("bootstrap", sys.argv[1])
 bootstrap = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(bootstrap)
 bootstrap.create_venv()
-bootstrap.hold(bootstrap.install_torch(gpu=True))
+bootstrap.hold(bootstrap.install_torch('nvidia'))
 """
 
 
@@ -133,3 +139,102 @@ def test_the_cuda_torch_of_the_caller_is_kept_and_held(checkout: Path, tmp_path:
     upgrade = call([*install, "torch>=2.10"], cwd=tmp_path)
     assert upgrade.returncode != 0
     assert "torch==2.9.1+cu128" in upgrade.stdout + upgrade.stderr
+
+
+# ---- a GPU's torch
+
+
+@pytest.fixture
+def bootstrap(root: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bootstrap", root / "jobs" / "bootstrap.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("driver", "capability", "builds"),
+    [
+        (580.65, 9.0, ["", "cu128", "cu126", "cu118"]),
+        (570.86, 12.0, ["cu128", "cu126", "cu118"]),  # too old for the newest
+        (580.65, 7.0, ["cu128", "cu126", "cu118"]),  # V100
+        (580.65, 6.1, ["cu126", "cu118"]),  # P4
+        (470.82, 8.0, ["cu118"]),
+        (390.10, 6.0, []),
+        (None, None, ["", "cu128", "cu126", "cu118"]),
+    ],
+)
+def test_builds_fit_the_driver_and_the_card(
+    bootstrap: ModuleType, driver: float | None, capability: float | None, builds: list[str]
+) -> None:
+    assert bootstrap.fitting_builds(driver, capability) == builds
+
+
+def a_machine(
+    bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch, works: str | None, host: str | None = None
+) -> list:
+    """A machine with a GPU on which only one build works: what is installed, and what is said, goes into the list."""
+    seen: list[str] = []
+    now = {"build": None}
+
+    def attempt(*arguments: str) -> bool:
+        now["build"] = arguments[-1].rpartition("/")[2] if "--index-url" in arguments else "newest"
+        seen.append(f"install {now['build']}")
+        return now["build"] != "missing"
+
+    def why_not(interpreter: object) -> str:
+        inside = interpreter == bootstrap.python()
+        return "" if (now["build"] if inside else host) == works else "RuntimeError: driver too old"
+
+    def probe(interpreter: object) -> tuple[str, str] | None:
+        if interpreter == bootstrap.python():
+            return ("2.13", "12.8") if now["build"] else None
+        return (host, "13.0") if host else None
+
+    monkeypatch.setattr(bootstrap, "nvidia_facts", lambda: (570.86, 9.0))
+    for name, value in {
+        "attempt": attempt,
+        "why_not_on_gpu": why_not,
+        "probe_torch": probe,
+        "say": seen.append,
+    }.items():
+        monkeypatch.setattr(bootstrap, name, value)
+    return seen
+
+
+def test_builds_are_tried_until_one_uses_the_gpu(bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = a_machine(bootstrap, monkeypatch, works="cu126", host="2.13")
+    assert bootstrap.install_torch("nvidia") == "2.13"
+    assert [line for line in seen if line.startswith("install")] == ["install cu128", "install cu126"]
+    assert any("2.13" in line and "cannot use the GPU (RuntimeError: driver too old)" in line for line in seen)
+    assert not any("NO BUILD" in line for line in seen)
+
+
+def test_that_no_build_uses_the_gpu_is_said_and_never_silent(
+    bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = a_machine(bootstrap, monkeypatch, works="none of them")
+    bootstrap.install_torch("nvidia")
+    assert "NO BUILD OF TORCH CAN USE THE GPU (RuntimeError: driver too old): update its driver" in seen[-1]
+    assert seen[-1].endswith("going on with the CPU")
+
+
+def test_an_amd_gpu_gets_a_rocm_build(bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(bootstrap, "has_nvidia_gpu", lambda: False)
+    monkeypatch.setattr(bootstrap, "KFD", tmp_path)
+    for node, gpu_id in (("0", "0"), ("1", "51057")):
+        (tmp_path / node).mkdir()
+        (tmp_path / node / "gpu_id").write_text(gpu_id)
+    assert bootstrap.gpu_vendor() == "amd"
+    seen = a_machine(bootstrap, monkeypatch, works="rocm7.0")
+    bootstrap.install_torch("amd")
+    assert [line for line in seen if line.startswith("install")] == ["install rocm7.1", "install rocm7.0"]
+
+
+def test_drivers_are_asked_for_version_and_capability(bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = subprocess.CompletedProcess([], 0, "535.104.05, 8.0\n535.104.05, 7.5\n", "")
+    monkeypatch.setattr(bootstrap.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(bootstrap, "ask", lambda *_: answer)
+    assert bootstrap.nvidia_facts() == (535.104, 7.5)
