@@ -2,10 +2,12 @@
 
     python3 jobs/bootstrap.py quickstart [ARGUMENTS OF opcast quickstart]
     python3 jobs/bootstrap.py test [fast] [ARGUMENTS OF pytest]
+    python3 jobs/bootstrap.py install
 
 ``quickstart`` installs what the main job needs and runs it. ``test`` also installs the developer's tools, then runs
 the linter, the format check, the type check, the import contracts and the tests, on up to four processors at once; CI
-runs this very command. ``test fast`` leaves slow tests out (``tests/conftest.py`` says which).
+runs this very command. ``test fast`` leaves slow tests out (``tests/conftest.py`` says which). ``install`` sets up what
+both need and runs nothing.
 
 torch comes first, so that nothing later can choose it. Where a GPU is present, the torch of the calling interpreter is
 kept if a product on the GPU succeeds with it (its site-packages are added to ``.venv``); else builds are tried, those
@@ -53,7 +55,7 @@ CHAKRA = (
     "--no-deps",
     "mlc-chakra>=1.0.0",
 )  # tests hold traces against it; what it uses besides protobuf drags Jupyter in
-EXTRAS = {"quickstart": ("hf", "mlflow", "fast"), "test": ("dev",)}  # dev includes them
+EXTRAS = {"quickstart": ("hf", "mlflow", "fast"), "test": ("dev",), "install": ("dev",)}  # dev includes them
 SOURCE = VENV / "src"  # holds a link `opcast` to the checkout, which mypy and import-linter read as the package
 CHECKS = (  # name, folder to run in, command
     ("lint", ROOT, ("ruff", "check", ".")),
@@ -86,10 +88,12 @@ if sys.version_info < OLDEST:
 def main(arguments: list[str]) -> int:
     """Set up what the verb needs and run it; the exit code is that of what ran."""
     if not arguments or arguments[0] not in EXTRAS:
-        refuse("say what to run: quickstart or test, as in `python3 jobs/bootstrap.py quickstart`")
+        refuse("say what to run: quickstart or test (or install), as in `python3 jobs/bootstrap.py quickstart`")
     verb, rest = arguments[0], arguments[1:]
     if not is_ready(verb):
         set_up(verb)
+    if verb == "install":
+        return 0
     return run_checks(rest) if verb == "test" else become([str(tool("opcast")), "quickstart", *rest])
 
 
@@ -194,7 +198,8 @@ def set_up(verb: str) -> None:
     vendor = gpu_vendor()
     hold(install_torch(vendor))
     install_opcast(verb, vendor)
-    STAMP.write_text(json.dumps({"fingerprint": fingerprint(), "verbs": sorted({verb, "quickstart"})}))
+    verbs = {"quickstart"} if verb == "quickstart" else set(EXTRAS)
+    STAMP.write_text(json.dumps({"fingerprint": fingerprint(), "verbs": sorted(verbs)}))
     say(f"{VENV} is ready after {time.monotonic() - began:.0f} s")
 
 
@@ -297,7 +302,7 @@ def install_opcast(verb: str, vendor: str) -> None:
     tools = ["nvidia-ml-py>=12"] if vendor == "nvidia" else []
     lost = f"opcast[{extras}] could not be installed: see the end of {LOG}, then run the same command again"
     pip("--editable", f"{ROOT}[{extras}]", *tools, lost=lost)
-    if verb == "test" and shutil.which("c++") and not attempt(*PACKETS):
+    if verb != "quickstart" and shutil.which("c++") and not attempt(*PACKETS):
         say("ns-3 has no wheel for this Python: its tests are skipped")
     if verb == "test" and not attempt(*CHAKRA):
         say("the reference tools of Chakra cannot be had: tests against them are skipped")

@@ -1,4 +1,4 @@
-"""``opcast data`` and ``opcast data check``: what a store holds, and what is wrong with it."""
+"""``opcast data``, ``check`` and ``repeat``: what a store holds, what is wrong with it, how well two of them agree."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..datasets import quality
+from ..datasets.repeatability import agreements
 from ..datasets.store import Store
 from .requests import DataRequest
 from .show import BadInputError, print_json, say, table, wants_json
@@ -17,13 +18,15 @@ SUBJECT = "what"
 def run(config: dict[str, Any]) -> int:
     """Print the summary or the findings; returns the exit code."""
     as_json = wants_json(config)
-    if config["what"] not in ("summary", "check"):
-        raise BadInputError(f"`opcast data` takes nothing or `check`, not {config['what']!r}")
-    request = DataRequest(config["what"], config["store"])
+    if config["what"] not in ("summary", "check", "repeat"):
+        raise BadInputError(f"`opcast data` takes nothing, `check` or `repeat`, not {config['what']!r}")
+    request = DataRequest(config["what"], config["store"], str(config["against"] or ""))
     path = Path(request.store).expanduser()
     if not path.is_dir():
         raise BadInputError(f"store {path} does not exist; `opcast profile` makes one, store=… names another")
     store = Store(path)
+    if request.what == "repeat":
+        return repeat(store, request.against, as_json)
     return check(store, as_json) if request.what == "check" else summarise(store, as_json)
 
 
@@ -52,3 +55,20 @@ def check(store: Store, as_json: bool) -> int:
     else:
         table(str(store.path), ("severity", "where", "what", "do"), [list(f.values()) for f in findings])
     return 1 if any(finding["severity"] == "error" for finding in findings) else 0
+
+
+def repeat(store: Store, against: str, as_json: bool) -> int:
+    """How far the same cases of another store differ from this one's: the noise floor of a device."""
+    other = Path(against).expanduser()
+    if not against or not other.is_dir():
+        raise BadInputError(f"against={against or 'null'} must name the store of a second campaign on the same device")
+    found = [asdict(each) for each in agreements(store, Store(other))]
+    if not found:
+        raise BadInputError(f"stores {store.path} and {other} share no kind and device with good rows")
+    if as_json:
+        print_json({"store": str(store.path), "against": str(other), "kinds": found})
+        return 0
+    rows = [[f"{value:.1f}" if isinstance(value, float) else value for value in each.values()] for each in found]
+    heads = ("op", "device", "rows", "median %", "p90 %", "most %", "bias %", "in one only")
+    table(f"{other} against {store.path}", heads, rows)
+    return 0

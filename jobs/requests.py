@@ -19,7 +19,7 @@ from ..simulator.question.place import THIS_MACHINE, shipped
 from ..simulator.question.sources import Sources
 
 ANY_DEVICE = "any"
-VIEWS = ("summary", "check")
+VIEWS = ("summary", "check", "repeat")
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,11 @@ class ImportRequest(Request):
 
 @dataclass(frozen=True)
 class DataRequest(Request):
-    """What a store holds (``summary``), or what is wrong with it (``check``)."""
+    """What a store holds (``summary``), what is wrong with it (``check``), how well ``against`` agrees (``repeat``)."""
 
     what: str = VIEWS[0]
     store: str = Sources.store
+    against: str = ""
 
     def __post_init__(self) -> None:
         choice(RequestError, "what", self.what, VIEWS)

@@ -1,0 +1,119 @@
+#!/usr/bin/env bash
+# What a machine with a GPU is asked for once: run opcast's GPU tests, measure everything twice, run the quickstart, and
+# pack what came out into one archive.
+#
+#     bash jobs/first_gpu_run.sh [FOLDER]            # about an hour; FOLDER is first_gpu_run unless given
+#     SMALL=1 HARDWARE=cpu bash jobs/first_gpu_run.sh FOLDER     # the same steps in minutes, on the CPU
+#
+# It needs Python 3.11 to 3.14 and room for 10 GB; a torch of this Python that uses the GPU is kept. Stop it whenever
+# you like: the same command goes on where it was. Steps, in this order:
+#   1 set-up       .venv beside this checkout (skipped where PYTHON names an interpreter that has opcast)
+#   2 provenance   what the machine, driver and software are
+#   3 tests        the tests that need a GPU
+#   4 campaign     campaign=full into store_1
+#   5 again        the same into store_2, and how well both agree, kind by kind
+#   6 quickstart   measure, learn, simulate, run for real, compare
+#   7 archive      FOLDER.tar.gz: send this file
+set -uo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+out=${1:-first_gpu_run}
+mkdir -p "$out/done" && out=$(cd "$out" && pwd) || exit 2
+hardware=${HARDWARE:-cuda}
+small=${SMALL:-}
+python=${PYTHON:-}
+campaign=(campaign=full "+settings.device=$hardware")
+quickstart=("hardware=$hardware")
+if [ -n "$small" ]; then
+    cases='campaign.cases=[{kind: gemm, m: [8, 16, 24], n: [64, 96], k: [32, 48]}, {kind: copy, size_bytes: [4096, 65536]}]'
+    campaign=(campaign=quick "$cases" "+settings.device=$hardware" +settings.case_budget_s=0.01)
+    quickstart+=("$cases" campaign.settings.case_budget_s=0.01 model.config.hidden_size=128
+        model.config.intermediate_size=256 model.config.num_attention_heads=2 model.config.num_key_value_heads=1
+        model.config.num_hidden_layers=1 model.config.vocab_size=512 rounds=1 train.seq_len=32 prefill.seq_len=32
+        decode.seq_len=32 repeats.decode=2 operator_repeats=1 tracking=null)
+fi
+failed=()
+
+say() { echo "first run: $*" >&2; }
+
+# step NAME WORDS COMMAND...: run a step once; its output goes to FOLDER/NAME.log. A step that fails is run again next time.
+step() {
+    local name=$1 words=$2 began=$SECONDS
+    shift 2
+    if [ -e "$out/done/$name" ]; then
+        say "$name: done before"
+        return 0
+    fi
+    say "$name: $words"
+    if "$@" >"$out/$name.log" 2>&1; then
+        date -u +%FT%TZ >"$out/done/$name"
+        say "$name: done in $((SECONDS - began)) s"
+    else
+        say "$name: FAILED after $((SECONDS - began)) s, see $out/$name.log: $(tail -n 1 "$out/$name.log")"
+        failed+=("$name")
+        return 1
+    fi
+}
+
+opcast() { "$python" -P -m opcast.jobs.cli "$@"; }
+
+provenance() {
+    {
+        echo "commit: $(git -C "$here" rev-parse HEAD 2>/dev/null || echo unknown)"
+        echo "changed files: $(git -C "$here" status --porcelain 2>/dev/null | wc -l)"
+        uname -srm
+        "$python" -c "import json; from dataclasses import asdict; from opcast.harness import accelerator
+print(json.dumps(asdict(accelerator.ask())))"
+    } >"$out/machine.txt"
+    "$python" -m pip list --format=freeze >"$out/packages.txt"
+    lscpu >"$out/processor.txt" 2>/dev/null || true
+    # Serial numbers and UUIDs name one card of one owner: they stay here.
+    if command -v nvidia-smi >/dev/null; then
+        nvidia-smi -q | grep -vi "serial\|uuid" >"$out/nvidia_smi.txt"
+        nvidia-smi topo -m >"$out/topology.txt" 2>&1 || true
+    elif command -v rocm-smi >/dev/null; then
+        rocm-smi --showproductname --showclocks --showpower >"$out/rocm_smi.txt" 2>&1 || true
+    fi
+    [ "$hardware" = cpu ] || grep -q '"hardware": "cuda"' "$out/machine.txt" ||
+        { echo "no GPU that torch can use: $(tail -n 1 "$out/machine.txt")"; return 1; }
+}
+
+gpu_tests() { (cd "$here" && "$python" -P -m pytest -m gpu -q -p no:cacheprovider -n 0 tests/harness); }
+
+profile() { opcast profile "${campaign[@]}" "store=$out/$1" format=json >"$out/$1.json"; }
+
+# A campaign that ran out of time has outcome "deadline": its rows count all the same.
+again() {
+    profile store_2 && opcast data repeat "store=$out/store_1" "against=$out/store_2" format=json >"$out/repeatability.json"
+}
+
+quick() {
+    opcast quickstart "${quickstart[@]}" "home=$out/home" "report=$out/quickstart.html" format=json >"$out/quickstart.json"
+}
+
+archive() {
+    local parts=(store_1 store_2 home/store)
+    cd "$out" || return 1
+    for file in *.txt *.json *.html *.log done; do
+        [ ! -e "$file" ] || parts+=("$file")
+    done
+    for part in "${parts[@]}"; do
+        [ ! -e "$part" ] || echo "$part"
+    done | tar -czf "$out.tar.gz.part" -T - && mv "$out.tar.gz.part" "$out.tar.gz"
+}
+
+if [ -z "$python" ]; then
+    step setup "setting up .venv, several minutes and up to 10 GB" python3 "$here/jobs/bootstrap.py" install || exit 1
+    python=$here/.venv/bin/python
+fi
+step provenance "what this machine is" provenance || exit 1
+step tests "GPU tests, minutes" gpu_tests
+step campaign "everything once, about 20 minutes on a fast GPU" profile store_1
+step again "everything again, and how well both agree" again
+step quickstart "measure, learn, simulate, run for real, compare: about 5 minutes" quick
+say "packing $out.tar.gz"
+archive || { say "could not write $out.tar.gz"; exit 1; }
+say "done: send $out.tar.gz ($(du -h "$out.tar.gz" | cut -f1))"
+if [ ${#failed[@]} -gt 0 ]; then
+    say "failed steps: ${failed[*]}; the archive holds their logs; the same command runs them again"
+    exit 1
+fi
