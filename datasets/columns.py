@@ -86,11 +86,13 @@ def number_array(numbers: np.ndarray) -> pa.Array:
 
 
 def group_keys(table: pa.Table, names: Iterable[str]) -> np.ndarray:
-    """One int64 a row [n], equal exactly where all the named columns are; a missing text is a value of its own."""
+    """One int64 a row [n], equal exactly where all the named columns are; what is missing is a value of its own."""
     key, size = np.zeros(len(table), dtype=np.int64), 1
     for name in names:
         column = table[name]
         code = codes(column)[0] if str(column.type) == "string" else numbers(column)
+        if code.dtype.kind == "f":
+            code = np.unique(np.nan_to_num(code, nan=-np.inf), return_inverse=True)[1].reshape(-1)
         low = int(code.min(initial=0))
         span = int(code.max(initial=0)) - low + 1
         if span > MAX_CODE // max(size, len(table)):

@@ -92,7 +92,7 @@ COLUMNS: dict[str, str] = {
 }
 """Every column that is no dim or dtype, with its Arrow type."""
 REQUIRED = ("device_id", "run_id", "measured_at", "backend", "status", "cache", "source")
-ENVIRONMENT = ("torch", "cuda", "driver", "nccl", "source")
+ENVIRONMENT = ("torch", "cuda", "driver", "nccl", "source", "power_limit_w")
 """Columns that tell one software environment from another."""
 
 

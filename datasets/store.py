@@ -155,7 +155,7 @@ class Store:
             columns = [*KINDS[kind_name].names, "dtype", "out_dtype", "backend", "cache", "status", "device_healthy"]
             table = self.read(kind_name, device_id, status=None, newest=False, run_id=run_id, columns=columns)
             keys = list(zip(row_ops(kind_name, table), values(table["backend"]), values(table["cache"]), strict=True))
-            ill = values(_of_an_ill_device(table))
+            ill = _of_an_ill_device(table).tolist()
             doubtful = Counter(key for key, in_doubt in zip(keys, ill, strict=True) if in_doubt)
             found.update(key for key, in_doubt in zip(keys, ill, strict=True) if not in_doubt)
             found.update(key for key, times in doubtful.items() if times >= ILL_TIMES)
@@ -270,12 +270,13 @@ class Store:
         return values
 
 
-def _of_an_ill_device(table: pa.Table) -> pa.ChunkedArray:
+def _of_an_ill_device(table: pa.Table) -> np.ndarray:
     """Bool [rows]: failures that may be the device's rather than the case's."""
     import pyarrow.compute as pc
 
-    failed = pc.is_in(table["status"], text_array(["error", "timeout"]))
-    return pc.and_(failed, pc.invert(pc.fill_null(table["device_healthy"], True)))
+    failed = numbers(pc.is_in(table["status"], text_array(["error", "timeout"])))
+    asked = numbers(pc.is_valid(table["device_healthy"]))
+    return failed & asked & ~numbers(table["device_healthy"])
 
 
 NOTHING: Mapping[str, Measured] = {"warm": ({}, {}), "cold": ({}, {})}

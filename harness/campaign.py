@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["CampaignError", "Measurer", "Progress", "Summary", "canary_run_id", "run", "run_id"]
 
 ENVIRONMENT_KEYS = ("device_id", "opcast_version", "torch", "cuda", "driver", "nccl", "link", "ranks_per_node")
+WHERE_KNOWN = ("power_limit_w", "ecc", "clock_limit_mhz", "cudnn", "cublas", "triton")  # of the environment, too
 MOST_DEATHS_IN_A_ROW = 20
 
 
@@ -130,7 +131,8 @@ def run(
 
 def run_id(plan: CampaignPlan, environment: Mapping[str, Any]) -> str:
     """The name of a campaign: the plan's, and a hash of its content and of what it runs in."""
-    described = [plan.identity, dict(ALLOCATOR), {key: environment.get(key) for key in ENVIRONMENT_KEYS}]
+    known = {key: environment[key] for key in WHERE_KNOWN if environment.get(key) is not None}
+    described = [plan.identity, dict(ALLOCATOR), {key: environment.get(key) for key in ENVIRONMENT_KEYS} | known]
     return f"{plan.name}-{hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:12]}"
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..datasets.ops import KINDS
 from .environment import clocks, environment
 from .plan import Case, Settings
+from .provenance import gpu_facts
 
 if TYPE_CHECKING:
     from .timer import Timing
@@ -50,6 +51,8 @@ def abilities(settings: Settings, group: Ranks | None) -> dict[str, Any]:
             )
         check_device()
     found: dict[str, Any] = environment(settings.device, settings.threads)
+    if settings.device == "cuda":
+        found |= gpu_facts()
     return {**found, "link": group.link if group else "", "ranks_per_node": group.ranks_per_node if group else 1}
 
 

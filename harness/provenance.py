@@ -1,0 +1,89 @@
+"""What else decides how fast a GPU is: its power limit, ECC, held clocks, and the libraries whose kernels run."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from . import environment
+
+MAPS = Path("/proc/self/maps")
+TRITON_PACKAGES = ("triton", "pytorch-triton", "pytorch-triton-rocm")
+
+
+def gpu_facts(index: int = 0) -> dict[str, Any]:
+    """Provenance columns of a CUDA device beside those of :func:`.environment.environment`; None is unknown."""
+    import torch
+
+    version = torch.backends.cudnn.version() if torch.version.cuda else None
+    return {
+        **limits(index),
+        "gpu": uuid_hash(getattr(torch.cuda.get_device_properties(index), "uuid", None)),
+        "cudnn": None if version is None else dotted(version, 10_000 if version >= 90_000 else 1000),
+        "cublas": cublas_version(MAPS.read_text() if MAPS.is_file() else ""),
+        "triton": triton_version(),
+    }
+
+
+def limits(index: int) -> dict[str, Any]:
+    """Power limit in watts, ECC, and the clock that the device is held to when that is below its highest.
+
+    NVML tells of application clocks (``nvidia-smi -ac``). A lock (``-lgc``) shows in ``sm_clock_mhz`` alone.
+    """
+    nvml, handle = environment._nvml(), environment._nvml_handle(index)
+    if handle is None:
+        return {"power_limit_w": None, "ecc": None, "clock_limit_mhz": None}
+
+    def ask(name: str, *arguments: Any) -> Any:
+        question = getattr(nvml, name, None)
+        try:
+            return None if question is None else question(handle, *arguments)
+        except nvml.NVMLError:
+            return None
+
+    milliwatts, ecc = ask("nvmlDeviceGetEnforcedPowerLimit"), ask("nvmlDeviceGetEccMode")
+    held, highest = (ask(f"nvmlDeviceGet{name}", nvml.NVML_CLOCK_SM) for name in ("ApplicationsClock", "MaxClockInfo"))
+    return {
+        "power_limit_w": None if milliwatts is None else milliwatts / 1000,
+        "ecc": None if ecc is None else bool(ecc[0]),
+        "clock_limit_mhz": float(held) if held and highest and held < highest else None,
+    }
+
+
+def uuid_hash(identity: object) -> str | None:
+    """A name for one GPU that tells it from others without publishing its serial number."""
+    if identity is None:
+        return None
+    return "gpu-" + hashlib.sha256(str(identity).encode()).hexdigest()[:10]
+
+
+def dotted(number: int, major: int) -> str:
+    """``9.10.2`` of cuDNN's 91002 (major 10,000), ``8.9.2`` of its 8902 (major 1,000)."""
+    return f"{number // major}.{number % major // 100}.{number % 100}"
+
+
+def cublas_version(maps: str) -> str | None:
+    """The version of the cuBLASLt that this process has loaded, as the library says; ``maps`` names its file."""
+    path = next((line.split()[-1] for line in maps.splitlines() if "/libcublasLt.so" in line), None)
+    if path is None:
+        return None
+    try:
+        question = ctypes.CDLL(path).cublasLtGetVersion
+    except (OSError, AttributeError):
+        return None
+    question.restype = ctypes.c_size_t
+    return dotted(question(), 10_000)
+
+
+def triton_version() -> str | None:
+    """The installed version of triton, under any of its names."""
+    from importlib import metadata
+
+    for name in TRITON_PACKAGES:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
