@@ -7,6 +7,7 @@ of processes, so that the answer is the same.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -24,7 +25,7 @@ from .points import Folder, identity
 from .rank import dominated, front, losses, meeting, ranked, tie
 from .request import Asked, SearchRequest, asked
 from .result import Left, SearchReport
-from .space import AXES, NAMES, Points, axes_sizes, derived, fit_together, fitting, neighbours, settings
+from .space import AXES, MOST_POINTS, NAMES, Points, axes_sizes, derived, fit_together, fitting, neighbours, settings
 from .workers import Workers
 
 WAVE = 128  # points between two looks at what can still be best
@@ -75,18 +76,24 @@ def search(
     started = time.perf_counter()
     made = asked(request)
     crew = workers(made)
-    points, combinations, left_out = space_of(made)
     found = Searched()
-    points = after_rules(made, points, found)
-    count, sampler = len(points), request.sampler
-    if sampler == "auto":
-        sampler = "exhaustive" if count <= request.exhaustive_up_to else "nsga2"
+    sampler, combinations = request.sampler, math.prod(map(len, made.axes.values()))
+    if sampler == "auto" and combinations > MOST_POINTS:
+        sampler = "nsga2"
+    count, left_out = combinations, dict[str, int]()
+    if sampler in ("auto", "exhaustive"):
+        points, _, left_out = space_of(made)
+        count = len(points)
+        points = after_rules(made, points, found)
+        sampler = "exhaustive" if sampler == "exhaustive" or count <= request.exhaustive_up_to else "nsga2"
     if sampler == "exhaustive":
         exhaustive(made, points, crew, found, folder, progress)
     else:
         from .sampled import sample
 
-        sample(made, points, crew, found, folder, progress, sampler)
+        found = Searched()
+        with progress(request.trials) as advance:
+            found.found(sample(made, crew, folder, advance, sampler))
     folder.write(found.left, "left_out")
     return answer(made, crew, found, (combinations, count, left_out, sampler), started)
 

@@ -1,0 +1,97 @@
+"""Spaces too large to list: points that Optuna's samplers ask about, those that cannot run told apart by constraints.
+
+TPE (Bergstra et al. 2011) narrows in on the best of one objective or several, NSGA-II (Deb et al. 2002) on the whole
+front. Trials are asked in waves, as large whatever the number of processes, so that a seed gives one answer.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..question.canonical import RequestError
+from .evaluate import OK, Row
+from .points import Folder, Identity, identity
+from .rank import losses
+from .request import Asked
+from .space import AXES, NAMES, derived, fitting
+from .workers import Workers
+
+if TYPE_CHECKING:
+    import optuna
+
+TRIALS_A_WAVE = 64
+WORST = 1e30  # of a point that has no figures: samplers want numbers
+VIOLATION = "violation"
+
+
+def sampler_of(name: str, seed: int) -> optuna.samplers.BaseSampler:
+    """The sampler, which keeps away from points that cannot run. RequestError where Optuna is not installed."""
+    try:
+        import optuna
+    except ImportError:
+        raise RequestError(f"sampler={name} needs Optuna: pip install 'opcast[search]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+    def constraints(trial: optuna.trial.FrozenTrial) -> Sequence[float]:
+        return (float(trial.user_attrs[VIOLATION]),)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # constraints are called experimental
+        if name == "tpe":
+            return optuna.samplers.TPESampler(seed=seed, constraints_func=constraints, multivariate=True)
+        return optuna.samplers.NSGAIISampler(seed=seed, population_size=TRIALS_A_WAVE, constraints_func=constraints)
+
+
+def sample(made: Asked, crew: Workers, folder: Folder, advance: Any, name: str) -> list[Row]:
+    """The rows of all distinct points that so many trials ask about; those that do not fit together have none."""
+    import optuna
+
+    request = made.request
+    chooser = sampler_of(name, request.seed)
+    study = optuna.create_study(directions=["minimize"] * len(request.objectives), sampler=chooser)
+    known: dict[Identity, Row] = dict(folder.known)
+    found: dict[Identity, Row] = {}
+    for first in range(0, request.trials, TRIALS_A_WAVE):
+        trials = [study.ask() for _ in range(min(TRIALS_A_WAVE, request.trials - first))]
+        asked_for = [chosen(made, trial) for trial in trials]
+        unmet = misfits(made, asked_for)
+        new = {
+            identity(p): p for p, lost in zip(asked_for, unmet, strict=True) if not lost and identity(p) not in known
+        }
+        rows = crew.rows(list(new.values()), lambda done: None)
+        folder.write(rows)
+        known |= dict(zip(new, rows, strict=True))
+        for trial, point, lost in zip(trials, asked_for, unmet, strict=True):
+            row = None if lost else known[identity(point)]
+            if row is not None:
+                found[identity(point)] = row
+            runs = row is not None and row["status"] == OK
+            trial.set_user_attr(VIOLATION, 0.0 if runs else float(lost) or 0.5)
+            loss = losses([row or {}], request.objectives)[0]
+            study.tell(trial, [float(each) if runs and np.isfinite(each) else WORST for each in loss])
+        advance(len(trials))
+    return list(found.values())
+
+
+def chosen(made: Asked, trial: optuna.trial.Trial) -> dict[str, Any]:
+    """The point that a trial asks about."""
+    return {
+        name: values[0] if len(values) == 1 else values[trial.suggest_int(name, 0, len(values) - 1)]
+        for name, values in made.axes.items()
+    }
+
+
+def misfits(made: Asked, points: Sequence[Mapping[str, Any]]) -> list[int]:
+    """How many requirements and rules each point does not meet."""
+    kinds = {name: object if isinstance(values[0], str) else None for name, values in made.axes.items()}
+    columns = {name: np.array([point[name] for point in points], dtype=kinds[name]) for name in AXES}
+    whole = derived(columns, made.clusters, made.facts)
+    rules, constraints = made.request.expressions()
+    rules = [*rules, *(each for each in constraints if each.names <= set(NAMES))]
+    holds = [*fitting(whole, made.facts).values(), *(rule.holds(whole.columns) for rule in rules)]
+    lost: list[int] = np.sum([~each for each in holds], axis=0).tolist()
+    return lost
