@@ -1,0 +1,109 @@
+"""What serving engines are: figures of memory, CUDA graphs, limits, host and arguments, one YAML each.
+
+``conf/serving_engine/NAME.yaml`` says where each figure is from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from ...datasets.loading import choice, load, nearest, number, whole
+from ...datasets.reading import read_yaml
+
+DIRECTORY = Path(__file__).resolve().parents[2] / "conf" / "serving_engine"
+KV_RULES = ("of_total", "static", "of_free")
+WINDOWS = ("own", "alike")
+
+
+class ServingEngineError(ValueError):
+    """An engine, or an argument of one, that does not exist. The message names it and the way out."""
+
+
+@dataclass(frozen=True)
+class KvRule:
+    """How an engine sizes its KV memory (:mod:`.kv`)."""
+
+    rule: str
+    fraction: float
+    block_tokens: int
+    windows: str = "own"
+    spare_gib: float = 0.0
+
+    def __post_init__(self) -> None:
+        choice(ServingEngineError, "kv.rule", self.rule, KV_RULES)
+        choice(ServingEngineError, "kv.windows", self.windows, WINDOWS)
+        whole(ServingEngineError, "kv.block_tokens", self.block_tokens, 1)
+        number(ServingEngineError, "kv.spare_gib", self.spare_gib)
+        if not 0 <= self.fraction <= 1:
+            raise ServingEngineError(f"kv.fraction={self.fraction!r} must be from 0 to 1")
+
+
+@dataclass(frozen=True)
+class GraphSizes:
+    """Batch sizes of CUDA graphs: ``few``, then (first, last, step) of each of ``steps``, then ``more``."""
+
+    few: tuple[int, ...] = ()
+    steps: tuple[tuple[int, int, int], ...] = ()
+    more: tuple[int, ...] = ()
+    most: int = 512
+    most_below_tp4: int = 0
+
+    def sizes(self, tp: int, max_seqs: int) -> tuple[int, ...]:
+        """The sizes that are captured, ascending."""
+        most = self.most_below_tp4 if tp < 4 and self.most_below_tp4 else self.most
+        steps = [size for first, last, step in self.steps for size in range(first, last + 1, step)]
+        return tuple(size for size in (*self.few, *steps, *self.more) if size <= min(most, 2 * max_seqs))
+
+
+@dataclass(frozen=True)
+class HostFigures:
+    """Microseconds of the host a step and for each sequence of it."""
+
+    step_us: float = 0.0
+    seq_us: float = 0.0
+
+
+@dataclass(frozen=True)
+class HostRule:
+    """Host time of an engine: behind the GPU from one version on, before that in front of each step."""
+
+    overlapped_from: str = ""
+    overlapped: HostFigures = field(default_factory=HostFigures)
+    serial: HostFigures = field(default_factory=HostFigures)
+    ttft_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class ServingEngine:
+    """An engine. ``arguments`` says what each of its own is here; those ``without_effect`` change no time.
+
+    An argument of the latter that ends with ``!`` takes no value.
+    """
+
+    id: str
+    stack: str
+    kv: KvRule
+    graphs: GraphSizes = field(default_factory=GraphSizes)
+    limits: Mapping[str, int] = field(default_factory=dict)
+    host: HostRule = field(default_factory=HostRule)
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    without_effect: Sequence[str] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+
+@lru_cache
+def load_serving_engine(name: str) -> ServingEngine:
+    """A shipped engine by name. ServingEngineError names the known ones."""
+    known = known_serving_engines()
+    if name not in known:
+        raise ServingEngineError(f"engine={name} does not exist; {nearest(name, known)}")
+    values = read_yaml(DIRECTORY / f"{name}.yaml", ServingEngineError)
+    return load(ServingEngine, values, ServingEngineError, f"engine={name}")
+
+
+def known_serving_engines() -> list[str]:
+    """The shipped engines, by name."""
+    return sorted(path.stem for path in DIRECTORY.glob("*.yaml"))

@@ -1,0 +1,212 @@
+"""How many KV blocks an engine has: its own formula, on weights, activations and caches as they are simulated.
+
+- vLLM (``of_total``): utilisation times the whole memory, less weights, the peak of a dummy pass of
+  ``max_num_batched_tokens`` and what is no tensor; CUDA graphs are not deducted.
+- SGLang (``static``): what is free after the weights, less total x (1 - mem_fraction_static).
+- TensorRT-LLM (``of_free``): a fraction of what weights and the profiled peak leave free.
+
+An engine's start-up log says how large these really were (:func:`overheads_of`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import floor
+from typing import TYPE_CHECKING
+
+from ...datasets.dtypes import itemsize
+from ...datasets.ops import Op
+from ..memory.amounts import GIB
+from ..passes.mixed import DECODE
+from ..question.work import Work
+from ..step.state import State
+from .engines import KvRule
+from .kv import KvBudget, KvError
+
+if TYPE_CHECKING:
+    from ..question.requests import SimulateRequest
+    from ..workbench import Workbench
+
+MIB = 1 / 1024
+LONG = 32768  # tokens of a sequence that is longer than any window
+
+
+@dataclass(frozen=True)
+class EngineMemory:
+    """What one GPU's memory goes to beside keys and values, in GiB. ``other`` is context, NCCL and workspaces."""
+
+    total_gib: float
+    weights_gib: float
+    activations_gib: float
+    other_gib: float
+
+
+@dataclass(frozen=True)
+class TokenBytes:
+    """Bytes of keys and values that a token takes on one GPU: of layers that see all, and of those with a window."""
+
+    whole: float
+    windowed: float = 0.0
+
+    def of(self, windows: str) -> float:
+        """Bytes that a long sequence's token takes: windows ``alike`` have blocks for all tokens too."""
+        return self.whole + (self.windowed if windows == "alike" else 0.0)
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """What an engine's start-up log said, in GiB; None where it did not. ``kv_tokens`` fit in its KV memory."""
+
+    weights_gib: float | None = None
+    activations_gib: float | None = None
+    other_gib: float | None = None
+    kv_gib: float | None = None
+    kv_tokens: int | None = None
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """Bytes of a token, where the log gives both."""
+        return self.kv_gib * GIB / self.kv_tokens if self.kv_gib and self.kv_tokens else None
+
+
+def available_gib(
+    rule: KvRule, memory: EngineMemory, max_tokens: int = 8192, graphs: int = 512, ranks: int = 1
+) -> float:
+    """GiB of KV memory on one GPU. ``ranks`` are tp x pp, ``graphs`` the largest CUDA graph (both SGLang's affair).
+
+    KvError where nothing is left.
+    """
+    used = memory.weights_gib + memory.activations_gib + memory.other_gib + rule.spare_gib
+    if rule.rule == "of_total":
+        found = rule.fraction * memory.total_gib - used
+    elif rule.rule == "of_free":
+        found = rule.fraction * (memory.total_gib - used)
+    else:
+        fraction = rule.fraction or usual_fraction(memory.total_gib, max_tokens, graphs, ranks)
+        free = memory.total_gib - memory.weights_gib - memory.other_gib - rule.spare_gib
+        found = free - memory.total_gib * (1 - fraction)
+    if found <= 0:
+        raise KvError(
+            f"weights of {memory.weights_gib:.1f} GiB and {used - memory.weights_gib:.1f} GiB beside them leave no KV "
+            f"memory of {memory.total_gib:.1f} GiB: take more GPUs, fewer bits or a larger fraction"
+        )
+    return found
+
+
+def usual_fraction(total_gib: float, chunk: int, graphs: int, ranks: int) -> float:
+    """SGLang's own mem_fraction_static: 1 - reserved / total (``server_args.py``)."""
+    least = 10240 if total_gib > 60 else 0
+    return 1 - max(least, 512 + 1.5 * max(chunk, 2048) + 2 * graphs + 128 * ranks) * MIB / total_gib
+
+
+def blocks_of(rule: KvRule, available: float, tokens: TokenBytes, copies: int = 1) -> KvBudget:
+    """The budget of so many GiB on each GPU; a replica holds ``copies`` times a GPU's bytes of each token."""
+    each = tokens.of(rule.windows)
+    return KvBudget(
+        max(floor(available * GIB / (each * rule.block_tokens)), 1), rule.block_tokens, bytes_per_token=each * copies
+    )
+
+
+def token_bytes(state: State) -> TokenBytes:
+    """Bytes of a token's keys and values on a GPU of the fullest stage, of a decode step with :data:`LONG` tokens."""
+    stages: dict[int, list[float]] = {}
+    for chunk in state.steps[0].chunks:
+        sums = stages.setdefault(chunk.stage, [0.0, 0.0])
+        for node, times in chunk.graph.weighted():
+            if node.op is not None and node.op.kind in DECODE:
+                sums[node.op.seq_kv < LONG] += times * _bytes(node.op)
+    whole, windowed = max(stages.values(), key=sum)
+    return TokenBytes(whole, windowed)
+
+
+def _bytes(op: Op) -> float:
+    size = 1.0 if op.kv_dtype else itemsize(op.dtype)
+    if op.kind == "mla_decode":
+        return (op.kv_lora_rank + op.qk_rope_head_dim) * size
+    return op.heads_kv * (op.head_dim + op.v_head_dim) * size
+
+
+def budget(
+    request: SimulateRequest, bench: Workbench, rule: KvRule, max_tokens: int = 8192, learned: Overheads | None = None
+) -> KvBudget:
+    """The KV memory of a replica (of one attention-DP rank) under an engine's rule.
+
+    ``learned`` takes the place of what is simulated, figure by figure. KvError where nothing is left; the errors of
+    simulating.
+    """
+    from ..question.requests import plan_of
+    from ..simulate import simulated
+
+    device = bench.device(request.device, request.cluster)
+    plan = plan_of(request, device)
+    engine = bench.engine_with_links(device, request.cluster, request.network, plan)
+
+    def state(work: Work) -> State:
+        return simulated(request.model, work, plan, device, engine, bench.graphs)
+
+    memory = state(Work("batch", prompts=((max_tokens, 1),))).memory
+    by_class = memory.by_class
+    found = EngineMemory(
+        device.memory_gib,
+        by_class["weights"],
+        by_class["activations of the moment"] + by_class["gathered weights and buffers"],
+        by_class["context and communicators"],
+    )
+    said = learned or Overheads()
+    given = {
+        name: value
+        for name in ("weights_gib", "activations_gib", "other_gib")
+        if (value := getattr(said, name)) is not None
+    }
+    rule = replace(rule, spare_gib=0.0) if said.other_gib is not None else rule
+    p = plan.parallel
+    available = said.kv_gib
+    if available is None:
+        available = available_gib(rule, replace(found, **given), max_tokens, ranks=p.tp * p.pp)
+    each = token_bytes(state(Work("decode", batch=1, input_len=LONG, cache="static")))
+    if said.bytes_per_token is not None:
+        each = TokenBytes(said.bytes_per_token)
+    return blocks_of(rule, available, each, copies=p.tp * p.pp)
+
+
+# --- start-up logs -----------------------------------------------------------------------------------------
+
+GIB_FIGURE = r"\s*([\d.]+)\s*Gi?B"
+LINES = {
+    "weights_gib": (
+        rf"model weights take{GIB_FIGURE}",
+        rf"[Mm]odel loading took{GIB_FIGURE}",
+        rf"Load weight end\..*?mem usage={GIB_FIGURE}",
+    ),
+    "activations_gib": (rf"PyTorch activation peak memory takes{GIB_FIGURE}",),
+    "other_gib": (rf"non_torch_memory takes{GIB_FIGURE}",),
+    "kv_gib": (
+        rf"[Aa]vailable KV cache memory:{GIB_FIGURE}",
+        rf"reserved for KV Cache is{GIB_FIGURE}",
+        rf"Allocated{GIB_FIGURE} for max tokens in paged KV cache",
+    ),
+    "kv_tokens": (
+        r"GPU KV cache size:\s*([\d,]+) tokens",
+        r"KV Cache is allocated\..*?#tokens:\s*([\d,]+)",
+        r"for max tokens in paged KV cache \(([\d,]+)\)",
+    ),
+}
+
+
+def overheads_of(lines: Iterable[str], name: str = "the log") -> Overheads:
+    """What a start-up log of vLLM, SGLang or TensorRT-LLM says of memory, the last word of each figure.
+
+    KvError for a log that says nothing of it.
+    """
+    found: dict[str, float | int] = {}
+    for line in lines:
+        for figure, patterns in LINES.items():
+            for pattern in patterns:
+                if match := re.search(pattern, line):
+                    text = match.group(1).replace(",", "").rstrip(".")
+                    found[figure] = int(text) if figure == "kv_tokens" else float(text)
+    if not found:
+        raise KvError(f"{name} has no line of an engine's memory, such as 'Available KV cache memory: 5.65 GiB'")
+    return Overheads(**found)  # type: ignore[arg-type]

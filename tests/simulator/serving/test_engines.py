@@ -1,0 +1,183 @@
+"""Serving engines as data: their arguments, CUDA graphs, KV memory and host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opcast.datasets.clusters import load_cluster
+from opcast.simulator.question.plan import load_stack
+from opcast.simulator.question.requests import SimulateRequest
+from opcast.simulator.question.sources import Sources
+from opcast.simulator.serving.engine_args import read_arguments
+from opcast.simulator.serving.engines import ServingEngineError, known_serving_engines, load_serving_engine
+from opcast.simulator.serving.host import HostTime, host_time
+from opcast.simulator.serving.kv import KvError
+from opcast.simulator.serving.kv_memory import (
+    EngineMemory,
+    Overheads,
+    TokenBytes,
+    available_gib,
+    blocks_of,
+    budget,
+    overheads_of,
+    usual_fraction,
+)
+from opcast.simulator.workbench import Workbench
+
+ENGINES = known_serving_engines()
+VLLM, SGLANG, TRTLLM = (load_serving_engine(name) for name in ("vllm", "sglang", "trtllm"))
+USED = EngineMemory(total_gib=80.0, weights_gib=33.0, activations_gib=2.0, other_gib=1.0)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_engine_is_read_and_names_its_stack_and_sources(name):
+    engine = load_serving_engine(name)
+    assert load_stack(engine.stack).id == engine.stack
+    assert {"kv", "graphs", "limits", "host"} <= set(engine.sources)
+    for argument, meaning in engine.arguments.items():
+        for value in ("7", "0.5", "fp8"):
+            try:
+                read_arguments(engine, f"{argument} {value}" if not _flag(meaning) else argument)
+                break
+            except ServingEngineError:
+                continue
+        else:
+            pytest.fail(f"{argument} takes none of the values")
+
+
+def _flag(meaning: str) -> bool:
+    from opcast.simulator.serving.engine_args import FLAGS
+
+    return meaning.removeprefix("no ") in FLAGS
+
+
+def test_arguments_become_layout_limits_and_memory():
+    text = (
+        "--tensor-parallel-size 4 --max-num-seqs=64 --gpu-memory-utilization 0.85 --no-enable-prefix-caching --port 80"
+    )
+    found = read_arguments(VLLM, text)
+    assert found.parallel == {"tp": 4}
+    assert found.limits == {"max_seqs": 64, "prefix_caching": False}
+    assert found.kv == {"fraction": 0.85}
+    assert found.ignored == ("--port",)
+    assert read_arguments(VLLM, "-tp 2 -dp 2 --enable-expert-parallel").parallel == {"tp": 2, "dp": 2, "ep": 4}
+    attention = read_arguments(SGLANG, "--tp 8 --dp 8 --enable-dp-attention --quantization modelopt_fp4")
+    assert attention.parallel == {"tp": 1, "dp": 8, "ep": 8}
+    assert attention.quantization == "nvfp4"
+    assert read_arguments(TRTLLM, "--tp_size 8 --kv_cache_free_gpu_memory_fraction 0.8").kv == {"fraction": 0.8}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("--tensor-paralel-size 4", "did you mean '--tensor-parallel-size'"),
+        ("--max-num-seqs", "needs a value"),
+        ("--max-num-seqs many", "--max-num-seqs=many must be a whole number"),
+        ("--gpu-memory-utilization 1.5", "out of range"),
+        ("-tp 0", "out of range"),
+        ("--max-num-seqs '4", "cannot be read"),
+    ],
+)
+def test_what_an_engine_does_not_take_is_one_line(text, says):
+    with pytest.raises(ServingEngineError, match=says):
+        read_arguments(VLLM, text)
+
+
+def test_graphs_are_those_that_engines_capture():
+    assert VLLM.graphs.sizes(1, 1024)[:5] == (1, 2, 4, 8, 16)
+    assert VLLM.graphs.sizes(1, 1024)[-1] == 512
+    assert VLLM.graphs.sizes(1, 64)[-1] == 128
+    assert SGLANG.graphs.sizes(2, 2048)[-1] == 256
+    assert SGLANG.graphs.sizes(8, 2048)[-1] == 512
+    for name in ENGINES:
+        sizes = load_serving_engine(name).graphs.sizes(8, 4096)
+        assert list(sizes) == sorted(set(sizes))
+
+
+def test_each_rule_is_its_engines_own():
+    vllm = available_gib(VLLM.kv, USED)
+    assert vllm == pytest.approx(0.9 * 80 - 33 - 2 - 1 - VLLM.kv.spare_gib)
+    trtllm = available_gib(TRTLLM.kv, USED)
+    assert trtllm == pytest.approx(0.9 * (80 - 33 - 2 - 1 - TRTLLM.kv.spare_gib))
+    static = available_gib(replace(SGLANG.kv, fraction=0.82), USED)
+    assert static == pytest.approx(80 - 33 - 1 - SGLANG.kv.spare_gib - 80 * 0.18)
+    assert usual_fraction(80.0, 8192, 256, 1) == pytest.approx(1 - (512 + 1.5 * 8192 + 512 + 128) / 1024 / 80)
+    with pytest.raises(KvError, match=r"leave no KV memory of 80\.0 GiB"):
+        available_gib(VLLM.kv, replace(USED, weights_gib=79.0))
+
+
+@given(st.floats(1, 60), st.floats(0.1, 10), st.sampled_from(ENGINES))
+def test_more_weights_never_leave_more_blocks(weights, more, name):
+    rule = load_serving_engine(name).kv
+    sizes = []
+    for gib in (weights, weights + more):
+        try:
+            available = available_gib(rule, replace(USED, weights_gib=gib, total_gib=141.0))
+            sizes.append(blocks_of(rule, available, TokenBytes(1e5)).blocks)
+        except KvError:
+            sizes.append(0)
+    assert sizes[0] >= sizes[1]
+
+
+def test_layers_with_a_window_count_where_an_engine_keeps_all_their_tokens():
+    each = TokenBytes(whole=40_000.0, windowed=40_000.0)
+    own, alike = blocks_of(VLLM.kv, 10.0, each), blocks_of(TRTLLM.kv, 10.0, each)
+    assert own.tokens == pytest.approx(2 * alike.tokens, rel=0.01)
+
+
+VLLM_LOG = """INFO 05-01 model_runner.py:1188] Model loading took 65.7412 GiB and 30.1 seconds
+INFO 05-01 worker.py:267] the current vLLM instance can use total_gpu_memory (79.25GiB) x gpu_memory_utilization (0.90) \
+= 71.32GiB; model weights take 32.96GiB; non_torch_memory takes 1.52GiB; PyTorch activation peak memory takes \
+1.40GiB; the rest of the memory reserved for KV Cache is 35.44GiB.
+INFO 05-01 gpu_worker.py:227] Available KV cache memory: 35.40 GiB
+INFO 05-01 kv_cache_utils.py:637] GPU KV cache size: 231,984 tokens""".splitlines()
+
+
+def test_a_start_up_log_says_what_memory_went_to():
+    found = overheads_of(VLLM_LOG)
+    assert (found.weights_gib, found.activations_gib, found.other_gib) == (32.96, 1.40, 1.52)
+    assert (found.kv_gib, found.kv_tokens) == (35.40, 231_984)
+    assert found.bytes_per_token == pytest.approx(163_850, rel=0.001)
+    sglang = overheads_of(["KV Cache is allocated. dtype: torch.bfloat16, #tokens: 494000, K size: 15.1 GB"])
+    assert sglang == Overheads(kv_tokens=494_000)
+    trtllm = overheads_of(["[TRT-LLM] [I] Allocated 62.24 GiB for max tokens in paged KV cache (409664)."])
+    assert (trtllm.kv_gib, trtllm.kv_tokens) == (62.24, 409_664)
+    with pytest.raises(KvError, match="no line of an engine's memory"):
+        overheads_of(["nothing of it"], "engine.log")
+
+
+def test_a_budget_is_simulated_and_a_log_goes_before_it(small_model, tmp_path):
+    bench = Workbench(Sources.at(str(tmp_path), order=("network", "analytical")))
+    request = SimulateRequest(
+        model=small_model("gemma2", max_position_embeddings=65_536),
+        cluster=replace(load_cluster("dgx_h100"), devices_per_node=1),
+        device="h100_sxm",
+        stack=load_stack("vllm"),
+        sources=bench.sources,
+    )
+    own, alike = budget(request, bench, VLLM.kv, 512), budget(request, bench, TRTLLM.kv, 512)
+    layer = 2 * 2 * 16 * 2  # heads, keys and values, width, bytes
+    assert alike.bytes_per_token == 3 * layer
+    assert own.bytes_per_token in (layer, 2 * layer)
+    assert own.tokens * own.bytes_per_token / 2**30 == pytest.approx(0.9 * 79.1 - 0.5 - 0.5, abs=0.2)
+    said = budget(request, bench, VLLM.kv, 512, overheads_of(VLLM_LOG))
+    assert said.tokens == pytest.approx(231_984, abs=16)
+
+
+def test_the_host_works_beside_the_gpu_or_in_front_of_it():
+    beside, before = host_time(VLLM.host, "0.18.0"), host_time(VLLM.host, "0.12.0")
+    assert beside.overlapped
+    assert not before.overlapped
+    assert host_time(VLLM.host).overlapped
+    assert not host_time(VLLM.host, "0.18.0", overlapped=False).overlapped
+    assert before.iteration_us(1000.0, 4) == 1000.0 + before.step_us + 4 * before.seq_us
+    assert HostTime(300.0, 10.0, True).iteration_us(1000.0, 4) == 1000.0
+    assert HostTime(3000.0, 10.0, True).iteration_us(1000.0, 4) == 3040.0
+
+
+def test_an_engine_that_does_not_exist_is_one_line():
+    with pytest.raises(ServingEngineError, match="vllm"):
+        load_serving_engine("vlm")
