@@ -129,7 +129,7 @@ def test_layers_with_a_window_count_where_an_engine_keeps_all_their_tokens():
 
 
 VLLM_LOG = """INFO 05-01 model_runner.py:1188] Model loading took 65.7412 GiB and 30.1 seconds
-INFO 05-01 worker.py:267] the current vLLM instance can use total_gpu_memory (79.25GiB) x gpu_memory_utilization (0.90) \
+INFO worker.py:267] the current vLLM instance can use total_gpu_memory (79.25GiB) x gpu_memory_utilization (0.90) \
 = 71.32GiB; model weights take 32.96GiB; non_torch_memory takes 1.52GiB; PyTorch activation peak memory takes \
 1.40GiB; the rest of the memory reserved for KV Cache is 35.44GiB.
 INFO 05-01 gpu_worker.py:227] Available KV cache memory: 35.40 GiB
