@@ -132,16 +132,22 @@ class Processes:
         self.under_way = 0
         self._pool: Any = None
 
-    async def run(self, work: Callable[..., A], given: tuple[Any, ...], gone: Callable[[], Any] | None = None) -> A:
+    async def run(
+        self,
+        work: Callable[..., A],
+        given: tuple[Any, ...],
+        gone: Callable[[], Any] | None = None,
+        timeout_s: int | None = None,
+    ) -> A:
         """The result of ``work(*given)`` in a process. BusyError, SlowError, GoneError, and what it raises itself.
 
-        ``gone`` is awaited now and then: once it is true the process is ended.
+        ``gone`` is awaited now and then: once it is true, or when this call is cancelled, the process is ended.
         """
-        settings = self.settings
+        settings, timeout_s = self.settings, timeout_s or self.settings.timeout_s
         if self.under_way >= settings.workers + settings.waiting:
             raise BusyError(f"{self.under_way} steps are under way or wait: ask again in a moment")
         self.under_way += 1
-        future: Future[A] = self._started().schedule(work, args=given, timeout=settings.timeout_s)
+        future: Future[A] = self._started().schedule(work, args=given, timeout=timeout_s)
         try:
             wrapped = asyncio.wrap_future(future)
             while True:

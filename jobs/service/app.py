@@ -10,6 +10,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.responses import StreamingResponse
 
 from ...datasets.ops import KINDS
 from ...datasets.version import __version__
@@ -20,14 +21,16 @@ from ...simulator.report.answer import OpPrediction
 from .. import listing
 from ..show import BadInputError, one_line
 from .answering import BusyError, GoneError, Processes, SlowError, Together, predict_all
-from .bodies import BatchBody, PredictBody, SimulateBody, SourceBody, predict_of, simulate_of
+from .bodies import BatchBody, PredictBody, SearchBody, SimulateBody, SourceBody, predict_of, search_of, simulate_of
 from .guard import ARROW, Guard, error_body
 from .measures import Measured, Measures
 from .pages import index
+from .searching import events
 from .settings import ServiceSettings
 from .tables import answer_table, read_stream
 
 ARROW_BODY = {"requestBody": {"required": True, "content": {ARROW: {"schema": {"type": "string", "format": "binary"}}}}}
+EVENTS = {"responses": {"200": {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}}
 CLIENT_GONE = 499  # nobody reads it; what logs and metrics call a client that left
 LISTS: dict[str, Callable[[Mapping[str, Any]], listing.Rows]] = {
     "devices": listing.devices,
@@ -136,6 +139,12 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         asked = simulate_of(body, settings.sources, settings.allow)
         made = await processes.run(reported, (asked,), request.is_disconnected)
         return Response(made, media_type="text/html")
+
+    @app.post("/v1/search", tags=["search"], openapi_extra=EVENTS)
+    async def search(body: SearchBody) -> Response:
+        """The best layouts of a training step: server-sent events with progress, then the answer."""
+        asked = search_of(body, settings.sources, settings.allow)
+        return StreamingResponse(events(asked, processes), media_type="text/event-stream")
 
     return app
 

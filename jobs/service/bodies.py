@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, replace
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from ...datasets.ops import make_op
 from ...simulator.question.canonical import RequestError
 from ...simulator.question.keywords import predict_request, simulate_request
+from ...simulator.question.place import THIS_MACHINE
 from ...simulator.question.plan import Parallel
 from ...simulator.question.predictions import PredictRequest
 from ...simulator.question.requests import SimulateRequest
 from ...simulator.question.sources import Sources
 from ...simulator.question.work import Work
+from ...simulator.search.request import SearchRequest
+from ...simulator.search.space import Space
 from ...simulator.trace.models import known_models
 
 LONGEST_NAME = 200
@@ -145,6 +148,52 @@ SimulateBody = create_model(
 )
 
 
+def _axis(kind: Any) -> Any:
+    """The field of an axis of so many values of a kind."""
+    value = get_args(kind)[0]
+    return list[value] | None, Field(None, max_length=1000)  # type: ignore[valid-type]
+
+
+SPACE = {name: _axis(kind) for name, kind in get_type_hints(Space).items()}
+SpaceBody = create_model("SpaceBody", __base__=Body, __doc__="Axes of a search; one left out is natural.", **SPACE)
+
+
+class SearchBody(SourceBody):
+    """The best layouts of a training step on a cluster, as ``opcast.search`` takes it."""
+
+    model: Name | dict[str, Any] = Field(description="an id of GET /v1/models, or a transformers configuration")
+    cluster: Name = Field("dgx_h100", description="an id of GET /v1/clusters")
+    nodes: Count | None = None
+    seq_len: Count | None = None
+    global_batch: Count
+    stack: Name | None = None
+    precision: Name | None = None
+    price_per_gpu_hour: float | None = None
+    space: SpaceBody | None = None  # type: ignore[valid-type]
+    objectives: list[Name] = Field(["step_time", "memory"], max_length=10)
+    constraints: list[Name] = Field([], max_length=100)
+    top: Count = 10
+    sampler: Name = "auto"
+    trials: Count = 1000
+    seed: Count = 0
+
+
+OF_SEARCH = ("objectives", "constraints", "top", "sampler", "trials", "seed")
+
+
+def search_of(body: SearchBody, usual: Sources, allow: tuple[str, ...] = ()) -> SearchRequest:
+    """The request of a body. RequestError for a model that is not offered over HTTP."""
+    _check_model(body.model, allow)
+    left_out = {"model", "space", "backend", "engines", *OF_SEARCH}
+    given = body.model_dump(exclude_none=True, exclude=left_out)
+    base = simulate_request(body.model, "train", THIS_MACHINE, body.sources(usual), given)
+    axes: BaseModel | None = body.space
+    space = {} if axes is None else {name: tuple(value) for name, value in axes.model_dump(exclude_none=True).items()}
+    own = {name: getattr(body, name) for name in OF_SEARCH}
+    lists = {name: tuple(value) for name, value in own.items() if isinstance(value, list)}
+    return SearchRequest(base=base, space=Space(**space), **own | lists)
+
+
 def simulate_of(body: StepBody, usual: Sources, allow: tuple[str, ...] = ()) -> SimulateRequest:
     """The request of a body. RequestError for a model that is not offered over HTTP."""
     given = body.model_dump(exclude_none=True, exclude={"model", "workload", "device", "backend", "engines"})
@@ -152,7 +201,7 @@ def simulate_of(body: StepBody, usual: Sources, allow: tuple[str, ...] = ()) -> 
     if body.workload == "simai":
         raise RequestError("workload=simai needs a file, which is not taken over HTTP: use `opcast simulate`")
     made: SimulateRequest = simulate_request(
-        body.model, body.workload, body.device or "cpu", body.sources(usual), given
+        body.model, body.workload, body.device or THIS_MACHINE, body.sources(usual), given
     )
     if body.device is None and made.cluster is None:
         raise RequestError("a step needs a device or a cluster: name one of GET /v1/devices or GET /v1/clusters")

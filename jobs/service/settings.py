@@ -23,6 +23,7 @@ COUNTS = {  # setting -> least and most
     "batch": (1, 50_000_000),
     "body_mib": (1, 4096),
     "timeout_s": (1, 86_400),
+    "search_s": (1, 86_400),
 }
 
 
@@ -32,8 +33,8 @@ class ServiceSettings:
 
     ``workers`` processes simulate, each one question at a time; ``waiting`` more questions may queue for them.
     ``connections`` requests may be under way at once, of ``body_mib`` each, of at most ``batch`` ops; a question takes
-    ``timeout_s`` at most, and so does the reading of a body. ``allow`` are models besides those that ship with opcast
-    that may be named: paths, hub ids, ``module:callable``.
+    ``timeout_s`` at most (a search ``search_s``), and so does the reading of a body. ``allow`` are models besides those
+    that ship with opcast that may be named: paths, hub ids, ``module:callable``.
     """
 
     host: str = "127.0.0.1"
@@ -45,6 +46,7 @@ class ServiceSettings:
     batch: int = 1_000_000
     body_mib: int = 64
     timeout_s: int = 60
+    search_s: int = 600
     allow: tuple[str, ...] = ()
     sources: Sources = field(default_factory=Sources)
 

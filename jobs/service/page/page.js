@@ -61,6 +61,28 @@
     }
     return (response.headers.get("content-type") || "").startsWith("text/html") ? response.text() : response.json();
   }
+  // A stream of server-sent events: its progress goes to the status line, its answer is the result.
+  async function streamed(path, body, signal) {
+    const headers = { "Content-Type": "application/json" };
+    const token = stored(sessionStorage, "opcast-token");
+    if (token) headers.Authorization = `Bearer ${token}`;
+    const response = await fetch(path, { method: "POST", headers, body: JSON.stringify(body), signal });
+    if (!response.ok) throw new Error((await response.json()).error.message);
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let text = "";
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) throw new Error("the service ended the stream before its answer");
+      text += value;
+      for (let end; (end = text.indexOf("\n\n")) >= 0; text = text.slice(end + 2)) {
+        const [kind, data] = text.slice(0, end).split("\n").map((line) => line.slice(line.indexOf(" ") + 1));
+        const held = JSON.parse(data);
+        if (kind === "answer") return held;
+        if (kind === "error") throw new Error(held.message);
+        $("status").textContent = held.total ? `${held.done.toLocaleString("en")} of ${held.total.toLocaleString("en")} layouts …` : "Laying out the space …";
+      }
+    }
+  }
   function known(name) {
     if (!lists.has(name)) {
       const asked = call(`/v1/${name}`).then((found) => found[name]);
@@ -189,6 +211,35 @@
         return { path: "/v1/simulate", body, found, shown: [page ? reportFrame(page) : tooLarge(found)], figures: stepFigures(found) };
       },
     },
+    search: {
+      title: "The best layout",
+      lead: "Every layout of a training step that fits together, and which of them is best. A click on a point shows its step.",
+      async form(form) {
+        const [models, clusters, stacks] = await Promise.all(["models", "clusters", "stacks"].map(known));
+        const axis = (name, label) => ({ name, label, kind: "text", placeholder: "natural" });
+        form.append(
+          group("Model", { name: "model", label: "model", kind: "text", choices: named(models), usual: "llama3_8b", required: true },
+            number("seq_len", "sequence length", 4096), number("global_batch", "global batch", 64)),
+          group("Where", choice("cluster", "cluster", named(clusters), "dgx_h100"), number("nodes", "nodes", 1), choice("stack", "framework", [["", "usual"], ...named(stacks)])),
+          group("Values, as 4, 8", ...["tp", "pp", "vpp", "cp", "ep", "zero_stage", "micro_batch", "recompute"].map((name) => axis(name, name))),
+          group("Best is", choice("objective", "the least or most", [["step_time"], ["tokens_per_s_per_gpu"], ["mfu"], ["cost"], ["energy"], ["memory"]]),
+            { name: "constraint", label: "which must hold", kind: "text", placeholder: "peak_gib <= 70" }),
+        );
+      },
+      body(values) {
+        const { objective, constraint, model, seq_len, global_batch, cluster, nodes, stack, ...axes } = values;
+        const words = (text) => String(text).split(/[\s,]+/).filter(Boolean);
+        const space = Object.fromEntries(Object.entries(axes).map(([name, text]) => [name, name === "recompute" ? words(text) : words(text).map(Number)]));
+        const objectives = [...new Set([objective, objective === "memory" ? "step_time" : "memory"])];
+        return { model, seq_len, global_batch, cluster, nodes, stack, space, objectives, constraints: constraint ? [constraint] : [] };
+      },
+      async answer(values, signal) {
+        const body = this.body(values);
+        const found = await streamed("/v1/search", body, signal);
+        if (!found.best.length) throw new Error(found.notes[0]);
+        return { path: "/v1/search", body, found, shown: [searchCards(found), pareto(found, values), bestTable(found)], figures: { step_time_s: found.best[0].step_time_s, "peak memory, GiB": found.best[0].peak_gib, tokens_per_s_per_gpu: found.best[0].tokens_per_s_per_gpu } };
+      },
+    },
     compare: {
       title: "Two answers side by side",
       lead: "Pin answers on the other pages with “Pin to compare”; here they stand beside each other.",
@@ -283,6 +334,44 @@
       make("path", { class: "band", d: band }), make("path", { class: "roof", d: path((each) => each.roofline_us) }), make("path", { class: "line", d: path((each) => each.latency_us) }),
       ...found.map((each, at) => make("circle", { cx: x(values[at]), cy: y(each.latency_us), r: 3.5, tabindex: 0, role: "img", "aria-label": `${dim} ${values[at]}: ${seconds(each.latency_us)}` }, make("title", {}, `${dim} ${values[at]}: ${seconds(each.latency_us)} (${seconds(each.low_us)} to ${seconds(each.high_us)}), ${each.engine}`))));
     return svg;
+  }
+
+  const LAYOUT = ["tp", "pp", "vpp", "cp", "ep", "zero_stage", "sequence_parallel", "micro_batch", "recompute"];
+  const layout = (row) => LAYOUT.filter((name) => row[name] && row[name] !== 1 && row[name] !== "none").map((name) => `${name}=${row[name]}`).join(" ") || "data parallel only";
+  function searchCards(found) {
+    const best = found.best[0];
+    return make("div", { class: "cards" },
+      card("Best layout", layout(best), [["step", seconds(best.step_time_s * 1e6)], ["peak memory", `${rounded(best.peak_gib)} GiB`], ["MFU", percent(best.mfu)]]),
+      card("Searched", `${rounded(found.points)} layouts`, [["simulated", rounded(found.evaluated)], ["left out by bounds and memory", rounded(found.pruned)], ["tied with the best", rounded(found.ties)]]));
+  }
+  function bestTable(found) {
+    const rows = found.best.map((row) => ({ "": row.rank, layout: layout(row), "step, s": row.step_time_s, "tokens/s/GPU": row.tokens_per_s_per_gpu, "MFU, %": 100 * row.mfu, GiB: row.peak_gib, tie: row.tie, "better than the next": row.reason }));
+    return table("The best layouts", ["", "layout", "step, s", "tokens/s/GPU", "MFU, %", "GiB", "tie", "better than the next"], rows);
+  }
+  // Step time over memory: the front as a line, points that lead to their step.
+  function pareto(found, values) {
+    const rows = [...found.pareto].sort((a, b) => a.step_time_s - b.step_time_s);
+    const all = [...rows, ...found.best.filter((row) => !rows.some((front) => layout(front) === layout(row)))];
+    const [width, height, left, bottom, top] = [640, 280, 64, 34, 10];
+    const span = (pick) => { const held = all.map(pick); return [Math.min(...held) * 0.97, Math.max(...held) * 1.03]; };
+    const [[x0, x1], [y0, y1]] = [span((row) => row.step_time_s), span((row) => row.peak_gib)];
+    const x = (value) => left + ((width - left - 16) * (value - x0)) / (x1 - x0 || 1);
+    const y = (value) => top + (height - top - bottom) * (1 - (value - y0) / (y1 - y0 || 1));
+    const step = (row) => {
+      const asked = { model: values.model, cluster: row.cluster, nodes: row.nodes, seq_len: values.seq_len, global_batch: values.global_batch, stack: values.stack };
+      for (const name of LAYOUT) if (row[name] && row[name] !== "none") asked[name] = row[name];
+      go("step", asked);
+    };
+    const point = (row, front) => make("circle", { cx: x(row.step_time_s), cy: y(row.peak_gib), r: front ? 6 : 4, class: front ? null : "other", tabindex: 0, role: "link",
+      "aria-label": `${layout(row)}: ${seconds(row.step_time_s * 1e6)}, ${rounded(row.peak_gib)} GiB`, onclick: () => step(row), onkeydown: (event) => { if (event.key === "Enter") step(row); } },
+      make("title", {}, `${layout(row)}: ${seconds(row.step_time_s * 1e6)}, ${rounded(row.peak_gib)} GiB`));
+    const ticks = (low, high) => [0, 1, 2, 3].map((at) => low + ((high - low) * at) / 3);
+    return make("section", {}, make("h2", {}, "Step time against memory"), make("p", { class: "lead" }, "Line: the Pareto front, where no other layout is better in both. Other points: the rest of the best."),
+      make("svg", { class: "curve", viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "Step time against peak memory" },
+        ...ticks(y0, y1).flatMap((gib) => [make("line", { class: "grid", x1: left, x2: width - 16, y1: y(gib), y2: y(gib) }), make("text", { x: left - 6, y: y(gib) + 4, "text-anchor": "end" }, `${gib.toFixed(0)} GiB`)]),
+        ...ticks(x0, x1).map((s, at) => make("text", { x: x(s), y: height - 12, "text-anchor": ["start", "middle", "middle", "end"][at] }, seconds(Number((s * 1e6).toPrecision(3))))),
+        make("path", { class: "line", d: rows.map((row, at) => `${at ? "L" : "M"}${x(row.step_time_s).toFixed(1)},${y(row.peak_gib).toFixed(1)}`).join("") }),
+        ...all.map((row, at) => point(row, at < rows.length))));
   }
 
   // How to ask the same elsewhere, and the whole answer.

@@ -93,6 +93,34 @@ def test_a_step(client: httpx.Client, home: str) -> None:
     assert "tiny_llama_100m" in report.text
 
 
+SEARCH = {"model": "tiny_llama_100m", "cluster": "dgx_h100", "global_batch": 16, "seq_len": 256}
+
+
+def test_a_search(client: httpx.Client, home: str) -> None:
+    """Progress that only goes forward, then the answer that Python gets."""
+    space = {"tp": [1, 2], "pp": [1], "recompute": ["none"], "zero_stage": [0, 1], "micro_batch": [1]}
+    told = events(client.post("/v1/search", json={**SEARCH, "space": space}).text)
+    assert [kind for kind, _ in told][-1] == "answer"
+    done = [each["done"] for kind, each in told if kind == "progress"]
+    assert done == sorted(done)
+    usual = opcast.search("tiny_llama_100m", space, cluster="dgx_h100", global_batch=16, seq_len=256, home=home)
+    assert [row["step_time_s"] for row in told[-1][1]["best"]] == [row["step_time_s"] for row in usual.best]
+
+
+def test_a_search_that_cannot_be(client: httpx.Client) -> None:
+    assert client.post("/v1/search", json={**SEARCH, "space": {"tp": ["x"]}}).status_code == 422
+    assert client.post("/v1/search", json={**SEARCH, "model": "a/b"}).status_code == 400
+    told = events(client.post("/v1/search", json={**SEARCH, "space": {"tp": [3]}}).text)
+    assert told[-1][0] == "error"
+    assert "tp" in told[-1][1]["message"]
+
+
+def events(text: str) -> list[tuple[str, dict]]:
+    """The events of a stream."""
+    parts = [part.split("\n") for part in text.strip().split("\n\n")]
+    return [(kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for kind, data in parts]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "said"),
     [

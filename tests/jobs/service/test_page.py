@@ -30,14 +30,16 @@ def page(browser: Any, address: str) -> Iterator[Any]:
     """A fresh page that reaches nothing but the service, and on which no script fails."""
     context = browser.new_context()
     troubles: list[str] = []
+    asked: list[str] = []
     context.route("**/*", lambda route: route.continue_() if route.request.url.startswith(address) else route.abort())
     made = context.new_page()
     made.on("pageerror", lambda error: troubles.append(str(error)))
-    made.on("requestfailed", lambda request: troubles.append(f"asks elsewhere: {request.url}"))
+    made.on("request", lambda request: asked.append(request.url))
     made.set_default_timeout(60_000)
     yield made
     context.close()
     assert troubles == []
+    assert [url for url in asked if not url.startswith((address, "blob:", "data:"))] == []
 
 
 def test_an_op_is_asked_and_its_address_can_be_shared(page: Any, address: str, browser: Any) -> None:
@@ -88,6 +90,18 @@ def test_a_step_shows_its_report_and_two_can_be_compared(page: Any, address: str
     assert any(row.startswith("step_time_s") and "%" in row for row in rows)
 
 
+def test_a_search_leads_to_the_step_of_a_layout(page: Any, address: str) -> None:
+    page.goto(
+        f"{address}/#search?model=tiny_llama_100m&cluster=dgx_h100&global_batch=16&seq_len=256&tp=1,2&pp=1&recompute=none"
+    )
+    page.wait_for_selector(".curve circle")
+    assert "layouts" in (page.text_content(".cards") or "")
+    page.focus(".curve circle")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("iframe")
+    assert page.url.partition("#")[2].startswith("step?model=tiny_llama_100m")
+
+
 def test_the_keyboard_is_enough(page: Any, address: str) -> None:
     page.goto(address)
     page.wait_for_selector("button.main")
@@ -100,7 +114,7 @@ def test_the_keyboard_is_enough(page: Any, address: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("tab", ["op?kind=gemm&m=512&n=512&k=512&vary=m", "known", "compare", "step"])
+@pytest.mark.parametrize("tab", ["op?kind=gemm&m=512&n=512&k=512&vary=m", "known", "compare", "step", "search"])
 def test_nothing_serious_for_axe_and_nothing_wider_than_a_phone(
     browser: Any, address: str, tab: str, scheme: str
 ) -> None:

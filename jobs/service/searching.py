@@ -1,0 +1,75 @@
+"""A search over HTTP: a stream of server-sent events with its progress, and at the end its answer.
+
+The search runs in a process of its own and counts in a file of two numbers that the stream looks at. It ends with the
+stream: a caller that leaves stops it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ...simulator.search.request import SearchRequest
+from ..show import one_line
+from .answering import BusyError, Processes, SlowError
+
+LOOK_S = 0.5  # between two looks at the progress
+
+
+async def events(request: SearchRequest, processes: Processes) -> AsyncIterator[bytes]:
+    """``progress`` events (``done`` and ``total`` points), then one ``answer``, or one ``error`` as of other calls."""
+    with TemporaryDirectory(prefix="opcast-search-") as folder:
+        meter = Path(folder) / "meter"
+        counts = np.memmap(meter, np.int64, "w+", shape=2)
+        asked = (request, meter)
+        running = asyncio.create_task(processes.run(searched, asked, timeout_s=processes.settings.search_s))
+        try:
+            told: tuple[int, int] | None = None
+            while not running.done():
+                if (now := (int(counts[0]), int(counts[1]))) != told:
+                    yield event("progress", {"done": now[0], "total": now[1]})
+                    told = now
+                await asyncio.wait({running}, timeout=LOOK_S)
+            yield event("answer", running.result())
+        except (BusyError, SlowError) as error:
+            yield event("error", {"code": "slow" if isinstance(error, SlowError) else "busy", "message": str(error)})
+        except ValueError as error:
+            ours = type(error).__module__.startswith("opcast")
+            said = one_line(error) if ours else f"unexpected {type(error).__name__}, please report"
+            yield event("error", {"code": "bad_input" if ours else "unexpected", "message": said})
+        except Exception as error:
+            yield event("error", {"code": "unexpected", "message": f"unexpected {type(error).__name__}, please report"})
+        finally:
+            running.cancel()
+            del counts
+
+
+def event(kind: str, value: Any) -> bytes:
+    """One server-sent event."""
+    return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(value) + b"\n\n"
+
+
+def searched(request: SearchRequest, meter: Path) -> dict[str, Any]:
+    """The answer to a search, its progress counted in ``meter``. Runs in a process of its own."""
+    from ...simulator.workbench import workbench
+    from ..resolve import this_machine
+
+    counts = np.memmap(meter, np.int64, "r+", shape=2)
+
+    @contextmanager
+    def bar(total: int) -> Iterator[Callable[[int], None]]:
+        counts[:] = 0, total
+
+        def advance(done: int) -> None:
+            counts[0] += done
+
+        yield advance
+
+    return workbench(request.base.sources, this_machine).search(request, progress=bar).to_dict()
