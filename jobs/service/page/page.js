@@ -267,7 +267,7 @@
   // --- answers --------------------------------------------------------------------------------------------------
 
   function card(title, big, rows, tone) {
-    return make("div", { class: "card" }, make("h2", {}, title), make("p", { class: `big ${tone || ""}` }, big),
+    return make("div", { class: "card" }, make("h2", {}, title), make("p", { class: `big ${tone || ""} ${String(big).length > 14 ? "long" : ""}` }, big),
       make("dl", {}, ...rows.filter((row) => row[1] !== null).map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value)))));
   }
   function opCard(found) {
@@ -337,7 +337,8 @@
   }
 
   const LAYOUT = ["tp", "pp", "vpp", "cp", "ep", "zero_stage", "sequence_parallel", "micro_batch", "recompute"];
-  const layout = (row) => LAYOUT.filter((name) => row[name] && row[name] !== 1 && row[name] !== "none").map((name) => `${name}=${row[name]}`).join(" ") || "data parallel only";
+  const says = (row, name) => row[name] && row[name] !== 1 && row[name] !== "none" && (name !== "sequence_parallel" || row.tp > 1);
+  const layout = (row) => LAYOUT.filter((name) => says(row, name)).map((name) => `${name}=${row[name]}`).join(" ") || "data parallel only";
   function searchCards(found) {
     const best = found.best[0];
     return make("div", { class: "cards" },
