@@ -1,7 +1,7 @@
 """Rules and constraints of a user as expressions, such as ``tp * pp <= 16 or recompute == 'full'``.
 
-An expression is parsed by Python's ``ast``, every node of it must be of a few known kinds, and it is worked out over whole
-columns of points by numpy. Nothing of it is ever run as Python.
+An expression is parsed by Python's ``ast``, every node of it must be of a few known kinds, and it is worked out over
+whole columns of points by numpy. Nothing of it is ever run as Python.
 """
 
 from __future__ import annotations
