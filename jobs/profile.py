@@ -24,6 +24,8 @@ def run(config: dict[str, Any]) -> int:
     """Run the campaign, or with ``plan_out=FILE`` only write its plan; returns the exit code."""
     as_json = wants_json(config)
     plan = plan_of(config, extra=model_ops(config))
+    if plan.settings.device == "cuda" and not config["plan_out"]:
+        plan = fitted(plan, config)
     if config["plan_out"]:
         path = Path(str(config["plan_out"])).expanduser()
         write_text("plan_out", path, plan.to_json())
@@ -40,6 +42,20 @@ def run(config: dict[str, Any]) -> int:
     else:
         show(summary, store)
     return 0 if summary.outcome != "interrupted" else 130
+
+
+def fitted(plan: CampaignPlan, config: dict[str, Any]) -> CampaignPlan:
+    """The plan in a format that the GPU at hand has; BadInputError, before anything is measured, when it is ill."""
+    from ..harness import accelerator
+    from ..harness.formats import in_format
+
+    here = accelerator.ask()
+    if here.hardware != "cuda":
+        raise BadInputError(f"{here.trouble or 'torch sees no GPU here'}; +settings.device=cpu measures the CPU")
+    if here.precision == "bf16" or "bf16" not in {case.op.dtype for case in plan.cases}:
+        return plan
+    say(f"{here.name} has no fast bf16: {here.precision} is measured in its place")
+    return plan_of({**config, "campaign": in_format(config["campaign"], here.precision)}, extra=model_ops(config))
 
 
 def plan_of(config: dict[str, Any], extra: Iterable[Op] = (), exclude: Iterable[Op] = ()) -> CampaignPlan:

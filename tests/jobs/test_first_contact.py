@@ -7,6 +7,7 @@ of started. What is checked is that each device gets its answer, under its own n
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from opcast.datasets.devices import load_device
 from opcast.datasets.store import Store
 from opcast.harness import accelerator, campaign
 from opcast.harness.measuring import abilities, measured_figures, outcome
-from opcast.harness.plan import Case, Settings
-from opcast.jobs import quickstart, real_run
+from opcast.harness.plan import Case, Settings, build_plan
+from opcast.jobs import profile, quickstart, real_run
 from opcast.jobs.composing import compose
 from opcast.jobs.show import BadInputError
-from opcast.tests.harness.fake_cuda import FakeGpu, fake_cuda
+from opcast.tests.harness import fake_cuda as fake_cuda_module
+from opcast.tests.harness.fake_cuda import FakeGpu, FakeMachine, fake_cuda, to_json
 
 SMALL = [
     "model.config.hidden_size=64",
@@ -168,6 +170,42 @@ def test_an_unknown_gpu_or_slice_has_its_figures_measured_first_and_is_local_fro
     asked = ["op=gemm", "op.m=64", "op.n=64", "op.k=64", "op.dtype=bf16", "device=local", "format=json"]
     assert predict.run(compose("predict", [f"home={tmp_path}", *asked])) == 0
     assert json.loads(capsys.readouterr().out)["device"] == device_id
+
+
+def test_a_campaign_is_measured_in_the_format_that_the_device_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = compose("profile", [f"home={tmp_path}", "format=json"])
+    with fake_cuda(MATRIX["t4"][0]):
+        assert profile.run({**config, "campaign": CAMPAIGN}) == 0
+    assert "Tesla T4 has no fast bf16: fp16 is measured in its place" in capsys.readouterr().err
+    assert set(Store(tmp_path / "store").read("gemm", "t4")["dtype"].to_pylist()) == {"fp16"}
+
+
+def test_a_campaign_on_a_gpu_that_is_ill_ends_before_it_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = compose("profile", [f"home={tmp_path}"])
+    with fake_cuda(ill_after=2), pytest.raises(BadInputError, match="the GPU does not work"):
+        profile.run({**config, "campaign": CAMPAIGN})
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_worker_of_its_own_measures_a_gpu_and_says_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real processes: the question what is here, and the campaign's worker with its probe of an unknown device."""
+    site = Path(fake_cuda_module.__file__).parent / "fake_cuda_site"
+    monkeypatch.undo()
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]))
+    machine = FakeMachine([UNKNOWN["rtx_3050"]])
+    monkeypatch.setenv("OPCAST_FAKE_CUDA", to_json(machine))
+    here = accelerator.ask()
+    assert (here.hardware, here.device_id, here.trouble) == ("cuda", "rtx_3050", "")
+    spec = {**CAMPAIGN, "settings": {**CAMPAIGN["settings"], "device": "cuda"}, "cases": CAMPAIGN["cases"][:1]}
+    summary = campaign.run(build_plan(spec), Store(tmp_path))
+    assert (summary.device_id, summary.outcome, summary.statuses) == ("rtx_3050", "complete", {"ok": summary.total})
+    assert Store(tmp_path).device("rtx_3050") is not None
 
 
 def test_of_two_gpus_the_first_of_torch_is_measured_whatever_nvml_counts(
