@@ -196,7 +196,7 @@ def test_variants_differ_where_they_should() -> None:
         ("NVIDIA RTX PRO 4000 Blackwell", "rtx_pro_4000"),
         ("NVIDIA RTX PRO 4500 Blackwell", "rtx_pro_4500"),
         ("NVIDIA RTX PRO 5000 Blackwell", "rtx_pro_5000"),
-        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtx_pro_6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtx_pro_6000_workstation"),
         ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "rtx_pro_6000_max_q"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx_pro_6000_server"),
         ("NVIDIA A10G", "a10g"),

@@ -11,9 +11,9 @@ import pytest
 import torch
 from opcast.datasets.device_names import CUDA_IDS, cuda_device_id, figures_of_file, seen_device_id
 from opcast.datasets.devices import known_devices, load_device
-from opcast.harness import accelerator, environment
+from opcast.harness import accelerator, cuda_timer, environment
 from opcast.harness.formats import in_format
-from opcast.harness.probe_gpu import formats_of, measure_gpu
+from opcast.harness.probe_gpu import elapsed_us, formats_of, measure_gpu
 from opcast.tests.harness.fake_cuda import FakeGpu, fake_cuda
 
 RTX_3050 = FakeGpu(
@@ -209,6 +209,12 @@ def test_formats_follow_the_compute_capability() -> None:
     assert "tf32" not in formats_of(9, 4, True)
 
 
+def test_a_wait_in_cycles_is_never_too_short() -> None:
+    assert max(load_device(name).clock_mhz for name in known_devices()) < cuda_timer.CYCLES_PER_US
+    with fake_cuda(FakeGpu(name="NVIDIA GeForce RTX 5090", clock_mhz=3100.0)):
+        assert min(elapsed_us(lambda: cuda_timer.block(1000.0), 3)) >= 1000.0
+
+
 # --- campaigns in another format -----------------------------------------------------------------------
 
 
@@ -243,4 +249,4 @@ def test_geforce_names_lead_to_their_numbers() -> None:
     assert cuda_device_id("NVIDIA GeForce RTX 4090 Laptop GPU") == "rtx_4090_laptop_gpu"
     assert cuda_device_id("NVIDIA RTX A6000") == "rtx_a6000"
     assert cuda_device_id("NVIDIA RTX 6000 Ada Generation") == "rtx_6000_ada"
-    assert cuda_device_id("NVIDIA RTX PRO 6000 Blackwell Workstation Edition") == "rtx_pro_6000"
+    assert cuda_device_id("NVIDIA RTX PRO 5000 Blackwell") == "rtx_pro_5000"
