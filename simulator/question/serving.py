@@ -1,0 +1,218 @@
+"""What is asked about a served model: :class:`ServingRequest`, how its engine schedules, and what users expect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...datasets.loading import choice, flag, number, whole
+from .canonical import Request, RequestError
+from .requests import SimulateRequest
+from .traffic import RequestTraffic
+
+POLICIES = (
+    "vllm",
+    "vllm_v0",
+    "sarathi",
+    "orca",
+    "faster_transformer",
+    "lightllm",
+    "sglang",
+    "trtllm",
+    "trtllm_max_utilization",
+    "splitwise",
+)
+ROUTERS = (
+    "round_robin",
+    "random",
+    "least_outstanding",
+    "least_waiting",
+    "power_of_two",
+    "kv_aware",
+    "splitwise",
+)
+MOST_SEQS = {"vllm": 1024, "trtllm": 2048, "trtllm_max_utilization": 2048, "sglang": 1024, "faster_transformer": 32}
+MOST_TOKENS = {"sglang": 16_384, "lightllm": 16_384, "vllm_v0": 4096, "splitwise": 2048}
+SWAP_GBPS = 25.0  # of a cache to host memory and back, by PCIe 4
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """How an engine schedules. What is null is as the engine has it.
+
+    ``policy`` is one of POLICIES, or ``module:function`` of your own. ``max_tokens`` is the budget of an iteration,
+    ``max_seqs`` what runs at a time, ``chunk`` the prompt tokens of an iteration (sarathi, sglang), ``watermark`` the
+    share of blocks that admission leaves free, ``long_prefill_tokens`` the most of one prompt in an iteration (0: no
+    limit). ``whole_prompt`` admits a prompt only if all of it fits. ``preemption`` is recompute or swap.
+    ``async_scheduling``: the next iteration is scheduled while one runs.
+    """
+
+    policy: str = "vllm"
+    max_tokens: int | None = None
+    max_seqs: int | None = None
+    chunk: int | None = None
+    max_model_len: int | None = None
+    watermark: float | None = None
+    long_prefill_tokens: int = 0
+    whole_prompt: bool = True
+    chunked_prefill: bool | None = None
+    prefix_caching: bool = False
+    preemption: str = "recompute"
+    mixed_chunk: bool = False
+    async_scheduling: bool | None = None
+    padded: bool | None = None
+    conservativeness: float = 1.0
+    prefill_every: int = 10
+    cuda_graphs: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if ":" not in self.policy:
+            choice(RequestError, "scheduler.policy", self.policy, POLICIES)
+        choice(RequestError, "scheduler.preemption", self.preemption, ("recompute", "swap"))
+        for name in ("max_tokens", "max_seqs", "chunk", "max_model_len"):
+            if getattr(self, name) is not None:
+                whole(RequestError, f"scheduler.{name}", getattr(self, name), 1)
+        whole(RequestError, "scheduler.long_prefill_tokens", self.long_prefill_tokens)
+        whole(RequestError, "scheduler.prefill_every", self.prefill_every, 1)
+        number(RequestError, "scheduler.conservativeness", self.conservativeness)
+        for name in ("whole_prompt", "prefix_caching", "mixed_chunk"):
+            flag(RequestError, f"scheduler.{name}", getattr(self, name))
+        if self.watermark is not None and number(RequestError, "scheduler.watermark", self.watermark) >= 1:
+            raise RequestError(f"scheduler.watermark={self.watermark} must be a share below 1")
+        for each in self.cuda_graphs:
+            whole(RequestError, "scheduler.cuda_graphs", each, 1)
+
+    @property
+    def own(self) -> bool:
+        """Whether the policy is a user's function."""
+        return ":" in self.policy
+
+
+@dataclass(frozen=True)
+class ServingTargets:
+    """What users expect, in milliseconds; null: nothing. ``share`` of the requests must meet all of it."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+    share: float = 0.9
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
+            if getattr(self, name) is not None:
+                number(RequestError, f"slo.{name}", getattr(self, name))
+        if not 0 < number(RequestError, "slo.share", self.share) <= 1:
+            raise RequestError(f"slo.share={self.share} must be a share above 0 and at most 1")
+
+    @property
+    def named(self) -> bool:
+        """Whether anything is expected."""
+        return any(each is not None for each in (self.ttft_ms, self.tpot_ms, self.e2e_ms))
+
+
+@dataclass(frozen=True)
+class IterationLaw:
+    """How long an iteration takes, given by hand: ``base_us`` and what each token, pair and sample adds."""
+
+    base_us: float = 0.0
+    decode_us: float = 0.0
+    decode_context_us: float = 0.0
+    prefill_token_us: float = 0.0
+    prefill_pair_us: float = 0.0
+    prefill_context_us: float = 0.0
+    sample_us: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            number(RequestError, f"law.{name}", value)
+        if not any(vars(self).values()):
+            raise RequestError("law says that iterations take no time: give law.base_us, or leave law out")
+
+
+@dataclass(frozen=True)
+class KvMemory:
+    """KV memory of a rank given by hand: ``blocks`` null is what the engine finds free on the device."""
+
+    blocks: int | None = None
+    block_tokens: int | None = None
+    bytes_per_token: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("blocks", "block_tokens"):
+            if getattr(self, name) is not None:
+                whole(RequestError, f"kv.{name}", getattr(self, name), 1)
+        number(RequestError, "kv.bytes_per_token", self.bytes_per_token)
+
+
+@dataclass(frozen=True)
+class DecodePool:
+    """Replicas that only decode, beside those that then only prefill. ``replicas`` 0: none, all do both.
+
+    A cache moves at ``link_gbps`` (GB/s of each rank), ``link_us`` after it is ready; ``layers`` above 1: layer by
+    layer, while later ones are computed. ``step`` and ``law`` null are those of the others.
+    """
+
+    replicas: int = 0
+    step: SimulateRequest | None = None
+    law: IterationLaw | None = None
+    kv: KvMemory = field(default_factory=KvMemory)
+    max_seqs: int | None = None
+    link_gbps: float = 50.0
+    link_us: float = 20.0
+    layers: int = 1
+
+    def __post_init__(self) -> None:
+        whole(RequestError, "decode_pool.replicas", self.replicas)
+        whole(RequestError, "decode_pool.layers", self.layers, 1)
+        number(RequestError, "decode_pool.link_us", self.link_us)
+        if number(RequestError, "decode_pool.link_gbps", self.link_gbps) == 0:
+            raise RequestError("decode_pool.link_gbps=0 must be more than 0")
+
+
+@dataclass(frozen=True)
+class ServingRequest(Request):
+    """Traffic through the replicas of a served model.
+
+    ``step`` says what a replica is: model, device or cluster, layout, framework, precision. ``law`` stands in its place
+    where iteration times are given by hand; then ``kv.blocks`` must be too. ``attention_dp`` ranks of a replica have
+    schedulers and KV memory of their own and run in lockstep. ``router`` is one of ROUTERS or ``module:function``.
+    """
+
+    step: SimulateRequest | None = None
+    law: IterationLaw | None = None
+    traffic: RequestTraffic = field(default_factory=RequestTraffic)
+    scheduler: Scheduler = field(default_factory=Scheduler)
+    kv: KvMemory = field(default_factory=KvMemory)
+    slo: ServingTargets = field(default_factory=ServingTargets)
+    replicas: int = 1
+    attention_dp: int = 1
+    router: str = "round_robin"
+    decode_pool: DecodePool = field(default_factory=DecodePool)
+
+    def __post_init__(self) -> None:
+        if whole(RequestError, "replicas", self.replicas) == 0:
+            raise RequestError("replicas=0 serves nobody: a pool needs one replica at least")
+        whole(RequestError, "attention_dp", self.attention_dp, 1)
+        if ":" not in self.router:
+            choice(RequestError, "router", self.router, ROUTERS)
+        if (self.step is None) == (self.law is None):
+            raise RequestError("a replica needs a model to serve (model=llama3_8b), or iteration times given by hand")
+        if self.law is not None and self.kv.blocks is None:
+            raise RequestError("iteration times given by hand need kv.blocks, the KV memory of a replica")
+
+    @property
+    def ranks(self) -> int:
+        """Schedulers in all."""
+        return (self.replicas + self.decode_pool.replicas) * self.attention_dp
+
+    @classmethod
+    def named(cls, values: dict[str, Any]) -> dict[str, Any]:
+        pool = values.get("decode_pool")
+        if isinstance(pool, Mapping):
+            values = values | {"decode_pool": {**pool, "step": _step(pool.get("step"))}}
+        return values | {"step": _step(values.get("step"))}
+
+
+def _step(values: Any) -> Any:
+    return SimulateRequest.named(dict(values)) if isinstance(values, Mapping) else values

@@ -1,0 +1,95 @@
+"""What is sent to a served model: when requests come, how long they are, what they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ...datasets.loading import choice, number, whole
+from .canonical import RequestError
+
+ARRIVALS = ("poisson", "gamma", "constant", "bursty", "ramp", "closed")
+LENGTHS = ("fixed", "uniform", "zipf", "normal", "empirical")
+TRACES = ("auto", "columns", "azure", "splitwise", "mooncake", "vidur")
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of prompts, or of answers.
+
+    ``fixed`` at ``mean``; ``uniform`` from ``low`` to ``high``; ``zipf`` over the same, the shortest most often, with
+    ``exponent``; ``normal`` of ``mean`` and ``std``, cut at ``low`` and ``high``; ``empirical``: one of ``values``.
+    """
+
+    kind: str = "fixed"
+    mean: float = 1024
+    std: float = 0.0
+    low: int = 1
+    high: int = 4096
+    exponent: float = 1.1
+    values: tuple[int, ...] = ()
+
+    def check(self, name: str) -> None:
+        """RequestError for what no tokens can be drawn from; ``name`` is what the setting is called."""
+        choice(RequestError, f"{name}.kind", self.kind, LENGTHS)
+        number(RequestError, f"{name}.mean", self.mean, 1)
+        number(RequestError, f"{name}.std", self.std)
+        number(RequestError, f"{name}.exponent", self.exponent)
+        whole(RequestError, f"{name}.low", self.low, 1)
+        whole(RequestError, f"{name}.high", self.high, 1)
+        if self.low > self.high:
+            raise RequestError(f"{name}.low={self.low} is more than {name}.high={self.high}")
+        if self.kind == "empirical" and not self.values:
+            raise RequestError(f"{name}.kind=empirical needs {name}.values=[…], the lengths seen")
+        for each in self.values:
+            whole(RequestError, f"{name}.values", each, 1)
+
+
+@dataclass(frozen=True)
+class RequestTraffic:
+    """The requests of a run.
+
+    ``rate`` is requests a second. ``gamma`` has gaps of the coefficient of variation ``cv``; ``bursty`` sends ``burst``
+    at once; ``ramp`` goes from ``rate`` to ``rate_end``; ``closed`` has no rate: ``concurrency`` clients send the next
+    request when they have an answer (with another kind ``concurrency`` is the most that are on their way, 0: no limit).
+    Of each prompt ``prefix_tokens`` are those of one of ``prefixes`` contents. Sessions of ``turns`` requests: each
+    prompt begins with all that was said before, and is sent ``think_s`` after the answer. A ``trace`` is a file with
+    arrivals and lengths, read as ``trace_format``; ``speed`` makes it faster.
+    """
+
+    arrival: str = "poisson"
+    rate: float = 1.0
+    rate_end: float = 1.0
+    cv: float = 2.0
+    burst: int = 10
+    concurrency: int = 0
+    requests: int = 1000
+    input: Lengths = field(default_factory=Lengths)
+    output: Lengths = field(default_factory=lambda: Lengths(mean=128))
+    prefixes: int = 0
+    prefix_tokens: int = 0
+    turns: int = 1
+    think_s: float = 0.0
+    trace: str | None = None
+    trace_format: str = "auto"
+    speed: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        choice(RequestError, "traffic.arrival", self.arrival, ARRIVALS)
+        choice(RequestError, "traffic.trace_format", self.trace_format, TRACES)
+        for name in ("requests", "burst", "turns"):
+            whole(RequestError, f"traffic.{name}", getattr(self, name), 1)
+        for name in ("concurrency", "prefixes", "prefix_tokens", "seed"):
+            whole(RequestError, f"traffic.{name}", getattr(self, name))
+        number(RequestError, "traffic.think_s", self.think_s)
+        for name in ("rate", "rate_end", "cv", "speed"):
+            if number(RequestError, f"traffic.{name}", getattr(self, name)) == 0:
+                raise RequestError(f"traffic.{name}=0 must be more than 0")
+        self.input.check("traffic.input")
+        self.output.check("traffic.output")
+        if self.arrival == "closed" and self.concurrency == 0:
+            raise RequestError("traffic.arrival=closed needs traffic.concurrency, the clients that send requests")
+        if self.prefix_tokens and not self.prefixes:
+            raise RequestError("traffic.prefix_tokens needs traffic.prefixes, how many contents there are")
+        if self.turns > 1 and (self.concurrency or self.prefixes):
+            raise RequestError("traffic.turns goes with neither traffic.concurrency nor traffic.prefixes")

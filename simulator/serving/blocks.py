@@ -1,0 +1,222 @@
+"""KV blocks of a rank: how many a request holds, and which content they have where prefixes are cached.
+
+Without prefix caching blocks are only counted. With it they are those of vLLM's block pool: a full block is known by
+its content from the moment it is scheduled; when nobody uses it any more it stays findable, last in the line of blocks
+to be taken; a block that is not full goes first. A request that comes back finds what is left of its own.
+"""
+
+from __future__ import annotations
+
+from .rules import SchedulerRules
+from .state import NONE, LoopState
+
+
+def blocks_for(tokens: int, size: int) -> int:
+    """Blocks that hold so many tokens."""
+    return (tokens + size - 1) // size
+
+
+def caching(state: LoopState) -> bool:
+    """Whether prefixes are cached."""
+    return len(state.blocks) > 0
+
+
+def ring_of(state: LoopState, rank: int) -> int:
+    """Where the blocks of a rank begin."""
+    return rank * (len(state.blocks) // len(state.ranks))
+
+
+def ring_end(state: LoopState) -> int:
+    """The end of a rank's ring, behind its last block."""
+    return len(state.blocks) // len(state.ranks) - 1
+
+
+def missing(state: LoopState, rules: SchedulerRules, slot: int, tokens: int) -> int:
+    """Blocks that a request still needs to hold so many tokens."""
+    have = state.slots[slot].blocks
+    return 0 if tokens <= have * rules.block_tokens else blocks_for(tokens, rules.block_tokens) - have
+
+
+def grow(state: LoopState, rules: SchedulerRules, rank: int, slot: int, tokens: int) -> bool:
+    """Give a running request blocks for so many tokens; False, and nothing given, where there are too few."""
+    need = missing(state, rules, slot, tokens)
+    if need > state.ranks[rank].free:
+        return False
+    if need > 0:
+        take(state, rules, rank, slot, need)
+    return True
+
+
+def take(state: LoopState, rules: SchedulerRules, rank: int, slot: int, count: int) -> None:
+    """Give a request ``count`` of the free blocks."""
+    request, own = state.slots[slot], state.ranks[rank]
+    if caching(state):
+        take_blocks(state, rank, slot, count)
+    request.blocks += count
+    own.free -= count
+    own.peak = max(own.peak, rules.blocks - own.free)
+
+
+def take_blocks(state: LoopState, rank: int, slot: int, count: int) -> None:
+    """The first free blocks of the ring, with their content forgotten, to the end of a request's row of the table."""
+    base, end, request = ring_of(state, rank), ring_end(state), state.slots[slot]
+    for place in range(request.blocks, request.blocks + count):
+        block = state.blocks[base + end].after
+        forget(state, rank, block)
+        unlink(state, rank, block)
+        state.blocks[base + block].users = 1
+        state.table[rank, request.seat, place] = block
+
+
+def give_back(state: LoopState, rules: SchedulerRules, rank: int, slot: int) -> None:
+    """Free all blocks of a request; those with content stay findable until they are taken."""
+    request = state.slots[slot]
+    if caching(state):
+        if request.seat != NONE:
+            give_back_blocks(state, rank, slot)
+    else:
+        state.ranks[rank].free += request.blocks
+    request.blocks = 0
+
+
+def give_back_blocks(state: LoopState, rank: int, slot: int) -> None:
+    """The last block first: those without content to the front of the ring, the others to its end."""
+    base, end, request, own = ring_of(state, rank), ring_end(state), state.slots[slot], state.ranks[rank]
+    front = end
+    for place in range(request.blocks - 1, -1, -1):
+        block = state.table[rank, request.seat, place]
+        each = state.blocks[base + block]
+        each.users -= 1
+        if each.users == 0:
+            own.free += 1
+            if each.key == NONE:
+                link(state, rank, block, front)
+                front = block
+            else:
+                link(state, rank, block, state.blocks[base + end].before)
+    state.seats[rank, own.seats] = request.seat
+    own.seats += 1
+    request.seat = NONE
+
+
+def content(state: LoopState, rules: SchedulerRules, slot: int, place: int) -> int:
+    """What the ``place``-th block of a request has in it, as a number: alike for a prefix that requests share."""
+    request = state.slots[slot]
+    if (place + 1) * rules.block_tokens <= request.shared:
+        if request.keys != NONE:
+            span = place * rules.block_tokens // state.totals[0].key_tokens
+            return (state.keys[request.keys + span] * 2 + 1) * 1048576 + place
+        return (request.prefix * 2 + 1) * 1048576 + place
+    return request.request * 2 * 1048576 + place
+
+
+def hit_tokens(state: LoopState, rules: SchedulerRules, rank: int, slot: int) -> int:
+    """Tokens of a request that are in the rank's cache: whole blocks from its first on, its last token left out."""
+    if not caching(state):
+        return 0
+    most = (state.slots[slot].input + state.slots[slot].made - 1) // rules.block_tokens
+    place = 0
+    while place < most and find(state, rank, content(state, rules, slot, place)) != NONE:
+        place += 1
+    return place * rules.block_tokens
+
+
+def idle_hits(state: LoopState, rules: SchedulerRules, rank: int, slot: int, tokens: int) -> int:
+    """Of the cached blocks of so many tokens those that nobody uses, which count as free until they are hit."""
+    idle, base = 0, ring_of(state, rank)
+    for place in range(tokens // rules.block_tokens):
+        if state.blocks[base + find(state, rank, content(state, rules, slot, place))].users == 0:
+            idle += 1
+    return idle
+
+
+def sit(state: LoopState, rules: SchedulerRules, rank: int, slot: int, tokens: int) -> None:
+    """Give an admitted request a row of the block table, with the cached blocks of so many tokens in it."""
+    own, request, base = state.ranks[rank], state.slots[slot], ring_of(state, rank)
+    own.seats -= 1
+    request.seat = state.seats[rank, own.seats]
+    for place in range(tokens // rules.block_tokens):
+        block = find(state, rank, content(state, rules, slot, place))
+        if state.blocks[base + block].users == 0:
+            unlink(state, rank, block)
+            own.free -= 1
+        state.blocks[base + block].users += 1
+        state.table[rank, request.seat, place] = block
+    request.blocks = tokens // rules.block_tokens
+    state.totals[0].hit_tokens += tokens
+
+
+def remember(state: LoopState, rules: SchedulerRules, rank: int, slot: int, before: int, after: int) -> None:
+    """Make the blocks findable that become full when tokens ``before`` .. ``after`` are computed."""
+    base = ring_of(state, rank)
+    for place in range(before // rules.block_tokens, after // rules.block_tokens):
+        block = state.table[rank, state.slots[slot].seat, place]
+        state.blocks[base + block].key = content(state, rules, slot, place)
+        insert(state, rank, block)
+
+
+# --- the ring of free blocks, and the table from content to block ---------------------------------------------------
+
+
+def unlink(state: LoopState, rank: int, block: int) -> None:
+    """Take a block out of the ring."""
+    base = ring_of(state, rank)
+    after, before = state.blocks[base + block].after, state.blocks[base + block].before
+    state.blocks[base + before].after = after
+    state.blocks[base + after].before = before
+
+
+def link(state: LoopState, rank: int, block: int, behind: int) -> None:
+    """Put a block behind another of the ring."""
+    base = ring_of(state, rank)
+    after = state.blocks[base + behind].after
+    state.blocks[base + block].after = after
+    state.blocks[base + block].before = behind
+    state.blocks[base + after].before = block
+    state.blocks[base + behind].after = block
+
+
+def home(key: int, size: int) -> int:
+    """Where the search for a key begins."""
+    return ((key ^ (key >> 20)) * 40503 + (key >> 11)) & (size - 1)
+
+
+def find(state: LoopState, rank: int, key: int) -> int:
+    """A block of this content, of several the first; NONE where there is none."""
+    base, size = ring_of(state, rank), state.found.shape[1]
+    place = home(key, size)
+    while state.found[rank, place] > 0:
+        block = state.found[rank, place] - 1
+        if state.blocks[base + block].key == key:
+            return block
+        place = (place + 1) & (size - 1)
+    return NONE
+
+
+def insert(state: LoopState, rank: int, block: int) -> None:
+    """Make a block findable by its key."""
+    size = state.found.shape[1]
+    place = home(state.blocks[ring_of(state, rank) + block].key, size)
+    while state.found[rank, place] > 0:
+        place = (place + 1) & (size - 1)
+    state.found[rank, place] = block + 1
+
+
+def forget(state: LoopState, rank: int, block: int) -> None:
+    """A block's content is no more to be found; what was pushed on by it in the table moves back."""
+    base, size = ring_of(state, rank), state.found.shape[1]
+    key = state.blocks[base + block].key
+    if key == NONE:
+        return
+    hole = home(key, size)
+    while state.found[rank, hole] != block + 1:
+        hole = (hole + 1) & (size - 1)
+    state.blocks[base + block].key = NONE
+    place = (hole + 1) & (size - 1)
+    while state.found[rank, place] > 0:
+        wanted = home(state.blocks[base + state.found[rank, place] - 1].key, size)
+        if ((place - wanted) & (size - 1)) >= ((place - hole) & (size - 1)):
+            state.found[rank, hole] = state.found[rank, place]
+            hole = place
+        place = (place + 1) & (size - 1)
+    state.found[rank, hole] = 0

@@ -1,0 +1,384 @@
+"""The event loop: requests come in, batches are formed, end and yield tokens, until all is done.
+
+Two kinds of events there are: something comes in (a request, a cache from another replica), or a batch ends. The loop
+takes the earlier one; of equal times what comes in goes first. It is plain Python over the arrays of :mod:`.state`;
+:mod:`.compiled` makes machine code of the same functions where numba is installed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .blocks import blocks_for, give_back
+from .due import pop_due, push_due
+from .histogram import bin_of
+from .iteration import iteration_us
+from .lanes import next_end, set_end
+from .policies import form_batch
+from .queues import push_back
+from .routing import route
+from .rules import TRTLLM, TRTLLM_MAX, VLLM, VLLM_V0, IterationTiming, SchedulerRules, ServingSetup, rules_of
+from .state import NONE, LoopState
+
+WAKES = 2  # of a lane that is idle and will look for work
+
+
+class RequestChunk(NamedTuple):
+    """Requests in order of arrival. A row that ``comes_after`` (1) another has no time of its own: it comes
+    ``think_us`` after the row ends whose ``follower`` it is."""
+
+    arrival_us: np.ndarray
+    input: np.ndarray
+    output: np.ndarray
+    prefix: np.ndarray
+    shared: np.ndarray
+    comes_after: np.ndarray
+    follower: np.ndarray  # a row, or NONE
+    think_us: np.ndarray
+    keys: np.ndarray  # where a row's contents of blocks begin in ``LoopState.keys``; empty without any
+
+
+def run(state: LoopState, setup: ServingSetup, chunk: RequestChunk, more: bool) -> None:
+    """Serve the requests of a chunk; until the last of them came in where ``more`` follow, else until all have ended.
+
+    Without ``more`` it ends, whatever the load is: the chunk has an end.
+    """
+    totals, tree = state.totals[0], state.tree
+    row, rows = 0, len(chunk.arrival_us)
+    while True:
+        while row < rows and chunk.comes_after[row]:
+            row += 1
+        came_us = next_arrival(state, setup, chunk, row)
+        if row == rows and more and (setup.concurrency == 0 or totals.credits > 0):
+            return
+        due_us = state.due[0].time_us if totals.due > 0 else np.inf
+        if min(came_us, due_us, tree[1]) == np.inf:
+            return
+        if due_us <= came_us and due_us <= tree[1]:
+            totals.now_us = due_us
+            comes_due(state, setup, chunk, pop_due(state))
+        elif came_us <= tree[1]:
+            totals.now_us = came_us
+            if setup.concurrency > 0:
+                totals.credits -= 1
+            arrive(state, setup, chunk, row)
+            row += 1
+        else:
+            totals.now_us = tree[1]
+            finish(state, setup, chunk, next_end(tree))
+
+
+def next_arrival(state: LoopState, setup: ServingSetup, chunk: RequestChunk, row: int) -> float:
+    """When the next request of the chunk comes in: at its time, or when a client is free; infinity if never."""
+    totals = state.totals[0]
+    if row == len(chunk.arrival_us) or (setup.concurrency > 0 and totals.credits == 0):
+        return np.inf
+    if setup.concurrency > 0:
+        return max(chunk.arrival_us[row], totals.now_us)
+    return chunk.arrival_us[row]
+
+
+def arrive(state: LoopState, setup: ServingSetup, chunk: RequestChunk, row: int) -> None:
+    """A request comes in: it gets a slot and goes to a rank, or is rejected because it can never run."""
+    totals = state.totals[0]
+    totals.free_slots -= 1
+    slot = state.slots[totals.free_slots].free
+    request = state.slots[slot]
+    request.request, request.row = totals.arrived, row
+    totals.arrived += 1
+    request.arrival_us, request.admitted_us = totals.now_us, -1.0
+    request.first_us, request.last_us, request.moved_us = -1.0, -1.0, 0.0
+    request.input, request.output = chunk.input[row], chunk.output[row]
+    request.prefix, request.shared = chunk.prefix[row], chunk.shared[row]
+    request.keys = chunk.keys[row] if len(chunk.keys) > 0 else NONE
+    request.computed, request.made, request.blocks, request.hit = 0, 0, 0, 0
+    request.waits, request.preempted, request.stalled = 0, 0, 0
+    request.rank, request.seat = NONE, NONE
+    fits = can_run(setup.rules, request.input, request.output)
+    if not fits or not can_run(setup.decode_rules, request.input, request.output):
+        totals.rejected += 1
+        leave(state, setup, chunk, slot)
+        return
+    totals.input_tokens += request.input
+    send(state, setup, slot, 0, setup.first_decode * setup.ranks_per_replica)
+
+
+def can_run(rules: SchedulerRules, prompt: int, output: int) -> bool:
+    """Whether a request of these lengths can be served at all: within the context, the memory, and, where prompts are
+    not cut, one iteration."""
+    if prompt + output > rules.max_model_len:
+        return False
+    whole = rules.policy == VLLM or rules.policy == TRTLLM or rules.policy == TRTLLM_MAX
+    if (rules.policy == VLLM_V0 or (whole and not rules.chunked)) and prompt > rules.max_tokens:
+        return False
+    return blocks_for(prompt + output, rules.block_tokens) + rules.watermark <= rules.blocks
+
+
+def send(state: LoopState, setup: ServingSetup, slot: int, first: int, last: int) -> None:
+    """A request goes to one of the ranks ``first`` .. ``last`` - 1 and waits there."""
+    request = state.slots[slot]
+    rank = route(state, setup, slot, first, last)
+    request.rank = rank
+    own = state.ranks[rank]
+    own.outstanding += 1
+    only_prompt = last < setup.replicas * setup.ranks_per_replica
+    own.work += request.input if only_prompt else request.input + request.output - 1 - request.computed
+    push_back(state, rank, slot)
+    wake(state, setup, rank // setup.ranks_per_replica)
+
+
+def wake(state: LoopState, setup: ServingSetup, replica: int) -> None:
+    """An idle lane of a replica looks for work as soon as all has come in that comes in now."""
+    width = len(state.lanes) // setup.replicas
+    stages = setup.decode_stages if replica >= setup.first_decode else setup.stages
+    for lane in range(replica * width, replica * width + stages):
+        if not state.lanes[lane].busy:
+            state.lanes[lane].busy = WAKES
+            set_end(state.tree, lane, state.totals[0].now_us)
+            return
+
+
+def kick(state: LoopState, setup: ServingSetup, replica: int, seen_us: float) -> None:
+    """Start batches on the idle lanes of a replica, as long as there is anything to do.
+
+    Requests count that came in by ``seen_us``; where there is nothing else to do, all.
+    """
+    now_us = state.totals[0].now_us
+    stages = setup.decode_stages if replica >= setup.first_decode else setup.stages
+    width = len(state.lanes) // setup.replicas
+    for lane in range(replica * width, replica * width + stages):
+        if state.lanes[lane].busy:
+            continue
+        entries = form_batches(state, setup, replica, lane, seen_us)
+        if entries == 0 and seen_us < now_us:
+            entries = form_batches(state, setup, replica, lane, now_us)
+        if entries == 0:
+            return
+        start(state, setup, replica, lane)
+
+
+def form_batches(state: LoopState, setup: ServingSetup, replica: int, lane: int, seen_us: float) -> int:
+    """The next batch of each rank of a replica; returns how many entries they have."""
+    per, entries = setup.ranks_per_replica, 0
+    for local in range(per):
+        rank, batch = replica * per + local, lane * per + local
+        sums = state.batches[batch]
+        sums.size, sums.decodes, sums.decode_context, sums.samples = 0, 0.0, 0.0, 0.0
+        sums.prefill_tokens, sums.prefill_pairs, sums.prefill_context = 0.0, 0.0, 0.0
+        state.ranks[rank].visible_us = seen_us
+        form_batch(state, rules_of(setup, rank), rank, batch, state.totals[0].now_us)
+        entries += sums.size
+    return entries
+
+
+def start(state: LoopState, setup: ServingSetup, replica: int, lane: int) -> None:
+    """A batch begins; it ends after all stages, each of which takes one batch at a time. Ranks wait for the slowest."""
+    per, now_us = setup.ranks_per_replica, state.totals[0].now_us
+    decode = replica >= setup.first_decode
+    timing = setup.decode_timing if decode else setup.timing
+    stages = setup.decode_stages if decode else setup.stages
+    took_us = 0.0
+    for local in range(per):
+        own = state.ranks[replica * per + local]
+        took_us = max(took_us, batch_us(timing, state.batches[lane * per + local]) + own.extra_us)
+        own.extra_us = 0.0
+    width = len(state.lanes) // setup.replicas
+    end_us = now_us
+    for stage in range(replica * width, replica * width + stages):
+        end_us = max(end_us, state.lanes[stage].stage_us) + took_us / stages
+        state.lanes[stage].stage_us = end_us
+    state.lanes[lane].start_us = now_us
+    state.lanes[lane].busy = 1
+    set_end(state.tree, lane, end_us)
+    state.totals[0].iterations += 1
+    for local in range(per):
+        note(state, setup, replica * per + local, lane * per + local, end_us)
+
+
+def batch_us(timing: IterationTiming, sums: Any) -> float:
+    """Microseconds of a rank's batch, host time included; decodes alone are padded to the next CUDA graph."""
+    decodes = sums.decodes
+    if sums.prefill_tokens == 0 and len(timing.graphs) > 0 and decodes <= timing.graphs[-1]:
+        decodes = float(timing.graphs[np.searchsorted(timing.graphs, decodes)])
+    gpu_us = iteration_us(
+        timing.tables,
+        decodes,
+        sums.decode_context,
+        sums.prefill_tokens,
+        sums.prefill_pairs,
+        sums.prefill_context,
+        sums.samples,
+    )
+    host_us = timing.host_us + timing.host_seq_us * sums.size
+    return max(gpu_us, host_us) if timing.overlapped else gpu_us + host_us
+
+
+def note(state: LoopState, setup: ServingSetup, rank: int, batch: int, end_us: float) -> None:
+    """Write an iteration down: in spans of time, which double when they run out, and in the log as far as it goes."""
+    totals, own, sums = state.totals[0], state.ranks[rank], state.batches[batch]
+    now_us = totals.now_us
+    while now_us >= totals.width_us * len(state.spans):
+        widen(state)
+    span = state.spans[int(now_us / totals.width_us)]
+    took_us, used = end_us - now_us, rules_of(setup, rank).blocks - own.free
+    span.iterations += 1
+    span.busy_us += took_us
+    span.decodes += sums.decodes * took_us
+    span.prefill_tokens += sums.prefill_tokens
+    span.blocks += used * took_us
+    span.waiting += own.waiting * took_us
+    if totals.logged < len(state.log):
+        row = state.log[totals.logged]
+        totals.logged += 1
+        row.rank, row.start_us, row.end_us, row.blocks, row.waiting = rank, now_us, end_us, used, own.waiting
+        row.decodes, row.prefill_tokens = sums.decodes, sums.prefill_tokens
+        row.decode_context, row.samples = sums.decode_context, sums.samples
+
+
+def widen(state: LoopState) -> None:
+    """Spans twice as long, two of the old in each."""
+    state.totals[0].width_us *= 2.0
+    for place in range(len(state.spans)):
+        into, first = state.spans[place], 2 * place
+        iterations, busy_us, decodes, prefill_tokens, blocks, waiting = 0, 0.0, 0.0, 0.0, 0.0, 0.0
+        for source in range(first, min(first + 2, len(state.spans))):
+            each = state.spans[source]
+            iterations, busy_us, decodes = iterations + each.iterations, busy_us + each.busy_us, decodes + each.decodes
+            prefill_tokens, blocks = prefill_tokens + each.prefill_tokens, blocks + each.blocks
+            waiting += each.waiting
+        into.iterations, into.busy_us, into.decodes = iterations, busy_us, decodes
+        into.prefill_tokens, into.blocks, into.waiting = prefill_tokens, blocks, waiting
+
+
+def finish(state: LoopState, setup: ServingSetup, chunk: RequestChunk, lane: int) -> None:
+    """A batch ends: requests get their tokens, those with their last leave, and the next batch begins."""
+    per, width = setup.ranks_per_replica, len(state.lanes) // setup.replicas
+    replica, start_us = lane // width, state.lanes[lane].start_us
+    woken = state.lanes[lane].busy == WAKES
+    state.lanes[lane].busy = 0
+    set_end(state.tree, lane, np.inf)
+    if woken:
+        kick(state, setup, replica, state.totals[0].now_us)
+        return
+    for local in range(per):
+        rank = replica * per + local
+        if give_tokens(state, setup, chunk, rank, lane * per + local, start_us):
+            close_ranks(state, rank)
+    kick(state, setup, replica, start_us if rules_of(setup, replica * per).lag else state.totals[0].now_us)
+
+
+def give_tokens(
+    state: LoopState, setup: ServingSetup, chunk: RequestChunk, rank: int, batch: int, start_us: float
+) -> bool:
+    """One token for each entry of a batch that ends a prompt or decodes; whether any request left the rank."""
+    now_us, left, same_us, same = state.totals[0].now_us, False, -1.0, 0
+    only_prompts = rank < setup.first_decode * setup.ranks_per_replica and setup.first_decode < setup.replicas
+    for entry in range(state.batches[batch].size):
+        slot = state.entries[batch, entry]
+        if slot < 0:
+            continue
+        request = state.slots[slot]
+        request.waits = 0
+        request.made += 1
+        if request.made == 1:
+            request.first_us = now_us
+        else:
+            if request.last_us != same_us:
+                note_gap(state, now_us - same_us, same)
+                same_us, same = request.last_us, 0
+            same += 1
+        request.last_us = now_us
+        if request.made == request.output:
+            left = True
+            give_back(state, rules_of(setup, rank), rank, slot)
+            end(state, setup, chunk, slot, rank)
+        elif only_prompts:
+            left = True
+            move(state, setup, slot, rank, now_us - start_us)
+    note_gap(state, now_us - same_us, same)
+    return left
+
+
+def note_gap(state: LoopState, gap_us: float, count: int) -> None:
+    """Count the time between tokens of so many requests."""
+    if count > 0:
+        totals = state.totals[0]
+        state.gaps[bin_of(gap_us)] += count
+        totals.gaps += count
+        totals.gap_us += gap_us * count
+        totals.least_gap_us = min(totals.least_gap_us, gap_us)
+        totals.most_gap_us = max(totals.most_gap_us, gap_us)
+
+
+def end(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int, rank: int) -> None:
+    """A request has its last token."""
+    totals = state.totals[0]
+    totals.completed += 1
+    totals.output_tokens += state.slots[slot].output
+    state.ranks[rank].outstanding -= 1
+    leave(state, setup, chunk, slot)
+    state.slots[slot].rank = NONE
+
+
+def leave(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int) -> None:
+    """Write a request down that ended or was rejected, free its slot, and let its client go on."""
+    totals, request = state.totals[0], state.slots[slot]
+    row = state.left[totals.left]
+    totals.left += 1
+    row.request, row.rank, row.preemptions, row.hit_tokens = (
+        request.request,
+        request.rank,
+        request.preempted,
+        request.hit,
+    )
+    row.input_tokens, row.output_tokens = request.input, request.output
+    row.arrival_us, row.admitted_us, row.first_token_us = request.arrival_us, request.admitted_us, request.first_us
+    row.finish_us, row.moved_us = request.last_us, request.moved_us
+    if setup.concurrency > 0:
+        totals.credits += 1
+    follower = chunk.follower[request.row] if len(chunk.follower) > 0 else NONE
+    if follower != NONE:
+        push_due(state, totals.now_us + chunk.think_us[follower], -1 - follower)
+    state.slots[totals.free_slots].free = slot
+    totals.free_slots += 1
+
+
+def close_ranks(state: LoopState, rank: int) -> None:
+    """Those that run close up where others left."""
+    own, kept = state.ranks[rank], 0
+    for place in range(own.count):
+        slot = state.running[rank, place]
+        if state.slots[slot].rank == rank:
+            state.running[rank, kept] = slot
+            kept += 1
+    own.count = kept
+
+
+def move(state: LoopState, setup: ServingSetup, slot: int, rank: int, took_us: float) -> None:
+    """A prompt is computed and its cache goes to the pool that decodes, over the one link of its rank.
+
+    Layers that are done go while others are computed: at least ``move_exposed`` of the time shows, and what is longer
+    than the iteration.
+    """
+    request, own, now_us = state.slots[slot], state.ranks[rank], state.totals[0].now_us
+    whole_us = setup.move_us + setup.move_token_us * request.computed
+    begin_us = max(now_us - took_us * (1.0 - setup.move_exposed), own.link_us)
+    end_us = max(begin_us + whole_us, now_us + whole_us * setup.move_exposed)
+    own.link_us = end_us
+    request.moved_us = end_us - now_us
+    request.rank = -2 - rank
+    push_due(state, end_us, slot)
+
+
+def comes_due(state: LoopState, setup: ServingSetup, chunk: RequestChunk, code: int) -> None:
+    """The next turn of a session comes in, or a cache has arrived: its blocks are free where it came from."""
+    if code < 0:
+        arrive(state, setup, chunk, -1 - code)
+        return
+    rank, per = -2 - state.slots[code].rank, setup.ranks_per_replica
+    give_back(state, rules_of(setup, rank), rank, code)
+    state.ranks[rank].outstanding -= 1
+    send(state, setup, code, setup.first_decode * per, setup.replicas * per)
+    wake(state, setup, rank // per)

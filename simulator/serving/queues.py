@@ -1,0 +1,189 @@
+"""What all policies do with a rank's queue, its running requests and its batch."""
+
+from __future__ import annotations
+
+from .blocks import blocks_for, caching, give_back, grow, hit_tokens, idle_hits, remember, sit, take
+from .rules import SchedulerRules
+from .state import NONE, LoopState
+
+
+def rest(state: LoopState, slot: int) -> int:
+    """Tokens of a request that can be computed now: its prompt, what was generated before a preemption, or one.
+
+    0 while a batch in flight will give it its next token.
+    """
+    return state.slots[slot].input + state.slots[slot].made - state.slots[slot].computed
+
+
+def length(state: LoopState, slot: int) -> int:
+    """Tokens of a request so far, prompt and output."""
+    return state.slots[slot].input + state.slots[slot].made
+
+
+def decoding(state: LoopState, slot: int) -> bool:
+    """Whether only its last token is not computed yet."""
+    return state.slots[slot].made > 0 and rest(state, slot) <= 1
+
+
+def push_back(state: LoopState, rank: int, slot: int) -> None:
+    """A request waits behind all others."""
+    ranks = state.ranks
+    state.slots[slot].next = NONE
+    if ranks[rank].head == NONE:
+        ranks[rank].head = slot
+    else:
+        state.slots[ranks[rank].tail].next = slot
+    ranks[rank].tail = slot
+    ranks[rank].waiting += 1
+    state.totals[0].waiting += 1
+
+
+def push_front(state: LoopState, rank: int, slot: int) -> None:
+    """A request waits before all others."""
+    ranks = state.ranks
+    state.slots[slot].next = ranks[rank].head
+    ranks[rank].head = slot
+    if ranks[rank].tail == NONE:
+        ranks[rank].tail = slot
+    ranks[rank].waiting += 1
+    state.totals[0].waiting += 1
+
+
+def pop_front(state: LoopState, rank: int) -> int:
+    """Take the first that waits."""
+    ranks = state.ranks
+    slot = ranks[rank].head
+    ranks[rank].head = state.slots[slot].next
+    if ranks[rank].head == NONE:
+        ranks[rank].tail = NONE
+    ranks[rank].waiting -= 1
+    state.totals[0].waiting -= 1
+    return slot
+
+
+def first_waiting(state: LoopState, rank: int) -> int:
+    """The first that waits, as far as the scheduler has seen it; NONE where there is none."""
+    slot = state.ranks[rank].head
+    if slot != NONE and state.slots[slot].arrival_us > state.ranks[rank].visible_us:
+        return NONE
+    return slot
+
+
+def put(state: LoopState, rules: SchedulerRules, rank: int, batch: int, slot: int, tokens: int) -> None:
+    """Schedule ``tokens`` of a running request, whose blocks it has, in a batch."""
+    request, sums = state.slots[slot], state.batches[batch]
+    before = request.computed
+    if tokens == 1 and before > 0 and request.made > 0:
+        sums.decodes += 1
+        sums.decode_context += before
+    else:
+        sums.prefill_tokens += tokens
+        sums.prefill_pairs += tokens * (before + 0.5 * (tokens + 1))
+        sums.prefill_context += before
+    request.computed = before + tokens
+    if request.computed == request.input + request.made:
+        sums.samples += 1
+        request.waits = 1
+        state.entries[batch, sums.size] = slot
+    else:
+        state.entries[batch, sums.size] = -1 - slot
+    sums.size += 1
+    state.ranks[rank].work -= tokens
+    state.totals[0].computed_tokens += tokens
+    if caching(state):
+        remember(state, rules, rank, slot, before, before + tokens)
+
+
+def fits(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: int, tokens: int, spare: int) -> bool:
+    """Whether a request that waits finds blocks for so many tokens, with ``spare`` left, its hits counted once."""
+    need = blocks_for(tokens, rules.block_tokens) - hit // rules.block_tokens
+    if hit > 0:
+        need += idle_hits(state, rules, rank, slot, hit)
+    return need + spare <= state.ranks[rank].free
+
+
+def admit(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: int, tokens: int, now_us: float) -> None:
+    """The first that waits runs from now on, with ``hit`` cached tokens and blocks for ``tokens``."""
+    slots, ranks = state.slots, state.ranks
+    pop_front(state, rank)
+    if caching(state):
+        sit(state, rules, rank, slot, hit)
+    if hit > 0:
+        slots[slot].computed = hit
+        ranks[rank].work -= hit
+        if slots[slot].admitted_us < 0:
+            slots[slot].hit = hit
+    need = blocks_for(tokens, rules.block_tokens) - slots[slot].blocks
+    if need > 0:
+        take(state, rules, rank, slot, need)
+    if slots[slot].stalled:
+        slots[slot].stalled = 0
+        ranks[rank].extra_us += slots[slot].computed * rules.swap_us_per_token
+    if slots[slot].admitted_us < 0:
+        slots[slot].admitted_us = now_us
+    state.running[rank, ranks[rank].count] = slot
+    ranks[rank].count += 1
+
+
+def cached(state: LoopState, rules: SchedulerRules, rank: int, slot: int) -> int:
+    """Tokens that a request which waits would find in the cache; none where it brings its own."""
+    return 0 if state.slots[slot].computed > 0 else hit_tokens(state, rules, rank, slot)
+
+
+def remove(state: LoopState, rank: int, place: int) -> None:
+    """Take a request out of those that run."""
+    ranks = state.ranks
+    for index in range(place, ranks[rank].count - 1):
+        state.running[rank, index] = state.running[rank, index + 1]
+    ranks[rank].count -= 1
+
+
+def preempt(state: LoopState, rules: SchedulerRules, rank: int, place: int, last: bool) -> None:
+    """Stop the ``place``-th running request and free its blocks: it waits before all others, or (``last``) behind.
+
+    It loses what was computed, or takes it to host memory where the rules have a price for that.
+    """
+    slots = state.slots
+    slot = state.running[rank, place]
+    remove(state, rank, place)
+    give_back(state, rules, rank, slot)
+    if rules.swap_us_per_token >= 0:
+        slots[slot].stalled = 1
+        state.ranks[rank].extra_us += slots[slot].computed * rules.swap_us_per_token
+        state.totals[0].swaps += 1
+    else:
+        state.ranks[rank].work += slots[slot].computed
+        slots[slot].computed = 0
+    slots[slot].preempted += 1
+    state.totals[0].preemptions += 1
+    if last:
+        push_back(state, rank, slot)
+    else:
+        push_front(state, rank, slot)
+
+
+def newest(state: LoopState, rank: int, least: int) -> int:
+    """The place of the running request that is preempted first: the last with no token on its way; NONE if none."""
+    place = state.ranks[rank].count - 1
+    while place >= least and state.slots[state.running[rank, place]].waits:
+        place -= 1
+    return place if place >= least else NONE
+
+
+def make_room(state: LoopState, rules: SchedulerRules, rank: int, place: int, tokens: int, spare: int) -> int:
+    """Blocks for ``tokens`` of the ``place``-th running request; the newest ones are preempted for them.
+
+    ``spare`` blocks must be free even where none is needed. Returns how many were preempted; NONE where it was one of
+    them itself or nobody is left to preempt.
+    """
+    gone = 0
+    slot = state.running[rank, place]
+    while state.ranks[rank].free < spare or not grow(state, rules, rank, slot, tokens):
+        victim = newest(state, rank, place)
+        if victim == NONE:
+            return NONE
+        preempt(state, rules, rank, victim, False)
+        gone += 1
+        if victim == place:
+            return NONE
+    return gone

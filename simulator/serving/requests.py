@@ -1,0 +1,144 @@
+"""Streams of requests as columns, in chunks: drawn from distributions, or read from a trace (:mod:`.traces`).
+
+The same traffic and seed give the same requests, whatever the size of the chunks: each column has random numbers of its
+own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..question.traffic import Lengths, RequestTraffic
+from .loop import RequestChunk
+from .state import NONE
+from .streams import SECOND_US, RequestStream, chunk
+
+CHUNK = 65_536
+
+
+def stream(traffic: RequestTraffic, size: int = CHUNK) -> RequestStream:
+    """The requests of a traffic. RequestTraceError, with the row, for a trace that cannot be."""
+    if traffic.trace is not None:
+        from .traces import trace_stream
+
+        return trace_stream(traffic)
+    longest = _most(traffic.input) + _most(traffic.output)
+    if traffic.turns > 1:
+        sessions = max(1, traffic.requests // traffic.turns)
+        made = with_turns(traffic, sessions)
+        whole = int((made.input + made.output).max())
+        return RequestStream(iter([made]), sessions * traffic.turns, 0, whole, np.zeros(0, np.int64))
+    return RequestStream(drawn(traffic, size), traffic.requests, traffic.concurrency, longest, np.zeros(0, np.int64))
+
+
+def drawn(traffic: RequestTraffic, size: int) -> Iterator[RequestChunk]:
+    """Chunks of independent requests."""
+    arrivals, inputs, outputs, prefixes = generators(traffic.seed)
+    times = ArrivalClock(traffic, arrivals)
+    for start in range(0, traffic.requests, size):
+        count = min(size, traffic.requests - start)
+        prompt = lengths(traffic.input, inputs, count)
+        prefix, shared = np.full(count, NONE), np.zeros(count, np.int64)
+        if traffic.prefixes:
+            prefix = (prefixes.random(count) * traffic.prefixes).astype(np.int64)
+            shared = np.minimum(traffic.prefix_tokens, prompt)
+        yield chunk(times.take(count), prompt, lengths(traffic.output, outputs, count), prefix, shared)
+
+
+def generators(seed: int) -> list[np.random.Generator]:
+    """Random numbers for each column."""
+    return [np.random.Generator(np.random.PCG64(each)) for each in np.random.SeedSequence(seed).spawn(4)]
+
+
+class ArrivalClock:
+    """Times of arrival in microseconds, ascending from 0 on."""
+
+    def __init__(self, traffic: RequestTraffic, random: np.random.Generator) -> None:
+        self.traffic, self.random = traffic, random
+        self.sum, self.done = 0.0, 0
+
+    def take(self, count: int) -> np.ndarray:
+        """The next so many times."""
+        kind, rate = self.traffic.arrival, self.traffic.rate
+        places = self.done + np.arange(1, count + 1)
+        self.done += count
+        if kind == "closed":
+            return np.zeros(count)
+        if kind == "constant":
+            return (places - 1) * (SECOND_US / rate)
+        if kind == "bursty":
+            return self._bursts(places)
+        if kind == "gamma":
+            shape = self.traffic.cv**-2.0
+            sums = self._sums(self.random.gamma(shape, 1 / shape, count))
+        else:
+            sums = self._sums(self.random.exponential(1.0, count))
+        if kind != "ramp":
+            return sums * (SECOND_US / rate)
+        slope = (self.traffic.rate_end**2 - rate**2) / (2 * self.traffic.requests)
+        root = np.sqrt(np.maximum(rate**2 + 2 * slope * sums, min(rate, self.traffic.rate_end) ** 2))
+        return 2 * sums / (rate + root) * SECOND_US
+
+    def _sums(self, gaps: np.ndarray) -> np.ndarray:
+        gaps[0] += self.sum
+        sums = np.cumsum(gaps)
+        self.sum = float(sums[-1])
+        return sums
+
+    def _bursts(self, places: np.ndarray) -> np.ndarray:
+        """Bursts by chance, ``burst`` requests in each."""
+        burst = (places - 1) // self.traffic.burst
+        first = burst[0] * self.traffic.burst == places[0] - 1
+        bursts = int(burst[-1] - burst[0]) + int(first)
+        before = self.sum
+        sums = self._sums(self.random.exponential(1.0, bursts)) if bursts else np.zeros(0)
+        sums = sums if first else np.concatenate([[before], sums])
+        return sums[burst - burst[0]] * (SECOND_US * self.traffic.burst / self.traffic.rate)
+
+
+def lengths(kind: Lengths, random: np.random.Generator, count: int) -> np.ndarray:
+    """So many lengths in tokens, int64."""
+    if kind.kind == "fixed":
+        return np.full(count, round(kind.mean), np.int64)
+    if kind.kind == "normal":
+        return np.clip(np.rint(random.normal(kind.mean, kind.std, count)), kind.low, kind.high).astype(np.int64)
+    share = random.random(count)
+    if kind.kind == "uniform":
+        return kind.low + (share * (kind.high - kind.low + 1)).astype(np.int64)
+    if kind.kind == "empirical":
+        return np.array(kind.values, np.int64)[(share * len(kind.values)).astype(np.int64)]
+    weights = np.cumsum(np.arange(1, kind.high - kind.low + 2, dtype=float) ** -kind.exponent)
+    return kind.low + np.searchsorted(weights, share * weights[-1], side="right").astype(np.int64)
+
+
+def _most(kind: Lengths) -> int:
+    if kind.kind == "fixed":
+        return round(kind.mean)
+    return max(kind.values) if kind.kind == "empirical" else kind.high
+
+
+def with_turns(traffic: RequestTraffic, sessions: int) -> RequestChunk:
+    """Sessions whose turns follow each other: each prompt begins with all that was said before.
+
+    Rows are ordered turn by turn, so that those of first turns are in order of arrival.
+    """
+    arrivals, inputs, outputs, _ = generators(traffic.seed)
+    turns = traffic.turns
+    own = lengths(traffic.input, inputs, sessions * turns).reshape(turns, sessions)
+    output = lengths(traffic.output, outputs, sessions * turns).reshape(turns, sessions)
+    prompt = np.cumsum(own, axis=0) + np.cumsum(output, axis=0) - output
+    rows = np.arange(sessions * turns)
+    times = np.zeros(sessions * turns)
+    times[:sessions] = ArrivalClock(traffic, arrivals).take(sessions)
+    return chunk(
+        times,
+        prompt.ravel(),
+        output.ravel(),
+        rows % sessions,
+        (prompt + output).ravel(),
+        comes_after=(rows >= sessions).astype(np.int8),
+        follower=np.where(rows + sessions < len(rows), rows + sessions, NONE),
+        think_us=np.full(len(rows), traffic.think_s * SECOND_US),
+    )

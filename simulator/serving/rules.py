@@ -1,0 +1,92 @@
+"""How an engine schedules, as numbers that compiled code can read."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .iteration import IterationTables
+
+POLICIES = (
+    "vllm",
+    "vllm_v0",
+    "sarathi",
+    "orca",
+    "faster_transformer",
+    "lightllm",
+    "sglang",
+    "trtllm",
+    "trtllm_max_utilization",
+    "splitwise",
+    "own",
+)
+VLLM, VLLM_V0, SARATHI, ORCA, FASTER_TRANSFORMER, LIGHTLLM, SGLANG, TRTLLM, TRTLLM_MAX, SPLITWISE, OWN = range(11)
+ROUTERS = (
+    "round_robin",
+    "random",
+    "least_outstanding",
+    "least_waiting",
+    "power_of_two",
+    "kv_aware",
+    "splitwise",
+    "own",
+)
+ROUND_ROBIN, RANDOM, LEAST_OUTSTANDING, LEAST_WAITING, POWER_OF_TWO, KV_AWARE, JOIN_SHORTEST, OWN_ROUTER = range(8)
+
+
+class SchedulerRules(NamedTuple):
+    """The limits of one scheduler. Fields that a policy does not know are not read by it."""
+
+    policy: int
+    max_tokens: int  # of an iteration: its budget
+    max_seqs: int  # that run at a time
+    chunk: int  # prompt tokens of an iteration (sarathi, sglang)
+    max_model_len: int
+    blocks: int
+    block_tokens: int
+    watermark: int  # blocks that admission leaves free
+    long_prefill: int  # most tokens of one prompt in an iteration; 0: no limit
+    whole_prompt: int  # 1: a prompt is admitted only if all of it fits
+    chunked: int  # 1: prompts may be cut
+    padded: int  # 1: prompts of a batch count as long as its longest
+    mixed: int  # 1: sglang decodes beside prompts
+    lag: int  # 1: the next iteration is scheduled while one runs: who arrives in between waits for one more
+    swap_us_per_token: float  # less than 0: who is preempted computes anew
+    conservativeness: float  # of sglang's estimate
+    prefill_every: int  # lightllm: decode iterations between attempts to admit
+
+
+class IterationTiming(NamedTuple):
+    """How long an iteration takes, and what the host adds."""
+
+    tables: IterationTables
+    graphs: np.ndarray  # batch sizes of CUDA graphs, ascending: decodes are padded up to the next
+    host_us: float
+    host_seq_us: float  # for each sequence of the batch
+    overlapped: int  # 1: the host works beside the GPU, the longer of the two counts
+
+
+class ServingSetup(NamedTuple):
+    """All that stays as it is during a run. Replicas from ``first_decode`` on only decode, those before only prefill;
+    there are none of them where ``first_decode`` is the number of replicas."""
+
+    rules: SchedulerRules
+    timing: IterationTiming
+    decode_rules: SchedulerRules
+    decode_timing: IterationTiming
+    router: int
+    replicas: int
+    ranks_per_replica: int
+    stages: int
+    decode_stages: int
+    first_decode: int
+    concurrency: int  # requests that clients keep on their way at most; 0: no limit
+    move_us: float  # of every transfer of a cache
+    move_token_us: float  # and of every token of it
+    move_exposed: float  # the share of it that prefill does not hide
+
+
+def rules_of(setup: ServingSetup, rank: int) -> SchedulerRules:
+    """The rules of a rank."""
+    return setup.decode_rules if rank // setup.ranks_per_replica >= setup.first_decode else setup.rules

@@ -1,0 +1,184 @@
+"""Serve the traffic of a request on its replicas, chunk by chunk, and gather what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..question.serving import ServingRequest, ServingTargets
+from . import setup as setups
+from .compiled import compiled, on_disk, with_own
+from .histogram import BINS, Histogram
+from .loop import RequestChunk
+from .report import ServingReport, report_of
+from .requests import stream
+from .rules import ServingSetup
+from .setup import ServedReplica
+from .state import NONE, LoopState, as_objects, empty_state, with_room, write_back
+from .streams import RequestStream
+
+TIMES = ("ttft", "tpot", "e2e", "queue", "normalised", "kv_transfer")
+COMPILED_FROM = 1_000_000  # output tokens from which compiling (half a minute, once) pays
+RunLoop = Callable[[LoopState, ServingSetup, RequestChunk, bool], None]
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """What is kept beside the report: so many ``iterations`` of the log, and every request where ``requests``."""
+
+    iterations: int = 0
+    requests: bool = False
+
+
+@dataclass(frozen=True)
+class ServedTraffic:
+    """The report, the requests that ended and the iterations, as records (:mod:`.state`), as far as they were kept."""
+
+    report: ServingReport
+    requests: np.ndarray
+    iterations: np.ndarray
+    state: LoopState
+
+
+class Tally:
+    """Times of requests that ended, as distributions; and their records where they are kept."""
+
+    def __init__(self, ttft_us: float, targets: ServingTargets, keep: bool) -> None:
+        self.ttft_us, self.targets, self.keep = ttft_us, targets, keep
+        self.times = {name: Histogram() for name in TIMES}
+        self.good = 0
+        self.rows: list[np.ndarray] = []
+
+    def add(self, left: np.ndarray) -> None:
+        """Count requests that ended; those rejected have no times."""
+        if self.keep:
+            self.rows.append(left.copy())
+        done = left[left["rank"] != NONE]
+        ttft = done["first_token_us"] - done["arrival_us"] + self.ttft_us
+        decode = done["finish_us"] - done["first_token_us"]
+        outputs = done["output_tokens"]
+        several = outputs > 1
+        tpot = np.zeros(len(done))
+        np.divide(decode, outputs - 1, out=tpot, where=several)
+        self.times["ttft"].add(ttft)
+        self.times["tpot"].add(tpot[several])
+        self.times["e2e"].add(ttft + decode)
+        self.times["queue"].add(done["admitted_us"] - done["arrival_us"])
+        self.times["normalised"].add((ttft + decode) / outputs)
+        self.times["kv_transfer"].add(done["moved_us"][done["moved_us"] > 0])
+        self.good += int(np.count_nonzero(self._met(ttft, tpot, ttft + decode)))
+
+    def _met(self, ttft: np.ndarray, tpot: np.ndarray, e2e: np.ndarray) -> np.ndarray:
+        met = np.ones(len(ttft), bool)
+        targets = self.targets
+        for times_us, most_ms in ((ttft, targets.ttft_ms), (tpot, targets.tpot_ms), (e2e, targets.e2e_ms)):
+            if most_ms is not None:
+                met &= times_us <= 1e3 * most_ms
+        return met
+
+
+def serve(
+    request: ServingRequest,
+    replica: ServedReplica,
+    decoder: ServedReplica | None = None,
+    kept: Keeping | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> ServedTraffic:
+    """The traffic of a request on replicas like ``replica``, and ``decoder`` where a pool only decodes.
+
+    ``progress`` is told how many requests came in. Always ends: overload is reported, not waited for. RequestError and
+    RequestTraceError for what cannot be.
+    """
+    began = time.perf_counter()
+    kept = kept or Keeping()
+    source = stream(request.traffic)
+    made = setups.setup(request, replica, decoder)
+    shape = setups.shape(request, made, source.requests, source.longest, kept.iterations, BINS)
+    made = setups.with_room_for(made, shape.seats)
+    ledger = Tally(replica.host.ttft_us, request.slo, kept.requests)
+    state = empty_state(shape, min(1024, source.requests), request.traffic.seed)
+    state, backlog = through(made, state, source, ledger, runner(request), progress)
+    rows = np.concatenate(ledger.rows) if ledger.rows else state.left[:0]
+    wall_s = time.perf_counter() - began
+    report = report_of(request, made, state, ledger.times, ledger.good, backlog, (replica, decoder or replica), wall_s)
+    return ServedTraffic(report, rows[np.argsort(rows["request"])], state.log[: int(state.totals["logged"][0])], state)
+
+
+def runner(request: ServingRequest) -> RunLoop:
+    """The event loop: compiled, or in plain Python with functions of the user's own."""
+    form = setups.own_function(request.scheduler.policy, "scheduler.policy") if request.scheduler.own else None
+    route = setups.own_function(request.router, "router") if ":" in request.router else None
+    if form is None and route is None and worth_compiling(request):
+        return compiled()
+    return plain(with_own(form, route))
+
+
+def worth_compiling(request: ServingRequest) -> bool:
+    """Whether machine code pays: it is on disk from an earlier run, or there is more to do than compiling takes."""
+    import importlib.util
+
+    tokens = request.traffic.requests * request.traffic.output.mean
+    large = request.traffic.trace is not None or tokens > COMPILED_FROM
+    return importlib.util.find_spec("numba") is not None and (on_disk() or large)
+
+
+def plain(run: Callable[..., Any]) -> RunLoop:
+    """A loop in plain Python on objects, which it reads faster than arrays."""
+
+    def on_objects(state: LoopState, made: ServingSetup, chunk: RequestChunk, more: bool) -> None:
+        objects = as_objects(state)
+        run(objects, made, chunk, more)
+        write_back(objects, state)
+
+    return on_objects
+
+
+def through(
+    made: ServingSetup,
+    state: LoopState,
+    source: RequestStream,
+    ledger: Tally,
+    run: RunLoop,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[LoopState, list[tuple[float, int, int]]]:
+    """Run all chunks; the state at the end, and (microseconds, requests that came, requests that wait) after each
+    tenth of them came in."""
+    first = made.first_decode * made.ranks_per_replica
+    state.ranks["free"][:first], state.ranks["free"][first:] = made.rules.blocks, made.decode_rules.blocks
+    state.totals["credits"], state.totals["key_tokens"] = made.concurrency, source.key_tokens
+    state = state._replace(keys=source.keys)
+    backlog: list[tuple[float, int, int]] = []
+    came = 0
+    for chunk in source.chunks:
+        for part in parts(chunk, max(1, source.requests // 10)):
+            came += len(part.input)
+            state = with_room(state, len(part.input))
+            run(state, made, part, came < source.requests)
+            totals = state.totals[0]
+            ledger.add(state.left[: totals["left"]])
+            state.totals["left"] = 0
+            backlog.append((float(totals["now_us"]), came, int(totals["waiting"])))
+            if progress is not None:
+                progress(came)
+    return state, backlog
+
+
+def parts(chunk: RequestChunk, size: int) -> list[RequestChunk]:
+    """A chunk in smaller ones; whole where its rows follow each other."""
+    rows = len(chunk.input)
+    if len(chunk.follower) or rows <= size:
+        return [chunk]
+    cuts = range(0, rows, size)
+    return [RequestChunk(*(each[cut : cut + size] if len(each) == rows else each for each in chunk)) for cut in cuts]
+
+
+def rescaled(request: ServingRequest, rate: float) -> ServingRequest:
+    """The request at another rate; a trace is sent faster or slower."""
+    traffic = request.traffic
+    if traffic.trace is not None:
+        return replace(request, traffic=replace(traffic, speed=rate))
+    return replace(request, traffic=replace(traffic, rate=rate))

@@ -1,0 +1,171 @@
+"""From a question about serving to the numbers of the event loop."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ..question.canonical import RequestError
+from ..question.serving import (
+    MOST_SEQS,
+    MOST_TOKENS,
+    SWAP_GBPS,
+    DecodePool,
+    IterationLaw,
+    Scheduler,
+    ServingRequest,
+)
+from .iteration import IterationTables, linear_tables
+from .kv import KvBudget
+from .rules import OWN, OWN_ROUTER, POLICIES, ROUTERS, IterationTiming, SchedulerRules, ServingSetup
+from .state import StateSizes
+
+BLOCK_TOKENS = {"lightllm": 1, "sglang": 1, "trtllm": 32, "trtllm_max_utilization": 32}
+CHUNKS = {"sarathi": 512, "sglang": 8192}
+NOT_CHUNKED = ("trtllm", "trtllm_max_utilization")
+LAGGING = ("vllm", "sglang", "trtllm", "trtllm_max_utilization")
+WATERMARK = {"vllm_v0": 0.01, "sarathi": 0.01, "splitwise": 0.01}
+LONGEST = 1 << 30
+
+
+@dataclass(frozen=True)
+class HostShare:
+    """What the host adds to an iteration, beside the GPU or after it, and to the first token."""
+
+    serial_us: float = 0.0
+    serial_seq_us: float = 0.0
+    overlapped: bool = True
+    ttft_us: float = 0.0
+
+
+@dataclass(frozen=True)
+class ServedReplica:
+    """What a replica is to the event loop: how long its iterations take, its KV memory, its host, its pipeline."""
+
+    tables: IterationTables
+    kv: KvBudget
+    host: HostShare = HostShare()
+    stages: int = 1
+    devices: int = 1
+    max_model_len: int = LONGEST
+    graphs: tuple[int, ...] = ()
+
+
+def by_hand(law: IterationLaw, blocks: int | None, block_tokens: int | None, bytes_per_token: float) -> ServedReplica:
+    """The replica of a law that a user gives. RequestError without KV blocks."""
+    if blocks is None:
+        raise RequestError("iteration times given by hand need kv.blocks, the KV memory of a replica")
+    return ServedReplica(linear_tables(**asdict(law)), KvBudget(blocks, block_tokens or 16, bytes_per_token))
+
+
+def rules(scheduler: Scheduler, replica: ServedReplica, max_seqs: int | None = None) -> SchedulerRules:
+    """The rules of an engine's scheduler on a replica, with the engine's own defaults for what is null."""
+    policy, kv = scheduler.policy, replica.kv
+    seqs = max_seqs or scheduler.max_seqs or MOST_SEQS.get(policy, 256)
+    share = scheduler.watermark if scheduler.watermark is not None else WATERMARK.get(policy, 0.0)
+    chunked, lag, padded = scheduler.chunked_prefill, scheduler.async_scheduling, scheduler.padded
+    swap_us = 1e6 * kv.bytes_per_token / (SWAP_GBPS * 1e9)
+    return SchedulerRules(
+        policy=OWN if scheduler.own else POLICIES.index(policy),
+        max_tokens=scheduler.max_tokens or MOST_TOKENS.get(policy, 8192),
+        max_seqs=seqs,
+        chunk=scheduler.chunk or CHUNKS.get(policy, 8192),
+        max_model_len=scheduler.max_model_len or replica.max_model_len,
+        blocks=kv.blocks,
+        block_tokens=kv.block_tokens,
+        watermark=int(share * kv.blocks),
+        long_prefill=scheduler.long_prefill_tokens,
+        whole_prompt=int(scheduler.whole_prompt),
+        chunked=int(policy not in NOT_CHUNKED if chunked is None else chunked),
+        padded=int(policy == "faster_transformer" if padded is None else padded),
+        mixed=int(scheduler.mixed_chunk),
+        lag=int(policy in LAGGING and replica.stages == 1 if lag is None else lag),
+        swap_us_per_token=swap_us if scheduler.preemption == "swap" else -1.0,
+        conservativeness=scheduler.conservativeness,
+        prefill_every=scheduler.prefill_every,
+    )
+
+
+def timing(replica: ServedReplica, scheduler: Scheduler) -> IterationTiming:
+    """How long the iterations of a replica take, host included."""
+    host, graphs = replica.host, scheduler.cuda_graphs or replica.graphs
+    return IterationTiming(
+        replica.tables,
+        np.array(sorted(graphs), np.int64),
+        float(host.serial_us),
+        float(host.serial_seq_us),
+        int(host.overlapped),
+    )
+
+
+def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplica | None) -> ServingSetup:
+    """All that stays as it is during a run. ``decoder`` is a replica of the pool that decodes, where there is one."""
+    pool, scheduler = request.decode_pool, request.scheduler
+    other = decoder or replica
+    replicas = request.replicas + pool.replicas
+    return ServingSetup(
+        rules=rules(scheduler, replica),
+        timing=timing(replica, scheduler),
+        decode_rules=rules(scheduler, other, pool.max_seqs if decoder else None),
+        decode_timing=timing(other, scheduler),
+        router=OWN_ROUTER if ":" in request.router else ROUTERS.index(request.router),
+        replicas=replicas,
+        ranks_per_replica=request.attention_dp,
+        stages=replica.stages,
+        decode_stages=other.stages,
+        first_decode=request.replicas if pool.replicas else replicas,
+        concurrency=request.traffic.concurrency,
+        move_us=pool.link_us,
+        move_token_us=token_us(pool, replica),
+        move_exposed=1.0 / pool.layers,
+    )
+
+
+def token_us(pool: DecodePool, replica: ServedReplica) -> float:
+    """Microseconds that one token's keys and values take to the pool that decodes."""
+    return 1e6 * replica.kv.bytes_per_token / (pool.link_gbps * 1e9)
+
+
+def shape(
+    request: ServingRequest, made: ServingSetup, requests: int, longest: int, logged: int, bins: int
+) -> StateSizes:
+    """How large the arrays of the state are."""
+    most = max(made.rules.blocks, made.decode_rules.blocks)
+    tokens = min(longest, made.rules.max_model_len)
+    return StateSizes(
+        replicas=made.replicas,
+        ranks_per_replica=made.ranks_per_replica,
+        stages=max(made.stages, made.decode_stages),
+        seats=min(max(made.rules.max_seqs, made.decode_rules.max_seqs), max(requests, 1)),
+        blocks=most,
+        caching=request.scheduler.prefix_caching,
+        most_blocks=min(most, -(-tokens // made.rules.block_tokens)) + 1,
+        logged=logged,
+        bins=bins,
+    )
+
+
+def own_function(where: str, name: str) -> Callable[..., Any]:
+    """The function that ``module:function`` names. RequestError, with the setting, where there is none."""
+    module, _, function = where.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise RequestError(f"{name}={where} cannot be loaded: {error}") from None
+    if not callable(found):
+        raise RequestError(f"{name}={where} is no function")
+    made: Callable[..., Any] = found
+    return made
+
+
+def with_room_for(made: ServingSetup, seats: int) -> ServingSetup:
+    """The set-up with no more requests at a time than there are seats for."""
+    own, other = made.rules, made.decode_rules
+    return made._replace(
+        rules=own._replace(max_seqs=min(own.max_seqs, seats)),
+        decode_rules=other._replace(max_seqs=min(other.max_seqs, seats)),
+    )

@@ -1,0 +1,195 @@
+"""Everything that an event loop of :mod:`.loop` reads and writes: requests in slots, ranks, lanes, counts.
+
+A *slot* holds one request from its arrival to its end, and is then used again. A *rank* is one scheduler with its own
+KV memory; a *replica* is one rank, or several that run in lockstep (attention data parallelism). A *lane* is one batch
+that a replica has in flight: as many as it has pipeline stages; each rank has its part of it, a *batch*. All times are
+in microseconds.
+
+Records are arrays of structures: compiled code reads them in place, plain Python as objects (:func:`as_objects`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+NONE = -1
+REJECTED_RANK = -1
+
+
+def _kind(whole: str, real: str) -> np.dtype:
+    """A record with these whole numbers and these real ones."""
+    return np.dtype([(name, np.int64) for name in whole.split()] + [(name, np.float64) for name in real.split()])
+
+
+SLOT = _kind(
+    # Tokens that are computed have their keys and values cached, or are in a batch in flight; made are generated ones,
+    # of which the last is in no cache yet. `shared` tokens have the content `prefix` (NONE: like no other's), or those
+    # of LoopState.keys from `keys` on.
+    "request row input output prefix shared keys computed made blocks hit "
+    # waits: a batch in flight gives it a token. stalled: its cache is in host memory. free: a stack of free slots.
+    "waits preempted stalled rank seat next free",
+    "arrival_us admitted_us first_us last_us moved_us",
+)
+RANK = _kind(
+    # free: blocks. head, tail: of its queue. count: requests that run. outstanding: routed here and not ended. work:
+    # tokens that they have still to compute. clock: decodes since it last tried prompts. rows: of a static batch.
+    # peak: most blocks in use. seats: rows of the block table that are free.
+    "free head tail waiting count outstanding work clock rows peak seats",
+    # ratio: SGLang's estimate. extra_us: what its next iteration takes longer. visible_us: requests that arrived later
+    # are not seen yet. link_us: when its link is free.
+    "ratio extra_us visible_us link_us",
+)
+LANE = _kind("busy", "start_us stage_us")  # stage_us: when the stage of this number is free
+BATCH = _kind("size", "decodes decode_context prefill_tokens prefill_pairs prefill_context samples")
+BLOCK = _kind("users key after before", "")  # free ones form a ring, in the order in which they are taken
+DUE_LATER = _kind("code", "time_us")
+SPAN = _kind("iterations", "busy_us decodes prefill_tokens blocks waiting")  # sums, weighted by time but for tokens
+ITERATION = _kind("rank blocks waiting", "start_us end_us decodes prefill_tokens decode_context samples")
+ENDED = _kind(
+    "request rank input_tokens output_tokens preemptions hit_tokens",
+    "arrival_us admitted_us first_token_us finish_us moved_us",
+)
+TOTALS = _kind(
+    "free_slots left logged due arrived completed rejected iterations preemptions swaps input_tokens output_tokens "
+    "hit_tokens computed_tokens credits waiting seed turn decode_turn key_tokens",
+    "now_us width_us gaps gap_us least_gap_us most_gap_us",
+)
+
+
+class LoopState(NamedTuple):
+    """All of it. Two-dimensional records are laid out flat: rank by rank, lane by lane."""
+
+    slots: Any  # SLOT [slots]
+    ranks: Any  # RANK [ranks]
+    running: np.ndarray  # [ranks, seats] slots in the order in which they are served
+    order: np.ndarray  # [ranks, seats + 1] slots, for lightllm's sums
+    lanes: Any  # LANE [replicas * stages]
+    batches: Any  # BATCH [lanes * ranks of a replica]
+    entries: np.ndarray  # [batches, seats] slots; -1 - slot where the entry yields no token
+    tree: np.ndarray  # ends of all lanes, a tree of minima (:mod:`.lanes`)
+    blocks: Any  # BLOCK [ranks * (blocks + 1)], the last of a rank is the end of its ring; empty without prefix caching
+    table: np.ndarray  # [ranks, seats, blocks of a request]
+    seats: np.ndarray  # [ranks, seats] those free, a stack
+    found: np.ndarray  # [ranks, size] block + 1 by the hash of its key; 0: none
+    keys: np.ndarray  # contents of spans of ``key_tokens`` tokens, of all requests that come with them
+    totals: Any  # TOTALS [1]
+    gaps: np.ndarray  # [bins] times between tokens (:mod:`.histogram`)
+    spans: Any  # SPAN [spans]
+    log: Any  # ITERATION [rows], as far as they are kept
+    left: Any  # ENDED [slots] requests that ended, until they are fetched
+    due: Any  # DUE_LATER [2 * slots] a heap of what comes in later
+
+
+RECORDS = ("slots", "ranks", "lanes", "batches", "blocks", "totals", "spans", "log", "left", "due")
+
+
+@dataclass(frozen=True)
+class StateSizes:
+    """How large the arrays are."""
+
+    replicas: int
+    ranks_per_replica: int
+    stages: int
+    seats: int  # requests that run at a time on a rank
+    blocks: int
+    caching: bool = False
+    most_blocks: int = 1  # of one request, where prefixes are cached
+    spans: int = 1024
+    logged: int = 0
+    bins: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Schedulers in all."""
+        return self.replicas * self.ranks_per_replica
+
+    @property
+    def lanes(self) -> int:
+        """Batches in flight at most."""
+        return self.replicas * self.stages
+
+
+def empty_state(shape: StateSizes, slots: int, seed: int = 0) -> LoopState:
+    """The state before the first request."""
+    from .lanes import tree_of
+
+    ranks = np.zeros(shape.ranks, RANK)
+    ranks["free"], ranks["head"], ranks["tail"], ranks["ratio"] = shape.blocks, NONE, NONE, -1.0
+    ranks["visible_us"] = np.inf
+    totals = np.zeros(1, TOTALS)
+    totals["free_slots"], totals["width_us"], totals["least_gap_us"] = slots, 1000.0, np.inf
+    totals["seed"] = 1 + seed % 2147483646
+    batches = shape.lanes * shape.ranks_per_replica
+    seats = shape.seats if shape.caching else 0
+    ranks["seats"] = seats
+    made = np.zeros(slots, SLOT)
+    made["free"] = np.arange(slots)[::-1]
+    return LoopState(
+        slots=made,
+        ranks=ranks,
+        running=np.zeros((shape.ranks, shape.seats), np.int64),
+        order=np.zeros((shape.ranks, shape.seats + 1), np.int64),
+        lanes=np.zeros(shape.lanes, LANE),
+        batches=np.zeros(batches, BATCH),
+        entries=np.zeros((batches, shape.seats), np.int64),
+        tree=tree_of(shape.lanes),
+        blocks=_ring(shape),
+        table=np.zeros((shape.ranks, seats, shape.most_blocks if shape.caching else 0), np.int32),
+        seats=np.tile(np.arange(seats)[::-1], (shape.ranks, 1)),
+        found=np.zeros((shape.ranks, 1 << (2 * shape.blocks).bit_length() if shape.caching else 1), np.int32),
+        keys=np.zeros(0, np.int64),
+        totals=totals,
+        gaps=np.zeros(shape.bins, np.int64),
+        spans=np.zeros(shape.spans, SPAN),
+        log=np.zeros(shape.logged, ITERATION),
+        left=np.zeros(slots, ENDED),
+        due=np.zeros(2 * slots, DUE_LATER),
+    )
+
+
+def _ring(shape: StateSizes) -> np.ndarray:
+    """All blocks of each rank free, in order."""
+    if not shape.caching:
+        return np.zeros(0, BLOCK)
+    ring = np.zeros((shape.ranks, shape.blocks + 1), BLOCK)
+    places = np.arange(shape.blocks + 1)
+    ring["key"], ring["after"], ring["before"] = NONE, np.roll(places, -1), np.roll(places, 1)
+    return ring.reshape(-1)
+
+
+def with_room(state: LoopState, slots: int) -> LoopState:
+    """The state with so many free slots at least, and room for as many requests that end."""
+    have, free = len(state.slots), int(state.totals["free_slots"][0])
+    if free >= slots:
+        return state
+    more = max(slots - free, have)
+    state.totals["free_slots"] = free + more
+    grown = _longer(state.slots, more)
+    grown["free"][: free + more] = np.concatenate([np.arange(have, have + more)[::-1], state.slots["free"][:free]])
+    return state._replace(slots=grown, left=_longer(state.left, more), due=_longer(state.due, 2 * more))
+
+
+def _longer(records: np.ndarray, more: int) -> np.ndarray:
+    return np.concatenate([records, np.zeros(more, records.dtype)])
+
+
+def as_objects(state: LoopState) -> LoopState:
+    """The state with a list of objects in place of each array of records: what plain Python reads fastest."""
+    made: Any = {name: [SimpleNamespace(**_named(each)) for each in getattr(state, name)] for name in RECORDS}
+    return state._replace(**made)
+
+
+def _named(record: Any) -> dict[str, Any]:
+    return dict(zip(record.dtype.names, record.item(), strict=True))
+
+
+def write_back(objects: LoopState, state: LoopState) -> None:
+    """Copy what :func:`as_objects` made into the arrays it was made from."""
+    for name in RECORDS:
+        array, made = getattr(state, name), getattr(objects, name)
+        for field in array.dtype.names:
+            array[field] = [getattr(each, field) for each in made]

@@ -1,0 +1,53 @@
+"""A stream of requests: chunks of columns in order of arrival."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .loop import RequestChunk
+from .state import NONE
+
+SECOND_US = 1e6
+
+
+@dataclass(frozen=True)
+class RequestStream:
+    """Requests to come: chunks in order of arrival, how many they are, and contents of blocks where a trace has them.
+
+    ``longest`` are the most tokens of prompt and answer together that can come.
+    """
+
+    chunks: Iterator[RequestChunk]
+    requests: int
+    concurrency: int
+    longest: int
+    keys: np.ndarray
+    key_tokens: int = 1
+
+
+def chunk(
+    arrival_us: np.ndarray,
+    prompt: np.ndarray,
+    output: np.ndarray,
+    prefix: np.ndarray | None = None,
+    shared: np.ndarray | None = None,
+    **more: Any,
+) -> RequestChunk:
+    """A chunk from columns; rows that depend on no other unless ``more`` says so."""
+    count = len(prompt)
+    none = np.zeros(0, np.int64)
+    return RequestChunk(
+        arrival_us=np.ascontiguousarray(arrival_us, float),
+        input=np.ascontiguousarray(prompt, np.int64),
+        output=np.ascontiguousarray(output, np.int64),
+        prefix=np.full(count, NONE, np.int64) if prefix is None else np.ascontiguousarray(prefix, np.int64),
+        shared=np.zeros(count, np.int64) if shared is None else np.ascontiguousarray(shared, np.int64),
+        comes_after=more.get("comes_after", np.zeros(count, np.int8)),
+        follower=more.get("follower", none),
+        think_us=more.get("think_us", np.zeros(0)),
+        keys=more.get("keys", none),
+    )

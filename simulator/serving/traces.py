@@ -1,0 +1,123 @@
+"""Traces of requests: CSV or JSON lines with arrivals and lengths, and the formats of Azure, Splitwise and Mooncake."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..question.traffic import RequestTraffic
+from .state import NONE
+from .streams import SECOND_US, RequestStream, chunk
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOONCAKE_BLOCK = 512  # tokens of one of its hashes
+FORMATS: Mapping[str, tuple[str, str, str, float]] = {  # format -> columns of arrival, input, output; seconds of a unit
+    "azure": ("TIMESTAMP", "ContextTokens", "GeneratedTokens", 1.0),
+    "splitwise": ("arrival_timestamp", "prompt_size", "token_size", 1.0),
+    "mooncake": ("timestamp", "input_length", "output_length", 1e-3),
+    "vidur": ("arrived_at", "num_prefill_tokens", "num_decode_tokens", 1.0),
+    "columns": ("arrival_s", "input_tokens", "output_tokens", 1.0),
+}
+
+
+class RequestTraceError(ValueError):
+    """A trace that cannot be read. The message names file, row and value."""
+
+
+def trace_stream(traffic: RequestTraffic) -> RequestStream:
+    """The requests of a trace file, all of them or the first ``traffic.requests`` where that is not the default."""
+    assert traffic.trace is not None
+    path = Path(traffic.trace).expanduser()
+    table = _table(path)
+    kind = _format(path, table, traffic.trace_format)
+    arrival, prompt, output, unit_s = FORMATS[kind]
+    times = _times(path, table, arrival) * unit_s
+    times = (times - times[0]) / traffic.speed * SECOND_US
+    inputs, outputs = _tokens(path, table, prompt), _tokens(path, table, output)
+    more: dict[str, Any] = {}
+    keys, prefix, shared = np.zeros(0, np.int64), None, None
+    if "hash_ids" in table.columns:
+        found = [np.asarray(each, np.int64) for each in table["hash_ids"]]
+        keys = np.concatenate([*found, np.zeros(0, np.int64)])
+        more["keys"] = np.cumsum([0, *map(len, found)])[:-1].astype(np.int64)
+        shared = np.minimum(inputs, np.array([len(each) for each in found]) * MOONCAKE_BLOCK)
+    elif "prefix_id" in table.columns:
+        prefix = _numbers(path, table, "prefix_id", NONE).astype(np.int64)
+        shared = np.minimum(_tokens(path, table, "prefix_tokens", 0), inputs) if "prefix_tokens" in table else inputs
+        shared = np.where(prefix < 0, 0, shared)
+    made = chunk(times, inputs, outputs, prefix, shared, **more)
+    longest = int((inputs + outputs).max())
+    return RequestStream(iter([made]), len(table), traffic.concurrency, longest, keys, MOONCAKE_BLOCK)
+
+
+def _table(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    try:
+        lines = path.suffix in (".jsonl", ".json", ".ndjson")
+        table = pd.read_json(path, lines=True, convert_dates=False) if lines else pd.read_csv(path)
+    except FileNotFoundError:
+        raise RequestTraceError(f"traffic.trace={path} does not exist") from None
+    except (ValueError, OSError) as error:
+        raise RequestTraceError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+    if table.empty:
+        raise RequestTraceError(f"{path} has no requests")
+    return table
+
+
+def _format(path: Path, table: pd.DataFrame, asked: str) -> str:
+    """The format whose columns the file has."""
+    for kind, columns in FORMATS.items():
+        if asked in ("auto", kind) and set(columns[:3]) <= set(table.columns):
+            return kind
+    wanted = FORMATS["columns" if asked == "auto" else asked][:3]
+    has = ", ".join(map(str, table.columns[:8]))
+    raise RequestTraceError(f"{path} lacks the columns {', '.join(wanted)}: it has {has}")
+
+
+def _times(path: Path, table: pd.DataFrame, name: str) -> np.ndarray:
+    """Arrivals in the file's unit, ascending. Dates become seconds."""
+    import pandas as pd
+
+    given = table[name]
+    if not pd.api.types.is_numeric_dtype(given):
+        dates = pd.to_datetime(given, errors="coerce", utc=True)
+        if dates.notna().sum() > pd.to_numeric(given, errors="coerce").notna().sum():
+            _complain(path, table, name, dates.isna().to_numpy(), "is no time")
+            given = (dates - dates.iloc[0]).dt.total_seconds()
+            table = table.assign(**{name: given})
+    times = _numbers(path, table, name)
+    _complain(path, table, name, times < 0, "is negative")
+    back = np.concatenate([[False], np.diff(times) < 0])
+    _complain(path, table, name, back, "is before the row above: sort the trace by it")
+    return times
+
+
+def _tokens(path: Path, table: pd.DataFrame, name: str, least: int = 1) -> np.ndarray:
+    """Token counts, int64."""
+    tokens = _numbers(path, table, name)
+    _complain(path, table, name, (tokens < least) | (tokens != np.floor(tokens)), f"must be a whole number ≥ {least}")
+    return tokens.astype(np.int64)
+
+
+def _numbers(path: Path, table: pd.DataFrame, name: str, missing: float | None = None) -> np.ndarray:
+    import pandas as pd
+
+    numbers = pd.to_numeric(table[name], errors="coerce").to_numpy(float)
+    if missing is not None:
+        return np.where(np.isnan(numbers), missing, numbers)
+    _complain(path, table, name, ~np.isfinite(numbers), "is no number")
+    return numbers
+
+
+def _complain(path: Path, table: pd.DataFrame, name: str, bad: np.ndarray, why: str) -> None:
+    """RequestTraceError that names the first bad row, counted from 1 without the heading."""
+    if bad.any():
+        row = int(np.argmax(bad))
+        others = f" ({int(bad.sum())} rows like it)" if bad.sum() > 1 else ""
+        raise RequestTraceError(f"{path} row {row + 1}: {name}={table[name].iloc[row]} {why}{others}")

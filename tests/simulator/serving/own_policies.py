@@ -1,0 +1,13 @@
+"""A policy and a router as users write them."""
+
+from opcast.simulator.serving.policies import faster_transformer
+
+
+def one_at_a_time(state, rules, rank, batch, now_us):
+    """Serve one request after the other."""
+    faster_transformer(state, rules._replace(max_seqs=1), rank, batch, now_us)
+
+
+def always_last(state, setup, slot, first, last):
+    """Everything to the last rank."""
+    return last - 1

@@ -1,0 +1,231 @@
+"""What holds for every policy, load and memory: nothing is lost, nothing overflows, everybody is served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from opcast.simulator.question.serving import (
+    POLICIES,
+    ROUTERS,
+    DecodePool,
+    IterationLaw,
+    KvMemory,
+    Scheduler,
+    ServingRequest,
+    ServingTargets,
+)
+from opcast.simulator.question.traffic import Lengths, RequestTraffic
+from opcast.simulator.serving.setup import by_hand
+
+LAW = IterationLaw(base_us=5000.0, decode_us=20.0, decode_context_us=0.02, prefill_token_us=60.0)
+SHORT = RequestTraffic(
+    rate=20.0,
+    requests=60,
+    input=Lengths("uniform", low=1, high=300),
+    output=Lengths("uniform", low=1, high=40),
+)
+USUAL = ServingRequest(law=LAW, kv=KvMemory(200, 16, 131072.0), traffic=SHORT)
+Play = Callable[..., Any]
+patient = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def checked(served: Any, request: ServingRequest) -> Any:
+    """The report, after all that must hold whatever was asked."""
+    report, rows, state = served.report, served.requests, served.state
+    assert report.completed + report.rejected == report.requests == len(rows)
+    done = rows[rows["rank"] >= 0]
+    assert state.totals["output_tokens"][0] == done["output_tokens"].sum()
+    assert (state.ranks["work"] == 0).all()
+    assert (state.ranks["outstanding"] == 0).all()
+    assert (state.ranks["waiting"] == 0).all()
+    assert (state.ranks["count"] == 0).all()
+    blocks = request.kv.blocks or 0
+    assert (state.ranks["free"] == blocks).all()
+    assert (served.iterations["blocks"] <= blocks).all()
+    assert report.kv_peak <= 1
+    assert state.totals["free_slots"][0] == len(state.slots)
+    times = done["arrival_us"], done["admitted_us"], done["first_token_us"], done["finish_us"]
+    for earlier, later in pairwise(times):
+        assert (later >= earlier).all()
+    if not request.scheduler.prefix_caching and not report.preemptions:
+        need = (done["input_tokens"] + done["output_tokens"] - 1).sum()
+        assert state.totals["computed_tokens"][0] == need
+        assert report.itl_ms.count == need - done["input_tokens"].sum()
+    return report
+
+
+@patient
+@given(
+    policy=st.sampled_from(POLICIES),
+    blocks=st.integers(40, 300),
+    seed=st.integers(0, 99),
+    seqs=st.integers(1, 30),
+    tokens=st.integers(300, 900),
+    replicas=st.integers(1, 3),
+    dp=st.integers(1, 2),
+    router=st.sampled_from(ROUTERS),
+    caching=st.booleans(),
+    swap=st.booleans(),
+)
+def test_nothing_is_lost_and_everybody_is_served(
+    played: Play, policy, blocks, seed, seqs, tokens, replicas, dp, router, caching, swap
+) -> None:
+    scheduler = Scheduler(
+        policy,
+        max_tokens=tokens,
+        max_seqs=seqs,
+        chunk=200,
+        prefix_caching=caching,
+        preemption="swap" if swap else "recompute",
+    )
+    traffic = replace(SHORT, seed=seed, prefixes=3 * caching, prefix_tokens=100 * caching)
+    kv = KvMemory(blocks, 16, 131072.0)
+    request = ServingRequest(
+        law=LAW, kv=kv, scheduler=scheduler, traffic=traffic, replicas=replicas, attention_dp=dp, router=router
+    )
+    checked(played(request), request)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_request_alone_is_its_prompt_and_its_decodes(played: Play, policy: str) -> None:
+    traffic = RequestTraffic(requests=1, input=Lengths(mean=100), output=Lengths(mean=5))
+    request = replace(USUAL, traffic=traffic, scheduler=Scheduler(policy, chunk=512))
+    row = played(request).requests[0]
+    prefill = 5000 + 60 * 100
+    decodes = sum(5000 + 20 + 0.02 * (100 + made) for made in range(4))
+    assert row["first_token_us"] - row["arrival_us"] == pytest.approx(prefill)
+    assert row["finish_us"] - row["first_token_us"] == pytest.approx(decodes)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_static_batch_is_one_prefill_and_decodes(played: Play, policy: str) -> None:
+    traffic = RequestTraffic(
+        arrival="closed", concurrency=8, requests=8, input=Lengths(mean=50), output=Lengths(mean=4)
+    )
+    request = replace(USUAL, traffic=traffic, scheduler=Scheduler(policy, chunk=512))
+    served = played(request)
+    iterations = served.iterations
+    assert list(iterations["prefill_tokens"]) == [400, 0, 0, 0]
+    assert list(iterations["decodes"]) == [0, 8, 8, 8]
+    assert served.report.ttft_ms.mean == pytest.approx((5000 + 60 * 400) / 1e3)
+
+
+@pytest.mark.parametrize("policy", ["vllm", "vllm_v0", "sarathi", "sglang", "trtllm_max_utilization"])
+def test_scarce_memory_preempts_and_still_serves(played: Play, policy: str) -> None:
+    scheduler = Scheduler(policy, chunk=200, watermark=0.0, conservativeness=0.0)
+    traffic = replace(SHORT, output=Lengths(mean=40))
+    request = replace(USUAL, kv=KvMemory(24, 16), scheduler=scheduler, traffic=traffic)
+    assert checked(played(request), request).preemptions > 0
+
+
+def test_a_faster_iteration_serves_no_later(played: Play) -> None:
+    slow = played(USUAL).report
+    law = IterationLaw(**{name: value / 2 for name, value in vars(LAW).items()})
+    fast = played(replace(USUAL, law=law)).report
+    assert fast.ttft_ms.mean < slow.ttft_ms.mean
+    assert fast.e2e_ms.p99 < slow.e2e_ms.p99
+    assert fast.duration_s <= slow.duration_s
+
+
+def test_requests_longer_than_context_or_memory_are_rejected_and_counted(played: Play) -> None:
+    request = replace(USUAL, scheduler=Scheduler(max_model_len=200))
+    report = checked(played(request), request)
+    assert 0 < report.rejected < report.requests
+    assert "rejected" in report.notes[0]
+    request = replace(USUAL, kv=KvMemory(10, 16))
+    served = played(request)
+    rows = served.requests
+    assert ((rows["rank"] < 0) == (rows["input_tokens"] + rows["output_tokens"] > 160)).all()
+
+
+def test_overload_is_said_and_ends(played: Play) -> None:
+    traffic = replace(SHORT, rate=2000.0, requests=300)
+    report = played(replace(USUAL, traffic=traffic)).report
+    assert report.completed == 300
+    assert report.overload.startswith("overload: ")
+    assert played(replace(USUAL, traffic=replace(SHORT, rate=1.0))).report.overload == ""
+
+
+def test_a_shared_prefix_is_computed_once(played: Play) -> None:
+    traffic = replace(SHORT, prefixes=1, prefix_tokens=160, input=Lengths(mean=200), rate=5.0)
+    request = replace(USUAL, traffic=traffic, scheduler=Scheduler(prefix_caching=True))
+    served = played(request)
+    assert (served.requests["hit_tokens"][1:] >= 160).all()
+    assert served.requests["hit_tokens"][0] == 0
+    without = played(replace(request, scheduler=Scheduler())).report
+    assert served.report.ttft_ms.mean < without.ttft_ms.mean
+
+
+def test_turns_of_a_session_find_what_was_said_before(played: Play) -> None:
+    traffic = replace(SHORT, turns=4, think_s=0.5, requests=40, rate=1.0, input=Lengths(mean=40))
+    request = replace(USUAL, traffic=traffic, kv=KvMemory(2000, 16), scheduler=Scheduler(prefix_caching=True))
+    rows = played(request).requests
+    assert len(rows) == 40
+    assert (rows["hit_tokens"][rows["input_tokens"] > 100] > 30).all()
+
+
+def test_clients_of_a_closed_loop_send_when_they_have_an_answer(played: Play) -> None:
+    traffic = replace(SHORT, arrival="closed", concurrency=5, requests=50)
+    rows = played(replace(USUAL, traffic=traffic)).requests
+    events = np.concatenate([rows["arrival_us"], rows["finish_us"]])
+    change = np.concatenate([np.ones(50), -np.ones(50)])
+    order = np.lexsort((change, events))
+    assert np.cumsum(change[order]).max() == 5
+    assert sorted(rows["arrival_us"])[5:] == sorted(rows["finish_us"])[:45]
+
+
+def test_prompts_move_to_replicas_that_decode(played: Play) -> None:
+    pool = DecodePool(replicas=1, link_gbps=10.0, link_us=100.0)
+    request = replace(USUAL, decode_pool=pool)
+    served = played(request, by_hand(LAW, 200, 16, 131072.0))
+    report = checked(served, request)
+    rows, iterations = served.requests, served.iterations
+    several = rows["output_tokens"] > 1
+    assert (rows["rank"] == np.where(several, 1, 0)).all()
+    assert not iterations["decodes"][iterations["rank"] == 0].any()
+    assert not iterations["prefill_tokens"][iterations["rank"] == 1].any()
+    moved = rows["moved_us"][several]
+    alone = 100 + rows["input_tokens"][several] * 131072.0 / 10e3
+    assert (moved >= alone - 1e-6).all()
+    assert np.isclose(moved, alone).any()
+    assert report.kv_transfer_bytes == rows["input_tokens"].sum() * 131072.0
+    layered = played(replace(request, decode_pool=replace(pool, layers=32)), by_hand(LAW, 200, 16, 131072.0))
+    assert layered.report.kv_transfer_ms.mean < report.kv_transfer_ms.mean
+
+
+def test_ranks_in_lockstep_wait_for_the_slowest(played: Play) -> None:
+    served = played(replace(USUAL, attention_dp=2))
+    pairs = served.iterations.reshape(-1, 2)
+    assert (pairs["rank"] == [0, 1]).all()
+    assert (pairs["end_us"][:, 0] == pairs["end_us"][:, 1]).all()
+
+
+def test_goodput_counts_who_met_all_targets(played: Play) -> None:
+    served = played(replace(USUAL, slo=ServingTargets(ttft_ms=40.0, tpot_ms=8.0)))
+    rows = served.requests
+    ttft = (rows["first_token_us"] - rows["arrival_us"]) / 1e3
+    tpot = (rows["finish_us"] - rows["first_token_us"]) / 1e3 / np.maximum(rows["output_tokens"] - 1, 1)
+    met = (ttft <= 40) & ((tpot <= 8) | (rows["output_tokens"] == 1))
+    assert served.report.slo_attainment == pytest.approx(met.mean())
+    assert 0 < met.mean() < 1
+    assert served.report.ttft_ms.mean == pytest.approx(ttft.mean())
+    assert served.report.ttft_ms.p90 == pytest.approx(np.percentile(ttft, 90, method="inverted_cdf"), rel=2e-3)
+
+
+def test_a_policy_and_a_router_of_ones_own(played: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    request = replace(
+        USUAL, replicas=3, scheduler=Scheduler("own_policies:one_at_a_time"), router="own_policies:always_last"
+    )
+    served = played(request)
+    assert (served.requests["rank"] == 2).all()
+    assert (served.iterations["decodes"] <= 1).all()
+    checked(served, request)
