@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..datasets.loading import nearest
-from .show import BadInputError, print_json, say, wants_json
+from .show import BadInputError, microseconds, print_json, say, table, wants_json
+
+if TYPE_CHECKING:
+    from ..datasets.traces.groups import RankedTraces
+    from ..datasets.traces.linking import LinkReport
+    from ..simulator.execution.analysis import RankAccount
 
 SUBJECT = "what"
+SHOWN = 12  # rows of a table
 
 
 def run(config: dict[str, Any]) -> int:
@@ -64,4 +73,109 @@ def convert(config: dict[str, Any]) -> int:
     return 0
 
 
-DOING: dict[str, Callable[[dict[str, Any]], int]] = {"check": check, "convert": convert}
+# --- profiles ------------------------------------------------------------------------------------------
+
+
+def files_of(path: Path) -> list[Path]:
+    """A file, or the JSON files of a folder in the order of the numbers in their names."""
+    if not path.is_dir():
+        return [path]
+    found = [each for each in path.iterdir() if each.name.endswith((".json", ".json.gz"))]
+    if not found:
+        raise BadInputError(f"{path} holds no .json files")
+    return sorted(found, key=lambda each: [int(part) for part in re.findall(r"\d+", each.name)])
+
+
+def link(config: dict[str, Any]) -> int:
+    """Profiles, with host traces where there are any, as execution traces in a folder."""
+    from ..datasets.traces import protobuf
+    from ..datasets.traces.groups import GROUPS_FILE
+    from ..datasets.traces.linking import link_files
+
+    path = given(config, "path", "the profiler's trace, or a folder with one of each rank")
+    output = given(config, "output", "the folder to write to")
+    if output.exists() and not output.is_dir():
+        raise BadInputError(f"output={output} is a file; name a folder")
+    hosts = files_of(Path(str(config["host"])).expanduser()) if config["host"] else []
+    traces, reports, groups = link_files(files_of(path), hosts)
+    for rank, trace in traces.items():
+        protobuf.write(output / f"linked.{rank}.et", trace)
+    known = {name: ranks for name, ranks in groups.items() if set(ranks) <= set(traces)}
+    (output / GROUPS_FILE).write_text(json.dumps({name: list(ranks) for name, ranks in known.items()}) + "\n")
+    if wants_json(config):
+        print_json({"output": str(output), "ranks": {rank: asdict(each) for rank, each in reports.items()}})
+        return 0
+    rows = [linked_row(rank, report) for rank, report in list(reports.items())[:SHOWN]]
+    heads = ("rank", "nodes", "kernels with a launch", "host events in the host trace", "edges", "gaps")
+    table(f"{output}: {len(traces):,} ranks", heads, rows)
+    return 0
+
+
+def linked_row(rank: int, report: LinkReport) -> tuple[object, ...]:
+    """What was linked of a rank, as cells."""
+    launched, matched = f"{report.launched:,} of {report.kernels:,}", f"{report.matched:,} of {report.operators:,}"
+    edges = sum(report.edges.values())
+    return rank, f"{report.nodes:,}", launched, matched, f"{edges:,}", microseconds(report.gap_us)
+
+
+def run_at(path: Path) -> RankedTraces:
+    """The traces of a file or folder, profiles linked on the way."""
+    from ..datasets.traces.groups import RankedTraces
+    from ..datasets.traces.json_forms import is_profile
+    from ..datasets.traces.linking import link_files
+    from ..simulator.execution.run import read_run
+
+    first = files_of(path)[0] if path.is_dir() and not any(path.glob("*.et*")) else path
+    if first.is_file() and first.name.endswith((".json", ".json.gz")) and is_profile(first):
+        traces, _, groups = link_files(files_of(path))
+        return RankedTraces(traces, groups if len(traces) > 1 else {})
+    return read_run(path)
+
+
+def analyse(config: dict[str, Any]) -> int:
+    """What the ranks of a run did, as recorded; beside another run where one is named."""
+    from ..simulator.execution import analysis
+
+    path = given(config, "path", "an execution trace or profile, or a folder of them")
+    found = run_at(path)
+    accounts = analysis.accounts(found)
+    sizes = analysis.by_size(found)
+    late = analysis.late_ranks(found) if len(found.traces) > 1 else []
+    other = Path(str(config["other"])).expanduser() if config["other"] else None
+    compared = analysis.compared(accounts, analysis.accounts(run_at(other))) if other else []
+    if config["report"]:
+        from ..simulator.html.page import write
+        from ..simulator.html.traces import page
+
+        file = Path(str(config["report"])).expanduser()
+        say(f"report: {write(page(path.name, accounts, sizes, late, compared, other.name if other else ''), file)}")
+    if wants_json(config):
+        keys = ("class", "count", "total_us", "other_count", "other_total_us")
+        parts = {"by_rank": accounts, "by_size": sizes, "late": late}
+        answer: dict[str, Any] = {name: [asdict(each) for each in part] for name, part in parts.items()}  # type: ignore[attr-defined]
+        print_json({**answer, "compared": [dict(zip(keys, row, strict=True)) for row in compared]})
+    else:
+        show(path, accounts)
+        if compared:
+            rows = [(n, f"{c:,}", microseconds(us), f"{o:,}", microseconds(there)) for n, c, us, o, there in compared]
+            table(f"beside {other}, means over ranks", ("class", "nodes", "time", "nodes there", "time there"), rows)
+    return 0
+
+
+def show(path: Path, accounts: Sequence[RankAccount]) -> None:
+    """The accounts as tables."""
+    rows = [(each.rank, *(microseconds(us) for us in (each.total_us, each.compute_us, each.exposed_us, each.idle_us)))
+            for each in accounts[:SHOWN]]  # fmt: skip
+    table(f"{path}: {len(accounts):,} ranks", ("rank", "time", "compute", "exposed communication", "idle"), rows)
+    first = accounts[0]
+    shares = [(s.name, f"{s.count:,}", microseconds(s.total_us), *(microseconds(us) for us in s.quantiles_us))
+              for s in first.classes]  # fmt: skip
+    table(f"rank {first.rank} by class", ("class", "nodes", "time", "10 %", "median", "90 %", "99 %"), shares)
+
+
+DOING: dict[str, Callable[[dict[str, Any]], int]] = {
+    "check": check,
+    "convert": convert,
+    "link": link,
+    "analyse": analyse,
+}

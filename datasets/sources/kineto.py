@@ -105,16 +105,21 @@ def operator_calls(events: Iterable[Event], kernels: Iterable[Event]) -> list[tu
 
     Kernels that no operator launched, of CUDA graphs for one, are one call of no name each.
     """
+    return [
+        (call, sum(float(kernel["dur"]) for kernel in found), len(found))
+        for call, found in kernels_of_calls(events, kernels)
+    ]
+
+
+def kernels_of_calls(events: Iterable[Event], kernels: Iterable[Event]) -> list[tuple[ProfiledCall, list[Event]]]:
+    """Each operator call that launched kernels, with these; kernels that no operator launched are a call each."""
     launched = _launching_operators(events)
     groups: dict[int, tuple[Event | None, list[Event]]] = {}
     for kernel in kernels:
         operator = launched.get(kernel["args"]["correlation"])
         key = id(operator) if operator is not None else id(kernel)
         groups.setdefault(key, (operator, []))[1].append(kernel)
-    return [
-        (_call(operator, found), sum(float(kernel["dur"]) for kernel in found), len(found))
-        for operator, found in groups.values()
-    ]
+    return [(_call(operator, found), found) for operator, found in groups.values()]
 
 
 def _launching_operators(events: Iterable[Event]) -> dict[int, Event]:

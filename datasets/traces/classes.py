@@ -14,6 +14,8 @@ from .table import ExecutionTrace
 
 OP = "opcast_op"
 """The attribute (string, JSON) that keeps the op as opcast has it, so that other devices can be asked for it."""
+SHARE = "opcast_share"
+"""The attribute (double) that says which part of its op's time a kernel takes; without it all."""
 GAP = "host_gap"
 """What stands in :data:`OP` of time in which a stream waits for the host."""
 COMPUTE = ("gemm", "attention", "elementwise", "other")

@@ -20,10 +20,13 @@ class Timed(NamedTuple):
     parents: np.ndarray
 
 
-def filled(start: np.ndarray, end: np.ndarray, child: np.ndarray, parent: np.ndarray, kept: np.ndarray) -> Timed:
+def filled(
+    start: np.ndarray, end: np.ndarray, child: np.ndarray, parent: np.ndarray, kept: np.ndarray, tie: np.ndarray
+) -> Timed:
     """Nodes with a gap before each of those in ``kept`` [n] that begins later than its parents have ended.
 
-    A gap takes the parents of its node and is its only one. Times in us; a node without parents waits from 0 on.
+    A gap takes the parents of its node and is its only one. Times in us; a node without parents waits from 0 on. Nodes
+    without length that begin together follow each other by ``tie`` [n].
     """
     n = len(start)
     ready = np.zeros(n)
@@ -35,7 +38,7 @@ def filled(start: np.ndarray, end: np.ndarray, child: np.ndarray, parent: np.nda
     parent = np.concatenate([parent, gap[late]])
     row = np.concatenate([np.arange(n), late])
     start, end = np.concatenate([start, ready[late]]), np.concatenate([end, start[late]])
-    order = np.lexsort((np.arange(len(row)), end, start))
+    order = np.lexsort((np.concatenate([tie, tie[late]]), end, start))
     place = np.empty(len(row), np.int64)
     place[order] = np.arange(len(row))
     pairs = np.stack([place[child], place[parent]])

@@ -45,6 +45,15 @@ def read_json(path: Path) -> ExecutionTrace:
         raise TraceFileError(f"{path} does not begin as an execution trace does: {str(error)[:80]}") from None
 
 
+def is_profile(path: Path) -> bool:
+    """Whether a JSON file is one of the PyTorch profiler; of what is no JSON, no."""
+    with opened(path) as file:
+        start = file.read(1 << 16).decode("utf-8", "replace")
+    if '"nodes"' in start or '"workload_graph"' in start:
+        return False
+    return '"traceEvents"' in start or '"deviceProperties"' in start or '"schemaVersion"' in start
+
+
 def _of_form(path: Path, objects: list[Object]) -> ExecutionTrace:
     first = objects[0]
     if isinstance(first.get("workload_graph"), list):

@@ -328,7 +328,7 @@ def _traced(step: Step, stage: int, lines: _Lines) -> ExecutionTrace:
     gap = len(lines.sorts)
     lines.sorts.append(_gap("between kernels"))
     sends = np.array([each.kind == NodeKind.COMM_SEND for each in lines.sorts])[sort]
-    timed = filled(start, end, child, parent, (stream < MESSAGES) | sends)
+    timed = filled(start, end, child, parent, (stream < MESSAGES) | sends, np.arange(len(start)))
     return _columns(step, stage, lines.sorts, np.where(timed.gap, gap, sort[timed.row]), stream[timed.row], timed.start,
                     timed.end, timed.parents)  # fmt: skip
 

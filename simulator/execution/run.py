@@ -11,7 +11,7 @@ import numpy as np
 
 from ...datasets.clusters import Cluster
 from ...datasets.ops import Op, OpError, make_op
-from ...datasets.traces.classes import OP
+from ...datasets.traces.classes import OP, SHARE
 from ...datasets.traces.groups import JoinedCall, JoinedRun, RankedTraces, group_members, joined
 from ...datasets.traces.reading import rank_files, read_trace
 from ...datasets.traces.schema import CollectiveKind, TraceFileError
@@ -71,7 +71,7 @@ def simulate_run(
         asked = sorted(ops)
         if asked:
             found = ask(engine, [ops[node] for node in asked])
-            duration[asked], who[asked] = found.latency_us, found.engine
+            duration[asked], who[asked] = found.latency_us * shares_of(run, joint)[asked], found.engine
     return SimulatedRun(run, joint, duration, who, execute(run, joint, duration, policy))
 
 
@@ -94,6 +94,15 @@ def compute_ops(run: RankedTraces, joint: JoinedRun) -> dict[int, Op]:
             node, op = int(joint.node[rank][row]), known[int(kept[row])]
             if op is not None and not communicates[node]:
                 found[node] = op
+    return found
+
+
+def shares_of(run: RankedTraces, joint: JoinedRun) -> np.ndarray:
+    """The part of its op's time that each node takes [nodes]: of an op that several kernels do, each kernel's."""
+    found = np.ones(joint.edges.nodes)
+    for rank, trace in run.traces.items():
+        rows, shares = trace.attribute(SHARE, "double")
+        found[joint.node[rank][rows]] = shares
     return found
 
 

@@ -92,7 +92,8 @@ STARTS: dict[str, list[list[str]]] = {
     "data": [[], ["check"]],
     "train": [["device=h100_sxm", "tracking=null"]],
     "profile": [["plan_out={files}/plan.json"]],
-    "trace": [["check", "path={files}/trace.json"], ["convert", "path={files}/trace.json", "output={files}/made.et"]],
+    "trace": [["check", "path={files}/trace.json"], ["convert", "path={files}/trace.json", "output={files}/made.et"],
+              *(["link", "path={files}/trace.json", "output={files}/linked"], ["analyse", "path={files}/trace.json"])],
     "calibrate": [["tables=[{files}/truth.csv]"]],
     "list": [["devices"], ["models"], ["ops"], ["predictors"], ["clusters"]],
 }  # fmt: skip
@@ -124,7 +125,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "calibrate": ("tables", "rows", "output", "scores", "calibration", "graphs"),
     "import": ("source", "path", "systems", "tables", "frameworks", "link", "collective", "measured_at", "mapping"),
     "data": ("what",),
-    "trace": ("what", "path", "output"),
+    "trace": ("what", "path", "output", "host", "other", "report"),
     "train": (
         *("device", "op", "eval", "promote", "power", "predictor", "predictor.folds", "predictor.families"),
         *("predictor.candidates", "predictor.lightgbm", "predictor.coverage", "tracking"),

@@ -1,0 +1,135 @@
+"""The PyTorch profiler's trace (Kineto) as events in time: threads of the host, streams of the devices.
+
+An event of a thread lasts until the next one begins, often a call inside it: so the host is one node after another, and
+what is left of the outer calls is time between them. What the host spends waiting for a device is none of its own time.
+"""
+
+from __future__ import annotations
+
+import ast
+import bisect
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..dtypes import itemsize
+from ..sources.kineto import KERNELS, LAUNCHES, NCCL_TYPES, OPERATORS, Event, is_collective, load, spans
+from ..sources.tables import SourceError
+from .schema import CollectiveKind, TraceFileError
+
+COPIES = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset"})
+ON_DEVICE = KERNELS | COPIES
+ON_HOST = OPERATORS | LAUNCHES
+WAITS = re.compile(r"(?:cuda|hip)(?:Stream|Device|Event)Synchronize|(?:cuda|hip)Memcpy$|cuStreamSynchronize")
+_KINDS = {
+    "allreduce": CollectiveKind.ALL_REDUCE,
+    "allgather": CollectiveKind.ALL_GATHER,
+    "reducescatter": CollectiveKind.REDUCE_SCATTER,
+    "alltoall": CollectiveKind.ALL_TO_ALL,
+    "sendrecv": CollectiveKind.ALL_TO_ALL,
+    "broadcast": CollectiveKind.BROADCAST,
+    "barrier": CollectiveKind.BARRIER,
+    "gather": CollectiveKind.GATHER,
+    "scatter": CollectiveKind.SCATTER,
+    "reduce": CollectiveKind.REDUCE,
+}
+"""What stands in the name of a collective or its kernel, the longer words first."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The events of one rank. Times are microseconds of the file's own clock."""
+
+    path: Path
+    rank: int | None
+    host: Sequence[Event]
+    device: Sequence[Event]
+    groups: Mapping[str, tuple[int, ...]]
+
+    @property
+    def begin_us(self) -> float:
+        """When the first event begins."""
+        return min(float(event["ts"]) for event in (*self.host, *self.device))
+
+
+def read_profile(path: Path) -> Profile:
+    """The events of a trace. TraceFileError where it is none, or has nothing that ran on a device."""
+    try:
+        trace = load(path)
+    except (SourceError, OSError) as error:
+        raise TraceFileError(f"{path}: {error}") from None
+    events = spans(trace)
+    device = [event for event in events if event.get("cat") in ON_DEVICE]
+    host = [event for event in events if event.get("cat") in ON_HOST]
+    if not host and not device:
+        raise TraceFileError(f"{path} holds neither operators nor kernels: it is no profile of a run")
+    about = trace.get("distributedInfo")
+    about = about if isinstance(about, dict) else {}
+    rank = about.get("rank")
+    return Profile(path, rank if isinstance(rank, int) and rank >= 0 else None, host, device, _groups(about, device))
+
+
+def _groups(about: Mapping[str, Any], device: Iterable[Event]) -> dict[str, tuple[int, ...]]:
+    """The ranks of each process group that the file names."""
+    found: dict[str, tuple[int, ...]] = {}
+    listed = about.get("pg_config")
+    for each in listed if isinstance(listed, list) else ():
+        if isinstance(each, dict) and (ranks := _ranks(each.get("ranks"))):
+            found[str(each.get("pg_name"))] = ranks
+    for event in device:
+        arguments = event["args"]
+        if "Process Group Name" in arguments and (ranks := _ranks(arguments.get("Process Group Ranks"))):
+            found[str(arguments["Process Group Name"])] = ranks
+    return found
+
+
+def _ranks(given: Any) -> tuple[int, ...]:
+    try:
+        ranks = ast.literal_eval(given) if isinstance(given, str) else given
+        return tuple(int(rank) for rank in ranks)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return ()
+
+
+def collective_of(event: Event) -> CollectiveKind | None:
+    """What a kernel of NCCL or RCCL does, by its arguments, else by its name; None where neither tells."""
+    if not is_collective(event):
+        return None
+    for text in (event["args"].get("Collective name"), event["name"]):
+        plain = re.sub(r"[^a-z]", "", str(text or "").lower())
+        for word, kind in _KINDS.items():
+            if word in plain.replace("ncclkernel", "").replace("nccldevkernel", ""):
+                return kind
+    return None
+
+
+def size_of_call(event: Event) -> int:
+    """Bytes that a rank puts into a collective; 0 where the profiler did not keep it."""
+    arguments = event["args"]
+    elements, dtype = arguments.get("In msg nelems"), NCCL_TYPES.get(str(arguments.get("dtype")))
+    return int(elements * itemsize(dtype)) if isinstance(elements, int) and elements > 0 and dtype else 0
+
+
+def correlation(event: Event) -> Any:
+    """What ties a launch to what it launched; None without."""
+    return event["args"].get("correlation")
+
+
+def lane(event: Event) -> tuple[str, ...]:
+    """The thread or the stream of an event."""
+    if event.get("cat") in ON_DEVICE:
+        arguments = event["args"]
+        return "device", str(arguments.get("device", event.get("pid"))), str(arguments.get("stream", event.get("tid")))
+    return "host", str(event.get("pid")), str(event.get("tid"))
+
+
+def end_us(event: Event) -> float:
+    """When an event ends."""
+    return float(event["ts"]) + float(event["dur"])
+
+
+def last_before(keys: Sequence[float], limit: float) -> int:
+    """The place of the last of ascending keys that is at most ``limit``; -1 where none is."""
+    return bisect.bisect_right(keys, limit) - 1

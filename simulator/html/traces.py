@@ -1,0 +1,101 @@
+"""The page of an execution trace, or of two side by side: what each rank did, by class, by size, who came late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..execution.analysis import ClassShare, LateRank, RankAccount, SizeShare
+from . import units
+from .page import Card, Cell, Column, Page, PageSection, Piece, StackedBar, Table
+
+SHOWN = 64  # ranks on the page
+PARTS = (("compute", "blue"), ("communication alone", "orange"), ("idle", "grey"))
+
+
+def page(
+    name: str,
+    accounts: Sequence[RankAccount],
+    sizes: Sequence[SizeShare],
+    late: Sequence[LateRank],
+    compared: Sequence[tuple[str, int, float, int, float]] = (),
+    other: str = "",
+) -> Page:
+    """The page of a run as recorded; ``compared`` by class with that of ``other``."""
+    total = max((each.total_us for each in accounts), default=0.0)
+    nodes = sum(each.nodes for each in accounts)
+    headline = (("time", units.duration(total)), ("ranks", f"{len(accounts):,}"), ("nodes", f"{nodes:,}"))
+    sections = [_ranks(accounts), _classes(accounts[0])]
+    if sizes:
+        sections.append(_sizes(sizes))
+    if any(each.waited_us > 0 for each in late):
+        sections.append(_late(late))
+    if compared:
+        sections.append(_compared(compared, other))
+    return Page(f"Execution trace {name}", "what was recorded", (), (Card(name, headline),), tuple(sections))
+
+
+def _ranks(accounts: Sequence[RankAccount]) -> PageSection:
+    bars = []
+    for each in accounts[:SHOWN]:
+        whole = each.total_us or 1.0
+        values = (each.compute_us, each.exposed_us, each.idle_us)
+        pieces = [Piece(part, units.duration(us), us / whole, colour)
+                  for (part, colour), us in zip(PARTS, values, strict=True) if us > 0]  # fmt: skip
+        bars.append(StackedBar(f"rank {each.rank}: {units.duration(each.total_us)}", tuple(pieces)))
+    text = "Time in which a rank's device computes, in which it only communicates, and in which it does neither."
+    return PageSection("ranks", "Ranks", text, tuple(bars))
+
+
+def _classes(first: RankAccount) -> PageSection:
+    columns = ("class", "nodes", "time", "10 %", "median", "90 %", "99 %", "bytes")
+    rows = [_class_row(share) for share in first.classes]
+    table = Table(f"rank {first.rank}", tuple(Column(each, words=each == "class") for each in columns), rows)
+    mean, most = first.parents
+    text = (
+        f"Nodes by what they do, and how long one takes. A node waits for {mean:.2f} others on average, {most} at most."
+    )
+    return PageSection("classes", "Classes of work", text, (table,))
+
+
+def _class_row(share: ClassShare) -> list[Cell]:
+    quantiles = [Cell(units.duration(us)) for us in share.quantiles_us]
+    size = Cell(f"{share.size_bytes:,}" if share.size_bytes else "")
+    return [Cell(share.name), Cell(f"{share.count:,}"), Cell(units.duration(share.total_us)), *quantiles, size]
+
+
+def _sizes(sizes: Sequence[SizeShare]) -> PageSection:
+    columns = (Column("collective", words=True), Column("bytes up to"), Column("calls"), Column("time"))
+    rows = [
+        [Cell(s.name), Cell(f"{s.size_bytes:,}"), Cell(f"{s.count:,}"), Cell(units.duration(s.total_us))] for s in sizes
+    ]
+    text = "Communication of all ranks; the time of a call holds the wait for the other ranks."
+    return PageSection("sizes", "Communication by size", text, (Table("", columns, rows),))
+
+
+def _late(late: Sequence[LateRank]) -> PageSection:
+    columns = (Column("rank"), Column("last to arrive"), Column("the others waited"))
+    rows = [[Cell(f"{e.rank}"), Cell(f"{e.calls:,}"), Cell(units.duration(e.waited_us))] for e in late[:SHOWN]]
+    text = "Who arrived last at collectives, and how long the other ranks waited for it in all."
+    return PageSection("late", "Stragglers", text, (Table("", columns, rows),))
+
+
+def _compared(found: Sequence[tuple[str, int, float, int, float]], other: str) -> PageSection:
+    columns = (
+        Column("class", words=True),
+        Column("nodes"),
+        Column("time"),
+        Column("nodes there"),
+        Column("time there"),
+    )
+    rows = [
+        [
+            Cell(name),
+            Cell(f"{count:,}"),
+            Cell(units.duration(us)),
+            Cell(f"{count_there:,}"),
+            Cell(units.duration(us_there)),
+        ]
+        for name, count, us, count_there, us_there in found
+    ]
+    text = "Means over ranks; the largest difference first."
+    return PageSection("compared", f"Beside {other}", text, (Table("", columns, rows),))
