@@ -62,7 +62,7 @@ provenance() {
         echo "changed files: $(git -C "$here" status --porcelain 2>/dev/null | wc -l)"
         uname -srm
         "$python" -c "import json; from dataclasses import asdict; from opcast.harness import accelerator
-print(json.dumps(asdict(accelerator.ask())))"
+print(json.dumps(asdict(accelerator.ask())))" || { echo "$python cannot run opcast" >&2; return 1; }
     } >"$out/machine.txt"
     "$python" -m pip list --format=freeze >"$out/packages.txt"
     lscpu >"$out/processor.txt" 2>/dev/null || true

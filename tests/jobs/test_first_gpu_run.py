@@ -1,0 +1,62 @@
+"""The script of the first run on a GPU, with the CPU as the device: its steps, what it packs, and that it goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+
+def first_run(root: Path, folder: Path, **settings: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", str(root / "jobs" / "first_gpu_run.sh"), str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder.parent,
+        env={**os.environ, "SMALL": "1", "HARDWARE": "cpu", "PYTHON": sys.executable, **settings},
+    )
+
+
+def done_before(folder: Path, *steps: str) -> None:
+    (folder / "done").mkdir(parents=True)
+    for step in steps:
+        (folder / "done" / step).touch()
+
+
+@pytest.mark.slow
+def test_it_measures_twice_compares_and_packs_and_goes_on(root: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    done_before(folder, "tests", "quickstart")  # which have tests of their own, and take the longest
+    found = first_run(root, folder)
+    assert found.returncode == 0, found.stderr
+    kinds = {each["kind"]: each for each in json.loads((folder / "repeatability.json").read_text())["kinds"]}
+    assert {"gemm", "copy"} <= set(kinds)
+    assert kinds["gemm"]["rows"] >= 12
+    with tarfile.open(tmp_path / "out.tar.gz") as archive:
+        names = archive.getnames()
+    assert {"machine.txt", "packages.txt", "repeatability.json", "store_1.json", "again.log"} <= set(names)
+    assert any(name.startswith("store_2/op=gemm/") for name in names)
+    again = first_run(root, folder)
+    assert again.returncode == 0
+    assert "campaign: done before" in again.stderr
+    assert "again: done before" in again.stderr
+
+
+def test_a_step_that_fails_is_said_with_its_log_and_its_exit_code(root: Path, tmp_path: Path) -> None:
+    found = first_run(root, tmp_path / "out", PYTHON="/bin/false")
+    assert found.returncode == 1
+    last = found.stderr.strip().splitlines()[-1]
+    assert last.startswith("first run: provenance: FAILED")
+    assert last.endswith("provenance.log: /bin/false cannot run opcast")
+
+
+def test_steps_run_in_the_order_that_a_gpu_is_owed(root: Path) -> None:
+    text = (root / "jobs" / "first_gpu_run.sh").read_text()
+    steps = [line.split()[1] for line in text.splitlines() if line.lstrip().startswith("step ")]
+    assert steps == ["setup", "provenance", "tests", "campaign", "again", "quickstart"]
