@@ -143,7 +143,7 @@ def run(verb: str, arguments: list[str]) -> int:
     if verb not in VERBS:
         raise BadInputError(f"unknown verb {verb!r}; {nearest(verb, VERBS, 'one of')}")
     module = importlib.import_module(f".{VERBS[verb][0]}", __package__)
-    flags, settings = parted(verb, arguments)
+    flags, settings = parted(verb, getattr(module, "words", list)(arguments))
     for text in settings:
         readable(text)
     words = [text for text in settings if text and "=" not in text and text[0] not in "~+"]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..datasets.loading import number, whole
+from ..simulator.search.compare import AxisChange
+from ..simulator.search.request import SearchRequest
 from ..simulator.search.result import SearchReport
 from ..simulator.search.space import settings
 from . import resolve
+from .composing import quoted
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
 from .validate import progress_bar
 from .writing import check_place
@@ -20,12 +23,24 @@ ADDED = ("device.", "cluster.", "stack.", "options", "precision.quantization")
 SHOWN_CLASSES = 12  # reasons of points left out that a person is shown
 
 
+def words(arguments: Sequence[str]) -> list[str]:
+    """``compare A B`` as the setting that it is. BadInputError where there are not two points after it."""
+    given = list(arguments)
+    if not given or given[0] != "compare":
+        return given
+    if len(given) < 3:
+        raise BadInputError("`opcast search compare` needs two points: ranks, or axes such as 'tp=8 pp=2'")
+    return [f"compare=[{quoted(given[1])},{quoted(given[2])}]", *given[3:]]
+
+
 def run(config: dict[str, Any]) -> int:
     """Search and print the best points; returns the exit code, 1 where no point can run."""
     as_json = wants_json(config)
     request = resolve.search_request(config)
     number(BadInputError, "noise_floor", config["noise_floor"])
     workers = whole(BadInputError, "workers", config["workers"]) or os.cpu_count() or 1
+    if config["compare"] is not None:
+        return run_comparison(config, request, as_json)
     if config["report"]:
         check_place("report", Path(str(config["report"])))
     found = resolve.bench(config).search(request, workers, config["points"], progress_bar)
@@ -36,6 +51,32 @@ def run(config: dict[str, Any]) -> int:
     if not found.best:
         say(f"opcast: {found.notes[0]}")
     return 0 if found.best else 1
+
+
+def run_comparison(config: Mapping[str, Any], request: SearchRequest, as_json: bool) -> int:
+    """Print how two points differ; returns the exit code."""
+    pair = config["compare"]
+    if not isinstance(pair, list) or len(pair) != 2:
+        raise BadInputError(f"compare={pair} must be two points: ranks, or axes such as 'tp=8 pp=2'")
+    found = resolve.bench(config).compare(request, str(pair[0]), str(pair[1]), config["points"])
+    if as_json:
+        print_json(found.to_dict())
+        return 0
+    steps = [(each.axis, f"{each.one} → {each.other}", *after(each)) for each in found.axes]
+    table("axis by axis", ("axis", "from → to", "step then", "GiB then", ""), steps)
+    heads = ("", pair[0], pair[1], "more")
+    for title, changes in (("parts of the step", found.parts), ("ops, those that differ most", found.ops)):
+        rows = [(each.name, *(microseconds(us * 1e6) for us in (each.one, each.other, each.more))) for each in changes]
+        table(title, heads, rows)
+    gib = [(each.name, f"{each.one:.2f}", f"{each.other:.2f}", f"{each.more:+.2f}") for each in found.memory]
+    table("memory, GiB", heads, gib)
+    return 0
+
+
+def after(change: AxisChange) -> tuple[str, str, str]:
+    """Step and memory after a change, and why there is none."""
+    step = "" if change.step_time_s is None else microseconds(change.step_time_s * 1e6)
+    return step, "" if change.peak_gib is None else f"{change.peak_gib:.1f}", change.why
 
 
 def show(found: SearchReport) -> None:

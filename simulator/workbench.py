@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .question.requests import CalibrateRequest, SimulateRequest, ValidateRequest
     from .report.answer import InferenceReport, OpPrediction, StepReport
     from .report.workload_file import FileReport
+    from .search.compare import PointComparison
     from .search.request import SearchRequest
     from .search.result import SearchReport
     from .validation import Validation, ValidationSettings
@@ -270,6 +271,19 @@ class Workbench:
         return search(
             request, lambda made: Workers(Evaluator(made, self), workers, workbench), folder, progress or _silent
         )
+
+    def compare(
+        self, request: SearchRequest, one: str, other: str, points: str | Path | None = None
+    ) -> PointComparison:
+        """How two points of a search differ, each a rank of the search kept in ``points`` or axes (``tp=8 pp=2``)."""
+        from .search.compare import compare, point_of
+        from .search.evaluate import Evaluator
+        from .search.points import Folder
+        from .search.request import asked
+
+        folder = Folder(None if points is None else Path(points).expanduser(), request.key() if points else "")
+        made = asked(request)
+        return compare(Evaluator(made, self), *(point_of(made, text, folder) for text in (one, other)))
 
     def calibrate(self, request: CalibrateRequest, progress: Progress | None = None) -> Calibrating:
         """Effects on the times of steps, fitted on the rows of tables, and how well they answer what was left out."""

@@ -28,13 +28,24 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--everything", action="store_true")
     parser.add_argument("--top", type=int, default=10)
+    parser.add_argument(
+        "--objectives", default="step_time", help="step_time,memory makes a front, of which more is asked"
+    )
     options = parser.parse_args()
     step = {"cluster": "dgx_h100", "nodes": 64, "seq_len": 8192, "global_batch": 1024}
     for micro_batch in (1, 2, 4, 8):  # traces the model, which is kept on disk
         opcast.simulate("llama3_70b", micro_batch=micro_batch, tp=8, pp=8, zero_stage=1, **step)
     before, began = processor_s(), time.perf_counter()
     prune = ["memory"] if options.everything else ["memory", "time"]
-    found = opcast.search("llama3_70b", AXES, workers=options.workers, prune=prune, top=options.top, **step)
+    found = opcast.search(
+        "llama3_70b",
+        AXES,
+        workers=options.workers,
+        prune=prune,
+        top=options.top,
+        objectives=options.objectives.split(","),
+        **step,
+    )
     wall_s = time.perf_counter() - began
     if options.workers > 1:
         from joblib.externals.loky import get_reusable_executor
