@@ -16,7 +16,7 @@ from . import resolve
 from .composing import quoted
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
 from .validate import progress_bar
-from .writing import check_place
+from .writing import check_place, write_text
 
 FREE_CHOICE = {"device": "device.id", "model": "+model.path"}
 ADDED = ("device.", "cluster.", "stack.", "options", "precision.quantization")
@@ -41,9 +41,14 @@ def run(config: dict[str, Any]) -> int:
     workers = whole(BadInputError, "workers", config["workers"]) or os.cpu_count() or 1
     if config["compare"] is not None:
         return run_comparison(config, request, as_json)
-    if config["report"]:
-        check_place("report", Path(str(config["report"])))
+    for name in ("report", "launch"):
+        if config[name]:
+            check_place(name, Path(str(config[name])))
     found = resolve.bench(config).search(request, workers, config["points"], progress_bar)
+    if found.best and config["launch"]:
+        path = Path(str(config["launch"]))
+        text = resolve.bench(config).launch(request, found.best[0], framework_of(config))
+        say(f"launch file: {write_text('launch', path, text)}")
     if as_json:
         print_json(found.to_dict() | ({} if found.best else {"error": found.notes[0]}))
     else:
@@ -51,6 +56,13 @@ def run(config: dict[str, Any]) -> int:
     if not found.best:
         say(f"opcast: {found.notes[0]}")
     return 0 if found.best else 1
+
+
+def framework_of(config: Mapping[str, Any]) -> str:
+    """Whose launch file is written: as told, or the one that the stack is of."""
+    if config["framework"] is not None:
+        return str(config["framework"])
+    return "torchtitan" if str((config.get("stack") or {}).get("id", "")).startswith("torchtitan") else "megatron-lm"
 
 
 def run_comparison(config: Mapping[str, Any], request: SearchRequest, as_json: bool) -> int:

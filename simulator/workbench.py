@@ -7,7 +7,7 @@ for as long as no measurement or predictor is added to them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -271,6 +271,16 @@ class Workbench:
         return search(
             request, lambda made: Workers(Evaluator(made, self), workers, workbench), folder, progress or _silent
         )
+
+    def launch(self, request: SearchRequest, point: Mapping[str, Any], framework: str) -> str:
+        """The launch file of a point: arguments of ``megatron-lm`` or ``megatron-bridge``, or TOML of ``torchtitan``.
+
+        Raises LaunchError for what the framework cannot be told.
+        """
+        from .search.launch import launch_file
+        from .search.request import asked, request_of
+
+        return launch_file(request_of(asked(request), point), framework)
 
     def compare(
         self, request: SearchRequest, one: str, other: str, points: str | Path | None = None

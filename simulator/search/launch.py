@@ -1,0 +1,261 @@
+"""A point as its framework spells it: arguments of Megatron-LM and Megatron-Bridge, TOML of torchtitan.
+
+One table per framework says what each setting is called; a row gives a value, or None where nothing is to be said. What
+a framework cannot be told is a LaunchError that says which axis to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..question.canonical import RequestError
+from ..question.plan import Parallel, Stack
+from ..question.requests import SimulateRequest, usual_stack
+from ..trace.models import resolve
+
+FRAMEWORKS = ("megatron-lm", "megatron-bridge", "torchtitan")
+FP8 = {"fp8": "hybrid", "mxfp8": "e4m3", "fp8_block": "e4m3"}
+FP8_RECIPES = {"fp8": "tensorwise", "mxfp8": "mxfp8", "fp8_block": "blockwise"}
+
+
+class LaunchError(ValueError):
+    """A point that a framework cannot be told to run. The message says why and what to change."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A point as a framework is told of it: what rows of its table read."""
+
+    request: SimulateRequest
+    config: Mapping[str, Any]
+
+    @property
+    def parallel(self) -> Parallel:
+        """Degrees of parallelism."""
+        return self.request.parallel
+
+    @property
+    def stack(self) -> Stack:
+        """What the framework does."""
+        return self.request.stack or usual_stack("train", alone=False)
+
+    @property
+    def devices(self) -> int:
+        """All GPUs."""
+        assert self.request.cluster is not None
+        return self.request.cluster.devices
+
+    @property
+    def dp(self) -> int:
+        """Data ranks."""
+        return self.devices // self.parallel.model_ranks
+
+    def model(self, *names: str) -> Any:
+        """A figure of the model's configuration, under the first name that it has."""
+        return next((self.config[name] for name in names if self.config.get(name) is not None), None)
+
+
+Rule = Callable[[Launch], Any]
+
+
+def _when(condition: bool, value: Any = True) -> Any:
+    return value if condition else None
+
+
+MEGATRON_LM: dict[str, Rule] = {
+    "--num-layers": lambda x: x.model("num_hidden_layers", "n_layer"),
+    "--hidden-size": lambda x: x.model("hidden_size", "n_embd"),
+    "--ffn-hidden-size": lambda x: x.model("intermediate_size"),
+    "--num-attention-heads": lambda x: x.model("num_attention_heads", "n_head"),
+    "--group-query-attention": lambda x: _when(_groups(x) is not None),
+    "--num-query-groups": lambda x: _groups(x),
+    "--kv-channels": lambda x: x.model("head_dim"),
+    "--num-experts": lambda x: x.model("n_routed_experts", "num_local_experts", "num_experts"),
+    "--moe-router-topk": lambda x: x.model("num_experts_per_tok"),
+    "--moe-ffn-hidden-size": lambda x: x.model("moe_intermediate_size"),
+    "--seq-length": lambda x: x.request.work.seq_len,
+    "--max-position-embeddings": lambda x: max(x.request.work.seq_len, x.model("max_position_embeddings") or 0),
+    "--micro-batch-size": lambda x: x.request.work.micro_batch,
+    "--global-batch-size": lambda x: x.request.work.sequences,
+    "--tensor-model-parallel-size": lambda x: x.parallel.tp,
+    "--pipeline-model-parallel-size": lambda x: x.parallel.pp,
+    "--num-virtual-stages-per-pipeline-rank": lambda x: _when(x.parallel.vpp > 1, x.parallel.vpp),
+    "--context-parallel-size": lambda x: x.parallel.cp,
+    "--expert-model-parallel-size": lambda x: _when(x.parallel.ep > 1, x.parallel.ep),
+    "--expert-tensor-parallel-size": lambda x: _when(x.parallel.ep > 1, x.parallel.etp),
+    "--sequence-parallel": lambda x: _when(x.parallel.sequence_parallel),
+    "--use-distributed-optimizer": lambda x: _when(x.parallel.zero_stage == 1),
+    "--use-megatron-fsdp": lambda x: _when(x.parallel.zero_stage > 1),
+    "--data-parallel-sharding-strategy": lambda x: _sharding(x),
+    "--overlap-grad-reduce": lambda x: _when("dp" in x.stack.overlap),
+    "--overlap-param-gather": lambda x: _when("dp" in x.stack.overlap and x.parallel.zero_stage > 0),
+    "--tp-comm-overlap": lambda x: _when("tp" in x.stack.overlap and x.parallel.sequence_parallel),
+    "--no-overlap-p2p-communication": lambda x: _when(x.parallel.vpp > 1 and "pp" not in x.stack.overlap),
+    "--recompute-granularity": lambda x: _when(x.request.recompute != "none", _recompute(x)),
+    "--recompute-method": lambda x: _when(_recompute(x) == "full", "uniform"),
+    "--recompute-num-layers": lambda x: _when(_recompute(x) == "full", 1),
+    "--bf16": lambda x: _when(x.request.precision in ("bf16", "auto")),
+    "--fp16": lambda x: _when(x.request.precision == "fp16"),
+    "--fp8-format": lambda x: FP8.get(x.request.quantization),
+    "--fp8-recipe": lambda x: FP8_RECIPES.get(x.request.quantization),
+}
+MEGATRON_BRIDGE: dict[str, Rule] = {
+    "model.tensor_model_parallel_size": lambda x: x.parallel.tp,
+    "model.pipeline_model_parallel_size": lambda x: x.parallel.pp,
+    "model.virtual_pipeline_model_parallel_size": lambda x: _when(x.parallel.vpp > 1, x.parallel.vpp),
+    "model.context_parallel_size": lambda x: x.parallel.cp,
+    "model.expert_model_parallel_size": lambda x: x.parallel.ep,
+    "model.expert_tensor_parallel_size": lambda x: x.parallel.etp,
+    "model.sequence_parallel": lambda x: x.parallel.sequence_parallel,
+    "model.seq_length": lambda x: x.request.work.seq_len,
+    "train.micro_batch_size": lambda x: x.request.work.micro_batch,
+    "train.global_batch_size": lambda x: x.request.work.sequences,
+    "model.recompute_granularity": lambda x: _when(x.request.recompute != "none", _recompute(x)),
+    "model.recompute_method": lambda x: _when(_recompute(x) == "full", "uniform"),
+    "model.recompute_num_layers": lambda x: _when(_recompute(x) == "full", 1),
+    "ddp.use_distributed_optimizer": lambda x: x.parallel.zero_stage == 1,
+    "ddp.use_megatron_fsdp": lambda x: _when(x.parallel.zero_stage > 1),
+    "ddp.data_parallel_sharding_strategy": lambda x: _sharding(x),
+    "ddp.overlap_grad_reduce": lambda x: "dp" in x.stack.overlap,
+    "ddp.overlap_param_gather": lambda x: "dp" in x.stack.overlap and x.parallel.zero_stage > 0,
+    "comm_overlap.tp_comm_overlap": lambda x: "tp" in x.stack.overlap and x.parallel.sequence_parallel,
+    "mixed_precision": lambda x: _mixed(x),
+}
+TORCHTITAN: dict[str, Rule] = {
+    "training.seq_len": lambda x: x.request.work.seq_len,
+    "training.local_batch_size": lambda x: _local_batch(x),
+    "training.global_batch_size": lambda x: x.request.work.sequences,
+    "training.mixed_precision_param": lambda x: "bfloat16",
+    "parallelism.data_parallel_replicate_degree": lambda x: _replicas(x),
+    "parallelism.data_parallel_shard_degree": lambda x: x.dp // _replicas(x),
+    "parallelism.fsdp_reshard_after_forward": lambda x: "always" if x.parallel.zero_stage == 3 else "never",
+    "parallelism.tensor_parallel_degree": lambda x: x.parallel.tp,
+    "parallelism.pipeline_parallel_degree": lambda x: x.parallel.pp,
+    "parallelism.pipeline_parallel_schedule": lambda x: _when(x.parallel.pp > 1, _schedule(x)),
+    "parallelism.pipeline_parallel_microbatch_size": lambda x: _when(x.parallel.pp > 1, x.request.work.micro_batch),
+    "parallelism.pipeline_parallel_layers_per_stage": lambda x: _when(x.parallel.pp > 1, _layers_a_stage(x)),
+    "parallelism.pipeline_parallel_first_stage_less_layers": lambda x: _when(x.parallel.pp > 1, 0),
+    "parallelism.pipeline_parallel_last_stage_less_layers": lambda x: _when(x.parallel.pp > 1, 0),
+    "parallelism.context_parallel_degree": lambda x: x.parallel.cp,
+    "parallelism.expert_parallel_degree": lambda x: x.parallel.ep,
+    "activation_checkpoint.mode": lambda x: _recompute(x),
+}
+
+
+def _groups(launch: Launch) -> int | None:
+    groups, heads = launch.model("num_key_value_heads"), launch.model("num_attention_heads")
+    return groups if groups is not None and groups != heads else None
+
+
+def _sharding(launch: Launch) -> str | None:
+    return {2: "optim_grads", 3: "optim_grads_params"}.get(launch.parallel.zero_stage)
+
+
+def _recompute(launch: Launch) -> str:
+    if launch.request.recompute not in ("none", "full", "selective"):
+        raise LaunchError(
+            f"recompute={launch.request.recompute} has no argument: take space.recompute=[none,selective,full]"
+        )
+    return launch.request.recompute
+
+
+def _mixed(launch: Launch) -> str:
+    base = "fp16_mixed" if launch.request.precision == "fp16" else "bf16_mixed"
+    recipes = {"": base, "fp8": "bf16_with_fp8_current_scaling_mixed", "mxfp8": "bf16_with_mxfp8_mixed"}
+    if launch.request.quantization not in recipes:
+        raise LaunchError(
+            f"precision={launch.request.quantization} has no recipe of Megatron-Bridge: take bf16, fp8 or mxfp8"
+        )
+    return recipes[launch.request.quantization]
+
+
+def _replicas(launch: Launch) -> int:
+    shard = launch.parallel.shard or launch.dp
+    return launch.dp if launch.parallel.zero_stage == 0 else max(launch.dp // shard, 1)
+
+
+def _local_batch(launch: Launch) -> int:
+    """Sequences of one call: a pipeline takes all of its micro-batches, without one gradients are accumulated."""
+    work = launch.request.work
+    return work.sequences // launch.dp if launch.parallel.pp > 1 else work.micro_batch
+
+
+def _layers_a_stage(launch: Launch) -> int:
+    layers = int(launch.model("num_hidden_layers", "n_layer") or 0)
+    return -(-layers // (launch.parallel.pp * launch.parallel.vpp))
+
+
+def _schedule(launch: Launch) -> str:
+    known = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe"}
+    if launch.parallel.schedule not in known:
+        raise LaunchError(
+            f"schedule={launch.parallel.schedule} has no name in torchtitan: take 1f1b, interleaved or gpipe"
+        )
+    return known[launch.parallel.schedule]
+
+
+def _torchtitan_can(launch: Launch) -> None:
+    if launch.parallel.zero_stage == 1:
+        raise LaunchError("torchtitan shards gradients and weights together: take space.zero_stage=[0,2,3]")
+    if launch.request.quantization:
+        raise LaunchError(
+            f"precision={launch.request.quantization} is a converter in torchtitan's own code: take precision=bf16"
+        )
+    if launch.parallel.tp > 1 and not launch.parallel.sequence_parallel:
+        raise LaunchError("torchtitan's tensor parallelism is sequence parallel: take space.sequence_parallel=true")
+
+
+def launch_file(request: SimulateRequest, framework: str) -> str:
+    """The text that tells a framework to run the step of a request: arguments of a command line, or TOML.
+
+    LaunchError for what it cannot be told; RequestError for a framework that is none of :data:`FRAMEWORKS`.
+    """
+    if framework not in FRAMEWORKS:
+        raise RequestError(f"launch={framework} is no framework; choose from {', '.join(FRAMEWORKS)}")
+    launch = Launch(request, dict(resolve(request.model).config or {}))
+    if launch.parallel.schedule in ("zb-h1", "dualpipe", "gpipe") and framework != "torchtitan":
+        raise LaunchError(f"schedule={launch.parallel.schedule} is none of Megatron's: take space.schedule=1f1b")
+    if framework == "torchtitan":
+        _torchtitan_can(launch)
+        return toml(filled(TORCHTITAN, launch), header(launch))
+    table = MEGATRON_LM if framework == "megatron-lm" else MEGATRON_BRIDGE
+    found = filled(table, launch)
+    lines = (
+        arguments(found) if framework == "megatron-lm" else [f"{name}={word(value)}" for name, value in found.items()]
+    )
+    return "\n".join([*header(launch), *lines, ""])
+
+
+def filled(table: Mapping[str, Rule], launch: Launch) -> dict[str, Any]:
+    """The settings of a table that have something to say."""
+    found = {name: rule(launch) for name, rule in table.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def header(launch: Launch) -> list[str]:
+    """What the file is for."""
+    assert launch.request.cluster is not None
+    cluster = launch.request.cluster
+    name = resolve(launch.request.model).name
+    return [f"# {name} on {cluster.nodes} x {cluster.devices_per_node} GPUs ({cluster.id}), dp={launch.dp}"]
+
+
+def arguments(found: Mapping[str, Any]) -> list[str]:
+    """Arguments of a command line, flags by their names alone."""
+    return [name if value is True else f"{name} {value}" for name, value in found.items()]
+
+
+def word(value: Any) -> str:
+    """A value as Hydra and TOML spell it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def toml(found: Mapping[str, Any], comments: Sequence[str]) -> str:
+    """Settings with dots in their names as tables of TOML."""
+    tables: dict[str, list[str]] = {}
+    for name, value in found.items():
+        head, _, key = name.partition(".")
+        tables.setdefault(head, []).append(f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {word(value)}")
+    return "\n".join([*comments, *(line for head, lines in tables.items() for line in ("", f"[{head}]", *lines)), ""])
