@@ -39,7 +39,7 @@ from .command import execute, refuse
 from .deep_ep_calls import DEEP_EP
 from .environment import clocks, has_nvlink, node_name, torchrun_rank, use_loopback
 from .ledger import CampaignError
-from .measuring import NoMemoryError, abilities, die_with, measured_figures, outcome
+from .measuring import IllDeviceError, NoMemoryError, abilities, die_with, measured_figures, outcome
 from .plan import CampaignPlan, Case, Settings
 from .stopping import MedianWidth
 from .supervisor import InterruptError
@@ -302,8 +302,11 @@ class InProcess:
         self.interrupted = True
 
     def start(self) -> dict[str, Any]:
-        """Provenance columns and where the ranks are."""
-        return abilities(self.group.settings, self.group)
+        """Provenance columns and where the ranks are; CampaignError when this rank's GPU does not compute."""
+        try:
+            return abilities(self.group.settings, self.group)
+        except IllDeviceError as error:
+            raise CampaignError(f"the GPU of rank 0 does not compute ({error}): take another node") from None
 
     def probe(self) -> dict[str, Any]:
         """The figures of this rank's device."""
