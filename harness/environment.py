@@ -10,6 +10,7 @@ import hashlib
 import os
 import platform
 import re
+import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -317,11 +318,14 @@ def power_limit_w(index: int = 0) -> float | None:
 
 
 def one_process_only(index: int = 0) -> bool:
-    """Whether a GPU takes one process at a time (exclusive-process mode), as far as NVML tells."""
+    """Whether a GPU takes one process at a time (exclusive-process mode), as NVML or ``nvidia-smi`` tells."""
     nvml, handle = _nvml(), _nvml_handle(index)
-    if handle is None:
+    if handle is not None:
+        return _ask(nvml.nvmlDeviceGetComputeMode, handle) == nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
+    if (smi := shutil.which("nvidia-smi")) is None:
         return False
-    return _ask(nvml.nvmlDeviceGetComputeMode, handle) == nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
+    question = [smi, "--query-gpu=compute_mode", "--format=csv,noheader"]
+    return "Exclusive_Process" in subprocess.run(question, capture_output=True, text=True, check=False).stdout
 
 
 def _ask(question: Any, *arguments: Any) -> float | None:

@@ -249,6 +249,8 @@ def install_gpu_torch(vendor: str) -> None:
     card = {"nvidia": "an NVIDIA GPU", "amd": "an AMD GPU"}[vendor]
     told = "".join([f", driver {driver}" if driver else "", f", compute capability {capability}" if capability else ""])
     trouble = "the driver is too old for every build" if not builds else ""
+    if CONSTRAINTS.exists():
+        CONSTRAINTS.write_text("")  # it holds the torch of an earlier set-up, which cannot use the GPU
     for build in builds:
         say(f"{card} is present{told}: installing torch {build or 'as the package index has it'} (several GB)")
         index = ["--index-url", TORCH_INDEX + build] if build else []

@@ -145,12 +145,13 @@ def test_the_cuda_torch_of_the_caller_is_kept_and_held(checkout: Path, tmp_path:
 
 
 @pytest.fixture
-def bootstrap(root: Path) -> ModuleType:
+def bootstrap(root: Path, tmp_path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("bootstrap", root / "jobs" / "bootstrap.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    module.CONSTRAINTS = tmp_path / "constraints.txt"
     return module
 
 
@@ -206,10 +207,12 @@ def a_machine(
 
 def test_builds_are_tried_until_one_uses_the_gpu(bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = a_machine(bootstrap, monkeypatch, works="cu126", host="2.13")
+    bootstrap.CONSTRAINTS.write_text("torch==2.12\n")  # of a set-up before
     assert bootstrap.install_torch("nvidia") == "2.13"
     assert [line for line in seen if line.startswith("install")] == ["install cu128", "install cu126"]
     assert any("2.13" in line and "cannot use the GPU (RuntimeError: driver too old)" in line for line in seen)
     assert not any("NO BUILD" in line for line in seen)
+    assert bootstrap.CONSTRAINTS.read_text() == ""
 
 
 def test_that_no_build_uses_the_gpu_is_said_and_never_silent(

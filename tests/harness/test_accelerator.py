@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -115,6 +116,18 @@ def test_exclusive_process_mode_is_seen() -> None:
         assert accelerator.look().one_process
     with fake_cuda():
         assert not accelerator.look().one_process
+
+
+def test_without_nvml_exclusive_process_mode_is_asked_of_nvidia_smi(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    for mode, exclusive in (("Exclusive_Process", True), ("Default", False)):
+        smi.write_text(f"#!/bin/sh\necho {mode}\n")
+        smi.chmod(0o755)
+        with fake_cuda(nvml=False):
+            assert environment.one_process_only() is exclusive
 
 
 def test_an_ill_gpu_is_one_line_and_the_cpu() -> None:
