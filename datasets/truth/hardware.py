@@ -44,6 +44,7 @@ USUAL = {
     "a100_sxm_80gb": "dgx_a100",
     "gb200": "gb200_nvl72",
     "gb300": "gb300_nvl72",
+    "v100_sxm": "dgx1_v100",
 }
 
 
