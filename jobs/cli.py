@@ -42,7 +42,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "calibrate",
         "what known runs say of the times of steps: fitted on tables, scored on tables left out",
     ),
-    "trace": ("trace", "execution traces (Chakra, PyTorch): check, convert, link, analyse"),
+    "trace": ("trace", "execution traces (Chakra, PyTorch): check, convert, link, analyse, collect, explain"),
     "api": ("service.serve", "an HTTP service and web page over the same questions, on this machine alone"),
     "list": ("listing", "the devices, models, ops or predictors opcast knows"),
 }

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..datasets.loading import nearest
+from ..datasets.loading import nearest, whole
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
 
 if TYPE_CHECKING:
@@ -162,6 +162,41 @@ def analyse(config: dict[str, Any]) -> int:
     return 0
 
 
+def explain(config: dict[str, Any]) -> int:
+    """Why a measured step takes longer than predicted, the largest cause first."""
+    from ..simulator.execution import explaining
+
+    predicted = run_at(given(config, "predicted", "the traces that `opcast simulate chakra=DIR` wrote"))
+    measured = run_at(given(config, "measured", "a profile or execution traces of the same step"))
+    steps = whole(BadInputError, "steps", config["steps"], 1)
+    found = explaining.explain(predicted, measured, steps=steps)
+    if wants_json(config):
+        print_json({"gap_us": found.measured_us - found.predicted_us, **asdict(found)})
+        return 0
+    gap = found.measured_us - found.predicted_us
+    rows = [(c.cause, c.what, microseconds(c.predicted_us), microseconds(c.measured_us), microseconds(c.difference_us))
+            for c in found.causes[:SHOWN]]  # fmt: skip
+    title = f"predicted {microseconds(found.predicted_us)}, measured {microseconds(found.measured_us)}"
+    table(f"{title}: {microseconds(gap)} more", ("cause", "what", "predicted", "measured", "difference"), rows)
+    for cause in dict.fromkeys(c.cause for c in found.causes[:3]):
+        say(f"{cause}: {explaining.ADVICE[cause]}")
+    return 0
+
+
+def collect(config: dict[str, Any]) -> int:
+    """Run a PyTorch program and record its host trace and profile."""
+    from ..harness.collecting import run_program
+
+    program = given(config, "path", "the Python program to run")
+    output = given(config, "output", "the folder to write to")
+    run_program(program, [str(each) for each in config["arguments"] or ()], output)
+    if wants_json(config):
+        print_json({"output": str(output)})
+    else:
+        say(f"recorded in {output}: opcast trace link path={output}/profile host={output}/host output=DIR")
+    return 0
+
+
 def show(path: Path, accounts: Sequence[RankAccount]) -> None:
     """The accounts as tables."""
     rows = [(each.rank, *(microseconds(us) for us in (each.total_us, each.compute_us, each.exposed_us, each.idle_us)))
@@ -178,4 +213,6 @@ DOING: dict[str, Callable[[dict[str, Any]], int]] = {
     "convert": convert,
     "link": link,
     "analyse": analyse,
+    "collect": collect,
+    "explain": explain,
 }

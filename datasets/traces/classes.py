@@ -68,6 +68,7 @@ def classes(trace: ExecutionTrace) -> np.ndarray:
     is_one = (trace.kind == NodeKind.COMM_COLL) & (collective >= 0) & (collective < len(COLLECTIVES)) & ~host
     found = np.where(is_one, first + np.clip(collective, 0, len(COLLECTIVES) - 1), found)
     found = np.where(np.isin(trace.kind, (NodeKind.COMM_SEND, NodeKind.COMM_RECV)), CLASSES.index("send_recv"), found)
+    found = np.where((ops >= 0) & (by_op == CLASSES.index("gap")), CLASSES.index("gap"), found)
     made: np.ndarray = np.where(trace.kind <= NodeKind.METADATA, CLASSES.index("metadata"), found)
     return made
 

@@ -31,6 +31,7 @@ from .profiles import (
     WAITS,
     Profile,
     collective_of,
+    continued,
     correlation,
     end_us,
     is_collective,
@@ -85,7 +86,8 @@ def link(
 
     TraceFileError for a profile in which nothing can be told apart.
     """
-    events = [*profile.host, *profile.device]
+    host_events = [*profile.host, *continued(profile.host)]
+    events = [*host_events, *profile.device]
     if not events:
         raise TraceFileError(f"{profile.path} has no events")
     origin = profile.begin_us if origin_us is None else origin_us
@@ -95,7 +97,7 @@ def link(
     order = np.lexsort((-stop, begin))
     for row in order.tolist():
         lanes.setdefault(lane(events[row]), []).append(row)
-    launcher = _launchers(events, len(profile.host))
+    launcher = _launchers(events, len(host_events))
     start, end, waited = _own_times(events, lanes, launcher, begin, stop)
     found = _Edges(start, end)
     for rows in lanes.values():

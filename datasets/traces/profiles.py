@@ -112,6 +112,38 @@ def size_of_call(event: Event) -> int:
     return int(elements * itemsize(dtype)) if isinstance(elements, int) and elements > 0 and dtype else 0
 
 
+def continued(host: Sequence[Event]) -> list[Event]:
+    """What calls do after the calls inside them: an event for each stretch of a call's own time but the first."""
+    threads: dict[tuple[str, ...], list[Event]] = {}
+    for each in sorted(host, key=lambda event: (float(event["ts"]), -float(event["dur"]))):
+        threads.setdefault(lane(each), []).append(each)
+    found: list[Event] = []
+    for events in threads.values():
+        around: list[tuple[Event, list[float]]] = []  # open calls, each with the ends of the calls inside it
+        ends: list[Event | None] = [*events, None]
+        for event in ends:
+            begin = float(event["ts"]) if event is not None else float("inf")
+            while around and end_us(around[-1][0]) <= begin:
+                call, inside = around.pop()
+                found += _stretch(call, inside, end_us(call))
+                if around:
+                    around[-1][1].append(end_us(call))
+            if event is not None:
+                if around:
+                    found += _stretch(*around[-1], begin)
+                around.append((event, []))
+    return found
+
+
+def _stretch(call: Event, inside: list[float], until_us: float) -> list[Event]:
+    """A call's own time from the end of the last call inside it; none before there was one."""
+    begin = max(inside, default=until_us)
+    if until_us - begin <= 0:
+        return []
+    inside.append(until_us)
+    return [{**call, "cat": "cpu_op", "ts": begin, "dur": until_us - begin, "args": {}}]
+
+
 def correlation(event: Event) -> Any:
     """What ties a launch to what it launched; None without."""
     return event["args"].get("correlation")

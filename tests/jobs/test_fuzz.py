@@ -125,7 +125,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "calibrate": ("tables", "rows", "output", "scores", "calibration", "graphs"),
     "import": ("source", "path", "systems", "tables", "frameworks", "link", "collective", "measured_at", "mapping"),
     "data": ("what",),
-    "trace": ("what", "path", "output", "host", "other", "report"),
+    "trace": ("what", "path", "output", "host", "other", "report", "predicted", "measured", "steps"),
     "train": (
         *("device", "op", "eval", "promote", "power", "predictor", "predictor.folds", "predictor.families"),
         *("predictor.candidates", "predictor.lightgbm", "predictor.coverage", "tracking"),
