@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..datasets.clusters import Cluster
+from ..datasets.clusters import Cluster, load_cluster
 from ..datasets.devices import Device, known_devices, load_device, overridden
 from ..datasets.ops import Op
 from ..models.power import Limits
@@ -175,7 +175,11 @@ def search_request(config: Mapping[str, Any]) -> SearchRequest:
     own = ("top", "noise_floor", "sampler", "exhaustive_up_to", "trials", "seed")
     lists = {name: listed(config[name]) for name in ("objectives", "constraints", "prune")}
     values = {name: listed(value) for name, value in config["space"].items()}
-    base = simulate_request({**config, "stragglers": []})
+    named = values.get("cluster", [])
+    joined = config["cluster"] or (load_cluster(str(named[0])).to_dict() if named else None)
+    if not joined:
+        raise needs_cluster("a search")
+    base = simulate_request({**config, "cluster": joined, "stragglers": []})
     given = {**{name: config[name] for name in own}, **lists, "base": base}
     space = load(Space, values, RequestError, "space", "axis")
     return SearchRequest(space=space, **given)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..datasets.loading import number, whole
 from ..simulator.search.compare import AxisChange
-from ..simulator.search.request import SearchRequest
+from ..simulator.search.request import OBJECTIVES, SearchRequest
 from ..simulator.search.result import SearchReport
 from ..simulator.search.space import settings
 from . import resolve
@@ -45,6 +45,8 @@ def run(config: dict[str, Any]) -> int:
         if config[name]:
             check_place(name, Path(str(config[name])))
     found = resolve.bench(config).search(request, workers, config["points"], progress_bar)
+    if found.best and config["report"]:
+        say(f"report: {write_report(found, Path(str(config['report'])))}")
     if found.best and config["launch"]:
         path = Path(str(config["launch"]))
         text = resolve.bench(config).launch(request, found.best[0], framework_of(config))
@@ -56,6 +58,15 @@ def run(config: dict[str, Any]) -> int:
     if not found.best:
         say(f"opcast: {found.notes[0]}")
     return 0 if found.best else 1
+
+
+def write_report(found: SearchReport, path: Path) -> Path:
+    """The HTML page of a search."""
+    from ..simulator.html import write_search_report
+
+    return write_search_report(
+        found.to_dict(), found.rows, [OBJECTIVES[n][0] for n in found.objectives], settings, path
+    )
 
 
 def framework_of(config: Mapping[str, Any]) -> str:

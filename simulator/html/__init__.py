@@ -1,17 +1,20 @@
 """Reports as web pages: one HTML file each, which needs no network and no server.
 
 ``write_quickstart_report`` shows predicted beside measured, ``write_step_report`` one simulated step,
-``write_network_report`` transfers on the links of a cluster. All are put together from the parts of :mod:`.page`.
+``write_network_report`` transfers on the links of a cluster, ``write_search_report`` the best layouts of a space. All
+are put together from the parts of :mod:`.page`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ...datasets.devices import Device
 from ..report.answer import InferenceReport, OpPrediction, StepReport
 from ..report.comparison import Comparison
-from . import network, quickstart, step
+from . import network, quickstart, search, step
 from .cluster import ClusterView
 from .page import ReportError, render, write, write_text
 
@@ -51,3 +54,17 @@ def write_step_report(
 def write_network_report(found: OpPrediction, path: Path) -> Path:
     """Write what the links of a cluster did as a page and return its path; ReportError when it cannot be written."""
     return write(network.page(found), path)
+
+
+def write_search_report(
+    found: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    plotted: Sequence[str],
+    named: Callable[[Mapping[str, Any]], str],
+    path: Path,
+) -> Path:
+    """Write a search, as plain values, as a page and return its path; ReportError when it cannot be written.
+
+    ``rows`` are all points, ``plotted`` the figures of the objectives, ``named`` says a row's layout in short.
+    """
+    return write(search.page(found, rows, plotted, named), path)

@@ -1,0 +1,49 @@
+"""``opcast search``: what cannot be asked ends with one line and exit code 2; an answer is one object."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from opcast.jobs.cli import main
+
+STEP = "model=llama3_8b cluster=dgx_h100 workload.global_batch=64"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("model=llama3_8b workload.global_batch=8", "cluster"),
+        ("model=llama3_8b cluster=dgx_h100", "a search needs one batch for all layouts"),
+        (f"{STEP} space.rules=['tp>9']", "none of 504 points meets the rule 'tp>9'"),
+        (f"{STEP} space.rules=['tp>4'] constraints=['tp<3']", "no point can meet both"),
+        (f"{STEP} space.tp=[0]", "space.tp=0 must be a whole number of at least 1"),
+        (f"{STEP} space.tq=[1]", "did you mean space.tp"),
+        (f"{STEP} space.tp=3", "the space is empty: "),
+        (f"{STEP} parallel.tp=2", "parallel.tp=2 is an axis of the search"),
+        (f"{STEP} objectives=[fast]", "objectives='fast' is not one of"),
+        (f"{STEP} workers=-1", "workers=-1 must be a whole number"),
+        (f"{STEP} report=/no/such/place.html", "there is no folder"),
+        ("compare 1", "needs two points"),
+        (f"compare 1 2 {STEP}", "name its folder with points=FOLDER"),
+        (f"compare tp=1 tp=x {STEP}", "tp=x must be a whole number"),
+    ],
+)
+def test_what_cannot_be_asked(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", *words.split()]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_an_answer_is_one_object_with_a_page_and_a_launch_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = f"space.tp=1 space.pp=1 space.micro_batch=1 workers=1 report={tmp_path}/a.html launch={tmp_path}/a.txt"
+    assert main(["search", *STEP.split(), *own.split(), f"points={tmp_path}/found", "format=json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["evaluated"] + found["pruned"] == found["points"]
+    assert found["best"][0]["rank"] == 1
+    assert "--micro-batch-size 1" in (tmp_path / "a.txt").read_text()
+    assert (tmp_path / "a.html").stat().st_size > 100_000
+    assert list((tmp_path / "found").glob("part-*.parquet"))
