@@ -176,7 +176,7 @@ def search_request(config: Mapping[str, Any]) -> SearchRequest:
     lists = {name: listed(config[name]) for name in ("objectives", "constraints", "prune")}
     values = {name: listed(value) for name, value in config["space"].items()}
     named = values.get("cluster", [])
-    joined = config["cluster"] or (load_cluster(str(named[0])).to_dict() if named else None)
+    joined = config.get("cluster") or (load_cluster(str(named[0])).to_dict() if named else None)
     if not joined:
         raise needs_cluster("a search")
     base = simulate_request({**config, "cluster": joined, "stragglers": []})
