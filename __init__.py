@@ -20,6 +20,7 @@ __all__ = [
     "PredictRequest",
     "SearchReport",
     "SearchRequest",
+    "ServingRequest",
     "SimulateRequest",
     "Sources",
     "Space",
@@ -37,6 +38,7 @@ __all__ = [
     "make_op",
     "predict",
     "search",
+    "serving",
     "simulate",
     "simulate_file",
     "validate",
@@ -46,13 +48,14 @@ if TYPE_CHECKING:
     from .datasets.clusters import Cluster, load_cluster
     from .datasets.devices import Device, load_device
     from .datasets.ops import Op, make_op
-    from .jobs.api import predict, search, simulate, simulate_file, validate
+    from .jobs.api import predict, search, serving, simulate, simulate_file, validate
     from .simulator.network.faults import Fault
     from .simulator.network.transfers import Transfer
     from .simulator.question.network import NetworkChoice
     from .simulator.question.plan import Parallel, Plan, Stack, load_stack
     from .simulator.question.predictions import PredictRequest
     from .simulator.question.requests import SimulateRequest, ValidateRequest, WorkloadFile
+    from .simulator.question.serving import ServingRequest
     from .simulator.question.sources import Sources
     from .simulator.question.stragglers import Straggler
     from .simulator.question.work import Work
@@ -65,7 +68,7 @@ _HOMES = {
     ".datasets.clusters": ("Cluster", "load_cluster"),
     ".datasets.devices": ("Device", "load_device"),
     ".datasets.ops": ("Op", "make_op"),
-    ".jobs.api": ("predict", "search", "simulate", "simulate_file", "validate"),
+    ".jobs.api": ("predict", "search", "serving", "simulate", "simulate_file", "validate"),
     ".simulator.network.faults": ("Fault",),
     ".simulator.network.transfers": ("Transfer",),
     ".simulator.question.network": ("NetworkChoice",),
@@ -75,6 +78,7 @@ _HOMES = {
     ".simulator.question.sources": ("Sources",),
     ".simulator.question.stragglers": ("Straggler",),
     ".simulator.question.work": ("Work",),
+    ".simulator.question.serving": ("ServingRequest",),
     ".simulator.search.request": ("SearchRequest",),
     ".simulator.search.result": ("SearchReport",),
     ".simulator.search.space": ("Space",),

@@ -28,12 +28,14 @@ from .resolve import this_machine, this_node
 if TYPE_CHECKING:
     from ..simulator.question.plan import Stack
     from ..simulator.question.requests import SimulateRequest
+    from ..simulator.question.serving import ServingRequest
     from ..simulator.question.work import Work
     from ..simulator.report.answer import InferenceReport, StepReport
     from ..simulator.report.workload_file import FileReport
     from ..simulator.search.request import SearchRequest
     from ..simulator.search.result import SearchReport
     from ..simulator.search.space import Space
+    from ..simulator.serving.report import ServingReport
     from ..simulator.trace import Model
     from ..simulator.validation import Validation
 
@@ -192,6 +194,51 @@ def search(
             seed=seed,
         )
     return _bench(model.base.sources).search(model, workers, points)
+
+
+def serving(
+    model: Model | ServingRequest | None = None,
+    device: str | Device = THIS_MACHINE,
+    *,
+    traffic: Mapping[str, Any] | None = None,
+    scheduler: Mapping[str, Any] | None = None,
+    kv: Mapping[str, Any] | None = None,
+    slo: Mapping[str, Any] | None = None,
+    decode_pool: Mapping[str, Any] | None = None,
+    law: Mapping[str, Any] | None = None,
+    replicas: int = 1,
+    attention_dp: int = 1,
+    router: str = "round_robin",
+    cluster: str | Cluster | None = None,
+    stack: str | Stack | None = None,
+    precision: str | None = None,
+    home: str | Path = HOME,
+    **settings: Any,
+) -> ServingReport:
+    """What comes of traffic on the replicas of a served model.
+
+    ``traffic``, ``scheduler``, ``kv``, ``slo`` and ``decode_pool`` are mappings of the settings that ``opcast serving
+    --help`` lists; ``law`` gives iteration times by hand, in place of a model. ``settings`` are those of
+    :func:`simulate` that say what a replica is: ``tp``, ``pp``, ``nodes``, ... A :class:`ServingRequest` has all of it.
+
+    Raises RequestError, KvError where the model leaves no KV memory, and the errors of :func:`simulate`.
+    """
+    from ..simulator.question.serving import ServingRequest
+    from ..simulator.serving.connect import usual_serving_stack
+
+    if isinstance(model, ServingRequest):
+        sources = model.step.sources if model.step is not None else _sources(home, ORDER, None)
+        return _bench(sources).serving(model).report
+    given: dict[str, Any] = {"traffic": traffic, "scheduler": scheduler, "kv": kv, "slo": slo}
+    given |= {"decode_pool": decode_pool, "law": law}
+    given = {name: dict(value) for name, value in given.items() if value is not None}
+    sources = _sources(home, ORDER, None)
+    if law is None and model is not None:
+        chosen = stack or usual_serving_stack(given.get("scheduler", {}).get("policy", "vllm"))
+        more = {**settings, "cluster": cluster, "stack": chosen, "precision": precision}
+        given["step"] = simulate_request(model, "decode", device, sources, more)
+    plain = {"replicas": replicas, "attention_dp": attention_dp, "router": router}
+    return _bench(sources).serving(ServingRequest.from_dict({**given, **plain})).report
 
 
 def _lists(axes: Mapping[str, Any]) -> dict[str, Any]:

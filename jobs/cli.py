@@ -36,6 +36,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "train": ("train", "fit predictors for a device, evaluate on unseen shapes, register in MLflow"),
     "predict": ("predict", "the latency of one op, of every op in a file, or of collectives on a cluster"),
     "simulate": ("simulate", "one training or inference step of a model on a device"),
+    "serving": ("serving", "traffic through the replicas of a served model: latencies, throughput, capacity"),
     "search": ("search", "the best layouts of a training step on a cluster, and why they are best"),
     "validate": ("validate", "every row of a table of published results, simulated and scored"),
     "calibrate": (

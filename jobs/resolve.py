@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..simulator.question.plan import Plan, Stack
     from ..simulator.question.predictions import PredictRequest
     from ..simulator.question.requests import CalibrateRequest, SimulateRequest, ValidateRequest
+    from ..simulator.question.serving import ServingRequest
     from ..simulator.question.work import Work
     from ..simulator.search.request import SearchRequest
 
@@ -183,6 +184,22 @@ def search_request(config: Mapping[str, Any]) -> SearchRequest:
     given = {**{name: config[name] for name in own}, **lists, "base": base}
     space = load(Space, values, RequestError, "space", "axis")
     return SearchRequest(space=space, **given)
+
+
+def serving_request(config: Mapping[str, Any]) -> ServingRequest:
+    """The request about traffic on a served model, or on iterations whose times are given by hand."""
+    from ..simulator.question.serving import ServingRequest
+    from ..simulator.serving.connect import usual_engine_stack
+
+    parts = ("law", "traffic", "scheduler", "kv", "slo", "replicas", "attention_dp", "router", "decode_pool")
+    values = {name: config[name] for name in parts}
+    step = None
+    if config["law"] is None:
+        policy = str((config["scheduler"] or {}).get("policy"))
+        chosen = config if config.get("stack") else {**config, "stack": usual_engine_stack(policy)}
+        plain = {"workload": {"kind": "decode"}, "offload": (), "passes": (), "options": {}, "stragglers": []}
+        step = simulate_request({**chosen, **plain, "price_per_gpu_hour": None})
+    return ServingRequest.from_dict({**values, "step": step})
 
 
 def listed(value: Any) -> list[Any]:

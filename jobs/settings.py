@@ -45,7 +45,8 @@ GROUPS = (
     "campaign",
     "space",
 )
-MAPPINGS = (*GROUPS, "predictor", "settings", "options", "train", "prefill", "decode", "repeats")
+SERVED = ("traffic", "scheduler", "kv", "slo", "decode_pool")
+MAPPINGS = (*GROUPS, *SERVED, "predictor", "settings", "options", "train", "prefill", "decode", "repeats")
 LISTS = (
     "op",
     "eval",
@@ -66,7 +67,7 @@ PARTS = {  # of groups that no loader checks
     "model": ("name", "source", "config", "path"),
 }
 DEEPEST = 20  # brackets in a word of the command line
-READERS = ("predict", "simulate", "search", "validate", "list")
+READERS = ("predict", "simulate", "serving", "search", "validate", "list")
 """Verbs that only read a store and predictors; all others write there, or say themselves that nothing is there."""
 
 

@@ -32,11 +32,13 @@ if TYPE_CHECKING:
     from .predict.links import Links
     from .question.plan import Plan
     from .question.requests import CalibrateRequest, SimulateRequest, ValidateRequest
+    from .question.serving import ServingRequest
     from .report.answer import InferenceReport, OpPrediction, StepReport
     from .report.workload_file import FileReport
     from .search.compare import PointComparison
     from .search.request import SearchRequest
     from .search.result import SearchReport
+    from .serving.serve import Keeping, ServedTraffic
     from .validation import Validation, ValidationSettings
     from .validation.calibrate import Calibrating
 
@@ -294,6 +296,20 @@ class Workbench:
         folder = Folder(None if points is None else Path(points).expanduser(), request.key() if points else "")
         made = asked(request)
         return compare(Evaluator(made, self), *(point_of(made, text, folder) for text in (one, other)))
+
+    def serving(
+        self, request: ServingRequest, keep: Keeping | None = None, progress: Progress | None = None
+    ) -> ServedTraffic:
+        """What comes of traffic on the replicas of a served model; requests and iterations as far as ``keep`` says.
+
+        Raises RequestError, RequestTraceError, KvError, and the errors of :meth:`simulate`.
+        """
+        from .serving.connect import replicas_of
+        from .serving.serve import serve
+
+        own, decoder = replicas_of(request, self)
+        with (progress or _silent)(request.traffic.requests) as advance:
+            return serve(request, own, decoder, keep, advance)
 
     def calibrate(self, request: CalibrateRequest, progress: Progress | None = None) -> Calibrating:
         """Effects on the times of steps, fitted on the rows of tables, and how well they answer what was left out."""

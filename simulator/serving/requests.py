@@ -119,6 +119,13 @@ def _most(kind: Lengths) -> int:
     return max(kind.values) if kind.kind == "empirical" else kind.high
 
 
+def most_tokens(traffic: RequestTraffic) -> int:
+    """The most tokens that a request can have, prompt and answer, without reading a trace whole into chunks."""
+    if traffic.trace is not None or traffic.turns > 1:
+        return stream(traffic).longest
+    return _most(traffic.input) + _most(traffic.output)
+
+
 def with_turns(traffic: RequestTraffic, sessions: int) -> RequestChunk:
     """Sessions whose turns follow each other: each prompt begins with all that was said before.
 

@@ -90,8 +90,8 @@ def serve(
 ) -> ServedTraffic:
     """The traffic of a request on replicas like ``replica``, and ``decoder`` where a pool only decodes.
 
-    ``progress`` is told how many requests came in. Always ends: overload is reported, not waited for. RequestError and
-    RequestTraceError for what cannot be.
+    ``progress`` is told how many more requests came in. Always ends: overload is reported, not waited for. Raises
+    RequestError and RequestTraceError.
     """
     began = time.perf_counter()
     kept = kept or Keeping()
@@ -163,7 +163,7 @@ def through(
             state.totals["left"] = 0
             backlog.append((float(totals["now_us"]), came, int(totals["waiting"])))
             if progress is not None:
-                progress(came)
+                progress(len(part.input))
     return state, backlog
 
 

@@ -1,0 +1,79 @@
+"""The replica of a request: iteration times, KV memory and host time of its model on its devices, or as given."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+from ..question.plan import Stack, load_stack
+from ..question.requests import SimulateRequest, plan_of
+from ..question.serving import IterationLaw, KvMemory, ServingRequest
+from .bench import Bench
+from .engines import load_serving_engine
+from .host import host_time
+from .kv_memory import budget
+from .requests import most_tokens
+from .setup import HostShare, ServedReplica, by_hand, rules
+from .surrogate import surrogate
+from .tabulate import Extent
+
+ENGINES = {"sglang": "sglang", "trtllm": "trtllm", "trtllm_max_utilization": "trtllm"}  # of policies; others: vllm
+FEW_TOKENS, LONGEST = 2048, 131_072
+
+
+def replicas_of(request: ServingRequest, bench: Bench) -> tuple[ServedReplica, ServedReplica | None]:
+    """A replica, and one of the pool that only decodes where there is one. The errors of simulating a step, KvError."""
+    pool = request.decode_pool
+    own = replica_of(request, request.step, request.law, request.kv, bench)
+    if not pool.replicas:
+        return own, None
+    alike = pool.step is None and pool.law is None
+    if alike and pool.kv == KvMemory():
+        return own, own
+    step, law = (request.step, request.law) if alike else (pool.step, pool.law)
+    return own, replica_of(request, step, law, pool.kv if pool.kv.blocks else request.kv, bench)
+
+
+def replica_of(
+    request: ServingRequest, step: SimulateRequest | None, law: IterationLaw | None, kv: KvMemory, bench: Bench
+) -> ServedReplica:
+    """One replica; its tables are kept on disk beside the traced graphs."""
+    if law is not None or step is None:
+        return by_hand(law or IterationLaw(base_us=1.0), kv.blocks, kv.block_tokens, kv.bytes_per_token)
+    engine = load_serving_engine(ENGINES.get(request.scheduler.policy, "vllm"))
+    plan = plan_of(step, bench.device(step.device, step.cluster))
+    scheduler = request.scheduler
+    probe = rules(scheduler, by_hand(IterationLaw(base_us=1.0), 1, kv.block_tokens or engine.kv.block_tokens, 0.0))
+    most = min(most_tokens(request.traffic), LONGEST)
+    seqs = min(probe.max_seqs, request.traffic.concurrency or probe.max_seqs, 1024)
+    extent = Extent(sequences=_round(seqs, 64), tokens=_round(probe.max_tokens, FEW_TOKENS), context=_round(most, 8192))
+    tables = surrogate(step, bench, extent, bench.graphs.parent / "surrogates").tables
+    memory = budget(step, bench, engine.kv, max_tokens=probe.max_tokens)
+    if kv.blocks:
+        memory = replace(memory, blocks=kv.blocks)
+    if kv.block_tokens:
+        tokens = memory.tokens
+        memory = replace(memory, block_tokens=kv.block_tokens, blocks=kv.blocks or max(1, tokens // kv.block_tokens))
+    host = host_time(engine.host, overlapped=scheduler.async_scheduling)
+    return ServedReplica(
+        tables,
+        memory,
+        HostShare(host.step_us, host.seq_us, host.overlapped, host.ttft_us),
+        stages=plan.parallel.pp,
+        devices=plan.parallel.tp * plan.parallel.pp * request.attention_dp,
+    )
+
+
+def usual_engine_stack(policy: str) -> dict[str, Any]:
+    """The framework of a policy's engine, as its figures."""
+    return asdict(usual_serving_stack(policy))
+
+
+def usual_serving_stack(policy: str) -> Stack:
+    """The framework of a policy's engine."""
+    return load_stack(load_serving_engine(ENGINES.get(policy, "vllm")).stack)
+
+
+def _round(value: int, step: int) -> int:
+    """Up to a multiple, so that questions alike share their tables."""
+    return -(-value // step) * step

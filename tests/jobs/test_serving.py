@@ -1,0 +1,93 @@
+"""``opcast serving``: the verb, its JSON, its files and its complaints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import opcast
+import pytest
+from opcast.jobs.cli import main
+from opcast.simulator.question.serving import IterationLaw, KvMemory, ServingRequest
+
+LAW = ["law={base_us: 8000, decode_us: 20, prefill_token_us: 40}", "kv.blocks=2000"]
+FEW = ["traffic.requests=40", "traffic.rate=10", "traffic.input.mean=200", "traffic.output.mean=20"]
+
+
+def asked(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
+    assert main(["serving", *words, *LAW, *FEW, "format=json"]) == 0
+    found: dict = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_the_answer_has_what_the_contract_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    import pandas as pd
+
+    path = tmp_path / "requests.parquet"
+    found = asked(capsys, f"output={path}", "slo.ttft_ms=100")
+    assert found["requests"] == found["completed"] == 40
+    for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "queue_ms"):
+        assert {"mean", "p50", "p90", "p99"} == set(found[name])
+        assert found[name]["p50"] <= found[name]["p90"] <= found[name]["p99"]
+    for name in ("output_tokens_per_s_per_gpu", "goodput", "kv_peak", "preemptions", "wall_time_s"):
+        assert name in found
+    rows = pd.read_parquet(path)
+    assert len(rows) == 40
+    assert ((rows.first_token_us - rows.arrival_us).mean() / 1e3) == pytest.approx(found["ttft_ms"]["mean"])
+
+
+def test_python_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = {"input": {"mean": 200}, "output": {"mean": 20}}
+    report = opcast.serving(
+        law={"base_us": 8000, "decode_us": 20, "prefill_token_us": 40},
+        kv={"blocks": 2000},
+        traffic={"requests": 40, "rate": 10, **lengths},
+    )
+    assert report.to_dict()["ttft_ms"] == asked(capsys)["ttft_ms"]
+
+
+def test_capacity_is_where_users_still_have_what_they_expect(capsys: pytest.CaptureFixture[str]) -> None:
+    found = asked(capsys, "capacity", "slo.ttft_ms=60")
+    assert found["at_rate"]["slo_attainment"] >= 0.9
+    over = [each for each in found["tried"] if not each["met"]]
+    assert over
+    assert min(each["rate"] for each in over) <= 1.04 * found["rate"]
+
+
+def test_a_sweep_has_one_answer_for_each_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    found = asked(capsys, "sweep", "rates=[1,20]")
+    slow, fast = found["rates"]
+    assert (slow["rate"], fast["rate"]) == (1, 20)
+    assert slow["ttft_ms"]["mean"] < fast["ttft_ms"]["mean"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["replicas=0"], "replicas=0 serves nobody"),
+        (["scheduler.policy=vlm"], "scheduler.policy='vlm' is not one of vllm"),
+        (["router=no.module:function"], "router=no.module:function cannot be loaded"),
+        (["traffic.trace=/nowhere.csv"], "/nowhere.csv does not exist"),
+        (["capacity"], "capacity needs what users expect"),
+        (["capacity", "slo.ttft_ms=1"], "no rate meets slo"),
+        (["what=else"], "what='else' is not one of run, capacity, sweep"),
+    ],
+)
+def test_bad_input_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serving", *LAW, *FEW, *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_request_is_json_and_comes_back() -> None:
+    request = ServingRequest(law=IterationLaw(base_us=5.0), kv=KvMemory(blocks=10), router="power_of_two")
+    assert ServingRequest.from_json(request.to_json()) == request
+    assert ServingRequest.from_json(request.to_json()).key() == request.key()
+
+
+@pytest.mark.slow
+def test_a_model_is_served_on_its_device(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["model=tiny_llama_100m", "device=h100_sxm", *FEW, "scheduler.max_tokens=512", "scheduler.max_seqs=16"]
+    assert main(["serving", *words, "format=json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["completed"] == 40
+    assert 0 < found["tpot_ms"]["mean"] < found["ttft_ms"]["mean"]

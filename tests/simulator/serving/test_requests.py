@@ -1,0 +1,126 @@
+"""Streams of requests: distributions, the same for any size of chunk, and traces with their bad rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from opcast.simulator.question.canonical import RequestError
+from opcast.simulator.question.traffic import ARRIVALS, Lengths, RequestTraffic
+from opcast.simulator.serving.requests import drawn, stream
+from opcast.simulator.serving.traces import RequestTraceError
+
+MANY = RequestTraffic(
+    rate=50.0,
+    rate_end=200.0,
+    concurrency=3,
+    requests=4000,
+    input=Lengths("normal", mean=500, std=100, low=10, high=900),
+    output=Lengths("zipf", low=5, high=300),
+    prefixes=4,
+    prefix_tokens=64,
+)
+
+
+def whole(traffic: RequestTraffic, size: int) -> list[np.ndarray]:
+    chunks = list(drawn(traffic, size))
+    return [np.concatenate([chunk[column] for chunk in chunks]) for column in range(5)]
+
+
+@pytest.mark.parametrize("arrival", ARRIVALS)
+def test_the_size_of_chunks_changes_nothing(arrival: str) -> None:
+    traffic = RequestTraffic(**{**vars(MANY), "arrival": arrival})
+    for one, other in zip(whole(traffic, 4000), whole(traffic, 333), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12)
+    times = whole(traffic, 333)[0]
+    assert (np.diff(times) >= 0).all()
+    if arrival not in ("closed", "ramp"):
+        assert 4000 / times[-1] * 1e6 == pytest.approx(50, rel=0.15)
+
+
+def test_a_ramp_goes_from_one_rate_to_the_other() -> None:
+    times = whole(RequestTraffic(**{**vars(MANY), "arrival": "ramp", "requests": 40_000}), 4000)[0] / 1e6
+    assert 400 / times[400] == pytest.approx(50, rel=0.15)
+    assert 400 / (times[-1] - times[-401]) == pytest.approx(200, rel=0.15)
+    assert times[-1] == pytest.approx(2 * 40_000 / 250, rel=0.05)
+
+
+def test_lengths_are_as_asked() -> None:
+    _, prompt, output, prefix, shared = whole(MANY, 4000)
+    assert prompt.mean() == pytest.approx(500, rel=0.02)
+    assert prompt.std() == pytest.approx(100, rel=0.05)
+    assert output.min() == 5
+    assert output.max() <= 300
+    assert np.median(output) < output.mean()
+    assert set(prefix) == {0, 1, 2, 3}
+    assert (shared == np.minimum(64, prompt)).all()
+
+
+def test_gaps_of_gamma_are_as_irregular_as_asked() -> None:
+    gaps = np.diff(whole(RequestTraffic(**{**vars(MANY), "arrival": "gamma", "cv": 3.0}), 4000)[0])
+    assert gaps.std() / gaps.mean() == pytest.approx(3, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"arrival": "closed"}, "traffic.concurrency"),
+        ({"rate": 0.0}, "traffic.rate=0"),
+        ({"prefix_tokens": 5}, "traffic.prefixes"),
+        ({"input": Lengths("uniform", low=9, high=3)}, "traffic.input.low=9"),
+        ({"output": Lengths("empirical")}, "traffic.output.values"),
+        ({"requests": -1}, "traffic.requests=-1"),
+    ],
+)
+def test_traffic_that_cannot_be_is_one_line(values: dict, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        RequestTraffic(**values)
+
+
+def written(path: Path, text: str) -> RequestTraffic:
+    path.write_text(text)
+    return RequestTraffic(trace=str(path))
+
+
+def test_traces_of_all_formats_give_the_same_requests(tmp_path: Path) -> None:
+    own = "arrival_s,input_tokens,output_tokens\n0,100,10\n0.5,200,20\n"
+    azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.00,100,10\n2023-11-16 18:15:46.50,200,20\n"
+    splitwise = "request_id,arrival_timestamp,prompt_size,token_size\n0,1.0,100,10\n1,1.5,200,20\n"
+    rows = [(0, 100, 10, [1]), (500, 200, 20, [1, 2])]
+    names = ("timestamp", "input_length", "output_length", "hash_ids")
+    mooncake = "\n".join(json.dumps(dict(zip(names, row, strict=True))) for row in rows)
+    texts = {"own.csv": own, "azure.csv": azure, "splitwise.csv": splitwise, "mooncake.jsonl": mooncake}
+    for name, text in texts.items():
+        found = stream(written(tmp_path / name, text))
+        chunk = next(found.chunks)
+        assert list(chunk.arrival_us) == [0, 500_000], name
+        assert list(chunk.input) == [100, 200]
+        assert list(chunk.output) == [10, 20]
+        assert found.requests == 2
+    assert list(found.keys) == [1, 1, 2]
+    assert list(chunk.keys) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("0,5,5\n1,x,5", "row 2: input_tokens=x is no number"),
+        ("0,5,5\n-1,5,5", "row 2: arrival_s=-1 is negative"),
+        ("3,5,5\n1,5,5", "row 2: arrival_s=1 is before the row above"),
+        ("0,5,0", "row 1: output_tokens=0 must be a whole number"),
+        ("0,5,5\n1,2.5,5", "row 2: input_tokens=2.5"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path: Path, rows: str, said: str) -> None:
+    traffic = written(tmp_path / "trace.csv", f"arrival_s,input_tokens,output_tokens\n{rows}\n")
+    with pytest.raises(RequestTraceError, match=said):
+        stream(traffic)
+
+
+def test_a_trace_that_is_none_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(RequestTraceError, match="does not exist"):
+        stream(RequestTraffic(trace=str(tmp_path / "none.csv")))
+    with pytest.raises(RequestTraceError, match="lacks the columns arrival_s"):
+        stream(written(tmp_path / "other.csv", "a,b\n1,2\n"))
