@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..question.sources import Sources
 
 
-class Bench(Protocol):
+class ServingBench(Protocol):
     """The part of a workbench that answers for steps."""
 
     sources: Sources

@@ -8,7 +8,7 @@ from typing import Any
 from ..question.plan import Stack, load_stack
 from ..question.requests import SimulateRequest, plan_of
 from ..question.serving import IterationLaw, KvMemory, ServingRequest
-from .bench import Bench
+from .bench import ServingBench
 from .engines import load_serving_engine
 from .host import host_time
 from .kv_memory import budget
@@ -21,7 +21,7 @@ ENGINES = {"sglang": "sglang", "trtllm": "trtllm", "trtllm_max_utilization": "tr
 FEW_TOKENS, LONGEST = 2048, 131_072
 
 
-def replicas_of(request: ServingRequest, bench: Bench) -> tuple[ServedReplica, ServedReplica | None]:
+def replicas_of(request: ServingRequest, bench: ServingBench) -> tuple[ServedReplica, ServedReplica | None]:
     """A replica, and one of the pool that only decodes where there is one. The errors of simulating a step, KvError."""
     pool = request.decode_pool
     own = replica_of(request, request.step, request.law, request.kv, bench)
@@ -35,7 +35,7 @@ def replicas_of(request: ServingRequest, bench: Bench) -> tuple[ServedReplica, S
 
 
 def replica_of(
-    request: ServingRequest, step: SimulateRequest | None, law: IterationLaw | None, kv: KvMemory, bench: Bench
+    request: ServingRequest, step: SimulateRequest | None, law: IterationLaw | None, kv: KvMemory, bench: ServingBench
 ) -> ServedReplica:
     """One replica; its tables are kept on disk beside the traced graphs."""
     if law is not None or step is None:

@@ -27,7 +27,7 @@ from .kv import KvBudget, KvError
 
 if TYPE_CHECKING:
     from ..question.requests import SimulateRequest
-    from .bench import Bench as Workbench
+    from .bench import ServingBench as Workbench
 
 MIB = 1 / 1024
 LONG = 32768  # tokens of a sequence that is longer than any window

@@ -25,7 +25,7 @@ from .tabulate import Extent, Simulate, tabulated
 
 if TYPE_CHECKING:
     from ..question.requests import SimulateRequest
-    from .bench import Bench as Workbench
+    from .bench import ServingBench as Workbench
 
 FORMAT = 1
 CHECKED = 16  # random batches that tables are checked on
