@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 DURATIONS = ("recorded", "network", "engine")
 SHOWN = 8  # ranks in a table
+LEAST = 4  # bytes of a collective that only makes ranks meet
 
 
 def is_asked(config: Mapping[str, Any]) -> bool:
@@ -42,6 +43,8 @@ def run(config: dict[str, Any]) -> int:
             raise BadInputError("durations=network needs the cluster whose network it is: cluster=dgx_h100")
         engine = resolve.engine(config, target)
     made = simulate_run(found, engine, cluster, config["policy"], compute=config["durations"] == "engine")
+    if untimed := without_time(made):
+        say(f"{untimed:,} collectives and messages have no time: durations=network cluster=… asks for it")
     accounts = simulated_accounts(made)
     path = path_shares(made, critical_path(made))
     if wants_json(config):
@@ -49,6 +52,12 @@ def run(config: dict[str, Any]) -> int:
     else:
         show(made, accounts, path, str(config["trace"]))
     return 0
+
+
+def without_time(made: SimulatedRun) -> int:
+    """Collectives and messages that carry bytes and take no time: the traces' maker left it to a simulator."""
+    none = made.duration_us[: len(made.joint.calls)] == 0.0
+    return sum(bool(each) and call.size_bytes > LEAST for each, call in zip(none, made.joint.calls, strict=True))
 
 
 def asked_us(made: SimulatedRun) -> dict[str, float]:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from opcast.datasets.traces.builder import TraceBuilder
 from opcast.datasets.traces.checks import problems
 from opcast.datasets.traces.classes import CLASSES, classes
+from opcast.datasets.traces.protobuf import write
 from opcast.datasets.traces.schema import NodeKind
 from opcast.jobs import resolve
 from opcast.jobs import simulate as simulate_job
@@ -129,3 +131,10 @@ def test_the_commands_write_and_run_traces(tmp_path: Path, capsys: pytest.Captur
     assert main(["simulate", f"trace={tmp_path / 'run'}", "durations=network"]) == 2
     assert main(["simulate", f"trace={tmp_path / 'run'}", "policy=lifo"]) == 2
     assert main(["simulate", f"trace={tmp_path}"]) == 2
+    builder = TraceBuilder()
+    told = [("is_cpu_op", "bool", False), ("comm_type", "int64", 0), ("comm_size", "int64", 1 << 20)]
+    builder.add(1, "untimed", NodeKind.COMM_COLL, attributes=told)
+    path = write(tmp_path / "a.0.et", builder.trace())
+    capsys.readouterr()
+    assert main(["simulate", f"trace={path}"]) == 0
+    assert "1 collectives and messages have no time: durations=network" in capsys.readouterr().err
