@@ -1,0 +1,91 @@
+"""How much slower the layout that opcast picks is than the best one that was measured, by published table.
+
+    python tests/benchmarks/regret.py [--groups 8] [--calibration none] [TABLE.csv ...]
+
+Rows of a table that differ in nothing but their layout (one model, GPU, number of GPUs, precision, batch and sequence)
+are a group. Every row of a group is simulated; the one with the least predicted step is the pick, and its regret is how many
+percent its measured step is above the least measured one. A pick at random is beside it. With ``--calibration shipped``
+opcast has seen runs of these tables; with ``none`` it has not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from opcast.simulator.question.requests import ValidateRequest
+from opcast.simulator.question.sources import Sources
+from opcast.simulator.workbench import Workbench
+
+REFERENCE = Path(os.environ.get("OPCAST_REFERENCE", Path(__file__).resolve().parents[3] / "shared"))
+TABLES = ("train_vtrain_a100", "train_nanotron_h100", "train_simumax_b200", "train_megatron_bridge")
+ALIKE = ("model_canon", "gpu_canon", "num_gpus", "precision", "gbs_seqs", "seq_len_tokens", "container", "task")
+WITHIN = 3.0  # percent of regret that counts as the best
+
+
+def groups(rows: Sequence[Mapping[str, str]]) -> list[list[Mapping[str, str]]]:
+    """Rows that differ in their layout alone, largest groups first."""
+    found: dict[tuple[str, ...], list[Mapping[str, str]]] = {}
+    for row in rows:
+        found.setdefault(tuple(row.get(name, "") for name in ALIKE), []).append(row)
+    return sorted((group for group in found.values() if len(group) > 1), key=len, reverse=True)
+
+
+def steps(rows: Sequence[Mapping[str, str]], bench: Workbench) -> dict[str, tuple[float, float]]:
+    """Predicted and measured step time of every row that is simulated, by its id."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.csv"
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        found = bench.validate(ValidateRequest(str(path), details=True))
+    made = {}
+    for row in found.per_row or ():
+        step = row["quantities"].get("step_time", {})
+        if "predicted" in step and "measured" in step:
+            made[str(row["id"])] = (step["predicted"], step["measured"])
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("tables", nargs="*", type=Path)
+    parser.add_argument("--groups", type=int, default=8, help="of each table, the largest")
+    parser.add_argument("--largest", type=int, default=12, help="rows of a group that are simulated")
+    parser.add_argument("--calibration", default="none")
+    options = parser.parse_args()
+    bench = Workbench(Sources(calibration=options.calibration))
+    for path in options.tables or [REFERENCE / "truth" / f"{name}.csv" for name in TABLES]:
+        with path.open() as file:
+            chosen = [group[: options.largest] for group in groups(list(csv.DictReader(file)))[: options.groups]]
+        if not chosen:
+            print(f"{path.stem}: no two rows differ in their layout alone", flush=True)
+            continue
+        known = steps([row for group in chosen for row in group], bench)
+        regrets, at_random = [], []
+        for group in chosen:
+            pairs = [known[row["row_id"]] for row in group if row["row_id"] in known]
+            if len(pairs) > 1:
+                least = min(measured for _, measured in pairs)
+                regrets.append((min(pairs)[1] / least - 1) * 100)
+                at_random.append((statistics.mean(measured for _, measured in pairs) / least - 1) * 100)
+        if not regrets:
+            print(f"{path.stem}: no group of which two rows can be simulated", flush=True)
+        else:
+            good = sum(each <= WITHIN for each in regrets)
+            print(
+                f"{path.stem}: {len(regrets)} groups, regret median {statistics.median(regrets):.1f} %, mean "
+                f"{statistics.mean(regrets):.1f} %, most {max(regrets):.1f} %; within {WITHIN:g} %: {good}; a pick at "
+                f"random: mean {statistics.mean(at_random):.1f} %",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
