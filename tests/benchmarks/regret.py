@@ -3,9 +3,9 @@
     python tests/benchmarks/regret.py [--groups 8] [--calibration none] [TABLE.csv ...]
 
 Rows of a table that differ in nothing but their layout (one model, GPU, number of GPUs, precision, batch and sequence)
-are a group. Every row of a group is simulated; the one with the least predicted step is the pick, and its regret is how many
-percent its measured step is above the least measured one. A pick at random is beside it. With ``--calibration shipped``
-opcast has seen runs of these tables; with ``none`` it has not.
+are a group. Every row of a group is simulated; the one with the least predicted step is the pick, and its regret is how
+many percent its measured step is above the least measured one. A pick at random is beside it. With the calibration that
+ships opcast has seen runs of these tables; with ``none`` it has not.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import os
+import shutil
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from opcast.simulator.workbench import Workbench
 REFERENCE = Path(os.environ.get("OPCAST_REFERENCE", Path(__file__).resolve().parents[3] / "shared"))
 TABLES = ("train_vtrain_a100", "train_nanotron_h100", "train_simumax_b200", "train_megatron_bridge")
 ALIKE = ("model_canon", "gpu_canon", "num_gpus", "precision", "gbs_seqs", "seq_len_tokens", "container", "task")
+DIMENSIONS = "model_dims.csv"
 WITHIN = 3.0  # percent of regret that counts as the best
 
 
@@ -36,10 +38,12 @@ def groups(rows: Sequence[Mapping[str, str]]) -> list[list[Mapping[str, str]]]:
     return sorted((group for group in found.values() if len(group) > 1), key=len, reverse=True)
 
 
-def steps(rows: Sequence[Mapping[str, str]], bench: Workbench) -> dict[str, tuple[float, float]]:
-    """Predicted and measured step time of every row that is simulated, by its id."""
+def steps(rows: Sequence[Mapping[str, str]], bench: Workbench, beside: Path) -> dict[str, tuple[float, float]]:
+    """Predicted and measured step time of every row that is simulated, by its id; figures of models lie ``beside``."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.csv"
+        if (beside / DIMENSIONS).is_file():
+            shutil.copy(beside / DIMENSIONS, folder)
         with path.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
@@ -67,7 +71,7 @@ def main() -> None:
         if not chosen:
             print(f"{path.stem}: no two rows differ in their layout alone", flush=True)
             continue
-        known = steps([row for group in chosen for row in group], bench)
+        known = steps([row for group in chosen for row in group], bench, path.parent)
         regrets, at_random = [], []
         for group in chosen:
             pairs = [known[row["row_id"]] for row in group if row["row_id"] in known]
