@@ -146,6 +146,29 @@ class InferenceRow(ModelRow):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServingRow(ModelRow):
+    """A served run: ``concurrency`` requests at a time, all from the start, ten times as many in all.
+
+    Lengths are nominal; the mean is ``drawn`` times that. ``version`` is the engine's; attention-data ranks (``dp`` of
+    the layout) share the requests. ``ttft`` and ``tpot`` are means.
+    """
+
+    concurrency: int
+    input_len: int
+    output_len: int
+    drawn: float = 1.0
+    version: str = ""
+
+    @property
+    def configuration(self) -> tuple[Any, ...]:
+        """What two runs share that are repeats of each other."""
+        return (
+            *(self.model, self.hardware.gpu, self.hardware.devices, self.quantization, self.framework, self.version),
+            *(self.layout, self.concurrency, self.input_len, self.output_len),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class OperatorRow(Row):
     """One op or collective on one device (or group). ``clock_mhz`` is the clock it was locked at, None: free."""
 

@@ -14,14 +14,11 @@ from .inference import inference_row, whole_model_row
 from .networks import network_row
 from .operators import collective_row, operator_row, profiled_gemm
 from .rows import FailedRow, Row, TruthError, TruthTable, UnsupportedRow
+from .serving import distinct, serving_row
 from .training import training_row
 
 Reader = Callable[[Cells, Path], Row]
 LARGEST_BYTES = 1 << 28
-
-
-def _serving(cells: Cells, folder: Path) -> Row:
-    raise TruthError("served requests: needs the serving simulator")
 
 
 # Columns that tell a kind of table -> (kind, reader of a line). The first that a file has all of counts.
@@ -31,7 +28,7 @@ KINDS: tuple[tuple[frozenset[str], str, Reader], ...] = (
     (frozenset({"m", "n", "k", "latency_ms", "clock_Ghz"}), "operator", profiled_gemm),
     (frozenset({"op", "M", "latency_ms"}), "operator", operator_row),
     (frozenset({"mode", "e2e_latency_ms"}), "inference", whole_model_row),
-    (frozenset({"silicon_ttft_ms"}), "serving", _serving),
+    (frozenset({"silicon_ttft_ms"}), "serving", serving_row),
     (frozenset({"input_len_tokens", "num_gpus"}), "inference", inference_row),
     (frozenset({"param_opt_gib", "activation_gib"}), "memory", training_row),
     (frozenset({"num_gpus", "seq_len_tokens"}), "training", training_row),
@@ -68,7 +65,8 @@ def read_table(path: Path, limit: int | None = None) -> TruthTable:
             unsupported.append(UnsupportedRow(cells.id, str(error)))
         except Exception as error:  # one row never ends a run
             failed.append(FailedRow.by(cells.id, error))
-    return TruthTable(path.stem, kind, tuple(rows), tuple(unsupported), tuple(failed))
+    rows, copies = distinct(rows)
+    return TruthTable(path.stem, kind, tuple(rows), (*unsupported, *copies), tuple(failed))
 
 
 def kind_of(path: Path, columns: frozenset[str]) -> tuple[str, Reader]:

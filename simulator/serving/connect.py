@@ -9,9 +9,9 @@ from ..question.plan import Stack, load_stack
 from ..question.requests import SimulateRequest, plan_of
 from ..question.serving import IterationLaw, KvMemory, ServingRequest
 from .bench import ServingBench
+from .budget import budget
 from .engines import load_serving_engine
 from .host import host_time
-from .kv_memory import budget
 from .requests import most_tokens
 from .setup import HostShare, ServedReplica, by_hand, rules
 from .surrogate import surrogate

@@ -11,23 +11,19 @@ An engine's start-up log says how large these really were (:func:`overheads_of`)
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import floor
-from typing import TYPE_CHECKING
 
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import Op
 from ..memory.amounts import GIB
 from ..passes.mixed import DECODE
+from ..question.plan import Parallel
 from ..question.work import Work
 from ..step.state import State
 from .engines import KvRule
 from .kv import KvBudget, KvError
-
-if TYPE_CHECKING:
-    from ..question.requests import SimulateRequest
-    from .bench import ServingBench as Workbench
 
 MIB = 1 / 1024
 LONG = 32768  # tokens of a sequence that is longer than any window
@@ -128,28 +124,23 @@ def _bytes(op: Op) -> float:
     return op.heads_kv * (op.head_dim + op.v_head_dim) * size
 
 
-def budget(
-    request: SimulateRequest, bench: Workbench, rule: KvRule, max_tokens: int = 8192, learned: Overheads | None = None
+def kv_budget(
+    simulate: Callable[[Work], State],
+    total_gib: float,
+    rule: KvRule,
+    parallel: Parallel,
+    max_tokens: int = 8192,
+    learned: Overheads | None = None,
 ) -> KvBudget:
-    """The KV memory of a replica (of one attention-DP rank) under an engine's rule.
+    """The KV memory of a replica (of one attention-DP rank) under an engine's rule, on devices of ``total_gib``.
 
-    ``learned`` takes the place of what is simulated, figure by figure. KvError where nothing is left; the errors of
-    simulating.
+    ``simulate`` simulates its steps. ``learned`` takes the place of what is simulated, figure by figure. KvError where
+    nothing is left.
     """
-    from ..question.requests import plan_of
-    from ..simulate import simulated
-
-    device = bench.device(request.device, request.cluster)
-    plan = plan_of(request, device)
-    engine = bench.engine_with_links(device, request.cluster, request.network, plan)
-
-    def state(work: Work) -> State:
-        return simulated(request.model, work, plan, device, engine, bench.graphs)
-
-    memory = state(Work("batch", prompts=((max_tokens, 1),))).memory
+    memory = simulate(Work("batch", prompts=((max_tokens, 1),))).memory
     by_class = memory.by_class
     found = EngineMemory(
-        device.memory_gib,
+        total_gib,
         by_class["weights"],
         by_class["activations of the moment"] + by_class["gathered weights and buffers"],
         by_class["context and communicators"],
@@ -161,11 +152,11 @@ def budget(
         if (value := getattr(said, name)) is not None
     }
     rule = replace(rule, spare_gib=0.0) if said.other_gib is not None else rule
-    p = plan.parallel
+    p = parallel
     available = said.kv_gib
     if available is None:
         available = available_gib(rule, replace(found, **given), max_tokens, ranks=p.tp * p.pp)
-    each = token_bytes(state(Work("decode", batch=1, input_len=LONG, cache="static")))
+    each = token_bytes(simulate(Work("decode", batch=1, input_len=LONG, cache="static")))
     if said.bytes_per_token is not None:
         each = TokenBytes(said.bytes_per_token)
     return blocks_of(rule, available, each, copies=p.tp * p.pp)

@@ -8,7 +8,16 @@ from typing import Any, NamedTuple
 
 from ...datasets.clusters import Cluster
 from ...datasets.devices import Device
-from ...datasets.truth import FailedRow, InferenceRow, NetworkRow, OperatorRow, Row, TrainingRow, UnsupportedRow
+from ...datasets.truth import (
+    FailedRow,
+    InferenceRow,
+    NetworkRow,
+    OperatorRow,
+    Row,
+    ServingRow,
+    TrainingRow,
+    UnsupportedRow,
+)
 from ...models.power import Limits
 from ..engines import Engine
 from ..memory.errors import interval, spread_of
@@ -80,6 +89,14 @@ def simulated(rows: Sequence[Row], setting: ValidationSettings, progress: Progre
     for each in rows:
         if isinstance(each, NetworkRow):
             answered(answers, each, lambda each=each: network_quantities(each))  # type: ignore[misc]
+            progress(1)
+    requests = [row for row in rows if isinstance(row, ServingRow)]
+    if requests:
+        from .serving import Replicas, served
+
+        replicas = Replicas(setting, engines.of)
+        for each in requests:
+            answered(answers, each, lambda each=each: _points(served(each, replicas)))  # type: ignore[misc]
             progress(1)
     ops = [row for row in rows if isinstance(row, OperatorRow)]
     for alike in grouped(ops, lambda row: (row.hardware.device, row.hardware.devices, row.clock_mhz)).values():
@@ -158,6 +175,11 @@ def ninety(value: float, low: float, high: float, coverage: float) -> tuple[floa
         return low, high
     tail = (1.0 - COVERAGE) / 2
     return quantile(tail, value, low, high, coverage), quantile(1.0 - tail, value, low, high, coverage)
+
+
+def _points(values: Mapping[str, float]) -> Quantities:
+    """Quantities without intervals."""
+    return {name: Estimate(value) for name, value in values.items()}
 
 
 def network_quantities(row: NetworkRow) -> Quantities:

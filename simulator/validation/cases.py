@@ -9,7 +9,7 @@ from typing import Any
 
 from ...datasets.clusters import Cluster, ClusterError, known_clusters, load_cluster
 from ...datasets.devices import Device, DeviceError, load_device, overridden
-from ...datasets.truth import Hardware, InferenceRow, TrainingRow
+from ...datasets.truth import Hardware, InferenceRow, ServingRow, TrainingRow
 from ...datasets.truth.hardware import spread
 from ..engines import Engine
 from ..question.calibration import USUAL
@@ -113,7 +113,7 @@ def cluster_of(hardware: Hardware, setting: ValidationSettings) -> Cluster:
     return replace(Cluster(hardware.cluster, hardware.cluster, hardware.device, link=link), **figures)
 
 
-def stack_of(row: TrainingRow | InferenceRow, setting: ValidationSettings) -> Stack:
+def stack_of(row: TrainingRow | InferenceRow | ServingRow, setting: ValidationSettings) -> Stack:
     """The user's framework, else the row's, with what the row says that it did otherwise."""
     stack = setting.stack or load_stack(row.framework)
     overlap = tuple(group for name, group in OVERLAPS.items() if row.options.get(name) and group not in stack.overlap)

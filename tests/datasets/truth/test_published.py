@@ -13,7 +13,7 @@ from opcast.datasets.truth.published import OPTION, PublishedRule, applied, hold
 from opcast.datasets.truth.shapes import shipped
 from opcast.simulator.question.plan import STACK_DIRECTORY
 
-KINDS = {"training", "inference", "encoder", "passes", "operator", "collective"}
+KINDS = {"training", "inference", "encoder", "passes", "operator", "collective", "serving"}
 # What rules may fill: columns of tables, and what only rules say.
 COLUMNS = {"recompute", "precision", "sp", "vp", "ep", "zero_stage"}
 TOLD = {
@@ -26,6 +26,10 @@ TOLD = {
     "gb_means",
     "tokens_at_once",
     "positions",
+    "model_canon",
+    "quantization",
+    "kv_dtype",
+    "lengths",
 }
 
 

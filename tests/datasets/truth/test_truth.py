@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from opcast.datasets.truth import InferenceRow, OperatorRow, TrainingRow, TruthError, read_table
+from opcast.datasets.truth import InferenceRow, OperatorRow, ServingRow, TrainingRow, TruthError, read_table
 from opcast.datasets.truth.cells import Cells, precision_of
 from opcast.datasets.truth.dimensions import dimensions_of
 from opcast.datasets.truth.hardware import hardware_of
@@ -223,7 +223,7 @@ KINDS = {
     "ops_llmcompass": ("operator", OperatorRow, 140),
     "ncu_gemm_a100": ("operator", OperatorRow, 48),
     "collectives": ("collective", OperatorRow, 50),
-    "serving_silicon": ("serving", OperatorRow, 0),
+    "serving_silicon": ("serving", ServingRow, 900),
 }
 
 

@@ -11,7 +11,8 @@ from opcast.datasets.clusters import load_cluster
 from opcast.simulator.question.plan import load_stack
 from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.question.sources import Sources
-from opcast.simulator.serving.engine_args import read_arguments
+from opcast.simulator.serving.budget import budget
+from opcast.simulator.serving.engine_args import FLAGS, read_arguments
 from opcast.simulator.serving.engines import ServingEngineError, known_serving_engines, load_serving_engine
 from opcast.simulator.serving.host import HostTime, host_time
 from opcast.simulator.serving.kv import KvError
@@ -21,7 +22,6 @@ from opcast.simulator.serving.kv_memory import (
     TokenBytes,
     available_gib,
     blocks_of,
-    budget,
     overheads_of,
     usual_fraction,
 )
@@ -49,8 +49,6 @@ def test_every_engine_is_read_and_names_its_stack_and_sources(name):
 
 
 def _flag(meaning: str) -> bool:
-    from opcast.simulator.serving.engine_args import FLAGS
-
     return meaning.removeprefix("no ") in FLAGS
 
 

@@ -49,7 +49,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 TRANSFORMED = ("gpt2", "gptj", "mpt", "bloom", "opt", "falcon")  # named settings of their own, not those of SMALL
 ENCODERS = ("bert",)  # which generate nothing
-ROUTED = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss", "llama4_text", "glm4_moe")
+ROUTED = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss", "llama4_text", "glm4_moe", "minimax_m2")
 PUBLISHED = {  # parameters in billions, as their makers state them
     "llama3_1_405b": 405.9,
     "qwen2_5_72b": 72.7,

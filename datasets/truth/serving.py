@@ -1,0 +1,106 @@
+"""Rows of served runs: so many clients at a time, each with one request after another, on an engine of a version."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from .cells import Cells
+from .hardware import hardware_of
+from .inference import options
+from .published import known
+from .rows import PublishedLayout, Row, ServingRow, TruthError, UnsupportedRow
+from .shapes import model_of
+
+STACKS = ("vllm", "sglang", "trtllm")
+NODE = 8
+DRAWN, FIXED = 0.9, 1.0  # mean length over the nominal one: uniform in [0.8, 1] of it, or as it is
+
+
+def serving_row(cells: Cells, folder: Path) -> ServingRow:
+    """One aggregated run; TruthError says what keeps it from being simulated."""
+    named = {"gpu_canon": cells.text("system"), "model": cells.text("model_path"), "stack": cells.text("backend")}
+    cells = Cells({**cells.values, **named, "source": cells.text("silicon_data_source")}, cells.line)
+    cells = known(cells, "serving")
+    stack = cells.text("stack")
+    if stack not in STACKS:
+        raise TruthError(f"the engine {stack!r} is not known")
+    ttft, tpot = cells.positive("silicon_ttft_ms"), cells.positive("silicon_tpot_ms")
+    if ttft is None or tpot is None:
+        raise TruthError("neither TTFT nor TPOT is published")
+    layout = layout_of(cells)
+    devices = layout.tp * layout.dp * layout.pp
+    isl, osl = _whole(cells, "isl"), _whole(cells, "osl")
+    name, config = model_of(cells, folder, isl + osl)
+    concurrency = _whole(cells, "batch_size") * layout.dp
+    measured = {"ttft": ttft, "tpot": tpot}
+    hardware = hardware_of(cells, devices)
+    version = cells.text("backend_version")
+    return ServingRow(
+        id=cells.id,
+        hardware=hardware,
+        measured=measured,
+        tags={
+            "system": cells.text("system"),
+            "model": cells.text("model").rpartition("/")[2],
+            "backend": stack,
+            "precision": cells.text("precision"),
+            "lengths": f"{isl}/{osl}",
+            "attention": "data parallel" if layout.dp > 1 else "tensor parallel",
+        },
+        model=name,
+        config=config,
+        framework=stack,
+        layout=layout,
+        precision="bf16",
+        quantization=cells.text("quantization"),
+        memory="device",
+        options=options(cells),
+        concurrency=concurrency,
+        input_len=isl,
+        output_len=osl,
+        drawn=FIXED if cells.text("lengths") == "fixed" else DRAWN,
+        version=version,
+    )
+
+
+def layout_of(cells: Cells) -> PublishedLayout:
+    """Degrees of a row: tensor and attention-data ranks, expert ranks among all of them.
+
+    Where tensor x data ranks are more than a node of 8 holds, expert ranks were counted in them once more (64 = 8 x 8;
+    GPUs by the recipes are 8). TruthError where the degrees of experts do not fill the GPUs.
+    """
+    tp, dp, pp = (_whole(cells, name) for name in ("tp_size", "attention_dp_size", "pp_size"))
+    ep, etp = _whole(cells, "moe_ep_size"), _whole(cells, "moe_tp_size")
+    if tp * dp > NODE and ep > 1 and not re.search("gb[23]00", cells.text("system")):
+        tp, dp = (tp // ep, dp) if tp % ep == 0 else (tp, max(dp // ep, 1))
+    if ep > 1 and ep * etp != tp * dp:
+        etp = max(tp * dp // ep, 1)
+        if ep * etp != tp * dp:
+            raise TruthError(f"{ep} expert ranks do not fill tp x dp = {tp * dp}")
+    return PublishedLayout(tp=tp, pp=pp, dp=dp, ep=ep, etp=etp if ep > 1 and dp > 1 else 1)
+
+
+def distinct(rows: Iterable[Row]) -> tuple[list[Row], list[UnsupportedRow]]:
+    """Rows without later copies of the same measurement: all that was measured, to the last digit."""
+    kept: list[Row] = []
+    copies: list[UnsupportedRow] = []
+    seen: dict[tuple[object, ...], str] = {}
+    for row in rows:
+        if not isinstance(row, ServingRow):
+            kept.append(row)
+            continue
+        key = (row.measured["ttft"], row.measured["tpot"], row.tags["system"])
+        if key in seen:
+            copies.append(UnsupportedRow(row.id, f"a copy of {seen[key]}"))
+        else:
+            seen[key] = row.id
+            kept.append(row)
+    return kept, copies
+
+
+def _whole(cells: Cells, column: str) -> int:
+    """A count that a table may have written as a decimal number; 1 where it is blank."""
+    value = cells.number(column)
+    return 1 if value is None else round(value)
