@@ -41,11 +41,11 @@ def chunk(
     count = len(prompt)
     none = np.zeros(0, np.int64)
     return RequestChunk(
-        arrival_us=np.ascontiguousarray(arrival_us, float),
-        input=np.ascontiguousarray(prompt, np.int64),
-        output=np.ascontiguousarray(output, np.int64),
-        prefix=np.full(count, NONE, np.int64) if prefix is None else np.ascontiguousarray(prefix, np.int64),
-        shared=np.zeros(count, np.int64) if shared is None else np.ascontiguousarray(shared, np.int64),
+        arrival_us=np.array(arrival_us, float),
+        input=np.array(prompt, np.int64),
+        output=np.array(output, np.int64),
+        prefix=np.full(count, NONE, np.int64) if prefix is None else np.array(prefix, np.int64),
+        shared=np.zeros(count, np.int64) if shared is None else np.array(shared, np.int64),
         comes_after=more.get("comes_after", np.zeros(count, np.int8)),
         follower=more.get("follower", none),
         think_us=more.get("think_us", np.zeros(0)),

@@ -23,6 +23,7 @@ from opcast.simulator.question.serving import (
     ServingTargets,
 )
 from opcast.simulator.question.traffic import Lengths, RequestTraffic
+from opcast.simulator.serving.serve import Keeping, serve
 from opcast.simulator.serving.setup import by_hand
 
 LAW = IterationLaw(base_us=5000.0, decode_us=20.0, decode_context_us=0.02, prefill_token_us=60.0)
@@ -229,3 +230,20 @@ def test_a_policy_and_a_router_of_ones_own(played: Play, monkeypatch: pytest.Mon
     assert (served.requests["rank"] == 2).all()
     assert (served.iterations["decodes"] <= 1).all()
     checked(served, request)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
+def test_machine_code_says_what_python_says(played: Play, policy: str) -> None:
+    pytest.importorskip("numba")
+    for caching in (False, True):
+        traffic = replace(SHORT, prefixes=2 * caching, prefix_tokens=64 * caching)
+        scheduler = Scheduler(policy, chunk=200, prefix_caching=caching)
+        request = replace(USUAL, kv=KvMemory(60, 16), scheduler=scheduler, traffic=traffic, replicas=2)
+        slow = played(request)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("opcast.simulator.serving.serve.worth_compiling", lambda request: True)
+            replica = by_hand(LAW, 60, 16, 0.0)
+            fast = serve(request, replica, None, Keeping(iterations=2000, requests=True))
+        assert fast.requests.tobytes() == slow.requests.tobytes()
+        assert fast.iterations.tobytes() == slow.iterations.tobytes()

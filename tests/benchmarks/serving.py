@@ -1,0 +1,84 @@
+"""How fast traffic is served: `python tests/benchmarks/serving.py [requests] [replicas]`.
+
+Requests of 1,000 tokens in and 200 out on average, on replicas with the policy vllm, through the compiled event loop, in
+processor time of one core; beside it the same loop in plain Python on a small part, and Vidur's event loop on its own
+2,000 requests (4.1 s on one core, recorded with the reference data), on which opcast's times are the same.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from opcast.simulator.question.serving import IterationLaw, KvMemory, Scheduler, ServingRequest
+from opcast.simulator.question.traffic import Lengths, RequestTraffic
+from opcast.simulator.serving import serve as serving
+from opcast.simulator.serving.serve import serve
+from opcast.simulator.serving.setup import by_hand
+
+REFERENCE = Path(os.environ.get("OPCAST_REFERENCE") or Path(__file__).resolve().parents[3] / "shared")
+LAW = IterationLaw(base_us=8000, decode_us=20, decode_context_us=0.02, prefill_token_us=40)
+VIDUR_LAW = IterationLaw(base_us=5000.0, decode_us=20.02, decode_context_us=0.02, prefill_token_us=60.0)
+VIDUR_S = 4.1  # of its event loop on vllm_1replica
+
+
+def timed(request: ServingRequest) -> tuple[float, float, serving.ServedTraffic]:
+    """Seconds of the processor and of the wall."""
+    law, kv = request.law, request.kv
+    assert law is not None
+    began, cpu = time.perf_counter(), time.process_time()
+    served = serve(request, by_hand(law, kv.blocks, kv.block_tokens, 0.0))
+    return time.process_time() - cpu, time.perf_counter() - began, served
+
+
+def line(name: str, request: ServingRequest) -> None:
+    """Run and print."""
+    cpu_s, wall_s, served = timed(request)
+    report = served.report
+    tokens = report.output_tokens_per_s * report.duration_s
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(
+        f"{name:34} {cpu_s:8.2f} s CPU {wall_s:8.2f} s wall {report.requests / cpu_s:10,.0f} requests/s "
+        f"{report.iterations / cpu_s:10,.0f} iterations/s {1e9 * cpu_s / tokens:6.0f} ns/token {memory:6,.0f} MB peak",
+        flush=True,
+    )
+
+
+def main() -> None:
+    requests, replicas = (int(each) for each in (sys.argv[1:3] + ["1000000", "64"][len(sys.argv) - 1 :]))
+    traffic = RequestTraffic(
+        rate=7.0 * replicas,
+        requests=requests,
+        input=Lengths("uniform", low=500, high=1500),
+        output=Lengths("uniform", low=100, high=300),
+    )
+    request = ServingRequest(
+        law=LAW, kv=KvMemory(25_000, 16), scheduler=Scheduler(max_seqs=256), traffic=traffic, replicas=replicas
+    )
+    serving.worth_compiling = lambda request: True
+    began = time.process_time()
+    serve(replace(request, traffic=replace(traffic, requests=10)), by_hand(LAW, 25_000, 16, 0.0))
+    print(f"loading or compiling the loop: {time.process_time() - began:.1f} s CPU", flush=True)
+    line(f"{requests:,} on {replicas} replicas", request)
+    line("the same, least_outstanding", replace(request, router="least_outstanding"))
+    line("a tenth of the requests", replace(request, traffic=replace(traffic, requests=requests // 10)))
+    trace = REFERENCE / "truth" / "vidur" / "trace.csv"
+    scheduler = Scheduler("vllm_v0", max_tokens=4096, max_seqs=128, padded=True, watermark=0.01)
+    if trace.is_file():
+        theirs = RequestTraffic(trace=str(trace))
+        vidur = ServingRequest(law=VIDUR_LAW, kv=KvMemory(4000, 16), scheduler=scheduler, traffic=theirs)
+        cpu_s, _, _ = timed(vidur)
+        print(f"Vidur's 2,000 requests: {cpu_s:.3f} s CPU, Vidur {VIDUR_S} s: {VIDUR_S / cpu_s:.0f} times", flush=True)
+    serving.worth_compiling = lambda request: False
+    line(
+        "plain Python, 1,000 on 1 replica",
+        replace(request, replicas=1, traffic=replace(traffic, rate=7.0, requests=1000)),
+    )
+
+
+if __name__ == "__main__":
+    main()
