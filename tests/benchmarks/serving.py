@@ -1,6 +1,6 @@
 """How fast traffic is served: `python tests/benchmarks/serving.py [requests] [replicas]`.
 
-Requests of 1,000 tokens in and 200 out on average, on replicas with the policy vllm, through the compiled event loop, in
+Requests of 1,000 tokens in and 200 out on average, on replicas with the policy vllm, through the compiled loop, in
 processor time of one core; beside it the same loop in plain Python on a small part, and Vidur's event loop on its own
 2,000 requests (4.1 s on one core, recorded with the reference data), on which opcast's times are the same.
 """
@@ -71,6 +71,7 @@ def main() -> None:
     if trace.is_file():
         theirs = RequestTraffic(trace=str(trace))
         vidur = ServingRequest(law=VIDUR_LAW, kv=KvMemory(4000, 16), scheduler=scheduler, traffic=theirs)
+        timed(vidur)  # pandas, which reads the trace, is loaded
         cpu_s, _, _ = timed(vidur)
         print(f"Vidur's 2,000 requests: {cpu_s:.3f} s CPU, Vidur {VIDUR_S} s: {VIDUR_S / cpu_s:.0f} times", flush=True)
     serving.worth_compiling = lambda request: False
