@@ -30,13 +30,14 @@ class FusedEngine:
     """Tries ``engines`` in order; each sees only the ops that those before it declined.
 
     ``memo`` is for who asks about single ops again and again: what was predicted, by op and cache state; ``answered``
-    are the answers behind it (:func:`.answers.ask`).
+    are the answers behind it (:func:`.answers.ask`). ``derived`` are these engines as frameworks want them, by backends.
     """
 
     engines: Sequence[Engine]
     name: str = "fused"
     memo: dict[tuple[Op, str], Any] = field(default_factory=dict, compare=False, repr=False)
     answered: dict[tuple[str, Op], tuple[Any, ...]] = field(default_factory=dict, compare=False, repr=False)
+    derived: dict[tuple[str, str], FusedEngine] = field(default_factory=dict, compare=False, repr=False)
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
         answers = Answers.declined(len(next(iter(columns.values()))))

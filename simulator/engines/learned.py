@@ -15,6 +15,7 @@ from ...models.predictor import ANY, Prediction, Predictor
 from ...models.registry import Registry
 from .answers import Answers, Columns
 from .coverage import brought
+from .library import ROUNDS, bare, known_as
 
 COMMUNICATION = ("collective", "expert_parallel")
 USUAL_NODE, USUAL_DTYPE = 8, "bf16"  # how most collectives are measured
@@ -67,9 +68,12 @@ class LearnedEngine:
     ) -> Prediction:
         """The predictor's answer; a collective that it does not know as asked is asked about in the usual form.
 
-        A collective moves bytes: neither their format nor the GPUs of the node that stay out of it matter much.
+        A collective moves bytes: neither their format nor the GPUs of the node that stay out of it matter much. A
+        product is one without the rounding of its input, unless a backend that timed both is named whole.
         """
-        target = self._as_known(predictor)
+        if predictor.backend.endswith(ROUNDS) and self.backend != predictor.backend:
+            return bare(predictor, self.registries, self.device, columns, dtype, out_dtype, cache)
+        target = known_as(self.device, predictor)
         found = predictor.predict(columns, dtype, out_dtype, target, cache)
         if KINDS[kind].family != "collective" or found.in_envelope.all():
             return found
@@ -79,11 +83,6 @@ class LearnedEngine:
         better = usual.in_envelope & ~found.in_envelope
         pairs = zip(dataclasses.astuple(usual), dataclasses.astuple(found), strict=True)
         return Prediction(*(np.where(better, one, other) for one, other in pairs))
-
-    def _as_known(self, predictor: Predictor) -> Device:
-        """The device as a predictor knows it: a variant goes by the name of what it varies."""
-        variant = predictor.device_id == self.device.variant_of
-        return dataclasses.replace(self.device, id=predictor.device_id) if variant else self.device
 
     def _find(self, kind: str, dtype: str) -> Predictor | None:
         places = [(self.device.id, self.backend)]

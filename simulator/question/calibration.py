@@ -1,15 +1,16 @@
 """What whole steps of known runs say of predicted times: effects on families of ops, and how far off answers are.
 
 The time of a family of ops in a step is multiplied by ``exp`` of the sum of effects: of all runs, of the framework, the
-chip, the format, the regime (training, prefill or decode), and of pairs of them. Effects are drawn towards 0, which is
-physics: what nobody ran has the sum of what is known and a wide interval. ``opcast calibrate`` fits them
-(:mod:`..validation.calibration`) and writes the file that is read here.
+chip, the format, the regime (training, prefill or decode), and of pairs of them. A format is that of the op: what a plan
+leaves in 16 bits follows 16-bit products, whatever the others run in; families of :data:`WITHOUT_FORMAT` move bytes and
+have none. Effects are drawn towards 0, which is physics: what nobody ran has the sum of what is known and a wide
+interval. ``opcast calibrate`` fits them (:mod:`..validation.calibration`) and writes the file that is read here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -24,8 +25,9 @@ from .errors import PlanError
 SHIPPED = Path(__file__).resolve().parents[2] / "conf" / "calibration.json"
 NONE, USUAL = "none", "shipped"
 FAMILIES = ("gemm", "attention", "experts", "collective_inside", "collective_between", "rest", "host")
+WITHOUT_FORMAT = ("collective_inside", "collective_between", "rest", "host")
 EXPERTS = ("grouped_gemm", "fused_moe")
-PARTS = ("framework", "chip", "format", "regime")  # what a question is made of
+PARTS = ("framework", "chip", "format", "regime")  # what an op of a question is made of
 PAIRS = (("framework", "chip"), ("framework", "format"), ("framework", "regime"), ("chip", "format"))
 MOST = 10.0  # that an effect, a width (both ln) or a factor of a calibration may be
 UNKNOWN = ("", "pair", "chip", "framework", "both")  # what of framework and chip no run had, the least first
@@ -73,6 +75,12 @@ class Calibration:
                     raise PlanError(f"calibration: {what}.{name}={value!r} must be a number from {least:g} to {MOST:g}")
 
     @cached_property
+    def formats(self) -> tuple[str, ...]:
+        """Formats that effects are of."""
+        named = (of.rpartition("format=")[2] for of in self.known if "format=" in of)
+        return tuple(dict.fromkeys(named))
+
+    @cached_property
     def known(self) -> Mapping[str, Mapping[str, float]]:
         """Effects by what they are of, then by family."""
         made: dict[str, dict[str, float]] = {}
@@ -87,21 +95,21 @@ class RunKind:
 
     framework: str
     chip: str
-    format: str
     regime: str
 
-    @property
-    def levels(self) -> tuple[str, ...]:
-        """What effects of this question are of."""
-        own = [f"{part}={getattr(self, part)}" for part in PARTS]
-        pairs = [f"{a}={getattr(self, a)} {b}={getattr(self, b)}" for a, b in PAIRS]
+    def levels(self, format: str = "") -> tuple[str, ...]:
+        """What effects on ops of a format are of; those that have none know no format."""
+        values = {"framework": self.framework, "chip": self.chip, "format": format, "regime": self.regime}
+        own = [f"{part}={values[part]}" for part in PARTS if values[part]]
+        pairs = [f"{a}={values[a]} {b}={values[b]}" for a, b in PAIRS if values[a] and values[b]]
         return ("all", *own, *pairs)
 
 
 @dataclass(frozen=True)
 class StepCalibration:
-    """What a calibration says of a question: factors by family, and what of framework and chip no run had.
+    """What a calibration says of a question: factors by cell, and what of framework and chip no run had.
 
+    Cells are families with the format of their ops (:func:`cell_of`), and families alone for formats of no known run.
     90 % of answers are within ``width`` (ln, each way; None where no run says so), those for a mixture of experts
     within ``width_experts``.
     """
@@ -111,10 +119,14 @@ class StepCalibration:
     width_experts: float | None = None
     unknown: str = ""
 
+    def factor(self, cell: str) -> float:
+        """What multiplies the times of a cell: its own, else that of its family; else 1."""
+        return self.factors.get(cell, self.factors.get(cell.partition(" ")[0], 1.0))
 
-def run_kind(framework: str, device: Device, format: str, regime: str) -> RunKind:
-    """The levels of a question. Formats of 16 bits count as one."""
-    return RunKind(framework, chip_of(device), "16bit" if format in ("bf16", "fp16") else format, regime)
+
+def run_kind(framework: str, device: Device, regime: str) -> RunKind:
+    """What a question is made of."""
+    return RunKind(framework, chip_of(device), regime)
 
 
 def chip_of(device: Device) -> str:
@@ -146,13 +158,20 @@ def pair_of(framework: str, chip: str, experts: bool) -> str:
 
 
 def factors(calibration: Calibration, setting: RunKind) -> dict[str, float]:
-    """What multiplies the times of each family in a question."""
+    """What multiplies the times of each cell in a question."""
+    made = _factors(calibration, setting.levels())
+    for format in calibration.formats:
+        own = _factors(calibration, setting.levels(format))
+        made |= {f"{family} {format}": own[family] for family in own if family not in WITHOUT_FORMAT}
+    return made | {"host": made.get("host", 1.0) * calibration.host.get(setting.framework, 1.0)}
+
+
+def _factors(calibration: Calibration, levels: Iterable[str]) -> dict[str, float]:
     found: dict[str, float] = {}
-    for level in setting.levels:
+    for level in levels:
         for family, value in calibration.known.get(level, {}).items():
             found[family] = found.get(family, 0.0) + value
-    made = {family: math.exp(value) for family, value in found.items()}
-    return made | {"host": made.get("host", 1.0) * calibration.host.get(setting.framework, 1.0)}
+    return {family: math.exp(value) for family, value in found.items()}
 
 
 def unknown_of(setting: RunKind, pairs: Mapping[str, float]) -> str:
@@ -172,6 +191,14 @@ def family_of(op: Op | None) -> str:
     if family in ("collective", "expert_parallel"):
         return "collective_inside" if op.ranks <= op.ranks_per_node else "collective_between"
     return "experts" if op.kind in EXPERTS else family if family in ("gemm", "attention") else "rest"
+
+
+def cell_of(op: Op | None) -> str:
+    """The family of an op, with its format where effects of the family have one. Formats of 16 bits count as one."""
+    family = family_of(op)
+    if op is None or family in WITHOUT_FORMAT:
+        return family
+    return f"{family} {'16bit' if op.dtype in ('bf16', 'fp16') else op.dtype}"
 
 
 @lru_cache(maxsize=8)

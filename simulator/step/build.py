@@ -12,6 +12,7 @@ from ...datasets.devices import Device
 from ..engines import Engine, FusedEngine
 from ..engines.flow import FlowEngine
 from ..engines.learned import LearnedEngine
+from ..engines.library import LibraryEngine
 from ..engines.transfer import TransferEngine
 from ..graph import Graph
 from ..memory.amounts import GIB, Memory
@@ -192,12 +193,24 @@ def stage_memories(
 
 
 def engine_of(stack: Stack, engine: Engine) -> Engine:
-    """The engine with the stack's own predictors in the place of whoever's, unless a backend was asked for."""
-    if not isinstance(engine, FusedEngine) or not (stack.backend or stack.collectives):
+    """The engine with the stack's own predictors in the place of whoever's, unless a backend was asked for.
+
+    Products of a stack that has none are those of the library that PyTorch calls (:mod:`..engines.library`).
+    """
+    if not isinstance(engine, FusedEngine):
         return engine
+    key = stack.collectives, stack.backend
+    if key not in engine.derived:
+        engine.derived[key] = _own_engine(stack, engine)
+    return engine.derived[key]
+
+
+def _own_engine(stack: Stack, engine: FusedEngine) -> FusedEngine:
     engines: list[Engine] = []
     for each in engine.engines:
         if isinstance(each, (LearnedEngine, TransferEngine)) and each.backend is None:
+            if isinstance(each, LearnedEngine) and not stack.backend:
+                engines.append(LibraryEngine(each.device, each.registries))
             names = [name for name in (stack.collectives, stack.backend) if name]
             engines += [replace(each, backend=name) for name in names]
         if isinstance(each, FlowEngine):

@@ -16,7 +16,7 @@ from ...datasets.devices import Device
 from ...datasets.ops import KINDS, Op
 from ..engines import Engine
 from ..graph import REST, Graph, Node
-from ..question.calibration import family_of
+from ..question.calibration import cell_of, family_of
 from .latencies import host_times, node_latencies
 from .residency import CODE_BYTES, cold_blocks
 
@@ -102,10 +102,11 @@ def scaled(costs: Costs, *scales: Mapping[str, float]) -> Costs:
 def scale_of(node: Node, *scales: Mapping[str, float]) -> float:
     """The factor for a node: that of its kind, else of its family, else of ``*``, in the first that has any; else 1.
 
-    Families are those of calibrations and those of kinds (:data:`..question.calibration.FAMILIES`).
+    Families are those of calibrations, with the op's format and without, and those of kinds
+    (:func:`..question.calibration.cell_of`).
     """
     kind = node.op.kind if node.op else ""
-    names = (kind, family_of(node.op), KINDS[kind].family if kind else "pointwise", "*")
+    names = (kind, cell_of(node.op), family_of(node.op), KINDS[kind].family if kind else "pointwise", "*")
     return next((float(scale[name]) for scale in scales for name in names if name in scale), 1.0)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..question.calibration import Calibration, Effect, factors, pair_of
+from ..question.calibration import Calibration, Effect, StepCalibration, factors, pair_of
 from .metrics import grouped
 from .observed import FIXED, ObservedStep, table_of
 
@@ -82,11 +82,12 @@ def _cells(observed: Sequence[ObservedStep]) -> tuple[np.ndarray, np.ndarray, li
     """All parts of all runs: their shares, the runs they belong to, and the effects that act on them [parts]."""
     shares, rows, levels = [], [], []
     for at, each in enumerate(observed):
-        for (family, regime), share in each.parts.items():
-            shares.append(share * np.exp(-each.applied.get((family, regime), 0.0)))
+        for (cell, regime), share in each.parts.items():
+            shares.append(share * np.exp(-each.applied.get((cell, regime), 0.0)))
             rows.append(at)
-            known = share > LEAST_SHARE and family != FIXED
-            levels.append([(of, family) for of in each.settings[regime].levels] if known else [])
+            known = share > LEAST_SHARE and cell != FIXED
+            family, _, format = cell.partition(" ")
+            levels.append([(of, family) for of in each.settings[regime].levels(format)] if known else [])
     return np.array(shares), np.array(rows), levels
 
 
@@ -105,10 +106,11 @@ def _prior(key: tuple[str, str]) -> float:
 def corrected(each: ObservedStep, calibration: Calibration) -> float:
     """ln of measured over predicted once a calibration is applied to the parts of a run, to first order."""
     total = 0.0
-    for (family, regime), share in each.parts.items():
-        made = factors(calibration, each.settings[regime])
-        own = {**made, "host": made["host"] / calibration.host.get(each.framework, 1.0)}
-        total += share * own.get(family, 1.0) / np.exp(each.applied.get((family, regime), 0.0))
+    made = {regime: StepCalibration(factors(calibration, of)) for regime, of in each.settings.items()}
+    for (cell, regime), share in each.parts.items():
+        factor = made[regime].factor(cell)
+        own = factor / calibration.host.get(each.framework, 1.0) if cell == "host" else factor
+        total += share * own / np.exp(each.applied.get((cell, regime), 0.0))
     return float(np.log(each.measured / each.predicted / total))
 
 

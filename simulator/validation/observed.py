@@ -1,4 +1,4 @@
-"""Steps of known runs, simulated: what was measured, and the seconds of the prediction by family of ops and regime."""
+"""Steps of known runs, simulated: what was measured, and the shares of the prediction by cell of ops and regime."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ...datasets.truth import InferenceRow, Row, TrainingRow
-from ..question.calibration import RunKind, family_of, load_calibration, run_kind
+from ..question.calibration import RunKind, StepCalibration, cell_of, load_calibration, run_kind
 from ..question.plan import Plan
 from ..step.state import Executed, State
 from ..timing.phases import selected
@@ -19,12 +19,12 @@ from .cases import Question, ValidationSettings, inference_case, training_case
 FIXED = "fixed"  # what follows no family: sends between stages, data loading, gaps of CUDA graphs
 TIMED = ("step_time", "e2e", "throughput", "ttft", "tpot")  # what a row is observed by: the first that it has
 
-Part = tuple[str, str]  # family, regime
+Part = tuple[str, str]  # cell (family and format of ops), regime
 
 
 @dataclass(frozen=True)
 class ObservedStep:
-    """A run and its prediction: ``parts`` are the shares of the predicted time, by family and regime; they sum to 1.
+    """A run and its prediction: ``parts`` are the shares of the predicted time, by cell and regime; they sum to 1.
 
     ``applied`` is ln of the factors that the prediction was made with already.
     """
@@ -46,7 +46,7 @@ class ObservedStep:
     @property
     def has_experts(self) -> bool:
         """Whether its model is a mixture of experts."""
-        return any(family == "experts" for family, _ in self.parts)
+        return any(cell.startswith("experts") for cell, _ in self.parts)
 
     @property
     def chip(self) -> str:
@@ -111,21 +111,20 @@ def _observed(
     state = report.state
     device, plan = state.device, state.plan
     kinds = list(dict.fromkeys(step.kind for step in state.steps))
-    format = plan.quantization or plan.precision
-    settings = {kind: run_kind(plan.stack.id, device, format, kind) for kind in kinds}
+    settings = {kind: run_kind(plan.stack.id, device, kind) for kind in kinds}
     left_out = "optimizer" if row.options.get("optimizer") == "none" else ""
     only = {"ttft": "prefill", "tpot": "decode"}.get(timed, "") if len(kinds) > 1 else ""
     parts = parts_of(state, left_out, only)
     usual = load_calibration(plan.calibration).host.get(plan.stack.id, 1.0)
     applied = {}
-    for family, regime in parts:
-        factor = plan.calibrated[regime].factors.get(family, 1.0) if regime in plan.calibrated else 1.0
-        applied[family, regime] = math.log(factor / (usual if family == "host" else 1.0))
+    for cell, regime in parts:
+        known = plan.calibrated[regime] if regime in plan.calibrated else StepCalibration()
+        applied[cell, regime] = math.log(known.factor(cell) / (usual if cell == "host" else 1.0))
     return ObservedStep(f"{table} {row.id}", table, group_of(row), settings, predicted, measured, parts, applied)
 
 
 def parts_of(state: State, left_out: str = "", only: str = "") -> dict[Part, float]:
-    """Shares of the time of a workload that follow each family's factor, by regime.
+    """Shares of the time of a workload that follow each cell's factor, by regime.
 
     Kernels of a family count as far as they are not hidden: compute by its share of computing time, collectives by what
     is exposed. Bubbles follow what fills the pipeline. ``left_out`` is a phase that does not count, ``only`` the one
@@ -153,20 +152,19 @@ def parts_of(state: State, left_out: str = "", only: str = "") -> dict[Part, flo
 
 
 def _families(each: Executed) -> Iterator[tuple[str, float]]:
-    """Microseconds of a phase by family: computing, exposed communication, waiting for the host."""
+    """Microseconds of a phase by cell: computing, exposed communication, waiting for the host."""
     chosen = selected(each.costs, each.phase)
     busy: dict[bool, dict[str, float]] = {False: {}, True: {}}
     weights = (each.costs.kernel_us[chosen] * each.costs.repeats[chosen]).tolist()
     for place, us in zip(chosen.tolist(), weights, strict=True):
-        op = each.costs.nodes[place].op
-        family = family_of(op)
-        side = busy[family.startswith("collective")]
-        side[family] = side.get(family, 0.0) + us
+        cell = cell_of(each.costs.nodes[place].op)
+        side = busy[cell.startswith("collective")]
+        side[cell] = side.get(cell, 0.0) + us
     times: dict[bool, float] = {False: each.time.compute_us, True: sum(each.time.exposed_us.values())}
-    for waited, by_family in busy.items():
-        whole = sum(by_family.values())
-        for family, us in by_family.items():
-            yield family, us / whole * times[waited] * each.times if whole else 0.0
+    for waited, by_cell in busy.items():
+        whole = sum(by_cell.values())
+        for cell, us in by_cell.items():
+            yield cell, us / whole * times[waited] * each.times if whole else 0.0
     yield "host", each.time.host_us * each.times
 
 

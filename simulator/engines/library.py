@@ -1,0 +1,149 @@
+"""Products as frameworks that train run them: cuBLAS called by PyTorch, whichever table timed that.
+
+Tables of serving engines time one kernel under several names: what PyTorch calls for a 16-bit product is the same in
+each of them, other machine, data and release. Each is a reading of one thing; their geometric mean answers, and how far
+they are apart is in its interval. Kernels of an engine's own (CUTLASS, DeepGEMM) are no reading of it. A backend that
+says ``+quantize`` timed the rounding of the input too, which steps hold as an op of its own: it is taken off
+(:func:`rounding_us`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ...datasets.backends import framework, ranked
+from ...datasets.devices import Device
+from ...datasets.ops import KINDS
+from ...models.analytical import roofline_us
+from ...models.features import alike
+from ...models.predictor import Prediction, Predictor
+from ...models.registry import Registry
+from .answers import Answers, Columns
+from .coverage import brought
+
+CALLED = "torch"  # in the name of a kernel: what PyTorch calls
+ROUNDS = "+quantize"  # at its end: with the rounding of its input
+NINETY = 1.645  # standard deviations that 90 % of cases are within
+
+
+@dataclass(frozen=True)
+class LibraryEngine:
+    """Answers products of one matrix by the tables of all frameworks that time PyTorch's own call; declines others."""
+
+    device: Device
+    registries: Sequence[Registry]
+    name: str = "learned"
+    _found: dict[str, tuple[Predictor, ...]] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
+        answers = Answers.declined(len(next(iter(columns.values()))))
+        known = self.readings(dtype) if kind == "gemm" else ()
+        if not known:
+            return answers
+        read = [bare(each, self.registries, self.device, columns, dtype, out_dtype, cache) for each in known]
+        latency, low, high = agreed(read, [each.coverage for each in known])
+        one = columns["batch"] == 1
+        answers.latency_us[:], answers.low_us[:], answers.high_us[:] = (
+            np.where(one, each, np.nan) for each in (latency, low, high)
+        )
+        answers.in_envelope[:] = np.all([each.in_envelope for each in read], axis=0)
+        answers.engine[:] = self.name
+        answers.predictor[:] = ", ".join(f"{each.name}@{each.version}" for each in known)
+        return answers
+
+    def readings(self, dtype: str) -> tuple[Predictor, ...]:
+        """The predictors that have learned PyTorch's call in a format, one of each framework."""
+        if dtype not in self._found:
+            self._found[dtype] = self._read(dtype)
+        return self._found[dtype]
+
+    def _read(self, dtype: str) -> tuple[Predictor, ...]:
+        for device_id in filter(None, (self.device.id, self.device.variant_of)):
+            for registry in self.registries:
+                rows: dict[str, dict[str, int]] = {}
+                for backend in registry.backends("gemm", device_id):
+                    predictor = registry.find("gemm", device_id, backend) if calls_library(backend) else None
+                    if predictor is not None and alike(dtype) in map(alike, predictor.card.get("dtypes", ())):
+                        rows.setdefault(framework(backend), {})[backend] = predictor.card.get("n", 0)
+                best = [ranked(own, None, ())[0] for _, own in sorted(rows.items())]
+                found = [registry.find("gemm", device_id, backend) for backend in best]
+                if found:
+                    return tuple(each for each in found if each is not None)
+        return ()
+
+
+def calls_library(backend: str) -> bool:
+    """Whether a backend's name says that PyTorch called its product."""
+    return CALLED in backend.partition(":")[2]
+
+
+def bare(
+    predictor: Predictor,
+    registries: Sequence[Registry],
+    device: Device,
+    columns: Columns,
+    dtype: str,
+    out_dtype: str,
+    cache: str,
+) -> Prediction:
+    """A predictor's answers for products alone, without the rounding of their input."""
+    target = known_as(device, predictor)
+    found = predictor.predict(columns, dtype, out_dtype, target, cache)
+    off = rounding_us(predictor, registries, device, columns, cache)
+    if off is None:
+        return found
+    least = np.minimum(roofline_us("gemm", columns, dtype, out_dtype, target), found.latency_us)
+    latency = np.maximum(found.latency_us - off, least)
+    factor = latency / found.latency_us
+    return Prediction(latency, found.low_us * factor, found.high_us * factor, found.in_envelope)
+
+
+def rounding_us(
+    predictor: Predictor, registries: Sequence[Registry], device: Device, columns: Columns, cache: str
+) -> np.ndarray | None:
+    """Microseconds of finding the maximum of a product's input and of rounding it [n], as the same framework timed it.
+
+    None where the predictor's table has no rounding in it, or nobody timed that.
+    """
+    if predictor.kind != "gemm" or not predictor.backend.endswith(ROUNDS):
+        return None
+    for registry in registries:
+        rounds = registry.find("quantize", predictor.device_id, framework(predictor.backend))
+        if rounds is not None:
+            target, total = known_as(device, rounds), np.zeros(len(columns["m"]))
+            for part in ("scale", "apply"):
+                asked = _rounding(columns, part)
+                total += rounds.predict(asked, "bf16", "fp8", target, cache).latency_us
+            return total * columns["batch"]
+    return None
+
+
+def _rounding(columns: Columns, part: str) -> Mapping[str, np.ndarray]:
+    dims = {dim.name: dim for dim in KINDS["quantize"].dims}
+    asked = {name: np.full(len(columns["m"]), dim.default or 0, dtype=np.int64) for name, dim in dims.items()}
+    which = dims["part"].choices.index(part)
+    return asked | {"rows": columns["m"], "cols": columns["k"], "part": np.full(len(columns["m"]), which)}
+
+
+def known_as(device: Device, predictor: Predictor) -> Device:
+    """The device as a predictor knows it: a variant goes by the name of what it varies."""
+    return replace(device, id=predictor.device_id) if predictor.device_id == device.variant_of else device
+
+
+def agreed(read: Sequence[Prediction], coverages: Sequence[float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The geometric mean of several readings [n] and its bounds: their mean width, and how far they are apart."""
+    logs = np.log([each.latency_us for each in read])
+    latency = np.exp(logs.mean(axis=0))
+    apart = NINETY * logs.std(axis=0, ddof=1) if len(read) > 1 else np.zeros_like(latency)
+    bounds = []
+    for name in ("low_us", "high_us"):
+        sides = [
+            np.log(brought(each.latency_us, each.low_us, each.high_us, coverage)[name == "high_us"]) - log
+            for each, coverage, log in zip(read, coverages, logs, strict=True)
+        ]
+        own = np.mean(sides, axis=0)
+        bounds.append(latency * np.exp((1.0 if name == "high_us" else -1.0) * np.hypot(own, apart)))
+    return latency, bounds[0], bounds[1]
