@@ -1,7 +1,7 @@
 """What whole steps of known runs say of predicted times: effects on families of ops, and how far off answers are.
 
 The time of a family of ops in a step is multiplied by ``exp`` of the sum of effects: of all runs, of the framework, the
-chip, the format, the regime (training, prefill or decode), and of pairs of them. A format is that of the op: what a plan
+chip, the format, the regime (:func:`regime_of`), and of pairs of them. A format is that of the op: what a plan
 leaves in 16 bits follows 16-bit products, whatever the others run in; families of :data:`WITHOUT_FORMAT` move bytes and
 have none. Effects are drawn towards 0, which is physics: what nobody ran has the sum of what is known and a wide
 interval. ``opcast calibrate`` fits them (:mod:`..validation.calibration`) and writes the file that is read here.
@@ -25,6 +25,7 @@ from .errors import PlanError
 SHIPPED = Path(__file__).resolve().parents[2] / "conf" / "calibration.json"
 NONE, USUAL = "none", "shipped"
 FAMILIES = ("gemm", "attention", "experts", "collective_inside", "collective_between", "rest", "host")
+ACROSS = "_across"
 WITHOUT_FORMAT = ("collective_inside", "collective_between", "rest", "host")
 EXPERTS = ("grouped_gemm", "fused_moe")
 PARTS = ("framework", "chip", "format", "regime")  # what an op of a question is made of
@@ -127,6 +128,14 @@ class StepCalibration:
 def run_kind(framework: str, device: Device, regime: str) -> RunKind:
     """What a question is made of."""
     return RunKind(framework, chip_of(device), regime)
+
+
+def regime_of(kind: str, tp: int, devices_per_node: int) -> str:
+    """``train``, ``prefill`` or ``decode``; with :data:`ACROSS` where tensor groups leave their node.
+
+    Each layer then waits for the network several times, which hardly anyone runs and no effect of others explains.
+    """
+    return kind + ACROSS * (tp > devices_per_node)
 
 
 def chip_of(device: Device) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from ...datasets.clusters import Cluster
 from ...datasets.loading import choice, flag, load, number, whole
 from ...datasets.reading import read_yaml
-from .calibration import NONE, StepCalibration
+from .calibration import NONE, StepCalibration, regime_of
 from .errors import PlanError as PlanError
 from .options import CHECKS, EP_MODES, complaint
 from .orders import SCHEDULES
@@ -229,6 +229,10 @@ class Plan:
     def scales(self, device_id: str, regime: str) -> tuple[Mapping[str, float], Mapping[str, float]]:
         """What multiplies times by kind or family of ops: the stack's own constants, then the calibration's factors."""
         return self.stack.scale.get(device_id, {}), self.calibrated.get(regime, StepCalibration()).factors
+
+    def regime(self, kind: str) -> str:
+        """What effects of calibrations call a kind of step under this layout (:func:`.calibration.regime_of`)."""
+        return regime_of(kind, self.parallel.tp, self.cluster.devices_per_node)
 
     @property
     def dp(self) -> int:

@@ -41,7 +41,7 @@ def _calibrated(plan: Plan, work: Work, device: Device) -> dict[str, StepCalibra
     known = load_calibration(plan.calibration)
     kinds = ("prefill", "decode") if work.kind == "generate" else (work.kind,)
     like = {kind: "prefill" if kind == "batch" else kind for kind in kinds}
-    settings = {kind: run_kind(plan.stack.id, device, regime) for kind, regime in like.items()}
+    settings = {kind: run_kind(plan.stack.id, device, plan.regime(regime)) for kind, regime in like.items()}
     return {kind: calibrated(known, setting) for kind, setting in settings.items()}
 
 

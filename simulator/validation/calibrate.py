@@ -22,8 +22,9 @@ from .metrics import grouped
 from .observed import ObservedStep, group_of, observe, quantity
 
 HOSTS = (1.0, 3.0, 5.0)  # times that a framework's host may take, as often as PyTorch's of today
-NEARLY = 1.25  # a faster host is taken that does nearly as well as the best
-MOST_MISSED = 0.5  # ln: a run that nothing explains counts no more
+NEARLY = 1.1  # a faster host is taken that does nearly as well as the best
+FELT = 1.05  # times longer under the slowest host: less says nothing of it
+MOST_MISSED = 1.0  # ln: a run that nothing explains counts no more
 LEAST = 4  # runs
 ROUNDS = 1  # of simulating under what was fitted
 Errors = Mapping[str, Mapping[str, float]]
@@ -114,12 +115,19 @@ def _calibrated(
 def chosen_hosts(by_host: Mapping[float, Sequence[ObservedStep]]) -> dict[str, float]:
     """By framework: how many times longer its host takes than PyTorch's of today, of those that were simulated.
 
-    Each is judged by its errors on the half of a framework's groups that its effects were not fitted on.
+    Each is judged by its errors on the half of a framework's groups that its effects were not fitted on, over the runs
+    whose time depends on it: those that no host holds up say nothing.
     """
+    predicted = {factor: {each.id: each.predicted for each in found} for factor, found in by_host.items()}
+    usual = predicted[min(by_host)]
+    held_up = {
+        key for key, least in usual.items() if max(found.get(key, least) for found in predicted.values()) > FELT * least
+    }
     errors: dict[str, dict[float, float]] = {}
     for factor, found in by_host.items():
         for framework, own in grouped(found, lambda each: each.framework).items():
-            missed = np.abs(list(halves(own).values()))
+            left, asked = halves(own), [each.id for each in own if each.id in held_up]
+            missed = np.abs([left[key] for key in asked] or [0.0])
             errors.setdefault(framework, {})[factor] = float(np.mean(np.minimum(missed, MOST_MISSED)))
     return {
         framework: min(factor for factor, error in tried.items() if error <= NEARLY * min(tried.values()))
