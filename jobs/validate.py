@@ -13,6 +13,7 @@ from . import resolve
 from .show import print_json, say, table, wants_json
 
 TAGS = 12  # groups of one tag that a person is shown
+INTERVALS = ("coverage", "interval_width", "interval_score")
 ADDED = ("device.", "cluster.")
 
 
@@ -47,7 +48,7 @@ def progress_bar(rows: int) -> Iterator[Callable[[int], None]]:
 
 def show(found: Validation) -> None:
     """Errors, what they stand beside, groups, and the reasons of rows left out, as tables."""
-    heads = ("", "rows", "median %", "mean %", "p90 %", "max %", "bias %", "in interval %", "its width %")
+    heads = ("", "rows", "median %", "mean %", "p90 %", "max %", "bias %", "in interval %", "its width %", "its score %")
     rows = list(lines("opcast", found.metrics))
     if found.baseline is not None:
         rows += lines("constant MFU", found.baseline["metrics"])
@@ -78,10 +79,10 @@ def lines(name: str, metrics: Mapping[str, Mapping[str, float]]) -> Iterator[tup
     for quantity, values in metrics.items():
         if quantity == "fits":
             parts = ", ".join(f"{key.removeprefix('accuracy_')} {values[key]:.1f}" for key in values if key != "n")
-            yield (f"{name}: fits", f"{values['n']:.0f}", parts.replace("accuracy", "right %"), *[""] * 6)
+            yield (f"{name}: fits", f"{values['n']:.0f}", parts.replace("accuracy", "right %"), *[""] * 7)
             continue
         figures = [values.get(key) for key in ("median_ape", "mean_ape", "p90_ape", "max_ape", "bias")]
-        figures += [None if key not in values else values[key] * 100 for key in ("coverage", "interval_width")]
+        figures += [None if key not in values else values[key] * 100 for key in INTERVALS]
         yield (f"{name}: {quantity}", f"{values['n']:.0f}", *("" if f is None else f"{f:.1f}" for f in figures))
 
 

@@ -35,25 +35,25 @@ KINDS: tuple[tuple[frozenset[str], str, Reader], ...] = (
 )
 
 
-def read_table(path: Path, limit: int | None = None) -> TruthTable:
-    """All lines of a CSV file as rows and reasons; ``limit`` takes the first so many.
+def read_table(path: Path, limit: int | None = None, setting: str = "truth") -> TruthTable:
+    """All lines of a CSV file as rows and reasons; ``limit`` takes the first so many, ``setting`` named the file.
 
     TruthError for a file that cannot be read, or whose columns are not those of a table of results.
     """
     if path.suffix != ".csv":
-        raise TruthError(f"truth={path}: a table of results is a .csv file")
+        raise TruthError(f"{setting}={path}: a table of results is a .csv file")
     try:
         if path.stat().st_size > LARGEST_BYTES:
-            raise TruthError(f"truth={path}: larger than {LARGEST_BYTES >> 20} MiB, which no table of results is")
+            raise TruthError(f"{setting}={path}: larger than {LARGEST_BYTES >> 20} MiB, which no table of results is")
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             columns = frozenset(reader.fieldnames or ())
             lines = [line for _, line in zip(range(limit or 1 << 62), reader, strict=False)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise TruthError(f"truth={path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    kind, read = kind_of(path, columns)
+        raise TruthError(f"{setting}={path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    kind, read = kind_of(path, columns, setting)
     if not lines:
-        raise TruthError(f"truth={path} holds no rows")
+        raise TruthError(f"{setting}={path} holds no rows")
     rows: list[Row] = []
     unsupported: list[UnsupportedRow] = []
     failed: list[FailedRow] = []
@@ -69,11 +69,11 @@ def read_table(path: Path, limit: int | None = None) -> TruthTable:
     return TruthTable(path.stem, kind, tuple(rows), (*unsupported, *copies), tuple(failed))
 
 
-def kind_of(path: Path, columns: frozenset[str]) -> tuple[str, Reader]:
+def kind_of(path: Path, columns: frozenset[str], setting: str = "truth") -> tuple[str, Reader]:
     """(kind, reader) of a table; TruthError names what the nearest kind lacks."""
     for needed, kind, read in KINDS:
         if needed <= columns:
             return kind, read
     needed, kind, _ = min(KINDS, key=lambda known: len(known[0] - columns) / len(known[0]))
     lacks = ", ".join(sorted(needed - columns))
-    raise TruthError(f"truth={path}: no table of results; {kind} tables have the columns {lacks}, which it lacks")
+    raise TruthError(f"{setting}={path}: no table of results; {kind} tables have the columns {lacks}, which it lacks")

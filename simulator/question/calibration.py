@@ -59,8 +59,8 @@ class Calibration:
     """All effects, factors on the ``host`` by framework, and ``widths``: what 90 % of the errors of runs are within.
 
     Widths are ln of measured over predicted, each way: by framework and chip that runs are known of
-    (``megatron hopper-132``, with `` experts`` for mixtures of experts), and by what of the two is not
-    (:data:`UNKNOWN`) from runs that were left out.
+    (``megatron hopper-132``, with `` experts`` for mixtures of experts and :data:`ACROSS` for tensor groups that leave
+    their node), and by what of the two is not (:data:`UNKNOWN`) from runs that were left out.
     """
 
     effects: tuple[Effect, ...] = ()
@@ -97,6 +97,11 @@ class RunKind:
     framework: str
     chip: str
     regime: str
+
+    @property
+    def across(self) -> bool:
+        """Whether tensor groups leave their node."""
+        return self.regime.endswith(ACROSS)
 
     def levels(self, format: str = "") -> tuple[str, ...]:
         """What effects on ops of a format are of; those that have none know no format."""
@@ -149,9 +154,11 @@ def calibrated(calibration: Calibration, setting: RunKind) -> StepCalibration:
         return StepCalibration()
     known = calibration.widths
     unknown = unknown_of(setting, known)
-    names = (pair_of(setting.framework, setting.chip, experts) for experts in (False, True))
-    dense = known.get(next(names), max(known[unknown], _usual_width(setting.framework, known)))
-    experts = known.get(next(names), max(dense, known[unknown]))
+    usual = max(known[unknown], known.get(ACROSS, 0.0) if setting.across else 0.0)
+    names = (pair_of(setting, experts) for experts in (False, True))
+    dense = known.get(next(names), max(usual, _usual_width(setting.framework, known)))
+    name = next(names)
+    experts = known.get(name, max(dense, usual))
     return StepCalibration(factors(calibration, setting), dense, experts, unknown)
 
 
@@ -161,9 +168,9 @@ def _usual_width(framework: str, widths: Mapping[str, float]) -> float:
     return median(own) if own else 0.0
 
 
-def pair_of(framework: str, chip: str, experts: bool) -> str:
-    """What the width of a framework on a chip is called: mixtures of experts have their own."""
-    return f"{framework} {chip}{' experts' * experts}"
+def pair_of(setting: RunKind, experts: bool) -> str:
+    """What the width of a framework on a chip is called: mixtures of experts and :data:`ACROSS` have their own."""
+    return f"{setting.framework} {setting.chip}{' experts' * experts}{f' {ACROSS}' * setting.across}"
 
 
 def factors(calibration: Calibration, setting: RunKind) -> dict[str, float]:

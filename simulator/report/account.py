@@ -65,12 +65,15 @@ def report_of(state: State, started: float, network: Mapping[str, Any]) -> StepR
 def interval(state: State, ledger: Ledger) -> tuple[float, float]:
     """Bounds of the whole in us: what known runs were off by, and what is not known of ops that nobody measured.
 
-    Errors of measured and learned ops are in those of runs; without a calibration the intervals of all ops count.
+    Errors of ops are in those of runs on the same chip; on one that no run is known of, those of ops that nobody
+    measured there come on top. Without a calibration the intervals of all ops count.
     """
     whole = state.total_us
     width = known_width(state, any(kind in EXPERTS for kind in ledger.kinds()))
     if width is None or not whole:
         return ledger.interval(whole)
+    if not any(known.unknown in ("chip", "both") for known in state.plan.calibrated.values()):
+        return whole * math.exp(-width), whole * math.exp(width)
     asked = zip(ledger.engine.tolist(), ledger.inside.tolist(), strict=True)
     leaning = np.array([trust.source(*each) in trust.LEANING for each in asked])
     least, most = (np.where(leaning, bound, 1.0) for bound in (ledger.low, ledger.high))

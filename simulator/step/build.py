@@ -32,6 +32,9 @@ from ..trace.redimension import batch_graph, step_graph
 from .state import State, Step
 
 
+MANY = 1e6  # steps in a row: more than a power limit takes to act
+
+
 @dataclass(frozen=True)
 class Part:
     """A kind of step that a workload runs ``times`` times, with so many tokens a sequence."""
@@ -61,6 +64,15 @@ def parts(work: Work) -> Iterator[Part]:
         weights[last] = weights.get(last, 0.0) + (1 / 6 if first != last else 0.0)
         for context, weight in weights.items():
             yield Part("decode", context, steps * weight)
+
+
+def in_a_row(wanted: Sequence[Part]) -> list[float]:
+    """How many steps of each kind follow each other without a pause: a prompt stands alone, with what it generates.
+
+    A training step, a decode step and a served iteration that are asked for by themselves are one of many.
+    """
+    repeated = {part.kind for part in wanted} in ({"train"}, {"decode"}, {"batch"})
+    return [MANY if repeated else part.times for part in wanted]
 
 
 @dataclass(frozen=True)
@@ -112,7 +124,7 @@ def build(laid: LaidOut, engine: Engine) -> State:
     engine = engine_of(plan.stack, engine)
     slow = stage_slowdowns(plan)[orders.routes[:, :, 0]].max(axis=0).tolist()
     kinds = [part.kind for part in laid.parts]
-    times = time_chunks(laid.pipelines, kinds, [slow] * len(kinds), plan, device, engine)
+    times = time_chunks(laid.pipelines, kinds, in_a_row(laid.parts), [slow] * len(kinds), plan, device, engine)
     overhead_us = plan.stack.step_overhead_us + work.data_loading_ms * 1e3
     steps = []
     for part, graph, chunks, saved, own in zip(

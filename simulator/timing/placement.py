@@ -45,6 +45,7 @@ class Sends(NamedTuple):
 def time_chunks(
     pipelines: Sequence[tuple[Chunk, ...]],
     regimes: Sequence[str],
+    runs: Sequence[float],
     slowdowns: Sequence[Sequence[float]],
     plan: Plan,
     device: Device,
@@ -52,7 +53,7 @@ def time_chunks(
 ) -> list[tuple[ChunkTimes, ...]]:
     """Times of every chunk of every pipeline; ops of all of them are asked together, and equal chunks share theirs.
 
-    ``regimes`` are the kinds of step that they belong to; ``slowdowns`` say how many times longer each chunk's compute
+    ``regimes`` are the kinds of step that they belong to, ``runs`` how many of those follow each other; ``slowdowns`` say how many times longer each chunk's compute
     takes. Steps with an optimizer have variants for the first, the middle and the last micro-batch
     (:mod:`..passes.micro_batches`), others need none. The power limit acts on what ops take alone, the calibration's
     factors on what is left of that.
@@ -69,7 +70,7 @@ def time_chunks(
     found = cost_graphs(list(distinct.values()), device, engine, plan.stack.issue_us)
     costs = dict(zip(distinct, found, strict=True))
     usual = {which: costs[id(next(iter(made.values())))] for which, made in variants.items()}
-    found = sustained(found, device, plan.micro_batches * _busiest_us(pipelines, usual))
+    found = sustained(found, device, plan.micro_batches * _busiest_us(pipelines, runs, usual))
     costs = {key: scaled(each, *scales[key]) for key, each in zip(distinct, found, strict=True)}
     known: dict[tuple[int, float], ChunkTimes] = {}
     for chunks, factors in zip(pipelines, slowdowns, strict=True):
@@ -84,13 +85,13 @@ def time_chunks(
     ]
 
 
-def _busiest_us(pipelines: Sequence[tuple[Chunk, ...]], costs: Mapping[int, Costs]) -> float:
-    """Microseconds of kernels that a micro-batch brings the stage with most of them."""
-    busy: dict[tuple[int, int], float] = {}
-    for which, chunks in enumerate(pipelines):
+def _busiest_us(pipelines: Sequence[tuple[Chunk, ...]], runs: Sequence[float], costs: Mapping[int, Costs]) -> float:
+    """Microseconds of kernels that a micro-batch of all runs brings the stage with most of them."""
+    busy: dict[int, float] = {}
+    for chunks, times in zip(pipelines, runs, strict=True):
         for chunk in chunks:
             own = costs[id(chunk.graph)]
-            busy[which, chunk.stage] = busy.get((which, chunk.stage), 0.0) + float(own.kernel_us @ own.repeats)
+            busy[chunk.stage] = busy.get(chunk.stage, 0.0) + times * float(own.kernel_us @ own.repeats)
     return max(busy.values(), default=0.0)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
@@ -16,7 +16,7 @@ from ...datasets.truth import InferenceRow, TrainingRow, TruthError, read_table
 from ..question.calibration import NONE, UNKNOWN, Calibration
 from ..question.plan import Plan, PlanError
 from .answers import Engines
-from .calibration import corrected, fit, halves, left_out, score, widths
+from .calibration import corrected, fit, halves, interval_score, left_out, score, stated, widths
 from .cases import ValidationSettings
 from .metrics import grouped
 from .observed import ObservedStep, group_of, observe, quantity
@@ -26,6 +26,7 @@ NEARLY = 1.1  # a faster host is taken that does nearly as well as the best
 FELT = 1.05  # times longer under the slowest host: less says nothing of it
 MOST_MISSED = 1.0  # ln: a run that nothing explains counts no more
 LEAST = 4  # runs
+HELD_OUT = ("halves", "table", "framework", "chip")  # ways of leaving out whose intervals are scored
 ROUNDS = 1  # of simulating under what was fitted
 Errors = Mapping[str, Mapping[str, float]]
 
@@ -43,14 +44,26 @@ class Calibrating:
     errors: Errors
 
     def scores(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Median, p90 and bias in percent, by table (``all``: of every run) and by how runs were answered."""
+        """Median, p90 and bias in percent, by table (``all``: of every run) and by how runs were answered.
+
+        Of what was left out also how the 90 % intervals did (:func:`.calibration.interval_score`).
+        """
         tables = grouped(self.observed, lambda each: each.table)
+        half_widths = {how: stated(self.observed, self.errors, how) for how in HELD_OUT}
         made = {name: [each.id for each in members] for name, members in sorted(tables.items())}
         made["all"] = [each.id for each in self.observed]
         return {
-            table: {how: score(found[key] for key in ids) for how, found in self.errors.items()}
+            table: {
+                how: score(found[key] for key in ids) | _intervals(found, half_widths.get(how, {}), ids)
+                for how, found in self.errors.items()
+            }
             for table, ids in made.items()
         }
+
+
+def _intervals(errors: Mapping[str, float], half_widths: Mapping[str, float], ids: Sequence[str]) -> dict[str, float]:
+    known = [key for key in ids if key in half_widths]
+    return interval_score([errors[key] for key in known], [half_widths[key] for key in known]) if known else {}
 
 
 def calibrate(
@@ -72,22 +85,32 @@ def _calibrated(
 ) -> Calibrating:
     from joblib import Parallel, delayed
 
-    def simulated(calibration: str, hosts: Mapping[str, float]) -> list[ObservedStep]:
-        jobs = (delayed(_observed)(path, setting, most, calibration, dict(hosts)) for path in tables)
+    def simulated(
+        calibration: str, hosts: Mapping[str, float], only: Mapping[str, set[str]] | None = None
+    ) -> list[ObservedStep]:
+        jobs = (
+            delayed(_observed)(path, setting, most, calibration, dict(hosts), only and only.get(path.stem, set()))
+            for path in tables
+        )
         observed: list[ObservedStep] = []
         for found in Parallel(n_jobs=-1, batch_size=1, return_as="generator")(jobs):
             observed += found
             advance(1)
         return observed
 
-    by_host = {}
-    for factor in HOSTS:
-        by_host[factor] = simulated(NONE, {"": factor})
-        if len(by_host[HOSTS[0]]) < LEAST:
-            raise TruthError(
-                f"{len(by_host[HOSTS[0]])} rows of {', '.join(path.name for path in tables)} have a time and can be "
-                f"simulated; a calibration needs {LEAST} (`opcast validate` says why rows are left out)"
-            )
+    usual, *others, slowest = HOSTS
+    by_host = {usual: simulated(NONE, {"": usual})}
+    if len(by_host[usual]) < LEAST:
+        raise TruthError(
+            f"{len(by_host[usual])} rows of {', '.join(path.name for path in tables)} have a time and can be "
+            f"simulated; a calibration needs {LEAST} (`opcast validate` says why rows are left out)"
+        )
+    by_host[slowest] = simulated(NONE, {"": slowest})
+    felt = held_up(by_host)
+    wanted = {path.stem: {key.partition(" ")[2] for key in felt if key.startswith(f"{path.stem} ")} for path in tables}
+    for factor in others:
+        found = {each.id: each for each in simulated(NONE, {"": factor}, wanted)}
+        by_host[factor] = [found.get(each.id, each) for each in by_host[usual]]
     hosts = chosen_hosts(by_host)
     observed = [each for factor, found in by_host.items() for each in found if hosts[each.framework] == factor]
     physics = {each.id: float(np.log(each.measured / each.predicted)) for each in by_host[1.0]}
@@ -112,21 +135,24 @@ def _calibrated(
     return Calibrating(whole, tuple(observed), errors)
 
 
+def held_up(by_host: Mapping[float, Sequence[ObservedStep]]) -> set[str]:
+    """The runs that take longer under a slower host."""
+    usual = {each.id: each.predicted for each in by_host[min(by_host)]}
+    slowest = {each.id: each.predicted for each in by_host[max(by_host)]}
+    return {key for key, least in usual.items() if slowest.get(key, least) > FELT * least}
+
+
 def chosen_hosts(by_host: Mapping[float, Sequence[ObservedStep]]) -> dict[str, float]:
     """By framework: how many times longer its host takes than PyTorch's of today, of those that were simulated.
 
     Each is judged by its errors on the half of a framework's groups that its effects were not fitted on, over the runs
     whose time depends on it: those that no host holds up say nothing.
     """
-    predicted = {factor: {each.id: each.predicted for each in found} for factor, found in by_host.items()}
-    usual = predicted[min(by_host)]
-    held_up = {
-        key for key, least in usual.items() if max(found.get(key, least) for found in predicted.values()) > FELT * least
-    }
+    felt = held_up(by_host)
     errors: dict[str, dict[float, float]] = {}
     for factor, found in by_host.items():
         for framework, own in grouped(found, lambda each: each.framework).items():
-            left, asked = halves(own), [each.id for each in own if each.id in held_up]
+            left, asked = halves(own), [each.id for each in own if each.id in felt]
             missed = np.abs([left[key] for key in asked] or [0.0])
             errors.setdefault(framework, {})[factor] = float(np.mean(np.minimum(missed, MOST_MISSED)))
     return {
@@ -141,10 +167,18 @@ def _calibration(observed: Sequence[ObservedStep], hosts: Mapping[str, float]) -
 
 
 def _observed(
-    path: Path, setting: ValidationSettings, most: int, calibration: str, hosts: Mapping[str, float]
+    path: Path,
+    setting: ValidationSettings,
+    most: int,
+    calibration: str,
+    hosts: Mapping[str, float],
+    only: Collection[str] | None,
 ) -> list[ObservedStep]:
-    """The runs of one table, simulated under a calibration, or with the ``hosts`` of frameworks (``""``: of all)."""
-    rows = sampled(read_table(path).rows, most)
+    """The runs of one table, simulated under a calibration, or with the ``hosts`` of frameworks (``""``: of all).
+
+    ``only`` names the rows wanted, where not all are.
+    """
+    rows = [row for row in sampled(read_table(path, setting="tables").rows, most) if only is None or row.id in only]
 
     def changed(plan: Plan) -> Plan:
         factor = hosts.get("", 1.0)

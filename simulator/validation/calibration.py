@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..question.calibration import Calibration, Effect, StepCalibration, factors, pair_of
+from ..question.calibration import ACROSS, Calibration, Effect, StepCalibration, calibrated, factors, pair_of
 from .metrics import grouped
 from .observed import FIXED, ObservedStep, table_of
 
@@ -27,6 +27,7 @@ ERROR = 0.05  # their scale
 LEAST_SHARE = 0.003  # a part of a step that small says nothing
 LONGEST, STEPS, ENOUGH = 0.3, 80, 1e-4
 NINETY = 0.9
+LEAST_WIDTH = 0.01  # ln: no answer is surer
 DRAWN = 4  # the width of a pair is drawn towards that of all pairs as by so many more rows
 DIGITS = 4
 
@@ -126,32 +127,79 @@ def left_out(observed: Sequence[ObservedStep], by: Callable[[ObservedStep], str]
 
 def halves(observed: Sequence[ObservedStep]) -> dict[str, float]:
     """Errors by row, each half of the groups under effects fitted on the other."""
-    import hashlib
-
-    return left_out(observed, lambda each: str(hashlib.sha256(each.group.encode()).digest()[0] % 2))
+    return left_out(observed, _half)
 
 
 def widths(observed: Sequence[ObservedStep], errors: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """What 90 % of the errors are within, by framework and chip (models with experts apart) and by what is not known.
+    """What 90 % of the errors are within, by framework and chip (experts and groups across nodes apart) and by what is
+    not known.
 
-    ``errors`` are by row: of ``halves``, with the ``framework`` and the ``chip`` left out. What holds for all is the
-    median over pairs, so that no table speaks for the others; a pair's own is drawn towards it.
+    ``errors`` are by row: of ``halves``, with the ``framework`` and the ``chip`` left out. What holds for all counts each
+    row as the fit does, so that no table speaks for the others; a pair's own is drawn towards it.
     """
-    pairs = grouped(observed, lambda each: pair_of(each.framework, each.chip, each.has_experts))
-
-    def by_pair(name: str) -> dict[str, float]:
-        found = errors[name]
-        return {pair: float(np.quantile([abs(found[each.id]) for each in of], NINETY)) for pair, of in pairs.items()}
-
-    own = by_pair("halves")
-    made = {"": float(np.median(list(own.values())))}
+    usual = [each for each in observed if not each.setting.across]
+    made = {"": within(usual or observed, errors["halves"])}
     for name in ("chip", "framework"):
-        made[name] = max(float(np.median(list(by_pair(name).values()))), made[""])
+        made[name] = max(within(usual or observed, errors[name]), made[""])
     made["pair"] = (made[""] * min(made["chip"], made["framework"])) ** 0.5
     made["both"] = float(np.hypot(made["chip"], made["framework"]))
-    for pair, of in pairs.items():
-        made[pair] = (len(of) * own[pair] + DRAWN * made[""]) / (len(of) + DRAWN)
+    if len(usual) < len(observed):
+        made[ACROSS] = max(within([each for each in observed if each.setting.across], errors["halves"]), made[""])
+    for pair, of in grouped(observed, lambda each: pair_of(each.setting, each.has_experts)).items():
+        own = max(float(np.quantile([abs(errors["halves"][each.id]) for each in of], NINETY)), LEAST_WIDTH)
+        towards = made[ACROSS if of[0].setting.across else ""]
+        made[pair] = float(np.exp((len(of) * np.log(own) + DRAWN * np.log(towards)) / (len(of) + DRAWN)))
     return {name: round(width, DIGITS) for name, width in made.items()}
+
+
+def within(observed: Sequence[ObservedStep], errors: Mapping[str, float]) -> float:
+    """What 90 % of the absolute errors are within, rows of large tables weighing less (:func:`.observed.table_of`)."""
+    missed, weight = np.abs([errors[each.id] for each in observed]), table_of(observed)
+    order = np.argsort(missed)
+    reached = np.cumsum(weight[order]) / weight.sum()
+    return max(float(missed[order][np.searchsorted(reached, NINETY)]), LEAST_WIDTH)
+
+
+def stated(observed: Sequence[ObservedStep], errors: Mapping[str, Mapping[str, float]], how: str) -> dict[str, float]:
+    """By row: the half-width that it would get with so much left out, from the widths of the other half of the groups."""
+    found: dict[str, float] = {}
+    for half in "01":
+        own = [each for each in observed if _half(each, "widths") == half]
+        others = [each for each in observed if _half(each, "widths") != half]
+        if not own or not others:
+            continue
+        known = widths(others, errors)
+        for each in own:
+            if how in ("chip", "framework"):
+                known_of = {name: width for name, width in known.items() if getattr(each, how) not in name.split(" ")}
+            elif how == "table":
+                left = {pair_of(e.setting, e.has_experts) for e in others if e.table != each.table}
+                known_of = {name: width for name, width in known.items() if name in left or "-" not in name}
+            else:
+                known_of = known
+            one = calibrated(Calibration((Effect("gemm", "all", 0.0, 1.0, 1),), widths=known_of), each.setting)
+            found[each.id] = float((one.width_experts if each.has_experts else one.width) or 0.0)
+    return found
+
+
+def _half(each: ObservedStep, salt: str = "") -> str:
+    import hashlib
+
+    return str(hashlib.sha256((salt + each.group).encode()).digest()[0] % 2)
+
+
+def interval_score(errors: Iterable[float], half_widths: Iterable[float]) -> dict[str, float]:
+    """Coverage and mean width (ln) of intervals, and their score: width + 20 times what lies outside.
+
+    The interval score of Gneiting and Raftery (2007, eq. 43) for 90 %; the lower, the better.
+    """
+    missed, half = np.abs(np.array(list(errors))), np.array(list(half_widths))
+    scores = 2.0 * half + 2.0 / (1.0 - NINETY) * np.maximum(missed - half, 0.0)
+    return {
+        "coverage": round(float((missed <= half).mean()), 3),
+        "width": round(float(2.0 * half.mean()), 3),
+        "interval_score": round(float(scores.mean()), 3),
+    }
 
 
 def score(errors: Iterable[float]) -> dict[str, float]:

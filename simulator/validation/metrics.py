@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 Item = TypeVar("Item")
+OUTSIDE = 20.0  # what lies outside of a 90 % interval counts so many times: 2 over the 10 % that may
 Pair = tuple[float, float]  # (predicted, measured)
 Bounded = tuple[float, float, float, float]  # (low, high, predicted, measured)
 
@@ -53,11 +54,17 @@ def score(
 
 
 def intervals(bounds: Sequence[Bounded]) -> dict[str, float]:
-    """``coverage``: share of measurements inside their interval; ``interval_width``: its mean, of the prediction."""
+    """``coverage``: share of measurements inside their interval; ``interval_width``: its mean, of the prediction.
+
+    ``interval_score``: mean width plus 20 times what measurements lie outside, of the prediction; the lower, the better
+    (Gneiting and Raftery 2007, eq. 43, for 90 %).
+    """
     low, high, predicted, measured = np.array(bounds, dtype=float).reshape(-1, 4).T
+    outside = np.maximum(low - measured, 0.0) + np.maximum(measured - high, 0.0)
     return {
         "coverage": float(((low <= measured) & (measured <= high)).mean()),
         "interval_width": float(((high - low) / predicted).mean()),
+        "interval_score": float(((high - low + OUTSIDE * outside) / predicted).mean()),
     }
 
 

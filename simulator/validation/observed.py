@@ -39,9 +39,14 @@ class ObservedStep:
     applied: Mapping[Part, float] = field(default_factory=dict)
 
     @property
+    def setting(self) -> RunKind:
+        """What its first kind of step is made of."""
+        return next(iter(self.settings.values()))
+
+    @property
     def framework(self) -> str:
         """Who ran it."""
-        return next(iter(self.settings.values())).framework
+        return self.setting.framework
 
     @property
     def has_experts(self) -> bool:
@@ -51,7 +56,7 @@ class ObservedStep:
     @property
     def chip(self) -> str:
         """On what."""
-        return next(iter(self.settings.values())).chip
+        return self.setting.chip
 
 
 def group_of(row: TrainingRow | InferenceRow) -> str:
