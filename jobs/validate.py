@@ -48,7 +48,18 @@ def progress_bar(rows: int) -> Iterator[Callable[[int], None]]:
 
 def show(found: Validation) -> None:
     """Errors, what they stand beside, groups, and the reasons of rows left out, as tables."""
-    heads = ("", "rows", "median %", "mean %", "p90 %", "max %", "bias %", "in interval %", "its width %", "its score %")
+    heads = (
+        "",
+        "rows",
+        "median %",
+        "mean %",
+        "p90 %",
+        "max %",
+        "bias %",
+        "in interval %",
+        "its width %",
+        "its score %",
+    )
     rows = list(lines("opcast", found.metrics))
     if found.baseline is not None:
         rows += lines("constant MFU", found.baseline["metrics"])

@@ -30,7 +30,8 @@ class FusedEngine:
     """Tries ``engines`` in order; each sees only the ops that those before it declined.
 
     ``memo`` is for who asks about single ops again and again: what was predicted, by op and cache state; ``answered``
-    are the answers behind it (:func:`.answers.ask`). ``derived`` are these engines as frameworks want them, by backends.
+    are the answers behind it (:func:`.answers.ask`). ``derived`` are these engines as
+    frameworks want them, by backends.
     """
 
     engines: Sequence[Engine]

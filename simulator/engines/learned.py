@@ -15,7 +15,7 @@ from ...models.predictor import ANY, Prediction, Predictor
 from ...models.registry import Registry
 from .answers import Answers, Columns
 from .coverage import brought
-from .library import ROUNDS, bare, known_as
+from .library import known_as
 
 COMMUNICATION = ("collective", "expert_parallel")
 USUAL_NODE, USUAL_DTYPE = 8, "bf16"  # how most collectives are measured
@@ -68,11 +68,8 @@ class LearnedEngine:
     ) -> Prediction:
         """The predictor's answer; a collective that it does not know as asked is asked about in the usual form.
 
-        A collective moves bytes: neither their format nor the GPUs of the node that stay out of it matter much. A
-        product is one without the rounding of its input, unless a backend that timed both is named whole.
+        A collective moves bytes: neither their format nor the GPUs of the node that stay out of it matter much.
         """
-        if predictor.backend.endswith(ROUNDS) and self.backend != predictor.backend:
-            return bare(predictor, self.registries, self.device, columns, dtype, out_dtype, cache)
         target = known_as(self.device, predictor)
         found = predictor.predict(columns, dtype, out_dtype, target, cache)
         if KINDS[kind].family != "collective" or found.in_envelope.all():

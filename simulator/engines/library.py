@@ -2,22 +2,18 @@
 
 Tables of serving engines time one kernel under several names: what PyTorch calls for a 16-bit product is the same in
 each of them, other machine, data and release. Each is a reading of one thing; their geometric mean answers, and how far
-they are apart is in its interval. Kernels of an engine's own (CUTLASS, DeepGEMM) are no reading of it. A backend that
-says ``+quantize`` timed the rounding of the input too, which steps hold as an op of its own: it is taken off
-(:func:`rounding_us`).
+they are apart is in its interval. Kernels of an engine's own (CUTLASS, DeepGEMM) are no reading of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ...datasets.backends import framework, ranked
 from ...datasets.devices import Device
-from ...datasets.ops import KINDS
-from ...models.analytical import roofline_us
 from ...models.features import alike
 from ...models.predictor import Prediction, Predictor
 from ...models.registry import Registry
@@ -25,7 +21,6 @@ from .answers import Answers, Columns
 from .coverage import brought
 
 CALLED = "torch"  # in the name of a kernel: what PyTorch calls
-ROUNDS = "+quantize"  # at its end: with the rounding of its input
 NINETY = 1.645  # standard deviations that 90 % of cases are within
 
 
@@ -43,7 +38,7 @@ class LibraryEngine:
         known = self.readings(dtype) if kind == "gemm" else ()
         if not known:
             return answers
-        read = [bare(each, self.registries, self.device, columns, dtype, out_dtype, cache) for each in known]
+        read = [each.predict(columns, dtype, out_dtype, known_as(self.device, each), cache) for each in known]
         latency, low, high = agreed(read, [each.coverage for each in known])
         one = columns["batch"] == 1
         answers.latency_us[:], answers.low_us[:], answers.high_us[:] = (
@@ -78,54 +73,6 @@ class LibraryEngine:
 def calls_library(backend: str) -> bool:
     """Whether a backend's name says that PyTorch called its product."""
     return CALLED in backend.partition(":")[2]
-
-
-def bare(
-    predictor: Predictor,
-    registries: Sequence[Registry],
-    device: Device,
-    columns: Columns,
-    dtype: str,
-    out_dtype: str,
-    cache: str,
-) -> Prediction:
-    """A predictor's answers for products alone, without the rounding of their input."""
-    target = known_as(device, predictor)
-    found = predictor.predict(columns, dtype, out_dtype, target, cache)
-    off = rounding_us(predictor, registries, device, columns, cache)
-    if off is None:
-        return found
-    least = np.minimum(roofline_us("gemm", columns, dtype, out_dtype, target), found.latency_us)
-    latency = np.maximum(found.latency_us - off, least)
-    factor = latency / found.latency_us
-    return Prediction(latency, found.low_us * factor, found.high_us * factor, found.in_envelope)
-
-
-def rounding_us(
-    predictor: Predictor, registries: Sequence[Registry], device: Device, columns: Columns, cache: str
-) -> np.ndarray | None:
-    """Microseconds of finding the maximum of a product's input and of rounding it [n], as the same framework timed it.
-
-    None where the predictor's table has no rounding in it, or nobody timed that.
-    """
-    if predictor.kind != "gemm" or not predictor.backend.endswith(ROUNDS):
-        return None
-    for registry in registries:
-        rounds = registry.find("quantize", predictor.device_id, framework(predictor.backend))
-        if rounds is not None:
-            target, total = known_as(device, rounds), np.zeros(len(columns["m"]))
-            for part in ("scale", "apply"):
-                asked = _rounding(columns, part)
-                total += rounds.predict(asked, "bf16", "fp8", target, cache).latency_us
-            return total * columns["batch"]
-    return None
-
-
-def _rounding(columns: Columns, part: str) -> Mapping[str, np.ndarray]:
-    dims = {dim.name: dim for dim in KINDS["quantize"].dims}
-    asked = {name: np.full(len(columns["m"]), dim.default or 0, dtype=np.int64) for name, dim in dims.items()}
-    which = dims["part"].choices.index(part)
-    return asked | {"rows": columns["m"], "cols": columns["k"], "part": np.full(len(columns["m"]), which)}
 
 
 def known_as(device: Device, predictor: Predictor) -> Device:

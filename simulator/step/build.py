@@ -31,7 +31,6 @@ from ..trace import Model, Workload, trace
 from ..trace.redimension import batch_graph, step_graph
 from .state import State, Step
 
-
 MANY = 1e6  # steps in a row: more than a power limit takes to act
 
 

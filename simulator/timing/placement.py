@@ -53,10 +53,10 @@ def time_chunks(
 ) -> list[tuple[ChunkTimes, ...]]:
     """Times of every chunk of every pipeline; ops of all of them are asked together, and equal chunks share theirs.
 
-    ``regimes`` are the kinds of step that they belong to, ``runs`` how many of those follow each other; ``slowdowns`` say how many times longer each chunk's compute
-    takes. Steps with an optimizer have variants for the first, the middle and the last micro-batch
-    (:mod:`..passes.micro_batches`), others need none. The power limit acts on what ops take alone, the calibration's
-    factors on what is left of that.
+    ``regimes`` are the kinds of step that they belong to, ``runs`` how many of those follow each other; ``slowdowns``
+    say how many times longer each chunk's compute takes. Steps with an optimizer have variants for the first, the
+    middle and the last micro-batch (:mod:`..passes.micro_batches`), others need none. The power limit acts on what ops
+    take alone, the calibration's factors on what is left of that.
     """
     graphs = {id(chunk.graph): chunk.graph for chunks in pipelines for chunk in chunks}
     variants = {which: _variants(graph, plan) for which, graph in graphs.items()}

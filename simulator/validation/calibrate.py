@@ -23,6 +23,7 @@ from .observed import ObservedStep, group_of, observe, quantity
 
 HOSTS = (1.0, 3.0, 5.0)  # times that a framework's host may take, as often as PyTorch's of today
 NEARLY = 1.1  # a faster host is taken that does nearly as well as the best
+ALIKE = 0.02  # ln: errors that are no further apart are alike
 FELT = 1.05  # times longer under the slowest host: less says nothing of it
 MOST_MISSED = 1.0  # ln: a run that nothing explains counts no more
 LEAST = 4  # runs
@@ -155,8 +156,11 @@ def chosen_hosts(by_host: Mapping[float, Sequence[ObservedStep]]) -> dict[str, f
             left, asked = halves(own), [each.id for each in own if each.id in felt]
             missed = np.abs([left[key] for key in asked] or [0.0])
             errors.setdefault(framework, {})[factor] = float(np.mean(np.minimum(missed, MOST_MISSED)))
+    best = {framework: min(tried.values()) for framework, tried in errors.items()}
     return {
-        framework: min(factor for factor, error in tried.items() if error <= NEARLY * min(tried.values()))
+        framework: min(
+            factor for factor, error in tried.items() if error <= max(NEARLY * best[framework], best[framework] + ALIKE)
+        )
         for framework, tried in errors.items()
     }
 

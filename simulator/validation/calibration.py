@@ -134,8 +134,8 @@ def widths(observed: Sequence[ObservedStep], errors: Mapping[str, Mapping[str, f
     """What 90 % of the errors are within, by framework and chip (experts and groups across nodes apart) and by what is
     not known.
 
-    ``errors`` are by row: of ``halves``, with the ``framework`` and the ``chip`` left out. What holds for all counts each
-    row as the fit does, so that no table speaks for the others; a pair's own is drawn towards it.
+    ``errors`` are by row: of ``halves``, with the ``framework`` and the ``chip`` left out. What holds for all counts
+    each row as the fit does, so that no table speaks for the others; a pair's own is drawn towards it.
     """
     usual = [each for each in observed if not each.setting.across]
     made = {"": within(usual or observed, errors["halves"])}
@@ -161,7 +161,7 @@ def within(observed: Sequence[ObservedStep], errors: Mapping[str, float]) -> flo
 
 
 def stated(observed: Sequence[ObservedStep], errors: Mapping[str, Mapping[str, float]], how: str) -> dict[str, float]:
-    """By row: the half-width that it would get with so much left out, from the widths of the other half of the groups."""
+    """By row: the half-width that it would get with so much left out, from widths of the other half of the groups."""
     found: dict[str, float] = {}
     for half in "01":
         own = [each for each in observed if _half(each, "widths") == half]

@@ -63,7 +63,7 @@ def test_tables_without_runs_are_one_line(table: Path, capsys: pytest.CaptureFix
     ("arguments", "said"),
     [
         ([], "name tables of known runs"),
-        (["tables=[/no/such.csv]"], "cannot be read"),
+        (["tables=[/no/such.csv]"], "tables=/no/such.csv cannot be read"),
         (["rows=3"], "rows=3 must be a whole number of at least 8"),
         (["output=/no/folder/x.json"], "there is no folder"),
     ],

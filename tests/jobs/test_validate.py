@@ -21,7 +21,7 @@ e,matmul,FP16,MI9000,64,64,64,1.0
 f,matmul,FP16,A100-80,64,,64,1.0
 """
 FIELDS = {"table", "rows", "simulated", "unsupported", "failed", "metrics", "by_group", "noise_floor"}
-ERRORS = {"n", "median_ape", "mean_ape", "p90_ape", "max_ape", "bias", "coverage", "interval_width"}
+ERRORS = {"n", "median_ape", "mean_ape", "p90_ape", "max_ape", "bias", "coverage", "interval_width", "interval_score"}
 
 
 @pytest.fixture
@@ -60,6 +60,12 @@ def test_details_and_limit(ops: Path, capsys: pytest.CaptureFixture[str]) -> Non
     widths = [(values["high"] - values["low"]) / values["predicted"] for values in told]
     assert found["metrics"]["latency"]["coverage"] == sum(inside) / 2
     assert found["metrics"]["latency"]["interval_width"] == pytest.approx(sum(widths) / 2)
+    outside = [
+        max(values["low"] - values["measured"], values["measured"] - values["high"], 0.0) / values["predicted"]
+        for values in told
+    ]
+    score = sum(width + 20 * missed for width, missed in zip(widths, outside, strict=True)) / 2
+    assert found["metrics"]["latency"]["interval_score"] == pytest.approx(score)
 
 
 def test_devices_are_overridden(ops: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,11 +9,12 @@ import pytest
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import DeviceError, load_device
 from opcast.simulator.engines import build_engine
+from opcast.simulator.engines.library import LibraryEngine
 from opcast.simulator.passes.order import INFERENCE, apply_passes
 from opcast.simulator.question.plan import Parallel, Plan, PlanError, Stack, load_stack
 from opcast.simulator.question.work import Work
 from opcast.simulator.simulate import simulate as simulate_plan
-from opcast.simulator.step.build import Part, engine_of, parts
+from opcast.simulator.step.build import MANY, Part, engine_of, in_a_row, parts
 from opcast.simulator.step.state import stream_us
 from opcast.simulator.trace import Workload, trace
 
@@ -148,7 +149,9 @@ def test_engines_answer_with_their_own_predictors(tmp_path):
         "sglang",
         None,
     ]
-    assert engine_of(load_stack("torch"), engine) is engine
+    library, *others = engine_of(load_stack("torch"), engine).engines
+    assert isinstance(library, LibraryEngine)
+    assert [getattr(each, "backend", None) for each in others] == [None] * len(engine.engines)
 
 
 @pytest.mark.parametrize(
@@ -226,3 +229,11 @@ def test_keys_made_from_a_latent_cache_are_not_shared_out(run):
     with pytest.raises(PlanError, match=r"parallel\.cp=2 .* absorbed_mla"):
         run("deepseek_v3", stack="torch", cp=2)
     assert run("deepseek_v3", stack="vllm", cp=2).breakdown.by_parallelism["cp"] > 0
+
+
+def test_steps_that_are_one_of_many_are_told_from_a_prompt_alone() -> None:
+    """A power limit acts on what follows each other without a pause."""
+    alone = {kind: in_a_row(list(parts(Work(kind, batch=4, input_len=64)))) for kind in ("prefill", "decode")}
+    assert alone == {"prefill": [1.0], "decode": [MANY]}
+    generated = list(parts(Work("generate", batch=4, input_len=64, output_len=101)))
+    assert sum(in_a_row(generated)) == pytest.approx(101)

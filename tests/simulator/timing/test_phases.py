@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
-from opcast.datasets.ops import KINDS
+from opcast.datasets.ops import KINDS, make_op
 from opcast.simulator.engines import build_engine
+from opcast.simulator.graph import Node
 from opcast.simulator.passes.quantize import quantize
-from opcast.simulator.question.calibration import StepCalibration
+from opcast.simulator.question.calibration import StepCalibration, calibrated, load_calibration, run_kind
 from opcast.simulator.question.plan import Parallel, Plan, Stack, load_stack
 from opcast.simulator.timing.costs import cost_graphs, scale_of
 from opcast.simulator.timing.phases import PhaseTime, PhaseTimes, paired, selected
@@ -99,3 +100,18 @@ def test_a_step_that_quantizes_nothing_is_as_fast_as_one_without(small_model) ->
 
     assert took(nothing) == took(plan)
     assert took(whole) < took(plan)
+
+
+def test_effects_of_a_format_are_of_the_ops_that_have_it() -> None:
+    """What a recipe leaves in 16 bits is as slow as without one, under the calibration that ships."""
+    known = calibrated(load_calibration("shipped"), run_kind("megatron", DEVICE, "train"))
+    plan = replace(PLAN, stack=load_stack("megatron"), calibrated={"train": known})
+    nothing = replace(plan, quantization="fp8", options={"quantize_skip": ".*"})
+    node = {
+        dtype: Node(make_op("gemm", m=64, n=64, k=64, dtype=dtype), "aten.mm", "", "forward", (), (), 0)
+        for dtype in ("bf16", "fp16", "fp8")
+    }
+    factor = {dtype: scale_of(each, *nothing.scales(DEVICE.id, "train")) for dtype, each in node.items()}
+    assert factor["bf16"] == scale_of(node["bf16"], *plan.scales(DEVICE.id, "train"))
+    assert factor["bf16"] == factor["fp16"]
+    assert factor["bf16"] != factor["fp8"]

@@ -15,6 +15,7 @@ from opcast.datasets.devices import load_device
 from opcast.datasets.ops import make_op
 from opcast.datasets.truth import read_table
 from opcast.simulator.question.calibration import (
+    ACROSS,
     FAMILIES,
     NONE,
     SHIPPED,
@@ -22,10 +23,13 @@ from opcast.simulator.question.calibration import (
     Calibration,
     Effect,
     RunKind,
+    StepCalibration,
     calibrated,
+    cell_of,
     factors,
     family_of,
     load_calibration,
+    regime_of,
     run_kind,
     unknown_of,
 )
@@ -34,7 +38,16 @@ from opcast.simulator.question.sources import Sources
 from opcast.simulator.validation import ValidationSettings
 from opcast.simulator.validation.answers import Engines
 from opcast.simulator.validation.calibrate import as_json, chosen_hosts, sampled
-from opcast.simulator.validation.calibration import corrected, fit, halves, left_out, score, widths
+from opcast.simulator.validation.calibration import (
+    corrected,
+    fit,
+    halves,
+    interval_score,
+    left_out,
+    score,
+    stated,
+    widths,
+)
 from opcast.simulator.validation.observed import ObservedStep, group_of, observe
 from opcast.simulator.workbench import workbench
 
@@ -45,9 +58,10 @@ CHIPS = ("hopper-132", "ampere-108")
 def run(place: int, framework: str, chip: str, random: np.random.Generator, noise: float) -> ObservedStep:
     """A run whose products take SLOW times longer, and whose attention twice as long on Ampere."""
     gemm, attention = random.uniform(0.4, 0.7), random.uniform(0.1, 0.3)
-    parts = {("gemm", "train"): gemm, ("attention", "train"): attention, ("rest", "train"): 1.0 - gemm - attention}
-    took = gemm * SLOW[framework] + attention * (2.0 if chip == CHIPS[1] else 1.0) + parts["rest", "train"]
-    setting = RunKind(framework, chip, "16bit", "train")
+    rest = 1.0 - gemm - attention
+    parts = {("gemm 16bit", "train"): gemm, ("attention 16bit", "train"): attention, ("rest", "train"): rest}
+    took = gemm * SLOW[framework] + attention * (2.0 if chip == CHIPS[1] else 1.0) + rest
+    setting = RunKind(framework, chip, "train")
     measured = took * np.exp(noise * random.standard_normal())
     return ObservedStep(str(place), f"{framework} {chip}", f"g{place % 7}", {"train": setting}, 1.0, measured, parts)
 
@@ -62,13 +76,13 @@ def runs(noise: float, skip: tuple[str, str] | None = None) -> list[ObservedStep
 def test_a_known_slowness_is_found_again(noise: float) -> None:
     known = Calibration(fit(runs(noise)).effects())
     for framework, slow in SLOW.items():
-        made = factors(known, RunKind(framework, "hopper-132", "16bit", "train"))
-        assert made["gemm"] == pytest.approx(slow, abs=0.1)
+        made = factors(known, RunKind(framework, "hopper-132", "train"))
+        assert made["gemm 16bit"] == pytest.approx(slow, abs=0.1)
     assert score(corrected(each, known) for each in runs(noise))["median"] < 2.0
 
 
 def test_a_pair_that_nobody_ran_has_the_sum_of_what_is_known() -> None:
-    unseen = RunKind("fsdp", "ampere-108", "16bit", "train")
+    unseen = RunKind("fsdp", "ampere-108", "train")
     known = Calibration(fit(runs(0.01, skip=("fsdp", "ampere-108"))).effects())
     own = [each for each in runs(0.01) if each.settings["train"] == unseen]
     before = np.median([abs(np.log(each.measured)) for each in own])
@@ -77,9 +91,10 @@ def test_a_pair_that_nobody_ran_has_the_sum_of_what_is_known() -> None:
 
 def test_what_nothing_is_known_of_is_physics() -> None:
     known = Calibration(fit(runs(0.01)).effects())
-    made = factors(known, RunKind("another", "blackwell-148", "fp8", "decode"))
+    made = factors(known, RunKind("another", "blackwell-148", "decode"))
     usual = {effect.family: np.exp(effect.value) for effect in known.effects if effect.of == "all"}
-    assert {name: value for name, value in made.items() if name != "host"} == pytest.approx(usual)
+    assert {name: value for name, value in made.items() if " " not in name and name != "host"} == pytest.approx(usual)
+    assert StepCalibration(made).factor("gemm fp8") == pytest.approx(usual["gemm"])  # a format that no run had
     assert all(0.8 < value < 1.25 for value in usual.values())
 
 
@@ -96,8 +111,8 @@ def test_what_was_applied_already_is_not_applied_twice() -> None:
 
     second = Calibration(fit([again(each) for each in plain]).effects())
     for framework in SLOW:
-        setting = RunKind(framework, "hopper-132", "16bit", "train")
-        assert factors(second, setting)["gemm"] == pytest.approx(factors(known, setting)["gemm"], rel=1e-3)
+        setting = RunKind(framework, "hopper-132", "train")
+        assert factors(second, setting)["gemm 16bit"] == pytest.approx(factors(known, setting)["gemm 16bit"], rel=1e-3)
 
 
 def test_errors_of_what_was_left_out_come_from_the_others() -> None:
@@ -117,25 +132,26 @@ def test_widths_grow_with_what_is_not_known() -> None:
     made = widths(found, errors)
     assert made[""] <= made["pair"] <= max(made["chip"], made["framework"]) <= made["both"]
     known = Calibration((Effect("gemm", "all", 0.1, 0.01, 9),), widths=made)
-    found_of = calibrated(known, RunKind("fsdp", CHIPS[0], "16bit", "train"))
+    found_of = calibrated(known, RunKind("fsdp", CHIPS[0], "train"))
     assert found_of.width == made[f"fsdp {CHIPS[0]}"]
     assert found_of.width_experts == max(found_of.width, made[""])  # no run of theirs has any
     wide = replace(known, widths=made | {f"fsdp {CHIPS[0]}": 2.0})
-    assert calibrated(wide, RunKind("fsdp", CHIPS[0], "16bit", "train")).width_experts == 2.0
+    assert calibrated(wide, RunKind("fsdp", CHIPS[0], "train")).width_experts == 2.0
     for chip in ("new", *CHIPS):  # what is wide where runs are known is no narrower where none is
         wide = replace(known, widths=made | {f"other {CHIPS[1]}": 2.0})
-        assert calibrated(wide, RunKind("other", chip, "16bit", "train")).width == 2.0
-    assert unknown_of(RunKind("fsdp", "new", "16bit", "train"), made) == "chip"
-    assert unknown_of(RunKind("new", CHIPS[0], "16bit", "train"), made) == "framework"
-    assert unknown_of(RunKind("new", "new", "16bit", "train"), made) == "both"
+        assert calibrated(wide, RunKind("other", chip, "train")).width == 2.0
+    assert unknown_of(RunKind("fsdp", "new", "train"), made) == "chip"
+    assert unknown_of(RunKind("new", CHIPS[0], "train"), made) == "framework"
+    assert unknown_of(RunKind("new", "new", "train"), made) == "both"
 
 
 @given(st.lists(st.floats(-0.3, 0.3), min_size=2, max_size=6))
 def test_effects_of_a_question_multiply(values: list[float]) -> None:
-    levels = RunKind("a", "b", "c", "train").levels[: len(values)]
+    levels = RunKind("a", "b", "train").levels("d")[: len(values)]
     effects = tuple(Effect("gemm", of, value, 0.0, 1) for of, value in zip(levels, values, strict=True))
-    made = factors(Calibration(effects), RunKind("a", "b", "c", "train"))
-    assert made["gemm"] == pytest.approx(float(np.exp(sum(values))))
+    made = factors(Calibration(effects), RunKind("a", "b", "train"))
+    with_format = made.get("gemm d", made["gemm"])  # no level of so few has the format
+    assert with_format == pytest.approx(float(np.exp(sum(values))))
 
 
 def test_the_slowest_host_that_explains_no_more_is_not_taken() -> None:
@@ -154,9 +170,10 @@ def test_families_of_ops() -> None:
 
 def test_formats_of_16_bits_are_one_and_chips_are_told_by_their_units() -> None:
     a100, h100 = load_device("a100_sxm_80gb"), load_device("h100_sxm")
-    assert run_kind("megatron", a100, "fp16", "train") == run_kind("megatron", a100, "bf16", "train")
-    assert run_kind("x", a100, "bf16", "train").chip == run_kind("x", load_device("a100_sxm_40gb"), "bf16", "x").chip
-    assert run_kind("x", a100, "bf16", "train").chip != run_kind("x", h100, "bf16", "train").chip
+    cells = {cell_of(make_op("gemm", m=1, n=1, k=1, dtype=dtype)) for dtype in ("fp16", "bf16")}
+    assert cells == {"gemm 16bit"}
+    assert run_kind("x", a100, "train").chip == run_kind("x", load_device("a100_sxm_40gb"), "train").chip
+    assert run_kind("x", a100, "train").chip != run_kind("x", h100, "train").chip
 
 
 def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -226,3 +243,57 @@ def test_small_tables_are_answered_as_well_as_the_frozen_scores_say(
     assert len(errors) == frozen["fitted"]["rows"]
     assert score(errors)["median"] == pytest.approx(frozen["fitted"]["median"], abs=1.5)
     assert score(errors)["median"] < frozen["physics"]["median"]
+
+
+def test_a_slower_host_is_found_in_the_runs_that_it_holds_up() -> None:
+    """Most runs of a framework wait for no host: they say nothing, and hide nothing."""
+    found = runs(0.01)
+    waiting = {each.id for each in found if each.framework == "fsdp" and int(each.id) % 10 < 2}
+    took = [replace(each, measured=each.measured * 2.0) if each.id in waiting else each for each in found]
+    slower = [replace(each, predicted=each.predicted * 2.0) if each.id in waiting else each for each in took]
+    assert chosen_hosts({1.0: took, 3.0: took, 5.0: slower}) == {"megatron": 1.0, "fsdp": 5.0}
+
+
+def test_tensor_groups_across_nodes_have_effects_and_widths_of_their_own() -> None:
+    assert regime_of("train", 8, 8) == "train"
+    assert regime_of("train", 16, 8) == f"train{ACROSS}"
+    found = runs(0.01)
+    setting = RunKind("fsdp", CHIPS[0], f"train{ACROSS}")
+    bad = [
+        replace(
+            each,
+            id=f"bad {each.id}",
+            measured=each.measured * (2.0 + 0.1 * int(each.id)),
+            parts={(cell, "train"): share for (cell, _), share in each.parts.items()},
+            settings={"train": setting},
+        )
+        for each in found[:6]
+    ]
+    alone, beside = (Calibration(fit(own).effects()) for own in (found, found + bad))
+    sane = RunKind("fsdp", CHIPS[0], "train")
+    assert factors(beside, sane)["gemm 16bit"] == pytest.approx(factors(alone, sane)["gemm 16bit"], rel=0.15)
+    errors = {"halves": halves(found + bad)} | {
+        name: left_out(found + bad, lambda each, name=name: getattr(each, name)) for name in ("chip", "framework")
+    }
+    made = widths(found + bad, errors)
+    known = replace(beside, widths=made)
+    assert calibrated(known, setting).width > 3 * calibrated(known, sane).width
+    assert calibrated(known, RunKind("megatron", CHIPS[0], setting.regime)).width == made[ACROSS]
+
+
+def test_intervals_are_scored_by_what_they_miss_and_how_wide_they_are() -> None:
+    assert interval_score([0.0, 0.1], [0.1, 0.1]) == {"coverage": 1.0, "width": 0.2, "interval_score": 0.2}
+    missed = interval_score([0.0, 0.3], [0.1, 0.1])
+    assert missed["coverage"] == 0.5
+    assert missed["interval_score"] == pytest.approx(0.2 + 20 * 0.2 / 2)
+
+
+def test_intervals_of_what_was_left_out_hold_most_of_it() -> None:
+    found = runs(0.05)
+    errors = {"halves": halves(found)} | {
+        name: left_out(found, lambda each, name=name: getattr(each, name)) for name in ("chip", "framework")
+    }
+    for how, missed in errors.items():
+        half = stated(found, errors, how)
+        assert set(half) == set(missed)
+        assert interval_score([missed[key] for key in half], list(half.values()))["coverage"] >= 0.75
