@@ -100,13 +100,13 @@ def scaled(costs: Costs, *scales: Mapping[str, float]) -> Costs:
 
 
 def scale_of(node: Node, *scales: Mapping[str, float]) -> float:
-    """The factor for a node: that of its kind, else of its family, else of ``*``, in the first that has any; else 1.
+    """The factor for a node: that of its cell, its kind, its family or of ``*``, in the first that has any; else 1.
 
-    Families are those of calibrations, with the op's format and without, and those of kinds
-    (:func:`..question.calibration.cell_of`).
+    Cells are families of calibrations with the op's format (:func:`..question.calibration.cell_of`): they go first, as
+    a family may be called like a kind. Families are those of calibrations and those of kinds.
     """
     kind = node.op.kind if node.op else ""
-    names = (kind, cell_of(node.op), family_of(node.op), KINDS[kind].family if kind else "pointwise", "*")
+    names = (cell_of(node.op), kind, family_of(node.op), KINDS[kind].family if kind else "pointwise", "*")
     return next((float(scale[name]) for scale in scales for name in names if name in scale), 1.0)
 
 

@@ -113,5 +113,5 @@ def test_effects_of_a_format_are_of_the_ops_that_have_it() -> None:
     }
     factor = {dtype: scale_of(each, *nothing.scales(DEVICE.id, "train")) for dtype, each in node.items()}
     assert factor["bf16"] == scale_of(node["bf16"], *plan.scales(DEVICE.id, "train"))
-    assert factor["bf16"] == factor["fp16"]
-    assert factor["bf16"] != factor["fp8"]
+    assert factor["bf16"] == factor["fp16"] == known.factor("gemm 16bit")
+    assert factor["fp8"] == known.factor("gemm fp8") != factor["bf16"]
