@@ -17,11 +17,23 @@ from ...datasets.version import __version__
 from ...datasets.vocabulary import OpKind
 from ...models.power import Limits
 from ...simulator.question.requests import SimulateRequest
+from ...simulator.question.serving import ServingRequest
 from ...simulator.report.answer import OpPrediction
 from .. import listing
 from ..show import BadInputError, one_line
 from .answering import BusyError, GoneError, Processes, SlowError, Together, predict_all
-from .bodies import BatchBody, PredictBody, SearchBody, SimulateBody, SourceBody, predict_of, search_of, simulate_of
+from .bodies import (
+    BatchBody,
+    PredictBody,
+    ReplicaBody,
+    SearchBody,
+    SimulateBody,
+    SourceBody,
+    predict_of,
+    search_of,
+    serving_of,
+    simulate_of,
+)
 from .guard import ARROW, Guard, error_body
 from .measures import Measured, Measures
 from .pages import index
@@ -140,6 +152,12 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         made = await processes.run(reported, (asked,), request.is_disconnected)
         return Response(made, media_type="text/html")
 
+    @app.post("/v1/serving", tags=["serving"])
+    async def serving(request: Request, body: ReplicaBody) -> Response:  # type: ignore[valid-type]
+        """Traffic on the replicas of a served model: TTFT, TPOT, throughput, KV memory, goodput."""
+        asked = serving_of(body, settings)
+        return as_json(await processes.run(served, (asked,), request.is_disconnected, settings.search_s))
+
     @app.post("/v1/search", tags=["search"], openapi_extra=EVENTS)
     async def search(body: SearchBody) -> Response:
         """The best layouts of a training step: server-sent events with progress, then the answer."""
@@ -184,6 +202,15 @@ def simulated(request: SimulateRequest) -> dict[str, Any]:
     from ..resolve import this_machine
 
     return timed(workbench(request.sources, this_machine).simulate(request)).to_dict()
+
+
+def served(request: ServingRequest) -> dict[str, Any]:
+    """The answer about a served model. Runs in a process of its own."""
+    from ...simulator.workbench import workbench
+    from ..resolve import this_machine
+
+    assert request.step is not None
+    return workbench(request.step.sources, this_machine).serving(request).report.to_dict()
 
 
 def reported(request: SimulateRequest) -> str:

@@ -19,11 +19,13 @@ from ...simulator.question.place import THIS_MACHINE
 from ...simulator.question.plan import Parallel
 from ...simulator.question.predictions import PredictRequest
 from ...simulator.question.requests import SimulateRequest
+from ...simulator.question.serving import KvMemory, ServingRequest
 from ...simulator.question.sources import Sources
 from ...simulator.question.work import Work
 from ...simulator.search.request import SearchRequest
 from ...simulator.search.space import Space
 from ...simulator.trace.models import known_models
+from .settings import ServiceSettings
 
 LONGEST_NAME = 200
 MOST_LISTED = 100_000
@@ -192,6 +194,54 @@ def search_of(body: SearchBody, usual: Sources, allow: tuple[str, ...] = ()) -> 
     own = {name: getattr(body, name) for name in OF_SEARCH}
     lists = {name: tuple(value) for name, value in own.items() if isinstance(value, list)}
     return SearchRequest(base=base, space=Space(**space), **own | lists)
+
+
+class ServingBody(StepBody):
+    """Traffic on a served model, as ``opcast.serving`` takes it; what a replica is says the step's own fields."""
+
+    traffic: dict[str, Any] = Field({}, description="arrival, rate, concurrency, requests, input, output, …")
+    scheduler: dict[str, Any] = Field({}, description="policy, max_tokens, max_seqs, prefix_caching, …")
+    kv: dict[str, Any] = Field({}, description="blocks, block_tokens; null: what the engine finds free")
+    slo: dict[str, Any] = Field({}, description="ttft_ms, tpot_ms, e2e_ms, share")
+    decode_pool: dict[str, Any] = Field({}, description="replicas that only decode, link_gbps, …")
+    replicas: Count = 1
+    attention_dp: Count = 1
+    router: Name = "round_robin"
+
+
+ReplicaBody = create_model("ReplicaBody", __base__=ServingBody, __doc__=ServingBody.__doc__, **LAYOUT)
+OF_TRAFFIC = ("traffic", "scheduler", "kv", "slo", "decode_pool", "replicas", "attention_dp", "router")
+
+
+def serving_of(body: ServingBody, settings: ServiceSettings) -> ServingRequest:
+    """The request of a body. RequestError for a trace, a function of one's own, or more requests than are taken."""
+    from ...simulator.serving.connect import usual_serving_stack
+
+    _check_model(body.model, settings.allow)
+    own = {name: getattr(body, name) for name in OF_TRAFFIC}
+    policy = str(body.scheduler.get("policy", "vllm"))
+    for name, value in (("router", body.router), ("scheduler.policy", policy)):
+        if ":" in value:
+            raise RequestError(f"{name}={value} is a function of one's own, which is not taken over HTTP")
+    if body.traffic.get("trace") is not None:
+        raise RequestError("traffic.trace names a file, which is not taken over HTTP: use `opcast serving`")
+    if body.decode_pool.get("step") is not None:
+        raise RequestError("decode_pool.step is not taken over HTTP: use `opcast serving` or Python")
+    made = ServingRequest.from_dict({**own, "law": {"base_us": 1.0}, "kv": {"blocks": 1, **_given(body.kv)}})
+    if made.traffic.requests > settings.batch:
+        raise RequestError(f"traffic.requests={made.traffic.requests:,} is more than the {settings.batch:,} taken here")
+    left_out = {"model", "workload", "device", "backend", "engines", *OF_TRAFFIC}
+    given = body.model_dump(exclude_none=True, exclude=left_out)
+    given.setdefault("stack", usual_serving_stack(policy))
+    sources = body.sources(settings.sources)
+    step = simulate_request(body.model, "decode", body.device or THIS_MACHINE, sources, given)
+    if body.device is None and step.cluster is None:
+        raise RequestError("a replica needs a device or a cluster: name one of GET /v1/devices or GET /v1/clusters")
+    return replace(made, step=step, law=None, kv=KvMemory(**_given(body.kv)))
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def simulate_of(body: StepBody, usual: Sources, allow: tuple[str, ...] = ()) -> SimulateRequest:

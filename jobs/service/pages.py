@@ -8,7 +8,14 @@ from ...simulator import html
 from ...simulator.html.colours import PALETTE
 
 HERE = Path(__file__).resolve().parent / "page"
-TABS = (("op", "Operator"), ("step", "Step"), ("search", "Search"), ("compare", "Compare"), ("known", "Predictors"))
+TABS = (
+    ("op", "Operator"),
+    ("step", "Step"),
+    ("serving", "Serving"),
+    ("search", "Search"),
+    ("compare", "Compare"),
+    ("known", "Predictors"),
+)
 
 
 def index() -> str:

@@ -33,8 +33,8 @@ class ServiceSettings:
 
     ``workers`` processes simulate, each one question at a time; ``waiting`` more questions may queue for them.
     ``connections`` requests may be under way at once, of ``body_mib`` each, of at most ``batch`` ops; a question takes
-    ``timeout_s`` at most (a search ``search_s``), and so does the reading of a body. ``allow`` are models besides those
-    that ship with opcast that may be named: paths, hub ids, ``module:callable``.
+    ``timeout_s`` at most (searches and served loads ``search_s``), and so does the reading of a body. ``allow`` are
+    models besides those that ship with opcast that may be named: paths, hub ids, ``module:callable``.
     """
 
     host: str = "127.0.0.1"

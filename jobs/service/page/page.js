@@ -211,6 +211,32 @@
         return { path: "/v1/simulate", body, found, shown: [page ? reportFrame(page) : tooLarge(found)], figures: stepFigures(found) };
       },
     },
+    serving: {
+      title: "A served model",
+      lead: "What users wait for under their traffic: first token, next tokens, whole answers; and how much a replica serves. The first answer for a model takes some ten seconds.",
+      async form(form) {
+        const [models, devices, clusters] = await Promise.all(["models", "devices", "clusters"].map(known));
+        form.append(
+          group("Model", { name: "model", label: "model", kind: "text", choices: named(models), usual: "llama3_8b", required: true },
+            choice("policy", "engine", [["vllm"], ["sglang"], ["trtllm"], ["sarathi"], ["orca"], ["vllm_v0"]])),
+          group("A replica", choice("device", "device", [["", "of the cluster"], ...named(devices)], "h100_sxm"), choice("cluster", "cluster", [["", "one device"], ...named(clusters)], ""), number("tp", "TP"), number("pp", "PP"), number("ep", "EP"), number("replicas", "replicas", 1)),
+          group("Traffic", choice("arrival", "arrivals", [["poisson"], ["closed"], ["constant"], ["gamma"], ["bursty"]]), number("rate", "requests a second", 4, { step: "any" }), number("concurrency", "clients (closed)"),
+            number("requests", "requests", 400), number("input", "input tokens", 1000), number("output", "output tokens", 200)),
+          group("Users expect", number("ttft_ms", "TTFT, ms", 500, { step: "any" }), number("tpot_ms", "TPOT, ms", 40, { step: "any" })),
+        );
+      },
+      body(values) {
+        const { policy, arrival, rate, concurrency, requests, input, output, ttft_ms, tpot_ms, ...rest } = values;
+        return { ...rest, scheduler: { policy }, slo: { ttft_ms, tpot_ms }, traffic: { arrival, rate, concurrency, requests, input: { mean: input }, output: { mean: output } } };
+      },
+      async answer(values, signal) {
+        const body = this.body(values);
+        const found = await call("/v1/serving", body, signal);
+        const figures = { "requests/s": found.requests_per_s, goodput: found.goodput, "tokens/s/GPU": found.output_tokens_per_s_per_gpu, "KV peak": found.kv_peak };
+        for (const name of ["ttft_ms", "tpot_ms", "e2e_ms"]) for (const part of ["p50", "p90", "p99"]) figures[`${name} ${part}`] = found[name][part];
+        return { path: "/v1/serving", body, found, shown: [servingCards(found), cdf(found, values)], figures };
+      },
+    },
     search: {
       title: "The best layout",
       lead: "Every layout of a training step that fits together, and which of them is best. A click on a point shows its step.",
@@ -337,6 +363,32 @@
   }
 
   const LAYOUT = ["tp", "pp", "vpp", "cp", "ep", "zero_stage", "sequence_parallel", "micro_batch", "recompute"];
+  function servingCards(found) {
+    const spread = (title, held) => card(title, seconds(held.p50 * 1e3), [["p90", seconds(held.p90 * 1e3)], ["p99", seconds(held.p99 * 1e3)], ["mean", seconds(held.mean * 1e3)]]);
+    return make("div", {}, found.overload ? make("p", { class: "error" }, found.overload) : null, make("div", { class: "cards" },
+      spread("First token (TTFT)", found.ttft_ms), spread("Each next token (TPOT)", found.tpot_ms), spread("Whole answer", found.e2e_ms),
+      card("Served", `${rounded(found.requests_per_s)} requests/s`, [["output tokens/s and GPU", rounded(found.output_tokens_per_s_per_gpu)], ["met what users expect", percent(found.slo_attainment)], ["KV memory at its peak", percent(found.kv_peak)], ["sequences in a batch, mean", rounded(found.mean_batch)], ["preempted", rounded(found.preemptions)], ["rejected", rounded(found.rejected)]])));
+  }
+  // How many requests had their first token, and their next ones, within a time.
+  function cdf(found, values) {
+    const [width, height, left, bottom, top] = [640, 280, 48, 34, 10];
+    const chart = (name, title, limit) => {
+      const points = found.cdf[name].filter(([ms]) => ms > 0);
+      if (points.length < 2) return null;
+      const [low, high] = [Math.log(Math.min(points[0][0], limit || Infinity)), Math.log(Math.max(points.at(-1)[0], limit || 0))];
+      const x = (ms) => left + ((width - left - 16) * (Math.log(ms) - low)) / (high - low || 1);
+      const y = (share) => top + (height - top - bottom) * (1 - share);
+      const marks = [0, 1, 2, 3].map((at) => Math.exp(low + ((high - low) * at) / 3));
+      return make("section", {}, make("h2", {}, title), make("p", { class: "lead" }, limit ? "Share of requests that had it within a time. Dashed: what users expect." : "Share of requests that had it within a time."),
+        make("svg", { class: "curve", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title}: half within ${seconds(found[name].p50 * 1e3)}, nine in ten within ${seconds(found[name].p90 * 1e3)}` },
+          ...[0, 0.5, 0.9, 1].flatMap((share) => [make("line", { class: "grid", x1: left, x2: width - 16, y1: y(share), y2: y(share) }), make("text", { x: left - 6, y: y(share) + 4, "text-anchor": "end" }, `${100 * share} %`)]),
+          ...marks.map((ms, at) => make("text", { x: x(ms), y: height - 12, "text-anchor": ["start", "middle", "middle", "end"][at] }, seconds(Number((ms * 1e3).toPrecision(2))))),
+          limit ? make("line", { class: "roof", x1: x(limit), x2: x(limit), y1: top, y2: height - bottom }) : null,
+          make("path", { class: "line", d: points.map(([ms, share], at) => `${at ? "L" : "M"}${x(ms).toFixed(1)},${y(share).toFixed(1)}`).join("") })));
+    };
+    return make("div", {}, chart("ttft_ms", "Time to first token", Number(values.ttft_ms)), chart("tpot_ms", "Time per output token", Number(values.tpot_ms)));
+  }
+
   const says = (row, name) => row[name] && row[name] !== 1 && row[name] !== "none" && (name !== "sequence_parallel" || row.tp > 1);
   const layout = (row) => LAYOUT.filter((name) => says(row, name)).map((name) => `${name}=${row[name]}`).join(" ") || "data parallel only";
   function searchCards(found) {

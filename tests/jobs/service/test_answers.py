@@ -107,6 +107,37 @@ def test_a_search(client: httpx.Client, home: str) -> None:
     assert [row["step_time_s"] for row in told[-1][1]["best"]] == [row["step_time_s"] for row in usual.best]
 
 
+LOAD = {"model": "tiny_llama_100m", "device": "h100_sxm", "traffic": {"rate": 50, "requests": 40}}
+
+
+def test_a_served_load(client: httpx.Client, home: str) -> None:
+    found = client.post("/v1/serving", json=LOAD).json()
+    usual = opcast.serving("tiny_llama_100m", "h100_sxm", traffic=LOAD["traffic"], home=home)
+    assert found["completed"] == 40
+    assert found["ttft_ms"] == pytest.approx(usual.ttft_ms.to_dict())
+    assert found["cdf"]["ttft_ms"][-1][1] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"router": "os:system"}, "router=os:system"),
+        ({"scheduler": {"policy": "os:system"}}, "scheduler.policy=os:system"),
+        ({"scheduler": {"policy": "fifo"}}, "fifo"),
+        ({"traffic": {"trace": "/etc/passwd"}}, "traffic.trace"),
+        ({"traffic": {"requests": 10**9}}, "traffic.requests"),
+        ({"traffic": {"rate": "x"}}, "rate"),
+        ({"replicas": 0}, "replicas=0"),
+        ({"device": None}, "device or a cluster"),
+        ({"decode_pool": {"replicas": 1, "step": {"model": "a"}}}, "decode_pool.step"),
+    ],
+)
+def test_a_load_that_cannot_be(client: httpx.Client, changed: dict, said: str) -> None:
+    found = client.post("/v1/serving", json={**LOAD, **changed})
+    assert found.status_code == 400, found.text
+    assert said in found.json()["error"]["message"]
+
+
 def test_a_search_that_cannot_be(client: httpx.Client) -> None:
     assert client.post("/v1/search", json={**SEARCH, "space": {"tp": ["x"]}}).status_code == 422
     assert client.post("/v1/search", json={**SEARCH, "model": "a/b"}).status_code == 400

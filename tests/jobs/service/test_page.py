@@ -14,6 +14,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="the page is tested in Chromium, which is not installed"),
 ]
+OP = "op?kind=gemm&m=512&n=512&k=512&vary=m"
 PHONE = {"width": 390, "height": 844}
 
 
@@ -102,6 +103,12 @@ def test_a_search_leads_to_the_step_of_a_layout(page: Any, address: str) -> None
     assert page.url.partition("#")[2].startswith("step?model=tiny_llama_100m")
 
 
+def test_a_served_load(page: Any, address: str) -> None:
+    page.goto(f"{address}/#serving?model=tiny_llama_100m&device=h100_sxm&requests=30&rate=20")
+    page.wait_for_selector(".curve")
+    assert "requests/s" in (page.text_content("#result") or "")
+
+
 def test_the_keyboard_is_enough(page: Any, address: str) -> None:
     page.goto(address)
     page.wait_for_selector("button.main")
@@ -114,7 +121,9 @@ def test_the_keyboard_is_enough(page: Any, address: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("tab", ["op?kind=gemm&m=512&n=512&k=512&vary=m", "known", "compare", "step", "search"])
+@pytest.mark.parametrize(
+    "tab", ["op?kind=gemm&m=512&n=512&k=512&vary=m", "known", "compare", "step", "search", "serving"]
+)
 def test_nothing_serious_for_axe_and_nothing_wider_than_a_phone(
     browser: Any, address: str, tab: str, scheme: str
 ) -> None:
