@@ -230,7 +230,11 @@ def calibrate_request(config: Mapping[str, Any]) -> CalibrateRequest:
     """The request about tables of known runs."""
     from ..simulator.question.requests import CalibrateRequest
 
-    return CalibrateRequest(tuple(map(str, config["tables"] or ())), config["rows"], sources(config))
+    given = config["tables"] or []
+    tables = [given] if isinstance(given, str) else given
+    if not isinstance(tables, list):
+        raise BadInputError(f"tables={given} must be a list of files, as tables=[steps.csv]")
+    return CalibrateRequest(tuple(map(str, tables)), config["rows"], sources(config))
 
 
 def work(values: Mapping[str, Any]) -> Work:

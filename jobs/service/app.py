@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
-import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -34,7 +33,7 @@ from .bodies import (
     serving_of,
     simulate_of,
 )
-from .guard import ARROW, Guard, error_body
+from .guard import ARROW, Guard, encoded, error_body
 from .measures import Measured, Measures
 from .pages import index
 from .searching import events
@@ -169,7 +168,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
 
 def as_json(value: Any) -> Response:
     """An answer as JSON; NaN and infinities become null."""
-    return Response(msgspec.json.encode(value), media_type="application/json")
+    return Response(encoded(value), media_type="application/json")
 
 
 def listed(what: str, settings: ServiceSettings) -> list[dict[str, Any]]:

@@ -35,6 +35,11 @@ def error_body(code: str, message: str) -> bytes:
     return msgspec.json.encode({"error": {"code": code, "message": message}})
 
 
+def encoded(value: Any) -> bytes:
+    """A value as JSON; numpy's numbers are numbers, NaN and infinities null."""
+    return msgspec.json.encode(value, enc_hook=lambda each: each.item())
+
+
 class Guard:
     """Lets a request through to ``app``, or answers it with why not."""
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from ...simulator.search.request import SearchRequest
 from ..show import one_line
 from .answering import BusyError, Processes, SlowError
+from .guard import encoded
 
 LOOK_S = 0.5  # between two looks at the progress
 
@@ -53,7 +53,7 @@ async def events(request: SearchRequest, processes: Processes) -> AsyncIterator[
 
 def event(kind: str, value: Any) -> bytes:
     """One server-sent event."""
-    return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(value) + b"\n\n"
+    return b"event: " + kind.encode() + b"\ndata: " + encoded(value) + b"\n\n"
 
 
 def searched(request: SearchRequest, meter: Path) -> dict[str, Any]:

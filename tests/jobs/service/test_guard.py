@@ -29,6 +29,7 @@ USUAL = {
     "batch": 10,
     "body_mib": 1,
     "timeout_s": 5,
+    "search_s": 9,
     "allow": [],
     "store": "s",
     "predictors": "p",

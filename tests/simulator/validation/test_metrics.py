@@ -38,7 +38,9 @@ def test_a_known_case() -> None:
 
 def test_intervals_are_counted_and_measured() -> None:
     found = intervals([(9.0, 12.0, 10.0, 11.0), (9.0, 12.0, 10.0, 12.5), (18.0, 22.0, 20.0, 18.0)])
-    assert found == pytest.approx({"coverage": 2 / 3, "interval_width": (0.3 + 0.3 + 0.2) / 3})
+    widths, miss = (0.3, 0.3, 0.2), (12.5 - 12.0) / 10 * 2 / 0.1
+    said = {"coverage": 2 / 3, "interval_width": sum(widths) / 3, "interval_score": (sum(widths) + miss) / 3}
+    assert found == pytest.approx(said)
     made = score(
         {"step_time": [(10.0, 11.0)], "tpot": [(1.0, 1.0)]}, {"step_time": [(9.0, 12.0, 10.0, 11.0)], "tpot": []}
     )
