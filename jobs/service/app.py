@@ -82,6 +82,14 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.add_middleware(Measured, measures=measures)
     _explain_errors(app)
 
+    _service_routes(app, processes, measures)
+    _op_routes(app, settings, ops, measures)
+    _step_routes(app, settings, processes)
+    return app
+
+
+def _service_routes(app: FastAPI, processes: Processes, measures: Measures) -> None:
+    """The page, and what operators of the service look at."""
     page = index()
 
     @app.get("/", include_in_schema=False)
@@ -97,6 +105,10 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     async def metrics() -> Response:
         """Counters for Prometheus."""
         return Response(measures.text(), media_type=measures.media_type)
+
+
+def _op_routes(app: FastAPI, settings: ServiceSettings, ops: Together[list[OpPrediction]], measures: Measures) -> None:
+    """What is known, and latencies of ops."""
 
     @app.get("/v1/{what}", tags=["what is known"])
     async def known(what: Listed) -> Response:
@@ -138,6 +150,10 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         measures.ops(len(table))
         return Response(made, media_type=ARROW)
 
+
+def _step_routes(app: FastAPI, settings: ServiceSettings, processes: Processes) -> None:
+    """Steps, served loads and searches, each in a process of its own."""
+
     @app.post("/v1/simulate", tags=["simulate"])
     async def simulate(request: Request, body: SimulateBody) -> Response:  # type: ignore[valid-type]
         """One training or inference step of a model on a device or a cluster, in a process of its own."""
@@ -162,8 +178,6 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         """The best layouts of a training step: server-sent events with progress, then the answer."""
         asked = search_of(body, settings.sources, settings.allow)
         return StreamingResponse(events(asked, processes), media_type="text/event-stream")
-
-    return app
 
 
 def as_json(value: Any) -> Response:

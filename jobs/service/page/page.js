@@ -367,7 +367,7 @@
     const spread = (title, held) => card(title, seconds(held.p50 * 1e3), [["p90", seconds(held.p90 * 1e3)], ["p99", seconds(held.p99 * 1e3)], ["mean", seconds(held.mean * 1e3)]]);
     return make("div", {}, found.overload ? make("p", { class: "error" }, found.overload) : null, make("div", { class: "cards" },
       spread("First token (TTFT)", found.ttft_ms), spread("Each next token (TPOT)", found.tpot_ms), spread("Whole answer", found.e2e_ms),
-      card("Served", `${rounded(found.requests_per_s)} requests/s`, [["output tokens/s and GPU", rounded(found.output_tokens_per_s_per_gpu)], ["met what users expect", percent(found.slo_attainment)], ["KV memory at its peak", percent(found.kv_peak)], ["sequences in a batch, mean", rounded(found.mean_batch)], ["preempted", rounded(found.preemptions)], ["rejected", rounded(found.rejected)]])));
+      card("Served", `${rounded(found.requests_per_s)} requests/s`, [["output tokens/s and GPU", rounded(found.output_tokens_per_s_per_gpu)], ["met what users expect", percent(found.slo_attainment)], ["KV memory at its peak", percent(found.kv_peak)], ["tokens in an iteration, mean", rounded(found.mean_batch)], ["preempted", rounded(found.preemptions)], ["rejected", rounded(found.rejected)]])));
   }
   // How many requests had their first token, and their next ones, within a time.
   function cdf(found, values) {
