@@ -96,7 +96,7 @@ def _graph_sampler(run: Run, cache: str, call_us: float) -> Sampler | None:
         single = capture(run, 1, stream)
         if single is None:
             return None
-        single_us = min(_spans(single.replay, 2))
+        single_us = min(elapsed_us(single.replay, 2))
         if single_us < SURELY_WORK_US and not _holds_work(run, single, stream):
             return None
         if cache == "cold":
@@ -113,7 +113,7 @@ def _holds_work(run: Run, single: torch.cuda.CUDAGraph, stream: torch.cuda.Strea
     graph = capture(run, PROBE_CALLS, stream)
     if graph is None:
         return False
-    many, one = (min(_spans(each.replay, PROBE_REPLAYS, lambda: block(PROBE_BLOCK_US))) for each in (graph, single))
+    many, one = (min(elapsed_us(each.replay, PROBE_REPLAYS, lambda: block(PROBE_BLOCK_US))) for each in (graph, single))
     return many - one >= (PROBE_CALLS - 1) * NO_KERNEL_US
 
 
@@ -125,12 +125,12 @@ def _row_sampler(run: Run, single: torch.cuda.CUDAGraph, call_us: float, stream:
     calls = graph_calls(call_us)
     graph = single if calls == 1 else capture(run, calls, stream)
     if graph is not None and calls > 1:
-        better = graph_calls(min(_spans(graph.replay, 2)) / calls)
+        better = graph_calls(min(elapsed_us(graph.replay, 2)) / calls)
         if better > 2 * calls:
             calls, graph = better, capture(run, better, stream)
     if graph is None:
         return None
-    _spans(graph.replay, max(1, int(RAMP_US / (call_us * calls))))
+    elapsed_us(graph.replay, max(1, int(RAMP_US / (call_us * calls))))
     return Sampler(_on(stream, graph.replay, calls), calls, "cuda_graph", _batch(call_us * calls))
 
 
@@ -147,12 +147,12 @@ def _batch(sample_us: float) -> int:
 def _on(stream: torch.cuda.Stream, work: Run, calls: int) -> Callable[[int], list[float]]:
     def take(count: int) -> list[float]:
         with torch.cuda.stream(stream):
-            return [span / calls for span in _spans(work, count)]
+            return [span / calls for span in elapsed_us(work, count)]
 
     return take
 
 
-def _spans(work: Run, count: int, before: Run | None = None) -> list[float]:
+def elapsed_us(work: Run, count: int, before: Run | None = None) -> list[float]:
     """Microseconds between events around ``work``, ``count`` times, with ``before`` outside them; waits at the end."""
     marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
     for start, end in marks:
@@ -205,8 +205,8 @@ def event_overhead_us(device: int) -> float:
         single, row = capture(spin, 1, stream), capture(spin, CALIBRATION_CALLS, stream)
         if single is None or row is None:
             return 0.0
-        alone = median(_spans(single.replay, CALIBRATION_SAMPLES, flush))
-        together = median(_spans(row.replay, BATCH)) / CALIBRATION_CALLS
+        alone = median(elapsed_us(single.replay, CALIBRATION_SAMPLES, flush))
+        together = median(elapsed_us(row.replay, BATCH)) / CALIBRATION_CALLS
     return max(0.0, alone - together)
 
 
@@ -215,7 +215,7 @@ def _cold_graph_sampler(single: torch.cuda.CUDAGraph, single_us: float, stream: 
 
     def take(count: int) -> list[float]:
         with torch.cuda.stream(stream):
-            spans = _spans(single.replay, count, flush)
+            spans = elapsed_us(single.replay, count, flush)
         return [max(span - overhead, NO_KERNEL_US) for span in spans]
 
     take(_batch(single_us))
@@ -244,6 +244,6 @@ def _eager_sampler(run: Run, cache: str, call_us: float, host_us: float) -> Samp
         block(1.5 * host_us * calls)
 
     def take(count: int) -> list[float]:
-        return [_spans(work, 1, before)[0] / calls for _ in range(count)]
+        return [elapsed_us(work, 1, before)[0] / calls for _ in range(count)]
 
     return Sampler(take, calls, "cuda_event")

@@ -8,19 +8,16 @@ Device says of each figure where it comes from.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .cuda_timer import RAMP_US, capture
+from .cuda_timer import RAMP_US, Run, capture, elapsed_us
 from .environment import boost_clock_mhz, clocks, gpu_device_id, has_nvlink, power_limit_w
 from .gpu_cache import last_level_bytes
 from .probe import host_call_us
 
 if TYPE_CHECKING:
     from ..datasets.devices import Device
-
-Run = Callable[[], object]
 
 ARCHITECTURES = {6: "pascal", 7: "volta", 8: "ampere", 9: "hopper", 10: "blackwell", 11: "blackwell", 12: "blackwell"}
 BETWEEN = {(7, 5): "turing", (8, 9): "ada"}  # named apart from others of their major compute capability
@@ -38,21 +35,6 @@ PLAUSIBLE_MHZ = (200.0, 5000.0)
 ROW_OF_LAUNCHES = 200
 PCIE_BYTES = 64 << 20
 GUESSED_CLOCK_MHZ = 1500.0
-
-
-def elapsed_us(work: Run, count: int, before: Run | None = None) -> list[float]:
-    """Microseconds that the device spends on ``work``, ``count`` times, each after ``before``."""
-    import torch
-
-    marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
-    for start, end in marks:
-        if before is not None:
-            before()
-        start.record()
-        work()
-        end.record()
-    torch.cuda.synchronize()
-    return [start.elapsed_time(end) * 1e3 for start, end in marks]
 
 
 def best_us(run: Run) -> float:

@@ -83,6 +83,11 @@ class SearchRequest(Request):
         base = self.base
         if base.work.kind != "train" or base.file is not None:
             raise RequestError(f"workload={base.work.kind} cannot be searched yet: take workload=train")
+        if base.network.fidelity not in ("auto", "analytical") or base.network.named or base.stragglers:
+            raise RequestError(
+                "a search times collectives by formula on healthy devices: leave network, faults and stragglers out, "
+                "and ask `opcast simulate` about its best layouts"
+            )
         if base.cluster is None and not self.space.cluster:
             raise RequestError("a search needs a cluster: cluster=dgx_h100 cluster.nodes=8 (`opcast list clusters`)")
         if base.work.global_batch is None:

@@ -6,33 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..question.serving import POLICIES, ROUTERS
 from .iteration import IterationTables
 
-POLICIES = (
-    "vllm",
-    "vllm_v0",
-    "sarathi",
-    "orca",
-    "faster_transformer",
-    "lightllm",
-    "sglang",
-    "trtllm",
-    "trtllm_max_utilization",
-    "splitwise",
-    "own",
-)
-VLLM, VLLM_V0, SARATHI, ORCA, FASTER_TRANSFORMER, LIGHTLLM, SGLANG, TRTLLM, TRTLLM_MAX, SPLITWISE, OWN = range(11)
-ROUTERS = (
-    "round_robin",
-    "random",
-    "least_outstanding",
-    "least_waiting",
-    "power_of_two",
-    "kv_aware",
-    "splitwise",
-    "own",
-)
-ROUND_ROBIN, RANDOM, LEAST_OUTSTANDING, LEAST_WAITING, POWER_OF_TWO, KV_AWARE, JOIN_SHORTEST, OWN_ROUTER = range(8)
+# Codes of policies and routers, in the order of their names; the last is a user's own function.
+VLLM, VLLM_V0, SARATHI, ORCA, FASTER_TRANSFORMER, LIGHTLLM, SGLANG, TRTLLM, TRTLLM_MAX, SPLITWISE = range(len(POLICIES))
+OWN = len(POLICIES)
+ROUND_ROBIN, RANDOM, LEAST_OUTSTANDING, LEAST_WAITING, POWER_OF_TWO, KV_AWARE, JOIN_SHORTEST = range(len(ROUTERS))
+OWN_ROUTER = len(ROUTERS)
 
 
 class SchedulerRules(NamedTuple):

@@ -13,6 +13,8 @@ from ..question.canonical import RequestError
 from ..question.serving import (
     MOST_SEQS,
     MOST_TOKENS,
+    POLICIES,
+    ROUTERS,
     SWAP_GBPS,
     DecodePool,
     IterationLaw,
@@ -21,7 +23,7 @@ from ..question.serving import (
 )
 from .iteration import IterationTables, linear_tables
 from .kv import KvBudget
-from .rules import OWN, OWN_ROUTER, POLICIES, ROUTERS, IterationTiming, SchedulerRules, ServingSetup
+from .rules import OWN, OWN_ROUTER, IterationTiming, SchedulerRules, ServingSetup
 from .state import StateSizes
 
 BLOCK_TOKENS = {"lightllm": 1, "sglang": 1, "trtllm": 32, "trtllm_max_utilization": 32}

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from opcast.simulator.question.network import NetworkChoice
+from opcast.simulator.question.stragglers import Straggler
 from opcast.simulator.search.bounds import bound, standing
 from opcast.simulator.search.evaluate import Evaluator
 from opcast.simulator.search.rank import front, losses
@@ -177,3 +179,10 @@ def test_what_the_space_says_goes_not_into_the_step_too(asking: Asking) -> None:
     alone = replace(request.base, work=replace(request.base.work, global_batch=None))
     with pytest.raises(ValueError, match=r"workload.global_batch=1024"):
         replace(request, base=alone)
+
+
+def test_what_a_search_does_not_simulate_is_refused(asking: Asking) -> None:
+    request = asking({})
+    for other in ({"network": NetworkChoice("flow")}, {"stragglers": (Straggler(1.5, device=0),)}):
+        with pytest.raises(ValueError, match="by formula on healthy devices"):
+            replace(request, base=replace(request.base, **other))
