@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .search.compare import PointComparison
     from .search.request import SearchRequest
     from .search.result import SearchReport
+    from .search.served.request import ServedSearchRequest
     from .serving.serve import Keeping, ServedTraffic
     from .validation import Validation, ValidationSettings
     from .validation.calibrate import Calibrating
@@ -273,6 +274,15 @@ class Workbench:
         return search(
             request, lambda made: Workers(Evaluator(made, self), workers, workbench), folder, progress or _silent
         )
+
+    def search_serving(self, request: ServedSearchRequest, progress: Progress | None = None) -> SearchReport:
+        """The best ways to serve a model on so many GPUs, and the front of speed for users against use of GPUs.
+
+        Raises RequestError for an empty space, and the errors of models and clusters.
+        """
+        from .search.served.run import search_serving
+
+        return search_serving(request, self, progress or _silent)
 
     def launch(self, request: SearchRequest, point: Mapping[str, Any], framework: str) -> str:
         """The launch file of a point: arguments of ``megatron-lm`` or ``megatron-bridge``, or TOML of ``torchtitan``.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .request import OBJECTIVES
+from .objectives import OBJECTIVES
 from .space import AXES
 
 PARTS = {  # figures of a row that add up to its step, as a person calls them

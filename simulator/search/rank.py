@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .expressions import Expression
-from .request import OBJECTIVES
+from .objectives import KNOWN
 
 Row = Mapping[str, Any]
 
@@ -17,7 +17,7 @@ def losses(rows: Sequence[Row], objectives: Sequence[str]) -> np.ndarray:
     """What each row has of each objective, less being better [rows, objectives]; a figure that is missing is worst."""
     made = np.full((len(rows), len(objectives)), np.inf)
     for at, name in enumerate(objectives):
-        figure, sign = OBJECTIVES[name]
+        figure, sign = KNOWN[name]
         made[:, at] = [np.inf if row.get(figure) is None else sign * row[figure] for row in rows]
     return made
 
@@ -83,7 +83,7 @@ def tie(one: Row, other: Row, objective: str, noise_floor: float) -> str:
     Intervals of two layouts of one step share most of their error (the model, the chip, the framework), so that they
     say less of the difference than of either; a tie by ``interval`` is one that only a measurement settles.
     """
-    figure, _ = OBJECTIVES[objective]
+    figure, _ = KNOWN[objective]
     own, theirs = one.get(figure), other.get(figure)
     if own is None or theirs is None:
         return ""

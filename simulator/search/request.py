@@ -13,18 +13,9 @@ from ..question.place import THIS_MACHINE, looked_up, precision_of
 from ..question.plan import Parallel
 from ..question.requests import SimulateRequest, usual_stack
 from .expressions import Expression, contradiction, parse
+from .objectives import OBJECTIVES
 from .space import NAMES, Facts, Space, facts_of, natural, overlap_of
 
-OBJECTIVES: dict[str, tuple[str, int]] = {  # -> (figure of a point, +1 where less is better, -1 where more is)
-    "step_time": ("step_time_s", 1),
-    "tokens_per_s_per_gpu": ("tokens_per_s_per_gpu", -1),
-    "tokens_per_s": ("tokens_per_s", -1),
-    "mfu": ("mfu", -1),
-    "cost": ("cost", 1),
-    "energy": ("energy_j", 1),
-    "memory": ("peak_gib", 1),
-    "gpus": ("devices", 1),
-}
 FIGURES = (
     *("step_time_s", "low_s", "high_s", "tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu"),
     *("peak_gib", "weights_gib", "gradients_gib", "optimizer_gib", "activations_gib", "other_gib"),

@@ -21,7 +21,8 @@ class ClosedLoop:
     """A closed loop on one replica: mean tokens in and out, and what its engine allows.
 
     ``kv_tokens`` fit; with ``mixed`` prompts run beside decodes, in chunks of ``max_tokens``; else alone, while
-    decodes wait. With ``reserves`` a request holds its whole length from the start.
+    decodes wait. With ``reserves`` a request holds its whole length from the start. ``burst`` is the share of the
+    requests that come at once at the start of the run.
     """
 
     concurrency: int
@@ -32,6 +33,7 @@ class ClosedLoop:
     mixed: bool = True
     reserves: bool = False
     graphs: tuple[int, ...] = ()
+    burst: float = BURST
 
 
 def closed_form(tables: IterationTables, loop: ClosedLoop) -> tuple[float, float]:
@@ -47,7 +49,7 @@ def closed_form(tables: IterationTables, loop: ClosedLoop) -> tuple[float, float
     first = prompt_us + tpot / 2
     burst = prompt_us * (running + 1) / 2
     waiting = (loop.concurrency / running - 1) * (tpot * loop.output_len + first)
-    return (1 - BURST) * first + BURST * burst + waiting, tpot
+    return (1 - loop.burst) * first + loop.burst * burst + waiting, tpot
 
 
 def _prompt(tables: IterationTables, loop: ClosedLoop, running: float, context: float) -> tuple[float, int]:

@@ -33,7 +33,6 @@ CONTEXTS = (*FEW_KEYS, 4096, 5120, 6144, 8192, 10240, 12288, 16384, 20480, 24576
 PROMPTS = (1, 16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 32768)
 SAMPLES = (1, 8, 32, 64, 128, 256, 512, 1024)
 SHORTEST = 64  # tokens of a prompt: batches of many shorter ones are beyond what engines know, and hardly attend
-SAMPLES = (1, 8, 32, 64, 128, 256, 512, 1024)
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,19 @@ class Extent:
 
 
 @dataclass(frozen=True)
+class TablePoints:
+    """The points of the axes up to where tables reach: sequences that decode, tokens of an iteration, samples; and of
+    attention, which is asked at all of them at once. Who asks at known places alone needs no others."""
+
+    rows: tuple[int, ...] = ROWS
+    tokens: tuple[int, ...] = (*TOKENS, *MANY_TOKENS)
+    samples: tuple[int, ...] = SAMPLES
+    attending: tuple[int, ...] = ATTENDING
+    contexts: tuple[int, ...] = CONTEXTS
+    prompts: tuple[int, ...] = PROMPTS
+
+
+@dataclass(frozen=True)
 class Kernel:
     """An attention kernel of a step: ``times`` executions, each ``factor`` times what the engines answer."""
 
@@ -55,20 +67,23 @@ class Kernel:
     factor: float
 
 
-def tabulated(simulate: Simulate, engine: Engine, extent: Extent) -> IterationTables:
+def tabulated(
+    simulate: Simulate, engine: Engine, extent: Extent, points: TablePoints | None = None
+) -> IterationTables:
     """The tables of whatever ``simulate`` simulates; its errors."""
-    rows, tokens = reaching(ROWS, extent.sequences), reaching((*TOKENS, *MANY_TOKENS), extent.tokens + extent.sequences)
-    contexts, lengths = reaching(CONTEXTS, extent.context), reaching(PROMPTS, extent.tokens)
+    points = points or TablePoints()
+    rows, tokens = reaching(points.rows, extent.sequences), reaching(points.tokens, extent.tokens + extent.sequences)
+    contexts, lengths = reaching(points.contexts, extent.context), reaching(points.prompts, extent.tokens)
     # a sequence that is longer than any window, so that what a window cuts shows
     decoding = {row: simulate(Work("batch", decodes=((row, extent.context - 1),))) for row in rows}
     prompts = {count: simulate(Work("batch", prompts=((count, 1),), samples=0)) for count in tokens}
     longest = prompts[tokens[-1]]
-    sampled = _sampled(simulate, longest, tokens[-1], extent)
+    sampled = _sampled(simulate, reaching(points.samples, max(extent.sequences, 2)))
     sample_axis, sample_us = _axis(sampled)
     head_us = {row: at_point(sample_axis, sample_us, row) for row in (1, *rows)}
     decode = {row: state.total_us - _attention_us(state, DECODE) - head_us[row] for row, state in decoding.items()}
     mixed = {count: state.total_us - _attention_us(state, PROMPT) - head_us[1] for count, state in prompts.items()}
-    attending = reaching(ATTENDING, extent.sequences)
+    attending = reaching(points.attending, extent.sequences)
     attend = _attend(_kernels(decoding[rows[-1]], DECODE, engine), engine, attending, contexts, extent.context)
     chunks = _kernels(longest, PROMPT, engine)
     prompt = _prompt(chunks, engine, lengths, contexts)
@@ -162,9 +177,8 @@ def _kernels(state: State, kinds: Sequence[str], engine: Engine) -> list[Kernel]
     ]
 
 
-def _sampled(simulate: Simulate, longest: State, tokens: int, extent: Extent) -> dict[int, float]:
+def _sampled(simulate: Simulate, points: Sequence[int]) -> dict[int, float]:
     """Microseconds of the last layer by samples: of what differs where nothing else does."""
-    points = reaching(SAMPLES, max(extent.sequences, 2))
     count = max(points)
     states = {row: simulate(Work("batch", prompts=((1, 1),) * count, samples=row)) for row in points}
     first, second = (_executed(states[row]) for row in points[:2])

@@ -1,0 +1,130 @@
+"""What a replica of a layout is: how long its iterations take at the places that a search looks at, and its KV memory.
+
+The tables are those of :mod:`...serving.tabulate`, made from a dozen steps at the search's own batches and chunks, where
+``opcast serving`` takes several dozen to know all batches between. They are kept on disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ....datasets.clusters import Cluster
+from ...question.plan import load_stack
+from ...question.requests import SimulateRequest, plan_of
+from ...question.serving import IterationLaw, Scheduler
+from ...question.work import Work
+from ...serving.bench import ServingBench
+from ...serving.connect import ENGINES
+from ...serving.engines import ServingEngine, load_serving_engine
+from ...serving.host import HostTime, host_time
+from ...serving.iteration import IterationTables
+from ...serving.kv import KvBudget
+from ...serving.kv_memory import kv_budget
+from ...serving.setup import HostShare, ServedReplica, by_hand, rules
+from ...serving.surrogate import HeldOut, Surrogate, key_of, read, write
+from ...serving.tabulate import Extent, TablePoints, tabulated
+from ...simulate import simulated
+from ...step.build import engine_of
+from ...step.state import State
+from .request import ReplicaLayout, ServedSearchRequest, step_of
+
+SAMPLES = (1, 64, 1 << 20)  # the last layer is all but linear between; the last point says that none are added
+CONTEXTS = (1, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+FEWEST_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class LayoutReplica:
+    """A replica of a layout under an engine."""
+
+    layout: ReplicaLayout
+    engine: ServingEngine
+    step: SimulateRequest
+    tables: IterationTables
+    kv: KvBudget
+    host: HostTime
+
+    def served(self) -> ServedReplica:
+        """The same as the event loop takes it."""
+        host = HostShare(self.host.step_us, self.host.seq_us, self.host.overlapped, self.host.ttft_us)
+        return ServedReplica(self.tables, self.kv, host, stages=self.layout.pp, devices=self.layout.devices)
+
+
+def engine_name(policy: str) -> str:
+    """The engine of a policy."""
+    return ENGINES.get(policy, "vllm")
+
+
+def usual_max_tokens(policy: str) -> int:
+    """The tokens of an iteration that a policy's engine has by itself."""
+    law = by_hand(IterationLaw(base_us=1.0), 1, 16, 0.0)
+    return rules(Scheduler(policy=policy), law).max_tokens
+
+
+def replica_of(
+    request: ServedSearchRequest,
+    layout: ReplicaLayout,
+    engine: str,
+    clusters: Mapping[str, Cluster],
+    batches: Sequence[int],
+    chunks: Sequence[int],
+    bench: ServingBench,
+) -> LayoutReplica:
+    """The replica of a layout. KvError where the model leaves no KV memory, the errors of simulating a step."""
+    own = load_serving_engine(engine)
+    step = step_of(request, layout, clusters)
+    step = step if step.stack is not None else replace(step, stack=load_stack(own.stack))
+    simulate, usual = simulating(step, bench)
+    device = bench.device(step.device, step.cluster)
+    kv = kv_budget(simulate, device.memory_gib, own.kv, plan_of(step, device).parallel, max(chunks))
+    sequences = max(max(batches), max((own.graphs.sizes(layout.tp, max(batches))), default=1), 2)
+    extent = Extent(sequences, max(chunks), max(request.input_len + request.output_len, 1024))
+    points = table_points(request, batches, chunks)
+    tables = kept(step, bench, extent, points, lambda: tabulated(simulate, usual, extent, points))
+    return LayoutReplica(layout, own, step, tables, kv, host_time(own.host))
+
+
+def simulating(step: SimulateRequest, bench: ServingBench) -> tuple[Callable[[Work], State], Any]:
+    """A function that simulates iterations of a step, and the engine that answers it."""
+    device = bench.device(step.device, step.cluster)
+    plan = plan_of(step, device)
+    engine = bench.engine_with_links(device, step.cluster, step.network, plan)
+
+    def simulate(work: Work) -> State:
+        made = replace(work, expert_load=step.work.expert_load, cache="static")
+        return simulated(step.model, made, plan, device, engine, bench.graphs)
+
+    return simulate, engine_of(plan.stack, engine)
+
+
+def table_points(request: ServedSearchRequest, batches: Sequence[int], chunks: Sequence[int]) -> TablePoints:
+    """Points at the batches and chunks of the search, and where prompts of its length end."""
+    rest = {request.input_len % chunk for chunk in chunks if request.input_len > chunk} - {0}
+    tokens = {FEWEST_TOKENS, 256, *chunks, min(request.input_len, max(chunks)), *rest}
+    tokens |= {chunk // request.input_len * request.input_len for chunk in chunks if chunk >= request.input_len}
+    prompts = {FEWEST_TOKENS, 128, 512, 2048, *tokens}
+    rows = tuple(sorted({1, *batches}))
+    return TablePoints(rows, tuple(sorted(tokens)), SAMPLES, rows, CONTEXTS, tuple(sorted(prompts)))
+
+
+def kept(
+    step: SimulateRequest,
+    bench: ServingBench,
+    extent: Extent,
+    points: TablePoints,
+    made: Callable[[], IterationTables],
+) -> IterationTables:
+    """The tables of a step from disk, or made now and kept there; those of a function are not kept."""
+    if callable(step.model):
+        return made()
+    name = hashlib.sha256(f"{key_of(step, bench, extent)} {points}".encode()).hexdigest()[:32]
+    path: Path = bench.graphs.parent / "surrogates" / f"{name}.npz"
+    found = read(path)
+    if found is None:
+        found = Surrogate(made(), HeldOut(0, 0.0, 0.0, 0.0, 0.0))
+        write(path, found)
+    return found.tables
