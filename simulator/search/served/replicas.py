@@ -32,9 +32,10 @@ from ...step.build import engine_of
 from ...step.state import State
 from .request import ReplicaLayout, ServedSearchRequest, step_of
 
-SAMPLES = (1, 64, 1 << 20)  # the last layer is all but linear between; the last point says that none are added
+FEW_ROWS = 16  # sequences: weights are read for as many, so that one and all between take as long as they
+SAMPLES = (1, 1 << 20)  # what a step at a batch says goes before; between the ends the last layer is all but linear
 CONTEXTS = (1, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-FEWEST_TOKENS = 16
+FEWEST_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ def replica_of(
     device = bench.device(step.device, step.cluster)
     kv = kv_budget(simulate, device.memory_gib, own.kv, plan_of(step, device).parallel, max(chunks))
     sequences = max(max(batches), max((own.graphs.sizes(layout.tp, max(batches))), default=1), 2)
-    extent = Extent(sequences, max(chunks), max(request.input_len + request.output_len, 1024))
+    most = max(max(chunks) - sequences, 1)  # tables of prompts reach as far as sequences more
+    extent = Extent(sequences, most, max(request.input_len + request.output_len, 1024))
     points = table_points(request, batches, chunks)
     tables = kept(step, bench, extent, points, lambda: tabulated(simulate, usual, extent, points))
     return LayoutReplica(layout, own, step, tables, kv, host_time(own.host))
@@ -103,12 +105,9 @@ def simulating(step: SimulateRequest, bench: ServingBench) -> tuple[Callable[[Wo
 
 def table_points(request: ServedSearchRequest, batches: Sequence[int], chunks: Sequence[int]) -> TablePoints:
     """Points at the batches and chunks of the search, and where prompts of its length end."""
-    rest = {request.input_len % chunk for chunk in chunks if request.input_len > chunk} - {0}
-    tokens = {FEWEST_TOKENS, 256, *chunks, min(request.input_len, max(chunks)), *rest}
-    tokens |= {chunk // request.input_len * request.input_len for chunk in chunks if chunk >= request.input_len}
-    prompts = {FEWEST_TOKENS, 128, 512, 2048, *tokens}
-    rows = tuple(sorted({1, *batches}))
-    return TablePoints(rows, tuple(sorted(tokens)), SAMPLES, rows, CONTEXTS, tuple(sorted(prompts)))
+    tokens = tuple(sorted({FEWEST_TOKENS, 512, *chunks, min(request.input_len, max(chunks))}))
+    rows = tuple(sorted({1, *(batch for batch in batches if batch >= FEW_ROWS)}))
+    return TablePoints(rows, tokens, SAMPLES, tuple(sorted({1, *batches})), CONTEXTS, (16, 128, *tokens))
 
 
 def kept(
