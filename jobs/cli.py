@@ -47,6 +47,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "api": ("service.serve", "an HTTP service and web page over the same questions, on this machine alone"),
     "list": ("listing", "the devices, models, ops or predictors opcast knows"),
 }
+# a verb and the word after it -> the module and configuration of their own that they have
+PAIRS = {("search", "serving"): "search_serving"}
 # Hydra's flags -> the words that may follow it ("*": any); a flag with words that is no INFO needs one
 HYDRA_FLAGS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("--help", "-h", "--hydra-help", "--multirun", "-m", "--resolve"), ()),
@@ -141,9 +143,12 @@ def unforeseen(error: Exception) -> str:
 
 def run(verb: str, arguments: list[str]) -> int:
     """Run one verb; BadInputError when it or an argument is unknown."""
-    if verb not in VERBS:
+    if verb not in VERBS and verb not in PAIRS.values():
         raise BadInputError(f"unknown verb {verb!r}; {nearest(verb, VERBS, 'one of')}")
-    module = importlib.import_module(f".{VERBS[verb][0]}", __package__)
+    name = VERBS[verb][0] if verb in VERBS else verb
+    if (pair := PAIRS.get((verb, *arguments[:1]))) is not None:
+        verb, name, arguments = pair, pair, arguments[1:]
+    module = importlib.import_module(f".{name}", __package__)
     flags, settings = parted(verb, getattr(module, "words", list)(arguments))
     for text in settings:
         readable(text)

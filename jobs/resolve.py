@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..simulator.question.serving import ServingRequest
     from ..simulator.question.work import Work
     from ..simulator.search.request import SearchRequest
+    from ..simulator.search.served.request import ServedSearchRequest
 
 __all__ = ["LINK_FAULTS", "SHIPPED_PREDICTORS", "SHIPPED_STORE"]
 
@@ -184,6 +185,30 @@ def search_request(config: Mapping[str, Any]) -> SearchRequest:
     given = {**{name: config[name] for name in own}, **lists, "base": base}
     space = load(Space, values, RequestError, "space", "axis")
     return SearchRequest(space=space, **given)
+
+
+def served_search_request(config: Mapping[str, Any]) -> ServedSearchRequest:
+    """The request about the best ways to serve a model. RequestError for what cannot be."""
+    from ..datasets.loading import load
+    from ..simulator.question.canonical import RequestError
+    from ..simulator.question.serving import ServingTargets
+    from ..simulator.search.served.request import ServedSearchRequest, ServedSpace
+
+    own = ("input_len", "output_len", "link_gbps", "link_us", "top", "noise_floor", "confirm")
+    lists = {name: tuple(listed(config[name])) for name in ("objectives", "constraints")}
+    values = {name: listed(value) for name, value in config["space"].items()}
+    named = values.get("cluster", [])
+    joined = config.get("cluster") or (load_cluster(str(named[0])).to_dict() if named else None)
+    if not joined:
+        raise needs_cluster("a search")
+    plain = {"workload": {"kind": "decode"}, "offload": (), "passes": (), "stragglers": [], "parallel": {}}
+    return ServedSearchRequest(
+        step=simulate_request({**config, **plain, "cluster": joined}),
+        space=load(ServedSpace, values, RequestError, "space", "axis"),
+        slo=load(ServingTargets, dict(config["slo"]), RequestError, "slo"),
+        **{name: config[name] for name in own},
+        **lists,
+    )
 
 
 def serving_request(config: Mapping[str, Any]) -> ServingRequest:

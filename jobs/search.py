@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..datasets.loading import number, whole
+from ..datasets.loading import load, number, whole
 from ..simulator.search.compare import AxisChange
 from ..simulator.search.request import OBJECTIVES, SearchRequest
 from ..simulator.search.result import SearchReport
 from ..simulator.search.space import settings
+from ..simulator.search.spread import Crew
 from . import resolve
 from .composing import quoted
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
@@ -19,7 +20,7 @@ from .validate import progress_bar
 from .writing import check_place, write_text
 
 FREE_CHOICE = {"device": "device.id", "model": "+model.path"}
-ADDED = ("device.", "cluster.", "stack.", "options", "precision.quantization")
+ADDED = ("device.", "cluster.", "stack.", "options", "precision.quantization", "crew.options.")
 SHOWN_CLASSES = 12  # reasons of points left out that a person is shown
 
 
@@ -38,7 +39,7 @@ def run(config: dict[str, Any]) -> int:
     as_json = wants_json(config)
     request = resolve.search_request(config)
     number(BadInputError, "noise_floor", config["noise_floor"])
-    workers = whole(BadInputError, "workers", config["workers"]) or os.cpu_count() or 1
+    workers = crew_of(config)
     if config["compare"] is not None:
         return run_comparison(config, request, as_json)
     for name in ("report", "launch"):
@@ -58,6 +59,15 @@ def run(config: dict[str, Any]) -> int:
     if not found.best:
         say(f"opcast: {found.notes[0]}")
     return 0 if found.best else 1
+
+
+def crew_of(config: Mapping[str, Any]) -> Crew:
+    """Who simulates: so many workers, in processes, on a Ray or in Slurm."""
+    count = whole(BadInputError, "workers", config["workers"]) or os.cpu_count() or 1
+    given = config["crew"]
+    if not isinstance(given, Mapping) or not set(given) <= {"engine", "folder", "options"}:
+        raise BadInputError(f"crew={given} must be settings of their own, as crew.engine=ray")
+    return load(Crew, {**given, "count": count}, BadInputError, "crew")
 
 
 def write_report(found: SearchReport, path: Path) -> Path:

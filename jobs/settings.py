@@ -46,7 +46,7 @@ GROUPS = (
     "space",
 )
 SERVED = ("traffic", "scheduler", "kv", "slo", "decode_pool")
-MAPPINGS = (*GROUPS, *SERVED, "predictor", "settings", "options", "train", "prefill", "decode", "repeats")
+MAPPINGS = (*GROUPS, *SERVED, "crew", "predictor", "settings", "options", "train", "prefill", "decode", "repeats")
 LISTS = (
     "op",
     "eval",
@@ -67,7 +67,7 @@ PARTS = {  # of groups that no loader checks
     "model": ("name", "source", "config", "path"),
 }
 DEEPEST = 20  # brackets in a word of the command line
-READERS = ("predict", "simulate", "serving", "search", "validate", "list")
+READERS = ("predict", "simulate", "serving", "search", "search_serving", "validate", "list")
 """Verbs that only read a store and predictors; all others write there, or say themselves that nothing is there."""
 
 

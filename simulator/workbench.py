@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .search.request import SearchRequest
     from .search.result import SearchReport
     from .search.served.request import ServedSearchRequest
+    from .search.spread import Crew
     from .serving.serve import Keeping, ServedTraffic
     from .validation import Validation, ValidationSettings
     from .validation.calibrate import Calibrating
@@ -256,11 +257,11 @@ class Workbench:
     def search(
         self,
         request: SearchRequest,
-        workers: int = 1,
+        workers: int | Crew = 1,
         points: str | Path | None = None,
         progress: Progress | None = None,
     ) -> SearchReport:
-        """The best points of a space of layouts, simulated by so many processes (the answer is the same).
+        """The best points of a space of layouts, simulated by so many processes or a crew (the answer is the same).
 
         ``points`` is a folder where all points are kept as Parquet, and from which a search that was ended goes on.
         Raises RequestError for an empty space, and the errors of models and clusters.
@@ -268,21 +269,28 @@ class Workbench:
         from .search.evaluate import Evaluator
         from .search.points import Folder
         from .search.run import search
+        from .search.spread import Crew
         from .search.workers import Workers
+
+        crew = Crew(workers) if isinstance(workers, int) else workers
 
         folder = Folder(None if points is None else Path(points).expanduser(), request.key() if points else "")
         return search(
-            request, lambda made: Workers(Evaluator(made, self), workers, workbench), folder, progress or _silent
+            request, lambda made: Workers(Evaluator(made, self), crew, workbench), folder, progress or _silent
         )
 
-    def search_serving(self, request: ServedSearchRequest, progress: Progress | None = None) -> SearchReport:
+    def search_serving(
+        self, request: ServedSearchRequest, workers: int | Crew = 1, progress: Progress | None = None
+    ) -> SearchReport:
         """The best ways to serve a model on so many GPUs, and the front of speed for users against use of GPUs.
 
         Raises RequestError for an empty space, and the errors of models and clusters.
         """
         from .search.served.run import search_serving
+        from .search.spread import Crew
 
-        return search_serving(request, self, progress or _silent)
+        crew = Crew(workers) if isinstance(workers, int) else workers
+        return search_serving(request, self, progress or _silent, crew, workbench)
 
     def launch(self, request: SearchRequest, point: Mapping[str, Any], framework: str) -> str:
         """The launch file of a point: arguments of ``megatron-lm`` or ``megatron-bridge``, or TOML of ``torchtitan``.
@@ -293,6 +301,15 @@ class Workbench:
         from .search.request import asked, request_of
 
         return launch_file(request_of(asked(request), point), framework)
+
+    def launch_serving(self, request: ServedSearchRequest, point: Mapping[str, Any], framework: str | None) -> str:
+        """How to start a way to serve: commands of ``vllm``, ``sglang`` or ``trtllm``, or a manifest (``kubernetes``).
+
+        Raises LaunchError for what the engine cannot be told.
+        """
+        from .search.served.launch import launch_serving
+
+        return launch_serving(request, point, framework)
 
     def compare(
         self, request: SearchRequest, one: str, other: str, points: str | Path | None = None

@@ -14,7 +14,7 @@ from typing import Any
 from ...datasets.devices import Device
 from ..report.answer import InferenceReport, OpPrediction, StepReport
 from ..report.comparison import Comparison
-from . import network, quickstart, search, step
+from . import network, quickstart, search, served, step
 from .cluster import ClusterView
 from .page import ReportError, render, write, write_text
 
@@ -68,3 +68,14 @@ def write_search_report(
     ``rows`` are all points, ``plotted`` the figures of the objectives, ``named`` says a row's layout in short.
     """
     return write(search.page(found, rows, plotted, named), path)
+
+
+def write_served_report(
+    found: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    plotted: Sequence[str],
+    named: Callable[[Mapping[str, Any]], str],
+    path: Path,
+) -> Path:
+    """Write a search over ways to serve as a page and return its path; see :func:`write_search_report`."""
+    return write(served.page(found, rows, plotted, named), path)

@@ -19,6 +19,13 @@ FRAMEWORKS = ("megatron-lm", "megatron-bridge", "torchtitan")
 FP8 = {"fp8": "hybrid", "mxfp8": "e4m3", "fp8_block": "e4m3"}
 FP8_RECIPES = {"fp8": "tensorwise", "mxfp8": "mxfp8", "fp8_block": "blockwise"}
 
+RECIPES = {  # of Megatron-Bridge for mixed precision, by the format of linear layers
+    "": "bf16_mixed",
+    "fp8": "bf16_with_fp8_current_scaling_mixed",
+    "fp8_block": "bf16_with_fp8_subchannel_scaling_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed",
+}
+
 
 class LaunchError(ValueError):
     """A point that a framework cannot be told to run. The message says why and what to change."""
@@ -86,9 +93,11 @@ MEGATRON_LM: dict[str, Rule] = {
     "--expert-model-parallel-size": lambda x: _when(x.parallel.ep > 1, x.parallel.ep),
     "--expert-tensor-parallel-size": lambda x: _when(x.parallel.ep > 1, x.parallel.etp),
     "--sequence-parallel": lambda x: _when(x.parallel.sequence_parallel),
-    "--use-distributed-optimizer": lambda x: _when(x.parallel.zero_stage == 1),
+    "--use-distributed-optimizer": lambda x: _when(x.parallel.zero_stage > 0),
     "--use-megatron-fsdp": lambda x: _when(x.parallel.zero_stage > 1),
     "--data-parallel-sharding-strategy": lambda x: _sharding(x),
+    "--no-gradient-accumulation-fusion": lambda x: _when(x.parallel.zero_stage > 1),
+    "--ckpt-format": lambda x: _when(x.parallel.zero_stage > 1, "fsdp_dtensor"),
     "--overlap-grad-reduce": lambda x: _when("dp" in x.stack.overlap),
     "--overlap-param-gather": lambda x: _when("dp" in x.stack.overlap and x.parallel.zero_stage > 0),
     "--tp-comm-overlap": lambda x: _when("tp" in x.stack.overlap and x.parallel.sequence_parallel),
@@ -115,8 +124,10 @@ MEGATRON_BRIDGE: dict[str, Rule] = {
     "model.recompute_granularity": lambda x: _when(x.request.recompute != "none", _recompute(x)),
     "model.recompute_method": lambda x: _when(_recompute(x) == "full", "uniform"),
     "model.recompute_num_layers": lambda x: _when(_recompute(x) == "full", 1),
-    "ddp.use_distributed_optimizer": lambda x: x.parallel.zero_stage == 1,
+    "ddp.use_distributed_optimizer": lambda x: x.parallel.zero_stage > 0,
     "ddp.use_megatron_fsdp": lambda x: _when(x.parallel.zero_stage > 1),
+    "checkpoint.ckpt_format": lambda x: _when(x.parallel.zero_stage > 1, "fsdp_dtensor"),
+    "model.gradient_accumulation_fusion": lambda x: _when(x.parallel.zero_stage > 1, False),
     "ddp.data_parallel_sharding_strategy": lambda x: _sharding(x),
     "ddp.overlap_grad_reduce": lambda x: "dp" in x.stack.overlap,
     "ddp.overlap_param_gather": lambda x: "dp" in x.stack.overlap and x.parallel.zero_stage > 0,
@@ -162,13 +173,14 @@ def _recompute(launch: Launch) -> str:
 
 
 def _mixed(launch: Launch) -> str:
-    base = "fp16_mixed" if launch.request.precision == "fp16" else "bf16_mixed"
-    recipes = {"": base, "fp8": "bf16_with_fp8_current_scaling_mixed", "mxfp8": "bf16_with_mxfp8_mixed"}
-    if launch.request.quantization not in recipes:
+    if launch.request.precision == "fp16" and not launch.request.quantization:
+        return "fp16_mixed"
+    if launch.request.quantization not in RECIPES:
         raise LaunchError(
-            f"precision={launch.request.quantization} has no recipe of Megatron-Bridge: take bf16, fp8 or mxfp8"
+            f"precision={launch.request.quantization} has no recipe of Megatron-Bridge: "
+            "take bf16, fp8, fp8_block or mxfp8"
         )
-    return recipes[launch.request.quantization]
+    return RECIPES[launch.request.quantization]
 
 
 def _replicas(launch: Launch) -> int:

@@ -1,4 +1,4 @@
-"""Many points simulated, here or in processes of their own, with the same answers in the same order."""
+"""Many points simulated, here or by a crew (:mod:`.spread`), with the same answers in the same order."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from ..question.sources import Sources
 from .bounds import probe
 from .evaluate import Bench, Evaluator, Row
 from .request import SearchRequest, asked
+from .spread import Crew
 
 GROUP = 8  # points that a process takes at a time, so that they share what is alike in them
 
@@ -25,20 +26,21 @@ def _shared(point: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 class Workers:
-    """Runs an :class:`Evaluator` over many points, in this process or in several (``bench_of`` makes theirs).
+    """Runs an :class:`Evaluator` over many points, in this process or by a crew (``bench_of`` makes theirs).
 
-    Answers come in the order of the points, whatever the number of processes. A model that is a function cannot be
-    handed to another process and is simulated here.
+    Answers come in the order of the points, whatever the crew. A model that is a function cannot be handed to another
+    process and is simulated here.
     """
 
     def __init__(
-        self, evaluator: Evaluator, count: int = 1, bench_of: Callable[[Sources], Bench] | None = None
+        self, evaluator: Evaluator, crew: Crew | None = None, bench_of: Callable[[Sources], Bench] | None = None
     ) -> None:
         request = evaluator.made.request
         self.evaluator = evaluator
         self.bench_of = bench_of
-        self.count = 1 if bench_of is None or callable(request.base.model) else count
-        self.text = request.to_json() if self.count > 1 else ""
+        here = crew is None or bench_of is None or callable(request.base.model)
+        self.crew = Crew() if here or crew is None else crew
+        self.text = "" if self.crew.alone else request.to_json()
 
     def rows(self, points: Sequence[Mapping[str, Any]], advance: Callable[[int], None]) -> list[Row]:
         """The row of every point."""
@@ -63,15 +65,9 @@ class Workers:
         return found
 
     def _made(self, what: str, parts: Sequence[Sequence[Mapping[str, Any]]]) -> Iterable[list[Any]]:
-        if self.count == 1 or len(parts) < 2:
+        if self.crew.alone or len(parts) < 2:
             return (answers(self.evaluator, what, part) for part in parts)
-        from joblib import Parallel, delayed
-
-        pool = Parallel(n_jobs=self.count, return_as="generator", batch_size=1, pre_dispatch="all")
-        made: Iterable[list[Any]] = pool(
-            delayed(in_process)(self.bench_of, self.text, what, list(part)) for part in parts
-        )
-        return made
+        return self.crew.apply(in_process, [(self.bench_of, self.text, what, list(part)) for part in parts])
 
 
 def answers(evaluator: Evaluator, what: str, points: Sequence[Mapping[str, Any]]) -> list[Any]:

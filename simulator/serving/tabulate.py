@@ -67,9 +67,7 @@ class Kernel:
     factor: float
 
 
-def tabulated(
-    simulate: Simulate, engine: Engine, extent: Extent, points: TablePoints | None = None
-) -> IterationTables:
+def tabulated(simulate: Simulate, engine: Engine, extent: Extent, points: TablePoints | None = None) -> IterationTables:
     """The tables of whatever ``simulate`` simulates; its errors."""
     points = points or TablePoints()
     rows, tokens = reaching(points.rows, extent.sequences), reaching(points.tokens, extent.tokens + extent.sequences)

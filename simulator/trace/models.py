@@ -101,6 +101,17 @@ def shipped_config(name: str) -> Mapping[str, Any]:
     return dict(_shipped(name).get("config", {})) if known else {}
 
 
+def shipped_source(name: str) -> str:
+    """The hub id that a shipped model's configuration is of, as ``Qwen/Qwen3-32B``; empty where it is of none."""
+    known = (MODEL_DIRECTORY / f"{name}.yaml").is_file()
+    found = (
+        re.match(r"https://huggingface\.co/([\w.-]+/[\w.-]+)/", str(_shipped(name).get("source", "")))
+        if known
+        else None
+    )
+    return found.group(1) if found else ""
+
+
 @lru_cache(maxsize=64)
 def _shipped(name: str) -> Mapping[str, Any]:
     values: Mapping[str, Any] = read_yaml(MODEL_DIRECTORY / f"{name}.yaml", TraceError, f"model {name}")

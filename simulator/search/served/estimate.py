@@ -4,7 +4,7 @@ Replicas that do both: as many requests as fit stay under way (:mod:`...serving.
 rank serves ``batch / (TTFT + TPOT x (output - 1))`` requests a second. Ranks of attention data parallelism wait for
 each other: an iteration has a prompt where any of them has one.
 
-Pools apart: a prompt waits for its replica as in an M/D/1 queue, whose pool is at most :data:`BUSIEST` of the time busy,
+Pools apart: a prompt waits for its replica as in an M/D/1 queue (a pool is at most :data:`BUSIEST` of the time busy),
 moves its cache, and joins a batch that only decodes.
 """
 
@@ -117,8 +117,8 @@ def apart(
 ) -> list[dict[str, Any]]:
     """Figures of pools apart, for each ratio asked for, or the best one; ``requests_per_s`` are those of all replicas.
 
-    The best ratio serves most on a GPU among those that give users what they expect, where any does. Empty where no
-    ratio fits the devices.
+    The best ratio serves most on all devices among those that give users what they expect, where any does. Empty where
+    no ratio fits the devices.
     """
     own, moved_us = prefilling(request, prefill, max_tokens), transfer_us(request, prefill)
     decode_us = decode_iteration_us(request, decode, batch)
@@ -134,8 +134,7 @@ def apart(
     ttft_us = queue_us + own.us + moved_us + prefill.host.ttft_us
     used = first * prefill.layout.devices + second * decode.layout.devices
     met = ttft_us <= (np.inf if request.slo.ttft_ms is None else 1e3 * request.slo.ttft_ms)
-    value = rate / used
-    chosen = range(len(rate)) if request.space.ratio else [int(np.lexsort([used, -value, ~met])[0])]
+    chosen = range(len(rate)) if request.space.ratio else [int(np.lexsort([used, -rate, ~met])[0])]
     return [
         {
             "ratio": f"{first[at]}:{second[at]}",
@@ -167,8 +166,8 @@ def ratios(request: ServedSearchRequest, own: int, other: int, devices: int) -> 
     return made[:, 0], made[:, 1]
 
 
-def completed(request: ServedSearchRequest, found: Mapping[str, Any], price: float) -> dict[str, Any]:
-    """The figures that follow from the others: rates by user and GPU, goodput, cost."""
+def completed(request: ServedSearchRequest, found: Mapping[str, Any], price: float, devices: int) -> dict[str, Any]:
+    """The figures that follow from the others: rates by user and by GPU (of all ``devices``, idle ones too), cost."""
     slo, outputs = request.slo, request.output_len
     e2e_ms = found["ttft_ms"] + found["tpot_ms"] * (outputs - 1)
     tokens = found["requests_per_s"] * outputs
@@ -179,7 +178,7 @@ def completed(request: ServedSearchRequest, found: Mapping[str, Any], price: flo
         "e2e_ms": e2e_ms,
         "concurrency": found["requests_per_s"] * e2e_ms / 1e3,
         "tokens_per_s": tokens,
-        "tokens_per_s_per_gpu": tokens / found["devices"],
+        "tokens_per_s_per_gpu": tokens / devices,
         "tokens_per_s_per_user": 1e3 / found["tpot_ms"],
         "goodput": found["requests_per_s"] if met else 0.0,
         "meets_slo": met,

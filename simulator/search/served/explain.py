@@ -99,13 +99,15 @@ def settled(tied: Sequence[Row], report: Reporting) -> list[dict[str, Any]]:
     return settling([report(row) for row in list(found.values())[:SETTLED]]) if len(found) > 1 else []
 
 
-def around(best: Row, rows: Sequence[Row], objective: str) -> list[dict[str, Any]]:
-    """What each change of one axis of the best row costs, cheapest first: 0.02 is 2 % worse.
+def around(best: Row, rows: Sequence[Row], good: Sequence[Row], objective: str) -> list[dict[str, Any]]:
+    """What each change of one axis of the best row costs, cheapest first (0.02 is 2 % worse); None for a row that is
+    not ``good``, which users would not have what they expect of.
 
     Of a change to pools apart and back, and of their ratio, the best row that differs in nothing else counts.
     """
     figure, sign = OF_SERVING[objective]
     found: dict[tuple[str, Any], dict[str, Any]] = {}
+    meets = {id(row) for row in good}
     for row in rows:
         differs = set(changes(best, row)) - {"ratio"}
         if "pools" in differs:
@@ -116,12 +118,20 @@ def around(best: Row, rows: Sequence[Row], objective: str) -> list[dict[str, Any
         ratio = row[figure] / best[figure] if sign > 0 else best[figure] / row[figure] if row[figure] else float("inf")
         entry = {"axis": axis, "value": row[axis], "instead_of": best[axis], "status": row["status"]}
         entry |= {"cost": ratio - 1.0, figure: row[figure], "why": difference(best, row)}
+        if id(row) not in meets:
+            entry |= {"cost": None, "status": "not what is asked for"}
         known = found.get((axis, row[axis]))
-        if known is None or entry["cost"] < known["cost"]:
+        if known is None or cheapness(entry) < cheapness(known):
             found[axis, row[axis]] = entry
-    return sorted(found.values(), key=lambda each: each["cost"])
+    return sorted(found.values(), key=cheapness)
+
+
+def cheapness(entry: Mapping[str, Any]) -> tuple[bool, float]:
+    """What changes are ordered by."""
+    return entry["cost"] is None, entry["cost"] or 0.0
 
 
 def difference(one: Row, other: Row) -> str:
     """What a user notices of a change."""
-    return f"TTFT {other['ttft_ms']:,.0f} ms instead of {one['ttft_ms']:,.0f}, TPOT {other['tpot_ms']:.1f} instead of {one['tpot_ms']:.1f}"
+    ttft = f"TTFT {other['ttft_ms']:,.0f} ms instead of {one['ttft_ms']:,.0f}"
+    return f"{ttft}, TPOT {other['tpot_ms']:.1f} instead of {one['tpot_ms']:.1f}"

@@ -1,6 +1,6 @@
 """What a replica of a layout is: how long its iterations take at the places that a search looks at, and its KV memory.
 
-The tables are those of :mod:`...serving.tabulate`, made from a dozen steps at the search's own batches and chunks, where
+The tables are those of :mod:`...serving.tabulate`, made from a dozen steps at the search's own batches and chunks;
 ``opcast serving`` takes several dozen to know all batches between. They are kept on disk.
 """
 

@@ -32,8 +32,8 @@ class ServedSpace:
     """Axes of a search over ways to serve, each a list of values; without any, what is natural for model and cluster.
 
     ``cluster``, ``nodes`` and ``precision`` are as in a search over training. A replica has ``tp`` x ``pp`` x ``dp``
-    GPUs; ``dp`` ranks of attention share the experts out over ``ep`` ranks. ``batch`` sequences decode at a time on each
-    rank, ``max_tokens`` are those of an iteration (the chunk of a prompt). ``pools`` is ``together`` (each replica
+    GPUs; ``dp`` ranks of attention share the experts out over ``ep`` ranks. ``batch`` sequences decode at a time on
+    each rank, ``max_tokens`` are those of an iteration (the chunk of a prompt). ``pools`` is ``together`` (each replica
     prefills and decodes) and ``apart`` (some only prefill, the others only decode); a ``ratio`` is then
     ``prefill:decode`` replicas, as ``1:3``; without any the best one of all that fit. ``rules`` must hold of a point.
     """
@@ -143,7 +143,9 @@ class ServedSearchRequest(Request):
             raise RequestError("a search needs a cluster: cluster=dgx_h100 cluster.nodes=4 (`opcast list clusters`)")
         for name in (*LAYOUT, "cp", "vpp", "etp"):
             if getattr(step.parallel, name) != getattr(usual, name):
-                raise RequestError(f"parallel.{name}={getattr(step.parallel, name)} is said by the search: space.{name}")
+                raise RequestError(
+                    f"parallel.{name}={getattr(step.parallel, name)} is said by the search: space.{name}"
+                )
         if step.network.fidelity not in ("auto", "analytical") or step.network.named or step.stragglers:
             raise RequestError("a search times collectives by formula on healthy devices: leave network and faults out")
 

@@ -7,7 +7,7 @@ over their tables. What has no KV memory for its batch is left out before it is 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -16,12 +16,14 @@ import numpy as np
 
 from ....datasets.clusters import Cluster
 from ...question.canonical import RequestError
+from ...question.sources import Sources
 from ...report.answer import InferenceReport
 from ...serving.bench import ServingBench
 from ...serving.kv import KvError
 from ..rank import front, meeting, ranked
 from ..result import Left, SearchReport
 from ..space import Facts, facts_of
+from ..spread import Crew
 from .confirm import confirmed, find
 from .estimate import apart, completed, held_tokens, together
 from .explain import around, explained, settled
@@ -38,7 +40,10 @@ from .request import (
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CHUNKS = (2048, 8192)
 MOST_POINTS = 500_000
+MANY = 8  # layouts from which processes are worth their start
+SHARES = 4  # parts of the work that each process takes, one after the other
 Progress = Callable[[int], Any]
+BenchOf = Callable[[Sources], ServingBench]
 Row = dict[str, Any]
 
 
@@ -82,7 +87,10 @@ def asked(request: ServedSearchRequest) -> ServedAsked:
         "max_tokens": sorted({*CHUNKS, *(usual_max_tokens(each) for each in policies)}),
     }
     axes = {name: getattr(space, name) or tuple(values) for name, values in natural.items()}
-    grid = [ReplicaLayout(*values) for values in product(*(axes[name] for name in ("cluster", "nodes", "precision", *LAYOUT)))]
+    grid = [
+        ReplicaLayout(*values)
+        for values in product(*(axes[name] for name in ("cluster", "nodes", "precision", *LAYOUT)))
+    ]
     kept: list[ReplicaLayout] = list(grid)
     left_out: dict[str, int] = {}
     for what, holds in requirements(clusters, facts, bool(space.ep)):
@@ -106,17 +114,28 @@ def requirements(
         lambda x: x.devices <= clusters[x.cluster].devices_per_node * x.nodes,
     )
     yield "attention data ranks share the experts out", lambda x: x.dp == 1 or bool(facts.experts)
-    yield "ep divides the experts and the ranks of a replica", lambda x: (
-        x.ep == 1 or (facts.experts % x.ep == 0 and (x.tp * x.dp) % x.ep == 0)
+    yield (
+        "ep divides the experts and the ranks of a replica",
+        lambda x: x.ep == 1 or (facts.experts % x.ep == 0 and (x.tp * x.dp) % x.ep == 0),
     )
     if not any_experts:
-        yield "experts are whole on all ranks of a replica, or sharded as its layers are", lambda x: (
-            x.ep == x.tp * x.dp if x.dp > 1 else x.ep in (1, x.tp)
+        yield (
+            "experts are whole on all ranks of a replica, or sharded as its layers are",
+            lambda x: x.ep == x.tp * x.dp if x.dp > 1 else x.ep in (1, x.tp),
         )
 
 
-def search_serving(request: ServedSearchRequest, bench: ServingBench, progress: Progress) -> SearchReport:
-    """The answer to a request. RequestError for an empty space; the errors of models and clusters."""
+def search_serving(
+    request: ServedSearchRequest,
+    bench: ServingBench,
+    progress: Progress,
+    crew: Crew | None = None,
+    bench_of: BenchOf | None = None,
+) -> SearchReport:
+    """The answer to a request. RequestError for an empty space; the errors of models and clusters.
+
+    Where there are many replicas a ``crew`` makes them, each in a process whose workbench ``bench_of`` makes.
+    """
     started = time.perf_counter()
     made = asked(request)
     found = Found()
@@ -124,13 +143,49 @@ def search_serving(request: ServedSearchRequest, bench: ServingBench, progress: 
     wanted = [(layout, engine) for layout in made.layouts for engine in engines]
     replicas: dict[tuple[ReplicaLayout, str], LayoutReplica] = {}
     with progress(len(wanted)) as advance:
-        for layout, engine in wanted:
-            own = made_replica(made, layout, engine, bench, found)
-            if own is not None:
+        for (layout, engine), own in zip(wanted, all_replicas(made, wanted, bench, crew, bench_of), strict=True):
+            if isinstance(own, Refused):
+                leave_layout(made, layout, engine, own, found)
+            else:
                 replicas[layout, engine] = own
             advance(1)
     points(made, replicas, found)
     return answer(made, replicas, bench, found, started)
+
+
+def all_replicas(
+    made: ServedAsked,
+    wanted: Sequence[tuple[ReplicaLayout, str]],
+    bench: ServingBench,
+    crew: Crew | None,
+    bench_of: BenchOf | None,
+) -> Iterable[LayoutReplica | Refused]:
+    """The replica of each layout and engine, or why there is none; by a crew where there are many."""
+    request = made.request
+    if crew is None or crew.alone or bench_of is None or len(wanted) < MANY or callable(request.step.model):
+        return (replica_or_why(made, layout, engine, bench) for layout, engine in wanted)
+    text = request.to_json()
+    size = -(-len(wanted) // (crew.count * SHARES))
+    groups = [list(wanted[at : at + size]) for at in range(0, len(wanted), size)]
+    answers = crew.apply(replicas_in_process, [(bench_of, text, group) for group in groups])
+    return (each for group in answers for each in group)
+
+
+def replicas_in_process(
+    bench_of: BenchOf, text: str, wanted: Sequence[tuple[ReplicaLayout, str]]
+) -> list[LayoutReplica | Refused]:
+    """The same in a process of its own."""
+    request = ServedSearchRequest.from_json(text)
+    bench, made = bench_of(request.step.sources), asked(request)
+    return [replica_or_why(made, layout, engine, bench) for layout, engine in wanted]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why a layout has no replica: for lack of memory, or what its parts say."""
+
+    reason: str
+    why: str
 
 
 class Found:
@@ -147,23 +202,30 @@ class Found:
             self.pruned[reason] = Left(known.count + count, known.example, known.why)
 
 
-def made_replica(
-    made: ServedAsked, layout: ReplicaLayout, engine: str, bench: ServingBench, found: Found
-) -> LayoutReplica | None:
-    """The replica of a layout; None, with its points counted, where it has no KV memory or cannot be."""
-    batches, chunks = made.axes["batch"], made.axes["max_tokens"]
+def replica_or_why(
+    made: ServedAsked, layout: ReplicaLayout, engine: str, bench: ServingBench
+) -> LayoutReplica | Refused:
+    """The replica of a layout, or why it has no KV memory or cannot be."""
     try:
-        return replica_of(made.request, layout, engine, made.clusters, batches, chunks, bench)
+        return replica_of(
+            made.request, layout, engine, made.clusters, made.axes["batch"], made.axes["max_tokens"], bench
+        )
     except ValueError as error:
         if not type(error).__module__.startswith("opcast"):
             raise
-        count = len(batches) * len(chunks) * sum(engine_name(each) == engine for each in made.axes["policy"])
-        reason = "memory" if isinstance(error, KvError) else "refused"
-        found.leave(reason, row_of(layout, "", batches[0], chunks[0]), " ".join(str(error).split()), count)
-        return None
+        return Refused("memory" if isinstance(error, KvError) else "refused", " ".join(str(error).split()))
 
 
-def row_of(layout: ReplicaLayout, policy: str, batch: int, max_tokens: int, prefill: ReplicaLayout | None = None) -> Row:
+def leave_layout(made: ServedAsked, layout: ReplicaLayout, engine: str, why: Refused, found: Found) -> None:
+    """Count the points of a layout that has no replica."""
+    batches, chunks = made.axes["batch"], made.axes["max_tokens"]
+    count = len(batches) * len(chunks) * sum(engine_name(each) == engine for each in made.axes["policy"])
+    found.leave(why.reason, row_of(layout, "", batches[0], chunks[0]), why.why, count)
+
+
+def row_of(
+    layout: ReplicaLayout, policy: str, batch: int, max_tokens: int, prefill: ReplicaLayout | None = None
+) -> Row:
     """The axes of a point as a row."""
     own = {"cluster": layout.cluster, "precision": layout.precision, "policy": policy, **layout.values()}
     pools = "together" if prefill is None else "apart"
@@ -187,13 +249,17 @@ def points(made: ServedAsked, replicas: Mapping[tuple[ReplicaLayout, str], Layou
                 place = None if other is None else other.layout
                 grid.append((row_of(each.layout, policy, batch, chunk, place), each, other))
     if len(grid) > MOST_POINTS:
-        raise RequestError(f"the space has {len(grid):,} points, more than {MOST_POINTS:,}: give fewer values of its axes")
+        raise RequestError(
+            f"the space has {len(grid):,} points, more than {MOST_POINTS:,}: give fewer values of its axes"
+        )
     kept = ruled(request, [row for row, _, _ in grid], found)
     for at in kept:
         row, decode, prefill = grid[at]
         held = held_tokens(request, row["policy"], prefilled=False) * row["batch"]
         if held > decode.kv.tokens:
-            found.leave("memory", row, f"{held:,.0f} tokens of {decode.kv.tokens:,} that fit into the KV memory of a rank")
+            found.leave(
+                "memory", row, f"{held:,.0f} tokens of {decode.kv.tokens:,} that fit into the KV memory of a rank"
+            )
             continue
         for figures in figures_of(made, row, decode, prefill):
             found.rows.append({**row, "status": "evaluated", "why": "", **figures})
@@ -217,9 +283,7 @@ def ruled(request: ServedSearchRequest, rows: Sequence[Row], found: Found) -> li
     return np.flatnonzero(kept).tolist()
 
 
-def figures_of(
-    made: ServedAsked, row: Row, own: LayoutReplica, prefill: LayoutReplica | None
-) -> list[dict[str, Any]]:
+def figures_of(made: ServedAsked, row: Row, own: LayoutReplica, prefill: LayoutReplica | None) -> list[dict[str, Any]]:
     """The figures of a point; of pools apart one for each ratio that is looked at."""
     request, devices = made.request, made.devices(own.layout)
     price = price_of(made, own.layout)
@@ -228,9 +292,9 @@ def figures_of(
         replicas = devices // own.layout.devices
         each |= {"ratio": "", "prefill_replicas": 0, "replicas": replicas, "devices": replicas * own.layout.devices}
         each["requests_per_s"] *= replicas
-        return [completed(request, each, price)]
+        return [completed(request, each, price, devices)]
     several = apart(request, prefill, own, row["policy"], row["batch"], row["max_tokens"], devices)
-    return [completed(request, each, price) for each in several]
+    return [completed(request, each, price, devices) for each in several]
 
 
 def price_of(made: ServedAsked, layout: ReplicaLayout) -> float:
@@ -286,7 +350,7 @@ def answer(
         best=tuple(best),
         pareto=tuple(front(good, request.objectives)),
         ties=max(len(tied) - 1, 0),
-        sensitivity=tuple(around(best[0], found.rows, request.objectives[0])) if best else (),
+        sensitivity=tuple(around(best[0], found.rows, good, request.objectives[0])) if best else (),
         measure_next=tuple(settled(tied, report)),
         notes=tuple(notes(request, found, good)),
         wall_time_s=time.perf_counter() - started,
@@ -313,5 +377,6 @@ def notes(request: ServedSearchRequest, found: Found, good: Sequence[Row]) -> li
     least = {name: min(row[name] for row in found.rows) for name in ("ttft_ms", "tpot_ms", "e2e_ms")}
     asked_for = [*request.constraints, *(f"slo.{n}={v}" for n, v in vars(request.slo).items() if v and n != "share")]
     reached = ", ".join(f"{name} {value:.1f}" for name, value in least.items())
-    return [f"no point meets {' and '.join(asked_for)}; the least of each that any of {len(found.rows):,} has: {reached}"]
-
+    return [
+        f"no point meets {' and '.join(asked_for)}; the least of each that any of {len(found.rows):,} has: {reached}"
+    ]

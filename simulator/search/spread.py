@@ -1,0 +1,111 @@
+"""A function applied to many parts, here, in processes, on a Ray or in a Slurm array: the same answers in one order.
+
+- ``joblib``: so many processes on this machine.
+- ``ray``: tasks of a running cluster (``RAY_ADDRESS``, or one that Ray starts here). What a node took with it when it
+  went is run again elsewhere.
+- ``slurm``: one array of so many jobs through submitit; parts go round among them. Jobs and what they need lie in a
+  ``folder`` that all nodes see. Jobs that are requeued start anew.
+
+Parts are what is sent, so they should be small; ``function`` must be importable by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...datasets.loading import choice, whole
+from ..question.canonical import RequestError
+
+ENGINES = ("joblib", "ray", "slurm")
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Who simulates: ``count`` processes, Ray tasks at a time or jobs of an array. ``options`` are those of
+    ``ray.init`` or of submitit's ``update_parameters`` (``slurm_partition``, ``timeout_min``, …)."""
+
+    count: int = 1
+    engine: str = "joblib"
+    folder: str = "search-jobs"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        whole(RequestError, "workers", self.count, 1)
+        choice(RequestError, "crew.engine", self.engine, ENGINES)
+
+    @property
+    def alone(self) -> bool:
+        """Whether this process does it all."""
+        return self.count == 1 and self.engine == "joblib"
+
+    def apply(self, function: Function, parts: Sequence[tuple[Any, ...]]) -> Iterable[Any]:
+        """The function's answer for each part, in their order, as they come. RequestError where the engine is not
+        installed or knows no such option; what the function raises."""
+        if self.alone or (len(parts) < 2 and self.engine == "joblib"):
+            return (function(*part) for part in parts)
+        made: Iterable[Any] = {"joblib": in_processes, "ray": on_ray, "slurm": in_slurm}[self.engine](
+            self, function, parts
+        )
+        return made
+
+
+def in_processes(crew: Crew, function: Function, parts: Sequence[tuple[Any, ...]]) -> Iterable[Any]:
+    """By joblib, in processes of this machine."""
+    from joblib import Parallel, delayed
+
+    pool = Parallel(n_jobs=crew.count, return_as="generator", batch_size=1, pre_dispatch="all")
+    made: Iterable[Any] = pool(delayed(function)(*part) for part in parts)
+    return made
+
+
+def on_ray(crew: Crew, function: Function, parts: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+    """By Ray, as many parts at a time as there are workers, tried again as often as nodes go."""
+    try:
+        import ray
+    except ImportError:
+        raise RequestError("crew.engine=ray needs Ray: pip install 'opcast[cluster]'") from None
+    if not ray.is_initialized():
+        try:
+            ray.init(**{"log_to_driver": False, **crew.options})
+        except (TypeError, RuntimeError, ConnectionError, ValueError) as error:
+            raise RequestError(f"crew.options={dict(crew.options)}: {' '.join(str(error).split())[:200]}") from None
+    task = ray.remote(num_cpus=1, max_retries=-1)(function)
+    waiting = [task.remote(*part) for part in parts[: crew.count]]
+    for at in range(len(parts)):
+        yield ray.get(waiting[at])
+        waiting[at] = None  # what was read needs no memory of the cluster
+        if len(waiting) < len(parts):
+            waiting.append(task.remote(*parts[len(waiting)]))
+
+
+def in_slurm(crew: Crew, function: Function, parts: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+    """By Slurm, one job of an array for every ``count``-th part."""
+    try:
+        import submitit
+    except ImportError:
+        raise RequestError("crew.engine=slurm needs submitit: pip install 'opcast[cluster]'") from None
+    folder = Path(crew.folder).expanduser()
+    jobs = min(crew.count, len(parts))
+    try:
+        executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=3)
+        own = {"array_parallelism": jobs, "time": 60, "cpus_per_task": 1, "job_name": "opcast-search"}
+        executor.update_parameters(**{**own, **crew.options})
+    except (RuntimeError, OSError, ValueError, NameError) as error:
+        raise RequestError(f"crew.engine=slurm cannot be used: {' '.join(str(error).split())[:300]}") from None
+    shares = [[parts[at] for at in range(first, len(parts), jobs)] for first in range(jobs)]
+    array = executor.map_array(each_of, [function] * jobs, shares)
+    answers = [None] * jobs
+    for at in range(len(parts)):
+        mine = at % jobs
+        if answers[mine] is None:
+            answers[mine] = iter(array[mine].result())
+        yield next(answers[mine])
+
+
+def each_of(function: Function, parts: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """The function's answers for some parts, one after the other."""
+    return [function(*part) for part in parts]

@@ -1,0 +1,158 @@
+"""Ways to serve: closed forms agree with the event loop, answers explain themselves, nothing better is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from opcast.datasets.clusters import load_cluster
+from opcast.simulator.question.plan import load_stack
+from opcast.simulator.question.requests import SimulateRequest
+from opcast.simulator.question.serving import ServingTargets
+from opcast.simulator.search.rank import losses
+from opcast.simulator.search.result import SearchReport
+from opcast.simulator.search.served.explain import settings
+from opcast.simulator.search.served.request import ServedSearchRequest, ServedSpace
+from opcast.simulator.workbench import Workbench
+
+WIDER = {"hidden_size": 1024, "intermediate_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 8}
+AXES: dict[str, Any] = {"tp": (1, 2), "batch": (8, 32), "max_tokens": (512,)}
+Asking = Callable[..., ServedSearchRequest]
+
+
+@pytest.fixture(scope="module")
+def serving(small_model: Callable[..., dict[str, Any]], bench: Workbench) -> Asking:
+    """A function: axes and other settings -> a request on one node of eight GPUs."""
+
+    def make(axes: dict[str, Any], kind: str = "llama", **own: Any) -> ServedSearchRequest:
+        step = SimulateRequest(
+            model=small_model(kind, 3, **(WIDER if kind == "llama" else {})),
+            cluster=load_cluster("dgx_h100"),
+            stack=load_stack("vllm"),
+            sources=bench.sources,
+            price_per_gpu_hour=2.0,
+        )
+        usual = {"step": step, "input_len": 256, "output_len": 64}
+        return ServedSearchRequest(**{**usual, "space": ServedSpace(**{**AXES, **axes}), **own})
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def whole(serving: Asking, bench: Workbench) -> SearchReport:
+    """Both kinds of pools, the best two played through the event loop."""
+    return bench.search_serving(serving({}, top=20))
+
+
+def test_an_answer_explains_itself(whole: SearchReport) -> None:
+    assert (whole.evaluated, whole.combinations) == (len(whole.rows), 2)
+    assert {row["pools"] for row in whole.rows} == {"together", "apart"}
+    values = [row["tokens_per_s_per_gpu"] for row in whole.best]
+    assert values == sorted(values, reverse=True)
+    assert all(row["reason"].endswith("under way") or "ms" in row["reason"] for row in whole.best[:-1])
+    for before, row in zip(whole.best, whole.best[1:], strict=False):
+        near = abs(before["tokens_per_s_per_gpu"] / row["tokens_per_s_per_gpu"] - 1) <= 0.03
+        assert (row["tie"] == "noise") or not near
+    assert {each["axis"] for each in whole.sensitivity} >= {"batch"}
+    assert "decode" in settings(whole.best[0]) or "batch" in settings(whole.best[0])
+
+
+def test_the_front_is_what_no_point_beats(whole: SearchReport) -> None:
+    every = losses(whole.rows, whole.objectives)
+    front = losses(whole.pareto, whole.objectives)
+    for own in front:
+        assert not ((every <= own).all(axis=1) & (every < own).any(axis=1)).any()
+    assert len(np.unique(front, axis=0)) == len(front)
+
+
+@pytest.mark.parametrize("pools", ["together", "apart"])
+def test_closed_forms_say_what_the_event_loop_says(pools: str, serving: Asking, bench: Workbench) -> None:
+    found = bench.search_serving(serving({"pools": pools, "tp": 1, "batch": 8}, confirm=1, top=1)).best[0]
+    played = found["confirmed"]
+    assert played["tpot_ms"] == pytest.approx(found["tpot_ms"], rel=0.15)
+    assert played["keeps_up"]
+
+
+def test_the_best_ratio_is_the_best_of_all(serving: Asking, bench: Workbench) -> None:
+    fixed = {"pools": "apart", "tp": 1, "batch": 8}
+    best = bench.search_serving(serving(fixed)).best[0]
+    every = tuple(f"{x}:{y}" for x in range(1, 8) for y in range(1, 9 - x))
+    rows = bench.search_serving(serving({**fixed, "ratio": every})).rows
+    assert len(rows) == len(every)
+    assert best["tokens_per_s"] == pytest.approx(max(row["tokens_per_s"] for row in rows))
+
+
+def test_experts_are_shared_out_over_attention_ranks(serving: Asking, bench: Workbench) -> None:
+    found = bench.search_serving(serving({"tp": (), "batch": 8, "pools": "together"}, kind="deepseek_v3"))
+    layouts = {(row["tp"], row["dp"], row["ep"]) for row in found.rows}
+    assert {(1, 8, 8), (1, 1, 1), (4, 1, 1)} <= layouts
+    assert all(ep == tp * dp for tp, dp, ep in layouts if dp > 1)
+
+
+def test_what_users_expect_bounds_the_best(serving: Asking, bench: Workbench, whole: SearchReport) -> None:
+    limit = float(np.median([row["tpot_ms"] for row in whole.rows]))
+    found = bench.search_serving(serving({}, slo=ServingTargets(tpot_ms=limit), objectives=("goodput",)))
+    assert all(row["tpot_ms"] <= limit for row in found.best)
+    assert any(each["status"] == "not what is asked for" for each in found.sensitivity)
+    nothing = bench.search_serving(serving({}, slo=ServingTargets(ttft_ms=0.001)))
+    assert not nothing.best
+    assert "no point meets slo.ttft_ms=0.001" in nothing.notes[0]
+
+
+def test_what_has_no_kv_memory_is_left_out(serving: Asking, bench: Workbench) -> None:
+    request = serving({"tp": 1, "batch": (8, 100_000_000), "pools": "together"})
+    found = bench.search_serving(request)
+    assert found.pruned_by["memory"].count == 1
+    assert found.evaluated + found.pruned == found.points
+    ruled = bench.search_serving(serving({"rules": ("tp * batch <= 16",)}))
+    assert ruled.pruned_by["rule: tp * batch <= 16"].count > 0
+    assert all(row["tp"] * row["batch"] <= 16 for row in ruled.rows)
+
+
+@pytest.mark.parametrize(
+    ("axes", "own", "says"),
+    [
+        ({"tp": 3}, {}, "none is left after: tp divides"),
+        ({"tp": 8, "pp": 4}, {}, "none is left after"),
+        ({"rules": ("tp > 2", "tp < 2")}, {}, "no point can meet both"),
+        ({"rules": ("tp > 4",)}, {}, "no point meets"),
+        ({"ratio": "1-3"}, {}, "must be replicas that prefill and that decode"),
+        ({"pools": "mixed"}, {}, "pools"),
+        ({}, {"objectives": ("goodput",)}, "needs what users expect"),
+        ({}, {"objectives": ("speed",)}, "objectives"),
+        ({}, {"output_len": 1}, "output_len"),
+        ({}, {"link_gbps": 0}, "link_gbps=0"),
+        ({}, {"constraints": ("__import__('os')",)}, "constraints"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(
+    axes: dict[str, Any], own: dict[str, Any], says: str, serving: Asking, bench: Workbench
+) -> None:
+    with pytest.raises(ValueError, match=says) as error:
+        bench.search_serving(serving(axes, **own))
+    assert "\n" not in str(error.value)
+
+
+def test_requests_go_through_json(serving: Asking) -> None:
+    request = serving({"pools": "apart", "ratio": ("1:3",)}, slo=ServingTargets(ttft_ms=100))
+    again = ServedSearchRequest.from_json(request.to_json())
+    assert again.key() == request.key()
+    assert again.space == request.space
+
+
+@pytest.mark.slow
+def test_two_processes_find_the_same(serving: Asking, bench: Workbench) -> None:
+    request = serving({"tp": (), "batch": 8}, kind="deepseek_v3")
+    alone, two = bench.search_serving(request), bench.search_serving(request, 2)
+    assert two.rows == alone.rows
+    assert two.best == alone.best
+
+
+def test_no_more_than_a_node_as_a_replica(serving: Asking, bench: Workbench) -> None:
+    request = serving({"tp": 1, "batch": 8})
+    pair = replace(request, step=replace(request.step, cluster=replace(load_cluster("dgx_h100"), nodes=2)))
+    best = bench.search_serving(pair).best[0]
+    assert 8 < best["devices"] <= 16
