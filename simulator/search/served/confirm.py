@@ -19,7 +19,8 @@ MOST_REQUESTS = 3000
 def confirmed(
     request: ServedSearchRequest, row: Mapping[str, Any], replicas: Mapping[tuple[ReplicaLayout, str], LayoutReplica]
 ) -> dict[str, Any]:
-    """What users of the way to serve have: times in ms (mean), whether queues stay short, the share of requests that had all of ``slo``.
+    """What users of the way to serve have: times in ms (mean), whether queues stay short, requests a second that have
+    all of ``slo``, and their share.
 
     Replicas that do both are alike, so that one is played; pools apart are played whole.
     """

@@ -1,0 +1,95 @@
+"""A search on a Ray of two nodes, one of which goes, and on a Slurm: the answer of one process, in its order."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opcast.datasets.clusters import load_cluster
+from opcast.simulator.question.requests import SimulateRequest
+from opcast.simulator.question.sources import Sources
+from opcast.simulator.question.work import Work
+from opcast.simulator.search.request import SearchRequest
+from opcast.simulator.search.result import SearchReport
+from opcast.simulator.search.space import Space
+from opcast.simulator.search.spread import Crew, each_of
+from opcast.simulator.workbench import Workbench
+
+pytestmark = pytest.mark.slow
+TINY = {
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "vocab_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def request_of_tiny(tmp_path_factory: pytest.TempPathFactory) -> SearchRequest:
+    """Two dozen layouts of a tiny model."""
+    base = SimulateRequest(
+        model=TINY,
+        work=Work(seq_len=128, global_batch=32),
+        cluster=load_cluster("dgx_h100"),
+        sources=Sources.at(str(tmp_path_factory.mktemp("search")), order=("network", "analytical")),
+    )
+    axes = {"tp": (1, 2), "pp": (1, 2), "vpp": (1,), "zero_stage": (0, 1), "micro_batch": (1, 2)}
+    return SearchRequest(base=base, space=Space(**axes, recompute=("none", "full")), prune=())
+
+
+@pytest.fixture(scope="module")
+def alone(request_of_tiny: SearchRequest) -> SearchReport:
+    """The answer of one process."""
+    return Workbench(request_of_tiny.base.sources).search(request_of_tiny)
+
+
+def same(found: SearchReport, alone: SearchReport) -> bool:
+    """Whether two answers are one, rows in their order."""
+    return found.rows == alone.rows and found.best == alone.best and found.pareto == alone.pareto
+
+
+def test_slurm_finds_what_one_process_finds(
+    slurm: Any, request_of_tiny: SearchRequest, alone: SearchReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("submitit", reason="no submitit: pip install 'opcast[cluster]'")
+    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+    crew = Crew(2, "slurm", str(tmp_path), {"mem": "400M"})
+    assert same(Workbench(request_of_tiny.base.sources).search(request_of_tiny, crew), alone)
+    assert len(list(tmp_path.glob("*_result.pkl"))) == 2
+
+
+def test_ray_finds_what_one_process_finds(
+    ray_cluster: Any, request_of_tiny: SearchRequest, alone: SearchReport
+) -> None:
+    assert same(Workbench(request_of_tiny.base.sources).search(request_of_tiny, Crew(2, "ray")), alone)
+
+
+def test_what_a_node_of_ray_took_with_it_is_run_again(ray_cluster: Any, tmp_path: Path) -> None:
+    parts = [(number, str(tmp_path)) for number in range(10)]
+
+    def late_square(number: int, folder: str) -> int:
+        (Path(folder) / f"{number}-{time.time_ns()}").touch()  # a mark that it began
+        time.sleep(0.5)
+        return number * number
+
+    def leave() -> None:
+        while len(list(tmp_path.iterdir())) < 3:
+            time.sleep(0.05)
+        ray_cluster.remove_node(next(iter(ray_cluster.worker_nodes)), allow_graceful=False)
+
+    gone = threading.Thread(target=leave)
+    gone.start()
+    found = list(Crew(2, "ray").apply(late_square, parts))
+    gone.join()
+    ray_cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+    assert found == [number * number for number in range(10)]
+
+
+def test_parts_go_round_among_jobs() -> None:
+    assert each_of(divmod, [(7, 2), (9, 4)]) == [(3, 1), (2, 1)]
