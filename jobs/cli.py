@@ -48,7 +48,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "list": ("listing", "the devices, models, ops or predictors opcast knows"),
 }
 # a verb and the word after it -> the module and configuration of their own that they have
-PAIRS = {("search", "serving"): "search_serving"}
+PAIRS: dict[tuple[str, ...], str] = {("search", "serving"): "search_serving"}
 # Hydra's flags -> the words that may follow it ("*": any); a flag with words that is no INFO needs one
 HYDRA_FLAGS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("--help", "-h", "--hydra-help", "--multirun", "-m", "--resolve"), ()),

@@ -4,8 +4,8 @@ Replicas that do both: as many requests as fit stay under way (:mod:`...serving.
 rank serves ``batch / (TTFT + TPOT x (output - 1))`` requests a second. Ranks of attention data parallelism wait for
 each other: an iteration has a prompt where any of them has one.
 
-Pools apart: a prompt waits for its replica as in an M/D/1 queue (a pool is at most :data:`BUSIEST` of the time busy),
-moves its cache, and joins a batch that only decodes.
+Pools apart: a prompt waits for its replica as in an M/D/1 queue (both pools
+are at most :data:`BUSIEST` of the time busy), moves its cache, and joins a batch that only decodes.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def apart(
         return []
     prefills = first * prefill.layout.dp * prefill.layout.pp * own.requests / own.us
     decodes = second * decode.layout.dp * decode.layout.pp * batch / (tpot_us * (request.output_len - 1))
-    rate = np.minimum(BUSIEST * prefills, decodes)
+    rate = BUSIEST * np.minimum(prefills, decodes)
     busy = rate / prefills
     queue_us = busy / (2 * (1 - busy)) * own.us
     ttft_us = queue_us + own.us + moved_us + prefill.host.ttft_us

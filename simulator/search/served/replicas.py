@@ -82,6 +82,8 @@ def replica_of(
     simulate, usual = simulating(step, bench)
     device = bench.device(step.device, step.cluster)
     kv = kv_budget(simulate, device.memory_gib, own.kv, plan_of(step, device).parallel, max(chunks))
+    held = request.input_len + request.output_len / 2
+    batches = [batch for batch in batches if batch * held <= kv.tokens] or [min(batches)]
     sequences = max(max(batches), max((own.graphs.sizes(layout.tp, max(batches))), default=1), 2)
     most = max(max(chunks) - sequences, 1)  # tables of prompts reach as far as sequences more
     extent = Extent(sequences, most, max(request.input_len + request.output_len, 1024))
