@@ -20,6 +20,8 @@ __all__ = [
     "PredictRequest",
     "SearchReport",
     "SearchRequest",
+    "ServedSearchRequest",
+    "ServedSpace",
     "ServingRequest",
     "SimulateRequest",
     "Sources",
@@ -38,6 +40,7 @@ __all__ = [
     "make_op",
     "predict",
     "search",
+    "search_serving",
     "serving",
     "simulate",
     "simulate_file",
@@ -48,7 +51,7 @@ if TYPE_CHECKING:
     from .datasets.clusters import Cluster, load_cluster
     from .datasets.devices import Device, load_device
     from .datasets.ops import Op, make_op
-    from .jobs.api import predict, search, serving, simulate, simulate_file, validate
+    from .jobs.api import predict, search, search_serving, serving, simulate, simulate_file, validate
     from .simulator.network.faults import Fault
     from .simulator.network.transfers import Transfer
     from .simulator.question.network import NetworkChoice
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
     from .simulator.question.work import Work
     from .simulator.search.request import SearchRequest
     from .simulator.search.result import SearchReport
+    from .simulator.search.served.request import ServedSearchRequest, ServedSpace
     from .simulator.search.space import Space
     from .simulator.workbench import Workbench
 
@@ -68,7 +72,7 @@ _HOMES = {
     ".datasets.clusters": ("Cluster", "load_cluster"),
     ".datasets.devices": ("Device", "load_device"),
     ".datasets.ops": ("Op", "make_op"),
-    ".jobs.api": ("predict", "search", "serving", "simulate", "simulate_file", "validate"),
+    ".jobs.api": ("predict", "search", "search_serving", "serving", "simulate", "simulate_file", "validate"),
     ".simulator.network.faults": ("Fault",),
     ".simulator.network.transfers": ("Transfer",),
     ".simulator.question.network": ("NetworkChoice",),
@@ -81,6 +85,7 @@ _HOMES = {
     ".simulator.question.serving": ("ServingRequest",),
     ".simulator.search.request": ("SearchRequest",),
     ".simulator.search.result": ("SearchReport",),
+    ".simulator.search.served.request": ("ServedSearchRequest", "ServedSpace"),
     ".simulator.search.space": ("Space",),
     ".simulator.workbench": ("Workbench",),
 }

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ..simulator.report.workload_file import FileReport
     from ..simulator.search.request import SearchRequest
     from ..simulator.search.result import SearchReport
+    from ..simulator.search.served.request import ServedSearchRequest, ServedSpace
     from ..simulator.search.space import Space
     from ..simulator.serving.report import ServingReport
     from ..simulator.trace import Model
@@ -194,6 +195,62 @@ def search(
             seed=seed,
         )
     return _bench(model.base.sources).search(model, workers, points)
+
+
+def search_serving(
+    model: Model | ServedSearchRequest,
+    space: ServedSpace | Mapping[str, Any] | None = None,
+    *,
+    cluster: str | Cluster | None = None,
+    input_len: int = 1024,
+    output_len: int = 256,
+    slo: Mapping[str, Any] | None = None,
+    workers: int = 1,
+    objectives: Sequence[str] = ("tokens_per_s_per_gpu", "tokens_per_s_per_user"),
+    constraints: Sequence[str] = (),
+    top: int = 10,
+    noise_floor: float = 0.03,
+    confirm: int = 0,
+    link_gbps: float = 50.0,
+    link_us: float = 20.0,
+    home: str | Path = HOME,
+    **settings: Any,
+) -> SearchReport:
+    """The best ways to serve a model on a cluster, and the front of speed for users against use of GPUs.
+
+    ``space`` is a :class:`ServedSpace` or its axes as a mapping (``{"tp": [4, 8]}``); an axis without values takes
+    natural ones. ``slo`` is what users expect (``ttft_ms``, ``tpot_ms``, ``e2e_ms``). ``settings`` are those of
+    :func:`simulate` that are not searched: ``nodes``, ``stack``, ``precision``, ... Of the best so many as ``confirm``
+    says are played through the event loop of :func:`serving`. A :class:`ServedSearchRequest` has all but ``workers``.
+
+    Raises RequestError for an empty space or rules that contradict each other, and the errors of :func:`simulate`.
+    """
+    from ..datasets.loading import load
+    from ..simulator.question.serving import ServingTargets
+    from ..simulator.search.served.request import ServedSearchRequest, ServedSpace
+
+    if not isinstance(model, ServedSearchRequest):
+        given = {} if space is None else space
+        axes = (
+            given if isinstance(given, ServedSpace) else load(ServedSpace, _lists(given), RequestError, "space", "axis")
+        )
+        model = ServedSearchRequest(
+            step=simulate_request(
+                model, "decode", THIS_MACHINE, _sources(home, ORDER, None), {**settings, "cluster": cluster}
+            ),
+            space=axes,
+            slo=load(ServingTargets, dict(slo or {}), RequestError, "slo"),
+            input_len=input_len,
+            output_len=output_len,
+            link_gbps=link_gbps,
+            link_us=link_us,
+            objectives=tuple(objectives),
+            constraints=tuple(constraints),
+            top=top,
+            noise_floor=noise_floor,
+            confirm=confirm,
+        )
+    return _bench(model.step.sources).search_serving(model, workers)
 
 
 def serving(

@@ -74,7 +74,7 @@ def on_ray(crew: Crew, function: Function, parts: Sequence[tuple[Any, ...]]) -> 
         except (TypeError, RuntimeError, ConnectionError, ValueError) as error:
             raise RequestError(f"crew.options={dict(crew.options)}: {' '.join(str(error).split())[:200]}") from None
     task = ray.remote(num_cpus=1, max_retries=-1)(function)
-    waiting = [task.remote(*part) for part in parts[: crew.count]]
+    waiting: list[Any] = [task.remote(*part) for part in parts[: crew.count]]
     for at in range(len(parts)):
         yield ray.get(waiting[at])
         waiting[at] = None  # what was read needs no memory of the cluster
@@ -98,10 +98,10 @@ def in_slurm(crew: Crew, function: Function, parts: Sequence[tuple[Any, ...]]) -
         raise RequestError(f"crew.engine=slurm cannot be used: {' '.join(str(error).split())[:300]}") from None
     shares = [[parts[at] for at in range(first, len(parts), jobs)] for first in range(jobs)]
     array = executor.map_array(each_of, [function] * jobs, shares)
-    answers = [None] * jobs
+    answers: dict[int, Iterator[Any]] = {}
     for at in range(len(parts)):
         mine = at % jobs
-        if answers[mine] is None:
+        if mine not in answers:
             answers[mine] = iter(array[mine].result())
         yield next(answers[mine])
 

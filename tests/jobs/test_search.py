@@ -47,3 +47,41 @@ def test_an_answer_is_one_object_with_a_page_and_a_launch_file(
     assert "--micro-batch-size 1" in (tmp_path / "a.txt").read_text()
     assert (tmp_path / "a.html").stat().st_size > 100_000
     assert list((tmp_path / "found").glob("part-*.parquet"))
+
+
+SERVED = "serving model=llama3_8b cluster=dgx_h100"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("serving model=llama3_8b", "a search needs a cluster"),
+        (f"{SERVED} space.tp=3", "the space is empty: "),
+        (f"{SERVED} space.tq=[1]", "did you mean space.tp"),
+        (f"{SERVED} space.ratio=['a']", "must be replicas that prefill and that decode"),
+        (f"{SERVED} objectives=[goodput]", "objectives=[goodput] needs what users expect"),
+        (f"{SERVED} constraints=['ttft_ms<1'] space.rules=['tp>batch+']", "is no expression"),
+        (f"{SERVED} crew.engine=mpi", "crew.engine"),
+        (f"{SERVED} points=/no/such/place.parquet", "there is no folder"),
+        (f"{STEP} crew.engine=dask", "crew.engine"),
+    ],
+)
+def test_what_cannot_be_asked_of_serving(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", *words.split()]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_ways_to_serve_are_one_object_with_a_page_and_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = "space.tp=[1,2] space.batch=[8,32] space.max_tokens=2048 input_len=256 output_len=64"
+    out = f"points={tmp_path}/p.parquet report={tmp_path}/a.html format=json"
+    out += f" launch={tmp_path}/a.yaml framework=kubernetes"
+    assert main(["search", *SERVED.split(), *own.split(), *out.split()]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["evaluated"] + found["pruned"] == found["points"]
+    assert found["best"][0]["rank"] == 1
+    assert "kind: Deployment" in (tmp_path / "a.yaml").read_text()
+    assert (tmp_path / "a.html").stat().st_size > 100_000
+    assert (tmp_path / "p.parquet").is_file()
