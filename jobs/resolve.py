@@ -195,7 +195,7 @@ def served_search_request(config: Mapping[str, Any]) -> ServedSearchRequest:
     from ..simulator.search.served.request import ServedSearchRequest, ServedSpace
 
     own = ("input_len", "output_len", "link_gbps", "link_us", "top", "noise_floor", "confirm")
-    lists = {name: tuple(listed(config[name])) for name in ("objectives", "constraints")}
+    given: dict[str, Any] = {name: tuple(listed(config[name])) for name in ("objectives", "constraints")}
     values = {name: listed(value) for name, value in config["space"].items()}
     named = values.get("cluster", [])
     joined = config.get("cluster") or (load_cluster(str(named[0])).to_dict() if named else None)
@@ -206,8 +206,7 @@ def served_search_request(config: Mapping[str, Any]) -> ServedSearchRequest:
         step=simulate_request({**config, **plain, "cluster": joined}),
         space=load(ServedSpace, values, RequestError, "space", "axis"),
         slo=load(ServingTargets, dict(config["slo"]), RequestError, "slo"),
-        **{name: config[name] for name in own},
-        **lists,
+        **given | {name: config[name] for name in own},
     )
 
 

@@ -73,8 +73,8 @@ def show(found: SearchReport) -> None:
         table(f"Pareto front of {', '.join(found.objectives)}: {len(found.pareto)} points", heads, front)
     played = [(row["rank"], *confirmed_line(row["confirmed"])) for row in found.best if "confirmed" in row]
     if played:
-        heads = ("", "TTFT", "TPOT", "keeps up", "goodput", "had all of slo")
-        table("the same in the event loop, at 95 % of the rate", heads, played)
+        columns = ("", "TTFT", "TPOT", "keeps up", "goodput", "had all of slo")
+        table("the same in the event loop, at 95 % of the rate", columns, played)
     if found.sensitivity:
         rows = [
             (f"{each['axis']}={each['value']}", each["instead_of"], worse(each["cost"]), each["why"])

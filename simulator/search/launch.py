@@ -240,7 +240,7 @@ def launch_file(request: SimulateRequest, framework: str) -> str:
     return "\n".join([*header(launch), *lines, ""])
 
 
-def filled(table: Mapping[str, Rule], launch: Launch) -> dict[str, Any]:
+def filled(table: Mapping[str, Callable[[Any], Any]], launch: Any) -> dict[str, Any]:
     """The settings of a table that have something to say."""
     found = {name: rule(launch) for name, rule in table.items()}
     return {name: value for name, value in found.items() if value is not None}

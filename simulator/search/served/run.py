@@ -367,7 +367,7 @@ def decode_report(request: ServedSearchRequest, own: LayoutReplica, batch: int, 
     return made
 
 
-def notes(request: ServedSearchRequest, found: Found, good: Sequence[Row]) -> list[str]:
+def notes(request: ServedSearchRequest, found: Found, good: Sequence[Mapping[str, Any]]) -> list[str]:
     """Why there is no answer."""
     if good:
         return []
