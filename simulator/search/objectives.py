@@ -20,7 +20,7 @@ OF_SERVING: dict[str, tuple[str, int]] = {
     "ttft": ("ttft_ms", 1),
     "tpot": ("tpot_ms", 1),
     "e2e": ("e2e_ms", 1),
-    "cost": ("cost_per_million_tokens", 1),
+    "token_cost": ("cost_per_million_tokens", 1),
     "gpus": ("devices", 1),
 }
 KNOWN = OBJECTIVES | OF_SERVING
