@@ -1,7 +1,7 @@
 """``opcast VERB [group=choice] [key=value] …``: finds the verb, composes its configuration with Hydra, runs it.
 
 What follows the verb is Hydra's grammar. A plain call composes in this process, so that an answer comes at
-once and a wrong value is one line; ``--help``, ``--multirun`` and other Hydra flags go through Hydra's own
+once and a wrong value is one line; ``--multirun`` and other Hydra flags go through Hydra's own
 application, which also brings its launchers.
 """
 
@@ -19,8 +19,9 @@ from typing import Any
 
 from ..datasets.loading import nearest
 from ..datasets.version import __version__
+from . import helping
 from .complaints import explain
-from .composing import as_override, compose, composed, plain, register_ops
+from .composing import as_override, by_alias, compose, composed, plain, register_ops
 from .settings import check, readable
 from .show import CONFIG_DIRECTORY, BadInputError, json_lines, one_line, print_json
 
@@ -46,6 +47,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "trace": ("trace", "execution traces (Chakra, PyTorch): check, convert, link, analyse, collect, explain"),
     "api": ("service.serve", "an HTTP service and web page over the same questions, on this machine alone"),
     "list": ("listing", "the devices, models, ops or predictors opcast knows"),
+    "completion": ("completing", "what makes bash, zsh or fish complete verbs, settings and choices"),
 }
 # a verb and the word after it -> the module and configuration of their own that they have
 PAIRS: dict[tuple[str, ...], str] = {("search", "serving"): "search_serving"}
@@ -57,6 +59,7 @@ HYDRA_FLAGS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("--package", "-p"), ("*",)),
 }
 INFO = ("--info", "-i")
+HELP = {"--help", "-h"}
 INTERRUPTED = 130
 OF_STDOUT = (errno.EPIPE, errno.ENOSPC, errno.EIO)
 LONGEST = 500  # characters of an unforeseen exception's own words
@@ -68,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the ``opcast`` command; returns the exit code (0 done, 1 failure, 2 bad input, 130 Ctrl-C)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("--help", "-h", "help"):
-        print(usage())
+        print(helping.usage(VERBS))
         return 0
     if arguments[0] in ("--version", "version") or "--version" in arguments:
         print(f"opcast {__version__}")
@@ -155,6 +158,9 @@ def run(verb: str, arguments: list[str]) -> int:
     words = [text for text in settings if text and "=" not in text and text[0] not in "~+"]
     if len(words) > 1 and hasattr(module, "SUBJECT"):
         raise BadInputError(f"`opcast {verb}` takes one of {', '.join(words)} at a time")
+    if HELP & set(flags) and "--hydra-help" not in flags:
+        print(helping.help_of(verb, [by_alias(text) for text in settings]))
+        return 0
     overrides = [as_override(module, text) for text in last_choices(module, settings)]
     if flags:
         return through_hydra(verb, module, [*flags, *overrides])
@@ -237,22 +243,6 @@ def through_hydra(verb: str, module: ModuleType, arguments: list[str]) -> int:
         os.environ.pop("HYDRA_FULL_ERROR")
         os.environ.update({} if full is None else {"HYDRA_FULL_ERROR": full})
     return max(codes, default=0)
-
-
-def usage() -> str:
-    """The text of ``opcast --help``."""
-    width = max(map(len, VERBS))
-    verbs = "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in VERBS.items())
-    return f"""opcast {__version__}: how long will it take?
-
-usage: opcast VERB [group=choice] [key=value] …
-
-{verbs}
-
-opcast VERB --help shows the groups and settings of a verb; format=json prints one JSON object.
-Try:  opcast quickstart
-      opcast predict op=gemm op.m=4096 op.n=4096 op.k=4096 op.dtype=bf16 device=h100_sxm
-      opcast simulate workload=train model=llama3_8b device=h200_sxm"""
 
 
 if __name__ == "__main__":

@@ -1,0 +1,144 @@
+"""What ``opcast`` and ``opcast VERB --help`` print: the verbs by what people come for, and a verb's own settings.
+
+The settings are the verb's file in ``conf/`` as it is written, comments and all, so that help and configuration
+cannot differ. A group's many choices are counted, not listed: ``opcast list`` and completion have them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..datasets.version import __version__
+from .settings import read
+from .show import CONFIG_DIRECTORY
+
+WANTED = (
+    ("the whole job on this machine, in three minutes", "opcast quickstart"),
+    ("how long does this operator take?", "opcast predict op=gemm op.m=4096 op.n=4096 op.k=4096 device=h100"),
+    ("how long does a step of this model take?", "opcast simulate workload=train model=llama3_8b device=h200"),
+    (
+        "which layout is the best one?",
+        "opcast search model=llama3_70b cluster=dgx_h100 cluster.nodes=8 workload.global_batch=256",
+    ),
+    ("how fast is it under my traffic?", "opcast serving model=llama3_8b device=h100 traffic.rate=4"),
+)
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "Ask": ("predict", "simulate", "serving", "search", "list"),
+    "Measure and learn": ("quickstart", "profile", "import", "data", "train"),
+    "Check and explain": ("validate", "calibrate", "trace"),
+    "Share": ("api", "completion"),
+}
+LISTED = {"device": "devices", "cluster": "clusters", "model": "models", "op": "ops", "stack": "stacks"}
+"""Groups that have a list of their own: ``opcast list devices``."""
+SHOWN = ("workload", "parallel", "space")
+"""Groups whose usual choice is shown unasked: its settings are what people set."""
+MOST = 12  # choices of a group that are all named
+
+
+def usage(verbs: Mapping[str, tuple[str, str]]) -> str:
+    """The text of ``opcast`` alone. ``verbs``: name -> (module, what it does)."""
+    width = max(map(len, verbs))
+    lines = [f"opcast {__version__}: how long will LLM training and inference take?", "", "What people come for:", ""]
+    for question, command in WANTED:
+        lines += [f"  {question}", f"      {command}"]
+    for heading, names in {**SECTIONS, "More": _unnamed(verbs)}.items():
+        lines += ["", f"{heading}:", ""] if names else []
+        lines += [f"  {name:<{width}}  {verbs[name][1]}" for name in names]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "usage: opcast VERB [name=value] …",
+            "opcast VERB --help shows the settings of a verb. format=json prints one JSON object.",
+        ]
+    )
+
+
+def _unnamed(verbs: Iterable[str]) -> tuple[str, ...]:
+    named = {name for names in SECTIONS.values() for name in names}
+    return tuple(verb for verb in verbs if verb not in named)
+
+
+def help_of(verb: str, words: Sequence[str] = ()) -> str:
+    """The text of ``opcast VERB --help``; ``words`` such as ``workload=decode`` also show what those choices set.
+
+    The verb has a file ``conf/VERB.yaml``, whose ``hydra.help.header`` says what it does, with examples.
+    """
+    path = CONFIG_DIRECTORY / f"{verb}.yaml"
+    config = read(path)
+    groups = chosen_groups(config)
+    named = dict(word.split("=", 1) for word in words if "=" in word)
+    parts = [config["hydra"]["help"]["header"].rstrip()]
+    if groups:
+        parts.append("Choices:\n\n" + "\n".join(_choices(group, usual) for group, usual in groups.items()))
+    parts.append(f"Settings, with their defaults:\n\n{indented(body(path))}")
+    for group, usual in groups.items():
+        choice = named.get(group, usual if group in SHOWN else None)
+        if choice in choices(group):
+            shown = indented(settings_of(group, choice))
+            parts.append(f"Settings of {group}={choice}, as {group}.NAME=VALUE:\n\n{shown}")
+    parts.append(f"Settings that every verb has:\n\n{indented(body(CONFIG_DIRECTORY / 'base.yaml'))}")
+    parts.append(
+        f"`opcast {verb} GROUP=CHOICE --help` shows the settings of that choice, too; `--cfg job` the configuration "
+        "that a call makes;\n`a=1,2,3 --multirun` runs each value."
+    )
+    return "\n\n".join(parts)
+
+
+def chosen_groups(config: Mapping[str, Any]) -> dict[str, str | None]:
+    """The groups of a verb and the choice each has when none is named."""
+    entries = [entry for entry in config.get("defaults", ()) if isinstance(entry, dict)]
+    return {
+        str(group): None if choice is None else str(choice)
+        for entry in entries
+        for group, choice in entry.items()
+        if not str(group).startswith("override ")
+    }
+
+
+def choices(group: str) -> list[str]:
+    """The names that ``GROUP=`` takes."""
+    if group == "op":
+        from ..datasets.ops import KINDS
+
+        return sorted(KINDS)
+    return sorted(path.stem for path in (CONFIG_DIRECTORY / group).glob("*.yaml"))
+
+
+def settings_of(group: str, choice: str) -> str:
+    """What ``GROUP=CHOICE`` sets, each with its default: the file as written, or the dims of an op."""
+    if group != "op":
+        return body(CONFIG_DIRECTORY / group / f"{choice}.yaml")
+    from ..datasets.ops import KINDS
+
+    kind = KINDS[choice]
+    lines = [f"# {line}" for line in kind.doc.splitlines() if line.strip()]
+    for dim in kind.dims:
+        default = "???" if dim.default is None else dim.choices[dim.default] if dim.choices else dim.default
+        lines.append(f"{dim.name}: {default}" + (f"  # {dim.help}" if dim.help else ""))
+    return "\n".join([*lines, "dtype: bf16", "out_dtype: null  # as dtype"])
+
+
+def _choices(group: str, usual: str | None) -> str:
+    names = choices(group)
+    default = f"  (default {usual})" if usual else ""
+    if len(names) <= MOST:
+        return f"  {group}={'|'.join(names)}{default}"
+    where = f"`opcast list {LISTED[group]}`" if group in LISTED else f"conf/{group}"
+    return f"  {group}=NAME, one of {len(names)}: {where} lists them{default}"
+
+
+def body(path: Path) -> str:
+    """The settings of a file in ``conf/`` as written: without its first comment, its defaults list and Hydra's part."""
+    text = path.read_text(encoding="utf-8")
+    text = re.sub(r"\A(#.*\n)+", "", text)
+    text = re.sub(r"^(defaults|hydra):\n(?:[ \t]+.*\n|\n)*", "", text, flags=re.MULTILINE)
+    return re.sub(r"^sources:\n(?:[ \t]+.*\n?)*", "", text, flags=re.MULTILINE).strip("\n")
+
+
+def indented(text: str) -> str:
+    """Two spaces before each line that is not empty."""
+    return "\n".join(f"  {line}" if line.strip() else "" for line in text.splitlines())

@@ -1,0 +1,42 @@
+"""Help: the verbs by what people come for, and a verb's settings as its file in conf/ has them."""
+
+import pytest
+from opcast.jobs import helping
+from opcast.jobs.cli import VERBS, main
+from opcast.jobs.composing import compose
+
+
+def test_every_verb_stands_in_one_section():
+    named = [verb for names in helping.SECTIONS.values() for verb in names]
+    assert sorted(named) == sorted(VERBS)
+
+
+def test_the_first_screen_fits_a_terminal(capsys: pytest.CaptureFixture[str]):
+    assert main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 50
+    assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize("command", [command for _, command in helping.WANTED])
+def test_the_commands_it_shows_compose(command: str):
+    verb, *words = command.split()[1:]
+    compose(verb, [word.replace("=h100", "=h100_sxm").replace("=h200", "=h200_sxm") for word in words])
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_has_every_setting(verb: str):
+    text = helping.help_of(verb)
+    from opcast.jobs.settings import names
+
+    groups = helping.chosen_groups(helping.read(helping.CONFIG_DIRECTORY / f"{verb}.yaml"))
+    missing = [name for name in names(verb) if name not in groups and f"  {name}:" not in text]
+    assert not missing
+    assert all(f"  {group}=" in text for group in groups)
+    assert len(text.splitlines()) < 200
+
+
+def test_help_of_a_choice_has_its_settings():
+    assert "batch: 1" in helping.help_of("simulate", ["workload=decode"])
+    assert "head_dim" in helping.help_of("predict", ["op=attention_decode"])
+    assert "Settings of workload=fly" not in helping.help_of("simulate", ["workload=fly"])
