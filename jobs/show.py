@@ -72,6 +72,7 @@ def table(title: str, headers: Sequence[str], rows: Iterable[Sequence[object]]) 
 
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
     made = Table(title=escape(title) or None, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
+    made.show_header = any(headers)
     for position, header in enumerate(headers):
         column = [row[position] for row in cells if row[position]]
         numbers = position > 0 and all(text[0].isdigit() or text[0] in "-+±." for text in column)
