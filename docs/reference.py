@@ -72,7 +72,12 @@ def ops() -> str:
     """Every op kind with its dims."""
     from opcast.datasets.ops import KINDS
 
-    lines = ["# Ops", "", "The kinds of operators, their dims, and what they compute. `opcast list ops` prints them.", ""]
+    lines = [
+        "# Ops",
+        "",
+        "The kinds of operators, their dims, and what they compute. `opcast list ops` prints them.",
+        "",
+    ]
     for name, kind in KINDS.items():
         lines += [f"## {name}", "", plain(kind.doc), "", "| dim | default | values | is |", "| --- | --- | --- | --- |"]
         for dim in kind.dims:
