@@ -59,12 +59,15 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 def verbs() -> str:
     """Every verb with its help."""
     from opcast.jobs import helping
-    from opcast.jobs.cli import VERBS
+    from opcast.jobs.cli import PAIRS, VERBS
 
     lines = ["# Verbs and settings", "", "What `opcast VERB --help` prints.", ""]
     for verb, (_, what) in VERBS.items():
         lines += [f"## opcast {verb}", "", f"{what[0].upper()}{what[1:]}.", ""]
         lines += ["```text", helping.help_of(verb), "```", ""]
+        for words, pair in PAIRS.items():
+            if words[0] == verb:
+                lines += [f"### opcast {' '.join(words)}", "", "```text", helping.help_of(pair), "```", ""]
     return "\n".join(lines)
 
 

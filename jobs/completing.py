@@ -64,7 +64,7 @@ def run(config: dict[str, Any]) -> int:
 
 def following(line: str) -> list[str]:
     """What the last word of a line such as ``opcast simulate model=lla`` may become; [] where nothing fits."""
-    from .cli import HYDRA_FLAGS, VERBS
+    from .cli import HYDRA_FLAGS, PAIRS, VERBS
 
     before, _, word = line.lstrip().rpartition(" ")
     words = before.split()[1:]
@@ -73,6 +73,10 @@ def following(line: str) -> list[str]:
     verb, settings = words[0], words[1:]
     if verb not in VERBS:
         return []
+    pairs = [second for first, second in PAIRS if first == verb and not settings]
+    module = VERBS[verb][0]
+    if (verb, *settings[:1]) in PAIRS:
+        verb = module = PAIRS[verb, settings.pop(0)]
     if word.startswith("-"):
         return [flag for flag in HYDRA_FLAGS if flag.startswith(word)]
     name, equals, start = word.partition("=")
@@ -80,8 +84,8 @@ def following(line: str) -> list[str]:
         values = _values(verb, settings, name)
         if values:
             return [f"{name}={value}" for value in values if value.startswith(start)]
-    subject = getattr(importlib.import_module(f".{VERBS[verb][0]}", __package__), "SUBJECT", None)
-    bare = _values(verb, settings, subject) if subject and not equals else []
+    subject = getattr(importlib.import_module(f".{module}", __package__), "SUBJECT", None)
+    bare = [*pairs, *_values(verb, settings, subject)] if subject and not equals else pairs
     return sorted({*_by_hydra(verb, settings, word), *(value for value in bare if value.startswith(word))})
 
 

@@ -167,7 +167,8 @@ def settings_of(verb: str) -> frozenset[str]:
             found.add(f"{prefix}{name}")
             walk(value, f"{prefix}{name}.")
 
-    for file in ("base", verb):
+    pairs = importlib.import_module("opcast.jobs.cli").PAIRS
+    for file in ("base", verb, *(pair for words, pair in pairs.items() if words[0] == verb)):
         values = yaml.safe_load((CONF / f"{file}.yaml").read_text())
         entries = [entry for entry in values.pop("defaults", ()) if isinstance(entry, dict)]
         walk({name: value for name, value in values.items() if name != "hydra"}, "")

@@ -25,6 +25,8 @@ from opcast.jobs.completing import SCRIPTS, following
         ("opcast predict format=", ["format=text", "format=json"], []),
         ("opcast list ", ["devices", "models", "what="], ["model="]),
         ("opcast predict --mul", ["--multirun"], ["--help"]),
+        ("opcast search ser", ["serving"], []),
+        ("opcast search serving slo", ["slo."], ["zero_stage="]),
         ("opcast simulate ", ["model=", "workload.", "report="], ["hydra.", "campaign="]),
     ],
 )
