@@ -112,18 +112,22 @@ class Store:
         columns: Iterable[str] | None = None,
         run_id: str | None = None,
         on_corrupt: str = "raise",
+        all_nodes: bool = False,
     ) -> pa.Table:
         """Rows of a kind, optionally of one device, one run, and with some columns only.
 
         ``status=None`` takes failures too. ``newest`` keeps the newest row per (op, device, backend, cache,
-        environment). A damaged file raises StoreError, or is passed over with ``on_corrupt="skip"``.
+        environment). A damaged file raises StoreError, or is passed over with ``on_corrupt="skip"``. Good rows of nodes
+        that were set aside (:meth:`set_aside`) are left out, unless ``all_nodes`` or every status is asked for.
         """
         import pyarrow as pa
 
         schema = schema_for(kind_name)
         wanted = schema.names if columns is None else list(columns)
         filters = ["status"] * (status is not None) + ["run_id"] * (run_id is not None)
-        needed = list(dict.fromkeys([*wanted, *filters, *(identity(kind_name) if newest else ())]))
+        aside = [] if all_nodes or status is None else self.aside()
+        places = ["node", "gpu", "device_id"] if aside else []
+        needed = list(dict.fromkeys([*wanted, *filters, *places, *(identity(kind_name) if newest else ())]))
         parts = []
         for path in self.files(kind_name, device):
             if run_id is not None and not path.name.startswith(f"{run_id}-"):
@@ -138,6 +142,8 @@ class Store:
             table = matching(table, "run_id", run_id)
         if status is not None:
             table = matching(table, "status", status)
+        if aside:
+            table = table.take(number_array(_not_of(table, aside)))
         if newest:
             table = newest_rows(kind_name, table)
         return table.select(wanted)
@@ -245,6 +251,33 @@ class Store:
             note = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "text": text}
             _write_json(self.path / MANIFEST, {**manifest, "notes": [*manifest.get("notes", []), note]})
 
+    def aside(self) -> list[dict[str, str]]:
+        """Nodes whose rows are not handed out: ``node``, ``gpu``, ``device``, ``why`` and ``at`` of each."""
+        return list(self._manifest().get("aside", []))
+
+    def set_aside(self, node: str, gpu: str | None, device_id: str, why: str) -> bool:
+        """Hand out no more rows of a node's GPU, whose measurements are unlike the others'; False where it was so."""
+        self._prepare()
+        with locked(self.path / f".{MANIFEST}.lock"):
+            manifest = self._manifest()
+            known = manifest.get("aside", [])
+            place = {"node": node, "gpu": gpu or "", "device": device_id}
+            if any(place.items() <= each.items() for each in known):
+                return False
+            entry = {**place, "why": why, "at": datetime.now(UTC).isoformat(timespec="seconds")}
+            _write_json(self.path / MANIFEST, {**manifest, "aside": [*known, entry]})
+        return True
+
+    def take_back(self, node: str) -> bool:
+        """Hand out a node's rows again; False where they were never set aside."""
+        with locked(self.path / f".{MANIFEST}.lock"):
+            manifest = self._manifest()
+            kept = [each for each in manifest.get("aside", []) if each["node"] != node]
+            if len(kept) == len(manifest.get("aside", [])):
+                return False
+            _write_json(self.path / MANIFEST, {**manifest, "aside": kept})
+        return True
+
     def _prepare(self) -> None:
         if (self.path / MANIFEST).exists():
             return
@@ -268,6 +301,14 @@ class Store:
         if values["format"] > FORMAT:
             raise StoreError(f"{path} has format {values['format']}, this opcast reads {FORMAT}: update opcast")
         return values
+
+
+def _not_of(table: pa.Table, aside: Iterable[Mapping[str, str]]) -> np.ndarray:
+    """Positions of the rows of no place that was set aside."""
+    places = zip(*(values(table[name]) for name in ("node", "gpu", "device_id")), strict=True)
+    gone = {(each["node"], each["gpu"], each["device"]) for each in aside}
+    kept = np.array([(node or "", gpu or "", device) not in gone for node, gpu, device in places], dtype=bool)
+    return np.flatnonzero(kept)
 
 
 def _of_an_ill_device(table: pa.Table) -> np.ndarray:

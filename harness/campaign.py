@@ -5,6 +5,8 @@ kind's in one atomic file. A campaign's *run id* is a hash of the plan, the devi
 command finds what it has already measured, and measures only the rest; another environment starts anew.
 
 A canary is measured again in every round; each round has a run id of its own, made from the campaign's.
+A part of a campaign (:mod:`.parts`) is one node's share of it, under the same run id. What a run says of itself while
+it goes on is a file of its own (:mod:`.sessions`).
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from ..datasets.device_names import figures_of_file
 from ..datasets.ops import KINDS
 from .environment import ALLOCATOR
 from .ledger import CampaignError, CampaignLedger, claim
+from .parts import Part, campaign_id, cut
 from .plan import FIRST_OF_KIND, CampaignPlan, Case, localize
+from .sessions import Heart, TakenOverError
 from .supervisor import InterruptError, Supervisor
 
 if TYPE_CHECKING:
@@ -37,6 +41,7 @@ __all__ = ["CampaignError", "Measurer", "Progress", "Summary", "canary_run_id", 
 ENVIRONMENT_KEYS = ("device_id", "opcast_version", "torch", "cuda", "driver", "nccl", "link", "ranks_per_node")
 WHERE_KNOWN = ("power_limit_w", "ecc", "clock_limit_mhz", "cudnn", "cublas", "triton")  # of the environment, too
 MOST_DEATHS_IN_A_ROW = 20
+WHOLE = Part()
 
 
 @dataclass(frozen=True)
@@ -104,8 +109,9 @@ def run(
     store: Store,
     progress: Callable[[Progress], None] | None = None,
     measurer: Measurer | None = None,
+    part: Part = WHOLE,
 ) -> Summary:
-    """Measure what the store lacks of a plan. Call it from a thread that lives at least as long.
+    """Measure what the store lacks of a plan, or of a part of it. Call it from a thread that lives at least as long.
 
     SIGINT and SIGTERM end it early, with everything measured so far in the store; before the first case they raise
     KeyboardInterrupt. Raises CampaignError when the campaign cannot run here or another process is running it, and
@@ -116,15 +122,20 @@ def run(
     with contextlib.closing(measurer), _signals_interrupt(measurer):
         try:
             environment = measurer.start()
+            campaign = campaign_id(plan)
             plan = localized(plan, environment)
             identifier = run_id(plan, environment)
             path = Path("runs") / f"{identifier}.json"
             record = {"environment": environment, "allocator": dict(ALLOCATOR), "plan": json.loads(plan.to_json())}
-            with claim(Path(store.path) / path, record):
+            place = str(part).replace("/", "of") if part.count > 1 else ""
+            with claim(Path(store.path) / path, record, place):
                 _ensure_figures(store, measurer, environment)
-                ledger = CampaignLedger(store, environment, path.as_posix())
-                ledger.sweep(identifier)
-                return _Run(identifier, plan, measurer, ledger, progress, started).go()
+                case_s = plan.settings.case_timeout_s
+                with _beating(store, campaign, identifier, part, environment, case_s) as heart:
+                    offset = heart.session.clock_offset_s
+                    ledger = CampaignLedger(store, environment, path.as_posix(), clock_offset_s=offset)
+                    ledger.sweep(identifier, shared=part.count > 1)
+                    return _Run(identifier, cut(plan, part), measurer, ledger, progress, started, heart, place).go()
         except InterruptError:
             raise KeyboardInterrupt from None  # before the first case: there is nothing to sum up
 
@@ -136,9 +147,23 @@ def run_id(plan: CampaignPlan, environment: Mapping[str, Any]) -> str:
     return f"{plan.name}-{hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:12]}"
 
 
-def canary_run_id(identifier: str, number: int) -> str:
-    """The run id of a round of a campaign's canaries, numbered from 1."""
-    return f"canary{number:03d}_{identifier}"
+def canary_run_id(identifier: str, number: int, part: str = "") -> str:
+    """The run id of a round of a campaign's (a part's) canaries, numbered from 1."""
+    return f"canary{number:03d}_{part and part + '_'}{identifier}"
+
+
+@contextlib.contextmanager
+def _beating(
+    store: Store, campaign: str, identifier: str, part: Part, environment: Mapping[str, Any], case_s: float
+) -> Iterator[Heart]:
+    """This run's word in the store, once nobody else is at the same part; an error that ends the run is in it."""
+    heart = Heart.start(Path(store.path), campaign, identifier, part, environment, case_s)
+    try:
+        heart.wait_for_others()
+        yield heart
+    except BaseException as error:
+        heart.end("failed", f"{type(error).__name__}: {error}")
+        raise
 
 
 def _ranks(plan: CampaignPlan) -> int:
@@ -195,6 +220,8 @@ class _Run:
     ledger: CampaignLedger
     report: Callable[[Progress], None] | None
     started: float
+    heart: Heart
+    part: str = ""
     todo: list[tuple[str, tuple[Case, ...]]] = field(default_factory=list)  # run id and cases of each batch
     total: int = 0
     left: int = 0  # cases to do that are not measured yet
@@ -209,7 +236,7 @@ class _Run:
         self.of_kind.update(case.op.kind for case in self.plan.cases if case not in lacking)
         for batch in self.plan.batches():
             if batch.round:
-                identifier = canary_run_id(self.id, batch.round)
+                identifier = canary_run_id(self.id, batch.round, self.part)
                 cases = self.ledger.lacking(identifier, batch.cases)
             else:
                 identifier, cases = self.id, tuple(case for case in batch.cases if case in lacking)
@@ -224,10 +251,14 @@ class _Run:
             outcome = self._batches()
         except InterruptError:
             outcome = "interrupted"
+        except TakenOverError:
+            self.ledger.waiting.clear()  # the other process measures these cases
+            raise
         finally:
             self.ledger.held = 0
             self.ledger.write()
         self._report("")
+        self.heart.end(outcome, total=self.total, done=self._done(), statuses=dict(self.statuses))
         return self._summary(outcome)
 
     def _batches(self) -> str:
@@ -285,13 +316,14 @@ class _Run:
         return self.total - self.left - len(self.ledger.waiting)
 
     def _report(self, case: str) -> None:
-        if self.report is None:
-            return
         measured = sum(self.statuses.values())
         eta = self.measuring_s / measured * self.left if measured else None
         elapsed = time.monotonic() - self.started
         waiting = len(self.ledger.waiting)
-        self.report(Progress(self.id, self.total, self._done(), waiting, dict(self.statuses), case, elapsed, eta))
+        made = Progress(self.id, self.total, self._done(), waiting, dict(self.statuses), case, elapsed, eta)
+        self.heart.beat(made)
+        if self.report is not None:
+            self.report(made)
 
     def _summary(self, outcome: str) -> Summary:
         drift = {}

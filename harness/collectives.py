@@ -37,7 +37,7 @@ from .collective_calls import CALLS, IN_PLACE, CallSetting, ReadyCollective
 from .collective_timer import make_block
 from .command import execute, refuse
 from .deep_ep_calls import DEEP_EP
-from .environment import clocks, has_nvlink, node_name, torchrun_rank, use_loopback
+from .environment import clocks, has_nvlink, machine_name, torchrun_rank, use_loopback
 from .ledger import CampaignError
 from .measuring import IllDeviceError, NoMemoryError, abilities, die_with, measured_figures, outcome
 from .plan import CampaignPlan, Case, Settings
@@ -51,7 +51,6 @@ WARMUP_CALLS = 5  # nccl-tests' default
 GRACE_S = 3.0
 IDLE = timedelta(days=7)
 INFINIBAND = Path("/sys/class/infiniband")
-BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 # --- links ---------------------------------------------------------------------------------------------
@@ -73,11 +72,6 @@ def detect_link(device: str, nodes: int) -> str:
             "NVML does not say what joins the GPUs: pip install nvidia-ml-py, or settings.link=nvlink|pcie"
         )
     return "nvlink" if joined else "pcie"
-
-
-def machine_name() -> str:
-    """What two ranks have in common when they run on one machine, in containers of their own or not."""
-    return BOOT.read_text().strip() if BOOT.is_file() else node_name()
 
 
 def device_of(local_rank: int, local_ranks: int, visible: int) -> int:

@@ -5,19 +5,24 @@ from __future__ import annotations
 import shutil
 import sys
 
-from .campaign import Measurer, Progress, Summary, run
+from .campaign import WHOLE, Measurer, Progress, Summary, run
+from .parts import Part, announce
 from .plan import CampaignPlan
 
 BAR = 28
 
 
-def execute(plan: CampaignPlan, store_path: str, quiet: bool, measurer: Measurer | None = None) -> int:
-    """Run a plan and report on stderr; the exit code."""
+def execute(
+    plan: CampaignPlan, store_path: str, quiet: bool, measurer: Measurer | None = None, part: Part = WHOLE
+) -> int:
+    """Run a plan, or a part of it, and report on stderr; the exit code."""
     from ..datasets.store import Store
 
     shown = None if quiet or not sys.stderr.isatty() else show
     try:
-        summary = run(plan, Store(store_path), shown, measurer)
+        store = Store(store_path)
+        announce(store.path, plan, part.count)
+        summary = run(plan, store, shown, measurer, part)
     except (OSError, ValueError) as error:
         return refuse(str(error))
     except KeyboardInterrupt:

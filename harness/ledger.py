@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from ..datasets.files import locked
 from ..datasets.schema import Measurement
 from .plan import Case
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from ..datasets.store import Store
 
 FLUSH_S = 30.0  # measured rows wait at most about this long to be written
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)  # of a file system without any
+SWEEP_S = 600.0  # a half written file of this age is nobody's any more
 
 
 class CampaignError(ValueError):
@@ -34,13 +38,20 @@ class CampaignLedger:
     environment: Mapping[str, Any]
     source_ref: str
     waiting: list[Measurement] = field(default_factory=list)
+    clock_offset_s: float = 0.0  # of the store's file system against this node's clock
     held: int = 0  # of the last rows, how many are kept back: nobody knows yet whether they are worth keeping
     written_at: float = field(default_factory=time.monotonic)
 
-    def sweep(self, run_id: str) -> None:
-        """Remove what a killed run of this campaign left half written. Only for the one who claimed it."""
+    def sweep(self, run_id: str, shared: bool = False) -> None:
+        """Remove what a killed run of this campaign left half written. Only for the one who claimed it.
+
+        A ``shared`` run has other parts that are writing: only what is old goes.
+        """
+        before = time.time() + self.clock_offset_s - SWEEP_S
         for path in Path(self.store.path).glob(f"op=*/device=*/.*{run_id}-*.tmp"):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                if not shared or path.stat().st_mtime < before:
+                    path.unlink()
 
     def lacking(self, run_id: str, cases: Sequence[Case]) -> tuple[Case, ...]:
         """Those cases that have no row under this run id, or one of a time when the device was ill."""
@@ -57,7 +68,7 @@ class CampaignLedger:
                 backend=case.backend,
                 cache=case.cache,
                 run_id=run_id,
-                measured_at=datetime.now(UTC),
+                measured_at=datetime.now(UTC) + timedelta(seconds=self.clock_offset_s),
                 source_ref=self.source_ref,
                 **values,
             )
@@ -82,21 +93,28 @@ class CampaignLedger:
 
 
 @contextlib.contextmanager
-def claim(path: Path, record: Mapping[str, Any]) -> Iterator[None]:
+def claim(path: Path, record: Mapping[str, Any], part: str = "") -> Iterator[None]:
     """Hold a campaign's record locked, so that no second process runs it, and bring it up to date.
 
-    The kernel drops the lock with the process. Systems without ``fcntl`` are not protected.
+    Of a campaign in parts, each holds a lock of its own, and the record together with the other parts. The kernel drops
+    locks with the process. Systems without ``fcntl``, and file systems without locks, are not protected by this.
     Raises CampaignError when another process holds it.
     """
-    with _opened(path) as file:
-        _lock(file, path)
+    with contextlib.ExitStack() as held:
+        file = held.enter_context(_opened(path))
+        _lock(file, path, shared=bool(part))
+        if part:
+            own = path.with_name(f"{path.stem}.{part.replace('/', 'of')}.lock")
+            _lock(held.enter_context(_opened(own)), own)
         text = json.dumps(record).encode()
-        file.seek(0)
-        if file.read() != text:
-            file.truncate(0)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        with locked(path.with_name(f".{path.stem}.lock")) if part else contextlib.nullcontext():
+            file.seek(0)
+            known = file.read()
+            if known != text and not (part and known):  # nodes differ in their names alone: the first one's stays
+                file.truncate(0)
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
         yield
 
 
@@ -108,12 +126,15 @@ def _opened(path: Path) -> IO[bytes]:
         raise CampaignError(f"the store cannot be written: {path}: {error.strerror}") from None
 
 
-def _lock(file: IO[bytes], path: Path) -> None:
+def _lock(file: IO[bytes], path: Path, shared: bool = False) -> None:
     try:
         import fcntl
     except ImportError:
         return
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
         raise CampaignError(f"campaign {path.stem} is running in this store already: wait for it or stop it") from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise CampaignError(f"the store cannot be locked: {path}: {error.strerror}") from None

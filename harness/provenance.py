@@ -20,6 +20,7 @@ def gpu_facts(index: int = 0) -> dict[str, Any]:
     version = torch.backends.cudnn.version() if torch.version.cuda else None
     return {
         **limits(index),
+        "health": health(index),
         "gpu": uuid_hash(getattr(torch.cuda.get_device_properties(index), "uuid", None)),
         "cudnn": None if version is None else dotted(version, 10_000 if version >= 90_000 else 1000),
         "cublas": cublas_version(MAPS.read_text() if MAPS.is_file() else ""),
@@ -50,6 +51,30 @@ def limits(index: int) -> dict[str, Any]:
         "ecc": None if ecc is None else bool(ecc[0]),
         "clock_limit_mhz": float(held) if held and highest and held < highest else None,
     }
+
+
+def health(index: int = 0) -> dict[str, float]:
+    """What tells an ill or badly seated GPU from its like: uncorrected memory errors since the last restart, PCIe
+    generation and lanes beside the best that it has, its highest clock. Only what NVML tells."""
+    nvml, handle = environment._nvml(), environment._nvml_handle(index)
+    if handle is None:
+        return {}
+    uncorrected = getattr(nvml, "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", 1), getattr(nvml, "NVML_VOLATILE_ECC", 0)
+    questions: dict[str, tuple[Any, ...]] = {
+        "ecc_errors": ("nvmlDeviceGetTotalEccErrors", *uncorrected),
+        "pcie_gen": ("nvmlDeviceGetCurrPcieLinkGeneration",),
+        "pcie_gen_max": ("nvmlDeviceGetMaxPcieLinkGeneration",),
+        "pcie_width": ("nvmlDeviceGetCurrPcieLinkWidth",),
+        "pcie_width_max": ("nvmlDeviceGetMaxPcieLinkWidth",),
+        "clock_max_mhz": ("nvmlDeviceGetMaxClockInfo", getattr(nvml, "NVML_CLOCK_SM", 1)),
+    }
+    found = {}
+    for name, (question, *arguments) in questions.items():
+        if hasattr(nvml, question):
+            value = environment._ask(getattr(nvml, question), handle, *arguments)
+            if value is not None:
+                found[name] = value
+    return found
 
 
 def uuid_hash(identity: object) -> str | None:

@@ -1,4 +1,5 @@
-"""``opcast data``, ``check`` and ``repeat``: what a store holds, what is wrong with it, how well two of them agree."""
+"""``opcast data``: what a store holds (``summary``), what is wrong with it (``check``), how well two agree
+(``repeat``); what has moved (``drift``) is :mod:`.drift`'s affair."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 from ..datasets import quality
 from ..datasets.repeatability import agreements
 from ..datasets.store import Store
-from .requests import DataRequest
+from .requests import VIEWS, DataRequest
 from .show import BadInputError, print_json, say, table, wants_json
 
 SUBJECT = "what"
@@ -18,13 +19,21 @@ SUBJECT = "what"
 def run(config: dict[str, Any]) -> int:
     """Print the summary or the findings; returns the exit code."""
     as_json = wants_json(config)
-    if config["what"] not in ("summary", "check", "repeat"):
-        raise BadInputError(f"`opcast data` takes nothing, `check` or `repeat`, not {config['what']!r}")
+    if config["what"] not in VIEWS:
+        raise BadInputError(f"`opcast data` takes nothing or one of {', '.join(VIEWS[1:])}, not {config['what']!r}")
     request = DataRequest(config["what"], config["store"], str(config["against"] or ""))
     path = Path(request.store).expanduser()
     if not path.is_dir():
         raise BadInputError(f"store {path} does not exist; `opcast profile` makes one, store=… names another")
     store = Store(path)
+    if request.what == "nodes":
+        from . import nodes
+
+        return nodes.run(store, config, as_json)
+    if request.what == "drift":
+        from . import drift
+
+        return drift.run(store, config, as_json)
     if request.what == "repeat":
         return repeat(store, request.against, as_json)
     return check(store, as_json) if request.what == "check" else summarise(store, as_json)

@@ -1,15 +1,19 @@
-"""``opcast profile``: plan a campaign and run it into a store. A killed campaign, started again, finishes."""
+"""``opcast profile``: plan a campaign, run it into a store here or on a cluster. A killed one, run again, finishes."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..datasets.devices import Device
 from ..datasets.ops import Op
 from ..datasets.store import Store
+from ..harness.parts import Part, announce
+from .launching.places import Here, Kubernetes, Place, Ray, Slurm, place_of
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
 from .writing import write_text
 
@@ -18,13 +22,25 @@ if TYPE_CHECKING:
     from ..harness.plan import CampaignPlan
 
 FREE_CHOICE = {"model": "+model.path"}
+SUBJECT = "what"
 
 
 def run(config: dict[str, Any]) -> int:
-    """Run the campaign, or with ``plan_out=FILE`` only write its plan; returns the exit code."""
+    """Run the campaign, start it elsewhere (``where=…``), write its plan (``plan_out=FILE``) or say how far it is."""
     as_json = wants_json(config)
+    if config["what"] not in ("run", "status"):
+        raise BadInputError(f"`opcast profile` takes nothing or `status`, not {config['what']!r}")
+    if config["what"] == "status":
+        from . import campaign_status
+
+        return campaign_status.run(config)
+    place = place_of(config["where"])
+    if config["part"] and place.name != "here":
+        raise BadInputError(f"part={config['part']} is a part that runs here: leave out where={place.name}")
+    if config["campaign"].get("name") == "active":
+        return run_active(config, as_json)
     plan = plan_of(config, extra=model_ops(config))
-    if plan.settings.device == "cuda" and not config["plan_out"]:
+    if plan.settings.device == "cuda" and not config["plan_out"] and place.name == "here":
         plan = fitted(plan, config)
     if config["plan_out"]:
         path = Path(str(config["plan_out"])).expanduser()
@@ -34,7 +50,11 @@ def run(config: dict[str, Any]) -> int:
         say(f"{len(plan.cases)} cases written to {path}; run them with: python -m opcast.harness {path} STORE")
         return 0
     store = Store(Path(config["store"]).expanduser())
-    summary = measure(plan, store)
+    if not isinstance(place, Here):
+        return elsewhere(place, plan, store, as_json)
+    part = Part.parse(str(config["part"])) if config["part"] else Part(0, place.parts)
+    announce(store.path, plan, part.count)
+    summary = measure(plan, store, part=part)
     if as_json:
         from dataclasses import asdict
 
@@ -42,6 +62,94 @@ def run(config: dict[str, Any]) -> int:
     else:
         show(summary, store)
     return 0 if summary.outcome != "interrupted" else 130
+
+
+def run_active(config: dict[str, Any], as_json: bool) -> int:
+    """Rounds of measuring what makes ``steps`` wrong; prints error against budget. Returns the exit code."""
+    from dataclasses import asdict
+
+    from . import active
+    from .planning import computing, shares_of
+
+    budget = active.budget_of(config)
+    base = plan_of(config)
+    store = Store(Path(config["store"]).expanduser())
+    device = measured_device(store, base)
+    shares = computing(shares_of(config))
+    results, why = active.run(base, shares, store, device, budget, lambda plan: measure(plan, store))
+    if as_json:
+        print_json({"device": device.id, "rounds": [asdict(each) for each in results], "ended": why})
+        return 0
+    rows, points = [], 0
+    for each in results:
+        points += each.points
+        found = "" if each.found_error is None else f"{each.found_error:.1%}"
+        rows.append((points, f"{each.spent_s:.0f}", f"{each.expected_error:.1%}", found, f"{each.expected_after:.1%}"))
+    heads = ("points", "seconds", "error expected", "error found", "expected then")
+    table(f"active campaign on {device.name}: {why}", heads, rows)
+    return 0
+
+
+def measured_device(store: Store, plan: CampaignPlan) -> Device:
+    """The device that a plan measures here; its figures are measured first where the store has none."""
+    from . import resolve
+
+    known = store.machine(resolve.this_node())
+    if known is None or (plan.settings.device == "cpu") != known.startswith("cpu_"):
+        first = replace(plan, cases=plan.cases[:1], canaries=())
+        return store.known_device(measure(first, store).device_id)
+    return store.known_device(known)
+
+
+def elsewhere(place: Place, plan: CampaignPlan, store: Store, as_json: bool) -> int:
+    """Start the parts of a plan on a cluster, and say how to follow them; returns the exit code."""
+    from ..harness.parts import campaign_id
+
+    campaign, path = campaign_id(plan), store.path.absolute()
+    told: dict[str, Any] = {"campaign": campaign, "parts": place.parts, "where": place.name, "store": str(path)}
+    if isinstance(place, Kubernetes):
+        told["manifest"] = str(write_manifests(place, plan, campaign))
+        say(f"{place.parts} parts of {campaign} in {place.manifest}: kubectl apply -f {place.manifest}")
+    else:
+        announce(path, plan, place.parts, place.name)
+        told |= on_slurm(place, path, campaign) if isinstance(place, Slurm) else on_ray(place, path, campaign)
+    if as_json:
+        print_json(told)
+    return 0
+
+
+def write_manifests(place: Kubernetes, plan: CampaignPlan, campaign: str) -> Path:
+    """The manifests of a campaign's Job as one YAML file."""
+    import yaml
+
+    from .launching.kubernetes import manifests
+
+    path = Path(place.manifest).expanduser()
+    write_text("where.manifest", path, yaml.safe_dump_all(manifests(place, plan, campaign), sort_keys=False))
+    return path
+
+
+def on_slurm(place: Slurm, store: Path, campaign: str) -> dict[str, Any]:
+    """Queue the parts; with ``wait`` until all are through."""
+    from .launching.slurm import submit
+
+    jobs = submit(place, store, campaign)
+    say(f"{len(jobs)} parts of {campaign} queued as Slurm's {jobs[0].job_id.split('_')[0]}: opcast profile status")
+    if place.wait:
+        for job in jobs:
+            job.wait()
+    return {"jobs": [job.job_id for job in jobs]}
+
+
+def on_ray(place: Ray, store: Path, campaign: str) -> dict[str, Any]:
+    """Run the parts; their summaries."""
+    from .launching.ray_tasks import run_parts
+
+    done = {}
+    for name, summary in run_parts(place, store, campaign):
+        done[name] = summary
+        say(f"part {name}: {summary['done']} of {summary['total']} cases in the store")
+    return {"summaries": done}
 
 
 def fitted(plan: CampaignPlan, config: dict[str, Any]) -> CampaignPlan:
@@ -74,10 +182,14 @@ def plan_of(config: dict[str, Any], extra: Iterable[Op] = (), exclude: Iterable[
 
 
 def model_ops(config: dict[str, Any]) -> list[Op]:
-    """For ``campaign=model``: every op that the model's workloads run."""
+    """For ``campaign=model``: every op of the ``steps``, or of the model's workloads where there are none."""
     wanted = config["campaign"].get("name")
     if wanted != "model":
         return []
+    if config["steps"]:
+        from .planning import shares_of
+
+        return list(shares_of(config))
     from ..simulator.trace import Workload, trace
     from . import resolve
 
@@ -90,8 +202,10 @@ def model_ops(config: dict[str, Any]) -> list[Op]:
     return list(found)
 
 
-def measure(plan: CampaignPlan, store: Store, between: Callable[[float], None] | None = None) -> Summary:
-    """Run a plan with a progress bar on a terminal; ``between`` is called with the share done, between cases."""
+def measure(
+    plan: CampaignPlan, store: Store, between: Callable[[float], None] | None = None, part: Part | None = None
+) -> Summary:
+    """Run a plan (a part of it) with a progress bar on a terminal; ``between`` is called with the share done."""
     from ..harness import campaign
 
     with progress_bar(plan.name) as update:
@@ -101,7 +215,7 @@ def measure(plan: CampaignPlan, store: Store, between: Callable[[float], None] |
             if between is not None:
                 between((progress.done + progress.waiting) / max(progress.total, 1))
 
-        return campaign.run(plan, store, report)
+        return campaign.run(plan, store, report, part=part or Part())
 
 
 def progress_bar(name: str) -> Any:

@@ -31,7 +31,7 @@ FILES = (
     "points",
     "launch",
 )
-FLAGS = ("all_groups", "details", "promote", "power")
+FLAGS = ("all_groups", "details", "promote", "power", "watch", "set_aside")
 GROUPS = (
     "engine",
     "device",
@@ -44,10 +44,15 @@ GROUPS = (
     "op",
     "campaign",
     "space",
+    "where",
 )
 SERVED = ("traffic", "scheduler", "kv", "slo", "decode_pool")
-MAPPINGS = (*GROUPS, *SERVED, "crew", "predictor", "settings", "options", "train", "prefill", "decode", "repeats")
+MAPPINGS = (
+    *(*GROUPS, *SERVED),
+    *("crew", "predictor", "settings", "options", "active", "train", "prefill", "decode", "repeats"),
+)
 LISTS = (
+    "steps",
     "op",
     "eval",
     "systems",

@@ -18,6 +18,7 @@ from .features import smooth
 RESOLUTION = 6  # decimals: last bits of matrix products depend on how many rows are asked about
 SQRT5 = 5.0**0.5
 PREDICT_BLOCK = 2_000_000  # pairs of rows and points computed at a time
+START_WEIGHT, START_NOISE = 0.3, 0.05  # of a group of features, and of the noise: where the search begins
 PRIOR_SPREAD = 1.5  # of log weights, and of log noise over amplitude: keeps small tables from over-fitting
 OUTLIER = 2.5  # robust standard deviations from which a row counts less
 
@@ -58,6 +59,26 @@ class Scales:
     weight: np.ndarray
     noise: float
 
+    def scaled(self, matrix: np.ndarray) -> np.ndarray:
+        """Points of the kernel's space [n, c] for features [n, f]."""
+        return (matrix[:, self.columns] - self.centre) * self.weight
+
+
+def default_scales(matrix: np.ndarray, names: Sequence[str]) -> Scales:
+    """What :func:`search` starts from: where nothing was measured, every group of features counts alike."""
+    spread = matrix.std(axis=0)
+    columns = np.flatnonzero(spread > 1e-6)
+    weight = np.zeros(len(columns))
+    for each in _groups([names[int(column)] for column in columns]):
+        weight[each] = np.sqrt(START_WEIGHT / len(each))
+    centre = matrix[:, columns].mean(axis=0).astype(np.float32)
+    return Scales(columns, centre, (weight / spread[columns]).astype(np.float32), START_NOISE)
+
+
+def covariance(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Prior covariance [n, m] of scaled points, in units of the signal's variance."""
+    return _matern(_square_distances(left, right))
+
 
 def search(matrix: np.ndarray, names: Sequence[str], target: np.ndarray, rows: int, seed: int) -> Scales:
     """Weights by maximum posterior on at most ``rows`` rows of ``target`` (zero mean) over features [n, f]."""
@@ -73,7 +94,7 @@ def search(matrix: np.ndarray, names: Sequence[str], target: np.ndarray, rows: i
     scaled = (matrix[:, columns] - matrix[:, columns].mean(axis=0)) / spread[columns]
     groups = _groups([names[int(column)] for column in columns])
     squares = np.stack([_square_distances(part, part).ravel() for part in (scaled[:, each] for each in groups)])
-    start = np.concatenate([np.log([0.3 / len(each) for each in groups]), [np.log(0.05)]])
+    start = np.concatenate([np.log([START_WEIGHT / len(each) for each in groups]), [np.log(START_NOISE)]])
     unit = target / max(float(np.std(target)), 1e-9)
     found = minimize(_negative_posterior, start, (squares, unit, start), "L-BFGS-B", jac=True, options={"maxiter": 30})
     weight = np.zeros(len(columns))

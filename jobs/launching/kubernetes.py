@@ -1,0 +1,116 @@
+"""A campaign as an Indexed Job of Kubernetes: manifests made and checked here, applied by whoever may.
+
+The plan travels as a ConfigMap (compressed), the store is a volume that all pods share. A pod's index is its part.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import re
+from typing import Any
+
+from ...harness.environment import JOB, NODE
+from ...harness.plan import CampaignPlan
+from ..show import BadInputError
+from .places import Kubernetes
+
+MOST_BYTES = 1_000_000  # of a ConfigMap
+DISRUPTED = [{"type": "DisruptionTarget", "status": "True"}]
+
+
+def manifests(place: Kubernetes, plan: CampaignPlan, campaign: str) -> list[dict[str, Any]]:
+    """The ConfigMap and the Job, checked against the schema of ``place.version``. BadInputError."""
+    packed = gzip.compress(plan.to_json().encode(), mtime=0)
+    if len(packed) > MOST_BYTES:
+        raise BadInputError(
+            f"the plan of {len(plan.cases):,} cases takes {len(packed):,} bytes, a ConfigMap 1 MiB: "
+            "split the campaign (campaign.cases), or measure its parts (campaign=compute, memory, …) one by one"
+        )
+    name = re.sub(r"[^a-z0-9-]", "-", f"opcast-{campaign}".lower())[:52]
+    labels = {"app": "opcast", "campaign": name}
+    plan_map = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": place.namespace, "labels": labels},
+        "binaryData": {"plan.json.gz": base64.b64encode(packed).decode()},
+    }
+    made = [plan_map, _job(place, name, labels)]
+    for each in made:
+        check(each, place.version)
+    return made
+
+
+def check(manifest: dict[str, Any], version: str) -> None:
+    """BadInputError when a manifest does not fit Kubernetes' own schema."""
+    try:
+        import kubernetes_validate
+    except ImportError:
+        raise BadInputError("where=kubernetes needs kubernetes-validate: pip install 'opcast[cluster]'") from None
+    try:
+        kubernetes_validate.validate(manifest, version, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        path = ".".join(map(str, error.path))
+        raise BadInputError(f"the manifest does not fit Kubernetes {version}: {path}: {error.message}") from None
+    except (kubernetes_validate.SchemaNotFoundError, kubernetes_validate.InvalidSchemaError, IndexError) as error:
+        raise BadInputError(f"where.version={version}: no schema of that version ({error})") from None
+
+
+def _job(place: Kubernetes, name: str, labels: dict[str, str]) -> dict[str, Any]:
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "namespace": place.namespace, "labels": labels},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": place.parts,
+            "parallelism": place.parts,
+            "backoffLimitPerIndex": place.restarts,
+            "activeDeadlineSeconds": place.time_min * 60,
+            "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": DISRUPTED}]},
+            "template": {"metadata": {"labels": labels}, "spec": _pod(place, name, labels)},
+        },
+    }
+
+
+def _pod(place: Kubernetes, name: str, labels: dict[str, str]) -> dict[str, Any]:
+    resources: dict[str, Any] = {"cpu": str(place.cpus), "memory": f"{place.memory_gib}Gi"}
+    if place.gpus:
+        resources["nvidia.com/gpu"] = place.gpus
+    index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    part = f"$(PART)/{place.parts}"
+    return {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 120,
+        "nodeSelector": dict(place.node_selector),
+        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [_elsewhere(labels)]}},
+        "containers": [
+            {
+                "name": "part",
+                "image": place.image,
+                "command": ["python", "-m", "opcast.harness", "/plan/plan.json.gz", f"/data/{place.store_path}"],
+                "args": ["--part", part],
+                "env": [
+                    {"name": "PART", "valueFrom": {"fieldRef": {"fieldPath": index}}},
+                    {"name": NODE, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+                    {"name": JOB, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+                ],
+                "resources": {"requests": resources, "limits": resources},
+                "volumeMounts": [
+                    {"name": "plan", "mountPath": "/plan", "readOnly": True},
+                    {"name": "data", "mountPath": "/data"},
+                    {"name": "shm", "mountPath": "/dev/shm"},
+                ],
+            }
+        ],
+        "volumes": [
+            {"name": "plan", "configMap": {"name": name}},
+            {"name": "data", "persistentVolumeClaim": {"claimName": place.claim}},
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        ],
+    }
+
+
+def _elsewhere(labels: dict[str, str]) -> dict[str, Any]:
+    """One pod of a campaign on a node: parts beside each other would disturb their measurements."""
+    return {"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}

@@ -1,0 +1,88 @@
+"""A campaign as a job array of Slurm, submitted with submitit: one node a part, requeued when it is preempted.
+
+Each task runs :func:`...harness.parts.run_part`, which measures what the store lacks of its part. So a task that Slurm
+starts again, for whatever reason, goes on where the last one stopped. Before its time is over Slurm sends SIGUSR2:
+what was measured is written, and the task is queued again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..show import BadInputError
+from .places import Slurm
+
+if TYPE_CHECKING:
+    from submitit import Job
+
+WARNING_S = 90  # before the end of a task's time: enough to end a case and to write
+
+
+@dataclass(frozen=True)
+class PartJob:
+    """What submitit sends to a node."""
+
+    store: str
+    campaign: str
+
+    def __call__(self, part: str) -> dict[str, Any]:
+        """Run the part; raises where it cannot, which Slurm then shows as failed."""
+        from ...harness.parts import run_part
+
+        return run_part(self.store, self.campaign, part)
+
+    def checkpoint(self, part: str) -> Any:
+        """The same again: the store knows what is done."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self, part)
+
+
+def submit(place: Slurm, store: Path, campaign: str) -> list[Job[dict[str, Any]]]:
+    """Queue every part; the jobs, in the parts' order. BadInputError where Slurm refuses."""
+    executor = executor_of(place, store, campaign)
+    parts = [f"{index}/{place.parts}" for index in range(place.parts)]
+    try:
+        return executor.map_array(PartJob(str(store), campaign), parts)
+    except Exception as error:  # submitit has no class of its own for what sbatch says
+        raise BadInputError(f"Slurm takes no job: {error}") from None
+
+
+def executor_of(place: Slurm, store: Path, campaign: str) -> Any:
+    """submitit's executor with the settings of ``where=slurm``. BadInputError without submitit or Slurm."""
+    try:
+        import submitit
+    except ImportError:
+        raise BadInputError("where=slurm needs submitit: pip install 'opcast[cluster]'") from None
+    if submitit.SlurmExecutor.affinity() < 0:
+        raise BadInputError("where=slurm needs Slurm's commands, and there is no srun here: log in to the cluster")
+    folder = Path(place.logs).expanduser() if place.logs else store / "campaigns" / f"{campaign}-slurm"
+    executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=place.restarts)
+    executor.update_parameters(**parameters(place, campaign))
+    return executor
+
+
+def parameters(place: Slurm, campaign: str) -> dict[str, Any]:
+    """submitit's parameters, those that are not set left out."""
+    container = [f"--container-image={place.container}"] if place.container else []
+    container += [f"--container-mounts={place.mounts}"] if place.mounts else []
+    given = {
+        "job_name": campaign,
+        "nodes": 1,
+        "ntasks_per_node": 1,
+        "time": place.time_min,
+        "signal_delay_s": min(WARNING_S, place.time_min * 30),
+        "array_parallelism": place.at_once or place.parts,
+        "partition": place.partition,
+        "account": place.account,
+        "qos": place.qos,
+        "constraint": place.constraint,
+        "gpus_per_node": place.gpus,
+        "exclusive": place.exclusive or None,
+        "srun_args": container or None,
+        "setup": ["export OPCAST_NODE=$SLURMD_NODENAME", *place.setup],
+        "additional_parameters": {"requeue": True, **place.extra},
+    }
+    return {name: value for name, value in given.items() if value is not None}

@@ -1,0 +1,63 @@
+"""The steps that somebody plans, as what a campaign is to measure for them: ``steps=["workload=train model=…"]``.
+
+Each of ``steps`` is what would follow ``opcast simulate``, and is read as that verb reads it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..datasets.ops import KINDS, Op
+from .composing import as_override, compose
+from .show import BadInputError
+
+if TYPE_CHECKING:
+    from ..simulator.question.requests import SimulateRequest
+
+SHARED = ("home", "store", "predictors", "graphs")
+
+
+def request_of(step: str, config: Mapping[str, Any]) -> SimulateRequest:
+    """The request of one step, with the campaign's own folders. BadInputError for what `opcast simulate` refuses."""
+    from . import resolve, simulate
+    from .composing import quoted
+
+    words = shlex.split(step)
+    folders = [
+        f"{name}={quoted(str(config[name]))}" for name in SHARED if not any(w.startswith(f"{name}=") for w in words)
+    ]
+    try:
+        return resolve.simulate_request(
+            compose("simulate", [*folders, *(as_override(simulate, word) for word in words)])
+        )
+    except ValueError as error:
+        raise BadInputError(f"steps: `{step}`: {error}") from None
+
+
+def shares_of(config: Mapping[str, Any]) -> dict[Op, float]:
+    """Share of the time of ``steps`` by op, collectives included; they are simulated with what is known so far."""
+    from ..simulator.report.needs import needs, shares
+    from . import resolve
+
+    steps = config["steps"] or []
+    if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
+        raise BadInputError(f"steps={steps} must be a list of what follows `opcast simulate`, each in quotes")
+    bench = resolve.bench({**config, "engine": {"order": ["measured", "learned", "transfer", "network", "analytical"]}})
+    found = []
+    for step in steps:
+        report: Any = bench.answered(request_of(step, config)).report
+        if getattr(report, "state", None) is None:
+            raise BadInputError(f"steps: `{step}` is no step of a model")
+        found.append(needs(report.state))
+    return shares(found)
+
+
+def computing(ops: Mapping[Op, float]) -> dict[Op, float]:
+    """Those ops that one device runs by itself."""
+    return {
+        op: share
+        for op, share in ops.items()
+        if not KINDS[op.kind].collective and KINDS[op.kind].family != "expert_parallel"
+    }

@@ -1,0 +1,64 @@
+"""Topologies as nodes print them become clusters that `simulate` takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from opcast.datasets.clusters import Cluster
+from opcast.harness.ledger import CampaignError
+from opcast.harness.topology import Nic, cluster, nics, parse
+
+
+def matrix(gpus: int, link: str, nic_of: dict[int, int], count: int) -> str:
+    """What nvidia-smi prints for a node, tabs and all."""
+    names = [f"GPU{i}" for i in range(gpus)] + [f"NIC{i}" for i in range(count)]
+    lines = ["\t" + "\t".join([*names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"])]
+    for i in range(gpus):
+        cells = [" X " if i == j else link for j in range(gpus)]
+        cells += ["PXB" if nic_of.get(i) == j else "SYS" for j in range(count)]
+        lines.append("\t".join([f"GPU{i}", *cells, "0-47", "0", "N/A"]))
+    for i in range(count):
+        cells = ["PXB" if nic_of.get(j) == i else "SYS" for j in range(gpus)]
+        lines.append("\t".join([f"NIC{i}", *cells, *(" X " if i == j else "NODE" for j in range(count)), "", ""]))
+    legend = "\n".join(f"  NIC{i}: mlx5_{i}" for i in range(count))
+    return "\n".join(lines) + f"\n\nLegend:\n\n  X    = Self\n  SYS  = …\n\nNIC Legend:\n\n{legend}\n"
+
+
+def test_eight_gpus_on_nvswitch_with_a_nic_each() -> None:
+    found = parse(matrix(8, "NV18", {i: i for i in range(8)}, 8))
+    assert (len(found.gpus), found.nvlinks, found.rails) == (8, 18, True)
+    ports = [Nic(f"mlx5_{i}", 50.0, "ib") for i in range(8)] + [Nic("mlx5_8", 12.5, "roce")]  # the last: storage
+    made = Cluster.from_dict(cluster(found, ports, "h100_sxm", nodes=4))
+    assert (made.devices, made.link, made.fabric, made.nics_per_node, made.nic_gbps) == (32, "nvlink", "ib", 8, 50.0)
+    assert made.topology == {"shape": "rails"}
+    assert "nvidia-smi topo -m" in made.sources["link"]
+
+
+def test_four_cards_on_pcie_that_share_a_nic() -> None:
+    found = parse("\x1b[4m" + matrix(4, "NODE", {0: 0}, 1) + "\x1b[0m")
+    made = Cluster.from_dict(cluster(found, [Nic("mlx5_0", 12.5, "roce")], "l40s"))
+    assert (made.link, made.fabric, made.nics_per_node) == ("pcie", "roce", 1)
+    assert made.topology == {"shape": "fat_tree"}
+
+
+def test_a_node_without_rdma_says_what_is_assumed() -> None:
+    made = cluster(parse(matrix(2, "PHB", {}, 0)), [], "a10")
+    assert Cluster.from_dict(made).nics_per_node == 1
+    assert made["sources"]["nic_gbps"].startswith("assumed")
+
+
+@pytest.mark.parametrize("text", ["", "No devices were found", "\tGPU0\tGPU1\nGPU0\t X \tWAT\n"])
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(CampaignError, match="nvidia-smi topo -m"):
+        parse(text)
+
+
+def test_ports_that_are_up_are_read_from_sysfs(tmp_path: Path) -> None:
+    for name, state, rate in (("mlx5_0", "4: ACTIVE", "400 Gb/sec (4X NDR)"), ("mlx5_1", "1: DOWN", "10 Gb/sec (4X)")):
+        port = tmp_path / name / "ports" / "1"
+        port.mkdir(parents=True)
+        for file, text in (("state", state), ("rate", rate), ("link_layer", "InfiniBand")):
+            (port / file).write_text(text + "\n")
+    assert nics(tmp_path) == [Nic("mlx5_0", 50.0, "ib")]
+    assert nics(tmp_path / "none") == []

@@ -1,0 +1,174 @@
+"""A campaign in parts on a real Slurm and a real Ray: whatever is killed, each case has one row in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opcast.datasets.devices import Device
+from opcast.datasets.store import Store
+from opcast.harness.campaign import run
+from opcast.harness.environment import cpu_device_id
+from opcast.harness.parts import announce, campaign_id
+from opcast.harness.plan import CampaignPlan, build_plan
+from opcast.harness.sessions import RUNNING, sessions
+from opcast.harness.status import status
+from opcast.jobs.launching.places import Ray, Slurm
+
+pytest.importorskip("torch")
+
+PARTS = 8
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
+
+
+def plan_of(cases: int, case_budget_s: float = 0.2) -> CampaignPlan:
+    sizes = {"rows": {"low": 1, "high": 64}, "cols": {"low": 1, "high": 2048}}
+    settings = {"threads": 1, "pin": False, "case_budget_s": case_budget_s, "ci_width": 0.001, "batch_size": 2}
+    spec = {
+        "name": "spread",
+        "dtype": "fp32",
+        "settings": {**settings, "canary_every": 100},
+        "cases": [{"kind": "gelu", "sample": cases, **sizes}],
+        "canaries": [{"kind": "gelu", "rows": 5, "cols": 7, "dtype": "fp32"}],
+    }
+    return build_plan(spec)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A store with figures of this machine, so that no part measures them first."""
+    made = Store(tmp_path / "store")
+    figures = {"compute_units": 1, "clock_mhz": 1.0, "vector_tflops": 1.0, "memory_gib": 1.0, "memory_gbps": 1.0}
+    names = {"id": cpu_device_id(1), "name": "test", "vendor": "cpu", "architecture": "test"}
+    made.save_device(
+        Device.from_dict({**names, **figures, "tensor_tflops": {"fp32": 1.0}, "l2_mib": 1.0, "l2_gbps": 1.0})
+    )
+    return made
+
+
+def counts(store: Store, canaries: bool = False) -> Counter[tuple[int, int, str]]:
+    """Rows of each case, or of the canaries."""
+    table = store.read("gelu", status=None, newest=False, columns=["rows", "cols", "cache", "run_id"])
+    rows = [row for row in table.to_pylist() if row["run_id"].startswith("canary") == canaries]
+    return Counter((row["rows"], row["cols"], row["cache"]) for row in rows)
+
+
+def undisturbed(cases: int, folder: Path) -> Counter[tuple[int, int, str]]:
+    """Rows of each case of the same campaign in one process that nobody kills."""
+    plan = plan_of(cases, 0.01)
+    store = Store(folder)
+    for path in (folder.parent / "store" / "devices").glob("*.json"):
+        store.save_device(Device(**json.loads(path.read_text())))
+    assert run(plan, store).outcome == "complete"
+    return counts(store)
+
+
+def disturb(slurm: Any, task: str, way: str) -> bool:
+    """End a running task so that Slurm starts it again; False when it was through already."""
+    if way == "preempted":
+        return tried(slurm, "scontrol", "requeue", task)
+    if way == "out of time":
+        command = ["scancel", "--signal=USR2", task]  # tries again and again, although the signal comes through at once
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, env=slurm.environment, capture_output=True, timeout=2, check=False)
+        return True
+    node = slurm.command("squeue", "--noheader", "--jobs", task, "--format", "%N").strip()
+    died = bool(node) and tried(slurm, "scontrol", "update", f"NodeName={node}", "State=down", "Reason=test")
+    return died and tried(slurm, "scontrol", "update", f"NodeName={node}", "State=resume")
+
+
+def tried(slurm: Any, *words: str) -> bool:
+    """Whether a command of Slurm took effect."""
+    return subprocess.run(words, env=slurm.environment, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_an_array_with_parts_killed_and_requeued_equals_an_undisturbed_run(
+    slurm: Any, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from opcast.jobs.launching.slurm import submit
+
+    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+    plan = plan_of(PARTS * 12)
+    announce(store.path, plan, PARTS, "slurm")
+    assert [each.not_started for each in status(store)] == [PARTS]
+    jobs = submit(Slurm(parts=PARTS, time_min=10), store.path, campaign_id(plan))
+    array = jobs[0].job_id.split("_")[0]
+    ways = ["node died", "preempted", "out of time"]
+    hit: set[str] = set()
+    deadline = time.monotonic() + 400
+    while set((states := slurm.states(array)).values()) - ENDED:
+        assert time.monotonic() < deadline, slurm.log()
+        begun = [each for each in sessions(store.path).values() if each.outcome == RUNNING]
+        at_work = {each.job.split()[-1] for each in begun if each.done < each.total - 2}
+        running = [task for task in sorted(at_work) if states.get(task) == "RUNNING" and task not in hit]
+        for task in [each for each in hit if states.get(each) == "PENDING"]:
+            tried(slurm, "scontrol", "update", f"JobId={task}", "StartTime=now")  # not two minutes later
+        if ways and running and disturb(slurm, running[0], ways[0]):
+            ways.pop(0)
+            hit.add(running[0])
+        time.sleep(0.3)
+    found = status(store)[0]
+    assert found.complete, (found, slurm.log())
+    assert len(hit) == 3, slurm.log()
+    assert counts(store) == undisturbed(len(plan.cases), tmp_path / "undisturbed")
+    assert set(counts(store).values()) == {1}
+    assert len(found.parts) == PARTS
+    assert sum(part.starts for part in found.parts) >= PARTS + 2
+    assert {part.job.split("_")[0] for part in found.parts} == {f"slurm {array}"}
+    assert len({part.node for part in found.parts}) > 1
+    assert found.device_s > 0
+    assert not list(store.path.glob("op=*/device=*/.*.tmp"))
+
+
+@pytest.mark.slow
+def test_a_campaign_on_ray_survives_a_killed_worker(ray_cluster: Any, store: Store, tmp_path: Path) -> None:
+    import signal
+    import threading
+
+    from opcast.jobs.launching.ray_tasks import run_parts
+
+    plan = plan_of(4 * 12)
+    announce(store.path, plan, 4, "ray")
+    killed: list[int] = []
+
+    def kill_one() -> None:
+        while not killed:
+            for path in (store.path / "sessions").glob("*/*.json"):
+                pid = _holder(path)
+                if pid and counts(store):
+                    os.kill(pid, signal.SIGKILL)
+                    killed.append(pid)
+                    return
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=kill_one, daemon=True)
+    thread.start()
+    done = dict(run_parts(Ray(parts=4), store.path, campaign_id(plan)))
+    thread.join(5)
+    assert killed
+    assert set(done) == {f"{i}/4" for i in range(4)}
+    assert counts(store) == undisturbed(len(plan.cases), tmp_path / "undisturbed")
+    assert set(counts(store).values()) == {1}
+    assert status(store)[0].complete
+
+
+def _holder(session: Path) -> int:
+    """A process that runs a part: one of Ray's workers that has a worker of the harness as its child."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            words = (path.parent / "cmdline").read_bytes()
+            above = Path(f"/proc/{parent}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"opcast.harness.worker" in words and b"ray::" in above and str(session.parent.name)[:6]:
+            return parent
+    return 0
