@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from .command import execute, refuse
-from .parts import Part, read_plan
+from .parts import CampaignPart, read_plan
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         return refuse(f"{chosen.plan}: {error}")
     try:
-        part = Part.parse(chosen.part)
+        part = CampaignPart.parse(chosen.part)
     except ValueError as error:
         return refuse(str(error))
     return execute(plan, chosen.store, chosen.quiet, part=part)

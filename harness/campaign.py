@@ -28,9 +28,9 @@ from ..datasets.device_names import figures_of_file
 from ..datasets.ops import KINDS
 from .environment import ALLOCATOR
 from .ledger import CampaignError, CampaignLedger, claim
-from .parts import Part, campaign_id, cut
+from .parts import CampaignPart, campaign_id, cut
 from .plan import FIRST_OF_KIND, CampaignPlan, Case, localize
-from .sessions import Heart, TakenOverError
+from .sessions import Heart, Progress, TakenOverError
 from .supervisor import InterruptError, Supervisor
 
 if TYPE_CHECKING:
@@ -41,21 +41,7 @@ __all__ = ["CampaignError", "Measurer", "Progress", "Summary", "canary_run_id", 
 ENVIRONMENT_KEYS = ("device_id", "opcast_version", "torch", "cuda", "driver", "nccl", "link", "ranks_per_node")
 WHERE_KNOWN = ("power_limit_w", "ecc", "clock_limit_mhz", "cudnn", "cublas", "triton")  # of the environment, too
 MOST_DEATHS_IN_A_ROW = 20
-WHOLE = Part()
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a campaign is. ``done`` cases are in the store for good; ``waiting`` are measured, not yet written."""
-
-    run_id: str
-    total: int
-    done: int
-    waiting: int
-    statuses: Mapping[str, int]  # of the cases measured by this run
-    case: str  # the last one
-    elapsed_s: float
-    eta_s: float | None
+WHOLE = CampaignPart()
 
 
 @dataclass(frozen=True)
@@ -109,7 +95,7 @@ def run(
     store: Store,
     progress: Callable[[Progress], None] | None = None,
     measurer: Measurer | None = None,
-    part: Part = WHOLE,
+    part: CampaignPart = WHOLE,
 ) -> Summary:
     """Measure what the store lacks of a plan, or of a part of it. Call it from a thread that lives at least as long.
 
@@ -154,7 +140,7 @@ def canary_run_id(identifier: str, number: int, part: str = "") -> str:
 
 @contextlib.contextmanager
 def _beating(
-    store: Store, campaign: str, identifier: str, part: Part, environment: Mapping[str, Any], case_s: float
+    store: Store, campaign: str, identifier: str, part: CampaignPart, environment: Mapping[str, Any], case_s: float
 ) -> Iterator[Heart]:
     """This run's word in the store, once nobody else is at the same part; an error that ends the run is in it."""
     heart = Heart.start(Path(store.path), campaign, identifier, part, environment, case_s)

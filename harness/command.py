@@ -6,14 +6,14 @@ import shutil
 import sys
 
 from .campaign import WHOLE, Measurer, Progress, Summary, run
-from .parts import Part, announce
+from .parts import CampaignPart, announce
 from .plan import CampaignPlan
 
 BAR = 28
 
 
 def execute(
-    plan: CampaignPlan, store_path: str, quiet: bool, measurer: Measurer | None = None, part: Part = WHOLE
+    plan: CampaignPlan, store_path: str, quiet: bool, measurer: Measurer | None = None, part: CampaignPart = WHOLE
 ) -> int:
     """Run a plan, or a part of it, and report on stderr; the exit code."""
     from ..datasets.store import Store

@@ -10,7 +10,6 @@ import gzip
 import itertools
 import json
 import re
-import sys
 import zlib
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ MOST_PARTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CampaignPart:
     """One of the parts of a campaign, numbered from 0."""
 
     index: int = 0
@@ -38,7 +37,7 @@ class Part:
         return f"{self.index}/{self.count}"
 
     @classmethod
-    def parse(cls, text: str) -> Part:
+    def parse(cls, text: str) -> CampaignPart:
         """From ``3/8``; CampaignPlanError for anything else."""
         found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
         if not found or not int(found[1]) < int(found[2]) <= MOST_PARTS:
@@ -46,7 +45,7 @@ class Part:
         return cls(int(found[1]), int(found[2]))
 
 
-def cut(plan: CampaignPlan, part: Part) -> CampaignPlan:
+def cut(plan: CampaignPlan, part: CampaignPart) -> CampaignPlan:
     """The plan of one part: every ``count``-th case of each kind, in the plan's order, and all the canaries."""
     if part.count == 1:
         return plan
@@ -99,33 +98,6 @@ def announce(store: Path, plan: CampaignPlan, parts: int, where: str = "") -> Pa
             return path
     record["announced_at"] = datetime.now(UTC).isoformat(timespec="seconds")
     return write_atomically(path, lambda file: file.write_text(json.dumps(record), "utf-8"))
-
-
-def run_part(store: str, campaign: str, part: str) -> dict[str, Any]:
-    """What a launcher runs on a node: one part of an announced campaign; the summary's fields.
-
-    CampaignError when the part was interrupted or cannot run, so that the launcher sees a failure.
-    """
-    from dataclasses import asdict
-
-    from ..datasets.store import Store
-    from .campaign import run
-    from .ledger import CampaignError
-    from .nodes import compare, set_aside
-
-    known = announced(Path(store)).get(campaign)
-    if known is None:
-        raise CampaignError(f"store {store} has no campaign {campaign}: is it the same folder on every node?")
-    plan = CampaignPlan.from_json(json.dumps(known["plan"]))
-    try:
-        summary = run(plan, Store(store), part=Part.parse(part))
-    except KeyboardInterrupt:
-        raise CampaignError(f"part {part} of {campaign} was interrupted before its first case") from None
-    for line in set_aside(Store(store), compare(Store(store))):
-        print(f"set aside: {line}", file=sys.stderr)
-    if summary.outcome == "interrupted":
-        raise CampaignError(f"part {part} of {campaign} was interrupted: {summary.remaining} cases are left")
-    return asdict(summary)
 
 
 def announced(store: Path) -> dict[str, dict[str, Any]]:

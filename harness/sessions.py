@@ -19,16 +19,13 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..datasets.files import StoreError, write_atomically
 from ..datasets.reading import read_json
 from .environment import job_name, machine_name, node_name
 from .ledger import CampaignError
-from .parts import Part
-
-if TYPE_CHECKING:
-    from .campaign import Progress
+from .parts import CampaignPart
 
 SESSIONS = "sessions"
 BEAT_S = 2.0
@@ -39,6 +36,20 @@ WAITING, RUNNING = "waiting", "running"  # for another process of the same part,
 
 class TakenOverError(CampaignError):
     """Another process runs this part now, because this one was silent for too long."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a campaign is. ``done`` cases are in the store for good; ``waiting`` are measured, not yet written."""
+
+    run_id: str
+    total: int
+    done: int
+    waiting: int
+    statuses: Mapping[str, int]  # of the cases measured by this run
+    case: str  # the last one
+    elapsed_s: float
+    eta_s: float | None
 
 
 @dataclass(frozen=True)
@@ -97,14 +108,14 @@ class Heart:
 
     @classmethod
     def start(
-        cls, store: Path, campaign: str, run_id: str, part: Part, environment: Mapping[str, Any], case_s: float
+        cls, store: Path, campaign: str, run_id: str, part: CampaignPart, environment: Mapping[str, Any], case_s: float
     ) -> Heart:
         """The first word. StoreError when the store cannot be written."""
         now = time.time()
         path = store / SESSIONS / run_id / f"{part.index}of{part.count}-{uuid.uuid4().hex[:12]}.json"
         for left in path.parent.glob(f".{part.index}of{part.count}-*.tmp"):  # of a process that was killed
             left.unlink(missing_ok=True)
-        told = {
+        told: dict[str, Any] = {
             "node": str(environment.get("node") or node_name()),
             "machine": machine_name(),
             "job": job_name(),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..datasets.columns import values
 from ..datasets.ops import KINDS
-from .parts import Part, announced, cut
+from .parts import CampaignPart, announced, cut
 from .plan import CampaignPlan
 from .sessions import RUNNING, WAITING, Session, sessions
 
@@ -77,8 +77,10 @@ def _campaign(
     by_part: dict[str, list[tuple[Path, Session]]] = {}
     for path, each in sorted(spoken.items(), key=lambda item: item[1].started_at):
         by_part.setdefault(each.part, []).append((path, each))
-    parts = [_part(found, now) for _, found in sorted(by_part.items(), key=lambda item: Part.parse(item[0]).index)]
-    unheard = [i for i in range(count) if str(Part(i, count)) not in by_part]
+    parts = [
+        _part(found, now) for _, found in sorted(by_part.items(), key=lambda item: CampaignPart.parse(item[0]).index)
+    ]
+    unheard = [i for i in range(count) if str(CampaignPart(i, count)) not in by_part]
     return CampaignStatus(
         name,
         str(record.get("where") or "here"),
@@ -86,7 +88,7 @@ def _campaign(
         done,
         failures,
         sum(each.busy_s for each in parts),
-        _left(spoken.values(), parts, [len(cut(plan, Part(i, count)).cases) for i in unheard]),
+        _left(spoken.values(), parts, [len(cut(plan, CampaignPart(i, count)).cases) for i in unheard]),
         tuple(parts),
         len(unheard),
     )

@@ -33,7 +33,7 @@ class Nic:
 
 
 @dataclass(frozen=True)
-class Topology:
+class NodeTopology:
     """A node: links between GPUs and NICs by pair of names as the matrix has them, and the NICs' real names."""
 
     gpus: tuple[str, ...]
@@ -54,7 +54,7 @@ class Topology:
         return bool(self.nics) and all(own) and len(set().union(*own)) >= len(self.gpus)
 
 
-def parse(text: str) -> Topology:
+def parse(text: str) -> NodeTopology:
     """From what ``nvidia-smi topo -m`` prints. CampaignError for anything else."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
     lines = [line for line in plain.splitlines() if line.strip()]
@@ -72,7 +72,7 @@ def parse(text: str) -> Topology:
     legend = dict(re.findall(r"^\s*(NIC\d+):\s*(\S+)", plain, re.MULTILINE))
     gpus = tuple(name for name in names if name.startswith("GPU") and name in body)
     nics = tuple(name for name in names if not name.startswith("GPU"))
-    return Topology(gpus, nics, links, legend)
+    return NodeTopology(gpus, nics, links, legend)
 
 
 def nics(folder: Path = INFINIBAND) -> list[Nic]:
@@ -86,7 +86,7 @@ def nics(folder: Path = INFINIBAND) -> list[Nic]:
     return found
 
 
-def read() -> Topology:
+def read() -> NodeTopology:
     """The topology of this machine. CampaignError without a working nvidia-smi."""
     smi = shutil.which("nvidia-smi")
     if smi is None:
@@ -97,7 +97,7 @@ def read() -> Topology:
     return parse(reply.stdout)
 
 
-def cluster(found: Topology, ports: Sequence[Nic], device_id: str, nodes: int = 1) -> dict[str, Any]:
+def cluster(found: NodeTopology, ports: Sequence[Nic], device_id: str, nodes: int = 1) -> dict[str, Any]:
     """A cluster of such nodes in ``conf/cluster`` format, each figure with its source."""
     used = [port for port in ports if not found.legend or port.name in found.legend.values()] or list(ports)
     fabric = used[0].fabric if used else "roce"

@@ -76,7 +76,8 @@ def run(
     if not shares:
         raise BadInputError('campaign=active needs the steps that you plan: steps=["workload=train model=llama3_8b"]')
     candidates = by_kind((*base.cases, *asked_cases(shares, base)), {op.kind for op in shares})
-    left, started, results = budget.points, time.monotonic(), []
+    left, started = budget.points, time.monotonic()
+    results: list[RoundResult] = []
     while left > 0:
         rest_s = float("inf") if budget.minutes is None else budget.minutes * 60 - (time.monotonic() - started)
         if rest_s <= 0:
@@ -155,9 +156,9 @@ def _table(kind: str, cases: Sequence[Case], device: Device, latency_us: np.ndar
     names = [dim.name for dim in _dims(kind)]
     dims = np.array([case.op.dims for case in cases], dtype=np.int64).reshape(len(cases), len(names))
     columns = {name: dims[:, i] for i, name in enumerate(names)}
-    texts = (np.array([getattr(case.op, name) for case in cases]) for name in ("dtype", "out_dtype"))
+    dtype, out_dtype = (np.array([getattr(case.op, name) for case in cases]) for name in ("dtype", "out_dtype"))
     caches = np.array([case.cache for case in cases])
-    return MeasurementTable(kind, device, "", columns, *texts, caches, latency_us)
+    return MeasurementTable(kind, device, "", columns, dtype, out_dtype, caches, latency_us)
 
 
 def _dims(kind: str) -> Any:

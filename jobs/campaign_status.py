@@ -85,7 +85,7 @@ HEADS = ("part", "node", "job", "state", "cases", "failures", "starts", "time", 
 
 def lines(found: CampaignStatus) -> list[tuple[str, ...]]:
     """A line for each part that was started."""
-    made = []
+    made: list[tuple[str, ...]] = []
     for each in found.parts:
         failures = ", ".join(f"{count} {name}" for name, count in sorted(each.statuses.items()) if name != "ok")
         skew = f"clock {each.clock_offset_s:+.0f} s off" if each.clock_offset_s else ""

@@ -20,7 +20,8 @@ def run(config: dict[str, Any]) -> int:
     """Print the summary or the findings; returns the exit code."""
     as_json = wants_json(config)
     if config["what"] not in VIEWS:
-        raise BadInputError(f"`opcast data` takes nothing or one of {', '.join(VIEWS[1:])}, not {config['what']!r}")
+        known = ", ".join(f"`{name}`" for name in VIEWS[1:-1])
+        raise BadInputError(f"`opcast data` takes nothing, {known} or `{VIEWS[-1]}`, not {config['what']!r}")
     request = DataRequest(config["what"], config["store"], str(config["against"] or ""))
     path = Path(request.store).expanduser()
     if not path.is_dir():

@@ -20,7 +20,7 @@ def run(store: Store, config: Mapping[str, Any], as_json: bool) -> int:
     if named:
         if not isinstance(named, list) or len(named) != 2:
             raise BadInputError(f"releases={named} must be two, as [vllm-0.14.0,vllm-0.24.0]")
-        found, changed = releases(store, *map(str, named), margin, alpha), {}
+        found, changed = releases(store, str(named[0]), str(named[1]), margin, alpha), {}
     else:
         fresh = _fresh(config)
         found = drift(store, fresh, margin, alpha)

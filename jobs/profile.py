@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..datasets.devices import Device
 from ..datasets.ops import Op
 from ..datasets.store import Store
-from ..harness.parts import Part, announce
+from ..harness.parts import CampaignPart, announce
 from .launching.places import Here, Kubernetes, Place, Ray, Slurm, place_of
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
 from .writing import write_text
@@ -52,7 +52,7 @@ def run(config: dict[str, Any]) -> int:
     store = Store(Path(config["store"]).expanduser())
     if not isinstance(place, Here):
         return elsewhere(place, plan, store, as_json)
-    part = Part.parse(str(config["part"])) if config["part"] else Part(0, place.parts)
+    part = CampaignPart.parse(str(config["part"])) if config["part"] else CampaignPart(0, place.parts)
     announce(store.path, plan, part.count)
     summary = measure(plan, store, part=part)
     if as_json:
@@ -112,7 +112,10 @@ def elsewhere(place: Place, plan: CampaignPlan, store: Store, as_json: bool) -> 
         say(f"{place.parts} parts of {campaign} in {place.manifest}: kubectl apply -f {place.manifest}")
     else:
         announce(path, plan, place.parts, place.name)
-        told |= on_slurm(place, path, campaign) if isinstance(place, Slurm) else on_ray(place, path, campaign)
+        if isinstance(place, Slurm):
+            told |= on_slurm(place, path, campaign)
+        elif isinstance(place, Ray):
+            told |= on_ray(place, path, campaign)
     if as_json:
         print_json(told)
     return 0
@@ -203,7 +206,7 @@ def model_ops(config: dict[str, Any]) -> list[Op]:
 
 
 def measure(
-    plan: CampaignPlan, store: Store, between: Callable[[float], None] | None = None, part: Part | None = None
+    plan: CampaignPlan, store: Store, between: Callable[[float], None] | None = None, part: CampaignPart | None = None
 ) -> Summary:
     """Run a plan (a part of it) with a progress bar on a terminal; ``between`` is called with the share done."""
     from ..harness import campaign
@@ -215,7 +218,7 @@ def measure(
             if between is not None:
                 between((progress.done + progress.waiting) / max(progress.total, 1))
 
-        return campaign.run(plan, store, report, part=part or Part())
+        return campaign.run(plan, store, report, part=part or CampaignPart())
 
 
 def progress_bar(name: str) -> Any:

@@ -45,7 +45,7 @@ def run_parts(place: Ray, store: Path, campaign: str) -> Iterator[tuple[str, dic
 def _part(store: str, campaign: str, part: str) -> dict[str, Any]:
     import ray
 
-    from opcast.harness.parts import run_part
+    from opcast.harness.part_run import run_part
 
     os.environ[JOB] = f"ray {ray.get_runtime_context().get_node_id()[:8]}"
     return run_part(store, campaign, part)

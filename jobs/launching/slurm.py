@@ -1,8 +1,8 @@
 """A campaign as a job array of Slurm, submitted with submitit: one node a part, requeued when it is preempted.
 
-Each task runs :func:`...harness.parts.run_part`, which measures what the store lacks of its part. So a task that Slurm
-starts again, for whatever reason, goes on where the last one stopped. Before its time is over Slurm sends SIGUSR2:
-what was measured is written, and the task is queued again.
+Each task runs :func:`...harness.part_run.run_part`, which measures what the store lacks of its part. So a task that
+Slurm starts again, for whatever reason, goes on where the last one stopped. Before its time is over Slurm sends
+SIGUSR2: what was measured is written, and the task is queued again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PartJob:
 
     def __call__(self, part: str) -> dict[str, Any]:
         """Run the part; raises where it cannot, which Slurm then shows as failed."""
-        from ...harness.parts import run_part
+        from ...harness.part_run import run_part
 
         return run_part(self.store, self.campaign, part)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from opcast.datasets.store import Store
 from opcast.harness.campaign import Progress
 from opcast.harness.ledger import CampaignError, claim
-from opcast.harness.parts import Part, announce, campaign_id, cut, read_plan
+from opcast.harness.parts import CampaignPart, announce, campaign_id, cut, read_plan
 from opcast.harness.plan import CampaignPlan, CampaignPlanError, build_plan
 from opcast.harness.sessions import RUNNING, Heart, Session, TakenOverError, sessions
 from opcast.harness.status import status
@@ -36,7 +36,7 @@ def plan_of(gelu: int, reduce: int) -> CampaignPlan:
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 12))
 def test_parts_are_the_whole_once_and_alike_in_size(gelu: int, reduce: int, count: int) -> None:
     plan = plan_of(gelu, reduce)
-    parts = [cut(plan, Part(i, count)) for i in range(count)]
+    parts = [cut(plan, CampaignPart(i, count)) for i in range(count)]
     cases = [case for part in parts for case in part.cases]
     assert sorted(cases) == sorted(plan.cases)
     lengths = [len(part.cases) for part in parts]
@@ -52,7 +52,7 @@ def test_parts_are_the_whole_once_and_alike_in_size(gelu: int, reduce: int, coun
 @pytest.mark.parametrize("text", ["8/8", "3", "-1/4", "1/0", "a/b", "0/100000", ""])
 def test_a_part_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(CampaignPlanError, match="as 3/8"):
-        Part.parse(text)
+        CampaignPart.parse(text)
 
 
 def test_a_compressed_plan_is_read_and_a_damaged_one_is_a_line(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_compressed_plan_is_read_and_a_damaged_one_is_a_line(tmp_path: Path) -
 
 def start(store: Path, machine: str, monkeypatch: pytest.MonkeyPatch, index: int = 0) -> Heart:
     monkeypatch.setattr("opcast.harness.sessions.machine_name", lambda: machine)
-    return Heart.start(store, "small-1", "small-run", Part(index, 4), {**HERE, "node": f"node-{machine}"}, 1.0)
+    return Heart.start(store, "small-1", "small-run", CampaignPart(index, 4), {**HERE, "node": f"node-{machine}"}, 1.0)
 
 
 def nobody(_: float) -> None:
