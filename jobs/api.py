@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from ..simulator.question.serving import ServingRequest
     from ..simulator.question.work import Work
     from ..simulator.report.answer import InferenceReport, StepReport
+    from ..simulator.report.served import ServingReport
     from ..simulator.report.workload_file import FileReport
     from ..simulator.search.request import SearchRequest
     from ..simulator.search.result import SearchReport
     from ..simulator.search.served.request import ServedSearchRequest, ServedSpace
     from ..simulator.search.space import Space
-    from ..simulator.serving.report import ServingReport
     from ..simulator.trace import Model
     from ..simulator.validation import Validation
 

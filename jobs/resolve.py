@@ -216,6 +216,7 @@ def serving_request(config: Mapping[str, Any]) -> ServingRequest:
     from ..simulator.serving.connect import usual_engine_stack
 
     parts = ("law", "traffic", "scheduler", "kv", "slo", "replicas", "attention_dp", "router", "decode_pool")
+    parts += ("price_per_gpu_hour", "intervals")
     values = {name: config[name] for name in parts}
     step = None
     if config["law"] is None:

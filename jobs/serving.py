@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..datasets.loading import choice, number
-from ..simulator.serving.report import ServingReport, TimeSpread
+from ..simulator.report.served import ServingReport, TimeSpread
 from . import resolve
 from .show import BadInputError, print_json, say, table, wants_json
 from .validate import progress_bar
@@ -15,28 +16,41 @@ from .writing import check_place, write
 
 if TYPE_CHECKING:
     from ..simulator.question.serving import ServingRequest
+    from ..simulator.serving.serve import ServedTraffic
 
 SUBJECT = "what"
 FREE_CHOICE = {"device": "device.id", "model": "+model.path"}
 ADDED = ("device.", "cluster.", "stack.", "precision.quantization", "law", "decode_pool.")
 KINDS = ("run", "capacity", "sweep")
+INTERVALS = {"ttft_ms.p50": "TTFT p50", "tpot_ms.p50": "TPOT p50", "output_tokens_per_s": "tokens/s"}
+FILES = ("requests", "report", "trace")
 
 
 def run(config: dict[str, Any]) -> int:
     """Serve and print; returns the exit code."""
     choice(BadInputError, "what", config["what"], KINDS)
     as_json = wants_json(config)
-    if config["output"]:
-        check_place("output", Path(str(config["output"])))
+    for name in FILES:
+        if config[name]:
+            check_place(name, Path(str(config[name])))
     request = resolve.serving_request(config)
-    bench = resolve.bench(config)
     if config["what"] == "run":
         return run_once(config, request, as_json)
+    for name in ("requests", "trace"):
+        if config[name]:
+            raise BadInputError(
+                f"{name}={config[name]} is of one run: leave it out of `opcast serving {config['what']}`"
+            )
+    return run_many(config, request, as_json)
+
+
+def run_many(config: dict[str, Any], request: ServingRequest, as_json: bool) -> int:
+    """The same traffic at several rates: a sweep of them, or the largest that is good enough."""
     from ..simulator.serving.capacity import capacity, sweep
     from ..simulator.serving.connect import replicas_of
     from ..simulator.serving.serve import serve
 
-    own, decoder = replicas_of(request, bench)
+    own, decoder = replicas_of(request, resolve.bench(config))
 
     def answer(asked: ServingRequest) -> ServingReport:
         return serve(asked, own, decoder).report
@@ -46,12 +60,14 @@ def run(config: dict[str, Any]) -> int:
         if not all(rates):
             raise BadInputError(f"rates={config['rates']} must all be more than 0")
         found = sweep(request, rates, answer)
+        write_page(config, request, found[-1][1], found)
         if as_json:
             print_json({"rates": [{"rate": rate} | without_curves(report) for rate, report in found]})
         else:
             show_sweep(found)
         return 0
     best = capacity(request, answer)
+    write_page(config, request, best.at_rate)
     if as_json:
         print_json(best.to_dict())
         return 0
@@ -63,13 +79,19 @@ def run(config: dict[str, Any]) -> int:
 
 
 def run_once(config: dict[str, Any], request: ServingRequest, as_json: bool) -> int:
-    """One run, its requests to Parquet where that is asked for."""
+    """One run, with the files that are asked for."""
+    from ..simulator.serving.requests_table import columns, write_requests
     from ..simulator.serving.serve import Keeping
+    from ..simulator.serving.timeline import MOST_ITERATIONS
 
-    served = resolve.bench(config).serving(request, Keeping(requests=bool(config["output"])), progress_bar)
-    if config["output"]:
-        fill = partial(write_requests, served.requests)
-        say(f"requests: {write('output', Path(str(config['output'])), fill)}")
+    kept = Keeping(MOST_ITERATIONS if config["trace"] else 0, bool(config["requests"] or config["trace"]))
+    served = resolve.bench(config).serving(request, kept, progress_bar)
+    if config["requests"]:
+        rows = columns(served.requests, served.replica.host.ttft_us, served.bytes_per_token)
+        say(f"requests: {write('requests', Path(str(config['requests'])), partial(write_requests, rows))}")
+    if config["trace"]:
+        say(f"timeline: {write_timeline(served, Path(str(config['trace'])))} (https://ui.perfetto.dev)")
+    write_page(config, request, served.report)
     if as_json:
         print_json(served.report.to_dict())
     else:
@@ -77,17 +99,44 @@ def run_once(config: dict[str, Any], request: ServingRequest, as_json: bool) -> 
     return 0
 
 
+def write_timeline(served: ServedTraffic, path: Path) -> Path:
+    """Requests and iterations as trace events; says where it ends where that is before the traffic does."""
+    from ..simulator.formats.perfetto import write_trace
+    from ..simulator.serving.timeline import tracks
+
+    shown, of = len(served.iterations), served.report.iterations * served.setup.ranks_per_replica
+    if shown < of:
+        say(f"the timeline shows the first {shown:,} of {of:,} iterations")
+    return write_trace(path, tracks(served.iterations, served.requests, served.setup))
+
+
+def write_page(
+    config: dict[str, Any],
+    request: ServingRequest,
+    report: ServingReport,
+    rates: Sequence[tuple[float, ServingReport]] = (),
+) -> None:
+    """The HTML page, where one is asked for."""
+    if not config["report"]:
+        return
+    from ..simulator.html import write_serving_report
+
+    traffic = request.traffic
+    sent = f"{traffic.arrival}, {traffic.rate:,g} requests/s" if traffic.arrival != "closed" else (
+        f"{traffic.concurrency:,} clients"
+    )  # fmt: skip
+    facts = (str(traffic.trace) if traffic.trace else sent, f"scheduler {request.scheduler.policy}")
+    if report.replicas > 1:
+        facts = (*facts, f"router {request.router}")
+    title = f"{config['model']['name']} on {resolve.device(config).name}" if request.step else "Served traffic"
+    named = [(f"{rate:.4g}", rate, each) for rate, each in rates]
+    say(f"report: {write_serving_report(report, title, facts, Path(str(config['report'])), named)}")
+
+
 def without_curves(report: ServingReport) -> dict[str, Any]:
     """The report without what is long."""
-    return {name: value for name, value in report.to_dict().items() if name not in ("cdf", "over_time", "backlog")}
-
-
-def write_requests(requests: Any, path: Path) -> None:
-    """One row per request; a rejected one has the rank -1."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pq.write_table(pa.table({name: requests[name] for name in requests.dtype.names}), path, compression="zstd")
+    long = ("cdf", "over_time", "backlog", "slo_curve")
+    return {name: value for name, value in report.to_dict().items() if name not in long}
 
 
 def show(report: ServingReport) -> None:
@@ -100,8 +149,9 @@ def show(report: ServingReport) -> None:
         "queue": report.queue_ms,
         "per output token": report.normalised_ms,
     }
-    if report.kv_transfer_ms is not None:
-        spreads["KV transfer"] = report.kv_transfer_ms
+    for name, own in (("prefill", "prefill_e2e_ms"), ("KV transfer", "kv_transfer_ms"), ("decode", "decode_e2e_ms")):
+        if getattr(report, own) is not None:
+            spreads[name] = getattr(report, own)
     table("milliseconds", ("", "mean", "p50", "p90", "p99"), [(name, *figures(each)) for name, each in spreads.items()])
     rows: list[tuple[str, str]] = [
         ("requests", f"{report.completed:,} served, {report.rejected:,} rejected, in {report.duration_s:,.1f} s"),
@@ -113,11 +163,38 @@ def show(report: ServingReport) -> None:
     ]
     if report.prefix_hit_share:
         rows.append(("prefix cache", f"{report.prefix_hit_share:.0%} of tokens were found"))
-    rows += [(f"{name} pool", f"{each['kv_peak']:.0%} of KV memory at most") for name, each in report.pools.items()]
+    rows += [
+        (f"{name} pool", f"{each['utilisation']:.0%} busy, {each['kv_peak']:.0%} of KV memory at most")
+        for name, each in report.pools.items()
+    ]
+    rows += price(report)
+    if report.intervals:
+        rows += [(f"{report.coverage:.0%} interval", ", ".join(interval(report, name) for name in INTERVALS))]
+    if report.p_slo_met is not None:
+        rows.append(("chance of slo", f"{report.p_slo_met:.0%} that {report.slo['share']:.0%} of requests have it"))
     table(f"{report.replicas} replicas", ("", ""), rows)
     for note in (report.overload, *report.notes):
         if note:
             say(note)
+
+
+def price(report: ServingReport) -> list[tuple[str, str]]:
+    """Power, energy and cost, where they are known."""
+    rows = []
+    if report.power_w is not None:
+        energy = (
+            f"{report.power_w:,.0f} W a GPU, {report.kwh_per_million_tokens or 0:,.3g} kWh per million output tokens"
+        )
+        rows.append(("power (estimate)", energy))
+    if report.cost_per_million_tokens is not None:
+        rows.append(("cost", f"{report.cost_per_million_tokens:,.4g} per million output tokens"))
+    return rows
+
+
+def interval(report: ServingReport, name: str) -> str:
+    """A figure's interval as text."""
+    low, high = report.intervals[name]
+    return f"{INTERVALS[name]} {low:,.1f} to {high:,.1f}"
 
 
 def figures(spread: TimeSpread) -> tuple[str, ...]:

@@ -332,11 +332,11 @@ class Workbench:
         Raises RequestError, RequestTraceError, KvError, and the errors of :meth:`simulate`.
         """
         from .serving.connect import replicas_of
-        from .serving.serve import serve
+        from .serving.serve import serve_with_intervals
 
         own, decoder = replicas_of(request, self)
         with (progress or _silent)(request.traffic.requests) as advance:
-            return serve(request, own, decoder, keep, advance)
+            return serve_with_intervals(request, own, decoder, keep, advance)
 
     def calibrate(self, request: CalibrateRequest, progress: Progress | None = None) -> Calibrating:
         """Effects on the times of steps, fitted on the rows of tables, and how well they answer what was left out."""

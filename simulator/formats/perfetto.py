@@ -113,6 +113,9 @@ def _spans(process: int, track: RankTrack, streams: dict[str, int]) -> Iterator[
         }
     for us, gib in track.memory:
         yield {"ph": "C", "pid": process, "ts": _whole_ns(us), "name": "memory", "args": {"GiB": round(gib, 4)}}
+    for name, values in track.counters.items():
+        for us, value in values:
+            yield {"ph": "C", "pid": process, "ts": _whole_ns(us), "name": name, "args": {"value": round(value, 6)}}
 
 
 def _whole_ns(us: float) -> float:

@@ -31,13 +31,14 @@ class TrackSpan:
 class RankTrack:
     """The spans of one rank, which stands for all that ``folded`` counts by dimension: ``{"data": 128, "tensor": 8}``.
 
-    ``memory`` are (microsecond, GiB) from which on the rank holds so much.
+    ``memory`` are (microsecond, GiB) from which on the rank holds so much, ``counters`` the like in units of their own.
     """
 
     name: str
     spans: Sequence[TrackSpan]
     folded: Mapping[str, int] = field(default_factory=dict)
     memory: Sequence[tuple[float, float]] = ()
+    counters: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
 
     @property
     def ranks(self) -> int:

@@ -1,8 +1,8 @@
 """Reports as web pages: one HTML file each, which needs no network and no server.
 
 ``write_quickstart_report`` shows predicted beside measured, ``write_step_report`` one simulated step,
-``write_network_report`` transfers on the links of a cluster, ``write_search_report`` the best layouts of a space. All
-are put together from the parts of :mod:`.page`.
+``write_network_report`` transfers on the links of a cluster, ``write_search_report`` the best layouts of a space,
+``write_serving_report`` served traffic. All are put together from the parts of :mod:`.page`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 from ...datasets.devices import Device
 from ..report.answer import InferenceReport, OpPrediction, StepReport
 from ..report.comparison import Comparison
-from . import network, quickstart, search, served, step
+from ..report.served import ServingReport
+from . import network, quickstart, search, served, serving, step
 from .cluster import ClusterView
 from .page import ReportError, render, write, write_text
 
@@ -24,6 +25,7 @@ __all__ = [
     "step_page",
     "write_network_report",
     "write_quickstart_report",
+    "write_serving_report",
     "write_step_report",
 ]
 
@@ -79,3 +81,17 @@ def write_served_report(
 ) -> Path:
     """Write a search over ways to serve as a page and return its path; see :func:`write_search_report`."""
     return write(served.page(found, rows, plotted, named), path)
+
+
+def write_serving_report(
+    report: ServingReport,
+    title: str,
+    facts: Sequence[str],
+    path: Path,
+    rates: Sequence[tuple[str, float, ServingReport]] = (),
+) -> Path:
+    """Write served traffic as a page and return its path; ReportError when it cannot be written.
+
+    ``facts`` are said below the title; ``rates`` are (name, rate, what came of it) of a sweep.
+    """
+    return write(serving.page(report, title, facts, rates), path)

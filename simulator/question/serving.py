@@ -177,6 +177,7 @@ class ServingRequest(Request):
     ``step`` says what a replica is: model, device or cluster, layout, framework, precision. ``law`` stands in its place
     where iteration times are given by hand; then ``kv.blocks`` must be too. ``attention_dp`` ranks of a replica have
     schedulers and KV memory of their own and run in lockstep. ``router`` is one of ROUTERS or ``module:function``.
+    ``price_per_gpu_hour`` goes before the cluster's. ``intervals`` null: where the run is small.
     """
 
     step: SimulateRequest | None = None
@@ -189,8 +190,14 @@ class ServingRequest(Request):
     attention_dp: int = 1
     router: str = "round_robin"
     decode_pool: DecodePool = field(default_factory=DecodePool)
+    price_per_gpu_hour: float | None = None
+    intervals: bool | None = None
 
     def __post_init__(self) -> None:
+        if self.price_per_gpu_hour is not None:
+            number(RequestError, "price_per_gpu_hour", self.price_per_gpu_hour)
+        if self.intervals is not None:
+            flag(RequestError, "intervals", self.intervals)
         if whole(RequestError, "replicas", self.replicas) == 0:
             raise RequestError("replicas=0 serves nobody: a pool needs one replica at least")
         whole(RequestError, "attention_dp", self.attention_dp, 1)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..question.canonical import RequestError
 from ..question.serving import ServingRequest
-from .report import ServingReport
+from ..report.served import ServingReport
 from .serve import rescaled
 
 Answer = Callable[[ServingRequest], ServingReport]

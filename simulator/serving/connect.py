@@ -38,8 +38,10 @@ def replica_of(
     request: ServingRequest, step: SimulateRequest | None, law: IterationLaw | None, kv: KvMemory, bench: ServingBench
 ) -> ServedReplica:
     """One replica; its tables are kept on disk beside the traced graphs."""
+    price = request.price_per_gpu_hour
     if law is not None or step is None:
-        return by_hand(law or IterationLaw(base_us=1.0), kv.blocks, kv.block_tokens, kv.bytes_per_token)
+        made = by_hand(law or IterationLaw(base_us=1.0), kv.blocks, kv.block_tokens, kv.bytes_per_token)
+        return replace(made, price_per_hour=price or 0.0)
     engine = load_serving_engine(ENGINES.get(request.scheduler.policy, "vllm"))
     plan = plan_of(step, bench.device(step.device, step.cluster))
     scheduler = request.scheduler
@@ -47,7 +49,7 @@ def replica_of(
     most = min(most_tokens(request.traffic), LONGEST)
     seqs = min(probe.max_seqs, request.traffic.concurrency or probe.max_seqs, 1024)
     extent = Extent(sequences=_round(seqs, 64), tokens=_round(probe.max_tokens, FEW_TOKENS), context=_round(most, 8192))
-    tables = surrogate(step, bench, extent, bench.graphs.parent / "surrogates").tables
+    known = surrogate(step, bench, extent, bench.graphs.parent / "surrogates")
     memory = budget(step, bench, engine.kv, max_tokens=probe.max_tokens)
     if kv.blocks:
         memory = replace(memory, blocks=kv.blocks)
@@ -56,11 +58,13 @@ def replica_of(
         memory = replace(memory, block_tokens=kv.block_tokens, blocks=kv.blocks or max(1, tokens // kv.block_tokens))
     host = host_time(engine.host, overlapped=scheduler.async_scheduling)
     return ServedReplica(
-        tables,
+        known.tables,
         memory,
         HostShare(host.step_us, host.seq_us, host.overlapped, host.ttft_us),
         stages=plan.parallel.pp,
         devices=plan.parallel.tp * plan.parallel.pp * request.attention_dp,
+        figures=known.figures,
+        price_per_hour=price if price is not None else plan.cluster.price_per_device_hour,
     )
 
 

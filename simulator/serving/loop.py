@@ -7,6 +7,7 @@ takes the earlier one; of equal times what comes in goes first. It is plain Pyth
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from .policies import form_batch
 from .queues import push_back
 from .routing import route
 from .rules import TRTLLM, TRTLLM_MAX, VLLM, VLLM_V0, IterationTiming, SchedulerRules, ServingSetup, rules_of
-from .state import NONE, LoopState
+from .state import NONE, SIZES, LoopState
 
 WAKES = 2  # of a lane that is idle and will look for work
 
@@ -95,7 +96,7 @@ def arrive(state: LoopState, setup: ServingSetup, chunk: RequestChunk, row: int)
     request.keys = chunk.keys[row] if len(chunk.keys) > 0 else NONE
     request.computed, request.made, request.blocks, request.hit = 0, 0, 0, 0
     request.waits, request.preempted, request.stalled = 0, 0, 0
-    request.rank, request.seat = NONE, NONE
+    request.rank, request.first_rank, request.seat = NONE, NONE, NONE
     fits = can_run(setup.rules, request.input, request.output)
     if not fits or not can_run(setup.decode_rules, request.input, request.output):
         totals.rejected += 1
@@ -121,6 +122,8 @@ def send(state: LoopState, setup: ServingSetup, slot: int, first: int, last: int
     request = state.slots[slot]
     rank = route(state, setup, slot, first, last)
     request.rank = rank
+    if request.first_rank == NONE:
+        request.first_rank = rank
     own = state.ranks[rank]
     own.outstanding += 1
     only_prompt = last < setup.replicas * setup.ranks_per_replica
@@ -194,7 +197,9 @@ def start(state: LoopState, setup: ServingSetup, replica: int, lane: int) -> Non
     set_end(state.tree, lane, end_us)
     state.totals[0].iterations += 1
     for local in range(per):
-        note(state, setup, replica * per + local, lane * per + local, end_us)
+        state.ranks[replica * per + local].busy_us += took_us / stages
+        count_size(state, decode, state.batches[lane * per + local], took_us / stages)
+        note(state, setup, replica * per + local, lane, local, end_us)
 
 
 def batch_us(timing: IterationTiming, sums: Any) -> float:
@@ -215,13 +220,15 @@ def batch_us(timing: IterationTiming, sums: Any) -> float:
     return max(gpu_us, host_us) if timing.overlapped else gpu_us + host_us
 
 
-def note(state: LoopState, setup: ServingSetup, rank: int, batch: int, end_us: float) -> None:
+def note(state: LoopState, setup: ServingSetup, rank: int, lane: int, local: int, end_us: float) -> None:
     """Write an iteration down: in spans of time, which double when they run out, and in the log as far as it goes."""
-    totals, own, sums = state.totals[0], state.ranks[rank], state.batches[batch]
-    now_us = totals.now_us
-    while now_us >= totals.width_us * len(state.spans):
-        widen(state)
-    span = state.spans[int(now_us / totals.width_us)]
+    totals, own, sums = state.totals[0], state.ranks[rank], state.batches[lane * setup.ranks_per_replica + local]
+    pool = 1 if rank // setup.ranks_per_replica >= setup.first_decode else 0
+    pools, now_us = len(state.sizes) // (2 * SIZES), totals.now_us
+    spans = len(state.spans) // pools
+    while now_us >= totals.width_us * spans:
+        widen(state, spans)
+    span = state.spans[pool * spans + int(now_us / totals.width_us)]
     took_us, used = end_us - now_us, rules_of(setup, rank).blocks - own.free
     span.iterations += 1
     span.busy_us += took_us
@@ -232,18 +239,30 @@ def note(state: LoopState, setup: ServingSetup, rank: int, batch: int, end_us: f
     if totals.logged < len(state.log):
         row = state.log[totals.logged]
         totals.logged += 1
-        row.rank, row.start_us, row.end_us, row.blocks, row.waiting = rank, now_us, end_us, used, own.waiting
+        row.rank, row.lane, row.blocks, row.waiting = rank, lane, used, own.waiting
+        row.start_us, row.end_us = now_us, end_us
         row.decodes, row.prefill_tokens = sums.decodes, sums.prefill_tokens
         row.decode_context, row.samples = sums.decode_context, sums.samples
 
 
-def widen(state: LoopState) -> None:
-    """Spans twice as long, two of the old in each."""
+def count_size(state: LoopState, decode: bool, sums: Any, busy_us: float) -> None:
+    """Count an iteration of a rank with those of like size; one without tokens with those of one."""
+    tokens, mixed = sums.decodes + sums.prefill_tokens, 1 if sums.prefill_tokens > 0 else 0
+    pool = 1 if decode and len(state.sizes) > 2 * SIZES else 0
+    sized = state.sizes[(2 * pool + mixed) * SIZES + min(int(math.log2(max(tokens, 1.0))), SIZES - 1)]
+    sized.iterations += 1
+    sized.busy_us += busy_us
+    sized.tokens_us += tokens * busy_us
+
+
+def widen(state: LoopState, spans: int) -> None:
+    """Spans twice as long, two of the old in each, in each pool's ``spans``."""
     state.totals[0].width_us *= 2.0
     for place in range(len(state.spans)):
-        into, first = state.spans[place], 2 * place
+        pool = place // spans
+        into, first = state.spans[place], pool * spans + 2 * (place - pool * spans)
         iterations, busy_us, decodes, prefill_tokens, blocks, waiting = 0, 0.0, 0.0, 0.0, 0.0, 0.0
-        for source in range(first, min(first + 2, len(state.spans))):
+        for source in range(first, min(first + 2, (pool + 1) * spans)):
             each = state.spans[source]
             iterations, busy_us, decodes = iterations + each.iterations, busy_us + each.busy_us, decodes + each.decodes
             prefill_tokens, blocks = prefill_tokens + each.prefill_tokens, blocks + each.blocks
@@ -333,6 +352,7 @@ def leave(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int)
         request.preempted,
         request.hit,
     )
+    row.prefill_rank = request.first_rank
     row.input_tokens, row.output_tokens = request.input, request.output
     row.arrival_us, row.admitted_us, row.first_token_us = request.arrival_us, request.admitted_us, request.first_us
     row.finish_us, row.moved_us = request.last_us, request.moved_us
@@ -367,6 +387,7 @@ def move(state: LoopState, setup: ServingSetup, slot: int, rank: int, took_us: f
     begin_us = max(now_us - took_us * (1.0 - setup.move_exposed), own.link_us)
     end_us = max(begin_us + whole_us, now_us + whole_us * setup.move_exposed)
     own.link_us = end_us
+    state.totals[0].moved_tokens += request.computed
     request.moved_us = end_us - now_us
     request.rank = -2 - rank
     push_due(state, end_us, slot)

@@ -1,115 +1,42 @@
-"""The answer about a served model."""
+"""From the state of a run that has ended to its report."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..question.serving import ServingRequest
+from ..report.served import ServingReport, TimeSpread
 from .histogram import Histogram
-from .rules import ServingSetup
-from .state import LoopState
+from .rules import SchedulerRules, ServingSetup
+from .state import SIZES, LoopState
 
 if TYPE_CHECKING:
+    from .serve import Tally
     from .setup import ServedReplica
 
 PERCENTILES = (50, 90, 99)
 CDF_POINTS = 100
 OVERLOADED = 0.1  # of all requests still waiting when the last comes in, more than at half time
 MS = 1e3
+MOVED = ("prefill_e2e", "kv_transfer", "decode_e2e")
+SLO_SCALES = np.geomspace(0.1, 10, 61)
 
 
-@dataclass(frozen=True)
-class TimeSpread:
-    """A time over all requests, in milliseconds."""
-
-    mean: float
-    p50: float
-    p90: float
-    p99: float
-    count: int
-    cdf: tuple[tuple[float, float], ...] = field(default=(), repr=False)  # (ms, share of requests at most as long)
-
-    @classmethod
-    def of(cls, times: Histogram) -> TimeSpread:
-        """The spread of times in microseconds."""
-        points = tuple((value / MS, share) for value, share in times.cdf(CDF_POINTS))
-        p50, p90, p99 = (times.percentile(each) / MS for each in PERCENTILES)
-        return cls(times.mean / MS, p50, p90, p99, int(times.count), points)
-
-    def to_dict(self) -> dict[str, float]:
-        """Without the CDF."""
-        return {"mean": self.mean, "p50": self.p50, "p90": self.p90, "p99": self.p99}
-
-
-@dataclass(frozen=True)
-class ServingReport:
-    """What came of the traffic. Times in milliseconds; ``goodput`` is requests a second that met all targets.
-
-    ``over_time`` are spans of equal length with means over their iterations. ``kv_peak`` is the largest share of KV
-    blocks in use on any rank. ``overload`` says in words that the queue grew without end; empty where it did not.
-    """
-
-    requests: int
-    completed: int
-    rejected: int
-    ttft_ms: TimeSpread
-    tpot_ms: TimeSpread
-    itl_ms: TimeSpread
-    e2e_ms: TimeSpread
-    queue_ms: TimeSpread
-    normalised_ms: TimeSpread
-    duration_s: float
-    requests_per_s: float
-    output_tokens_per_s: float
-    output_tokens_per_s_per_gpu: float
-    total_tokens_per_s: float
-    goodput: float
-    slo_attainment: float
-    kv_peak: float
-    preemptions: int
-    swaps: int
-    prefix_hit_share: float
-    iterations: int
-    mean_batch: float
-    utilisation: float
-    replicas: int
-    devices: int
-    overload: str = ""
-    backlog: tuple[Mapping[str, float], ...] = ()
-    over_time: tuple[Mapping[str, float], ...] = field(default=(), repr=False)
-    pools: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    kv_transfer_ms: TimeSpread | None = None
-    kv_transfer_bytes: float = 0.0
-    notes: tuple[str, ...] = ()
-    wall_time_s: float = 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values; CDFs and spans of time are in ``cdf`` and ``over_time``."""
-        values: dict[str, Any] = {}
-        curves: dict[str, Any] = {}
-        for name, value in vars(self).items():
-            if isinstance(value, TimeSpread):
-                values[name] = value.to_dict()
-                curves[name] = [list(point) for point in value.cdf]
-            elif name in ("over_time", "backlog"):
-                values[name] = [dict(each) for each in value]
-            elif name == "pools":
-                values[name] = {pool: dict(each) for pool, each in value.items()}
-            else:
-                values[name] = list(value) if isinstance(value, tuple) else value
-        return values | {"cdf": curves}
+def spread(times: Histogram) -> TimeSpread:
+    """The spread of times in microseconds."""
+    points = tuple((value / MS, share) for value, share in times.cdf(CDF_POINTS))
+    p50, p90, p99 = (times.percentile(each) / MS for each in PERCENTILES)
+    return TimeSpread(times.mean / MS, p50, p90, p99, int(times.count), points)
 
 
 def report_of(
     request: ServingRequest,
     made: ServingSetup,
     state: LoopState,
-    times: Mapping[str, Histogram],
-    good: int,
+    tally: Tally,
     backlog: list[tuple[float, int, int]],
     replicas: tuple[ServedReplica, ServedReplica],
     wall_s: float,
@@ -118,15 +45,19 @@ def report_of(
     totals = {name: state.totals[name][0].item() for name in state.totals.dtype.names}
     gaps = Histogram(state.gaps, (totals["gaps"], totals["gap_us"], totals["least_gap_us"], totals["most_gap_us"]))
     seconds = max(totals["now_us"] / 1e6, 1e-9)
-    done, pool = totals["completed"], request.decode_pool
-    devices = request.replicas * replicas[0].devices + pool.replicas * replicas[1].devices
-    rows = over_time(state, made)
+    done, pool, times, good = totals["completed"], request.decode_pool, tally.times, tally.good
+    counts = request.replicas * replicas[0].devices, pool.replicas * replicas[1].devices
+    devices = sum(counts)
+    joules = energy_j(request, state, replicas, seconds)
+    price = sum(count * each.price_per_hour for count, each in zip(counts, replicas, strict=True)) * seconds / 3600
+    million = max(totals["output_tokens"], 1) / 1e6
+    moved = {f"{name}_ms": spread(times[name]) for name in MOVED} if pool.replicas else {}
     return ServingReport(
         requests=totals["arrived"],
         completed=done,
         rejected=totals["rejected"],
-        **{f"{name}_ms": TimeSpread.of(times[name]) for name in ("ttft", "tpot", "e2e", "queue", "normalised")},
-        itl_ms=TimeSpread.of(gaps),
+        **{f"{name}_ms": spread(times[name]) for name in ("ttft", "tpot", "e2e", "queue", "normalised")},
+        itl_ms=spread(gaps),
         duration_s=seconds,
         requests_per_s=done / seconds,
         output_tokens_per_s=totals["output_tokens"] / seconds,
@@ -140,15 +71,20 @@ def report_of(
         prefix_hit_share=totals["hit_tokens"] / max(1, totals["hit_tokens"] + totals["computed_tokens"]),
         iterations=totals["iterations"],
         mean_batch=totals["computed_tokens"] / max(1, totals["iterations"]),
-        utilisation=float(state.spans["busy_us"].sum()) / (totals["now_us"] or 1.0) / len(state.ranks),
+        utilisation=float(state.ranks["busy_us"].mean()) / (totals["now_us"] or 1.0),
         replicas=made.replicas,
         devices=devices,
         overload=overload(request, backlog, totals["rejected"]),
         backlog=tuple({"s": at / 1e6, "came": came, "waiting": waits} for at, came, waits in backlog),
-        over_time=rows,
-        pools=pools(state, made) if pool.replicas else {},
-        kv_transfer_ms=TimeSpread.of(times["kv_transfer"]) if pool.replicas else None,
-        kv_transfer_bytes=replicas[0].kv.bytes_per_token * totals["input_tokens"] if pool.replicas else 0.0,
+        over_time=over_time(state, made),
+        slo={name: value for name, value in vars(request.slo).items() if value is not None and request.slo.named},
+        slo_curve=slo_curve(tally, totals["arrived"]) if request.slo.named else (),
+        power_w=None if joules is None else joules / seconds / devices,
+        kwh_per_million_tokens=None if joules is None else joules / 3.6e6 / million,
+        cost_per_million_tokens=price / million if price else None,
+        pools=pools(state, made, counts) if pool.replicas else {},
+        **moved,
+        kv_transfer_bytes=totals["moved_tokens"] * replicas[1].kv.bytes_per_token,
         notes=notes(totals),
         wall_time_s=wall_s,
     )
@@ -161,37 +97,78 @@ def kv_peak(state: LoopState, made: ServingSetup) -> float:
     return float((state.ranks["peak"] / blocks).max())
 
 
-def over_time(state: LoopState, made: ServingSetup) -> tuple[Mapping[str, float], ...]:
-    """The spans of time up to the last iteration: means over their iterations, weighted by their length."""
-    used = np.flatnonzero(state.spans["iterations"])
-    if not len(used):
-        return ()
-    width_s = float(state.totals["width_us"][0]) / 1e6
-    spans = state.spans[: used[-1] + 1]
-    busy = np.maximum(spans["busy_us"], 1e-9)
-    columns = {
-        "start_s": np.arange(len(spans)) * width_s,
-        "iterations": spans["iterations"],
-        "busy_share": spans["busy_us"] / (width_s * 1e6 * len(state.ranks)),
-        "decodes": spans["decodes"] / busy,
-        "prefill_tokens": spans["prefill_tokens"],
-        "kv_share": spans["blocks"] / busy / made.rules.blocks,
-        "waiting": spans["waiting"] / busy,
-    }
-    return tuple(dict(zip(columns, map(float, row), strict=True)) for row in zip(*columns.values(), strict=True))
-
-
-def pools(state: LoopState, made: ServingSetup) -> dict[str, dict[str, float]]:
-    """How many replicas each pool has, and the most KV memory in use on one of their ranks."""
+def parts(state: LoopState, made: ServingSetup) -> dict[str, tuple[slice, SchedulerRules]]:
+    """The ranks of each pool and their rules, ``all`` where there is one."""
     first = made.first_decode * made.ranks_per_replica
-    parts = {"prefill": (slice(0, first), made.rules), "decode": (slice(first, None), made.decode_rules)}
+    if first == len(state.ranks):
+        return {"all": (slice(0, first), made.rules)}
+    return {"prefill": (slice(0, first), made.rules), "decode": (slice(first, None), made.decode_rules)}
+
+
+def over_time(state: LoopState, made: ServingSetup) -> dict[str, tuple[Mapping[str, float], ...]]:
+    """Each pool's spans of time up to the last iteration: means over their iterations, weighted by their length."""
+    pools = parts(state, made)
+    spans = state.spans.reshape(len(pools), -1)
+    used = np.flatnonzero(spans["iterations"].sum(axis=0))
+    width_s = float(state.totals["width_us"][0]) / 1e6
+    found = {}
+    for (name, (part, own)), whole in zip(pools.items(), spans, strict=True):
+        kept = whole[: used[-1] + 1] if len(used) else whole[:0]
+        busy, count = np.maximum(kept["busy_us"], 1e-9), len(state.ranks[part])
+        columns = {
+            "start_s": np.arange(len(kept)) * width_s,
+            "iterations": kept["iterations"],
+            "busy_share": kept["busy_us"] / (width_s * 1e6 * count),
+            "decodes": kept["decodes"] / busy,
+            "prefill_tokens": kept["prefill_tokens"] / np.maximum(kept["iterations"], 1),
+            "kv_share": kept["blocks"] / busy / own.blocks,
+            "waiting": kept["waiting"] / busy,
+        }
+        rows = zip(*columns.values(), strict=True)
+        found[name] = tuple(dict(zip(columns, map(float, row), strict=True)) for row in rows)
+    return found
+
+
+def pools(state: LoopState, made: ServingSetup, devices: tuple[int, int]) -> dict[str, dict[str, float]]:
+    """Replicas and devices of each pool, the share of the time that they compute, and the most KV memory in use."""
+    duration_us = float(state.totals["now_us"][0]) or 1.0
     return {
         name: {
             "replicas": len(state.ranks[part]) / made.ranks_per_replica,
+            "devices": float(count),
+            "utilisation": float(state.ranks["busy_us"][part].mean()) / duration_us,
             "kv_peak": float(state.ranks["peak"][part].max()) / own.blocks,
         }
-        for name, (part, own) in parts.items()
+        for (name, (part, own)), count in zip(parts(state, made).items(), devices, strict=True)
     }
+
+
+def slo_curve(tally: Tally, requests: int) -> tuple[tuple[float, float], ...]:
+    """(how many times as long the targets are, share of all requests that meet all of them then)."""
+    within = tally.needed.count / max(requests, 1)
+    return tuple((scale, tally.needed.share_within(scale * 1e6) * within) for scale in map(float, SLO_SCALES))
+
+
+def energy_j(
+    request: ServingRequest, state: LoopState, replicas: tuple[ServedReplica, ServedReplica], seconds: float
+) -> float | None:
+    """Joules of all devices: what they draw in iterations of the sizes that ran, and idle for the rest; None where that
+    is unknown."""
+    counts = (request.replicas, request.decode_pool.replicas)
+    total, sizes = 0.0, state.sizes.reshape(-1, 2, SIZES)
+    for own, replica, count in zip(sizes, replicas, counts, strict=False):
+        known = replica.figures
+        if known is None or not np.isfinite(known.idle_w):
+            return None
+        per_rank = replica.devices / request.attention_dp
+        rest_s = seconds * replica.devices * count - float(own["busy_us"].sum()) * per_rank * 1e-6
+        total += max(rest_s, 0.0) * float(known.idle_w)
+        axes = (known.decode_axis, known.decode_w), (known.prompt_axis, known.prompt_w)
+        for sized, (axis, watts) in zip(own, axes, strict=True):
+            ran = sized[sized["iterations"] > 0]
+            drawn = np.interp(ran["tokens_us"] / np.maximum(ran["busy_us"], 1e-9), axis, watts)
+            total += float((ran["busy_us"] * drawn).sum()) * per_rank * 1e-6
+    return total
 
 
 def overload(request: ServingRequest, backlog: list[tuple[float, int, int]], rejected: int) -> str:

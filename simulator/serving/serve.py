@@ -10,18 +10,21 @@ from typing import Any
 import numpy as np
 
 from ..question.serving import ServingRequest, ServingTargets
+from ..report.served import ServingReport
+from . import confidence
 from . import setup as setups
 from .compiled import compiled, on_disk, with_own
 from .histogram import BINS, Histogram
 from .loop import RequestChunk
-from .report import ServingReport, report_of
+from .report import report_of
 from .requests import stream
 from .rules import ServingSetup
 from .setup import ServedReplica
 from .state import NONE, LoopState, as_objects, empty_state, with_room, write_back
 from .streams import RequestStream
 
-TIMES = ("ttft", "tpot", "e2e", "queue", "normalised", "kv_transfer")
+TIMES = ("ttft", "tpot", "e2e", "queue", "normalised", "kv_transfer", "prefill_e2e", "decode_e2e")
+SCALE = 1e6  # a target met just so, in the bins of times
 COMPILED_FROM = 1_000_000  # output tokens from which compiling (half a minute, once) pays
 RunLoop = Callable[[LoopState, ServingSetup, RequestChunk, bool], None]
 
@@ -42,6 +45,9 @@ class ServedTraffic:
     requests: np.ndarray
     iterations: np.ndarray
     state: LoopState
+    setup: ServingSetup
+    replica: ServedReplica
+    bytes_per_token: float  # of keys and values, as they move to another replica
 
 
 class Tally:
@@ -50,6 +56,7 @@ class Tally:
     def __init__(self, ttft_us: float, targets: ServingTargets, keep: bool) -> None:
         self.ttft_us, self.targets, self.keep = ttft_us, targets, keep
         self.times = {name: Histogram() for name in TIMES}
+        self.needed = Histogram()  # how many times as long as the targets each may take that it has all of them
         self.good = 0
         self.rows: list[np.ndarray] = []
 
@@ -69,16 +76,21 @@ class Tally:
         self.times["e2e"].add(ttft + decode)
         self.times["queue"].add(done["admitted_us"] - done["arrival_us"])
         self.times["normalised"].add((ttft + decode) / outputs)
-        self.times["kv_transfer"].add(done["moved_us"][done["moved_us"] > 0])
-        self.good += int(np.count_nonzero(self._met(ttft, tpot, ttft + decode)))
+        moved = done["moved_us"] > 0
+        self.times["kv_transfer"].add(done["moved_us"][moved])
+        self.times["prefill_e2e"].add(ttft[moved])
+        self.times["decode_e2e"].add((decode - done["moved_us"])[moved])
+        needed = self._needed(ttft, tpot, ttft + decode)
+        self.good += int(np.count_nonzero(needed <= 1.0))
+        self.needed.add(needed * SCALE)
 
-    def _met(self, ttft: np.ndarray, tpot: np.ndarray, e2e: np.ndarray) -> np.ndarray:
-        met = np.ones(len(ttft), bool)
-        targets = self.targets
+    def _needed(self, ttft: np.ndarray, tpot: np.ndarray, e2e: np.ndarray) -> np.ndarray:
+        """Times over their targets, the largest of each request."""
+        needed, targets = np.zeros(len(ttft)), self.targets
         for times_us, most_ms in ((ttft, targets.ttft_ms), (tpot, targets.tpot_ms), (e2e, targets.e2e_ms)):
             if most_ms is not None:
-                met &= times_us <= 1e3 * most_ms
-        return met
+                needed = np.maximum(needed, times_us / max(1e3 * most_ms, 1e-9))
+        return needed
 
 
 def serve(
@@ -104,8 +116,32 @@ def serve(
     state, backlog = through(made, state, source, ledger, runner(request), progress)
     rows = np.concatenate(ledger.rows) if ledger.rows else state.left[:0]
     wall_s = time.perf_counter() - began
-    report = report_of(request, made, state, ledger.times, ledger.good, backlog, (replica, decoder or replica), wall_s)
-    return ServedTraffic(report, rows[np.argsort(rows["request"])], state.log[: int(state.totals["logged"][0])], state)
+    replicas = replica, decoder or replica
+    report = report_of(request, made, state, ledger, backlog, replicas, wall_s)
+    kept_rows, log = rows[np.argsort(rows["request"])], state.log[: int(state.totals["logged"][0])]
+    return ServedTraffic(report, kept_rows, log, state, made, replica, replicas[1].kv.bytes_per_token)
+
+
+def serve_with_intervals(
+    request: ServingRequest,
+    replica: ServedReplica,
+    decoder: ServedReplica | None = None,
+    kept: Keeping | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> ServedTraffic:
+    """The same as :func:`serve`, with the intervals of its figures where they are wanted and steps have some."""
+    served = serve(request, replica, decoder, kept, progress)
+    if not confidence.wanted(request) or replica.figures is None:
+        return served
+    began = time.perf_counter()
+
+    def at(z: float) -> ServingReport:
+        other = None if decoder is None else confidence.shifted(decoder, z)
+        return serve(request, confidence.shifted(replica, z), other).report
+
+    report = confidence.with_intervals(served.report, request, at)
+    wall_s = report.wall_time_s + time.perf_counter() - began
+    return replace(served, report=replace(report, wall_time_s=wall_s))
 
 
 def runner(request: ServingRequest) -> RunLoop:

@@ -21,6 +21,7 @@ from ..question.serving import (
     Scheduler,
     ServingRequest,
 )
+from .figures import StepFigures
 from .iteration import IterationTables, linear_tables
 from .kv import KvBudget
 from .rules import OWN, OWN_ROUTER, IterationTiming, SchedulerRules, ServingSetup
@@ -55,6 +56,8 @@ class ServedReplica:
     devices: int = 1
     max_model_len: int = LONGEST
     graphs: tuple[int, ...] = ()
+    figures: StepFigures | None = None
+    price_per_hour: float = 0.0  # of a device
 
 
 def by_hand(law: IterationLaw, blocks: int | None, block_tokens: int | None, bytes_per_token: float) -> ServedReplica:
@@ -122,14 +125,14 @@ def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplic
         first_decode=request.replicas if pool.replicas else replicas,
         concurrency=request.traffic.concurrency,
         move_us=pool.link_us,
-        move_token_us=token_us(pool, replica),
+        move_token_us=token_us(pool, other),
         move_exposed=1.0 / pool.layers,
     )
 
 
-def token_us(pool: DecodePool, replica: ServedReplica) -> float:
-    """Microseconds that one token's keys and values take to the pool that decodes."""
-    return 1e6 * replica.kv.bytes_per_token / (pool.link_gbps * 1e9)
+def token_us(pool: DecodePool, decoder: ServedReplica) -> float:
+    """Microseconds that one token's keys and values take to the pool that decodes: what lands there counts."""
+    return 1e6 * decoder.kv.bytes_per_token / (pool.link_gbps * 1e9)
 
 
 def shape(
@@ -146,6 +149,7 @@ def shape(
         blocks=most,
         caching=request.scheduler.prefix_caching,
         most_blocks=min(most, -(-tokens // made.rules.block_tokens)) + 1,
+        pools=2 if request.decode_pool.replicas else 1,
         logged=logged,
         bins=bins,
     )

@@ -30,8 +30,9 @@ SLOT = _kind(
     # of which the last is in no cache yet. `shared` tokens have the content `prefix` (NONE: like no other's), or those
     # of LoopState.keys from `keys` on.
     "request row input output prefix shared keys computed made blocks hit "
+    # first_rank: where it came in, which differs from rank once its cache moved.
     # waits: a batch in flight gives it a token. stalled: its cache is in host memory. free: a stack of free slots.
-    "waits preempted stalled rank seat next free",
+    "waits preempted stalled rank first_rank seat next free",
     "arrival_us admitted_us first_us last_us moved_us",
 )
 RANK = _kind(
@@ -40,22 +41,23 @@ RANK = _kind(
     # peak: most blocks in use. seats: rows of the block table that are free.
     "free head tail waiting count outstanding work clock rows peak seats",
     # ratio: SGLang's estimate. extra_us: what its next iteration takes longer. visible_us: requests that arrived later
-    # are not seen yet. link_us: when its link is free.
-    "ratio extra_us visible_us link_us",
+    # are not seen yet. link_us: when its link is free. busy_us: time that its devices computed.
+    "ratio extra_us visible_us link_us busy_us",
 )
 LANE = _kind("busy", "start_us stage_us")  # stage_us: when the stage of this number is free
 BATCH = _kind("size", "decodes decode_context prefill_tokens prefill_pairs prefill_context samples")
 BLOCK = _kind("users key after before", "")  # free ones form a ring, in the order in which they are taken
 DUE_LATER = _kind("code", "time_us")
 SPAN = _kind("iterations", "busy_us decodes prefill_tokens blocks waiting")  # sums, weighted by time but for tokens
-ITERATION = _kind("rank blocks waiting", "start_us end_us decodes prefill_tokens decode_context samples")
+SIZED = _kind("iterations", "busy_us tokens_us")  # iterations of like size: their time, and tokens times it
+ITERATION = _kind("rank lane blocks waiting", "start_us end_us decodes prefill_tokens decode_context samples")
 ENDED = _kind(
-    "request rank input_tokens output_tokens preemptions hit_tokens",
+    "request rank prefill_rank input_tokens output_tokens preemptions hit_tokens",
     "arrival_us admitted_us first_token_us finish_us moved_us",
 )
 TOTALS = _kind(
     "free_slots left logged due arrived completed rejected iterations preemptions swaps input_tokens output_tokens "
-    "hit_tokens computed_tokens credits waiting seed turn decode_turn key_tokens",
+    "hit_tokens computed_tokens moved_tokens credits waiting seed turn decode_turn key_tokens",
     "now_us width_us gaps gap_us least_gap_us most_gap_us",
 )
 
@@ -78,13 +80,15 @@ class LoopState(NamedTuple):
     keys: np.ndarray  # contents of spans of ``key_tokens`` tokens, of all requests that come with them
     totals: Any  # TOTALS [1]
     gaps: np.ndarray  # [bins] times between tokens (:mod:`.histogram`)
-    spans: Any  # SPAN [spans]
+    spans: Any  # SPAN [pools * spans]
+    sizes: Any  # SIZED [pools * 2 * SIZES], those of decodes alone, then those with prompts, by powers of two of tokens
     log: Any  # ITERATION [rows], as far as they are kept
     left: Any  # ENDED [slots] requests that ended, until they are fetched
     due: Any  # DUE_LATER [2 * slots] a heap of what comes in later
 
 
-RECORDS = ("slots", "ranks", "lanes", "batches", "blocks", "totals", "spans", "log", "left", "due")
+RECORDS = ("slots", "ranks", "lanes", "batches", "blocks", "totals", "spans", "sizes", "log", "left", "due")
+SIZES = 24  # powers of two of tokens in a batch
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,8 @@ class StateSizes:
     blocks: int
     caching: bool = False
     most_blocks: int = 1  # of one request, where prefixes are cached
-    spans: int = 1024
+    pools: int = 1
+    spans: int = 256
     logged: int = 0
     bins: int = 1
 
@@ -144,7 +149,8 @@ def empty_state(shape: StateSizes, slots: int, seed: int = 0) -> LoopState:
         keys=np.zeros(0, np.int64),
         totals=totals,
         gaps=np.zeros(shape.bins, np.int64),
-        spans=np.zeros(shape.spans, SPAN),
+        spans=np.zeros(shape.pools * shape.spans, SPAN),
+        sizes=np.zeros(shape.pools * 2 * SIZES, SIZED),
         log=np.zeros(shape.logged, ITERATION),
         left=np.zeros(slots, ENDED),
         due=np.zeros(2 * slots, DUE_LATER),

@@ -20,6 +20,7 @@ from ...datasets.files import write_atomically
 from ...datasets.version import __version__
 from ..question.canonical import RequestError
 from ..question.work import Work
+from .figures import SeenSteps, StepFigures
 from .iteration import IterationTables, iteration_us
 from .tabulate import Extent, Simulate, tabulated
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ..question.requests import SimulateRequest
     from .bench import ServingBench as Workbench
 
-FORMAT = 1
+FORMAT = 2
 CHECKED = 16  # random batches that tables are checked on
 
 
@@ -44,10 +45,11 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Surrogate:
-    """The tables of one model, layout, engine and device, and how far off they are."""
+    """The tables of one model, layout, engine and device, how far off they are, and what is known of their steps."""
 
     tables: IterationTables
     held_out: HeldOut
+    figures: StepFigures | None = None
 
     def iteration_us(self, work: Work) -> float:
         """Microseconds of a batch: that of ``workload=batch``."""
@@ -92,8 +94,10 @@ def made(request: SimulateRequest, bench: Workbench, extent: Extent) -> Surrogat
         own = replace(work, expert_load=request.work.expert_load, cache="static")
         return simulated(request.model, own, plan, device, engine, bench.graphs)
 
-    tables = tabulated(simulate, engine_of(plan.stack, engine), extent)
-    return Surrogate(tables, held_out(Surrogate(tables, HeldOut(0, 0, 0, 0, 0)), simulate, extent))
+    seen = SeenSteps(simulate)
+    tables = tabulated(seen, engine_of(plan.stack, engine), extent)
+    errors = held_out(Surrogate(tables, HeldOut(0, 0, 0, 0, 0)), simulate, extent)
+    return Surrogate(tables, errors, seen.figures)
 
 
 def held_out(own: Surrogate, simulate: Simulate, extent: Extent, count: int = CHECKED, seed: int = 0) -> HeldOut:
@@ -164,6 +168,8 @@ def write(path: Path, own: Surrogate) -> Path:
     """Keeps a surrogate, all of it or nothing."""
     named: dict[str, Any] = {name: np.asarray(table) for name, table in own.tables._asdict().items()}
     errors = np.array([own.held_out.n, *(getattr(own.held_out, name) for name in list(vars(own.held_out))[1:])])
+    if own.figures is not None:
+        named |= {f"step_{name}": value for name, value in own.figures._asdict().items()}
     content = io.BytesIO()
     np.savez(content, held_out=errors, **named)
     return write_atomically(path, lambda temporary: temporary.write_bytes(content.getvalue()), RequestError)
@@ -175,6 +181,8 @@ def read(path: Path) -> Surrogate | None:
         with np.load(path, allow_pickle=False) as file:
             tables = IterationTables(*(file[name] for name in IterationTables._fields))
             count, *errors = file["held_out"].tolist()
+            known = "step_idle_w" in file
+            figures = StepFigures(*(file[f"step_{name}"] for name in StepFigures._fields)) if known else None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
-    return Surrogate(tables, HeldOut(int(count), *errors))
+    return Surrogate(tables, HeldOut(int(count), *errors), figures)

@@ -1,0 +1,99 @@
+"""The answer about a served model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TimeSpread:
+    """A time over all requests, in milliseconds."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    count: int
+    cdf: tuple[tuple[float, float], ...] = field(default=(), repr=False)  # (ms, share of requests at most as long)
+
+    def to_dict(self) -> dict[str, float]:
+        """Without the CDF."""
+        return {"mean": self.mean, "p50": self.p50, "p90": self.p90, "p99": self.p99}
+
+
+@dataclass(frozen=True)
+class ServingReport:
+    """What came of the traffic. Times in milliseconds; ``goodput`` is requests a second that met all targets.
+
+    ``over_time`` are spans of equal length with means over their iterations, by pool (``all`` where there is one).
+    ``kv_peak`` is the largest share of KV blocks in use on any rank. ``overload`` says in words that the queue grew
+    without end; empty where it did not. ``slo_curve`` is the share of requests that would meet all targets if they
+    were so many times as long. ``power_w`` is the mean of a device, energy and cost are of a million tokens made.
+    ``intervals`` are those of figures by name (``ttft_ms.p50``), from those of the steps' times: ``coverage`` of their
+    errors are within. ``p_slo_met`` is how likely, by the same errors, enough requests meet all targets.
+    """
+
+    requests: int
+    completed: int
+    rejected: int
+    ttft_ms: TimeSpread
+    tpot_ms: TimeSpread
+    itl_ms: TimeSpread
+    e2e_ms: TimeSpread
+    queue_ms: TimeSpread
+    normalised_ms: TimeSpread
+    duration_s: float
+    requests_per_s: float
+    output_tokens_per_s: float
+    output_tokens_per_s_per_gpu: float
+    total_tokens_per_s: float
+    goodput: float
+    slo_attainment: float
+    kv_peak: float
+    preemptions: int
+    swaps: int
+    prefix_hit_share: float
+    iterations: int
+    mean_batch: float
+    utilisation: float
+    replicas: int
+    devices: int
+    overload: str = ""
+    backlog: tuple[Mapping[str, float], ...] = ()
+    over_time: Mapping[str, tuple[Mapping[str, float], ...]] = field(default_factory=dict, repr=False)
+    slo: Mapping[str, float] = field(default_factory=dict)
+    slo_curve: tuple[tuple[float, float], ...] = field(default=(), repr=False)
+    power_w: float | None = None
+    kwh_per_million_tokens: float | None = None
+    cost_per_million_tokens: float | None = None
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    coverage: float | None = None
+    p_slo_met: float | None = None
+    pools: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    prefill_e2e_ms: TimeSpread | None = None
+    kv_transfer_ms: TimeSpread | None = None
+    decode_e2e_ms: TimeSpread | None = None
+    kv_transfer_bytes: float = 0.0
+    notes: tuple[str, ...] = ()
+    wall_time_s: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; CDFs and spans of time are in ``cdf`` and ``over_time``."""
+        values: dict[str, Any] = {}
+        curves: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, TimeSpread):
+                values[name] = value.to_dict()
+                curves[name] = [list(point) for point in value.cdf]
+            else:
+                values[name] = plain(value)
+        return values | {"cdf": curves}
+
+
+def plain(value: Any) -> Any:
+    """The value with lists for tuples and dicts for mappings, all the way down."""
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, tuple) else value

@@ -1,0 +1,84 @@
+"""From intervals of steps to intervals of what users see, and to how likely their targets are met.
+
+The same traffic is served again with all iteration times at another quantile of their errors
+(:func:`.figures.at_quantile`). Slower steps make every figure worse, so that a figure's quantile is the figure at that
+quantile of the times, and the chance that targets are met is that of steps no slower than they may be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ..question.serving import ServingRequest
+from ..question.work import COVERAGE
+from ..report.served import ServingReport, TimeSpread
+from .figures import Z90, at_quantile
+from .setup import ServedReplica
+
+FIGURES = ("duration_s", "requests_per_s", "output_tokens_per_s", "output_tokens_per_s_per_gpu", "goodput")
+SHARES = ("slo_attainment", "utilisation", "kv_peak")
+FARTHEST = 3.0  # standard deviations; beyond it, a chance is called that of it
+HALVINGS = 5
+SMALL = 1_000_000  # tokens of answers up to which a run has intervals unless said otherwise
+
+AtQuantile = Callable[[float], ServingReport]
+
+
+def wanted(request: ServingRequest) -> bool:
+    """Whether a run gets intervals: as asked, else where it is small."""
+    if request.intervals is not None:
+        return request.intervals
+    return request.traffic.trace is None and request.traffic.requests * request.traffic.output.mean <= SMALL
+
+
+def shifted(replica: ServedReplica, z: float) -> ServedReplica:
+    """A replica whose iterations take as long as ``z`` standard deviations above what is likely."""
+    if replica.figures is None:
+        return replica
+    return replace(replica, tables=at_quantile(replica.tables, replica.figures, z))
+
+
+def with_intervals(report: ServingReport, request: ServingRequest, at: AtQuantile) -> ServingReport:
+    """The report with the intervals of its figures, and the chance of its targets; ``at`` answers at a quantile."""
+    fast, slow = at(-Z90), at(Z90)
+    found: dict[str, tuple[float, float]] = {}
+    for name, value in vars(report).items():
+        one, other = getattr(fast, name), getattr(slow, name)
+        if isinstance(value, TimeSpread):
+            for part in value.to_dict():
+                found[f"{name}.{part}"] = ordered(getattr(one, part), getattr(other, part))
+        elif name in FIGURES + SHARES or (name.endswith("_per_million_tokens") and value is not None):
+            found[name] = ordered(one, other)
+    chance = None
+    if request.slo.named:
+        chance = chance_met(lambda z: met(request, {-Z90: fast, 0.0: report, Z90: slow}.get(z) or at(z)))
+    return replace(report, intervals=found, coverage=COVERAGE, p_slo_met=chance)
+
+
+def ordered(one: Any, other: Any) -> tuple[float, float]:
+    """Two figures, the smaller first."""
+    return (one, other) if one <= other else (other, one)
+
+
+def met(request: ServingRequest, report: ServingReport) -> bool:
+    """Whether enough requests have all that users expect, and no queue grows without end."""
+    return report.slo_attainment >= request.slo.share and not report.overload
+
+
+def chance_met(at: Callable[[float], bool]) -> float:
+    """How likely targets are met, where ``at`` says whether they are at so many standard deviations of slowness."""
+    places = (-Z90, 0.0, Z90)
+    low, high = -FARTHEST, FARTHEST
+    for place in places:
+        if at(place):
+            low = place
+        else:
+            high = place
+            break
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if at(middle) else (low, middle)
+    return 0.5 * (1 + math.erf((low + high) / 2 / math.sqrt(2)))

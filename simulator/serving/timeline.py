@@ -1,0 +1,81 @@
+"""Served traffic as a timeline: requests, iterations, KV memory and queues, rank by rank."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from ..formats.tracks import RankTrack, TrackSpan
+from .rules import ServingSetup
+
+MOST_ITERATIONS = 50_000  # so many from the beginning are shown, with the requests that came meanwhile
+PHASES = (("queue", "arrival_us", "admitted_us"), ("prefill", "admitted_us", "first_token_us"))
+
+
+def tracks(iterations: np.ndarray, requests: np.ndarray, setup: ServingSetup) -> list[RankTrack]:
+    """Two tracks for each rank: its iterations with counters of memory, queue and batch, and its requests.
+
+    ``iterations`` and ``requests`` are records as :class:`.serve.ServedTraffic` has them. Requests of a rank lie in as
+    few rows as they can without overlapping.
+    """
+    end_us = float(iterations["end_us"].max()) if len(iterations) else 0.0
+    shown = requests[(requests["rank"] >= 0) & (requests["arrival_us"] <= end_us)]
+    found = []
+    for rank in range(setup.replicas * setup.ranks_per_replica):
+        own = iterations[iterations["rank"] == rank]
+        found.append(_iterations(rank, own, setup))
+        came = shown[shown["prefill_rank"] == rank]
+        if len(came):
+            found.append(RankTrack(f"requests of {rank_name(rank, setup)}", _requests(came)))
+    return found
+
+
+def rank_name(rank: int, setup: ServingSetup) -> str:
+    """The replica, and the rank of it where it has several, with the pool that it is of."""
+    replica, local = divmod(rank, setup.ranks_per_replica)
+    two = setup.first_decode < setup.replicas
+    pool = ("decode " if replica >= setup.first_decode else "prefill ") if two else ""
+    return f"{pool}replica {replica}" + (f" rank {local}" if setup.ranks_per_replica > 1 else "")
+
+
+def _iterations(rank: int, own: np.ndarray, setup: ServingSetup) -> RankTrack:
+    rules = setup.rules if rank // setup.ranks_per_replica < setup.first_decode else setup.decode_rules
+    lanes = {lane: number for number, lane in enumerate(np.unique(own["lane"]).tolist())}
+    spans = []
+    for row in own:
+        start, stage = float(row["start_us"]), lanes[int(row["lane"])]
+        prompts, decodes = int(row["prefill_tokens"]), int(row["decodes"])
+        kind = "mixed" if prompts and decodes else "prefill" if prompts else "decode"
+        told = {name: float(row[name]) for name in ("decodes", "prefill_tokens", "decode_context", "samples")}
+        stream = f"iterations {stage + 1}" if len(lanes) > 1 else "iterations"
+        spans.append(TrackSpan(f"{prompts} + {decodes}", start, float(row["end_us"]) - start, stream, kind, told))
+    times = own["start_us"].tolist()
+    counters = {
+        "KV memory in use, %": (100 * own["blocks"] / max(rules.blocks, 1)).tolist(),
+        "requests waiting": own["waiting"].astype(float).tolist(),
+        "sequences decoding": own["decodes"].tolist(),
+        "prompt tokens": own["prefill_tokens"].tolist(),
+    }
+    named = {name: list(zip(times, values, strict=True)) for name, values in counters.items()}
+    return RankTrack(rank_name(rank, setup), spans, counters=named)
+
+
+def _requests(came: np.ndarray) -> list[TrackSpan]:
+    rows: list[tuple[float, int]] = []  # (when it is free, its number)
+    spans = []
+    for each in came[np.argsort(came["arrival_us"], kind="stable")]:
+        begin, finish = float(each["arrival_us"]), float(each["finish_us"])
+        row = heapq.heappop(rows)[1] if rows and rows[0][0] <= begin else len(rows)
+        heapq.heappush(rows, (finish, row))
+        stream = f"row {row + 1}"
+        names = ("input_tokens", "output_tokens", "preemptions", "hit_tokens")
+        told = {name: int(each[name]) for name in names}
+        spans.append(TrackSpan(f"request {each['request']}", begin, finish - begin, stream, "request", told))
+        moved = float(each["moved_us"])
+        decode = float(each["first_token_us"]) + moved
+        parts = [(name, float(each[start]), float(each[end])) for name, start, end in PHASES]
+        parts += [("KV transfer", decode - moved, decode)] if moved > 0 else []
+        parts += [("decode", decode, finish)]
+        spans += [TrackSpan(name, start, end - start, stream, name) for name, start, end in parts if end > start]
+    return spans

@@ -1,0 +1,164 @@
+"""What a run writes down: energy, price, intervals, the timeline, the table of requests and the page."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from opcast.simulator.formats.perfetto import write_trace
+from opcast.simulator.html.page import Figure, render
+from opcast.simulator.html.serving import page
+from opcast.simulator.question.serving import DecodePool, IterationLaw, KvMemory, ServingRequest, ServingTargets
+from opcast.simulator.question.traffic import Lengths, RequestTraffic
+from opcast.simulator.serving import serve as serving
+from opcast.simulator.serving.confidence import chance_met
+from opcast.simulator.serving.figures import Z90, StepFigures, at_quantile
+from opcast.simulator.serving.iteration import iteration_us
+from opcast.simulator.serving.requests_table import columns
+from opcast.simulator.serving.setup import ServedReplica, by_hand
+from opcast.simulator.serving.timeline import tracks
+
+LAW = IterationLaw(base_us=5000.0, decode_us=20.0, decode_context_us=0.02, prefill_token_us=60.0)
+TRAFFIC = RequestTraffic(
+    rate=20.0, requests=80, input=Lengths("uniform", low=1, high=300), output=Lengths("uniform", low=1, high=40)
+)
+USUAL = ServingRequest(law=LAW, kv=KvMemory(200, 16, 131072.0), traffic=TRAFFIC, slo=ServingTargets(40.0, 8.0))
+Play = Callable[..., Any]
+
+
+def figures(decode_width: float = 0.1, prompt_width: float = 0.2, watts: float = 500.0) -> StepFigures:
+    sizes = np.array([1.0, 64.0])
+    alike = [np.full(2, each) for each in (watts, decode_width, 2 * watts, prompt_width)]
+    return StepFigures(sizes, alike[0], alike[1], sizes, alike[2], alike[3], np.array(100.0))
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> ServedReplica:
+    """A replica by hand of which watts and errors are known."""
+    monkeypatch.setattr(serving, "worth_compiling", lambda request: False)
+    return replace(by_hand(LAW, 200, 16, 131072.0), figures=figures(), price_per_hour=2.0)
+
+
+def test_energy_and_price_are_those_of_the_time_in_iterations_and_idle(known: ServedReplica) -> None:
+    report = serving.serve(replace(USUAL, replicas=2), known).report
+    seconds, million = report.duration_s, report.output_tokens_per_s * report.duration_s / 1e6
+    assert report.cost_per_million_tokens == pytest.approx(2.0 * 2 * seconds / 3600 / million)
+    idle = 100 * seconds * 2
+    assert report.power_w * seconds * 2 == pytest.approx(report.kwh_per_million_tokens * million * 3.6e6)
+    assert idle < report.power_w * seconds * 2 < 1000 * seconds * 2
+    alone = replace(known, figures=figures(watts=100.0)._replace(prompt_w=np.full(2, 100.0)))
+    assert serving.serve(replace(USUAL, replicas=2), alone).report.power_w == pytest.approx(100.0)
+    assert serving.serve(USUAL, replace(known, figures=None)).report.power_w is None
+
+
+def test_tables_at_a_quantile_are_off_by_its_width() -> None:
+    tables = by_hand(LAW, 200, 16, 0.0).tables
+    slow = at_quantile(tables, figures(), Z90)
+    decode, prompt = (8, 800, 0, 0.0, 0, 8), (0, 0, 100, 5050.0, 0, 1)
+    assert iteration_us(slow, *decode) == pytest.approx(math.exp(0.1) * iteration_us(tables, *decode))
+    assert iteration_us(slow, *prompt) == pytest.approx(math.exp(0.2) * iteration_us(tables, *prompt))
+
+
+def test_intervals_hold_the_figure_and_end_where_slow_and_fast_steps_lead(known: ServedReplica) -> None:
+    report = serving.serve_with_intervals(USUAL, known).report
+    for name, (low, high) in report.intervals.items():
+        figure, _, part = name.partition(".")
+        value = getattr(report, figure)
+        value = getattr(value, part) if part else value
+        assert low <= high
+        if figure in ("ttft_ms", "tpot_ms", "e2e_ms", "itl_ms"):
+            assert low <= value <= high
+    assert report.intervals["tpot_ms.p50"][1] > 1.08 * report.tpot_ms.p50
+    assert 0 < report.p_slo_met < 1
+    strict = serving.serve_with_intervals(replace(USUAL, slo=ServingTargets(ttft_ms=1.0)), known).report
+    loose = serving.serve_with_intervals(replace(USUAL, slo=ServingTargets(ttft_ms=1e6)), known).report
+    assert strict.p_slo_met < 0.01
+    assert loose.p_slo_met > 0.99
+    none = serving.serve_with_intervals(replace(USUAL, intervals=False), known).report
+    assert not none.intervals
+
+
+@pytest.mark.parametrize("edge", [-2.0, -1.0, 0.5, 2.5])
+def test_the_chance_is_that_of_steps_no_slower_than_they_may_be(edge: float) -> None:
+    found = chance_met(lambda z: z <= edge)
+    assert found == pytest.approx(0.5 * (1 + math.erf(edge / math.sqrt(2))), abs=0.03)
+
+
+def test_the_curve_of_targets_passes_through_what_was_attained(played: Play) -> None:
+    report = played(USUAL).report
+    curve = dict(report.slo_curve)
+    assert curve[1.0] == pytest.approx(report.slo_attainment, abs=0.02)
+    shares = [share for _, share in report.slo_curve]
+    assert shares == sorted(shares)
+    assert report.goodput == pytest.approx(report.slo_attainment * report.requests / report.duration_s)
+
+
+def disaggregated(played: Play) -> Any:
+    request = replace(USUAL, decode_pool=DecodePool(replicas=1, link_gbps=10.0, link_us=100.0))
+    return played(request, by_hand(LAW, 200, 16, 131072.0))
+
+
+def test_the_table_of_requests_adds_up(played: Play) -> None:
+    served = disaggregated(played)
+    rows = columns(served.requests, 1000.0, served.bytes_per_token)
+    moved = rows["kv_transfer_ms"] > 0
+    assert moved.sum() == (rows["output_tokens"] > 1).sum()
+    whole = rows["prefill_e2e_ms"] + rows["kv_transfer_ms"] + rows["decode_e2e_ms"]
+    assert np.allclose(whole[moved], rows["e2e_ms"][moved])
+    assert np.isnan(whole[~moved]).all()
+    assert rows["kv_transfer_bytes"].sum() == served.report.kv_transfer_bytes
+    report = served.report
+    assert report.prefill_e2e_ms.mean == pytest.approx(np.nanmean(rows["prefill_e2e_ms"]) - 1.0)
+    assert report.decode_e2e_ms.mean == pytest.approx(np.nanmean(rows["decode_e2e_ms"]))
+    assert set(report.pools) == {"prefill", "decode"}
+    for each in report.pools.values():
+        assert 0 < each["utilisation"] <= 1
+
+
+@pytest.mark.parametrize("two", [False, True])
+def test_the_timeline_has_every_request_and_iteration_and_nothing_overlaps(
+    played: Play, tmp_path: Path, two: bool
+) -> None:
+    served = disaggregated(played) if two else played(replace(USUAL, replicas=2))
+    path = write_trace(tmp_path / "served.json.gz", tracks(served.iterations, served.requests, served.setup))
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    spans = [each for each in events if each["ph"] == "X"]
+    assert sum(each["cat"] == "request" for each in spans) == len(served.requests)
+    kinds = ("prefill", "decode", "mixed")
+    ran = [each for each in spans if each["cat"] in kinds and "samples" in each["args"]]
+    assert len(ran) == len(served.iterations)
+    counters = {each["name"] for each in events if each["ph"] == "C"}
+    assert {"KV memory in use, %", "requests waiting", "sequences decoding", "prompt tokens"} == counters
+    assert any(each["cat"] == "KV transfer" for each in spans) == two
+    by_thread: dict[Any, list[tuple[float, float]]] = {}
+    for each in spans:
+        by_thread.setdefault((each["pid"], each["tid"]), []).append((each["ts"], round(each["ts"] + each["dur"], 3)))
+    for thread in by_thread.values():
+        open_until: list[float] = []
+        for start, end in sorted(thread, key=lambda span: (span[0], -span[1])):
+            while open_until and open_until[-1] <= start:
+                open_until.pop()
+            assert not open_until or end <= open_until[-1]
+            open_until.append(end)
+
+
+def test_the_page_has_every_part_in_both_cases(known: ServedReplica, played: Play) -> None:
+    report = serving.serve_with_intervals(USUAL, known).report
+    alone = page(report, "<model>", ("poisson",), [("4", 4.0, report), ("8", 8.0, report)])
+    assert [section.id for section in alone.sections] == ["rates", "times", "time", "targets"]
+    text = render(alone)
+    assert "&lt;model&gt;" in text
+    assert "<model>" not in text
+    assert "chance that targets are met" in text
+    pools = page(disaggregated(played).report, "two")
+    assert [section.id for section in pools.sections] == ["times", "time", "targets", "pools"]
+    over = next(section for section in pools.sections if section.id == "time")
+    assert [name for name, _ in over.variants] == ["prefill", "decode"]
+    assert all(set(part.variants) == {"prefill", "decode"} for part in over.parts if isinstance(part, Figure))
