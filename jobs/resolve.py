@@ -224,7 +224,31 @@ def serving_request(config: Mapping[str, Any]) -> ServingRequest:
         chosen = config if config.get("stack") else {**config, "stack": usual_engine_stack(policy)}
         plain = {"workload": {"kind": "decode"}, "offload": (), "passes": (), "options": {}, "stragglers": []}
         step = simulate_request({**chosen, **plain, "price_per_gpu_hour": None})
-    return ServingRequest.from_dict({**values, "step": step})
+    pool = dict(values["decode_pool"] or {})
+    if step is not None:
+        pool["step"] = decoding_step(chosen, plain, pool)
+    return ServingRequest.from_dict({**values, "decode_pool": pool, "step": step})
+
+
+def decoding_step(config: Mapping[str, Any], plain: Mapping[str, Any], pool: dict[str, Any]) -> SimulateRequest | None:
+    """What a replica of the pool that decodes is, where it has a device, cluster or layout of its own; None else.
+
+    These settings are taken out of ``pool``.
+    """
+    own = {name: pool.pop(name) for name in ("device", "cluster", "parallel", "precision") if pool.get(name)}
+    if not own:
+        return None
+    if "cluster" in own:
+        own["cluster"] = load_cluster(str(own["cluster"])).to_dict()
+        own.setdefault("device", own["cluster"]["device"])
+    if "device" in own:
+        own["device"] = {"id": str(own["device"])}
+    for name in ("parallel", "precision"):
+        if isinstance(own.get(name), Mapping):
+            own[name] = {**config[name], **own[name]}
+    if isinstance(own.get("precision"), str):
+        own["precision"] = {"dtype": own["precision"]}
+    return simulate_request({**config, **plain, **own, "price_per_gpu_hour": None})
 
 
 def listed(value: Any) -> list[Any]:

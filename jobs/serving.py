@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 SUBJECT = "what"
 FREE_CHOICE = {"device": "device.id", "model": "+model.path"}
 ADDED = ("device.", "cluster.", "stack.", "precision.quantization", "law", "decode_pool.")
-KINDS = ("run", "capacity", "sweep")
+KINDS = ("run", "capacity", "sweep", "compare")
 INTERVALS = {"ttft_ms.p50": "TTFT p50", "tpot_ms.p50": "TPOT p50", "output_tokens_per_s": "tokens/s"}
-FILES = ("requests", "report", "trace")
+FILES = ("requests", "trace", "report")
 
 
 def run(config: dict[str, Any]) -> int:
@@ -36,7 +37,7 @@ def run(config: dict[str, Any]) -> int:
     request = resolve.serving_request(config)
     if config["what"] == "run":
         return run_once(config, request, as_json)
-    for name in ("requests", "trace"):
+    for name in FILES[: 3 if config["what"] == "compare" else 2]:
         if config[name]:
             raise BadInputError(
                 f"{name}={config[name]} is of one run: leave it out of `opcast serving {config['what']}`"
@@ -47,14 +48,19 @@ def run(config: dict[str, Any]) -> int:
 def run_many(config: dict[str, Any], request: ServingRequest, as_json: bool) -> int:
     """The same traffic at several rates: a sweep of them, or the largest that is good enough."""
     from ..simulator.serving.capacity import capacity, sweep
+    from ..simulator.serving.comparison import ways
     from ..simulator.serving.connect import replicas_of
     from ..simulator.serving.serve import serve
 
-    own, decoder = replicas_of(request, resolve.bench(config))
+    bench, pool = resolve.bench(config), request.decode_pool
+    paired = replace(request, decode_pool=replace(pool, replicas=pool.replicas or int(config["what"] == "compare")))
+    own, decoder = replicas_of(paired, bench)
 
     def answer(asked: ServingRequest) -> ServingReport:
-        return serve(asked, own, decoder).report
+        return serve(asked, own, decoder if asked.decode_pool.replicas else None).report
 
+    if config["what"] == "compare":
+        return compare_ways(request, ways(request, own, decoder), answer, as_json)
     if config["what"] == "sweep":
         rates = [number(BadInputError, "rates", each) for each in config["rates"] or []]
         if not all(rates):
@@ -75,6 +81,33 @@ def run_many(config: dict[str, Any], request: ServingRequest, as_json: bool) -> 
     table("rates tried", ("requests/s", "had all of slo", "enough"), tried)
     say(f"capacity: {best.rate:.4g} requests/s, {best.requests_per_s_per_gpu:.4g} per GPU")
     show(best.at_rate)
+    return 0
+
+
+def compare_ways(
+    request: ServingRequest,
+    asked: list[ServingRequest],
+    answer: Callable[[ServingRequest], ServingReport],
+    as_json: bool,
+) -> int:
+    """Replicas that do both beside pools, the best first."""
+    from ..simulator.serving.comparison import compare
+
+    found = compare(asked, answer)
+    if as_json:
+        rows = [{"way": way.name, "prefill": way.prefill, "decode": way.decode} for way in found]
+        print_json({"ways": [row | without_curves(way.report) for row, way in zip(rows, found, strict=True)]})
+        return 0
+    heads = ("", "GPUs", "TTFT p50", "p90", "TPOT p50", "p90", "KV transfer", "tokens/s/GPU", "goodput/GPU", "slo")
+    rows = []
+    for way in found:
+        report, moved = way.report, way.report.kv_transfer_ms
+        times = (f"{value:,.1f}" for each in (report.ttft_ms, report.tpot_ms) for value in (each.p50, each.p90))
+        rate = (f"{report.output_tokens_per_s_per_gpu:,.1f}", f"{report.goodput / report.devices:,.3g}")
+        share = f"{report.slo_attainment:.1%}" + (" overload" if report.overload else "")
+        rows.append((way.name, f"{report.devices}", *times, f"{moved.p50:,.1f}" if moved else "", *rate, share))
+    ranked = "goodput of a GPU" if request.slo.named else "output tokens of a GPU"
+    table(f"co-located and disaggregated, milliseconds, by {ranked}", heads, rows)
     return 0
 
 

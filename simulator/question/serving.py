@@ -149,8 +149,9 @@ class KvMemory:
 class DecodePool:
     """Replicas that only decode, beside those that then only prefill. ``replicas`` 0: none, all do both.
 
-    A cache moves at ``link_gbps`` (GB/s of each rank), ``link_us`` after it is ready; ``layers`` above 1: layer by
-    layer, while later ones are computed. ``step`` and ``law`` null are those of the others.
+    A cache moves at ``link_gbps`` (GB/s of each rank), ``link_us`` after it is ready, null: as the network between
+    them has it; ``layers`` above 1: layer by layer, while later ones are computed. ``step`` and ``law`` null are those
+    of the others.
     """
 
     replicas: int = 0
@@ -158,15 +159,18 @@ class DecodePool:
     law: IterationLaw | None = None
     kv: KvMemory = field(default_factory=KvMemory)
     max_seqs: int | None = None
-    link_gbps: float = 50.0
-    link_us: float = 20.0
+    link_gbps: float | None = None
+    link_us: float | None = None
+    price_per_gpu_hour: float | None = None
     layers: int = 1
 
     def __post_init__(self) -> None:
         whole(RequestError, "decode_pool.replicas", self.replicas)
         whole(RequestError, "decode_pool.layers", self.layers, 1)
-        number(RequestError, "decode_pool.link_us", self.link_us)
-        if number(RequestError, "decode_pool.link_gbps", self.link_gbps) == 0:
+        for name in ("link_us", "link_gbps", "price_per_gpu_hour"):
+            if getattr(self, name) is not None:
+                number(RequestError, f"decode_pool.{name}", getattr(self, name))
+        if self.link_gbps == 0:
             raise RequestError("decode_pool.link_gbps=0 must be more than 0")
 
 

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from . import blocks, due, histogram, iteration, lanes, loop, policies, queues, routing, rules, state
+from . import blocks, due, histogram, iteration, lanes, loop, moving, policies, queues, routing, rules, state
 
-PARTS = (iteration, histogram, rules, lanes, due, blocks, queues, policies, routing, state)
+PARTS = (iteration, histogram, rules, lanes, due, blocks, queues, policies, routing, moving, state)
 PLAIN = {"empty_state", "with_room", "linear_tables", "tree_of"}  # numpy of their own, never called by the loop
 OPTIONS: dict[str, Any] = {"_nrt": False, "error_model": "numpy"}
 """Nothing is allocated inside, so that no reference is counted: each call would count all arrays of the state."""
@@ -43,14 +43,21 @@ def compiled() -> Callable[..., None]:
 
 def with_own(form_batch: Callable[..., Any] | None, route: Callable[..., Any] | None) -> Callable[..., None]:
     """:func:`.loop.run` in plain Python with a policy, a router or both of a user's own in place of ours."""
-    space = dict(vars(loop))
-    for name, each in vars(loop).items():
-        if inspect.isfunction(each) and each.__module__ == loop.__name__:
-            space[name] = types.FunctionType(each.__code__, space, name)
-    space |= {} if form_batch is None else {"form_batch": form_batch}
-    space |= {} if route is None else {"route": route}
+    own = {} if form_batch is None else {"form_batch": form_batch}
+    own |= {} if route is None else {"route": route}
+    space = _with(loop, own | {name: _with(moving, own)[name] for name in ("move", "start_moves", "land")})
     run: Callable[..., None] = space["run"]
     return run
+
+
+def _with(part: types.ModuleType, own: dict[str, Any]) -> dict[str, Any]:
+    """The names of a module, its functions seeing ``own`` names in place of those they were written with."""
+    space = dict(vars(part))
+    for name, each in vars(part).items():
+        if inspect.isfunction(each) and each.__module__ == part.__name__:
+            space[name] = types.FunctionType(each.__code__, space, name)
+    space |= own
+    return space
 
 
 def on_disk() -> bool:

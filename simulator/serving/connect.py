@@ -12,6 +12,7 @@ from .bench import ServingBench
 from .budget import budget
 from .engines import load_serving_engine
 from .host import host_time
+from .link import cache_link
 from .requests import most_tokens
 from .setup import HostShare, ServedReplica, by_hand, rules
 from .surrogate import surrogate
@@ -27,11 +28,24 @@ def replicas_of(request: ServingRequest, bench: ServingBench) -> tuple[ServedRep
     own = replica_of(request, request.step, request.law, request.kv, bench)
     if not pool.replicas:
         return own, None
+    other = decoder_of(request, own, bench)
+    way = cache_link(request, own, other, bench)
+    price = pool.price_per_gpu_hour
+    return own, replace(
+        other,
+        link=None if way is None else (way.gbps, way.us),
+        price_per_hour=other.price_per_hour if price is None else price,
+    )
+
+
+def decoder_of(request: ServingRequest, own: ServedReplica, bench: ServingBench) -> ServedReplica:
+    """A replica of the pool that decodes, which may be like those that prefill."""
+    pool = request.decode_pool
     alike = pool.step is None and pool.law is None
     if alike and pool.kv == KvMemory():
-        return own, own
+        return own
     step, law = (request.step, request.law) if alike else (pool.step, pool.law)
-    return own, replica_of(request, step, law, pool.kv if pool.kv.blocks else request.kv, bench)
+    return replica_of(request, step, law, pool.kv if pool.kv.blocks else request.kv, bench)
 
 
 def replica_of(

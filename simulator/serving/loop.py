@@ -17,6 +17,7 @@ from .due import pop_due, push_due
 from .histogram import bin_of
 from .iteration import iteration_us
 from .lanes import next_end, set_end
+from .moving import land, move, start_moves
 from .policies import form_batch
 from .queues import push_back
 from .routing import route
@@ -96,7 +97,8 @@ def arrive(state: LoopState, setup: ServingSetup, chunk: RequestChunk, row: int)
     request.keys = chunk.keys[row] if len(chunk.keys) > 0 else NONE
     request.computed, request.made, request.blocks, request.hit = 0, 0, 0, 0
     request.waits, request.preempted, request.stalled = 0, 0, 0
-    request.rank, request.first_rank, request.seat = NONE, NONE, NONE
+    request.rank, request.first_rank, request.seat, request.landing, request.to = NONE, NONE, NONE, 0, NONE
+    request.landed, request.back = 0, 0
     fits = can_run(setup.rules, request.input, request.output)
     if not fits or not can_run(setup.decode_rules, request.input, request.output):
         totals.rejected += 1
@@ -127,7 +129,7 @@ def send(state: LoopState, setup: ServingSetup, slot: int, first: int, last: int
     own = state.ranks[rank]
     own.outstanding += 1
     only_prompt = last < setup.replicas * setup.ranks_per_replica
-    own.work += request.input if only_prompt else request.input + request.output - 1 - request.computed
+    own.work += request.input if only_prompt else request.input + request.output - 1
     push_back(state, rank, slot)
     wake(state, setup, rank // setup.ranks_per_replica)
 
@@ -285,6 +287,8 @@ def finish(state: LoopState, setup: ServingSetup, chunk: RequestChunk, lane: int
         rank = replica * per + local
         if give_tokens(state, setup, chunk, rank, lane * per + local, start_us):
             close_ranks(state, rank)
+        if replica >= setup.first_decode:
+            start_moves(state, setup, rank)
     kick(state, setup, replica, start_us if rules_of(setup, replica * per).lag else state.totals[0].now_us)
 
 
@@ -376,30 +380,12 @@ def close_ranks(state: LoopState, rank: int) -> None:
     own.count = kept
 
 
-def move(state: LoopState, setup: ServingSetup, slot: int, rank: int, took_us: float) -> None:
-    """A prompt is computed and its cache goes to the pool that decodes, over the one link of its rank.
-
-    Layers that are done go while others are computed: at least ``move_exposed`` of the time shows, and what is longer
-    than the iteration.
-    """
-    request, own, now_us = state.slots[slot], state.ranks[rank], state.totals[0].now_us
-    whole_us = setup.move_us + setup.move_token_us * request.computed
-    begin_us = max(now_us - took_us * (1.0 - setup.move_exposed), own.link_us)
-    end_us = max(begin_us + whole_us, now_us + whole_us * setup.move_exposed)
-    own.link_us = end_us
-    state.totals[0].moved_tokens += request.computed
-    request.moved_us = end_us - now_us
-    request.rank = -2 - rank
-    push_due(state, end_us, slot)
-
-
 def comes_due(state: LoopState, setup: ServingSetup, chunk: RequestChunk, code: int) -> None:
     """The next turn of a session comes in, or a cache has arrived: its blocks are free where it came from."""
     if code < 0:
         arrive(state, setup, chunk, -1 - code)
         return
-    rank, per = -2 - state.slots[code].rank, setup.ranks_per_replica
-    give_back(state, rules_of(setup, rank), rank, code)
-    state.ranks[rank].outstanding -= 1
-    send(state, setup, code, setup.first_decode * per, setup.replicas * per)
+    per = setup.ranks_per_replica
+    rank = land(state, setup, code)
+    wake(state, setup, state.slots[code].to // per)
     wake(state, setup, rank // per)

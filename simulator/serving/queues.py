@@ -96,10 +96,11 @@ def put(state: LoopState, rules: SchedulerRules, rank: int, batch: int, slot: in
 
 def fits(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: int, tokens: int, spare: int) -> bool:
     """Whether a request that waits finds blocks for so many tokens, with ``spare`` left, its hits counted once."""
-    need = blocks_for(tokens, rules.block_tokens) - hit // rules.block_tokens
+    own = state.slots[slot].blocks  # of a cache that came from another rank
+    need = blocks_for(tokens, rules.block_tokens) - hit // rules.block_tokens - own
     if hit > 0:
         need += idle_hits(state, rules, rank, slot, hit)
-    return need + spare <= state.ranks[rank].free
+    return need + spare <= state.ranks[rank].free or (own > 0 and need <= 0)
 
 
 def admit(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: int, tokens: int, now_us: float) -> None:
@@ -113,6 +114,9 @@ def admit(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: in
         ranks[rank].work -= hit
         if slots[slot].admitted_us < 0:
             slots[slot].hit = hit
+    ranks[rank].landed -= slots[slot].landed
+    ranks[rank].back -= slots[slot].back
+    slots[slot].landed, slots[slot].back = 0, 0
     need = blocks_for(tokens, rules.block_tokens) - slots[slot].blocks
     if need > 0:
         take(state, rules, rank, slot, need)
@@ -156,7 +160,9 @@ def preempt(state: LoopState, rules: SchedulerRules, rank: int, place: int, last
         slots[slot].computed = 0
     slots[slot].preempted += 1
     state.totals[0].preemptions += 1
-    if last:
+    slots[slot].back = 1
+    state.ranks[rank].back += 1
+    if last or state.ranks[rank].landed > 0:  # those that wait with blocks go first, or nobody would
         push_back(state, rank, slot)
     else:
         push_front(state, rank, slot)

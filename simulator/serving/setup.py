@@ -33,6 +33,7 @@ NOT_CHUNKED = ("trtllm", "trtllm_max_utilization")
 LAGGING = ("vllm", "sglang", "trtllm", "trtllm_max_utilization")
 WATERMARK = {"vllm_v0": 0.01, "sarathi": 0.01, "splitwise": 0.01}
 LONGEST = 1 << 30
+USUAL_LINK = 50.0, 20.0  # of a GPU with a NIC of 400 Gbit/s, where no cluster is named
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class ServedReplica:
     graphs: tuple[int, ...] = ()
     figures: StepFigures | None = None
     price_per_hour: float = 0.0  # of a device
+    link: tuple[float, float] | None = None  # of one that decodes: GB/s and microseconds of the way of a cache to it
 
 
 def by_hand(law: IterationLaw, blocks: int | None, block_tokens: int | None, bytes_per_token: float) -> ServedReplica:
@@ -112,6 +114,7 @@ def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplic
     pool, scheduler = request.decode_pool, request.scheduler
     other = decoder or replica
     replicas = request.replicas + pool.replicas
+    way = way_of(pool, other)
     return ServingSetup(
         rules=rules(scheduler, replica),
         timing=timing(replica, scheduler),
@@ -124,15 +127,16 @@ def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplic
         decode_stages=other.stages,
         first_decode=request.replicas if pool.replicas else replicas,
         concurrency=request.traffic.concurrency,
-        move_us=pool.link_us,
-        move_token_us=token_us(pool, other),
+        move_us=way[1],
+        move_token_us=1e6 * other.kv.bytes_per_token / (way[0] * 1e9),
         move_exposed=1.0 / pool.layers,
     )
 
 
-def token_us(pool: DecodePool, decoder: ServedReplica) -> float:
-    """Microseconds that one token's keys and values take to the pool that decodes: what lands there counts."""
-    return 1e6 * decoder.kv.bytes_per_token / (pool.link_gbps * 1e9)
+def way_of(pool: DecodePool, decoder: ServedReplica) -> tuple[float, float]:
+    """GB/s and microseconds of a cache's way to the pool that decodes: as given, else of the network."""
+    gbps, us = decoder.link or USUAL_LINK
+    return (gbps if pool.link_gbps is None else pool.link_gbps), (us if pool.link_us is None else pool.link_us)
 
 
 def shape(

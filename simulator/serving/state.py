@@ -30,19 +30,21 @@ SLOT = _kind(
     # of which the last is in no cache yet. `shared` tokens have the content `prefix` (NONE: like no other's), or those
     # of LoopState.keys from `keys` on.
     "request row input output prefix shared keys computed made blocks hit "
-    # first_rank: where it came in, which differs from rank once its cache moved.
+    # first_rank: where it came in. to: where its cache goes, with so many blocks (landing) taken there; landed: it
+    # waits with them. back: it waits without any, because it was preempted.
     # waits: a batch in flight gives it a token. stalled: its cache is in host memory. free: a stack of free slots.
-    "waits preempted stalled rank first_rank seat next free",
+    "waits preempted stalled rank first_rank to landing landed back seat next free",
     "arrival_us admitted_us first_us last_us moved_us",
 )
 RANK = _kind(
     # free: blocks. head, tail: of its queue. count: requests that run. outstanding: routed here and not ended. work:
     # tokens that they have still to compute. clock: decodes since it last tried prompts. rows: of a static batch.
-    # peak: most blocks in use. seats: rows of the block table that are free.
-    "free head tail waiting count outstanding work clock rows peak seats",
+    # peak: most blocks in use. seats: rows of the block table that are free. moves, last_move: ends of the line of
+    # caches that wait for its blocks. landed, back: how many wait with blocks, and without any because of preemption.
+    "free head tail waiting count outstanding work clock rows peak seats moves last_move landed back",
     # ratio: SGLang's estimate. extra_us: what its next iteration takes longer. visible_us: requests that arrived later
-    # are not seen yet. link_us: when its link is free. busy_us: time that its devices computed.
-    "ratio extra_us visible_us link_us busy_us",
+    # are not seen yet. link_us: when its link is free, in_us: the link into it. busy_us: that it computed.
+    "ratio extra_us visible_us link_us in_us busy_us",
 )
 LANE = _kind("busy", "start_us stage_us")  # stage_us: when the stage of this number is free
 BATCH = _kind("size", "decodes decode_context prefill_tokens prefill_pairs prefill_context samples")
@@ -124,7 +126,7 @@ def empty_state(shape: StateSizes, slots: int, seed: int = 0) -> LoopState:
 
     ranks = np.zeros(shape.ranks, RANK)
     ranks["free"], ranks["head"], ranks["tail"], ranks["ratio"] = shape.blocks, NONE, NONE, -1.0
-    ranks["visible_us"] = np.inf
+    ranks["visible_us"], ranks["moves"] = np.inf, NONE
     totals = np.zeros(1, TOTALS)
     totals["free_slots"], totals["width_us"], totals["least_gap_us"] = slots, 1000.0, np.inf
     totals["seed"] = 1 + seed % 2147483646

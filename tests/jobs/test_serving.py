@@ -62,6 +62,15 @@ def test_a_sweep_has_one_answer_for_each_rate(capsys: pytest.CaptureFixture[str]
     assert slow["ttft_ms"]["mean"] < fast["ttft_ms"]["mean"]
 
 
+def test_one_command_sets_pools_beside_replicas_that_do_both(capsys: pytest.CaptureFixture[str]) -> None:
+    found = asked(capsys, "compare", "replicas=3", "slo.ttft_ms=60", "kv.bytes_per_token=1e5")["ways"]
+    assert sorted((each["prefill"], each["decode"]) for each in found) == [(1, 2), (2, 1), (3, 0)]
+    assert all(each["devices"] == 3 for each in found)
+    assert [each["goodput"] for each in found] == sorted((each["goodput"] for each in found), reverse=True)
+    for each in found:
+        assert (each["kv_transfer_bytes"] > 0) == bool(each["decode"])
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -71,7 +80,11 @@ def test_a_sweep_has_one_answer_for_each_rate(capsys: pytest.CaptureFixture[str]
         (["traffic.trace=/nowhere.csv"], "/nowhere.csv does not exist"),
         (["capacity"], "capacity needs what users expect"),
         (["capacity", "slo.ttft_ms=1"], "no rate meets slo"),
-        (["what=else"], "what='else' is not one of run, capacity, sweep"),
+        (["what=else"], "what='else' is not one of run, capacity, sweep, compare"),
+        (["compare"], "compare needs two replicas"),
+        (["compare", "replicas=2", "trace=/tmp/x.json"], "trace=/tmp/x.json is of one run"),
+        (["decode_pool.replicas=-1"], "decode_pool.replicas=-1"),
+        (["decode_pool.link_gbps=0", "decode_pool.replicas=1"], "decode_pool.link_gbps=0"),
     ],
 )
 def test_bad_input_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from opcast.simulator.question.serving import (
     POLICIES,
@@ -35,6 +35,7 @@ SHORT = RequestTraffic(
 )
 USUAL = ServingRequest(law=LAW, kv=KvMemory(200, 16, 131072.0), traffic=SHORT)
 Play = Callable[..., Any]
+GENERATE = [Phase.explicit, Phase.generate]  # a shrunk case would take minutes
 patient = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -197,9 +198,77 @@ def test_prompts_move_to_replicas_that_decode(played: Play) -> None:
     alone = 100 + rows["input_tokens"][several] * 131072.0 / 10e3
     assert (moved >= alone - 1e-6).all()
     assert np.isclose(moved, alone).any()
-    assert report.kv_transfer_bytes == rows["input_tokens"].sum() * 131072.0
+    assert report.kv_transfer_bytes == rows["input_tokens"][several].sum() * 131072.0
     layered = played(replace(request, decode_pool=replace(pool, layers=32)), by_hand(LAW, 200, 16, 131072.0))
     assert layered.report.kv_transfer_ms.mean < report.kv_transfer_ms.mean
+
+
+@settings(
+    max_examples=10,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    policy=st.sampled_from(POLICIES),
+    blocks=st.integers(40, 120),
+    seed=st.integers(0, 99),
+    prefill=st.integers(1, 2),
+    decode=st.integers(1, 2),
+    link_gbps=st.sampled_from([0.5, 50.0]),
+    layers=st.sampled_from([1, 32]),
+    caching=st.booleans(),
+    swap=st.booleans(),
+)
+def test_pools_lose_nothing_and_never_hold_more_than_there_is(
+    played: Play, policy, blocks, seed, prefill, decode, link_gbps, layers, caching, swap
+) -> None:
+    scheduler = Scheduler(
+        policy, max_tokens=500, chunk=200, prefix_caching=caching, preemption="swap" if swap else "recompute"
+    )
+    pool = DecodePool(decode, link_gbps=link_gbps, link_us=50.0, layers=layers, max_seqs=8)
+    traffic = replace(SHORT, seed=seed, prefixes=3 * caching, prefix_tokens=100 * caching)
+    request = ServingRequest(
+        law=LAW,
+        kv=KvMemory(blocks, 16, 131072.0),
+        scheduler=scheduler,
+        traffic=traffic,
+        replicas=prefill,
+        decode_pool=pool,
+    )
+    served = played(request, by_hand(LAW, blocks, 16, 131072.0))
+    rows = served.requests
+    assert served.report.completed == len(rows)
+    assert (served.state.ranks["free"] == blocks).all()
+    for name in ("outstanding", "waiting", "count", "work"):
+        assert (served.state.ranks[name] == 0).all(), name
+    assert (served.state.ranks["peak"] <= blocks).all()
+    moved = rows[rows["output_tokens"] > 1]
+    decoded = moved["finish_us"] - moved["first_token_us"]
+    assert (decoded >= moved["moved_us"]).all()
+    assert (moved["moved_us"] >= 50 / layers - 1e-6).all()
+
+
+def test_a_cache_waits_where_it_is_until_its_decoder_has_room(played: Play) -> None:
+    lengths = {"input": Lengths(mean=150), "output": Lengths(mean=9)}
+    traffic = RequestTraffic(arrival="closed", concurrency=6, requests=6, **lengths)
+    pool = DecodePool(1, link_gbps=1000.0, link_us=1.0)
+    request = replace(USUAL, traffic=traffic, decode_pool=pool, kv=KvMemory(200, 16, 1.0))
+    roomy = played(request, by_hand(LAW, 200, 16, 1.0)).requests
+    tight = played(request, by_hand(LAW, 12, 16, 1.0))
+    assert (roomy["moved_us"] < 10).all()
+    assert np.count_nonzero(tight.requests["moved_us"] > 20_000) == 5  # one after the other: only one fits
+    assert tight.report.preemptions == 0
+    assert (tight.state.ranks["free"] == [200, 12]).all()
+
+
+def test_caches_contend_for_the_link_into_a_rank_too(played: Play) -> None:
+    traffic = RequestTraffic(
+        arrival="closed", concurrency=4, requests=4, input=Lengths(mean=100), output=Lengths(mean=3)
+    )
+    pool = DecodePool(1, link_gbps=1.0, link_us=0.0)
+    request = replace(USUAL, traffic=traffic, replicas=4, decode_pool=pool, kv=KvMemory(200, 16, 1e5))
+    rows = played(request, by_hand(LAW, 200, 16, 1e5)).requests
+    assert np.allclose(np.sort(rows["moved_us"]), 1e4 * np.arange(1, 5))  # 10 ms each: four prompts end at once
 
 
 def test_ranks_in_lockstep_wait_for_the_slowest(played: Play) -> None:

@@ -1,0 +1,59 @@
+"""Replicas that do both against pools that prefill and decode, on the same traffic and, as far as it goes, GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ..question.canonical import RequestError
+from ..question.serving import DecodePool, ServingRequest
+from ..report.served import ServingReport
+from .setup import ServedReplica
+
+Answer = Callable[[ServingRequest], ServingReport]
+
+
+@dataclass(frozen=True)
+class WayOfServing:
+    """So many replicas that prefill (and decode, where ``decode`` is 0) and so many that only decode."""
+
+    prefill: int
+    decode: int
+    report: ServingReport
+
+    @property
+    def name(self) -> str:
+        """The way in a few words."""
+        return f"{self.prefill} prefill + {self.decode} decode" if self.decode else f"{self.prefill} co-located"
+
+    @property
+    def score(self) -> float:
+        """What ways are ranked by: goodput of a GPU where users expect something, else output tokens of a GPU."""
+        report = self.report
+        return report.goodput / report.devices if report.slo else report.output_tokens_per_s_per_gpu
+
+
+def ways(request: ServingRequest, own: ServedReplica, decoder: ServedReplica | None) -> list[ServingRequest]:
+    """The requests to compare: co-located first, then every split of the same replicas.
+
+    Where the request says how many decode, that split alone; co-located has as many replicas as its GPUs hold.
+    RequestError for a single replica, which cannot be split.
+    """
+    pool = request.decode_pool
+    if pool.replicas:
+        devices = request.replicas * own.devices + pool.replicas * (decoder or own).devices
+        together = replace(request, replicas=max(devices // own.devices, 1), decode_pool=DecodePool())
+        return [together, request]
+    if request.replicas < 2:
+        raise RequestError("compare needs two replicas at least, replicas=2, or decode_pool.replicas=1 beside one")
+    splits = [
+        replace(request, replicas=count, decode_pool=replace(pool, replicas=request.replicas - count))
+        for count in range(1, request.replicas)
+    ]
+    return [replace(request, decode_pool=DecodePool()), *splits]
+
+
+def compare(asked: list[ServingRequest], answer: Answer) -> list[WayOfServing]:
+    """What came of each, the best first."""
+    found = [WayOfServing(each.replicas, each.decode_pool.replicas, answer(each)) for each in asked]
+    return sorted(found, key=lambda way: -way.score)
