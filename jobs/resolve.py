@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..simulator.search.request import SearchRequest
     from ..simulator.search.served.request import ServedSearchRequest
 
+OWN_OF_POOL = ("device", "cluster", "parallel", "precision")
 __all__ = ["LINK_FAULTS", "SHIPPED_PREDICTORS", "SHIPPED_STORE"]
 
 
@@ -216,8 +217,7 @@ def serving_request(config: Mapping[str, Any]) -> ServingRequest:
     from ..simulator.serving.connect import usual_engine_stack
 
     parts = ("law", "traffic", "scheduler", "kv", "slo", "replicas", "attention_dp", "router", "decode_pool")
-    parts += ("price_per_gpu_hour", "intervals")
-    values = {name: config[name] for name in parts}
+    values = {name: config[name] for name in (*parts, "price_per_gpu_hour", "intervals")}
     step = None
     if config["law"] is None:
         policy = str((config["scheduler"] or {}).get("policy"))
@@ -225,7 +225,9 @@ def serving_request(config: Mapping[str, Any]) -> ServingRequest:
         plain = {"workload": {"kind": "decode"}, "offload": (), "passes": (), "options": {}, "stragglers": []}
         step = simulate_request({**chosen, **plain, "price_per_gpu_hour": None})
     pool = dict(values["decode_pool"] or {})
-    if step is not None:
+    if step is None:
+        pool = {name: value for name, value in pool.items() if name not in OWN_OF_POOL}
+    else:
         pool["step"] = decoding_step(chosen, plain, pool)
     return ServingRequest.from_dict({**values, "decode_pool": pool, "step": step})
 
@@ -235,7 +237,8 @@ def decoding_step(config: Mapping[str, Any], plain: Mapping[str, Any], pool: dic
 
     These settings are taken out of ``pool``.
     """
-    own = {name: pool.pop(name) for name in ("device", "cluster", "parallel", "precision") if pool.get(name)}
+    taken = {name: pool.pop(name, None) for name in OWN_OF_POOL}
+    own = {name: value for name, value in taken.items() if value}
     if not own:
         return None
     if "cluster" in own:

@@ -95,11 +95,11 @@ def compare_ways(
 
     found = compare(asked, answer)
     if as_json:
-        rows = [{"way": way.name, "prefill": way.prefill, "decode": way.decode} for way in found]
-        print_json({"ways": [row | without_curves(way.report) for row, way in zip(rows, found, strict=True)]})
+        named = [{"way": way.name, "prefill": way.prefill, "decode": way.decode} for way in found]
+        print_json({"ways": [row | without_curves(way.report) for row, way in zip(named, found, strict=True)]})
         return 0
     heads = ("", "GPUs", "TTFT p50", "p90", "TPOT p50", "p90", "KV transfer", "tokens/s/GPU", "goodput/GPU", "slo")
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for way in found:
         report, moved = way.report, way.report.kv_transfer_ms
         times = (f"{value:,.1f}" for each in (report.ttft_ms, report.tpot_ms) for value in (each.p50, each.p90))
@@ -158,7 +158,7 @@ def write_page(
     sent = f"{traffic.arrival}, {traffic.rate:,g} requests/s" if traffic.arrival != "closed" else (
         f"{traffic.concurrency:,} clients"
     )  # fmt: skip
-    facts = (str(traffic.trace) if traffic.trace else sent, f"scheduler {request.scheduler.policy}")
+    facts: tuple[str, ...] = (str(traffic.trace) if traffic.trace else sent, f"scheduler {request.scheduler.policy}")
     if report.replicas > 1:
         facts = (*facts, f"router {request.router}")
     title = f"{config['model']['name']} on {resolve.device(config).name}" if request.step else "Served traffic"

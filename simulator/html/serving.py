@@ -238,7 +238,7 @@ def targets_section(report: ServingReport) -> PageSection | None:
     rate = report.requests / report.duration_s
     log = {"type": "log", "tickvals": [0.1, 0.2, 0.5, 1, 2, 5, 10]}
     axis = log | {"title": {"text": "targets, times as long as asked"}}
-    pictures = {
+    pictures: dict[str, tuple[float, str, str, dict[str, Any]]] = {
         "Share of requests that meet all targets": (100.0, "% of requests", "blue", {"range": [0, 101]}),
         "Goodput: requests a second that meet all targets": (rate, "requests/s", "teal", {"rangemode": "tozero"}),
     }

@@ -67,10 +67,9 @@ class SeenSteps:
         return StepFigures(*_columns(self.decodes), *_columns(self.prompts), np.array(self.idle_w))
 
 
-def _columns(seen: dict[int, tuple[float, float]]) -> tuple[np.ndarray, ...]:
-    sizes = sorted(seen)
-    rows = np.array([(size, *seen[size]) for size in sizes], float).reshape(-1, 3)
-    return tuple(rows.T)
+def _columns(seen: dict[int, tuple[float, float]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rows = np.array([(size, *seen[size]) for size in sorted(seen)], float).reshape(-1, 3)
+    return rows[:, 0], rows[:, 1], rows[:, 2]
 
 
 def figures_of(state: State) -> tuple[float, float]:

@@ -14,8 +14,8 @@ from .rules import SchedulerRules, ServingSetup
 from .state import SIZES, LoopState
 
 if TYPE_CHECKING:
-    from .serve import Tally
     from .setup import ServedReplica
+    from .tally import Tally
 
 PERCENTILES = (50, 90, 99)
 CDF_POINTS = 100
@@ -51,12 +51,16 @@ def report_of(
     joules = energy_j(request, state, replicas, seconds)
     price = sum(count * each.price_per_hour for count, each in zip(counts, replicas, strict=True)) * seconds / 3600
     million = max(totals["output_tokens"], 1) / 1e6
-    moved = {f"{name}_ms": spread(times[name]) for name in MOVED} if pool.replicas else {}
+    moved: dict[str, Any] = {f"{name}_ms": spread(times[name]) for name in MOVED} if pool.replicas else {}
     return ServingReport(
         requests=totals["arrived"],
         completed=done,
         rejected=totals["rejected"],
-        **{f"{name}_ms": spread(times[name]) for name in ("ttft", "tpot", "e2e", "queue", "normalised")},
+        ttft_ms=spread(times["ttft"]),
+        tpot_ms=spread(times["tpot"]),
+        e2e_ms=spread(times["e2e"]),
+        queue_ms=spread(times["queue"]),
+        normalised_ms=spread(times["normalised"]),
         itl_ms=spread(gaps),
         duration_s=seconds,
         requests_per_s=done / seconds,
@@ -111,7 +115,7 @@ def over_time(state: LoopState, made: ServingSetup) -> dict[str, tuple[Mapping[s
     spans = state.spans.reshape(len(pools), -1)
     used = np.flatnonzero(spans["iterations"].sum(axis=0))
     width_s = float(state.totals["width_us"][0]) / 1e6
-    found = {}
+    found: dict[str, tuple[Mapping[str, float], ...]] = {}
     for (name, (part, own)), whole in zip(pools.items(), spans, strict=True):
         kept = whole[: used[-1] + 1] if len(used) else whole[:0]
         busy, count = np.maximum(kept["busy_us"], 1e-9), len(state.ranks[part])

@@ -9,22 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from ..question.serving import ServingRequest, ServingTargets
+from ..question.serving import ServingRequest
 from ..report.served import ServingReport
 from . import confidence
 from . import setup as setups
 from .compiled import compiled, on_disk, with_own
-from .histogram import BINS, Histogram
+from .histogram import BINS
 from .loop import RequestChunk
 from .report import report_of
 from .requests import stream
 from .rules import ServingSetup
 from .setup import ServedReplica
-from .state import NONE, LoopState, as_objects, empty_state, with_room, write_back
+from .state import LoopState, as_objects, empty_state, with_room, write_back
 from .streams import RequestStream
+from .tally import Tally
 
-TIMES = ("ttft", "tpot", "e2e", "queue", "normalised", "kv_transfer", "prefill_e2e", "decode_e2e")
-SCALE = 1e6  # a target met just so, in the bins of times
 COMPILED_FROM = 1_000_000  # output tokens from which compiling (half a minute, once) pays
 RunLoop = Callable[[LoopState, ServingSetup, RequestChunk, bool], None]
 
@@ -48,49 +47,6 @@ class ServedTraffic:
     setup: ServingSetup
     replica: ServedReplica
     bytes_per_token: float  # of keys and values, as they move to another replica
-
-
-class Tally:
-    """Times of requests that ended, as distributions; and their records where they are kept."""
-
-    def __init__(self, ttft_us: float, targets: ServingTargets, keep: bool) -> None:
-        self.ttft_us, self.targets, self.keep = ttft_us, targets, keep
-        self.times = {name: Histogram() for name in TIMES}
-        self.needed = Histogram()  # how many times as long as the targets each may take that it has all of them
-        self.good = 0
-        self.rows: list[np.ndarray] = []
-
-    def add(self, left: np.ndarray) -> None:
-        """Count requests that ended; those rejected have no times."""
-        if self.keep:
-            self.rows.append(left.copy())
-        done = left[left["rank"] != NONE]
-        ttft = done["first_token_us"] - done["arrival_us"] + self.ttft_us
-        decode = done["finish_us"] - done["first_token_us"]
-        outputs = done["output_tokens"]
-        several = outputs > 1
-        tpot = np.zeros(len(done))
-        np.divide(decode, outputs - 1, out=tpot, where=several)
-        self.times["ttft"].add(ttft)
-        self.times["tpot"].add(tpot[several])
-        self.times["e2e"].add(ttft + decode)
-        self.times["queue"].add(done["admitted_us"] - done["arrival_us"])
-        self.times["normalised"].add((ttft + decode) / outputs)
-        moved = done["moved_us"] > 0
-        self.times["kv_transfer"].add(done["moved_us"][moved])
-        self.times["prefill_e2e"].add(ttft[moved])
-        self.times["decode_e2e"].add((decode - done["moved_us"])[moved])
-        needed = self._needed(ttft, tpot, ttft + decode)
-        self.good += int(np.count_nonzero(needed <= 1.0))
-        self.needed.add(needed * SCALE)
-
-    def _needed(self, ttft: np.ndarray, tpot: np.ndarray, e2e: np.ndarray) -> np.ndarray:
-        """Times over their targets, the largest of each request."""
-        needed, targets = np.zeros(len(ttft)), self.targets
-        for times_us, most_ms in ((ttft, targets.ttft_ms), (tpot, targets.tpot_ms), (e2e, targets.e2e_ms)):
-            if most_ms is not None:
-                needed = np.maximum(needed, times_us / max(1e3 * most_ms, 1e-9))
-        return needed
 
 
 def serve(
