@@ -27,6 +27,7 @@ def on_files(files: Any, config: Any) -> Any:
         "reference/ops.md": ops(),
         "reference/python.md": python(),
         "reference/columns.md": columns(),
+        **{f"examples/{path.stem}.md": notebook(path) for path in sorted((ROOT / "docs" / "examples").glob("*.ipynb"))},
         **{f"reference/{what}.md": listing(what) for what in ("devices", "clusters", "models")},
     }
     for path, text in made.items():
@@ -54,6 +55,20 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         return f"{text} (`{place}`)"
 
     return re.sub(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", link, markdown)
+
+
+def notebook(path: Path) -> str:
+    """A notebook as a page: its text, its code, and what the code printed when it was last run."""
+    import json
+
+    lines = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        lines += [text, ""] if cell["cell_type"] == "markdown" else ["```python", text, "```", ""]
+        for output in cell.get("outputs", ()):
+            said = output.get("text") or output.get("data", {}).get("text/plain") or []
+            lines += ["```text", "".join(said).rstrip(), "```", ""] if said else []
+    return "\n".join([*lines, f"The notebook: `docs/examples/{path.name}`.", ""])
 
 
 def verbs() -> str:
