@@ -15,6 +15,7 @@ from ...datasets.ops import KINDS
 from ...datasets.version import __version__
 from ...datasets.vocabulary import OpKind
 from ...models.power import Limits
+from ...simulator.question.predictions import PredictRequest
 from ...simulator.question.requests import SimulateRequest
 from ...simulator.question.serving import ServingRequest
 from ...simulator.report.answer import OpPrediction
@@ -26,10 +27,13 @@ from .bodies import (
     PredictBody,
     ReplicaBody,
     SearchBody,
+    ServedSearchBody,
     SimulateBody,
     SourceBody,
+    fabric_of,
     predict_of,
     search_of,
+    served_search_of,
     serving_of,
     simulate_of,
 )
@@ -179,6 +183,19 @@ def _step_routes(app: FastAPI, settings: ServiceSettings, processes: Processes) 
         asked = search_of(body, settings.sources, settings.allow)
         return StreamingResponse(events(asked, processes), media_type="text/event-stream")
 
+    @app.post("/v1/search/serving", tags=["search"], openapi_extra=EVENTS)
+    async def search_serving(body: ServedSearchBody) -> Response:
+        """The best ways to serve a model: server-sent events with progress, then the answer."""
+        asked = served_search_of(body, settings.sources, settings.allow)
+        return StreamingResponse(events(asked, processes), media_type="text/event-stream")
+
+    @app.post("/v1/predict/report", tags=["predict"])
+    async def predict_report(request: Request, body: PredictBody) -> Response:
+        """A collective on the links of a cluster as a self-contained HTML page: how full which links are, and when."""
+        asked = fabric_of(body, settings.sources)
+        made = await processes.run(pictured, (asked,), request.is_disconnected)
+        return Response(made, media_type="text/html")
+
 
 def as_json(value: Any) -> Response:
     """An answer as JSON; NaN and infinities become null."""
@@ -224,6 +241,15 @@ def served(request: ServingRequest) -> dict[str, Any]:
 
     assert request.step is not None
     return workbench(request.step.sources, this_machine).serving(request).report.to_dict()
+
+
+def pictured(request: PredictRequest) -> str:
+    """The HTML page of a collective on links. Runs in a process of its own."""
+    from ...simulator.html import network_page
+    from ...simulator.workbench import workbench
+    from ..resolve import this_machine
+
+    return network_page(workbench(request.sources, this_machine).predict(request)[0])
 
 
 def reported(request: SimulateRequest) -> str:

@@ -12,17 +12,19 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from ...datasets.ops import make_op
+from ...datasets.loading import load
+from ...datasets.ops import KINDS, make_op
 from ...simulator.question.canonical import RequestError
 from ...simulator.question.keywords import predict_request, simulate_request
 from ...simulator.question.place import THIS_MACHINE
 from ...simulator.question.plan import Parallel
 from ...simulator.question.predictions import PredictRequest
 from ...simulator.question.requests import SimulateRequest
-from ...simulator.question.serving import KvMemory, ServingRequest
+from ...simulator.question.serving import KvMemory, ServingRequest, ServingTargets
 from ...simulator.question.sources import Sources
 from ...simulator.question.work import Work
 from ...simulator.search.request import SearchRequest
+from ...simulator.search.served.request import ServedSearchRequest, ServedSpace
 from ...simulator.search.space import Space
 from ...simulator.trace.models import known_models
 from .settings import ServiceSettings
@@ -97,6 +99,16 @@ def predict_of(body: PredictBody | BatchBody, usual: Sources) -> PredictRequest:
     asked |= {name: getattr(body, name) for name in asked if hasattr(body, name)}
     asked |= {name: getattr(body, name) for name in ("nodes", "cache", "network", "power_cap_w", "sm_clock_mhz")}
     return predict_request(ops, body.device, body.cluster, body.sources(usual), asked, {})
+
+
+def fabric_of(body: PredictBody, usual: Sources) -> PredictRequest:
+    """The request about a collective whose links are shown. RequestError for what runs on no links."""
+    if body.cluster is None:
+        raise RequestError("a picture of links needs a cluster: name one of GET /v1/clusters")
+    made = predict_of(body.model_copy(update={"network": "flow"}), usual)
+    if KINDS[made.ops[0].kind].family != "collective":
+        raise RequestError(f"op.kind={body.op.kind} runs on no links: take a collective, such as all_reduce")
+    return replace(made, loads=True)
 
 
 def _fields_of(kind: type, left_out: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -194,6 +206,51 @@ def search_of(body: SearchBody, usual: Sources, allow: tuple[str, ...] = ()) -> 
     own = {name: getattr(body, name) for name in OF_SEARCH}
     lists = {name: tuple(value) for name, value in own.items() if isinstance(value, list)}
     return SearchRequest(base=base, space=Space(**space), **own | lists)
+
+
+SERVED_SPACE = {name: _axis(kind) for name, kind in get_type_hints(ServedSpace).items()}
+ServedSpaceBody = create_model(
+    "ServedSpaceBody",
+    __base__=Body,
+    __doc__="Axes of a search over ways to serve; one left out is natural.",
+    **SERVED_SPACE,
+)
+
+
+class ServedSearchBody(SourceBody):
+    """The best ways to serve a model on a cluster, as ``opcast.search_serving`` takes it."""
+
+    model: Name | dict[str, Any] = Field(description="an id of GET /v1/models, or a transformers configuration")
+    cluster: Name = Field("dgx_h100", description="an id of GET /v1/clusters")
+    nodes: Count | None = None
+    input_len: Count = 1024
+    output_len: Count = 256
+    slo: dict[str, float | None] = Field({}, max_length=10, description="ttft_ms, tpot_ms, e2e_ms")
+    stack: Name | None = None
+    precision: Name | None = None
+    price_per_gpu_hour: float | None = None
+    link_gbps: float = 50.0
+    space: ServedSpaceBody | None = None  # type: ignore[valid-type]
+    objectives: list[Name] = Field(["tokens_per_s_per_gpu", "tokens_per_s_per_user"], max_length=10)
+    constraints: list[Name] = Field([], max_length=100)
+    top: Count = 10
+
+
+OF_SERVED_SEARCH = ("input_len", "output_len", "link_gbps", "objectives", "constraints", "top")
+
+
+def served_search_of(body: ServedSearchBody, usual: Sources, allow: tuple[str, ...] = ()) -> ServedSearchRequest:
+    """The request of a body. RequestError for a model that is not offered over HTTP."""
+    _check_model(body.model, allow)
+    left_out = {"model", "space", "slo", "backend", "engines", *OF_SERVED_SEARCH}
+    given = body.model_dump(exclude_none=True, exclude=left_out)
+    step = simulate_request(body.model, "decode", THIS_MACHINE, body.sources(usual), given)
+    axes: BaseModel | None = body.space
+    space = {} if axes is None else {name: tuple(value) for name, value in axes.model_dump(exclude_none=True).items()}
+    own = {name: getattr(body, name) for name in OF_SERVED_SEARCH}
+    lists = {name: tuple(value) for name, value in own.items() if isinstance(value, list)}
+    slo = load(ServingTargets, _given(body.slo), RequestError, "slo")
+    return ServedSearchRequest(step=step, space=ServedSpace(**space), slo=slo, **own | lists)
 
 
 class ServingBody(StepBody):

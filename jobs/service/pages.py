@@ -13,6 +13,8 @@ TABS = (
     ("step", "Step"),
     ("serving", "Serving"),
     ("search", "Search"),
+    ("ways", "Search serving"),
+    ("fabric", "Fabric"),
     ("compare", "Compare"),
     ("known", "Predictors"),
 )

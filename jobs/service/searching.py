@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...simulator.search.request import SearchRequest
+from ...simulator.search.served.request import ServedSearchRequest
 from ..show import one_line
 from .answering import BusyError, Processes, SlowError
 from .guard import encoded
@@ -23,7 +24,7 @@ from .guard import encoded
 LOOK_S = 0.5  # between two looks at the progress
 
 
-async def events(request: SearchRequest, processes: Processes) -> AsyncIterator[bytes]:
+async def events(request: SearchRequest | ServedSearchRequest, processes: Processes) -> AsyncIterator[bytes]:
     """``progress`` events (``done`` and ``total`` points), then one ``answer``, or one ``error`` as of other calls."""
     with TemporaryDirectory(prefix="opcast-search-") as folder:
         meter = Path(folder) / "meter"
@@ -56,7 +57,7 @@ def event(kind: str, value: Any) -> bytes:
     return b"event: " + kind.encode() + b"\ndata: " + encoded(value) + b"\n\n"
 
 
-def searched(request: SearchRequest, meter: Path) -> dict[str, Any]:
+def searched(request: SearchRequest | ServedSearchRequest, meter: Path) -> dict[str, Any]:
     """The answer to a search, its progress counted in ``meter``. Runs in a process of its own."""
     from ...simulator.workbench import workbench
     from ..resolve import this_machine
@@ -72,4 +73,6 @@ def searched(request: SearchRequest, meter: Path) -> dict[str, Any]:
 
         yield advance
 
+    if isinstance(request, ServedSearchRequest):
+        return workbench(request.step.sources, this_machine).search_serving(request, progress=bar).to_dict()
     return workbench(request.base.sources, this_machine).search(request, progress=bar).to_dict()

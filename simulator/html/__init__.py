@@ -22,6 +22,7 @@ from .page import ReportError, render, write, write_text
 __all__ = [
     "ClusterView",
     "ReportError",
+    "network_page",
     "step_page",
     "write_network_report",
     "write_quickstart_report",
@@ -51,6 +52,11 @@ def write_step_report(
 ) -> Path:
     """Write the :func:`step_page` of a step and return its path; ReportError when it cannot be written."""
     return write_text(step_page(report, device, cluster), path)
+
+
+def network_page(found: OpPrediction) -> str:
+    """What the links of a cluster did as the text of a page."""
+    return render(network.page(found))
 
 
 def write_network_report(found: OpPrediction, path: Path) -> Path:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..memory.amounts import Memory
+from .display import ShownTable, displayed, time_text
 from .distribution import probability_within
 
 if TYPE_CHECKING:
@@ -145,6 +146,13 @@ class StepReport(Answer):
     high_s: float
     stages: tuple[StageShare, ...] = ()
 
+    def _repr_html_(self) -> str:
+        headline = [
+            ("step", time_text(1e6 * self.step_time_s)),
+            ("interval", _span(1e6 * self.low_s, 1e6 * self.high_s)),
+        ]
+        return _shown(self, [*headline, ("MFU", f"{self.mfu:.1%}")])
+
     def probability_within(self, seconds: float) -> float:
         """P(the step takes at most ``seconds``)."""
         return probability_within(seconds, self.step_time_s, self.low_s, self.high_s, self.coverage)
@@ -163,6 +171,11 @@ class InferenceReport(Answer):
     e2e_ms: float
     low_ms: float
     high_ms: float
+
+    def _repr_html_(self) -> str:
+        named = (("first token", self.ttft_ms), ("each next", self.tpot_ms), ("whole", self.e2e_ms))
+        headline = [(name, time_text(None if ms is None else 1e3 * ms)) for name, ms in named]
+        return _shown(self, [*headline, ("interval", _span(1e3 * self.low_ms, 1e3 * self.high_ms))])
 
     def probability_within(self, seconds: float) -> float:
         """P(the whole takes at most ``seconds``)."""
@@ -195,6 +208,43 @@ class OpPrediction:
         """Plain values for JSON; what pictures are made of is left out."""
         made: dict[str, Any] = plain(self, drop=("placed",))
         return made
+
+    def _repr_html_(self) -> str:
+        asked = " ".join(f"{name}={value}" for name, value in self.op.items() if value not in ("same", ""))
+        by = f"{self.engine}: {self.predictor}" if self.predictor else self.engine
+        facts = [
+            ("latency", time_text(self.latency_us)),
+            (f"{self.coverage:.0%} interval", _span(self.low_us, self.high_us)),
+            ("answered by", by if self.in_envelope else f"{by}, outside what was measured"),
+            ("roofline", f"{time_text(self.roofline_us)}, {self.bound} bound"),
+            ("power", "" if self.power_w is None else f"{self.power_w:.0f} W"),
+        ]
+        return displayed(f"{asked} on {self.device}", facts)
+
+
+def _span(low_us: float, high_us: float) -> str:
+    return f"{time_text(low_us)} to {time_text(high_us)}"
+
+
+def _shown(answer: Answer, headline: list[tuple[str, str]]) -> str:
+    """What a notebook shows of a step: headline figures, and kinds of ops by their time."""
+    memory = "" if answer.fits else " (does not fit)"
+    facts = [
+        *headline,
+        ("tokens/s a GPU", f"{answer.tokens_per_s_per_gpu:,.0f}"),
+        ("peak memory", f"{answer.memory.peak_gib:.1f} GiB{memory}"),
+        (
+            "answered by",
+            ", ".join(f"{name} {share:.0%}" for name, share in answer.provenance.items() if share >= 0.005),
+        ),
+    ]
+    kinds = sorted(answer.breakdown.by_op, key=lambda each: -each.time_s)[:12]
+    total = sum(each.time_s for each in answer.breakdown.by_op) or 1.0
+    rows = [(each.kind, time_text(1e6 * each.time_s), f"{each.time_s / total:.1%}") for each in kinds]
+    table = ShownTable(("kind of op", "time", "of all kernels"), rows, [each.time_s / total for each in kinds])
+    where = f"{answer.devices} x {answer.device}" if answer.devices > 1 else answer.device
+    title = " ".join([f"{answer.workload} of {answer.model} on {where},", answer.precision, *answer.degrees()])
+    return displayed(title, facts, table, " ".join(answer.notes))
 
 
 def plain(value: Any, drop: Sequence[str] = ()) -> Any:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..report.answer import plain
+from ..report.display import ShownTable, displayed, time_text
+from .objectives import KNOWN
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,29 @@ class SearchReport:
         made: dict[str, Any] = plain(self, drop=("rows",))
         return made
 
+    def _repr_html_(self) -> str:
+        facts = [
+            ("points", f"{self.points:,}"),
+            ("looked at", f"{self.evaluated:,}"),
+            ("left out", f"{self.pruned:,}"),
+            ("tied with the best", f"{self.ties:,}"),
+            ("took", time_text(1e6 * self.wall_time_s)),
+        ]
+        names = [figure for figure, _ in (KNOWN[name] for name in self.objectives)]
+        heads = ("", *self.axes, *(figure for figure in names if self.best and figure in self.best[0]), "tie", "reason")
+        rows = [
+            [str(row["rank"]), *(_cell(row.get(name, "")) for name in heads[1:-2]), row["tie"], row["reason"]]
+            for row in self.best
+        ]
+        title = f"{self.model}: best by {self.objectives[0]}"
+        return displayed(title, facts, ShownTable(heads, rows), " ".join(self.notes))
+
     def to_pandas(self) -> Any:
         """All rows that were found as a pandas DataFrame."""
         import pandas as pd
 
         return pd.DataFrame([dict(row) for row in self.rows])
+
+
+def _cell(value: Any) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)

@@ -266,6 +266,59 @@
         return { path: "/v1/search", body, found, shown: [searchCards(found), pareto(found, values), bestTable(found)], figures: { step_time_s: found.best[0].step_time_s, "peak memory, GiB": found.best[0].peak_gib, tokens_per_s_per_gpu: found.best[0].tokens_per_s_per_gpu } };
       },
     },
+    ways: {
+      title: "The best way to serve",
+      lead: "Every layout, batch and split into pools on so many GPUs: speed for users against use of GPUs. A click on a point plays its traffic. The first answer for a model takes a minute.",
+      async form(form) {
+        const [models, clusters, precisions] = await Promise.all(["models", "clusters", "precisions"].map(known));
+        const axis = (name, label) => ({ name, label: label || name, kind: "text", placeholder: "natural" });
+        form.append(
+          group("Model", { name: "model", label: "model", kind: "text", choices: named(models), usual: "llama3_8b", required: true },
+            number("input_len", "input tokens", 1000), number("output_len", "output tokens", 200), choice("precision", "precision", [["", "usual"], ...named(precisions)])),
+          group("Where", choice("cluster", "cluster", named(clusters), "dgx_h100"), number("nodes", "nodes", 1)),
+          group("Users expect", number("ttft_ms", "TTFT, ms", 1000, { step: "any" }), number("tpot_ms", "TPOT, ms", 50, { step: "any" })),
+          group("Values, as 4, 8", ...["tp", "dp", "ep", "batch", "max_tokens"].map((name) => axis(name)), choice("pools", "pools", [["", "both"], ["together"], ["apart"]], ""),
+            choice("policy", "engine", [["", "vllm"], ["sglang"], ["trtllm"]], "")),
+        );
+      },
+      body(values) {
+        const { model, input_len, output_len, precision, cluster, nodes, ttft_ms, tpot_ms, pools, policy, ...axes } = values;
+        const words = (text) => String(text).split(/[\s,]+/).filter(Boolean).map(Number);
+        const space = Object.fromEntries(Object.entries(axes).map(([name, text]) => [name, words(text)]));
+        if (pools) space.pools = [pools];
+        if (policy) space.policy = [policy];
+        return { model, input_len, output_len, precision, cluster, nodes, slo: { ttft_ms, tpot_ms }, space };
+      },
+      async answer(values, signal) {
+        const body = this.body(values);
+        const found = await streamed("/v1/search/serving", body, signal);
+        if (!found.best.length) throw new Error(found.notes[0]);
+        const best = found.best[0];
+        return { path: "/v1/search/serving", body, found, shown: [waysCards(found), waysFront(found, values), waysTable(found)], figures: { "tokens/s/GPU": best.tokens_per_s_per_gpu, "tokens/s/user": best.tokens_per_s_per_user, "TTFT, ms": best.ttft_ms, "TPOT, ms": best.tpot_ms } };
+      },
+    },
+    fabric: {
+      title: "The fabric",
+      lead: "A collective on the links of a cluster, flow by flow: how long it takes, which links are full, and when.",
+      async form(form, asked) {
+        const [ops, clusters] = await Promise.all([known("ops"), known("clusters")]);
+        const collectives = ops.filter((op) => op.family === "collective" && op.dims.some((dim) => dim.name === "ranks"));
+        form.append(
+          group("Collective", choice("kind", "kind", named(collectives, "kind"), asked.kind || "all_reduce"), number("size_bytes", "bytes", 67108864), number("ranks", "ranks", 16), number("stride", "stride", 1),
+            { name: "all_groups", label: "all groups at once", kind: "flag" }),
+          group("Where", choice("cluster", "cluster", named(clusters), "dgx_h100"), number("nodes", "nodes", 2)),
+        );
+      },
+      body(values) {
+        const { cluster, nodes, stride, all_groups, ...op } = values;
+        return { op, cluster, nodes, stride: stride > 1 ? stride : undefined, all_groups, network: "flow" };
+      },
+      async answer(values, signal) {
+        const body = this.body(values);
+        const [found, page] = await Promise.all([call("/v1/predict", body, signal), call("/v1/predict/report", body, signal)]);
+        return { path: "/v1/predict/report", body, found, shown: [reportFrame(page)], figures: { "latency, µs": found.latency_us, "busbw, GB/s": found.network.busbw_gbps } };
+      },
+    },
     compare: {
       title: "Two answers side by side",
       lead: "Pin answers on the other pages with “Pin to compare”; here they stand beside each other.",
@@ -425,6 +478,45 @@
         ...ticks(x0, x1).map((s, at) => make("text", { x: x(s), y: height - 12, "text-anchor": ["start", "middle", "middle", "end"][at] }, seconds(Number((s * 1e6).toPrecision(3))))),
         make("path", { class: "line", d: rows.map((row, at) => `${at ? "L" : "M"}${x(row.step_time_s).toFixed(1)},${y(row.peak_gib).toFixed(1)}`).join("") }),
         ...all.map((row, at) => point(row, at < rows.length))));
+  }
+
+  const degrees = (row, prefix) => ["tp", "pp", "dp", "ep"].filter((name) => name === "tp" || row[prefix + name] !== 1).map((name) => `${name}=${row[prefix + name]}`).join(" ");
+  const way = (row) => (row.pools === "together" ? `${row.replicas} × ${degrees(row, "")} batch=${row.batch}`
+    : `${row.prefill_replicas} prefill ${degrees(row, "prefill_")} + ${row.replicas} decode ${degrees(row, "")} batch=${row.batch}`);
+  function waysCards(found) {
+    const best = found.best[0];
+    return make("div", { class: "cards" },
+      card("Best way to serve", way(best), [["GPUs", rounded(best.devices)], ["output tokens/s a GPU", rounded(best.tokens_per_s_per_gpu)], ["requests/s", rounded(best.requests_per_s)]]),
+      card("For users", `${rounded(best.tokens_per_s_per_user)} tokens/s`, [["TTFT", seconds(best.ttft_ms * 1e3)], ["TPOT", seconds(best.tpot_ms * 1e3)], ["whole answer", seconds(best.e2e_ms * 1e3)]]),
+      card("Searched", `${rounded(found.points)} ways`, [["looked at", rounded(found.evaluated)], ["left out", rounded(found.pruned)], ["tied with the best", rounded(found.ties)]]));
+  }
+  function waysTable(found) {
+    const rows = found.best.map((row) => ({ "": row.rank, "way to serve": way(row), "tokens/s/GPU": row.tokens_per_s_per_gpu, "tokens/s/user": row.tokens_per_s_per_user, "TTFT, ms": row.ttft_ms, "TPOT, ms": row.tpot_ms, tie: row.tie, "better than the next": row.reason }));
+    return table("The best ways to serve", ["", "way to serve", "tokens/s/GPU", "tokens/s/user", "TTFT, ms", "TPOT, ms", "tie", "better than the next"], rows);
+  }
+  // Use of GPUs over speed for users: the front as a line, points that lead to their traffic.
+  function waysFront(found, values) {
+    const rows = [...found.pareto].sort((a, b) => a.tokens_per_s_per_user - b.tokens_per_s_per_user);
+    const [width, height, left, bottom, top] = [640, 300, 64, 34, 10];
+    const most = (pick) => Math.max(...rows.map(pick)) * 1.05;
+    const [x1, y1] = [most((row) => row.tokens_per_s_per_user), most((row) => row.tokens_per_s_per_gpu)];
+    const x = (value) => left + ((width - left - 16) * value) / x1;
+    const y = (value) => top + (height - top - bottom) * (1 - value / y1);
+    const play = (row) => {
+      const asked = { model: values.model, cluster: row.cluster, nodes: Math.ceil((row.tp * row.pp * row.dp) / 8), tp: row.tp, policy: row.policy, device: "",
+        arrival: "closed", concurrency: row.batch * row.dp, requests: Math.min(4 * row.batch * row.dp, 2000), input: values.input_len, output: values.output_len };
+      go("serving", asked);
+    };
+    const said = (row) => `${way(row)}: ${rounded(row.tokens_per_s_per_gpu)} tokens/s a GPU, ${rounded(row.tokens_per_s_per_user)} a user`;
+    const point = (row) => make("circle", { cx: x(row.tokens_per_s_per_user), cy: y(row.tokens_per_s_per_gpu), r: 6, class: row.pools === "apart" ? null : "other", tabindex: 0, role: row.pools === "apart" ? "img" : "link",
+      "aria-label": said(row), ...(row.pools === "apart" ? {} : { onclick: () => play(row), onkeydown: (event) => { if (event.key === "Enter") play(row); } }) }, make("title", {}, said(row)));
+    const ticks = (high) => [0, 1, 2, 3].map((at) => (high * at) / 3);
+    return make("section", {}, make("h2", {}, "Use of GPUs against speed for users"), make("p", { class: "lead" }, "Line: the Pareto front of those that give users what they expect. Grey points: one pool; a click plays the traffic of one replica. Others: pools apart."),
+      make("svg", { class: "curve", viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "Output tokens a second and GPU over tokens a second and user" },
+        ...ticks(y1).flatMap((rate) => [make("line", { class: "grid", x1: left, x2: width - 16, y1: y(rate), y2: y(rate) }), make("text", { x: left - 6, y: y(rate) + 4, "text-anchor": "end" }, rounded(Math.round(rate)))]),
+        ...ticks(x1).map((rate, at) => make("text", { x: x(rate), y: height - 12, "text-anchor": ["start", "middle", "middle", "end"][at] }, `${Math.round(rate)} a user`)),
+        make("path", { class: "line", d: rows.map((row, at) => `${at ? "L" : "M"}${x(row.tokens_per_s_per_user).toFixed(1)},${y(row.tokens_per_s_per_gpu).toFixed(1)}`).join("") }),
+        ...rows.map(point)));
   }
 
   // How to ask the same elsewhere, and the whole answer.

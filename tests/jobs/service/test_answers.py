@@ -110,6 +110,27 @@ def test_a_search(client: httpx.Client, home: str) -> None:
 LOAD = {"model": "tiny_llama_100m", "device": "h100_sxm", "traffic": {"rate": 50, "requests": 40}}
 
 
+def test_ways_to_serve(client: httpx.Client) -> None:
+    space = {"tp": [1], "batch": [8, 32], "max_tokens": [2048]}
+    body = {"model": "tiny_llama_100m", "cluster": "dgx_h100", "input_len": 256, "output_len": 64, "space": space}
+    told = events(client.post("/v1/search/serving", json=body).text)
+    assert {kind for kind, _ in told} == {"progress", "answer"}
+    assert told[-1][1]["best"][0]["rank"] == 1
+    kind, said = events(client.post("/v1/search/serving", json=body | {"space": {"tp": [5]}}).text)[-1]
+    assert kind == "error"
+    assert "the space is empty" in said["message"]
+
+
+def test_the_picture_of_a_fabric(client: httpx.Client) -> None:
+    op = {"kind": "all_reduce", "size_bytes": 1 << 20, "ranks": 16}
+    page = client.post("/v1/predict/report", json={"op": op, "cluster": "dgx_h100", "nodes": 2})
+    assert page.headers["content-type"].startswith("text/html")
+    assert "<svg" in page.text
+    gemm = {"op": {"kind": "gemm", "m": 1, "n": 1, "k": 1}, "cluster": "dgx_h100"}
+    assert "runs on no links" in client.post("/v1/predict/report", json=gemm).json()["error"]["message"]
+    assert "needs a cluster" in client.post("/v1/predict/report", json={"op": op}).json()["error"]["message"]
+
+
 def test_a_served_load(client: httpx.Client, home: str) -> None:
     found = client.post("/v1/serving", json=LOAD).json()
     usual = opcast.serving("tiny_llama_100m", "h100_sxm", traffic=LOAD["traffic"], home=home)

@@ -103,6 +103,25 @@ def test_a_search_leads_to_the_step_of_a_layout(page: Any, address: str) -> None
     assert page.url.partition("#")[2].startswith("step?model=tiny_llama_100m")
 
 
+def test_ways_to_serve_lead_to_their_traffic(page: Any, address: str) -> None:
+    page.goto(f"{address}/#ways?model=tiny_llama_100m&tp=1&batch=8,32&max_tokens=2048&input_len=256&output_len=64")
+    page.wait_for_selector(".curve circle")
+    assert "tokens/s a GPU" in (page.get_attribute(".curve circle", "aria-label") or "")
+    assert "ways" in (page.text_content(".cards") or "")
+    if page.query_selector(".curve circle[role=link]"):
+        page.focus(".curve circle[role=link]")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#field-rate")
+        assert page.url.partition("#")[2].startswith("serving?model=tiny_llama_100m")
+
+
+def test_the_fabric_shows_its_links(page: Any, address: str) -> None:
+    page.goto(f"{address}/#fabric?kind=all_reduce&cluster=dgx_h100&nodes=2&ranks=16&size_bytes=1048576")
+    report = page.frame_locator("iframe")
+    report.locator("svg").first.wait_for()
+    assert "all_reduce" in (report.locator("h1").text_content() or "")
+
+
 def test_a_served_load(page: Any, address: str) -> None:
     page.goto(f"{address}/#serving?model=tiny_llama_100m&device=h100_sxm&requests=30&rate=20")
     page.wait_for_selector(".curve")
@@ -122,7 +141,7 @@ def test_the_keyboard_is_enough(page: Any, address: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(
-    "tab", ["op?kind=gemm&m=512&n=512&k=512&vary=m", "known", "compare", "step", "search", "serving"]
+    "tab", ["op?kind=gemm&m=512&n=512&k=512&vary=m", "known", "compare", "step", "search", "serving", "ways", "fabric"]
 )
 def test_nothing_serious_for_axe_and_nothing_wider_than_a_phone(
     browser: Any, address: str, tab: str, scheme: str

@@ -1,0 +1,55 @@
+"""How answers look in a notebook: headline figures and a table with bars, as HTML that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+BAR = "linear-gradient(90deg, rgba(56,132,255,.28) {0:.1f}%, transparent {0:.1f}%)"
+CELL = "padding:.2em .8em;text-align:{}"
+
+
+@dataclass(frozen=True)
+class ShownTable:
+    """Rows of text under ``heads``; ``shares`` (0 to 1, one a row) are drawn as bars behind the first column."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    shares: Sequence[float] = ()
+
+
+def displayed(title: str, facts: Sequence[tuple[str, str]], table: ShownTable | None = None, note: str = "") -> str:
+    """HTML of a title, figures by name side by side, a table and a line below. All text is escaped."""
+    figures = "".join(
+        f'<div style="margin-right:2em"><div style="opacity:.65;font-size:85%">{escape(name)}</div>'
+        f'<div style="font-size:125%">{escape(value)}</div></div>'
+        for name, value in facts
+        if value
+    )
+    parts = [
+        f'<div style="font-weight:600;margin:.3em 0">{escape(title)}</div>',
+        f'<div style="display:flex;flex-wrap:wrap;margin-bottom:.5em">{figures}</div>',
+        _table(table) if table is not None and table.rows else "",
+        f'<div style="opacity:.65;font-size:85%">{escape(note)}</div>' if note else "",
+    ]
+    return f'<div style="font-family:system-ui,sans-serif">{"".join(parts)}</div>'
+
+
+def _table(table: ShownTable) -> str:
+    heads = "".join(f'<th scope="col" style="{CELL.format("left")}">{escape(head)}</th>' for head in table.heads)
+    rows = []
+    for at, row in enumerate(table.rows):
+        bar = f"background:{BAR.format(100 * table.shares[at])};" if at < len(table.shares) else ""
+        first = f'<td style="{bar}{CELL.format("left")}">{escape(row[0])}</td>'
+        rest = "".join(f'<td style="{CELL.format("left")}">{escape(cell)}</td>' for cell in row[1:])
+        rows.append(f"<tr>{first}{rest}</tr>")
+    return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def time_text(us: float | None) -> str:
+    """Microseconds as a person reads them; empty for None."""
+    if us is None:
+        return ""
+    unit, size = ("s", 1e6) if us >= 1e6 else ("ms", 1e3) if us >= 1e3 else ("µs", 1.0)
+    return f"{us / size:,.4g} {unit}"
