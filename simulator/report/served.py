@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .display import ShownTable, displayed, time_text
+
 
 @dataclass(frozen=True)
 class TimeSpread:
@@ -78,6 +80,24 @@ class ServingReport:
     kv_transfer_bytes: float = 0.0
     notes: tuple[str, ...] = ()
     wall_time_s: float = 0.0
+
+    def _repr_html_(self) -> str:
+        spreads = {"first token (TTFT)": self.ttft_ms, "each next token (TPOT)": self.tpot_ms}
+        spreads |= {"whole answer": self.e2e_ms, "waiting": self.queue_ms}
+        rows = [
+            (name, *(time_text(1e3 * ms) for ms in (each.p50, each.p90, each.p99, each.mean)))
+            for name, each in spreads.items()
+        ]
+        facts = [
+            ("served", f"{self.completed:,} of {self.requests:,} requests"),
+            ("requests/s", f"{self.requests_per_s:,.4g}"),
+            ("goodput", f"{self.goodput:,.4g} requests/s"),
+            ("output tokens/s a GPU", f"{self.output_tokens_per_s_per_gpu:,.0f}"),
+            ("KV memory at most", f"{self.kv_peak:.0%}"),
+        ]
+        title = f"Traffic on {self.replicas} replicas, {self.devices} GPUs"
+        note = " ".join(each for each in (self.overload, *self.notes) if each)
+        return displayed(title, facts, ShownTable(("", "p50", "p90", "p99", "mean"), rows), note)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; CDFs and spans of time are in ``cdf`` and ``over_time``."""

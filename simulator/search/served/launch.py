@@ -9,47 +9,18 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ...question.canonical import RequestError
 from ...trace.models import shipped_source
 from ..launch import LaunchError, filled
+from .kubernetes import PORT as KUBERNETES_PORT
+from .kubernetes import manifest
 from .replicas import engine_name
-from .request import LAYOUT, OF_PREFILL, ServedSearchRequest
+from .request import ServedSearchRequest, clusters_of
+from .roles import BOOTSTRAP_PORT, BOTH, DECODE, PORTS, PREFILL, ServedRole, roles
 
 FRAMEWORKS = ("vllm", "sglang", "trtllm", "kubernetes")
-BOTH, PREFILL, DECODE = "", "prefill", "decode"
-PORTS = {BOTH: 8000, PREFILL: 8100, DECODE: 8200}
-BOOTSTRAP_PORT = 8998
-
-
-@dataclass(frozen=True)
-class ServedRole:
-    """The servers of a role (``prefill``, ``decode``, or both where it is empty): what rows of the tables read."""
-
-    role: str
-    tp: int
-    pp: int
-    dp: int
-    ep: int
-    batch: int
-    max_tokens: int
-    max_len: int
-    quantization: str
-    replicas: int
-
-    @property
-    def ranks(self) -> int:
-        """Tensor and data ranks."""
-        return self.tp * self.dp
-
-    @property
-    def devices(self) -> int:
-        """GPUs of a server."""
-        return self.tp * self.pp * self.dp
-
-
 Rule = Callable[[ServedRole], Any]
 
 
@@ -106,23 +77,6 @@ def _connector(role: ServedRole) -> str:
     return json.dumps({"kv_connector": "NixlConnector", "kv_role": kv_role})
 
 
-def roles(request: ServedSearchRequest, row: Mapping[str, Any]) -> list[ServedRole]:
-    """The servers of a point: one role, or one that prefills and one that decodes."""
-    max_len = request.input_len + request.output_len
-    quantization = row["precision"]
-    rest = {"max_len": max_len, "quantization": quantization}
-    degrees = dict(zip(("tp", "pp", "dp", "ep"), (row[name] for name in LAYOUT), strict=True))
-    own = {**degrees, "batch": row["batch"], **rest, "replicas": row["replicas"]}
-    if row["pools"] == "together":
-        return [ServedRole(BOTH, max_tokens=row["max_tokens"], **own)]
-    first = dict(zip(("tp", "pp", "dp", "ep"), (row[name] for name in OF_PREFILL), strict=True))
-    prompts = max(row["max_tokens"] // request.input_len, 1)
-    one = ServedRole(
-        PREFILL, **first, batch=prompts, max_tokens=row["max_tokens"], **rest, replicas=row["prefill_replicas"]
-    )
-    return [one, ServedRole(DECODE, max_tokens=max(row["batch"], 256), **own)]
-
-
 def launch_serving(request: ServedSearchRequest, row: Mapping[str, Any], framework: str | None) -> str:
     """The text that starts a point: a shell script of commands, or a Kubernetes manifest (``kubernetes``).
 
@@ -134,9 +88,8 @@ def launch_serving(request: ServedSearchRequest, row: Mapping[str, Any], framewo
         raise RequestError(f"framework={chosen} is none that serves; choose from {', '.join(FRAMEWORKS)}")
     model, servers = served_name(request.step.model), roles(request, row)
     if chosen == "kubernetes":
-        from .kubernetes import manifest
-
-        return manifest(model, servers, str(row["cluster"]), devices_per_node(request, row))
+        words = [command("sglang", model, each, KUBERNETES_PORT) for each in servers]
+        return manifest(f"{model} on {row['cluster']}", servers, words, devices_per_node(request, row))
     if chosen == "vllm" and any(each.ep not in (1, each.ranks) for each in servers):
         raise LaunchError("vLLM shares experts out over all tensor and data ranks: take space.ep=[] or 1")
     return "\n".join([*_header(row, servers), *_files(chosen, servers), *_commands(chosen, model, servers), ""])
@@ -144,8 +97,6 @@ def launch_serving(request: ServedSearchRequest, row: Mapping[str, Any], framewo
 
 def devices_per_node(request: ServedSearchRequest, row: Mapping[str, Any]) -> int:
     """GPUs of a node of the point's cluster."""
-    from .request import clusters_of
-
     return clusters_of(request)[row["cluster"]].devices_per_node
 
 
