@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from ..launch import LaunchError
-from .launch import BOOTSTRAP_PORT, BOTH, PREFILL, ServedRole, command
+from .roles import BOOTSTRAP_PORT, BOTH, PREFILL, ServedRole
 
 IMAGE = "lmsysorg/sglang:latest"
 PORT = 8000  # of all pods: the router looks for servers at one
 APP = "opcast-serving"
 
 
-def manifest(model: str, servers: list[ServedRole], cluster: str, per_node: int) -> str:
-    """YAML of all resources, one document after the other. LaunchError for a server of more than a node."""
+def manifest(title: str, servers: list[ServedRole], words: list[list[str]], per_node: int) -> str:
+    """YAML of all resources, one document after the other, for servers started by these ``words``.
+
+    LaunchError for a server of more than a node.
+    """
     import yaml
 
     for each in servers:
@@ -23,15 +26,14 @@ def manifest(model: str, servers: list[ServedRole], cluster: str, per_node: int)
                 f"take space.rules=['replica_devices <= {per_node}'], or framework=sglang"
             )
     parts: list[dict[str, Any]] = [
-        _deployment(f"{APP}-{each.role or 'server'}", each, command("sglang", model, each, PORT)) for each in servers
+        _deployment(f"{APP}-{each.role or 'server'}", each, own) for each, own in zip(servers, words, strict=True)
     ]
     if servers[0].role == BOTH:
         parts.append(_service(APP, {"app": APP, "role": "server"}, PORT))
     else:
         parts += [*_account(), _router(), _service(APP, {"app": APP, "role": "router"}, PORT)]
-    head = (
-        f"# {model} on {cluster}: {', '.join(f'{x.replicas} x {x.devices} GPUs {x.role}'.strip() for x in servers)}\n"
-    )
+    said = ", ".join(f"{each.replicas} x {each.devices} GPUs {each.role}".strip() for each in servers)
+    head = f"# {title}: {said}\n"
     return head + yaml.safe_dump_all(parts, sort_keys=False)
 
 

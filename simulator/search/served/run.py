@@ -138,7 +138,7 @@ def search_serving(
     """
     started = time.perf_counter()
     made = asked(request)
-    found = Found()
+    found = WaysFound()
     engines = dict.fromkeys(engine_name(policy) for policy in made.axes["policy"])
     wanted = [(layout, engine) for layout in made.layouts for engine in engines]
     replicas: dict[tuple[ReplicaLayout, str], LayoutReplica] = {}
@@ -188,7 +188,7 @@ class Refused:
     why: str
 
 
-class Found:
+class WaysFound:
     """Rows so far, and how many points were left out for which reason."""
 
     def __init__(self) -> None:
@@ -216,7 +216,7 @@ def replica_or_why(
         return Refused("memory" if isinstance(error, KvError) else "refused", " ".join(str(error).split()))
 
 
-def leave_layout(made: ServedAsked, layout: ReplicaLayout, engine: str, why: Refused, found: Found) -> None:
+def leave_layout(made: ServedAsked, layout: ReplicaLayout, engine: str, why: Refused, found: WaysFound) -> None:
     """Count the points of a layout that has no replica."""
     batches, chunks = made.axes["batch"], made.axes["max_tokens"]
     count = len(batches) * len(chunks) * sum(engine_name(each) == engine for each in made.axes["policy"])
@@ -234,7 +234,7 @@ def row_of(
     return {name: made[name] for name in OF_POINT} | {"nodes": layout.nodes}
 
 
-def points(made: ServedAsked, replicas: Mapping[tuple[ReplicaLayout, str], LayoutReplica], found: Found) -> None:
+def points(made: ServedAsked, replicas: Mapping[tuple[ReplicaLayout, str], LayoutReplica], found: WaysFound) -> None:
     """Every point that meets the rules and has KV memory, with its figures."""
     request, axes = made.request, made.axes
     grid: list[tuple[Row, LayoutReplica, LayoutReplica | None]] = []
@@ -265,7 +265,7 @@ def points(made: ServedAsked, replicas: Mapping[tuple[ReplicaLayout, str], Layou
             found.rows.append({**row, "status": "evaluated", "why": "", **figures})
 
 
-def ruled(request: ServedSearchRequest, rows: Sequence[Row], found: Found) -> list[int]:
+def ruled(request: ServedSearchRequest, rows: Sequence[Row], found: WaysFound) -> list[int]:
     """Places of the rows that meet all rules. RequestError where none does."""
     if not rows:
         return []
@@ -307,7 +307,7 @@ def answer(
     made: ServedAsked,
     replicas: Mapping[tuple[ReplicaLayout, str], LayoutReplica],
     bench: ServingBench,
-    found: Found,
+    found: WaysFound,
     started: float,
 ) -> SearchReport:
     """The report of what was found."""
@@ -367,7 +367,7 @@ def decode_report(request: ServedSearchRequest, own: LayoutReplica, batch: int, 
     return made
 
 
-def notes(request: ServedSearchRequest, found: Found, good: Sequence[Mapping[str, Any]]) -> list[str]:
+def notes(request: ServedSearchRequest, found: WaysFound, good: Sequence[Mapping[str, Any]]) -> list[str]:
     """Why there is no answer."""
     if good:
         return []
