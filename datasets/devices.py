@@ -10,14 +10,16 @@ import dataclasses
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from .loading import finite, load
-from .reading import read_yaml
+from .reading import read_json, read_yaml
+from .reuse import ReuseCurves
 
 DEVICE_DIRECTORY = Path(__file__).resolve().parent.parent / "conf" / "device"
+MEASURED_DIRECTORY = Path(__file__).resolve().parent / "measured" / "devices"  # of machines whose steps ship
 AT_HAND = ("cpu", "local")  # the processor, and what was measured last, of the machine at hand: files without figures
 ALIASES = DEVICE_DIRECTORY.parent / "aliases.yaml"
 
@@ -70,8 +72,14 @@ class Device:
     alpha: float = 2.0  # watts of compute units grow as their clock to this power
     die: str = ""  # the chip's code name: devices of one die differ in what is enabled, memory, links and power
     sm: float = 0.0  # compute capability of NVIDIA's, 0 elsewhere
+    reuse: Mapping[str, Any] = field(default_factory=dict)  # of a measured CPU: the fields of ReuseCurves
     variant_of: str = ""  # the device whose predictors answer for it, corrected by physics for what differs
     sources: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def curves(self) -> ReuseCurves | None:
+        """How cold a call is by what was touched since it was last made; None where nobody measured it."""
+        return ReuseCurves.from_dict(self.reuse) if self.reuse else None
 
     @property
     def synchronous(self) -> bool:
@@ -101,6 +109,10 @@ class Device:
             raise DeviceError(
                 f"device.alpha={self.alpha} must lie between 1 (one voltage) and 3 (voltage as the clock)"
             )
+        try:
+            self.curves  # noqa: B018  shows what is wrong with them
+        except (TypeError, ValueError) as error:
+            raise DeviceError(f"device.reuse is not what `opcast profile` measures: {error}") from None
         for figure in dataclasses.fields(self):
             value, needed = getattr(self, figure.name), figure.default is dataclasses.MISSING
             rates = value.values() if isinstance(value, Mapping) and figure.name != "sources" else (value,)
@@ -143,10 +155,20 @@ def known_devices() -> list[str]:
     return sorted(path.stem for path in DEVICE_DIRECTORY.glob("*.yaml") if path.stem not in AT_HAND)
 
 
+def measured_machines() -> list[str]:
+    """The ids of machines whose measured figures ship with opcast, beside tables of their steps."""
+    return sorted(path.stem for path in MEASURED_DIRECTORY.glob("*.json"))
+
+
 @lru_cache
 def load_device(device_id: str) -> Device:
-    """A shipped device by id or alias (``conf/aliases.yaml``); DeviceError suggests the nearest known one."""
-    path = DEVICE_DIRECTORY / f"{device_id}.yaml"
+    """A shipped device by id or alias (``conf/aliases.yaml``), or a measured machine that ships.
+
+    DeviceError suggests the nearest known one.
+    """
+    path, measured = DEVICE_DIRECTORY / f"{device_id}.yaml", MEASURED_DIRECTORY / f"{device_id}.json"
+    if measured.is_file() and measured.parent == MEASURED_DIRECTORY:
+        return Device.from_dict(read_json(measured, DeviceError, "a device's figures"))
     if not path.is_file() or path.parent != DEVICE_DIRECTORY:
         aliases = read_yaml(ALIASES, DeviceError)["device"]
         if device_id.lower() in aliases:

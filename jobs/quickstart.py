@@ -47,6 +47,12 @@ def run(config: dict[str, Any]) -> int:
     """The whole job; returns the exit code."""
     started = time.perf_counter()
     as_json = wants_json(config)
+    if config["models"] not in ("one", "all"):
+        raise BadInputError(f"models={config['models']!r} does not exist; choose one or all")
+    if config["models"] == "all":
+        from . import quickstart_all
+
+        return quickstart_all.run(config, as_json)
     here = choose_hardware(str(config["hardware"]))
     precision = here.precision if config["precision"] == "auto" else config["precision"]
     workloads = {

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -45,17 +45,21 @@ class RealRunner:
             text=True,
             env=child_environment(self.threads),
         )
-        self._ask(self._greeting())
+        if self.workloads:
+            self.load(self.model, self.workloads)
         return self
 
-    def _greeting(self) -> dict[str, Any]:
-        return {
-            "model": self.model,
-            "precision": self.precision,
-            "device": self.device,
-            "threads": self.threads or default_threads(),
-            "workloads": {name: asdict(workload) for name, workload in self.workloads.items()},
-        }
+    def load(self, model: str | dict[str, Any], workloads: Mapping[str, Workload]) -> None:
+        """Have the process hold a model, and make steps of these workloads ready."""
+        self._ask(
+            {
+                "model": model,
+                "precision": self.precision,
+                "device": self.device,
+                "threads": self.threads or default_threads(),
+                "workloads": {name: asdict(workload) for name, workload in workloads.items()},
+            }
+        )
 
     def __exit__(self, *_: object) -> None:
         if self.process is not None:

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from ..clusters import Cluster, known_clusters, load_cluster
-from ..devices import Device, known_devices, load_device
+from ..devices import Device, known_devices, load_device, measured_machines
 from .cells import Cells
 from .rows import Hardware, TruthError
 
@@ -67,7 +67,7 @@ def device_of(gpu: str) -> str:
     slug = re.sub(r"[^a-z0-9]", "", gpu.lower())
     if slug in DEVICES:
         return DEVICES[slug]
-    known = {re.sub(r"[^a-z0-9]", "", name): name for name in known_devices()}
+    known = {re.sub(r"[^a-z0-9]", "", name): name for name in (*known_devices(), *measured_machines())}
     if slug in known:
         return known[slug]
     raise TruthError(f"no figures of the GPU {gpu!r} (conf/device)" if gpu else "the GPU is not published")
@@ -81,7 +81,7 @@ def usual_cluster(device: Device) -> Cluster:
     made = [cluster for cluster in map(load_cluster, known) if cluster.device == device.id]
     if made:
         return made[0]
-    link = "nvlink" if device.link_gbps else "pcie"
+    link = "loopback" if device.synchronous else "nvlink" if device.link_gbps else "pcie"
     return Cluster(f"{device.id}_server", f"Server of eight {device.name}", device.id, link=link)
 
 

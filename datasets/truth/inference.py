@@ -62,9 +62,11 @@ def encodes(config: Mapping[str, Any]) -> bool:
 
 
 def options(cells: Cells) -> dict[str, Any]:
-    """The simulator's options of a row: what is known of it, and the cache's format where it is not the products'."""
+    """The simulator's options of a row: what is known of it, the cache's format where it is not the products', and
+    whether the cache grows by copying (``kv_cache`` dynamic)."""
     cache = cells.text("kv_dtype").lower()
-    return {**cells.options, **({"kv_dtype": cache} if cache in ("fp8", "int8") else {})}
+    grows = {"kv_cache": "dynamic"} if cells.text("kv_cache") == "dynamic" else {}
+    return {**cells.options, **grows, **({"kv_dtype": cache} if cache in ("fp8", "int8") else {})}
 
 
 def micro_batches(batch: int, tokens: int, stages: int, at_once: int) -> int:

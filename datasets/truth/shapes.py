@@ -1,4 +1,4 @@
-"""Which model a row means: a name in ``conf/model``, else ``model_dims.csv`` beside the table, else the row's columns.
+"""Which model a row means: its ``config`` as JSON, a name in ``conf/model``, ``model_dims.csv`` beside it, or columns.
 
 What a row publishes of a shape overrides what is known by name: the same model is trained with fewer layers, another
 vocabulary or untied embeddings.
@@ -7,6 +7,7 @@ vocabulary or untied embeddings.
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -45,6 +46,8 @@ def model_of(cells: Cells, folder: Path, seq_len: int) -> tuple[str, dict[str, A
     ``folder`` is where the table lies, ``seq_len`` the positions that learned embeddings must have.
     """
     name = cells.text("model_canon") or cells.text("model")
+    if cells.has("config"):
+        return name, fitted(written(cells), seq_len)
     config = shipped(cells.text("shape") or name) or from_dimensions(folder, name)
     if cells.text("positions") == "counted" and cells.has("num_params"):
         config = counted(config, cells.needed("num_params"), seq_len)
@@ -55,6 +58,17 @@ def model_of(cells: Cells, folder: Path, seq_len: int) -> tuple[str, dict[str, A
     if config is None:
         raise TruthError(f"the model {name!r} is neither in conf/model nor in a {DIMENSIONS_FILE} beside the table")
     return name, fitted(overlaid(config, cells), seq_len)
+
+
+def written(cells: Cells) -> dict[str, Any]:
+    """The transformers configuration that a row has in full, as JSON; TruthError where it is none."""
+    try:
+        config = json.loads(cells.text("config"))
+    except json.JSONDecodeError as error:
+        raise TruthError(f"config is no JSON: {error}") from None
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise TruthError("config must be a transformers configuration, with a model_type")
+    return config
 
 
 @lru_cache(maxsize=256)

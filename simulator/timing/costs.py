@@ -6,7 +6,6 @@ inputs are (:mod:`.residency`), on average over the repetitions of its block.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,11 +16,8 @@ from ...datasets.ops import KINDS, Op
 from ..engines import Engine
 from ..graph import REST, Graph, Node
 from ..question.calibration import cell_of, family_of
-from .latencies import host_times, node_latencies
-from .residency import CODE_BYTES, cold_blocks
-
-LEAST_WALKED = 2  # repetitions of a block
-FAR = 4.0  # times the cache's size: of what was touched so many bytes ago, 2 % is left in it
+from .coldness import coldness_of, joined
+from .latencies import host_times, node_latencies, python_us
 
 
 @dataclass(frozen=True)
@@ -56,11 +52,9 @@ def cost_graphs(
     """
     stored = [[node for block in graph.blocks for node in block.nodes] for graph in graphs]
     nodes = [node for each in stored for node in each]
-    cold = [_cold(graph, device) for graph in graphs]
-    kernel, low, high, names, inside = node_latencies(
-        nodes, np.concatenate(cold) if cold else np.zeros(0), device, engine
-    )
-    host = host_times(nodes, device, engine)
+    cold = joined([coldness_of(graph, device) for graph in graphs])
+    kernel, low, high, names, inside = node_latencies(nodes, cold, device, engine)
+    host = host_times(nodes, device, engine) + python_us(nodes, cold)
     if issue:
         host = host + np.array([0.0 if node.source.endswith(REST) else issue_of(node.op, issue) for node in nodes])
     found = []
@@ -119,31 +113,3 @@ def issue_of(op: Op | None, issue: Mapping[str, float]) -> float:
     if op.kind != "grouped_gemm":
         return own
     return own + op.experts * issue.get(f"expert_{op.dtype}", issue.get("expert", 0.0))
-
-
-def _cold(graph: Graph, device: Device) -> np.ndarray:
-    """How cold the operands of every stored node are, on average over its repetitions [stored nodes].
-
-    A block is walked as often as its traffic needs to push what it touched first out of the cache; the repetitions
-    that are left out are like the middle one of those walked.
-    """
-    cache_bytes = device.l2_mib * 2**20
-    walked: list[int] = []
-    places: list[np.ndarray] = []
-    shares: list[np.ndarray] = []
-    first = 0
-    for block in graph.blocks:
-        count, traffic = len(block.nodes), sum(node.bytes_moved for node in block.nodes)
-        run = min(block.repeat, max(LEAST_WALKED, math.ceil(FAR * cache_bytes / max(traffic, 1)) + 1))
-        share = np.ones(run)
-        share[run // 2] += block.repeat - run
-        walked.append(run)
-        places.append(np.tile(np.arange(first, first + count), run))
-        shares.append(np.repeat(share / block.repeat, count))
-        first += count
-    if not first:
-        return np.zeros(0)
-    code_bytes = CODE_BYTES if device.synchronous else 0
-    cold = cold_blocks(graph.blocks, walked, graph.tensor_bytes, cache_bytes, code_bytes)
-    mean: np.ndarray = np.bincount(np.concatenate(places), np.concatenate(shares) * cold, first)
-    return mean

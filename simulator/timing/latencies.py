@@ -14,18 +14,20 @@ from ...datasets.devices import Device
 from ...datasets.ops import Op, make_op
 from ..engines import Answers, Engine, ask
 from ..engines.analytical import UNCALIBRATED_FACTOR
-from ..graph import Node
+from ..graph import REST, Node
+from .coldness import Coldness
 
 HOST_BATCH = 128  # calls in the host_overhead op that a per-call cost is read off; campaigns measure as many
 
 
 def node_latencies(
-    nodes: Sequence[Node], cold: np.ndarray, device: Device, engine: Engine
+    nodes: Sequence[Node], cold: Coldness, device: Device, engine: Engine
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(latency_us, low factor, high factor, engine, in_envelope) per node.
 
-    Each distinct op is asked once warm and once cold; a node lies between the two by how cold its inputs are.
-    An operator without a kind is costed by its bytes at memory bandwidth (``bytes``).
+    Each distinct op is asked once warm and once cold; a node lies between the two by how cold its inputs are, and by
+    how cold its code is as far as that explains the difference. An operator without a kind is costed by its bytes at
+    memory bandwidth (``bytes``).
     """
     distinct: dict[Op, int] = {}
     where = np.array([-1 if n.op is None else distinct.setdefault(n.op, len(distinct)) for n in nodes], dtype=np.int64)
@@ -33,14 +35,20 @@ def node_latencies(
     warm, chilled = ask(engine, ops, "warm"), ask(engine, ops, "cold")
     by_bytes = np.array([device.launch_us + n.bytes_moved / device.memory_gbps * 1e-3 for n in nodes])
 
-    def mixed(values_warm: np.ndarray, values_cold: np.ndarray) -> np.ndarray:
-        return values_warm[where] * (1 - cold) + np.maximum(values_cold, values_warm)[where] * cold
-
     if not ops:
         far, nobody = np.full(len(nodes), UNCALIBRATED_FACTOR), np.zeros(len(nodes), dtype=bool)
         return by_bytes, 1.0 / far, far, np.full(len(nodes), "bytes", dtype=object), nobody
     known = where >= 0
-    latency = np.where(known, mixed(warm.latency_us, chilled.latency_us), by_bytes)
+    fast = warm.latency_us[where]
+    extra = np.maximum(chilled.latency_us[where] - fast, 0.0)
+    code_us = np.minimum(cold.code_us, extra)
+    slower = code_us * cold.code + (extra - code_us) * cold.data
+    share = np.divide(slower, extra, out=cold.data.copy(), where=extra > 0)
+
+    def mixed(when_warm: np.ndarray, when_cold: np.ndarray) -> np.ndarray:
+        return when_warm[where] * (1 - share) + np.maximum(when_cold, when_warm)[where] * share
+
+    latency = np.where(known, fast + slower, by_bytes)
     low = np.where(known, mixed(*_relative(warm, chilled, "low_us")), 1.0 / UNCALIBRATED_FACTOR)
     high = np.where(known, mixed(*_relative(warm, chilled, "high_us")), UNCALIBRATED_FACTOR)
     names = np.where(known, warm.engine[where], "bytes")
@@ -63,6 +71,15 @@ def host_times(nodes: Sequence[Node], device: Device, engine: Engine) -> np.ndar
     own = 0 if device.synchronous else 1
     calls = np.array([(n.host.dispatch + own, own, n.host.views, n.host.modules, n.host.autograd) for n in nodes])
     return calls.reshape(-1, len(kinds)) @ per_call
+
+
+def python_us(nodes: Sequence[Node], cold: Coldness) -> np.ndarray:
+    """Microseconds of modelling code's Python around each node: in the forward pass, whose operators it calls.
+
+    Operator calls without work of their own stand in it like others.
+    """
+    calls = [n.host.dispatch + (not n.source.endswith(REST)) if n.phase == "forward" else 0 for n in nodes]
+    return cold.python_us * np.array(calls, dtype=float)
 
 
 def step_interval(

@@ -4,8 +4,9 @@ An operator that runs right after its input was written finds it in the cache; a
 one step ago, it does not. Nor is the memory of a new result always in the cache: an allocator hands out the block
 freed last, warm when that was a moment ago, cold when a whole forward pass has kept its activations since. The
 harness times both states (``cache`` = warm, cold); this module says how much of each node's traffic is cold, so that
-the two can be mixed. Where the host itself computes, the code of an operator goes cold like data: it is counted as
-one more tensor that every call of that operator reads.
+the two can be mixed. Where the host itself computes, the code of an operator goes cold like data: on a machine whose
+curves were measured (:mod:`opcast.datasets.reuse`) each has its own, on others it is counted as one more tensor that
+every call of that operator reads.
 
 Stack distance as in Mattson et al. 1970, with the traffic since the last touch standing for the distinct bytes
 touched. A last-level cache does not keep the most recent bytes exactly: with random replacement a line survives d bytes
@@ -27,6 +28,51 @@ KINDS = 3
 CODE_BYTES = 2**20  # what fetching an operator's code costs in time, as bytes streamed: some 20 us at 40 GB/s
 
 
+@dataclass(frozen=True)
+class Reuse:
+    """How long ago executions touched what they touch, as bytes that have passed since, of one walk of a step.
+
+    Touches [t]: the execution ``at`` each happens, bytes ``moved`` and the ``distance``. Executions [n]: the bytes
+    since their operator ran last (``code``), since the very node did (``python``), and all bytes they move (``total``).
+    """
+
+    at: np.ndarray
+    moved: np.ndarray
+    distance: np.ndarray
+    total: np.ndarray
+    code: np.ndarray
+    python: np.ndarray
+
+    def mean(self, shares: np.ndarray) -> np.ndarray:
+        """Shares of touches [t], on average over each execution's bytes [n]; 0 where one moves none."""
+        missing = np.bincount(self.at, self.moved * shares, len(self.total))
+        return np.divide(missing, self.total, out=np.zeros(len(self.total)), where=self.total > 0)
+
+
+def reuse_of(blocks: Sequence[Block], walked: Sequence[int], tensor_bytes: np.ndarray) -> Reuse:
+    """The reuse of each execution; of each block the first ``walked`` repetitions are run.
+
+    What one execution frees is freed in order of ids. The step is walked twice and the second walk counts, because a
+    step follows a step.
+    """
+    moves = np.concatenate([np.zeros(0), *(np.tile(_moved(b), n) for b, n in zip(blocks, walked, strict=True))])
+    events = _events(blocks, walked, len(moves))
+    sizes = tensor_bytes[events.tensor].astype(float)
+    moved = np.where(events.freed, 0.0, np.minimum(sizes, moves[events.at]))
+    total = np.bincount(events.at, moved, len(moves))
+    after = np.cumsum(total)  # bytes that have passed in this walk when an execution ends
+    distance = (after - total)[events.at] - _touched(events, sizes, after) + sizes / 2  # its own bytes pass too
+    before = after - total
+    return Reuse(
+        events.at,
+        moved,
+        np.where(events.freed, 0.0, distance),
+        total,
+        before - _ended(_named(blocks, walked), after),
+        before - _ended(_placed(blocks, walked), after),
+    )
+
+
 def cold_blocks(
     blocks: Sequence[Block],
     walked: Sequence[int],
@@ -36,21 +82,12 @@ def cold_blocks(
 ) -> np.ndarray:
     """Share of the bytes that each execution reads and writes that lie outside a cache of ``cache_bytes``.
 
-    Of each block the first ``walked`` repetitions are run; ``code_bytes`` is the weight of an operator's code among its
-    operands. What one execution frees is freed in order of ids. The step is walked twice and the second walk counts,
-    because a step follows a step. Shape [executions], from 0 (all in the cache) to 1.
+    ``code_bytes`` is the weight of an operator's code among its operands. Shape [executions], from 0 (all in the cache)
+    to 1.
     """
-    moves = np.concatenate([np.zeros(0), *(np.tile(_moved(b), n) for b, n in zip(blocks, walked, strict=True))])
-    events = _events(blocks, walked, len(moves))
-    sizes = tensor_bytes[events.tensor].astype(float)
-    moved = np.where(events.freed, 0.0, np.minimum(sizes, moves[events.at]))
-    total = np.bincount(events.at, moved, len(moves))
-    after = np.cumsum(total)  # bytes that have passed in this walk when an execution ends
-    distance = (after - total)[events.at] - _touched(events, sizes, after) + sizes / 2  # its own bytes pass too
-    missing = np.bincount(events.at, moved * _gone(np.where(events.freed, 0.0, distance), cache_bytes), len(moves))
-    if code_bytes:
-        since = after - total - _called(blocks, walked, after)
-        missing, total = missing + code_bytes * _gone(since, cache_bytes), total + code_bytes
+    reuse = reuse_of(blocks, walked, tensor_bytes)
+    missing = reuse.mean(_gone(reuse.distance, cache_bytes)) * reuse.total + code_bytes * _gone(reuse.code, cache_bytes)
+    total = reuse.total + code_bytes
     cold: np.ndarray = np.divide(missing, total, out=np.zeros(len(total)), where=total > 0)
     return cold
 
@@ -64,17 +101,33 @@ def _moved(block: Block) -> np.ndarray:
     return np.array([node.bytes_moved for node in block.nodes], dtype=float)
 
 
-def _called(blocks: Sequence[Block], walked: Sequence[int], after: np.ndarray) -> np.ndarray:
-    """The bytes that had passed when the operator of each execution ran last, in this walk or the one before."""
+def _named(blocks: Sequence[Block], walked: Sequence[int]) -> np.ndarray:
+    """A number for the operator of each execution."""
     names: dict[str, int] = {}
-    called = [
+    found = [
         np.tile([names.setdefault(node.source, len(names)) for node in block.nodes], count)
         for block, count in zip(blocks, walked, strict=True)
     ]
-    source = np.concatenate(called).astype(np.int64)
-    order = np.argsort(source, kind="stable")
-    begins = np.flatnonzero(np.diff(source[order], prepend=-1))
-    found = np.empty(len(source))
+    return np.concatenate([np.zeros(0), *found]).astype(np.int64)
+
+
+def _placed(blocks: Sequence[Block], walked: Sequence[int]) -> np.ndarray:
+    """The stored node of each execution."""
+    firsts = np.cumsum([0, *(len(block.nodes) for block in blocks)]).tolist()
+    found = [
+        np.tile(np.arange(len(block.nodes)) + first, count)
+        for block, count, first in zip(blocks, walked, firsts, strict=False)
+    ]
+    return np.concatenate([np.zeros(0), *found]).astype(np.int64)
+
+
+def _ended(which: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """The bytes that had passed when the last execution of the same number ended, in this walk or the one before."""
+    found = np.empty(len(which))
+    if not len(which):
+        return found
+    order = np.argsort(which, kind="stable")
+    begins = np.flatnonzero(np.diff(which[order], prepend=-1))
     found[order] = np.roll(after[order], 1)
     ends = np.append(begins[1:], len(order)) - 1
     found[order[begins]] = after[order[ends]] - after[-1]

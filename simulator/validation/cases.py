@@ -17,7 +17,7 @@ from ..question.plan import Parallel, Plan, Stack, load_stack
 from ..question.work import Work
 
 OVERLAPS = {"async_tp": "tp"}  # what a row says of its framework -> communication beside compute
-PRACTICES = (*OVERLAPS, "optimizer")  # the framework's affair, or what was timed; not the passes'
+PRACTICES = (*OVERLAPS, "optimizer", "kv_cache")  # the framework's affair, or what was timed; not the passes'
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ def inference_case(row: InferenceRow, setting: ValidationSettings) -> Question:
         options={name: value for name, value in row.options.items() if name not in PRACTICES},
         calibration=setting.calibration,
     )
-    kind = "generate" if row.output_len > 1 else "prefill"
-    work = Work(kind, batch=row.batch, input_len=row.input_len, output_len=row.output_len, cache="static")
+    kind, cache = "generate" if row.output_len > 1 else "prefill", str(row.options.get("kv_cache", "static"))
+    work = Work(kind, batch=row.batch, input_len=row.input_len, output_len=row.output_len, cache=cache)
     return Question(row.config, work, plan, device_of(row.hardware, setting))
 
 

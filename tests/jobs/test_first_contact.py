@@ -78,7 +78,7 @@ class RealStepsHere(real_run.RealRunner):
 
     def __enter__(self) -> RealStepsHere:
         self.runs: dict[str, real_run.RealRun] = {}
-        self._ask(self._greeting())
+        self.load(self.model, self.workloads)
         return self
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:

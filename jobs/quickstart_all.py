@@ -1,0 +1,375 @@
+"""``opcast quickstart models=all``: small models of several kinds, and two processes, predicted and run for real.
+
+What is measured holds none of the models' shapes. Steps are run before the measuring and again after it. What comes of
+it are two tables of results, as ``opcast validate`` reads them, and this machine's figures.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..datasets.clusters import Cluster
+from ..datasets.devices import Device
+from ..datasets.reading import read_yaml
+from ..datasets.store import Store
+from ..simulator.question.plan import Parallel, Plan, load_stack
+from ..simulator.question.work import Work
+from ..simulator.report.answer import InferenceReport, StepReport, ape
+from ..simulator.simulate import alone, simulate
+from ..simulator.trace import Workload
+from . import resolve
+from .profile import measure, plan_of
+from .real_cluster import run_ranks
+from .real_run import RealRunner
+from .show import CONFIG_DIRECTORY, BadInputError, microseconds, print_json, say, table
+from .train import fit_and_register, train_request
+
+if TYPE_CHECKING:
+    from ..harness.plan import CampaignPlan
+
+SUITE = CONFIG_DIRECTORY / "quickstart_models.yaml"
+REST_S = 240.0  # tracing, real steps of all models, training predictors twice, ranks that start
+PRECISION = "fp32"
+RANKS = 2
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
+
+
+@dataclass(frozen=True)
+class RealStep:
+    """One step of one model: predicted with its interval, and every run of the real one, in milliseconds."""
+
+    model: str
+    workload: str
+    layout: str  # of the ranks; empty for one process
+    seq_len: int
+    predicted_ms: float
+    low_ms: float
+    high_ms: float
+    runs_ms: tuple[float, ...]
+    device: str
+
+    @property
+    def measured_ms(self) -> float:
+        """Median of the runs."""
+        return statistics.median(self.runs_ms)
+
+    @property
+    def error(self) -> float:
+        """APE in percent."""
+        return ape(self.predicted_ms, self.measured_ms)
+
+    @property
+    def inside(self) -> bool:
+        """Whether the measured median lies in the interval."""
+        return self.low_ms <= self.measured_ms <= self.high_ms
+
+
+def run(config: dict[str, Any], as_json: bool) -> int:
+    """The whole job; returns the exit code. BadInputError for a GPU: the models are sized for a CPU."""
+    if config["hardware"] == "cuda":
+        raise BadInputError("models=all runs on the CPU; leave hardware=cuda out")
+    started = time.perf_counter()
+    suite: dict[str, Any] = read_yaml(SUITE, BadInputError, SUITE.name)
+    models: dict[str, dict[str, Any]] = {name: {"name": name, **values} for name, values in suite["models"].items()}
+    workloads = {name: Workload(**values) for name, values in suite["workloads"].items()}
+    graphs, store = Path(config["graphs"]).expanduser(), Store(Path(config["store"]).expanduser())
+    left_out = ops_of_all([*models.values(), resolve.model(config)], workloads, graphs)
+    plan = campaign_of_all(config, suite, left_out)
+    halves, sums = plans_of_ranks(config, suite, left_out)
+    limits = (plan.settings.deadline_s, halves[0].settings.deadline_s, sums.settings.case_budget_s * len(sums.cases))
+    say(
+        f"on the CPU ({resolve.this_machine()}) in {PRECISION}: {len(models)} models and {RANKS} processes over gloo "
+        f"take up to {(sum(limits) + REST_S) / 60:.0f} min; stop at any time, the same command goes on from there"
+    )
+    with RealRunner({}, {}, PRECISION, "cpu", plan.settings.threads) as runner:
+        say(f"1/6  running {len(models)} models for real")
+        runs = run_models(runner, models, workloads, suite["repeats"])
+        say(f"2/6  measuring {len(plan.cases)} operator shapes, none of them the models'")
+        summary = measure(plan, store)
+        say("3/6  running the models again")
+        for key, seconds in run_models(runner, models, workloads, suite["repeats"]).items():
+            runs[key] += seconds
+        environment = runner.environment_facts()
+    say("4/6  training predictors and simulating")
+    target = store.known_device(summary.device_id)
+    fit_and_register(store, target, train_request(config, target))
+    steps = simulate_models(config, models, workloads, target, runs)
+    say(f"5/6  measuring what {RANKS} processes of one thread do beside each other, and their collectives")
+    beside = measure_ranks(halves, sums, store)
+    fit_and_register(store, beside, train_request(config, beside))
+    say(f"6/6  running {RANKS} processes for real")
+    steps += run_cluster(config, suite["cluster"], models, beside)
+    written = write_tables(Path(str(config["truth"])).expanduser(), steps, models, (target, beside), environment)
+    answer = result(steps, written, time.perf_counter() - started)
+    if as_json:
+        print_json(answer)
+    else:
+        show(steps, written, answer["wall_time_s"])
+    return 0
+
+
+# --- what is measured ----------------------------------------------------------------------------------
+
+
+def ops_of_all(models: Iterable[Any], workloads: Mapping[str, Workload], graphs: Path) -> set[Any]:
+    """Every distinct op of all models' steps."""
+    from .quickstart import ops_of, trace_all
+
+    return {op for model in models for op in ops_of(trace_all(model, workloads, PRECISION, graphs).values())}
+
+
+def campaign_of_all(
+    config: Mapping[str, Any], suite: Mapping[str, Any], left_out: Iterable[Any], **settings: Any
+) -> CampaignPlan:
+    """The quickstart's campaign with the kinds that these models need beside those of its own."""
+    spec = dict(config["campaign"])
+    whole = sum(float(entry.get("share", 0)) for entry in spec["cases"])
+    more = sum(float(entry["share"]) for entry in suite["cases"])
+    budget_s = settings.pop("budget_s", None) or float(spec["budget_s"]) * (1 + more / whole)
+    spec |= {"cases": [*spec["cases"], *suite["cases"]], "budget_s": budget_s}
+    return plan_of({**config, "campaign": spec, "settings": {"device": "cpu", **settings}}, exclude=left_out)
+
+
+def plans_of_ranks(
+    config: Mapping[str, Any], suite: Mapping[str, Any], left_out: Iterable[Any]
+) -> tuple[list[CampaignPlan], CampaignPlan]:
+    """What one thread runs in parts, one for each rank, and the collectives between the ranks."""
+    one = {"threads": 1, "pin": False}
+    whole = campaign_of_all(config, suite, left_out, budget_s=RANKS * float(suite["cluster"]["budget_s"]), **one)
+    limit = whole.settings.deadline_s / RANKS
+    parts = [
+        replace(whole, cases=whole.cases[part::RANKS], canaries=(), settings=replace(whole.settings, deadline_s=limit))
+        for part in range(RANKS)
+    ]
+    sizes = {"log2": [1024, 1 << 28, 19]}
+    cases = [{"kind": kind, "size_bytes": sizes, "ranks": RANKS} for kind in COLLECTIVES]
+    spec = {"name": "ranks", "cases": cases, "dtype": PRECISION, "cache": "warm"}
+    settings = {"device": "cpu", "threads": 1, "seed": 5, "ci_width": 0.05, "case_budget_s": 0.3}
+    return parts, plan_of({**config, "campaign": spec, "settings": settings})
+
+
+def measure_ranks(parts: Sequence[CampaignPlan], collectives: CampaignPlan, store: Store) -> Device:
+    """One thread's operators, by as many processes at once as there are ranks; then the collectives between them.
+
+    Ranks compute at the same time and share caches and memory, so what one thread takes is measured beside another.
+    """
+    from ..harness import campaign
+
+    failed: list[BaseException] = []
+
+    def part(plan: CampaignPlan) -> None:
+        try:
+            campaign.run(plan, store)
+        except BaseException as error:
+            failed.append(error)
+
+    others = [threading.Thread(target=part, args=(plan,), daemon=True) for plan in parts]
+    for each in others:
+        each.start()
+    for each in others:
+        each.join()
+    if failed:
+        raise failed[0]
+    return store.known_device(measure(collectives, store).device_id)
+
+
+# --- real steps and simulated ones ---------------------------------------------------------------------
+
+
+def run_models(
+    runner: RealRunner, models: Mapping[str, Any], workloads: Mapping[str, Workload], repeats: Mapping[str, int]
+) -> dict[tuple[str, str], list[float]]:
+    """Seconds of real steps by model and workload. Models are loaded one after the other and let go again."""
+    found = {}
+    for model, values in models.items():
+        runner.load(values, workloads)
+        for name in workloads:
+            found[model, name] = runner.seconds(name, int(repeats[name]))
+    return found
+
+
+def simulate_models(
+    config: Mapping[str, Any],
+    models: Mapping[str, Any],
+    workloads: Mapping[str, Workload],
+    target: Device,
+    runs: Mapping[tuple[str, str], list[float]],
+) -> list[RealStep]:
+    """Every model's steps predicted, beside their runs."""
+    engine, graphs, plan = resolve.engine(config, target), Path(config["graphs"]).expanduser(), alone(target, PRECISION)
+    made = []
+    for model, values in models.items():
+        for name, workload in workloads.items():
+            work = Work(kind=workload.kind, seq_len=workload.seq_len, batch=1, input_len=workload.seq_len)
+            report = simulate(values, work, plan, target, engine, graphs)
+            made.append(real_step(model, name, "", workload.seq_len, report, runs[model, name], target))
+    return made
+
+
+def real_step(
+    model: str,
+    workload: str,
+    layout: str,
+    seq_len: int,
+    report: StepReport | InferenceReport,
+    seconds: Sequence[float],
+    device: Device,
+) -> RealStep:
+    """A prediction beside its runs."""
+    if isinstance(report, StepReport):
+        times = [report.step_time_s * 1e3, report.low_s * 1e3, report.high_s * 1e3]
+    else:
+        times = [report.e2e_ms, report.low_ms, report.high_ms]
+    return RealStep(model, workload, layout, seq_len, *times, tuple(each * 1e3 for each in seconds), device.id)
+
+
+def cluster_of(device: Device) -> Cluster:
+    """Processes on this machine."""
+    return Cluster(
+        f"{device.id}_gloo", device.name, device.id, devices_per_node=RANKS, nics_per_node=1, link="loopback"
+    )
+
+
+def run_cluster(
+    config: Mapping[str, Any], spec: Mapping[str, Any], models: Mapping[str, Any], device: Device
+) -> list[RealStep]:
+    """The training steps of all layouts, predicted and run."""
+    cluster, graphs = cluster_of(device), Path(config["graphs"]).expanduser()
+    engine = resolve.bench(config).engine(device, cluster)
+    made = []
+    for model in spec["models"]:
+        for layout, degrees in spec["layouts"].items():
+            plan = Plan(Parallel(**degrees), cluster, load_stack("torch_gloo"), precision=PRECISION)
+            batch = int(degrees.get("dp", 1))
+            work = Work("train", seq_len=int(spec["seq_len"]), micro_batch=1, global_batch=batch)
+            report = simulate(models[model], work, plan, device, engine, graphs)
+            seconds = run_ranks(models[model], layout, work.seq_len, int(spec["repeats"]), RANKS)
+            made.append(real_step(model, "train", layout, work.seq_len, report, seconds, device))
+    return made
+
+
+# --- what is left behind -------------------------------------------------------------------------------
+
+
+def write_tables(
+    folder: Path,
+    steps: Sequence[RealStep],
+    models: Mapping[str, Any],
+    devices: Sequence[Device],
+    environment: Mapping[str, Any],
+) -> list[Path]:
+    """One table of training steps and one of inference, with the figures of the devices they ran on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    known = {key: environment[key] for key in ("opcast_version", "torch", "threads") if environment.get(key)}
+    source = f"opcast quickstart models=all, {datetime.now(UTC):%Y-%m-%d}, " + json.dumps(known, sort_keys=True)
+    written = []
+    for name, chosen in (
+        ("steps_train.csv", [step for step in steps if step.workload == "train"]),
+        ("steps_infer.csv", [step for step in steps if step.workload != "train"]),
+    ):
+        rows = [table_row(step, models[step.model], source) for step in chosen]
+        with (folder / name).open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+        written.append(folder / name)
+    figures = Store(folder)
+    written += [figures.save_device(device) for device in devices]
+    return written
+
+
+def table_row(step: RealStep, config: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """A step as a line of a table of results: what was run, every run's time, and what was predicted then."""
+    ranks, (low, high) = RANKS if step.layout else 1, (min(step.runs_ms), max(step.runs_ms))
+    row: dict[str, Any] = {
+        "source": source,
+        "row_id": "-".join(filter(None, (step.model, step.workload, step.layout))),
+        "kind": f"quickstart_{step.workload}",
+        "model": step.model,
+        "config": json.dumps({key: value for key, value in config.items() if key != "name"}, sort_keys=True),
+        "gpu": step.device,
+        "num_gpus": ranks,
+        "precision": PRECISION,
+        "tp": RANKS if step.layout == "tp" else 1,
+        "pp": 1,
+        "stack": "torch_gloo" if step.layout else "torch",
+    }
+    predicted = {"predicted_ms": step.predicted_ms, "predicted_low_ms": step.low_ms, "predicted_high_ms": step.high_ms}
+    spread = {"runs": len(step.runs_ms), "fastest_ms": low, "slowest_ms": high}
+    own: dict[str, Any]
+    if step.workload == "train":
+        batch = ranks if step.layout in ("dp", "fsdp") else 1
+        own = {"zero_stage": 3 if step.layout == "fsdp" else 0, "seq_len_tokens": step.seq_len, "sp": "false"}
+        own |= {"mbs_seqs": 1, "gbs_seqs": batch, "recompute": "none", "step_time_s": step.measured_ms / 1e3}
+    else:
+        decodes = step.workload == "decode"
+        own = {"batch_size": 1, "input_len_tokens": step.seq_len, "output_len_tokens": 2 if decodes else 1}
+        own |= {"kv_cache": "dynamic", "ttft_ms": "" if decodes else step.measured_ms}
+        own |= {"itl_ms": step.measured_ms if decodes else ""}
+    return row | own | spread | predicted
+
+
+def result(steps: Sequence[RealStep], written: Sequence[Path], wall_time_s: float) -> dict[str, Any]:
+    """The JSON answer."""
+    return {
+        "steps": [
+            {
+                "model": step.model,
+                "workload": step.workload,
+                "layout": step.layout,
+                "predicted_ms": step.predicted_ms,
+                "low_ms": step.low_ms,
+                "high_ms": step.high_ms,
+                "measured_ms": step.measured_ms,
+                "error": step.error,
+            }
+            for step in steps
+        ],
+        "median_error": {name: middle(steps, name, lambda step: step.error) for name in kinds_of(steps)},
+        "inside": {name: middle(steps, name, lambda step: step.inside, statistics.mean) for name in kinds_of(steps)},
+        "written": [str(path) for path in written],
+        "wall_time_s": wall_time_s,
+    }
+
+
+def kinds_of(steps: Sequence[RealStep]) -> list[str]:
+    """The kinds of steps, those of ranks by their layout."""
+    return list(dict.fromkeys(step.layout or step.workload for step in steps))
+
+
+def middle(
+    steps: Sequence[RealStep],
+    name: str,
+    of: Callable[[RealStep], float],
+    take: Callable[[Iterable[float]], float] = statistics.median,
+) -> float:
+    """The median (or mean) over the steps of one kind."""
+    return float(take([of(step) for step in steps if (step.layout or step.workload) == name]))
+
+
+def show(steps: Sequence[RealStep], written: Sequence[Path], wall_time_s: float) -> None:
+    """A line for every step."""
+    rows = [
+        (
+            step.model,
+            step.layout or step.workload,
+            microseconds(step.predicted_ms * 1e3),
+            f"{microseconds(step.low_ms * 1e3)} to {microseconds(step.high_ms * 1e3)}",
+            microseconds(step.measured_ms * 1e3),
+            f"{step.error:.1f} %{'' if step.inside else ', outside'}",
+        )
+        for step in steps
+    ]
+    table(
+        f"steps in {PRECISION} on this machine", ("model", "step", "predicted", "interval", "measured", "error"), rows
+    )
+    say(f"tables: {', '.join(map(str, written[:2]))}   ({wall_time_s:.0f} s in all)")
