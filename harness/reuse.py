@@ -262,9 +262,8 @@ def host_us(touch: Toucher, sizes: Sequence[int]) -> list[float]:
         pairs = [(apart.timed_us(run), apart.timed_us(replay)) for _ in range(ROUNDS + 2)][2:]
         for hook in hooks:
             hook.remove()
-        found.append(
-            max(float(np.quantile([code - alone for code, alone in pairs], QUANTILE)), 0.0) / max(operators, 1)
-        )
+        code, alone = np.quantile(pairs, QUANTILE, axis=0).tolist()
+        found.append(max(code - alone, 0.0) / operators)
     assert not torch.is_grad_enabled()
     return found
 
