@@ -60,8 +60,10 @@ def measured_figures(device: str) -> dict[str, Any]:
     """The figures of the ``cpu`` or ``cuda`` device at hand, as a Device's fields."""
     if device == "cpu":
         from .probe import measure_cpu
+        from .reuse import HOW, measure_reuse
 
-        return measure_cpu().to_dict()
+        found = measure_cpu().to_dict()
+        return found | {"reuse": measure_reuse(), "sources": {**found["sources"], "reuse": HOW}}
     from .probe_gpu import measure_gpu
 
     return measure_gpu().to_dict()

@@ -182,7 +182,7 @@ def host_call_us(what: str, samples: int = 30, device: str = "cpu") -> float:
 
 
 def measure_cpu(device_id: str | None = None) -> Device:
-    """The figures of the machine at hand with torch's present thread count, in some twenty seconds.
+    """The figures of the machine at hand with torch's present thread count, in under ten seconds.
 
     ``device_id`` defaults to the harness's name for this CPU and thread count.
     """
@@ -202,8 +202,6 @@ def measure_cpu(device_id: str | None = None) -> Device:
         cache_gbps = float(np.interp(np.log2(max(cache // 2, SWEEP_BYTES[0])), np.log2(SWEEP_BYTES), sweep))
         vector = vector_tflops()
         launch_us, dispatch_us = host_call_us("launch"), host_call_us("dispatch")
-    from .reuse import measure_reuse
-
     return Device(
         id=device_id or cpu_device_id(threads),
         name=cpu_name(),
@@ -219,7 +217,6 @@ def measure_cpu(device_id: str | None = None) -> Device:
         l2_gbps=max(cache_gbps, memory_gbps),
         launch_us=launch_us,
         dispatch_us=dispatch_us,
-        reuse=measure_reuse(),
         sources=_sources(threads, nominal),
     )
 
@@ -236,7 +233,6 @@ def _sources(threads: int, nominal: int) -> dict[str, str]:
         "l2_gbps": "measured: triad at half of the last-level cache",
         "launch_us": "measured: torch.add on one element, per call",
         "dispatch_us": "measured: torch.add on empty tensors, per call",
-        "reuse": "measured: calls after so many bytes were read; Python: of a small decoder of transformers",
         "clock_mhz": "as the system reports it",
         "memory_gib": "as the system reports it",
         "compute_units": "torch threads in use",

@@ -144,7 +144,7 @@ def plans_of_ranks(
 ) -> tuple[list[CampaignPlan], CampaignPlan]:
     """What one thread runs in parts, one for each rank, and the collectives between the ranks."""
     one = {"threads": 1, "pin": False}
-    whole = campaign_of_all(config, suite, left_out, budget_s=RANKS * float(suite["cluster"]["budget_s"]), **one)
+    whole = campaign_of_all(config, suite, left_out, budget_s=float(config["campaign"]["budget_s"]), **one)
     limit = whole.settings.deadline_s / RANKS
     parts = [
         replace(whole, cases=whole.cases[part::RANKS], canaries=(), settings=replace(whole.settings, deadline_s=limit))

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from opcast.datasets.devices import Device  # noqa: E402
-from opcast.harness import probe, reuse  # noqa: E402
+from opcast.harness import probe  # noqa: E402
 
 
 def test_measured_device_is_complete_plausible_and_gives_itself_little_time(monkeypatch: pytest.MonkeyPatch):
@@ -22,7 +22,6 @@ def test_measured_device_is_complete_plausible_and_gives_itself_little_time(monk
         return best_seconds(run, seconds, least)
 
     monkeypatch.setattr(probe, "best_seconds", counted)
-    monkeypatch.setattr(reuse, "measure_reuse", dict)  # tests/harness/test_reuse.py measures it
     device = probe.measure_cpu("cpu_of_mine")
     assert Device.from_dict(device.to_dict()) == device
     assert device.synchronous
