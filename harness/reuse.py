@@ -274,7 +274,7 @@ def tiny_decoder() -> tuple[Call, Sequence[Any]]:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes: Any = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
     model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=LAYERS, vocab_size=64)).eval()
     cache = model(input_ids=torch.arange(8).view(1, 8), use_cache=True).past_key_values
     token = torch.ones(1, 1, dtype=torch.int64)

@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from ..datasets.device_names import figures_of_file
 from ..datasets.devices import Device
-from ..datasets.ops import Op
 from ..datasets.store import Store
 from ..harness import accelerator
 from ..harness.accelerator import Accelerator
 from ..harness.formats import in_format
-from ..simulator.graph import Graph
 from ..simulator.question.work import Work
 from ..simulator.report.answer import InferenceReport, StepReport
 from ..simulator.report.comparison import Comparison, StepComparison
 from ..simulator.simulate import alone, simulate
-from ..simulator.trace import Workload, trace
+from ..simulator.trace import Workload
 from . import resolve
+from .graphs import ops_of, trace_all
 from .operator_match import compare_operators
 from .profile import measure, plan_of
 from .real_run import RealRunner
@@ -145,20 +144,10 @@ def announcement(here: Accelerator, plan: CampaignPlan, store: Store, precision:
     return lines
 
 
-def trace_all(model: Any, workloads: Mapping[str, Workload], precision: str, cache_dir: Path) -> dict[str, Graph]:
-    """The graph of each workload."""
-    return {name: trace(model, workload, precision, cache_dir) for name, workload in workloads.items()}
-
-
 def traced_on(workloads: Mapping[str, Workload], hardware: str) -> dict[str, Workload]:
     """The workloads with the attention that the simulated step has on this hardware."""
     attention = "sdpa" if hardware == "cpu" else "fused"
     return {name: replace(workload, attention=attention) for name, workload in workloads.items()}
-
-
-def ops_of(graphs: Any) -> set[Op]:
-    """Every distinct op of some graphs."""
-    return {node.op for graph in graphs for node, _ in graph.weighted() if node.op is not None}
 
 
 class Rounds:

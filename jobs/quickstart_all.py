@@ -27,6 +27,7 @@ from ..simulator.report.answer import InferenceReport, StepReport, ape
 from ..simulator.simulate import alone, simulate
 from ..simulator.trace import Workload
 from . import resolve
+from .graphs import ops_of, trace_all
 from .profile import measure, plan_of
 from .real_cluster import run_ranks
 from .real_run import RealRunner
@@ -122,8 +123,6 @@ def run(config: dict[str, Any], as_json: bool) -> int:
 
 def ops_of_all(models: Iterable[Any], workloads: Mapping[str, Workload], graphs: Path) -> set[Any]:
     """Every distinct op of all models' steps."""
-    from .quickstart import ops_of, trace_all
-
     return {op for model in models for op in ops_of(trace_all(model, workloads, PRECISION, graphs).values())}
 
 
@@ -226,10 +225,11 @@ def real_step(
 ) -> RealStep:
     """A prediction beside its runs."""
     if isinstance(report, StepReport):
-        times = [report.step_time_s * 1e3, report.low_s * 1e3, report.high_s * 1e3]
+        took, low, high = report.step_time_s * 1e3, report.low_s * 1e3, report.high_s * 1e3
     else:
-        times = [report.e2e_ms, report.low_ms, report.high_ms]
-    return RealStep(model, workload, layout, seq_len, *times, tuple(each * 1e3 for each in seconds), device.id)
+        took, low, high = report.e2e_ms, report.low_ms, report.high_ms
+    runs = tuple(each * 1e3 for each in seconds)
+    return RealStep(model, workload, layout, seq_len, took, low, high, runs, device.id)
 
 
 def cluster_of(device: Device) -> Cluster:

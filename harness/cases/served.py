@@ -133,12 +133,18 @@ def deep_grouped_gemm(op: Op, inputs: Inputs) -> Run:
 
     _deep_check(op)
     module = package("deep_gemm", inputs)
-    experts = padded_experts(expert_ends(op, inputs.seed), int(module.get_m_alignment_for_contiguous_layout()))
+    experts = padded_experts(expert_ends(op, inputs.seed), _tile_rows(module))
     a = _deep_operand(inputs, len(experts), op.k, rows=1)
     b = _deep_operand(inputs, op.experts, op.n, op.k, rows=BLOCK)
     out = torch.empty(len(experts), op.n, dtype=torch.bfloat16, device=inputs.device)
     of_row = torch.tensor(experts, dtype=torch.int32, device=inputs.device)
     return partial(module.m_grouped_fp8_gemm_nt_contiguous, a, b, out, of_row)
+
+
+def _tile_rows(module: Any) -> int:
+    """Rows of a tile of DeepGEMM's grouped products; 2.x asks for it by another name."""
+    names = ("get_mk_alignment_for_contiguous_layout", "get_m_alignment_for_contiguous_layout")
+    return int(next(getattr(module, name) for name in names if hasattr(module, name))())
 
 
 def padded_experts(ends: list[int], tile: int) -> list[int]:

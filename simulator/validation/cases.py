@@ -10,7 +10,7 @@ from typing import Any
 from ...datasets.clusters import Cluster, ClusterError, known_clusters, load_cluster
 from ...datasets.devices import Device, DeviceError, load_device, overridden
 from ...datasets.truth import Hardware, InferenceRow, ServingRow, TrainingRow
-from ...datasets.truth.hardware import spread
+from ...datasets.truth.hardware import spread, usual_cluster
 from ..engines import Engine
 from ..question.calibration import USUAL
 from ..question.plan import Parallel, Plan, Stack, load_stack
@@ -109,7 +109,7 @@ def cluster_of(hardware: Hardware, setting: ValidationSettings) -> Cluster:
     figures = {**hardware.cluster_figures, **setting.cluster}
     if hardware.cluster in known_clusters():
         return replace(load_cluster(hardware.cluster), **figures)
-    link = "nvlink" if load_device(hardware.device).link_gbps else "pcie"
+    link = usual_cluster(load_device(hardware.device)).link
     return replace(Cluster(hardware.cluster, hardware.cluster, hardware.device, link=link), **figures)
 
 

@@ -1,0 +1,77 @@
+"""What opcast tells other packages, against the packages themselves; each part is skipped where its package is not.
+
+Read off the sources, so that no GPU is needed: vLLM 0.33, FlashInfer 0.7, FlashAttention 2.8 and 3, DeepGEMM 2.8 and
+DeepEP were read by hand (2026-11-23).
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ASKED = [  # package, file, class or "", function, arguments that opcast gives by name, how many by place
+    ("vllm", "_custom_ops.py", "", "rms_norm", (), 4),
+    ("vllm", "_custom_ops.py", "", "rotary_embedding", (), 6),
+    ("vllm", "_custom_ops.py", "", "scaled_fp8_quant", ("use_per_token_if_dynamic",), 1),
+    ("vllm", "_custom_ops.py", "", "cutlass_scaled_mm", (), 5),
+    (
+        "vllm",
+        "vllm_flash_attn/flash_attn_interface.py",
+        "",
+        "flash_attn_varlen_func",
+        (
+            *("max_seqlen_q", "cu_seqlens_q", "max_seqlen_k", "seqused_k", "block_table", "causal", "window_size"),
+            "fa_version",
+        ),
+        3,
+    ),
+    (
+        "vllm",
+        "model_executor/layers/fused_moe/fused_moe.py",
+        "",
+        "fused_experts",
+        ("global_num_experts", "expert_map"),
+        5,
+    ),
+    ("flashinfer", "decode.py", "BatchDecodeWithPagedKVCacheWrapper", "__init__", ("use_tensor_cores",), 2),
+    ("flashinfer", "decode.py", "BatchDecodeWithPagedKVCacheWrapper", "run", (), 2),
+    (
+        "flashinfer",
+        "prefill.py",
+        "BatchPrefillWithPagedKVCacheWrapper",
+        "plan",
+        ("causal", "window_left", "q_data_type", "kv_data_type"),
+        8,
+    ),
+    ("flash_attn", "flash_attn_interface.py", "", "flash_attn_func", ("causal", "window_size"), 3),
+    (
+        "flash_attn",
+        "flash_attn_interface.py",
+        "",
+        "flash_attn_with_kvcache",
+        ("cache_seqlens", "block_table", "causal", "window_size"),
+        3,
+    ),
+    ("deep_ep", "buffer.py", "Buffer", "low_latency_dispatch", ("use_fp8",), 4),
+]
+
+
+@pytest.mark.parametrize(("package", "file", "owner", "name", "named", "placed"), ASKED)
+def test_a_function_takes_what_it_is_given(
+    package: str, file: str, owner: str, name: str, named: tuple[str, ...], placed: int
+) -> None:
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        pytest.skip(f"{package} is not installed")
+    tree = ast.parse((Path(found.origin).parent / file).read_text("utf-8"))
+    scopes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == owner]
+    inside = scopes[0].body if owner else tree.body
+    made = [node.args for node in inside if isinstance(node, ast.FunctionDef) and node.name == name]
+    assert made, f"{package} has no {name} any more"
+    takes = made[-1]
+    places = [each.arg for each in (*takes.posonlyargs, *takes.args) if each.arg != "self"]
+    assert len(places) >= placed
+    assert set(named) <= {*places, *(each.arg for each in takes.kwonlyargs)}

@@ -1,0 +1,171 @@
+"""`opcast quickstart models=all`: the models it runs, the tables it leaves, and ranks that really run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opcast.datasets import devices
+from opcast.datasets.devices import Device
+from opcast.datasets.reading import read_yaml
+from opcast.datasets.truth import InferenceRow, TrainingRow, read_table
+from opcast.jobs.composing import compose
+from opcast.jobs.quickstart_all import (
+    SUITE,
+    RealStep,
+    campaign_of_all,
+    cluster_of,
+    plans_of_ranks,
+    result,
+    write_tables,
+)
+from opcast.jobs.real_cluster import LAYOUTS, STEPS, run_ranks
+from opcast.jobs.real_run import RealRunError
+from opcast.simulator.validation import ValidationSettings
+from opcast.simulator.validation.cases import inference_case, training_case
+
+CPU = Device(
+    id="cpu_of_mine_1t",
+    name="CPU of mine",
+    vendor="cpu",
+    architecture="avx2",
+    compute_units=1,
+    clock_mhz=2500.0,
+    tensor_tflops={"fp32": 0.1},
+    vector_tflops=0.03,
+    memory_gib=8.0,
+    memory_gbps=20.0,
+    l2_mib=16.0,
+    l2_gbps=100.0,
+)
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+    "tie_word_embeddings": False,
+}
+
+
+def step(workload: str, layout: str = "") -> RealStep:
+    """A step that took 12 ms and was predicted at 10."""
+    return RealStep("tiny", workload, layout, 32, 10.0, 8.0, 13.0, (11.0, 12.0, 15.0), CPU.id)
+
+
+STEPS_OF_ALL = [
+    step("train"),
+    step("prefill"),
+    step("decode"),
+    *(step("train", layout) for layout in LAYOUTS),
+]
+
+
+@pytest.fixture(scope="module")
+def suite() -> dict[str, Any]:
+    return read_yaml(SUITE, ValueError)
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The tables of those steps, in a folder whose machines opcast knows."""
+    write_tables(tmp_path, STEPS_OF_ALL, {"tiny": {"name": "tiny", **LLAMA}}, [CPU], {"torch": "2.13.0"})
+    monkeypatch.setattr(devices, "MEASURED_DIRECTORY", tmp_path / "devices")
+    devices.load_device.cache_clear()
+    return tmp_path
+
+
+def test_tables_are_read_as_what_was_run(shipped: Path) -> None:
+    trained, inferred = (read_table(shipped / f"steps_{name}.csv") for name in ("train", "infer"))
+    assert not trained.unsupported
+    assert not inferred.unsupported
+    assert [row.id for row in trained.rows] == ["tiny-train", "tiny-train-dp", "tiny-train-fsdp", "tiny-train-tp"]
+    for row in trained.rows:
+        assert isinstance(row, TrainingRow)
+        assert row.measured == {"step_time": pytest.approx(0.012)}
+        assert row.config["hidden_size"] == 64
+        assert row.hardware.device == CPU.id
+    layouts = {row.id: (row.layout.tp, row.layout.dp, row.layout.zero_stage, row.global_batch) for row in trained.rows}  # type: ignore[attr-defined]
+    assert layouts["tiny-train-dp"] == (1, 2, 0, 2)
+    assert layouts["tiny-train-fsdp"] == (1, 2, 3, 2)
+    assert layouts["tiny-train-tp"] == (2, 1, 0, 1)
+    assert [row.measured for row in inferred.rows] == [{"ttft": 12.0}, {"tpot": 12.0}]
+
+
+def test_questions_of_the_rows_are_those_that_were_predicted(shipped: Path) -> None:
+    setting = ValidationSettings(lambda device, cluster: None)  # type: ignore[arg-type,return-value]
+    for row in read_table(shipped / "steps_train.csv").rows:
+        assert isinstance(row, TrainingRow)
+        asked = training_case(row, setting)
+        assert asked.device == CPU
+        assert asked.plan.cluster.devices == (2 if "-train-" in row.id else 1)
+        assert asked.plan.cluster.link == "loopback"
+        assert asked.plan.stack.id == ("torch_gloo" if "-train-" in row.id else "torch")
+    for row in read_table(shipped / "steps_infer.csv").rows:
+        assert isinstance(row, InferenceRow)
+        work = inference_case(row, setting).work
+        assert work.cache == "dynamic"
+        assert work.kind == ("generate" if "decode" in row.id else "prefill")
+
+
+def test_a_configuration_that_is_none_is_a_reason(tmp_path: Path) -> None:
+    head = "row_id,model,config,gpu,num_gpus,precision,seq_len_tokens,gbs_seqs,tp,pp,step_time_s\n"
+    rows = ["a,x,{,H100,1,bf16,64,1,1,1,1", "b,x,[],H100,1,bf16,64,1,1,1,1"]
+    (tmp_path / "t.csv").write_text(head + "\n".join(rows))
+    said = [row.why for row in read_table(tmp_path / "t.csv").unsupported]
+    assert "config is no JSON" in said[0]
+    assert "with a model_type" in said[1]
+
+
+def test_the_answer_counts_by_kind_of_step() -> None:
+    found = result(STEPS_OF_ALL, [], 1.0)
+    assert set(found["median_error"]) == {"train", "prefill", "decode", *LAYOUTS}
+    assert found["median_error"]["dp"] == pytest.approx(100 * 2 / 12)
+    assert found["inside"] == dict.fromkeys(found["inside"], 1.0)
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_what_is_measured_holds_none_of_the_shapes_and_every_kind(suite: dict[str, Any], tmp_path: Path) -> None:
+    from opcast.datasets.ops import make_op
+
+    config = compose("quickstart", [f"home={tmp_path}", "models=all"])
+    plan = campaign_of_all(config, suite, [])
+    assert {"layer_norm", "gelu_backward", "moe_permute", "grouped_gemm", "adamw"} <= {c.op.kind for c in plan.cases}
+    left_out = {plan.cases[0].op, plan.cases[7].op}
+    assert not left_out & {case.op for case in campaign_of_all(config, suite, left_out).cases}
+    halves, sums = plans_of_ranks(config, suite, [])
+    assert not set(halves[0].cases) & set(halves[1].cases)
+    assert all(half.settings.threads == 1 and not half.settings.pin for half in halves)
+    assert {case.op.kind for case in sums.cases} == {"all_reduce", "all_gather", "reduce_scatter"}
+    assert {case.backend for case in sums.cases} == {"gloo"}
+    assert make_op("all_reduce", "fp32", size_bytes=1024, ranks=2).kind in {c.op.kind for c in sums.cases}
+
+
+def test_the_models_are_of_four_kinds_in_two_sizes_each(suite: dict[str, Any]) -> None:
+    kinds = {values["model_type"] for values in suite["models"].values()}
+    assert kinds == {"llama", "gpt_neox", "qwen3_moe", "deepseek_v3"}
+    assert len(suite["models"]) == 8
+    assert set(suite["cluster"]["layouts"]) == set(LAYOUTS) == set(STEPS)
+    assert cluster_of(CPU).devices == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ranks_really_run(layout: str) -> None:
+    pytest.importorskip("transformers")
+    seconds = run_ranks(LLAMA, layout, 16, 2)
+    assert len(seconds) == 2
+    assert all(each > 0 for each in seconds)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_rank_that_fails_is_said() -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(RealRunError, match="a rank of tp ended"):
+        run_ranks({**LLAMA, "num_attention_heads": 3}, "tp", 16, 1)
