@@ -110,6 +110,21 @@ def test_rows_that_cannot_be_learned_are_left_out(gpu: Device) -> None:
         fit(made)
 
 
+def test_on_a_cpu_the_mean_of_calls_is_learned_as_far_as_most_calls_go(cpu: Device, gpu: Device) -> None:
+    columns = {name: [1, 1, 1] for name in ("batch", "layout")} | {name: [8, 16, 32] for name in ("m", "n", "k")}
+    told = {
+        "latency_us": [10.0, 10.0, 10.0],
+        "latency_mean_us": [11.0, 90.0, 9.0],  # beside other work, after one long stop, below the median
+        "latency_p90_us": [14.0, 12.0, 11.0],
+    }
+    rows = pa.table({**columns, "dtype": ["fp32"] * 3, **told})
+    (learned,) = tables("gemm", rows, cpu)
+    assert learned.latency_us.tolist() == [11.0, 12.0, 10.0]
+    assert tables("gemm", rows, gpu)[0].latency_us.tolist() == [10.0, 10.0, 10.0]
+    (plain,) = tables("gemm", rows.drop_columns(["latency_mean_us"]), cpu)
+    assert plain.latency_us.tolist() == [10.0, 10.0, 10.0]
+
+
 def test_a_table_without_a_dimension_is_named(gpu: Device) -> None:
     with pytest.raises(TrainingError, match="lacks column 'm'"):
         tables("gemm", pa.table({"batch": [1], "latency_us": [1.0]}), gpu)
