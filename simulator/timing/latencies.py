@@ -43,12 +43,12 @@ def node_latencies(
     extra = np.maximum(chilled.latency_us[where] - fast, 0.0)
     code_us = np.minimum(cold.code_us, extra)
     slower = code_us * cold.code + (extra - code_us) * cold.data
-    share = np.divide(slower, extra, out=cold.data.copy(), where=extra > 0)
+    share = np.where(code_us > 0, slower / np.where(extra > 0, extra, 1.0), cold.data)
 
     def mixed(when_warm: np.ndarray, when_cold: np.ndarray) -> np.ndarray:
         return when_warm[where] * (1 - share) + np.maximum(when_cold, when_warm)[where] * share
 
-    latency = np.where(known, fast + slower, by_bytes)
+    latency = np.where(known, mixed(warm.latency_us, chilled.latency_us), by_bytes)
     low = np.where(known, mixed(*_relative(warm, chilled, "low_us")), 1.0 / UNCALIBRATED_FACTOR)
     high = np.where(known, mixed(*_relative(warm, chilled, "high_us")), UNCALIBRATED_FACTOR)
     names = np.where(known, warm.engine[where], "bytes")
