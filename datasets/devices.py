@@ -19,7 +19,7 @@ from .reading import read_json, read_yaml
 from .reuse import ReuseCurves
 
 DEVICE_DIRECTORY = Path(__file__).resolve().parent.parent / "conf" / "device"
-MEASURED_DIRECTORY = Path(__file__).resolve().parent / "measured" / "devices"  # of machines whose steps ship
+MEASURED_DIRECTORY = Path(__file__).resolve().parent / "measured" / "steps" / "devices"  # of tables that ship
 AT_HAND = ("cpu", "local")  # the processor, and what was measured last, of the machine at hand: files without figures
 ALIASES = DEVICE_DIRECTORY.parent / "aliases.yaml"
 
