@@ -35,6 +35,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "import": ("importing", "foreign measurements into a store, in its units and conventions"),
     "data": ("data", "what a store holds; `opcast data check` looks for bad rows and files"),
     "train": ("train", "fit predictors for a device, evaluate on unseen shapes, register in MLflow"),
+    "onboard": ("onboard", "a new device in one command: measure what matters, train, say what to trust"),
     "predict": ("predict", "the latency of one op, of every op in a file, or of collectives on a cluster"),
     "simulate": ("simulate", "one training or inference step of a model on a device"),
     "serving": ("serving", "traffic through the replicas of a served model: latencies, throughput, capacity"),

@@ -27,6 +27,8 @@ def run(config: dict[str, Any]) -> int:
     if not path.is_dir():
         raise BadInputError(f"store {path} does not exist; `opcast profile` makes one, store=… names another")
     store = Store(path)
+    if request.what == "bundle":
+        return bundle(store, config, as_json)
     if request.what == "nodes":
         from . import nodes
 
@@ -38,6 +40,25 @@ def run(config: dict[str, Any]) -> int:
     if request.what == "repeat":
         return repeat(store, request.against, as_json)
     return check(store, as_json) if request.what == "check" else summarise(store, as_json)
+
+
+def bundle(store: Store, config: dict[str, Any], as_json: bool) -> int:
+    """Write what was measured here as one file to share."""
+    from ..datasets.bundle import pack
+
+    for name in ("output", "site", "license"):
+        if not config[name]:
+            raise BadInputError(
+                f"`opcast data bundle` needs {name}=…, as output=h100.tar.gz site=mylab license=Apache-2.0"
+            )
+    path = Path(str(config["output"])).expanduser()
+    made = pack(store, path, str(config["site"]), str(config["license"]), str(config["run"] or ""))
+    rows = sum(each.get("rows", 0) for each in made.files.values())
+    if as_json:
+        print_json({"bundle": str(path), "rows": rows, **asdict(made)})
+    else:
+        say(f"{rows:,} rows of site {made.site} in {path}, license {made.license}")
+    return 0
 
 
 def summarise(store: Store, as_json: bool) -> int:

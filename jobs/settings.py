@@ -49,7 +49,7 @@ GROUPS = (
 SERVED = ("traffic", "scheduler", "kv", "slo", "decode_pool")
 MAPPINGS = (
     *(*GROUPS, *SERVED),
-    *("crew", "predictor", "settings", "options", "active", "train", "prefill", "decode", "repeats"),
+    *("crew", "predictor", "settings", "options", "active", "trusted", "train", "prefill", "decode", "repeats"),
 )
 LISTS = (
     "steps",

@@ -57,6 +57,7 @@ class MeasurementTable:
     fingerprint: str = ""
     sources: Mapping[str, Any] = field(default_factory=dict)
     noise: np.ndarray | None = None  # half of what holds most samples of a row, in ln units; NaN where none is known
+    site: np.ndarray | None = None  # who measured a row: the harness here, another site, a source of foreign rows
 
     def __len__(self) -> int:
         return len(self.latency_us)
@@ -71,6 +72,7 @@ class MeasurementTable:
             cache=self.cache[rows],
             latency_us=self.latency_us[rows],
             noise=None if self.noise is None else self.noise[rows],
+            site=None if self.site is None else self.site[rows],
         )
 
     def states(self) -> tuple[np.ndarray, np.ndarray]:
@@ -120,7 +122,7 @@ def tables(
     backend = _column(rows, "backend", DEFAULT_BACKEND).astype(str)
     out_dtype, cache = _column(rows, "out_dtype", dtype).astype(str), _column(rows, "cache", "warm").astype(str)
     origin = rows.select([name for name in ORIGIN if name in rows.column_names])
-    noise = _noise(rows, latency)
+    noise, site = _noise(rows, latency), _column(rows, "source", "").astype(str)
     made = []
     for name in np.unique(backend[keep]):
         chosen = np.flatnonzero(keep & (backend == name))
@@ -129,7 +131,7 @@ def tables(
         own = origin.take(number_array(chosen))
         sources = {each: _distinct(own, each) for each in ORIGIN}
         known = MeasurementTable(kind_name, device, str(name), columns, *texts, latency[chosen], fingerprint, sources)
-        made.append(dataclasses.replace(known, noise=noise[chosen]))
+        made.append(dataclasses.replace(known, noise=noise[chosen], site=site[chosen]))
     return made
 
 

@@ -24,6 +24,7 @@ from .learning import Learned, learn
 from .predictor import ANY, Predictor, PredictorError
 from .promotion import judge
 from .registry import Registry
+from .sites import compared, for_any_site, without_effects
 from .table import MeasurementStore, MeasurementTable, TrainingError, default_backend, tables
 from .tuning import searched
 
@@ -80,16 +81,23 @@ def fit(table: MeasurementTable, options: Options | None = None) -> TrainingOutc
     if len(table) < MIN_ROWS:
         raise TrainingError(f"{table.kind} on {table.device.id} has {len(table)} usable rows; {MIN_ROWS} are needed")
     options = (options or Options()).for_kind(table.kind)
+    sites = compared(table)
+    if sites is not None:
+        table = without_effects(table, sites)
     ops = table.frame()
     folds = None
     if options.trials:
         options, folds = searched(table, ops, options)
     learned = learn(table, ops, options, folds)
+    if sites is not None:
+        learned = dataclasses.replace(learned, intervals=for_any_site(learned.intervals, sites))
     reports, crossed = _evaluations(table, ops, options, learned)
     main = next(name for name in [*crossed, "groups"] if name in reports)
     result = _result_of(table, ops, learned, reports, main)
     if options.trials:
         result["tuned"] = dataclasses.asdict(options.lightgbm)
+    if sites is not None:
+        result["sites"] = dataclasses.asdict(sites)
     predictor = _predictor(table, ops, learned, result, options)
     held_out_us = table.latency_us[crossed[main].rows] / np.exp(crossed[main].residual)
     return TrainingOutcome(predictor, table, crossed[main].rows, held_out_us, result, options)

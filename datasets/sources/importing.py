@@ -53,6 +53,7 @@ SOURCES: dict[str, tuple[str, str]] = {
     "neusight": ("neusight", "NeuSight's operator timings, CSV"),
     "nccl-tests": ("nccl_tests", "what nccl-tests prints"),
     "kineto": ("kineto", "PyTorch profiler traces with shapes, JSON"),
+    "bundle": ("bundle", "bundles of other sites (`opcast data bundle`)"),
     "csv": ("csv_mapping", "any table, by a mapping file"),
 }
 """Name of a source: its module, and what it reads."""
