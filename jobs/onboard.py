@@ -17,7 +17,8 @@ from .profile import measure, measured_device, plan_of
 from .show import BadInputError, print_json, say, table, wants_json
 from .train import fit_and_register, train_request
 
-FREE_CHOICE = {"model": "+model.path"}
+HERE = ("local", "cpu")  # names of the machine at hand
+FREE_CHOICE = {"device": "device.id", "model": "+model.path"}
 MEASURING = 0.75  # of the budget; the rest is for figures, simulating and training
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
@@ -39,8 +40,8 @@ class Trust:
 def run(config: dict[str, Any]) -> int:
     """The whole of it; returns the exit code."""
     as_json, started = wants_json(config), time.monotonic()
-    if config["device"] != "local":
-        raise BadInputError(f"device={config['device']}: opcast onboard measures this machine, device=local")
+    if config["device"].get("id") not in HERE:
+        raise BadInputError(f"device={config['device'].get('id')}: opcast onboard measures this machine, device=local")
     total_s = seconds(str(config["budget"]))
     base = plan_of(config)
     store = Store(Path(config["store"]).expanduser())
