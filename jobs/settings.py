@@ -31,7 +31,7 @@ FILES = (
     "points",
     "launch",
 )
-FLAGS = ("all_groups", "details", "promote", "power", "watch", "set_aside")
+FLAGS = ("all_groups", "details", "promote", "power", "watch", "set_aside", "rollback")
 GROUPS = (
     "engine",
     "device",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ def run(config: dict[str, Any]) -> int:
             f"store {store.path} has no measurements of {target.id}; it has {known} (`opcast profile` measures)"
         )
     request = train_request(config, target)
+    if config["rollback"]:
+        return roll_back(request, target, as_json)
     results = fit_and_register(store, target, request)
     error = none_trained(results, request.kinds)
     if as_json:
@@ -37,6 +40,36 @@ def run(config: dict[str, Any]) -> int:
     if error:
         say(f"opcast: {error}")
     return 1 if error else 0
+
+
+def roll_back(request: TrainRequest, target: Device, as_json: bool) -> int:
+    """Make the version before the current one current, in the registry and by MLflow's alias; returns the exit code."""
+    from ..models import tracking
+    from ..models.registry import Registry
+
+    registry = Registry(Path(request.predictors).expanduser())
+    known = [each for each in registry.list() if each.device_id == target.id and each.current]
+    chosen = [each for each in known if not request.kinds or each.kind in request.kinds]
+    if not chosen:
+        raise BadInputError(
+            f"no predictor of {', '.join(request.kinds) or 'any kind'} for {target.id} was trained here"
+        )
+    done = []
+    for each in chosen:
+        now = registry.roll_back(each.kind, each.device_id, each.backend)
+        name = f"{each.kind}@{each.device_id}@{each.backend}"
+        alias = None
+        if request.tracking and importlib.util.find_spec("mlflow") is not None:
+            labels = (each.kind, f"{each.kind}@{each.backend}")
+            found = (
+                tracking.roll_back(request.tracking, target.id, label, f"{name}@{now.version}") for label in labels
+            )
+            alias = next((version for version in found if version), None)
+        done.append({"predictor": name, "from": each.version, "to": now.version, "mlflow_version": alias})
+        say(f"{name}: version {now.version} answers again, in place of {each.version}")
+    if as_json:
+        print_json({"device": target.id, "rolled_back": done})
+    return 0
 
 
 def none_trained(results: Mapping[str, Mapping[str, Any]], asked: Sequence[str]) -> str:

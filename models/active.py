@@ -126,14 +126,19 @@ class Round:
 
 
 def plan_round(subjects: Mapping[str, Subject], points: int, seconds: float = float("inf")) -> Round:
-    """The most valuable measurements over all subjects, at most so many and so long. Shares are over all of them."""
+    """The most valuable measurements over all subjects, at most so many and so long. Shares are over all of them.
+
+    A subject that cannot be learned yet (fewer than :data:`FEWEST` measurements) goes before the others.
+    """
     beliefs = {name: believe(each) for name, each in subjects.items()}
     before = expected_error(beliefs)
     gains = {name: each.gains() for name, each in beliefs.items() if len(each.taken)}
     picks: dict[str, list[int]] = {}
     spent = 0.0
     for _ in range(points):
-        best = max(gains, key=lambda name: float(gains[name].max()), default=None)
+        few = {name for name in gains if len(subjects[name].target) + len(picks.get(name, ())) < FEWEST}
+        few = {name for name in few if gains[name].max() > 0.0}
+        best = max(few or gains, key=lambda name: float(gains[name].max()), default=None)
         if best is None or gains[best].max() <= 0.0:
             break
         position = int(np.argmax(gains[best]))

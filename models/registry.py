@@ -182,6 +182,18 @@ class Registry:
         self.load(entry.path)
         _point(entry.path.parent, entry.version)
 
+    def roll_back(self, kind: str, device_id: str, backend: str) -> Entry:
+        """Make the last version before the current one current again; it. PredictorError where there is none."""
+        known = [e for e in self.list() if (e.kind, e.device_id, e.backend) == (kind, device_id, backend)]
+        now = next((int(each.version) for each in known if each.current), 0)
+        earlier = [each for each in known if int(each.version) < now]
+        if not earlier:
+            raise PredictorError(
+                f"{kind}@{device_id}@{backend} has no version before {now or 'the first'} to go back to"
+            )
+        self.promote(earlier[-1])
+        return dataclasses.replace(earlier[-1], current=True)
+
     def _folder(self, kind: str, device_id: str, backend: str) -> Path:
         return self.root / quote(device_id, safe="") / f"{quote(kind, safe='')}@{quote(backend, safe='')}"
 

@@ -273,5 +273,21 @@ def _register(client: MlflowClient, source: str, run_id: str, trained: Trained) 
     return Tracked(run_id, name, str(made.version), alias)
 
 
+def roll_back(uri: str, device_id: str, label: str, predictor: str) -> str | None:
+    """Move the device's alias of a registered model to the version of a predictor (``gemm@h100@torch@3``); its number.
+
+    None where MLflow knows no such version. TrackingError when MLflow is missing or does not answer.
+    """
+    check(uri)
+    with _one_line(uri):
+        client, name = _client(uri), f"opcast-{_slug(label)}"
+        for each in client.search_model_versions(f"name = '{name}'"):
+            run = client.get_run(each.run_id)
+            if run.data.params.get("predictor") == predictor:
+                client.set_registered_model_alias(name, _slug(device_id), each.version)
+                return str(each.version)
+    return None
+
+
 def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", text)

@@ -116,3 +116,36 @@ def test_bad_input_is_one_line(
     told = capsys.readouterr().err.strip()
     assert message in told
     assert "\n" not in told
+
+
+def test_the_version_before_answers_again_when_asked(
+    train: Callable[..., dict[str, Any]], store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train("op=all_reduce")
+    train("op=all_reduce", "predictor.candidates=calibrated", "promote=true")
+    registry = Registry(tmp_path / "predictors")
+    places = [f"store={store}", f"predictors={tmp_path}/predictors", "op=all_reduce", "rollback=true"]
+    assert [each.version for each in registry.list() if each.current] == ["2"]
+    assert main(["train", *QUICK, *places, "format=json"]) == 0
+    (done,) = json.loads(capsys.readouterr().out)["rolled_back"]
+    assert (done["from"], done["to"], done["mlflow_version"]) == ("2", "1", None)
+    assert [each.version for each in registry.list() if each.current] == ["1"]
+    assert main(["train", *QUICK, *places]) == 2
+    assert "no version before 1" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_rollback_moves_the_alias_of_mlflow_too(
+    train: Callable[..., dict[str, Any]], store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    uri = f"tracking=sqlite:///{tmp_path}/mlflow.db"
+    train("op=all_reduce", uri)
+    train("op=all_reduce", uri, "predictor.candidates=calibrated", "promote=true")
+    client = mlflow.MlflowClient(uri.removeprefix("tracking="), uri.removeprefix("tracking="))
+    (model,) = client.search_registered_models()
+    assert {name: str(value) for name, value in model.aliases.items()} == {"l40s": "2"}
+    places = [f"store={store}", f"predictors={tmp_path}/predictors", "op=all_reduce", "rollback=true"]
+    assert main(["train", *QUICK, *places, uri]) == 0
+    (model,) = client.search_registered_models()
+    assert {name: str(value) for name, value in model.aliases.items()} == {"l40s": "1"}

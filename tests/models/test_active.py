@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from opcast.models.active import Subject, believe, expected_error, forecast, plan_round
+from opcast.models.active import FEWEST, Subject, believe, expected_error, forecast, plan_round
 
 NAMES = ["size_m", "size_n", "dtype_bits"]
 
@@ -57,12 +57,12 @@ def test_a_round_looks_where_the_steps_spend_their_time() -> None:
 def test_a_kind_of_little_share_and_a_dear_measurement_wait() -> None:
     first, second = subject(1), subject(2)
     small = replace(second, share=second.share * 0.01)
-    picks = plan_round({"gemm": first, "gelu": small}, 12).picks
-    assert len(picks["gemm"]) > len(picks.get("gelu", ()))
-    dear = replace(second, cost_s=np.full(120, 50.0))
-    made = plan_round({"gemm": first, "gelu": dear}, 100, seconds=20.0)
-    assert made.cost_s <= 20.0
-    assert "gelu" not in made.picks
+    picks = plan_round({"gemm": first, "gelu": small}, 40).picks
+    assert len(picks["gemm"]) > len(picks["gelu"]) >= FEWEST
+    dear = replace(second, cost_s=np.full(120, 5.0))
+    made = plan_round({"gemm": first, "gelu": dear}, 100, seconds=60.0)
+    assert made.cost_s <= 60.0
+    assert FEWEST <= len(made.picks["gelu"]) < len(made.picks["gemm"])
 
 
 def test_forecasts_come_from_what_is_known() -> None:
