@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ def as_override(module: ModuleType, text: str) -> str:
     for group, free in getattr(module, "FREE_CHOICE", {}).items():
         choice = text.removeprefix(f"{group}=")
         if choice == text or "," in choice:  # another setting, or a sweep over Hydra's own choices
+            continue
+        if group == "cluster" and choice == "null":
             continue
         if not (CONFIG_DIRECTORY / group / f"{choice}.yaml").is_file():
             return f"{free}={quoted(choice)}"
@@ -82,7 +85,26 @@ def plain(config: DictConfig) -> dict[str, Any]:
 
     values = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
     assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
+    found = {str(key): value for key, value in values.items()}
+    if isinstance(found.get("cluster"), dict) and "path" in found["cluster"]:
+        found["cluster"] = cluster_of_file(found["cluster"])
+    return found
+
+
+def cluster_of_file(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of ``cluster=FILE.yaml``, with those that were given beside it. BadInputError."""
+    from ..datasets.clusters import load_cluster
+    from ..datasets.reading import read_yaml
+
+    path = Path(str(values["path"])).expanduser()
+    if not path.is_file():
+        if path.suffix or "/" in str(path):
+            raise BadInputError(f"cluster={path}: there is no such file, nor a cluster of that name")
+        load_cluster(str(path))  # says which names are near
+    read = read_yaml(path, BadInputError, f"cluster={path}")
+    if not isinstance(read, dict):
+        raise BadInputError(f"cluster={path} must be a mapping as in conf/cluster")
+    return {**read, **{name: value for name, value in values.items() if name != "path"}}
 
 
 def register_ops(verb: str, chosen: list[str]) -> None:

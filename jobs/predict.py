@@ -11,7 +11,7 @@ from ..simulator.report.answer import OpPrediction
 from . import links, resolve
 from .show import BadInputError, microseconds, print_json, table, wants_json
 
-FREE_CHOICE = {"device": "device.id"}
+FREE_CHOICE = {"device": "device.id", "cluster": "+cluster.path"}
 ADDED = ("device.", "cluster.", "fault_draw", "faults_study")  # checked where they are used
 
 

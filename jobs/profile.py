@@ -28,8 +28,10 @@ SUBJECT = "what"
 def run(config: dict[str, Any]) -> int:
     """Run the campaign, start it elsewhere (``where=…``), write its plan (``plan_out=FILE``) or say how far it is."""
     as_json = wants_json(config)
-    if config["what"] not in ("run", "status"):
-        raise BadInputError(f"`opcast profile` takes nothing or `status`, not {config['what']!r}")
+    if config["what"] not in ("run", "status", "topology"):
+        raise BadInputError(f"`opcast profile` takes nothing, `status` or `topology`, not {config['what']!r}")
+    if config["what"] == "topology":
+        return topology(config, as_json)
     if config["what"] == "status":
         from . import campaign_status
 
@@ -153,6 +155,26 @@ def on_ray(place: Ray, store: Path, campaign: str) -> dict[str, Any]:
         done[name] = summary
         say(f"part {name}: {summary['done']} of {summary['total']} cases in the store")
     return {"summaries": done}
+
+
+def topology(config: dict[str, Any], as_json: bool) -> int:
+    """What joins the GPUs of this node, as a cluster's file for ``opcast simulate cluster=FILE``."""
+    import yaml
+
+    from ..harness.environment import gpu_device_id
+    from ..harness.topology import cluster, nics, read
+
+    found = read()
+    values = cluster(found, nics(), gpu_device_id())
+    text = yaml.safe_dump(values, sort_keys=False)
+    if config["output"]:
+        write_text("output", Path(str(config["output"])).expanduser(), text)
+        say(f"{values['name']}: opcast simulate cluster={config['output']} cluster.nodes=2 …")
+    if as_json:
+        print_json(values)
+    elif not config["output"]:
+        print(text, end="")
+    return 0
 
 
 def fitted(plan: CampaignPlan, config: dict[str, Any]) -> CampaignPlan:

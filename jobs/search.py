@@ -19,7 +19,7 @@ from .show import BadInputError, microseconds, print_json, say, table, wants_jso
 from .validate import progress_bar
 from .writing import check_place, write_text
 
-FREE_CHOICE = {"device": "device.id", "model": "+model.path"}
+FREE_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}
 ADDED = ("device.", "cluster.", "stack.", "options", "precision.quantization", "crew.options.")
 SHOWN_CLASSES = 12  # reasons of points left out that a person is shown
 

@@ -19,7 +19,7 @@ from . import resolve, trace_run, workload_file
 from .links import show_links
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
 
-FREE_CHOICE = {"device": "device.id", "model": "+model.path"}
+FREE_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}
 ADDED = (
     *LINK_FAULTS[1:],
     "device.",

@@ -57,7 +57,7 @@ def roll_back(request: TrainRequest, target: Device, as_json: bool) -> int:
     done = []
     for each in chosen:
         now = registry.roll_back(each.kind, each.device_id, each.backend)
-        name = f"{each.kind}@{each.device_id}@{each.backend}"
+        name = f"{each.kind}@{each.backend}/{each.device_id}"
         alias = None
         if request.tracking and importlib.util.find_spec("mlflow") is not None:
             labels = (each.kind, f"{each.kind}@{each.backend}")

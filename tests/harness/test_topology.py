@@ -48,6 +48,27 @@ def test_a_node_without_rdma_says_what_is_assumed() -> None:
     assert made["sources"]["nic_gbps"].startswith("assumed")
 
 
+def test_a_cluster_of_a_file_is_what_is_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import json
+
+    import yaml
+    from opcast.jobs.cli import main
+
+    ports = [Nic(f"mlx5_{i}", 12.5, "roce") for i in range(8)]
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(cluster(parse(matrix(8, "NV18", {i: i for i in range(8)}, 8)), ports, "h100_sxm")))
+    words = ["predict", "op=all_reduce", "op.size_bytes=64MiB", "op.ranks=16", "format=json", "cluster.nodes=2"]
+    found = []
+    for name in (str(file), "dgx_h100"):
+        assert main([*words, f"cluster={name}"]) == 0
+        found.append(json.loads(capsys.readouterr().out)["latency_us"])
+    assert found[0] > 2 * found[1]  # a quarter of the NICs' rate
+    assert main([*words, "cluster=dgx_h10"]) == 2
+    assert "dgx_h100" in capsys.readouterr().err
+    assert main([*words, f"cluster={tmp_path}/none.yaml"]) == 2
+    assert "no such file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["", "No devices were found", "\tGPU0\tGPU1\nGPU0\t X \tWAT\n"])
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(CampaignError, match="nvidia-smi topo -m"):
