@@ -262,6 +262,7 @@ def serving(
     kv: Mapping[str, Any] | None = None,
     slo: Mapping[str, Any] | None = None,
     decode_pool: Mapping[str, Any] | None = None,
+    speculation: Mapping[str, Any] | None = None,
     law: Mapping[str, Any] | None = None,
     replicas: int = 1,
     attention_dp: int = 1,
@@ -274,9 +275,9 @@ def serving(
 ) -> ServingReport:
     """What comes of traffic on the replicas of a served model.
 
-    ``traffic``, ``scheduler``, ``kv``, ``slo`` and ``decode_pool`` are mappings of the settings that ``opcast serving
-    --help`` lists; ``law`` gives iteration times by hand, in place of a model. ``settings`` are those of
-    :func:`simulate` that say what a replica is: ``tp``, ``pp``, ``nodes``, ... A :class:`ServingRequest` has all of it.
+    ``traffic``, ``scheduler``, ``kv``, ``slo``, ``decode_pool`` and ``speculation`` are mappings of the settings that
+    ``opcast serving --help`` lists; ``law`` gives iteration times by hand, in place of a model. ``settings`` are those
+    of :func:`simulate` that say what a replica is: ``tp``, ``pp``, ``nodes``, ... A :class:`ServingRequest` has all.
 
     Raises RequestError, KvError where the model leaves no KV memory, and the errors of :func:`simulate`.
     """
@@ -287,7 +288,7 @@ def serving(
         sources = model.step.sources if model.step is not None else _sources(home, ORDER, None)
         return _bench(sources).serving(model).report
     given: dict[str, Any] = {"traffic": traffic, "scheduler": scheduler, "kv": kv, "slo": slo}
-    given |= {"decode_pool": decode_pool, "law": law}
+    given |= {"decode_pool": decode_pool, "speculation": speculation, "law": law}
     given = {name: dict(value) for name, value in given.items() if value is not None}
     sources = _sources(home, ORDER, None)
     if law is None and model is not None:

@@ -217,12 +217,13 @@ def serving_request(config: Mapping[str, Any]) -> ServingRequest:
     from ..simulator.serving.connect import usual_engine_stack
 
     parts = ("law", "traffic", "scheduler", "kv", "slo", "replicas", "attention_dp", "router", "decode_pool")
-    values = {name: config[name] for name in (*parts, "price_per_gpu_hour", "intervals")}
+    values = {name: config[name] for name in (*parts, "price_per_gpu_hour", "intervals", "speculation")}
     step = None
     if config["law"] is None:
         policy = str((config["scheduler"] or {}).get("policy"))
         chosen = config if config.get("stack") else {**config, "stack": usual_engine_stack(policy)}
-        plain = {"workload": {"kind": "decode"}, "offload": (), "passes": (), "options": {}, "stragglers": []}
+        work = {"kind": "decode", "expert_load": config["expert_load"]}
+        plain = {"workload": work, "offload": (), "passes": (), "options": {}, "stragglers": []}
         step = simulate_request({**chosen, **plain, "price_per_gpu_hour": None})
     pool = dict(values["decode_pool"] or {})
     if step is None:

@@ -194,6 +194,8 @@ def show(report: ServingReport) -> None:
         ("KV memory", f"{report.kv_peak:.0%} in use at most; {report.preemptions:,} preemptions"),
         ("iterations", f"{report.iterations:,}, {report.mean_batch:,.1f} tokens each; {report.utilisation:.0%} busy"),
     ]
+    if report.tokens_per_decode > 1:
+        rows.append(("speculation", f"{report.tokens_per_decode:.2f} tokens a sequence and decode"))
     if report.prefix_hit_share:
         rows.append(("prefix cache", f"{report.prefix_hit_share:.0%} of tokens were found"))
     rows += [

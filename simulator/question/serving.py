@@ -34,6 +34,7 @@ ROUTERS = (
 )
 MOST_SEQS = {"vllm": 1024, "trtllm": 2048, "trtllm_max_utilization": 2048, "sglang": 1024, "faster_transformer": 32}
 MOST_TOKENS = {"sglang": 16_384, "lightllm": 16_384, "vllm_v0": 4096, "splitwise": 2048}
+MOST_DRAFTS = 16
 SWAP_GBPS = 25.0  # of a cache to host memory and back, by PCIe 4
 
 
@@ -87,6 +88,40 @@ class Scheduler:
     def own(self) -> bool:
         """Whether the policy is a user's function."""
         return ":" in self.policy
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Tokens guessed ahead: a draft guesses ``tokens`` in each iteration, which the model checks in one pass.
+
+    ``acceptance`` is how likely a guess is right if those before it were: one number, or one for each position.
+    ``draft_share`` is how long one pass of the draft takes, as a share of the model's layers; null: one layer of them,
+    as heads for several tokens (MTP, EAGLE) have.
+    """
+
+    tokens: int = 0
+    acceptance: float | tuple[float, ...] = 0.7
+    draft_share: float | None = None
+
+    def __post_init__(self) -> None:
+        if whole(RequestError, "speculation.tokens", self.tokens) > MOST_DRAFTS:
+            raise RequestError(f"speculation.tokens={self.tokens} must be at most {MOST_DRAFTS}")
+        if isinstance(self.acceptance, list):
+            object.__setattr__(self, "acceptance", tuple(self.acceptance))
+        for each in self.chances:
+            if number(RequestError, "speculation.acceptance", each) > 1:
+                raise RequestError(f"speculation.acceptance={each} must be a share, at most 1")
+        if isinstance(self.acceptance, tuple) and len(self.acceptance) != self.tokens:
+            raise RequestError(
+                f"speculation.acceptance has {len(self.acceptance)} numbers for speculation.tokens={self.tokens}"
+            )
+        if self.draft_share is not None:
+            number(RequestError, "speculation.draft_share", self.draft_share)
+
+    @property
+    def chances(self) -> tuple[float, ...]:
+        """The acceptance at each position."""
+        return self.acceptance if isinstance(self.acceptance, tuple) else (self.acceptance,) * self.tokens
 
 
 @dataclass(frozen=True)
@@ -194,6 +229,7 @@ class ServingRequest(Request):
     attention_dp: int = 1
     router: str = "round_robin"
     decode_pool: DecodePool = field(default_factory=DecodePool)
+    speculation: Speculation = field(default_factory=Speculation)
     price_per_gpu_hour: float | None = None
     intervals: bool | None = None
 

@@ -33,6 +33,7 @@ class ServingReport:
     ``kv_peak`` is the largest share of KV blocks in use on any rank. ``overload`` says in words that the queue grew
     without end; empty where it did not. ``slo_curve`` is the share of requests that would meet all targets if they
     were so many times as long. ``power_w`` is the mean of a device, energy and cost are of a million tokens made.
+    ``tokens_per_decode`` is what a decoding sequence gets in an iteration, with what was guessed ahead.
     ``intervals`` are those of figures by name (``ttft_ms.p50``), from those of the steps' times: ``coverage`` of their
     errors are within. ``p_slo_met`` is how likely, by the same errors, enough requests meet all targets.
     """
@@ -73,6 +74,7 @@ class ServingReport:
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     coverage: float | None = None
     p_slo_met: float | None = None
+    tokens_per_decode: float = 1.0
     pools: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     prefill_e2e_ms: TimeSpread | None = None
     kv_transfer_ms: TimeSpread | None = None

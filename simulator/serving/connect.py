@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -62,7 +64,11 @@ def replica_of(
     probe = rules(scheduler, by_hand(IterationLaw(base_us=1.0), 1, kv.block_tokens or engine.kv.block_tokens, 0.0))
     most = min(most_tokens(request.traffic), LONGEST)
     seqs = min(probe.max_seqs, request.traffic.concurrency or probe.max_seqs, 1024)
-    extent = Extent(sequences=_round(seqs, 64), tokens=_round(probe.max_tokens, FEW_TOKENS), context=_round(most, 8192))
+    extent = Extent(
+        sequences=_round(seqs * (1 + request.speculation.tokens), 64),
+        tokens=_round(probe.max_tokens, FEW_TOKENS),
+        context=_round(most, 8192),
+    )
     known = surrogate(step, bench, extent, bench.graphs.parent / "surrogates")
     memory = budget(step, bench, engine.kv, max_tokens=probe.max_tokens)
     if kv.blocks:
@@ -77,9 +83,21 @@ def replica_of(
         HostShare(host.step_us, host.seq_us, host.overlapped, host.ttft_us),
         stages=plan.parallel.pp,
         devices=plan.parallel.tp * plan.parallel.pp * request.attention_dp,
+        layer_share=1 / layers_of(step.model),
         figures=known.figures,
         price_per_hour=price if price is not None else plan.cluster.price_per_device_hour,
     )
+
+
+def layers_of(model: Any) -> int:
+    """Layers of a model by its configuration; 32 where that does not say."""
+    from ..trace.models import shipped_config
+
+    known = model if isinstance(model, Mapping) else {}
+    if isinstance(model, str):
+        with suppress(ValueError):
+            known = shipped_config(model)
+    return int(known.get("num_hidden_layers") or known.get("n_layer") or 32)
 
 
 def usual_engine_stack(policy: str) -> dict[str, Any]:

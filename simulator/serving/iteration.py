@@ -51,21 +51,36 @@ def iteration_us(
     prefill_pairs: float,
     prefill_context: int,
     samples: int,
+    drafts: int = 0,
 ) -> float:
-    """Microseconds of the iteration of a batch; 0 for an empty one."""
+    """Microseconds of the iteration of a batch; 0 for an empty one.
+
+    With ``drafts`` each decoding sequence has as many tokens more, which share one reading of its cache.
+    """
     if decodes + prefill_tokens == 0:
         return 0.0
+    tokens = decodes * (1 + drafts)
     if prefill_tokens == 0:
-        time_us = at_point(tables.decode_axis, tables.decode_us, decodes)
+        time_us = at_point(tables.decode_axis, tables.decode_us, tokens)
     else:
-        time_us = at_point(tables.mixed_axis, tables.mixed_us, decodes + prefill_tokens)
+        time_us = at_point(tables.mixed_axis, tables.mixed_us, tokens + prefill_tokens)
         keys = prefill_pairs / prefill_tokens
         time_us += at_points(tables.prompt_rows, tables.prompt_keys, tables.prompt_us, prefill_tokens, keys)
         time_us += at_point(tables.cached_axis, tables.cached_us, prefill_context)
     if decodes > 0:
         context = decode_context / decodes
         time_us += at_points(tables.attend_rows, tables.attend_context, tables.attend_us, decodes, context)
-    return time_us + at_point(tables.sample_axis, tables.sample_us, samples)
+    return time_us + at_point(tables.sample_axis, tables.sample_us, samples + decodes * drafts)
+
+
+def drafting_us(tables: IterationTables, decodes: int, decode_context: int, share: float) -> float:
+    """Microseconds in which a draft of that share of the layers guesses one token of each decoding sequence."""
+    if decodes == 0:
+        return 0.0
+    layers_us = at_point(tables.decode_axis, tables.decode_us, decodes)
+    context = decode_context / decodes
+    layers_us += at_points(tables.attend_rows, tables.attend_context, tables.attend_us, decodes, context)
+    return share * layers_us + at_point(tables.sample_axis, tables.sample_us, decodes)
 
 
 def piece_of(axis: np.ndarray, place: float) -> int:

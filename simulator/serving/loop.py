@@ -12,18 +12,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .blocks import blocks_for, give_back
+from .blocks import blocks_for, caching, give_back, remember
 from .due import pop_due, push_due
 from .histogram import bin_of
-from .iteration import iteration_us
+from .iteration import drafting_us, iteration_us
 from .lanes import next_end, set_end
 from .moving import land, move, start_moves
 from .policies import form_batch
 from .queues import push_back
-from .routing import route
+from .routing import draw, route
 from .rules import TRTLLM, TRTLLM_MAX, VLLM, VLLM_V0, IterationTiming, SchedulerRules, ServingSetup, rules_of
 from .state import NONE, SIZES, LoopState
 
+CHANCES = 1 << 20  # steps in which a chance is drawn
 WAKES = 2  # of a lane that is idle and will look for work
 
 
@@ -217,7 +218,10 @@ def batch_us(timing: IterationTiming, sums: Any) -> float:
         sums.prefill_pairs,
         sums.prefill_context,
         sums.samples,
+        timing.drafts,
     )
+    if timing.drafts > 0:
+        gpu_us += timing.drafts * drafting_us(timing.tables, decodes, sums.decode_context, timing.draft_share)
     host_us = timing.host_us + timing.host_seq_us * sums.size
     return max(gpu_us, host_us) if timing.overlapped else gpu_us + host_us
 
@@ -312,6 +316,8 @@ def give_tokens(
                 note_gap(state, now_us - same_us, same)
                 same_us, same = request.last_us, 0
             same += 1
+            if len(setup.accept) > 0:
+                note_gap(state, 0.0, guess(state, setup, rank, slot))
         request.last_us = now_us
         if request.made == request.output:
             left = True
@@ -322,6 +328,24 @@ def give_tokens(
             move(state, setup, slot, rank, now_us - start_us)
     note_gap(state, now_us - same_us, same)
     return left
+
+
+def guess(state: LoopState, setup: ServingSetup, rank: int, slot: int) -> int:
+    """How many of the tokens guessed ahead are right: the request has them too, up to its last."""
+    request, right = state.slots[slot], 0
+    while right < len(setup.accept) and draw(state, CHANCES) < setup.accept[right] * CHANCES:
+        right += 1
+    state.totals[0].guesses += 1
+    state.totals[0].guessed += right
+    more = min(right, request.output - request.made)
+    if more > 0:
+        if caching(state):
+            remember(state, rules_of(setup, rank), rank, slot, request.computed, request.computed + more)
+        request.made += more
+        request.computed += more
+        state.ranks[rank].work -= more
+        state.totals[0].computed_tokens += more
+    return more
 
 
 def note_gap(state: LoopState, gap_us: float, count: int) -> None:

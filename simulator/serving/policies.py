@@ -312,7 +312,8 @@ def sglang_decodes(state: LoopState, rules: SchedulerRules, rank: int, batch: in
         for place in range(ranks[rank].count):
             slot = state.running[rank, place]
             if decoding(state, slot) and rest(state, slot) == 1:
-                need += missing(state, rules, slot, slots[slot].computed + 1)
+                most = slots[slot].input + slots[slot].output
+                need += missing(state, rules, slot, min(slots[slot].computed + 1 + rules.drafts, most))
         if need <= ranks[rank].free or ranks[rank].count <= 1:
             break
         least = newest(state, rank, 0)

@@ -184,6 +184,8 @@ def make_room(state: LoopState, rules: SchedulerRules, rank: int, place: int, to
     """
     gone = 0
     slot = state.running[rank, place]
+    if rules.drafts > 0 and decoding(state, slot):
+        tokens = min(tokens + rules.drafts, state.slots[slot].input + state.slots[slot].output)
     while state.ranks[rank].free < spare or not grow(state, rules, rank, slot, tokens):
         victim = newest(state, rank, place)
         if victim == NONE:

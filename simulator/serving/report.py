@@ -86,6 +86,7 @@ def report_of(
         power_w=None if joules is None else joules / seconds / devices,
         kwh_per_million_tokens=None if joules is None else joules / 3.6e6 / million,
         cost_per_million_tokens=price / million if price else None,
+        tokens_per_decode=1 + totals["guessed"] / max(totals["guesses"], 1),
         pools=pools(state, made, counts) if pool.replicas else {},
         **moved,
         kv_transfer_bytes=totals["moved_tokens"] * replicas[1].kv.bytes_per_token,

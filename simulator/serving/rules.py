@@ -35,6 +35,7 @@ class SchedulerRules(NamedTuple):
     lag: int  # 1: the next iteration is scheduled while one runs: who arrives in between waits for one more
     swap_us_per_token: float  # less than 0: who is preempted computes anew
     conservativeness: float  # of sglang's estimate
+    drafts: int  # tokens guessed ahead, for which a decode has blocks
     prefill_every: int  # lightllm: decode iterations between attempts to admit
 
 
@@ -46,6 +47,8 @@ class IterationTiming(NamedTuple):
     host_us: float
     host_seq_us: float  # for each sequence of the batch
     overlapped: int  # 1: the host works beside the GPU, the longer of the two counts
+    drafts: int  # tokens that are guessed ahead in each iteration
+    draft_share: float  # of the model's layers that guessing one takes
 
 
 class ServingSetup(NamedTuple):
@@ -63,6 +66,7 @@ class ServingSetup(NamedTuple):
     decode_stages: int
     first_decode: int
     concurrency: int  # requests that clients keep on their way at most; 0: no limit
+    accept: np.ndarray  # how likely the guess at each position is right, if those before it are
     move_us: float  # of every transfer of a cache
     move_token_us: float  # and of every token of it
     move_exposed: float  # the share of it that prefill does not hide

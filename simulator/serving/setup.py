@@ -20,6 +20,7 @@ from ..question.serving import (
     IterationLaw,
     Scheduler,
     ServingRequest,
+    Speculation,
 )
 from .figures import StepFigures
 from .iteration import IterationTables, linear_tables
@@ -59,6 +60,7 @@ class ServedReplica:
     graphs: tuple[int, ...] = ()
     figures: StepFigures | None = None
     price_per_hour: float = 0.0  # of a device
+    layer_share: float = 1 / 32  # of its model that one layer is
     link: tuple[float, float] | None = None  # of one that decodes: GB/s and microseconds of the way of a cache to it
 
 
@@ -69,7 +71,7 @@ def by_hand(law: IterationLaw, blocks: int | None, block_tokens: int | None, byt
     return ServedReplica(linear_tables(**asdict(law)), KvBudget(blocks, block_tokens or 16, bytes_per_token))
 
 
-def rules(scheduler: Scheduler, replica: ServedReplica, max_seqs: int | None = None) -> SchedulerRules:
+def rules(scheduler: Scheduler, replica: ServedReplica, max_seqs: int | None = None, drafts: int = 0) -> SchedulerRules:
     """The rules of an engine's scheduler on a replica, with the engine's own defaults for what is null."""
     policy, kv = scheduler.policy, replica.kv
     seqs = max_seqs or scheduler.max_seqs or MOST_SEQS.get(policy, 256)
@@ -93,12 +95,14 @@ def rules(scheduler: Scheduler, replica: ServedReplica, max_seqs: int | None = N
         lag=int(policy in LAGGING and replica.stages == 1 if lag is None else lag),
         swap_us_per_token=swap_us if scheduler.preemption == "swap" else -1.0,
         conservativeness=scheduler.conservativeness,
+        drafts=drafts,
         prefill_every=scheduler.prefill_every,
     )
 
 
-def timing(replica: ServedReplica, scheduler: Scheduler) -> IterationTiming:
+def timing(replica: ServedReplica, scheduler: Scheduler, guessing: Speculation) -> IterationTiming:
     """How long the iterations of a replica take, host included."""
+    share = replica.layer_share if guessing.draft_share is None else guessing.draft_share
     host, graphs = replica.host, scheduler.cuda_graphs or replica.graphs
     return IterationTiming(
         replica.tables,
@@ -106,20 +110,22 @@ def timing(replica: ServedReplica, scheduler: Scheduler) -> IterationTiming:
         float(host.serial_us),
         float(host.serial_seq_us),
         int(host.overlapped),
+        guessing.tokens,
+        float(share),
     )
 
 
 def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplica | None) -> ServingSetup:
     """All that stays as it is during a run. ``decoder`` is a replica of the pool that decodes, where there is one."""
-    pool, scheduler = request.decode_pool, request.scheduler
+    pool, scheduler, guessing = request.decode_pool, request.scheduler, request.speculation
     other = decoder or replica
     replicas = request.replicas + pool.replicas
     way = way_of(pool, other)
     return ServingSetup(
-        rules=rules(scheduler, replica),
-        timing=timing(replica, scheduler),
-        decode_rules=rules(scheduler, other, pool.max_seqs if decoder else None),
-        decode_timing=timing(other, scheduler),
+        rules=rules(scheduler, replica, drafts=guessing.tokens),
+        timing=timing(replica, scheduler, guessing),
+        decode_rules=rules(scheduler, other, pool.max_seqs if decoder else None, guessing.tokens),
+        decode_timing=timing(other, scheduler, guessing),
         router=OWN_ROUTER if ":" in request.router else ROUTERS.index(request.router),
         replicas=replicas,
         ranks_per_replica=request.attention_dp,
@@ -127,6 +133,7 @@ def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplic
         decode_stages=other.stages,
         first_decode=request.replicas if pool.replicas else replicas,
         concurrency=request.traffic.concurrency,
+        accept=np.array(guessing.chances, np.float64),
         move_us=way[1],
         move_token_us=1e6 * other.kv.bytes_per_token / (way[0] * 1e9),
         move_exposed=1.0 / pool.layers,

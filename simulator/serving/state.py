@@ -59,7 +59,7 @@ ENDED = _kind(
 )
 TOTALS = _kind(
     "free_slots left logged due arrived completed rejected iterations preemptions swaps input_tokens output_tokens "
-    "hit_tokens computed_tokens moved_tokens credits waiting seed turn decode_turn key_tokens",
+    "hit_tokens computed_tokens moved_tokens guesses guessed credits waiting seed turn decode_turn key_tokens",
     "now_us width_us gaps gap_us least_gap_us most_gap_us",
 )
 

@@ -92,6 +92,21 @@ def test_bad_input_is_one_line(words: list[str], said: str, capsys: pytest.Captu
     assert said in capsys.readouterr().err
 
 
+def test_experts_and_the_pool_that_decodes_are_those_asked_for() -> None:
+    from opcast.jobs.composing import compose
+    from opcast.jobs.resolve import serving_request
+
+    own = ["decode_pool.replicas=1", "decode_pool.cluster=dgx_h200", "decode_pool.parallel={tp: 8}"]
+    words = ["model=deepseek_v3", "cluster=dgx_h100", "parallel.tp=4", "expert_load='zipf:0.5'", *own]
+    request = serving_request(compose("serving", words))
+    assert request.step is not None
+    assert request.decode_pool.step is not None
+    assert request.step.work.expert_load == request.decode_pool.step.work.expert_load == "zipf:0.5"
+    assert (request.step.parallel.tp, request.decode_pool.step.parallel.tp) == (4, 8)
+    assert request.decode_pool.step.cluster.id == "dgx_h200"
+    assert request.decode_pool.step.device.id == "h200_sxm"
+
+
 def test_a_request_is_json_and_comes_back() -> None:
     request = ServingRequest(law=IterationLaw(base_us=5.0), kv=KvMemory(blocks=10), router="power_of_two")
     assert ServingRequest.from_json(request.to_json()) == request
