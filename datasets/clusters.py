@@ -95,6 +95,11 @@ def one_device(device: Device) -> Cluster:
     return Cluster(device.id, device.name, device.id, devices_per_node=1, nics_per_node=1, link="pcie")
 
 
+def one_node(device: Device) -> Cluster:
+    """A node of devices as most have, joined by NVLink where the device has any."""
+    return Cluster(device.id, device.name, device.id, link="nvlink" if device.link_gbps else "pcie")
+
+
 def check_nccl(settings: Any) -> None:
     """ClusterError for what NCCL cannot be told."""
     if not isinstance(settings, Mapping):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...datasets.clusters import Cluster
+from ...datasets.clusters import Cluster, one_node
 from ...datasets.devices import Device
 from ...datasets.ops import Op
 from ...datasets.store import Store
@@ -81,7 +81,8 @@ def build_engine(
                 engines.append(MeasuredEngine(device, known, backend, preferences))
         elif name == "learned":
             inside_node = cluster is not None and "network" in order
-            engines.append(LearnedEngine(device, found, backend, inside_node, preferences))
+            formula = None if device.synchronous else NetworkEngine(device, cluster or one_node(device), known)
+            engines.append(LearnedEngine(device, found, backend, inside_node, preferences, formula))
         elif name == "transfer":
             inside_cluster = cluster is not None and "network" in order
             engines.append(TransferEngine(device, found, backend, inside_cluster, preferences))

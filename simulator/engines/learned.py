@@ -10,12 +10,13 @@ import numpy as np
 
 from ...datasets.backends import framework
 from ...datasets.devices import Device
-from ...datasets.ops import KINDS
+from ...datasets.ops import KINDS, LINKS
 from ...models.predictor import ANY, Prediction, Predictor
 from ...models.registry import Registry
 from .answers import Answers, Columns
 from .coverage import brought
 from .library import known_as
+from .network import NetworkEngine
 
 COMMUNICATION = ("collective", "expert_parallel")
 USUAL_NODE, USUAL_DTYPE = 8, "bf16"  # how most collectives are measured
@@ -29,7 +30,8 @@ class LearnedEngine:
     ``backend`` may be a whole backend, a version or a framework; ``preferences`` order several, as for measured rows.
     Predictors over devices learned from GPUs: they do not answer
     for a CPU, nor do those that learned from matrix units answer for fp32 products. With ``inside_node``, groups that
-    leave their node, or what was measured of it, are a network's affair.
+    leave their node, or what was measured of it, are a network's affair. Messages larger than any that was measured
+    go on from the largest at the rate of ``network``, the formula of a node.
     """
 
     device: Device
@@ -37,6 +39,7 @@ class LearnedEngine:
     backend: str | None = None
     inside_node: bool = False
     preferences: Sequence[str] | None = None
+    network: NetworkEngine | None = None
     name: str = "learned"
     _found: dict[tuple[str, str], Predictor | None] = field(default_factory=dict, init=False, compare=False, repr=False)
 
@@ -55,7 +58,33 @@ class LearnedEngine:
             if self.inside_node and KINDS[kind].family in COMMUNICATION:
                 leaves = columns["ranks"] > columns["ranks_per_node"]
                 answers.latency_us[leaves | ~answers.in_envelope] = np.nan
+            if self.network is not None and KINDS[kind].family == "collective":
+                self._go_on(answers, predictor, self.network, kind, columns, (dtype, out_dtype, cache))
         return answers
+
+    def _go_on(
+        self,
+        answers: Answers,
+        predictor: Predictor,
+        network: NetworkEngine,
+        kind: str,
+        columns: Columns,
+        formats: tuple[str, str, str],
+    ) -> None:
+        """Collectives larger than the table: its last time, and at the network's rate what comes after."""
+        largest = predictor.card.get("range", {}).get("size_bytes", (0, 0))[1] or np.inf
+        inside = columns["ranks"] <= np.minimum(columns["ranks_per_node"], network.cluster.devices)
+        far = np.flatnonzero(
+            (columns["size_bytes"] > largest) & inside & (columns["link"] == LINKS.index(network.cluster.link))
+        )
+        if len(far):
+            part = {name: values[far] for name, values in columns.items()}
+            end = {**part, "size_bytes": np.full(len(far), largest, dtype=np.int64)}
+            last, rest = self._predicted(predictor, kind, end, *formats), network.answer(kind, part, *formats)
+            low, high = brought(last.latency_us, last.low_us, last.high_us, predictor.coverage)
+            share, known = 1.0 - largest / part["size_bytes"], last.in_envelope
+            for name, near in (("latency_us", last.latency_us), ("low_us", low), ("high_us", high)):
+                getattr(answers, name)[far[known]] = (near + share * getattr(rest, name))[known]
 
     def predictor(self, kind: str, dtype: str) -> Predictor | None:
         """Who answers for a kind and format, looked up once. PredictorError when that one cannot be used."""

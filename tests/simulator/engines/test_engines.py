@@ -22,6 +22,7 @@ from opcast.simulator.engines.analytical import UNCALIBRATED_FACTOR
 from opcast.simulator.predict.ops import predict_ops, with_power
 
 DEVICE = load_device("h100_sxm")
+SHIPPED = Path(__file__).resolve().parents[3] / "models" / "shipped"
 
 
 def measured(m: int, latency_us: float, cache: str = "warm", backend: str = "torch") -> Measurement:
@@ -295,3 +296,28 @@ def test_an_op_asked_again_takes_microseconds(knowledge: tuple[Path, Path]):
         predict_ops([op], DEVICE, engine)
         times.append(time.process_time() - began)
     assert np.median(times) < 1e-4
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
+@pytest.mark.parametrize(("gpu", "cluster"), [("h100_sxm", "dgx_h100"), ("a100_sxm_80gb", "dgx_a100")])
+def test_beyond_its_table_a_collective_goes_on_at_the_networks_rate(
+    gpu: str, cluster: str, kind: str, ranks: int
+) -> None:
+    """One answer with and without a cluster, no jump at the table's end (512 MiB), and the network's in the end."""
+    device, node = load_device(gpu), load_cluster(cluster)
+    ops = [make_op(kind, size_bytes=2**29 * step // 4, ranks=ranks, ranks_per_node=ranks) for step in range(4, 65, 2)]
+    alone, joined, formula = (
+        ask(engine, ops).latency_us
+        for engine in (
+            build_engine(device, [], [SHIPPED]),
+            build_engine(device, [], [SHIPPED], cluster=node),
+            build_engine(device, [], [SHIPPED], cluster=node, order=["network", "learned", "analytical"]),
+        )
+    )
+    assert np.allclose(alone, joined)
+    assert np.all(np.diff(alone) > 0)
+    size = np.array([op.dims[0] for op in ops])
+    rate = size / alone
+    assert np.all(np.abs(np.diff(np.log(rate))) < 0.12)  # of half of the table's end more each
+    assert abs(np.log(alone[-1] / formula[-1])) < 0.05
