@@ -30,6 +30,9 @@ opcast import source=aiconfigurator store=tables
 opcast train device=h100_sxm store=tables predictors=mine tracking=null
 ```
 
+Those of PyTorch's own kernels are from NeuSight's tables and Vidur's (`opcast import source=neusight path=…`), with
+`predictor.candidates=[calibrated,lightgbm]`: trees go on as they end where a device is asked about larger sizes.
+
 Errors are of rows held out whole (`split` in the card says which), in percent of the measured time; coverage is of 90 %
 intervals. Roofline is the median error of the roofline alone.
 """

@@ -22,11 +22,13 @@ from typing import Any
 import numpy as np
 
 from ..datasets.devices import Device
-from .analytical import latency_us
+from .analytical import latency_us, roofline_us
+from .donors import Donor
 from .features import Frame, frame
-from .intervals import Intervals
+from .intervals import COVERAGE, Intervals
 from .predictor import Prediction, Predictor, in_parts
 
+OWN = "own"  # the device itself, of which another kind is known
 TIERS = ("die", "generation", "vendor")  # nearest first
 SAME_UNITS = (
     0.5  # octaves in FLOPs a clock and unit within which devices of one die are alike: H20 has a quarter of H100's
@@ -37,13 +39,18 @@ ERRORS = Path(__file__).parent / "shipped" / "kinship.json"
 
 @dataclass(frozen=True)
 class Kin:
-    """Predictors of ``tier`` with a voice each (the sum is 1) for ops in ``dtype``, and what their answers missed."""
+    """Predictors of ``tier`` with a voice each (the sum is 1) for ops in ``dtype``, and what their answers missed.
+
+    With a ``donor`` they have learned its kind, and answer for ``kind`` by how far that falls short of physics.
+    """
 
     tier: str
     predictors: Sequence[Predictor]
     voices: Sequence[float]
     dtype: str
     intervals: Intervals
+    donor: Donor | None = None
+    kind: str = ""
 
     @property
     def name(self) -> str:
@@ -55,12 +62,15 @@ class Kin:
         self, columns: Mapping[str, np.ndarray], dtype: str, out_dtype: str, device: Device, cache: str = "warm"
     ) -> Prediction:
         """Latency of n ops on ``device``; a format without predictors has the shortfall of ``self.dtype``."""
+        if self.donor is not None:
+            return self._recast(self.donor, columns, dtype, out_dtype, device, cache)
         kind_name = self.predictors[0].kind
         growth = max(each.intervals.growth for each in self.predictors)
         intervals = replace(self.intervals, growth=growth)
 
         def answer(part: Mapping[str, np.ndarray]) -> Prediction:
-            ops = frame(kind_name, part, self.dtype, out_dtype, device, cache)
+            output = self.dtype if out_dtype == dtype else out_dtype
+            ops = frame(kind_name, part, self.dtype, output, device, cache)
             analytical = ops.analytical_us
             if dtype != self.dtype:
                 analytical = latency_us(kind_name, part, dtype, out_dtype, device, cache)
@@ -68,6 +78,24 @@ class Kin:
             excess = np.min([each.envelope.excess(ops.matrix) for each in self.predictors], axis=0)
             spread = np.exp(intervals.widths(analytical, excess, np.zeros(len(latency))))
             return Prediction(latency, latency / spread, latency * spread, excess <= 0.0)
+
+        return in_parts(columns, answer, [each.correction for each in self.predictors])
+
+    def _recast(
+        self, donor: Donor, columns: Mapping[str, np.ndarray], dtype: str, out_dtype: str, device: Device, cache: str
+    ) -> Prediction:
+        """The same for ops of another kind than the predictors'."""
+
+        def answer(part: Mapping[str, np.ndarray]) -> Prediction:
+            asked = self.kind, part, dtype, out_dtype
+            recast = donor.recast(asked, self.dtype)
+            output = donor.out_dtype or (out_dtype if donor.units else self.dtype)
+            ops = frame(donor.kind, recast, self.dtype, output, device, cache)
+            law = latency_us(*asked, device, cache)
+            latency = np.maximum(law * np.exp(donor.share * self.correction(ops)), roofline_us(*asked, device, cache))
+            inside = np.max([each.envelope.excess(ops.matrix) <= 0.0 for each in self.predictors], axis=0)
+            spread = np.exp(self.intervals.widths(ops.analytical_us, np.zeros(len(law)), np.zeros(len(law))))
+            return Prediction(latency, latency / spread, latency * spread, inside)
 
         return in_parts(columns, answer, [each.correction for each in self.predictors])
 
@@ -128,6 +156,27 @@ def errors(path: Path = ERRORS) -> dict[str, dict[str, Intervals]]:
         kind_name: {name: _intervals(each["intervals"]) for name, each in tiers.items() if "intervals" in each}
         for kind_name, tiers in told["kinds"].items()
     }
+
+
+@lru_cache
+def recast_widths(kind_name: str, group: str, path: Path = ERRORS) -> dict[str, float]:
+    """Half-widths in ln units of what ops of a kind missed that were recast, by donor, on one device.
+
+    Where nobody timed the kind, those of its ``group``; donors alone that were nearer to the truth than physics.
+    """
+    told: dict[str, Any] = json.loads(path.read_text("utf-8")).get("donors", {})
+    found = {**told.get(group, {}), **told.get(kind_name, {})}
+    return {donor: each["half_width"] for donor, each in found.items() if "half_width" in each}
+
+
+def constant(half_width: float) -> Intervals:
+    """The same half-width in ln units for all ops."""
+    return Intervals(COVERAGE, np.zeros(0), np.zeros((1, 0)), np.full((1, 1), half_width))
+
+
+def wider(intervals: Intervals, half_width: float) -> Intervals:
+    """Intervals of answers that miss by as much again, independently."""
+    return replace(intervals, half_width=np.hypot(intervals.half_width, half_width))
 
 
 def _intervals(values: Mapping[str, Any]) -> Intervals:

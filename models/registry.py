@@ -109,6 +109,12 @@ class Registry:
         backend = self.matching(kind, device_id, wanted, dtype, preferences)
         return backend if backend and _learned(self._card(kind, device_id, backend), dtype) else None
 
+    def calling(self, kind: str, device_id: str, calls: str, dtype: str) -> str | None:
+        """The backend with most rows of those with ``calls`` in their names whose predictor has learned the format."""
+        cards = {each: self._card(kind, device_id, each) for each in self.backends(kind, device_id) if calls in each}
+        known = [each for each in cards if _learned(cards[each], dtype)]
+        return max(known, key=lambda each: (cards[each].get("n", 0), each), default=None)
+
     def devices(self) -> list[str]:
         """Devices with a folder, by id."""
         folders = self.root.iterdir() if self.root.is_dir() else ()

@@ -33,10 +33,11 @@ from opcast.models.table import MeasurementTable, tables
 from opcast.simulator.engines.transfer import learned
 
 SHIPPED = Registry(Path(__file__).resolve().parents[2] / "models" / "shipped")
-FRAMEWORKS = ("nccl", "vllm", "trtllm", "sglang")
+FRAMEWORKS = ("nccl", "vllm", "trtllm", "sglang", "torch", "vidur")
 KINDS = (
     *("gemm", "attention_prefill", "attention_decode", "mla_prefill", "mla_decode", "fused_moe", "quantize"),
     *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "ep_dispatch", "ep_combine"),
+    *("elementwise", "gelu", "layer_norm", "softmax"),
 )
 UNKNOWN = Intervals(COVERAGE, np.zeros(0), np.zeros((1, 0)), np.ones((1, 1)))
 NEARER = 0.9  # of the law's error, which kin must be below to answer in its place
