@@ -14,7 +14,7 @@ from ...datasets.ops import KINDS, LINKS
 from ...models.predictor import ANY, Prediction, Predictor
 from ...models.registry import Registry
 from .answers import Answers, Columns
-from .coverage import brought
+from .coverage import apart, between_labs, brought
 from .library import known_as
 from .network import NetworkEngine
 
@@ -49,9 +49,9 @@ class LearnedEngine:
         if predictor is not None:
             found = self._predicted(predictor, kind, columns, dtype, out_dtype, cache)
             answers.latency_us[:] = found.latency_us
-            answers.low_us[:], answers.high_us[:] = brought(
-                found.latency_us, found.low_us, found.high_us, predictor.coverage
-            )
+            lab = apart(KINDS[kind].family, predictor.card)
+            held = brought(found.latency_us, found.low_us, found.high_us, predictor.coverage)
+            answers.low_us[:], answers.high_us[:] = between_labs(found.latency_us, *held, lab)
             answers.in_envelope[:] = found.in_envelope
             answers.engine[:] = self.name
             answers.predictor[:] = f"{predictor.name}@{predictor.version}"

@@ -20,7 +20,7 @@ from ...models.kinship import OWN, TIERS, Kin, constant, errors, recast_widths, 
 from ...models.predictor import Predictor
 from ...models.registry import Registry
 from .answers import Answers, Columns
-from .coverage import brought
+from .coverage import apart, between_labs, brought
 from .learned import COMMUNICATION
 
 NEARNESS = (OWN, *TIERS)
@@ -52,9 +52,9 @@ class TransferEngine:
         if kin is not None:
             found = kin.predict(columns, dtype, out_dtype, self.device, cache)
             answers.latency_us[:] = found.latency_us
-            answers.low_us[:], answers.high_us[:] = brought(
-                found.latency_us, found.low_us, found.high_us, kin.intervals.coverage
-            )
+            lab = 0.0 if kin.donor else apart(KINDS[kind].family, kin.predictors[0].card)
+            held = brought(found.latency_us, found.low_us, found.high_us, kin.intervals.coverage)
+            answers.low_us[:], answers.high_us[:] = between_labs(found.latency_us, *held, lab)
             answers.in_envelope[:] = found.in_envelope
             answers.engine[:] = self.name
             answers.predictor[:] = kin.name

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device, overridden
-from opcast.datasets.ops import make_op
+from opcast.datasets.ops import KINDS, make_op
 from opcast.datasets.schema import Measurement
 from opcast.datasets.store import Store
 from opcast.models import power
@@ -19,6 +19,7 @@ from opcast.models.registry import Registry
 from opcast.models.training import train
 from opcast.simulator.engines import EngineError, ask, build_engine
 from opcast.simulator.engines.analytical import UNCALIBRATED_FACTOR
+from opcast.simulator.engines.coverage import BETWEEN_LABS
 from opcast.simulator.predict.ops import predict_ops, with_power
 
 DEVICE = load_device("h100_sxm")
@@ -321,3 +322,16 @@ def test_beyond_its_table_a_collective_goes_on_at_the_networks_rate(
     rate = size / alone
     assert np.all(np.abs(np.diff(np.log(rate))) < 0.12)  # of half of the table's end more each
     assert abs(np.log(alone[-1] / formula[-1])) < 0.05
+
+
+def test_another_labs_table_has_a_wider_interval_than_ones_own(knowledge: tuple[Path, Path]) -> None:
+    """What shipped predictors learned from was timed elsewhere; rows of one's own machine are the machine."""
+    op = make_op("gemm", m=3000, n=4096, k=4096)
+    own = ask(build_engine(DEVICE, [], [knowledge[1]], order=["learned"]), [op])
+    theirs = ask(build_engine(DEVICE, [], [SHIPPED], order=["learned"]), [op])
+    known = Registry(knowledge[1]).find("gemm", DEVICE.id)
+    assert known is not None
+    columns = {name: np.array([size]) for name, size in zip(KINDS["gemm"].names, op.dims, strict=True)}
+    assert own.high_us == pytest.approx(known.predict(columns, "bf16").high_us)
+    assert np.log(theirs.high_us / theirs.latency_us) >= BETWEEN_LABS["gemm"]
+    assert np.log(theirs.latency_us / theirs.low_us) >= BETWEEN_LABS["gemm"]
