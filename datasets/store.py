@@ -41,12 +41,13 @@ SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class Exact(NamedTuple):
-    """Measured latency of one op: median, 10th and 90th percentile, in microseconds."""
+    """Measured latency of one op: median, 10th and 90th percentile, in microseconds; who measured it."""
 
     latency_us: float
     low_us: float
     high_us: float
     backend: str
+    source: str = "harness"
 
 
 Measured = tuple[Mapping[tuple[Any, ...], list[Exact]], Mapping[str, int]]  # by op; rows by backend
@@ -339,7 +340,7 @@ def _exact(
     """Measurements by op, and rows by backend, of each cache state. ``stamp`` is that of the files."""
     key = [*KINDS[kind_name].names, "dtype", "out_dtype"]
     latencies = ["latency_us", "latency_p10_us", "latency_p90_us"]
-    columns = [*key, *latencies, "backend", "cache", "timer", "measured_at"]
+    columns = [*key, *latencies, "backend", "source", "cache", "timer", "measured_at"]
     whole = without(Store(store).read(kind_name, device_id, columns=columns), "timer", "eager")
     made = {}
     for cache in NOTHING:
@@ -347,7 +348,7 @@ def _exact(
         median, low, high = (numbers(table[name]) for name in latencies)
         low, high = np.where(np.isnan(low), median, low), np.where(np.isnan(high), median, high)
         backends = values(table["backend"])
-        exact = map(Exact, median.tolist(), low.tolist(), high.tolist(), backends)
+        exact = map(Exact, median.tolist(), low.tolist(), high.tolist(), backends, values(table["source"]))
         found: dict[tuple[Any, ...], list[Exact]] = {}
         for op, value in zip(zip(*(values(table[name]) for name in key), strict=True), exact, strict=True):
             found.setdefault(op, []).append(value)

@@ -51,10 +51,12 @@ TORCH_CUDA = (  # build, oldest driver, least compute capability; newest first, 
 )
 TORCH_ROCM = ("rocm7.1", "rocm7.0", "rocm6.4", "rocm6.3")
 PACKETS = ("--no-deps", "--only-binary", ":all:", "ns3>=3.44")  # without Python bindings, which take minutes to build
-CHAKRA = (
+CHAKRA = (  # tests hold traces against them; what they use besides drags Jupyter in
     "--no-deps",
     "mlc-chakra>=1.0.0",
-)  # tests hold traces against it; what it uses besides protobuf drags Jupyter in
+    "HolisticTraceAnalysis>=0.5.0",
+    "psutil>=5",
+)
 EXTRAS = {"quickstart": ("hf", "mlflow", "fast"), "test": ("dev",), "install": ("dev",)}  # dev includes them
 SOURCE = VENV / "src"  # holds a link `opcast` to the checkout, which mypy and import-linter read as the package
 CHECKS = (  # name, folder to run in, command

@@ -12,6 +12,7 @@ from ..datasets.devices import Device, known_devices, load_device, overridden
 from ..datasets.ops import Op
 from ..models.power import Limits
 from ..simulator.engines import EngineError, FusedEngine
+from ..simulator.question.calibration import OWN, own_calibration
 from ..simulator.question.network import LINK_FAULTS, NetworkChoice, needs_cluster
 from ..simulator.question.place import THIS_MACHINE
 from ..simulator.question.sources import Sources
@@ -38,11 +39,14 @@ def sources(config: Mapping[str, Any]) -> Sources:
         raise EngineError(f"engine.order={order!r} must be a list of engines, such as [{','.join(Sources.order)}]")
     folders = {name: config[name] for name in ("store", "predictors", "graphs") if name in config}
     backend = config.get("backend")
+    calibration = str(config.get("calibration", Sources.calibration))
+    if calibration == OWN:
+        calibration = own_calibration(str(config["home"]))
     return Sources(
         **folders,
         order=tuple(map(str, order)),
         backend=None if backend is None else str(backend),
-        calibration=str(config.get("calibration", Sources.calibration)),
+        calibration=calibration,
     )
 
 

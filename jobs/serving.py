@@ -24,6 +24,7 @@ FREE_CHOICE = {"device": "device.id", "model": "+model.path"}
 ADDED = ("device.", "cluster.", "stack.", "precision.quantization", "law", "decode_pool.")
 KINDS = ("run", "capacity", "sweep", "compare")
 INTERVALS = {"ttft_ms.p50": "TTFT p50", "tpot_ms.p50": "TPOT p50", "output_tokens_per_s": "tokens/s"}
+MOST_LOGGED, FEW_LOGGED = 1_000_000, 1_000  # iterations that traces are written of
 FILES = ("requests", "trace", "report")
 
 
@@ -117,13 +118,21 @@ def run_once(config: dict[str, Any], request: ServingRequest, as_json: bool) -> 
     from ..simulator.serving.serve import Keeping
     from ..simulator.serving.timeline import MOST_ITERATIONS
 
-    kept = Keeping(MOST_ITERATIONS if config["trace"] else 0, bool(config["requests"] or config["trace"]))
+    logged = MOST_ITERATIONS if config["trace"] else 0
+    folder = Path(str(config["chakra"])).expanduser() if config["chakra"] else None
+    if folder is not None:
+        if folder.exists() and not folder.is_dir():
+            raise BadInputError(f"chakra={folder} is a file; name a folder")
+        logged = max(logged, most_iterations(request))
+    kept = Keeping(logged, bool(config["requests"] or config["trace"] or folder))
     served = resolve.bench(config).serving(request, kept, progress_bar)
     if config["requests"]:
         rows = columns(served.requests, served.replica.host.ttft_us, served.bytes_per_token)
         say(f"requests: {write('requests', Path(str(config['requests'])), partial(write_requests, rows))}")
     if config["trace"]:
         say(f"timeline: {write_timeline(served, Path(str(config['trace'])))} (https://ui.perfetto.dev)")
+    if folder is not None:
+        write_traces(served, folder)
     write_page(config, request, served.report)
     if as_json:
         print_json(served.report.to_dict())
@@ -164,6 +173,24 @@ def write_page(
     title = f"{config['model']['name']} on {resolve.device(config).name}" if request.step else "Served traffic"
     named = [(f"{rate:.4g}", rate, each) for rate, each in rates]
     say(f"report: {write_serving_report(report, title, facts, Path(str(config['report'])), named)}")
+
+
+def most_iterations(request: ServingRequest) -> int:
+    """As many iterations as the traffic may take: each request alone, where the number of requests is known."""
+    traffic = request.traffic
+    if traffic.trace is not None:
+        return MOST_LOGGED
+    return min(MOST_LOGGED, round(2 * traffic.requests * (traffic.output.mean + 1)) + FEW_LOGGED)
+
+
+def write_traces(served: ServedTraffic, folder: Path) -> None:
+    """Write the iterations as execution traces."""
+    from ..simulator.serving.emitting import emit
+
+    files = emit(served.iterations, served.requests, served.bytes_per_token, folder)
+    say(f"traces: {len(files):,} in {folder}")
+    if served.report.iterations > len(served.iterations):
+        say(f"of {served.report.iterations:,} iterations the first {len(served.iterations):,} are in the traces")
 
 
 def without_curves(report: ServingReport) -> dict[str, Any]:

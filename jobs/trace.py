@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..datasets.loading import nearest, whole
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
+from .trace_files import files_of, given, run_at
 
 if TYPE_CHECKING:
-    from ..datasets.traces.groups import RankedTraces
     from ..datasets.traces.linking import LinkReport
     from ..simulator.execution.analysis import RankAccount
+    from ..simulator.execution.usage import Imbalance, TraceMemory
 
 SUBJECT = "what"
 SHOWN = 12  # rows of a table
@@ -28,13 +28,6 @@ def run(config: dict[str, Any]) -> int:
     if doing is None:
         raise BadInputError(f"`opcast trace` cannot {config['what']!r}; {nearest(config['what'], DOING, 'it can')}")
     return doing(config)
-
-
-def given(config: Mapping[str, Any], name: str, why: str) -> Path:
-    """A path that the sub-command needs."""
-    if not config[name]:
-        raise BadInputError(f"`opcast trace {config['what']}` needs {name}=…: {why}")
-    return Path(str(config[name])).expanduser()
 
 
 def check(config: dict[str, Any]) -> int:
@@ -53,19 +46,24 @@ def check(config: dict[str, Any]) -> int:
 
 
 def convert(config: dict[str, Any]) -> int:
-    """A trace in another form."""
+    """A trace in another form; SimAI's workload files as traces, and traces as such."""
     from ..datasets.traces import json_forms, protobuf
     from ..datasets.traces.reading import read_trace
+    from . import trace_make
 
     path = given(config, "path", "the trace to convert")
-    output = given(config, "output", "the file to write: .et, .et.gz or .json")
+    output = given(config, "output", "the file to write: .et, .et.gz, .json, or .txt for SimAI")
+    if path.name.endswith(trace_make.WORKLOADS):
+        return trace_make.to_traces(config, path, output)
+    if output.name.endswith(trace_make.WORKLOADS):
+        return trace_make.to_workload(config, path, output)
     trace = read_trace(path)
     if output.name.endswith((".et", ".et.gz")):
         protobuf.write(output, trace)
     elif output.name.endswith(".json"):
         json_forms.write_json(output, trace)
     else:
-        raise BadInputError(f"output={output} must end in .et, .et.gz or .json")
+        raise BadInputError(f"output={output} must end in .et, .et.gz, .json or .txt")
     if wants_json(config):
         print_json({"path": str(path), "output": str(output), "nodes": len(trace)})
     else:
@@ -74,16 +72,6 @@ def convert(config: dict[str, Any]) -> int:
 
 
 # --- profiles ------------------------------------------------------------------------------------------
-
-
-def files_of(path: Path) -> list[Path]:
-    """A file, or the JSON files of a folder in the order of the numbers in their names."""
-    if not path.is_dir():
-        return [path]
-    found = [each for each in path.iterdir() if each.name.endswith((".json", ".json.gz"))]
-    if not found:
-        raise BadInputError(f"{path} holds no .json files")
-    return sorted(found, key=lambda each: [int(part) for part in re.findall(r"\d+", each.name)])
 
 
 def link(config: dict[str, Any]) -> int:
@@ -118,29 +106,16 @@ def linked_row(rank: int, report: LinkReport) -> tuple[object, ...]:
     return rank, f"{report.nodes:,}", launched, matched, f"{edges:,}", microseconds(report.gap_us)
 
 
-def run_at(path: Path) -> RankedTraces:
-    """The traces of a file or folder, profiles linked on the way."""
-    from ..datasets.traces.groups import RankedTraces
-    from ..datasets.traces.json_forms import is_profile
-    from ..datasets.traces.linking import link_files
-    from ..simulator.execution.run import read_run
-
-    first = files_of(path)[0] if path.is_dir() and not any(path.glob("*.et*")) else path
-    if first.is_file() and first.name.endswith((".json", ".json.gz")) and is_profile(first):
-        traces, _, groups = link_files(files_of(path))
-        return RankedTraces(traces, groups if len(traces) > 1 else {})
-    return read_run(path)
-
-
 def analyse(config: dict[str, Any]) -> int:
     """What the ranks of a run did, as recorded; beside another run where one is named."""
-    from ..simulator.execution import analysis
+    from ..simulator.execution import analysis, usage
 
     path = given(config, "path", "an execution trace or profile, or a folder of them")
     found = run_at(path)
     accounts = analysis.accounts(found)
     sizes = analysis.by_size(found)
     late = analysis.late_ranks(found) if len(found.traces) > 1 else []
+    held, unequal = usage.memory(found), usage.imbalances(accounts)
     other = Path(str(config["other"])).expanduser() if config["other"] else None
     compared = analysis.compared(accounts, analysis.accounts(run_at(other))) if other else []
     if config["report"]:
@@ -148,14 +123,17 @@ def analyse(config: dict[str, Any]) -> int:
         from ..simulator.html.traces import page
 
         file = Path(str(config["report"])).expanduser()
-        say(f"report: {write(page(path.name, accounts, sizes, late, compared, other.name if other else ''), file)}")
+        name = other.name if other else ""
+        made = page(path.name, accounts, sizes, late, compared, name, held, unequal)
+        say(f"report: {write(made, file)}")
     if wants_json(config):
         keys = ("class", "count", "total_us", "other_count", "other_total_us")
-        parts = {"by_rank": accounts, "by_size": sizes, "late": late}
+        parts = {"by_rank": accounts, "by_size": sizes, "late": late, "memory": held, "imbalance": unequal}
         answer: dict[str, Any] = {name: [asdict(each) for each in part] for name, part in parts.items()}  # type: ignore[attr-defined]
         print_json({**answer, "compared": [dict(zip(keys, row, strict=True)) for row in compared]})
     else:
         show(path, accounts)
+        show_usage(held, unequal)
         if compared:
             rows = [(n, f"{c:,}", microseconds(us), f"{o:,}", microseconds(there)) for n, c, us, o, there in compared]
             table(f"beside {other}, means over ranks", ("class", "nodes", "time", "nodes there", "time there"), rows)
@@ -169,7 +147,9 @@ def explain(config: dict[str, Any]) -> int:
     predicted = run_at(given(config, "predicted", "the traces that `opcast simulate chakra=DIR` wrote"))
     measured = run_at(given(config, "measured", "a profile or execution traces of the same step"))
     steps = whole(BadInputError, "steps", config["steps"], 1)
-    found = explaining.explain(predicted, measured, steps=steps)
+    found = explaining.explain(
+        predicted, measured, steps=steps, paths=(str(config["predicted"]), str(config["measured"]))
+    )
     if wants_json(config):
         print_json({"gap_us": found.measured_us - found.predicted_us, **asdict(found)})
         return 0
@@ -178,8 +158,8 @@ def explain(config: dict[str, Any]) -> int:
             for c in found.causes[:SHOWN]]  # fmt: skip
     title = f"predicted {microseconds(found.predicted_us)}, measured {microseconds(found.measured_us)}"
     table(f"{title}: {microseconds(gap)} more", ("cause", "what", "predicted", "measured", "difference"), rows)
-    for cause in dict.fromkeys(c.cause for c in found.causes[:3]):
-        say(f"{cause}: {explaining.ADVICE[cause]}")
+    for cause, advice in dict.fromkeys((c.cause, c.advice) for c in found.causes[:SHOWN]):
+        say(f"{cause}: {advice}")
     return 0
 
 
@@ -197,6 +177,48 @@ def collect(config: dict[str, Any]) -> int:
     return 0
 
 
+def replay(config: dict[str, Any]) -> int:
+    """Do again what a trace did."""
+    from .trace_replay import run as replayed
+
+    return replayed(config)
+
+
+def generate(config: dict[str, Any]) -> int:
+    """Draw synthetic traces."""
+    from .trace_make import generate as made
+
+    return made(config)
+
+
+def calibrate(config: dict[str, Any]) -> int:
+    """A calibration of one's own run."""
+    from .trace_calibrate import run as calibrated
+
+    return calibrated(config)
+
+
+def view(config: dict[str, Any]) -> int:
+    """A graph or a timeline."""
+    from .trace_view import view as viewed
+
+    return viewed(config)
+
+
+def reconstruct(config: dict[str, Any]) -> int:
+    """The order of all nodes."""
+    from .trace_view import reconstruct as made
+
+    return made(config)
+
+
+def measure(config: dict[str, Any]) -> int:
+    """A profile's rows into the store."""
+    from .trace_measure import run as measured
+
+    return measured(config)
+
+
 def show(path: Path, accounts: Sequence[RankAccount]) -> None:
     """The accounts as tables."""
     rows = [(each.rank, *(microseconds(us) for us in (each.total_us, each.compute_us, each.exposed_us, each.idle_us)))
@@ -208,6 +230,17 @@ def show(path: Path, accounts: Sequence[RankAccount]) -> None:
     table(f"rank {first.rank} by class", ("class", "nodes", "time", "10 %", "median", "90 %", "99 %"), shares)
 
 
+def show_usage(held: Sequence[TraceMemory], unequal: Sequence[Imbalance]) -> None:
+    """Memory and imbalance as tables."""
+    if held:
+        peaks = [(m.rank, m.device, f"{m.storages:,}", f"{m.peak_bytes / 2**20:,.4g} MiB", m.peak_node)
+                 for m in held[:SHOWN]]  # fmt: skip
+        table("tensors", ("rank", "device", "storages", "peak", "at node"), peaks)
+    if unequal:
+        rows = [(i.name, microseconds(i.mean_us), microseconds(i.most_us), i.rank) for i in unequal[:SHOWN]]
+        table("how unequal ranks are", ("class", "mean", "most", "rank"), rows)
+
+
 DOING: dict[str, Callable[[dict[str, Any]], int]] = {
     "check": check,
     "convert": convert,
@@ -215,4 +248,10 @@ DOING: dict[str, Callable[[dict[str, Any]], int]] = {
     "analyse": analyse,
     "collect": collect,
     "explain": explain,
+    "replay": replay,
+    "generate": generate,
+    "calibrate": calibrate,
+    "view": view,
+    "reconstruct": reconstruct,
+    "measure": measure,
 }

@@ -11,7 +11,7 @@ import ast
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -93,8 +93,8 @@ def spans(trace: Mapping[str, Any]) -> list[Event]:
 
 
 def is_collective(kernel: Event) -> bool:
-    """Whether a kernel is one of NCCL or RCCL."""
-    return bool(re.search(r"nccl(Dev)?Kernel|rccl", kernel["name"]))
+    """Whether a kernel is one of NCCL or RCCL, or a collective of gloo."""
+    return bool(re.search(r"nccl(Dev)?Kernel|rccl|^gloo:", kernel["name"]))
 
 
 # --- operators -----------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def kernels_of_calls(events: Iterable[Event], kernels: Iterable[Event]) -> list[
         operator = launched.get(kernel["args"]["correlation"])
         key = id(operator) if operator is not None else id(kernel)
         groups.setdefault(key, (operator, []))[1].append(kernel)
-    return [(_call(operator, found), found) for operator, found in groups.values()]
+    return [(call_of(operator, found), found) for operator, found in groups.values()]
 
 
 def _launching_operators(events: Iterable[Event]) -> dict[int, Event]:
@@ -145,7 +145,8 @@ def _launching_operators(events: Iterable[Event]) -> dict[int, Event]:
     return found
 
 
-def _call(operator: Event | None, kernels: list[Event]) -> ProfiledCall:
+def call_of(operator: Event | None, kernels: Sequence[Event] = ()) -> ProfiledCall:
+    """An operator call with its shapes; one of no name where no operator launched the kernels."""
     names = tuple(kernel["name"] for kernel in kernels)
     if operator is None:
         return ProfiledCall("", (), (), kernels=names)

@@ -316,6 +316,7 @@ MAPPED: dict[str, Callable[[ProfiledCall], Found]] = {
     "aten::_scaled_dot_product_flash_attention": _attention(4, "flash", True),
     "aten::_scaled_dot_product_efficient_attention": _attention(6, "efficient", True, bias=3),
     "aten::_scaled_dot_product_cudnn_attention": _attention(6, "cudnn", True, bias=3),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention(4, "cpu", True, bias=5),
     "aten::_flash_attention_forward": _attention(8, "flash", False, ragged=(3, 4)),
     "aten::_efficient_attention_forward": _attention(9, "efficient", False, ragged=(4, 5), bias=3),
     "flash_attn::_flash_attn_forward": _attention(5, "flash", False),

@@ -18,6 +18,8 @@ SHARE = "opcast_share"
 """The attribute (double) that says which part of its op's time a kernel takes; without it all."""
 GAP = "host_gap"
 """What stands in :data:`OP` of time in which a stream waits for the host."""
+PROCESSOR = "processor"
+"""The attribute (bool) of a trace whose device is the processor that its host runs on."""
 COMPUTE = ("gemm", "attention", "elementwise", "other")
 COLLECTIVES = tuple(each.name.lower() for each in CollectiveKind)
 CLASSES = (*COMPUTE, "memory", "gap", "host", *COLLECTIVES, "send_recv", "metadata")
@@ -86,6 +88,19 @@ def is_network(codes: np.ndarray) -> np.ndarray:
     first, last = CLASSES.index(COLLECTIVES[0]), CLASSES.index("send_recv")
     made: np.ndarray = (codes >= first) & (codes <= last)
     return made
+
+
+def on_processor(trace: ExecutionTrace) -> bool:
+    """Whether a trace's device is the processor of its host (:data:`PROCESSOR`)."""
+    return any(name == PROCESSOR for name, _, _ in trace.about.items(0, trace.words))
+
+
+def working(trace: ExecutionTrace, codes: np.ndarray) -> np.ndarray:
+    """Whether each node is work: of the device, and of a run on a processor alone (:data:`PROCESSOR`) its operators."""
+    found = is_device_work(codes)
+    if on_processor(trace):
+        found = found | (codes == CLASSES.index("host"))
+    return found
 
 
 def is_device_work(codes: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ Loops run as machine code where numba is installed and there are many nodes.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,11 +17,12 @@ from .schema import TraceFileError
 from .table import ExecutionTrace, SparseRows
 
 COMPILED_FROM = 20_000  # nodes from which loading numba pays
+BLOCK = 1 << 20  # dependencies that are looked up at a time: memory for millions of them stays small
 
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """Edges between rows: ``parent`` ends before ``child`` begins; ``data``: whether it gates execution everywhere.
+    """Edges between rows (int32): ``parent`` ends before ``child`` begins; ``data``: whether it gates execution.
 
     ``dangling`` [k, 2] are rows and the ids of data's parents that no node has; ``lost`` [k, 2] those of control, which
     the reference tools do not read: their own examples have some.
@@ -57,16 +58,27 @@ def edges(trace: ExecutionTrace, control: bool = True) -> Edges:
     """The dependencies of a trace; without ``control`` those of data alone, as ASTRA-sim's feeder has them."""
     order = None if np.all(trace.ids[1:] > trace.ids[:-1]) else np.argsort(trace.ids, kind="stable")
     ids = trace.ids if order is None else trace.ids[order]
-    kinds = (trace.control, trace.data) if control else (trace.data,)
-    child = np.concatenate([rows.rows for rows in kinds])
-    wanted = np.concatenate([rows.values for rows in kinds])
-    data = np.concatenate([np.full(len(rows.values), rows is trace.data) for rows in kinds])
-    place = np.minimum(np.searchsorted(ids, wanted), max(len(ids) - 1, 0))
-    found = ids[place] == wanted if len(ids) else np.zeros(len(wanted), bool)
-    parent = place if order is None else order[place]
+    kinds = (trace.control, trace.data) if control and len(trace.control.values) else (trace.data,)
+    child, wanted = (_together([getattr(rows, name) for rows in kinds]) for name in ("rows", "values"))
+    data = np.ones(len(child), bool)
+    data[: len(child) - len(trace.data.values)] = False
+    parent, found = np.empty(len(wanted), np.int32), np.empty(len(wanted), bool)
+    for begin in range(0, len(wanted), BLOCK):
+        part = slice(begin, begin + BLOCK)
+        place = np.minimum(np.searchsorted(ids, wanted[part]), max(len(ids) - 1, 0))
+        found[part] = ids[place] == wanted[part] if len(ids) else False
+        parent[part] = place if order is None else order[place]
+    none = np.zeros((0, 2), np.uint64)
+    if found.all():
+        return Edges(len(trace), parent, child, data, none, none)
     missing = np.stack([child[~found].astype(np.uint64), wanted[~found]], axis=1)
     of_data = data[~found]
     return Edges(len(trace), parent[found], child[found], data[found], missing[of_data], missing[~of_data])
+
+
+def _together(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """Columns one after another; the column itself where it is alone."""
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
 
 def kahn(offsets: np.ndarray, children: np.ndarray, waiting: np.ndarray, rank: np.ndarray, order: np.ndarray) -> int:

@@ -200,28 +200,32 @@ def joined(run: RankedTraces) -> JoinedRun:
     nodes, ranks_of, rows_of, parents, children, data = {}, [], [], [], [], []
     count = len(calls)
     for rank, trace in run.traces.items():
-        nodes[rank] = np.full(len(trace), -1, np.int64)
+        nodes[rank] = np.full(len(trace), -1, np.int32)
     for place, call in enumerate(calls):
         for rank, row in call.rows.items():
             nodes[rank][row] = place
     for rank, trace in run.traces.items():
         own = np.flatnonzero(nodes[rank] < 0)
-        nodes[rank][own] = count + np.arange(len(own))
+        nodes[rank][own] = np.arange(count, count + len(own), dtype=np.int32)
         count += len(own)
-        ranks_of.append(np.full(len(own), rank))
-        rows_of.append(own)
+        ranks_of.append(np.full(len(own), rank, np.int32))
+        rows_of.append(own.astype(np.int32))
         found, _ = topological(trace, run.called(rank))
         parents.append(nodes[rank][found.parent])
         children.append(nodes[rank][found.child])
         data.append(found.data)
+        del found
     firsts = [next(iter(call.rows.items())) for call in calls]
-    none = np.zeros(0, np.int64)
-    rank_of = np.concatenate([np.array([each[0] for each in firsts], np.int64), *ranks_of])
-    row_of = np.concatenate([np.array([each[1] for each in firsts], np.int64), *rows_of])
-    call_of = np.full(count, -1, np.int64)
+    none = np.zeros(0, np.int32)
+    rank_of = np.concatenate([np.array([each[0] for each in firsts], np.int32), *ranks_of])
+    row_of = np.concatenate([np.array([each[1] for each in firsts], np.int32), *rows_of])
+    del ranks_of, rows_of
+    call_of = np.full(count, -1, np.int32)
     call_of[: len(calls)] = np.arange(len(calls))
-    whole = Edges(count, np.concatenate([none, *parents]), np.concatenate([none, *children]),
-                  np.concatenate([none.astype(bool), *data]), none.reshape(0, 2), none.reshape(0, 2))  # fmt: skip
+    lost = np.zeros((0, 2), np.uint64)
+    ends = [each[0] if len(each) == 1 else np.concatenate([none, *each]) for each in (parents, children)]
+    gates = data[0] if len(data) == 1 else np.concatenate([none.astype(bool), *data])
+    whole = Edges(count, ends[0], ends[1], gates, lost, lost)
     made = JoinedRun(calls, nodes, call_of, rank_of, row_of, whole)
     if around := cycle(whole, ordered(whole)):
         raise TraceFileError(_deadlock(run, made, around))

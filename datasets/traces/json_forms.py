@@ -11,12 +11,12 @@ import base64
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..files import write_atomically
 from .builder import Attribute, TraceBuilder
 from .protobuf import opened
 from .schema import ARMS, FEEDER, NodeKind, TraceFileError
@@ -214,20 +214,15 @@ def _proto_attribute(given: Object) -> Attribute:
 
 def write_json(path: Path, trace: ExecutionTrace) -> Path:
     """Write a trace as Chakra's jsonizer prints it. TraceFileError where that cannot be."""
-    unfinished = path.with_name(f".{path.name}.part")
-    try:
+
+    def fill(unfinished: Path) -> None:
         with open(unfinished, "w") as file:
             head = {"version": trace.version} if trace.version else {}
             file.write(json.dumps({**head, **_attributes_in_json(trace, None)}, indent=2))
             for row in range(len(trace)):
                 file.write(json.dumps(_in_json(trace, row), indent=2))
-        unfinished.replace(path)
-    except OSError as error:
-        raise TraceFileError(f"the trace cannot be written to {path}: {error.strerror or error}") from None
-    finally:
-        with suppress(OSError):
-            unfinished.unlink()
-    return path
+
+    return write_atomically(path, fill, TraceFileError, "the trace ")
 
 
 def _in_json(trace: ExecutionTrace, row: int) -> dict[str, Any]:

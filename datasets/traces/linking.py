@@ -22,12 +22,14 @@ from ..ops import Op, OpError, make_op
 from ..sources.kineto import Event, kernels_of_calls
 from ..sources.kineto_ops import Unmapped, op_of
 from .builder import Attribute, TraceBuilder
-from .classes import GAP, OP, SHARE
+from .classes import GAP, OP, PROCESSOR, SHARE
 from .gaps import ROUNDED_US, filled
 from .matching import HostMatch, match
 from .profiles import (
     COPIES,
     LAUNCHES,
+    ON_DEVICE,
+    OWN_OP,
     WAITS,
     Profile,
     collective_of,
@@ -220,6 +222,8 @@ def _built(
     lane_of = {row: key for key, rows in lanes.items() for row in rows}
     ops = _ops(profile)
     about: list[Attribute] = [("schema", "string", "linked"), ("source", "string", profile.path.name)]
+    if not any(event.get("cat") in ON_DEVICE and not is_collective(event) for event in events):
+        about.append((PROCESSOR, "bool", True))
     builder = TraceBuilder([*about, *([("rank", "int32", profile.rank)] if profile.rank is not None else [])])
     parents: list[list[int]] = [[] for _ in timed.row]
     for child, parent in timed.parents.T.tolist():
@@ -228,7 +232,8 @@ def _built(
     for place, (row, gap, start, end) in enumerate(columns):
         event, key = events[row], lane_of[row]
         on_host = key[0] == "host"
-        at: list[Attribute] = [("is_cpu_op", "bool", on_host), *_where(key, numbers[key])]
+        own = event["args"].get(OWN_OP)
+        at: list[Attribute] = [("is_cpu_op", "bool", on_host and (gap or own is None)), *_where(key, numbers[key])]
         times = {"start_us": start, "duration_us": max(end - start, 0.0), "data": parents[place]}
         if gap:
             builder.add(place + 1, GAP, attributes=[*at, (OP, "string", GAP)], **times)
@@ -239,6 +244,7 @@ def _built(
                 sides = {"inputs": ["[]", repr(event["args"]["Input Dims"]), repr(event["args"].get("Input type", []))]}
             more = [] if told is None else list(told.attributes)
             at.append(("inclusive_us", "double", float(event["dur"])))
+            at += _op_told(own) if own is not None else []
             builder.add(place + 1, event["name"], attributes=[*at, *more], **sides, **times)
         else:
             kind, more = _device_node(event, ops.get(correlation(event)))
@@ -266,8 +272,12 @@ def _device_node(event: Event, op: tuple[Op, float] | None) -> tuple[NodeKind, l
     if op is None:
         return NodeKind.COMP, []
     made, share = op
-    return NodeKind.COMP, [("num_ops", "int64", int(made.cost.flops)), ("tensor_size", "uint64", int(made.cost.bytes)),
-                           (OP, "string", json.dumps(made.to_dict())), (SHARE, "double", share)]  # fmt: skip
+    return NodeKind.COMP, [*_op_told(made), (SHARE, "double", share)]
+
+
+def _op_told(op: Op) -> list[Attribute]:
+    return [("num_ops", "int64", int(op.cost.flops)), ("tensor_size", "uint64", int(op.cost.bytes)),
+            (OP, "string", json.dumps(op.to_dict()))]  # fmt: skip
 
 
 def _ops(profile: Profile) -> dict[Any, tuple[Op, float]]:

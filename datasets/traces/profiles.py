@@ -8,14 +8,27 @@ from __future__ import annotations
 
 import ast
 import bisect
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..dtypes import itemsize
-from ..sources.kineto import KERNELS, LAUNCHES, NCCL_TYPES, OPERATORS, Event, is_collective, load, spans
+from ..ops import Op, OpError, make_op
+from ..sources.kineto import (
+    KERNELS,
+    LAUNCHES,
+    NCCL_TYPES,
+    OPERATORS,
+    Event,
+    call_of,
+    is_collective,
+    load,
+    spans,
+)
+from ..sources.kineto_ops import Unmapped, op_of
 from ..sources.tables import SourceError
 from .schema import CollectiveKind, TraceFileError
 
@@ -23,6 +36,10 @@ COPIES = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset"})
 ON_DEVICE = KERNELS | COPIES
 ON_HOST = OPERATORS | LAUNCHES
 WAITS = re.compile(r"(?:cuda|hip)(?:Stream|Device|Event)Synchronize|(?:cuda|hip)Memcpy$|cuStreamSynchronize")
+ON_GLOO = re.compile(r"gloo:([a-z_]+)$")
+STEP = re.compile(r"ProfilerStep#\d+$")
+STEP_ENDS = "opcast step"
+OWN_OP = "opcast op"
 _KINDS = {
     "allreduce": CollectiveKind.ALL_REDUCE,
     "allgather": CollectiveKind.ALL_GATHER,
@@ -40,13 +57,15 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Profile:
-    """The events of one rank. Times are microseconds of the file's own clock."""
+    """The events of one rank. Times are microseconds of the file's own clock; ``steps`` are begin and end of each step
+    that the program marked (``ProfilerStep#N``, or what :func:`opcast.harness.collecting.collect` gives)."""
 
     path: Path
     rank: int | None
     host: Sequence[Event]
     device: Sequence[Event]
     groups: Mapping[str, tuple[int, ...]]
+    steps: Sequence[tuple[float, float]] = ()
 
     @property
     def begin_us(self) -> float:
@@ -63,12 +82,100 @@ def read_profile(path: Path) -> Profile:
     events = spans(trace)
     device = [event for event in events if event.get("cat") in ON_DEVICE]
     host = [event for event in events if event.get("cat") in ON_HOST]
+    if not any(event.get("cat") in KERNELS for event in device):
+        host, own = _on_processor(host, events)
+        device += own
     if not host and not device:
         raise TraceFileError(f"{path} holds neither operators nor kernels: it is no profile of a run")
     about = trace.get("distributedInfo")
     about = about if isinstance(about, dict) else {}
     rank = about.get("rank")
-    return Profile(path, rank if isinstance(rank, int) and rank >= 0 else None, host, device, _groups(about, device))
+    return Profile(path, rank if isinstance(rank, int) and rank >= 0 else None, host, device, _groups(about, device),
+                   _steps(events, host))  # fmt: skip
+
+
+# --- runs on a processor ---------------------------------------------------------------------------------
+
+
+def _on_processor(host: list[Event], events: Iterable[Event]) -> tuple[list[Event], list[Event]]:
+    """Of a run without kernels: host events without those inside an op or a collective, and the collectives.
+
+    An operator that is an op of opcast keeps it (:data:`OWN_OP` among its arguments) and is one event whole. A
+    collective of gloo is an event of a stream of its own, as a kernel of NCCL is.
+    """
+    gloo = [event for event in events if event.get("cat") == "user_annotation" and ON_GLOO.match(event["name"])]
+    threads: dict[Any, list[Event]] = {}
+    for event in sorted([*host, *gloo], key=lambda each: (float(each["ts"]), -float(each["dur"]))):
+        threads.setdefault((event.get("pid"), event.get("tid")), []).append(event)
+    kept, own = [], []
+    for found in threads.values():
+        inside_until = float("-inf")
+        for event in found:
+            if end_us(event) <= inside_until:
+                continue
+            if event.get("cat") == "user_annotation":
+                own.append(_gloo_event(event))
+                inside_until = end_us(event)
+                continue
+            op = op_on_processor(event)
+            if op is not None:
+                event = {**event, "args": {**event["args"], OWN_OP: op}}
+                inside_until = end_us(event)
+            kept.append(event)
+    return kept, own
+
+
+def _gloo_event(event: Event) -> Event:
+    arguments = event["args"]
+    shapes, types = arguments.get("Input Dims"), arguments.get("Input type")
+    elements, dtype = 0, ""
+    for shape, kind in zip(shapes or (), types or (), strict=False):
+        if isinstance(shape, list) and all(isinstance(size, int) for size in shape):
+            elements, dtype = elements + math.prod(shape), dtype or str(kind)
+    name = {"float": "Float", "c10::Half": "Half", "c10::BFloat16": "BFloat16", "double": "Double",
+            "long int": "Long", "int": "Int"}.get(dtype, "Byte")  # fmt: skip
+    told = {"device": "gloo", "stream": str(event.get("tid")), "Collective name": event["name"].partition(":")[2],
+            "In msg nelems": elements, "dtype": name}  # fmt: skip
+    return {**event, "cat": "kernel", "args": told}
+
+
+def op_on_processor(event: Event) -> Op | None:
+    """The op that an operator of a processor is; None for what is no op of ours."""
+    if event.get("cat") not in OPERATORS or not event["args"].get("Input Dims"):
+        return None
+    try:
+        found = op_of(call_of(event))
+        return make_op(found.kind, found.dtype, found.out_dtype, **found.dims)
+    except (Unmapped, OpError):
+        return None
+
+
+def _steps(events: Iterable[Event], host: Sequence[Event]) -> list[tuple[float, float]]:
+    """Begin and end of each step: from one ``ProfilerStep#N`` to the next, or between ends that were marked."""
+    marks = [event for event in events if event.get("cat") == "user_annotation"]
+    named = sorted((float(e["ts"]), end_us(e)) for e in marks if STEP.match(e["name"]))
+    if named:
+        return [(begin, named[place + 1][0] if place + 1 < len(named) else end)
+                for place, (begin, end) in enumerate(named)]  # fmt: skip
+    ends = sorted(end_us(e) for e in marks if e["name"] == STEP_ENDS)
+    first = min((float(event["ts"]) for event in host), default=0.0)
+    return list(zip([first, *ends], ends, strict=False))
+
+
+def of_step(profile: Profile, place: int) -> Profile:
+    """One step of a profile: what the host did between its marks, and what that launched. TraceFileError for none."""
+    if not 0 <= place < len(profile.steps):
+        raise TraceFileError(f"{profile.path} has {len(profile.steps)} marked steps, no step {place}")
+    begin, end = profile.steps[place]
+    host = [event for event in profile.host if begin <= float(event["ts"]) < end]
+    launched = {correlation(event) for event in host if event.get("cat") in LAUNCHES} - {None}
+    known = {correlation(event) for event in profile.host if event.get("cat") in LAUNCHES}
+    device = [event for event in profile.device if correlation(event) in launched
+              or (correlation(event) not in known and begin <= float(event["ts"]) < end)]  # fmt: skip
+    return replace(profile, host=host, device=device, steps=(profile.steps[place],))
+
+
+# --- what events say -------------------------------------------------------------------------------------
 
 
 def _groups(about: Mapping[str, Any], device: Iterable[Event]) -> dict[str, tuple[int, ...]]:
@@ -100,7 +207,7 @@ def collective_of(event: Event) -> CollectiveKind | None:
     for text in (event["args"].get("Collective name"), event["name"]):
         plain = re.sub(r"[^a-z]", "", str(text or "").lower())
         for word, kind in _KINDS.items():
-            if word in plain.replace("ncclkernel", "").replace("nccldevkernel", ""):
+            if word in plain.replace("gloo", "").replace("ncclkernel", "").replace("nccldevkernel", ""):
                 return kind
     return None
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
+from ..files import write_atomically
 from . import packing, scanning
 from .interning import Interner
 from .schema import ARMS, LAST_ARM, TraceFileError
@@ -120,12 +120,13 @@ def _scanned(buffer: np.ndarray, first: bool, interner: Interner) -> tuple[_Part
     nodes, ends = nodes[:n], ends[:n]
     control, data, attributes = ends[-1].tolist() if n else (0, 0, 0)
     attrs = attrs[:attributes]
+    docs = attrs[:, 1].astype(np.int32) if attrs[:, 1].any() else _blank(attributes)
     part = _Part(
         ids=nodes[:, 0].copy(), name=nodes[:, 1].astype(np.int32), kind=nodes[:, 2].astype(np.int32),
         start=nodes[:, 3].copy(), duration=nodes[:, 4].copy(), io=nodes[:, 5:].astype(np.int32),
         control_ends=ends[:, 0].copy(), data_ends=ends[:, 1].copy(), attr_ends=ends[:, 2].copy(),
         control=parents[0, :control].copy(), data=parents[1, :data].copy(),
-        attr_name=attrs[:, 0].astype(np.int32), attr_doc=attrs[:, 1].astype(np.int32),
+        attr_name=attrs[:, 0].astype(np.int32), attr_doc=docs,
         attr_arm=attrs[:, 2].astype(np.uint8), attr_value=attrs[:, 3].copy(),
         list_ends=list_ends[:lists].copy(), values=values[: int(counts[5])].copy(),
     )  # fmt: skip
@@ -145,7 +146,18 @@ def _joined(parts: list[_Part]) -> _Part:
     for name, of in ends.items():
         for column, shift in zip(columns[name], begins[of], strict=True):
             column += shift
-    return _Part(**{name: np.concatenate(columns.pop(name)) for name in list(columns)})
+    if all(not column.strides[0] for column in columns["attr_doc"]):
+        columns["attr_doc"] = [_blank(sum(map(len, columns["attr_doc"])))]
+    return _Part(**{name: _together(columns.pop(name)) for name in list(columns)})
+
+
+def _blank(length: int) -> np.ndarray:
+    """A column of zeros that takes no memory, of stride 0: hardly any trace explains its attributes."""
+    return np.broadcast_to(np.int32(0), length)
+
+
+def _together(columns: list[np.ndarray]) -> np.ndarray:
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
 
 def _is_list(arm: np.ndarray) -> np.ndarray:
@@ -212,22 +224,16 @@ def write(path: Path, trace: ExecutionTrace | Iterable[ExecutionTrace]) -> Path:
     TraceFileError for a node that a reader would take for the end of the file, and where nothing can be written.
     """
     pieces = [trace] if isinstance(trace, ExecutionTrace) else trace
-    unfinished = path.with_name(f".{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def fill(unfinished: Path) -> None:
         with open(unfinished, "wb") as file:
             if path.name.endswith(".gz"):
                 with gzip.GzipFile("", "wb", 4, file, mtime=0) as packed:
                     _write(packed, pieces, path)
             else:
                 _write(file, pieces, path)
-        unfinished.replace(path)
-    except OSError as error:
-        raise TraceFileError(f"the trace cannot be written to {path}: {error.strerror or error}") from None
-    finally:
-        with suppress(OSError):
-            unfinished.unlink()
-    return path
+
+    return write_atomically(path, fill, TraceFileError, "the trace ")
 
 
 def _write(file: IO[bytes] | gzip.GzipFile, pieces: Iterable[ExecutionTrace], path: Path) -> None:

@@ -68,8 +68,8 @@ class SparseRows:
 
     @property
     def rows(self) -> np.ndarray:
-        """The row of each value."""
-        return np.repeat(np.arange(len(self)), np.diff(self.offsets))
+        """The row of each value, int32."""
+        return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.offsets))
 
 
 @dataclass(frozen=True, eq=False)

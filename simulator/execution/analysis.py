@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...datasets.traces.classes import CLASSES, classes, is_device_work, is_network
+from ...datasets.traces.classes import CLASSES, classes, is_network, working
 from ...datasets.traces.gaps import ROUNDED_US
 from ...datasets.traces.groups import JoinedCall, RankedTraces, joined_calls
 from ...datasets.traces.table import ExecutionTrace
@@ -90,7 +90,7 @@ def covered_us(start: np.ndarray, end: np.ndarray) -> float:
 def account(trace: ExecutionTrace, rank: int, start: np.ndarray, end: np.ndarray) -> RankAccount:
     """The account of a rank whose nodes ran from ``start`` to ``end`` [n], in us."""
     codes = classes(trace)
-    computes, network = is_device_work(codes), is_network(codes)
+    computes, network = working(trace, codes), is_network(codes)
     total = float(end.max(initial=0.0) - start.min(initial=np.inf)) if len(end) else 0.0
     compute = covered_us(start[computes], end[computes])
     both = covered_us(start[computes | network], end[computes | network])

@@ -23,6 +23,7 @@ from ...datasets.traces.groups import GROUPS_FILE
 from ...datasets.traces.schema import EXACT_DURATION, EXACT_START, VERSION, CollectiveKind, NodeKind
 from ...datasets.traces.table import ExecutionTrace, SparseRows
 from ...datasets.version import __version__
+from ..question.calibration import chip_of
 from ..question.orders import FORWARD, WEIGHT
 from ..step.state import State, Step
 from ..timing.phases import FIRST, LAST, MIDDLE, ONLY
@@ -338,10 +339,12 @@ def _columns(
     parents: np.ndarray,
 ) -> ExecutionTrace:  # fmt: skip
     about = [("schema", "string", f"opcast-{__version__}"), ("step", "string", step.kind), ("stage", "int32", stage),
-             ("step_time_us", "double", step.total_us)]  # fmt: skip
+             ("step_time_us", "double", step.total_us), ("stack", "string", step.plan.stack.id),
+             ("chip", "string", chip_of(step.device)),
+             ("calibration", "string", step.plan.calibration)]  # fmt: skip
     builder = TraceBuilder(about, VERSION)
     for each in sorts:
-        builder.add(0, each.name, each.kind, attributes=each.attributes)
+        builder.add(0, each.name, each.kind, inputs=each.inputs, outputs=each.outputs, attributes=each.attributes)
     found = taken(builder.trace(), sort)
     offsets = np.zeros(len(sort) + 1, np.int64)
     np.cumsum(np.bincount(parents[0], minlength=len(sort)), out=offsets[1:])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...datasets.traces.classes import CLASSES, OP, classes, is_device_work, is_network
+from ...datasets.traces.classes import CLASSES, OP, classes, is_network, on_processor, working
 from ...datasets.traces.groups import RankedTraces, joined_calls
 from ...datasets.traces.table import ExecutionTrace
 from .analysis import covered_us, recorded
@@ -22,13 +22,15 @@ from .analysis import covered_us, recorded
 OP_ERROR, MISSING, EXTRA = "op error", "ops that are only predicted", "ops that are only measured"
 COMMUNICATION, WAIT, IDLE = "communication alone", "waiting for late ranks", "device idle"
 ADVICE = {
-    OP_ERROR: "opcast import source=kineto path=PROFILE, then opcast train device=DEVICE",
-    MISSING: "opcast simulate with the framework's own stack=…: it may fuse or leave out these ops",
-    EXTRA: "opcast simulate with the framework's own stack=…, or passes=… for what the program adds",
-    COMMUNICATION: "opcast profile campaign=collectives, or network=flow for links that are shared",
-    WAIT: "opcast trace analyse path=MEASURED shows who comes late; stragglers=… puts it into the prediction",
-    IDLE: "options.cuda_graph=true where the framework has graphs, else the stack=… whose host is as slow",
+    OP_ERROR: "opcast trace measure path={measured}",
+    MISSING: "opcast simulate stack=… of the framework that ran: it may fuse or leave out these ops",
+    EXTRA: "opcast simulate stack=… of the framework that ran, or passes=[module:function] for what is added",
+    COMMUNICATION: "opcast trace replay path={measured} mode=communication; network=flow where links are shared",
+    WAIT: "opcast trace analyse path={measured} shows who comes late; stragglers=[{{device: N, slowdown: 1.2}}]",
+    IDLE: "opcast trace calibrate predicted={predicted} measured={measured}; options.cuda_graph=true for graphs",
 }
+ON_PROCESSOR = {OP_ERROR: "opcast profile campaign=quick, then opcast train device=cpu"}
+"""What is different for a run on a processor: its profiles have no kernels to import."""
 
 
 @dataclass(frozen=True)
@@ -52,26 +54,36 @@ class Explanation:
     causes: tuple[GapCause, ...]
 
 
-def explain(predicted: RankedTraces, measured: RankedTraces, rank: int | None = None, steps: int = 1) -> Explanation:
+def explain(
+    predicted: RankedTraces,
+    measured: RankedTraces,
+    rank: int | None = None,
+    steps: int = 1,
+    paths: tuple[str, str] = ("PREDICTED", "MEASURED"),
+) -> Explanation:
     """What makes one rank's step, the mean of ``steps`` that were measured, longer than its prediction.
 
     ``rank`` is the measured one (default: the first); its prediction is that of the same rank, else of the first.
+    ``paths`` of both stand in the commands that are advised.
     """
     own = next(iter(measured.traces)) if rank is None else rank
     like = own if own in predicted.traces else next(iter(predicted.traces))
     first = parts(predicted.traces[like], wait_us(predicted, like))
     second = {key: us / steps for key, us in parts(measured.traces[own], wait_us(measured, own)).items()}
-    causes = [_cause(key, first.get(key), second.get(key)) for key in {**first, **second}]
+    trace = measured.traces[own]
+    advice = ADVICE | (ON_PROCESSOR if on_processor(trace) else {})
+    said = {cause: text.format(predicted=paths[0], measured=paths[1]) for cause, text in advice.items()}
+    causes = [_cause(key, first.get(key), second.get(key), said) for key in {**first, **second}]
     ordered = tuple(sorted(causes, key=lambda each: (-abs(each.difference_us), each.cause, each.what)))
     return Explanation(sum(first.values()), sum(second.values()), ordered)
 
 
-def _cause(key: tuple[str, str], predicted: float | None, measured: float | None) -> GapCause:
+def _cause(key: tuple[str, str], predicted: float | None, measured: float | None, said: Mapping[str, str]) -> GapCause:
     cause, what = key
     if cause == OP_ERROR:
         cause = MISSING if measured is None else EXTRA if predicted is None else OP_ERROR
     before, after = predicted or 0.0, measured or 0.0
-    return GapCause(cause, what, before, after, after - before, ADVICE[cause])
+    return GapCause(cause, what, before, after, after - before, said[cause])
 
 
 def parts(trace: ExecutionTrace, waited_us: float = 0.0) -> dict[tuple[str, str], float]:
@@ -82,9 +94,7 @@ def parts(trace: ExecutionTrace, waited_us: float = 0.0) -> dict[tuple[str, str]
     codes, (start, end) = classes(trace), recorded(trace)
     if not len(trace):
         return {}
-    work, network = is_device_work(codes), is_network(codes)
-    if not work.any():  # a run on the host itself: its operators are the work
-        work = codes == CLASSES.index("host")
+    work, network = working(trace, codes), is_network(codes)
     found: Counter[tuple[str, str]] = Counter()
     names = op_names(trace, codes)
     rows = np.flatnonzero(work)

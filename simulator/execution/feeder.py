@@ -80,7 +80,7 @@ def feed(
             fresh.append(np.int64(first))  # noqa: PERF401  (machine code)
     while True:
         for new in fresh:
-            turn[new] = turns * len(waiting) + place_of[new]
+            turn[new] = np.int64(turns) * len(waiting) + place_of[new]
             ready[new] = now
             if lane_offsets[new] == lane_offsets[new + 1]:
                 start[new], end[new] = now, now + duration[new]
@@ -141,24 +141,33 @@ def execute(run: RankedTraces, joint: JoinedRun, duration_us: np.ndarray, policy
     """Run a joined run whose nodes take so long [nodes]. ``policy``: one of :data:`POLICIES`."""
     n = joint.edges.nodes
     lanes = lanes_of(run, joint)
-    keys = np.zeros(n, np.int64)
+    keys = np.zeros(n, np.int32)
     if policy == "communication_first":
-        keys = (~is_communication(run, joint)).astype(np.int64)
+        keys = (~is_communication(run, joint)).astype(np.int32)
     elif policy == "start_time":
         recorded = np.zeros(n)
         for rank, trace in run.traces.items():
             recorded[joint.node[rank]] = trace.exact_start_us
-        keys[np.argsort(recorded, kind="stable")] = np.arange(n)
+        keys[np.argsort(recorded, kind="stable")] = np.arange(n, dtype=np.int32)
     children = joint.edges.children
-    waiting = np.bincount(joint.edges.child, minlength=n).astype(np.int64)
+    waiting = np.bincount(joint.edges.child, minlength=n).astype(np.int32)
     count = int(lanes.values.max(initial=-1)) + 1
-    none = np.full(n, -1, np.int64)
+    left, right, turn = np.full(n, -1, np.int32), np.full(n, -1, np.int32), np.full(n, -1, np.int64)
     ready, start, end = np.zeros(n), np.zeros(n), np.zeros(n)
     loop = machine() if n >= COMPILED_FROM else feed
-    loop(children.offsets, children.values.astype(np.int64), waiting, lanes.offsets, lanes.values,
-         duration_us.astype(np.float64), keys, np.zeros(count, np.bool_), np.full(count, -1, np.int64), none.copy(),
-         none.copy(), joint.row.astype(np.int64), none.copy(), ready, start, end)  # fmt: skip
+    child_offsets, child = _small(children.offsets), children.values
+    lane_offsets, lane = _small(lanes.offsets), lanes.values
+    del children, lanes
+    busy, root = np.zeros(count, np.bool_), np.full(count, -1, np.int64)
+    lasts = duration_us.astype(np.float64, copy=False)
+    loop(child_offsets, child, waiting, lane_offsets, lane, lasts, keys, busy, root, left, right, joint.row, turn,
+         ready, start, end)  # fmt: skip
     return Executions(start, end, ready)
+
+
+def _small(offsets: np.ndarray) -> np.ndarray:
+    """Offsets in 32 bits: runs of more than two thousand million dependencies are not simulated in one piece."""
+    return offsets.astype(np.int32) if offsets[-1] < 1 << 31 else offsets
 
 
 def is_communication(run: RankedTraces, joint: JoinedRun) -> np.ndarray:
@@ -170,25 +179,26 @@ def is_communication(run: RankedTraces, joint: JoinedRun) -> np.ndarray:
 
 
 def lane_keys(trace: ExecutionTrace) -> np.ndarray:
-    """The lane of each node of a rank [n]: host, stream, or what it is without one; -1 for messages."""
+    """The lane of each node of a rank [n]: thread, stream, or what it is without one; -1 for messages."""
     streams = trace.column("stream", -1, "int64")
     host = trace.column("is_cpu_op", False, "bool").astype(bool)
     network = np.isin(trace.kind, COMMUNICATION) & ~host
     found = np.where(streams >= 0, STREAM + streams, np.where(network, NETWORK, COMPUTE))
     threads = trace.column("tid", 0, "uint64").astype(np.int64)
-    found = np.where(host & (streams < 0), -2 - threads, found)
+    on_thread = host.copy()
+    on_thread[trace.attribute("tid", "uint64")[0]] = True
+    found = np.where(on_thread & (streams < 0), -2 - threads, found)
     return np.where(np.isin(trace.kind, (NodeKind.COMM_SEND, NodeKind.COMM_RECV)), -1, found)
 
 
 def lanes_of(run: RankedTraces, joint: JoinedRun) -> SparseRows:
     """The lanes of each node of a joined run, numbered over all ranks."""
-    nodes, keys, ranks = [], [], []
+    nodes, lanes, count = [], [], 0
     for rank, trace in run.traces.items():
         own = lane_keys(trace)
         held = own != -1
+        known = np.unique(own[held])
         nodes.append(joint.node[rank][held])
-        keys.append(own[held])
-        ranks.append(np.full(int(held.sum()), rank))
-    pairs = np.stack([np.concatenate(ranks), np.concatenate(keys)])
-    _, lanes = np.unique(pairs, axis=1, return_inverse=True)
-    return sparse(np.concatenate(nodes), lanes.ravel().astype(np.int64), joint.edges.nodes)
+        lanes.append((count + np.searchsorted(known, own[held])).astype(np.int32))
+        count += len(known)
+    return sparse(np.concatenate(nodes), np.concatenate(lanes), joint.edges.nodes)

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ...datasets.dtypes import itemsize
 from ...datasets.ops import KINDS, Op
 from ...datasets.traces.builder import Attribute
+from ...datasets.traces.calls import TENSOR_TYPES
 from ...datasets.traces.classes import OP
 from ...datasets.traces.gaps import ROUNDED_US
 from ...datasets.traces.schema import CollectiveKind, NodeKind
-from ..graph import Node
+from ..graph import Node, Tensor
 from ..report.timeline import executed
 from ..step.state import Step
 from ..timing.costs import Costs
@@ -33,6 +35,7 @@ COLLECTIVES = {
     "ep_dispatch": CollectiveKind.ALL_TO_ALL,
     "ep_combine": CollectiveKind.ALL_TO_ALL,
 }
+TYPE_NAMES = {dtype: name for name, dtype in TENSOR_TYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class Sort:
     name: str
     kind: NodeKind
     attributes: tuple[Attribute, ...]
+    inputs: tuple[str, str, str] | None = None
+    outputs: tuple[str, str, str] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,13 +68,46 @@ class TaskProgram:
         return float(self.end.max(initial=0.0))
 
 
+@dataclass(frozen=True, eq=False)
+class TensorSizes:
+    """The tensors of a graph: first id, how many alike, bytes and format, in the order of their ids."""
+
+    first: np.ndarray
+    tensors: Sequence[Tensor]
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> TensorSizes:
+        """Those of a graph."""
+        found = sorted(tensors, key=lambda each: each.id)
+        return cls(np.array([each.id for each in found], np.int64), found)
+
+    def told(self, ids: Sequence[int]) -> tuple[str, str, str]:
+        """Values, shapes and types as host traces have them: a tensor is [tensor, storage, offset, elements, bytes of
+        one, device]; a storage holds one tensor. Shapes are flat: the graph keeps bytes."""
+        values, shapes, types = [], [], []
+        for id in ids:
+            place = int(np.searchsorted(self.first, id, "right")) - 1
+            if place < 0 or id >= self.tensors[place].id + self.tensors[place].count:
+                continue
+            tensor = self.tensors[place]
+            name = TYPE_NAMES.get(tensor.dtype, "unsigned char")
+            width = int(itemsize(tensor.dtype)) if tensor.dtype in TYPE_NAMES else 1
+            count = tensor.size_bytes // width
+            values.append([id + 1, id + 1, 0, count, width, "cuda:0"])
+            shapes.append([count])
+            types.append(f"Tensor({name})")
+        return repr(values), repr(shapes), repr(types)
+
+
 def program(step: Step, costs: Costs, phase: str, streams: Sequence[str]) -> TaskProgram:
     """The program of a phase of a chunk; streams are numbered by their place in ``streams``."""
     sorts, stream, start, end, parents = [], [], [], [], []
+    sizes = TensorSizes.of(costs.graph.tensors)
     last: dict[str, int] = {}
     writer: dict[int, int] = {}
     for place, (node, index, begins, ends) in enumerate(executed(costs, phase, step)):
-        sorts.append(sort_of(node, str(costs.engine[index])))
+        told = sort_of(node, str(costs.engine[index]))
+        sorts.append(replace(told, inputs=sizes.told(node.reads), outputs=sizes.told(node.writes)))
         stream.append(streams.index(node.stream))
         start.append(begins)
         end.append(ends)
@@ -88,7 +126,8 @@ def sort_of(node: Node, engine: str) -> Sort:
     op = node.op
     name = f"{op.kind if op else node.source} {node.path}".strip()
     about: list[Attribute] = [("is_cpu_op", "bool", False)]
-    told: list[Attribute] = [("phase", "string", node.phase), ("engine", "string", engine)]
+    told: list[Attribute] = [("phase", "string", node.phase), ("engine", "string", engine),
+                             ("source", "string", node.source)]  # fmt: skip
     if op is None:
         return Sort(name, NodeKind.COMP, (*about, ("tensor_size", "uint64", node.bytes_moved), *told))
     told.append((OP, "string", json.dumps(op.to_dict())))
@@ -97,7 +136,7 @@ def sort_of(node: Node, engine: str) -> Sort:
                   ("pg_name", "string", group_key(node.group, op.ranks))]  # fmt: skip
         if KINDS[op.kind].family == "expert_parallel":
             told += [("moe_experts", "int64", op.experts), ("moe_topk", "int64", op.topk),
-                     ("moe_tokens", "int64", op.tokens)]  # fmt: skip
+                     ("moe_tokens", "int64", op.tokens), ("moe_bins", "int64_list", bins(op))]  # fmt: skip
         return Sort(name, NodeKind.COMM_COLL, (*about, *told))
     cost = op.cost
     about += [("num_ops", "int64", int(cost.flops)), ("tensor_size", "uint64", int(cost.bytes))]
@@ -105,6 +144,12 @@ def sort_of(node: Node, engine: str) -> Sort:
     if op.kind == "copy" and op.to_dict().get("direction") in ("h2d", "d2h"):
         kind = NodeKind.MEM_LOAD if op.to_dict()["direction"] == "h2d" else NodeKind.MEM_STORE
     return Sort(name, kind, (*about, *told))
+
+
+def bins(op: Op) -> list[int]:
+    """Tokens that a rank sends to each expert: as even as whole tokens allow, as the exchange is timed."""
+    each, more = divmod(op.tokens * op.topk, op.experts)
+    return [each + (expert < more) for expert in range(op.experts)]
 
 
 def comm_size(op: Op) -> int:

@@ -61,7 +61,8 @@ def simulate_run(
     is larger than the cluster.
     """
     joint = joined(run)
-    duration, who = recorded_us(run, joint), np.full(joint.edges.nodes, "recorded", object)
+    duration = recorded_us(run, joint)
+    who = np.broadcast_to(np.array("recorded", object), joint.edges.nodes)
     if cluster is not None and max(run.traces) >= cluster.devices:
         raise TraceFileError(
             f"the traces have a rank {max(run.traces)}; the cluster has devices 0 to {cluster.devices - 1}"
@@ -70,6 +71,7 @@ def simulate_run(
         ops = {**(compute_ops(run, joint) if compute else {}), **(network_ops(joint, cluster) if cluster else {})}
         asked = sorted(ops)
         if asked:
+            who = who.copy()
             found = ask(engine, [ops[node] for node in asked])
             duration[asked], who[asked] = found.latency_us * shares_of(run, joint)[asked], found.engine
     return SimulatedRun(run, joint, duration, who, execute(run, joint, duration, policy))

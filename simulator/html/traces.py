@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..execution.analysis import ClassShare, LateRank, RankAccount, SizeShare
+from ..execution.usage import Imbalance, TraceMemory
 from . import units
-from .page import Card, Cell, Column, Page, PageSection, Piece, StackedBar, Table
+from .page import Card, Cell, Column, Figure, Page, PageSection, Piece, StackedBar, Table
 
 SHOWN = 64  # ranks on the page
 PARTS = (("compute", "blue"), ("communication alone", "orange"), ("idle", "grey"))
@@ -19,6 +20,8 @@ def page(
     late: Sequence[LateRank],
     compared: Sequence[tuple[str, int, float, int, float]] = (),
     other: str = "",
+    memory: Sequence[TraceMemory] = (),
+    imbalance: Sequence[Imbalance] = (),
 ) -> Page:
     """The page of a run as recorded; ``compared`` by class with that of ``other``."""
     total = max((each.total_us for each in accounts), default=0.0)
@@ -29,6 +32,10 @@ def page(
         sections.append(_sizes(sizes))
     if any(each.waited_us > 0 for each in late):
         sections.append(_late(late))
+    if imbalance:
+        sections.append(_imbalance(imbalance))
+    if memory:
+        sections.append(_memory(memory))
     if compared:
         sections.append(_compared(compared, other))
     return Page(f"Execution trace {name}", "what was recorded", (), (Card(name, headline),), tuple(sections))
@@ -77,6 +84,29 @@ def _late(late: Sequence[LateRank]) -> PageSection:
     rows = [[Cell(f"{e.rank}"), Cell(f"{e.calls:,}"), Cell(units.duration(e.waited_us))] for e in late[:SHOWN]]
     text = "Who arrived last at collectives, and how long the other ranks waited for it in all."
     return PageSection("late", "Stragglers", text, (Table("", columns, rows),))
+
+
+def _imbalance(found: Sequence[Imbalance]) -> PageSection:
+    columns = (Column("class", words=True), Column("mean"), Column("most"), Column("rank"))
+    rows = [[Cell(e.name), Cell(units.duration(e.mean_us)), Cell(units.duration(e.most_us)), Cell(f"{e.rank}")]
+            for e in found[:SHOWN]]  # fmt: skip
+    text = "Time of each class of work over the ranks: the mean, and the rank that has most."
+    return PageSection("imbalance", "How unequal ranks are", text, (Table("", columns, rows),))
+
+
+def _memory(found: Sequence[TraceMemory]) -> PageSection:
+    columns = (Column("rank"), Column("device", words=True), Column("storages"), Column("most held"), Column("at node"))
+    rows = [[Cell(f"{e.rank}"), Cell(e.device), Cell(f"{e.storages:,}"), Cell(units.gib(e.peak_bytes / 2**30)),
+             Cell(f"{e.peak_node}")] for e in found[:SHOWN]]  # fmt: skip
+    text = "Tensors that the trace names, each held from the first node that names its storage to the last."
+    lines = [
+        {"type": "scatter", "mode": "lines", "name": f"rank {e.rank} {e.device}", "line": {"shape": "hv"},
+         "x": [us / 1e3 for us, _ in e.curve], "y": [held / 2**30 for _, held in e.curve]}
+        for e in found[:8]
+    ]  # fmt: skip
+    layout = {"xaxis": {"title": {"text": "ms"}}, "yaxis": {"title": {"text": "GiB"}}}
+    figure = Figure("Memory over time", {"": {"data": lines, "layout": layout}})
+    return PageSection("memory", "Memory", text, (figure, Table("", columns, rows)))
 
 
 def _compared(found: Sequence[tuple[str, int, float, int, float]], other: str) -> PageSection:

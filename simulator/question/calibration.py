@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from statistics import median
@@ -23,7 +23,8 @@ from ...datasets.reading import read_json
 from .errors import PlanError
 
 SHIPPED = Path(__file__).resolve().parents[2] / "conf" / "calibration.json"
-NONE, USUAL = "none", "shipped"
+NONE, USUAL, OWN = "none", "shipped", "own"
+OWN_FILE = "calibration.json"
 FAMILIES = ("gemm", "attention", "experts", "collective_inside", "collective_between", "rest", "host")
 ACROSS = "_across"
 WITHOUT_FORMAT = ("collective_inside", "collective_between", "rest", "host")
@@ -146,6 +147,21 @@ def regime_of(kind: str, tp: int, devices_per_node: int) -> str:
 def chip_of(device: Device) -> str:
     """What devices share that have kernels and clocks in common, whatever memory stands beside."""
     return f"{device.architecture}-{device.compute_units}"
+
+
+def of_chip(calibration: Calibration, chip: str) -> Calibration:
+    """Only what runs on a chip say of it, with their widths."""
+    effects = tuple(each for each in calibration.effects if f"chip={chip}" in each.of.split(" "))
+    return replace(calibration, effects=effects, host={})
+
+
+def own_calibration(home: str) -> str:
+    """What is used where no calibration is named: that of one's own runs, where there is one, else what ships.
+
+    ``opcast trace calibrate`` writes it, with all that ships in it.
+    """
+    path = Path(home).expanduser() / OWN_FILE
+    return str(path) if path.is_file() else USUAL
 
 
 def calibrated(calibration: Calibration, setting: RunKind) -> StepCalibration:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ...datasets.devices import Device, DeviceError
 from ..passes.serving import OTHERS, STEPS
-from ..question.calibration import StepCalibration, calibrated, load_calibration, run_kind
+from ..question.calibration import StepCalibration, calibrated, chip_of, load_calibration, of_chip, run_kind
 from ..question.options import OF_INFERENCE, OF_TRAINING
 from ..question.plan import STACK_DIRECTORY, Parallel, Plan, PlanError, Stack, check_plan, load_stack
 from ..question.work import Work
@@ -33,12 +33,17 @@ def prepared(plan: Plan, work: Work, device: Device, stored_format: str = "") ->
     for dtype in (plan.precision, plan.quantization):
         if dtype and not device.supports(dtype):
             raise DeviceError(f"{device.name} has no {dtype} matrix units; it has {', '.join(device.tensor_tflops)}")
-    return plan if device.synchronous else replace(plan, calibrated=_calibrated(plan, work, device))
+    return replace(plan, calibrated=_calibrated(plan, work, device))
 
 
 def _calibrated(plan: Plan, work: Work, device: Device) -> dict[str, StepCalibration]:
-    """What the plan's calibration says of each kind of step that the work has."""
+    """What the plan's calibration says of each kind of step that the work has.
+
+    Known runs are of GPUs: to a processor only what its own runs say applies.
+    """
     known = load_calibration(plan.calibration)
+    if device.synchronous:
+        known = of_chip(known, chip_of(device))
     kinds = ("prefill", "decode") if work.kind == "generate" else (work.kind,)
     like = {kind: "prefill" if kind == "batch" else kind for kind in kinds}
     settings = {kind: run_kind(plan.stack.id, device, plan.regime(regime)) for kind, regime in like.items()}

@@ -206,7 +206,7 @@ def test_the_command_converts(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["trace", "convert", f"path={path}", f"output={tmp_path / 'a.json'}"]) == 0
     assert main(["trace", "convert", f"path={tmp_path / 'a.json'}", f"output={tmp_path / 'b.et'}"]) == 0
     assert (tmp_path / "b.et").read_bytes() == path.read_bytes()
-    assert main(["trace", "convert", f"path={path}", f"output={tmp_path / 'a.txt'}"]) == 2
+    assert main(["trace", "convert", f"path={path}", f"output={tmp_path / 'a.xyz'}"]) == 2
     assert main(["trace", "convert", f"path={path}"]) == 2
     assert main(["trace", "walk"]) == 2
     assert json_forms.read_json(tmp_path / "a.json").ids.tolist() == [1]

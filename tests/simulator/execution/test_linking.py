@@ -189,4 +189,4 @@ def test_gaps_are_no_work() -> None:
     trace, report = link(Profile(Path("p.json"), None, host, [], {}))
     assert [trace.name_of(row) for row in range(len(trace))] == ["aten::mm", GAP, "aten::mm"]
     assert report.gap_us == 8.0
-    assert account(trace, 0, *recorded(trace)).compute_us == 0.0
+    assert account(trace, 0, *recorded(trace)).compute_us == 2.0  # the operators, on a processor alone

@@ -1,0 +1,166 @@
+"""Tensors and calls of operators that a host trace of PyTorch recorded, made anew with random values.
+
+A tensor of a trace is ``[tensor, storage, offset, elements, bytes of one, device]``. What no earlier call made is
+allocated on the device of the replay, all that share a storage in one buffer: whole numbers are 0, so that they are
+valid as indices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..datasets.traces.calls import TENSOR_TYPES, TraceCall, tensor_types
+from .cases.base import TORCH_DTYPES, Unsupported
+
+TILE = 1 << 16
+MOST_BYTES = 1 << 40
+Key = tuple[int, ...]
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value of a trace is a tensor."""
+    return isinstance(value, (list, tuple)) and len(value) == 6 and isinstance(value[5], str)
+
+
+def key_of(value: Sequence[Any]) -> Key:
+    """What tells tensors of a trace apart."""
+    return tuple(int(each) for each in value[:5])
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor that a call takes: where it lies in its storage, and of what form it is."""
+
+    key: Key
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def storage(self) -> tuple[int, torch.dtype]:
+        return self.key[1], self.dtype
+
+
+def places_of(call: TraceCall) -> list[Place]:
+    """The tensors that an operator takes. Unsupported for types that torch has no tensors of."""
+    found: list[Place] = []
+    for value, shape, type_text in zip(call.values, call.shapes, call.types, strict=True):
+        names = tensor_types(type_text)
+        if not names:
+            continue
+        tensors = [value] if is_tensor(value) else [each for each in value if is_tensor(each)]
+        shapes = [shape] if is_tensor(value) else [each for each in shape if isinstance(each, (list, tuple))]
+        for each, form, name in zip(tensors, shapes, names, strict=False):
+            if name not in TENSOR_TYPES:
+                raise Unsupported(f"tensors of {name}")
+            dtype = getattr(torch, TORCH_DTYPES[TENSOR_TYPES[name]])
+            found.append(Place(key_of(each), tuple(int(size) for size in form), dtype))
+    return found
+
+
+@dataclass
+class TensorPool:
+    """Tensors by what tells them apart. What a call made stands under its own key while a call ``wanted`` it."""
+
+    device: str
+    extents: dict[tuple[int, torch.dtype], int] = field(default_factory=dict)
+    storages: dict[tuple[int, torch.dtype], torch.Tensor] = field(default_factory=dict)
+    held: dict[Key, torch.Tensor] = field(default_factory=dict)
+    wanted: set[Key] = field(default_factory=set)
+
+    def expect(self, place: Place) -> None:
+        """Let the storage of a tensor be large enough for it."""
+        elements = place.key[2] + max(math.prod(place.shape), place.key[3])
+        if elements * place.dtype.itemsize > MOST_BYTES:
+            raise Unsupported(f"a tensor of {elements:,} elements")
+        self.extents[place.storage] = max(self.extents.get(place.storage, 0), elements)
+
+    def get(self, place: Place) -> torch.Tensor:
+        """The tensor, allocated where nobody made it."""
+        if place.key not in self.held:
+            if place.storage not in self.storages:
+                self.storages[place.storage] = self._filled(self.extents[place.storage], place.dtype)
+            begin, count = place.key[2], math.prod(place.shape)
+            self.held[place.key] = self.storages[place.storage][begin : begin + count].view(place.shape)
+        return self.held[place.key]
+
+    def keep(self, values: Iterable[Any], result: Any) -> None:
+        """What a call returned, under the keys that the trace has for it."""
+        made = [result] if isinstance(result, torch.Tensor) else list(_tensors(result))
+        wanted = list(recorded_keys(values))
+        if len(made) == len(wanted):
+            self.held.update((key, each) for key, each in zip(wanted, made, strict=True) if key in self.wanted)
+
+    def drop(self, places: Iterable[Place]) -> None:
+        """Let tensors go, and storages that none of the held ones lies in."""
+        for place in places:
+            self.held.pop(place.key, None)
+            if not any(key[1] == place.key[1] for key in self.held):
+                self.storages.pop(place.storage, None)
+
+    def _filled(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        if not dtype.is_floating_point:
+            return torch.zeros(count, dtype=dtype, device=self.device)
+        tile = torch.rand(min(count, TILE), device=self.device).to(dtype)
+        return tile.repeat(-(-count // TILE) or 1)[:count].clone()
+
+
+def _tensors(result: Any) -> Iterator[torch.Tensor]:
+    for each in result if isinstance(result, (list, tuple)) else ():
+        if isinstance(each, torch.Tensor):
+            yield each
+        else:
+            yield from _tensors(each)
+
+
+def recorded_keys(values: Iterable[Any]) -> Iterator[Key]:
+    """The keys of all tensors among values, those in lists too."""
+    for each in values:
+        if is_tensor(each):
+            yield key_of(each)
+        elif isinstance(each, (list, tuple)):
+            yield from recorded_keys(each)
+
+
+def operator_of(call: TraceCall) -> tuple[Callable[..., Any], Any]:
+    """The operator of a schema, and the schema. Unsupported where this torch has no such operator."""
+    try:
+        schema: Any = torch._C.parse_schema(call.schema)
+        space, _, name = schema.name.partition("::")
+        return getattr(getattr(getattr(torch.ops, space), name), schema.overload_name or "default"), schema
+    except (AttributeError, RuntimeError) as error:
+        raise Unsupported(f"no operator {call.schema.partition('(')[0]}: {str(error).splitlines()[0][:80]}") from None
+
+
+def arguments_of(call: TraceCall, schema: Any, pool: TensorPool) -> tuple[list[Any], dict[str, Any]]:
+    """What an operator is called with. Unsupported for arguments that a trace cannot tell."""
+    places = iter(places_of(call))
+    plain: list[Any] = []
+    named: dict[str, Any] = {}
+    for argument, value, kind in zip(schema.arguments, call.values, call.types, strict=False):
+        made = _argument(value, kind, places, pool)
+        if argument.kwarg_only:
+            named[argument.name] = made
+        else:
+            plain.append(made)
+    return plain, named
+
+
+def _argument(value: Any, kind: str, places: Iterator[Place], pool: TensorPool) -> Any:
+    if tensor_types(kind):
+        if is_tensor(value):
+            return pool.get(next(places))
+        return [pool.get(next(places)) if is_tensor(each) else None for each in value]
+    if kind in ("Int", "Bool", "Double", "String"):
+        return value
+    if kind == "None" or value in (None, "None", ""):
+        return None
+    if kind == "Device":
+        return torch.device(pool.device)
+    if kind.startswith("GenericList") and isinstance(value, (list, tuple)) and "Object" not in kind:
+        return list(value)
+    raise Unsupported(f"arguments of type {kind[:40]}")

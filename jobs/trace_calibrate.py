@@ -1,0 +1,51 @@
+"""``opcast trace calibrate``: one profile of one's own run as a calibration that later questions use."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .show import BadInputError, microseconds, print_json, say, table, wants_json
+from .writing import check_place, write_text
+
+
+def run(config: dict[str, Any]) -> int:
+    """Fit, show what was held out, write the calibration; returns the exit code."""
+    from ..datasets.traces.profiles import read_profile
+    from ..simulator.execution.calibrating import calibrate
+    from ..simulator.execution.run import read_run
+    from ..simulator.question.calibration import OWN_FILE, load_calibration
+    from ..simulator.validation.calibrate import as_json
+    from .trace_files import files_of
+
+    for name, why in (("predicted", "the traces that `opcast simulate chakra=DIR` wrote of the step"),
+                      ("measured", "a profile of several steps of the run")):  # fmt: skip
+        if not config[name]:
+            raise BadInputError(f"`opcast trace calibrate` needs {name}=…: {why}")
+    home = Path(str(config["home"])).expanduser()
+    output = Path(str(config["output"])).expanduser() if config["output"] else home / OWN_FILE
+    if not config["output"]:
+        home.mkdir(parents=True, exist_ok=True)
+    check_place("output", output)
+    predicted = read_run(Path(str(config["predicted"])).expanduser())
+    profile = read_profile(files_of(Path(str(config["measured"])).expanduser())[0])
+    first = predicted.traces[min(predicted.traces)]
+    about = {name: str(value) for name, _, value in first.about.items(0, first.words)}
+    base = load_calibration(about.get("calibration", "shipped"))
+    steps = None if config["steps"] in (None, 1) else config["steps"]
+    found = calibrate(predicted, profile, base, framework=str(config["framework"] or ""), fit_steps=steps)
+    write_text("output", output, as_json(found.calibration))
+    told = {name: value for name, value in asdict(found).items() if name != "calibration"}
+    if wants_json(config):
+        print_json({"output": str(output), **told})
+        return 0
+    rows = [(f.family, microseconds(f.predicted_us), microseconds(f.measured_us), f"{f.factor:.3f}")
+            for f in found.families]  # fmt: skip
+    title = f"{found.framework} on {found.chip}, fitted on {len(found.fitted)} steps"
+    table(title, ("family", "predicted", "measured", "factor"), rows)
+    held = [(h.step, microseconds(h.measured_us), microseconds(h.before_us), microseconds(h.after_us),
+             f"{abs(h.after_us / h.measured_us - 1):.1%}") for h in found.held_out]  # fmt: skip
+    table("steps held out", ("step", "measured", "before", "calibrated", "off by"), held)
+    say(f"written to {output}: `opcast simulate` uses it from now on" if not config["output"] else f"written: {output}")
+    return 0

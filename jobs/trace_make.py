@@ -1,0 +1,76 @@
+"""``opcast trace generate``, and ``convert`` between traces and SimAI's workload files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..datasets.traces import protobuf
+from ..datasets.traces.groups import GROUPS_FILE, RankedTraces
+from .show import BadInputError, print_json, say, wants_json
+from .writing import write_text
+
+WORKLOADS = (".txt", ".csv")
+
+
+def folder(setting: str, path: Path) -> Path:
+    """A folder to write to. BadInputError where a file stands, or one of its traces would be mixed with others."""
+    if path.exists() and not path.is_dir():
+        raise BadInputError(f"{setting}={path} is a file; name a folder")
+    if path.is_dir() and any(path.glob("*.et*")):
+        raise BadInputError(f"{setting}={path} holds traces already; name a new folder")
+    return path
+
+
+def write_run(run: RankedTraces, place: Path, name: str) -> int:
+    """Write the traces of a run as ``NAME.RANK.et`` beside ``comm_group.json``; how many nodes."""
+    for rank, trace in run.traces.items():
+        protobuf.write(place / f"{name}.{rank}.et", trace)
+    groups: Mapping[str, list[int]] = {name: list(ranks) for name, ranks in sorted(run.members.items())}
+    (place / GROUPS_FILE).write_text(json.dumps(groups) + "\n")
+    return sum(map(len, run.traces.values()))
+
+
+def generate(config: dict[str, Any]) -> int:
+    """Draw synthetic traces; returns the exit code."""
+    from ..simulator.execution.synthetic import generate as made
+    from ..simulator.execution.synthetic import synthetic
+
+    if not config["output"]:
+        raise BadInputError("`opcast trace generate` needs output=…: the folder to write to")
+    place = folder("output", Path(str(config["output"])).expanduser())
+    asked = synthetic(config["generate"])
+    nodes = write_run(made(asked), place, "synthetic")
+    return told(config, place, nodes, asked.ranks)
+
+
+def to_traces(config: dict[str, Any], path: Path, output: Path) -> int:
+    """A workload file of SimAI as traces; returns the exit code."""
+    from ..simulator.execution.simai import traces_of
+    from ..simulator.formats.simai import read_workload
+    from .workload_file import checked
+
+    run = traces_of(read_workload(checked(read_workload, path, "path")))
+    return told(config, output, write_run(run, folder("output", output), path.stem), len(run.traces))
+
+
+def to_workload(config: dict[str, Any], path: Path, output: Path) -> int:
+    """Traces as a workload file of SimAI; returns the exit code."""
+    from ..simulator.execution.run import read_run
+    from ..simulator.execution.simai import workload_of
+    from ..simulator.formats.simai import write_workload
+
+    run = read_run(path)
+    write_text("output", output, write_workload(workload_of(run)))
+    return told(config, output, sum(map(len, run.traces.values())), len(run.traces))
+
+
+def told(config: dict[str, Any], place: Path, nodes: int, ranks: int) -> int:
+    """Say what was written."""
+    if wants_json(config):
+        print_json({"output": str(place), "nodes": nodes, "ranks": ranks})
+    else:
+        say(f"{place}: {nodes:,} nodes of {ranks:,} ranks")
+    return 0

@@ -1,0 +1,45 @@
+"""``opcast trace measure``: the rows that a profile holds, into the store, and predictors that have learned them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..datasets.store import Store
+from . import resolve
+from .show import BadInputError, print_json, say, wants_json
+
+
+def run(config: dict[str, Any]) -> int:
+    """Import a profile's operators and collectives; with ``train`` learn the kinds that got rows."""
+    from ..datasets.sources.importing import import_into
+    from ..datasets.sources.options import ImportOptions
+    from .importing import show
+
+    if not config["path"]:
+        raise BadInputError("`opcast trace measure` needs path=…: a profile of PyTorch, or a folder of them")
+    path = Path(str(config["path"])).expanduser()
+    store = Store(Path(str(config["store"])).expanduser())
+    options = ImportOptions(device=str(config["measured_on"]) if config["measured_on"] else None)
+    report = import_into(store, "kineto", str(path), options)
+    trained = learned(config, store, sorted(report.written)) if config["train"] and report.written else {}
+    if wants_json(config):
+        print_json({**report.to_dict(), "store": str(store.path), "trained": trained})
+        return 0
+    show(report, store)
+    for label, card in trained.items():
+        say(f"{label}: {card.get('error') or card.get('predictor')}")
+    return 0
+
+
+def learned(config: dict[str, Any], store: Store, written: list[tuple[str, str]]) -> dict[str, Any]:
+    """Train the kinds of each device that got rows, on all rows of the store; cards by kind."""
+    from .train import fit_and_register, train_request
+
+    made: dict[str, Any] = {}
+    for device in sorted({device for _, device in written}):
+        kinds = [kind for kind, of in written if of == device]
+        target = resolve.device({**config, "device": {"id": device}})
+        asked = train_request({**config, "op": kinds}, target)
+        made |= fit_and_register(store, target, asked)
+    return made

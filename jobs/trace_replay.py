@@ -1,0 +1,219 @@
+"""``opcast trace replay``: what a trace did, done again on this machine, beside what was recorded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ..datasets.collective_ops import bus_factor
+from ..datasets.dtypes import BITS
+from ..datasets.loading import choice, nearest, whole
+from ..datasets.traces.calls import TraceCall, calls
+from .show import BadInputError, microseconds, print_json, say, table, wants_json
+
+MODES = ("full", "compute", "communication")
+TENSORS = ("eager", "lazy")
+DEVICES = ("cpu", "cuda")
+BACKENDS = ("gloo", "nccl")
+SHOWN = 12
+
+
+@dataclass(frozen=True)
+class ReplayedCollective:
+    """Collectives of one kind, size and group size over all ranks: microseconds and bus bandwidths (GB/s), means.
+
+    A collective takes as long as the shortest of its ranks says: the others waited for the last one.
+    """
+
+    collective: str
+    dtype: str
+    size_bytes: int
+    ranks: int
+    count: int
+    recorded_us: float
+    replayed_us: float
+    recorded_busbw_gbps: float
+    busbw_gbps: float
+
+
+@dataclass(frozen=True)
+class ReplayedOp:
+    """Calls of one name on a rank: how many, and their microseconds in all."""
+
+    name: str
+    count: int
+    recorded_us: float
+    replayed_us: float
+
+
+def run(config: dict[str, Any]) -> int:
+    """Replay and print; returns the exit code."""
+    from ..harness.environment import default_device, torchrun_rank
+    from ..harness.replaying import ReplaySettings, replay
+    from ..simulator.execution.run import read_run
+
+    if not config["path"]:
+        raise BadInputError("`opcast trace replay` needs path=…: the traces to replay")
+    path = Path(str(config["path"])).expanduser()
+    choice(BadInputError, "mode", config["mode"], MODES)
+    choice(BadInputError, "tensors", config["tensors"], TENSORS)
+    device = str(config["target"] or default_device())
+    choice(BadInputError, "target", device, DEVICES)
+    against = _against(config["against"], device)
+    wanted = selected(calls(read_run(path)), str(config["mode"]), node_range(config["nodes"]))
+    spread = on_ranks(wanted, config["ranks"])
+    settings = ReplaySettings(
+        device=device, lazy=config["tensors"] == "lazy", warmup=whole(BadInputError, "warmup", config["warmup"], 0),
+        iterations=whole(BadInputError, "iterations", config["iterations"], 1), against=against,
+        profile=str(Path(str(config["profile"])).expanduser().resolve()) if config["profile"] else "",
+    )  # fmt: skip
+    found = replay(spread, settings)
+    place = torchrun_rank()
+    if place is not None and place[0] > 0:
+        return 0
+    report = summary(found)
+    if wants_json(config):
+        print_json(report)
+    else:
+        show(report, path)
+    return 0
+
+
+def node_range(given: Any) -> tuple[int, int] | None:
+    """``[first, last]`` node ids."""
+    if given is None:
+        return None
+    if not isinstance(given, (list, tuple)) or len(given) != 2:
+        raise BadInputError(f"nodes={given} must be two ids, the first and the last node: nodes=[10,200]")
+    first, last = (whole(BadInputError, "nodes", each, 0) for each in given)
+    if first > last:
+        raise BadInputError(f"nodes={list(given)}: the first is behind the last")
+    return first, last
+
+
+def _against(given: Any, device: str) -> tuple[str, str] | None:
+    """``backend``, ``dtype`` or ``backend:dtype``."""
+    if not given:
+        return None
+    parts = str(given).split(":")
+    backend = next((each for each in parts if each in BACKENDS), "")
+    dtype = next((each for each in parts if each in BITS), "")
+    wrong = [each for each in parts if each not in (backend, dtype)]
+    if wrong or len(parts) > 2 or (backend == "nccl" and device == "cpu"):
+        what = nearest(wrong[0], (*BACKENDS, *BITS), "it knows") if wrong else "nccl needs target=cuda"
+        raise BadInputError(f"against={given} is no back end, dtype or backend:dtype; {what}")
+    return backend, dtype
+
+
+def selected(
+    found: Mapping[int, Sequence[TraceCall]], mode: str, nodes: tuple[int, int] | None
+) -> dict[int, list[TraceCall]]:  # fmt: skip
+    """The calls that are replayed. BadInputError where none are left."""
+
+    def kept(call: TraceCall) -> bool:
+        if nodes and not nodes[0] <= call.node <= nodes[1]:
+            return False
+        return mode == "full" or call.communicates == (mode == "communication")
+
+    made = {rank: [call for call in own if kept(call)] for rank, own in found.items()}
+    if not any(made.values()):
+        raise BadInputError(f"nothing to replay: no call of mode={mode} in these nodes")
+    return made
+
+
+def on_ranks(found: Mapping[int, Sequence[TraceCall]], wanted: Any) -> dict[int, list[TraceCall]]:
+    """The calls of as many ranks as wanted (default: those of the traces, renumbered from 0).
+
+    A rank without a trace does what the first one does. Groups keep the ranks that are there; a group of all ranks is
+    all of the replay. Messages between a rank that is there and one that is not are left out by their group.
+    """
+    known = sorted(found)
+    count = len(known) if wanted is None else whole(BadInputError, "ranks", wanted, 1)
+    sources = [known[place] if place < len(known) else known[0] for place in range(count)]
+    numbers = {rank: place for place, rank in enumerate(known[:count])}
+    everyone = tuple(range(count))
+
+    def moved(call: TraceCall, own: int) -> TraceCall:
+        if not call.communicates:
+            return call
+        if call.collective == "message":
+            peer = numbers.get(call.peer, own)
+            return replace(call, ranks=(own, peer) if peer != own else (own,), peer=peer)
+        ranks = tuple(numbers[rank] for rank in call.ranks if rank in numbers)
+        whole_run = set(call.ranks) == set(known) or (len(known) == 1 and count > 1)
+        return replace(call, ranks=everyone if whole_run else ranks if own in ranks else (own,))
+
+    return {own: [moved(call, own) for call in found[source]] for own, source in enumerate(sources)}
+
+
+# --- results -------------------------------------------------------------------------------------------
+
+
+def summary(found: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """The JSON object: wall time, operators of the first rank, collectives of all, what was left out."""
+    first = next(iter(found.values()))
+    by_op: dict[str, list[Mapping[str, Any]]] = {}
+    for call in first["calls"]:
+        if "why" not in call and "collective" not in call:
+            by_op.setdefault(call["name"], []).append(call)
+    ops = [ReplayedOp(name, len(own), sum(c["recorded_us"] for c in own), sum(c["us"] for c in own))
+           for name, own in by_op.items()]  # fmt: skip
+    left = Counter((call["name"], call["why"]) for call in first["calls"] if "why" in call)
+    return {
+        "ranks": len(found),
+        "wall_us": max(each["wall_us"] for each in found.values()),
+        "replayed": sum("why" not in call for call in first["calls"]),
+        "operators": [vars(each) for each in sorted(ops, key=lambda op: -op.replayed_us)],
+        "collectives": [vars(each) for each in collectives(found)],
+        "accuracy": first.get("accuracy", []),
+        "left_out": [{"name": name, "why": why, "count": count} for (name, why), count in left.most_common()],
+    }
+
+
+def collectives(found: Mapping[int, Mapping[str, Any]]) -> list[ReplayedCollective]:
+    """Collectives by kind, size and group: the k-th of each group over its ranks is one call."""
+    met: dict[tuple[tuple[int, ...], int], list[Mapping[str, Any]]] = {}
+    for told in found.values():
+        seen: Counter[tuple[int, ...]] = Counter()
+        for call in told["calls"]:
+            if "kind" in call:
+                ranks = tuple(call["ranks"])
+                met.setdefault((ranks, seen[ranks]), []).append(call)
+                seen[ranks] += 1
+    rows: dict[tuple[str, str, int, int], list[tuple[float, float]]] = {}
+    for (ranks, _), own in met.items():
+        key = (own[0]["kind"], own[0]["dtype"], own[0]["buffer_bytes"], len(ranks))
+        rows.setdefault(key, []).append((min(c["recorded_us"] for c in own), min(c["us"] for c in own)))
+    made = []
+    for (kind, dtype, size, width), times in rows.items():
+        recorded, replayed = sum(t[0] for t in times) / len(times), median(t[1] for t in times)
+        moved = float(bus_factor(kind, width)) * size / 1e3
+        rates = [moved / us if us else 0.0 for us in (recorded, replayed)]
+        made.append(ReplayedCollective(kind, dtype, size, width, len(times), recorded, replayed, *rates))
+    return sorted(made, key=lambda each: -each.count * each.replayed_us)
+
+
+def show(report: Mapping[str, Any], path: Path) -> None:
+    """The report as tables."""
+    title = f"{path}: {report['replayed']:,} calls on {report['ranks']} ranks in {microseconds(report['wall_us'])}"
+    rows = [(o["name"], f"{o['count']:,}", microseconds(o["recorded_us"]) if o["recorded_us"] else "",
+             microseconds(o["replayed_us"])) for o in report["operators"][:SHOWN]]  # fmt: skip
+    table(title, ("rank 0", "calls", "recorded", "replayed"), rows)
+    if report["collectives"]:
+        shown = [(c["collective"], c["dtype"], f"{c['size_bytes']:,}", c["ranks"], c["count"],
+                  microseconds(c["recorded_us"]) if c["recorded_us"] else "", microseconds(c["replayed_us"]),
+                  f"{c['recorded_busbw_gbps']:.3g}" if c["recorded_us"] else "", f"{c['busbw_gbps']:.3g}")
+                 for c in report["collectives"][:SHOWN]]  # fmt: skip
+        heads = ("collective", "dtype", "bytes", "ranks", "calls", "recorded", "replayed", "busbw recorded", "GB/s now")
+        table("collectives", heads, shown)
+    if report["accuracy"]:
+        said = [(a["kind"], f"{a['size_bytes']:,}", a["ranks"], a["dtype"], a["other_dtype"],
+                 f"{a['max_error']:.2e}" if "max_error" in a else a["why"]) for a in report["accuracy"]]  # fmt: skip
+        table("accuracy: largest error over largest number", ("collective", "bytes", "ranks", "one", "other", "error"),
+              said)  # fmt: skip
+    for each in report["left_out"][:SHOWN]:
+        say(f"left out: {each['count']} x {each['name']}: {each['why']}")

@@ -1,0 +1,82 @@
+"""``opcast trace view`` and ``reconstruct``: graphs, timelines and the order of a trace's nodes."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from .show import BadInputError, microseconds, print_json, say, table, wants_json
+from .trace_replay import node_range
+from .writing import write, write_text
+
+GRAPHS = (".dot", ".graphml")
+TIMELINES = (".json", ".json.gz")
+SHOWN = 20
+
+
+def view(config: dict[str, Any]) -> int:
+    """A graph (``.dot``, ``.graphml``), a timeline for Perfetto (``.json.gz``), or a folder of timelines for HTA."""
+    from ..simulator.execution import viewing
+    from ..simulator.formats.kineto import write_kineto
+    from ..simulator.formats.perfetto import write_trace
+    from .trace_files import given, run_at
+
+    path = given(config, "path", "an execution trace or profile, or a folder of them")
+    output = given(config, "output", "what to write: .dot, .graphml, .json.gz, or a folder")
+    run = run_at(path)
+    if output.suffix in GRAPHS:
+        rank = min(run.traces)
+        trace = run.traces[rank]
+        graph = viewing.window(trace, run.called(rank), node_range(config["nodes"]))
+        text = viewing.dot(trace, graph) if output.suffix == ".dot" else viewing.graphml(trace, graph)
+        write_text("output", output, text)
+        shown = f"{len(graph.rows):,} nodes and {len(graph.edges):,} edges of rank {rank}"
+    elif output.name.endswith(TIMELINES):
+        write_trace(output, viewing.tracks(run))
+        shown = f"{len(run.traces):,} ranks, for https://ui.perfetto.dev"
+    elif output.suffix or output.is_file():
+        raise BadInputError(f"output={output} must end in {', '.join((*GRAPHS, *TIMELINES))}, or be a folder")
+    else:
+        for rank, trace in run.traces.items():
+            spans, total_us = viewing.kernels(trace)
+            write_kineto(output / f"rank{rank}.json.gz", rank, len(run.traces), spans, total_us)
+        shown = f"{len(run.traces):,} ranks, for HolisticTraceAnalysis"
+    if wants_json(config):
+        print_json({"output": str(output), "shown": shown})
+    else:
+        say(f"{output}: {shown}")
+    return 0
+
+
+def reconstruct(config: dict[str, Any]) -> int:
+    """The order in which all nodes run, with the times that a simulation gives them; as CSV where output is named."""
+    from ..datasets.loading import choice
+    from ..simulator.execution.feeder import POLICIES
+    from ..simulator.execution.run import simulate_run
+    from ..simulator.execution.viewing import ScheduledNode, schedule
+    from .trace_files import given, run_at
+
+    choice(BadInputError, "policy", config["policy"], POLICIES)
+    path = given(config, "path", "an execution trace or profile, or a folder of them")
+    made = simulate_run(run_at(path), policy=config["policy"])
+    if config["output"]:
+        import csv
+
+        def fill(temporary: Path) -> None:
+            with open(temporary, "w", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow(ScheduledNode._fields)
+                writer.writerows(schedule(made))
+
+        say(f"order: {write('output', Path(str(config['output'])).expanduser(), fill)}")
+    first = [each._asdict() for each in islice(schedule(made), SHOWN)]
+    total = made.executions.total_us
+    if wants_json(config):
+        print_json({"total_us": total, "nodes": sum(map(len, made.run.traces.values())), "first": first})
+    else:
+        rows = [(each["node"], each["rank"], each["name"][:60], each["sort"], microseconds(each["ready_us"]),
+                 microseconds(each["start_us"]), microseconds(each["end_us"])) for each in first]  # fmt: skip
+        table(f"{path}: {microseconds(total)}, the first nodes",
+              ("node", "rank", "name", "class", "ready", "starts", "ends"), rows)  # fmt: skip
+    return 0
