@@ -70,7 +70,7 @@ def test_what_was_put_into_a_run_is_its_largest_cause(tmp_path: Path, capsys: py
     model = str(tmp_path / "config.json")
     figures = {"name": "processor", "vendor": "cpu", "architecture": "zen4", "compute_units": 1, "clock_mhz": 3000,
                "memory_gib": 16, "memory_gbps": 10, "l2_mib": 1, "l2_gbps": 50, "tensor_tflops": "{fp32: 0.05}",
-               "vector_tflops": "{fp32: 0.05}"}  # fmt: skip
+               "vector_tflops": 0.05}  # fmt: skip
     device = ["device=cpu", "device.id=processor", *(f"+device.{name}={value}" for name, value in figures.items())]
     asked = [f"model={model}", *device, "workload=prefill", "workload.input_len=32", "engine.order=[analytical]"]
     assert main(["simulate", *asked, f"chakra={tmp_path / 'predicted'}", "format=json"]) == 0
