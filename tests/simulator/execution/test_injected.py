@@ -26,7 +26,8 @@ if cause == "slow":  # each silu sleeps inside the operator
     def silu(x):
         time.sleep({SLEEP_S})
         return x * torch.sigmoid(x)
-    torch.library.Library("aten", "IMPL").impl("silu", silu, "CPU")
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("silu", silu, "CPU")
 with collect(folder) as step:
     for _ in range({STEPS}):
         run()
