@@ -274,7 +274,7 @@ def _register(client: MlflowClient, source: str, run_id: str, trained: Trained) 
 
 
 def roll_back(uri: str, device_id: str, label: str, predictor: str) -> str | None:
-    """Move the device's alias of a registered model to the version of a predictor (``gemm@h100@torch@3``); its number.
+    """Move the device's alias of a registered model to a predictor's version (``gemm@torch/h100_sxm@3``); its number.
 
     None where MLflow knows no such version. TrackingError when MLflow is missing or does not answer.
     """
@@ -282,8 +282,7 @@ def roll_back(uri: str, device_id: str, label: str, predictor: str) -> str | Non
     with _one_line(uri):
         client, name = _client(uri), f"opcast-{_slug(label)}"
         for each in client.search_model_versions(f"name = '{name}'"):
-            run = client.get_run(each.run_id)
-            if run.data.params.get("predictor") == predictor:
+            if each.run_id and client.get_run(each.run_id).data.params.get("predictor") == predictor:
                 client.set_registered_model_alias(name, _slug(device_id), each.version)
                 return str(each.version)
     return None
