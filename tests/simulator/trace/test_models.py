@@ -9,6 +9,7 @@ import pytest
 from opcast.simulator.graph import Graph
 from opcast.simulator.trace import Workload, known_models, trace
 from opcast.simulator.trace.build import load_config
+from opcast.simulator.trace.entry import attention_notes
 from opcast.simulator.trace.models import resolve
 
 SMALL: dict[str, Any] = {
@@ -46,10 +47,32 @@ CHANGES: dict[str, dict[str, Any]] = {
     "deepseek_v3": LATENT | {"num_key_value_heads": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2},
     "glm4_moe": {"num_experts_per_tok": 2},
     "qwen3_moe": {"num_experts_per_tok": 2},
+    "qwen3_5_moe_text": {
+        "num_experts_per_tok": 2,
+        "shared_expert_intermediate_size": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    },
+    "glm_moe_dsa": LATENT
+    | {"num_key_value_heads": 4, "num_experts_per_tok": 2, "index_topk": 4, "index_n_heads": 2, "index_head_dim": 16},
 }
 TRANSFORMED = ("gpt2", "gptj", "mpt", "bloom", "opt", "falcon")  # named settings of their own, not those of SMALL
 ENCODERS = ("bert",)  # which generate nothing
-ROUTED = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss", "llama4_text", "glm4_moe", "minimax_m2")
+LINEAR = ("qwen3_5_moe_text",)  # three of four layers have linear attention
+ROUTED = (
+    "mixtral",
+    "qwen3_moe",
+    "qwen3_5_moe_text",
+    "glm_moe_dsa",
+    "deepseek_v2",
+    "deepseek_v3",
+    "gpt_oss",
+    "llama4_text",
+    "glm4_moe",
+    "minimax_m2",
+)
 PUBLISHED = {  # parameters in billions, as their makers state them
     "llama3_1_405b": 405.9,
     "qwen2_5_72b": 72.7,
@@ -76,6 +99,9 @@ PUBLISHED = {  # parameters in billions, as their makers state them
     "llama4_maverick": 400.7,
     "nemotron4_340b": 341.0,
     "glm4_5_air_106b_a12b": 106.9,
+    "deepseek_r1": 671.0,
+    "glm_5": 744.0,
+    "qwen3_5_397b_a17b": 397.0,
 }
 
 
@@ -136,9 +162,11 @@ def test_every_family_traces_with_one_attention_a_layer(family: str, kind: str):
     optimizer = "adamw" if kind == "train" else "none"
     graph = trace(small(family), Workload(kind=kind, seq_len=16, attention="fused", optimizer=optimizer))
     found = kinds(graph)
-    assert graph.notes == ()
-    assert found["attention_decode" if kind == "decode" else "attention_prefill"] == 4
-    assert found["attention_backward"] == (4 if kind == "train" else 0)
+    said = [note for note in graph.notes if family not in LINEAR or "linalg_solve_triangular" not in note]
+    assert tuple(said) == attention_notes(small(family))
+    attending = 1 if family in LINEAR else 4
+    assert found["attention_decode" if kind == "decode" else "attention_prefill"] == attending
+    assert found["attention_backward"] == (attending if kind == "train" else 0)
     if family in ROUTED:  # two products of routed rows a layer, each with two gradients
         routed = found["grouped_gemm"] / (6 if kind == "train" else 2)
         assert 1 <= routed <= 4
@@ -169,3 +197,14 @@ def test_windows_are_told_without_masks_however_long_the_prompt(family: str, win
     seen = {(n.op.causal, n.op.window) for n, _ in graph.weighted() if n.op and n.op.kind == "attention_prefill"}
     assert seen == {(1, 0), (1, window)}
     assert max(n.bytes_moved for n, _ in graph.weighted()) < 1 << 27  # no mask of 16,384 x 16,384 is written
+
+
+def test_linear_and_sparse_attention_say_how_they_are_timed() -> None:
+    def notes(name: str) -> tuple[str, ...]:
+        return attention_notes(resolve(name).config)
+
+    assert attention_notes(None) == notes("llama3_8b") == ()
+    (linear,) = notes("qwen3_5_397b_a17b")
+    assert "linear attention" in linear
+    (sparse,) = notes("glm_5")
+    assert "instead of the 2048" in sparse
