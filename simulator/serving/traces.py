@@ -60,7 +60,7 @@ def _table(path: Path) -> pd.DataFrame:
 
     try:
         lines = path.suffix in (".jsonl", ".json", ".ndjson")
-        table = pd.read_json(path, lines=True, convert_dates=False) if lines else pd.read_csv(path)
+        table = pd.read_json(path, lines=True, convert_dates=False) if lines else pd.read_csv(path, low_memory=False)
     except FileNotFoundError:
         raise RequestTraceError(f"traffic.trace={path} does not exist") from None
     except (ValueError, OSError) as error:

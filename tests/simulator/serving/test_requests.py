@@ -124,3 +124,12 @@ def test_a_trace_that_is_none_is_one_line(tmp_path: Path) -> None:
         stream(RequestTraffic(trace=str(tmp_path / "none.csv")))
     with pytest.raises(RequestTraceError, match="lacks the columns arrival_s"):
         stream(written(tmp_path / "other.csv", "a,b\n1,2\n"))
+
+
+@pytest.mark.slow
+def test_one_bad_row_of_a_million_is_named(tmp_path: Path) -> None:
+    rows = [f"{place},100,10" for place in range(1_000_000)]
+    rows[765_432] = "765432,100,none"
+    traffic = written(tmp_path / "long.csv", "arrival_s,input_tokens,output_tokens\n" + "\n".join(rows) + "\n")
+    with pytest.raises(RequestTraceError, match="row 765433: output_tokens=none is no number"):
+        stream(traffic)

@@ -316,3 +316,19 @@ def test_machine_code_says_what_python_says(played: Play, policy: str) -> None:
             fast = serve(request, replica, None, Keeping(iterations=2000, requests=True))
         assert fast.requests.tobytes() == slow.requests.tobytes()
         assert fast.iterations.tobytes() == slow.iterations.tobytes()
+
+
+@pytest.mark.parametrize("policy", ["vllm", "vllm_v0", "sarathi", "orca", "sglang", "trtllm"])
+def test_nobody_starves_who_came_first_is_admitted_first(played: Play, policy: str) -> None:
+    scheduler = Scheduler(policy, max_seqs=6, chunk=200)
+    rows = played(replace(USUAL, scheduler=scheduler, kv=KvMemory(60, 16))).requests
+    assert (np.diff(rows["admitted_us"][np.argsort(rows["arrival_us"], kind="stable")]) >= 0).all()
+
+
+def test_twice_the_bandwidth_between_pools_never_makes_a_cache_later(played: Play) -> None:
+    def moved(gbps: float) -> np.ndarray:
+        request = replace(USUAL, decode_pool=DecodePool(1, link_gbps=gbps, link_us=0.0))
+        return np.asarray(played(request, by_hand(LAW, 200, 16, 131072.0)).requests["moved_us"])
+
+    for gbps in (0.25, 1.0, 4.0):
+        assert (moved(2 * gbps) <= moved(gbps) + 1e-6).all()
