@@ -26,7 +26,10 @@ Row = Mapping[str, Any]
 
 def changes(one: Row, other: Row) -> dict[str, tuple[Any, Any]]:
     """The axes in which two rows differ, with the value of each."""
-    return {name: (one[name], other[name]) for name in AXES if one[name] != other[name]}
+    differ = {name: (one[name], other[name]) for name in AXES if one[name] != other[name]}
+    if 1 in differ.get("tp", ()):
+        differ.pop("sequence_parallel", None)  # which goes with tensor parallelism
+    return differ
 
 
 def reason(better: Row, worse: Row, objective: str) -> str:

@@ -17,7 +17,7 @@ from .evaluate import OK, Row
 from .points import Folder, Identity, identity
 from .rank import losses
 from .request import Asked
-from .space import AXES, NAMES, derived, fitting
+from .space import AXES, NAMES, derived, fitting, plainest_point
 from .workers import Workers
 
 if TYPE_CHECKING:
@@ -79,10 +79,12 @@ def sample(made: Asked, crew: Workers, folder: Folder, advance: Any, name: str) 
 
 def chosen(made: Asked, trial: optuna.trial.Trial) -> dict[str, Any]:
     """The point that a trial asks about."""
-    return {
-        name: values[0] if len(values) == 1 else values[trial.suggest_int(name, 0, len(values) - 1)]
-        for name, values in made.axes.items()
-    }
+    return plainest_point(
+        {
+            name: values[0] if len(values) == 1 else values[trial.suggest_int(name, 0, len(values) - 1)]
+            for name, values in made.axes.items()
+        }
+    )
 
 
 def misfits(made: Asked, points: Sequence[Mapping[str, Any]]) -> list[int]:

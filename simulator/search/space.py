@@ -183,11 +183,16 @@ class Points:
 
     def at(self, place: int) -> dict[str, Any]:
         """One point as plain values, axes only."""
-        return {name: _plain(self.columns[name][place]) for name in AXES}
+        return plainest_point({name: _plain(self.columns[name][place]) for name in AXES})
 
     def only(self, kept: np.ndarray) -> Points:
         """The points where ``kept`` is true, or at those places."""
         return Points({name: column[kept] for name, column in self.columns.items()})
+
+
+def plainest_point(point: Mapping[str, Any]) -> dict[str, Any]:
+    """The point without sequence parallelism where it has no tensor parallelism: what an axis says of all points."""
+    return {**point, "sequence_parallel": point["sequence_parallel"] and point["tp"] > 1}
 
 
 def _plain(value: Any) -> Any:
@@ -291,11 +296,13 @@ def settings(point: Mapping[str, Any]) -> str:
 def neighbours(axes: Mapping[str, Sequence[Any]], point: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """The points that differ from one in a single axis by one step down or up, each with the axis."""
     found = []
+    own = axes["sequence_parallel"]
+    point = {**point, "sequence_parallel": point["sequence_parallel"] if point["sequence_parallel"] in own else own[0]}
     for name in AXES:
         values = sorted(axes[name]) if not isinstance(axes[name][0], str) else list(axes[name])
         at = values.index(point[name])
         near = values if isinstance(values[0], str) else values[max(at - 1, 0) : at + 2]
-        found += [(name, {**point, name: value}) for value in near if value != point[name]]
+        found += [(name, plainest_point({**point, name: value})) for value in near if value != point[name]]
     return found
 
 

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from opcast.jobs.service.guard import ARROW
 
 schemathesis = pytest.importorskip("schemathesis", reason="the API is fuzzed with schemathesis (the extra dev)")
+pytestmark = pytest.mark.slow
 LONG = ("/v1/search", "/v1/serving", "/v1/simulate")  # those that may start minutes of work
 
 

@@ -102,6 +102,13 @@ def test_an_answer_explains_itself(whole: list[SearchReport]) -> None:
     assert len(found.to_pandas()) == len(found.rows)
 
 
+def test_what_has_no_tensor_parallelism_has_no_sequence_parallelism(whole: list[SearchReport]) -> None:
+    rows = [row for found in whole for row in found.rows]
+    assert {row["sequence_parallel"] for row in rows if row["tp"] == 1} == {False}
+    assert True in {row["sequence_parallel"] for row in rows if row["tp"] > 1}
+    assert all(each["status"] != "does not fit together" for each in whole[0].sensitivity if each["axis"] == "tp")
+
+
 def test_a_search_that_was_ended_goes_on(asking: Asking, bench: Workbench, tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
