@@ -481,8 +481,8 @@
   }
 
   const degrees = (row, prefix) => ["tp", "pp", "dp", "ep"].filter((name) => name === "tp" || row[prefix + name] !== 1).map((name) => `${name}=${row[prefix + name]}`).join(" ");
-  const way = (row) => (row.pools === "together" ? `${row.replicas} × ${degrees(row, "")} batch=${row.batch}`
-    : `${row.prefill_replicas} prefill ${degrees(row, "prefill_")} + ${row.replicas} decode ${degrees(row, "")} batch=${row.batch}`);
+  const way = (row) => (row.pools === "together" ? `each of ${row.replicas}: ${degrees(row, "")} batch=${row.batch}`
+    : `prefill on ${row.prefill_replicas}: ${degrees(row, "prefill_")}, decode on ${row.replicas}: ${degrees(row, "")} batch=${row.batch}`);
   function waysCards(found) {
     const best = found.best[0];
     return make("div", { class: "cards" },
