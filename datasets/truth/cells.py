@@ -18,6 +18,7 @@ PRECISIONS = {
     "tf32": ("fp32", "tf32"),
     "bf16": ("bf16", ""),
     "amp_bf16": ("bf16", ""),
+    "amp_fp8": ("bf16", "fp8"),  # Composer's: Transformer Engine's layers under autocast
     "fp16": ("fp16", ""),
     "fp8": ("bf16", "fp8"),
     "fp8-cs": ("bf16", "fp8"),  # current scaling: one scale a tensor

@@ -79,7 +79,8 @@ class Row:
     """What every row has. ``measured`` and ``peer`` (what another tool predicted) are by quantity.
 
     Units: ``step_time`` s, ``peak_memory`` GiB, ``fits`` true or false, ``ttft``, ``tpot``, ``e2e`` ms, ``throughput``
-    tokens/s of all devices, ``latency`` ms. ``tags`` are what rows are grouped by.
+    tokens/s of all devices, ``latency`` ms, ``activation_share`` % of what the same run keeps for its backward pass
+    without sequence parallelism and recomputation. ``tags`` are what rows are grouped by.
     """
 
     id: str
@@ -110,19 +111,33 @@ class ModelRow(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRow(ModelRow):
-    """A training step. Batches in sequences; ``recompute`` is a policy of :mod:`opcast.simulator.passes.recompute`."""
+    """A training step. Batches in sequences; ``recompute`` is a policy of :mod:`opcast.simulator.passes.recompute`.
+
+    ``lora_rank`` is that of adapters that are trained in place of the weights (0: the weights are), ``lora_modules``
+    a pattern of what they stand beside (empty: the usual).
+    """
 
     seq_len: int
     global_batch: int
     micro_batch: int
     recompute: str = "none"
+    lora_rank: int = 0
+    lora_modules: str = ""
 
     @property
     def configuration(self) -> tuple[Any, ...]:
         """What two runs share that are repeats of each other."""
         return (
             *(self.model, self.hardware.gpu, self.hardware.devices, self.precision, self.quantization, self.framework),
-            *(self.layout, self.seq_len, self.global_batch, self.micro_batch, self.recompute),
+            *(
+                self.layout,
+                self.seq_len,
+                self.global_batch,
+                self.micro_batch,
+                self.recompute,
+                self.lora_rank,
+                self.lora_modules,
+            ),
             tuple(sorted((key, str(value)) for key, value in self.options.items())),
         )
 

@@ -38,6 +38,7 @@ def data_parallel(graph: Graph, plan: Plan) -> Graph:
     if stage < 2 or (plan.micro_batches > 1 and not reduces_every_micro_batch(plan)):
         _main_gradients(draft, plan.stack)
     own = {f.name: gather_weights(draft, plan, f) if stage == 3 else f.weights for f in found}
+    found = [family for family in found if family.trained]
     summed = {f.name: scatter_gradients(draft, plan, f) if stage >= 2 else f.gradients for f in found}
     for family in found:
         if stage < 2 and "dp" in overlap:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ..graph import Graph, Node, shift_path
 from ..question.iteration import Iteration, attended
-from ..trace.entry import forward_flops
+from ..trace.entry import phase_flops
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed
 
@@ -36,7 +36,9 @@ def mixed(prompts: Graph, decodes: Graph | None, batch: Iteration) -> Graph:
                 _insert(draft, section, item, own, decodes)
     free_after_last_use(draft, released)
     made = draft.graph()
-    share = forward_flops(made) / max(forward_flops(prompts), 1.0)  # what ranks share out is shared alike
+    share = phase_flops(made, "forward") / max(
+        phase_flops(prompts, "forward"), 1.0
+    )  # what ranks share out is shared alike
     return replace(made, model_flops=prompts.model_flops * share)
 
 

@@ -24,7 +24,7 @@ from .rewriting.compact import compact
 
 Piece = tuple[int, int, int, tuple[int, ...] | None]  # block, first repetition, count, kept nodes (None: all)
 Cut = tuple[Piece, ...]
-WEIGHT, GRADIENT, STATE = (ROLES.index(role) for role in ("weight", "gradient", "optimizer_state"))
+WEIGHT, FROZEN, GRADIENT, STATE = (ROLES.index(role) for role in ("weight", "frozen", "gradient", "optimizer_state"))
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ def _moved(tensors: Sequence[int], block: Block, repetition: int) -> list[int]:
 
 def _held(blocks: Sequence[Block], roles: np.ndarray) -> np.ndarray:
     """Which tensors are a chunk's own: all but weights and gradients that no node of these blocks touches [tensors]."""
-    held: np.ndarray = (roles != WEIGHT) & (roles != GRADIENT)
+    held: np.ndarray = ~np.isin(roles, (WEIGHT, FROZEN, GRADIENT))
     for block in blocks:
         for used in (block.read, block.written):
             held[used.over(np.arange(block.repeat))[0]] = True

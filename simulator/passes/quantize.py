@@ -8,7 +8,8 @@ matches.
 An operand is rounded once, by a ``quantize`` node, for all products that read it. In training the weight's gradient
 multiplies along the other dimension, for which a second, transposed copy is made with the first, and kept for the
 backward pass in place of the 16-bit tensor (Transformer Engine's cast-transpose; DeepSeek-V3, arXiv 2412.19437, sec.
-3.3). Weights are rounded once a step, in its first micro-batch; what their rounded copies weigh is not counted. With
+3.3). Weights are rounded once a step, in its first micro-batch; what their rounded copies weigh is not counted. Frozen
+ones are rounded before the first step, and their products need no transposed copies; adapters stay in 16 bits. With
 ``plan.options["fp8_scaling"]="current"`` the maximum is found in a pass of its own.
 
 ``tf32`` is no recipe of this kind: fp32 products run on matrix units as they are.
@@ -38,7 +39,7 @@ from .rewriting.lifetimes import free_after_last_use, freed
 from .rewriting.nodes import kernel
 
 HIGH = ("bf16", "fp16")
-SKIP = r"lm_head|embed_out|(^|\.)(output|score|gate|router)$"
+SKIP = r"lm_head|embed_out|(^|\.)(output|score|gate|router|lora_[ab])$"
 KV_FORMATS = ("fp8", "int8")
 
 
@@ -181,15 +182,16 @@ class _Rounding:
         node, op = item.node, item.node.op
         assert op is not None
         own = [t for t in node.reads if self._weight(t) and self._matrix(t, op)]
+        trained = not own or any(self.draft.role(t) == "weight" for t in own)
         operands = [t for t in node.reads if self.recipe.activation and self._operand(t, op)]
         weights.update((t, (section, op)) for t in own)
         across = op.kind != "fused_moe" and op.layout == LAYOUT.choices.index("tn")
         names = {t: self._standing(section, item, t, across, rounded) for t in operands}
         fresh = [t for t, name in names.items() if name < 0]
-        made = self._operands(section, node, op, fresh, rounded) if fresh else []
+        made = self._operands(section, node, op, fresh, rounded, self.training and trained) if fresh else []
         names.update((t, rounded[t, across]) for t in fresh)
         if self.training and node.phase == "forward":
-            made += self._weights(section, node, op, own)
+            made += self._weights(section, node, op, [t for t in own if self.draft.role(t) == "weight"])
         changed = op.replace(dtype=self.plan.quantization, out_dtype=op.out_dtype)
         reads = tuple(dict.fromkeys(names.get(t, t) for t in node.reads))
         item.compute(changed, reads=reads)
@@ -218,14 +220,20 @@ class _Rounding:
         return rounded.get((tensor, across), -1)
 
     def _operands(
-        self, section: Section, node: Node, op: Op, tensors: Sequence[int], rounded: dict[tuple[int, bool], int]
+        self,
+        section: Section,
+        node: Node,
+        op: Op,
+        tensors: Sequence[int],
+        rounded: dict[tuple[int, bool], int],
+        both: bool,
     ) -> list[Item]:
-        """The nodes that round operands side by side, in training along both dimensions."""
+        """The nodes that round operands side by side, along ``both`` dimensions where their weight has a gradient."""
         copies: list[tuple[int, ...]] = []
-        for transposed in (False, True)[: 1 + self.training]:
+        for transposed in (False, True)[: 1 + both]:
             copies.append(tuple(self._copy(section, t, self.recipe.activation) for t in tensors))
             rounded.update(((t, transposed), copy) for t, copy in zip(tensors, copies[-1], strict=True))
-        if self.training and node.phase != "backward":
+        if both and node.phase != "backward":
             for tensor, copy in zip(tensors, copies[1], strict=True):
                 self.kept.update((int(i), (section, tensor, copy)) for i in section.ids(tensor))
         numel = sum(map(self.draft.numel, tensors))

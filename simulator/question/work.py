@@ -7,7 +7,7 @@ from typing import Any
 
 from ...datasets.loading import choice, number, whole
 from ...models.intervals import COVERAGE as COVERAGE
-from ..trace.workload import CACHES, load_text, parse_load
+from ..trace.workload import CACHES, LORA_MODULES, check_trained, load_text, parse_load
 from .iteration import Iteration, pairs_of
 
 KINDS_OF_WORK = ("train", "prefill", "decode", "generate", "batch")
@@ -27,7 +27,8 @@ class Work:
     (``generate``) ``output_len``. ``decode`` is one step with ``input_len`` tokens in the cache. ``batch`` is one pass
     over ``prompts`` (new and cached tokens of each chunk) and ``decodes`` (sequences and their cached tokens), of which
     ``samples`` yield a token, on ``padded_tokens`` (:class:`.iteration.Iteration`). ``data_loading_ms`` is what a
-    training step on a cluster waits for its batch.
+    training step on a cluster waits for its batch. ``frozen``, ``lora_rank`` and ``lora_modules`` say what it trains
+    (:class:`..trace.workload.Workload`).
     """
 
     kind: str = "train"
@@ -40,6 +41,9 @@ class Work:
     cache: str = "dynamic"
     expert_load: str = "balanced"
     data_loading_ms: float = 0.0
+    frozen: str = ""
+    lora_rank: int = 0
+    lora_modules: str = LORA_MODULES
     prompts: tuple[tuple[int, int], ...] = ()
     decodes: tuple[tuple[int, int], ...] = ()
     samples: int | None = None
@@ -61,6 +65,7 @@ class Work:
         choice(WorkloadError, "workload.cache", self.cache, CACHES)
         object.__setattr__(self, "expert_load", load_text(self.expert_load))
         parse_load(self.expert_load)
+        check_trained(self, "workload.")
         self._check_batch()
         if self.kind == "train" and self.sequences % self.micro_batch:
             raise WorkloadError(

@@ -153,7 +153,16 @@ def traced(model: Model, work: Work, plan: Plan, part: Part, device: Device, cac
     """
     attention = "sdpa" if device.synchronous else "fused"
     if part.kind == "train":
-        usual = Workload("train", work.micro_batch, part.seq_len, attention=attention, expert_load=work.expert_load)
+        usual = Workload(
+            "train",
+            work.micro_batch,
+            part.seq_len,
+            attention=attention,
+            expert_load=work.expert_load,
+            frozen=work.frozen,
+            lora_rank=work.lora_rank,
+            lora_modules=work.lora_modules,
+        )
         return trace(model, usual, plan.precision, cache_dir)
     engine = "paged_attention" in plan.stack.fusion
     workload = Workload(

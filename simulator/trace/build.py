@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .adapters import choose_trained
 from .models import Source
 from .workload import TraceError, Workload
 
@@ -47,7 +48,8 @@ def build(source: Source, workload: Workload, precision: str, config: Any = None
     """
     dtype = getattr(torch, TORCH_DTYPES[precision])
     if source.factory is not None:
-        return _made(source, dtype)
+        made = _made(source, dtype)
+        return Built(choose_trained(made.module, workload, source.name), made.example) if workload.trains_part else made
     config = copy.deepcopy(config) if config is not None else load_config(source)
     experts = {"experts_implementation": workload.experts} if workload.experts else {}
     with quiet():
@@ -56,7 +58,7 @@ def build(source: Source, workload: Workload, precision: str, config: Any = None
         except Exception as error:
             raise TraceError(f"model {source.name}: {one_line(error)}") from None
     module.tie_weights()  # part of the initialisation that a trace leaves out
-    return Built(module)
+    return Built(choose_trained(module, workload, source.name) if workload.trains_part else module)
 
 
 def encodes(config: Any) -> bool:
@@ -67,10 +69,17 @@ def encodes(config: Any) -> bool:
     return getattr(config, "model_type", None) in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not generates
 
 
-def _loader(config: Any, workload: Workload) -> Any:
-    """transformers' factory of decoders, of encoders that learn masked tokens, or of encoders without a head."""
-    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
+def translates(config: Any) -> bool:
+    """Whether a configuration is that of an encoder with a decoder, as T5's."""
+    return bool(getattr(config, "is_encoder_decoder", False))
 
+
+def _loader(config: Any, workload: Workload) -> Any:
+    """transformers' factory of decoders, of encoders with decoders, of encoders that learn masked tokens or headless."""
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
+
+    if translates(config):
+        return AutoModelForSeq2SeqLM
     if not encodes(config):
         return AutoModelForCausalLM
     return AutoModelForMaskedLM if workload.training else AutoModel

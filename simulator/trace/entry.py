@@ -136,15 +136,20 @@ def _held_bytes(module: nn.Module) -> int:
 
 
 def model_flops(graph: Graph, workload: Workload) -> float:
-    """Matrix products and attention of the forward pass, three times in training (backward costs two forwards)."""
-    return forward_flops(graph) * (3 if workload.training else 1)
+    """Matrix products and attention of the forward pass, three times in training (backward costs two forwards).
+
+    Where weights are frozen, backward costs what it computes.
+    """
+    if workload.trains_part:
+        return phase_flops(graph, "forward") + phase_flops(graph, "backward")
+    return phase_flops(graph, "forward") * (3 if workload.training else 1)
 
 
-def forward_flops(graph: Graph) -> float:
-    """Matrix products and attention of the forward pass."""
-    forward = 0.0
+def phase_flops(graph: Graph, phase: str) -> float:
+    """Matrix products and attention of a phase."""
+    flops = 0.0
     for node, times in graph.weighted():
-        if node.phase == "forward" and node.op is not None:
+        if node.phase == phase and node.op is not None:
             cost = node.op.cost
-            forward += times * float(cost.flops) if cost.unit == "tensor" else 0.0
-    return forward
+            flops += times * float(cost.flops) if cost.unit == "tensor" else 0.0
+    return flops

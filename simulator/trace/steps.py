@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .build import encodes
+from .build import encodes, translates
 from .workload import TraceError, Workload
 
 Call = Callable[[], Any]
@@ -45,6 +45,8 @@ def prepare(model: nn.Module, workload: Workload, example: Callable[[Workload], 
     tokens = token_ids(model, workload.batch, workload.seq_len)
     if encodes(model.config):
         return ForwardCall(_encoder_call(model, tokens, workload))
+    if translates(model.config):
+        return _translation(model, tokens, workload)
     if workload.training:
         return ForwardCall(lambda: model(input_ids=tokens, labels=tokens, use_cache=False))
     keep, cache = _last_logits(model, workload), _cache(model, workload)
@@ -98,11 +100,12 @@ def loss_of(output: Any) -> torch.Tensor:
 
 
 def cached_tensors(cache: Any) -> Iterator[torch.Tensor]:
-    """The tensors that a cache of transformers holds, layer by layer."""
-    for layer in getattr(cache, "layers", ()):
-        for value in vars(layer).values():
-            if isinstance(value, torch.Tensor):
-                yield value
+    """The tensors that a cache of transformers holds, layer by layer, of the prompt's keys and values too."""
+    for part in (getattr(cache, "self_attention_cache", cache), getattr(cache, "cross_attention_cache", None)):
+        for layer in getattr(part, "layers", ()):
+            for value in vars(layer).values():
+                if isinstance(value, torch.Tensor):
+                    yield value
 
 
 def _example_call(model: nn.Module, inputs: Any) -> Call:
@@ -111,6 +114,25 @@ def _example_call(model: nn.Module, inputs: Any) -> Call:
     if isinstance(inputs, (tuple, list)):
         return lambda: model(*inputs)
     raise TraceError(f"example inputs must be a tuple or a mapping of arguments, not {type(inputs).__name__}")
+
+
+def _translation(model: nn.Module, tokens: torch.Tensor, workload: Workload) -> ForwardCall:
+    """An encoder with a decoder: the prompt goes to the encoder, and the decoder begins with one token.
+
+    In training, and with logits of ``all`` positions, the decoder is given as many tokens as the encoder. A decode step
+    reads the keys and values of the prompt, and the decoder's own of one token.
+    """
+    if workload.training:
+        return ForwardCall(lambda: model(input_ids=tokens, decoder_input_ids=tokens, labels=tokens, use_cache=False))
+    given = tokens if workload.logits == "all" and workload.kind == "prefill" else tokens[:, :1]
+    if workload.kind == "prefill":
+        keep = workload.logits != "all"
+        return ForwardCall(lambda: model(input_ids=tokens, decoder_input_ids=given, use_cache=keep))
+    begun = model(input_ids=tokens, decoder_input_ids=given, use_cache=True)
+    filled, seen = begun.past_key_values, (begun.encoder_last_hidden_state,)
+    return ForwardCall(
+        lambda: model(encoder_outputs=seen, decoder_input_ids=given, past_key_values=filled, use_cache=True), filled
+    )
 
 
 def _encoder_call(model: nn.Module, tokens: torch.Tensor, workload: Workload) -> Call:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ OPTIMIZERS = ("adamw", "none")
 ATTENTIONS = ("sdpa", "fused")
 STEEPEST = 20  # exponent of zipf loads: beyond it all goes to the first experts
 LOGITS = ("last", "all")
+LORA_MODULES = "attn|attention"  # what the paper adapts, and MLPerf's benchmark
 
 
 class TraceError(ValueError):
@@ -38,6 +40,9 @@ class Workload:
     ``expert_load`` says how routed tokens spread over experts: ``balanced``, ``zipf:1.0`` (the share of the e-th
     expert falls with e to that power), or shares by commas, as measured, one an expert. ``logits`` says which
     positions of a prompt get them: the ``last``, where the model can be told so, or ``all``.
+
+    ``frozen`` is a pattern of names of weights that are not trained. With ``lora_rank`` no weight of the model is, but
+    low-rank adapters beside Linears whose path matches ``lora_modules`` (:mod:`.adapters`).
     """
 
     kind: str
@@ -50,6 +55,9 @@ class Workload:
     experts: str = ""
     expert_load: str = "balanced"
     logits: str = "last"
+    frozen: str = ""
+    lora_rank: int = 0
+    lora_modules: str = LORA_MODULES
 
     def __post_init__(self) -> None:
         choose("workload", self.kind, KINDS)
@@ -62,10 +70,16 @@ class Workload:
         if self.kind == "train" and self.seq_len < 2:
             raise TraceError("seq_len=1 leaves no next token to train on: take at least 2")
         parse_load(self.expert_load)
+        check_trained(self)
 
     @property
     def training(self) -> bool:
         return self.kind == "train"
+
+    @property
+    def trains_part(self) -> bool:
+        """Whether weights of the model are left as they are."""
+        return self.training and bool(self.frozen or self.lora_rank)
 
     @property
     def tokens(self) -> int:
@@ -74,6 +88,16 @@ class Workload:
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+
+def check_trained(given: Any, name: str = "") -> None:
+    """TraceError for a rank that is none, and patterns that cannot be read. ``name`` goes before what is wrong."""
+    whole(TraceError, f"{name}lora_rank", given.lora_rank, 0)
+    for what, pattern in (("frozen", given.frozen), ("lora_modules", given.lora_modules)):
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            raise TraceError(f"{name}{what}={pattern!r} is no regular expression: {error}") from None
 
 
 def choose(what: str, value: str, known: tuple[str, ...]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ...datasets.clusters import Cluster
@@ -28,6 +28,7 @@ from .cases import Question, ValidationSettings, cluster_of, device_of, inferenc
 from .metrics import Bounded, Pair, grouped
 
 Progress = Callable[[int], None]
+KEPT = "activations kept for the backward pass"
 COVERAGE = 0.9  # of the intervals that are scored
 
 
@@ -118,7 +119,12 @@ def step_quantities(row: TrainingRow | InferenceRow, setting: ValidationSettings
     case = training_case(row, setting) if isinstance(row, TrainingRow) else inference_case(row, setting)
     report = simulated_case(case, setting, engines)
     timed = training_quantities if isinstance(row, TrainingRow) else inference_quantities
-    return timed(report, row) | memory_quantities(report, row, case.plan.stack.id)
+    found = timed(report, row) | memory_quantities(report, row, case.plan.stack.id)
+    if isinstance(row, TrainingRow) and "activation_share" in row.measured:
+        whole = replace(row, recompute="none", layout=replace(row.layout, sequence_parallel=False))
+        kept = simulated_case(training_case(whole, setting), setting, engines).memory.by_class[KEPT]
+        found["activation_share"] = Estimate(100.0 * report.memory.by_class.get(KEPT, 0.0) / kept)
+    return found
 
 
 def simulated_case(case: Question, setting: ValidationSettings, engines: Engines) -> StepReport | InferenceReport:

@@ -15,6 +15,7 @@ from ..engines import Engine
 from ..question.calibration import USUAL
 from ..question.plan import Parallel, Plan, Stack, load_stack
 from ..question.work import Work
+from ..trace.workload import LORA_MODULES
 
 OVERLAPS = {"async_tp": "tp"}  # what a row says of its framework -> communication beside compute
 PRACTICES = (*OVERLAPS, "optimizer", "kv_cache")  # the framework's affair, or what was timed; not the passes'
@@ -72,7 +73,8 @@ def training_case(row: TrainingRow, setting: ValidationSettings) -> Question:
         options=options,
         calibration=setting.calibration,
     )
-    work = Work("train", seq_len=row.seq_len, micro_batch=row.micro_batch, global_batch=row.global_batch)
+    sizes = {"seq_len": row.seq_len, "micro_batch": row.micro_batch, "global_batch": row.global_batch}
+    work = Work("train", **sizes, lora_rank=row.lora_rank, lora_modules=row.lora_modules or LORA_MODULES)
     return Question(row.config, work, plan, device_of(row.hardware, setting))
 
 

@@ -20,6 +20,7 @@ SMALL: dict[str, dict[str, Any]] = {
     },
     "mixtral": ATTENTION | {"intermediate_size": 128, "num_local_experts": 4},
     "gpt2": {"n_embd": 64, "n_head": 4, "vocab_size": 256, "n_positions": 64, "bos_token_id": 0, "eos_token_id": 0},
+    "t5": {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_heads": 4, "vocab_size": 256, "dropout_rate": 0.0},
     "bert": {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 256},
     "gemma2": ATTENTION | {"intermediate_size": 128, "head_dim": 16, "sliding_window": 8},
     "mistral": ATTENTION | {"intermediate_size": 128, "head_dim": 16, "sliding_window": 8},

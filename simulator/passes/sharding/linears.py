@@ -1,10 +1,12 @@
 """How the weight of a Linear is cut, found by where its result flows: by columns, by vocabulary, or not at all.
 
-A product out of the residual stream is cut by columns when another product, or attention, follows before anything
-needs all of its features at once; a norm over all of them before a product (the latent projections of MLA), a router's
-choice or the residual stream itself before that leaves the weight whole. A norm over all queries or keys on their way
-to attention (OLMo 2) does not: ranks sum its statistic. What is as wide as the table of embeddings and reaches no
-further product is the head of the language model. (Rows are cut where the input is shared already.)
+A product out of the residual stream is cut by columns when another product, or attention, follows before anything needs
+all of its features at once; a norm over all of them before a product (the latent projections of MLA), a router's choice
+or the residual stream itself before that leaves the weight whole, and so does a result of few features, as the first
+product of an adapter (LoRA) has: ranks exchange less of it than of the sums that a cut would make. A norm over all
+queries or keys on their way to attention (OLMo 2) does not: ranks sum its statistic. What is as wide as the table of
+embeddings and reaches no further product is the head of the language model. (Rows are cut where the input is shared
+already.)
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from ...graph import Node
 from ..rewriting.draft import Section
 from .shards import COLUMN, REPLICATED, TABLE
 
+THIN = 512  # features; ranks of adapters are 4 to 256
 OVER_ROWS = ("norm", "softmax")  # purposes of ops that need all features of a row
 
 
@@ -61,6 +64,8 @@ class DataFlow:
                     return REPLICATED, None
                 normed = normed or self._norms(after, width)
                 waiting.extend(after.writes)
+        if product and not heads and _thin(node):
+            return REPLICATED, None
         if normed and (product or heads is None or not heads.key_dim):
             return REPLICATED, None
         if product or heads:
@@ -80,6 +85,11 @@ class DataFlow:
         if KINDS[op.kind].purpose in OVER_ROWS and not KINDS[op.kind].backward:
             return 2 * op.cols > width
         return op.kind == "reduce" and op.inner == 1 and 2 * op.length > width
+
+
+def _thin(node: Node) -> bool:
+    """Whether a product keeps so few of its input's features that the ranks had better all have its result."""
+    return node.op is not None and node.op.kind == "gemm" and node.op.n <= min(THIN, node.op.k // 4)
 
 
 def attention_heads(node: Node, tokens: int) -> Heads | None:

@@ -1,4 +1,4 @@
-"""The weights of a graph by who shares them: dense ones, and experts, whose copies lie on fewer ranks.
+"""The weights of a graph by who shares them: dense ones, and experts, whose copies lie on fewer ranks; frozen ones.
 
 All ranks that hold the same weight sum its gradient. Dense weights are alike on every data and context rank, an
 expert's only on the ranks that hold that expert (Megatron's expert-data group). ZeRO (Rajbhandari et al. 2020, arXiv
@@ -17,7 +17,7 @@ from ...graph import ROLES, Node, layer_of
 from ...question.plan import Group, Plan
 from ..rewriting.draft import Draft, Section
 
-WEIGHT, GRADIENT, STATE = (ROLES.index(role) for role in ("weight", "gradient", "optimizer_state"))
+WEIGHT, FROZEN, GRADIENT, STATE = (ROLES.index(role) for role in ("weight", "frozen", "gradient", "optimizer_state"))
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,11 @@ class WeightFamily:
     group: Group
     shard: Group
     replicas: Group
+
+    @property
+    def trained(self) -> bool:
+        """Whether an optimizer updates them."""
+        return not self.name.startswith("frozen")
 
 
 @dataclass(frozen=True)
@@ -50,15 +55,18 @@ class Unit:
 
 
 def families(draft: Draft, plan: Plan) -> list[WeightFamily]:
-    """Dense weights and experts; a family without weights is left out."""
+    """Dense weights and experts; where weights are sharded, frozen ones too. A family without weights is left out."""
     expert = _experts(draft)
     found = []
     for name, group, mine in (("dense", "dp_cp", ~expert), ("expert", "edp", expert)):
+        whole = plan.group(group)
         weights = np.flatnonzero(mine & (draft.roles == WEIGHT))
         gradients = np.flatnonzero(mine & (draft.roles == GRADIENT))
         if len(weights):
-            whole = plan.group(group)
             found.append(WeightFamily(name, weights, gradients, whole, *halves(whole, plan)))
+        frozen = np.flatnonzero(mine & (draft.roles == FROZEN)) if plan.parallel.zero_stage == 3 else weights[:0]
+        if len(frozen):
+            found.append(WeightFamily(f"frozen {name}", frozen, gradients[:0], whole, *halves(whole, plan)))
     return found
 
 
@@ -85,7 +93,7 @@ def _experts(draft: Draft) -> np.ndarray:
         for section, item in draft.walk():
             if item.node.phase != "optimizer" and _module(item.node) in modules:
                 for tensor in (*item.node.reads, *item.node.writes):
-                    if draft.roles[tensor] in (WEIGHT, GRADIENT):
+                    if draft.roles[tensor] in (WEIGHT, FROZEN, GRADIENT):
                         expert[section.ids(tensor)] = True
     return expert
 
@@ -108,7 +116,7 @@ def units(draft: Draft, phases: tuple[str, ...]) -> Iterator[Unit]:
         for position, item in enumerate(section.items):
             if item.node.phase not in phases:
                 continue
-            weights = [t for t in item.node.reads if draft.roles[t] == WEIGHT]
+            weights = [t for t in item.node.reads if draft.roles[t] in (WEIGHT, FROZEN)]
             if weights:
                 path = layer_path(item.node.path)
                 read.setdefault(path, {}).update(dict.fromkeys(weights))

@@ -71,12 +71,18 @@ class _Gatherer:
         self.shard_of = np.full(len(draft.sizes), -1, dtype=np.int64)
         self.stream = "comm:dp" if "dp" in plan.stack.overlap else "compute"
 
+    @property
+    def _mastered(self) -> bool:
+        """Whether shards are fp32 masters; what no optimizer updates needs none."""
+        return self.plan.stack.master_weights and self.family.trained
+
     def shard(self, unit: Unit) -> np.ndarray:
         """A rank's part of a unit's weights, in fp32 where masters are kept: one tensor for every repetition."""
         numel = float(self.draft.elements(np.array(unit.weights)).sum())
-        dtype = "fp32" if self.plan.stack.master_weights else self.draft.dtype(unit.weights[0])
+        dtype = "fp32" if self._mastered else self.draft.dtype(unit.weights[0])
         size = np.ceil(numel / self.family.shard.ranks) * itemsize(dtype)
-        ids = unit.section.ids(self.draft.local(unit.section, size, dtype, "weight"))
+        role = "weight" if self.family.trained else "frozen"
+        ids = unit.section.ids(self.draft.local(unit.section, size, dtype, role))
         for weight in unit.weights:
             self.shard_of[unit.section.ids(weight)] = ids
         return ids
@@ -98,13 +104,13 @@ class _Gatherer:
 
     def gather(self, unit: Unit, phase: str, prefix: str) -> None:
         """Puts before a unit: the cast of its shard, the gather, and the copies into place."""
-        draft, section, stack = self.draft, unit.section, self.plan.stack
+        draft, section = self.draft, unit.section
         weights = unit.weights
         dtype, numel = draft.dtype(weights[0]), float(draft.elements(np.array(weights)).sum())
         shards, nodes = self._sources(unit), []
         send: tuple[int, ...] = shards
         frees: tuple[int, ...] = ()
-        if stack.master_weights and itemsize(dtype) < itemsize("fp32"):
+        if self._mastered and itemsize(dtype) < itemsize("fp32"):
             part = numel / self.family.shard.ranks
             send = frees = (draft.local(section, part * itemsize(dtype), dtype, "buffer"),)
             nodes.append(

@@ -30,6 +30,8 @@ TOLD = {
     "quantization",
     "kv_dtype",
     "lengths",
+    "lora_rank",
+    "lora_modules",
 }
 
 

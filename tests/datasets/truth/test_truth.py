@@ -111,7 +111,7 @@ def test_a_run_out_of_memory_is_a_verdict(tmp_path: Path) -> None:
     [
         ({"gpu_canon": "TPU-V5P"}, "no figures of the GPU 'TPU-V5P'"),
         ({"model_canon": "llama9-1b"}, "neither in conf/model"),
-        ({"model_canon": "switchxl4"}, "an encoder with a decoder"),
+        ({"model_canon": "switchxl4"}, "a Switch Transformer"),
         ({"tp": "3"}, "does not divide 16 devices"),
         ({"gbs_seqs": "63"}, "no multiple of 1 x 8 data ranks"),
         ({"gbs_seqs": ""}, "global batch is not published"),
@@ -123,12 +123,36 @@ def test_a_run_out_of_memory_is_a_verdict(tmp_path: Path) -> None:
         ({"num_gpus": "2.5"}, "not a whole number"),
         ({"tp": "0"}, "tp=0 must be at least 1"),
         ({"precision": "FP7"}, "precision 'FP7' is not known"),
-        ({"kind": "train_dense_lora"}, "LoRA"),
+        ({"kind": "train_dense_lora", "source": "a blog"}, "the rank of the run's adapters"),
         ({"pp": "2", "after_pp_fix": "False", "source": "nanotron"}, "after_pp_fix"),
     ],
 )
 def test_what_cannot_be_simulated_is_said(tmp_path: Path, changes: dict[str, str], said: str) -> None:
     assert said in refused(tmp_path, STEP | changes)
+
+
+@pytest.mark.parametrize(
+    ("source", "rank", "modules"),
+    [
+        ("MLPerf Training v5.1", 16, ""),
+        ("Megatron-Bridge docs", 16, "[qkv]_proj$"),
+        ("NeMo AutoModel docs", 16, "proj$"),
+    ],
+)
+def test_adapters_are_those_of_the_publication(tmp_path: Path, source: str, rank: int, modules: str) -> None:
+    row = one(tmp_path, kind="train_dense_lora", source=source)
+    assert (row.lora_rank, row.lora_modules) == (rank, modules)
+    assert one(tmp_path, source=source).lora_rank == 0
+
+
+def test_shares_of_activations_are_read(tmp_path: Path) -> None:
+    row = one(tmp_path, step_time_s="", activation_pct_of_tp_baseline="16.18", recompute="selective+SP")
+    assert row.measured == {"activation_share": 16.18}
+
+
+def test_composers_fp8_is_transformer_engines(tmp_path: Path) -> None:
+    row = one(tmp_path, precision="amp_fp8")
+    assert (row.precision, row.quantization) == ("bf16", "fp8")
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from opcast.simulator.trace.models import resolve
 from opcast.simulator.trace.nodes import as_eager
 from opcast.simulator.trace.steps import prepare, training_step
 from opcast.simulator.trace.values import attended, expert_counts, routed
+from opcast.simulator.trace.workload import LOGITS
 from opcast.tests.simulator.peaks import peak_of_new_tensors, torch_peak
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -142,6 +143,26 @@ def test_an_encoder_is_traced_as_it_runs(kind: str, small_model: Callable[..., C
     workload = Workload(kind, batch=2, seq_len=16, cache="static", optimizer="none")
     events = profiled(real_step(small_model("bert"), workload, "fp32"))
     assert traced(small_model("bert"), workload, "fp32") == [call for event in events for call in walk(event)]
+
+
+@pytest.mark.parametrize("kind", ["train", "prefill", "decode"])
+def test_an_encoder_with_a_decoder_is_traced_as_it_runs(kind: str, small_model: Callable[..., Config]):
+    workload = Workload(kind, batch=2, seq_len=16, optimizer="none")
+    events = profiled(real_step(small_model("t5"), workload, "fp32"))
+    assert traced(small_model("t5"), workload, "fp32") == [call for event in events for call in walk(event)]
+
+
+def test_a_decoder_begins_with_one_token_and_keeps_both_caches(small_model: Callable[..., Config]):
+    graphs = {logits: trace(small_model("t5"), Workload("prefill", 2, 16, logits=logits), "fp32") for logits in LOGITS}
+    head = {
+        logits: next(n.op.m for n in graph.nodes() if n.op and n.op.kind == "gemm" and n.path == "lm_head")
+        for logits, graph in graphs.items()
+    }
+    assert head == {"last": 2, "all": 2 * 16}
+    step = trace(small_model("t5"), Workload("decode", 2, 16), "fp32")
+    read = sum(t.size_bytes * t.count for t in step.tensors if t.role == "cache")
+    assert read >= 2 * 3 * 2 * 16 * 64 * 4  # keys and values of the prompt in three layers
+    assert not any("encoder.block" in n.path and not n.path.startswith("decoder") for n in step.nodes())
 
 
 def test_logits_of_the_last_position_or_of_all(small_model: Callable[..., Config]):

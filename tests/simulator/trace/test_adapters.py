@@ -1,0 +1,174 @@
+"""What is trained: adapters and frozen weights, against torch itself, and what passes make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from opcast.datasets.clusters import load_cluster
+from opcast.simulator.graph import Graph
+from opcast.simulator.passes.data import data_parallel
+from opcast.simulator.passes.fuse import fuse
+from opcast.simulator.passes.quantize import quantize
+from opcast.simulator.passes.tensor import tensor_parallel
+from opcast.simulator.question.plan import Parallel, Plan, load_stack
+from opcast.simulator.question.work import Work, WorkloadError
+from opcast.simulator.trace import Workload, trace
+from opcast.simulator.trace.build import build
+from opcast.simulator.trace.models import resolve
+from opcast.simulator.trace.steps import prepare
+from opcast.simulator.trace.workload import TraceError
+from torch.utils.flop_counter import FlopCounterMode
+
+RANK, LAYERS, HIDDEN = 8, 3, 128
+MODEL = {
+    "model_type": "llama",
+    "hidden_size": HIDDEN,
+    "intermediate_size": 192,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 512,
+}
+WORK = Workload("train", 2, 32, lora_rank=RANK)
+
+
+@pytest.fixture(scope="module")
+def adapted() -> Graph:
+    return trace(MODEL, WORK, "bf16")
+
+
+def bytes_of(graph: Graph, role: str) -> int:
+    return sum(tensor.size_bytes * tensor.count for tensor in graph.tensors if tensor.role == role)
+
+
+def products(graph: Graph, phase: str) -> dict[str, int]:
+    """Products of a phase by layout, and how many there are."""
+    made: dict[str, int] = {}
+    for node, times in graph.weighted():
+        if node.phase == phase and node.op is not None and node.op.kind == "gemm":
+            layout = node.op.to_dict().get("layout", "nt")
+            made[layout] = made.get(layout, 0) + times
+    return made
+
+
+def test_only_adapters_have_gradients_and_states(adapted: Graph) -> None:
+    adapters = LAYERS * 4 * RANK * 2 * HIDDEN
+    assert adapted.parameters == adapters
+    assert bytes_of(adapted, "gradient") == bytes_of(adapted, "weight") == 2 * adapters
+    assert bytes_of(adapted, "optimizer_state") == 4 * adapters
+    whole = trace(MODEL, replace(WORK, lora_rank=0), "bf16")
+    assert bytes_of(adapted, "frozen") == bytes_of(whole, "weight")
+
+
+@pytest.mark.parametrize("chosen", [{}, {"lora_modules": "proj$"}, {"lora_rank": 0, "frozen": "embed|mlp"}])
+def test_flops_are_those_that_torch_counts(chosen: dict[str, Any]) -> None:
+    """Products of a real step; attention is left out by making it small beside them."""
+    work = replace(WORK, **chosen)
+    built = build(resolve(MODEL), work, "fp32")
+    step = prepare(built.module, work)
+    with FlopCounterMode(display=False) as counter:
+        step.run().loss.backward()
+    counted = counter.get_flop_counts()["Global"]
+    of_products = sum(flops for op, flops in counted.items() if "attention" not in str(op))
+    graph = trace(MODEL, work, "fp32")
+    ours = sum(
+        times * float(node.op.cost.flops)
+        for node, times in graph.weighted()
+        if node.op is not None and node.op.kind == "gemm" and node.path.rpartition(".")[2] != "self_attn"
+    )
+    assert ours == pytest.approx(of_products, rel=1e-6)
+
+
+def test_a_first_layer_hands_no_gradient_down(adapted: Graph) -> None:
+    """Nothing trained comes before its q, k and v: their frozen products need no gradient of their input."""
+    whole = products(trace(MODEL, replace(WORK, lora_rank=0), "bf16"), "backward")
+    made = products(adapted, "backward")
+    thin = LAYERS * 4 * 2  # both products of an adapter
+    assert made["tn"] == thin
+    assert made["nn"] == whole["nn"] - 3 + thin - 3
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"lora_modules": "conv"}, "'conv' matches no Linear of llama"),
+        ({"frozen": "nothing_like_it"}, "matches no weight of llama"),
+        ({"lora_rank": 0, "frozen": "."}, "leaves nothing of llama to train"),
+    ],
+)
+def test_what_matches_nothing_is_said(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(TraceError, match=words):
+        trace(MODEL, replace(WORK, **given), "bf16")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"), [({"lora_rank": -1}, "workload.lora_rank"), ({"frozen": "("}, "workload.frozen='\\('")]
+)
+def test_settings_that_cannot_be(given: dict[str, Any], words: str) -> None:
+    with pytest.raises((TraceError, WorkloadError), match=words):
+        Work("train", **given)
+
+
+def sent(graph: Graph) -> list[int]:
+    """Bytes of the collectives of a step, each as often as it runs, but for those of the optimizer."""
+    kinds = ("all_reduce", "reduce_scatter", "all_gather")
+    return sorted(
+        node.op.size_bytes
+        for node, times in graph.weighted()
+        for _ in range(times)
+        if node.op is not None and node.op.kind in kinds and node.phase != "optimizer"
+    )
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_tensor_ranks_exchange_little_for_adapters(
+    adapted: Graph, sequence: bool, plan_of: Callable[..., Plan]
+) -> None:
+    """Beside what frozen layers exchange, only rows as long as the rank of an adapter."""
+    plan = plan_of(tp=2, sequence_parallel=sequence)
+    plan = replace(plan, stack=replace(plan.stack, fusion=("qkv", "gate_up")))
+    stream = WORK.tokens * HIDDEN * 2
+    whole = trace(MODEL, replace(WORK, lora_rank=0), "bf16")
+    with_adapters, without = (sent(tensor_parallel(fuse(graph, plan), plan)) for graph in (adapted, whole))
+    assert max(with_adapters) <= stream
+    assert sum(size == stream for size in with_adapters) <= sum(size == stream for size in without)
+
+
+def test_frozen_weights_are_sharded_with_the_others(adapted: Graph, plan_of: Callable[..., Plan]) -> None:
+    made = data_parallel(adapted, plan_of(dp=4, zero_stage=3))
+    assert bytes_of(made, "frozen") == pytest.approx(bytes_of(adapted, "frozen") / 4, rel=0.01)
+    assert bytes_of(made, "weight") + bytes_of(made, "frozen") < bytes_of(adapted, "frozen") / 2
+
+
+def test_frozen_weights_are_rounded_before_the_step(adapted: Graph, plan_of: Callable[..., Plan]) -> None:
+    made = quantize(adapted, replace(plan_of(), quantization="fp8"))
+    names = [(node.source, node.op) for node, _ in made.weighted() if node.op is not None]
+    assert not [source for source, _ in names if source.startswith("refresh.")]
+    assert "fused.transpose" not in {source for source, _ in names}
+    thin = [op for _, op in names if op.kind == "gemm" and RANK in (op.n, op.k, op.m)]
+    assert thin
+    assert {op.dtype for op in thin} == {"bf16"}
+    assert any(op.kind == "gemm" and op.dtype == "fp8" for _, op in names)
+
+
+@pytest.fixture(scope="module")
+def plan_of() -> Callable[..., Plan]:
+    """A plan of eager PyTorch on a node with this layout."""
+
+    def made(**degrees: Any) -> Plan:
+        return Plan(
+            parallel=Parallel(**{"dp": 1, **degrees}), cluster=load_cluster("dgx_h100"), stack=load_stack("torch")
+        )
+
+    return made
+
+
+def test_torch_trains_the_adapters_alone() -> None:
+    built = build(resolve(MODEL), WORK, "fp32").module
+    prepare(built, WORK).run().loss.backward()
+    trained = {name for name, parameter in built.named_parameters() if parameter.grad is not None}
+    assert trained
+    assert all("lora_" in name for name in trained)
