@@ -24,8 +24,8 @@ from .advice import advice
 from .amounts import GIB, Memory
 from .walk import ACTIVATIONS, BUCKETS, CACHE, GRADIENTS, OPTIMIZER, OTHER, WEIGHTS, ChunkWalk, amounts, walk_chunk
 
-CONTEXT_GIB = 0.5  # a CUDA context with its kernels
-COMMUNICATOR_GIB = 0.15  # NCCL's channels of one communicator
+CONTEXT_GIB = 0.5  # a CUDA context with its kernels: assumed, where no stack says more (sources in conf/stack)
+COMMUNICATOR_GIB = 0.15  # NCCL's channels of one communicator: assumed, some 16 channels of 4 to 8 MiB
 OF_TRAINING = ("dp", "dp_cp", "edp")  # groups that sum gradients; those that serve have none
 
 

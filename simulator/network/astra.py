@@ -9,7 +9,7 @@ from ...datasets.reading import read_json, read_yaml
 from .shapes import Dimension, product
 from .topology import Topology, TopologyError
 
-GIB_GB = 2.0**30 / 1e9
+GIB_GB = 2.0**30 / 1e9  # GB of a GiB, which its bandwidths are in
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 ASTRA_COLUMNS = ("topology", "npus_count", "bandwidth", "latency")
 ASTRA_SHAPES = {"Ring": "ring", "FullyConnected": "fully_connected", "Switch": "switch"}

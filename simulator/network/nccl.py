@@ -27,7 +27,7 @@ HOP_US = {
 }
 TABLE_NIC_US = 2.0  # latency of the fabric that the table's network hops include
 NVLS_US, NVLS_TREE_US = 25.0, 20.9  # inside a node, and a level of the tree between nodes
-COLLNET_US = 31.0
+COLLNET_US = 31.0  # the switch's sum on its way: NCCL's tuner, hardware latency of collnet (src/graph/tuning.cc)
 LINK_SHARE = 0.8  # of the data sheet's NVLink: NCCL counts 20 of 25 GB/s a link
 PLATEAU = 1.4  # ring latencies of large all-reduces across nodes
 PEER_SIMPLE = 16 * KIB  # to each peer, from which an exchange no longer goes by LL

@@ -32,7 +32,7 @@ MODULES = ("core", "network", "traffic-control", "internet", "point-to-point", "
 FRAME_BYTES, WINDOW_BYTES = 4148, 2_000_000  # 4 KiB of payload, as InfiniBand has
 PORTS = 64_000  # one a connection
 DEVICES = 64  # up to which every packet can be moved
-TIMEOUT_S = 900.0
+TIMEOUT_S = 900.0  # of one question to ns-3
 ASK = "import importlib.util as u; at = u.find_spec('ns3'); print(at.submodule_search_locations[0] if at else '')"
 
 

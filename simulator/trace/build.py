@@ -75,7 +75,7 @@ def translates(config: Any) -> bool:
 
 
 def _loader(config: Any, workload: Workload) -> Any:
-    """transformers' factory of decoders, of encoders with decoders, of encoders that learn masked tokens or headless."""
+    """transformers' factory of decoders, of encoders with one, of encoders that learn masked tokens or have no head."""
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
     if translates(config):

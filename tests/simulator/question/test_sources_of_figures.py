@@ -1,0 +1,67 @@
+"""No figure that times or memory rest on stands without saying where it comes from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+from opcast.simulator.network import law, tunings
+from opcast.simulator.question.plan import STACK_DIRECTORY, Stack
+
+ROOT = Path(__file__).resolve().parents[3]
+STACKS = sorted(STACK_DIRECTORY.glob("*.yaml"))
+FITTED = re.compile(r"^([A-Z][A-Z0-9_]*(?:, [A-Z][A-Z0-9_]*)*)(?:: [^=]+)? = -?\d*\.\d")  # constants with a fraction
+ROOMS = ("simulator/memory", "simulator/passes", "simulator/network", "simulator/timing", "simulator/step")
+PICTURES = ("places.py", "picture.py")  # sizes of drawings
+
+
+@pytest.mark.parametrize("path", STACKS, ids=lambda path: path.stem)
+def test_every_figure_of_a_framework_has_a_source(path: Path) -> None:
+    values = yaml.safe_load(path.read_text())
+    sources = values.pop("sources", {})
+    number = (int, float)
+    figures = {name for name, value in values.items() if isinstance(value, Mapping) or type(value) in number}
+    assert figures <= sources.keys(), (
+        f"{path.name}: say in `sources` where these come from, or let `opcast calibrate` fit"
+    )
+    assert figures <= {each.name for each in fields(Stack)}
+    assert all(len(source) > 10 for source in sources.values())
+
+
+def unexplained(text: str) -> list[str]:
+    """Constants with a fraction that have no comment on their line or above it."""
+    lines = text.splitlines()
+    found = []
+    for at, line in enumerate(lines):
+        named = FITTED.match(line)
+        if named and "#" not in line and not lines[at - 1].startswith("#"):
+            found.append(named[1])
+    return found
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_constant_says_what_it_rests_on(room: str) -> None:
+    missing = {
+        path.name: found
+        for path in (ROOT / room).rglob("*.py")
+        if path.name not in PICTURES and (found := unexplained(path.read_text()))
+    }
+    assert not missing
+
+
+def test_a_constant_without_a_word_is_found() -> None:
+    assert unexplained("A = 0.5\n# of peak (a page)\nB = 0.7\nC = 1.5  # a page\nD, E = 2.5, 3.0\nCOUNT = 3\n") == [
+        "A",
+        "D, E",
+    ]
+
+
+def test_the_network_is_fitted_by_its_own_command() -> None:
+    """Constants by device are those of the fit, whose data and errors the module names."""
+    assert "Fitted on" in (tunings.__doc__ or "")
+    names = {each.name for each in fields(law.Tuning)}
+    assert all({each.name for each in fields(tuning)} == names for tuning in tunings.TUNINGS.values())
