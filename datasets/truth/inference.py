@@ -16,7 +16,7 @@ from .shapes import model_of
 GB_IN_GIB = 1e9 / 2**30
 QUEUED = {
     "infer_serving": "served requests: `opcast serving` simulates one load of them",
-    "infer_max_throughput": "continuous batching at the highest rate: `opcast serving capacity` finds it for one replica",
+    "infer_max_throughput": "continuous batching at the highest rate: `opcast serving capacity` finds it for a replica",
 }
 
 
