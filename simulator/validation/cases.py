@@ -73,8 +73,14 @@ def training_case(row: TrainingRow, setting: ValidationSettings) -> Question:
         options=options,
         calibration=setting.calibration,
     )
-    sizes = {"seq_len": row.seq_len, "micro_batch": row.micro_batch, "global_batch": row.global_batch}
-    work = Work("train", **sizes, lora_rank=row.lora_rank, lora_modules=row.lora_modules or LORA_MODULES)
+    work = Work(
+        "train",
+        seq_len=row.seq_len,
+        micro_batch=row.micro_batch,
+        global_batch=row.global_batch,
+        lora_rank=row.lora_rank,
+        lora_modules=row.lora_modules or LORA_MODULES,
+    )
     return Question(row.config, work, plan, device_of(row.hardware, setting))
 
 
