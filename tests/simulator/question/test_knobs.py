@@ -129,6 +129,9 @@ KNOBS: dict[str, dict[str, Row]] = {
         "cache": (replace(DECODE, stack="torch"), "static"),
         "expert_load": (MOE, "zipf:1"),
         "data_loading_ms": (TRAIN, 5.0),
+        "frozen": (TRAIN, "mlp"),
+        "lora_rank": (TRAIN, 8),
+        "lora_modules": (replace(TRAIN, work={"lora_rank": 8}), "proj"),
     },
     "plan": {
         "micro_batches": (replace(DECODE, parallel={"pp": 2}), 2),
