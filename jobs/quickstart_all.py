@@ -149,7 +149,7 @@ def plans_of_ranks(
         replace(whole, cases=whole.cases[part::RANKS], canaries=(), settings=replace(whole.settings, deadline_s=limit))
         for part in range(RANKS)
     ]
-    sizes = {"log2": [1024, 1 << 28, 19]}
+    sizes = {"log2": [64, 1 << 28, 23]}
     cases = [{"kind": kind, "size_bytes": sizes, "ranks": RANKS} for kind in COLLECTIVES]
     spec = {"name": "ranks", "cases": cases, "dtype": PRECISION, "cache": "warm"}
     settings = {"device": "cpu", "threads": 1, "seed": 5, "ci_width": 0.05, "case_budget_s": 0.3}

@@ -30,8 +30,8 @@ class LearnedEngine:
     ``backend`` may be a whole backend, a version or a framework; ``preferences`` order several, as for measured rows.
     Predictors over devices learned from GPUs: they do not answer
     for a CPU, nor do those that learned from matrix units answer for fp32 products. With ``inside_node``, groups that
-    leave their node, or what was measured of it, are a network's affair. Messages larger than any that was measured
-    go on from the largest at the rate of ``network``, the formula of a node.
+    leave their node, or what was measured of it, are a network's affair; not those of CPUs, whose links nobody knows.
+    Messages larger than any that was measured go on from the largest at the rate of ``network``, the formula of a node.
     """
 
     device: Device
@@ -55,7 +55,7 @@ class LearnedEngine:
             answers.in_envelope[:] = found.in_envelope
             answers.engine[:] = self.name
             answers.predictor[:] = f"{predictor.name}@{predictor.version}"
-            if self.inside_node and KINDS[kind].family in COMMUNICATION:
+            if self.inside_node and not self.device.synchronous and KINDS[kind].family in COMMUNICATION:
                 leaves = columns["ranks"] > columns["ranks_per_node"]
                 answers.latency_us[leaves | ~answers.in_envelope] = np.nan
             if self.network is not None and KINDS[kind].family == "collective":
