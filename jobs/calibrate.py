@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import resolve
-from .show import print_json, say, table, wants_json
+from .show import BadInputError, print_json, say, table, wants_json
 from .validate import progress_bar
 from .writing import check_place, write_text
 
+if TYPE_CHECKING:
+    from ..simulator.question.requests import CalibrateRequest
+
 HOW = ("physics", "fitted", "halves", "table", "framework", "chip")
+SERVED_HOW = ("none", "fitted", "groups", "backend", "system")
 SAID = ("no effects", "fitted on", "half left out", "table left out", "framework left out", "chip left out")
 
 
@@ -24,6 +28,8 @@ def run(config: dict[str, Any]) -> int:
     outputs = {name: Path(str(config[name])).expanduser() for name in ("output", "scores") if config[name]}
     for name, path in outputs.items():
         check_place(name, path)
+    if of_served_runs(request.tables):
+        return run_hosts(config, request, outputs)
     made = resolve.bench(config).calibrate(request, progress_bar)
     scores = made.scores()
     if "output" in outputs:
@@ -37,6 +43,45 @@ def run(config: dict[str, Any]) -> int:
         for name, path in outputs.items():
             say(f"{name}: {path}")
     return 0
+
+
+def of_served_runs(tables: Sequence[str]) -> bool:
+    """Whether tables are of served runs, which say what hosts of engines add. BadInputError for a mixture."""
+    from ..datasets.truth import read_table
+
+    kinds = {read_table(Path(table).expanduser(), 1, setting="tables").kind for table in tables}
+    if "serving" in kinds and len(kinds) > 1:
+        raise BadInputError("tables of served runs are fitted by themselves: name no other tables beside them")
+    return "serving" in kinds
+
+
+def run_hosts(config: dict[str, Any], request: CalibrateRequest, outputs: Mapping[str, Path]) -> int:
+    """Fit hosts of serving engines, print the scores, write the files."""
+    from ..simulator.validation.serving_hosts import as_values
+
+    made = resolve.bench(config).fit_hosts(request, progress_bar)
+    scores, values = made.scores(), as_values(made.hosts)
+    if "output" in outputs:
+        write_text("output", outputs["output"], json.dumps(values, indent=1) + "\n")
+    if "scores" in outputs:
+        write_text("scores", outputs["scores"], json.dumps(scores, indent=1) + "\n")
+    if wants_json(config):
+        print_json({"scores": scores, "hosts": values})
+        return 0
+    for quantity in ("tpot", "ttft", "throughput"):
+        rows = [
+            (name, f"{of['none'][quantity]['rows']:.0f}", *(_both(of[how][quantity]) for how in SERVED_HOW))
+            for name, of in scores.items()
+        ]
+        heads = ("runs", "rows", "no host", "fitted on", "groups left out", "backend left out", "system left out")
+        table(f"errors of {quantity}, median / p90 in percent", heads, rows)
+    for name, path in outputs.items():
+        say(f"{name}: {path}")
+    return 0
+
+
+def _both(score: Mapping[str, float]) -> str:
+    return f"{score['median']:.1f} / {score['p90']:.1f}"
 
 
 def show(scores: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:

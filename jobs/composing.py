@@ -25,7 +25,9 @@ def as_override(module: ModuleType, text: str) -> str:
         return f"{subject}={quoted(text)}"
     for group, free in getattr(module, "FREE_CHOICE", {}).items():
         choice = text.removeprefix(f"{group}=")
-        if choice == text or "," in choice:  # another setting, or a sweep over Hydra's own choices
+        if choice == text or choice[:1] in ("{", "'", '"'):  # another setting, or one that is quoted already
+            continue
+        if "," in choice and (CONFIG_DIRECTORY / group).is_dir():  # a sweep over Hydra's own choices
             continue
         if group == "cluster" and choice == "null":
             continue

@@ -17,6 +17,7 @@ from ..simulator.question.network import LINK_FAULTS, NetworkChoice, needs_clust
 from ..simulator.question.place import THIS_MACHINE
 from ..simulator.question.sources import Sources
 from ..simulator.workbench import SHIPPED_PREDICTORS, SHIPPED_STORE, Workbench, workbench
+from .serving_engine import with_engine
 from .show import BadInputError
 
 if TYPE_CHECKING:
@@ -220,6 +221,7 @@ def serving_request(config: Mapping[str, Any]) -> ServingRequest:
     from ..simulator.question.serving import ServingRequest
     from ..simulator.serving.connect import usual_engine_stack
 
+    config = with_engine(config)
     parts = ("law", "traffic", "scheduler", "kv", "slo", "replicas", "attention_dp", "router", "decode_pool")
     values = {name: config[name] for name in (*parts, "price_per_gpu_hour", "intervals", "speculation")}
     step = None
@@ -227,7 +229,8 @@ def serving_request(config: Mapping[str, Any]) -> ServingRequest:
         policy = str((config["scheduler"] or {}).get("policy"))
         chosen = config if config.get("stack") else {**config, "stack": usual_engine_stack(policy)}
         work = {"kind": "decode", "expert_load": config["expert_load"]}
-        plain = {"workload": work, "offload": (), "passes": (), "options": {}, "stragglers": []}
+        plain = {"workload": work, "offload": (), "passes": (), "stragglers": []}
+        plain["options"] = config.get("options") or {}
         step = simulate_request({**chosen, **plain, "price_per_gpu_hour": None})
     pool = dict(values["decode_pool"] or {})
     if step is None:

@@ -67,7 +67,7 @@ LISTS = (
     *("objectives", "constraints", "prune", "compare"),
 )
 PARTS = {  # of groups that no loader checks
-    "engine": ("order",),
+    "engine": ("order", "serving"),
     "precision": ("dtype", "quantization"),
     "model": ("name", "source", "config", "path"),
 }

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .serving.serve import Keeping, ServedTraffic
     from .validation import Validation, ValidationSettings
     from .validation.calibrate import Calibrating
+    from .validation.serving_hosts import HostFit
 
 PACKAGE = Path(__file__).resolve().parent.parent
 SHIPPED_STORE = PACKAGE / "datasets" / "measured"
@@ -345,6 +346,15 @@ class Workbench:
         tables = [Path(table).expanduser() for table in request.tables]
         return calibrate(tables, self._validation(), request.rows, progress or _silent)
 
+    def fit_hosts(self, request: CalibrateRequest, progress: Progress | None = None) -> HostFit:
+        """What the hosts of serving engines add to iterations and first tokens, fitted on tables of served runs."""
+        from ..datasets.truth import read_table
+        from .validation.serving_hosts import host_fit, observed
+
+        rows = [row for table in request.tables for row in read_table(Path(table).expanduser(), setting="tables").rows]
+        with (progress or _silent)(len(rows)) as advance:
+            return host_fit(observed(rows[: request.rows], self._validation(), advance))
+
     def validate(self, request: ValidateRequest, progress: Progress | None = None) -> Validation:
         """The errors of every row of a table. ``progress`` opens a bar of so many rows, which is told of those done."""
         from ..datasets.truth import read_table
@@ -359,7 +369,7 @@ class Workbench:
         """What validation is told of these sources."""
         from .validation import ValidationSettings
 
-        return ValidationSettings(self.engine, self.graphs, calibration=self.sources.calibration)
+        return ValidationSettings(self.engine, self.graphs, calibration=self.sources.calibration, stamp=self.stamp)
 
 
 @contextmanager

@@ -164,15 +164,17 @@ class InferenceRow(ModelRow):
 class ServingRow(ModelRow):
     """A served run: ``concurrency`` requests at a time, all from the start, ten times as many in all.
 
-    Lengths are nominal; the mean is ``drawn`` times that. ``version`` is the engine's; attention-data ranks (``dp`` of
-    the layout) share the requests. ``ttft`` and ``tpot`` are means.
+    Lengths are nominal, drawn alike from ``shortest`` of them up to all. ``version`` is the engine's; attention-data
+    ranks (``dp`` of the layout) share the requests. ``serving`` is how its engine was started: ``max_tokens`` of an
+    iteration, ``chunk``, ``kv_fraction``, and so on. ``ttft`` and ``tpot`` are means.
     """
 
     concurrency: int
     input_len: int
     output_len: int
-    drawn: float = 1.0
+    shortest: float = 1.0
     version: str = ""
+    serving: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def configuration(self) -> tuple[Any, ...]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from .cells import Cells
@@ -15,7 +17,8 @@ from .shapes import model_of
 
 STACKS = ("vllm", "sglang", "trtllm")
 NODE = 8
-DRAWN, FIXED = 0.9, 1.0  # mean length over the nominal one: uniform in [0.8, 1] of it, or as it is
+SHORTEST = 0.8  # of the nominal length, where lengths are drawn
+STARTED = ("max_tokens", "chunk", "kv_fraction", "wait_iterations", "wait_share", "graphs", "block_tokens", "clients")
 
 
 def serving_row(cells: Cells, folder: Path) -> ServingRow:
@@ -34,7 +37,10 @@ def serving_row(cells: Cells, folder: Path) -> ServingRow:
     isl, osl = _whole(cells, "isl"), _whole(cells, "osl")
     name, config = model_of(cells, folder, isl + osl)
     concurrency = _whole(cells, "batch_size") * layout.dp
-    measured = {"ttft": ttft, "tpot": tpot}
+    shortest = 1.0 if cells.text("lengths") == "fixed" else SHORTEST
+    tokens = osl * (1 + shortest) / 2
+    throughput = concurrency * tokens / (ttft + (tokens - 1) * tpot) * 1e3  # Little's law of a closed loop
+    measured = {"ttft": ttft, "tpot": tpot, "throughput": throughput}
     hardware = hardware_of(cells, devices)
     version = cells.text("backend_version")
     return ServingRow(
@@ -60,8 +66,9 @@ def serving_row(cells: Cells, folder: Path) -> ServingRow:
         concurrency=concurrency,
         input_len=isl,
         output_len=osl,
-        drawn=FIXED if cells.text("lengths") == "fixed" else DRAWN,
+        shortest=shortest,
         version=version,
+        serving={name: value for name in STARTED if (value := cells.number(f"serving_{name}")) is not None},
     )
 
 
@@ -98,6 +105,24 @@ def distinct(rows: Iterable[Row]) -> tuple[list[Row], list[UnsupportedRow]]:
             seen[key] = row.id
             kept.append(row)
     return kept, copies
+
+
+def with_peer(rows: Iterable[Row], path: Path) -> list[Row]:
+    """Served runs with what another tool predicted of them, where ``TABLE_peer_predictions.csv`` is beside the table
+    (columns ``id``, ``aic_ttft_ms``, ``aic_tpot_ms``)."""
+    beside = path.with_name(f"{path.stem}_peer_predictions.csv")
+    if not beside.is_file():
+        return list(rows)
+    with beside.open(newline="", encoding="utf-8-sig") as file:
+        known = {line["id"]: line for line in csv.DictReader(file)}
+    made = []
+    for row in rows:
+        line = known.get(row.id) if isinstance(row, ServingRow) else None
+        if line is not None:
+            peer = {name: float(line[f"aic_{name}_ms"]) for name in ("ttft", "tpot")}
+            row = replace(row, peer=peer)
+        made.append(row)
+    return made
 
 
 def _whole(cells: Cells, column: str) -> int:

@@ -14,7 +14,7 @@ from .inference import inference_row, whole_model_row
 from .networks import network_row
 from .operators import collective_row, operator_row, profiled_gemm
 from .rows import FailedRow, Row, TruthError, TruthTable, UnsupportedRow
-from .serving import distinct, serving_row
+from .serving import distinct, serving_row, with_peer
 from .training import training_row
 
 Reader = Callable[[Cells, Path], Row]
@@ -66,6 +66,7 @@ def read_table(path: Path, limit: int | None = None, setting: str = "truth") -> 
         except Exception as error:  # one row never ends a run
             failed.append(FailedRow.by(cells.id, error))
     rows, copies = distinct(rows)
+    rows = with_peer(rows, path) if kind == "serving" else rows
     return TruthTable(path.stem, kind, tuple(rows), (*unsupported, *copies), tuple(failed))
 
 

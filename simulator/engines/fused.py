@@ -38,7 +38,7 @@ class FusedEngine:
     name: str = "fused"
     memo: dict[tuple[Op, str], Any] = field(default_factory=dict, compare=False, repr=False)
     answered: dict[tuple[str, Op], tuple[Any, ...]] = field(default_factory=dict, compare=False, repr=False)
-    derived: dict[tuple[str, str], FusedEngine] = field(default_factory=dict, compare=False, repr=False)
+    derived: dict[tuple[str, ...], FusedEngine] = field(default_factory=dict, compare=False, repr=False)
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
         answers = Answers.declined(len(next(iter(columns.values()))))

@@ -39,7 +39,7 @@ from ..graph import ROLES, Graph, Node
 from ..question.options import EP_MODES
 from ..question.plan import Group, Plan, PlanError
 from ..trace.values import expert_counts
-from ..trace.workload import load_text, parse_load
+from ..trace.workload import load_text, parse_load, traced_load
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.nodes import collective
 from .rewriting.split import nearest, share
@@ -172,6 +172,7 @@ def _share_region(draft: Draft, section: Section, region: ExpertRegion, plan: Pl
     capacity = capacity_of(plan)
     copies = max(1, p.tp // p.etp) if p.ep > 1 and not p.sequence_parallel else 1
     load = load_text(plan.options.get("expert_load") or "")
+    load = traced_load(load) if load else ""
     busiest = capacity or _busiest(region, p.ep, load)
     skew = 1.0 if capacity or parse_load(load or "balanced")[0] == "balanced" else _more_sent(region, plan, busiest)
     for item in region.items:

@@ -20,6 +20,7 @@ from ...datasets.dtypes import itemsize
 from ...datasets.ops import Op, make_op
 from ..graph import Graph, Node
 from ..question.plan import Plan
+from ..trace.workload import load_text, skew_of
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed
 from .rewriting.nodes import kernel
@@ -45,9 +46,13 @@ def serve(graph: Graph, plan: Plan) -> Graph:
         return graph
     draft = Draft(graph)
     released = freed(draft)
+    skew = skew_of(load_text(plan.options.get("expert_load") or ""))
     for section in draft.sections:
         for step in steps:
             step(draft, section)
+        for item in section.items if skew else ():
+            if _kind(item) == "fused_moe":
+                item.change(op=item.node.op.replace(skew=skew))  # type: ignore[union-attr]
     free_after_last_use(draft, released)
     return draft.graph()
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from ...datasets.clusters import Cluster
 from ...datasets.loading import choice, flag, load, number, whole
+from ...datasets.ops import KINDS
 from ...datasets.reading import read_yaml
 from .calibration import NONE, StepCalibration, regime_of
 from .errors import PlanError as PlanError
@@ -116,6 +117,31 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True)
+class KernelChoice:
+    """Whose reading answers for ops of a ``kind`` and format where a framework's own table timed another kernel.
+
+    ``backend`` is ``framework:words``, words of the kernel's name. ``architecture`` empty: on all. ``least_tokens`` and
+    ``most_tokens`` are the rows that it is for (0: any). ``without`` is ``quantize`` where that table timed the
+    rounding of the input too and the framework does not run it: the time of its tables of that is taken off.
+    """
+
+    kind: str
+    dtype: str
+    backend: str
+    source: str
+    architecture: str = ""
+    without: str = ""
+    most_tokens: int = 0
+    least_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        choice(PlanError, "stack.kernels.kind", self.kind, tuple(KINDS))
+        choice(PlanError, "stack.kernels.without", self.without, ("", "quantize"))
+        whole(PlanError, "stack.kernels.most_tokens", self.most_tokens)
+        whole(PlanError, "stack.kernels.least_tokens", self.least_tokens)
+
+
+@dataclass(frozen=True)
 class Stack:
     """What a framework does with a plan. One YAML per framework in ``conf/stack``; figures are bytes and flags.
 
@@ -136,8 +162,8 @@ class Stack:
     (:mod:`..passes.expert`). With ``recompute_early_stop`` full recomputation ends with the last tensor that the
     backward pass reads (torch's checkpoint), else it runs whole layers again (Megatron-LM's own). Of an inference
     engine, ``backend`` names whose predictors answer and ``collectives`` whose for communication (empty: any);
-    ``gap_us`` passes between kernels that no CUDA graph holds; ``kv_dtype`` is the format of the cache by that of the
-    products.
+    ``kernels`` are those that another table timed (:class:`KernelChoice`), ``gap_us`` passes between kernels that no
+    CUDA graph holds; ``kv_dtype`` is the format of the cache by that of the products.
     """
 
     id: str = "torch"
@@ -163,6 +189,7 @@ class Stack:
     ep_mode: str = ""
     backend: str = ""
     collectives: str = ""
+    kernels: tuple[KernelChoice, ...] = ()
     kv_dtype: Mapping[str, str] = field(default_factory=dict)
     context_gib: float = 0.0
     fragmentation: float = 0.0

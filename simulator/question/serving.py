@@ -35,6 +35,7 @@ ROUTERS = (
 MOST_SEQS = {"vllm": 1024, "trtllm": 2048, "trtllm_max_utilization": 2048, "sglang": 1024, "faster_transformer": 32}
 MOST_TOKENS = {"sglang": 16_384, "lightllm": 16_384, "vllm_v0": 4096, "splitwise": 2048}
 MOST_DRAFTS = 16
+SEEN = ("weights_gib", "activations_gib", "other_gib", "kv_gib", "kv_tokens")  # what start-up logs say
 SWAP_GBPS = 25.0  # of a cache to host memory and back, by PCIe 4
 
 
@@ -46,7 +47,8 @@ class Scheduler:
     ``max_seqs`` what runs at a time, ``chunk`` the prompt tokens of an iteration (sarathi, sglang), ``watermark`` the
     share of blocks that admission leaves free, ``long_prefill_tokens`` the most of one prompt in an iteration (0: no
     limit). ``whole_prompt`` admits a prompt only if all of it fits. ``preemption`` is recompute or swap.
-    ``async_scheduling``: the next iteration is scheduled while one runs.
+    ``async_scheduling``: the next iteration is scheduled while one runs. ``wait_iterations``: trtllm holds prompts back
+    beside decodes for so many iterations, or until the batch has ``wait_share`` of its tokens.
     """
 
     policy: str = "vllm"
@@ -65,6 +67,8 @@ class Scheduler:
     padded: bool | None = None
     conservativeness: float = 1.0
     prefill_every: int = 10
+    wait_iterations: int = 0
+    wait_share: float = 0.0
     cuda_graphs: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -76,6 +80,9 @@ class Scheduler:
                 whole(RequestError, f"scheduler.{name}", getattr(self, name), 1)
         whole(RequestError, "scheduler.long_prefill_tokens", self.long_prefill_tokens)
         whole(RequestError, "scheduler.prefill_every", self.prefill_every, 1)
+        whole(RequestError, "scheduler.wait_iterations", self.wait_iterations)
+        if number(RequestError, "scheduler.wait_share", self.wait_share) > 1:
+            raise RequestError(f"scheduler.wait_share={self.wait_share} must be a share, at most 1")
         number(RequestError, "scheduler.conservativeness", self.conservativeness)
         for name in ("whole_prompt", "prefix_caching", "mixed_chunk"):
             flag(RequestError, f"scheduler.{name}", getattr(self, name))
@@ -167,17 +174,32 @@ class IterationLaw:
 
 @dataclass(frozen=True)
 class KvMemory:
-    """KV memory of a rank given by hand: ``blocks`` null is what the engine finds free on the device."""
+    """KV memory of a rank: ``blocks`` null is what the engine finds free on the device.
+
+    ``fraction`` is the engine's setting of how much of it is for keys and values, ``graphs`` its largest CUDA graph (0:
+    none); null: as it has them. ``seen`` is what its start-up log said (:class:`..serving.kv_memory.Overheads`), in
+    place of what is simulated.
+    """
 
     blocks: int | None = None
     block_tokens: int | None = None
     bytes_per_token: float = 0.0
+    fraction: float | None = None
+    graphs: int | None = None
+    seen: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("blocks", "block_tokens"):
             if getattr(self, name) is not None:
                 whole(RequestError, f"kv.{name}", getattr(self, name), 1)
         number(RequestError, "kv.bytes_per_token", self.bytes_per_token)
+        if self.fraction is not None and number(RequestError, "kv.fraction", self.fraction) > 1:
+            raise RequestError(f"kv.fraction={self.fraction} must be a share, at most 1")
+        if self.graphs is not None:
+            whole(RequestError, "kv.graphs", self.graphs)
+        for name, value in self.seen.items():
+            choice(RequestError, "kv.seen", name, SEEN)
+            number(RequestError, f"kv.seen.{name}", value)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,12 @@ from typing import Any
 from ..question.plan import Stack, load_stack
 from ..question.requests import SimulateRequest, plan_of
 from ..question.serving import IterationLaw, KvMemory, ServingRequest
+from ..trace.models import resolve
 from .bench import ServingBench
 from .budget import budget
-from .engines import load_serving_engine
-from .host import host_time
+from .engines import ServingEngine, load_serving_engine
+from .host import fitted_hosts, host_name, layers_and_experts
+from .kv_memory import Overheads
 from .link import cache_link
 from .requests import most_tokens
 from .setup import HostShare, ServedReplica, by_hand, rules
@@ -70,22 +72,26 @@ def replica_of(
         context=_round(most, 8192),
     )
     known = surrogate(step, bench, extent, bench.graphs.parent / "surrogates")
-    memory = budget(step, bench, engine.kv, max_tokens=probe.max_tokens)
+    rule = engine.kv if kv.fraction is None else replace(engine.kv, fraction=kv.fraction)
+    memory = budget(step, bench, rule, max_tokens=probe.max_tokens, learned=learned(kv))
     if kv.blocks:
         memory = replace(memory, blocks=kv.blocks)
     if kv.block_tokens:
         tokens = memory.tokens
         memory = replace(memory, block_tokens=kv.block_tokens, blocks=kv.blocks or max(1, tokens // kv.block_tokens))
-    host = host_time(engine.host, overlapped=scheduler.async_scheduling)
+    host = fitted_hosts().of(host_name(engine.id, engine.host, overlapped=scheduler.async_scheduling))
+    clients, prompt = request.traffic.concurrency, request.traffic.input.mean
+    layers = layers_and_experts(resolve(step.model).config or {})
     return ServedReplica(
         known.tables,
         memory,
-        HostShare(host.step_us, host.seq_us, host.overlapped, host.ttft_us),
+        HostShare(host.step_us, host.seq_us, overlapped=False, ttft_us=host.first_token_us(clients, prompt, *layers)),
         stages=plan.parallel.pp,
         devices=plan.parallel.tp * plan.parallel.pp * request.attention_dp,
         layer_share=1 / layers_of(step.model),
         figures=known.figures,
         price_per_hour=price if price is not None else plan.cluster.price_per_device_hour,
+        graphs=graph_sizes(request, engine, kv, plan.parallel.tp, probe.max_seqs),
     )
 
 
@@ -98,6 +104,24 @@ def layers_of(model: Any) -> int:
         with suppress(ValueError):
             known = shipped_config(model)
     return int(known.get("num_hidden_layers") or known.get("n_layer") or 32)
+
+
+def learned(kv: KvMemory) -> Overheads | None:
+    """What a start-up log said, where there is one."""
+    if not kv.seen:
+        return None
+    values: dict[str, Any] = dict(kv.seen)
+    return Overheads(**values | ({"kv_tokens": int(values["kv_tokens"])} if "kv_tokens" in values else {}))
+
+
+def graph_sizes(
+    request: ServingRequest, engine: ServingEngine, kv: KvMemory, tp: int, max_seqs: int
+) -> tuple[int, ...]:
+    """Batch sizes of CUDA graphs of an engine; none for policies of no engine of today."""
+    if request.scheduler.policy not in (*ENGINES, "vllm") or kv.graphs == 0:
+        return ()
+    graphs = engine.graphs if kv.graphs is None else replace(engine.graphs, most=kv.graphs, most_below_tp4=0)
+    return graphs.sizes(tp, max_seqs)
 
 
 def usual_engine_stack(policy: str) -> dict[str, Any]:

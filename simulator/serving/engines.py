@@ -59,21 +59,10 @@ class GraphSizes:
 
 
 @dataclass(frozen=True)
-class HostFigures:
-    """Microseconds of the host a step and for each sequence of it."""
-
-    step_us: float = 0.0
-    seq_us: float = 0.0
-
-
-@dataclass(frozen=True)
 class HostRule:
-    """Host time of an engine: behind the GPU from one version on, before that in front of each step."""
+    """From which version on an engine schedules a step ahead; its times are fitted (:mod:`.host`)."""
 
     overlapped_from: str = ""
-    overlapped: HostFigures = field(default_factory=HostFigures)
-    serial: HostFigures = field(default_factory=HostFigures)
-    ttft_ms: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ docs/serving.md#policies, engine by engine.
 
 from __future__ import annotations
 
-from .blocks import missing
+from .blocks import blocks_for, missing
 from .queues import (
     admit,
     cached,
@@ -353,6 +353,8 @@ def trtllm(state: LoopState, rules: SchedulerRules, rank: int, batch: int, now_u
         if tokens > 0 and not decoding(state, slot):
             put(state, rules, rank, batch, slot, tokens)
             budget -= tokens
+    if rules.wait_iterations > 0 and held_back(state, rules, rank, batch, budget):
+        return
     while gone == 0 and budget > 0 and ranks[rank].count < rules.max_seqs:
         slot = first_waiting(state, rank)
         if slot == NONE:
@@ -368,3 +370,28 @@ def trtllm(state: LoopState, rules: SchedulerRules, rank: int, batch: int, now_u
         admit(state, rules, rank, slot, hit, need, now_us)
         put(state, rules, rank, batch, slot, tokens)
         budget -= tokens
+
+
+def held_back(state: LoopState, rules: SchedulerRules, rank: int, batch: int, budget: float) -> bool:
+    """Whether prompts that could start wait for more of them, beside decodes: for some iterations, or until the batch
+    has enough tokens (``_waiting_requests`` of TensorRT-LLM's ``py_executor.py``)."""
+    own, slot = state.ranks[rank], first_waiting(state, rank)
+    if slot == NONE or state.batches[batch].decodes == 0 or own.count >= rules.max_seqs:
+        return False
+    left, seats = budget, rules.max_seqs - own.count
+    blocks = own.free
+    while slot != NONE and seats > 0 and state.slots[slot].arrival_us <= own.visible_us:
+        tokens = rest(state, slot)
+        blocks -= blocks_for(state.slots[slot].input + state.slots[slot].output, rules.block_tokens)
+        if tokens > left or blocks < 0:
+            break
+        left -= tokens
+        seats -= 1
+        slot = state.slots[slot].next
+    if left == budget:
+        return False
+    if own.clock >= rules.wait_iterations or state.batches[batch].size + budget - left >= rules.wait_tokens:
+        own.clock = 0
+        return False
+    own.clock += 1
+    return True

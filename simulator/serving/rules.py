@@ -37,6 +37,8 @@ class SchedulerRules(NamedTuple):
     conservativeness: float  # of sglang's estimate
     drafts: int  # tokens guessed ahead, for which a decode has blocks
     prefill_every: int  # lightllm: decode iterations between attempts to admit
+    wait_iterations: int  # trtllm: prompts wait so many iterations beside decodes, 0: never
+    wait_tokens: float  # or until the batch has so many tokens
 
 
 class IterationTiming(NamedTuple):

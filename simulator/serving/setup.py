@@ -97,6 +97,8 @@ def rules(scheduler: Scheduler, replica: ServedReplica, max_seqs: int | None = N
         conservativeness=scheduler.conservativeness,
         drafts=drafts,
         prefill_every=scheduler.prefill_every,
+        wait_iterations=scheduler.wait_iterations,
+        wait_tokens=scheduler.wait_share * (scheduler.max_tokens or MOST_TOKENS.get(policy, 8192)),
     )
 
 

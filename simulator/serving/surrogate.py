@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from ..question.canonical import RequestError
 from ..question.work import Work
 from .figures import SeenSteps, StepFigures
 from .iteration import IterationTables, iteration_us
+from .kv import KvBudget
 from .tabulate import Extent, Simulate, tabulated
 
 if TYPE_CHECKING:
@@ -45,11 +47,15 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Surrogate:
-    """The tables of one model, layout, engine and device, how far off they are, and what is known of their steps."""
+    """The tables of one model, layout, engine and device, how far off they are, and what is known of their steps.
+
+    ``kv`` is its memory where that is kept with them.
+    """
 
     tables: IterationTables
     held_out: HeldOut
     figures: StepFigures | None = None
+    kv: KvBudget | None = None
 
     def iteration_us(self, work: Work) -> float:
         """Microseconds of a batch: that of ``workload=batch``."""
@@ -145,23 +151,27 @@ def key_of(request: SimulateRequest, bench: Workbench, extent: Extent) -> str:
 
     RequestError for a model that is a function, which nothing identifies.
     """
-    from ..question.calibration import load_calibration
     from ..trace.models import resolve
 
     source = resolve(request.model)
     if source.identity is None:
         raise RequestError(f"model {source.name} cannot be kept on disk: name it as module:callable")
     about = {
-        "format": FORMAT,
-        "opcast": __version__,
         "request": replace(request, work=Work("batch", decodes=((1, 1),), expert_load=request.work.expert_load)).key(),
         "model": source.identity,
         "device": repr(bench.device(request.device, request.cluster)),
-        "calibration": repr(load_calibration(request.sources.calibration)),
         "known": bench.stamp,
         "extent": [extent.sequences, extent.tokens, extent.context],
     }
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
+    return hashed(about, request.sources.calibration)
+
+
+def hashed(about: Mapping[str, Any], calibration: str) -> str:
+    """What tables are kept under: a hash of what they are about, of the calibration's content and opcast's version."""
+    from ..question.calibration import load_calibration
+
+    more = {"format": FORMAT, "opcast": __version__, "calibration": repr(load_calibration(calibration))}
+    return hashlib.sha256(json.dumps({**about, **more}, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def write(path: Path, own: Surrogate) -> Path:
@@ -171,6 +181,8 @@ def write(path: Path, own: Surrogate) -> Path:
     if own.figures is not None:
         named |= {f"step_{name}": value for name, value in own.figures._asdict().items()}
     content = io.BytesIO()
+    if own.kv is not None:
+        named["kv"] = np.array([own.kv.blocks, own.kv.block_tokens, own.kv.bytes_per_token])
     np.savez(content, held_out=errors, **named)
     return write_atomically(path, lambda temporary: temporary.write_bytes(content.getvalue()), RequestError)
 
@@ -183,6 +195,8 @@ def read(path: Path) -> Surrogate | None:
             count, *errors = file["held_out"].tolist()
             known = "step_idle_w" in file
             figures = StepFigures(*(file[f"step_{name}"] for name in StepFigures._fields)) if known else None
+            blocks, block_tokens, size = file["kv"].tolist() if "kv" in file else (0, 0, 0)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
-    return Surrogate(tables, HeldOut(int(count), *errors), figures)
+    kv = KvBudget(int(blocks), int(block_tokens), size) if blocks else None
+    return Surrogate(tables, HeldOut(int(count), *errors), figures, kv)

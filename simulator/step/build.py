@@ -11,6 +11,7 @@ import numpy as np
 from ...datasets.devices import Device
 from ..engines import Engine, FusedEngine
 from ..engines.flow import FlowEngine
+from ..engines.kernels import KernelsEngine
 from ..engines.learned import LearnedEngine
 from ..engines.library import LibraryEngine
 from ..engines.transfer import TransferEngine
@@ -29,6 +30,7 @@ from ..timing.placement import place_tasks, send_times, time_chunks
 from ..timing.schedule.pipeline import in_flight
 from ..trace import Model, Workload, trace
 from ..trace.redimension import batch_graph, step_graph
+from ..trace.workload import traced_load
 from .state import State, Step
 
 MANY = 1e6  # steps in a row: more than a power limit takes to act
@@ -158,7 +160,7 @@ def traced(model: Model, work: Work, plan: Plan, part: Part, device: Device, cac
             work.micro_batch,
             part.seq_len,
             attention=attention,
-            expert_load=work.expert_load,
+            expert_load=traced_load(work.expert_load),
             frozen=work.frozen,
             lora_rank=work.lora_rank,
             lora_modules=work.lora_modules,
@@ -172,7 +174,7 @@ def traced(model: Model, work: Work, plan: Plan, part: Part, device: Device, cac
         cache="static" if engine else work.cache,
         optimizer="none",
         attention=attention,
-        expert_load=work.expert_load,
+        expert_load=traced_load(work.expert_load),
         logits="all" if plan.stack.all_logits else "last",
     )
     if part.kind == "batch":
@@ -219,7 +221,7 @@ def engine_of(stack: Stack, engine: Engine) -> Engine:
     """
     if not isinstance(engine, FusedEngine):
         return engine
-    key = stack.collectives, stack.backend
+    key = stack.collectives, stack.backend, repr(stack.kernels)
     if key not in engine.derived:
         engine.derived[key] = _own_engine(stack, engine)
     return engine.derived[key]
@@ -229,6 +231,8 @@ def _own_engine(stack: Stack, engine: FusedEngine) -> FusedEngine:
     engines: list[Engine] = []
     for each in engine.engines:
         if isinstance(each, (LearnedEngine, TransferEngine)) and each.backend is None:
+            if isinstance(each, LearnedEngine) and stack.kernels:
+                engines.append(KernelsEngine(each, stack.kernels))
             if isinstance(each, LearnedEngine) and not stack.backend:
                 engines.append(LibraryEngine(each.device, each.registries))
             names = [name for name in (stack.collectives, stack.backend) if name]

@@ -115,19 +115,34 @@ def load_text(value: Any) -> str:
 
 
 def parse_load(text: str) -> tuple[str, tuple[float, ...]]:
-    """``("balanced", ())``, ``("zipf", (exponent,))`` or ``("shares", (…))``; TraceError for anything else."""
+    """``("balanced", ())``, ``("zipf", (exponent,))``, ``("power_law", (exponent,))`` or ``("shares", (…))``.
+
+    TraceError for anything else.
+    """
     name, _, value = text.partition(":")
     try:
         if name == "balanced" and not value:
             return "balanced", ()
-        if name == "zipf" and 0 <= float(value) <= STEEPEST:
-            return "zipf", (float(value),)
+        if name in ("zipf", "power_law") and 0 <= float(value) <= STEEPEST:
+            return name, (float(value),)
         shares = tuple(float(share) for share in text.split(","))
         if len(shares) > 1 and min(shares) >= 0 and 0 < sum(shares) < float("inf"):
             return "shares", shares
     except ValueError:
         pass
     raise TraceError(
-        f"expert_load={text!r} is neither balanced, zipf:EXPONENT (0 to {STEEPEST}) nor shares, one an expert, "
-        "such as [0.5,0.3,0.2]"
+        f"expert_load={text!r} is neither balanced, zipf:EXPONENT (0 to {STEEPEST}), power_law:EXPONENT nor shares, "
+        "one an expert, such as [0.5,0.3,0.2]"
     )
+
+
+def traced_load(text: str) -> str:
+    """The load that a graph is traced with: a power law acts on the fused kernel of experts alone, which has it in its
+    own data."""
+    return "balanced" if parse_load(text)[0] == "power_law" else text
+
+
+def skew_of(text: str) -> int:
+    """The exponent of a power law of expert loads in hundredths, as fused kernels of experts have it; else 0."""
+    name, numbers = parse_load(text or "balanced")
+    return round(100 * numbers[0]) if name == "power_law" else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -97,7 +98,7 @@ def simulated(rows: Sequence[Row], setting: ValidationSettings, progress: Progre
 
         replicas = Replicas(setting, engines.of)
         for each in requests:
-            answered(answers, each, lambda each=each: _points(served(each, replicas)))  # type: ignore[misc]
+            answered(answers, each, lambda each=each: _spread(each, served(each, replicas)))  # type: ignore[misc]
             progress(1)
     ops = [row for row in rows if isinstance(row, OperatorRow)]
     for alike in grouped(ops, lambda row: (row.hardware.device, row.hardware.devices, row.clock_mhz)).values():
@@ -183,9 +184,17 @@ def ninety(value: float, low: float, high: float, coverage: float) -> tuple[floa
     return quantile(tail, value, low, high, coverage), quantile(1.0 - tail, value, low, high, coverage)
 
 
-def _points(values: Mapping[str, float]) -> Quantities:
-    """Quantities without intervals."""
-    return {name: Estimate(value) for name, value in values.items()}
+def _spread(row: ServingRow, values: Mapping[str, float]) -> Quantities:
+    """Quantities of a served run with what 90 % of known runs of its engine were within."""
+    from ..serving.host import fitted_hosts
+    from .serving import host_of
+
+    made, engine = {}, host_of(row)
+    for name, value in values.items():
+        width = fitted_hosts().width(engine, name)
+        within = None if width is None else (value * math.exp(-width), value * math.exp(width))
+        made[name] = Estimate(value, within)
+    return made
 
 
 def network_quantities(row: NetworkRow) -> Quantities:

@@ -25,7 +25,7 @@ PRACTICES = (*OVERLAPS, "optimizer", "kv_cache")  # the framework's affair, or w
 class ValidationSettings:
     """What the user chose for all rows: engines, figures of devices and clusters that differ, a framework for all.
 
-    ``engine`` makes the engines of a device in a cluster (None: alone).
+    ``engine`` makes the engines of a device in a cluster (None: alone); ``stamp`` changes when what they know does.
     """
 
     engine: Callable[[Device, Cluster | None], Engine]
@@ -34,6 +34,7 @@ class ValidationSettings:
     cluster: Mapping[str, Any] = field(default_factory=dict)
     stack: Stack | None = None
     calibration: str = USUAL
+    stamp: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for figures, known, error in ((self.device, Device, DeviceError), (self.cluster, Cluster, ClusterError)):

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import opcast
 import pytest
+from opcast.jobs import serving
 from opcast.jobs.cli import main
+from opcast.jobs.composing import as_override
 from opcast.simulator.question.serving import IterationLaw, KvMemory, ServingRequest
 
 LAW = ["law={base_us: 8000, decode_us: 20, prefill_token_us: 40}", "kv.blocks=2000"]
@@ -120,3 +122,51 @@ def test_a_model_is_served_on_its_device(capsys: pytest.CaptureFixture[str]) -> 
     found = json.loads(capsys.readouterr().out)
     assert found["completed"] == 40
     assert 0 < found["tpot_ms"]["mean"] < found["ttft_ms"]["mean"]
+
+
+LOGS = {  # lines of start-up logs as the engines write them
+    "vllm": """INFO 05-01 model_runner.py:1188] Model loading took 15.0764 GiB and 30.1 seconds
+INFO 05-01 gpu_worker.py:227] Available KV cache memory: 35.40 GiB
+INFO 05-01 kv_cache_utils.py:637] GPU KV cache size: 231,984 tokens""",
+    "sglang": """[2025-11-02 10:00:01 TP0] Load weight end. type=LlamaForCausalLM, avail mem=63.1 GB, \
+mem usage=15.08 GB.
+[2025-11-02 10:00:02 TP0] KV Cache is allocated. #tokens: 494000, K size: 15.10 GB, V size: 15.10 GB""",
+    "trtllm": """[11/02/2025-10:00:01] [TRT-LLM] [I] [MemUsageChange]\
+ Allocated 62.24 GiB for max tokens in paged KV cache \
+(409664).""",
+}
+ARGUMENTS = {
+    "vllm": "--tensor-parallel-size 2 --max-num-seqs 8 --gpu-memory-utilization 0.8",
+    "sglang": "--tp 2 --max-running-requests 8 --mem-fraction-static 0.8",
+    "trtllm": "--tp_size 2 --max_batch_size 8 --kv_cache_free_gpu_memory_fraction 0.8",
+}
+
+
+@pytest.mark.parametrize("engine", LOGS)
+def test_an_engine_is_given_as_its_users_start_it(engine: str, tmp_path: Path) -> None:
+    from opcast.jobs.composing import compose
+    from opcast.jobs.resolve import serving_request
+
+    log = tmp_path / "engine.log"
+    log.write_text(LOGS[engine])
+    words = [f"engine={engine}", f"args={ARGUMENTS[engine]}", f"calibrate={log}", "model=llama3_8b", "cluster=dgx_h100"]
+    request = serving_request(compose("serving", [as_override(serving, word) for word in words]))
+    assert request.step is not None
+    assert (request.step.parallel.tp, request.step.stack.id) == (2, engine)
+    assert (request.scheduler.policy, request.scheduler.max_seqs, request.kv.fraction) == (engine, 8, 0.8)
+    assert {"vllm": 231_984, "sglang": 494_000, "trtllm": 409_664}[engine] == request.kv.seen["kv_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["engine=vlm"], "vllm"),
+        (["engine=vllm", "args=--tensor-paralel-size 2"], "--tensor-parallel-size"),
+        (["engine=vllm", "args=--max-num-seqs many"], "whole number"),
+        (["args=--tp 2"], "engine=vllm"),
+        (["calibrate=nowhere.log"], "nowhere.log"),
+    ],
+)
+def test_arguments_that_no_engine_has_are_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(["serving", *words, *LAW, *FEW]) == 2
+    assert said in capsys.readouterr().err

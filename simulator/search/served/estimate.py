@@ -64,7 +64,7 @@ def together(
     waiting = (1 - (1 - share) ** layout.dp) / share  # for ranks beside it whose prompts are computed
     prompt_us = (tpot_us - decode_us) * waiting
     tpot_us = own.host.iteration_us(decode_us + prompt_us, batch)
-    ttft_us += own.host.ttft_us
+    ttft_us += own.host.ttft_us + own.host.client_us * batch + own.host.prompt_us * request.input_len
     e2e_us = ttft_us + tpot_us * (outputs - 1)
     return {
         "ttft_ms": ttft_us / 1e3,
@@ -131,7 +131,7 @@ def apart(
     rate = BUSIEST * np.minimum(prefills, decodes)
     busy = rate / prefills
     queue_us = busy / (2 * (1 - busy)) * own.us
-    ttft_us = queue_us + own.us + moved_us + prefill.host.ttft_us
+    ttft_us = queue_us + own.us + moved_us + prefill.host.ttft_us + prefill.host.prompt_us * request.input_len
     used = first * prefill.layout.devices + second * decode.layout.devices
     met = ttft_us <= (np.inf if request.slo.ttft_ms is None else 1e3 * request.slo.ttft_ms)
     chosen = range(len(rate)) if request.space.ratio else [int(np.lexsort([used, -rate, ~met])[0])]

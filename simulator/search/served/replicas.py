@@ -20,7 +20,7 @@ from ...question.work import Work
 from ...serving.bench import ServingBench
 from ...serving.connect import ENGINES
 from ...serving.engines import ServingEngine, load_serving_engine
-from ...serving.host import HostTime, host_time
+from ...serving.host import HostTime, fitted_hosts, host_name, layers_and_experts
 from ...serving.iteration import IterationTables
 from ...serving.kv import KvBudget
 from ...serving.kv_memory import kv_budget
@@ -30,6 +30,7 @@ from ...serving.tabulate import Extent, TablePoints, tabulated
 from ...simulate import simulated
 from ...step.build import engine_of
 from ...step.state import State
+from ...trace.models import resolve
 from .request import ReplicaLayout, ServedSearchRequest, step_of
 
 FEW_ROWS = 16  # sequences: weights are read for as many, so that one and all between take as long as they
@@ -51,8 +52,14 @@ class LayoutReplica:
 
     def served(self) -> ServedReplica:
         """The same as the event loop takes it."""
-        host = HostShare(self.host.step_us, self.host.seq_us, self.host.overlapped, self.host.ttft_us)
+        host = HostShare(self.host.step_us, self.host.seq_us, overlapped=False, ttft_us=self.host.ttft_us)
         return ServedReplica(self.tables, self.kv, host, stages=self.layout.pp, devices=self.layout.devices)
+
+
+def host_of(engine: ServingEngine, step: SimulateRequest) -> HostTime:
+    """The fitted host of an engine, with what the layers of a step's model add to a first token in its constant."""
+    host = fitted_hosts().of(host_name(engine.id, engine.host))
+    return replace(host, ttft_us=host.first_token_us(0, 0.0, *layers_and_experts(resolve(step.model).config or {})))
 
 
 def engine_name(policy: str) -> str:
@@ -89,7 +96,7 @@ def replica_of(
     extent = Extent(sequences, most, max(request.input_len + request.output_len, 1024))
     points = table_points(request, batches, chunks)
     tables = kept(step, bench, extent, points, lambda: tabulated(simulate, usual, extent, points))
-    return LayoutReplica(layout, own, step, tables, kv, host_time(own.host))
+    return LayoutReplica(layout, own, step, tables, kv, host_of(own, step))
 
 
 def simulating(step: SimulateRequest, bench: ServingBench) -> tuple[Callable[[Work], State], Any]:

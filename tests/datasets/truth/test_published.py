@@ -10,6 +10,7 @@ from opcast.datasets.clusters import known_clusters
 from opcast.datasets.truth import TruthError
 from opcast.datasets.truth.cells import Cells
 from opcast.datasets.truth.published import OPTION, PublishedRule, applied, holds, known, publications
+from opcast.datasets.truth.serving import STARTED
 from opcast.datasets.truth.shapes import shipped
 from opcast.simulator.question.plan import STACK_DIRECTORY
 
@@ -32,6 +33,7 @@ TOLD = {
     "lengths",
     "lora_rank",
     "lora_modules",
+    *(f"serving_{name}" for name in STARTED),
 }
 
 

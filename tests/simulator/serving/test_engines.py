@@ -14,7 +14,7 @@ from opcast.simulator.question.sources import Sources
 from opcast.simulator.serving.budget import budget
 from opcast.simulator.serving.engine_args import FLAGS, read_arguments
 from opcast.simulator.serving.engines import ServingEngineError, known_serving_engines, load_serving_engine
-from opcast.simulator.serving.host import HostTime, host_time
+from opcast.simulator.serving.host import FIGURES, FittedHost, FittedHosts, HostTime, fitted_hosts, host_name
 from opcast.simulator.serving.kv import KvError
 from opcast.simulator.serving.kv_memory import (
     EngineMemory,
@@ -165,15 +165,32 @@ def test_a_budget_is_simulated_and_a_log_goes_before_it(small_model, tmp_path):
     assert said.tokens == pytest.approx(231_984, abs=16)
 
 
-def test_the_host_works_beside_the_gpu_or_in_front_of_it():
-    beside, before = host_time(VLLM.host, "0.18.0"), host_time(VLLM.host, "0.12.0")
-    assert beside.overlapped
-    assert not before.overlapped
-    assert host_time(VLLM.host).overlapped
-    assert not host_time(VLLM.host, "0.18.0", overlapped=False).overlapped
-    assert before.iteration_us(1000.0, 4) == 1000.0 + before.step_us + 4 * before.seq_us
-    assert HostTime(300.0, 10.0, True).iteration_us(1000.0, 4) == 1000.0
-    assert HostTime(3000.0, 10.0, True).iteration_us(1000.0, 4) == 3040.0
+def test_a_version_tells_whether_the_engine_schedules_a_step_ahead():
+    assert host_name("vllm", VLLM.host, "0.18.0") == host_name("vllm", VLLM.host) == "vllm"
+    assert host_name("vllm", VLLM.host, "0.12.0") == "vllm serial"
+    assert host_name("vllm", VLLM.host, "nightly-5b8c30d6") == "vllm"
+    assert host_name("vllm", VLLM.host, "0.18.0", overlapped=False) == "vllm serial"
+    hosts = FittedHosts({"all": FittedHost({"step_us": 5.0}), "vllm serial": FittedHost({"step_us": 2000.0})})
+    assert hosts.of("vllm serial") == HostTime(2000.0, overlapped=False)
+    assert hosts.of("sglang") == HostTime(5.0)
+    assert FittedHosts({}).of("sglang") == HostTime()
+
+
+def test_a_first_token_waits_longer_the_more_clients_and_tokens_there_are():
+    host = HostTime(ttft_us=1000.0, client_us=10.0, prompt_us=2.0)
+    assert host.first_token_us(4, 100.0) == 1000 + 40 + 200
+
+
+def test_the_hosts_that_ship_are_those_of_every_engine_with_their_rows():
+    hosts = fitted_hosts()
+    assert {"all", "vllm", "vllm serial", "sglang", "trtllm"} <= set(hosts.engines)
+    for each in hosts.engines.values():
+        assert set(each.value) == set(each.error) == set(FIGURES)
+        assert each.rows >= 8
+        assert each.groups >= 1
+    for name in hosts.engines:
+        for quantity in ("tpot", "ttft", "throughput"):
+            assert 0 < (hosts.width(name, quantity) or 0) < 3
 
 
 def test_an_engine_that_does_not_exist_is_one_line():

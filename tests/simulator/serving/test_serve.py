@@ -332,3 +332,22 @@ def test_twice_the_bandwidth_between_pools_never_makes_a_cache_later(played: Pla
 
     for gbps in (0.25, 1.0, 4.0):
         assert (moved(2 * gbps) <= moved(gbps) + 1e-6).all()
+
+
+def test_trtllm_holds_prompts_back_beside_decodes(played: Play) -> None:
+    traffic = RequestTraffic(
+        arrival="closed",
+        concurrency=4,
+        requests=24,
+        input=Lengths(mean=100),
+        output=Lengths("uniform", low=20, high=60),
+    )
+    trtllm = Scheduler(policy="trtllm")
+    usual = replace(USUAL, kv=KvMemory(400, 32), traffic=traffic, scheduler=trtllm)
+    waits = replace(usual, scheduler=replace(trtllm, wait_iterations=10, wait_share=1.0))
+    few = replace(usual, scheduler=replace(trtllm, wait_iterations=10, wait_share=0.005))
+    reports = [checked(played(each), each) for each in (usual, waits, few)]
+    alone = reports[0].ttft_ms.p50
+    assert reports[1].ttft_ms.p50 > alone + 8 * 5
+    assert reports[1].ttft_ms.p99 < alone + 14 * 13
+    assert reports[2].ttft_ms.p50 == alone

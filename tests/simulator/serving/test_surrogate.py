@@ -9,8 +9,13 @@ import pytest
 from opcast.datasets.clusters import load_cluster
 from opcast.simulator.question.plan import Parallel, load_stack
 from opcast.simulator.question.requests import SimulateRequest
+from opcast.simulator.question.serving import KvMemory, ServingRequest
 from opcast.simulator.question.sources import Sources
+from opcast.simulator.question.traffic import Lengths, RequestTraffic
 from opcast.simulator.question.work import Work
+from opcast.simulator.serving.connect import replicas_of
+from opcast.simulator.serving.serve import serve
+from opcast.simulator.serving.setup import HostShare
 from opcast.simulator.serving.surrogate import Surrogate, key_of, random_batches, read, surrogate
 from opcast.simulator.serving.tabulate import Extent, reaching
 from opcast.simulator.workbench import Workbench
@@ -130,3 +135,26 @@ def test_random_batches_are_the_same_again_and_stay_within_the_extent():
     for work in found:
         assert work.iteration.decoding <= EXTENT.sequences
         assert work.iteration.prefill_tokens <= EXTENT.tokens
+
+
+def test_a_request_alone_and_a_static_batch_are_a_generation(small_model, tmp_path):
+    bench = Workbench(Sources.at(str(tmp_path), order=("network", "analytical"), calibration="none"))
+    step = SimulateRequest(
+        model=small_model("llama", max_position_embeddings=4096),
+        cluster=replace(load_cluster("dgx_h100"), devices_per_node=1),
+        device="h100_sxm",
+        stack=load_stack("vllm"),
+        sources=bench.sources,
+    )
+    for batch in (1, 4):
+        traffic = RequestTraffic(
+            arrival="closed", concurrency=batch, requests=batch, input=Lengths(mean=500), output=Lengths(mean=33)
+        )
+        kv = KvMemory(blocks=4000, block_tokens=16, graphs=0)
+        replica, _ = replicas_of(ServingRequest(step=step, traffic=traffic, kv=kv), bench)
+        alone = serve(ServingRequest(step=step, traffic=traffic, kv=kv), replace(replica, host=HostShare())).report
+        work = Work("generate", batch=batch, input_len=500, output_len=33, cache="static")
+        whole = bench.simulate(replace(step, work=work))
+        assert alone.ttft_ms.mean == pytest.approx(whole.ttft_ms, rel=0.1)
+        assert alone.tpot_ms.mean == pytest.approx(whole.tpot_ms, rel=0.03)
+        assert alone.duration_s * 1e3 == pytest.approx(whole.e2e_ms, rel=0.03)

@@ -84,6 +84,8 @@ def played(case: dict[str, Any]) -> dict[str, Any]:
         swap_us_per_token=-1.0,
         conservativeness=1.0,
         prefill_every=10,
+        wait_iterations=0,
+        wait_tokens=0.0,
     )
     timing = IterationTiming(law, np.zeros(0, np.int64), 0.0, 0.0, 0)
     made = ServingSetup(rules, timing, rules, timing, 0, 1, 1, 1, 1, 1, 0, 0.0, 0.0, 1.0)

@@ -1,0 +1,73 @@
+"""Kernels that a framework runs and another one's table timed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from opcast.datasets.devices import load_device
+from opcast.datasets.ops import Op, make_op
+from opcast.models.registry import Registry
+from opcast.simulator.engines import ask, build_engine
+from opcast.simulator.engines.kernels import KernelsEngine
+from opcast.simulator.engines.learned import LearnedEngine
+from opcast.simulator.question.plan import KernelChoice, PlanError, load_stack
+from opcast.simulator.step.build import engine_of
+from opcast.simulator.workbench import SHIPPED_PREDICTORS
+
+EXPERTS = make_op(
+    "fused_moe", "fp8_block", out_dtype="bf16", tokens=8, hidden=7168, inter=2048, topk=8, experts=256, tp=8
+)
+PRODUCT = make_op("gemm", "fp8", out_dtype="bf16", m=8, n=10240, k=8192, layout="nt")
+TAKEN = KernelChoice("fused_moe", "fp8_block", "sglang:sglang_flashinfer_trtllm_moe", "a test", "blackwell")
+
+
+def learned(device_id: str, backend: str | None = None) -> LearnedEngine:
+    return LearnedEngine(load_device(device_id), [Registry(SHIPPED_PREDICTORS)], backend)
+
+
+def latency(engine: object, op: Op) -> float:
+    return float(ask(engine, [op], "cold").latency_us[0])  # type: ignore[arg-type]
+
+
+def test_the_reading_that_is_named_answers_and_no_other_op_is_touched() -> None:
+    engine = KernelsEngine(learned("b200_sxm", "trtllm"), [TAKEN])
+    named = learned("b200_sxm", "sglang-0.5.14:sglang_flashinfer_trtllm_moe")
+    assert latency(engine, EXPERTS) == pytest.approx(latency(named, EXPERTS))
+    assert latency(engine, EXPERTS) < 0.6 * latency(learned("b200_sxm", "trtllm"), EXPERTS)
+    assert len(ask(engine, [PRODUCT], "cold").open) == 1
+
+
+def test_a_choice_of_another_architecture_or_of_fewer_rows_declines() -> None:
+    assert len(ask(KernelsEngine(learned("h200_sxm"), [TAKEN]), [EXPERTS], "cold").open) == 1
+    few = KernelsEngine(learned("b200_sxm"), [replace(TAKEN, most_tokens=4)])
+    assert len(ask(few, [EXPERTS, EXPERTS.replace(tokens=4)], "cold").open) == 1
+    unknown = KernelsEngine(learned("b200_sxm"), [replace(TAKEN, backend="sglang:nothing_of_it")])
+    assert len(ask(unknown, [EXPERTS], "cold").open) == 1
+
+
+def test_the_rounding_that_a_table_timed_too_is_taken_off() -> None:
+    choice = KernelChoice("gemm", "fp8", "trtllm:torch_flow", "a test", without="quantize")
+    whole = latency(learned("b200_sxm", "trtllm-1.3.0rc20:torch_flow+quantize"), PRODUCT)
+    parts = [
+        latency(
+            learned("b200_sxm", "trtllm"), make_op("quantize", "bf16", out_dtype="fp8", rows=8, cols=8192, part=part)
+        )
+        for part in ("scale", "apply")
+    ]
+    assert sum(parts) > 5
+    assert latency(KernelsEngine(learned("b200_sxm"), [choice]), PRODUCT) == pytest.approx(whole - sum(parts))
+
+
+def test_a_stack_has_its_kernels_before_its_tables() -> None:
+    plain = build_engine(load_device("b200_sxm"), [], [SHIPPED_PREDICTORS], ("learned", "analytical"))
+    stack = load_stack("trtllm")
+    assert all(each.source for each in stack.kernels)
+    own, without = engine_of(stack, plain), engine_of(replace(stack, kernels=()), plain)
+    assert latency(own, EXPERTS) < 0.6 * latency(without, EXPERTS)
+    assert latency(own, PRODUCT) < latency(without, PRODUCT) - 5
+
+
+def test_a_choice_of_no_kind_is_refused() -> None:
+    with pytest.raises(PlanError, match="gem"):
+        KernelChoice("gem", "fp8", "trtllm:x", "")
