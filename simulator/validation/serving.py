@@ -14,7 +14,7 @@ from typing import Any
 
 from ...datasets.truth import ServingRow
 from ..engines import Engine
-from ..question.calibration import NONE, USUAL
+from ..question.calibration import NONE, OWN, USUAL
 from ..question.plan import Parallel, Plan
 from ..question.serving import IterationLaw, KvMemory, Scheduler, ServingRequest
 from ..question.traffic import Lengths, RequestTraffic
@@ -94,7 +94,7 @@ class Replicas:
             precision=row.precision,
             quantization=row.quantization,
             options=dict(row.options),
-            calibration=NONE if setting.calibration in (USUAL, "own") else setting.calibration,
+            calibration=NONE if setting.calibration in (USUAL, OWN) else setting.calibration,
         )
 
     def _kept(
