@@ -1,7 +1,7 @@
 """What opcast tells other packages, against the packages themselves; each part is skipped where its package is not.
 
 Read off the sources, so that no GPU is needed: vLLM 0.33, FlashInfer 0.7, FlashAttention 2.8 and 3, DeepGEMM 2.8 and
-DeepEP were read by hand (2026-11-23).
+DeepEP (2026-11-23): the first two from their wheels, the others in part, from excerpts of their sources.
 """
 
 from __future__ import annotations
