@@ -243,3 +243,15 @@ def test_the_glossary_defines_each_term_once_and_in_order() -> None:
     assert len(names) == len(set(names))
     assert names == sorted(names, key=str.lower)
     assert not [term for term in TERMS if term not in names]
+
+
+def test_the_documents_show_the_scores_of_the_calibration() -> None:
+    import json
+    import runpy
+
+    script = runpy.run_path(str(ROOT / "tests" / "benchmarks" / "scores.py"))
+    scores = json.loads((ROOT / "conf" / "calibration_scores.json").read_text())
+    for path in script["DOCUMENTS"]:
+        text = path.read_text()
+        assert script["ROW"].search(text)
+        assert script["rewritten"](text, scores) == text, "write them with: python tests/benchmarks/scores.py --write"

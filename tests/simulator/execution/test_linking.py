@@ -87,8 +87,8 @@ def test_a_profile_alone_runs_as_it_ran(name: str, reference_data: Path) -> None
 def test_the_account_agrees_with_that_of_hta(reference_data: Path) -> None:
     """HolisticTraceAnalysis 0.5.0 on the same file: idle 77.78 %, compute 17.26 %, the rest 4.97 % of device time.
 
-    It rounds starts up and ends down to whole microseconds. Its idle time is 1.1 points above ours, because it leaves the
-    last step of the profiler out: with ``include_last_profiler_step=True`` it says idle 76.68 %, compute 17.11 %.
+    It rounds starts up and ends down to whole microseconds. Its idle time is 1.1 points above ours, because it leaves
+    the last step of the profiler out: with ``include_last_profiler_step=True`` it says idle 76.68 %, compute 17.11 %.
     """
     profile = read_profile(reference_data / "data" / "traces" / "hta" / "nccl_data.json.gz")
     trace, _ = link(profile)

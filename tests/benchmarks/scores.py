@@ -1,0 +1,83 @@
+"""The scores of ``conf/calibration_scores.json`` as they stand in the documents: ``--write`` puts them there.
+
+Run after ``opcast calibrate`` has written new ones. A test holds that the documents say what the file says.
+
+    python tests/benchmarks/scores.py [--write]
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "validation.md")
+ORDER = ("table", "framework", "chip", "halves", "fitted", "physics")
+ROWS = {  # how a row of the documents begins -> the table it is of
+    "MPT 125 M to 70 B, llm-foundry": "train_llm_foundry_mpt",
+    "llm-foundry, A100 and H100": "train_llm_foundry_mpt",
+    "GPT, Megatron-LM, 2 to 512 A100 (vTrain)": "train_vtrain_a100",
+    "vTrain's A100 table": "train_vtrain_a100",
+    "dense and MoE recipes, Megatron-Bridge": "train_megatron_bridge",
+    "Megatron-Bridge, dense and MoE": "train_megatron_bridge",
+    "SimuMax's B200": "train_simumax_b200",
+    "Megatron-LM and DeepSpeed, SC'21": "train_megatron_sc21",
+    "Megatron-LM, MLSys'23": "train_korthikanti22",
+    "Llama 3 405B, its paper": "train_llama3_paper",
+    "Llama 3's paper": "train_llama3_paper",
+    "MLPerf": "train_mlperf",
+    "torchtitan, H100 at 500 W": "train_torchtitan",
+    "torchtitan, B200": "train_torchtitan_quant",
+    "nanotron, deliberately bad": "train_nanotron_h100",
+    "NeMo AutoModel": "train_nemo_automodel",
+    "TensorRT-LLM 0.5 and 0.7": "infer_trtllm_static_v05_v071",
+    "FasterTransformer GPT": "infer_fastertransformer_gpt",
+    "FasterTransformer's encoders": "infer_fastertransformer_bert",
+    "vLLM on A100 (Koyeb)": "infer_koyeb_a100",
+    "Static batches of Llama-2": "infer_imec_llama2",
+    "whole models in fp32 on 11 GPUs": "neusight_e2e_labels",
+    "NeuSight's whole models, fp32": "neusight_e2e_labels",
+    "all ": "all",
+}
+ROW = re.compile(r"^\| (?P<name>[^|]+) \| \d+ \|(?: \d+\.\d / \d+\.\d \|){6}(?P<rest>.*)$", re.MULTILINE)
+
+
+def table_of(name: str) -> str | None:
+    """The table that a row is of, None for rows of other scores."""
+    return next((table for start, table in ROWS.items() if name.startswith(start)), None)
+
+
+def rewritten(text: str, scores: dict[str, dict[str, dict[str, float]]]) -> str:
+    """A document with the scores of the file in the rows that show scores."""
+
+    def row(match: re.Match[str]) -> str:
+        table = table_of(match["name"])
+        if table is None:
+            return match[0]
+        of = scores[table]
+        rows = f"{of['fitted']['rows']:.0f}"
+        name = re.sub(r"\b\d{3}\b(?= runs)", rows, match["name"]) if table == "all" else match["name"]
+        cells = " | ".join(f"{of[how]['median']:.1f} / {of[how]['p90']:.1f}" for how in ORDER)
+        return f"| {name} | {rows} | {cells} |{match['rest']}"
+
+    return ROW.sub(row, text)
+
+
+def main() -> int:
+    """Show which documents differ from the scores, or write them."""
+    scores = json.loads((ROOT / "conf" / "calibration_scores.json").read_text())
+    different = 0
+    for path in DOCUMENTS:
+        text = path.read_text()
+        new = rewritten(text, scores)
+        different += new != text
+        print(f"{path.name}: {'as in the file' if new == text else 'differs'}")
+        if "--write" in sys.argv[1:]:
+            path.write_text(new)
+    return 0 if "--write" in sys.argv[1:] else different
+
+
+if __name__ == "__main__":
+    sys.exit(main())
