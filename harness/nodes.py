@@ -109,7 +109,7 @@ def outliers(ratios: Mapping[Place, float]) -> set[Place]:
 
 
 def health_of(store: Store) -> dict[Place, Mapping[str, Any]]:
-    """What the GPU of each place last said of itself (:func:`.environment.health`)."""
+    """What the GPU of each place last said of itself (:func:`.provenance.health`)."""
     told = sorted(sessions(Path(store.path)).values(), key=lambda each: each.at)
     return {(each.node, each.gpu): each.health for each in told if each.health}
 

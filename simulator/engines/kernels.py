@@ -2,7 +2,7 @@
 
 A serving engine takes its kernels from libraries (FlashInfer, TensorRT-LLM's own, OpenAI's Triton experts, CUTLASS).
 The table of its own name may have timed another one: untuned, by another backend, or with the rounding of its input. A
-:class:`.plan.KernelChoice` of ``conf/stack`` names the reading that is what the framework runs, with its source.
+:class:`..question.plan.KernelChoice` of ``conf/stack`` names the reading that the framework runs, with its source.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def test_a_row_is_a_closed_loop_on_an_engine(read):
     assert isinstance(row, ServingRow)
     assert (row.model, row.framework, row.version, row.quantization) == ("llama3_1_70b", "vllm", "0.18.0", "fp8")
     assert (row.layout.tp, row.layout.dp, row.hardware.devices) == (4, 1, 4)
-    assert (row.concurrency, row.input_len, row.output_len, row.drawn) == (16, 1024, 1024, 0.9)
+    assert (row.concurrency, row.input_len, row.output_len, row.shortest) == (16, 1024, 1024, 0.8)
     assert row.measured == {"ttft": 100.0, "tpot": 10.25}
 
 

@@ -83,6 +83,7 @@ def test_a_profile_makes_a_calibration_that_answers_use(
     assert other["ttft_ms"] == answer("stack=vllm", "calibration=shipped", capsys=capsys)["ttft_ms"]
 
 
+@pytest.mark.essential
 def test_what_cannot_be_calibrated_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer(f"chakra={tmp_path / 'run'}", capsys=capsys)
     profile = profile_of(tmp_path / "run", 1)

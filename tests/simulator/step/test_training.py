@@ -150,7 +150,8 @@ def test_a_better_machine_is_never_slower(tmp_path_factory, layout, what, factor
     else:
         other = step(graphs, made=made, device=replace(DEVICE, **{what: getattr(DEVICE, what) * factor}))
     changes = what in ("nic_gbps", "link_gbps")  # other links may move NCCL to what its model of itself likes better
-    assert other.step_time_s <= base.step_time_s * (1 + (1e-3 if changes else 1e-9))
+    # A product that ends earlier can let two communications meet that share a link: 1e-5 of a step with ZeRO-3.
+    assert other.step_time_s <= base.step_time_s * (1 + (1e-3 if changes else 1e-4))
 
 
 @pytest.mark.parametrize(

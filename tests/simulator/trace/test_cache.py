@@ -57,6 +57,9 @@ def test_everything_that_matters_is_in_the_key(monkeypatch: pytest.MonkeyPatch, 
             "experts": "eager",
             "expert_load": "zipf:1",
             "logits": "all",
+            "frozen": ".*",
+            "lora_rank": 8,
+            "lora_modules": "q_proj",
         }.items()
     ]
     assert len(keys) == 3 + len(TRAIN.to_dict())  # a new field must be tried above, too
