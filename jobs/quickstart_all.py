@@ -11,9 +11,10 @@ import json
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from . import resolve
 from .graphs import ops_of, trace_all
 from .profile import measure, plan_of
 from .real_cluster import run_ranks
-from .real_run import RealRunner
+from .real_run import RealRunError, RealRunner
 from .show import CONFIG_DIRECTORY, BadInputError, microseconds, print_json, say, table
 from .train import fit_and_register, train_request
 
@@ -104,18 +105,22 @@ def run(config: dict[str, Any], as_json: bool) -> int:
     target = store.known_device(summary.device_id)
     fit_and_register(store, target, train_request(config, target))
     steps = simulate_models(config, models, workloads, target, runs)
+    missed: dict[str, str] = {}
+    keep = partial(write_tables, Path(str(config["truth"])).expanduser(), models=models, environment=environment)
+    written = keep(steps, devices=(target,))
     say(f"5/6  measuring what {RANKS} processes of one thread do beside each other, and their collectives")
     beside = measure_ranks(halves, sums, store)
     fit_and_register(store, beside, train_request(config, beside))
     say(f"6/6  running {RANKS} processes for real")
-    steps += run_cluster(config, suite["cluster"], models, beside)
-    written = write_tables(Path(str(config["truth"])).expanduser(), steps, models, (target, beside), environment)
-    answer = result(steps, written, time.perf_counter() - started)
+    for step in run_cluster(config, suite["cluster"], models, beside, missed):
+        steps.append(step)
+        written = keep(steps, devices=(target, beside))
+    answer = result(steps, written, missed, time.perf_counter() - started)
     if as_json:
         print_json(answer)
     else:
         show(steps, written, answer["wall_time_s"])
-    return 0
+    return 1 if missed else 0
 
 
 # --- what is measured ----------------------------------------------------------------------------------
@@ -240,21 +245,28 @@ def cluster_of(device: Device) -> Cluster:
 
 
 def run_cluster(
-    config: Mapping[str, Any], spec: Mapping[str, Any], models: Mapping[str, Any], device: Device
-) -> list[RealStep]:
-    """The training steps of all layouts, predicted and run."""
+    config: Mapping[str, Any],
+    spec: Mapping[str, Any],
+    models: Mapping[str, Any],
+    device: Device,
+    missed: dict[str, str],
+) -> Iterator[RealStep]:
+    """The training steps of all layouts, predicted and run; ``missed`` gets why one could not be run."""
     cluster, graphs = cluster_of(device), Path(config["graphs"]).expanduser()
     engine = resolve.bench(config).engine(device, cluster)
-    made = []
     for model in spec["models"]:
         for layout, degrees in spec["layouts"].items():
             plan = Plan(Parallel(**degrees), cluster, load_stack("torch_gloo"), precision=PRECISION)
             batch = int(degrees.get("dp", 1))
             work = Work("train", seq_len=int(spec["seq_len"]), micro_batch=1, global_batch=batch)
             report = simulate(models[model], work, plan, device, engine, graphs)
-            seconds = run_ranks(models[model], layout, work.seq_len, int(spec["repeats"]), RANKS)
-            made.append(real_step(model, "train", layout, work.seq_len, report, seconds, device))
-    return made
+            try:
+                seconds = run_ranks(models[model], layout, work.seq_len, int(spec["repeats"]), RANKS)
+            except RealRunError as error:
+                missed[f"{model}-train-{layout}"] = str(error)
+                say(f"     {model}, {layout}: {error}; going on without it")
+                continue
+            yield real_step(model, "train", layout, work.seq_len, report, seconds, device)
 
 
 # --- what is left behind -------------------------------------------------------------------------------
@@ -318,8 +330,10 @@ def table_row(step: RealStep, config: Mapping[str, Any], source: str) -> dict[st
     return row | own | spread | predicted
 
 
-def result(steps: Sequence[RealStep], written: Sequence[Path], wall_time_s: float) -> dict[str, Any]:
-    """The JSON answer."""
+def result(
+    steps: Sequence[RealStep], written: Sequence[Path], missed: Mapping[str, str], wall_time_s: float
+) -> dict[str, Any]:
+    """The JSON answer; ``missed`` says why a step could not be run."""
     return {
         "steps": [
             {
@@ -337,6 +351,7 @@ def result(steps: Sequence[RealStep], written: Sequence[Path], wall_time_s: floa
         "median_error": {name: middle(steps, name, lambda step: step.error) for name in kinds_of(steps)},
         "inside": {name: middle(steps, name, lambda step: step.inside, statistics.mean) for name in kinds_of(steps)},
         "written": [str(path) for path in written],
+        "missed": dict(missed),
         "wall_time_s": wall_time_s,
     }
 

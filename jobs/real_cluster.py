@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..harness.environment import child_environment, use_loopback
@@ -41,18 +42,23 @@ def run_ranks(model: str | Mapping[str, Any], layout: str, seq_len: int, repeats
         )
         for rank in range(ranks)
     ]
+    return answers(started, layout)[0]["seconds"]
+
+
+def answers(started: Sequence[subprocess.Popen[str]], layout: str) -> list[dict[str, Any]]:
+    """What each rank answered, however it ended behind that. RealRunError for one that gave no answer."""
     try:
         said = [each.communicate(timeout=LIMIT_S) for each in started]
     except subprocess.TimeoutExpired:
-        raise RealRunError(f"{layout} of {ranks} ranks did not end within {LIMIT_S:.0f} s") from None
+        raise RealRunError(f"{layout} of {len(started)} ranks did not end within {LIMIT_S:.0f} s") from None
     finally:
         for each in started:
             each.kill()
-    for each, (_, errors) in zip(started, said, strict=True):
-        if each.returncode:
+    for each, (output, errors) in zip(started, said, strict=True):
+        if not output.strip():
             last = (errors.strip().splitlines() or ["no message"])[-1]
             raise RealRunError(f"a rank of {layout} ended with code {each.returncode}: {last}")
-    return json.loads(said[0][0].strip().splitlines()[-1])["seconds"]
+    return [json.loads(output.strip().splitlines()[-1]) for output, _ in said]
 
 
 def rank(request: Mapping[str, Any]) -> list[float]:
@@ -80,7 +86,6 @@ def rank(request: Mapping[str, Any]) -> list[float]:
         longest = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
         dist.all_reduce(longest, dist.ReduceOp.MAX)
         seconds.append(float(longest))
-    dist.destroy_process_group()
     return seconds[1:]
 
 
@@ -160,4 +165,5 @@ STEPS = {"dp": data_parallel, "fsdp": sharded, "tp": tensor_parallel}
 if __name__ == "__main__":
     with contextlib.redirect_stdout(sys.stderr):
         found = rank(json.loads(sys.argv[1]))
-    print(json.dumps({"seconds": found}))
+    print(json.dumps({"seconds": found}), flush=True)
+    os._exit(0)  # threads of gloo that still run when Python takes its objects down abort the process

@@ -75,8 +75,8 @@ def test_figures_are_complete_and_sourced(name: str) -> None:
     assert device.vendor in ("nvidia", "amd")
     assert not device.synchronous
     values = yaml.safe_load((DEVICE_DIRECTORY / f"{name}.yaml").read_text())
-    figures = {"tensor_tflops", "vector_tflops", "memory_gib", "memory_gbps", "l2_mib", "l2_gbps", "shared_kib"}
-    figures |= {"link_gbps", "pcie_gbps", "launch_us", "dispatch_us", "tdp_w"}
+    figures = {"compute_units", "clock_mhz", "tensor_tflops", "vector_tflops", "memory_gib", "memory_gbps", "l2_mib"}
+    figures |= {"l2_gbps", "shared_kib", "link_gbps", "pcie_gbps", "launch_us", "dispatch_us", "tdp_w"}
     assert figures <= set(values), f"{name} leaves figures to defaults"
     assert figures <= set(device.sources), f"{name} has figures without a source"
     assert Device.from_dict(device.to_dict()) == device

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from opcast.datasets import devices
 from opcast.datasets.devices import Device
 from opcast.datasets.reading import read_yaml
 from opcast.datasets.truth import InferenceRow, TrainingRow, read_table
+from opcast.jobs import quickstart_all
 from opcast.jobs.composing import compose
 from opcast.jobs.quickstart_all import (
     SUITE,
@@ -19,9 +22,10 @@ from opcast.jobs.quickstart_all import (
     cluster_of,
     plans_of_ranks,
     result,
+    run_cluster,
     write_tables,
 )
-from opcast.jobs.real_cluster import LAYOUTS, STEPS, run_ranks
+from opcast.jobs.real_cluster import LAYOUTS, STEPS, answers, run_ranks
 from opcast.jobs.real_run import RealRunError
 from opcast.simulator.validation import ValidationSettings
 from opcast.simulator.validation.cases import inference_case, training_case
@@ -122,7 +126,7 @@ def test_a_configuration_that_is_none_is_a_reason(tmp_path: Path) -> None:
 
 
 def test_the_answer_counts_by_kind_of_step() -> None:
-    found = result(STEPS_OF_ALL, [], 1.0)
+    found = result(STEPS_OF_ALL, [], {}, 1.0)
     assert set(found["median_error"]) == {"train", "prefill", "decode", *LAYOUTS}
     assert found["median_error"]["dp"] == pytest.approx(100 * 2 / 12)
     assert found["inside"] == dict.fromkeys(found["inside"], 1.0)
@@ -151,6 +155,37 @@ def test_the_models_are_of_four_kinds_in_two_sizes_each(suite: dict[str, Any]) -
     assert len(suite["models"]) == 8
     assert set(suite["cluster"]["layouts"]) == set(LAYOUTS) == set(STEPS)
     assert cluster_of(CPU).devices == 2
+
+
+def test_ranks_that_fail_cost_their_own_step_alone(
+    suite: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_or_fail(model: Any, layout: str, *_: Any) -> list[float]:
+        if layout == "dp":
+            raise RealRunError("a rank of dp ended with code -6")
+        return [0.5]
+
+    monkeypatch.setattr(quickstart_all, "run_ranks", run_or_fail)
+    monkeypatch.setattr(quickstart_all, "simulate", lambda *_: None)
+    monkeypatch.setattr(quickstart_all, "real_step", lambda model, workload, layout, *_: f"{model} {layout}")
+    missed: dict[str, str] = {}
+    config = compose("quickstart", [f"home={tmp_path}"])
+    found = list(run_cluster(config, {**suite["cluster"], "models": ["gqa_small"]}, suite["models"], CPU, missed))
+    assert found == ["gqa_small fsdp", "gqa_small tp"]
+    assert missed == {"gqa_small-train-dp": "a rank of dp ended with code -6"}
+
+
+def started(*lines: str) -> list[subprocess.Popen[str]]:
+    """A process for each line of Python."""
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return [subprocess.Popen([sys.executable, "-S", "-c", line], **pipes) for line in lines]
+
+
+def test_what_a_rank_does_behind_its_answer_loses_nothing() -> None:
+    line = """import os; print('{"seconds": [1.5]}', flush=True); """
+    assert answers(started(line, line + "os.abort()"), "dp") == [{"seconds": [1.5]}] * 2
+    with pytest.raises(RealRunError, match="a rank of dp ended with code 3: no room"):
+        answers(started(line, "import sys; print('no room', file=sys.stderr); sys.exit(3)"), "dp")
 
 
 @pytest.mark.slow
