@@ -314,6 +314,14 @@ def clocks(device: str = "cuda", index: int = 0) -> Clocks:
     )
 
 
+def energy_j(index: int = 0) -> float | None:
+    """Joules that a GPU has used since its driver was loaded; None where NVML does not count them (before Volta)."""
+    handle = _nvml_handle(index)
+    question = getattr(_nvml(), "nvmlDeviceGetTotalEnergyConsumption", None)
+    millijoules = None if handle is None or question is None else _ask(question, handle)
+    return None if millijoules is None else millijoules / 1000
+
+
 def has_nvlink(index: int = 0) -> bool | None:
     """Whether a GPU has an active NVLink; None where NVML does not answer, as without ``nvidia-ml-py``."""
     nvml, handle = _nvml(), _nvml_handle(index)

@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..datasets.ops import KINDS
-from .environment import clocks, environment
+from .environment import clocks, energy_j, environment
 from .plan import Case, Settings
 from .provenance import gpu_facts
 
@@ -131,6 +131,8 @@ def _measure(case: Case, settings: Settings, group: Ranks | None) -> dict[str, A
             ci_width=settings.ci_width,
             budget_s=settings.case_budget_s,
             clocks=(lambda: clocks("cuda")) if settings.device == "cuda" else None,
+            energy_j=energy_j if settings.device == "cuda" else None,
+            energy_s=settings.energy_s,
         )
     seen = clocks(settings.device)
     return {
@@ -140,7 +142,6 @@ def _measure(case: Case, settings: Settings, group: Ranks | None) -> dict[str, A
         "sm_clock_mhz": seen.sm_clock_mhz,
         "mem_clock_mhz": seen.mem_clock_mhz,
         "temperature_c": seen.temperature_c,
-        "power_w": seen.power_w,
     }
 
 

@@ -46,6 +46,7 @@ from ..datasets.loading import choice, nearest
 from ..datasets.ops import KINDS, LINKS, Op, OpError, kind, make_op
 from ..datasets.reading import read_json
 from .axes import MOST_CASES, Axis, AxisError, combine, evaluate, is_formula, joint_draws, parse_axis
+from .energy import LEAST_S
 
 FORMAT = 1
 CACHES = ("cold", "warm")
@@ -102,6 +103,7 @@ class Settings:
     seed: int = 0
     ci_width: float = 0.02  # wanted relative width of the median's confidence interval
     case_budget_s: float = 0.5  # time for the repetitions of one case
+    energy_s: float = 0.0  # a GPU then repeats a warm call for so long, for its watts; 0 = no watts, else 1 at least
     pin: bool = True  # bind the threads to one logical processor each, where the system can
     link: str = "auto"  # that collectives cross: found out, as planned in the ops (planned), or one of LINKS
     max_bytes: int = 0  # memory a case may take, 0 = what is free
@@ -131,6 +133,11 @@ class Settings:
             raise CampaignPlanError(f"settings.device={made.device!r} must be cpu or cuda")
         if made.link not in ("auto", "planned", *LINKS):
             raise CampaignPlanError(f"settings.link={made.link!r} must be auto, planned or one of {', '.join(LINKS)}")
+        if 0 < made.energy_s < LEAST_S:
+            raise CampaignPlanError(
+                f"settings.energy_s={made.energy_s:g} is too short for the energy counter: "
+                f"take {LEAST_S:g} or more, or 0"
+            )
         for name in ("ci_width", "case_budget_s", "case_timeout_s", "start_timeout_s", "batch_size"):
             if not getattr(made, name):
                 raise CampaignPlanError(f"settings.{name}=0 must be above 0")

@@ -15,12 +15,13 @@ import contextlib
 import gc
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from .cuda_timer import cuda_sampler
+from .energy import Joules, mean_power_w
 from .host_timer import cold_sampler, host_work_sampler, warm_sampler
 from .sampler import Clock, Sampler, Take
 from .stopping import MedianWidth, StoppingRule
@@ -68,6 +69,7 @@ class Timing:
     samples: int
     converged: bool
     discarded: int
+    power_w: float | None = None  # of the device, repeating the call
 
     def columns(self) -> dict[str, Any]:
         """The fields that a row of the store has."""
@@ -93,6 +95,8 @@ def measure(
     budget_s: float = 1.0,
     stopping: StoppingRule | None = None,
     clocks: Callable[[], ClockState] | None = None,
+    energy_j: Joules | None = None,
+    energy_s: float = 0.0,
     now_ns: Clock = time.perf_counter_ns,
     pause: Callable[[float], None] = time.sleep,
 ) -> Timing:
@@ -103,6 +107,8 @@ def measure(
     ``budget_s`` seconds, warm-up included but not the making of inputs. ``clocks`` is read every
     :data:`CLOCKS_EVERY_NS` and at the end: what was taken since the reading before one of throttled clocks is discarded
     and taken again, :data:`MOST_RETRIES` times at most.
+    Where ``energy_s`` is above 0, a call that was captured and finds its inputs warm is then repeated for so many
+    seconds, for its watts by ``energy_j``: in other protocols the device does other things between the calls.
     ``now_ns`` and ``pause`` are the host's clock and how it waits.
     """
     if cache not in ("cold", "warm"):
@@ -115,7 +121,10 @@ def measure(
         earliest = now_ns() + round(min(LEAST_S, LEAST_SHARE * budget_s) * 1e9)
         rule = stopping or MedianWidth(ci_width)
         found = collect(sampler.take, rule, deadline, clocks, now_ns, pause, sampler.batch, earliest)
-    return summarise(found, sampler.calls, sampler.timer, cache)
+        watts = None
+        if energy_j and energy_s and sampler.timer == "cuda_graph" and cache == "warm":
+            watts = mean_power_w(sampler, energy_j, energy_s, now_ns)
+    return replace(summarise(found, sampler.calls, sampler.timer, cache), power_w=watts)
 
 
 def summarise(found: Collected, calls: int, timer: str, cache: str) -> Timing:

@@ -384,6 +384,9 @@ def nvml_module(machine: FakeMachine) -> types.ModuleType:
         "nvmlDeviceGetMaxClockInfo": lambda handle, kind: device(handle).clock_mhz,
         "nvmlDeviceGetTemperature": lambda handle, kind: 40,
         "nvmlDeviceGetPowerUsage": lambda handle: int(device(handle).power_limit_w * 500),
+        "nvmlDeviceGetTotalEnergyConsumption": refuse(3) if machine.old_nvml else lambda handle: int(
+            device(handle).power_limit_w * 800 * time.perf_counter()
+        ),
         "nvmlDeviceGetEnforcedPowerLimit": lambda handle: int(device(handle).power_limit_w * 1000),
         "nvmlDeviceGetPowerManagementLimit": lambda handle: int(device(handle).power_limit_w * 1000),
         "nvmlDeviceGetEccMode": lambda handle: (1, 1), "nvmlDeviceGetComputeMode": lambda handle: 3 * machine.exclusive,
