@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from statistics import median
@@ -28,9 +28,13 @@ MATRIX_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64
 MATRIX_SIDES = (256, 512, 1024, 2048)
 MATRIX_SECONDS = 0.8  # for one dtype
 ALONE_SECONDS = 0.1  # of one thread
-STREAM_CACHES = 4  # each array of the memory test is this many times the last-level cache
+STREAM_CACHES = 4  # each array of the memory test is this many times what is had of the last-level cache
 VECTOR_ELEMENTS = 1 << 15  # 128 KiB in fp32 for each thread: inside its own L2
+STREAM_BYTES = 64 << 20  # and this large at least
 SWEEP_BYTES = tuple(1 << power for power in range(20, 29))  # 1 MiB to 256 MiB
+SWEEP_SECONDS = 0.06  # for one working set
+FALL = 1.5  # times slower than the fastest working set is one that the cache does not hold
+TRUSTED_CACHE_BYTES = 64 << 20  # a larger one is a whole socket's, of which a virtual machine may get a small part
 CALLS = 200
 
 
@@ -84,19 +88,39 @@ def reported_cache_bytes(directory: Path = SYSTEM_CACHES) -> int:
 
 @lru_cache
 def last_level_cache_bytes() -> int:
-    """What the kernel says the last-level cache holds; :data:`FALLBACK_CACHE_BYTES` where it says nothing.
+    """What a cold measurement has to leave: the size of the last-level cache that the kernel reports.
 
-    A cold measurement must leave the cache for sure, so this is the nominal size even where a virtual machine
-    gets only part of it; :func:`measure_cpu` measures what is really had.
+    :data:`FALLBACK_CACHE_BYTES` where it reports none. Above :data:`TRUSTED_CACHE_BYTES` what is really had is measured
+    (a virtual machine of two cores had 4 MiB of 480): reading the whole before each cold call would take all the time.
     """
-    return reported_cache_bytes() or FALLBACK_CACHE_BYTES
+    nominal = reported_cache_bytes() or FALLBACK_CACHE_BYTES
+    return nominal if nominal <= TRUSTED_CACHE_BYTES else min(nominal, effective_cache_bytes(*cache_sweep(nominal)))
 
 
-def effective_cache_bytes(sizes: tuple[int, ...], rates: tuple[float, ...]) -> int:
-    """The largest working set that still streams nearer to the cache's rate than to memory's.
+def cache_sweep(nominal_bytes: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Working sets in bytes, ascending, and the rate of a triad over each, from :data:`SWEEP_BYTES` on.
+
+    It goes on until the rate has fallen, or until twice the nominal size of the cache.
+    """
+    sizes = list(SWEEP_BYTES)
+    rates = [triad_gbps(size // 3, SWEEP_SECONDS) for size in sizes]
+    while not _fallen(rates) and sizes[-1] < 2 * nominal_bytes:
+        sizes.append(2 * sizes[-1])
+        rates.append(triad_gbps(sizes[-1] // 3, SWEEP_SECONDS))
+    return tuple(sizes), tuple(rates)
+
+
+def _fallen(rates: Sequence[float]) -> bool:
+    return rates[-1] * FALL < max(rates)
+
+
+def effective_cache_bytes(sizes: Sequence[int], rates: Sequence[float]) -> int:
+    """The largest working set that still streams nearer to the cache's rate than to memory's; the last where none fell.
 
     ``rates`` in the order of ``sizes``, ascending. The border is the geometric mean of the fastest and the last.
     """
+    if not _fallen(rates):
+        return sizes[-1]
     border = (max(rates) * rates[-1]) ** 0.5
     inside = [size for size, rate in zip(sizes, rates, strict=True) if rate >= border]
     return max(inside)
@@ -195,11 +219,12 @@ def measure_cpu(device_id: str | None = None) -> Device:
     with torch.no_grad():
         rates = {dtype: matrix_tflops(dtype) for dtype in MATRIX_DTYPES}
         rates["int8"] = matrix_tflops("int8")
-        nominal = last_level_cache_bytes()
-        memory_gbps = triad_gbps(STREAM_CACHES * nominal, 0.5)
-        sweep = tuple(triad_gbps(size // 3, 0.06) for size in SWEEP_BYTES)
-        cache = min(nominal, effective_cache_bytes(SWEEP_BYTES, (*sweep[:-1], min(sweep[-1], memory_gbps))))
-        cache_gbps = float(np.interp(np.log2(max(cache // 2, SWEEP_BYTES[0])), np.log2(SWEEP_BYTES), sweep))
+        nominal = reported_cache_bytes() or FALLBACK_CACHE_BYTES
+        sizes, sweep = cache_sweep(nominal)
+        stream = max(STREAM_CACHES * min(nominal, effective_cache_bytes(sizes, sweep)), STREAM_BYTES)
+        memory_gbps = triad_gbps(stream, 0.5)
+        cache = min(nominal, effective_cache_bytes(sizes, (*sweep[:-1], min(sweep[-1], memory_gbps))))
+        cache_gbps = float(np.interp(np.log2(max(cache // 2, sizes[0])), np.log2(sizes), sweep))
         vector = vector_tflops()
         launch_us, dispatch_us = host_call_us("launch"), host_call_us("dispatch")
     return Device(
@@ -217,18 +242,18 @@ def measure_cpu(device_id: str | None = None) -> Device:
         l2_gbps=max(cache_gbps, memory_gbps),
         launch_us=launch_us,
         dispatch_us=dispatch_us,
-        sources=_sources(threads, nominal),
+        sources=_sources(threads, nominal, stream),
     )
 
 
-def _sources(threads: int, nominal: int) -> dict[str, str]:
+def _sources(threads: int, nominal: int, stream: int) -> dict[str, str]:
     tried = ", ".join(map(str, MATRIX_SIDES))
     return {
         "tensor_tflops": f"measured: best torch.mm (int8: _int_mm) of square matrices up to {tried}, {threads} threads",
         "vector_tflops": (
             "measured: best of torch.addcmul (2 FLOPs an element) and silu (8) in cache, one thread's times the threads"
         ),
-        "memory_gbps": f"measured: triad on three arrays of {STREAM_CACHES * nominal >> 20} MiB, 2 reads and 1 write",
+        "memory_gbps": f"measured: triad on three arrays of {stream >> 20} MiB, 2 reads and 1 write",
         "l2_mib": f"measured: triad over growing working sets; the system reports {nominal >> 20} MiB",
         "l2_gbps": "measured: triad at half of the last-level cache",
         "launch_us": "measured: torch.add on one element, per call",

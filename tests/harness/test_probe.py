@@ -60,3 +60,43 @@ def test_the_knee_of_the_sweep_is_the_effective_cache():
     sizes = tuple(1 << power for power in range(20, 28))
     assert probe.effective_cache_bytes(sizes, (90, 100, 100, 95, 90, 30, 22, 20)) == sizes[4]
     assert probe.effective_cache_bytes(sizes, (20,) * 8) == sizes[-1]
+    assert probe.effective_cache_bytes(sizes, (100, 98, 101, 97, 99, 100, 96, 95)) == sizes[-1]
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("reported", "had", "found"),
+    [
+        (480 * MIB, 4 * MIB, 4 * MIB),  # two cores of a large Intel socket
+        (480 * MIB, 480 * MIB, 256 * MIB),  # the whole of it, to a factor of two: three times as much is read
+        (320 * MIB, 256 * MIB, 256 * MIB),
+        (32 * MIB, 4 * MIB, 32 * MIB),  # small enough to be read in milliseconds
+        (0, 4 * MIB, probe.FALLBACK_CACHE_BYTES),
+    ],
+)
+def test_what_is_read_before_a_cold_call_follows_the_cache_that_is_had(
+    reported: int, had: int, found: int, monkeypatch: pytest.MonkeyPatch
+):
+    from opcast.harness import host_timer, reuse
+    from opcast.harness.cases import base
+
+    def triad(array_bytes: int, seconds: float) -> float:
+        assert array_bytes <= 1024 * MIB, "three such arrays do not fit a small machine"
+        return 90.0 + 7.0 * (array_bytes % 3) if 3 * array_bytes <= had else 25.0
+
+    monkeypatch.setattr(probe, "reported_cache_bytes", lambda: reported)
+    monkeypatch.setattr(probe, "triad_gbps", triad)
+    probe.last_level_cache_bytes.cache_clear()
+    base.cache_bytes.cache_clear()
+    try:
+        assert probe.last_level_cache_bytes() == base.cache_bytes("cpu") == found
+        assert reuse.distances()[-1] == base.COLD_CACHES * found
+        read: list[int] = []
+        monkeypatch.setattr(torch, "ones", lambda numel: read.append(4 * numel) or torch.zeros(1))
+        host_timer.flusher()
+        assert read == [base.COLD_CACHES * found]
+    finally:
+        probe.last_level_cache_bytes.cache_clear()
+        base.cache_bytes.cache_clear()

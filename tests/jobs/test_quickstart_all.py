@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -98,6 +99,29 @@ def test_tables_are_read_as_what_was_run(shipped: Path) -> None:
     assert layouts["tiny-train-fsdp"] == (1, 2, 3, 2)
     assert layouts["tiny-train-tp"] == (2, 1, 0, 1)
     assert [row.measured for row in inferred.rows] == [{"ttft": 12.0}, {"tpot": 12.0}]
+
+
+def test_the_table_that_ships_is_whole_and_of_these_models(suite: dict[str, Any]) -> None:
+    """Every model, kind of step and layout, with its source, its runs and this machine's figures."""
+    folder = devices.MEASURED_DIRECTORY.parent
+    names = {f"{model}-{kind}" for model in suite["models"] for kind in suite["workloads"]}
+    names |= {f"{model}-train-{layout}" for model in suite["cluster"]["models"] for layout in LAYOUTS}
+    found = set()
+    for name in ("train", "infer"):
+        table = read_table(folder / f"steps_{name}.csv")
+        assert not table.unsupported
+        with (folder / f"steps_{name}.csv").open(encoding="utf-8") as file:
+            plain = {row["row_id"]: row for row in csv.DictReader(file)}
+        for row in table.rows:
+            found.add(row.id)
+            model = row.id.partition("-")[0]
+            assert row.config == {key: value for key, value in suite["models"][model].items() if key != "name"}
+            assert plain[row.id]["source"].startswith("opcast quickstart models=all, 20")
+            took = float(plain[row.id].get("step_time_s") or 0) * 1e3 or next(iter(row.measured.values()))
+            assert float(plain[row.id]["fastest_ms"]) <= took <= float(plain[row.id]["slowest_ms"])
+            assert int(plain[row.id]["runs"]) >= 4
+            assert devices.load_device(row.hardware.device).synchronous
+    assert found == names
 
 
 def test_questions_of_the_rows_are_those_that_were_predicted(shipped: Path) -> None:

@@ -14,8 +14,9 @@ from opcast.simulator.engines import Answers, build_engine
 from opcast.simulator.graph import Block, Graph, HostCalls, Node, Tensor
 from opcast.simulator.memory.walk import peak_memory
 from opcast.simulator.simulate import alone
+from opcast.simulator.timing.coldness import Coldness
 from opcast.simulator.timing.costs import Costs, cost_graphs
-from opcast.simulator.timing.latencies import host_times, step_interval
+from opcast.simulator.timing.latencies import host_times, node_latencies, step_interval
 from opcast.simulator.timing.phases import PhaseTime, time_phase
 from opcast.simulator.timing.residency import cold_blocks
 from opcast.simulator.timing.schedule.streams import place
@@ -229,3 +230,26 @@ def test_without_a_campaign_a_call_takes_what_the_data_sheet_says() -> None:
     node = Node(make_op("gelu", rows=1, cols=1), "aten.gelu", "", "forward", (), (), 0)
     engine = build_engine(made, [], [], order=("analytical",))
     assert host_times([node], made, engine) == pytest.approx([5.0])
+
+
+class TwiceAsLongCold:
+    """Answers 100 us warm, of which it is sure, and 200 us cold, of which it is not."""
+
+    name = "made_up"
+
+    def answer(self, kind: str, columns: dict[str, np.ndarray], dtype: str, out_dtype: str, cache: str) -> Answers:
+        found = Answers.declined(len(next(iter(columns.values()))))
+        found.latency_us[:], wide = (200.0, 20.0) if cache == "cold" else (100.0, 1.1)
+        found.low_us[:], found.high_us[:] = found.latency_us / wide, found.latency_us * wide
+        return found
+
+
+def test_what_crosses_a_link_between_processes_of_a_cpu_is_never_cold():
+    """Collectives are measured warm: what they would take cold is a guess, and so are its bounds."""
+    ops = (make_op("all_reduce", "bf16", size_bytes=2**20, ranks=2), make_op("gemm", m=256, n=256, k=256))
+    nodes = [Node(op, "", "", "forward", (), (), 2**20) for op in ops]
+    cold = Coldness(np.ones(2), *np.zeros((3, 2)))
+    latency, low, high, _, _ = node_latencies(nodes, cold, device(vendor="cpu"), TwiceAsLongCold())
+    assert latency.tolist() == pytest.approx([100.0, 200.0])
+    assert high.tolist() == pytest.approx([1.1, 20.0])
+    assert low[0] == pytest.approx(1 / 1.1)
