@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -40,6 +40,7 @@ from .deep_ep_calls import DEEP_EP
 from .environment import clocks, has_nvlink, machine_name, torchrun_rank, use_loopback
 from .ledger import CampaignError
 from .measuring import IllDeviceError, NoMemoryError, abilities, die_with, measured_figures, outcome
+from .placement import here, node_facts, placement
 from .plan import CampaignPlan, Case, Settings
 from .stopping import MedianWidth
 from .supervisor import InterruptError
@@ -104,6 +105,7 @@ class RankGroup:
     ranks: int
     ranks_per_node: int
     control: ProcessGroup
+    placement: Mapping[str, Any]
     link: str = field(init=False)
     groups: dict[tuple[int, str], tuple[ProcessGroup, ProcessGroup]] = field(default_factory=dict, init=False)
 
@@ -163,7 +165,10 @@ class RankGroup:
         beside = [other for other, node in enumerate(nodes) if node == nodes[rank]]
         if settings.device == "cuda":
             torch.cuda.set_device(device_of(beside.index(rank), len(beside), torch.cuda.device_count()))
-        return cls(settings, rank, ranks, len(beside), control)
+        told: list[Any] = [None] * ranks
+        facts = node_facts(settings.device) if rank == beside[0] else {}
+        dist.all_gather_object(told, (here(settings.device), facts), group=control)
+        return cls(settings, rank, ranks, len(beside), control, placement(told))
 
     def measure(self, case: Case) -> Timing:
         """Time one case on its ranks. Raises Unsupported or NoMemoryError where the ranks agree that it cannot run.

@@ -51,6 +51,7 @@ CLOCK_REASONS: Mapping[int, str] = {
     0x100: "display_clocks",
 }
 # The power cap is where a large matrix product lives on a modern GPU: a state of the device, not a disturbance.
+NCCL_ELSE = ("NCCL_DEBUG", "NCCL_COMM_ID", "NCCL_HOSTID", "NCCL_TOPO_DUMP", "NCCL_GRAPH_DUMP")  # they change no time
 DISTURBANCES = frozenset({"hw_slowdown", "sw_thermal", "hw_thermal", "power_brake"})
 
 
@@ -233,12 +234,20 @@ def gpu_device_id() -> str:
 
 
 def _nccl_version() -> str | None:
+    """NCCL's version, and its settings behind it: with others it is another library."""
     import torch
 
     if not torch.distributed.is_available() or not torch.distributed.is_nccl_available():
         return None
     version = torch.cuda.nccl.version()
-    return ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
+    dotted = ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
+    return " ".join([dotted, *nccl_settings()])
+
+
+def nccl_settings() -> list[str]:
+    """``NCCL_*`` variables of this process that bear on speed, as ``NAME=VALUE``, in order of their names."""
+    named = (name for name in sorted(os.environ) if name.startswith("NCCL_") and not name.startswith(NCCL_ELSE))
+    return [f"{name}={os.environ[name]}" for name in named]
 
 
 def driver_version() -> str | None:

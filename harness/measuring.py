@@ -9,6 +9,7 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..datasets.ops import KINDS
@@ -32,13 +33,14 @@ class Ranks(Protocol):
 
     link: str
     ranks_per_node: int
+    placement: Mapping[str, Any]
 
     def measure(self, case: Case) -> Timing:
         """Time one case on its ranks."""
 
 
 def abilities(settings: Settings, group: Ranks | None) -> dict[str, Any]:
-    """Provenance columns, and the link and ranks per node of collectives.
+    """Provenance columns, and the link, ranks per node and placement of collectives.
 
     Raises ValueError when the device is not here, IllDeviceError when it is but does not compute.
     """
@@ -53,7 +55,9 @@ def abilities(settings: Settings, group: Ranks | None) -> dict[str, Any]:
     found: dict[str, Any] = environment(settings.device, settings.threads)
     if settings.device == "cuda":
         found |= gpu_facts()
-    return {**found, "link": group.link if group else "", "ranks_per_node": group.ranks_per_node if group else 1}
+    if group is None:
+        return {**found, "link": "", "ranks_per_node": 1}
+    return {**found, "link": group.link, "ranks_per_node": group.ranks_per_node, "placement": group.placement}
 
 
 def measured_figures(device: str) -> dict[str, Any]:

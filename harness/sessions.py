@@ -75,6 +75,7 @@ class Session:
     outcome: str = WAITING  # then running, and at the end complete, interrupted, deadline or failed
     error: str = ""
     health: Mapping[str, Any] = field(default_factory=dict)
+    placement: Mapping[str, Any] = field(default_factory=dict)  # of the ranks of collectives
 
     @property
     def busy_s(self) -> float:
@@ -122,6 +123,7 @@ class Heart:
             "device_id": str(environment["device_id"]),
             "gpu": environment.get("gpu"),
             "health": environment.get("health") or {},
+            "placement": environment.get("placement") or {},
         }
         session = Session(campaign, run_id, str(part), **told, started_at=now, at=now, lease_s=LEASE_S + case_s)
         heart = cls(path, session)

@@ -19,7 +19,9 @@ from opcast.harness import collectives
 from opcast.harness.campaign import CampaignError, localized, run
 from opcast.harness.collective_calls import CALLS, IN_PLACE
 from opcast.harness.collectives import detect_link, device_of
+from opcast.harness.environment import node_name
 from opcast.harness.plan import CampaignPlan, Case, Settings, build_plan, localize
+from opcast.harness.sessions import sessions
 from opcast.harness.supervisor import Supervisor
 
 distributed = pytest.importorskip("torch.distributed")
@@ -166,6 +168,9 @@ def test_a_campaign_launches_its_ranks(tmp_path: Path) -> None:
     }
     assert medians[1 << 23][len(medians[1 << 23]) // 2] > medians[1024][len(medians[1024]) // 2]
     assert run(plan, store).statuses == {}
+    (word, *_) = sessions(tmp_path / "store").values()
+    assert [place["node"] for place in word.placement["ranks"]] == [node_name()] * 3
+    assert list(word.placement["nodes"]) == [node_name()]
 
 
 def test_exchanges_between_experts_are_measured(tmp_path: Path) -> None:

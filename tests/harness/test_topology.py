@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from opcast.datasets.clusters import Cluster
+from opcast.harness import topology
+from opcast.harness.environment import nccl_settings
 from opcast.harness.ledger import CampaignError
+from opcast.harness.placement import node_facts, placement
 from opcast.harness.topology import Nic, cluster, nics, parse
 
 
@@ -33,6 +37,30 @@ def test_eight_gpus_on_nvswitch_with_a_nic_each() -> None:
     assert (made.devices, made.link, made.fabric, made.nics_per_node, made.nic_gbps) == (32, "nvlink", "ib", 8, 50.0)
     assert made.topology == {"shape": "rails"}
     assert "nvidia-smi topo -m" in made.sources["link"]
+
+
+def test_ranks_are_told_one_by_one_and_nodes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topology, "read", lambda: parse(matrix(2, "NV18", {0: 0, 1: 0}, 1)))
+    monkeypatch.setattr(topology, "nics", lambda: [Nic("mlx5_0", 50.0, "ib")])
+    facts = node_facts("cuda")
+    ranks = [{"node": node, "device": device} for node in ("node-a", "node-b") for device in (0, 1)]
+    told = placement(list(zip(ranks, (facts, {}, facts, {}), strict=True)))
+    assert told["ranks"] == ranks
+    assert list(told["nodes"]) == ["node-a", "node-b"]
+    assert told["nodes"]["node-b"]["links"]["GPU0"] == {"GPU0": "X", "GPU1": "NV18", "NIC0": "PXB"}
+    assert told["nodes"]["node-b"]["nics"] == [{"name": "mlx5_0", "gbps": 50.0, "fabric": "ib"}]
+    assert (told["nodes"]["node-a"]["nvlinks"], told["nodes"]["node-a"]["nic_names"]) == (18, {"NIC0": "mlx5_0"})
+    assert json.loads(json.dumps(told)) == told
+
+
+def test_settings_of_nccl_that_bear_on_speed_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in nccl_settings():
+        monkeypatch.delenv(name.partition("=")[0])
+    monkeypatch.setenv("NCCL_PROTO", "LL128")
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("NCCL_COMM_ID", "10.0.0.1:1234")
+    assert nccl_settings() == ["NCCL_ALGO=Ring", "NCCL_PROTO=LL128"]
 
 
 def test_four_cards_on_pcie_that_share_a_nic() -> None:
