@@ -43,18 +43,21 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     base = "" if page.file.src_uri in ("index.md", "reference/changes.md") else "docs"
 
     def link(match: re.Match[str]) -> str:
-        text, target = match[1], match[2]
+        mark_of, text, target = match[1], match[2], match[3]
         if target.startswith(SCHEMES):
             return match[0]
         path, mark, anchor = target.partition("#")
         place = normpath(join(base, here if base else "", path))
+        if mark_of == "!":
+            return f"![{text}]({'../' if here else ''}{place.removeprefix('docs/')})"
         if place == "README.md":
             return f"[{text}]({'../' * here.count('/') + ('../' if here else '')}index.md{mark}{anchor})"
         if place.startswith("docs/"):
-            return f"[{text}]({'../' if here else ''}{place.removeprefix('docs/')}{mark}{anchor})"
+            page = re.sub(r"\.ipynb$", ".md", place.removeprefix("docs/"))
+            return f"[{text}]({'../' if here else ''}{page}{mark}{anchor})"
         return f"{text} (`{place}`)"
 
-    return re.sub(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", link, markdown)
+    return re.sub(r"(!?)\[([^\]]+)\]\(([^)\s]+)\)", link, markdown)
 
 
 def notebook(path: Path) -> str:

@@ -14,7 +14,9 @@ from .writing import check_place, write_text
 
 if TYPE_CHECKING:
     from ..simulator.question.requests import CalibrateRequest
+    from ..simulator.validation.calibrate import Calibrating
 
+WRITTEN = ("output", "scores", "picture")
 HOW = ("physics", "fitted", "halves", "table", "framework", "chip")
 SERVED_HOW = ("none", "fitted", "groups", "backend", "system")
 SAID = ("no effects", "fitted on", "half left out", "table left out", "framework left out", "chip left out")
@@ -25,10 +27,12 @@ def run(config: dict[str, Any]) -> int:
     from ..simulator.validation.calibrate import as_json
 
     request = resolve.calibrate_request(config)
-    outputs = {name: Path(str(config[name])).expanduser() for name in ("output", "scores") if config[name]}
+    outputs = {name: Path(str(config[name])).expanduser() for name in WRITTEN if config[name]}
     for name, path in outputs.items():
         check_place(name, path)
     if of_served_runs(request.tables):
+        if "picture" in outputs:
+            raise BadInputError("picture= is drawn of tables of steps; these are served runs")
         return run_hosts(config, request, outputs)
     made = resolve.bench(config).calibrate(request, progress_bar)
     scores = made.scores()
@@ -36,6 +40,8 @@ def run(config: dict[str, Any]) -> int:
         write_text("output", outputs["output"], as_json(made.calibration))
     if "scores" in outputs:
         write_text("scores", outputs["scores"], json.dumps(scores, indent=1) + "\n")
+    if "picture" in outputs:
+        write_text("picture", outputs["picture"], drawn(made))
     if wants_json(config):
         print_json({"scores": scores, "effects": len(made.calibration.effects), "widths": made.calibration.widths})
     else:
@@ -82,6 +88,19 @@ def run_hosts(config: dict[str, Any], request: CalibrateRequest, outputs: Mappin
 
 def _both(score: Mapping[str, float]) -> str:
     return f"{score['median']:.1f} / {score['p90']:.1f}"
+
+
+def drawn(made: Calibrating) -> str:
+    """Predicted over measured times of every run as SVG, each predicted without the runs of its framework."""
+    import math
+
+    from ..simulator.html.agreement import svg
+
+    errors = made.errors["framework"]
+    ratios: dict[str, list[float]] = {}
+    for each in made.observed:
+        ratios.setdefault(each.table, []).append(math.exp(-errors[each.id]))
+    return svg(ratios, f"Predicted over measured times of {len(errors)} runs, no run of their framework known")
 
 
 def show(scores: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:

@@ -2,7 +2,7 @@
 
 What follows the verb is Hydra's grammar. A plain call composes in this process, so that an answer comes at
 once and a wrong value is one line; ``--multirun`` and other Hydra flags go through Hydra's own
-application, which also brings its launchers.
+application.
 """
 
 from __future__ import annotations

@@ -8,9 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 CONFIG_DIRECTORY = Path(__file__).resolve().parent.parent / "conf"
+GAP = 3  # characters between columns of a table
+LINES = 3  # that a cell of a wide table is folded into at most
+NUMBER = 24  # characters of a number with its unit, as 29.5 to 59.1
 
 
 class BadInputError(ValueError):
@@ -64,22 +67,51 @@ def say(text: str) -> None:
 
 
 def table(title: str, headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table on stdout: numbers right aligned, words left."""
+    """A table on stdout: numbers right aligned, words left; one that is too wide goes on below, as often as needed."""
     from rich import box
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
-    made = Table(title=escape(title) or None, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
-    made.show_header = any(headers)
-    for position, header in enumerate(headers):
-        column = [row[position] for row in cells if row[position]]
-        numbers = position > 0 and all(text[0].isdigit() or text[0] in "-+±." for text in column)
-        made.add_column(escape(header), justify="right" if numbers else "left", overflow="fold")
-    for row in cells:
-        made.add_row(*map(escape, row))
-    Console(width=None if sys.stdout.isatty() else 160).print(made)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    for part, columns in enumerate(parts(headers, cells, console.width)):
+        made = Table(title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
+        made.title = escape(title) if title and not part else None
+        made.show_header = any(headers)
+        for column in columns:
+            texts = [row[column] for row in cells if row[column]]
+            made.add_column(escape(headers[column]), justify=side(column, texts), overflow="fold")
+        for row in cells:
+            made.add_row(*(escape(row[column]) for column in columns))
+        console.print(made)
+
+
+def side(column: int, texts: Sequence[str]) -> Literal["left", "right"]:
+    """Where the cells of a column are aligned: short ones that all begin as numbers do on the right."""
+    numbers = column > 0 and all((text[0].isdigit() or text[0] in "-+±.") and len(text) <= NUMBER for text in texts)
+    return "right" if numbers else "left"
+
+
+def parts(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
+    """The columns of a table cut into tables of at most so many characters, each with the first column.
+
+    A cell may be folded between words, into at most so many lines as ``LINES``.
+    """
+    from rich.cells import cell_len
+
+    columns = [[header, *(row[at] for row in rows)] for at, header in enumerate(headers)]
+    longest = [max(cell_len(word) for text in texts for word in text.split() or [""]) for texts in columns]
+    needed = [
+        GAP + max(most, *(-(-cell_len(t) // LINES) for t in texts))
+        for most, texts in zip(longest, columns, strict=True)
+    ]
+    found = [[0]] if columns else []
+    for at in range(1, len(columns)):
+        if found[-1] != [0] and 1 + sum(needed[each] for each in (*found[-1], at)) > width:
+            found.append([0])
+        found[-1].append(at)
+    return found
 
 
 def microseconds(value: float) -> str:

@@ -13,8 +13,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "validation.md")
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "evidence.md", ROOT / "docs" / "validation.md")
 ORDER = ("table", "framework", "chip", "halves", "fitted", "physics")
+SHORT = ("framework", "halves", "physics")  # the columns of the README
 ROWS = {  # how a row of the documents begins -> the table it is of
     "MPT 125 M to 70 B, llm-foundry": "train_llm_foundry_mpt",
     "llm-foundry, A100 and H100": "train_llm_foundry_mpt",
@@ -41,7 +42,7 @@ ROWS = {  # how a row of the documents begins -> the table it is of
     "NeuSight's whole models, fp32": "neusight_e2e_labels",
     "all ": "all",
 }
-ROW = re.compile(r"^\| (?P<name>[^|]+) \| \d+ \|(?: \d+\.\d / \d+\.\d \|){6}(?P<rest>.*)$", re.MULTILINE)
+ROW = re.compile(r"^\| (?P<name>[^|]+) \| \d+ \|(?P<cells>(?: \d+\.\d / \d+\.\d \|){3,6})(?P<rest>.*)$", re.MULTILINE)
 
 
 def table_of(name: str) -> str | None:
@@ -59,7 +60,8 @@ def rewritten(text: str, scores: dict[str, dict[str, dict[str, float]]]) -> str:
         of = scores[table]
         rows = f"{of['fitted']['rows']:.0f}"
         name = re.sub(r"\b\d{3}\b(?= runs)", rows, match["name"]) if table == "all" else match["name"]
-        cells = " | ".join(f"{of[how]['median']:.1f} / {of[how]['p90']:.1f}" for how in ORDER)
+        order = SHORT if match["cells"].count("|") == len(SHORT) else ORDER
+        cells = " | ".join(f"{of[how]['median']:.1f} / {of[how]['p90']:.1f}" for how in order)
         return f"| {name} | {rows} | {cells} |{match['rest']}"
 
     return ROW.sub(row, text)

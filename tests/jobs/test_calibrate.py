@@ -44,10 +44,12 @@ def test_steps_are_answered_as_ones_own_runs_were(table: Path, capsys: pytest.Ca
     assert physics["simulated"] == ROWS, physics["unsupported"]
     predicted = [row["quantities"]["step_time"]["predicted"] for row in physics["per_row"]]
     table.write_text(rows([seconds * SLOWER for seconds in predicted]))
-    output, scores = table.parent / "mine.json", table.parent / "scores.json"
-    made = ask(capsys, "calibrate", f"tables=[{table}]", f"output={output}", f"scores={scores}")
+    output, scores, picture = (table.parent / name for name in ("mine.json", "scores.json", "errors.svg"))
+    files = (f"output={output}", f"scores={scores}", f"picture={picture}")
+    made = ask(capsys, "calibrate", f"tables=[{table}]", *files)
     assert json.loads(scores.read_text()) == made["scores"]
     assert made["scores"]["all"]["physics"]["rows"] == ROWS
+    assert picture.read_text().count("h0") == ROWS
     assert made["scores"]["all"]["fitted"]["median"] < made["scores"]["all"]["physics"]["median"] / 3
     again = ask(capsys, "validate", f"truth={table}", f"calibration={output}")
     assert again["metrics"]["step_time"]["median_ape"] < 0.6 * made["scores"]["all"]["physics"]["median"]

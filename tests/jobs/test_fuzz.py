@@ -122,7 +122,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         *("trace", "simai", "graphs", "backend", "calibration", "engine.order", "device.tdp_w", "device.vendor"),
     ),
     "validate": ("truth", "rival", "details", "limit", "device", "cluster", "stack", "cluster.nic_gbps", "backend"),
-    "calibrate": ("tables", "rows", "output", "scores", "calibration", "graphs"),
+    "calibrate": ("tables", "rows", "output", "scores", "picture", "calibration", "graphs"),
     "import": ("source", "path", "systems", "tables", "frameworks", "link", "collective", "measured_at", "mapping"),
     "data": ("what",),
     "trace": ("what", "path", "output", "host", "other", "report", "predicted", "measured", "steps"),
