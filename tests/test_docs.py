@@ -29,6 +29,7 @@ CONF = ROOT / "conf"
 ELSEWHERE = {"importing.md": {"timer", "record_shapes"}, "passes.md": {"phase"}}  # of a table, of torch, of a pattern
 TEST_COMMAND = "python3 jobs/bootstrap.py test"
 SET_UP = "python3 jobs/bootstrap.py quickstart"
+QUICK = "opcast quickstart --cfg job"  # its settings compose; tests/jobs/test_quickstart.py runs all of it, small
 TERMS = {
     *("APE", "algbw", "busbw", "bubble", "coverage", "decode", "efficiency", "engine", "envelope", "goodput", "HFU"),
     *("ITL", "MFU", "op", "pipeline parallelism", "prefill", "roofline", "store", "tensor parallelism", "TPOT", "TTFT"),
@@ -95,7 +96,7 @@ def test_the_block_runs(block: Block, scratch: Path) -> None:
         execute([sys.executable, "-c", block.text], scratch)
         return
     for line in commands(block):
-        words = shlex.split(line.replace(SET_UP, "opcast quickstart"))
+        words = shlex.split(line.replace(SET_UP, QUICK))
         if words[0] == "opcast":
             execute([sys.executable, "-P", "-m", "opcast.jobs.cli", *words[1:]], scratch)
         elif not line.startswith(TEST_COMMAND):  # that one is what runs this test
