@@ -14,7 +14,7 @@ from .trace_files import files_of, given, run_at
 
 if TYPE_CHECKING:
     from ..datasets.traces.linking import LinkReport
-    from ..simulator.execution.analysis import RankAccount
+    from ..simulator.execution.analysis import LateRank, RankAccount, SizeShare
     from ..simulator.execution.usage import Imbalance, TraceMemory
 
 SUBJECT = "what"
@@ -39,36 +39,17 @@ def check(config: dict[str, Any]) -> int:
     for line in found:
         say(f"opcast: {line}")
     if wants_json(config):
-        print_json({"path": str(path), "problems": found})
+        print_json({"path": str(path), "problems": found, **({"error": found[0]} if found else {})})
     elif not found:
         say(f"{path}: nothing to complain about")
     return 2 if found else 0
 
 
 def convert(config: dict[str, Any]) -> int:
-    """A trace in another form; SimAI's workload files as traces, and traces as such."""
-    from ..datasets.traces import json_forms, protobuf
-    from ..datasets.traces.reading import read_trace
-    from . import trace_make
+    """A trace in another form."""
+    from .trace_convert import run as converted
 
-    path = given(config, "path", "the trace to convert")
-    output = given(config, "output", "the file to write: .et, .et.gz, .json, or .txt for SimAI")
-    if path.name.endswith(trace_make.WORKLOADS):
-        return trace_make.to_traces(config, path, output)
-    if output.name.endswith(trace_make.WORKLOADS):
-        return trace_make.to_workload(config, path, output)
-    trace = read_trace(path)
-    if output.name.endswith((".et", ".et.gz")):
-        protobuf.write(output, trace)
-    elif output.name.endswith(".json"):
-        json_forms.write_json(output, trace)
-    else:
-        raise BadInputError(f"output={output} must end in .et, .et.gz, .json or .txt")
-    if wants_json(config):
-        print_json({"path": str(path), "output": str(output), "nodes": len(trace)})
-    else:
-        say(f"{output}: {len(trace):,} nodes")
-    return 0
+    return converted(config)
 
 
 # --- profiles ------------------------------------------------------------------------------------------
@@ -117,22 +98,26 @@ def analyse(config: dict[str, Any]) -> int:
     late = analysis.late_ranks(found) if len(found.traces) > 1 else []
     held, unequal = usage.memory(found), usage.imbalances(accounts)
     other = Path(str(config["other"])).expanduser() if config["other"] else None
-    compared = analysis.compared(accounts, analysis.accounts(run_at(other))) if other else []
+    others = analysis.accounts(run_at(other)) if other else []
+    compared = analysis.compared(accounts, others) if other else []
     if config["report"]:
         from ..simulator.html.page import write
         from ..simulator.html.traces import page
 
         file = Path(str(config["report"])).expanduser()
         name = other.name if other else ""
-        made = page(path.name, accounts, sizes, late, compared, name, held, unequal)
+        made = page(path.name, accounts, sizes, late, compared, name, held, unequal, others)
         say(f"report: {write(made, file)}")
     if wants_json(config):
         keys = ("class", "count", "total_us", "other_count", "other_total_us")
         parts = {"by_rank": accounts, "by_size": sizes, "late": late, "memory": held, "imbalance": unequal}
         answer: dict[str, Any] = {name: [asdict(each) for each in part] for name, part in parts.items()}  # type: ignore[attr-defined]
-        print_json({**answer, "compared": [dict(zip(keys, row, strict=True)) for row in compared]})
+        side = {"compared": [dict(zip(keys, row, strict=True)) for row in compared],
+                "other_by_rank": [asdict(each) for each in others], "cdf_shares": analysis.CDF_SHARES}  # fmt: skip
+        print_json({**answer, **side})
     else:
         show(path, accounts)
+        show_communication(sizes, late)
         show_usage(held, unequal)
         if compared:
             rows = [(n, f"{c:,}", microseconds(us), f"{o:,}", microseconds(there)) for n, c, us, o, there in compared]
@@ -227,7 +212,20 @@ def show(path: Path, accounts: Sequence[RankAccount]) -> None:
     first = accounts[0]
     shares = [(s.name, f"{s.count:,}", microseconds(s.total_us), *(microseconds(us) for us in s.quantiles_us))
               for s in first.classes]  # fmt: skip
-    table(f"rank {first.rank} by class", ("class", "nodes", "time", "10 %", "median", "90 %", "99 %"), shares)
+    mean, most = first.parents
+    title = f"rank {first.rank} by class; a node waits for {mean:.2f} others on average, {most} at most"
+    table(title, ("class", "nodes", "time", "10 %", "median", "90 %", "99 %"), shares)
+
+
+def show_communication(sizes: Sequence[SizeShare], late: Sequence[LateRank]) -> None:
+    """Communication by size, and who came last to it, as tables."""
+    if sizes:
+        largest = sorted(sizes, key=lambda each: -each.total_us)[:SHOWN]
+        rows = [(s.name, f"{s.size_bytes:,}", f"{s.count:,}", microseconds(s.total_us)) for s in largest]
+        table("communication by size, of all ranks", ("collective", "bytes up to", "calls", "time"), rows)
+    if any(each.waited_us > 0 for each in late):
+        came = [(e.rank, f"{e.calls:,}", microseconds(e.waited_us)) for e in late[:SHOWN]]
+        table("stragglers", ("rank", "last to arrive", "the others waited"), came)
 
 
 def show_usage(held: Sequence[TraceMemory], unequal: Sequence[Imbalance]) -> None:

@@ -7,13 +7,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..datasets.loading import choice
+from ..datasets.loading import choice, whole
 from ..simulator.report.answer import InferenceReport, StepReport
 from . import resolve
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
 
 if TYPE_CHECKING:
     from ..simulator.execution.analysis import PathShare, RankAccount
+    from ..simulator.execution.idleness import IdleShare
     from ..simulator.execution.run import SimulatedRun
 
 DURATIONS = ("recorded", "network", "engine")
@@ -30,11 +31,11 @@ def is_asked(config: Mapping[str, Any]) -> bool:
 def run(config: dict[str, Any]) -> int:
     """Simulate traces and print what they take; returns the exit code."""
     from ..simulator.execution.analysis import critical_path, path_shares, simulated_accounts
-    from ..simulator.execution.feeder import POLICIES
+    from ..simulator.execution.idleness import idle_shares
     from ..simulator.execution.run import read_run, simulate_run
 
     choice(BadInputError, "durations", config["durations"], DURATIONS)
-    choice(BadInputError, "policy", config["policy"], POLICIES)
+    window = whole(BadInputError, "window", config["window"], 0)
     found = read_run(Path(str(config["trace"])).expanduser())
     engine, cluster = None, None
     if config["durations"] != "recorded":
@@ -42,15 +43,16 @@ def run(config: dict[str, Any]) -> int:
         if cluster is None and config["durations"] == "network":
             raise BadInputError("durations=network needs the cluster whose network it is: cluster=dgx_h100")
         engine = resolve.engine(config, target)
-    made = simulate_run(found, engine, cluster, config["policy"], compute=config["durations"] == "engine")
+    made = simulate_run(found, engine, cluster, str(config["policy"]), config["durations"] == "engine", window)
     if untimed := without_time(made):
         say(f"{untimed:,} collectives and messages have no time: durations=network cluster=… asks for it")
     accounts = simulated_accounts(made)
-    path = path_shares(made, critical_path(made))
+    path, idle = path_shares(made, critical_path(made)), idle_shares(made)
     if wants_json(config):
-        print_json(answer(made, accounts, path))
+        print_json(answer(made, accounts, path, idle))
     else:
         show(made, accounts, path, str(config["trace"]))
+        show_idle(idle)
     return 0
 
 
@@ -68,7 +70,9 @@ def asked_us(made: SimulatedRun) -> dict[str, float]:
     return found
 
 
-def answer(made: SimulatedRun, accounts: list[RankAccount], path: list[PathShare]) -> dict[str, Any]:
+def answer(
+    made: SimulatedRun, accounts: list[RankAccount], path: list[PathShare], idle: list[IdleShare]
+) -> dict[str, Any]:
     """The JSON object."""
     total = made.executions.total_us
     spent = asked_us(made)
@@ -79,6 +83,7 @@ def answer(made: SimulatedRun, accounts: list[RankAccount], path: list[PathShare
         "nodes": sum(each.nodes for each in accounts),
         "provenance": {name: us / whole for name, us in spent.items()},
         "critical_path": [asdict(each) for each in path],
+        "idle": [asdict(each) for each in idle],
         "by_rank": [asdict(each) for each in accounts],
     }
 
@@ -97,6 +102,21 @@ def show(made: SimulatedRun, accounts: list[RankAccount], path: list[PathShare],
         say(f"{len(accounts) - SHOWN:,} more ranks: format=json has all")
     shares = [(p.name, p.count, microseconds(p.total_us), f"{p.total_us / max(total, 1e-9):.1%}") for p in path]
     table("what the end waited for", ("class", "nodes", "time", "share"), shares)
+
+
+def show_idle(idle: list[IdleShare]) -> None:
+    """Why devices stand still, of all ranks together."""
+    by_cause: dict[str, list[IdleShare]] = {}
+    for each in idle:
+        by_cause.setdefault(each.waited_for, []).append(each)
+    rows = []
+    for cause, shares in sorted(by_cause.items(), key=lambda item: -sum(share.total_us for share in item[1])):
+        worst = max(shares, key=lambda share: share.longest_us)
+        total, count = sum(share.total_us for share in shares), sum(share.count for share in shares)
+        rows.append((cause, f"{count:,}", microseconds(total), microseconds(worst.longest_us),
+                     f"node {worst.node} of rank {worst.rank}"))  # fmt: skip
+    if rows:
+        table("what idle devices waited for", ("class", "times", "time of all ranks", "longest", "before"), rows)
 
 
 def write(report: StepReport | InferenceReport, folder: str) -> str:

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from .dependencies import cycle, edges, ordered
+from .dependencies import Edges, cycle, edges, ordered
 from .groups import RankedTraces, group_members, joined, joined_calls
 from .reading import rank_files, read_trace
 from .schema import ARMS, FEEDER, CollectiveKind, NodeKind, TraceFileError, arm_name
 from .table import ExecutionTrace
 
 MOST = 20  # findings of one kind in one file; the rest is counted
+ROUNDED_US = 1.0  # what a start and a duration in whole microseconds may be off by
 
 
 def problems(path: Path) -> list[str]:
@@ -62,7 +63,8 @@ def of_trace(trace: ExecutionTrace, name: str) -> list[str]:
     if around := cycle(linked, ordered(linked)):
         shown = " -> ".join(str(trace.ids[row]) for row in [*around[:6], around[0]])
         found.append(f"{name}: nodes depend on each other in a circle: {shown}")
-    return [*found, *_arms(trace, name), *_communication(trace, name)]
+    found += [*_arms(trace, name), *_communication(trace, name)]
+    return [*found, *_streams(trace, name), *_times(trace, name, linked)]
 
 
 def _rest(count: int, name: str, what: str) -> list[str]:
@@ -118,3 +120,31 @@ def _communication(trace: ExecutionTrace, name: str) -> Iterator[str]:
         lost = np.flatnonzero((trace.kind == kind) & (trace.column(end, -1, "int32") < 0))
         for row in lost[:MOST].tolist():
             yield f"{name}: node {trace.ids[row]} ({trace.name_of(row)!r}) has no {end}: the rank at its other end"
+
+
+def _streams(trace: ExecutionTrace, name: str) -> Iterator[str]:
+    """Nodes that ran beside each other on one stream, which runs one at a time."""
+    if not trace.start_us.any():
+        return
+    streams, end = trace.column("stream", -1, "int64"), trace.exact_start_us + trace.exact_us
+    apart = np.isin(trace.kind, (NodeKind.COMM_SEND, NodeKind.COMM_RECV))
+    rows = np.flatnonzero((streams >= 0) & ~apart & (trace.exact_us > 0))
+    rows = rows[np.lexsort((trace.exact_start_us[rows], streams[rows]))]
+    before, after = rows[:-1], rows[1:]
+    bad = (streams[before] == streams[after]) & (trace.exact_start_us[after] < end[before] - ROUNDED_US)
+    for one, other in zip(before[bad][:MOST].tolist(), after[bad][:MOST].tolist(), strict=True):
+        yield (f"{name}: node {trace.ids[other]} ({trace.name_of(other)!r}) begins on stream {streams[other]} while "
+               f"node {trace.ids[one]} ({trace.name_of(one)!r}) still runs there")  # fmt: skip
+    yield from _rest(int(bad.sum()), name, "nodes that run beside another on their stream")
+
+
+def _times(trace: ExecutionTrace, name: str, found: Edges) -> Iterator[str]:
+    """Nodes that began before a node that they wait for."""
+    if not trace.start_us.any():
+        return
+    start = trace.exact_start_us
+    bad = found.data & (start[found.parent] > start[found.child] + ROUNDED_US) & (start[found.child] > 0)
+    for child, parent in zip(found.child[bad][:MOST].tolist(), found.parent[bad][:MOST].tolist(), strict=True):
+        yield (f"{name}: node {trace.ids[child]} ({trace.name_of(child)!r}) depends on node {trace.ids[parent]}, which "
+               f"began {start[parent] - start[child]:.6g} us later")  # fmt: skip
+    yield from _rest(int(bad.sum()), name, "nodes that began before what they depend on")

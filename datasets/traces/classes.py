@@ -18,6 +18,8 @@ SHARE = "opcast_share"
 """The attribute (double) that says which part of its op's time a kernel takes; without it all."""
 GAP = "host_gap"
 """What stands in :data:`OP` of time in which a stream waits for the host."""
+HANDS_OVER = re.compile(r"c10d::|_?c10d_functional::|record_param_comms|(?:gloo|nccl|mpi|ucc):")
+"""Operators of a host that hand a collective over to another thread or a device, or wait for it."""
 PROCESSOR = "processor"
 """The attribute (bool) of a trace whose device is the processor that its host runs on."""
 COMPUTE = ("gemm", "attention", "elementwise", "other")
@@ -96,10 +98,16 @@ def on_processor(trace: ExecutionTrace) -> bool:
 
 
 def working(trace: ExecutionTrace, codes: np.ndarray) -> np.ndarray:
-    """Whether each node is work: of the device, and of a run on a processor alone (:data:`PROCESSOR`) its operators."""
+    """Whether each node is work: of the device, and of a run on a processor alone (:data:`PROCESSOR`) its operators.
+
+    Operators that hand a collective over, or wait for one, are none: while it runs they only stand still.
+    """
     found = is_device_work(codes)
     if on_processor(trace):
-        found = found | (codes == CLASSES.index("host"))
+        stands = np.zeros(len(trace.words), bool)
+        named = np.unique(trace.name)
+        stands[named] = [bool(HANDS_OVER.match(trace.words[int(number)])) for number in named]
+        found = found | ((codes == CLASSES.index("host")) & ~stands[trace.name])
     return found
 
 

@@ -18,24 +18,31 @@ from .feeder import lanes_of
 from .run import SimulatedRun
 
 QUANTILES = (0.1, 0.5, 0.9, 0.99)
+CDF_SHARES = tuple(place / 40 for place in range(41))
+"""Where curves of distributions (``cdf_us``, ``parents_cdf``) have their points: shares of the nodes, 0 to 1."""
 
 
 @dataclass(frozen=True)
 class ClassShare:
-    """One class of nodes of a rank: how many, their time, quantiles of their durations (10, 50, 90, 99 %), bytes."""
+    """One class of nodes of a rank: how many, their time, quantiles of their durations (10, 50, 90, 99 %), bytes.
+
+    ``cdf_us`` are their durations at :data:`CDF_SHARES`: so many of the nodes take no longer.
+    """
 
     name: str
     count: int
     total_us: float
     quantiles_us: tuple[float, ...]
     size_bytes: int
+    cdf_us: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class RankAccount:
     """The time of a rank: ``compute_us``, ``exposed_us`` (communication alone) and ``idle_us`` add up to ``total_us``.
 
-    ``communication_us`` is all time with communication. ``parents`` are the mean and the most data parents of a node.
+    ``communication_us`` is all time with communication. ``parents`` are the mean and the most data parents of a node,
+    ``parents_cdf`` how many nodes have at :data:`CDF_SHARES`, fewest first.
     """
 
     rank: int
@@ -47,6 +54,7 @@ class RankAccount:
     idle_us: float
     parents: tuple[float, int]
     classes: tuple[ClassShare, ...]
+    parents_cdf: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,11 +108,20 @@ def account(trace: ExecutionTrace, rank: int, start: np.ndarray, end: np.ndarray
         here = codes == code
         us = end[here] - start[here]
         quantiles = tuple(float(each) for each in np.quantile(us, QUANTILES))
-        shares.append(ClassShare(CLASSES[code], int(here.sum()), float(us.sum()), quantiles, int(sizes[here].sum())))
+        shares.append(ClassShare(CLASSES[code], int(here.sum()), float(us.sum()), quantiles, int(sizes[here].sum()),
+                                 _curve(us)))  # fmt: skip
     parents = np.diff(trace.data.offsets)
     return RankAccount(rank, len(trace), total, compute, covered_us(start[network], end[network]), both - compute,
                        total - both, (float(parents.mean()) if len(parents) else 0.0, int(parents.max(initial=0))),
-                       tuple(sorted(shares, key=lambda share: -share.total_us)))  # fmt: skip
+                       tuple(sorted(shares, key=lambda share: -share.total_us)),
+                       _curve(parents))  # fmt: skip
+
+
+def _curve(values: np.ndarray) -> tuple[float, ...]:
+    """Values that so many (:data:`CDF_SHARES`) are not above; each is one that there is."""
+    if not len(values):
+        return ()
+    return tuple(float(each) for each in np.quantile(values, CDF_SHARES, method="lower"))
 
 
 def recorded(trace: ExecutionTrace) -> tuple[np.ndarray, np.ndarray]:

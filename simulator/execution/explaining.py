@@ -1,41 +1,47 @@
 """Why a measured step takes longer than predicted: the difference in parts that add up to it, the largest first.
 
-Both runs are read as time of one rank: work of each op on the device, communication while nothing computes, and time in
-which the device does neither. Each instant belongs to one part, so that the parts of a run are its time, and their
-differences the whole difference.
+Both runs are read as time of one rank, each instant of which belongs to one part (:mod:`.instants`): the parts of a run
+are its time, and their differences the whole difference. Communication that was hidden behind work in one run and is
+alone in the other is a part of its own, lost overlap, apart from communication that itself takes longer.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from ...datasets.traces.classes import CLASSES, OP, classes, is_network, on_processor, working
+from ...datasets.traces.classes import CLASSES, OP, classes, on_processor
 from ...datasets.traces.groups import RankedTraces, joined_calls
 from ...datasets.traces.table import ExecutionTrace
-from .analysis import covered_us, recorded
+from .instants import WAITING, Instants, NetworkTime, instants
 
 OP_ERROR, MISSING, EXTRA = "op error", "ops that are only predicted", "ops that are only measured"
-COMMUNICATION, WAIT, IDLE = "communication alone", "waiting for late ranks", "device idle"
+COMMUNICATION, OVERLAP = "communication alone", "lost overlap"
+WAIT, IDLE = "waiting for late ranks", "device idle"
 ADVICE = {
     OP_ERROR: "opcast trace measure path={measured}",
     MISSING: "opcast simulate stack=… of the framework that ran: it may fuse or leave out these ops",
     EXTRA: "opcast simulate stack=… of the framework that ran, or passes=[module:function] for what is added",
     COMMUNICATION: "opcast trace replay path={measured} mode=communication; network=flow where links are shared",
+    OVERLAP: "opcast simulate stack.overlap=[] predicts without overlap; opcast trace view path={measured} "
+             "output=timeline.json.gz shows what the collectives wait for",
     WAIT: "opcast trace analyse path={measured} shows who comes late; stragglers=[{{device: N, slowdown: 1.2}}]",
     IDLE: "opcast trace calibrate predicted={predicted} measured={measured}; options.cuda_graph=true for graphs",
-}
+}  # fmt: skip
 ON_PROCESSOR = {OP_ERROR: "opcast profile campaign=quick, then opcast train device=cpu"}
 """What is different for a run on a processor: its profiles have no kernels to import."""
 
 
 @dataclass(frozen=True)
 class GapCause:
-    """One part of the difference: ``difference_us`` is measured less predicted; ``advice`` is what would lessen it."""
+    """One part of the difference: ``difference_us`` is measured less predicted; ``advice`` is what would lessen it.
+
+    Lost overlap is time in which communication is alone that was hidden; of the prediction none is, and less than 0
+    means that more is hidden than predicted.
+    """
 
     cause: str
     what: str
@@ -68,48 +74,45 @@ def explain(
     """
     own = next(iter(measured.traces)) if rank is None else rank
     like = own if own in predicted.traces else next(iter(predicted.traces))
-    first = parts(predicted.traces[like], wait_us(predicted, like))
-    second = {key: us / steps for key, us in parts(measured.traces[own], wait_us(measured, own)).items()}
     trace = measured.traces[own]
     advice = ADVICE | (ON_PROCESSOR if on_processor(trace) else {})
     said = {cause: text.format(predicted=paths[0], measured=paths[1]) for cause, text in advice.items()}
-    causes = [_cause(key, first.get(key), second.get(key), said) for key in {**first, **second}]
-    ordered = tuple(sorted(causes, key=lambda each: (-abs(each.difference_us), each.cause, each.what)))
-    return Explanation(sum(first.values()), sum(second.values()), ordered)
+    parts = differing(spent(predicted, like), spent(measured, own), 1.0 / steps)
+    causes = [GapCause(cause, what, before, after, after - before, said[cause]) for cause, what, before, after in parts]
+    ordered = sorted(causes, key=lambda each: (-abs(each.difference_us), each.cause, each.what))
+    totals = (sum(each.predicted_us for each in causes), sum(each.measured_us for each in causes))
+    return Explanation(*totals, tuple(ordered))
 
 
-def _cause(key: tuple[str, str], predicted: float | None, measured: float | None, said: Mapping[str, str]) -> GapCause:
-    cause, what = key
-    if cause == OP_ERROR:
-        cause = MISSING if measured is None else EXTRA if predicted is None else OP_ERROR
-    before, after = predicted or 0.0, measured or 0.0
-    return GapCause(cause, what, before, after, after - before, said[cause])
+def spent(run: RankedTraces, rank: int) -> Instants:
+    """The time of one rank of a run."""
+    trace = run.traces[rank]
+    return instants(trace, op_names(trace, classes(trace)), waited_us(run, rank))
 
 
-def parts(trace: ExecutionTrace, waited_us: float = 0.0) -> dict[tuple[str, str], float]:
-    """The time of a rank by part: of each op, of each class of nodes without one, of communication alone, idle.
+def differing(before: Instants, after: Instants, scale: float) -> Iterator[tuple[str, str, float, float]]:
+    """Cause, what, predicted and measured us of each part; measured times are taken times ``scale``.
 
-    ``waited_us`` of the communication is time for other ranks.
+    Overlap is lost as far as communication that there is in both was hidden and is not: what is hidden before, at most
+    what communicates after, less what is hidden after, at most what communicates before. The rest of the difference is
+    communication itself.
     """
-    codes, (start, end) = classes(trace), recorded(trace)
-    if not len(trace):
-        return {}
-    work, network = working(trace, codes), is_network(codes)
-    found: Counter[tuple[str, str]] = Counter()
-    names = op_names(trace, codes)
-    rows = np.flatnonzero(work)
-    rows = rows[np.argsort(start[rows], kind="stable")]
-    before = np.concatenate([[-np.inf], np.maximum.accumulate(end[rows])[:-1]]) if len(rows) else np.zeros(0)
-    for row, us in zip(
-        rows.tolist(), np.maximum(end[rows] - np.maximum(start[rows], before), 0.0).tolist(), strict=True
-    ):
-        found[OP_ERROR, names[row]] += us
-    busy = covered_us(start[work], end[work])
-    exposed = covered_us(start[work | network], end[work | network]) - busy
-    waited = min(waited_us, exposed)
-    whole = float(end.max() - start.min())
-    told = {(COMMUNICATION, "all"): exposed - waited, (WAIT, "all"): waited, (IDLE, "all"): whole - busy - exposed}
-    return {**found, **{key: us for key, us in told.items() if us}}
+    for name in {**before.work_us, **after.work_us}:
+        cause = OP_ERROR if name in before.work_us and name in after.work_us else (
+            MISSING if name in before.work_us else EXTRA
+        )  # fmt: skip
+        yield cause, name, before.work_us.get(name, 0.0), after.work_us.get(name, 0.0) * scale
+    for name in {**before.network, **after.network}:
+        one, found = before.network.get(name, NetworkTime()), after.network.get(name, NetworkTime())
+        other = NetworkTime(found.total_us * scale, found.hidden_us * scale)
+        lost = min(one.hidden_us, other.total_us) - min(other.hidden_us, one.total_us)
+        cause, what = (WAIT, "all") if name == WAITING else (COMMUNICATION, name)
+        if one.exposed_us or other.exposed_us or lost:
+            yield cause, what, one.exposed_us, other.exposed_us - lost
+        if lost:
+            yield OVERLAP, name, 0.0, lost
+    if before.idle_us or after.idle_us:
+        yield IDLE, "all", before.idle_us, after.idle_us * scale
 
 
 def op_names(trace: ExecutionTrace, codes: np.ndarray) -> list[str]:
@@ -132,13 +135,13 @@ def _op_name(text: str) -> str:
         return text
 
 
-def wait_us(run: RankedTraces, rank: int) -> float:
-    """How long a rank's collectives took beyond the shortest of their ranks: that is waiting for who came last."""
+def waited_us(run: RankedTraces, rank: int) -> np.ndarray:
+    """How long each collective of a rank takes beyond the shortest of its ranks [nodes]: it waits for the last."""
+    made = np.zeros(len(run.traces[rank]))
     if len(run.traces) < 2:
-        return 0.0
-    total = 0.0
+        return made
     for call in joined_calls(run):
         if rank in call.rows:
             us = {each: float(run.traces[each].exact_us[row]) for each, row in call.rows.items()}
-            total += us[rank] - min(us.values())
-    return total
+            made[call.rows[rank]] = us[rank] - min(us.values())
+    return made

@@ -18,10 +18,10 @@ import numpy as np
 
 from ...datasets.traces.dependencies import COMPILED_FROM, sparse
 from ...datasets.traces.groups import JoinedRun, RankedTraces
-from ...datasets.traces.schema import COMMUNICATION, NodeKind
+from ...datasets.traces.schema import COMMUNICATION, NodeKind, TraceFileError
 from ...datasets.traces.table import ExecutionTrace, SparseRows
+from .policies import policy_of
 
-POLICIES = ("fifo", "start_time", "communication_first")
 COMPUTE, NETWORK, STREAM = 0, 1, 2
 
 
@@ -61,12 +61,14 @@ def feed(
     offsets: np.ndarray, children: np.ndarray, waiting: np.ndarray, lane_offsets: np.ndarray, lanes: np.ndarray,
     duration: np.ndarray, first_key: np.ndarray, busy: np.ndarray, root: np.ndarray, left: np.ndarray,
     right: np.ndarray, place_of: np.ndarray, turn: np.ndarray, ready: np.ndarray, start: np.ndarray, end: np.ndarray,
+    window: int, queue_offsets: np.ndarray, queue: np.ndarray, rank_offsets: np.ndarray, ranks: np.ndarray,
 ) -> int:  # fmt: skip
     """Run everything; returns how many nodes ran.
 
     ``busy`` [lanes] says which lanes run something, ``root`` [lanes] the first node that waits for each: skew heaps
     over ``left`` and ``right`` [nodes], ordered by ``first_key``, then by who was ready first, then by ``place_of``
-    [nodes]. All of these are used up.
+    [nodes]. All of these are used up. With a ``window`` each rank has so many unfinished nodes at the most, taken in
+    turn from ``queue`` (that of rank r from ``queue_offsets[r]`` on); ``ranks`` are those of each node.
     """
     events = [(0.0, np.int64(0))]
     events.pop()
@@ -75,6 +77,11 @@ def feed(
     touched = [np.int64(0)]
     touched.pop()
     count, turns, now = 0, 0, 0.0
+    taken = queue_offsets[:-1].copy()
+    for rank in range(len(taken) if window else 0):
+        while taken[rank] < min(queue_offsets[rank] + window, queue_offsets[rank + 1]):
+            waiting[queue[taken[rank]]] -= 1
+            taken[rank] += 1
     for first in range(len(waiting)):
         if waiting[first] == 0:
             fresh.append(np.int64(first))  # noqa: PERF401  (machine code)
@@ -122,6 +129,15 @@ def feed(
                 waiting[child] -= 1
                 if waiting[child] == 0:
                     fresh.append(np.int64(child))
+            if window:
+                for place in range(rank_offsets[done], rank_offsets[done + 1]):
+                    rank = ranks[place]
+                    if taken[rank] < queue_offsets[rank + 1]:
+                        later = queue[taken[rank]]
+                        taken[rank] += 1
+                        waiting[later] -= 1
+                        if waiting[later] == 0:
+                            fresh.append(np.int64(later))
 
 
 @cache
@@ -137,18 +153,17 @@ def machine() -> Callable[..., Any]:
     return made
 
 
-def execute(run: RankedTraces, joint: JoinedRun, duration_us: np.ndarray, policy: str = "fifo") -> Executions:
-    """Run a joined run whose nodes take so long [nodes]. ``policy``: one of :data:`POLICIES`."""
+def execute(
+    run: RankedTraces, joint: JoinedRun, duration_us: np.ndarray, policy: str = "fifo", window: int = 0
+) -> Executions:  # fmt: skip
+    """Run a joined run whose nodes take so long [nodes]. ``policy``: as :func:`.policies.policy_of` has it.
+
+    ``window``: so many nodes of a rank that have not ended are known to the feeder at a time, in the order of the file
+    (0: all). TraceFileError for a window in which each node waits for one behind it.
+    """
     n = joint.edges.nodes
     lanes = lanes_of(run, joint)
-    keys = np.zeros(n, np.int32)
-    if policy == "communication_first":
-        keys = (~is_communication(run, joint)).astype(np.int32)
-    elif policy == "start_time":
-        recorded = np.zeros(n)
-        for rank, trace in run.traces.items():
-            recorded[joint.node[rank]] = trace.exact_start_us
-        keys[np.argsort(recorded, kind="stable")] = np.arange(n, dtype=np.int32)
+    keys = policy_of(policy)(run, joint)
     children = joint.edges.children
     waiting = np.bincount(joint.edges.child, minlength=n).astype(np.int32)
     count = int(lanes.values.max(initial=-1)) + 1
@@ -160,22 +175,34 @@ def execute(run: RankedTraces, joint: JoinedRun, duration_us: np.ndarray, policy
     del children, lanes
     busy, root = np.zeros(count, np.bool_), np.full(count, -1, np.int64)
     lasts = duration_us.astype(np.float64, copy=False)
-    loop(child_offsets, child, waiting, lane_offsets, lane, lasts, keys, busy, root, left, right, joint.row, turn,
-         ready, start, end)  # fmt: skip
+    admitted = _windows(run, joint, window)
+    if window:
+        waiting += np.diff(admitted[2]).astype(np.int32)
+    ran = loop(child_offsets, child, waiting, lane_offsets, lane, lasts, keys, busy, root, left, right, joint.row, turn,
+               ready, start, end, window, *admitted)  # fmt: skip
+    if ran < n:
+        stuck = int(np.argmax(turn < 0))
+        rank, row = int(joint.rank[stuck]), int(joint.row[stuck])
+        raise TraceFileError(f"{run.called(rank)}: node {run.traces[rank].ids[row]} waits for one that comes more than "
+                             f"{window:,} nodes later: give a larger window")  # fmt: skip
     return Executions(start, end, ready)
+
+
+def _windows(run: RankedTraces, joint: JoinedRun, window: int) -> tuple[np.ndarray, ...]:
+    """Of :func:`feed`: each rank's nodes in the order of its file, the ranks of each node; empty without windows."""
+    if not window:
+        none = np.zeros(1, np.int64)
+        return none, none, none, none
+    nodes = [joint.node[rank] for rank in run.traces]
+    queue = np.concatenate(nodes).astype(np.int64)
+    number = np.repeat(np.arange(len(nodes)), [len(each) for each in nodes])
+    found = sparse(queue, number, joint.edges.nodes)
+    return np.cumsum([0, *(len(each) for each in nodes)]), queue, found.offsets, found.values
 
 
 def _small(offsets: np.ndarray) -> np.ndarray:
     """Offsets in 32 bits: runs of more than two thousand million dependencies are not simulated in one piece."""
     return offsets.astype(np.int32) if offsets[-1] < 1 << 31 else offsets
-
-
-def is_communication(run: RankedTraces, joint: JoinedRun) -> np.ndarray:
-    """Whether each node of a joined run communicates [nodes]."""
-    found = np.zeros(joint.edges.nodes, bool)
-    for rank, trace in run.traces.items():
-        found[joint.node[rank]] = np.isin(trace.kind, COMMUNICATION)
-    return found
 
 
 def lane_keys(trace: ExecutionTrace) -> np.ndarray:

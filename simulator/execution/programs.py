@@ -35,6 +35,9 @@ COLLECTIVES = {
     "ep_dispatch": CollectiveKind.ALL_TO_ALL,
     "ep_combine": CollectiveKind.ALL_TO_ALL,
 }
+OFFLOADED = {"copy.states": "optimizer_states", "copy.cache": "kv_cache", "copy.out": "activations",
+             "copy.in": "activations"}  # fmt: skip
+"""What the copies of :mod:`..passes.offload` bring to the host and back, by the beginning of their source."""
 TYPE_NAMES = {dtype: name for name, dtype in TENSOR_TYPES.items()}
 
 
@@ -143,6 +146,8 @@ def sort_of(node: Node, engine: str) -> Sort:
     kind = NodeKind.COMP
     if op.kind == "copy" and op.to_dict().get("direction") in ("h2d", "d2h"):
         kind = NodeKind.MEM_LOAD if op.to_dict()["direction"] == "h2d" else NodeKind.MEM_STORE
+        about[-1] = ("tensor_size", "uint64", int(op.size_bytes))
+        told += [("offload", "string", what) for start, what in OFFLOADED.items() if node.source.startswith(start)]
     return Sort(name, kind, (*about, *told))
 
 

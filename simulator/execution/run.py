@@ -16,7 +16,8 @@ from ...datasets.traces.groups import JoinedCall, JoinedRun, RankedTraces, group
 from ...datasets.traces.reading import rank_files, read_trace
 from ...datasets.traces.schema import CollectiveKind, TraceFileError
 from ..engines import Engine, ask
-from .feeder import Executions, execute, is_communication
+from .feeder import Executions, execute
+from .policies import is_communication
 
 KINDS_OF = {
     CollectiveKind.ALL_REDUCE: "all_reduce",
@@ -52,12 +53,13 @@ def read_run(path: Path) -> RankedTraces:
 
 def simulate_run(
     run: RankedTraces, engine: Engine | None = None, cluster: Cluster | None = None, policy: str = "fifo",
-    compute: bool = True,
+    compute: bool = True, window: int = 0,
 ) -> SimulatedRun:  # fmt: skip
     """Run the traces: nodes take as long as recorded, or as an engine says where it is given.
 
     With ``cluster`` the engine times collectives and messages; a group is as wide as its ranks lie on nodes. With
-    ``compute`` it times the ops; what no op is known of stays as recorded. TraceFileError for a run that would hang, or
+    ``compute`` it times the ops; what no op is known of stays as recorded. ``policy`` and ``window``: of the feeder
+    (:func:`.feeder.execute`). TraceFileError for a run that would hang, or
     is larger than the cluster.
     """
     joint = joined(run)
@@ -74,7 +76,7 @@ def simulate_run(
             who = who.copy()
             found = ask(engine, [ops[node] for node in asked])
             duration[asked], who[asked] = found.latency_us * shares_of(run, joint)[asked], found.engine
-    return SimulatedRun(run, joint, duration, who, execute(run, joint, duration, policy))
+    return SimulatedRun(run, joint, duration, who, execute(run, joint, duration, policy, window))
 
 
 def recorded_us(run: RankedTraces, joint: JoinedRun) -> np.ndarray:

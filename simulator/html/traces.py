@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..execution.analysis import ClassShare, LateRank, RankAccount, SizeShare
+from ..execution.analysis import CDF_SHARES, ClassShare, LateRank, RankAccount, SizeShare
 from ..execution.usage import Imbalance, TraceMemory
 from . import units
 from .page import Card, Cell, Column, Figure, Page, PageSection, Piece, StackedBar, Table
 
 SHOWN = 64  # ranks on the page
+CURVES = 8  # classes that have a curve of durations
 PARTS = (("compute", "blue"), ("communication alone", "orange"), ("idle", "grey"))
 
 
@@ -22,12 +23,13 @@ def page(
     other: str = "",
     memory: Sequence[TraceMemory] = (),
     imbalance: Sequence[Imbalance] = (),
+    others: Sequence[RankAccount] = (),
 ) -> Page:
-    """The page of a run as recorded; ``compared`` by class with that of ``other``."""
+    """The page of a run as recorded; ``compared`` by class with that of ``other``, whose accounts are ``others``."""
     total = max((each.total_us for each in accounts), default=0.0)
     nodes = sum(each.nodes for each in accounts)
     headline = (("time", units.duration(total)), ("ranks", f"{len(accounts):,}"), ("nodes", f"{nodes:,}"))
-    sections = [_ranks(accounts), _classes(accounts[0])]
+    sections = [_ranks(accounts), _classes(accounts[0]), _durations(accounts[0], others[:1], other)]
     if sizes:
         sections.append(_sizes(sizes))
     if any(each.waited_us > 0 for each in late):
@@ -38,6 +40,7 @@ def page(
         sections.append(_memory(memory))
     if compared:
         sections.append(_compared(compared, other))
+        sections.append(_beside(accounts, others, other))
     return Page(f"Execution trace {name}", "what was recorded", (), (Card(name, headline),), tuple(sections))
 
 
@@ -68,6 +71,26 @@ def _class_row(share: ClassShare) -> list[Cell]:
     quantiles = [Cell(units.duration(us)) for us in share.quantiles_us]
     size = Cell(f"{share.size_bytes:,}" if share.size_bytes else "")
     return [Cell(share.name), Cell(f"{share.count:,}"), Cell(units.duration(share.total_us)), *quantiles, size]
+
+
+def _durations(first: RankAccount, others: Sequence[RankAccount], other: str) -> PageSection:
+    lines = []
+    for name, account, dash in (("", first, "solid"), *((f" in {other}", each, "dot") for each in others)):
+        shown = [share for share in account.classes if share.name != "metadata" and share.total_us > 0][:CURVES]
+        lines += [
+            {"type": "scatter", "mode": "lines", "name": share.name + name, "line": {"shape": "hv", "dash": dash},
+             "x": [max(us, 1e-3) for us in share.cdf_us], "y": list(CDF_SHARES)}
+            for share in shown
+        ]  # fmt: skip
+    share = {"title": {"text": "share of nodes"}, "tickformat": ".0%", "range": [0, 1.02]}
+    layout = {"xaxis": {"title": {"text": "us"}, "type": "log"}, "yaxis": share}
+    waits = [{"type": "scatter", "mode": "lines", "name": "nodes", "line": {"shape": "hv"},
+              "x": list(first.parents_cdf), "y": list(CDF_SHARES)}]  # fmt: skip
+    degree = {"xaxis": {"title": {"text": "nodes that it waits for"}}, "yaxis": share, "showlegend": False}
+    text = "Which share of the nodes of a class takes at most so long, and waits for at most so many others."
+    figures = (Figure("How long nodes take", {"": {"data": lines, "layout": layout}}),
+               Figure("Dependencies of a node", {"": {"data": waits, "layout": degree}}))  # fmt: skip
+    return PageSection("durations", "Durations and dependencies", text, figures)
 
 
 def _sizes(sizes: Sequence[SizeShare]) -> PageSection:
@@ -129,3 +152,16 @@ def _compared(found: Sequence[tuple[str, int, float, int, float]], other: str) -
     ]
     text = "Means over ranks; the largest difference first."
     return PageSection("compared", f"Beside {other}", text, (Table("", columns, rows),))
+
+
+def _beside(accounts: Sequence[RankAccount], others: Sequence[RankAccount], other: str) -> PageSection:
+    there = {each.rank: each for each in others}
+    columns = ("rank", "time", "time there", "compute", "compute there", "communication alone", "alone there", "idle",
+               "idle there")  # fmt: skip
+    rows = []
+    for each in [account for account in accounts if account.rank in there][:SHOWN]:
+        pairs = [(getattr(each, name), getattr(there[each.rank], name)) for name in
+                 ("total_us", "compute_us", "exposed_us", "idle_us")]  # fmt: skip
+        rows.append([Cell(f"{each.rank}"), *(Cell(units.duration(us)) for pair in pairs for us in pair)])
+    table = Table("", tuple(Column(each) for each in columns), rows)
+    return PageSection("besides", f"Ranks beside {other}", "The time of each rank in both runs.", (table,))

@@ -1,13 +1,15 @@
-"""Served traffic as execution traces: of each scheduler's rank its iterations, and the KV caches that came to it.
+"""Served traffic as execution traces: of each scheduler's rank its iterations, and the KV caches that moved.
 
 An iteration is a compute node with what its batch held; it waits for the one before. Where it begins later, the time
 between is a node of its own (no request was there, or the host was busy). The cache of a request that another pool
-prefilled is a load on a lane of its own, which the rank's next iteration waits for.
+prefilled is a load on a lane of its own, which the rank's next iteration waits for. Caches that were swapped to host
+memory are a store before the iteration that they make room in, those that come back a load.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,10 +20,24 @@ from ...datasets.traces.gaps import ROUNDED_US, filled
 from ...datasets.traces.groups import GROUPS_FILE
 from ...datasets.traces.schema import NodeKind
 from ...datasets.traces.table import ExecutionTrace
+from ..question.serving import SWAP_GBPS
 
-ITERATIONS, TRANSFERS = 7, 20
+ITERATIONS, SWAPS, TRANSFERS = 7, 1007, 2007  # streams: the first of those that run beside each other
 KEPT = ("prefill_tokens", "decodes", "decode_context", "samples")
 WHOLE = ("blocks", "waiting")
+SWAPPED = (("swapped_out", "kv swap out", NodeKind.MEM_STORE), ("swapped_in", "kv swap in", NodeKind.MEM_LOAD))
+
+
+class _Event(NamedTuple):
+    """A node before it has an id: when it runs, on which lane, what a trace says of it, which events it waits for."""
+
+    start_us: float
+    end_us: float
+    stream: int
+    name: str
+    kind: NodeKind
+    told: list[Attribute]
+    after: list[int]
 
 
 def emit(iterations: np.ndarray, requests: np.ndarray, bytes_per_token: float, folder: Path) -> list[Path]:
@@ -39,18 +55,11 @@ def emit(iterations: np.ndarray, requests: np.ndarray, bytes_per_token: float, f
 def rank_trace(own: np.ndarray, requests: np.ndarray, rank: int, bytes_per_token: float) -> ExecutionTrace:
     """The trace of one rank. ``own`` are its iterations, ``requests`` all that ended (records of :mod:`.state`)."""
     own = own[np.argsort(own["start_us"], kind="stable")]
-    moved = requests[(requests["rank"] == rank) & (requests["moved_us"] > 0)]
-    came = moved["first_token_us"]  # the prompt's token is there; then its cache is on the way
-    start = np.concatenate([own["start_us"], came])
-    end = np.concatenate([own["end_us"], came + moved["moved_us"]])
-    count = len(own)
-    pairs: list[tuple[int, int]] = [
-        (place, place - 1) for place in range(1, count) if end[place - 1] <= start[place] + ROUNDED_US
-    ]
-    for place in range(len(moved)):
-        after = int(np.searchsorted(own["start_us"], end[count + place] - ROUNDED_US))
-        if after < count:
-            pairs.append((after, count + place))
+    events = _moved(requests[(requests["rank"] == rank) & (requests["moved_us"] > 0)], bytes_per_token)
+    _iterations(own, bytes_per_token, events)
+    start, end = (np.array([getattr(each, name) for each in events]) for name in ("start_us", "end_us"))
+    pairs = [(place, each) for place, event in enumerate(events) for each in event.after
+             if end[each] <= start[place] + ROUNDED_US]  # fmt: skip
     linked = np.array(pairs, np.int64).reshape(-1, 2)
     timed = filled(start, end, linked[:, 0], linked[:, 1], np.ones(len(start), bool), np.arange(len(start)))
     builder = TraceBuilder([("schema", "string", "opcast serving"), ("rank", "int32", rank)])
@@ -59,26 +68,61 @@ def rank_trace(own: np.ndarray, requests: np.ndarray, rank: int, bytes_per_token
         parents[child].append(parent + 1)
     columns = zip(timed.row.tolist(), timed.gap.tolist(), timed.start.tolist(), timed.end.tolist(), strict=True)
     for place, (row, gap, begins, ends) in enumerate(columns):
-        name, kind, told = _told(own, moved, row, count, bytes_per_token)
-        if gap:
-            name, kind, told = GAP, NodeKind.COMP, [(OP, "string", GAP)]
-        stream: Attribute = ("stream", "int64", ITERATIONS if row < count else TRANSFERS)
+        event = events[row]
+        name, kind, told = (GAP, NodeKind.COMP, [(OP, "string", GAP)]) if gap else event[3:6]
+        at: list[Attribute] = [("is_cpu_op", "bool", False), ("stream", "int64", event.stream)]
         builder.add(place + 1, name, kind, start_us=begins, duration_us=max(ends - begins, 0.0), data=parents[place],
-                    attributes=[("is_cpu_op", "bool", False), stream, *told])  # fmt: skip
+                    attributes=[*at, *told])  # fmt: skip
     return builder.trace()
 
 
-def _told(
-    own: np.ndarray, moved: np.ndarray, row: int, count: int, bytes_per_token: float
-) -> tuple[str, NodeKind, list[Attribute]]:  # fmt: skip
-    if row >= count:
-        request = moved[row - count]
-        size = round(bytes_per_token * int(request["input_tokens"]))
-        return "kv transfer", NodeKind.MEM_LOAD, [("tensor_size", "uint64", size),
-                                                  ("kv_tokens", "int64", int(request["input_tokens"])),
-                                                  ("request", "int64", int(request["request"]))]  # fmt: skip
-    each = own[row]
+def _moved(moved: np.ndarray, bytes_per_token: float) -> list[_Event]:
+    """The caches that came from the pool that prefills: on their way when the prompt's token is there."""
+    found, last = list[_Event](), list[int]()  # the last one of each lane
+    for each in moved[np.argsort(moved["first_token_us"], kind="stable")]:
+        begin, tokens = float(each["first_token_us"]), int(each["input_tokens"])
+        told = [*_cache(tokens, bytes_per_token), ("request", "int64", int(each["request"]))]
+        end = begin + float(each["moved_us"])
+        lane = next((place for place, at in enumerate(last) if found[at].end_us <= begin), len(last))
+        found.append(
+            _Event(begin, end, TRANSFERS + lane, "kv transfer", NodeKind.MEM_LOAD, told, last[lane : lane + 1])
+        )
+        last[lane:] = [len(found) - 1, *last[lane + 1 :]]
+    return found
+
+
+def _cache(tokens: int, bytes_per_token: float) -> list[Attribute]:
+    return [("tensor_size", "uint64", round(bytes_per_token * tokens)), ("kv_tokens", "int64", tokens)]
+
+
+def _iterations(own: np.ndarray, bytes_per_token: float, events: list[_Event]) -> None:
+    """Each iteration behind the one before on its lane, the transfers that are there, and its own swaps, which its time
+    holds."""
+    first = int(own["lane"].min())
+    arrived: dict[int, list[int]] = {}
+    for place, event in enumerate(events):
+        arrived.setdefault(int(np.searchsorted(own["start_us"], event.end_us - ROUNDED_US)), []).append(place)
+    last: dict[int, int] = {}
+    for place, each in enumerate(own):
+        begin, end = float(each["start_us"]), float(each["end_us"])
+        lane = int(each["lane"])
+        behind = [last[lane]] if lane in last else []
+        for column, name, kind in SWAPPED:
+            tokens = int(each[column])
+            if tokens:
+                told = _cache(tokens, bytes_per_token)
+                until = min(begin + tokens * bytes_per_token / (SWAP_GBPS * 1e3), end)
+                events.append(_Event(begin, until, SWAPS + lane - first, name, kind, told, behind))
+                begin, behind = until, [len(events) - 1]
+        events.append(_Event(begin, end, ITERATIONS + lane - first, _name(each), NodeKind.COMP, _batch(each),
+                             [*behind, *arrived.get(place, ())]))  # fmt: skip
+        last[lane] = len(events) - 1
+
+
+def _name(each: np.void) -> str:
+    return "mixed" if each["prefill_tokens"] and each["decodes"] else "prefill" if each["prefill_tokens"] else "decode"
+
+
+def _batch(each: np.void) -> list[Attribute]:
     told: list[Attribute] = [(name, "int64", round(float(each[name]))) for name in KEPT]
-    told += [(f"kv_{name}" if name == "blocks" else name, "int64", int(each[name])) for name in WHOLE]
-    name = "mixed" if each["prefill_tokens"] and each["decodes"] else "prefill" if each["prefill_tokens"] else "decode"
-    return name, NodeKind.COMP, told
+    return told + [(f"kv_{name}" if name == "blocks" else name, "int64", int(each[name])) for name in WHOLE]

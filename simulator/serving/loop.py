@@ -249,6 +249,8 @@ def note(state: LoopState, setup: ServingSetup, rank: int, lane: int, local: int
         row.start_us, row.end_us = now_us, end_us
         row.decodes, row.prefill_tokens = sums.decodes, sums.prefill_tokens
         row.decode_context, row.samples = sums.decode_context, sums.samples
+        row.swapped_out, row.swapped_in = own.swapped_out, own.swapped_in
+    own.swapped_out, own.swapped_in = 0, 0
 
 
 def count_size(state: LoopState, decode: bool, sums: Any, busy_us: float) -> None:

@@ -122,6 +122,7 @@ def admit(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: in
         take(state, rules, rank, slot, need)
     if slots[slot].stalled:
         slots[slot].stalled = 0
+        ranks[rank].swapped_in += slots[slot].computed
         ranks[rank].extra_us += slots[slot].computed * rules.swap_us_per_token
     if slots[slot].admitted_us < 0:
         slots[slot].admitted_us = now_us
@@ -153,6 +154,7 @@ def preempt(state: LoopState, rules: SchedulerRules, rank: int, place: int, last
     give_back(state, rules, rank, slot)
     if rules.swap_us_per_token >= 0:
         slots[slot].stalled = 1
+        state.ranks[rank].swapped_out += slots[slot].computed
         state.ranks[rank].extra_us += slots[slot].computed * rules.swap_us_per_token
         state.totals[0].swaps += 1
     else:

@@ -41,7 +41,9 @@ RANK = _kind(
     # tokens that they have still to compute. clock: decodes since it last tried prompts. rows: of a static batch.
     # peak: most blocks in use. seats: rows of the block table that are free. moves, last_move: ends of the line of
     # caches that wait for its blocks. landed, back: how many wait with blocks, and without any because of preemption.
-    "free head tail waiting count outstanding work clock rows peak seats moves last_move landed back",
+    # swapped_out, swapped_in: tokens whose cache went to host memory or came from there since the last iteration.
+    "free head tail waiting count outstanding work clock rows peak seats moves last_move landed back "
+    "swapped_out swapped_in",
     # ratio: SGLang's estimate. extra_us: what its next iteration takes longer. visible_us: requests that arrived later
     # are not seen yet. link_us: when its link is free, in_us: the link into it. busy_us: that it computed.
     "ratio extra_us visible_us link_us in_us busy_us",
@@ -52,7 +54,9 @@ BLOCK = _kind("users key after before", "")  # free ones form a ring, in the ord
 DUE_LATER = _kind("code", "time_us")
 SPAN = _kind("iterations", "busy_us decodes prefill_tokens blocks waiting")  # sums, weighted by time but for tokens
 SIZED = _kind("iterations", "busy_us tokens_us")  # iterations of like size: their time, and tokens times it
-ITERATION = _kind("rank lane blocks waiting", "start_us end_us decodes prefill_tokens decode_context samples")
+ITERATION = _kind(
+    "rank lane blocks waiting swapped_out swapped_in", "start_us end_us decodes prefill_tokens decode_context samples"
+)
 ENDED = _kind(
     "request rank prefill_rank input_tokens output_tokens preemptions hit_tokens",
     "arrival_us admitted_us first_token_us finish_us moved_us",

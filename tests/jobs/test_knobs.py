@@ -62,6 +62,7 @@ READ = {
     "hydra",
     "durations",
     "policy",
+    "window",
 }  # what tests of stores, formats, traces turn
 WORKLOAD = {"lora_rank", "lora_modules", "frozen"}  # settings of a group
 REFUSALS = {"expand": "expand=0", "strict": "strict"}  # answers that are refused, for a reason that names the setting

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from opcast.datasets.traces.schema import CollectiveKind, NodeKind
 from opcast.datasets.traces.table import ExecutionTrace
 from opcast.jobs.cli import main
 from opcast.simulator.execution.analysis import recorded
-from opcast.simulator.execution.explaining import COMMUNICATION, EXTRA, IDLE, MISSING, OP_ERROR, WAIT, explain
+from opcast.simulator.execution.explaining import COMMUNICATION, EXTRA, IDLE, MISSING, OP_ERROR, OVERLAP, WAIT, explain
 
 SLEEP_S = 0.05
 PROGRAM = f"""
@@ -85,7 +86,75 @@ def test_what_was_put_in_is_the_largest_cause() -> None:
     assert largest(trace(*BASE), trace(*BASE[:2])) == (MISSING, -4.0)
     assert largest(trace(*BASE), trace(*BASE[:2], ("rope", 40, 4))) == (IDLE, 25.0)
     beside = trace(("gemm", 0, 10), ("call", 5, 5), ("rope", 10, 4))
-    assert largest(beside, trace(*BASE)) == (COMMUNICATION, 5.0)  # an overlap was removed
+    assert largest(beside, trace(*BASE)) == (OVERLAP, 5.0)  # an overlap was removed
+    assert largest(trace(*BASE), trace(("gemm", 0, 10), ("call", 10, 12), ("rope", 22, 4))) == (COMMUNICATION, 7.0)
+
+
+def layers(count: int, beside: bool, rng: np.random.Generator, idle_us: float) -> ExecutionTrace:
+    """Products on one stream, an all-reduce of each on another: beside the next product, or before it.
+
+    Times vary by 3 %; the product stands still for up to ``idle_us`` before it begins, and through the all-reduce.
+    """
+    builder = TraceBuilder()
+    now = free = 0.0
+    for layer in range(count):
+        now += float(rng.uniform(0, idle_us))
+        us, call_us = (float(each * rng.normal(1, 0.03)) for each in (1000.0, 700.0))
+        told = [("stream", "int64", 7), ("opcast_op", "string", json.dumps({"kind": "gemm"}))]
+        builder.add(2 * layer + 1, "gemm", start_us=now, duration_us=us, attributes=told)
+        begin = max(now + us, free)
+        told = [("stream", "int64", 20), ("comm_type", "int64", CollectiveKind.ALL_REDUCE), ("comm_size", "int64", 8)]
+        builder.add(2 * layer + 2, "all_reduce", NodeKind.COMM_COLL, start_us=begin, duration_us=call_us,
+                    attributes=told)  # fmt: skip
+        free = begin + call_us
+        now = now + us if beside else free
+    return builder.trace()
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 1000), idle_us=st.floats(0, 400))
+def test_a_removed_overlap_is_the_largest_cause_beside_noise(seed: int, idle_us: float) -> None:
+    """The stream that computes stands still while the other one communicates: that is no idle time."""
+    rng = np.random.default_rng(seed)
+    beside, apart = layers(12, True, rng, idle_us / 4), layers(12, False, rng, idle_us)
+    found = explain(RankedTraces({0: beside}), RankedTraces({0: apart})).causes
+    assert (found[0].cause, found[0].what) == (OVERLAP, "all_reduce")
+    assert found[0].difference_us == pytest.approx(11 * 700, rel=0.1)  # the last one was never hidden
+    back = explain(RankedTraces({0: apart}), RankedTraces({0: beside})).causes
+    assert (back[0].cause, back[0].difference_us) == (OVERLAP, pytest.approx(-11 * 700, rel=0.1))
+
+
+def processor_profile(path: Path, apart: bool) -> Path:
+    """A profile of a run without a device: gloo runs on a thread of its own, operators that wait for it on another."""
+    events, now = [], 0.0
+    for step in range(6):
+        event = {"ph": "X", "pid": 1}
+        call = {**event, "cat": "user_annotation", "name": "gloo:all_reduce", "tid": 2, "ts": now + 15, "dur": 4000,
+                "args": {"Input Dims": [[1 << 20]], "Input type": ["float"]}}  # fmt: skip
+        events += [{**event, "cat": "cpu_op", "name": "c10d::allreduce_", "tid": 1, "ts": now, "dur": 12}, call]
+        if apart:
+            events.append({**event, "cat": "cpu_op", "name": "_c10d_functional::wait_tensor", "tid": 1, "ts": now + 14,
+                           "dur": 4010})  # fmt: skip
+        begin = now + (4030 if apart else 20)
+        for product in range(5):
+            shapes = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"], "External id": step}
+            events.append({**event, "cat": "cpu_op", "name": "aten::mm", "tid": 1, "ts": begin + product * 1000,
+                           "dur": 940, "args": shapes})  # fmt: skip
+        now = begin + 5000
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def test_who_waits_for_a_collective_of_gloo_does_no_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [f"{name}={processor_profile(tmp_path / f'{name}.json', name == 'measured')}"
+            for name in ("predicted", "measured")]  # fmt: skip
+    assert main(["trace", "explain", *runs, "format=json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    first = found["causes"][0]
+    assert (first["cause"], first["what"]) == (OVERLAP, "all_reduce")
+    assert first["difference_us"] == pytest.approx(6 * 4000, rel=0.15)
+    assert first["difference_us"] >= 0.9 * found["gap_us"]
+    assert first["advice"].startswith("opcast simulate stack.overlap=[]")
 
 
 def test_time_for_a_late_rank_is_no_communication() -> None:

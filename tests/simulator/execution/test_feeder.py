@@ -12,14 +12,16 @@ from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import make_op
 from opcast.datasets.traces.builder import TraceBuilder
-from opcast.datasets.traces.groups import RankedTraces, joined
+from opcast.datasets.traces.groups import JoinedRun, RankedTraces, joined
 from opcast.datasets.traces.schema import CollectiveKind, NodeKind, TraceFileError
 from opcast.datasets.traces.table import ExecutionTrace
 from opcast.simulator.engines import ask
 from opcast.simulator.engines.network import NetworkEngine
 from opcast.simulator.execution import feeder
 from opcast.simulator.execution.analysis import covered_us, critical_path, path_shares, simulated_accounts
-from opcast.simulator.execution.feeder import POLICIES, execute, lanes_of
+from opcast.simulator.execution.feeder import execute, lanes_of
+from opcast.simulator.execution.idleness import idle_shares
+from opcast.simulator.execution.policies import POLICIES
 from opcast.simulator.execution.run import recorded_us, simulate_run
 
 REDUCE = CollectiveKind.ALL_REDUCE
@@ -66,7 +68,7 @@ def run_of(ranks: list[list[tuple[float, int, set[int]]]], together: int) -> Ran
 
 
 @settings(max_examples=60)
-@given(ranks=st.lists(RANK, min_size=1, max_size=3), together=st.integers(0, 3), policy=st.sampled_from(POLICIES))
+@given(ranks=st.lists(RANK, min_size=1, max_size=3), together=st.integers(0, 3), policy=st.sampled_from(sorted(POLICIES)))
 def test_dependencies_and_lanes_are_kept(
     ranks: list[list[tuple[float, int, set[int]]]], together: int, policy: str
 ) -> None:
@@ -150,3 +152,80 @@ def test_more_ranks_than_devices_are_refused() -> None:
     run = RankedTraces({9: rank([(1.0, 1, [], False)])})
     with pytest.raises(TraceFileError, match="the cluster has devices 0 to 7"):
         simulate_run(run, NetworkEngine(load_device("h100_sxm"), cluster), cluster)
+
+
+@settings(max_examples=40)
+@given(ranks=st.lists(RANK, min_size=1, max_size=3), together=st.integers(0, 3), window=st.integers(1, 40))
+def test_a_window_knows_so_many_nodes_of_a_rank(
+    ranks: list[list[tuple[float, int, set[int]]]], together: int, window: int
+) -> None:
+    """Parents come first in these files: any window gets to the end, and a wide one changes nothing."""
+    run = run_of(ranks, together)
+    joint = joined(run)
+    duration = recorded_us(run, joint)
+    made, whole = execute(run, joint, duration, window=window), execute(run, joint, duration)
+    if window >= max(len(trace) for trace in run.traces.values()):
+        assert made.start_us.tolist() == whole.start_us.tolist()
+    assert (made.start_us[joint.edges.child] >= made.end_us[joint.edges.parent]).all()
+    for rank, trace in run.traces.items():
+        start, end = made.start_us[joint.node[rank]], made.end_us[joint.node[rank]]
+        for place in range(window, len(trace)):
+            assert start[place] >= np.sort(end[:place])[place - window]  # all but window - 1 of those before have ended
+
+
+def test_a_window_that_is_too_small_names_the_node() -> None:
+    builder = TraceBuilder()
+    for id, parents in ((1, []), (2, [9]), (3, [9]), (9, [])):
+        builder.add(id, "op", duration_us=1, data=parents)
+    run = RankedTraces({0: builder.trace()})
+    assert simulate_run(run, window=3).executions.total_us == 4.0
+    with pytest.raises(TraceFileError, match=r"rank 0: node 2 waits for one that comes more than 2 nodes later"):
+        simulate_run(run, window=2)
+
+
+def last_first(run: RankedTraces, joint: JoinedRun) -> np.ndarray:
+    """A policy of one's own."""
+    return -np.arange(joint.edges.nodes)
+
+
+def test_a_policy_of_ones_own_says_who_goes_first() -> None:
+    builder = TraceBuilder()
+    for id in range(1, 5):
+        builder.add(id, "op", duration_us=1, attributes=[("stream", "int64", 1)])
+    run = RankedTraces({0: builder.trace()})
+    made = simulate_run(run, policy=f"{__name__}:last_first")
+    assert made.executions.start_us.tolist() == [3.0, 2.0, 1.0, 0.0]
+    with pytest.raises(TraceFileError, match="policy='fifa' is none, nor module:function of your own; did you mean 'fifo'"):
+        simulate_run(run, policy="fifa")
+    with pytest.raises(TraceFileError, match="must return a number for each of the 4 nodes"):
+        simulate_run(run, policy=f"{__name__}:none")
+
+
+def none(run: RankedTraces, joint: JoinedRun) -> np.ndarray:
+    """A policy that says nothing."""
+    return np.zeros(0)
+
+
+@settings(max_examples=40)
+@given(ranks=st.lists(RANK, min_size=1, max_size=3), together=st.integers(0, 3))
+def test_idle_time_is_told_by_what_it_waited_for(
+    ranks: list[list[tuple[float, int, set[int]]]], together: int
+) -> None:
+    made = simulate_run(run_of(ranks, together))
+    found = idle_shares(made)
+    for each in simulated_accounts(made):
+        own = [share for share in found if share.rank == each.rank]
+        assert sum(share.total_us for share in own) == pytest.approx(each.idle_us, abs=1e-3)
+        assert all(0 < share.longest_us <= share.total_us * (1 + 1e-12) for share in own)
+
+
+def test_idle_time_names_a_late_rank_and_a_gap() -> None:
+    builder = TraceBuilder()
+    gap = [("stream", "int64", 1), ("opcast_op", "string", "host_gap")]
+    builder.add(1, "host_gap", duration_us=3, attributes=gap)
+    builder.add(2, "gemm", duration_us=1, data=[1], attributes=[("stream", "int64", 1)])
+    builder.add(3, "all_reduce", NodeKind.COMM_COLL, duration_us=2, data=[2], attributes=collective(8))
+    late = rank([(9.0, 1, [], False), (2.0, 9, [1], True)])
+    found = [each for each in idle_shares(simulate_run(RankedTraces({0: builder.trace(), 1: late}))) if not each.rank]
+    assert [(each.waited_for, each.count, each.total_us, each.node) for each in found] == [
+        ("late rank", 1, 5.0, 3), ("host gap", 1, 3.0, 2)]  # fmt: skip

@@ -49,3 +49,20 @@ def test_a_file_in_the_way_is_one_line(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "file").write_text("")
     assert main(["serving", *ASKED, f"chakra={tmp_path / 'file'}"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_swapped_caches_are_stores_and_loads(tmp_path: Path) -> None:
+    """Few blocks: requests are preempted to host memory and come back with as many tokens."""
+    small = ["device=h100_sxm", LAW, "kv.blocks=60", "traffic.input.mean=200", "kv.bytes_per_token=1000", "traffic.requests=30",
+             "traffic.output.mean=200", "traffic.rate=40", "scheduler.preemption=swap"]  # fmt: skip
+    assert main(["serving", *small, f"chakra={tmp_path / 'run'}", "format=json"]) == 0
+    assert problems(tmp_path / "run") == []
+    run = read_run(tmp_path / "run")
+    trace = run.traces[0]
+    tokens = trace.column("kv_tokens", 0, "int64")
+    out, back = (int(tokens[trace.kind == kind].sum()) for kind in (NodeKind.MEM_STORE, NodeKind.MEM_LOAD))
+    assert out == back > 0
+    stored = trace.kind == NodeKind.MEM_STORE
+    assert trace.exact_us[stored] == pytest.approx(tokens[stored] * 1000 / 25e3)  # 25 GB/s
+    made = simulate_run(run)
+    assert np.allclose(made.executions.start_us[made.joint.node[0]], trace.exact_start_us, atol=1e-3)

@@ -1,0 +1,79 @@
+"""``opcast trace convert``: traces in another form, checked and without dependencies that others imply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..datasets.loading import flag
+from . import trace_make
+from .show import BadInputError, print_json, say, wants_json
+from .trace_files import given
+
+if TYPE_CHECKING:
+    from ..datasets.traces.groups import RankedTraces
+
+FORMS = (".et", ".et.gz", ".json")
+
+
+def run(config: dict[str, Any]) -> int:
+    """One trace to a file, a folder of them to a folder; SimAI's workload files to traces, and traces to such."""
+    path = given(config, "path", "the trace to convert, or a folder of NAME.RANK.et")
+    output = given(config, "output", "what to write: .et, .et.gz, .json, .txt for SimAI, or of a folder a folder")
+    if path.name.endswith(trace_make.WORKLOADS):
+        return trace_make.to_traces(config, path, output)
+    if output.name.endswith(trace_make.WORKLOADS):
+        return trace_make.to_workload(config, path, output)
+    if not path.is_dir() and not output.name.endswith(FORMS):
+        raise BadInputError(f"output={output} must end in {', '.join(FORMS)} or .txt")
+    if path.is_dir() and output.name.endswith(FORMS):
+        raise BadInputError(f"path={path} is a folder: name a folder as output, or one trace of it as path")
+    found, left_out = converted(config, path)
+    write(found, path, output)
+    nodes = sum(map(len, found.traces.values()))
+    if wants_json(config):
+        print_json({"path": str(path), "output": str(output), "ranks": len(found.traces), "nodes": nodes,
+                    "implied": left_out})  # fmt: skip
+    else:
+        more = f", without {left_out:,} dependencies that others imply" if left_out else ""
+        say(f"{output}: {nodes:,} nodes{more}")
+    return 0
+
+
+def converted(config: Mapping[str, Any], path: Path) -> tuple[RankedTraces, int]:
+    """The traces to write, and how many dependencies were left out. TraceFileError names the node that is wrong."""
+    from ..datasets.traces.checks import of_ranks, of_trace
+    from ..datasets.traces.dependencies import topological
+    from ..datasets.traces.pruning import pruned
+    from ..datasets.traces.schema import TraceFileError
+    from ..simulator.execution.run import read_run
+
+    found = read_run(path)
+    if flag(BadInputError, "validate", config["validate"]):
+        wrong = [line for rank, trace in found.traces.items() for line in of_trace(trace, found.called(rank))]
+        if wrong := wrong or of_ranks(found):
+            more = f" (and {len(wrong) - 1:,} more: `opcast trace check path={path}`)" if wrong[1:] else ""
+            raise TraceFileError(f"{wrong[0]}{more}; validate=false converts it as it is")
+    if not flag(BadInputError, "prune", config["prune"]):
+        return found, 0
+    made, count = {}, 0
+    for rank, trace in found.traces.items():
+        made[rank], left_out = pruned(trace, *topological(trace, found.called(rank)))
+        count += left_out
+    return replace(found, traces=made), count
+
+
+def write(found: RankedTraces, path: Path, output: Path) -> None:
+    """Write one trace to a file, or a run to a folder."""
+    from ..datasets.traces import json_forms, protobuf
+
+    if path.is_dir():
+        trace_make.write_run(found, trace_make.folder("output", output), path.name or "run")
+        return
+    trace = next(iter(found.traces.values()))
+    if output.name.endswith(".json"):
+        json_forms.write_json(output, trace)
+    else:
+        protobuf.write(output, trace)
