@@ -16,7 +16,9 @@ import torch
 
 from ..datasets.traces.calls import TENSOR_TYPES, TraceCall, tensor_types
 from .cases.base import TORCH_DTYPES, Unsupported
+from .environment import free_memory_bytes
 
+MOST_OF_FREE = 0.9  # of the free memory that one tensor may take
 TILE = 1 << 16
 MOST_BYTES = 1 << 40
 Key = tuple[int, ...]
@@ -103,6 +105,9 @@ class TensorPool:
                 self.storages.pop(place.storage, None)
 
     def _filled(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        needed, free = count * dtype.itemsize, free_memory_bytes(self.device)
+        if needed > MOST_OF_FREE * free:  # a process that takes too much memory is killed without a word
+            raise Unsupported(f"a tensor of {needed / 2**30:,.1f} GiB; {free / 2**30:,.1f} GiB are free")
         if not dtype.is_floating_point:
             return torch.zeros(count, dtype=dtype, device=self.device)
         tile = torch.rand(min(count, TILE), device=self.device).to(dtype)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..datasets.traces.calls import TraceCall
-from .environment import child_environment, torchrun_rank, use_loopback
+from .environment import child_environment, free_memory_bytes, torchrun_rank, use_loopback
 from .measuring import die_with
 
 POLL_S = 0.05
@@ -50,6 +50,7 @@ def replay(calls: Mapping[int, Sequence[TraceCall]], settings: ReplaySettings) -
 
     Under torchrun this process is one of the ranks, and its own result alone comes back. ReplayError when a rank fails.
     """
+    refuse_more_than_memory(calls, settings)
     place = torchrun_rank()
     if place is not None:
         rank, world, local = place
@@ -60,6 +61,22 @@ def replay(calls: Mapping[int, Sequence[TraceCall]], settings: ReplaySettings) -
         return {rank: run_rank(calls[rank], settings, rank, world, groups_of(calls), None)}
     with tempfile.TemporaryDirectory(prefix="opcast-replay-") as folder:
         return _children(calls, settings, Path(folder))
+
+
+def refuse_more_than_memory(calls: Mapping[int, Sequence[TraceCall]], settings: ReplaySettings) -> None:
+    """ReplayError where buffers of collectives and messages are more than this machine has free, before any rank
+    begins: one that is killed for its memory would keep the others waiting."""
+    if settings.device != "cpu":
+        return
+    needed = 0
+    for own in calls.values():
+        sizes = [call.size_bytes * (len(call.ranks) if call.collective == "all_gather" else 1)
+                 for call in own if call.communicates]  # fmt: skip
+        needed += 2 * (max(sizes, default=0) if settings.lazy else sum(sizes))
+    free = free_memory_bytes("cpu")
+    if needed > free:
+        raise ReplayError(f"collectives and messages need {needed / 2**30:,.1f} GiB, {free / 2**30:,.1f} GiB "
+                          "are free: nodes=[first,last] takes a part, tensors=lazy one call at a time")  # fmt: skip
 
 
 def groups_of(calls: Mapping[int, Sequence[TraceCall]]) -> list[tuple[int, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,10 @@ from . import resolve
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
 
 if TYPE_CHECKING:
+    from ..datasets.clusters import Cluster
     from ..simulator.execution.analysis import PathShare, RankAccount
     from ..simulator.execution.idleness import IdleShare
-    from ..simulator.execution.run import SimulatedRun
+    from ..simulator.execution.run import LinkTimes, SimulatedRun
 
 DURATIONS = ("recorded", "network", "engine")
 SHOWN = 8  # ranks in a table
@@ -43,7 +45,8 @@ def run(config: dict[str, Any]) -> int:
         if cluster is None and config["durations"] == "network":
             raise BadInputError("durations=network needs the cluster whose network it is: cluster=dgx_h100")
         engine = resolve.engine(config, target)
-    made = simulate_run(found, engine, cluster, str(config["policy"]), config["durations"] == "engine", window)
+    links = on_links(config, cluster) if config["algorithm"] else None
+    made = simulate_run(found, engine, cluster, str(config["policy"]), config["durations"] == "engine", window, links)
     if untimed := without_time(made):
         say(f"{untimed:,} collectives and messages have no time: durations=network cluster=… asks for it")
     accounts = simulated_accounts(made)
@@ -54,6 +57,15 @@ def run(config: dict[str, Any]) -> int:
         show(made, accounts, path, str(config["trace"]))
         show_idle(idle)
     return 0
+
+
+def on_links(config: Mapping[str, Any], cluster: Cluster | None) -> LinkTimes:
+    """How long communication takes by the algorithm that is named, on the links of the cluster."""
+    from ..simulator.execution.on_links import link_us
+
+    if cluster is None:
+        raise BadInputError(f"algorithm={config['algorithm']} needs links: durations=network cluster=dgx_h100")
+    return partial(link_us, cluster=cluster, device=resolve.device(config), algorithm=str(config["algorithm"]))
 
 
 def without_time(made: SimulatedRun) -> int:

@@ -121,7 +121,7 @@ def _curve(values: np.ndarray) -> tuple[float, ...]:
     """Values that so many (:data:`CDF_SHARES`) are not above; each is one that there is."""
     if not len(values):
         return ()
-    return tuple(float(each) for each in np.quantile(values, CDF_SHARES, method="lower"))
+    return tuple(float(each) for each in np.quantile(values, CDF_SHARES, method="inverted_cdf"))
 
 
 def recorded(trace: ExecutionTrace) -> tuple[np.ndarray, np.ndarray]:

@@ -77,17 +77,19 @@ def explain(
     trace = measured.traces[own]
     advice = ADVICE | (ON_PROCESSOR if on_processor(trace) else {})
     said = {cause: text.format(predicted=paths[0], measured=paths[1]) for cause, text in advice.items()}
-    parts = differing(spent(predicted, like), spent(measured, own), 1.0 / steps)
+    tells = len(measured.traces) > 1  # of one rank alone nobody knows how long it waits for others
+    parts = differing(spent(predicted, like, tells), spent(measured, own, tells), 1.0 / steps)
     causes = [GapCause(cause, what, before, after, after - before, said[cause]) for cause, what, before, after in parts]
     ordered = sorted(causes, key=lambda each: (-abs(each.difference_us), each.cause, each.what))
     totals = (sum(each.predicted_us for each in causes), sum(each.measured_us for each in causes))
     return Explanation(*totals, tuple(ordered))
 
 
-def spent(run: RankedTraces, rank: int) -> Instants:
-    """The time of one rank of a run."""
+def spent(run: RankedTraces, rank: int, waits: bool) -> Instants:
+    """The time of one rank of a run; with ``waits`` that of collectives in which it waits for others is told apart."""
     trace = run.traces[rank]
-    return instants(trace, op_names(trace, classes(trace)), waited_us(run, rank))
+    waited = waited_us(run, rank) if waits else np.zeros(len(trace))
+    return instants(trace, op_names(trace, classes(trace)), waited)
 
 
 def differing(before: Instants, after: Instants, scale: float) -> Iterator[tuple[str, str, float, float]]:

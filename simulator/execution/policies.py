@@ -46,7 +46,8 @@ def policy_of(name: str) -> Policy:
     if name in POLICIES:
         return POLICIES[name]
     if ":" not in name:
-        raise TraceFileError(f"policy={name!r} is none, nor module:function of your own; {nearest(name, POLICIES, 'one of')}")
+        known = nearest(name, POLICIES, "one of")
+        raise TraceFileError(f"policy={name!r} is none, nor module:function of your own; {known}")
     function = load(name, "policy")
 
     def checked(run: RankedTraces, joint: JoinedRun) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -31,6 +32,7 @@ KINDS_OF = {
     CollectiveKind.REDUCE_SCATTER_BLOCK: "reduce_scatter",
     CollectiveKind.BARRIER: "all_reduce",
 }
+LinkTimes = Callable[[JoinedRun], Mapping[int, float]]
 SMALLEST = 4  # bytes of a collective that carries nothing
 
 
@@ -53,13 +55,14 @@ def read_run(path: Path) -> RankedTraces:
 
 def simulate_run(
     run: RankedTraces, engine: Engine | None = None, cluster: Cluster | None = None, policy: str = "fifo",
-    compute: bool = True, window: int = 0,
+    compute: bool = True, window: int = 0, links: LinkTimes | None = None,
 ) -> SimulatedRun:  # fmt: skip
     """Run the traces: nodes take as long as recorded, or as an engine says where it is given.
 
     With ``cluster`` the engine times collectives and messages; a group is as wide as its ranks lie on nodes. With
     ``compute`` it times the ops; what no op is known of stays as recorded. ``policy`` and ``window``: of the feeder
-    (:func:`.feeder.execute`). TraceFileError for a run that would hang, or
+    (:func:`.feeder.execute`). ``links`` says how long communication takes in place of the engine (:mod:`.on_links`).
+    TraceFileError for a run that would hang, or
     is larger than the cluster.
     """
     joint = joined(run)
@@ -76,6 +79,10 @@ def simulate_run(
             who = who.copy()
             found = ask(engine, [ops[node] for node in asked])
             duration[asked], who[asked] = found.latency_us * shares_of(run, joint)[asked], found.engine
+    if links is not None and (times := links(joint)):
+        places = sorted(times)
+        who = who.copy()
+        duration[places], who[places] = [times[place] for place in places], "links"
     return SimulatedRun(run, joint, duration, who, execute(run, joint, duration, policy, window))
 
 
@@ -132,5 +139,9 @@ def call_op(call: JoinedCall, cluster: Cluster) -> Op:
     ranks = max(len(call.ranks), 2)
     link = cluster.link if near == len(call.ranks) else cluster.fabric
     kind = "send_recv" if call.kind is None else KINDS_OF[call.kind]
-    size = max(call.size_bytes, SMALLEST) * (ranks if kind == "all_gather" else 1)
-    return make_op(kind, size_bytes=size, ranks=ranks, ranks_per_node=min(near, ranks), link=link)
+    return make_op(kind, size_bytes=bytes_of(call, kind), ranks=ranks, ranks_per_node=min(near, ranks), link=link)
+
+
+def bytes_of(call: JoinedCall, kind: str) -> int:
+    """The size of a call as opcast counts it: of an all-gather what all ranks have in the end."""
+    return max(call.size_bytes, SMALLEST) * (max(len(call.ranks), 2) if kind == "all_gather" else 1)

@@ -3,11 +3,13 @@
     python tests/benchmarks/traces.py [NODES]
 
 Rates are nodes per second of this process's own time on one core, the loops loaded; memory is the most that the process
-held. The peers are the reader and the writer of ``mlc-chakra`` (protobuf's upb in C), where it is installed.
+held. The peers are the reader, the writer (protobuf's upb in C) and the converter of ``mlc-chakra``, where it is
+installed: the converter on a linked host and device trace of PyTorch's form, read, checked and written by both.
 """
 
 from __future__ import annotations
 
+import json
 import resource
 import sys
 import tempfile
@@ -19,14 +21,18 @@ import numpy as np
 from opcast.datasets.traces import protobuf
 from opcast.datasets.traces.builder import TraceBuilder
 from opcast.datasets.traces.checks import of_trace
+from opcast.datasets.traces.dependencies import topological
 from opcast.datasets.traces.gathering import taken
 from opcast.datasets.traces.groups import RankedTraces
+from opcast.datasets.traces.pruning import pruned
+from opcast.datasets.traces.reading import read_trace
 from opcast.datasets.traces.schema import NodeKind
 from opcast.datasets.traces.table import ExecutionTrace, SparseRows
 from opcast.simulator.execution.run import simulate_run
 
 PIECE = 250_000
 PEER_NODES = 200_000
+CONVERTED_NODES = 60_000
 
 
 def pieces(nodes: int) -> Iterator[ExecutionTrace]:
@@ -89,6 +95,44 @@ def peer(path: Path, nodes: int) -> None:
     timed("mlc-chakra writes", nodes, lambda: write(found))
 
 
+def linked_form(path: Path, nodes: int) -> Path:
+    """A host trace with devices as the reference linker leaves it: operators, each with a kernel."""
+    sides = {"values": [[1, 2, 0, 1024, 4, "cuda:0"]], "shapes": [[32, 32]], "types": ["Tensor(float)"]}
+    thread = "[pytorch|profiler|execution_trace|thread]"
+    made = [{"id": 1, "name": "[pytorch|profiler|execution_trace|process]", "ctrl_deps": 1},
+            {"id": 2, "name": thread, "ctrl_deps": 1}]  # fmt: skip
+    for id in range(3, nodes + 3, 2):
+        at = {"ts": 10.0 * id, "inclusive_dur": 8, "exclusive_dur": 8}
+        made.append({"id": id, "name": f"aten::op{id % 97}", "ctrl_deps": 2, **at})
+        made.append({"id": id + 1, "name": f"kernel{id % 89}", "ctrl_deps": id, **at, "cat": "kernel", "stream": 7})
+    attributes = [{"name": name, "type": "uint64", "value": 7} for name in
+                  ("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid")]  # fmt: skip
+    attributes.append({"name": "op_schema", "type": "string", "value": "aten::op(Tensor self) -> Tensor"})
+    for each in made:
+        each |= {"inputs": sides, "outputs": sides, "attrs": attributes}
+    about = {"schema": "1.1.0-chakra.0.0.4", "pid": 1, "time": "now", "start_ts": 0, "finish_ts": 1}
+    path.write_text(json.dumps({**about, "nodes": made}))
+    return path
+
+
+def converters(folder: Path, nodes: int) -> None:
+    """Both converters on the same file."""
+    path = linked_form(folder / "linked.json", nodes)
+
+    def ours() -> None:
+        trace = read_trace(path)
+        assert of_trace(trace, "linked") == []
+        protobuf.write(folder / "ours.et", pruned(trace, *topological(trace, "linked"))[0])
+
+    timed("opcast converts, the peer's file", nodes, ours)
+    try:
+        from chakra.src.converter.pytorch_converter import PyTorchConverter
+    except ImportError:
+        return
+    theirs = str(folder / "theirs.et")
+    timed("mlc-chakra converts", nodes, lambda: PyTorchConverter().convert(str(path), theirs, simulate=False))
+
+
 def main(nodes: int) -> None:
     """Both on the same files."""
     with tempfile.TemporaryDirectory() as folder:
@@ -108,6 +152,7 @@ def main(nodes: int) -> None:
         assert isinstance(trace, ExecutionTrace)
         timed("opcast writes, the peer's file", PEER_NODES, lambda: protobuf.write(small, trace))
         peer(small, PEER_NODES)
+        converters(Path(folder), CONVERTED_NODES)
 
 
 if __name__ == "__main__":

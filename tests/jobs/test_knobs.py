@@ -62,6 +62,7 @@ READ = {
     "hydra",
     "durations",
     "policy",
+    "algorithm",
     "window",
 }  # what tests of stores, formats, traces turn
 WORKLOAD = {"lora_rank", "lora_modules", "frozen"}  # settings of a group

@@ -138,3 +138,23 @@ def test_the_commands_write_and_run_traces(tmp_path: Path, capsys: pytest.Captur
     capsys.readouterr()
     assert main(["simulate", f"trace={path}"]) == 0
     assert "1 collectives and messages have no time: durations=network" in capsys.readouterr().err
+
+
+def test_a_trace_tells_offload_and_experts(tmp_path: Path) -> None:
+    """Copies to and from the host say what they carry, exchanges between experts how many tokens go to each."""
+    emit(
+        state_of(*MODEL, "workload=train", "workload.seq_len=64", "offload=[optimizer,activations]"), tmp_path / "train"
+    )
+    trace = read_run(tmp_path / "train").traces[0]
+    words, sizes = trace.text("offload"), trace.column("tensor_size", 0, "uint64")
+    for kind in (NodeKind.MEM_LOAD, NodeKind.MEM_STORE):
+        rows = trace.kind == kind
+        told = {trace.words[int(each)] for each in words[rows & (words >= 0)]}
+        assert told == {"optimizer_states", "activations"}
+        assert (sizes[rows] > 0).all()
+    moved = [int(sizes[(trace.kind == kind) & (words >= 0)].sum()) for kind in (NodeKind.MEM_LOAD, NodeKind.MEM_STORE)]
+    assert moved[0] == moved[1]  # what goes out comes back
+    emit(state_of(*MODEL, "workload=decode", "workload.batch=2", "offload=[kv]"), tmp_path / "decode")
+    trace = read_run(tmp_path / "decode").traces[0]
+    words = trace.text("offload")
+    assert {trace.words[int(each)] for each in words[words >= 0]} == {"kv_cache"}

@@ -25,6 +25,7 @@ from opcast.simulator.execution.policies import POLICIES
 from opcast.simulator.execution.run import recorded_us, simulate_run
 
 REDUCE = CollectiveKind.ALL_REDUCE
+NAMES = sorted(POLICIES)
 
 
 def collective(size: int, kind: CollectiveKind = REDUCE, stream: int = 9) -> list[tuple[str, str, object]]:
@@ -68,7 +69,7 @@ def run_of(ranks: list[list[tuple[float, int, set[int]]]], together: int) -> Ran
 
 
 @settings(max_examples=60)
-@given(ranks=st.lists(RANK, min_size=1, max_size=3), together=st.integers(0, 3), policy=st.sampled_from(sorted(POLICIES)))
+@given(ranks=st.lists(RANK, min_size=1, max_size=3), together=st.integers(0, 3), policy=st.sampled_from(NAMES))
 def test_dependencies_and_lanes_are_kept(
     ranks: list[list[tuple[float, int, set[int]]]], together: int, policy: str
 ) -> None:
@@ -195,7 +196,7 @@ def test_a_policy_of_ones_own_says_who_goes_first() -> None:
     run = RankedTraces({0: builder.trace()})
     made = simulate_run(run, policy=f"{__name__}:last_first")
     assert made.executions.start_us.tolist() == [3.0, 2.0, 1.0, 0.0]
-    with pytest.raises(TraceFileError, match="policy='fifa' is none, nor module:function of your own; did you mean 'fifo'"):
+    with pytest.raises(TraceFileError, match=r"policy='fifa' is none, .* did you mean 'fifo'"):
         simulate_run(run, policy="fifa")
     with pytest.raises(TraceFileError, match="must return a number for each of the 4 nodes"):
         simulate_run(run, policy=f"{__name__}:none")
@@ -208,9 +209,7 @@ def none(run: RankedTraces, joint: JoinedRun) -> np.ndarray:
 
 @settings(max_examples=40)
 @given(ranks=st.lists(RANK, min_size=1, max_size=3), together=st.integers(0, 3))
-def test_idle_time_is_told_by_what_it_waited_for(
-    ranks: list[list[tuple[float, int, set[int]]]], together: int
-) -> None:
+def test_idle_time_is_told_by_what_it_waited_for(ranks: list[list[tuple[float, int, set[int]]]], together: int) -> None:
     made = simulate_run(run_of(ranks, together))
     found = idle_shares(made)
     for each in simulated_accounts(made):

@@ -130,3 +130,32 @@ def test_imbalance_names_the_rank_that_has_most() -> None:
     times = {rank: float(trace.exact_us.sum()) for rank, trace in run.traces.items()}
     assert found[0].rank == max(times, key=lambda rank: times[rank])
     assert found[0].ratio == pytest.approx(max(times.values()) / np.mean(list(times.values())))
+
+
+def test_durations_are_shown_as_curves(overlapping: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In JSON, in tables and on the page, beside those of another run."""
+    asked = ["trace", "analyse", f"path={overlapping}", f"other={overlapping}"]
+    assert main([*asked, f"report={tmp_path / 'a.html'}", "format=json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    shares = np.array(found["cdf_shares"])
+    assert (shares[0], shares[-1]) == (0.0, 1.0)
+    run = read_run(overlapping)
+    for each in found["by_rank"]:
+        trace = run.traces[each["rank"]]
+        waits = np.diff(trace.data.offsets)
+        assert (each["parents_cdf"][0], each["parents_cdf"][-1]) == (waits.min(), waits.max())
+        for share in each["classes"]:
+            curve = np.array(share["cdf_us"])
+            assert (np.diff(curve) >= 0).all()
+            if share["name"] == "all_reduce":
+                us = trace.exact_us[trace.kind == NodeKind.COMM_COLL]
+                below = np.array([(us <= at + 1e-6).mean() for at in curve])
+                assert (below >= shares - 1e-9).all()  # so many of the nodes take no longer
+    assert [each["total_us"] for each in found["other_by_rank"]] == [each["total_us"] for each in found["by_rank"]]
+    page = (tmp_path / "a.html").read_text()
+    for words in ("How long nodes take", "Dependencies of a node", "Communication by size", "Ranks beside"):
+        assert words in page
+    assert main(asked) == 0
+    said = capsys.readouterr()
+    assert "communication by size" in said.out + said.err
+    assert "a node waits for" in said.out + said.err
