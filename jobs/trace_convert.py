@@ -44,7 +44,7 @@ def run(config: dict[str, Any]) -> int:
 
 def converted(config: Mapping[str, Any], path: Path) -> tuple[RankedTraces, int]:
     """The traces to write, and how many dependencies were left out. TraceFileError names the node that is wrong."""
-    from ..datasets.traces.checks import of_ranks, of_trace
+    from ..datasets.traces.checks import of_ranks, structure
     from ..datasets.traces.dependencies import topological
     from ..datasets.traces.pruning import pruned
     from ..datasets.traces.schema import TraceFileError
@@ -52,7 +52,9 @@ def converted(config: Mapping[str, Any], path: Path) -> tuple[RankedTraces, int]
 
     found = read_run(path)
     if flag(BadInputError, "validate", config["validate"]):
-        wrong = [line for rank, trace in found.traces.items() for line in of_trace(trace, found.called(rank))]
+        wrong = [
+            line for rank, trace in found.traces.items() for line in structure(trace, found.called(rank), control=False)
+        ]
         if wrong := wrong or of_ranks(found):
             more = f" (and {len(wrong) - 1:,} more: `opcast trace check path={path}`)" if wrong[1:] else ""
             raise TraceFileError(f"{wrong[0]}{more}; validate=false converts it as it is")

@@ -53,17 +53,26 @@ def of_ranks(run: RankedTraces) -> list[str]:
 
 def of_trace(trace: ExecutionTrace, name: str) -> list[str]:
     """What is wrong with one rank's trace."""
+    found = structure(trace, name, control=True)
+    return found if not len(trace) else [*found, *_arms(trace, name), *_communication(trace, name)]
+
+
+def structure(trace: ExecutionTrace, name: str, control: bool) -> list[str]:
+    """What keeps a trace from being run: kinds and ids of nodes, dependencies, streams, times.
+
+    Without ``control`` circles are of data alone, which alone gate execution: in the reference's own example there are
+    circles through control dependencies.
+    """
     if not len(trace):
         return [f"{name} holds no nodes"]
     found = [*_kinds(trace, name), *_ids(trace, name)]
-    linked = edges(trace)
+    linked = edges(trace, control)
     for row, wanted in linked.dangling[:MOST].tolist():
         found.append(f"{name}: node {trace.ids[row]} depends on {wanted}, which is no node of this trace")
     found += _rest(len(linked.dangling), name, "dependencies on nodes that are not there")
     if around := cycle(linked, ordered(linked)):
         shown = " -> ".join(str(trace.ids[row]) for row in [*around[:6], around[0]])
         found.append(f"{name}: nodes depend on each other in a circle: {shown}")
-    found += [*_arms(trace, name), *_communication(trace, name)]
     return [*found, *_streams(trace, name), *_times(trace, name, linked)]
 
 

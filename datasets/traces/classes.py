@@ -24,7 +24,7 @@ PROCESSOR = "processor"
 """The attribute (bool) of a trace whose device is the processor that its host runs on."""
 COMPUTE = ("gemm", "attention", "elementwise", "other")
 COLLECTIVES = tuple(each.name.lower() for each in CollectiveKind)
-CLASSES = (*COMPUTE, "memory", "gap", "host", *COLLECTIVES, "send_recv", "metadata")
+CLASSES = (*COMPUTE, "memory", "gap", "host", *COLLECTIVES, "collective", "send_recv", "metadata")
 _FAMILIES = {"gemm": "gemm", "attention": "attention", "pointwise": "elementwise", "norm": "elementwise",
              "optimizer": "elementwise", "copy": "memory"}  # fmt: skip
 _NAMES = (
@@ -71,6 +71,8 @@ def classes(trace: ExecutionTrace) -> np.ndarray:
     first = CLASSES.index(COLLECTIVES[0])
     is_one = (trace.kind == NodeKind.COMM_COLL) & (collective >= 0) & (collective < len(COLLECTIVES)) & ~host
     found = np.where(is_one, first + np.clip(collective, 0, len(COLLECTIVES) - 1), found)
+    untold = (trace.kind == NodeKind.COMM_COLL) & ~is_one & ~host
+    found = np.where(untold, CLASSES.index("collective"), found)  # which one the trace does not say
     found = np.where(np.isin(trace.kind, (NodeKind.COMM_SEND, NodeKind.COMM_RECV)), CLASSES.index("send_recv"), found)
     found = np.where((ops >= 0) & (by_op == CLASSES.index("gap")), CLASSES.index("gap"), found)
     made: np.ndarray = np.where(trace.kind <= NodeKind.METADATA, CLASSES.index("metadata"), found)

@@ -50,8 +50,20 @@ def sparse(row: np.ndarray, value: np.ndarray, rows: int) -> SparseRows:
     """Values by their row, in order within one."""
     offsets = np.zeros(rows + 1, np.int64)
     np.cumsum(np.bincount(row, minlength=rows), out=offsets[1:])
-    sorted_already = len(row) < 2 or bool(np.all(row[1:] >= row[:-1]))
-    return SparseRows(offsets, value if sorted_already else value[np.argsort(row, kind="stable")])
+    if len(row) < 2 or bool(np.all(row[1:] >= row[:-1])):
+        return SparseRows(offsets, value)
+    if len(row) < COMPILED_FROM:
+        return SparseRows(offsets, value[np.argsort(row, kind="stable")])
+    made = np.empty_like(value)
+    compiled(scatter)(row, value, offsets[:-1].copy(), made)
+    return SparseRows(offsets, made)
+
+
+def scatter(row: np.ndarray, value: np.ndarray, free: np.ndarray, made: np.ndarray) -> None:
+    """Values to the places of their rows in ``made``; ``free`` [rows], the first place of each, is used up."""
+    for at in range(len(row)):
+        made[free[row[at]]] = value[at]
+        free[row[at]] += 1
 
 
 def edges(trace: ExecutionTrace, control: bool = True) -> Edges:

@@ -18,6 +18,7 @@ from .schema import CollectiveKind, NodeKind, TraceFileError
 from .table import ExecutionTrace
 
 GROUPS_FILE = "comm_group.json"
+UNTOLD = -(1 << 62)  # in the place of a collective's kind
 KNOWN = frozenset(each.value for each in CollectiveKind)
 
 
@@ -67,7 +68,10 @@ def group_members(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def of_rank(run: RankedTraces, rank: int) -> Iterator[tuple[str, int, int, int, int]]:
-    """Communication of one rank in the order in which it begins: (group or peers, kind, size, row, node kind)."""
+    """Communication of one rank in the order in which it begins: (group or peers, kind, size, row, node kind).
+
+    A collective that does not say what it is belongs to no other rank's: it runs as recorded.
+    """
     trace = run.traces[rank]
     apart = np.isin(trace.kind, (NodeKind.COMM_SEND, NodeKind.COMM_RECV, NodeKind.COMM_COLL))
     apart &= ~trace.column("is_cpu_op", False, "bool").astype(bool)
@@ -75,7 +79,8 @@ def of_rank(run: RankedTraces, rank: int) -> Iterator[tuple[str, int, int, int, 
         return
     found, order = topological(trace, run.called(rank), begins(trace))
     del found
-    kinds, sizes = trace.column("comm_type", -1, "int64"), trace.column("comm_size", -1, "int64")
+    kinds, sizes = trace.column("comm_type", UNTOLD, "int64"), trace.column("comm_size", -1, "int64")
+    apart &= (trace.kind != NodeKind.COMM_COLL) | (kinds != UNTOLD)
     groups = trace.text("pg_name")
     ends = {name: trace.column(name, -1, "int32") for name in ("comm_src", "comm_dst", "comm_tag")}
     for row in order[apart[order]].tolist():
@@ -211,8 +216,9 @@ def joined(run: RankedTraces) -> JoinedRun:
         ranks_of.append(np.full(len(own), rank, np.int32))
         rows_of.append(own.astype(np.int32))
         found, _ = topological(trace, run.called(rank))
-        parents.append(nodes[rank][found.parent])
-        children.append(nodes[rank][found.child])
+        same = not calls and len(run.traces) == 1  # rows are the nodes
+        parents.append(found.parent if same else nodes[rank][found.parent])
+        children.append(found.child if same else nodes[rank][found.child])
         data.append(found.data)
         del found
     firsts = [next(iter(call.rows.items())) for call in calls]

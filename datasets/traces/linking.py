@@ -264,6 +264,8 @@ def _device_node(event: Event, op: tuple[Op, float] | None) -> tuple[NodeKind, l
         told: list[Attribute] = [("comm_type", "int64", kind), ("comm_size", "int64", size_of_call(event))]
         group = event["args"].get("Process Group Name")
         return NodeKind.COMM_COLL, [*told, *([("pg_name", "string", str(group))] if group is not None else [])]
+    if is_collective(event):  # RCCL's names do not tell which, where the profiler kept no arguments
+        return NodeKind.COMM_COLL, []
     if event.get("cat") in COPIES:
         moved = event["args"].get("bytes")
         size: list[Attribute] = [("tensor_size", "uint64", moved)] if isinstance(moved, int) and moved >= 0 else []

@@ -75,9 +75,8 @@ def pruned(trace: ExecutionTrace, found: Edges, order: np.ndarray) -> tuple[Exec
     """
     drop = implied(found, order)
     twice = _repeated(trace.control)
-    changed = {name: _without(rows, gone) for name, rows, gone in (
-        ("data", trace.data, drop), ("control", trace.control, twice)) if gone.any()}  # fmt: skip
-    return replace(trace, **changed), int(drop.sum()) + int(twice.sum())
+    made = replace(trace, data=_without(trace.data, drop), control=_without(trace.control, twice))
+    return made, int(drop.sum()) + int(twice.sum())
 
 
 def _repeated(given: SparseRows) -> np.ndarray:
@@ -91,6 +90,8 @@ def _repeated(given: SparseRows) -> np.ndarray:
 
 
 def _without(given: SparseRows, gone: np.ndarray) -> SparseRows:
+    if not gone.any():
+        return given
     kept = np.zeros(len(gone) + 1, np.int64)
     np.cumsum(~gone, out=kept[1:])
     return SparseRows(kept[given.offsets], given.values[~gone])

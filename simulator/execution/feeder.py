@@ -207,15 +207,19 @@ def _small(offsets: np.ndarray) -> np.ndarray:
 
 def lane_keys(trace: ExecutionTrace) -> np.ndarray:
     """The lane of each node of a rank [n]: thread, stream, or what it is without one; -1 for messages."""
-    streams = trace.column("stream", -1, "int64")
     host = trace.column("is_cpu_op", False, "bool").astype(bool)
-    network = np.isin(trace.kind, COMMUNICATION) & ~host
-    found = np.where(streams >= 0, STREAM + streams, np.where(network, NETWORK, COMPUTE))
-    threads = trace.column("tid", 0, "uint64").astype(np.int64)
-    on_thread = host.copy()
-    on_thread[trace.attribute("tid", "uint64")[0]] = True
-    found = np.where(on_thread & (streams < 0), -2 - threads, found)
-    return np.where(np.isin(trace.kind, (NodeKind.COMM_SEND, NodeKind.COMM_RECV)), -1, found)
+    found = np.where(np.isin(trace.kind, COMMUNICATION) & ~host, NETWORK, COMPUTE)
+    on_thread = host
+    rows, threads = trace.attribute("tid", "uint64")
+    on_thread[rows] = True
+    if on_thread.any():
+        found[on_thread] = -2
+        found[rows] = -2 - threads.astype(np.int64)
+    rows, streams = trace.attribute("stream", "int64")
+    named = streams >= 0
+    found[rows[named]] = STREAM + streams[named]
+    found[np.isin(trace.kind, (NodeKind.COMM_SEND, NodeKind.COMM_RECV))] = -1
+    return found
 
 
 def lanes_of(run: RankedTraces, joint: JoinedRun) -> SparseRows:
