@@ -194,14 +194,12 @@ def test_a_profile_becomes_rows_that_answers_name_as_such(
         ("gemm", "h100_sxm", 1), ("all_reduce", "h100_sxm", 1)}  # fmt: skip
     again = answer("trace", "measure", f"path={whole / 'profile.json'}", store, "train=false")
     assert again["rows_written"] == 0  # what is there is not written twice
-    gemm = answer("predict", "op=gemm", "op.m=4096", "op.n=4096", "op.k=4096", "op.layout=nn", "device=h100_sxm", store)
+    gemm = answer("predict", "op=gemm", "op.m=4096", "op.n=4096", "op.k=4096", "device=h100_sxm", store)
     assert (gemm["engine"], gemm["predictor"]) == ("measured", "a profile of PyTorch")
     assert gemm["latency_us"] == pytest.approx(211.0)  # the median of 210, 211, 212
     ring = ["op=all_reduce", "op.size_bytes=2MiB", "op.ranks=2", "device=h100_sxm", "cluster=dgx_h100"]
     reduced = answer("predict", *ring, store)
     assert (reduced["engine"], reduced["predictor"]) == ("measured", "a profile of PyTorch")
     assert reduced["latency_us"] == pytest.approx(300.0)
-    other = answer(
-        "predict", "op=gemm", "op.m=4096", "op.n=4096", "op.k=4088", "op.layout=nn", "device=h100_sxm", store
-    )
+    other = answer("predict", "op=gemm", "op.m=4096", "op.n=4096", "op.k=4088", "device=h100_sxm", store)
     assert other["engine"] != "measured"
