@@ -1,4 +1,5 @@
-"""The scores of ``conf/calibration_scores.json`` as they stand in the documents: ``--write`` puts them there.
+"""The scores of ``conf/calibration_scores.json`` as they stand in the documents, and as a picture: ``--write`` puts
+them there.
 
 Run after ``opcast calibrate`` has written new ones. A test holds that the documents say what the file says.
 
@@ -7,6 +8,7 @@ Run after ``opcast calibrate`` has written new ones. A test holds that the docum
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import sys
@@ -15,6 +17,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "evidence.md", ROOT / "docs" / "validation.md")
 ORDER = ("table", "framework", "chip", "halves", "fitted", "physics")
+PICTURE = ROOT / "docs" / "errors.svg"
+WIDTH, LEFT, RIGHT, TOP, LINE = 800, 335, 105, 64, 21  # px
+MOST = 60.0  # percent: what is beyond ends at the edge
+STYLE = (
+    "text{font:12px system-ui,sans-serif;fill:#24292f}.small{font-size:11px;fill:#57606a}"
+    ".head{font-weight:600;font-size:14px}.end{text-anchor:end}.mid{text-anchor:middle}"
+)
 SHORT = ("framework", "halves", "physics")  # the columns of the README
 ROWS = {  # how a row of the documents begins -> the table it is of
     "MPT 125 M to 70 B, llm-foundry": "train_llm_foundry_mpt",
@@ -67,6 +76,52 @@ def rewritten(text: str, scores: dict[str, dict[str, dict[str, float]]]) -> str:
     return ROW.sub(row, text)
 
 
+def drawn(scores: dict[str, dict[str, dict[str, float]]], names: dict[str, str]) -> str:
+    """The errors with the framework left out as SVG: bars to the median, lines to the 90th percentile, best first.
+
+    ``names`` are those that tables have in the documents; what is beside each bar is the median by physics alone.
+    """
+    order = sorted((each for each in names if each != "all"), key=lambda each: scores[each]["framework"]["median"])
+    height = TOP + LINE * (len(order) + 1) + 42
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img"><style>{STYLE}</style>',
+        f'<rect width="{WIDTH}" height="{height}" rx="6" fill="#fff"/>',
+        _text(16, 24, "Errors of predicted step times, in percent, when no run of the framework was known", "head"),
+        _text(16, TOP - 12, "published runs", "small"),
+        _text(WIDTH - 16, TOP - 12, "median / p90", "small end"),
+    ]
+    for mark in range(0, int(MOST), 10):
+        parts.append(f'<path d="M{_x(mark):.1f} {TOP - 6}V{height - 36}" stroke="#d8dee4"/>')
+        parts.append(_text(_x(mark), TOP - 12, f"{mark} %", "small mid"))
+    for at, table in enumerate(["all", *order]):
+        of, y, physics = scores[table]["framework"], TOP + LINE * at + LINE / 2, scores[table]["physics"]["median"]
+        hue = "#24292f" if table == "all" else "#3f51b5"
+        parts += [
+            _text(16, y + 4, f"{names[table]} ({of['rows']})"),
+            f'<path d="M{_x(0):.1f} {y}H{_x(of["p90"]):.1f}" stroke="{hue}" stroke-width="1.5" opacity=".55"/>',
+            f'<path d="M{_x(0):.1f} {y}H{_x(of["median"]):.1f}" stroke="{hue}" stroke-width="9"/>',
+            f'<circle cx="{_x(physics):.1f}" cy="{y}" r="3.5" fill="#fff" stroke="#d9660a"/>',
+            _text(WIDTH - 16, y + 4, f"{of['median']:.1f} / {of['p90']:.1f}", "end"),
+        ]
+    legend = "bar: half of the runs are within, line: nine of ten, ring: the median by physics alone. In brackets: runs"
+    return "\n".join([*parts, _text(16, height - 14, legend, "small"), "</svg>", ""])
+
+
+def _x(percent: float) -> float:
+    return LEFT + (WIDTH - LEFT - RIGHT) * min(percent, MOST) / MOST
+
+
+def _text(x: float, y: float, text: str, kind: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}">{html.escape(text)}</text>'
+
+
+def named() -> dict[str, str]:
+    """The tables as the page on validation names them."""
+    text = DOCUMENTS[-1].read_text()
+    found = {table_of(match["name"]): match["name"] for match in ROW.finditer(text)}
+    return {table: name for table, name in found.items() if table}
+
+
 def main() -> int:
     """Show which documents differ from the scores, or write them."""
     scores = json.loads((ROOT / "conf" / "calibration_scores.json").read_text())
@@ -78,6 +133,10 @@ def main() -> int:
         print(f"{path.name}: {'as in the file' if new == text else 'differs'}")
         if "--write" in sys.argv[1:]:
             path.write_text(new)
+    picture = drawn(scores, named())
+    different += not PICTURE.exists() or PICTURE.read_text() != picture
+    if "--write" in sys.argv[1:]:
+        PICTURE.write_text(picture)
     return 0 if "--write" in sys.argv[1:] else different
 
 
