@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from opcast.datasets.ops import KINDS, Op, make_op
 
 torch = pytest.importorskip("torch")
 
-from opcast.harness.cases import BUILDERS, Inputs, Unsupported, backends, prepare  # noqa: E402
+from opcast.harness.cases import BUILDERS, Inputs, Unsupported, attention, backends, prepare  # noqa: E402
 from opcast.harness.cases.base import COLD_CACHES, MOST_SETS, cache_bytes, torch_dtype  # noqa: E402
 from opcast.harness.cases.gemm import expert_ends, expert_tokens  # noqa: E402
 from opcast.harness.cases.moe import expert_shares  # noqa: E402
@@ -617,6 +619,34 @@ def test_cuda_operators_take_the_arguments_they_are_given(kind: str, backend: st
     first = result[0] if isinstance(result, tuple) else result
     assert first.device.type == "cuda"
     assert first.dtype == torch_dtype(out)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "operator"),
+    [
+        ("flash", "aten._flash_attention_backward"),
+        ("cudnn", "aten._scaled_dot_product_cudnn_attention_backward"),
+        ("efficient", "aten._scaled_dot_product_efficient_attention_backward"),
+    ],
+)
+def test_attention_s_backward_is_that_of_the_kernel_which_torch_picks(
+    chosen: str, operator: str, monkeypatch: pytest.MonkeyPatch
+):
+    """On Hopper and Blackwell torch picks cuDNN for training, and not the FlashAttention-2 that it picks elsewhere."""
+    asked: list[bool] = []
+
+    def picked(operands: Sequence[Any], arguments: dict[str, Any]) -> str:
+        asked.append(all(operand.requires_grad for operand in operands))
+        return chosen
+
+    monkeypatch.setattr(attention, "picked", picked)
+    monkeypatch.setattr(attention, "Inputs", lambda *_: Shapes())
+    inputs = Shapes()
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        run: Any = BUILDERS["attention_backward", "sdpa"].build(make_op("attention_backward", **HEADS), inputs)
+    assert asked == [True]
+    assert inputs.kernel == chosen
+    assert str(run.func) == operator
 
 
 # --- on a GPU ------------------------------------------------------------------------------------------

@@ -384,6 +384,8 @@ def test_no_attention_on_a_gpu_is_given_a_mask() -> None:
 
     kinds = ("attention_prefill", "attention_decode", "attention_backward")
     attention = [c for c in shipped("full", "cuda").cases if c.op.kind in kinds]
+    own = {c.backend for c in attention if c.op.kind == "attention_backward" and not c.backend.startswith(FOREIGN)}
+    assert own == {"sdpa"}, "the kernel that torch picks for training is measured, and no other"
     masked = [c for c in attention if c.backend == "sdpa" and needs_mask(c.op)]
     assert len(masked) > 100
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
