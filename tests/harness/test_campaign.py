@@ -24,9 +24,11 @@ from opcast.harness.__main__ import main
 from opcast.harness.campaign import CampaignError, Progress, Summary, canary_run_id, run, run_id
 from opcast.harness.command import describe, duration, progress_line
 from opcast.harness.environment import cpu_device_id
-from opcast.harness.measuring import outcome
+from opcast.harness.measuring import abilities, outcome
 from opcast.harness.plan import FIRST_OF_KIND, CampaignPlan, Case, Settings, build_plan
 from opcast.harness.supervisor import Supervisor
+from opcast.tests.harness import recorded as recorded_module
+from opcast.tests.harness.recorded import Recorded
 
 pytest.importorskip("torch")
 
@@ -59,29 +61,30 @@ def small_plan(count: int, canaries: int = 0, **settings: Any) -> CampaignPlan:
     return build_plan(spec)
 
 
+def figures_of_cpu(threads: int = 1) -> dict[str, Any]:
+    """Made-up figures of this machine."""
+    rates = dict.fromkeys(("vector_tflops", "memory_gib", "memory_gbps", "l2_mib", "l2_gbps", "clock_mhz"), 1.0)
+    names = {"id": cpu_device_id(threads), "name": "test", "vendor": "cpu", "architecture": "test"}
+    return {**names, **rates, "compute_units": 1, "tensor_tflops": {"fp32": 1.0}}
+
+
 def known_cpu(store: Store, threads: int = 1) -> Store:
     """The store with figures for this machine, so that a campaign need not measure them first."""
-    figures = {
-        "id": cpu_device_id(threads),
-        "name": "test",
-        "vendor": "cpu",
-        "architecture": "test",
-        "compute_units": 1,
-        "clock_mhz": 1.0,
-        "tensor_tflops": {"fp32": 1.0},
-        "vector_tflops": 1.0,
-        "memory_gib": 1.0,
-        "memory_gbps": 1.0,
-        "l2_mib": 1.0,
-        "l2_gbps": 1.0,
-    }
-    store.save_device(Device.from_dict(figures))
+    store.save_device(Device.from_dict(figures_of_cpu(threads)))
     return store
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return known_cpu(Store(tmp_path / "store"))
+
+
+@pytest.fixture(scope="module")
+def record() -> dict[str, Any]:
+    """What a worker said of itself and of one case, for campaigns that need none of their own."""
+    columns = outcome(Case(make_op("gelu", rows=2, cols=2, dtype="fp32")), FAST)
+    assert columns["status"] == "ok"
+    return {"environment": abilities(FAST, None), "columns": columns, "case_s": 0.001}
 
 
 def rows(store: Store, status: str | None = None) -> Iterator[dict[str, Any]]:
@@ -127,9 +130,9 @@ def test_a_campaign_measures_every_case_once(store: Store) -> None:
     assert (store.path / row["source_ref"]).is_file()
 
 
-def test_a_second_run_measures_nothing(store: Store) -> None:
+def test_a_second_run_measures_nothing(store: Store, record: dict[str, Any]) -> None:
     plan = small_plan(6)
-    first, again = run(plan, store), run(plan, store)
+    first, again = (run(plan, store, measurer=Recorded(**record)) for _ in range(2))
     assert again.run_id == first.run_id
     assert again.statuses == {}
     assert again.done == first.done == 6
@@ -147,44 +150,50 @@ def test_a_campaign_is_named_by_what_it_measures_and_in_what() -> None:
     assert run_id(replace(plan, cases=plan.cases[1:]), environment) != name
 
 
-def test_the_record_of_a_campaign_tells_what_its_rows_do_not(store: Store) -> None:
+def test_the_record_of_a_campaign_tells_what_its_rows_do_not(store: Store, record: dict[str, Any]) -> None:
     plan = small_plan(3)
-    summary = run(plan, store)
+    summary = run(plan, store, measurer=Recorded(**record))
     record = json.loads((store.path / "runs" / f"{summary.run_id}.json").read_text())
     assert CampaignPlan.from_json(json.dumps(record["plan"])) == plan
     assert record["allocator"]["MALLOC_MMAP_MAX_"] == "0"
     assert record["environment"]["device_id"] == summary.device_id
 
 
-@pytest.mark.slow
-def test_figures_of_the_processor_are_measured_once(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
-    summary = run(small_plan(3), store)
-    figures = store.device(summary.device_id)
+def test_figures_of_the_processor_are_measured_once(tmp_path: Path, record: dict[str, Any]) -> None:
+    store, probed = Store(tmp_path / "store"), []
+
+    class Probed(Recorded):
+        def probe(self) -> dict[str, Any]:
+            probed.append(self.environment["device_id"])
+            return figures_of_cpu()
+
+    summaries = [run(small_plan(count), store, measurer=Probed(**record)) for count in (3, 6)]
+    assert probed == [summaries[0].device_id]
+    figures = store.device(probed[0])
     assert figures is not None
     assert figures.vendor == "cpu"
 
 
 @pytest.mark.essential
-def test_a_deadline_leaves_the_rest_for_the_next_run(store: Store) -> None:
+def test_a_deadline_leaves_the_rest_for_the_next_run(store: Store, record: dict[str, Any]) -> None:
     plan = small_plan(40, deadline_s=0.05)
-    summary = run(plan, store)
+    summary = run(plan, store, measurer=Recorded(**{**record, "case_s": 0.01}))
     assert summary.outcome == "deadline"
     assert 0 < summary.done < 40
     assert summary.remaining == 40 - summary.done
-    rest = run(replace(plan, settings=replace(plan.settings, deadline_s=0.0)), store)
+    rest = run(replace(plan, settings=replace(plan.settings, deadline_s=0.0)), store, measurer=Recorded(**record))
     assert rest.outcome == "complete"
     assert sum(rest.statuses.values()) == 40 - summary.done
     assert set(row_keys(store).values()) == {1}
 
 
-def test_a_campaign_without_time_measures_some_of_every_kind(store: Store) -> None:
+def test_a_campaign_without_time_measures_some_of_every_kind(store: Store, record: dict[str, Any]) -> None:
     plan = small_plan(60, canaries=1, deadline_s=1e-6)
-    summary = run(plan, store)
+    summary = run(plan, store, measurer=Recorded(**record))
     assert summary.outcome == "deadline"
     kinds = Counter(row["kind"] for row in rows(store) if row["run_id"] == summary.run_id)
     assert kinds == {"gelu": FIRST_OF_KIND, "reduce": FIRST_OF_KIND}
-    again = run(plan, store)
+    again = run(plan, store, measurer=Recorded(**record))
     assert again.outcome == "deadline"
     assert again.done > summary.done, "every run gets further"
 
@@ -284,11 +293,11 @@ def test_cuda_without_a_device_is_one_clear_line(store: Store) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_written(tmp_path: Path, record: dict[str, Any]) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "runs").write_text("in the way")
     with pytest.raises(CampaignError, match="cannot be written"):
-        run(small_plan(3), known_cpu(Store(tmp_path / "store")))
+        run(small_plan(3), known_cpu(Store(tmp_path / "store")), measurer=Recorded(**record))
 
 
 def test_any_thread_may_run_a_campaign(store: Store) -> None:
@@ -313,15 +322,19 @@ print(summary.outcome, flush=True)
 
 
 @pytest.fixture
-def launch(tmp_path: Path, store: Store) -> Iterator[Callable[[CampaignPlan], subprocess.Popen[str]]]:
-    """Starts a campaign in a process of its own, which prints how far it is."""
+def launch(tmp_path: Path, store: Store) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a campaign in a process of its own, which prints how far it is; with a worker or what was recorded."""
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
     started: list[subprocess.Popen[str]] = []
 
-    def start(plan: CampaignPlan) -> subprocess.Popen[str]:
+    def start(plan: CampaignPlan, record: dict[str, Any] | None = None) -> subprocess.Popen[str]:
         (tmp_path / "plan.json").write_text(plan.to_json())
         command = [sys.executable, "-P", str(script), str(tmp_path / "plan.json"), str(store.path)]
+        if record is not None:
+            (tmp_path / "record.json").write_text(json.dumps(record))
+            command[2] = str(recorded_module.__file__)
+            command.append(str(tmp_path / "record.json"))
         started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         return started[-1]
 
@@ -352,22 +365,22 @@ def workers_of(parent: int) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="kills and counts processes as Linux does")
 def test_killed_ten_times_nothing_is_lost_and_nothing_is_measured_twice(
-    store: Store, launch: Callable[[CampaignPlan], subprocess.Popen[str]]
+    store: Store, launch: Callable[..., subprocess.Popen[str]], record: dict[str, Any]
 ) -> None:
     plan = small_plan(400, canaries=2, canary_every=50)
     random = Random(7)
     kills = 0
     for _ in range(10):
-        process = launch(plan)
+        process = launch(plan, record)
         first_report(process)
-        time.sleep(random.uniform(0.0, 0.25))
+        time.sleep(random.uniform(0.0, 0.1))
         process.kill()
         output, _ = process.communicate()
         kills += "complete" not in output
         reported = [int(line.split()[0]) for line in output.splitlines() if line[:1].isdigit()]
         assert sum(row_keys(store).values()) >= max(reported, default=0)
     assert kills >= 5, "the campaign ended before it was killed: the test proves too little"
-    final = run(plan, store)
+    final = run(plan, store, measurer=Recorded(**{**record, "case_s": 0.0}))
     assert final.outcome == "complete"
     counts = row_keys(store)
     rounds = sum(bool(batch.round) for batch in plan.batches())
@@ -379,7 +392,7 @@ def test_killed_ten_times_nothing_is_lost_and_nothing_is_measured_twice(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="kills and counts processes as Linux does")
-def test_a_worker_dies_with_its_campaign(launch: Callable[[CampaignPlan], subprocess.Popen[str]]) -> None:
+def test_a_worker_dies_with_its_campaign(launch: Callable[..., subprocess.Popen[str]]) -> None:
     process = launch(small_plan(3000))
     first_report(process)
     workers = workers_of(process.pid)
@@ -395,7 +408,7 @@ def test_a_worker_dies_with_its_campaign(launch: Callable[[CampaignPlan], subpro
 @pytest.mark.skipif(sys.platform != "linux", reason="kills and counts processes as Linux does")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_campaign_with_its_rows_written(
-    store: Store, launch: Callable[[CampaignPlan], subprocess.Popen[str]], number: signal.Signals
+    store: Store, launch: Callable[..., subprocess.Popen[str]], number: signal.Signals
 ) -> None:
     process = launch(small_plan(3000, batch_size=1000))
     first_report(process)
@@ -412,12 +425,12 @@ def test_a_signal_ends_a_campaign_with_its_rows_written(
 
 
 def test_two_processes_cannot_run_one_campaign(
-    store: Store, launch: Callable[[CampaignPlan], subprocess.Popen[str]]
+    store: Store, launch: Callable[..., subprocess.Popen[str]], record: dict[str, Any]
 ) -> None:
     plan = small_plan(3000)
-    first_report(launch(plan))
+    first_report(launch(plan, record))
     with pytest.raises(CampaignError, match="is running in this store already"):
-        run(plan, store)
+        run(plan, store, measurer=Recorded(**record))
 
 
 # --- the command ---------------------------------------------------------------------------------------

@@ -61,19 +61,20 @@ def test_every_collective_kind_has_a_call() -> None:
     assert set(CALLS) == {name for name, kind in KINDS.items() if kind.collective}
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_every_call_moves_the_right_data(ranks: int) -> None:
+def test_every_call_moves_the_right_data() -> None:
+    """Between three ranks, and between two of them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     script = str(Path(__file__).with_name("collective_ranks.py"))
-    commands = [[sys.executable, "-P", script, str(rank), str(ranks), str(port)] for rank in range(ranks)]
+    commands = [[sys.executable, "-P", script, str(rank), "3", str(port)] for rank in range(3)]
     started = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for c in commands]
+    calls = {*CALLS, *(f"{kind}:inplace" for kind in IN_PLACE)}
     try:
-        for process in started:
+        for rank, process in enumerate(started):
             output, errors = process.communicate(timeout=600)
             assert process.returncode == 0, errors
-            assert set(output.split()) == {*CALLS, *(f"{kind}:inplace" for kind in IN_PLACE)}
+            assert set(output.split()) == {f"{call}/{ranks}" for call in calls for ranks in (2, 3) if rank < ranks}
     finally:
         for process in started:
             process.kill()

@@ -10,6 +10,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from opcast.datasets.store import Store
+from opcast.tests.jobs.at_hand import figures_at_hand
 
 
 def first_run(root: Path, folder: Path, **settings: str) -> subprocess.CompletedProcess[str]:
@@ -33,6 +35,8 @@ def done_before(folder: Path, *steps: str) -> None:
 def test_it_measures_twice_compares_and_packs_and_goes_on(root: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     done_before(folder, "tests", "quickstart")  # which have tests of their own, and take the longest
+    for name in ("store_1", "store_2"):
+        Store(folder / name).save_device(figures_at_hand())
     found = first_run(root, folder)
     assert found.returncode == 0, found.stderr
     kinds = {each["kind"]: each for each in json.loads((folder / "repeatability.json").read_text())["kinds"]}

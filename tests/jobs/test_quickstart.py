@@ -15,6 +15,7 @@ from opcast.harness.campaign import Summary
 from opcast.harness.environment import cpu_device_id
 from opcast.jobs.quickstart import cut_short
 from opcast.simulator.trace import Workload, trace
+from opcast.tests.jobs.at_hand import figures_at_hand
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -65,7 +66,10 @@ def ask(home: Path, *arguments: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("home")
+    """A home that knows the processor's figures: measuring them has tests of its own (test_probe, test_reuse)."""
+    made = tmp_path_factory.mktemp("home")
+    Store(made / "store").save_device(figures_at_hand())
+    return made
 
 
 @pytest.fixture(scope="module")
