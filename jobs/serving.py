@@ -146,7 +146,7 @@ def write_timeline(served: ServedTraffic, path: Path) -> Path:
     from ..simulator.formats.perfetto import write_trace
     from ..simulator.serving.timeline import tracks
 
-    shown, of = len(served.iterations), served.report.iterations * served.setup.ranks_per_replica
+    shown, of = len(served.iterations), int(served.state.spans["iterations"].sum())
     if shown < of:
         say(f"the timeline shows the first {shown:,} of {of:,} iterations")
     return write_trace(path, tracks(served.iterations, served.requests, served.setup))

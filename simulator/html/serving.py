@@ -20,7 +20,7 @@ TIMES = {  # figures with a CDF -> (short name, what it is, the target that limi
 MORE_TIMES = {
     "queue_ms": ("queue", "until the request runs", ""),
     "normalised_ms": ("per output token", "end to end over tokens of the answer", ""),
-    "prefill_e2e_ms": ("prefill", "until the first token, of requests whose cache moved", ""),
+    "prefill_e2e_ms": ("prefill", "until the prompt is computed, of requests whose cache moves", ""),
     "kv_transfer_ms": ("KV transfer", "of a cache to the pool that decodes", ""),
     "decode_e2e_ms": ("decode", "from the arrival of the cache to the last token", ""),
 }

@@ -208,7 +208,8 @@ class DecodePool:
 
     A cache moves at ``link_gbps`` (GB/s of each rank), ``link_us`` after it is ready, null: as the network between
     them has it; ``layers`` above 1: layer by layer, while later ones are computed. ``step`` and ``law`` null are those
-    of the others.
+    of the others, as is ``attention_dp``. ``first_token`` is sent by the replica that prefills, or by the one that decodes
+    when it starts there, as engines of today do.
     """
 
     replicas: int = 0
@@ -220,6 +221,8 @@ class DecodePool:
     link_us: float | None = None
     price_per_gpu_hour: float | None = None
     layers: int = 1
+    attention_dp: int | None = None
+    first_token: str = "decode"
 
     def __post_init__(self) -> None:
         whole(RequestError, "decode_pool.replicas", self.replicas)
@@ -227,6 +230,9 @@ class DecodePool:
         for name in ("link_us", "link_gbps", "price_per_gpu_hour"):
             if getattr(self, name) is not None:
                 number(RequestError, f"decode_pool.{name}", getattr(self, name))
+        if self.attention_dp is not None:
+            whole(RequestError, "decode_pool.attention_dp", self.attention_dp, 1)
+        choice(RequestError, "decode_pool.first_token", self.first_token, ("prefill", "decode"))
         if self.link_gbps == 0:
             raise RequestError("decode_pool.link_gbps=0 must be more than 0")
 
@@ -273,7 +279,12 @@ class ServingRequest(Request):
     @property
     def ranks(self) -> int:
         """Schedulers in all."""
-        return (self.replicas + self.decode_pool.replicas) * self.attention_dp
+        return self.replicas * self.attention_dp + self.decode_pool.replicas * self.decode_dp
+
+    @property
+    def decode_dp(self) -> int:
+        """Schedulers of a replica of the pool that decodes."""
+        return self.decode_pool.attention_dp or self.attention_dp
 
     @classmethod
     def named(cls, values: dict[str, Any]) -> dict[str, Any]:

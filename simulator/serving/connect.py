@@ -29,7 +29,7 @@ FEW_TOKENS, LONGEST = 2048, 131_072
 def replicas_of(request: ServingRequest, bench: ServingBench) -> tuple[ServedReplica, ServedReplica | None]:
     """A replica, and one of the pool that only decodes where there is one. The errors of simulating a step, KvError."""
     pool = request.decode_pool
-    own = replica_of(request, request.step, request.law, request.kv, bench)
+    own = replica_of(request, request.step, request.law, request.kv, bench, request.attention_dp)
     if not pool.replicas:
         return own, None
     other = decoder_of(request, own, bench)
@@ -45,17 +45,23 @@ def replicas_of(request: ServingRequest, bench: ServingBench) -> tuple[ServedRep
 def decoder_of(request: ServingRequest, own: ServedReplica, bench: ServingBench) -> ServedReplica:
     """A replica of the pool that decodes, which may be like those that prefill."""
     pool = request.decode_pool
-    alike = pool.step is None and pool.law is None
+    alike = pool.step is None and pool.law is None and pool.attention_dp is None
     if alike and pool.kv == KvMemory():
         return own
-    step, law = (request.step, request.law) if alike else (pool.step, pool.law)
-    return replica_of(request, step, law, pool.kv if pool.kv.blocks else request.kv, bench)
+    same = pool.step is None and pool.law is None
+    step, law = (request.step, request.law) if same else (pool.step, pool.law)
+    return replica_of(request, step, law, pool.kv if pool.kv.blocks else request.kv, bench, request.decode_dp)
 
 
 def replica_of(
-    request: ServingRequest, step: SimulateRequest | None, law: IterationLaw | None, kv: KvMemory, bench: ServingBench
+    request: ServingRequest,
+    step: SimulateRequest | None,
+    law: IterationLaw | None,
+    kv: KvMemory,
+    bench: ServingBench,
+    ranks: int,
 ) -> ServedReplica:
-    """One replica; its tables are kept on disk beside the traced graphs."""
+    """One replica of so many ``ranks``; its tables are kept on disk beside the traced graphs."""
     price = request.price_per_gpu_hour
     if law is not None or step is None:
         made = by_hand(law or IterationLaw(base_us=1.0), kv.blocks, kv.block_tokens, kv.bytes_per_token)
@@ -87,7 +93,7 @@ def replica_of(
         memory,
         HostShare(host.step_us, host.seq_us, overlapped=False, ttft_us=host.first_token_us(clients, prompt, *layers)),
         stages=plan.parallel.pp,
-        devices=plan.parallel.tp * plan.parallel.pp * request.attention_dp,
+        devices=plan.parallel.tp * plan.parallel.pp * ranks,
         layer_share=1 / layers_of(step.model),
         figures=known.figures,
         price_per_hour=price if price is not None else plan.cluster.price_per_device_hour,

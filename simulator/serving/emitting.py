@@ -79,8 +79,8 @@ def rank_trace(own: np.ndarray, requests: np.ndarray, rank: int, bytes_per_token
 def _moved(moved: np.ndarray, bytes_per_token: float) -> list[_Event]:
     """The caches that came from the pool that prefills: on their way when the prompt's token is there."""
     found, last = list[_Event](), list[int]()  # the last one of each lane
-    for each in moved[np.argsort(moved["first_token_us"], kind="stable")]:
-        begin, tokens = float(each["first_token_us"]), int(each["input_tokens"])
+    for each in moved[np.argsort(moved["prefilled_us"], kind="stable")]:
+        begin, tokens = float(each["prefilled_us"]), int(each["input_tokens"])
         told = [*_cache(tokens, bytes_per_token), ("request", "int64", int(each["request"]))]
         end = begin + float(each["moved_us"])
         lane = next((place for place, at in enumerate(last) if found[at].end_us <= begin), len(last))

@@ -37,10 +37,11 @@ def cache_link(
     first, second = steps[0].cluster, steps[1].cluster
     near = first.id == second.id and devices <= first.devices_per_node
     found = []
-    for step, replica in zip(steps, (own, decoder), strict=True):
+    ranks = (request.attention_dp, request.decode_dp)
+    for step, replica, dp in zip(steps, (own, decoder), ranks, strict=True):
         assert step is not None
         pair = between_two(step, bench, near)
-        found.append(CacheLink(pair.gbps * replica.devices / request.attention_dp, pair.us))
+        found.append(CacheLink(pair.gbps * replica.devices / dp, pair.us))
     return CacheLink(min(each.gbps for each in found), max(each.us for each in found))
 
 

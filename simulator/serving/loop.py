@@ -21,7 +21,20 @@ from .moving import land, move, start_moves
 from .policies import form_batch
 from .queues import push_back
 from .routing import draw, route
-from .rules import TRTLLM, TRTLLM_MAX, VLLM, VLLM_V0, IterationTiming, SchedulerRules, ServingSetup, rules_of
+from .rules import (
+    TRTLLM,
+    TRTLLM_MAX,
+    VLLM,
+    VLLM_V0,
+    IterationTiming,
+    SchedulerRules,
+    ServingSetup,
+    first_decode_rank,
+    first_rank,
+    ranks_of,
+    replica_of,
+    rules_of,
+)
 from .state import NONE, SIZES, LoopState
 
 CHANCES = 1 << 20  # steps in which a chance is drawn
@@ -92,7 +105,7 @@ def arrive(state: LoopState, setup: ServingSetup, chunk: RequestChunk, row: int)
     request.request, request.row = totals.arrived, row
     totals.arrived += 1
     request.arrival_us, request.admitted_us = totals.now_us, -1.0
-    request.first_us, request.last_us, request.moved_us = -1.0, -1.0, 0.0
+    request.prefilled_us, request.first_us, request.last_us, request.moved_us = -1.0, -1.0, -1.0, 0.0
     request.input, request.output = chunk.input[row], chunk.output[row]
     request.prefix, request.shared = chunk.prefix[row], chunk.shared[row]
     request.keys = chunk.keys[row] if len(chunk.keys) > 0 else NONE
@@ -106,7 +119,7 @@ def arrive(state: LoopState, setup: ServingSetup, chunk: RequestChunk, row: int)
         leave(state, setup, chunk, slot)
         return
     totals.input_tokens += request.input
-    send(state, setup, slot, 0, setup.first_decode * setup.ranks_per_replica)
+    send(state, setup, slot, 0, first_decode_rank(setup))
 
 
 def can_run(rules: SchedulerRules, prompt: int, output: int) -> bool:
@@ -129,10 +142,10 @@ def send(state: LoopState, setup: ServingSetup, slot: int, first: int, last: int
         request.first_rank = rank
     own = state.ranks[rank]
     own.outstanding += 1
-    only_prompt = last < setup.replicas * setup.ranks_per_replica
+    only_prompt = last < len(state.ranks)
     own.work += request.input if only_prompt else request.input + request.output - 1
     push_back(state, rank, slot)
-    wake(state, setup, rank // setup.ranks_per_replica)
+    wake(state, setup, replica_of(setup, rank))
 
 
 def wake(state: LoopState, setup: ServingSetup, replica: int) -> None:
@@ -167,9 +180,9 @@ def kick(state: LoopState, setup: ServingSetup, replica: int, seen_us: float) ->
 
 def form_batches(state: LoopState, setup: ServingSetup, replica: int, lane: int, seen_us: float) -> int:
     """The next batch of each rank of a replica; returns how many entries they have."""
-    per, entries = setup.ranks_per_replica, 0
-    for local in range(per):
-        rank, batch = replica * per + local, lane * per + local
+    first, parts, entries = first_rank(setup, replica), parts_of(state), 0
+    for local in range(ranks_of(setup, replica)):
+        rank, batch = first + local, lane * parts + local
         sums = state.batches[batch]
         sums.size, sums.decodes, sums.decode_context, sums.samples = 0, 0.0, 0.0, 0.0
         sums.prefill_tokens, sums.prefill_pairs, sums.prefill_context = 0.0, 0.0, 0.0
@@ -179,16 +192,26 @@ def form_batches(state: LoopState, setup: ServingSetup, replica: int, lane: int,
     return entries
 
 
+def parts_of(state: LoopState) -> int:
+    """Batches of ranks that a lane has room for."""
+    return len(state.batches) // len(state.lanes)
+
+
 def start(state: LoopState, setup: ServingSetup, replica: int, lane: int) -> None:
     """A batch begins; it ends after all stages, each of which takes one batch at a time. Ranks wait for the slowest."""
-    per, now_us = setup.ranks_per_replica, state.totals[0].now_us
+    per, first, batch, now_us = (
+        ranks_of(setup, replica),
+        first_rank(setup, replica),
+        lane * parts_of(state),
+        state.totals[0].now_us,
+    )
     decode = replica >= setup.first_decode
     timing = setup.decode_timing if decode else setup.timing
     stages = setup.decode_stages if decode else setup.stages
     took_us = 0.0
     for local in range(per):
-        own = state.ranks[replica * per + local]
-        took_us = max(took_us, batch_us(timing, state.batches[lane * per + local]) + own.extra_us)
+        own = state.ranks[first + local]
+        took_us = max(took_us, batch_us(timing, state.batches[batch + local]) + own.extra_us)
         own.extra_us = 0.0
     width = len(state.lanes) // setup.replicas
     end_us = now_us
@@ -200,9 +223,9 @@ def start(state: LoopState, setup: ServingSetup, replica: int, lane: int) -> Non
     set_end(state.tree, lane, end_us)
     state.totals[0].iterations += 1
     for local in range(per):
-        state.ranks[replica * per + local].busy_us += took_us / stages
-        count_size(state, decode, state.batches[lane * per + local], took_us / stages)
-        note(state, setup, replica * per + local, lane, local, end_us)
+        state.ranks[first + local].busy_us += took_us / stages
+        count_size(state, decode, state.batches[batch + local], took_us / stages)
+        note(state, setup, first + local, lane, batch + local, end_us)
 
 
 def batch_us(timing: IterationTiming, sums: Any) -> float:
@@ -226,10 +249,10 @@ def batch_us(timing: IterationTiming, sums: Any) -> float:
     return max(gpu_us, host_us) if timing.overlapped else gpu_us + host_us
 
 
-def note(state: LoopState, setup: ServingSetup, rank: int, lane: int, local: int, end_us: float) -> None:
+def note(state: LoopState, setup: ServingSetup, rank: int, lane: int, batch: int, end_us: float) -> None:
     """Write an iteration down: in spans of time, which double when they run out, and in the log as far as it goes."""
-    totals, own, sums = state.totals[0], state.ranks[rank], state.batches[lane * setup.ranks_per_replica + local]
-    pool = 1 if rank // setup.ranks_per_replica >= setup.first_decode else 0
+    totals, own, sums = state.totals[0], state.ranks[rank], state.batches[batch]
+    pool = 1 if rank >= first_decode_rank(setup) else 0
     pools, now_us = len(state.sizes) // (2 * SIZES), totals.now_us
     spans = len(state.spans) // pools
     while now_us >= totals.width_us * spans:
@@ -281,21 +304,21 @@ def widen(state: LoopState, spans: int) -> None:
 
 def finish(state: LoopState, setup: ServingSetup, chunk: RequestChunk, lane: int) -> None:
     """A batch ends: requests get their tokens, those with their last leave, and the next batch begins."""
-    per, width = setup.ranks_per_replica, len(state.lanes) // setup.replicas
-    replica, start_us = lane // width, state.lanes[lane].start_us
+    replica, start_us = lane // (len(state.lanes) // setup.replicas), state.lanes[lane].start_us
+    first, batch = first_rank(setup, replica), lane * parts_of(state)
     woken = state.lanes[lane].busy == WAKES
     state.lanes[lane].busy = 0
     set_end(state.tree, lane, np.inf)
     if woken:
         kick(state, setup, replica, state.totals[0].now_us)
         return
-    for local in range(per):
-        rank = replica * per + local
-        if give_tokens(state, setup, chunk, rank, lane * per + local, start_us):
+    for local in range(ranks_of(setup, replica)):
+        rank = first + local
+        if give_tokens(state, setup, chunk, rank, batch + local, start_us):
             close_ranks(state, rank)
         if replica >= setup.first_decode:
             start_moves(state, setup, rank)
-    kick(state, setup, replica, start_us if rules_of(setup, replica * per).lag else state.totals[0].now_us)
+    kick(state, setup, replica, start_us if rules_of(setup, first).lag else state.totals[0].now_us)
 
 
 def give_tokens(
@@ -303,7 +326,7 @@ def give_tokens(
 ) -> bool:
     """One token for each entry of a batch that ends a prompt or decodes; whether any request left the rank."""
     now_us, left, same_us, same = state.totals[0].now_us, False, -1.0, 0
-    only_prompts = rank < setup.first_decode * setup.ranks_per_replica and setup.first_decode < setup.replicas
+    only_prompts = rank < first_decode_rank(setup) and setup.first_decode < setup.replicas
     for entry in range(state.batches[batch].size):
         slot = state.entries[batch, entry]
         if slot < 0:
@@ -312,7 +335,7 @@ def give_tokens(
         request.waits = 0
         request.made += 1
         if request.made == 1:
-            request.first_us = now_us
+            request.prefilled_us, request.first_us = now_us, now_us
         else:
             if request.last_us != same_us:
                 note_gap(state, now_us - same_us, same)
@@ -384,8 +407,8 @@ def leave(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int)
     )
     row.prefill_rank = request.first_rank
     row.input_tokens, row.output_tokens = request.input, request.output
-    row.arrival_us, row.admitted_us, row.first_token_us = request.arrival_us, request.admitted_us, request.first_us
-    row.finish_us, row.moved_us = request.last_us, request.moved_us
+    row.arrival_us, row.admitted_us, row.prefilled_us = request.arrival_us, request.admitted_us, request.prefilled_us
+    row.first_token_us, row.finish_us, row.moved_us = request.first_us, request.last_us, request.moved_us
     if setup.concurrency > 0:
         totals.credits += 1
     follower = chunk.follower[request.row] if len(chunk.follower) > 0 else NONE
@@ -411,7 +434,6 @@ def comes_due(state: LoopState, setup: ServingSetup, chunk: RequestChunk, code: 
     if code < 0:
         arrive(state, setup, chunk, -1 - code)
         return
-    per = setup.ranks_per_replica
     rank = land(state, setup, code)
-    wake(state, setup, state.slots[code].to // per)
-    wake(state, setup, rank // per)
+    wake(state, setup, replica_of(setup, state.slots[code].to))
+    wake(state, setup, replica_of(setup, rank))

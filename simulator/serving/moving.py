@@ -12,14 +12,13 @@ from .blocks import blocks_for, caching, give_back
 from .due import push_due
 from .queues import length, push_back, push_front
 from .routing import route
-from .rules import FASTER_TRANSFORMER, ORCA, TRTLLM, SchedulerRules, ServingSetup, rules_of
+from .rules import FASTER_TRANSFORMER, ORCA, TRTLLM, SchedulerRules, ServingSetup, first_decode_rank, rules_of
 from .state import NONE, LoopState
 
 
 def move(state: LoopState, setup: ServingSetup, slot: int, rank: int, took_us: float) -> None:
     """A prompt is computed: choose where it decodes, and send its cache there or let it wait for room."""
-    per = setup.ranks_per_replica
-    to = route(state, setup, slot, setup.first_decode * per, setup.replicas * per)
+    to = route(state, setup, slot, first_decode_rank(setup), len(state.ranks))
     request, there = state.slots[slot], state.ranks[to]
     request.rank, request.to, request.next = -2 - rank, to, NONE
     there.outstanding += 1

@@ -126,6 +126,8 @@ def admit(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: in
         ranks[rank].extra_us += slots[slot].computed * rules.swap_us_per_token
     if slots[slot].admitted_us < 0:
         slots[slot].admitted_us = now_us
+    if rules.answers and slots[slot].made == 1 and slots[slot].preempted == 0:
+        slots[slot].first_us, slots[slot].last_us = now_us, now_us
     state.running[rank, ranks[rank].count] = slot
     ranks[rank].count += 1
 

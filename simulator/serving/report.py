@@ -10,7 +10,7 @@ import numpy as np
 from ..question.serving import ServingRequest
 from ..report.served import ServingReport, TimeSpread
 from .histogram import Histogram
-from .rules import SchedulerRules, ServingSetup
+from .rules import SchedulerRules, ServingSetup, first_decode_rank
 from .state import SIZES, LoopState
 
 if TYPE_CHECKING:
@@ -97,14 +97,14 @@ def report_of(
 
 def kv_peak(state: LoopState, made: ServingSetup) -> float:
     """The largest share of its KV blocks that any rank had in use."""
-    first = made.first_decode * made.ranks_per_replica
+    first = first_decode_rank(made)
     blocks = np.where(np.arange(len(state.ranks)) < first, made.rules.blocks, made.decode_rules.blocks)
     return float((state.ranks["peak"] / blocks).max())
 
 
 def parts(state: LoopState, made: ServingSetup) -> dict[str, tuple[slice, SchedulerRules]]:
     """The ranks of each pool and their rules, ``all`` where there is one."""
-    first = made.first_decode * made.ranks_per_replica
+    first = first_decode_rank(made)
     if first == len(state.ranks):
         return {"all": (slice(0, first), made.rules)}
     return {"prefill": (slice(0, first), made.rules), "decode": (slice(first, None), made.decode_rules)}
@@ -139,7 +139,7 @@ def pools(state: LoopState, made: ServingSetup, devices: tuple[int, int]) -> dic
     duration_us = float(state.totals["now_us"][0]) or 1.0
     return {
         name: {
-            "replicas": len(state.ranks[part]) / made.ranks_per_replica,
+            "replicas": float(made.first_decode if name == "prefill" else made.replicas - made.first_decode),
             "devices": float(count),
             "utilisation": float(state.ranks["busy_us"][part].mean()) / duration_us,
             "kv_peak": float(state.ranks["peak"][part].max()) / own.blocks,
@@ -161,11 +161,12 @@ def energy_j(
     is unknown."""
     counts = (request.replicas, request.decode_pool.replicas)
     total, sizes = 0.0, state.sizes.reshape(-1, 2, SIZES)
-    for own, replica, count in zip(sizes, replicas, counts, strict=False):
+    ranks = (request.attention_dp, request.decode_dp)
+    for own, replica, count, dp in zip(sizes, replicas, counts, ranks, strict=False):
         known = replica.figures
         if known is None or not np.isfinite(known.idle_w):
             return None
-        per_rank = replica.devices / request.attention_dp
+        per_rank = replica.devices / dp
         rest_s = seconds * replica.devices * count - float(own["busy_us"].sum()) * per_rank * 1e-6
         total += max(rest_s, 0.0) * float(known.idle_w)
         axes = (known.decode_axis, known.decode_w), (known.prompt_axis, known.prompt_w)

@@ -26,9 +26,9 @@ def columns(requests: np.ndarray, ttft_us: float, bytes_per_token: float) -> dic
         "tpot_ms": (decode / np.maximum(requests["output_tokens"] - 1, 1), several),
         "e2e_ms": (ttft + decode, served),
         "queue_ms": (requests["admitted_us"] - requests["arrival_us"], served),
-        "prefill_e2e_ms": (ttft, moved),
+        "prefill_e2e_ms": (requests["prefilled_us"] - requests["arrival_us"] + ttft_us, moved),
         "kv_transfer_ms": (requests["moved_us"], moved),
-        "decode_e2e_ms": (decode - requests["moved_us"], moved),
+        "decode_e2e_ms": (requests["finish_us"] - requests["prefilled_us"] - requests["moved_us"], moved),
     }
     found = {name: requests[name] for name in KEPT}
     found["arrival_s"] = requests["arrival_us"] / 1e6

@@ -39,6 +39,7 @@ class SchedulerRules(NamedTuple):
     prefill_every: int  # lightllm: decode iterations between attempts to admit
     wait_iterations: int  # trtllm: prompts wait so many iterations beside decodes, 0: never
     wait_tokens: float  # or until the batch has so many tokens
+    answers: int  # 1: who comes with a cache has its first token sent when it starts here
 
 
 class IterationTiming(NamedTuple):
@@ -64,6 +65,7 @@ class ServingSetup(NamedTuple):
     router: int
     replicas: int
     ranks_per_replica: int
+    decode_ranks: int  # of a replica that only decodes
     stages: int
     decode_stages: int
     first_decode: int
@@ -74,6 +76,30 @@ class ServingSetup(NamedTuple):
     move_exposed: float  # the share of it that prefill does not hide
 
 
+def first_decode_rank(setup: ServingSetup) -> int:
+    """The first rank that only decodes; the number of ranks where there is none."""
+    return setup.first_decode * setup.ranks_per_replica
+
+
 def rules_of(setup: ServingSetup, rank: int) -> SchedulerRules:
     """The rules of a rank."""
-    return setup.decode_rules if rank // setup.ranks_per_replica >= setup.first_decode else setup.rules
+    return setup.decode_rules if rank >= first_decode_rank(setup) else setup.rules
+
+
+def ranks_of(setup: ServingSetup, replica: int) -> int:
+    """How many ranks a replica has."""
+    return setup.decode_ranks if replica >= setup.first_decode else setup.ranks_per_replica
+
+
+def first_rank(setup: ServingSetup, replica: int) -> int:
+    """The first rank of a replica; of one behind the last, the number of ranks."""
+    decoders = max(replica - setup.first_decode, 0)
+    return (replica - decoders) * setup.ranks_per_replica + decoders * setup.decode_ranks
+
+
+def replica_of(setup: ServingSetup, rank: int) -> int:
+    """The replica of a rank."""
+    first = first_decode_rank(setup)
+    if rank < first:
+        return rank // setup.ranks_per_replica
+    return setup.first_decode + (rank - first) // setup.decode_ranks

@@ -18,7 +18,7 @@ from .histogram import BINS
 from .loop import RequestChunk
 from .report import report_of
 from .requests import stream
-from .rules import ServingSetup
+from .rules import ServingSetup, first_decode_rank
 from .setup import ServedReplica
 from .state import LoopState, as_objects, empty_state, with_room, write_back
 from .streams import RequestStream
@@ -139,7 +139,7 @@ def through(
 ) -> tuple[LoopState, list[tuple[float, int, int]]]:
     """Run all chunks; the state at the end, and (microseconds, requests that came, requests that wait) after each
     tenth of them came in."""
-    first = made.first_decode * made.ranks_per_replica
+    first = first_decode_rank(made)
     state.ranks["free"][:first], state.ranks["free"][first:] = made.rules.blocks, made.decode_rules.blocks
     state.totals["credits"], state.totals["key_tokens"] = made.concurrency, source.key_tokens
     state = state._replace(keys=source.keys)

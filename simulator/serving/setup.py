@@ -71,7 +71,13 @@ def by_hand(law: IterationLaw, blocks: int | None, block_tokens: int | None, byt
     return ServedReplica(linear_tables(**asdict(law)), KvBudget(blocks, block_tokens or 16, bytes_per_token))
 
 
-def rules(scheduler: Scheduler, replica: ServedReplica, max_seqs: int | None = None, drafts: int = 0) -> SchedulerRules:
+def rules(
+    scheduler: Scheduler,
+    replica: ServedReplica,
+    max_seqs: int | None = None,
+    drafts: int = 0,
+    answers: bool = False,
+) -> SchedulerRules:
     """The rules of an engine's scheduler on a replica, with the engine's own defaults for what is null."""
     policy, kv = scheduler.policy, replica.kv
     seqs = max_seqs or scheduler.max_seqs or MOST_SEQS.get(policy, 256)
@@ -99,6 +105,7 @@ def rules(scheduler: Scheduler, replica: ServedReplica, max_seqs: int | None = N
         prefill_every=scheduler.prefill_every,
         wait_iterations=scheduler.wait_iterations,
         wait_tokens=scheduler.wait_share * (scheduler.max_tokens or MOST_TOKENS.get(policy, 8192)),
+        answers=int(answers),
     )
 
 
@@ -126,11 +133,14 @@ def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplic
     return ServingSetup(
         rules=rules(scheduler, replica, drafts=guessing.tokens),
         timing=timing(replica, scheduler, guessing),
-        decode_rules=rules(scheduler, other, pool.max_seqs if decoder else None, guessing.tokens),
+        decode_rules=rules(
+            scheduler, other, pool.max_seqs if decoder else None, guessing.tokens, pool.first_token == "decode"
+        ),
         decode_timing=timing(other, scheduler, guessing),
         router=OWN_ROUTER if ":" in request.router else ROUTERS.index(request.router),
         replicas=replicas,
         ranks_per_replica=request.attention_dp,
+        decode_ranks=request.decode_dp,
         stages=replica.stages,
         decode_stages=other.stages,
         first_decode=request.replicas if pool.replicas else replicas,
@@ -165,6 +175,8 @@ def shape(
         pools=2 if request.decode_pool.replicas else 1,
         logged=logged,
         bins=bins,
+        decoders=made.replicas - made.first_decode,
+        decode_ranks=made.decode_ranks,
     )
 
 

@@ -34,7 +34,8 @@ SLOT = _kind(
     # waits with them. back: it waits without any, because it was preempted.
     # waits: a batch in flight gives it a token. stalled: its cache is in host memory. free: a stack of free slots.
     "waits preempted stalled rank first_rank to landing landed back seat next free",
-    "arrival_us admitted_us first_us last_us moved_us",
+    # prefilled_us: its prompt was computed; first_us: the client has its first token.
+    "arrival_us admitted_us prefilled_us first_us last_us moved_us",
 )
 RANK = _kind(
     # free: blocks. head, tail: of its queue. count: requests that run. outstanding: routed here and not ended. work:
@@ -59,7 +60,7 @@ ITERATION = _kind(
 )
 ENDED = _kind(
     "request rank prefill_rank input_tokens output_tokens preemptions hit_tokens",
-    "arrival_us admitted_us first_token_us finish_us moved_us",
+    "arrival_us admitted_us prefilled_us first_token_us finish_us moved_us",
 )
 TOTALS = _kind(
     "free_slots left logged due arrived completed rejected iterations preemptions swaps input_tokens output_tokens "
@@ -112,11 +113,18 @@ class StateSizes:
     spans: int = 256
     logged: int = 0
     bins: int = 1
+    decoders: int = 0  # of the replicas those that only decode,
+    decode_ranks: int = 1  # each with so many ranks
 
     @property
     def ranks(self) -> int:
         """Schedulers in all."""
-        return self.replicas * self.ranks_per_replica
+        return (self.replicas - self.decoders) * self.ranks_per_replica + self.decoders * self.decode_ranks
+
+    @property
+    def batches(self) -> int:
+        """Batches of ranks in flight at most."""
+        return self.lanes * max(self.ranks_per_replica, self.decode_ranks if self.decoders else 1)
 
     @property
     def lanes(self) -> int:
@@ -134,7 +142,7 @@ def empty_state(shape: StateSizes, slots: int, seed: int = 0) -> LoopState:
     totals = np.zeros(1, TOTALS)
     totals["free_slots"], totals["width_us"], totals["least_gap_us"] = slots, 1000.0, np.inf
     totals["seed"] = 1 + seed % 2147483646
-    batches = shape.lanes * shape.ranks_per_replica
+    batches = shape.batches
     seats = shape.seats if shape.caching else 0
     ranks["seats"] = seats
     made = np.zeros(slots, SLOT)

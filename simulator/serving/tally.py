@@ -39,9 +39,10 @@ class Tally:
         self.times["queue"].add(done["admitted_us"] - done["arrival_us"])
         self.times["normalised"].add((ttft + decode) / outputs)
         moved = done["moved_us"] > 0
+        prefill = done["prefilled_us"] - done["arrival_us"] + self.ttft_us
         self.times["kv_transfer"].add(done["moved_us"][moved])
-        self.times["prefill_e2e"].add(ttft[moved])
-        self.times["decode_e2e"].add((decode - done["moved_us"])[moved])
+        self.times["prefill_e2e"].add(prefill[moved])
+        self.times["decode_e2e"].add((done["finish_us"] - done["prefilled_us"] - done["moved_us"])[moved])
         needed = self._needed(ttft, tpot, ttft + decode)
         self.good += int(np.count_nonzero(needed <= 1.0))
         self.needed.add(needed * SCALE)

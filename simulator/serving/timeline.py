@@ -7,10 +7,10 @@ import heapq
 import numpy as np
 
 from ..formats.tracks import RankTrack, TrackSpan
-from .rules import ServingSetup
+from .rules import ServingSetup, first_rank, ranks_of, replica_of, rules_of
 
 MOST_ITERATIONS = 50_000  # so many from the beginning are shown, with the requests that came meanwhile
-PHASES = (("queue", "arrival_us", "admitted_us"), ("prefill", "admitted_us", "first_token_us"))
+PHASES = (("queue", "arrival_us", "admitted_us"), ("prefill", "admitted_us", "prefilled_us"))
 
 
 def tracks(iterations: np.ndarray, requests: np.ndarray, setup: ServingSetup) -> list[RankTrack]:
@@ -22,7 +22,7 @@ def tracks(iterations: np.ndarray, requests: np.ndarray, setup: ServingSetup) ->
     end_us = float(iterations["end_us"].max()) if len(iterations) else 0.0
     shown = requests[(requests["rank"] >= 0) & (requests["arrival_us"] <= end_us)]
     found = []
-    for rank in range(setup.replicas * setup.ranks_per_replica):
+    for rank in range(first_rank(setup, setup.replicas)):
         own = iterations[iterations["rank"] == rank]
         found.append(_iterations(rank, own, setup))
         came = shown[shown["prefill_rank"] == rank]
@@ -33,14 +33,15 @@ def tracks(iterations: np.ndarray, requests: np.ndarray, setup: ServingSetup) ->
 
 def rank_name(rank: int, setup: ServingSetup) -> str:
     """The replica, and the rank of it where it has several, with the pool that it is of."""
-    replica, local = divmod(rank, setup.ranks_per_replica)
+    replica = replica_of(setup, rank)
+    local = rank - first_rank(setup, replica)
     two = setup.first_decode < setup.replicas
     pool = ("decode " if replica >= setup.first_decode else "prefill ") if two else ""
-    return f"{pool}replica {replica}" + (f" rank {local}" if setup.ranks_per_replica > 1 else "")
+    return f"{pool}replica {replica}" + (f" rank {local}" if ranks_of(setup, replica) > 1 else "")
 
 
 def _iterations(rank: int, own: np.ndarray, setup: ServingSetup) -> RankTrack:
-    rules = setup.rules if rank // setup.ranks_per_replica < setup.first_decode else setup.decode_rules
+    rules = rules_of(setup, rank)
     lanes = {lane: number for number, lane in enumerate(np.unique(own["lane"]).tolist())}
     spans = []
     for row in own:
@@ -73,7 +74,7 @@ def _requests(came: np.ndarray) -> list[TrackSpan]:
         told = {name: int(each[name]) for name in names}
         spans.append(TrackSpan(f"request {each['request']}", begin, finish - begin, stream, "request", told))
         moved = float(each["moved_us"])
-        decode = float(each["first_token_us"]) + moved
+        decode = float(each["prefilled_us"]) + moved
         parts = [(name, float(each[start]), float(each[end])) for name, start, end in PHASES]
         parts += [("KV transfer", decode - moved, decode)] if moved > 0 else []
         parts += [("decode", decode, finish)]

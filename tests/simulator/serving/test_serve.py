@@ -243,7 +243,7 @@ def test_pools_lose_nothing_and_never_hold_more_than_there_is(
         assert (served.state.ranks[name] == 0).all(), name
     assert (served.state.ranks["peak"] <= blocks).all()
     moved = rows[rows["output_tokens"] > 1]
-    decoded = moved["finish_us"] - moved["first_token_us"]
+    decoded = moved["finish_us"] - moved["prefilled_us"]
     assert (decoded >= moved["moved_us"]).all()
     assert (moved["moved_us"] >= 50 / layers - 1e-6).all()
 
