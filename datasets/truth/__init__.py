@@ -4,6 +4,7 @@ Others use :func:`read_table`, the rows it returns, :func:`.dimensions.dimension
 """
 
 from .rows import (
+    DecodeWorkers,
     FailedRow,
     Hardware,
     InferenceRow,
@@ -20,6 +21,7 @@ from .rows import (
 from .tables import read_table
 
 __all__ = [
+    "DecodeWorkers",
     "FailedRow",
     "Hardware",
     "InferenceRow",

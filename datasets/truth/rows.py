@@ -160,13 +160,24 @@ class InferenceRow(ModelRow):
         )
 
 
+@dataclass(frozen=True)
+class DecodeWorkers:
+    """``workers`` of this layout that only decode, beside ``prefill`` workers of a row's own that only prefill."""
+
+    prefill: int
+    workers: int
+    layout: PublishedLayout
+    hardware: Hardware
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServingRow(ModelRow):
     """A served run: ``concurrency`` requests at a time, all from the start, ten times as many in all.
 
     Lengths are nominal, drawn alike from ``shortest`` of them up to all. ``version`` is the engine's; attention-data
     ranks (``dp`` of the layout) share the requests. ``serving`` is how its engine was started: ``max_tokens`` of an
-    iteration, ``chunk``, ``kv_fraction``, and so on. ``ttft`` and ``tpot`` are means.
+    iteration, ``chunk``, ``kv_fraction``, and so on. ``ttft`` and ``tpot`` are means. ``decoding`` is there where
+    prompts and answers are computed by workers of their own; then layout and hardware are those of one that prefills.
     """
 
     concurrency: int
@@ -175,13 +186,14 @@ class ServingRow(ModelRow):
     shortest: float = 1.0
     version: str = ""
     serving: Mapping[str, float] = field(default_factory=dict)
+    decoding: DecodeWorkers | None = None
 
     @property
     def configuration(self) -> tuple[Any, ...]:
         """What two runs share that are repeats of each other."""
         return (
             *(self.model, self.hardware.gpu, self.hardware.devices, self.quantization, self.framework, self.version),
-            *(self.layout, self.concurrency, self.input_len, self.output_len),
+            *(self.layout, self.concurrency, self.input_len, self.output_len, self.decoding),
         )
 
 

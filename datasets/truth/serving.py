@@ -12,18 +12,26 @@ from .cells import Cells
 from .hardware import hardware_of
 from .inference import options
 from .published import known
-from .rows import PublishedLayout, Row, ServingRow, TruthError, UnsupportedRow
+from .rows import DecodeWorkers, PublishedLayout, Row, ServingRow, TruthError, UnsupportedRow
 from .shapes import model_of
 
 STACKS = ("vllm", "sglang", "trtllm")
-NODE = 8
 SHORTEST = 0.8  # of the nominal length, where lengths are drawn
-STARTED = ("max_tokens", "chunk", "kv_fraction", "wait_iterations", "wait_share", "graphs", "block_tokens", "clients")
+APART = "disagg"
+CLIENTS = re.compile(r"silicon_concurrency=(\d+)")
+STARTED = (
+    *("max_tokens", "chunk", "kv_fraction", "wait_iterations", "wait_share", "graphs", "block_tokens", "clients"),
+    *("max_seqs", "decode_seqs", "decode_kv_fraction"),
+)
 
 
 def serving_row(cells: Cells, folder: Path) -> ServingRow:
-    """One aggregated run; TruthError says what keeps it from being simulated."""
+    """One run, on replicas that do both or on workers that prefill and workers that decode.
+
+    TruthError says what keeps it from being simulated.
+    """
     named = {"gpu_canon": cells.text("system"), "model": cells.text("model_path"), "stack": cells.text("backend")}
+    named["clients"] = f"{clients_of(cells)}"
     cells = Cells({**cells.values, **named, "source": cells.text("silicon_data_source")}, cells.line)
     cells = known(cells, "serving")
     stack = cells.text("stack")
@@ -32,28 +40,27 @@ def serving_row(cells: Cells, folder: Path) -> ServingRow:
     ttft, tpot = cells.positive("silicon_ttft_ms"), cells.positive("silicon_tpot_ms")
     if ttft is None or tpot is None:
         raise TruthError("neither TTFT nor TPOT is published")
-    layout = layout_of(cells)
-    devices = layout.tp * layout.dp * layout.pp
+    apart = cells.text("mode") == APART
+    layout = layout_of(cells, "prefill_" if apart else "")
     isl, osl = _whole(cells, "isl"), _whole(cells, "osl")
     name, config = model_of(cells, folder, isl + osl)
-    concurrency = _whole(cells, "batch_size") * layout.dp
+    concurrency = _whole(cells, "clients")
     shortest = 1.0 if cells.text("lengths") == "fixed" else SHORTEST
     tokens = osl * (1 + shortest) / 2
     throughput = concurrency * tokens / (ttft + (tokens - 1) * tpot) * 1e3  # Little's law of a closed loop
-    measured = {"ttft": ttft, "tpot": tpot, "throughput": throughput}
-    hardware = hardware_of(cells, devices)
-    version = cells.text("backend_version")
+    decoding = decode_workers(cells) if apart else None
     return ServingRow(
         id=cells.id,
-        hardware=hardware,
-        measured=measured,
+        hardware=hardware_of(cells, devices_of(layout)),
+        measured={"ttft": ttft, "tpot": tpot, "throughput": throughput},
         tags={
             "system": cells.text("system"),
-            "model": cells.text("model").rpartition("/")[2],
+            "model": cells.text("model_path").rpartition("/")[2],
             "backend": stack,
             "precision": cells.text("precision"),
             "lengths": f"{isl}/{osl}",
-            "attention": "data parallel" if layout.dp > 1 else "tensor parallel",
+            "attention": "data parallel" if (decoding.layout if decoding else layout).dp > 1 else "tensor parallel",
+            "pools": "apart" if apart else "one",
         },
         model=name,
         config=config,
@@ -67,26 +74,51 @@ def serving_row(cells: Cells, folder: Path) -> ServingRow:
         input_len=isl,
         output_len=osl,
         shortest=shortest,
-        version=version,
+        version=cells.text("backend_version"),
         serving={name: value for name in STARTED if (value := cells.number(f"serving_{name}")) is not None},
+        decoding=decoding,
     )
 
 
-def layout_of(cells: Cells) -> PublishedLayout:
+def clients_of(cells: Cells) -> int:
+    """Requests at a time: as the source says, else those of a rank times all ranks that decode."""
+    found = CLIENTS.search(cells.text("silicon_data_source"))
+    if found:
+        return int(found[1])
+    prefix = "decode_" if cells.text("mode") == APART else ""
+    workers = _whole(cells, "decode_num_workers") if prefix else 1
+    return _whole(cells, f"{prefix}batch_size") * workers * _whole(cells, f"{prefix}attention_dp_size")
+
+
+def decode_workers(cells: Cells) -> DecodeWorkers:
+    """How many workers prefill and decode, and the layout of those that decode."""
+    layout = layout_of(cells, "decode_")
+    counts = (_whole(cells, f"{pool}_num_workers") for pool in ("prefill", "decode"))
+    return DecodeWorkers(*counts, layout, hardware_of(cells, devices_of(layout)))
+
+
+def devices_of(layout: PublishedLayout) -> int:
+    """GPUs of a replica."""
+    return layout.tp * layout.dp * layout.pp
+
+
+def layout_of(cells: Cells, prefix: str = "") -> PublishedLayout:
     """Degrees of a row: tensor and attention-data ranks, expert ranks among all of them.
 
-    Where tensor x data ranks are more than a node of 8 holds, expert ranks were counted in them once more (64 = 8 x 8;
-    GPUs by the recipes are 8). TruthError where the degrees of experts do not fill the GPUs.
+    Where tensor and expert ranks of experts are alike, expert ranks were counted once more (64 = 8 x 8 and 4 = 2 x 2
+    on 8 and 2 GPUs: those rows take as long as rows of so many GPUs); not in pools of their own (``prefix``).
+    TruthError where the degrees of experts do not fill the GPUs.
     """
-    tp, dp, pp = (_whole(cells, name) for name in ("tp_size", "attention_dp_size", "pp_size"))
-    ep, etp = _whole(cells, "moe_ep_size"), _whole(cells, "moe_tp_size")
-    if tp * dp > NODE and ep > 1 and not re.search("gb[23]00", cells.text("system")):
+    named = ("tp_size", "attention_dp_size", "pp_size", "moe_ep_size", "moe_tp_size")
+    tp, dp, pp, ep, etp = (max(_whole(cells, f"{prefix}{name}"), 1) for name in named)
+    if ep > 1 and ep == etp and not prefix:
         tp, dp = (tp // ep, dp) if tp % ep == 0 else (tp, max(dp // ep, 1))
+        etp = 1
     if ep > 1 and ep * etp != tp * dp:
         etp = max(tp * dp // ep, 1)
         if ep * etp != tp * dp:
             raise TruthError(f"{ep} expert ranks do not fill tp x dp = {tp * dp}")
-    return PublishedLayout(tp=tp, pp=pp, dp=dp, ep=ep, etp=etp if ep > 1 and dp > 1 else 1)
+    return PublishedLayout(tp=tp, pp=pp, dp=dp, ep=ep, etp=etp if dp > 1 else 1)
 
 
 def distinct(rows: Iterable[Row]) -> tuple[list[Row], list[UnsupportedRow]]:

@@ -208,8 +208,8 @@ class DecodePool:
 
     A cache moves at ``link_gbps`` (GB/s of each rank), ``link_us`` after it is ready, null: as the network between
     them has it; ``layers`` above 1: layer by layer, while later ones are computed. ``step`` and ``law`` null are those
-    of the others, as is ``attention_dp``. ``first_token`` is sent by the replica that prefills, or by the one that decodes
-    when it starts there, as engines of today do.
+    of the others, as is ``attention_dp``. ``first_token`` is sent by the replica that prefills, or by the one that
+    decodes when it starts there, as engines of today do.
     """
 
     replicas: int = 0

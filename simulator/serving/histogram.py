@@ -47,12 +47,17 @@ class Histogram:
 
     def percentile(self, share: float) -> float:
         """The value below which ``share`` of 100 lie: the middle of its bin, never outside of what was counted."""
+        return float(self.percentiles(np.array([share]))[0])
+
+    def percentiles(self, shares: np.ndarray) -> np.ndarray:
+        """The same of many shares [n], which are looked for in one sum over the bins."""
         if not self.count:
-            return 0.0
+            return np.zeros(len(shares))
         reached = np.cumsum(self.counts)
-        place = int(np.searchsorted(reached, share / 100 * self.count, side="left"))
-        place = min(place, int(np.searchsorted(reached, self.count, side="left")))
-        return min(max(_middle(place), self.least), self.most)
+        last = np.searchsorted(reached, self.count, side="left")
+        places = np.minimum(np.searchsorted(reached, shares / 100 * self.count, side="left"), last)
+        middles = np.where(places == 0, 0.5, np.exp((places - 0.5) * RATIO))
+        return np.clip(middles, self.least, self.most)
 
     def share_within(self, limit_us: float) -> float:
         """The share of values of at most a limit."""
@@ -62,9 +67,7 @@ class Histogram:
 
     def cdf(self, points: int = 100) -> list[tuple[float, float]]:
         """Values (microseconds) and the share of those at most as large, at so many even steps of the share."""
+        if not self.count:
+            return []
         shares = np.linspace(0, 100, points + 1)
-        return [(self.percentile(share), share / 100) for share in shares] if self.count else []
-
-
-def _middle(place: int) -> float:
-    return 0.5 if place == 0 else math.exp((place - 0.5) * RATIO)
+        return list(zip(self.percentiles(shares).tolist(), (shares / 100).tolist(), strict=True))

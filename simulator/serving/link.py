@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ...datasets.clusters import Cluster
 from ...datasets.ops import make_op
-from ..engines import ask
-from ..question.requests import SimulateRequest
+from ..engines import Engine, ask
 from ..question.serving import ServingRequest
 from .bench import ServingBench
 from .setup import ServedReplica
@@ -40,16 +40,16 @@ def cache_link(
     ranks = (request.attention_dp, request.decode_dp)
     for step, replica, dp in zip(steps, (own, decoder), ranks, strict=True):
         assert step is not None
-        pair = between_two(step, bench, near)
+        assert step.cluster is not None
+        cluster = replace(step.cluster, nodes=max(step.cluster.nodes, 2))
+        engine = bench.engine_with_links(bench.device(step.device, cluster), cluster, step.network)
+        pair = between_two(cluster, engine, near)
         found.append(CacheLink(pair.gbps * replica.devices / dp, pair.us))
     return CacheLink(min(each.gbps for each in found), max(each.us for each in found))
 
 
-def between_two(step: SimulateRequest, bench: ServingBench, near: bool) -> CacheLink:
-    """The link between two GPUs, in one node or in two."""
-    assert step.cluster is not None
-    cluster = replace(step.cluster, nodes=max(step.cluster.nodes, 2))
-    engine = bench.engine_with_links(bench.device(step.device, cluster), cluster, step.network)
+def between_two(cluster: Cluster, engine: Engine, near: bool) -> CacheLink:
+    """The link between two GPUs of a cluster, in one node or in two."""
     link, together = (cluster.link, 2) if near else (cluster.fabric, 1)
     ops = [make_op("send_recv", size_bytes=size, ranks=2, ranks_per_node=together, link=link) for size in SIZES]
     small, large = ask(engine, ops, "cold").latency_us.tolist()

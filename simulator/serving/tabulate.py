@@ -2,14 +2,17 @@
 
 A pass is the sum of what its parts depend on (:class:`.iteration.IterationTables`). Token-wise kernels come from
 steps simulated at some numbers of tokens, less their attention and their last layer; the last layer from steps that
-differ in samples alone. Attention comes from the kernels of one such step, asked of the engines with other sizes. What
-a step says of a kernel beyond the engines' answer (warm caches, clocks, calibration) is taken along as a factor.
+differ in samples alone. Between two simulated steps the kernels of one are asked of the engines at the sizes between,
+and are off by as much as at both ends (:mod:`.between`). Attention comes from the kernels of one such step, asked of
+the engines with other sizes. What a step says of a kernel beyond the engines' answer (warm caches, clocks,
+calibration) is taken along as a factor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -19,7 +22,7 @@ from ..graph import Node
 from ..passes.mixed import ABSORBED, DECODE, PROMPT
 from ..question.work import Work
 from ..step.state import State
-from ..timing.phases import ONLY
+from .between import FEW, Executed, Simulated, between, executed, last_layer
 from .iteration import IterationTables, at_point
 
 Simulate = Callable[[Work], State]
@@ -56,6 +59,11 @@ class TablePoints:
     contexts: tuple[int, ...] = CONTEXTS
     prompts: tuple[int, ...] = PROMPTS
 
+    @property
+    def usual(self) -> bool:
+        """Whether nobody chose the points: then not all of them are simulated."""
+        return self == TablePoints()
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -72,17 +80,18 @@ def tabulated(simulate: Simulate, engine: Engine, extent: Extent, points: TableP
     points = points or TablePoints()
     rows, tokens = reaching(points.rows, extent.sequences), reaching(points.tokens, extent.tokens + extent.sequences)
     contexts, lengths = reaching(points.contexts, extent.context), reaching(points.prompts, extent.tokens)
-    # a sequence that is longer than any window, so that what a window cuts shows
-    decoding = {row: simulate(Work("batch", decodes=((row, extent.context - 1),))) for row in rows}
-    prompts = {count: simulate(Work("batch", prompts=((count, 1),), samples=0)) for count in tokens}
-    longest = prompts[tokens[-1]]
-    sampled = _sampled(simulate, reaching(points.samples, max(extent.sequences, 2)))
-    sample_axis, sample_us = _axis(sampled)
+    usual = points.usual
+    samples = reaching(points.samples, max(extent.sequences, 2))
+    sample_axis, sample_us = _axis(last_layer(_with_samples(simulate, samples[-1]), samples, engine))
     head_us = {row: at_point(sample_axis, sample_us, row) for row in (1, *rows)}
-    decode = {row: state.total_us - _attention_us(state, DECODE) - head_us[row] for row, state in decoding.items()}
-    mixed = {count: state.total_us - _attention_us(state, PROMPT) - head_us[1] for count, state in prompts.items()}
+    # a sequence that is longer than any window, so that what a window cuts shows
+    decoding = Simulated(lambda row: simulate(Work("batch", decodes=((row, extent.context - 1),))))
+    prompts = Simulated(lambda count: simulate(Work("batch", prompts=((count, 1),), samples=0)))
+    decode = between(decoding, rows, FEW if usual else (), engine, partial(_token_wise, DECODE, head_us, 0.0))
+    mixed = between(prompts, tokens, FEW if usual else (), engine, partial(_token_wise, PROMPT, {}, head_us[1]))
+    longest = prompts.at(tokens[-1])
     attending = reaching(points.attending, extent.sequences)
-    attend = _attend(_kernels(decoding[rows[-1]], DECODE, engine), engine, attending, contexts, extent.context)
+    attend = _attend(_kernels(decoding.at(rows[-1]), DECODE, engine), engine, attending, contexts, extent.context)
     chunks = _kernels(longest, PROMPT, engine)
     prompt = _prompt(chunks, engine, lengths, contexts)
     cached = _projected(chunks, engine, (0, *contexts)) if any(k.op.kind == "gemm" for k in chunks) else None
@@ -130,18 +139,20 @@ def _axis(points: dict[int, float]) -> tuple[np.ndarray, np.ndarray]:
 # --- what a step says --------------------------------------------------------------------------------------
 
 
-def _executed(state: State) -> list[tuple[Node, float, float]]:
-    """Every stored node of the only step: executions and microseconds of one."""
-    found = []
-    for times in state.steps[0].times_of:
-        costs = times.costs[ONLY]
-        found += list(zip(costs.nodes, costs.repeats.tolist(), costs.kernel_us.tolist(), strict=True))
-    return found
+def _token_wise(
+    kinds: Sequence[str], head_us: dict[int, float], other_us: float, size: int, state: State
+) -> tuple[float, list[Executed]]:
+    """Microseconds of a step of that size but for attention and last layer, and the kernels that they are of."""
+    attention = _of_attention(state, kinds)
+    took_us = state.total_us - sum(times * each_us for _, times, each_us in attention)
+    left_out = {id(node) for node, _, _ in attention}
+    rest = [each for each in executed(state) if id(each[0]) not in left_out]
+    return took_us - head_us.get(size, other_us), rest
 
 
 def _of_attention(state: State, kinds: Sequence[str]) -> list[tuple[Node, float, float]]:
     """Attention kernels of these kinds, absorbed products and projections of a latent cache for a prompt."""
-    nodes = _executed(state)
+    nodes = executed(state)
     ranks = {node.path: node.op.kv_lora_rank for node, _, _ in nodes if node.op and node.op.kind == "mla_prefill"}
 
     def belongs(node: Node) -> bool:
@@ -154,10 +165,6 @@ def _of_attention(state: State, kinds: Sequence[str]) -> list[tuple[Node, float,
         return node.op.kind in PROMPT or projects
 
     return [each for each in nodes if belongs(each[0])]
-
-
-def _attention_us(state: State, kinds: Sequence[str]) -> float:
-    return sum(times * each_us for _, times, each_us in _of_attention(state, kinds))
 
 
 def _kernels(state: State, kinds: Sequence[str], engine: Engine) -> list[Kernel]:
@@ -175,16 +182,9 @@ def _kernels(state: State, kinds: Sequence[str], engine: Engine) -> list[Kernel]
     ]
 
 
-def _sampled(simulate: Simulate, points: Sequence[int]) -> dict[int, float]:
-    """Microseconds of the last layer by samples: of what differs where nothing else does."""
-    count = max(points)
-    states = {row: simulate(Work("batch", prompts=((1, 1),) * count, samples=row)) for row in points}
-    first, second = (_executed(states[row]) for row in points[:2])
-    head = sum(
-        times * us for (node, times, us), (other, _, _) in zip(first, second, strict=True) if node.op != other.op
-    )
-    least = states[points[0]].total_us
-    return {row: head + state.total_us - least for row, state in states.items()}
+def _with_samples(simulate: Simulate, count: int) -> Simulated:
+    """Steps of so many tokens of as many sequences that differ in their samples alone."""
+    return Simulated(lambda row: simulate(Work("batch", prompts=((1, 1),) * count, samples=row)))
 
 
 # --- attention at all sizes --------------------------------------------------------------------------------

@@ -12,17 +12,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ...datasets.truth import ServingRow
+from ...datasets.clusters import load_cluster
+from ...datasets.truth import DecodeWorkers, ServingRow
 from ..engines import Engine
 from ..question.calibration import NONE, OWN, USUAL
 from ..question.plan import Parallel, Plan
-from ..question.serving import IterationLaw, KvMemory, Scheduler, ServingRequest
+from ..question.serving import DecodePool, IterationLaw, KvMemory, Scheduler, ServingRequest
 from ..question.traffic import Lengths, RequestTraffic
 from ..question.work import Work
 from ..serving.engines import load_serving_engine
 from ..serving.host import SERIAL, FittedHosts, fitted_hosts, host_name, layers_and_experts
 from ..serving.kv import KvBudget
 from ..serving.kv_memory import kv_budget
+from ..serving.link import between_two
 from ..serving.report import ServingReport
 from ..serving.serve import serve
 from ..serving.setup import HostShare, ServedReplica
@@ -36,7 +38,9 @@ EngineOf = Callable[[Any, Any], Engine]
 MOST_SEQS, LONGEST = 512, 9472
 MOST_TOKENS = (8192, 16384, 32768)
 UNCHECKED = HeldOut(0, 0.0, 0.0, 0.0, 0.0)
+FEW_SEQS, MANY_SEQS = 32, 2048  # at a time, of workers that only prefill, and of those of which no limit is known
 PER_CLIENT = 10  # requests of each client, by InferenceX's benchmark
+DECODES = 1.0  # of ``serving``: what a worker does alone
 USUAL_TOKENS = {"vllm": 8192, "sglang": 16384, "trtllm": 8192}
 
 
@@ -110,9 +114,28 @@ class Replicas:
         assert found.kv is not None
         return ServedReplica(found.tables, found.kv, stages=stages, devices=devices)
 
+    def decoder(self, row: ServingRow, decoding: DecodeWorkers) -> ServedReplica:
+        """A worker of a row that only decodes, with the way of caches to it, by NVLink where one node holds all."""
+        given = dict(row.serving) | {"only": DECODES}
+        if "decode_kv_fraction" in given:
+            given["kv_fraction"] = given["decode_kv_fraction"]
+        alone = replace(row, layout=decoding.layout, hardware=decoding.hardware, decoding=None, serving=given)
+        shipped = load_cluster(row.hardware.cluster)
+        cluster = replace(shipped, nodes=max(shipped.nodes, 2))
+        devices = decoding.prefill * row.hardware.devices + decoding.workers * decoding.hardware.devices
+        engine = self.engine(device_of(row.hardware, self.setting), cluster)
+        pair = between_two(cluster, engine, devices <= cluster.devices_per_node)
+        layouts = row.layout, decoding.layout
+        return replace(self.of(alone), link=(pair.gbps * min(each.tp * each.pp for each in layouts), pair.us))
+
 
 def extent_of(row: ServingRow) -> Extent:
     """How far the tables of a row reach; alike for all rows of a layout, so that they share them."""
+    if row.serving.get("only") == DECODES:
+        most = max(int(row.serving.get("decode_seqs", 0)), MOST_SEQS)
+        return Extent(sequences=most, tokens=most, context=LONGEST)
+    if row.decoding is not None:
+        return Extent(sequences=FEW_SEQS, tokens=MOST_TOKENS[1], context=LONGEST)
     wanted = row.serving.get("max_tokens", USUAL_TOKENS[row.framework])
     tokens = next((each for each in MOST_TOKENS if each >= wanted), MOST_TOKENS[-1])
     return Extent(sequences=MOST_SEQS, tokens=tokens, context=LONGEST)
@@ -143,14 +166,25 @@ def asked(row: ServingRow, kv: KvBudget) -> ServingRequest:
         scheduler=Scheduler(
             policy=row.framework,
             max_tokens=int(given.get("max_tokens", USUAL_TOKENS[row.framework])),
-            max_seqs=max(row.concurrency // dp, 1) if vllm else None,
+            max_seqs=max(row.concurrency // dp, 1) if vllm else int(given["max_seqs"]) if "max_seqs" in given else None,
             chunk=int(given["chunk"]) if "chunk" in given else None,
             wait_iterations=int(given.get("wait_iterations", 0)),
             wait_share=given.get("wait_share", 0.0),
             async_scheduling=not host_of(row).endswith(SERIAL),
         ),
         attention_dp=dp,
-        router="least_outstanding",
+        router="least_outstanding" if row.decoding is None or row.decoding.layout.dp > 1 else "round_robin",
+        decode_pool=DecodePool() if row.decoding is None else pool_of(row, row.decoding),
+        replicas=1 if row.decoding is None else row.decoding.prefill,
+    )
+
+
+def pool_of(row: ServingRow, decoding: DecodeWorkers) -> DecodePool:
+    """The workers of a row that only decode."""
+    return DecodePool(
+        replicas=decoding.workers,
+        max_seqs=int(row.serving.get("decode_seqs", MANY_SEQS)),
+        attention_dp=decoding.layout.dp,
     )
 
 
@@ -161,19 +195,24 @@ def host_of(row: ServingRow) -> str:
 
 def played(row: ServingRow, replicas: Replicas, hosts: FittedHosts | None = None) -> ServingReport:
     """A row's clients served, under the hosts that ship unless others are given. The errors of simulating."""
-    engine = load_serving_engine(row.framework)
-    most = int(row.serving.get("graphs", 0))
-    graphs = replace(engine.graphs, most=most, most_below_tp4=0) if most else engine.graphs
     host = (hosts or fitted_hosts()).of(host_of(row))
     first_us = host.first_token_us(
         row.concurrency, row.input_len * (1 + row.shortest) / 2, *layers_and_experts(row.config)
     )
-    replica = replace(
-        replicas.of(row),
-        host=HostShare(host.step_us, host.seq_us, overlapped=False, ttft_us=first_us),
-        graphs=graphs.sizes(row.layout.tp, row.concurrency),
-    )
-    return serve(asked(row, replica.kv), replica).report
+    share = HostShare(host.step_us, host.seq_us, overlapped=False, ttft_us=first_us)
+    replica = replace(replicas.of(row), host=share, graphs=graphs_of(row, row.layout.tp))
+    if row.decoding is None:
+        return serve(asked(row, replica.kv), replica).report
+    decoder = replace(replicas.decoder(row, row.decoding), host=share, graphs=graphs_of(row, row.decoding.layout.tp))
+    return serve(asked(row, replica.kv), replica, decoder).report
+
+
+def graphs_of(row: ServingRow, tp: int) -> tuple[int, ...]:
+    """Batch sizes of the CUDA graphs of a row's engine."""
+    engine = load_serving_engine(row.framework)
+    most = int(row.serving.get("graphs", 0))
+    graphs = replace(engine.graphs, most=most, most_below_tp4=0) if most else engine.graphs
+    return graphs.sizes(tp, row.concurrency)
 
 
 def served(row: ServingRow, replicas: Replicas, hosts: FittedHosts | None = None) -> dict[str, float]:

@@ -11,8 +11,31 @@ from opcast.datasets.truth import ServingRow, read_table
 COLUMNS = (
     *("id", "silicon_data_source", "backend", "backend_version", "model_path", "system", "precision", "mode"),
     *("isl", "osl", "batch_size", "tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size"),
-    *("decode_num_workers", "silicon_ttft_ms", "silicon_tpot_ms"),
+    *(
+        f"{pool}_{name}"
+        for pool in ("prefill", "decode")
+        for name in ("batch_size", "num_workers", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+    ),
+    *("silicon_ttft_ms", "silicon_tpot_ms"),
 )
+R1 = {"model_path": "deepseek-ai/DeepSeek-R1", "backend": "trtllm", "precision": "fp4", "system": "b200_sxm"}
+APART = R1 | {
+    "silicon_data_source": "a.csv; config_id=320",
+    "mode": "disagg",
+    "tp_size": "",
+    "batch_size": "",
+    "prefill_num_workers": "1",
+    "prefill_tp_size": "1",
+    "prefill_attention_dp_size": "4",
+    "prefill_moe_tp_size": "1",
+    "prefill_moe_ep_size": "4",
+    "decode_num_workers": "5",
+    "decode_batch_size": "20",
+    "decode_tp_size": "8",
+    "decode_attention_dp_size": "1",
+    "decode_moe_tp_size": "1",
+    "decode_moe_ep_size": "8",
+}
 USUAL = {
     "silicon_data_source": "a.csv; silicon_concurrency=16",
     "backend": "vllm",
@@ -57,15 +80,14 @@ def test_a_row_is_a_closed_loop_on_an_engine(read):
     assert (row.model, row.framework, row.version, row.quantization) == ("llama3_1_70b", "vllm", "0.18.0", "fp8")
     assert (row.layout.tp, row.layout.dp, row.hardware.devices) == (4, 1, 4)
     assert (row.concurrency, row.input_len, row.output_len, row.shortest) == (16, 1024, 1024, 0.8)
-    assert row.measured == {"ttft": 100.0, "tpot": 10.25}
+    assert row.measured == {"ttft": 100.0, "tpot": 10.25, "throughput": pytest.approx(1546.2844)}
 
 
 def test_attention_data_ranks_share_requests_and_expert_ranks_count_once(read):
-    r1 = {"model_path": "deepseek-ai/DeepSeek-R1", "backend": "trtllm", "precision": "fp4", "system": "b200_sxm"}
     ranks = {"tp_size": "1.0", "attention_dp_size": "8.0", "moe_tp_size": "1.0", "moe_ep_size": "8.0"}
     twice = {"tp_size": "64.0", "moe_tp_size": "8.0", "moe_ep_size": "8.0"}
-    attention, tensor = read(r1 | ranks, r1 | twice).rows
-    assert (attention.layout.tp, attention.layout.dp, attention.layout.ep, attention.concurrency) == (1, 8, 8, 128)
+    attention, tensor = read(R1 | ranks, R1 | twice).rows
+    assert (attention.layout.tp, attention.layout.dp, attention.layout.ep, attention.concurrency) == (1, 8, 8, 16)
     assert (tensor.layout.tp, tensor.layout.ep, tensor.hardware.devices) == (8, 8, 8)
     assert attention.quantization == "nvfp4"
     assert attention.options["kv_dtype"] == "fp8"
@@ -75,8 +97,6 @@ def test_attention_data_ranks_share_requests_and_expert_ranks_count_once(read):
     ("line", "why"),
     [
         ({"mode": "disagg"}, "without its number of workers"),
-        ({"mode": "disagg", "decode_num_workers": "2"}, "two pools"),
-        ({"model_path": "deepseek-ai/DeepSeek-V3"}, "copy of a DeepSeek-R1 run"),
         ({"backend_version": "1.2.0rc6.post3"}, "multi-token prediction"),
         ({"system": "gb200", "tp_size": "16"}, "disaggregated run under the name"),
         ({"model_path": "Qwen/Qwen3.5-397B-A17B"}, "linear or sparse attention"),
@@ -89,6 +109,34 @@ def test_rows_that_say_something_else_are_left_out_with_the_reason(line, why, re
     assert not table.rows
     assert why in table.unsupported[0].why
     assert table.count == 1
+
+
+def test_workers_that_decode_have_layouts_limits_and_clients_of_their_own(read):
+    (row,) = read(APART | {"isl": "8192"}).rows
+    assert (row.layout.tp, row.layout.dp, row.layout.ep, row.hardware.devices) == (1, 4, 4, 4)
+    decoding = row.decoding
+    assert (decoding.prefill, decoding.workers, decoding.hardware.devices) == (1, 5, 8)
+    assert (decoding.layout.tp, decoding.layout.dp, decoding.layout.ep) == (8, 1, 8)
+    assert row.concurrency == 5 * 20  # where the source does not say how many
+    assert (row.serving["decode_seqs"], row.serving["max_seqs"]) == (8, 2)
+    assert row.tags["pools"] == "apart"
+
+
+def test_gpus_that_a_table_counts_twice_count_once(read):
+    gpt = {"model_path": "openai/gpt-oss-120b", "backend": "trtllm", "precision": "fp4"}
+    experts = {"tp_size": "4", "moe_tp_size": "2", "moe_ep_size": "2"}
+    minimax = {"model_path": "MiniMaxAI/MiniMax-M2.5", "system": "b300_sxm", "tp_size": "2", "attention_dp_size": "2"}
+    minimax |= {"moe_tp_size": "1", "moe_ep_size": "4"}
+    one, two = read(gpt | experts, minimax).rows
+    assert (one.layout.tp, one.layout.ep, one.hardware.devices) == (2, 2, 2)
+    assert (two.layout.tp, two.layout.dp, two.layout.ep, two.concurrency) == (1, 2, 2, 16)
+
+
+def test_a_run_named_v3_is_one_of_r1_and_its_copy_counts_once(read):
+    named = R1 | {"model_path": "deepseek-ai/DeepSeek-V3"}
+    table = read(R1, named | {"silicon_ttft_ms": "100"}, named)
+    assert {row.tags["model"] for row in table.rows} == {"DeepSeek-R1"}
+    assert [(each.id, each.why) for each in table.unsupported] == [("run 1", "a copy of run 0")]
 
 
 def test_a_copy_counts_once(read):

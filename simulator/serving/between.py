@@ -1,0 +1,120 @@
+"""Steps between two that were simulated: their kernels asked of the engines at the sizes between, all at once.
+
+A step's kernels stay the same from size to size but for their dimensions, each of which grows in proportion. What the
+engines answer for a size between two has the jumps of its products' tiles; what a step says beyond that (warm caches,
+clocks, overlap) is a factor, which goes from that of one end to that of the other. Where kernels are others at the two
+ends, all sizes between them are simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+
+from ...datasets.ops import Op
+from ..engines import Engine, ask
+from ..graph import Node
+from ..step.state import State
+from ..timing.phases import ONLY
+
+FEW = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)  # sizes that are simulated, and the last
+Executed = tuple[Node, float, float]  # a node, how often it runs, microseconds of once
+Told = Callable[[int, State], tuple[float, list[Executed]]]
+
+
+@dataclass
+class Simulated:
+    """Steps by size, each simulated when it is first asked for."""
+
+    simulate: Callable[[int], State]
+    known: dict[int, State] = field(default_factory=dict)
+
+    def at(self, size: int) -> State:
+        """The step of a size."""
+        if size not in self.known:
+            self.known[size] = self.simulate(size)
+        return self.known[size]
+
+
+def executed(state: State) -> list[Executed]:
+    """Every stored node of the only step: executions and microseconds of one."""
+    found = []
+    for times in state.steps[0].times_of:
+        costs = times.costs[ONLY]
+        found += list(zip(costs.nodes, costs.repeats.tolist(), costs.kernel_us.tolist(), strict=True))
+    return found
+
+
+def between(steps: Simulated, sizes: Sequence[int], few: Sequence[int], engine: Engine, told: Told) -> dict[int, float]:
+    """Microseconds at all sizes, ascending; those of ``few`` and both ends are simulated, or all where it is empty.
+
+    ``told`` says what part of a step counts: its microseconds, and its kernels.
+    """
+    ends = [size for size in sizes if not few or size in (*few, sizes[0], sizes[-1])]
+    known = {size: told(size, steps.at(size)) for size in ends}
+    found = {size: took_us for size, (took_us, _) in known.items()}
+    for first, last in pairwise(ends):
+        inner = [size for size in sizes if first < size < last]
+        if not inner:
+            continue
+        shape = asked((first, last), (known[first][1], known[last][1]), inner, engine)
+        if shape is None:
+            found |= {size: told(size, steps.at(size))[0] for size in inner}
+            continue
+        off = np.interp(inner, (first, last), (found[first] / shape[0], found[last] / shape[-1]))
+        found |= dict(zip(inner, (shape[1:-1] * off).tolist(), strict=True))
+    return {size: found[size] for size in sizes}
+
+
+def last_layer(steps: Simulated, samples: Sequence[int], engine: Engine) -> dict[int, float]:
+    """Microseconds of the last layer by samples: of what differs where nothing else does."""
+    ends = samples[0], samples[-1]
+    pairs = [executed(steps.at(row)) for row in ends]
+    if len(pairs[0]) != len(pairs[1]):
+        raise ValueError("steps that differ in samples alone have other kernels")
+    kept = [place for place, (one, other) in enumerate(zip(*pairs, strict=True)) if one[0].op != other[0].op]
+    heads = [[own[place] for place in kept] for own in pairs]
+    first_us = sum(times * each_us for _, times, each_us in heads[0])
+    last_us = first_us + steps.at(ends[1]).total_us - steps.at(ends[0]).total_us
+    shape = asked(ends, (heads[0], heads[1]), samples[1:-1], engine)
+    if shape is None or not shape.all():
+        return {row: first_us + steps.at(row).total_us - steps.at(ends[0]).total_us for row in samples}
+    off = np.interp(samples, ends, (first_us / shape[0], last_us / shape[-1]))
+    return dict(zip(samples, (shape * off).tolist(), strict=True))
+
+
+def asked(
+    ends: tuple[int, int], kernels: tuple[Sequence[Executed], Sequence[Executed]], inner: Sequence[int], engine: Engine
+) -> np.ndarray | None:
+    """What the engines say of a step's kernels at both ends and the sizes between, microseconds [2 + inner]; None
+    where kernels differ in more than dimensions, or engines do not know any."""
+    if [_kind(each) for each in kernels[0]] != [_kind(each) for each in kernels[1]]:
+        return None
+    sizes = [ends[0], *inner, ends[1]]
+    sums: dict[tuple[Op, Op], float] = {}
+    for (one, times, _), (other, _, _) in zip(*kernels, strict=True):
+        if one.op is not None and other.op is not None:
+            sums[one.op, other.op] = sums.get((one.op, other.op), 0.0) + times
+    ops = [_sized(one, other, ends, size) for one, other in sums for size in sizes]
+    try:
+        answers = ask(engine, ops, "cold").latency_us.reshape(len(sums), len(sizes))
+    except ValueError:
+        return None
+    return np.asarray(np.array(list(sums.values())) @ answers)
+
+
+def _kind(each: Executed) -> tuple[object, ...]:
+    node, times, _ = each
+    return node.source, times, None if node.op is None else node.op.kind
+
+
+def _sized(one: Op, other: Op, ends: tuple[int, int], size: int) -> Op:
+    """The op between two, each of whose dimensions grows in proportion."""
+    if one == other:
+        return one
+    share = (size - ends[0]) / (ends[1] - ends[0])
+    dims = tuple(round(a + share * (b - a)) for a, b in zip(one.dims, other.dims, strict=True))
+    return replace(one, dims=dims)
