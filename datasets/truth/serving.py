@@ -93,8 +93,8 @@ def clients_of(cells: Cells) -> int:
 def decode_workers(cells: Cells) -> DecodeWorkers:
     """How many workers prefill and decode, and the layout of those that decode."""
     layout = layout_of(cells, "decode_")
-    counts = (_whole(cells, f"{pool}_num_workers") for pool in ("prefill", "decode"))
-    return DecodeWorkers(*counts, layout, hardware_of(cells, devices_of(layout)))
+    prefill, decode = (_whole(cells, f"{pool}_num_workers") for pool in ("prefill", "decode"))
+    return DecodeWorkers(prefill, decode, layout, hardware_of(cells, devices_of(layout)))
 
 
 def devices_of(layout: PublishedLayout) -> int:

@@ -13,7 +13,9 @@ are dense.
 - ``capacity``: every expert takes so many times the mean, no more and no less: loads are even, the rest is dropped or
   padded (0: nobody is dropped); ``token_drop`` is a capacity of 1 where none is given;
 - ``ep_mode``: ``normal`` kernels, which send a token once to each rank, ``low_latency`` ones for few tokens, or
-  ``alltoall``: a plain all-to-all of one row for each choice;
+  ``alltoall``: a plain all-to-all of one row for each choice, or ``replicated``: tensor ranks that hold the same tokens
+  send none, each computes what its experts say of all, and one all-reduce sums that (engines that serve; between
+  ranks with tokens of their own it is ``normal``);
 - ``dispatch_dtype``: what tokens are sent in (``fp8``); empty, as they are;
 - ``expert_load``: as of a workload; empty, what the trace says of the busiest expert.
 
@@ -48,6 +50,7 @@ from .sharding.expert_width import gather_rows, narrow, scatter_rows
 
 MODULE = re.compile(r"^(?:.*\.)?experts(?=\.|$)")
 PRODUCTS = ("grouped_gemm", "fused_moe")
+REPLICATED = "replicated"
 HELD = tuple(ROLES.index(role) for role in ("weight", "frozen", "gradient"))
 STATE = ROLES.index("optimizer_state")
 
@@ -59,7 +62,14 @@ def is_expert(path: str) -> bool:
 
 def mode_of(plan: Plan) -> str:
     """How tokens are exchanged: as the plan says, else as the framework does."""
-    return str(plan.options.get("ep_mode") or plan.stack.ep_mode or EP_MODES[0])
+    mode = str(plan.options.get("ep_mode") or plan.stack.ep_mode or EP_MODES[0])
+    return EP_MODES[0] if mode == REPLICATED and not _alike(plan) else mode
+
+
+def _alike(plan: Plan) -> bool:
+    """Whether the ranks that share experts out all hold the same tokens."""
+    p = plan.parallel
+    return p.ep > 1 and not p.sequence_parallel and (p.tp // p.etp) % p.ep == 0
 
 
 def capacity_of(plan: Plan) -> float:
@@ -183,7 +193,8 @@ def _share_region(draft: Draft, section: Section, region: ExpertRegion, plan: Pl
     received, last = _entry(draft, region), _exit(draft, region)
     if received is None or last is None:
         return
-    if p.ep > 1:
+    exchanged = p.ep > 1 and mode_of(plan) != REPLICATED
+    if exchanged:
         received = _dispatch(draft, section, region, received, plan, copies, skew)
     if parts > 1:
         received = gather_rows(draft, section, region.items, received, plan.group("etp"))
@@ -192,8 +203,10 @@ def _share_region(draft: Draft, section: Section, region: ExpertRegion, plan: Pl
     if parts > 1:
         narrow(draft, section, region.items, region.hidden, inner, parts)
         last = scatter_rows(draft, section, region.items, last, plan.group("etp")), last[1]
-    if p.ep > 1:
+    if exchanged:
         _combine(draft, section, region, last, plan, copies, skew)
+    elif p.ep > 1:
+        _sum(draft, section, last, plan)
 
 
 def _fewer_experts(op: Op, ep: int, parts: int, copies: int, busiest: float, capacity: bool) -> Op:
@@ -292,6 +305,15 @@ def _combine(
         )
     after = section.place(item) + 1
     section.items[after:after] = [Item(node) for node in nodes]
+
+
+def _sum(draft: Draft, section: Section, last: tuple[Item, int], plan: Plan) -> None:
+    """Sums what each tensor rank's experts say of the tokens that all hold."""
+    item, tensor = last
+    near, size, ranks = item.node, float(draft.sizes[tensor]), plan.group("tp")
+    about: Any = {"phase": near.phase, "path": near.path, "dtype": draft.dtype(tensor)}
+    after = section.place(item) + 1
+    section.items[after:after] = [Item(collective("all_reduce", size, ranks, (tensor,), (tensor,), **about))]
 
 
 def _by_expert(region: ExpertRegion, plan: Plan, tensor: int, copies: int, dtype: str) -> Iterator[Node]:

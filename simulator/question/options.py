@@ -12,7 +12,7 @@ from typing import Any
 
 from ...datasets.dtypes import BITS
 
-EP_MODES = ("normal", "low_latency", "alltoall")
+EP_MODES = ("normal", "low_latency", "alltoall", "replicated")
 KV_FORMATS = ("fp8", "int8")
 ALLOCATORS = ("native", "expandable")
 

@@ -64,6 +64,9 @@ def between(steps: Simulated, sizes: Sequence[int], few: Sequence[int], engine: 
         if shape is None:
             found |= {size: told(size, steps.at(size))[0] for size in inner}
             continue
+        if not shape[[0, -1]].all():
+            found |= dict.fromkeys(inner, 0.0)
+            continue
         off = np.interp(inner, (first, last), (found[first] / shape[0], found[last] / shape[-1]))
         found |= dict(zip(inner, (shape[1:-1] * off).tolist(), strict=True))
     return {size: found[size] for size in sizes}

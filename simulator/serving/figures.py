@@ -99,6 +99,7 @@ def at_quantile(tables: IterationTables, figures: StepFigures, z: float) -> Iter
         attend_us=tables.attend_us * attend[:, None],
         mixed_us=tables.mixed_us * mixed,
         prompt_us=tables.prompt_us * prompt[:, None],
+        expert_us=tables.expert_us * _factor(tables.expert_axis, figures.prompt_axis, figures.prompt_width, z),
         sample_us=tables.sample_us * sample,
         cached_us=tables.cached_us * cached,
     )

@@ -24,7 +24,8 @@ class IterationTables(NamedTuple):
     is in the batch, ``mixed_us`` [decodes + prefill tokens] the same where one is. ``attend_us``
     [decodes, mean context] is the attention of decoding sequences, ``prompt_us`` [prefill tokens, mean keys of a
     query] that of prompts, ``cached_us`` [prefill context] what reading tokens cached before adds to it.
-    ``sample_us`` [samples] is the last layer and the sampler.
+    ``sample_us`` [samples] is the last layer and the sampler. ``expert_us`` [tokens] is what experts take of all
+    that, where each rank of attention data parallelism has so many tokens; 0 where ranks share no experts.
     """
 
     decode_axis: np.ndarray
@@ -41,6 +42,8 @@ class IterationTables(NamedTuple):
     prompt_rows: np.ndarray
     prompt_keys: np.ndarray
     prompt_us: np.ndarray
+    expert_axis: np.ndarray
+    expert_us: np.ndarray
 
 
 def iteration_us(
@@ -71,6 +74,11 @@ def iteration_us(
         context = decode_context / decodes
         time_us += at_points(tables.attend_rows, tables.attend_context, tables.attend_us, decodes, context)
     return time_us + at_point(tables.sample_axis, tables.sample_us, samples + decodes * drafts)
+
+
+def experts_us(tables: IterationTables, tokens: float) -> float:
+    """Microseconds of experts where each rank brings so many tokens."""
+    return max(at_point(tables.expert_axis, tables.expert_us, tokens), 0.0)
 
 
 def drafting_us(tables: IterationTables, decodes: int, decode_context: int, share: float) -> float:
@@ -129,4 +137,5 @@ def linear_tables(
 
     attend, prompt = per_row(decode_us, decode_context_us), per_row(prefill_token_us, prefill_pair_us)
     samples, cached = unit * sample_us, unit * prefill_context_us
-    return IterationTables(unit, flat, unit, flat, unit, samples, unit, cached, unit, unit, attend, unit, unit, prompt)
+    attention = (unit, unit, attend, unit, unit, prompt)
+    return IterationTables(unit, flat, unit, flat, unit, samples, unit, cached, *attention, unit, 0.0 * unit)

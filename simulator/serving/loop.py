@@ -15,7 +15,7 @@ import numpy as np
 from .blocks import blocks_for, caching, give_back, remember
 from .due import pop_due, push_due
 from .histogram import bin_of
-from .iteration import drafting_us, iteration_us
+from .iteration import drafting_us, experts_us, iteration_us
 from .lanes import next_end, set_end
 from .moving import land, move, start_moves
 from .policies import form_batch
@@ -211,8 +211,13 @@ def start(state: LoopState, setup: ServingSetup, replica: int, lane: int) -> Non
     took_us = 0.0
     for local in range(per):
         own = state.ranks[first + local]
-        took_us = max(took_us, batch_us(timing, state.batches[batch + local]) + own.extra_us)
+        own_us = batch_us(timing, state.batches[batch + local]) + own.extra_us
+        if per > 1:
+            own_us -= experts_us(timing.tables, tokens_of(timing, state.batches[batch + local]))
+        took_us = max(took_us, own_us)
         own.extra_us = 0.0
+    if per > 1:
+        took_us += shared_us(state, timing, batch, per)
     width = len(state.lanes) // setup.replicas
     end_us = now_us
     for stage in range(replica * width, replica * width + stages):
@@ -226,6 +231,19 @@ def start(state: LoopState, setup: ServingSetup, replica: int, lane: int) -> Non
         state.ranks[first + local].busy_us += took_us / stages
         count_size(state, decode, state.batches[batch + local], took_us / stages)
         note(state, setup, first + local, lane, batch + local, end_us)
+
+
+def shared_us(state: LoopState, timing: IterationTiming, batch: int, per: int) -> float:
+    """Microseconds of the experts that ranks in lockstep share: of the tokens of all of them."""
+    tokens = 0.0
+    for local in range(per):
+        tokens += tokens_of(timing, state.batches[batch + local])
+    return experts_us(timing.tables, tokens / per)
+
+
+def tokens_of(timing: IterationTiming, sums: Any) -> float:
+    """Tokens that a rank's batch brings to the experts."""
+    return float(sums.decodes * (1 + timing.drafts) + sums.prefill_tokens)
 
 
 def batch_us(timing: IterationTiming, sums: Any) -> float:

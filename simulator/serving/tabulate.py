@@ -35,6 +35,7 @@ FEW_KEYS = (1, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 2048,
 CONTEXTS = (*FEW_KEYS, 4096, 5120, 6144, 8192, 10240, 12288, 16384, 20480, 24576, 32768)
 PROMPTS = (1, 16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 32768)
 SAMPLES = (1, 8, 32, 64, 128, 256, 512, 1024)
+EXPERTS = ("fused_moe", "grouped_gemm")
 SHORTEST = 64  # tokens of a prompt: batches of many shorter ones are beyond what engines know, and hardly attend
 
 
@@ -109,6 +110,7 @@ def tabulated(simulate: Simulate, engine: Engine, extent: Extent, points: TableP
         _floats(lengths),
         _floats(contexts),
         rising(prompt),
+        *_axis(between(prompts, tokens, FEW if usual else (), engine, _of_experts)),
     )
 
 
@@ -148,6 +150,14 @@ def _token_wise(
     left_out = {id(node) for node, _, _ in attention}
     rest = [each for each in executed(state) if id(each[0]) not in left_out]
     return took_us - head_us.get(size, other_us), rest
+
+
+def _of_experts(size: int, state: State) -> tuple[float, list[Executed]]:
+    """Microseconds of a step's experts that ranks of attention data parallelism share, and their kernels."""
+    parallel = state.plan.parallel
+    shared = parallel.dp > 1 and parallel.ep * parallel.etp > parallel.tp
+    found = [each for each in executed(state) if shared and each[0].op and each[0].op.kind in EXPERTS]
+    return sum(times * each_us for _, times, each_us in found), found
 
 
 def _of_attention(state: State, kinds: Sequence[str]) -> list[tuple[Node, float, float]]:

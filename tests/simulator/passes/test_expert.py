@@ -206,6 +206,23 @@ def test_tensor_ranks_with_the_same_tokens_each_send_their_part(
     assert flops(kept, "grouped_gemm") == flops(graph, "grouped_gemm")
 
 
+def test_ranks_of_an_engine_that_hold_the_same_tokens_send_none_and_sum_what_experts_say(
+    graphs: dict[tuple[str, bool], Graph], assert_sound: Callable[..., None]
+):
+    graph = graphs["qwen3_moe", False]
+    engine = Stack(ep_mode="replicated")
+    shared = expert_parallel(graph, plan(4, engine, tp=4))
+    assert_sound(shared)
+    assert not [n for n, _ in shared.weighted() if n.group == "ep"]
+    sums = [n.op for n, _ in shared.weighted() if n.group == "tp" and n.op]
+    assert {(op.kind, op.size_bytes) for op in sums} == {("all_reduce", TOKENS * HIDDEN * 2)}
+    assert {n.op.experts for n in products(shared) if n.op} == {EXPERTS["qwen3_moe"] // 4}
+    assert flops(shared, "grouped_gemm") * 4 == flops(graph, "grouped_gemm")
+    apart = expert_parallel(graph, plan(4, engine))  # ranks with tokens of their own
+    usual = expert_parallel(graph, plan(4))
+    assert [n.op for n, _ in apart.weighted()] == [n.op for n, _ in usual.weighted()]
+
+
 def test_nothing_to_do_returns_the_same_graph(graphs: dict[tuple[str, bool], Graph], small_model: Make):
     graph = graphs["mixtral", False]
     assert expert_parallel(graph, plan(1)) is graph
