@@ -45,12 +45,8 @@ class Histogram:
         """Their mean; 0 where there are none."""
         return self.sum / self.count if self.count else 0.0
 
-    def percentile(self, share: float) -> float:
-        """The value below which ``share`` of 100 lie: the middle of its bin, never outside of what was counted."""
-        return float(self.percentiles(np.array([share]))[0])
-
     def percentiles(self, shares: np.ndarray) -> np.ndarray:
-        """The same of many shares [n], which are looked for in one sum over the bins."""
+        """The values below which ``shares`` [n] of 100 lie: middles of their bins, never outside of what was counted."""
         if not self.count:
             return np.zeros(len(shares))
         reached = np.cumsum(self.counts)

@@ -261,6 +261,30 @@ def test_a_cache_waits_where_it_is_until_its_decoder_has_room(played: Play) -> N
     assert (tight.state.ranks["free"] == [200, 12]).all()
 
 
+def test_a_pool_has_ranks_of_its_own_and_sends_first_tokens_when_it_starts(played: Play) -> None:
+    pool = DecodePool(1, link_gbps=10.0, link_us=100.0, attention_dp=2, max_seqs=1)
+    usual = replace(USUAL, decode_pool=pool, traffic=replace(SHORT, output=Lengths(mean=8)))
+    for first_token in ("decode", "prefill"):
+        request = replace(usual, decode_pool=replace(pool, first_token=first_token))
+        served = played(request, by_hand(LAW, 200, 16, 131072.0))
+        rows = checked(served, request) and served.requests
+        assert set(rows["rank"]) == {1, 2}
+        assert {each["replicas"] for each in served.report.pools.values()} == {1.0}
+        came = rows["prefilled_us"] + rows["moved_us"]
+        assert (rows["first_token_us"] >= came - 1e-6).all() == (first_token == "decode")
+        assert (rows["first_token_us"] == rows["prefilled_us"]).all() == (first_token == "prefill")
+
+
+def test_ranks_share_the_work_of_experts(played: Play) -> None:
+    lengths = {"input": Lengths(mean=100), "output": Lengths(mean=1)}
+    traffic = RequestTraffic(arrival="closed", concurrency=1, requests=1, **lengths)
+    request = replace(USUAL, attention_dp=2, traffic=traffic)
+    replica = by_hand(LAW, 200, 16, 0.0)
+    shared = replace(replica, tables=replica.tables._replace(expert_us=np.array([0.0, 40.0])))
+    alone, half = (serve(request, each).report.ttft_ms.mean for each in (replica, shared))
+    assert alone - half == pytest.approx(100 * 40 / 2 / 1e3)  # one of two ranks has tokens
+
+
 def test_caches_contend_for_the_link_into_a_rank_too(played: Play) -> None:
     traffic = RequestTraffic(
         arrival="closed", concurrency=4, requests=4, input=Lengths(mean=100), output=Lengths(mean=3)
