@@ -34,6 +34,12 @@ TOLD = {
     "lora_rank",
     "lora_modules",
     *(f"serving_{name}" for name in STARTED),
+    "model_path",
+    *(
+        f"{pool}{name}"
+        for pool in ("", "prefill_", "decode_")
+        for name in ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+    ),
 }
 
 
