@@ -46,7 +46,7 @@ class Histogram:
         return self.sum / self.count if self.count else 0.0
 
     def percentiles(self, shares: np.ndarray) -> np.ndarray:
-        """The values below which ``shares`` [n] of 100 lie: middles of their bins, never outside of what was counted."""
+        """The values below which ``shares`` [n] of 100 lie: middles of their bins, never beyond what was counted."""
         if not self.count:
             return np.zeros(len(shares))
         reached = np.cumsum(self.counts)

@@ -39,6 +39,7 @@ MOST_SEQS, LONGEST = 512, 9472
 MOST_TOKENS = (8192, 16384, 32768)
 UNCHECKED = HeldOut(0, 0.0, 0.0, 0.0, 0.0)
 FEW_SEQS, MANY_SEQS = 32, 2048  # at a time, of workers that only prefill, and of those of which no limit is known
+MOST_CLIENTS = 512  # of runs that hosts are fitted on
 PER_CLIENT = 10  # requests of each client, by InferenceX's benchmark
 DECODES = 1.0  # of ``serving``: what a worker does alone
 USUAL_TOKENS = {"vllm": 8192, "sglang": 16384, "trtllm": 8192}
@@ -197,7 +198,7 @@ def played(row: ServingRow, replicas: Replicas, hosts: FittedHosts | None = None
     """A row's clients served, under the hosts that ship unless others are given. The errors of simulating."""
     host = (hosts or fitted_hosts()).of(host_of(row))
     first_us = host.first_token_us(
-        row.concurrency, row.input_len * (1 + row.shortest) / 2, *layers_and_experts(row.config)
+        min(row.concurrency, MOST_CLIENTS), row.input_len * (1 + row.shortest) / 2, *layers_and_experts(row.config)
     )
     share = HostShare(host.step_us, host.seq_us, overlapped=False, ttft_us=first_us)
     replica = replace(replicas.of(row), host=share, graphs=graphs_of(row, row.layout.tp))

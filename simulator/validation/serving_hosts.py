@@ -97,14 +97,15 @@ def run_of(row: ServingRow, engine: str, times: Mapping[str, float]) -> ServedRu
 def observed(
     rows: Sequence[Row], setting: ValidationSettings, progress: Callable[[int], None] = lambda done: None
 ) -> list[ServedRun]:
-    """Every served run of a table that can be simulated, without a host."""
+    """Every served run of a table that can be simulated, without a host; those of workers that prefill and workers that
+    decode have other hosts, and are left out."""
     from .answers import Engines
     from .serving import Replicas, host_of, played
 
     replicas = Replicas(setting, Engines(setting).of)
     found = []
     for row in rows:
-        if isinstance(row, ServingRow):
+        if isinstance(row, ServingRow) and row.decoding is None:
             try:
                 report = played(row, replicas, FittedHosts({}))
                 times = {"ttft": report.ttft_ms.mean, "tpot": report.tpot_ms.mean}
