@@ -86,12 +86,17 @@ def framework_of(config: Mapping[str, Any]) -> str:
     return "torchtitan" if str((config.get("stack") or {}).get("id", "")).startswith("torchtitan") else "megatron-lm"
 
 
+def pair_of(given: Any, example: str) -> tuple[str, str]:
+    """The two points of ``compare=[A,B]``. BadInputError for anything else."""
+    if not isinstance(given, list) or len(given) != 2:
+        raise BadInputError(f"compare={given} must be two points: ranks, or settings such as {example}")
+    return str(given[0]), str(given[1])
+
+
 def run_comparison(config: Mapping[str, Any], request: SearchRequest, as_json: bool) -> int:
     """Print how two points differ; returns the exit code."""
-    pair = config["compare"]
-    if not isinstance(pair, list) or len(pair) != 2:
-        raise BadInputError(f"compare={pair} must be two points: ranks, or axes such as 'tp=8 pp=2'")
-    found = resolve.bench(config).compare(request, str(pair[0]), str(pair[1]), config["points"])
+    pair = pair_of(config["compare"], "'tp=8 pp=2'")
+    found = resolve.bench(config).compare(request, *pair, config["points"])
     if as_json:
         print_json(found.to_dict())
         return 0

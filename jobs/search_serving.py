@@ -9,9 +9,10 @@ from typing import Any
 
 from ..simulator.search.objectives import OF_SERVING
 from ..simulator.search.result import SearchReport
+from ..simulator.search.served.request import ServedSearchRequest
 from ..simulator.search.served.explain import settings
 from . import resolve
-from .search import SHOWN_CLASSES, crew_of, worse
+from .search import SHOWN_CLASSES, crew_of, pair_of, words, worse
 from .show import print_json, say, table, wants_json
 from .validate import progress_bar
 from .writing import check_place, write, write_text
@@ -21,9 +22,16 @@ ADDED = ("device.", "cluster.", "stack.", "options", "precision.quantization", "
 
 
 def run(config: dict[str, Any]) -> int:
-    """Search and print the best ways to serve; returns the exit code, 1 where none can be."""
+    """Search, or compare two ways to serve, and print what was found; returns the exit code, 1 where none can be."""
     as_json = wants_json(config)
     request = resolve.served_search_request(config)
+    if config["compare"] is not None:
+        return run_comparison(config, request, as_json)
+    return run_search(config, request, as_json)
+
+
+def run_search(config: Mapping[str, Any], request: ServedSearchRequest, as_json: bool) -> int:
+    """Search and print the best ways to serve; returns the exit code, 1 where none can be."""
     crew = crew_of(config)
     for name in ("report", "launch", "points"):
         if config[name]:
@@ -48,6 +56,38 @@ def run(config: dict[str, Any]) -> int:
     if not found.best:
         say(f"opcast: {found.notes[0]}")
     return 0 if found.best else 1
+
+
+def run_comparison(config: Mapping[str, Any], request: ServedSearchRequest, as_json: bool) -> int:
+    """Print how two ways to serve differ; returns the exit code."""
+    pair = pair_of(config["compare"], "'tp=2 batch=64'")
+    found = resolve.bench(config).compare_serving(request, *pair, config["points"])
+    if as_json:
+        print_json(found.to_dict())
+        return 0
+    steps = [
+        (each.settings, f"{each.one} → {each.other}", *map(figure, (each.tokens_per_s_per_gpu, each.ttft_ms, each.tpot_ms)), each.why)
+        for each in found.settings
+    ]
+    table("setting by setting", ("setting", "from → to", "tokens/s/GPU", "TTFT ms", "TPOT ms", ""), steps)
+    parts = {
+        "what users and owners have": found.figures,
+        "time of an output token, ms": found.tpot,
+        "time of the first token, ms": found.ttft,
+        "an iteration that decodes, by dimension, ms": found.dimensions,
+        "its ops that differ most, ms": found.decode_ops,
+        "ops of prompts that differ most, ms": found.prompt_ops,
+        "memory of a GPU, GiB": found.memory,
+    }
+    for title, changes in parts.items():
+        rows = [(each.name, figure(each.one), figure(each.other), f"{each.more:+,.4g}") for each in changes]
+        table(title, ("", *pair, "more"), rows)
+    return 0
+
+
+def figure(value: float | None) -> str:
+    """A figure as a person reads it."""
+    return "" if value is None else f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def write_points(found: SearchReport, path: Path) -> None:

@@ -25,7 +25,7 @@ from .candidates import Options
 from .features import feature_names
 from .importance import ROWS, permutation_importance
 from .plots import save as save_plots
-from .predictor import Predictor
+from .predictor import Predictor, read_card
 from .registry import Registry
 from .table import MeasurementStore
 from .training import Trained, train_and_register
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 5.0
 LOADER = "opcast.models.mlflow_model"
+PREFIX = "opcast-"  # of registered models
+DIGEST = "sha256"  # the tag with the hash of a predictor's arrays
 
 
 class TrackingError(ValueError):
@@ -76,8 +78,8 @@ def train_tracked(
 def log(trained: Iterable[Trained], uri: str) -> list[Tracked]:
     """Log and register predictors that are on disk already. TrackingError when MLflow is missing or does not answer."""
     check(uri)
-    with _one_line(uri):
-        client = _client(uri)
+    with in_one_line(uri):
+        client = client_of(uri)
         experiments: dict[str, str] = {}
         done = []
         for each in trained:
@@ -122,7 +124,7 @@ def _writable(database: Path) -> None:
 
 
 @contextmanager
-def _one_line(uri: str) -> Iterator[None]:
+def in_one_line(uri: str) -> Iterator[None]:
     """What MLflow and its database raise, as one line; a failure inside must not hide behind a page of traceback."""
     try:
         yield
@@ -136,7 +138,8 @@ def _one_line(uri: str) -> Iterator[None]:
         ) from error
 
 
-def _client(uri: str) -> MlflowClient:
+def client_of(uri: str) -> MlflowClient:
+    """MLflow at a tracking URI."""
     import logging
 
     from mlflow import MlflowClient
@@ -259,15 +262,16 @@ def _register(client: MlflowClient, source: str, run_id: str, trained: Trained) 
     """A version of the registered model; the device's alias moves to it only where the predictor was promoted."""
     from mlflow.exceptions import MlflowException
 
-    predictor, name = trained.predictor, f"opcast-{_slug(trained.label)}"
+    predictor, name = trained.predictor, f"opcast-{alias_of(trained.label)}"
     try:
         client.create_registered_model(name)
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
     tags = {"device": predictor.device_id, "promoted": str(trained.promoted), "why": trained.why}
+    tags[DIGEST] = str(read_card(trained.path).get("sha256", ""))
     made = client.create_model_version(name, source, run_id, tags=tags)
-    alias = _slug(predictor.device_id) if trained.promoted else None
+    alias = alias_of(predictor.device_id) if trained.promoted else None
     if alias:
         client.set_registered_model_alias(name, alias, made.version)
     return Tracked(run_id, name, str(made.version), alias)
@@ -279,14 +283,15 @@ def roll_back(uri: str, device_id: str, label: str, predictor: str) -> str | Non
     None where MLflow knows no such version. TrackingError when MLflow is missing or does not answer.
     """
     check(uri)
-    with _one_line(uri):
-        client, name = _client(uri), f"opcast-{_slug(label)}"
+    with in_one_line(uri):
+        client, name = client_of(uri), f"{PREFIX}{alias_of(label)}"
         for each in client.search_model_versions(f"name = '{name}'"):
             if each.run_id and client.get_run(each.run_id).data.params.get("predictor") == predictor:
-                client.set_registered_model_alias(name, _slug(device_id), each.version)
+                client.set_registered_model_alias(name, alias_of(device_id), each.version)
                 return str(each.version)
     return None
 
 
-def _slug(text: str) -> str:
+def alias_of(text: str) -> str:
+    """A text as MLflow takes names and aliases."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", text)

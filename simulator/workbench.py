@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .search.compare import PointComparison
     from .search.request import SearchRequest
     from .search.result import SearchReport
+    from .search.served.compare import ServedComparison
     from .search.served.request import ServedSearchRequest
     from .search.spread import Crew
     from .serving.serve import Keeping, ServedTraffic
@@ -324,6 +325,17 @@ class Workbench:
         folder = Folder(None if points is None else Path(points).expanduser(), request.key() if points else "")
         made = asked(request)
         return compare(Evaluator(made, self), *(point_of(made, text, folder) for text in (one, other)))
+
+    def compare_serving(
+        self, request: ServedSearchRequest, one: str, other: str, points: str | Path | None = None
+    ) -> ServedComparison:
+        """How two ways to serve differ, each a rank of the points kept in a file or settings (``tp=2 batch=64``)."""
+        from .search.served.compare import compare_ways, way_named
+        from .search.served.run import asked
+
+        file = None if points is None else Path(points).expanduser()
+        made = asked(request)
+        return compare_ways(request, *(way_named(made, text, file) for text in (one, other)), self)
 
     def serving(
         self, request: ServingRequest, keep: Keeping | None = None, progress: Progress | None = None

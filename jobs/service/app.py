@@ -37,6 +37,7 @@ from .bodies import (
     serving_of,
     simulate_of,
 )
+from .following import followed
 from .guard import ARROW, Guard, encoded, error_body
 from .measures import Measured, Measures
 from .pages import index
@@ -72,7 +73,8 @@ def create_app(settings: ServiceSettings) -> FastAPI:
 
     @asynccontextmanager
     async def alive(_: FastAPI) -> AsyncIterator[None]:
-        yield
+        async with followed(settings):
+            yield
         ops.close()
         processes.close()
 

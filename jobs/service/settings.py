@@ -24,6 +24,7 @@ COUNTS = {  # setting -> least and most
     "body_mib": (1, 4096),
     "timeout_s": (1, 86_400),
     "search_s": (1, 86_400),
+    "follow_s": (1, 86_400),
 }
 
 
@@ -34,7 +35,8 @@ class ServiceSettings:
     ``workers`` processes simulate, each one question at a time; ``waiting`` more questions may queue for them.
     ``connections`` requests may be under way at once, of ``body_mib`` each, of at most ``batch`` ops; a question takes
     ``timeout_s`` at most (searches and served loads ``search_s``), and so does the reading of a body. ``allow`` are
-    models besides those that ship with opcast that may be named: paths, hub ids, ``module:callable``.
+    models besides those that ship with opcast that may be named: paths, hub ids, ``module:callable``. Every
+    ``follow_s`` seconds the aliases of MLflow at ``follow`` are looked at (:mod:`....models.following`).
     """
 
     host: str = "127.0.0.1"
@@ -48,6 +50,8 @@ class ServiceSettings:
     timeout_s: int = 60
     search_s: int = 600
     allow: tuple[str, ...] = ()
+    follow: str | None = None
+    follow_s: int = 5
     sources: Sources = field(default_factory=Sources)
 
     @property
@@ -71,7 +75,12 @@ def settings_of(config: Mapping[str, Any]) -> ServiceSettings:
     if not isinstance(allow, list) or not all(isinstance(each, str) for each in allow):
         raise BadInputError(f"allow={allow!r} must be a list of models, as allow=[./my_model,org/name]")
     made = ServiceSettings(
-        host=str(config["host"]), token=_token(config), allow=tuple(allow), sources=resolve.sources(config), **counts
+        host=str(config["host"]),
+        token=_token(config),
+        allow=tuple(allow),
+        follow=_followed(config["follow"]),
+        sources=resolve.sources(config),
+        **counts,
     )
     if not made.loopback and made.token is None:
         raise BadInputError(
@@ -85,6 +94,19 @@ def _count(name: str, value: Any, least: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise BadInputError(f"{name}={value!r} must be a whole number from {least:,} to {most:,}")
     return value
+
+
+def _followed(uri: Any) -> str | None:
+    """The MLflow to follow. BadInputError where it is not installed or does not answer."""
+    if uri is None:
+        return None
+    from ...models.tracking import TrackingError, check
+
+    try:
+        check(str(uri))
+    except TrackingError as error:
+        raise BadInputError(f"follow={uri}: {error}") from None
+    return str(uri)
 
 
 def _token(config: Mapping[str, Any]) -> str | None:

@@ -4,9 +4,10 @@ Points that differ in nothing but pipeline, data ranks and ZeRO are a *family*. 
 first layer, a second, the middle and the last one, walks their memory and costs their kernels. A stage of any pipeline
 holds at least its layers' share of these: weights, gradients and optimizer states, divided by the ranks that ZeRO
 shares them over, and what as many micro-batches as its schedule keeps in flight saved. Its step takes at least the
-kernels of all its micro-batches, and what the host needs to issue them, after the first of them came through the stages
-before and until the last one went back through them. Communication, the optimizer, transients and waiting come on top,
-so that neither is ever above what the simulation says; :data:`MARGIN` covers the cold starts of kernels and rounding.
+phases of all its micro-batches, placed on the device's streams with what tensor, context and expert ranks exchange in
+them, after the first of them came through the stages before and until the last one went back through them. Gradients'
+exchanges, the optimizer, sends and waiting come on top, so that neither is ever above what the simulation says;
+:data:`MARGIN` covers the cold starts of kernels and rounding.
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ from ...datasets.devices import Device
 from ..engines import Engine
 from ..graph import Graph
 from ..memory.amounts import GIB
-from ..memory.stage import CONTEXT_GIB
-from ..memory.walk import GRADIENTS, OPTIMIZER, WEIGHTS, walk_chunk
+from ..memory.stage import COMMUNICATOR_GIB, CONTEXT_GIB
+from ..memory.walk import GRADIENTS, OPTIMIZER, WEIGHTS, ChunkWalk, walk_chunk
 from ..passes.micro_batches import micro_batch_variant
 from ..passes.order import TRAINING, apply_passes
 from ..passes.pipeline import boundaries, layer_stack, split_pipeline
 from ..question.orders import make_orders, parts_of
 from ..question.plan import Plan
+from ..question.ranks import ORDER, PLACEMENTS
 from ..step.build import engine_of, parts, traced
 from ..step.checks import prepared
 from ..timing.clocks import sustained
 from ..timing.costs import Costs, cost_graphs, scaled
-from ..timing.phases import MIDDLE, graphed
+from ..timing.phases import FIRST, PhaseTimes, graphed
 from ..timing.schedule.pipeline import in_flight
 from .evaluate import Evaluator
 from .request import request_of
@@ -42,11 +44,12 @@ MARGIN = 0.98  # of a bound that is kept
 LEAST_LAYERS = 5
 SETTLED_US = 1e5  # of busy time from which clocks are steady (:mod:`..timing.clocks`)
 FAMILY = ("cluster", "precision", "tp", "cp", "ep", "etp", "sequence_parallel", "overlap", "micro_batch", "recompute")
-QUANTITIES = (  # bytes, then microseconds of kernels, of kernels at steady clocks, and of the host that issues them
-    *("weights", "gradients", "optimizer", "saved"),
+QUANTITIES = (  # bytes, then microseconds of kernels, of the host that issues them, and of whole phases
+    *("weights", "gradients", "optimizer", "saved", "moment"),
     *("forward", "backward", "settled_forward", "settled_backward", "issue_forward", "issue_backward"),
+    *("phase_forward", "phase_backward", "settled_phase_forward", "settled_phase_backward"),
 )
-SAVED, COLD, SETTLED, ISSUED = 3, 4, 6, 8
+SAVED, MOMENT, COLD, SETTLED, ISSUED, PHASES, SETTLED_PHASES = 3, 4, 5, 7, 9, 11, 13
 
 
 @dataclass(frozen=True)
@@ -87,14 +90,14 @@ def _probe(evaluator: Evaluator, point: Mapping[str, Any]) -> Probe | None:
     plan = replace(plan, parallel=replace(plan.parallel, stages=(1, 1, depth - 3, 1)))
     chunks = [chunk.graph for chunk in split_pipeline(apply_passes(graph, plan, TRAINING), plan)]
     steady = [micro_batch_variant(each, first=False, last=True) for each in chunks]
-    usual = [micro_batch_variant(each, *MIDDLE) for each in chunks]
-    found = _quantities(steady, usual, plan, device, engine)
-    start, one, many, end = found
+    usual = [micro_batch_variant(each, *FIRST) for each in chunks]  # no gradients of others to add to
+    start, one, many, end = _quantities(steady, usual, plan, device, engine)
     layer = np.minimum.reduce([(many - one) / (depth - 4), one, many / (depth - 3)])
     widest = np.maximum(one, (many - one) / (depth - 4))
-    return Probe(
-        np.maximum(layer, 0.0), np.maximum(start - widest, 0.0), np.maximum(end - widest, 0.0), depth, graph.model_flops
-    )
+    layer[MOMENT] = min(one[MOMENT], many[MOMENT])
+    first, last = np.maximum(start - widest, 0.0), np.maximum(end - widest, 0.0)
+    last[MOMENT] = end[MOMENT]
+    return Probe(np.maximum(layer, 0.0), first, last, depth, graph.model_flops)
 
 
 def _quantities(
@@ -107,11 +110,33 @@ def _quantities(
     settled = sustained(costs, device, 10 * SETTLED_US)
     made = []
     for walk, *own in zip(walks, costs, settled, strict=True):
-        times = [us for each in own for us in _compute_us(scaled(each, *scales))]
+        cold, warm = (scaled(each, *scales) for each in own)
+        times = [*_compute_us(cold), *_compute_us(warm)]
         alone = device.synchronous or graphed(plan)
-        times += [0.0, 0.0] if alone else _issue_us(scaled(own[0], *scales))
-        made.append(np.array([*(walk.static[i] for i in (WEIGHTS, GRADIENTS, OPTIMIZER)), walk.saved, *times]))
+        times += [0.0, 0.0] if alone else _issue_us(cold)
+        times += [us for each in (cold, warm) for us in _phases_us(each, plan, device)]
+        made.append(np.array([*(walk.static[i] for i in (WEIGHTS, GRADIENTS, OPTIMIZER)), *_kept(walk), *times]))
     return made
+
+
+def _kept(walk: ChunkWalk) -> tuple[float, float]:
+    """Bytes that a micro-batch keeps for its backward pass, and what lives beside these at the fullest moment."""
+    living = np.where(walk.optimizing, 0.0, walk.living.sum(axis=0))
+    return walk.saved, max(float(living.max(initial=0.0) - walk.static.sum()) - walk.saved, 0.0)
+
+
+def _phases_us(costs: Costs, plan: Plan, device: Device) -> tuple[float, float]:
+    """Microseconds of a forward and of a backward on the device's streams; zero where these depend on other degrees.
+
+    The probe's tensor, context and expert ranks are as near to each other as those of its family where ranks of data
+    and of the pipeline are numbered after them.
+    """
+    layout = plan.parallel
+    alike = layout.order == ORDER or (layout.order.startswith("tp-cp") and layout.ep == 1)
+    if not alike or layout.placement != PLACEMENTS[0]:
+        return 0.0, 0.0
+    phases = PhaseTimes(costs, plan, device)
+    return phases["forward"].total_us, phases["backward"].total_us
 
 
 def _compute_us(costs: Costs) -> tuple[float, float]:
@@ -136,7 +161,7 @@ def _issue_us(costs: Costs) -> list[float]:
 @dataclass(frozen=True)
 class _Shape:
     """What a schedule asks of each stage: layers it holds [stages], whether it holds the first and last part, the same
-    times the micro-batches in flight, and layers before it that a micro-batch passes first."""
+    times the micro-batches in flight, and layers before it that a micro-batch passes first; on how many routes."""
 
     layers: np.ndarray
     first: np.ndarray
@@ -146,6 +171,7 @@ class _Shape:
     waiting_last: np.ndarray
     before: np.ndarray
     routes: int
+    paired: bool
 
 
 def _shape(schedule: str, pp: int, vpp: int, micro_batches: int, depth: int) -> _Shape:
@@ -167,6 +193,7 @@ def _shape(schedule: str, pp: int, vpp: int, micro_batches: int, depth: int) -> 
         np.array([sum(n for part, n in own if part == count - 1) for own in both], dtype=float),
         np.array([sizes[:at].sum() for at in earliest], dtype=float),
         len(orders.routes),
+        bool(orders.paired.any()),
     )
 
 
@@ -205,9 +232,9 @@ def bound(points: Points, probes: Sequence[Probe | None], evaluator: Evaluator) 
         known = probes[family[at]]
         if known is not None:
             alike.setdefault((*key, known.layers), []).append(at)
-    plan, _, _ = evaluator.place(points.at(0))
+    plan, device, _ = evaluator.place(points.at(0))
     slack = 0.0 if plan.options.get("allocator") else plan.stack.fragmentation
-    context_gib = plan.stack.context_gib or CONTEXT_GIB
+    context_gib = 0.0 if device.synchronous else _context_gib(plan, c)
     for key, places in alike.items():
         try:
             shape = _shape(*key)
@@ -216,10 +243,19 @@ def bound(points: Points, probes: Sequence[Probe | None], evaluator: Evaluator) 
         here = np.array(places)
         three = [np.array([getattr(probes[family[i]], name) for i in places]) for name in ("layer", "first", "last")]
         held = _memory_gib(shape, three, {name: column[here] for name, column in c.items()})
-        memory[here] = held * (1.0 + slack) + context_gib
+        memory[here] = held * (1.0 + slack)
         time[here] = _time_s(shape, three, key[3], key[0])
         flops[here] = [known.model_flops for i in places if (known := probes[family[i]]) is not None]
+    memory = np.where(memory > 0, memory + context_gib, 0.0)
     return Bounds(memory * MARGIN, time * MARGIN, flops)
+
+
+def _context_gib(plan: Plan, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    """GiB of the device's context and of communicators that there are at least [points]."""
+    c = columns
+    groups = sum((each > 1).astype(float) for each in (c["tp"], c["cp"], c["pp"], c["dp"] * c["cp"]))
+    found: np.ndarray = (plan.stack.context_gib or CONTEXT_GIB) + groups * COMMUNICATOR_GIB
+    return found
 
 
 def _memory_gib(shape: _Shape, three: Sequence[np.ndarray], columns: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -237,21 +273,25 @@ def _memory_gib(shape: _Shape, three: Sequence[np.ndarray], columns: Mapping[str
     total = held(0) / shared[0] + np.where(once, 0.0, held(1) / shared[1]) + held(2) / shared[2]
     total += np.outer(layer[:, SAVED], shape.waiting) + np.outer(first[:, SAVED], shape.waiting_first)
     total += np.outer(last[:, SAVED], shape.waiting_last)
+    moment = np.outer(layer[:, MOMENT], shape.layers > 0)
+    total += np.maximum(moment, np.outer(last[:, MOMENT], shape.last))
     found: np.ndarray = total.max(axis=1) / GIB
     return found
 
 
 def _time_s(shape: _Shape, three: Sequence[np.ndarray], micro_batches: int, schedule: str) -> np.ndarray:
     """Seconds of a step at least [points]."""
-    made = []
     whole = schedule in ("gpipe", "1f1b", "interleaved")  # others put the weights' half of a backward off
-    for forward in (COLD, SETTLED, ISSUED):
+    parts: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    for forward in (COLD, SETTLED, ISSUED, PHASES, SETTLED_PHASES):
         layer, first, last = (each[:, forward] + each[:, forward + 1] for each in three)
         busy = np.outer(layer, shape.layers) + np.outer(first, shape.first) + np.outer(last, shape.last)
         passed = layer if whole else three[0][:, forward]
-        made.append((busy * micro_batches / shape.routes, np.outer(passed, shape.before)))
-    cold, warm, issued = made
-    settled = cold[0].max(axis=1, keepdims=True) >= SETTLED_US
-    kernels = np.where(settled, sum(warm), sum(cold))
-    found: np.ndarray = np.maximum(kernels, sum(issued)).max(axis=1) * 1e-6
+        parts[forward] = busy * micro_batches / shape.routes, np.outer(passed, shape.before)
+    totals = {forward: busy + before for forward, (busy, before) in parts.items()}
+    settled = parts[COLD][0].max(axis=1, keepdims=True) >= SETTLED_US
+    known = [np.where(settled, totals[SETTLED], totals[COLD]), totals[ISSUED]]
+    if not shape.paired:  # a forward beside a backward hides exchanges
+        known.append(np.where(settled, totals[SETTLED_PHASES], totals[PHASES]))
+    found: np.ndarray = np.maximum.reduce(known).max(axis=1) * 1e-6
     return found

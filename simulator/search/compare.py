@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..question.canonical import RequestError
-from ..report.answer import StepReport, plain
+from ..report.answer import Answer, StepReport, plain
 from .evaluate import OK, Evaluator, Row, figures
 from .explain import PARTS
 from .points import Folder
@@ -108,14 +108,14 @@ def by_axis(evaluator: Evaluator, one: Mapping[str, Any], other: Mapping[str, An
     return made
 
 
-def by_op(one: StepReport, other: StepReport) -> list[Change]:
-    """Seconds of every op of two steps, those that differ most first; operators without a kind by their names."""
+def by_op(one: Answer, other: Answer) -> list[Change]:
+    """Seconds of every op of two reports, those that differ most first; operators without a kind by their names."""
     first, second = _op_seconds(one), _op_seconds(other)
     found = [Change(name, first.get(name, 0.0), second.get(name, 0.0)) for name in {**first, **second}]
     return sorted(found, key=lambda each: (-abs(each.more), each.name))
 
 
-def _op_seconds(report: StepReport) -> dict[str, float]:
+def _op_seconds(report: Answer) -> dict[str, float]:
     found: dict[str, float] = {}
     assert report.state is not None
     for each in report.state.executions():

@@ -12,6 +12,7 @@ import pytest
 from opcast.models import tracking
 from opcast.models.candidates import Options
 from opcast.models.features import feature_names
+from opcast.models.following import AliasFollower
 from opcast.models.importance import permutation_importance
 from opcast.models.registry import Registry
 from opcast.models.tracking import Tracked, TrackingError, check, log
@@ -145,3 +146,33 @@ def test_a_database_that_is_none_is_one_line(trained: Trained, tmp_path: Path) -
     with pytest.raises(TrackingError, match="predictors are on disk, nothing is lost") as caught:
         log([trained], f"sqlite:///{tmp_path / 'mlflow.db'}")
     assert "\n" not in str(caught.value)
+
+
+def test_an_alias_that_moves_is_followed(
+    trained: Trained, client: mlflow.MlflowClient, uri: str, outcome: TrainingOutcome, tmp_path: Path
+) -> None:
+    """Another registry fetches what it has not, and needs MLflow's files no more for what it has."""
+    correction = dataclasses.replace(outcome.predictor.correction, offset=outcome.predictor.correction.offset + 0.1)
+    made = Registry(tmp_path / "there").register(dataclasses.replace(outcome.predictor, correction=correction))
+    later = dataclasses.replace(trained, predictor=made, path=Registry(tmp_path / "there").path(made))
+    first, second = log([trained, later], uri)
+    own = Registry(tmp_path / "here")
+    follower = AliasFollower(uri, own)
+    known = (("gemm", "cpu_two_threads"), {"backend": made.backend})
+
+    def current() -> float:
+        found = own.find(*known[0], **known[1])
+        assert found is not None
+        return found.correction.offset
+
+    assert [name.rpartition("/")[2] for name in follower.look()] == ["cpu_two_threads@1"]
+    assert current() == correction.offset
+    assert follower.look() == []
+    for version, offset, number in (
+        (first.version, outcome.predictor.correction.offset, "2"),
+        (second.version, correction.offset, "1"),
+    ):
+        client.set_registered_model_alias("opcast-gemm", "cpu_two_threads", version)
+        assert [name.rpartition("@")[2] for name in follower.look()] == [number]
+        assert current() == offset
+    assert len(own.list()) == 2

@@ -57,6 +57,7 @@ class ServedAsked:
     layouts: tuple[ReplicaLayout, ...]
     left_out: Mapping[str, int]
     combinations: int
+    facts: Facts
 
     def devices(self, layout: ReplicaLayout) -> int:
         """All GPUs of the cluster that a layout is of."""
@@ -100,7 +101,7 @@ def asked(request: ServedSearchRequest) -> ServedAsked:
         kept = left
         if not kept:
             raise RequestError(f"the space is empty: of {len(grid):,} layouts none is left after: {what}")
-    return ServedAsked(request, clusters, axes, tuple(kept), left_out, len(grid))
+    return ServedAsked(request, clusters, axes, tuple(kept), left_out, len(grid), facts)
 
 
 def requirements(
@@ -314,14 +315,7 @@ def answer(
     from ...trace.models import resolve
 
     request = made.request
-    _, constraints = request.expressions()
-    slo = request.slo
-    asked_for = {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms, "e2e_ms": slo.e2e_ms}
-    good = [
-        row
-        for row in meeting(found.rows, constraints)
-        if all(most is None or row[name] <= most for name, most in asked_for.items())
-    ]
+    good = good_rows(request, found.rows)
     order = ranked(good, request.objectives)
 
     def report(row: Mapping[str, Any]) -> InferenceReport:
@@ -339,7 +333,7 @@ def answer(
         model=resolve(request.step.model).name,
         sampler="exhaustive",
         objectives=request.objectives,
-        constraints=(*request.constraints, *(f"{n} <= {v:g}" for n, v in asked_for.items() if v is not None)),
+        constraints=(*request.constraints, *(f"{n} <= {v:g}" for n, v in expected(request).items())),
         axes={name: list(values) for name, values in made.axes.items() if len(values) > 1},
         combinations=made.combinations,
         points=len(found.rows) + pruned,
@@ -356,6 +350,20 @@ def answer(
         wall_time_s=time.perf_counter() - started,
         rows=tuple(found.rows),
     )
+
+
+def expected(request: ServedSearchRequest) -> dict[str, float]:
+    """What users expect at most, by figure."""
+    slo = request.slo
+    most = {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms, "e2e_ms": slo.e2e_ms}
+    return {name: value for name, value in most.items() if value is not None}
+
+
+def good_rows(request: ServedSearchRequest, rows: Sequence[Row]) -> list[Mapping[str, Any]]:
+    """The rows that meet all constraints and give users what they expect."""
+    _, constraints = request.expressions()
+    most = expected(request).items()
+    return [row for row in meeting(rows, constraints) if all(row[name] <= value for name, value in most)]
 
 
 def decode_report(request: ServedSearchRequest, own: LayoutReplica, batch: int, bench: Any) -> InferenceReport:

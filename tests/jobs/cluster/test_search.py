@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,28 @@ def test_ray_finds_what_one_process_finds(
     ray_cluster: Any, request_of_tiny: SearchRequest, alone: SearchReport
 ) -> None:
     assert same(Workbench(request_of_tiny.base.sources).search(request_of_tiny, Crew(2, "ray")), alone)
+
+
+def test_a_node_that_goes_amid_a_search_changes_nothing(
+    ray_cluster: Any, request_of_tiny: SearchRequest, alone: SearchReport
+) -> None:
+    """A node is killed when the first points are there: the same rows, in the same order."""
+    left: list[Any] = []
+
+    @contextmanager
+    def watching(count: int) -> Iterator[Callable[[int], None]]:
+        def advance(done: int) -> None:
+            if done and not left:
+                left.append(next(iter(ray_cluster.worker_nodes)))
+                ray_cluster.remove_node(left[0], allow_graceful=False)
+
+        yield advance
+
+    found = Workbench(request_of_tiny.base.sources).search(request_of_tiny, Crew(2, "ray"), progress=watching)
+    assert left, "no node went"
+    assert len(ray_cluster.worker_nodes) == 1
+    ray_cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+    assert same(found, alone)
 
 
 def test_what_a_node_of_ray_took_with_it_is_run_again(ray_cluster: Any, tmp_path: Path) -> None:

@@ -39,7 +39,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="package")
 def serve(home: str) -> Callable[..., Any]:
     """A function: settings -> a context with the address of a server that has them."""
-    return lambda **settings: running(ServiceSettings(port=0, sources=Sources.at(home), **settings))
+    usual = {"port": 0, "sources": Sources.at(home)}
+    return lambda **settings: running(ServiceSettings(**{**usual, **settings}))
 
 
 @pytest.fixture(scope="package")

@@ -30,6 +30,8 @@ USUAL = {
     "body_mib": 1,
     "timeout_s": 5,
     "search_s": 9,
+    "follow": None,
+    "follow_s": 5,
     "allow": [],
     "store": "s",
     "predictors": "p",

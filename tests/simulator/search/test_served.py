@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from opcast.datasets.clusters import load_cluster
+from opcast.jobs.search_serving import write_points
 from opcast.simulator.question.plan import load_stack
 from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.question.serving import ServingTargets
 from opcast.simulator.search.rank import losses
 from opcast.simulator.search.result import SearchReport
 from opcast.simulator.search.served.explain import settings
-from opcast.simulator.search.served.request import ServedSearchRequest, ServedSpace
+from opcast.simulator.search.served.request import OF_POINT, ServedSearchRequest, ServedSpace
 from opcast.simulator.workbench import Workbench
 
 WIDER = {"hidden_size": 1024, "intermediate_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 8}
@@ -156,3 +158,54 @@ def test_no_more_than_a_node_as_a_replica(serving: Asking, bench: Workbench) -> 
     pair = replace(request, step=replace(request.step, cluster=replace(load_cluster("dgx_h100"), nodes=2)))
     best = bench.search_serving(pair).best[0]
     assert 8 < best["devices"] <= 16
+
+
+def test_what_makes_two_ways_differ_adds_up(serving: Asking, bench: Workbench) -> None:
+    found = bench.compare_serving(serving({}), "tp=1 batch=8", "tp=2 batch=32")
+    for parts in (found.tpot, found.ttft, found.dimensions):
+        *each, whole = parts
+        assert sum(part.more for part in each) == pytest.approx(whole.more, rel=1e-6)
+    assert [step.settings for step in found.settings] == ["tp", "batch"]
+    assert found.settings[-1].tpot_ms == found.other["tpot_ms"]
+    assert "exposed tp" in {part.name for part in found.dimensions}
+    assert any("all_reduce" in op.name for op in found.decode_ops if not op.one)
+    assert {"settings", "tpot", "prompt_ops"} <= set(found.to_dict())
+    same = bench.compare_serving(serving({}), "tp=2", "tp=2")
+    assert not any(part.more for part in (*same.tpot, *same.figures, *same.decode_ops, *same.memory))
+    assert not same.settings
+
+
+def test_ways_are_ranks_of_points_that_were_kept(serving: Asking, bench: Workbench, tmp_path: Path) -> None:
+    request = serving({}, slo=ServingTargets(tpot_ms=20.0))
+    kept = bench.search_serving(request)
+    write_points(kept, tmp_path / "ways.parquet")
+    last = len([row for row in kept.rows if row["tpot_ms"] <= 20.0])
+    apart = next(row["rank"] for row in kept.best if row["pools"] == "apart")
+    together = next(row["rank"] for row in kept.best if row["pools"] == "together")
+    found = bench.compare_serving(request, str(together), str(apart), tmp_path / "ways.parquet")
+    for way, rank in ((found.one, together), (found.other, apart)):
+        row = kept.best[rank - 1]
+        assert {name: way[name] for name in OF_POINT} == {name: row[name] for name in OF_POINT}
+        assert way["ttft_ms"] == pytest.approx(row["ttft_ms"])
+        assert way["tokens_per_s_per_gpu"] == pytest.approx(row["tokens_per_s_per_gpu"])
+    assert "pools" in found.settings[-1].settings
+    for text, says in (("0", "0 is no rank"), (str(last + 1), "is no rank of"), ("tq=2", "is no setting=value")):
+        with pytest.raises(ValueError, match=says):
+            bench.compare_serving(request, "1", text, tmp_path / "ways.parquet")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("1", "name its file with points=FILE"),
+        ("tp=x", "tp=x must be a whole number"),
+        ("tp=3", "tp=3 pp=1 dp=1 ep=1 cannot be: tp divides the attention heads"),
+        ("pools=together ratio=1:3", "pools=together has no ratio"),
+        ("ratio=1:99", "ratio=1:99 does not fit the 8 GPUs"),
+        ("batch=100000000", "holds .* tokens of"),
+        ("cluster=dgx_b200", "cluster=dgx_b200 is not searched"),
+    ],
+)
+def test_what_cannot_be_compared(text: str, says: str, serving: Asking, bench: Workbench) -> None:
+    with pytest.raises(ValueError, match=says):
+        bench.compare_serving(serving({}), "tp=1", text)

@@ -1,0 +1,319 @@
+"""How two ways to serve differ: setting by setting, part by part of what users wait for, and op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...memory.amounts import GIB
+from ...question.canonical import RequestError
+from ...report.answer import InferenceReport, plain
+from ..compare import SHOWN_OPS, Change, by_op
+from ..rank import ranked
+from .estimate import held_tokens
+from .replicas import LayoutReplica, engine_name
+from .request import LAYOUT, OF_PREFILL, POOLS, ReplicaLayout, ServedSearchRequest, ratio_of
+from .run import (
+    Refused,
+    Row,
+    ServedAsked,
+    asked,
+    decode_report,
+    figures_of,
+    good_rows,
+    replica_or_why,
+    requirements,
+    row_of,
+)
+
+WHOLE = ("nodes", "batch", "max_tokens", *LAYOUT, *OF_PREFILL)  # settings that are whole numbers
+SETTINGS = ("cluster", "nodes", "precision", "policy", *LAYOUT, "batch", "max_tokens", "pools", *OF_PREFILL, "ratio")
+USUAL_BATCH = 64
+FIGURES = (
+    *("tokens_per_s_per_gpu", "tokens_per_s_per_user", "ttft_ms", "tpot_ms", "e2e_ms", "requests_per_s"),
+    *("concurrency", "kv_share", "devices", "cost_per_million_tokens"),
+)
+OF_TPOT = {"decode_ms": "iteration that decodes", "prompt_ms": "prompts beside it"}
+OF_TTFT = {"queue_ms": "waiting for a turn", "transfer_ms": "moving the cache"}
+
+
+@dataclass(frozen=True)
+class WayStep:
+    """Settings changed after those before them: from what to what, and the figures then (None: ``why`` not)."""
+
+    settings: str
+    one: str
+    other: str
+    tokens_per_s_per_gpu: float | None
+    ttft_ms: float | None
+    tpot_ms: float | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class ServedComparison:
+    """Two ways to serve and how the second differs from the first.
+
+    ``settings`` lead from one to the other. ``tpot`` and ``ttft`` add up to what users wait for (ms); ``dimensions`` add
+    up to an iteration that decodes (ms: compute, what each kind of ranks exchanges while nothing computes, the host).
+    ``decode_ops`` are kernels of such an iteration of a replica, ``prompt_ops`` of one with prompts (ms), those that
+    differ most first. ``memory`` is of a GPU that decodes (GiB).
+    """
+
+    one: Mapping[str, Any]
+    other: Mapping[str, Any]
+    settings: tuple[WayStep, ...]
+    figures: tuple[Change, ...]
+    tpot: tuple[Change, ...]
+    ttft: tuple[Change, ...]
+    dimensions: tuple[Change, ...]
+    memory: tuple[Change, ...]
+    decode_ops: tuple[Change, ...]
+    prompt_ops: tuple[Change, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, with what the other has more."""
+        made: dict[str, Any] = plain(self)
+        for name in ("figures", "tpot", "ttft", "dimensions", "memory", "decode_ops", "prompt_ops"):
+            for entry, change in zip(made[name], getattr(self, name), strict=True):
+                entry["more"] = change.more
+        return made
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to serve with its figures and the replicas that it is made of; ``prefill`` is None where one does both."""
+
+    row: Row
+    decode: LayoutReplica
+    prefill: LayoutReplica | None
+
+
+def compare_ways(request: ServedSearchRequest, one: Row, other: Row, bench: Any) -> ServedComparison:
+    """How two ways to serve differ. RequestError for one that cannot be."""
+    made = with_places(asked(request), (one, other))
+    ways = [way_of(made, point, bench) for point in (one, other)]
+    rows = [way.row for way in ways]
+    decodes = [decode_report(request, way.decode, way.row["batch"], bench) for way in ways]
+    prompts = [prompt_report(request, way, bench) for way in ways]
+    return ServedComparison(
+        one=rows[0],
+        other=rows[1],
+        settings=tuple(by_setting(made, one, other, bench)),
+        figures=tuple(Change(name, rows[0][name], rows[1][name]) for name in FIGURES),
+        tpot=tuple(adding_up(rows, OF_TPOT, "tpot_ms", "host")),
+        ttft=tuple(adding_up(rows, OF_TTFT, "ttft_ms", "prompt and host")),
+        dimensions=tuple(by_dimension(decodes)),
+        memory=tuple(memory_changes(decodes, ways)),
+        decode_ops=tuple(in_ms(by_op(*decodes))),
+        prompt_ops=tuple(in_ms(by_op(*prompts))),
+    )
+
+
+def with_places(made: ServedAsked, points: Sequence[Row]) -> ServedAsked:
+    """The request with the batches and chunks of points among its own, so that tables have them."""
+    axes = dict(made.axes)
+    for name in ("batch", "max_tokens"):
+        axes[name] = tuple(sorted({*axes[name], *(point[name] for point in points)}))
+    return replace(made, axes=axes)
+
+
+def way_of(made: ServedAsked, point: Row, bench: Any) -> Way:
+    """The way to serve at a point, with its figures. RequestError for what cannot be."""
+    own, first = layout_of(made, point, LAYOUT), None
+    decode, prefill = replica(made, own, point, bench), None
+    if point["pools"] == "apart":
+        first = layout_of(made, point, OF_PREFILL)
+        prefill = replica(made, first, point, bench)
+    held = held_tokens(made.request, point["policy"]) * point["batch"]
+    if held > decode.kv.tokens:
+        raise RequestError(f"batch={point['batch']} holds {held:,.0f} tokens of {decode.kv.tokens:,} that a rank has")
+    ratio = (point["ratio"],) if point["ratio"] else ()
+    fixed = replace(made, request=replace(made.request, space=replace(made.request.space, ratio=ratio)))
+    row = row_of(own, point["policy"], point["batch"], point["max_tokens"], first)
+    figures = figures_of(fixed, row, decode, prefill)
+    if not figures:
+        raise RequestError(f"ratio={point['ratio'] or 'any'} does not fit the {made.devices(own)} GPUs of the cluster")
+    return Way({**row, **figures[0]}, decode, prefill)
+
+
+def layout_of(made: ServedAsked, point: Row, names: Sequence[str]) -> ReplicaLayout:
+    """The layout of a point's replicas that decode, or that prefill. RequestError where it does not fit together."""
+    if point["cluster"] not in made.clusters:
+        raise RequestError(f"cluster={point['cluster']} is not searched: space.cluster=[{point['cluster']},…]")
+    layout = ReplicaLayout(point["cluster"], point["nodes"], point["precision"], *(point[name] for name in names))
+    for what, holds in requirements(made.clusters, made.facts, any_experts=True):
+        if not holds(layout):
+            said = " ".join(f"{name}={value}" for name, value in layout.values().items())
+            raise RequestError(f"{said} cannot be: {what}")
+    return layout
+
+
+def replica(made: ServedAsked, layout: ReplicaLayout, point: Row, bench: Any) -> LayoutReplica:
+    """The replica of a layout. RequestError for why there is none."""
+    found = replica_or_why(made, layout, engine_name(point["policy"]), bench)
+    if isinstance(found, Refused):
+        said = " ".join(f"{name}={value}" for name, value in layout.values().items())
+        raise RequestError(f"{said} cannot be compared: {found.why}")
+    return found
+
+
+# --- setting by setting -----------------------------------------------------------------------------------
+
+
+def by_setting(made: ServedAsked, one: Row, other: Row, bench: Any) -> Iterator[WayStep]:
+    """The figures after each setting that differs is changed, those before it being changed already."""
+    now = dict(one)
+    for names in groups(one, other):
+        now |= {name: other[name] for name in names}
+        said = [" ".join(f"{point[name]}" for name in names if point[name] != "") for point in (one, other)]
+        try:
+            row: Row = way_of(made, now, bench).row
+        except RequestError as error:
+            row = {"why": str(error)}
+        figures = (row.get(name) for name in ("tokens_per_s_per_gpu", "ttft_ms", "tpot_ms"))
+        yield WayStep(" ".join(names), said[0], said[1], *figures, row.get("why", ""))
+
+
+def groups(one: Row, other: Row) -> list[tuple[str, ...]]:
+    """Settings that differ, those together that cannot change alone: degrees over which experts are shared, and pools
+    with what prefills in them."""
+    differs = [name for name in SETTINGS if one[name] != other[name]]
+    joined: list[tuple[str, ...]] = []
+    for together in (("tp", "dp", "ep") if "ep" in differs else (), OF_PREFILL if "pools" not in differs else ()):
+        joined.append(tuple(name for name in differs if name in together))
+    if "pools" in differs:
+        joined.append(tuple(name for name in differs if name in ("pools", *OF_PREFILL, "ratio")))
+    of = {name: group for group in joined for name in group}
+    return list(dict.fromkeys(of.get(name, (name,)) for name in differs))
+
+
+# --- part by part -----------------------------------------------------------------------------------------
+
+
+def adding_up(rows: Sequence[Row], parts: Mapping[str, str], whole: str, rest: str) -> Iterator[Change]:
+    """Parts of a figure that add up to it; the last but one is what no other part is."""
+    named = [[row[key] for key in parts] for row in rows]
+    for at, name in enumerate(parts.values()):
+        if named[0][at] or named[1][at]:
+            yield Change(name, named[0][at], named[1][at])
+    left = [row[whole] - sum(own) for row, own in zip(rows, named, strict=True)]
+    yield Change(rest, left[0], left[1])
+    yield Change(whole, rows[0][whole], rows[1][whole])
+
+
+def by_dimension(reports: Sequence[InferenceReport]) -> Iterator[Change]:
+    """Milliseconds of an iteration by what the GPUs do: compute, each kind of exchange, wait."""
+    parts = []
+    for report in reports:
+        made = report.breakdown
+        own = {"compute": made.compute_s}
+        own |= {f"exposed {name}": seconds for name, seconds in made.by_parallelism.items()}
+        own |= {"other exchanges": made.exposed_comm_s - sum(made.by_parallelism.values())}
+        own |= {"waiting for the host": made.host_s, "pipeline bubble": made.bubble_s}
+        parts.append({name: 1e3 * seconds for name, seconds in own.items() if abs(seconds) > 1e-12})
+    for name in {**parts[0], **parts[1]}:
+        yield Change(name, parts[0].get(name, 0.0), parts[1].get(name, 0.0))
+    yield Change("iteration", reports[0].e2e_ms, reports[1].e2e_ms)
+
+
+def memory_changes(reports: Sequence[InferenceReport], ways: Sequence[Way]) -> Iterator[Change]:
+    """GiB of a GPU that decodes: weights, and the KV cache that its batch holds."""
+    weights = [report.memory.weights_gib for report in reports]
+    yield Change("weights", weights[0], weights[1])
+    held = [
+        way.row["kv_share"] * way.decode.kv.tokens * way.decode.kv.bytes_per_token / sharing(way.decode) / GIB
+        for way in ways
+    ]
+    yield Change("KV cache in use", held[0], held[1])
+
+
+def sharing(own: LayoutReplica) -> int:
+    """GPUs that share the keys and values of a sequence out."""
+    return own.layout.tp * own.layout.pp
+
+
+def prompt_report(request: ServedSearchRequest, way: Way, bench: Any) -> InferenceReport:
+    """The whole report of an iteration of prompts only: as many as fit into ``max_tokens``, or a chunk of one."""
+    own, most = way.prefill or way.decode, way.row["max_tokens"]
+    count, length = max(most // request.input_len, 1), min(request.input_len, most)
+    work = replace(own.step.work, kind="prefill", batch=count, input_len=length, cache="static")
+    made = bench.simulate(replace(own.step, work=work))
+    assert isinstance(made, InferenceReport)
+    return made
+
+
+def in_ms(ops: Sequence[Change]) -> Iterator[Change]:
+    """The ops that differ most, in milliseconds."""
+    for each in ops[:SHOWN_OPS]:
+        yield Change(each.name, 1e3 * each.one, 1e3 * each.other)
+
+
+# --- points that a person names ---------------------------------------------------------------------------
+
+
+def way_named(made: ServedAsked, text: str, points: Path | None) -> Row:
+    """The point that a person names: a rank of the points that a search kept, or settings such as ``tp=2 batch=64``.
+
+    A setting that is not named has its only value, or what is usual: degrees of 1, replicas that do both unless
+    something of a pool is named, 64 sequences. RequestError for what is no setting and no such rank.
+    """
+    text = str(text).strip()
+    if text.isdigit():
+        return _of_rank(made.request, int(text), points)
+    given: Row = {}
+    for part in text.replace(",", " ").split():
+        name, equals, value = part.partition("=")
+        if name not in SETTINGS or not equals:
+            raise RequestError(
+                f"{part!r} is no setting=value; settings are {', '.join(SETTINGS)}, or give a rank of points=FILE"
+            )
+        given[name] = _as(name, value)
+    return {**_usual(made, given), **given}
+
+
+def _usual(made: ServedAsked, given: Row) -> Row:
+    axes = made.axes
+    batch = min(axes["batch"], key=lambda each: abs(each - USUAL_BATCH))
+    row: Row = {name: 1 for name in LAYOUT} | {"cluster": axes["cluster"][0], "nodes": axes["nodes"][0]}
+    row |= {"precision": axes["precision"][0], "policy": axes["policy"][0], "batch": batch, "ratio": ""}
+    row |= {"max_tokens": axes["max_tokens"][0]}
+    row |= {name: values[0] for name, values in axes.items() if len(values) == 1 and name in row}
+    row |= {"ep": given.get("tp", row["tp"]) * given["dp"]} if given.get("dp", 1) > 1 else {}
+    apart = given.get("pools") == "apart" or bool(given.keys() & {*OF_PREFILL, "ratio"})
+    row["pools"] = "apart" if apart else "together"
+    if apart and given.get("pools", "apart") != "apart":
+        raise RequestError("pools=together has no ratio and nothing that only prefills: leave these out")
+    prefills = {f"prefill_{name}": given.get(name, row[name]) for name in LAYOUT}
+    return row | (prefills if apart else dict.fromkeys(OF_PREFILL, 0))
+
+
+def _as(name: str, value: str) -> Any:
+    if name in WHOLE:
+        if not value.isdigit() or not int(value):
+            raise RequestError(f"{name}={value} must be a whole number of at least 1")
+        return int(value)
+    if name == "ratio":
+        ratio_of(value)
+    if name == "pools" and value not in POOLS:
+        raise RequestError(f"pools={value} is not one of {', '.join(POOLS)}")
+    return value
+
+
+def _of_rank(request: ServedSearchRequest, rank: int, points: Path | None) -> Row:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if points is None or not points.is_file():
+        raise RequestError(f"{rank} is a rank of a search that was kept: name its file with points=FILE")
+    try:
+        rows = pq.read_table(points).to_pylist()
+        ordered = ranked(good_rows(request, rows), request.objectives)
+        known = [{name: row[name] for name in SETTINGS} for row in ordered]
+    except (OSError, pa.ArrowInvalid, KeyError):
+        raise RequestError(f"points={points} holds no points of a search over ways to serve") from None
+    if not 1 <= rank <= len(known):
+        raise RequestError(f"{rank} is no rank of points={points}: it has 1 to {len(known)}")
+    return known[rank - 1]

@@ -1,0 +1,92 @@
+"""No text of a call leads to a file of the server: every parameter of every call, and the address itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from http.client import HTTPConnection
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import httpx
+import pytest
+
+EVIL = "../../../../../../../etc/passwd"
+SECRET = "root:x:0"
+OP = {"op": {"kind": "gemm", "m": 64, "n": 64, "k": 64}}
+SEARCHED = {"model": "tiny_llama_100m", "cluster": "dgx_h100"}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/predict": OP,
+    "/v1/predict/report": {"op": {"kind": "all_reduce", "size_bytes": 1024, "ranks": 8}, "cluster": "dgx_h100"},
+    "/v1/predict/batch": {"ops": [OP["op"]]},
+    "/v1/simulate": {"model": "tiny_llama_100m", "device": "h100_sxm", "seq_len": 64},
+    "/v1/simulate/report": {"model": "tiny_llama_100m", "device": "h100_sxm", "seq_len": 64},
+    "/v1/serving": {"model": "tiny_llama_100m", "device": "h100_sxm", "traffic": {"requests": 2}},
+    "/v1/search": {**SEARCHED, "global_batch": 8, "space": {"tp": [1], "pp": [1], "micro_batch": [1]}},
+    "/v1/search/serving": {**SEARCHED, "space": {"tp": [1], "batch": [8]}},
+}
+
+
+def texts(schema: Mapping[str, Any], parts: Mapping[str, Any]) -> Iterator[Any]:
+    """The values that put :data:`EVIL` into each place of a schema where a text may stand, one place at a time."""
+    if "$ref" in schema:
+        yield from texts(parts[schema["$ref"].rpartition("/")[2]], parts)
+    for each in (*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())):
+        yield from texts(each, parts)
+    if schema.get("type") == "string":
+        yield EVIL
+    for value in texts(schema["items"], parts) if isinstance(schema.get("items"), Mapping) else ():
+        yield [value]
+    for name, own in schema.get("properties", {}).items():
+        for value in texts(own, parts):
+            yield {name: value}
+    if schema.get("additionalProperties") and schema.get("type") == "object":
+        yield {EVIL: 1}
+        yield {"path": EVIL}
+
+
+def within(usual: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    """A body with one place changed."""
+    made = dict(usual)
+    for name, value in changed.items():
+        old = made.get(name)
+        made[name] = within(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return made
+
+
+@pytest.fixture(scope="module")
+def described(address: str) -> dict[str, Any]:
+    """The service's own description."""
+    found: dict[str, Any] = httpx.get(f"{address}/openapi.json").json()
+    return found
+
+
+def test_every_call_has_a_body_here(described: dict[str, Any]) -> None:
+    assert set(BODIES) == {path for path, calls in described["paths"].items() if "post" in calls} - {
+        "/v1/predict/table"
+    }
+
+
+@pytest.mark.parametrize("path", sorted(BODIES))
+def test_no_field_reads_a_file(path: str, address: str, described: dict[str, Any]) -> None:
+    content = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    asked = [within(BODIES[path], each) for each in texts(content["schema"], described["components"]["schemas"])]
+    assert len(asked) > 4
+    with httpx.Client(base_url=address, timeout=60) as client:
+        for body in asked:
+            answer = client.post(path, json=body)
+            assert answer.status_code < 500, (body, answer.text)
+            assert SECRET not in answer.text, body
+
+
+def test_neither_the_address_nor_a_question_leads_out(address: str) -> None:
+    place = urlsplit(address)
+    paths = [f"/{EVIL}", f"/v1/{EVIL}", f"/static/{EVIL}", f"/v1/{quote(EVIL, safe='')}", "/%2e%2e/%2e%2e/etc/passwd"]
+    for name in ("device", "kind", "cache", "backend"):
+        paths.append(f"/v1/predict/table?{name}={quote(EVIL, safe='')}")
+    for path in paths:
+        connection = HTTPConnection(place.hostname or "", place.port, timeout=30)
+        connection.request("POST" if "table" in path else "GET", path, b"", {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        assert 400 <= answer.status < 500, path
+        assert SECRET.encode() not in answer.read()
+        connection.close()
