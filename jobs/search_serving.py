@@ -9,10 +9,10 @@ from typing import Any
 
 from ..simulator.search.objectives import OF_SERVING
 from ..simulator.search.result import SearchReport
-from ..simulator.search.served.request import ServedSearchRequest
 from ..simulator.search.served.explain import settings
+from ..simulator.search.served.request import ServedSearchRequest
 from . import resolve
-from .search import SHOWN_CLASSES, crew_of, pair_of, words, worse
+from .search import SHOWN_CLASSES, crew_of, pair_of, worse
 from .show import print_json, say, table, wants_json
 from .validate import progress_bar
 from .writing import check_place, write, write_text
@@ -66,7 +66,12 @@ def run_comparison(config: Mapping[str, Any], request: ServedSearchRequest, as_j
         print_json(found.to_dict())
         return 0
     steps = [
-        (each.settings, f"{each.one} → {each.other}", *map(figure, (each.tokens_per_s_per_gpu, each.ttft_ms, each.tpot_ms)), each.why)
+        (
+            each.settings,
+            f"{each.one} → {each.other}",
+            *map(figure, (each.tokens_per_s_per_gpu, each.ttft_ms, each.tpot_ms)),
+            each.why,
+        )
         for each in found.settings
     ]
     table("setting by setting", ("setting", "from → to", "tokens/s/GPU", "TTFT ms", "TPOT ms", ""), steps)

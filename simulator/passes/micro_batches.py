@@ -32,13 +32,18 @@ def micro_batch_variant(graph: Graph, first: bool, last: bool) -> Graph:
     return _KNOWN[key][1]
 
 
-def _variant(graph: Graph, first: bool, last: bool) -> Graph:
+def least_variant(graph: Graph) -> Graph:
+    """What every micro-batch runs at least: nothing of the first or the last, and no adding to gradients of others."""
+    return _variant(graph, first=False, last=False, adds=False)
+
+
+def _variant(graph: Graph, first: bool, last: bool, adds: bool = True) -> Graph:
     draft = Draft(graph)
     if not last:
         _keep_gathered(draft)
     for section in draft.sections:
         section.items = [item for item in section.items if _runs(item, first, last)]
-    if not first:
+    if adds and not first:
         _accumulate(draft)
     return draft.graph()
 

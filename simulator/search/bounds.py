@@ -24,7 +24,7 @@ from ..graph import Graph
 from ..memory.amounts import GIB
 from ..memory.stage import COMMUNICATOR_GIB, CONTEXT_GIB
 from ..memory.walk import GRADIENTS, OPTIMIZER, WEIGHTS, ChunkWalk, walk_chunk
-from ..passes.micro_batches import micro_batch_variant
+from ..passes.micro_batches import least_variant, micro_batch_variant
 from ..passes.order import TRAINING, apply_passes
 from ..passes.pipeline import boundaries, layer_stack, split_pipeline
 from ..question.orders import make_orders, parts_of
@@ -34,7 +34,7 @@ from ..step.build import engine_of, parts, traced
 from ..step.checks import prepared
 from ..timing.clocks import sustained
 from ..timing.costs import Costs, cost_graphs, scaled
-from ..timing.phases import FIRST, PhaseTimes, graphed
+from ..timing.phases import PhaseTimes, graphed
 from ..timing.schedule.pipeline import in_flight
 from .evaluate import Evaluator
 from .request import request_of
@@ -90,7 +90,7 @@ def _probe(evaluator: Evaluator, point: Mapping[str, Any]) -> Probe | None:
     plan = replace(plan, parallel=replace(plan.parallel, stages=(1, 1, depth - 3, 1)))
     chunks = [chunk.graph for chunk in split_pipeline(apply_passes(graph, plan, TRAINING), plan)]
     steady = [micro_batch_variant(each, first=False, last=True) for each in chunks]
-    usual = [micro_batch_variant(each, *FIRST) for each in chunks]  # no gradients of others to add to
+    usual = [least_variant(each) for each in chunks]
     start, one, many, end = _quantities(steady, usual, plan, device, engine)
     layer = np.minimum.reduce([(many - one) / (depth - 4), one, many / (depth - 3)])
     widest = np.maximum(one, (many - one) / (depth - 4))
@@ -126,7 +126,8 @@ def _kept(walk: ChunkWalk) -> tuple[float, float]:
 
 
 def _phases_us(costs: Costs, plan: Plan, device: Device) -> tuple[float, float]:
-    """Microseconds of a forward and of a backward on the device's streams; zero where these depend on other degrees.
+    """Microseconds of a forward and of a backward on the device's streams, without what these wait for the host (which
+    may be ahead of a whole stage, where it is late for a part); zero where they depend on other degrees.
 
     The probe's tensor, context and expert ranks are as near to each other as those of its family where ranks of data
     and of the pipeline are numbered after them.
@@ -136,7 +137,8 @@ def _phases_us(costs: Costs, plan: Plan, device: Device) -> tuple[float, float]:
     if not alike or layout.placement != PLACEMENTS[0]:
         return 0.0, 0.0
     phases = PhaseTimes(costs, plan, device)
-    return phases["forward"].total_us, phases["backward"].total_us
+    forward, backward = (phases[name].total_us - phases[name].host_us for name in ("forward", "backward"))
+    return forward, backward
 
 
 def _compute_us(costs: Costs) -> tuple[float, float]:
@@ -242,7 +244,8 @@ def bound(points: Points, probes: Sequence[Probe | None], evaluator: Evaluator) 
             continue
         here = np.array(places)
         three = [np.array([getattr(probes[family[i]], name) for i in places]) for name in ("layer", "first", "last")]
-        held = _memory_gib(shape, three, {name: column[here] for name, column in c.items()})
+        own = {name: column[here] for name, column in c.items()}
+        held = _memory_gib(shape, three, own, _whole(plan, own))
         memory[here] = held * (1.0 + slack)
         time[here] = _time_s(shape, three, key[3], key[0])
         flops[here] = [known.model_flops for i in places if (known := probes[family[i]]) is not None]
@@ -258,8 +261,20 @@ def _context_gib(plan: Plan, columns: Mapping[str, np.ndarray]) -> np.ndarray:
     return found
 
 
-def _memory_gib(shape: _Shape, three: Sequence[np.ndarray], columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    """GiB of tensors on the fullest stage at least [points]."""
+def _whole(plan: Plan, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Where weights, and where gradients, are there whole when a forward ends, whatever shards them [points].
+
+    A pipeline gathers weights and sums gradients once for all micro-batches (:mod:`..passes.zero.sharded`).
+    """
+    options, pipeline = plan.options, columns["pp"] > 1
+    weights = pipeline & (not options.get("reshard_after_forward") and not options.get("gather_dtype"))
+    return weights, pipeline & (not options.get("reduce_every_micro_batch"))
+
+
+def _memory_gib(
+    shape: _Shape, three: Sequence[np.ndarray], columns: Mapping[str, np.ndarray], whole: Sequence[np.ndarray]
+) -> np.ndarray:
+    """GiB of tensors on the fullest stage at least [points]; ``whole`` is :func:`_whole`."""
     layer, first, last = three
 
     def held(quantity: int) -> np.ndarray:
@@ -270,12 +285,14 @@ def _memory_gib(shape: _Shape, three: Sequence[np.ndarray], columns: Mapping[str
     ranks = np.maximum(c["dp"] * c["cp"], c["tp"] * c["cp"] * c["dp"] // (c["ep"] * c["etp"])).astype(float)
     shared = [np.where(c["zero_stage"] >= least, ranks, 1.0)[:, None] for least in (3, 2, 1)]
     once = (c["micro_batches"] == 1)[:, None]  # gradients are not there yet when the only forward ends
-    total = held(0) / shared[0] + np.where(once, 0.0, held(1) / shared[1]) + held(2) / shared[2]
-    total += np.outer(layer[:, SAVED], shape.waiting) + np.outer(first[:, SAVED], shape.waiting_first)
-    total += np.outer(last[:, SAVED], shape.waiting_last)
-    moment = np.outer(layer[:, MOMENT], shape.layers > 0)
-    total += np.maximum(moment, np.outer(last[:, MOMENT], shape.last))
-    found: np.ndarray = total.max(axis=1) / GIB
+    parts = [held(0), np.where(once, 0.0, held(1)), held(2)]
+    saved = np.outer(layer[:, SAVED], shape.waiting) + np.outer(first[:, SAVED], shape.waiting_first)
+    saved += np.outer(last[:, SAVED], shape.waiting_last)
+    moment = np.maximum(np.outer(layer[:, MOMENT], shape.layers > 0), np.outer(last[:, MOMENT], shape.last))
+    fullest = sum(part / ranks for part, ranks in zip(parts, shared, strict=True)) + saved + moment
+    kept = [np.where(at_end[:, None], 1.0, ranks) for at_end, ranks in zip(whole, shared, strict=False)]
+    after_forward = sum(part / ranks for part, ranks in zip(parts, (*kept, shared[2]), strict=True)) + saved
+    found: np.ndarray = np.maximum(fullest, after_forward).max(axis=1) / GIB
     return found
 
 

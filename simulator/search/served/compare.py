@@ -56,8 +56,8 @@ class WayStep:
 class ServedComparison:
     """Two ways to serve and how the second differs from the first.
 
-    ``settings`` lead from one to the other. ``tpot`` and ``ttft`` add up to what users wait for (ms); ``dimensions`` add
-    up to an iteration that decodes (ms: compute, what each kind of ranks exchanges while nothing computes, the host).
+    ``settings`` lead from one to the other. ``tpot`` and ``ttft`` add up to what users wait for (ms), ``dimensions`` to
+    an iteration that decodes (ms: compute, what each kind of ranks exchanges while nothing computes, the host).
     ``decode_ops`` are kernels of such an iteration of a replica, ``prompt_ops`` of one with prompts (ms), those that
     differ most first. ``memory`` is of a GPU that decodes (GiB).
     """
@@ -181,9 +181,8 @@ def groups(one: Row, other: Row) -> list[tuple[str, ...]]:
     """Settings that differ, those together that cannot change alone: degrees over which experts are shared, and pools
     with what prefills in them."""
     differs = [name for name in SETTINGS if one[name] != other[name]]
-    joined: list[tuple[str, ...]] = []
-    for together in (("tp", "dp", "ep") if "ep" in differs else (), OF_PREFILL if "pools" not in differs else ()):
-        joined.append(tuple(name for name in differs if name in together))
+    alike = (("tp", "dp", "ep") if "ep" in differs else (), OF_PREFILL if "pools" not in differs else ())
+    joined = [tuple(name for name in differs if name in together) for together in alike]
     if "pools" in differs:
         joined.append(tuple(name for name in differs if name in ("pools", *OF_PREFILL, "ratio")))
     of = {name: group for group in joined for name in group}
@@ -277,7 +276,7 @@ def way_named(made: ServedAsked, text: str, points: Path | None) -> Row:
 def _usual(made: ServedAsked, given: Row) -> Row:
     axes = made.axes
     batch = min(axes["batch"], key=lambda each: abs(each - USUAL_BATCH))
-    row: Row = {name: 1 for name in LAYOUT} | {"cluster": axes["cluster"][0], "nodes": axes["nodes"][0]}
+    row: Row = dict.fromkeys(LAYOUT, 1) | {"cluster": axes["cluster"][0], "nodes": axes["nodes"][0]}
     row |= {"precision": axes["precision"][0], "policy": axes["policy"][0], "batch": batch, "ratio": ""}
     row |= {"max_tokens": axes["max_tokens"][0]}
     row |= {name: values[0] for name, values in axes.items() if len(values) == 1 and name in row}

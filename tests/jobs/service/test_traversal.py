@@ -81,8 +81,8 @@ def test_no_field_reads_a_file(path: str, address: str, described: dict[str, Any
 def test_neither_the_address_nor_a_question_leads_out(address: str) -> None:
     place = urlsplit(address)
     paths = [f"/{EVIL}", f"/v1/{EVIL}", f"/static/{EVIL}", f"/v1/{quote(EVIL, safe='')}", "/%2e%2e/%2e%2e/etc/passwd"]
-    for name in ("device", "kind", "cache", "backend"):
-        paths.append(f"/v1/predict/table?{name}={quote(EVIL, safe='')}")
+    names = ("device", "kind", "cache", "backend")
+    paths += [f"/v1/predict/table?{name}={quote(EVIL, safe='')}" for name in names]
     for path in paths:
         connection = HTTPConnection(place.hostname or "", place.port, timeout=30)
         connection.request("POST" if "table" in path else "GET", path, b"", {"Content-Type": "application/json"})
