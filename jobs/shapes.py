@@ -173,7 +173,7 @@ def parsed(table: pa.Table, path: Path, first: int, default: str | None) -> Rows
     for key in [keys[:, 0]] if whole else np.unique(keys, axis=1).T:
         places = np.arange(len(table)) if whole else np.flatnonzero((keys == key[:, None]).all(axis=0))
         kind_name, dtype, out = (None if at < 0 else texts[at] for at, (_, texts) in zip(key, formats, strict=True))
-        if kind_name not in KINDS or not bad.isdisjoint(places.tolist()):
+        if kind_name not in KINDS or (bad and not bad.isdisjoint(places.tolist())):
             bad.add(int(places[0]))
             continue
         part = table if whole else table.take(number_array(places))
@@ -305,9 +305,17 @@ def kinds_in(path: Path, default: str | None) -> list[str]:
 
 
 def answered(
-    chunk: RowsChunk, ask: Callable[[AlikeRows], Predicted], device: str, cache: str, names: Sequence[str]
+    chunk: RowsChunk,
+    ask: Callable[[AlikeRows], Predicted],
+    device: str,
+    cache: str,
+    names: Sequence[str],
+    encoded: bool = False,
 ) -> pa.Table:
-    """A chunk's rows with their predictions, as one table of ``names`` (dims) and the answer's columns."""
+    """A chunk's rows with their predictions, as one table of ``names`` (dims) and the answer's columns.
+
+    ``encoded`` texts are dictionaries and a byte or two for each row, which not all kinds of files can hold.
+    """
     found = [(group, ask(group)) for group in chunk.groups]
 
     def joined(values: Callable[[AlikeRows, Predicted], np.ndarray]) -> np.ndarray:
@@ -320,27 +328,42 @@ def answered(
 
     def text(value: Callable[[AlikeRows], str]) -> pa.Array:
         if len(found) == 1:
-            return pa.repeat(value(found[0][0]), chunk.rows)
+            return repeated(value(found[0][0]), chunk.rows, encoded)
         made = joined(lambda group, _: np.full(len(group.places), value(group), dtype=object))
-        return pa.array(made.tolist(), pa.string())
+        return texts(made, encoded)
 
     columns: dict[str, pa.Array] = {"kind": text(lambda group: group.kind)}
     for name in names:
-        columns[name] = _dim_column(chunk, name)
+        columns[name] = _dim_column(chunk, name, encoded)
     columns["dtype"], columns["out_dtype"] = text(lambda g: g.dtype), text(lambda g: g.out_dtype)
-    columns["device"] = pa.repeat(device, chunk.rows)
+    columns["device"] = repeated(device, chunk.rows, encoded)
     for name in ANSWERS:
         made = joined(partial(_field, name))
         first = getattr(found[0][1], name)
         if first.dtype.kind in "OU":
-            columns[name] = pa.array(made.tolist(), pa.string())
+            columns[name] = texts(made, encoded)
         elif first.dtype.kind == "b":
             columns[name] = pa.array(made.astype(bool), pa.bool_())
         else:
             columns[name] = pa.array(made.astype(np.float64), pa.float64(), from_pandas=True)
         if name == "bound":
-            columns["cache"] = pa.repeat(cache, chunk.rows)
+            columns["cache"] = repeated(cache, chunk.rows, encoded)
     return pa.table(columns)
+
+
+def repeated(text: str, rows: int, encoded: bool) -> pa.Array:
+    """The same text for every row."""
+    if not encoded:
+        return pa.repeat(text, rows)
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, dtype=np.int32)), pa.array([text], pa.string()))
+
+
+def texts(values: np.ndarray, encoded: bool) -> pa.Array:
+    """Objects [n], each a text or None, as a column."""
+    if encoded and len(values) and isinstance(values[0], str) and bool((values == values[0]).all()):
+        return repeated(values[0], len(values), encoded)
+    column = pa.array(values, pa.string())
+    return column.dictionary_encode() if encoded else column
 
 
 def _field(name: str, _: AlikeRows, answer: Predicted) -> np.ndarray:
@@ -348,18 +371,29 @@ def _field(name: str, _: AlikeRows, answer: Predicted) -> np.ndarray:
     return column
 
 
-def _dim_column(chunk: RowsChunk, name: str) -> pa.Array:
+def _dim_column(chunk: RowsChunk, name: str, encoded: bool) -> pa.Array:
     """A dim of all rows: null where a row's kind has none of that name, choices by name."""
     having = [group for group in chunk.groups if name in group.columns]
     chosen = any(dim.choices for kind in KINDS.values() for dim in kind.dims if dim.name == name)
-    if not chosen and len(having) == 1 and len(having[0].places) == chunk.rows:
-        return pa.array(having[0].columns[name], pa.int64())
+    if len(having) == 1 and len(having[0].places) == chunk.rows:
+        own = pa.array(having[0].columns[name], pa.int64())
+        if not chosen:
+            return own
+        choices = _dim(having[0].kind, name).choices
+        if choices:
+            column = pa.DictionaryArray.from_arrays(own.cast(pa.int32()), pa.array(choices, pa.string()))
+            return column if encoded else column.cast(pa.string())
     made = np.full(chunk.rows, None, dtype=object)
     for group in having:
-        dim = KINDS[group.kind].dims[KINDS[group.kind].names.index(name)]
+        dim = _dim(group.kind, name)
         values = group.columns[name]
         made[group.places] = np.array(dim.choices, dtype=object)[values] if dim.choices else values
-    return pa.array(made.tolist(), pa.string() if chosen else pa.int64())
+    return texts(made, encoded) if chosen else pa.array(made.tolist(), pa.int64())
+
+
+def _dim(kind_name: str, name: str) -> Any:
+    definition = KINDS[kind_name]
+    return definition.dims[definition.names.index(name)]
 
 
 def write_tables(path: Path, parts: Iterator[pa.Table]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +17,8 @@ from ..resolve import this_machine
 from ..show import BadInputError
 
 BODY = Path("body")  # what messages call the table
+PARTS = 2  # answered at a time
+OPTIONS = pa.ipc.IpcWriteOptions(unify_dictionaries=False)  # a part may have other texts than the one before
 
 
 def read_stream(body: bytes, most: int) -> pa.Table:
@@ -42,8 +45,8 @@ def read_stream(body: bytes, most: int) -> pa.Table:
 def answer_table(table: pa.Table, device: str, kind: str | None, cache: str, limits: Limits, sources: Sources) -> bytes:
     """The predictions of a table of ops, a row each in order, as an Arrow IPC stream.
 
-    Columns are those of ``opcast predict shapes=… output=…``. ``kind`` is that of rows that name none. Raises OpError
-    with the number of the first bad row, DeviceError, PowerError.
+    Columns are those of ``opcast predict shapes=… output=…``, texts as dictionaries. ``kind`` is that
+    of rows that name none. Raises OpError with the number of the first bad row, DeviceError, PowerError.
     """
     if cache not in ("warm", "cold"):
         raise BadInputError(f"cache={cache!r} does not exist; choose warm or cold")
@@ -57,16 +60,18 @@ def answer_table(table: pa.Table, device: str, kind: str | None, cache: str, lim
         about = (group.kind, group.columns, group.dtype, group.out_dtype, target, engine, cache)
         return predict_columns(*about, bench.registries, limits, sources.backend)
 
+    names = shapes.dim_names(sorted({str(k) for k in _kinds(table, kind)}))
+
+    def part(first: int) -> pa.Table:
+        rows = shapes.parsed(table.slice(first, shapes.CHUNK), BODY, first, kind)
+        return shapes.answered(rows, ask, target.id, cache, names, encoded=True)
+
     sink = pa.BufferOutputStream()
     writer: pa.ipc.RecordBatchStreamWriter | None = None
-    names: list[str] = []
-    for first in range(0, len(table), shapes.CHUNK):
-        part = shapes.parsed(table.slice(first, shapes.CHUNK), BODY, first, kind)
-        if writer is None:
-            names = shapes.dim_names(sorted({str(k) for k in _kinds(table, kind)}))
-        made = shapes.answered(part, ask, target.id, cache, names)
-        writer = writer or pa.ipc.new_stream(sink, made.schema)
-        writer.write_table(made)
+    with ThreadPoolExecutor(PARTS) as pool:  # a part is written while the next one is answered
+        for made in pool.map(part, range(0, len(table), shapes.CHUNK)):
+            writer = writer or pa.ipc.new_stream(sink, made.schema, options=OPTIONS)
+            writer.write_table(made)
     assert writer is not None
     writer.close()
     found: bytes = sink.getvalue().to_pybytes()

@@ -92,9 +92,9 @@ def bound(
     device: Device,
     cache: str = "warm",
 ) -> np.ndarray:
-    """What holds each op back: ``compute``, ``memory``, ``latency``, ``network`` or ``host``."""
+    """What holds each op back: ``compute``, ``memory``, ``latency``, ``network`` or ``host``; objects [n]."""
     parts = [_bound(*each) for each in _chunks(kind_name, columns, dtype, out_dtype, device, cache)]
-    return np.concatenate(parts) if parts else np.zeros(0, dtype="U8")
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=object)
 
 
 def terms(
@@ -152,7 +152,7 @@ def _roofline(dims: Dims, setting: Setting) -> np.ndarray:
 def _bound(kind_name: str, dims: Dims, setting: Setting) -> np.ndarray:
     law = _law(kind_name)(dims, setting)
     if setting.cost.unit == "host":
-        return np.full(len(law.latency), "host", dtype="U8")
-    names = np.array(["latency", "compute", "memory", "network"], dtype="U8")
+        return np.full(len(law.latency), "host", dtype=object)
+    names = np.array(["latency", "compute", "memory", "network"], dtype=object)
     parts = np.broadcast_arrays(law.overhead, law.compute, law.memory, law.network)
     return names[np.argmax(np.stack(parts), axis=0)]

@@ -28,7 +28,7 @@ from .result import Left, SearchReport
 from .space import AXES, MOST_POINTS, NAMES, Points, axes_sizes, derived, fit_together, fitting, neighbours, settings
 from .workers import Workers
 
-WAVE = 128  # points between two looks at what can still be best
+WAVE = 256  # points between two looks at what can still be best; those that are alike among them share work
 FEW = 16  # points: no probes are worth their time for fewer
 SETTLED = 4  # tied rows whose ops are compared
 Progress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
