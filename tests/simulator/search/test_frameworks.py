@@ -1,7 +1,7 @@
 """Every name in the tables of launch files is one that its framework's own parser or configuration has.
 
-``OPCAST_FRAMEWORKS`` names a folder with the unpacked wheels of vllm, sglang, sglang-router, megatron-core and
-megatron-bridge (docs/search.md says how to make one); nothing of them is imported, so that they need no GPU. A
+``OPCAST_FRAMEWORKS`` names a folder with the unpacked wheels of vllm, sglang, sglang-router, torchtitan, megatron-core
+and megatron-bridge (docs/search.md says how to make one); nothing of them is imported, so that they need no GPU. A
 framework that is not there is skipped.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from opcast.simulator.search.launch import MEGATRON_BRIDGE
+from opcast.simulator.search.launch import MEGATRON_BRIDGE, TORCHTITAN
 from opcast.simulator.search.served.kubernetes import router_words
 from opcast.simulator.search.served.launch import SGLANG, VLLM
 
@@ -62,6 +62,14 @@ def fields(path: str, name: str) -> set[str]:
         for line in each.body
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
     }
+
+
+def test_torchtitan_knows_its_settings() -> None:
+    path = "torchtitan/config/configs.py"
+    known = {"training": "TrainingConfig", "parallelism": "ParallelismConfig"}
+    for name in TORCHTITAN:
+        head, _, key = name.partition(".")
+        assert head == "activation_checkpoint" or key in fields(path, known[head]), name
 
 
 def test_vllm_knows_its_arguments() -> None:

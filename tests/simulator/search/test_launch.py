@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from opcast.simulator.question.plan import load_stack
-from opcast.simulator.search.launch import MEGATRON_BRIDGE, TORCHTITAN, launch_file
+from opcast.simulator.search.launch import MEGATRON_BRIDGE, launch_file
 from opcast.simulator.search.request import SearchRequest, asked, request_of
 from opcast.simulator.search.space import AXES
 
@@ -79,11 +79,3 @@ def test_what_a_framework_cannot_be_told(
     with pytest.raises(ValueError, match=says):
         launch_file(step(**{"zero_stage": 0, **axes}), framework)
 
-
-def test_torchtitan_itself_knows_the_settings() -> None:
-    configs = pytest.importorskip("torchtitan.config.configs")
-    known = {"training": configs.TrainingConfig, "parallelism": configs.ParallelismConfig}
-    for name in TORCHTITAN:
-        head, _, key = name.partition(".")
-        if head in known:
-            assert key in {each.name for each in fields(known[head])}, name
