@@ -397,8 +397,9 @@
     }
     return make("section", {}, make("h2", {}, `Latency over ${dim}`), make("p", { class: "lead" }, "Line: predicted. Band: its interval. Dashed: roofline. Both axes are logarithmic."), curve(values, found, dim));
   }
+  const across = () => (window.matchMedia("(max-width: 600px)").matches ? 360 : 640); // of a picture: on a phone its words stay readable
   function curve(values, found, dim) {
-    const [width, height, left, bottom, top] = [640, 280, 64, 34, 10];
+    const [width, height, left, bottom, top] = [across(), 280, 64, 34, 10];
     const times = found.flatMap((each) => [each.low_us, each.high_us, each.roofline_us]).filter((us) => us > 0);
     const [low, high] = [Math.log(Math.min(...times)), Math.log(Math.max(...times))];
     const [first, last] = [Math.log(values[0]), Math.log(values.at(-1))];
@@ -424,7 +425,7 @@
   }
   // How many requests had their first token, and their next ones, within a time.
   function cdf(found, values) {
-    const [width, height, left, bottom, top] = [640, 280, 48, 34, 10];
+    const [width, height, left, bottom, top] = [across(), 280, 48, 34, 10];
     const chart = (name, title, limit) => {
       const points = found.cdf[name].filter(([ms]) => ms > 0);
       if (points.length < 2) return null;
@@ -458,7 +459,7 @@
   function pareto(found, values) {
     const rows = [...found.pareto].sort((a, b) => a.step_time_s - b.step_time_s);
     const all = [...rows, ...found.best.filter((row) => !rows.some((front) => layout(front) === layout(row)))];
-    const [width, height, left, bottom, top] = [640, 280, 64, 34, 10];
+    const [width, height, left, bottom, top] = [across(), 280, 64, 34, 10];
     const span = (pick) => { const held = all.map(pick); return [Math.min(...held) * 0.97, Math.max(...held) * 1.03]; };
     const [[x0, x1], [y0, y1]] = [span((row) => row.step_time_s), span((row) => row.peak_gib)];
     const x = (value) => left + ((width - left - 16) * (value - x0)) / (x1 - x0 || 1);
@@ -497,7 +498,7 @@
   // Use of GPUs over speed for users: the front as a line, points that lead to their traffic.
   function waysFront(found, values) {
     const rows = [...found.pareto].sort((a, b) => a.tokens_per_s_per_user - b.tokens_per_s_per_user);
-    const [width, height, left, bottom, top] = [640, 300, 64, 34, 10];
+    const [width, height, left, bottom, top] = [across(), 300, 64, 34, 10];
     const most = (pick) => Math.max(...rows.map(pick)) * 1.05;
     const [x1, y1] = [most((row) => row.tokens_per_s_per_user), most((row) => row.tokens_per_s_per_gpu)];
     const x = (value) => left + ((width - left - 16) * value) / x1;
