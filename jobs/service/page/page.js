@@ -443,7 +443,7 @@
     return make("div", {}, chart("ttft_ms", "Time to first token", Number(values.ttft_ms)), chart("tpot_ms", "Time per output token", Number(values.tpot_ms)));
   }
 
-  const says = (row, name) => row[name] && row[name] !== 1 && row[name] !== "none" && (name !== "sequence_parallel" || row.tp > 1);
+  const says = (row, name) => row[name] && (row[name] !== 1 || name === "zero_stage") && row[name] !== "none" && (name !== "sequence_parallel" || row.tp > 1);
   const layout = (row) => LAYOUT.filter((name) => says(row, name)).map((name) => `${name}=${row[name]}`).join(" ") || "data parallel only";
   function searchCards(found) {
     const best = found.best[0];
@@ -475,7 +475,7 @@
     const ticks = (low, high) => [0, 1, 2, 3].map((at) => low + ((high - low) * at) / 3);
     return make("section", {}, make("h2", {}, "Step time against memory"), make("p", { class: "lead" }, "Line: the Pareto front, where no other layout is better in both. Other points: the rest of the best."),
       make("svg", { class: "curve", viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "Step time against peak memory" },
-        ...ticks(y0, y1).flatMap((gib) => [make("line", { class: "grid", x1: left, x2: width - 16, y1: y(gib), y2: y(gib) }), make("text", { x: left - 6, y: y(gib) + 4, "text-anchor": "end" }, `${gib.toFixed(0)} GiB`)]),
+        ...ticks(y0, y1).flatMap((gib) => [make("line", { class: "grid", x1: left, x2: width - 16, y1: y(gib), y2: y(gib) }), make("text", { x: left - 6, y: y(gib) + 4, "text-anchor": "end" }, `${Number(gib.toPrecision(3))} GiB`)]),
         ...ticks(x0, x1).map((s, at) => make("text", { x: x(s), y: height - 12, "text-anchor": ["start", "middle", "middle", "end"][at] }, seconds(Number((s * 1e6).toPrecision(3))))),
         make("path", { class: "line", d: rows.map((row, at) => `${at ? "L" : "M"}${x(row.step_time_s).toFixed(1)},${y(row.peak_gib).toFixed(1)}`).join("") }),
         ...all.map((row, at) => point(row, at < rows.length))));

@@ -71,7 +71,7 @@ def test_no_field_reads_a_file(path: str, address: str, described: dict[str, Any
     content = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]
     asked = [within(BODIES[path], each) for each in texts(content["schema"], described["components"]["schemas"])]
     assert len(asked) > 4
-    with httpx.Client(base_url=address, timeout=60) as client:
+    with httpx.Client(base_url=address, timeout=120) as client:
         for body in asked:
             answer = client.post(path, json=body)
             assert answer.status_code < 500, (body, answer.text)
@@ -84,7 +84,7 @@ def test_neither_the_address_nor_a_question_leads_out(address: str) -> None:
     names = ("device", "kind", "cache", "backend")
     paths += [f"/v1/predict/table?{name}={quote(EVIL, safe='')}" for name in names]
     for path in paths:
-        connection = HTTPConnection(place.hostname or "", place.port, timeout=30)
+        connection = HTTPConnection(place.hostname or "", place.port, timeout=120)
         connection.request("POST" if "table" in path else "GET", path, b"", {"Content-Type": "application/json"})
         answer = connection.getresponse()
         assert 400 <= answer.status < 500, path
