@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from ..simulator.search.objectives import OF_SERVING
 from ..simulator.search.result import SearchReport
 from ..simulator.search.served.explain import settings
 from ..simulator.search.served.request import ServedSearchRequest
-from . import resolve
+from . import resolve, search
 from .search import SHOWN_CLASSES, crew_of, pair_of, worse
 from .show import print_json, say, table, wants_json
 from .validate import progress_bar
@@ -19,6 +19,11 @@ from .writing import check_place, write, write_text
 
 FREE_CHOICE = {"device": "device.id", "model": "+model.path"}
 ADDED = ("device.", "cluster.", "stack.", "options", "precision.quantization", "crew.options.")
+
+
+def words(arguments: Sequence[str]) -> list[str]:
+    """``compare A B`` as the setting that it is. BadInputError where there are not two points after it."""
+    return search.words(arguments)
 
 
 def run(config: dict[str, Any]) -> int:

@@ -63,6 +63,9 @@ SERVED = "serving model=llama3_8b cluster=dgx_h100"
         (f"{SERVED} constraints=['ttft_ms<1'] space.rules=['tp>batch+']", "is no expression"),
         (f"{SERVED} crew.engine=mpi", "crew.engine"),
         (f"{SERVED} points=/no/such/place.parquet", "there is no folder"),
+        ("serving compare 1", "needs two points"),
+        ("serving compare 1 2 model=llama3_8b cluster=dgx_h100", "name its file with points=FILE"),
+        ("serving compare tp=1 tp=x model=llama3_8b cluster=dgx_h100", "tp=x must be a whole number"),
         (f"{STEP} crew.engine=dask", "crew.engine"),
     ],
 )

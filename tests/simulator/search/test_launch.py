@@ -78,4 +78,3 @@ def test_what_a_framework_cannot_be_told(
 ) -> None:
     with pytest.raises(ValueError, match=says):
         launch_file(step(**{"zero_stage": 0, **axes}), framework)
-
