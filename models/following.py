@@ -64,7 +64,7 @@ class AliasFollower:
                 self.registry.promote(known)
                 return self.registry.load(known.path)
             with tempfile.TemporaryDirectory() as scratch:
-                folder = Path(client.download_artifacts(version.run_id, "model", scratch))
+                folder = Path(client.download_artifacts(str(version.run_id), "model", scratch))
                 card = next(folder.rglob(CARD), None)
                 return None if card is None else self.registry.register(load(card.parent))
         except PredictorError:

@@ -335,7 +335,7 @@ class Workbench:
 
         file = None if points is None else Path(points).expanduser()
         made = asked(request)
-        return compare_ways(request, *(way_named(made, text, file) for text in (one, other)), self)
+        return compare_ways(request, way_named(made, one, file), way_named(made, other, file), self)
 
     def serving(
         self, request: ServingRequest, keep: Keeping | None = None, progress: Progress | None = None

@@ -256,7 +256,7 @@ def bound(points: Points, probes: Sequence[Probe | None], evaluator: Evaluator) 
 def _context_gib(plan: Plan, columns: Mapping[str, np.ndarray]) -> np.ndarray:
     """GiB of the device's context and of communicators that there are at least [points]."""
     c = columns
-    groups = sum((each > 1).astype(float) for each in (c["tp"], c["cp"], c["pp"], c["dp"] * c["cp"]))
+    groups = np.sum([each > 1 for each in (c["tp"], c["cp"], c["pp"], c["dp"] * c["cp"])], axis=0)
     found: np.ndarray = (plan.stack.context_gib or CONTEXT_GIB) + groups * COMMUNICATOR_GIB
     return found
 

@@ -173,8 +173,8 @@ def by_setting(made: ServedAsked, one: Row, other: Row, bench: Any) -> Iterator[
             row: Row = way_of(made, now, bench).row
         except RequestError as error:
             row = {"why": str(error)}
-        figures = (row.get(name) for name in ("tokens_per_s_per_gpu", "ttft_ms", "tpot_ms"))
-        yield WayStep(" ".join(names), said[0], said[1], *figures, row.get("why", ""))
+        rate, ttft_ms, tpot_ms = (row.get(name) for name in ("tokens_per_s_per_gpu", "ttft_ms", "tpot_ms"))
+        yield WayStep(" ".join(names), said[0], said[1], rate, ttft_ms, tpot_ms, row.get("why", ""))
 
 
 def groups(one: Row, other: Row) -> list[tuple[str, ...]]:
