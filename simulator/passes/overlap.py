@@ -10,6 +10,9 @@ Transformer Engine's user buffers, torch's AsyncTP; one chunk per rank. Approxim
 modelled. A gather's first chunk, then k - 1 chunks of the product beside k - 1 chunks of the gather, then the
 product's last; in the other direction the product's first chunk, k - 1 chunks of both beside each other, the
 last of the scatter. The piece that is computed meanwhile takes as long as a product of that size.
+
+Frameworks without such chunks (``stack.tensor_chunks`` false) compute the rank's own rows beside the gather, the others
+after it, and leave a scatter that follows a product as it is: it runs beside whatever does not read it.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ def overlap(graph: Graph, plan: Plan) -> Graph:
         if not any(item.node.group in groups for item in section.items):
             continue
         if "tp" in groups:
-            _pipeline(draft, section)
+            _pipeline(draft, section, plan.stack.tensor_chunks)
         for item in section.items:
             if item.node.group in groups and item.node.stream == COMPUTE:
                 item.change(stream=f"comm:{item.node.group}")
@@ -48,8 +51,9 @@ def overlap(graph: Graph, plan: Plan) -> Graph:
     return draft.graph()
 
 
-def _pipeline(draft: Draft, section: Section) -> None:
-    """Cut gathers and scatters of tensor ranks, with the product next to them, in chunks."""
+def _pipeline(draft: Draft, section: Section, chunks: bool) -> None:
+    """Cut gathers and scatters of tensor ranks, with the product next to them, in chunks; else only the product that
+    reads a gather."""
     items: list[Item] = []
     taken: set[int] = set()
     for position, item in enumerate(section.items):
@@ -60,10 +64,11 @@ def _pipeline(draft: Draft, section: Section) -> None:
             if node.op.kind == "all_gather":
                 product = _reader(section, position)
                 if product is not None and len(node.writes) == 1:
-                    items += _gathered(draft, section, node, product.node)
+                    cut = _gathered(draft, section, node, product.node) if chunks else _own_rows(node, product.node)
+                    items += cut
                     taken.add(id(product))
                     continue
-            if node.op.kind == "reduce_scatter" and items and _feeds(items[-1].node, node):
+            if chunks and node.op.kind == "reduce_scatter" and items and _feeds(items[-1].node, node):
                 items += _scattered(draft, section, items.pop().node, node)
                 continue
         items.append(item)
@@ -105,6 +110,18 @@ def _gathered(draft: Draft, section: Section, gather: Node, product: Node) -> li
     return [
         Item(replace(first, writes=(head,))),
         Item(replace(rest, reads=(*gather.reads, head))),
+        Item(replace(begun, reads=reads)),
+        Item(replace(ended, reads=tuple(dict.fromkeys((*product.reads, *product.writes))))),
+    ]
+
+
+def _own_rows(gather: Node, product: Node) -> list[Item]:
+    """A gather, beside it the product of the rank's own rows, then that of all others."""
+    assert gather.op is not None
+    begun, ended = _rows(product, gather.op.ranks, first=True)
+    reads = tuple(t for own in product.reads for t in (gather.reads if own == gather.writes[0] else (own,)))
+    return [
+        Item(gather),
         Item(replace(begun, reads=reads)),
         Item(replace(ended, reads=tuple(dict.fromkeys((*product.reads, *product.writes))))),
     ]

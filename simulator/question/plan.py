@@ -40,6 +40,7 @@ STACK_DIRECTORY = Path(__file__).resolve().parents[2] / "conf" / "stack"
 CONTEXT_STYLES = ("ring", "allgather", "ulysses", "dynamic")
 OFFLOAD = ("optimizer", "activations", "kv")
 OVERLAPS = ("dp", "dp_gather", "tp", "cp", "ep", "pp")
+TURNS = ("inside", "between")  # a node, nodes
 OPTIONS = tuple(CHECKS)  # what passes look up in ``Plan.options``; a pass of one's own may look up more
 GROUPS = ("tp", "cp", "dp", "pp", "ep", "etp", "edp", "dp_cp")
 
@@ -145,6 +146,8 @@ class KernelChoice:
 class Stack:
     """What a framework does with a plan. One YAML per framework in ``conf/stack``; figures are bytes and flags.
 
+    ``like`` is the framework whose known runs and errors speak for it (empty: its own).
+
     ``fusion`` names rules of :mod:`..passes.fuse` and :mod:`..passes.serving`; ``attention`` is ``fused``
     (FlashAttention), ``unfused`` (two products and a softmax) or ``eager`` (scores scaled and masked by kernels of
     their own); with ``all_logits`` a prompt gets logits of every position. ``master_weights`` keeps fp32 copies beside
@@ -152,14 +155,21 @@ class Stack:
     ``fused_gradients`` products add weight gradients straight into those of that dtype. ``gradient_clipping``
     scales by the norm, ``keep_gathered`` keeps for the backward pass what sequence parallelism gathered. ``overlap``
     names the groups whose communication runs beside compute (``dp``, ``tp``, ``ep``, ``cp``, ``pp``; ``dp_gather``:
-    ZeRO-1 gathers weights beside the next forward). ``compute_slowdown`` is how much longer a kernel takes beside
-    communication (NCCL keeps some 16 of 132 compute units), ``communication_slowdown`` the reverse. ``scale``
-    multiplies predicted times by device id and kind or family of ops (or ``*``): constants of a user's own, in place
+    ZeRO-1 gathers weights beside the next forward); with ``tensor_chunks`` those of tensor ranks are cut in chunks
+    that pipeline with their products (user buffers), else a gather runs beside the product of the rank's own rows
+    alone, and a scatter beside that of the weight's gradient (:mod:`..passes.overlap`). ``compute_slowdown`` is how
+    much longer a kernel takes beside communication (NCCL keeps some 16 of 132 compute units),
+    ``communication_slowdown`` the reverse. ``scale`` multiplies predicted times by device id and kind or family of ops
+    (or ``*``): constants of a user's own, in place
     of the calibration's factors (:mod:`.calibration`). ``issue_us`` is what the framework's own Python
     takes before a kernel, by kind of op, family or ``*``, and once more for each ``expert`` of a grouped product that
     is issued expert by expert (``expert_fp8``: of that format); with ``waits_for_routing`` the host reads
-    how many tokens each expert got before it issues their products; ``ep_mode`` is how it exchanges them
-    (:mod:`..passes.expert`). With ``recompute_early_stop`` full recomputation ends with the last tensor that the
+    how many tokens each expert got before it issues their products. ``turn_us`` is what every rank of a group adds to
+    the host's time before a collective that layers wait for, ``inside`` a node and ``between`` nodes: ranks that take
+    turns on few cores. ``step_us`` is what each step of a ring between nodes takes longer than the network's law says,
+    by group (``*``: any), of ``all_reduce`` by its own name. ``send_us`` is what the host adds to a send between
+    pipeline stages, while both wait; ``ep_mode`` is how it exchanges them (:mod:`..passes.expert`). With
+    ``recompute_early_stop`` full recomputation ends with the last tensor that the
     backward pass reads (torch's checkpoint), else it runs whole layers again (Megatron-LM's own). Of an inference
     engine, ``backend`` names whose predictors answer and ``collectives`` whose for communication (empty: any);
     ``kernels`` are those that another table timed (:class:`KernelChoice`), ``gap_us`` passes between kernels that no
@@ -168,6 +178,7 @@ class Stack:
 
     id: str = "torch"
     name: str = "PyTorch"
+    like: str = ""
     fusion: tuple[str, ...] = ()
     attention: str = "fused"
     all_logits: bool = False
@@ -178,6 +189,7 @@ class Stack:
     gradient_clipping: bool = False
     keep_gathered: bool = False
     overlap: tuple[str, ...] = ()
+    tensor_chunks: bool = True
     bucket_mib: float = 25.0
     compute_slowdown: float = 0.12
     communication_slowdown: float = 0.1
@@ -186,6 +198,9 @@ class Stack:
     gap_us: float = 0.0
     issue_us: Mapping[str, float] = field(default_factory=dict)
     waits_for_routing: bool = False
+    turn_us: Mapping[str, float] = field(default_factory=dict)
+    step_us: Mapping[str, float] = field(default_factory=dict)
+    send_us: float = 0.0
     ep_mode: str = ""
     backend: str = ""
     collectives: str = ""
@@ -196,6 +211,11 @@ class Stack:
     step_overhead_us: float = 0.0
     scale: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def framework(self) -> str:
+        """What known runs of it are called in calibrations and errors of memory."""
+        return self.like or self.id
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
@@ -210,6 +230,11 @@ class Stack:
         choice(PlanError, "stack.ep_mode", self.ep_mode or EP_MODES[0], EP_MODES)
         for name in ("gradient_dtype", "moment_dtype"):
             choice(PlanError, f"stack.{name}", getattr(self, name), ("same", "fp32", "bf16", "fp16"))
+        for name, places in (("turn_us", TURNS), ("step_us", (*GROUPS, "all_reduce", "*"))):
+            given = getattr(self, name)
+            for place, value in given.items() if isinstance(given, Mapping) else ():
+                choice(PlanError, f"stack.{name}", place, places)
+                number(PlanError, f"stack.{name}.{place}", value)
         for device, factors in self.scale.items() if isinstance(self.scale, Mapping) else ():
             for family, factor in factors.items() if isinstance(factors, Mapping) else ():
                 number(PlanError, f"stack.scale.{device}.{family}", factor)

@@ -46,7 +46,7 @@ def _calibrated(plan: Plan, work: Work, device: Device) -> dict[str, StepCalibra
         known = of_chip(known, chip_of(device))
     kinds = ("prefill", "decode") if work.kind == "generate" else (work.kind,)
     like = {kind: "prefill" if kind == "batch" else kind for kind in kinds}
-    settings = {kind: run_kind(plan.stack.id, device, plan.regime(regime)) for kind, regime in like.items()}
+    settings = {kind: run_kind(plan.stack.framework, device, plan.regime(regime)) for kind, regime in like.items()}
     return {kind: calibrated(known, setting) for kind, setting in settings.items()}
 
 

@@ -19,6 +19,8 @@ from ..question.calibration import cell_of, family_of
 from .coldness import coldness_of, joined
 from .latencies import host_times, node_latencies, python_us
 
+WAITED_FOR = ("tp", "etp", "cp", "ep")  # groups whose collectives stand between the layers
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -113,3 +115,35 @@ def issue_of(op: Op | None, issue: Mapping[str, float]) -> float:
     if op.kind != "grouped_gemm":
         return own
     return own + op.experts * issue.get(f"expert_{op.dtype}", issue.get("expert", 0.0))
+
+
+def taking_turns(costs: Costs, turn_us: Mapping[str, float]) -> Costs:
+    """The costs with what hosts that take turns add before collectives (``Stack.turn_us``)."""
+    if not turn_us:
+        return costs
+    return replace(costs, host_us=costs.host_us + np.array([_turns(node, turn_us) for node in costs.nodes]))
+
+
+def stepping(costs: Costs, step_us: Mapping[str, float]) -> Costs:
+    """The costs with what the steps of rings between nodes take longer (``Stack.step_us``)."""
+    if not step_us:
+        return costs
+    return replace(costs, kernel_us=costs.kernel_us + np.array([_steps(node, step_us) for node in costs.nodes]))
+
+
+def _turns(node: Node, turn_us: Mapping[str, float]) -> float:
+    """What the host takes longer to issue a collective that layers wait for: a turn of every rank."""
+    if node.op is None or node.group not in WAITED_FOR or node.source.endswith(REST):
+        return 0.0
+    inside = node.op.ranks <= node.op.ranks_per_node
+    return turn_us.get("inside" if inside else "between", 0.0) * node.op.ranks
+
+
+def _steps(node: Node, step_us: Mapping[str, float]) -> float:
+    """What the steps of a ring that leaves its node take longer: one to each other rank, to reduce and gather two."""
+    op = node.op
+    if op is None or not node.group or op.ranks <= op.ranks_per_node or node.source.endswith(REST):
+        return 0.0
+    ring = 2.0 if op.kind == "all_reduce" else 1.0 if op.kind in ("all_gather", "reduce_scatter") else 0.0
+    own = step_us.get(op.kind, 0.0) if op.kind == "all_reduce" else step_us.get(node.group, step_us.get("*", 0.0))
+    return ring * own * (op.ranks - 1)

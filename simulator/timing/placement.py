@@ -16,7 +16,7 @@ from ..passes.pipeline import Chunk
 from ..question.orders import FORWARD, WEIGHT, Orders
 from ..question.plan import Plan
 from .clocks import sustained
-from .costs import Costs, cost_graphs, scaled, slowed
+from .costs import Costs, cost_graphs, scaled, slowed, stepping, taking_turns
 from .phases import FIRST, LAST, MIDDLE, ONLY, ChunkTimes, PhaseTimes, Variant
 from .schedule.pipeline import PipelineTimes, run_pipeline
 
@@ -71,7 +71,9 @@ def time_chunks(
     costs = dict(zip(distinct, found, strict=True))
     usual = {which: costs[id(next(iter(made.values())))] for which, made in variants.items()}
     found = sustained(found, device, plan.micro_batches * _busiest_us(pipelines, runs, usual))
-    costs = {key: scaled(each, *scales[key]) for key, each in zip(distinct, found, strict=True)}
+    found = [stepping(each, plan.stack.step_us) for each in found]
+    found = [scaled(each, *scales[key]) for key, each in zip(distinct, found, strict=True)]
+    costs = {key: taking_turns(each, plan.stack.turn_us) for key, each in zip(distinct, found, strict=True)}
     known: dict[tuple[int, float], ChunkTimes] = {}
     for chunks, factors in zip(pipelines, slowdowns, strict=True):
         for chunk, factor in zip(chunks, factors, strict=True):
@@ -161,7 +163,8 @@ def send_times(orders: Orders, chunks: tuple[Chunk, ...], plan: Plan, engine: En
     ops = send_ops(chunks, plan)
     if not ops:
         return found
-    onward = np.where([chunk.send_bytes > 0 for chunk in chunks], ask(engine, ops).latency_us, 0.0)
+    taken = ask(engine, ops).latency_us + plan.stack.send_us
+    onward = np.where([chunk.send_bytes > 0 for chunk in chunks], taken, 0.0)
     for route in orders.routes:
         found.onward_us[route[:, 0], route[:, 1]] = onward
         found.back_us[route[:, 0], route[:, 1]] = np.roll(onward, 1)

@@ -120,7 +120,7 @@ def step_quantities(row: TrainingRow | InferenceRow, setting: ValidationSettings
     case = training_case(row, setting) if isinstance(row, TrainingRow) else inference_case(row, setting)
     report = simulated_case(case, setting, engines)
     timed = training_quantities if isinstance(row, TrainingRow) else inference_quantities
-    found = timed(report, row) | memory_quantities(report, row, case.plan.stack.id)
+    found = timed(report, row) | memory_quantities(report, row, case.plan.stack.framework)
     if isinstance(row, TrainingRow) and "activation_share" in row.measured:
         whole = replace(row, recompute="none", layout=replace(row.layout, sequence_parallel=False))
         kept = simulated_case(training_case(whole, setting), setting, engines).memory.by_class[KEPT]

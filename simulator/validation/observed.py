@@ -116,11 +116,11 @@ def _observed(
     state = report.state
     device, plan = state.device, state.plan
     kinds = list(dict.fromkeys(step.kind for step in state.steps))
-    settings = {kind: run_kind(plan.stack.id, device, plan.regime(kind)) for kind in kinds}
+    settings = {kind: run_kind(plan.stack.framework, device, plan.regime(kind)) for kind in kinds}
     left_out = "optimizer" if row.options.get("optimizer") == "none" else ""
     only = {"ttft": "prefill", "tpot": "decode"}.get(timed, "") if len(kinds) > 1 else ""
     parts = parts_of(state, left_out, only)
-    usual = load_calibration(plan.calibration).host.get(plan.stack.id, 1.0)
+    usual = load_calibration(plan.calibration).host.get(plan.stack.framework, 1.0)
     applied = {}
     for cell, regime in parts:
         known = plan.calibrated[regime] if regime in plan.calibrated else StepCalibration()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from opcast.datasets.clusters import Cluster
@@ -62,6 +63,26 @@ def test_gathers_and_products_are_cut_in_chunks(traced_small: Traced) -> None:
     assert gathers[0].writes[0] in qkv[0].reads  # the first piece waits for the first chunk alone
     assert gathers[1].writes[0] in qkv[1].reads
     assert gathers[1].writes[0] not in qkv[0].reads
+
+
+def test_without_chunks_a_ranks_own_rows_run_beside_a_whole_gather(
+    traced_small: Traced, assert_sound: Callable[..., None]
+) -> None:
+    graph = shared(traced_small("llama"), True)
+    whole = plan(True, "tp")
+    made = overlap(graph, replace(whole, stack=replace(whole.stack, tensor_chunks=False)))
+    assert totals(made) == totals(graph)
+    assert_sound(made)
+    forward = next(b for b in made.blocks if b.repeat > 1 and b.nodes[0].phase == "forward")
+    qkv = [n for n in forward.nodes if n.source.removesuffix(REST) == "fused.qkv"]
+    gather = next(n for n in forward.nodes if n.source == "nccl.all_gather")
+    assert [n.op.m for n in qkv if n.op is not None] == [16, 16]
+    assert gather.writes[0] not in qkv[0].reads
+    assert set(gather.reads) <= set(qkv[0].reads)
+    assert gather.writes[0] in qkv[1].reads
+    sources = [n.source for n in forward.nodes if n.op is not None and n.group == "tp"]
+    assert len(sources) == 4  # two gathers, two scatters
+    assert not any(each.endswith(REST) for each in sources)
 
 
 @pytest.mark.parametrize("sequence", [False, True])

@@ -94,6 +94,10 @@ KNOBS: dict[str, dict[str, Row]] = {
         "gradient_clipping": (TRAIN, True),
         "keep_gathered": (Case(parallel={"tp": 4, "sequence_parallel": True}), True),
         "overlap": (FSDP, ()),
+        "tensor_chunks": (
+            Case(parallel={"tp": 4, "sequence_parallel": True}, framework={"overlap": ("tp",), "cuda_graph": True}),
+            False,
+        ),
         "bucket_mib": (Case(framework={"overlap": ("dp",), "cuda_graph": True}), 0.1),
         "compute_slowdown": (Case(parallel={"zero_stage": 3}, framework={"overlap": ("dp",), "cuda_graph": True}), 2.0),
         "communication_slowdown": (
@@ -104,6 +108,9 @@ KNOBS: dict[str, dict[str, Row]] = {
         "recompute_early_stop": (replace(TRAIN, plan={"recompute": "full"}), False),
         "gap_us": (TRAIN, 3.0),
         "issue_us": (TRAIN, {"*": 50.0}),
+        "turn_us": (Case(parallel={"tp": 4}), {"inside": 100.0}),
+        "step_us": (replace(TRAIN, nodes=2, parallel={"tp": 4}), {"*": 100.0, "all_reduce": 100.0}),
+        "send_us": (PIPELINE, 500.0),
         "waits_for_routing": (replace(MOE, stack="torch"), True),
         "ep_mode": (MOE, "alltoall"),
         "backend": (replace(DECODE, predicted=True), "trtllm"),
@@ -169,7 +176,7 @@ KNOBS: dict[str, dict[str, Row]] = {
 }
 KINDS_OF_KNOB: dict[str, set[str]] = {
     "parallel": {each.name for each in fields(Parallel)},
-    "framework": {each.name for each in fields(Stack)} - {"id", "name", "sources"},  # what it is called, and says who
+    "framework": {each.name for each in fields(Stack)} - {"id", "name", "like", "sources"},  # what it is called
     "work": {each.name for each in fields(Work)},
     "plan": {each.name for each in fields(Plan)}
     - {"parallel", "cluster", "stack", "options", "calibrated"},  # own parts

@@ -1,15 +1,16 @@
-"""What the host spends on a node: a framework's Python by kind and by expert, and where it waits for routing."""
+"""What the host spends on a node: a framework's Python, where it waits for routing, and turns that ranks take."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.ops import make_op
-from opcast.simulator.graph import Node
+from opcast.simulator.graph import REST, Graph, Node
 from opcast.simulator.question.plan import Parallel, Plan, Stack
-from opcast.simulator.timing.costs import issue_of
+from opcast.simulator.timing.costs import Costs, issue_of, stepping, taking_turns
 from opcast.simulator.timing.phases import PhaseTime, beside_another, routing_waits
 
 ISSUE = {"gemm": 80.0, "norm": 50.0, "expert": 20.0, "expert_fp8": 70.0, "grouped_gemm": 100.0, "*": 15.0}
@@ -69,3 +70,48 @@ def test_exchanges_hide_beside_as_much_computing_as_there_is(exchange: float, le
     assert found.hidden_us == {"ep": pytest.approx(exchange - left)}
     assert found.total_us == pytest.approx(found.compute_us + left + found.host_us)
     assert found.compute_us == pytest.approx(60.0 + 0.1 * (exchange - left))
+
+
+def costs_of(*parts: tuple[str, str, int, str]) -> Costs:
+    """Collectives of kind, group and ranks, eight a node, that take 1 us each; sources end with what is given."""
+    made = [
+        Node(
+            make_op(kind, size_bytes=2**20, ranks=ranks, ranks_per_node=min(ranks, 8)),
+            kind + end,
+            "",
+            "forward",
+            (),
+            (),
+            0,
+        )
+        for kind, _, ranks, end in parts
+    ]
+    nodes = [replace(node, group=group) for node, (_, group, *_) in zip(made, parts, strict=True)]
+    ones, nobody = np.ones(len(nodes)), np.zeros(len(nodes))
+    names = np.full(len(nodes), "network", dtype=object)
+    return Costs(Graph("g", (), (), 0, 0), nodes, nobody, ones, ones, nobody, ones, ones, names, nobody == 0)
+
+
+def test_ranks_that_take_turns_hold_up_the_host_before_what_layers_wait_for() -> None:
+    costs = costs_of(
+        ("all_gather", "tp", 4, ""),
+        ("all_gather", "tp", 4, REST),
+        ("all_gather", "tp", 16, ""),
+        ("all_reduce", "dp", 4, ""),
+    )
+    held = taking_turns(costs, {"inside": 10.0, "between": 30.0})
+    assert held.host_us.tolist() == [40.0, 0.0, 480.0, 0.0]
+    assert held.kernel_us.tolist() == costs.kernel_us.tolist()
+    assert taking_turns(costs, {}) is costs
+
+
+def test_steps_of_rings_between_nodes_take_longer() -> None:
+    costs = costs_of(
+        ("all_gather", "tp", 16, ""),
+        ("reduce_scatter", "dp", 16, ""),
+        ("all_reduce", "dp", 16, ""),
+        ("all_gather", "tp", 8, ""),
+    )
+    slow = stepping(costs, {"tp": 50.0, "*": 20.0, "all_reduce": 5.0})
+    assert slow.kernel_us.tolist() == [1 + 15 * 50, 1 + 15 * 20, 1 + 30 * 5, 1]
+    assert stepping(costs, {}) is costs
