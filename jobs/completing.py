@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import helping
-from .settings import read
+from .settings import meant, read
 from .show import CONFIG_DIRECTORY, BadInputError, print_json, wants_json
 
 SUBJECT = "shell"
@@ -54,7 +54,8 @@ def run(config: dict[str, Any]) -> int:
             print("\n".join(found))
         return 0
     if shell not in SCRIPTS:
-        raise BadInputError(f"`opcast completion` takes {', '.join(SCRIPTS)}" + (f", not {shell!r}" if shell else ""))
+        said = f", not {shell!r}{meant(shell, SCRIPTS)}" if shell else ""
+        raise BadInputError(f"`opcast completion` takes {', '.join(SCRIPTS)}{said}")
     if as_json:
         print_json({"shell": shell, "script": SCRIPTS[shell]})
     else:

@@ -11,6 +11,7 @@ from ..datasets import quality
 from ..datasets.repeatability import agreements
 from ..datasets.store import Store
 from .requests import VIEWS, DataRequest
+from .settings import meant
 from .show import BadInputError, print_json, say, table, wants_json
 
 SUBJECT = "what"
@@ -21,7 +22,8 @@ def run(config: dict[str, Any]) -> int:
     as_json = wants_json(config)
     if config["what"] not in VIEWS:
         known = ", ".join(f"`{name}`" for name in VIEWS[1:-1])
-        raise BadInputError(f"`opcast data` takes nothing, {known} or `{VIEWS[-1]}`, not {config['what']!r}")
+        near = meant(config["what"], VIEWS[1:])
+        raise BadInputError(f"`opcast data` takes nothing, {known} or `{VIEWS[-1]}`, not {config['what']!r}{near}")
     request = DataRequest(config["what"], config["store"], str(config["against"] or ""))
     path = Path(request.store).expanduser()
     if not path.is_dir():

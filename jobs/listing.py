@@ -7,6 +7,7 @@ from typing import Any
 
 from ..datasets.devices import Device
 from . import resolve
+from .settings import meant
 from .show import BadInputError, print_json, table, wants_json
 
 SUBJECT = "what"
@@ -26,7 +27,8 @@ def run(config: dict[str, Any]) -> int:
     }
     chosen = config["what"]
     if not isinstance(chosen, str) or chosen not in listings:
-        raise BadInputError(f"`opcast list` takes {', '.join(listings)}" + (f", not {chosen!r}" if chosen else ""))
+        said = f", not {chosen!r}{meant(chosen, listings)}" if chosen else ""
+        raise BadInputError(f"`opcast list` takes {', '.join(listings)}{said}")
     as_json = wants_json(config)
     heads, rows = listings[chosen](config)
     if as_json:

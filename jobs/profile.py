@@ -14,6 +14,7 @@ from ..datasets.ops import Op
 from ..datasets.store import Store
 from ..harness.parts import CampaignPart, announce
 from .launching.places import Here, Kubernetes, Place, Ray, Slurm, place_of
+from .settings import meant
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
 from .writing import write_text
 
@@ -29,7 +30,8 @@ def run(config: dict[str, Any]) -> int:
     """Run the campaign, start it elsewhere (``where=…``), write its plan (``plan_out=FILE``) or say how far it is."""
     as_json = wants_json(config)
     if config["what"] not in ("run", "status", "topology"):
-        raise BadInputError(f"`opcast profile` takes nothing, `status` or `topology`, not {config['what']!r}")
+        near = meant(config["what"], ("status", "topology"))
+        raise BadInputError(f"`opcast profile` takes nothing, `status` or `topology`, not {config['what']!r}{near}")
     if config["what"] == "topology":
         return topology(config, as_json)
     if config["what"] == "status":

@@ -202,6 +202,12 @@ def advice(name: str, known: Iterable[str], verb: str) -> str:
     return f"; did you mean {' or '.join(near)}?" if near else f"; `opcast {verb} --help` lists them"
 
 
+def meant(name: object, known: Collection[str]) -> str:
+    """The word that was meant, as the end of a sentence; nothing where none is near."""
+    near = nearest(str(name), known, 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
 def nearest(name: str, known: Collection[str], most: int = 3, first: Sequence[str] = ()) -> list[str]:
     """The known names that are meant most likely: ``first``, those that hold it as a word, or anyhow, the alike."""
     import difflib
