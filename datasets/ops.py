@@ -458,4 +458,5 @@ def host_overhead(d: Any) -> Cost:
     return Cost(0.0 * d.calls, 0.0 * d.calls, 0.0 * d.calls, "host")
 
 
-from .collective_ops import LINKS, bus_factor  # noqa: E402  kinds are listed as they are defined: these last
+from . import mixer_ops  # noqa: E402, F401  kinds are listed as they are defined: these last
+from .collective_ops import LINKS, bus_factor  # noqa: E402

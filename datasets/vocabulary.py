@@ -49,9 +49,10 @@ class Cost:
 
 
 FAMILIES = (
-    *("gemm", "attention", "norm", "pointwise", "gather", "moe", "optimizer", "copy"),
+    *("gemm", "attention", "linear_attention", "norm", "pointwise", "gather", "moe", "optimizer", "copy"),
     *("collective", "expert_parallel", "host"),
 )
+PRODUCTS = ("gemm", "attention", "linear_attention", "moe")  # families that multiply matrices
 COSTS = 4096  # ops whose costs are remembered
 EVERY_AXIS = (
     *("tokens", "batch", "heads", "features", "features_in", "features_out"),
@@ -169,7 +170,7 @@ class OpKind:
 
     def usual_output(self, dtype: str) -> str:
         """The output format of an op that names none: that of the input, but of products of small floats bf16."""
-        return product_dtype(dtype) if self.family in ("gemm", "attention", "moe") else dtype
+        return product_dtype(dtype) if self.family in PRODUCTS else dtype
 
     def op(self, dtype: str = "bf16", out_dtype: str | None = None, **dims: object) -> Op:
         """One op of this kind. Missing dims take their default; OpError names what is wrong."""

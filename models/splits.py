@@ -40,6 +40,18 @@ RECIPES: dict[str, SplitRecipe] = {
     "attention_backward": SplitRecipe((HEADS, ("seq_q", "seq_kv")), (("seq_q", 0),)),
     "mla_prefill": SplitRecipe((("heads",), ("seq_q", "seq_kv")), (("seq_q", 0),)),
     "mla_decode": SplitRecipe((("heads",), ("batch", "seq_kv")), (("seq_kv", 0),)),
+    **{
+        f"linear_attention_{each}": SplitRecipe((("heads", "head_dim", "state_dim"), ("batch", "seq")), (("seq", 0),))
+        for each in ("prefill", "backward")
+    },
+    "linear_attention_decode": SplitRecipe((("heads", "head_dim", "state_dim"),), (("batch", 0),)),
+    "sparse_index_prefill": SplitRecipe((("heads",), ("seq_q", "seq_kv")), (("seq_kv", 0),)),
+    "sparse_index_decode": SplitRecipe((("heads",), ("batch", "seq_kv")), (("seq_kv", 0),)),
+    **{
+        f"sparse_attention_{each}": SplitRecipe((("heads_q",), ("seq_q", "seq_kv")), (("seq_q", 0),))
+        for each in ("prefill", "backward")
+    },
+    "sparse_attention_decode": SplitRecipe((("heads_q",), ("batch", "seq_kv")), (("batch", 0),)),
     "embedding": SplitRecipe((("vocab", "hidden"),), (("tokens", 0),)),
     "embedding_backward": SplitRecipe((("vocab", "hidden"),), (("tokens", 0),)),
     "cross_entropy": SplitRecipe((("vocab",),), (("tokens", 0),)),

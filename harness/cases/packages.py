@@ -16,6 +16,9 @@ EXTRAS = {
     "flash_attn_interface": "build the folder hopper of github.com/Dao-AILab/flash-attention",
     "flashinfer": "pip install 'opcast[flashinfer]'",
     "vllm": "pip install 'opcast[vllm]'",
+    "mamba_ssm": "pip install mamba-ssm (it builds its kernels)",
+    "causal_conv1d": "pip install causal-conv1d (it builds its kernels)",
+    "fla": "pip install flash-linear-attention",
     "deep_gemm": "build github.com/deepseek-ai/DeepGEMM",
     "deep_ep": "build github.com/deepseek-ai/DeepEP",
 }

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...datasets.devices import Device
 from ...datasets.vocabulary import KINDS, OpError, cost_columns, kind
-from . import attention, matmul, moe, network, rows
+from . import attention, matmul, mixers, moe, network, rows
 from .setting import Dims, Setting, Terms
 
 CHUNK = 8192  # ops computed together, so that temporaries stay in a core's cache
@@ -35,6 +35,14 @@ LAWS: dict[str, Callable[[Dims, Setting], Terms]] = {
     "attention_backward": attention.attention_backward,
     "mla_prefill": attention.mla_prefill,
     "mla_decode": attention.mla_decode,
+    "linear_attention_prefill": mixers.linear_attention_prefill,
+    "linear_attention_backward": mixers.linear_attention_backward,
+    "linear_attention_decode": mixers.linear_attention_decode,
+    "sparse_attention_prefill": mixers.sparse_attention,
+    "sparse_attention_decode": mixers.sparse_attention,
+    "sparse_attention_backward": mixers.sparse_attention_backward,
+    "sparse_index_prefill": mixers.sparse_index,
+    "sparse_index_decode": mixers.sparse_index,
     "rope": rows.rope,
     "elementwise": rows.elementwise,
     "reduce": rows.reduce,

@@ -68,13 +68,13 @@ def attention_decode(d: Dims, s: Setting) -> Terms:
     """A few new tokens against a KV cache; the query heads of one KV head share its reading."""
     keys = np.where(d.window > 0, np.minimum(d.seq_kv, d.window + d.seq_q - 1), d.seq_kv)
     width = d.head_dim + d.v_head_dim
-    return _split_kv(d, d.batch * d.heads_kv, d.heads_q / d.heads_kv * d.seq_q, keys, width, width, s)
+    return split_kv(d, d.batch * d.heads_kv, d.heads_q / d.heads_kv * d.seq_q, keys, width, width, s)
 
 
 def mla_decode(d: Dims, s: Setting) -> Terms:
     """Absorbed latent attention: every head reads one latent cache, so arithmetic weighs as much as bytes."""
     latent = d.kv_lora_rank + d.qk_rope_head_dim
-    return _split_kv(d, d.batch, d.heads * d.seq_q, d.seq_kv, latent, latent + d.kv_lora_rank, s)
+    return split_kv(d, d.batch, d.heads * d.seq_q, d.seq_kv, latent, latent + d.kv_lora_rank, s)
 
 
 def _blocks(
@@ -106,7 +106,7 @@ def _blocks(
     return Terms(compute, memory, LAUNCHES * s.device.launch_us + fill, hints=hints)
 
 
-def _split_kv(d: Dims, groups: Array, rows: Array, keys: Array, width: Array, products: Array, s: Setting) -> Terms:
+def split_kv(d: Dims, groups: Array, rows: Array, keys: Array, width: Array, products: Array, s: Setting) -> Terms:
     """``groups`` caches of ``keys`` x ``width``, each read by ``rows`` query rows: the fastest number of splits."""
     work = 2.0 * products / s.tensor_rate + EXP_SHARE / s.exp_rate
     memory = s.traffic_us(s.cost.bytes)

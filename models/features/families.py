@@ -78,6 +78,34 @@ def flat(dims: Dims, setting: Setting) -> Columns:
     return {"align_size": alignment(size), "blocks": np.log2(np.maximum(size, 0.5) / (1024.0 * setting.units))}
 
 
+def scan(dims: Dims, setting: Setting) -> Columns:
+    """Of linear attention: heads that share a key, states over compute units, tokens of all sequences."""
+    tokens = dims.batch * (dims.seq if hasattr(dims, "seq") else 1.0)
+    waves = dims.batch * dims.heads / setting.units
+    return {
+        "group_heads": np.log2(dims.heads / dims.groups),
+        "blocks": np.log2(waves),
+        "tail_heads": waves / np.ceil(waves),
+        "rows_tokens": np.log2(tokens),
+        "pad_state64": used(dims.state_dim, 64),
+        "pad_head_dim64": used(dims.head_dim, 64),
+    }
+
+
+def chosen(dims: Dims, setting: Setting) -> Columns:
+    """Of attention to chosen tokens and of what chooses them: keys a query takes, queries over compute units."""
+    heads = dims.heads if hasattr(dims, "heads") else dims.heads_q
+    queries = dims.batch * dims.seq_q
+    return {
+        "keys": np.log2(np.minimum(dims.topk, dims.seq_kv)),
+        "keys_cached": np.log2(dims.seq_kv),
+        "rows_queries": np.log2(queries * heads),
+        "blocks": np.log2(queries / setting.units),
+        "pad_heads16": used(heads, 16),
+        "pad_head_dim64": used(dims.head_dim, 64),
+    }
+
+
 def collective(dims: Dims, setting: Setting) -> Columns:
     return _messages(dims, setting) | {"align_size": alignment(dims.size_bytes)}
 
@@ -106,6 +134,7 @@ FLAT = FamilyFeatures(STREAMED, flat)
 FAMILIES = {
     "gemm": FamilyFeatures(PRODUCT, product),
     "attention": FamilyFeatures(ATTENTION, attention),
+    "linear_attention": FamilyFeatures(("waves", "shared", "last"), scan),
     "norm": ROWS,
     "pointwise": ROWS,
     "gather": ROWS,
@@ -119,4 +148,9 @@ FAMILIES = {
 BY_LAW = {  # kinds whose analytical law is another than that of their family
     "fused_moe": FamilyFeatures(EXPERTS, experts),
     **dict.fromkeys(("elements", "elementwise", "reduce"), FLAT),
+    **dict.fromkeys(
+        ("sparse_attention_prefill", "sparse_attention_decode", "sparse_attention_backward"),
+        FamilyFeatures(("splits", "waves", "tail", "filling", "padding"), chosen),
+    ),
+    **dict.fromkeys(("sparse_index_prefill", "sparse_index_decode"), FamilyFeatures(("waves",), chosen)),
 }

@@ -66,6 +66,8 @@ HUE_OF_PURPOSE = {
     "experts": "blue-strong",
     "attention": "orange",
     "decode": "yellow",
+    "scan": "lime-strong",
+    "convolution": "cyan-strong",
     "norm": "green",
     "softmax": "teal",
     "loss": "cyan",

@@ -37,9 +37,10 @@ from ..question.plan import Plan, PlanError
 from .dynamic_context import Assignment, Placement, attention_work, dynamic_context
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.tokens import share_tokens
-from .sharding.attention import Attention, attention_of, gathered, partial, ring, scattered_heads
+from .sharding.attention import SCANS, Attention, attention_of, gathered, partial, ring, scattered_heads, scattered_scan
 
 CACHE = ROLES.index("cache")
+STATEFUL = ("linear_attention_decode", "causal_conv1d")
 STYLES = {"ring": ring, "allgather": gathered, "ulysses": scattered_heads}
 
 
@@ -51,6 +52,7 @@ def context_parallel(graph: Graph, plan: Plan) -> Graph:
     cp, lengths = plan.parallel.cp, plan.options.get("sequence_lengths")
     if cp == 1 and not lengths:
         return graph
+    _refuse_sparse(graph, cp)
     calls = [found for node, _ in graph.weighted() if (found := attention_of(node)) is not None]
     if not calls:
         raise PlanError(f"parallel.cp={cp} shares out attention, and {graph.name} has no fused one; take parallel.cp=1")
@@ -67,6 +69,12 @@ def context_parallel(graph: Graph, plan: Plan) -> Graph:
     for section in draft.sections:
         section.items = [made for item in section.items for made in _rewritten(draft, section, item, plan)]
     return draft.graph()
+
+
+def _refuse_sparse(graph: Graph, cp: int) -> None:
+    """PlanError for attention to chosen tokens: what others hold would have to be chosen from first."""
+    if any(node.op is not None and node.op.kind.startswith("sparse") for node, _ in graph.weighted()):
+        raise PlanError(f"parallel.cp={cp}: {graph.name} attends to tokens that an indexer chooses; take parallel.cp=1")
 
 
 def _by_sequence(graph: Graph, plan: Plan, calls: list[Attention], length: int) -> Graph:
@@ -173,6 +181,10 @@ def _generation(graph: Graph, plan: Plan) -> Graph:
     draft = Draft(graph)
     numbers = [draft.code(name) for name in ("int64", "int32", "bool")]
     mine = (draft.roles == CACHE) & ~np.isin(draft.dtypes, numbers)
+    for section, item in draft.walk():
+        if item.node.op is not None and item.node.op.kind in STATEFUL:  # states are of sequences, not of tokens
+            for tensor in item.node.reads:
+                mine[section.ids(tensor)] = False
     for section in draft.sections:
         items: list[Item] = []
         for item in section.items:
@@ -210,6 +222,8 @@ def _in_place(item: Item, nodes: list[Node], buffers: tuple[int, ...]) -> list[I
 
 def _rewritten(draft: Draft, section: Section, item: Item, plan: Plan) -> list[Item]:
     """The items that take the place of one: attention with its communication, everything else as it is."""
+    if item.node.op is not None and item.node.op.kind in SCANS:
+        return _in_place(item, scattered_scan(item.node, plan.group("cp")), ())
     call = attention_of(item.node)
     if call is None:
         return [item]

@@ -17,8 +17,9 @@ from ..trace.entry import phase_flops
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed
 
-PROMPT = ("attention_prefill", "mla_prefill")
-DECODE = ("attention_decode", "mla_decode")
+PROMPT = ("attention_prefill", "mla_prefill", "sparse_attention_prefill", "sparse_index_prefill")
+DECODE = ("attention_decode", "mla_decode", "sparse_attention_decode", "sparse_index_decode", "linear_attention_decode")
+SCAN = "linear_attention_prefill"
 ABSORBED = ("fused.absorb_keys", "fused.absorb_values")
 
 
@@ -28,7 +29,7 @@ def mixed(prompts: Graph, decodes: Graph | None, batch: Iteration) -> Graph:
     released = freed(draft)
     decoding = _by_path(decodes) if decodes is not None else {}
     for section in draft.sections:
-        for item in [item for item in section.items if item.node.op is not None and item.node.op.kind in PROMPT]:
+        for item in [i for i in section.items if i.node.op is not None and i.node.op.kind in (*PROMPT, SCAN)]:
             own = decoding.get(item.node.path, [])
             _chunked(item, batch)
             _projected(section, item, batch)
@@ -51,18 +52,25 @@ def _by_path(graph: Graph) -> dict[str, list[Node]]:
             around = [
                 node
                 for node in block.nodes
-                if node is attention or (node.source in ABSORBED and node.path.startswith(f"{attention.path}."))
+                if node is attention or (node.source in ABSORBED and _around(attention, node))
             ]
             for index in range(block.repeat):
                 found[shift_path(attention.path, block.stack, index * block.stride)] = around
     return found
 
 
+def _around(attention: Node, node: Node) -> bool:
+    """Whether a product belongs to a step of latent attention alone: sparse ones run their prompts so, too."""
+    dense = attention.op is not None and attention.op.kind == "mla_decode"
+    return dense and node.path.startswith(f"{attention.path}.")
+
+
 def _chunked(item: Item, batch: Iteration) -> None:
     """The attention of the chunks in place of that of one prompt of all tokens."""
     assert item.node.op is not None
     count, new, keys = attended(batch.chunks)
-    item.compute(item.node.op.replace(batch=count, seq_q=new, seq_kv=keys))
+    sizes = {"seq": new} if item.node.op.kind == SCAN else {"seq_q": new, "seq_kv": keys}
+    item.compute(item.node.op.replace(batch=count, **sizes))
 
 
 def _projected(section: Section, attention: Item, batch: Iteration) -> None:

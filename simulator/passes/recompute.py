@@ -185,7 +185,8 @@ def _belongs(node: Node, module: str) -> bool:
     if module == "core_attn":
         return kind in ATTENTION or node.source.startswith("unfused.")
     if module == "layernorm":
-        return names[-1] in ("input_layernorm", "post_attention_layernorm", "ln_1", "ln_2", "norm1", "norm2")
+        alone = names[-1] == "norm" and len(names) > 1 and names[-2].isdigit()  # the one norm of a layer of one mixer
+        return alone or names[-1] in ("input_layernorm", "post_attention_layernorm", "ln_1", "ln_2", "norm1", "norm2")
     if module == "mla_up_proj":
         return names[-1] in ("q_b_proj", "kv_b_proj")
     if module == "moe_act":

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import Op, make_op
@@ -26,6 +27,8 @@ from .rewriting.lifetimes import free_after_last_use, freed
 from .rewriting.nodes import kernel
 
 ATTENTION = ("attention_prefill", "attention_decode", "mla_prefill", "mla_decode")
+SPARSE = ("sparse_attention_prefill", "sparse_attention_decode")
+CACHING = (*ATTENTION, *SPARSE, "sparse_index_prefill", "sparse_index_decode")  # kernels that append to their caches
 APPENDS = ("aten.index_copy_", "aten.copy_", "aten.cat")
 LAYOUTS = ("aten.clone", "aten.contiguous")
 WHOLE_NUMBERS = ("int64", "int32", "bool")
@@ -131,7 +134,7 @@ def _paged(draft: Draft, section: Section) -> None:
 
     Weights lie as products want them, whichever way the model's code stores them.
     """
-    caches = {t for item in section.items if _kind(item) in ATTENTION for t in item.node.reads}
+    caches = {t for item in section.items if _kind(item) in CACHING for t in item.node.reads}
     latent = draft.code("int64")  # appended positions are numbers, keys and values are not
     appended: dict[int, tuple[int, ...]] = {}
     for item in list(section.items):
@@ -142,11 +145,11 @@ def _paged(draft: Draft, section: Section) -> None:
             section.items.remove(item)
     section.items = [i for i in section.items if not (i.node.source == "aten.zeros" and i.node.writes[0] in appended)]
     for item in section.items:
-        if _kind(item) in ATTENTION:
+        if _kind(item) in CACHING:
             new = tuple(t for cache in item.node.reads for t in appended.get(cache, ()))
             item.change(reads=tuple(dict.fromkeys((*item.node.reads, *new))))
     _without_layouts(draft, section)
-    for item in [i for i in section.items if _kind(i) in ATTENTION]:
+    for item in [i for i in section.items if _kind(i) in CACHING]:
         _turned(draft, section, item)
         _grouped(draft, section, item, appended)
     for item in section.items:
@@ -202,6 +205,10 @@ def _rope(op: Op) -> Op:
     """Rotary embedding of an attention's queries and keys."""
     if op.kind in ATTENTION[2:]:
         heads, width = op.heads + 1, op.qk_rope_head_dim
+    elif op.kind.startswith("sparse_index"):
+        heads, width = op.heads + 1, op.head_dim
+    elif op.kind in SPARSE and op.latent:
+        heads, width = op.heads_q + 1, op.head_dim - op.v_head_dim
     else:
         heads, width = op.heads_q + op.heads_kv, op.head_dim
     return make_op("rope", op.dtype, tokens=op.batch * op.seq_q, heads=heads, head_dim=width)
@@ -220,7 +227,7 @@ def _rope_inside(draft: Draft, section: Section) -> None:
 
 def _without_layouts(draft: Draft, section: Section) -> None:
     """Drop copies around attention that only change the layout: kernels write what the next one reads."""
-    attended = {t for i in section.items if _kind(i) in ATTENTION for t in (*i.node.reads, *i.node.writes)}
+    attended = {t for i in section.items if _kind(i) in CACHING for t in (*i.node.reads, *i.node.writes)}
     same: dict[int, int] = {}
     for item in list(section.items):
         node = item.node
@@ -236,7 +243,7 @@ def _without_layouts(draft: Draft, section: Section) -> None:
 
 def _latent(draft: Draft, section: Section) -> None:
     """Multi-head latent attention as engines run it, wherever keys and values are projected from a latent cache."""
-    attention = next((i for i in section.items if _kind(i) in ATTENTION[:2]), None)
+    attention = next((i for i in section.items if _kind(i) in (*ATTENTION[:2], *SPARSE)), None)
     if attention is None or attention.node.op is None:
         return
     up = next((i for i in section.items if _projects(i, attention.node.op)), None)
@@ -244,6 +251,13 @@ def _latent(draft: Draft, section: Section) -> None:
         return
     op, gemm = attention.node.op, up.node.op
     nope = gemm.n // op.heads_q - op.v_head_dim
+    widths = Widths(op.batch * op.seq_q, op.heads_q, gemm.k, nope, op.v_head_dim)
+    if op.kind in SPARSE:
+        width = gemm.k + op.head_dim - nope
+        latent = op.replace(heads_kv=1, head_dim=width, v_head_dim=gemm.k, latent="yes")
+        _gather_keys(draft, section, attention, up, {*up.node.reads} - set(_weights(draft, up.node)))
+        _absorb(draft, section, attention, up, latent, widths)
+        return
     dims = {
         "batch": op.batch,
         "heads": op.heads_q,
@@ -261,7 +275,7 @@ def _latent(draft: Draft, section: Section) -> None:
         return
     latent = make_op("mla_decode", op.dtype, op.out_dtype, **dims)
     _gather_keys(draft, section, attention, up, {*up.node.reads} - set(_weights(draft, up.node)))
-    _absorb(draft, section, attention, up, latent)
+    _absorb(draft, section, attention, up, latent, widths)
 
 
 def _projects(item: Item, op: Op) -> bool:
@@ -285,18 +299,28 @@ def _gather_keys(draft: Draft, section: Section, attention: Item, up: Item, late
     attention.change(reads=tuple(reads))
 
 
-def _absorb(draft: Draft, section: Section, attention: Item, up: Item, op: Op) -> None:
+class Widths(NamedTuple):
+    """Sizes of latent attention: rows of queries, heads, and widths of the latent, of keys without rope, of values."""
+
+    rows: int
+    heads: int
+    latent: int
+    nope: int
+    value: int
+
+
+def _absorb(draft: Draft, section: Section, attention: Item, up: Item, op: Op, of: Widths) -> None:
     """Queries times the keys' projection, attention over the latent cache, its result times the values' projection."""
-    rows, weights = op.batch * op.seq_q, _weights(draft, up.node)
-    size = rows * op.heads * op.kv_lora_rank * itemsize(op.dtype)
+    weights = _weights(draft, up.node)
+    size = of.rows * of.heads * of.latent * itemsize(op.dtype)
     queries, attended = (draft.local(section, size, op.dtype) for _ in range(2))
-    into = make_op("gemm", op.dtype, batch=op.heads, m=rows, n=op.kv_lora_rank, k=op.qk_nope_head_dim, layout="nn")
-    out = make_op("gemm", op.dtype, batch=op.heads, m=rows, n=op.v_head_dim, k=op.kv_lora_rank, layout="nt")
+    into = make_op("gemm", op.dtype, batch=of.heads, m=of.rows, n=of.latent, k=of.nope, layout="nn")
+    out = make_op("gemm", op.dtype, batch=of.heads, m=of.rows, n=of.value, k=of.latent, layout="nt")
     node, reads = attention.node, tuple(t for t in attention.node.reads if t not in up.node.writes)
     path, made = up.node.path, tuple(t for t in reads if draft.role(t) == "activation")
     projected = [
         Item(_node(up.node, into, "fused.absorb_keys", path, (*made, *weights), (queries,))),
-        Item(_node(node, op, "fused.mla_decode", node.path, (queries, *reads), (attended,))),
+        Item(_node(node, op, f"fused.{op.kind}", node.path, (queries, *reads), (attended,))),
         Item(_node(up.node, out, "fused.absorb_values", path, (attended, *weights), node.writes[:1])),
     ]
     section.items.remove(up)

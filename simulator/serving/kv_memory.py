@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from math import floor
 
 from ...datasets.dtypes import itemsize
+from ...datasets.mixer_ops import STATE_BYTES, state_elements
 from ...datasets.ops import Op
 from ..memory.amounts import GIB
 from ..passes.mixed import DECODE
@@ -26,6 +27,7 @@ from .engines import KvRule
 from .kv import KvBudget, KvError
 
 MIB = 1 / 1024
+STATEFUL = ("linear_attention_decode", "causal_conv1d")  # what keeps something of a sequence, not of its tokens
 LONG = 32768  # tokens of a sequence that is longer than any window
 
 
@@ -41,10 +43,14 @@ class EngineMemory:
 
 @dataclass(frozen=True)
 class TokenBytes:
-    """Bytes of keys and values that a token takes on one GPU: of layers that see all, and of those with a window."""
+    """Bytes of keys and values that a token takes on one GPU: of layers that see all, and of those with a window.
+
+    ``state`` is what a sequence takes whatever its length: states of linear attention and of short convolutions.
+    """
 
     whole: float
     windowed: float = 0.0
+    state: float = 0.0
 
     def of(self, windows: str) -> float:
         """Bytes that a long sequence's token takes: windows ``alike`` have blocks for all tokens too."""
@@ -109,18 +115,32 @@ def token_bytes(state: State) -> TokenBytes:
     """Bytes of a token's keys and values on a GPU of the fullest stage, of a decode step with :data:`LONG` tokens."""
     stages: dict[int, list[float]] = {}
     for chunk in state.steps[0].chunks:
-        sums = stages.setdefault(chunk.stage, [0.0, 0.0])
+        sums = stages.setdefault(chunk.stage, [0.0, 0.0, 0.0])
         for node, times in chunk.graph.weighted():
-            if node.op is not None and node.op.kind in DECODE:
+            if node.op is None:
+                continue
+            if node.op.kind in STATEFUL:
+                sums[2] += times * _state_bytes(node.op)
+            elif node.op.kind in DECODE:
                 sums[node.op.seq_kv < LONG] += times * _bytes(node.op)
-    whole, windowed = max(stages.values(), key=sum)
-    return TokenBytes(whole, windowed)
+    return TokenBytes(*max(stages.values(), key=lambda sums: sums[0] + sums[1] + sums[2] / LONG))
+
+
+def _state_bytes(op: Op) -> float:
+    """Bytes that a sequence keeps in a layer of linear attention: its states, or the last tokens of its channels."""
+    if op.kind == "causal_conv1d":
+        return float(op.cols * op.width * itemsize(op.dtype))
+    return float(STATE_BYTES * state_elements(op)) / op.batch
 
 
 def _bytes(op: Op) -> float:
-    size = 1.0 if op.kv_dtype else itemsize(op.dtype)
+    size = 1.0 if getattr(op, "kv_dtype", 0) else itemsize(op.dtype)
     if op.kind == "mla_decode":
         return (op.kv_lora_rank + op.qk_rope_head_dim) * size
+    if op.kind == "sparse_index_decode":
+        return op.head_dim * itemsize(op.dtype)
+    if op.kind == "sparse_attention_decode" and op.latent:
+        return op.head_dim * size
     return op.heads_kv * (op.head_dim + op.v_head_dim) * size
 
 
@@ -131,10 +151,11 @@ def kv_budget(
     parallel: Parallel,
     max_tokens: int = 8192,
     learned: Overheads | None = None,
+    sequences: int = 256,
 ) -> KvBudget:
     """The KV memory of a replica (of one attention-DP rank) under an engine's rule, on devices of ``total_gib``.
 
-    ``simulate`` simulates its steps. ``learned`` takes the place of what is simulated, figure by figure. KvError where
+    States of linear attention are kept apart for ``sequences`` of them. ``simulate`` simulates its steps. ``learned`` takes the place of what is simulated, figure by figure. KvError where
     nothing is left.
     """
     memory = simulate(Work("batch", prompts=((max_tokens, 1),))).memory
@@ -157,9 +178,22 @@ def kv_budget(
     if available is None:
         available = available_gib(rule, replace(found, **given), max_tokens, ranks=p.tp * p.pp)
     each = token_bytes(simulate(Work("decode", batch=1, input_len=LONG, cache="static")))
+    if said.kv_gib is None and each.state:
+        available = _beside_states(available, each, sequences)
     if said.bytes_per_token is not None:
         each = TokenBytes(said.bytes_per_token)
     return blocks_of(rule, available, each, copies=p.tp * p.pp)
+
+
+def _beside_states(available: float, each: TokenBytes, sequences: int) -> float:
+    """GiB that the states of so many sequences leave. KvError where that is nothing."""
+    left = available - sequences * each.state / GIB
+    if left <= 0:
+        raise KvError(
+            f"states of linear attention take {each.state / GIB * 1024:.0f} MiB a sequence, and {sequences} of them "
+            f"leave nothing of {available:.1f} GiB: take fewer sequences (scheduler.max_num_seqs) or more GPUs"
+        )
+    return left
 
 
 # --- start-up logs -----------------------------------------------------------------------------------------

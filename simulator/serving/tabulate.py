@@ -164,12 +164,13 @@ def _of_attention(state: State, kinds: Sequence[str]) -> list[tuple[Node, float,
     """Attention kernels of these kinds, absorbed products and projections of a latent cache for a prompt."""
     nodes = executed(state)
     ranks = {node.path: node.op.kv_lora_rank for node, _, _ in nodes if node.op and node.op.kind == "mla_prefill"}
+    sparse = any(node.op and node.op.kind.startswith("sparse") for node, _, _ in nodes)  # absorbed in prompts, too
 
     def belongs(node: Node) -> bool:
         if node.op is None:
             return False
         if kinds == DECODE:
-            return node.op.kind in DECODE or node.source in ABSORBED
+            return node.op.kind in DECODE or (node.source in ABSORBED and not sparse)
         above = node.path.rpartition(".")[0]
         projects = node.op.kind == "gemm" and node.op.batch == 1 and node.op.k == ranks.get(above)
         return node.op.kind in PROMPT or projects
@@ -219,6 +220,8 @@ def _attend(
         row, context = grid[place]
         if kernel.op.kind == "gemm":
             return kernel.op.replace(m=row)
+        if kernel.op.kind == "linear_attention_decode":
+            return kernel.op.replace(batch=row)
         keys = min(context + 1, kernel.op.seq_kv) if kernel.op.seq_kv < reach else context + 1
         return kernel.op.replace(batch=row, seq_kv=keys)
 

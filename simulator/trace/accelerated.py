@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .mixers import choose_tokens
+
 
 def accelerate(module: nn.Module) -> None:
     """Replace, in place, the forward calls of a model's modules that have a faster form on accelerators."""
@@ -94,4 +96,6 @@ FORWARDS: dict[str, tuple[str, Callable[..., Any]]] = {
     "BloomAttention": ("forward", _bloom),
     "Llama4TextMoe": ("forward", _llama4),
     "Llama4TextExperts": ("forward", _llama4_experts),
+    "DeepseekV32Indexer": ("forward", choose_tokens),
+    "GlmMoeDsaIndexer": ("forward", choose_tokens),
 }

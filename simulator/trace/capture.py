@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from ..graph import Node, Tensor
 from .accelerated import accelerate
 from .attention import fused_attention
 from .build import Built, quiet, uninitialised
+from .mixers import fused_mixers, index_sparsely
 from .nodes import as_eager, to_graph, to_node
 from .steps import cached_tensors, loss_of, prepare
 from .tracer import ModulePaths, Tracer, real_paths
@@ -40,11 +41,13 @@ def record(make: Callable[[], Built], workload: Workload) -> tuple[Tracer, dict[
     """The tracer after the step, the role of each storage that has one, and the number of trained elements."""
     tracer = Tracer(workload.expert_load)
     attention = fused_attention() if workload.attention == "fused" else nullcontext()
-    with quiet(), tracer, real_paths(), attention, torch.random.fork_rng(devices=[]):
+    with quiet(), tracer, real_paths(), attention, torch.random.fork_rng(devices=[]), ExitStack() as kernels:
         with uninitialised():
             built = make()
         if workload.attention == "fused":
             accelerate(built.module)
+            index_sparsely(built.module)
+            kernels.enter_context(fused_mixers(built.module))
         roles = _run(tracer, built, workload)
     trained = {id(p): p.numel() for p in built.module.parameters() if p.requires_grad}
     return tracer, roles, sum(trained.values())
@@ -71,7 +74,8 @@ def _run(tracer: Tracer, built: Built, workload: Workload) -> dict[int, str]:
             with tracer.phase("backward"):
                 loss.backward()
     tracer.close()
-    roles |= _all(tracer, cached_tensors(getattr(output, "past_key_values", None)), "cache")
+    kept = getattr(output, "past_key_values", None) or getattr(output, "cache_params", None)
+    roles |= _all(tracer, cached_tensors(kept), "cache")
     return roles | _held_by(tracer, built.module, workload)
 
 

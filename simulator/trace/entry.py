@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -50,24 +49,7 @@ def trace_source(source: Source, workload: Workload, precision: str, every_layer
         graph = _folded(source, workload, precision, None)
     if workload.training and workload.optimizer == "adamw":
         graph = add_adamw(graph)
-    notes = (*notes_on(graph), *attention_notes(source.config))
-    return replace(graph, model_flops=model_flops(graph, workload), notes=notes)
-
-
-def attention_notes(config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """What a reader should know of layers whose attention is linear or sparse: how they are timed here."""
-    said, known = [], config or {}
-    if any(name.startswith("linear_") for name in known):
-        said.append(
-            "layers of linear attention are timed operator by operator, as transformers writes them; engines fuse "
-            "them into a few kernels, so that they take less"
-        )
-    if chosen := known.get("index_topk"):
-        said.append(
-            "sparse attention is timed as its indexer, operator by operator, and attention to all tokens instead of "
-            f"the {chosen} that it chooses: beyond so many it takes less"
-        )
-    return tuple(said)
+    return replace(graph, model_flops=model_flops(graph, workload), notes=notes_on(graph))
 
 
 def _folded(source: Source, workload: Workload, precision: str, config: Any) -> Graph:

@@ -6,9 +6,9 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ...datasets.ops import Op
+from ...datasets.ops import KINDS, Op
 from ..graph import Graph, Node, Tensor
-from . import images  # noqa: F401  (its rules are entered)
+from . import images, mixing  # noqa: F401  (their rules are entered)
 from .aten import bytes_moved, overwrites, to_op
 from .calls import Call, Storage, View
 from .fold import renumbered
@@ -133,7 +133,19 @@ def notes_on(graph: Graph) -> tuple[str, ...]:
         f"{name}: no op kind covers it; its {count} calls are costed by the bytes they move"
         for name, count in sorted(missing.items())
     )
-    return (*uncovered, *_loops(graph))
+    return (*uncovered, *_loops(graph), *_untimed(graph))
+
+
+def _untimed(graph: Graph) -> tuple[str, ...]:
+    """Lines for mixers of tokens of which no table that comes along has kernels."""
+    ops = [node.op for node, _ in graph.weighted() if node.op is not None]
+    linear = any(KINDS[op.kind].family == "linear_attention" for op in ops)
+    chosen = {op.topk for op in ops if op.kind.startswith("sparse_attention")}
+    by_physics = "timed by physics, a factor of 3 each way: no table that comes along has its kernels"
+    return (
+        *(("linear attention (its scans and updates of states) is " + by_physics,) if linear else ()),
+        *(f"attention to the {topk} tokens that an indexer chooses, and the indexer, is {by_physics}" for topk in chosen),
+    )
 
 
 def _loops(graph: Graph) -> tuple[str, ...]:

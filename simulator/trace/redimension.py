@@ -161,7 +161,7 @@ def _packed(graph: Graph, workload: Workload, length: int, samples: int, kept: i
     @cache
     def op_at(op: Op) -> Op:
         dims = dict(zip(KINDS[op.kind].names, map(scaled, op.dims), strict=True))
-        if "seq_q" in dims:
+        if dims.keys() & {"seq_q", "seq"}:
             dims["batch"] = 1
         return _with_runs(op, dims)
 

@@ -49,18 +49,19 @@ def prepare(model: nn.Module, workload: Workload, example: Callable[[Workload], 
         return _translation(model, tokens, workload)
     if workload.training:
         return ForwardCall(lambda: model(input_ids=tokens, labels=tokens, use_cache=False))
-    keep, cache = _last_logits(model, workload), _cache(model, workload)
+    keep, name = _last_logits(model, workload), _cache_name(model)
+    cache = _cache(model, workload, name)
     if workload.kind == "prefill":
         return ForwardCall(
-            lambda: model(input_ids=tokens, use_cache=True, **cache, **keep), cache.get("past_key_values")
+            lambda: model(input_ids=tokens, use_cache=True, **cache, **keep), cache.get(name)
         )
     token = token_ids(model, workload.batch, 1)
-    filled = getattr(model(input_ids=tokens, use_cache=True, **cache, **keep), "past_key_values", None)
+    filled = getattr(model(input_ids=tokens, use_cache=True, **cache, **keep), name, None)
     if filled is None:
         raise TraceError(
             f"{type(model).__name__} keeps no past_key_values, so that workload=decode has no cache to read"
         )
-    return ForwardCall(lambda: model(input_ids=token, past_key_values=filled, use_cache=True, **keep), filled)
+    return ForwardCall(lambda: model(input_ids=token, use_cache=True, **{name: filled}, **keep), filled)
 
 
 def training_step(model: nn.Module, workload: Workload, example: Callable[[Workload], Any] | None = None) -> Call:
@@ -100,12 +101,12 @@ def loss_of(output: Any) -> torch.Tensor:
 
 
 def cached_tensors(cache: Any) -> Iterator[torch.Tensor]:
-    """The tensors that a cache of transformers holds, layer by layer, of the prompt's keys and values too."""
+    """The tensors that a cache of transformers holds, layer by layer: keys, values, states, those of the prompt too."""
     for part in (getattr(cache, "self_attention_cache", cache), getattr(cache, "cross_attention_cache", None)):
         for layer in getattr(part, "layers", ()):
             for value in vars(layer).values():
-                if isinstance(value, torch.Tensor):
-                    yield value
+                states = value.values() if isinstance(value, dict) else (value,)
+                yield from (state for state in states if isinstance(state, torch.Tensor))
 
 
 def _example_call(model: nn.Module, inputs: Any) -> Call:
@@ -146,7 +147,13 @@ def _encoder_call(model: nn.Module, tokens: torch.Tensor, workload: Workload) ->
     return lambda: model(input_ids=tokens)
 
 
-def _cache(model: nn.Module, workload: Workload) -> dict[str, Any]:
+def _cache_name(model: nn.Module) -> str:
+    """What a model calls its cache: models of states alone have a name of their own for it."""
+    known = inspect.signature(model.forward).parameters
+    return "cache_params" if "cache_params" in known and "past_key_values" not in known else "past_key_values"
+
+
+def _cache(model: nn.Module, workload: Workload, name: str) -> dict[str, Any]:
     """Nothing for the cache that the model makes by itself, else one with room for the step."""
     if workload.cache == "dynamic":
         return {}
@@ -154,7 +161,7 @@ def _cache(model: nn.Module, workload: Workload) -> dict[str, Any]:
 
     config: Any = model.config
     room = workload.seq_len + (workload.kind == "decode")
-    return {"past_key_values": StaticCache(config=config, max_cache_len=room)}
+    return {name: StaticCache(config=config, max_cache_len=room)}
 
 
 def _last_logits(model: nn.Module, workload: Workload) -> dict[str, int]:

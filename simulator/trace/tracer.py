@@ -236,7 +236,7 @@ class Tracer(TorchDispatchMode):
         outputs = list(_tensors((result,)))
         if known.name == "aten.lift_fresh" and layer_of(self._where) is None:
             pass  # a new cache makes a counter for each layer, wherever it is made: too little to trace every layer for
-        elif known.name in NO_WORK:
+        elif known.name in NO_WORK or (known.name == "aten.copy_" and named["self"] is named["src"]):
             self._pending.append((self._where, HostCalls(dispatch=1)))
         elif outputs and not written and all(self.storage_id(out) in ids for out in outputs):
             self._pending.append((self._where, HostCalls(views=1)))

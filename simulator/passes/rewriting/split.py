@@ -58,7 +58,7 @@ def share(op: Op, axis: str, parts: int | Fraction, uneven: bool = False) -> Op:
     changes: dict[str, int | str] = {}
     for dim in dims:
         size = getattr(op, dim)
-        few = dim == "heads_kv" and size < parts and parts % size == 0
+        few = dim in ("heads_kv", "groups") and size < parts and parts % size == 0
         changes[dim] = 1 if few else divide(size, Fraction(parts))
     for run in ("run", "run_bytes"):
         if run in KINDS[op.kind].names and getattr(op, run):

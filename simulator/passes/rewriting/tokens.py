@@ -17,6 +17,7 @@ from .draft import Draft, Item, Section
 from .split import axes, share
 
 ALONG = tuple(ROLES.index(role) for role in ("activation", "input", "cache"))
+WHOLE = ("attention", "scan")  # purposes of ops that see all tokens of a sequence: others share them out
 
 
 def share_tokens(draft: Draft, length: int, parts: int | Fraction) -> None:
@@ -28,7 +29,7 @@ def share_tokens(draft: Draft, length: int, parts: int | Fraction) -> None:
     along = (draft.roles == ROLES.index("input")) & (draft.elements(np.arange(len(draft.sizes))) % length == 0)
     for section, item in draft.walk():
         share_item(draft, section, item, along, length, parts)
-        if item.node.op is not None and KINDS[item.node.op.kind].purpose == "attention":
+        if item.node.op is not None and KINDS[item.node.op.kind].purpose in WHOLE:
             for tensor in item.node.reads:
                 along[section.ids(tensor)] |= draft.roles[tensor] == ROLES.index("cache")
     share = 1 / Fraction(parts)
@@ -46,7 +47,7 @@ def share_item(
     if not _works_on_tokens(draft, node, along, length):
         return
     dim = token_dim(op, length) if op is not None else ""
-    whole = op is not None and KINDS[op.kind].purpose == "attention"
+    whole = op is not None and KINDS[op.kind].purpose in WHOLE
     if op is None:
         item.change(bytes_moved=int(node.bytes_moved / parts))
     elif dim and not whole:

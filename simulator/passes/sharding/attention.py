@@ -13,13 +13,16 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from ....datasets.dtypes import itemsize
+from ....datasets.mixer_ops import operands
 from ....datasets.ops import Op, make_op
 from ...graph import NO_CALLS, Node
 from ...question.plan import Group
 from ..rewriting.draft import Draft, Section
 from ..rewriting.nodes import collective
+from ..rewriting.split import share
 
 KINDS = ("attention_prefill", "attention_backward", "attention_decode", "mla_prefill", "mla_decode")
+SCANS = ("linear_attention_prefill", "linear_attention_backward")
 Nodes = tuple[list[Node], tuple[int, ...]]
 Style = Callable[[Draft, Section, Node, "Attention", Group, bool], Nodes]
 
@@ -223,6 +226,25 @@ def scattered_heads(draft: Draft, section: Section, node: Node, call: Attention,
     nodes.append(_compute(node, op, node.reads, node.writes))
     nodes += [exchange(size, _nth(last, index)) for index, size in enumerate(after)]
     return nodes, ()
+
+
+def scattered_scan(node: Node, group: Group) -> list[Node]:
+    """All tokens of 1/cp of the heads of linear attention: what is exchanged is what a scan reads and makes.
+
+    So does Megatron-Core, whatever attention does (``megatron/core/ssm/mamba_context_parallel.py``).
+    """
+    op = node.op
+    assert op is not None
+    tokens = op.batch * op.seq / group.ranks * itemsize(op.dtype)
+    keys, values, gates = (float(each) * tokens for each in operands(op))
+    options: dict[str, Any] = {"phase": node.phase, "path": node.path, "dtype": op.dtype}
+    sizes = (values, keys + values + gates) if op.kind.endswith("backward") else (keys + values + gates, values)
+    own = _compute(node, share(op, "heads", group.ranks, uneven=True), node.reads, node.writes)
+    return [
+        collective("all_to_all", sizes[0], group, node.reads[:1], node.reads[:1], **options),
+        own,
+        collective("all_to_all", sizes[1], group, node.writes[:1], node.writes[:1], **options),
+    ]
 
 
 def partial(draft: Draft, section: Section, node: Node, call: Attention, group: Group) -> Nodes:

@@ -22,6 +22,7 @@ from .shards import COLUMN, REPLICATED, TABLE
 
 THIN = 512  # features; ranks of adapters are 4 to 256
 OVER_ROWS = ("norm", "softmax")  # purposes of ops that need all features of a row
+CHOOSING = ("moe_route", "sparse_index_prefill", "sparse_index_decode")  # all ranks choose, and choose alike
 
 
 class Heads(NamedTuple):
@@ -60,7 +61,7 @@ class DataFlow:
                 if found or self._product(after):
                     product, heads = product or not found, heads or found
                     continue
-                if after.op is not None and after.op.kind == "moe_route" and width != self.vocab:
+                if after.op is not None and after.op.kind in CHOOSING and width != self.vocab:
                     return REPLICATED, None
                 normed = normed or self._norms(after, width)
                 waiting.extend(after.writes)
@@ -99,8 +100,10 @@ def attention_heads(node: Node, tokens: int) -> Heads | None:
         return None
     if op.kind.startswith("attention"):
         return Heads(op.heads_q, op.heads_kv, op.head_dim, op.v_head_dim)
-    if op.kind.startswith("mla"):
+    if op.kind.startswith("mla") or KINDS[op.kind].family == "linear_attention":
         return Heads(op.heads, op.heads, 0, 0)
+    if op.kind.startswith("sparse_attention"):
+        return Heads(op.heads_q, op.heads_q, 0, 0) if op.latent else Heads(op.heads_q, op.heads_kv, op.head_dim, op.v_head_dim)
     if op.kind == "gemm" and op.batch > 1 and op.batch * op.m % tokens == 0:
         heads = op.batch * op.m // tokens
         return Heads(heads, heads, op.k, op.k)

@@ -35,6 +35,7 @@ from .shards import (
 from .work import Limit, RankWork
 
 ADDS = ("add", "add_")
+MIXERS = ("attention", "linear_attention")  # families that share heads out, and keep a cache
 LINEAR = frozenset(
     "mul mul_ div div_ neg index index_select index_put_ _index_put_impl_ clone copy_ _to_copy sum scatter_add_ "
     "slice_backward select_backward cat".split()
@@ -168,7 +169,7 @@ class Sharing:
         """Operands without a history of their own (dropout masks, biases, caches) are shared as the result is."""
         shards = self.shards
         size = int(shards.numel[node.writes[0]]) if node.writes else 0
-        keeps = name_of(node) == "cat" or (node.op is not None and node.op.kind.startswith("attention"))
+        keeps = name_of(node) == "cat" or (node.op is not None and KINDS[node.op.kind].family in MIXERS)
         for tensor in node.reads:
             if shards.kind[tensor] >= kind:
                 continue
@@ -211,7 +212,7 @@ class Sharing:
         if top == VOCAB:
             parts = shards.share(sources[0])
         self._adopt(node, top, parts)
-        if kind.startswith(("attention", "mla")):
+        if kind and KINDS[kind].family in MIXERS:
             self._adopt_generated(node)
             parts = Fraction(self.tp)
         picks = "nll_loss_forward" in node.source  # one word's logit of each row
