@@ -270,7 +270,8 @@ def _differentiate(library: Any, name: str, setup: Callable[..., None], backward
 
 
 def _save(ctx: Any, *tensors: torch.Tensor | None) -> None:
-    """Keep tensors for backward, some of which may not be there."""
+    """Keep tensors for backward, some of which may not be there. Nobody makes up gradients of what nobody reads."""
+    ctx.set_materialize_grads(False)
     ctx.there = [tensor is not None for tensor in tensors]
     ctx.save_for_backward(*(tensor for tensor in tensors if tensor is not None))
 

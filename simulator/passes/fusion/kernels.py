@@ -13,6 +13,7 @@ from ....datasets.ops import KINDS, Op, make_op
 from .patterns import Match, matches_path
 
 NORM = r"norm|(^|\.)ln(_|\.|$|\d)|layernorm"
+HEADED = ("attention", "sparse_attention")  # kinds whose heads rotary embeddings turn
 
 
 def row_wise(kind: str) -> Callable[[Match], Op | None]:
@@ -45,11 +46,13 @@ def gated(kind: str, whole: str) -> Callable[[Match], Op | None]:
 
 def _width(match: Match) -> int:
     """Elements of a row where the nodes do not say: those of one token, judged by the section's products."""
-    gemms = (i.node.op for i in match.section.items if i.node.op is not None and i.node.op.kind == "gemm")
+    ops = [i.node.op for i in match.section.items if i.node.op is not None]
+    sizes = [((op.m, op.k), (op.n, op.m, op.k)) for op in ops if op.kind == "gemm"]
+    sizes += [((op.tokens,), (op.n, op.k)) for op in ops if op.kind == "grouped_gemm"]
     numel = max(n.op.numel for n in match.nodes if n.op is not None and n.op.kind == "elementwise")
-    for op in gemms:
-        for rows in (op.m, op.k):
-            if numel % rows == 0 and numel // rows in (op.n, op.m, op.k):
+    for heights, widths in sizes:
+        for rows in heights:
+            if numel % rows == 0 and numel // rows in widths:
                 return numel // rows
     return numel
 
@@ -57,7 +60,7 @@ def _width(match: Match) -> int:
 def rotary(match: Match) -> Op | None:
     """Queries and keys turned in one kernel; heads are counted by the elements that come out."""
     attention = next(
-        (i.node.op for i in match.section.items if i.node.op is not None and i.node.op.kind.startswith("attention")),
+        (i.node.op for i in match.section.items if i.node.op is not None and i.node.op.kind.startswith(HEADED)),
         None,
     )
     if attention is None:
