@@ -1,7 +1,7 @@
 """Mixers of tokens beside attention to all of them: linear attention with a state, and attention to chosen tokens.
 
-*Linear attention* keeps, for each head, one state of ``state_dim`` x ``head_dim`` instead of all keys and values. Over a
-prompt it runs in chunks: products inside a chunk as in attention, and from chunk to chunk through the state. ``rule``
+*Linear attention* keeps, for each head, one state of ``state_dim`` x ``head_dim`` instead of all keys and values. Over
+a prompt it runs in chunks: products inside a chunk as in attention, and from chunk to chunk through the state. ``rule``
 says how a token changes the state:
 
 - ``ssd``: decayed by a number a head, then the outer product of key and value added (Mamba-2; Dao and Gu 2024, arXiv
@@ -10,8 +10,8 @@ says how a token changes the state:
   chunks by the WY form of arXiv 2406.06484, sec. 3.2);
 - ``kda``: the same with a decay for each element of a key (Kimi Linear, arXiv 2510.26692, sec. 3).
 
-*Sparse attention* (DeepSeek-V3.2-Exp's report, sec. 2.1, "lightning indexer") scores all tokens by a few small heads, and
-attends to the ``topk`` best of every query alone.
+*Sparse attention* (DeepSeek-V3.2-Exp's report, sec. 2.1, "lightning indexer") scores all tokens by a few small heads,
+and attends to the ``topk`` best of every query alone.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def scan_flops(d: Any) -> tuple[Any, Any]:
     """FLOPs of the chunked form, and the part of them that backward has no need to repeat: the outputs.
 
     ``ssd``: queries by keys once a group, those by values; keys by values into each chunk's state, queries by it.
-    Delta rules: keys by keys and queries by keys, a triangular system of chunk² / 3 a token, its solution times keys and
-    values, and three products with the state.
+    Delta rules: keys by keys and queries by keys, a triangular system of chunk² / 3 a token, its solution times keys
+    and values, and three products with the state.
     """
     pairs, tokens = d.batch * chunk_pairs(d.seq, d.chunk), d.batch * d.seq
     state = d.heads * tokens * d.state_dim * d.head_dim
@@ -144,7 +144,9 @@ def linear_attention_decode(d: Any) -> Cost:
 
 @define(
     *("rows", "cols", Dim("width", default=4, help="tokens that a result is made of")),
-    Dim("update", low=0, default=0, choices=("no", "yes"), help="one token each of as many sequences, from their states"),
+    Dim(
+        "update", low=0, default=0, choices=("no", "yes"), help="one token each of as many sequences, from their states"
+    ),
     family="pointwise",
     purpose="convolution",
 )
@@ -169,7 +171,7 @@ def causal_conv1d_backward(d: Any) -> Cost:
 
 
 def chosen_pairs(seq_q: Any, seq_kv: Any, topk: Any) -> Any:
-    """(query, key) pairs of one head when every query takes the ``topk`` best of what it sees, or all where that is less.
+    """(query, key) pairs of one head when every query takes the ``topk`` best of what it sees, or all of that.
 
     Queries are the last ``seq_q`` of ``seq_kv`` positions.
     """
@@ -203,8 +205,8 @@ def _chosen(d: Any, products: float, tensors_q: float, write_q: float, write_kv:
 def sparse_attention_prefill(d: Any) -> Cost:
     """Attention over a prompt, of each query to ``topk`` tokens: 2·pairs·heads_q·(head_dim + v_head_dim) FLOPs.
 
-    Pairs as in :func:`chosen_pairs`. With ``latent`` all heads read one cache of latents (DeepSeek-V2, arXiv 2405.04434,
-    sec. 2.1.2), as kernels of sparse attention do in prompts too.
+    Pairs as in :func:`chosen_pairs`. With ``latent`` all heads read one cache of latents (DeepSeek-V2, arXiv
+    2405.04434, sec. 2.1.2), as kernels of sparse attention do in prompts too.
     """
     return _chosen(d, 2.0, 1.0, 1.0, 0.0)
 

@@ -1,7 +1,9 @@
 """Mixers of tokens beside attention: scans through a state, short convolutions, attention to chosen tokens.
 
-``torch`` writes them out in products, as models do without a package; ``mamba_ssm``, ``fla`` and ``causal_conv1d`` are the
-kernels that frameworks run. Log-decays are small and negative, keys of length 1, so that states stay bounded however
+``torch`` writes them out in products, as models do without a package; ``mamba_ssm``, ``fla`` and ``causal_conv1d`` are
+the kernels that frameworks run.
+
+Log-decays are small and negative, keys of length 1, so that states stay bounded however
 often an op runs.
 """
 
@@ -47,7 +49,7 @@ def scan_operands(op: Op, inputs: Inputs, *tokens: int) -> tuple[torch.Tensor, .
 def scan(
     op: Op, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, decay: torch.Tensor, gate: torch.Tensor
 ) -> torch.Tensor:
-    """The chunked form in fp32 (arXiv 2405.21060, listing 1; arXiv 2406.06484, sec. 3.2): [batch, seq, heads, width]."""
+    """The chunked form in fp32 (arXiv 2405.21060, listing 1; 2406.06484, sec. 3.2): [batch, seq, heads, width]."""
     import torch
     from torch.nn import functional
 
@@ -56,8 +58,10 @@ def scan(
 
     def chunks(x: torch.Tensor) -> torch.Tensor:
         """[batch, heads, chunks, size, ..]"""
-        x = functional.pad(x.float().transpose(1, 2).flatten(3) if x.dim() > 3 else x.float().transpose(1, 2)[..., None],
-                           (0, 0, 0, fill))
+        x = functional.pad(
+            x.float().transpose(1, 2).flatten(3) if x.dim() > 3 else x.float().transpose(1, 2)[..., None],
+            (0, 0, 0, fill),
+        )
         return x.unflatten(2, (-1, size))
 
     q, k = (chunks(x.repeat_interleave(each, 2)) for x in (query, key))
@@ -189,9 +193,7 @@ def fla_chunk_backward(op: Op, inputs: Inputs) -> Run:
 def fla_recurrent(op: Op, inputs: Inputs) -> Run:
     """``fused_recurrent_gated_delta_rule`` or ``fused_recurrent_kda`` of one token."""
     state = inputs.normal(op.batch, op.heads, op.state_dim, op.head_dim, dtype="fp32")
-    return partial(
-        _fla(op, inputs, 2), *_fla_operands(op, inputs, 1), initial_state=state, output_final_state=True
-    )
+    return partial(_fla(op, inputs, 2), *_fla_operands(op, inputs, 1), initial_state=state, output_final_state=True)
 
 
 def _through_autograd(op: Op, inputs: Inputs, forward: Any) -> Run:
@@ -302,7 +304,7 @@ def sparse_index(op: Op, inputs: Inputs) -> Run:
 
 
 def chosen_operands(op: Op, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries [batch, seq_q, heads_q, width], keys and values [batch, seq_kv, heads_kv, ..], indices of chosen tokens."""
+    """Queries [batch, seq_q, heads_q, width], keys and values [batch, seq_kv, heads_kv, ..], chosen tokens' indices."""
     _choice(op)
     query = inputs.normal(op.batch, op.seq_q, op.heads_q, op.head_dim, dtype=op.dtype)
     key = inputs.normal(op.batch, op.seq_kv, op.heads_kv, op.head_dim, dtype=op.dtype)
@@ -311,9 +313,7 @@ def chosen_operands(op: Op, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor,
     return query, key, value, inputs.integers(op.batch, op.seq_q, op.topk, high=op.seq_kv)
 
 
-def attend(
-    op: Op, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, indices: torch.Tensor
-) -> torch.Tensor:
+def attend(op: Op, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """Attention of each query to its own tokens, some queries at a time: [batch, seq_q, heads_q, v_head_dim]."""
     import torch
 

@@ -155,7 +155,9 @@ def kv_budget(
 ) -> KvBudget:
     """The KV memory of a replica (of one attention-DP rank) under an engine's rule, on devices of ``total_gib``.
 
-    States of linear attention are kept apart for ``sequences`` of them. ``simulate`` simulates its steps. ``learned`` takes the place of what is simulated, figure by figure. KvError where
+    States of linear attention are kept apart for ``sequences`` of them.
+
+    ``simulate`` simulates its steps. ``learned`` takes the place of what is simulated, figure by figure. KvError where
     nothing is left.
     """
     memory = simulate(Work("batch", prompts=((max_tokens, 1),))).memory

@@ -144,7 +144,10 @@ def _untimed(graph: Graph) -> tuple[str, ...]:
     by_physics = "timed by physics, a factor of 3 each way: no table that comes along has its kernels"
     return (
         *(("linear attention (its scans and updates of states) is " + by_physics,) if linear else ()),
-        *(f"attention to the {topk} tokens that an indexer chooses, and the indexer, is {by_physics}" for topk in chosen),
+        *(
+            f"attention to the {topk} tokens that an indexer chooses, and the indexer, is {by_physics}"
+            for topk in chosen
+        ),
     )
 
 

@@ -52,9 +52,7 @@ def prepare(model: nn.Module, workload: Workload, example: Callable[[Workload], 
     keep, name = _last_logits(model, workload), _cache_name(model)
     cache = _cache(model, workload, name)
     if workload.kind == "prefill":
-        return ForwardCall(
-            lambda: model(input_ids=tokens, use_cache=True, **cache, **keep), cache.get(name)
-        )
+        return ForwardCall(lambda: model(input_ids=tokens, use_cache=True, **cache, **keep), cache.get(name))
     token = token_ids(model, workload.batch, 1)
     filled = getattr(model(input_ids=tokens, use_cache=True, **cache, **keep), name, None)
     if filled is None:

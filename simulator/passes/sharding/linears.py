@@ -103,7 +103,11 @@ def attention_heads(node: Node, tokens: int) -> Heads | None:
     if op.kind.startswith("mla") or KINDS[op.kind].family == "linear_attention":
         return Heads(op.heads, op.heads, 0, 0)
     if op.kind.startswith("sparse_attention"):
-        return Heads(op.heads_q, op.heads_q, 0, 0) if op.latent else Heads(op.heads_q, op.heads_kv, op.head_dim, op.v_head_dim)
+        return (
+            Heads(op.heads_q, op.heads_q, 0, 0)
+            if op.latent
+            else Heads(op.heads_q, op.heads_kv, op.head_dim, op.v_head_dim)
+        )
     if op.kind == "gemm" and op.batch > 1 and op.batch * op.m % tokens == 0:
         heads = op.batch * op.m // tokens
         return Heads(heads, heads, op.k, op.k)

@@ -9,7 +9,6 @@ import pytest
 from opcast.simulator.graph import Graph
 from opcast.simulator.trace import Workload, known_models, trace
 from opcast.simulator.trace.build import load_config
-from opcast.simulator.trace.entry import attention_notes
 from opcast.simulator.trace.models import resolve
 
 SMALL: dict[str, Any] = {
@@ -32,6 +31,7 @@ LATENT = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 16,
 }
+SPARSE = {"num_key_value_heads": 4, "num_experts_per_tok": 2, "index_topk": 4, "index_n_heads": 2, "index_head_dim": 16}
 CHANGES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 64},
     "gptj": {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 64, "rotary_dim": 8},
@@ -55,17 +55,42 @@ CHANGES: dict[str, dict[str, Any]] = {
         "linear_key_head_dim": 16,
         "linear_value_head_dim": 16,
     },
-    "glm_moe_dsa": LATENT
-    | {"num_key_value_heads": 4, "num_experts_per_tok": 2, "index_topk": 4, "index_n_heads": 2, "index_head_dim": 16},
+    "qwen3_next": {
+        "num_experts_per_tok": 2,
+        "shared_expert_intermediate_size": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    },
+    "kimi_linear": LATENT
+    | {"q_lora_rank": None, "num_key_value_heads": 4, "num_experts_per_tok": 2}
+    | {"linear_num_heads": 4, "linear_head_dim": 16},
+    "nemotron_h": {
+        "hybrid_override_pattern": "ME*M",
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 16,
+        "n_groups": 2,
+        "num_experts_per_tok": 2,
+        "moe_shared_expert_intermediate_size": 32,
+    },
+    "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16},
+    "glm_moe_dsa": LATENT | SPARSE,
+    "deepseek_v32": LATENT | SPARSE | {"n_group": 2, "topk_group": 1},
 }
 TRANSFORMED = ("gpt2", "gptj", "mpt", "bloom", "opt", "falcon")  # named settings of their own, not those of SMALL
 ENCODERS = ("bert",)  # which generate nothing
-LINEAR = ("qwen3_5_moe_text",)  # three of four layers have linear attention
+LINEAR = {"qwen3_5_moe_text": 3, "qwen3_next": 3, "kimi_linear": 4, "nemotron_h": 2, "mamba2": 4}  # of four layers
 ROUTED = (
     "mixtral",
     "qwen3_moe",
     "qwen3_5_moe_text",
+    "qwen3_next",
+    "kimi_linear",
+    "nemotron_h",
     "glm_moe_dsa",
+    "deepseek_v32",
     "deepseek_v2",
     "deepseek_v3",
     "gpt_oss",
@@ -102,6 +127,13 @@ PUBLISHED = {  # parameters in billions, as their makers state them
     "deepseek_r1": 671.0,
     "glm_5": 744.0,
     "qwen3_5_397b_a17b": 397.0,
+    "nemotron_3_nano_30b_a3b": 31.6,
+    "nemotron_3_super_120b_a12b": 120.7,
+    "nemotron_3_ultra_550b_a55b": 549.3,
+    "qwen3_next_80b_a3b": 79.7,
+    "kimi_linear_48b_a3b": 49.1,
+    "mamba2_2_7b": 2.703,
+    "deepseek_v3_2": 671.9,
 }
 
 
@@ -162,11 +194,16 @@ def test_every_family_traces_with_one_attention_a_layer(family: str, kind: str):
     optimizer = "adamw" if kind == "train" else "none"
     graph = trace(small(family), Workload(kind=kind, seq_len=16, attention="fused", optimizer=optimizer))
     found = kinds(graph)
-    said = [note for note in graph.notes if family not in LINEAR or "linalg_solve_triangular" not in note]
-    assert tuple(said) == attention_notes(small(family))
-    attending = 1 if family in LINEAR else 4
-    assert found["attention_decode" if kind == "decode" else "attention_prefill"] == attending
-    assert found["attention_backward"] == (attending if kind == "train" else 0)
+    by_physics = family in LINEAR or "index_topk" in small(family)
+    assert ["physics" in note for note in graph.notes] == [True] * by_physics
+    linear, prompt = LINEAR.get(family, 0), "decode" if kind == "decode" else "prefill"
+    attending = {"nemotron_h": 1}.get(family, 4 - linear)
+    chosen = "sparse_" if "index_topk" in small(family) else ""
+    assert found[f"{chosen}attention_{prompt}"] == attending
+    assert found[f"{chosen}attention_backward"] == (attending if kind == "train" else 0)
+    assert found[f"sparse_index_{prompt}"] == (attending if chosen else 0)
+    assert found[f"linear_attention_{prompt}"] == found["causal_conv1d"] == linear
+    assert found["linear_attention_backward"] == found["causal_conv1d_backward"] == (linear if kind == "train" else 0)
     if family in ROUTED:  # two products of routed rows a layer, each with two gradients
         routed = found["grouped_gemm"] / (6 if kind == "train" else 2)
         assert 1 <= routed <= 4
@@ -199,12 +236,16 @@ def test_windows_are_told_without_masks_however_long_the_prompt(family: str, win
     assert max(n.bytes_moved for n, _ in graph.weighted()) < 1 << 27  # no mask of 16,384 x 16,384 is written
 
 
-def test_linear_and_sparse_attention_say_how_they_are_timed() -> None:
-    def notes(name: str) -> tuple[str, ...]:
-        return attention_notes(resolve(name).config)
+def test_scans_of_a_cpu_are_written_out_as_it_runs_them():
+    graph = trace(small("mamba2"), Workload(kind="prefill", seq_len=16, attention="sdpa", optimizer="none"))
+    assert not any(name.startswith("linear_attention") for name in kinds(graph))
 
-    assert attention_notes(None) == notes("llama3_8b") == ()
-    (linear,) = notes("qwen3_5_397b_a17b")
-    assert "linear attention" in linear
-    (sparse,) = notes("glm_5")
-    assert "instead of the 2048" in sparse
+
+def test_a_state_is_part_of_the_cache_and_does_not_grow():
+    sizes = []
+    for length in (16, 32):
+        graph = trace(small("mamba2"), Workload(kind="decode", seq_len=length, attention="fused", optimizer="none"))
+        sizes.append(sum(tensor.size_bytes * tensor.count for tensor in graph.tensors if tensor.role == "cache"))
+    state, channels = 8 * 16 * 16 * 4, (2 * 64 + 2 * 16 * 8) * 4 * 2  # fp32, and four tokens of the convolution in bf16
+    assert sizes[0] == sizes[1] >= 4 * state
+    assert sizes[0] <= 4 * (state + channels)
