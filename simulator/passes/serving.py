@@ -243,11 +243,15 @@ def _without_layouts(draft: Draft, section: Section) -> None:
 
 def _latent(draft: Draft, section: Section) -> None:
     """Multi-head latent attention as engines run it, wherever keys and values are projected from a latent cache."""
-    attention = next((i for i in section.items if _kind(i) in (*ATTENTION[:2], *SPARSE)), None)
-    if attention is None or attention.node.op is None:
-        return
-    up = next((i for i in section.items if _projects(i, attention.node.op)), None)
-    if up is None or up.node.op is None:
+    for item in [i for i in section.items if _kind(i) in (*ATTENTION[:2], *SPARSE)]:
+        _of_latents(draft, section, item)
+
+
+def _of_latents(draft: Draft, section: Section, attention: Item) -> None:
+    """One attention as engines run it, where its keys and values are projected from a latent cache."""
+    own = [i for i in section.items if i.node.path.startswith(f"{attention.node.path}.")]
+    up = next((i for i in own if attention.node.op is not None and _projects(i, attention.node.op)), None)
+    if up is None or up.node.op is None or attention.node.op is None:
         return
     op, gemm = attention.node.op, up.node.op
     nope = gemm.n // op.heads_q - op.v_head_dim

@@ -47,7 +47,9 @@ def gated(kind: str, whole: str) -> Callable[[Match], Op | None]:
 def _width(match: Match) -> int:
     """Elements of a row where the nodes do not say: those of one token, judged by the section's products."""
     ops = [i.node.op for i in match.section.items if i.node.op is not None]
-    sizes = [((op.m, op.k), (op.n, op.m, op.k)) for op in ops if op.kind == "gemm"]
+    sizes: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+        ((op.m, op.k), (op.n, op.m, op.k)) for op in ops if op.kind == "gemm"
+    ]
     sizes += [((op.tokens,), (op.n, op.k)) for op in ops if op.kind == "grouped_gemm"]
     numel = max(n.op.numel for n in match.nodes if n.op is not None and n.op.kind == "elementwise")
     for heights, widths in sizes:

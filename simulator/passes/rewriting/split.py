@@ -51,7 +51,7 @@ def share(op: Op, axis: str, parts: int | Fraction, uneven: bool = False) -> Op:
         return op
     if op.kind == "fused_moe":
         return _fused_moe(op, axis, parts)
-    dims = (axis,) if axis in KINDS[op.kind].names else axes(op).get(axis, ())
+    dims = axes(op).get(axis, ()) or ((axis,) if axis in KINDS[op.kind].names else ())
     if not dims:
         raise PlanError(f"{op.kind} has no {axis} to share out; it has {', '.join(axes(op)) or 'nothing to share'}")
     divide = _largest if uneven else _exactly(op, axis)

@@ -316,11 +316,11 @@ class Sharing:
         return RankWork(share(op, axis, self.tp, uneven=True), parts=Fraction(self.tp))
 
     def _gradients(self, node: Node, top: int) -> RankWork:
-        """Norms and tables of positions: the gradient of the input is shared, those of their weights are sums."""
+        """Norms and tables of positions: gradients of the input and of a gate are shared, those of weights sums."""
         work = self.by_tokens(node) if top == TOKENS else self._features(node, top)
         table = node.op is not None and node.op.kind == "embedding_backward"
         stream = -1 if table else max(node.writes, key=lambda t: int(self.shards.numel[t]))
-        for tensor in (t for t in node.writes if t != stream):
+        for tensor in (t for t in node.writes if stream < 0 or self.shards.numel[t] < self.shards.numel[stream]):
             ids = list(self.section.ids(tensor))
             self.shards.kind[ids], self.shards.num[ids], self.shards.den[ids] = WHOLE, 1, 1
             work.pending[tensor] = GRADIENT_SUM
