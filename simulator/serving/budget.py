@@ -23,6 +23,7 @@ def budget(
     rule: KvRule,
     max_tokens: int = 8192,
     learned: Overheads | None = None,
+    sequences: int = 256,
 ) -> KvBudget:
     """The KV memory of a replica (of one attention-DP rank) under an engine's rule.
 
@@ -36,4 +37,4 @@ def budget(
     def state(work: Work) -> State:
         return simulated(request.model, work, plan, device, engine, bench.graphs)
 
-    return kv_budget(state, device.memory_gib, rule, plan.parallel, max_tokens, learned)
+    return kv_budget(state, device.memory_gib, rule, plan.parallel, max_tokens, learned, sequences)

@@ -79,7 +79,7 @@ def replica_of(
     )
     known = surrogate(step, bench, extent, bench.graphs.parent / "surrogates")
     rule = engine.kv if kv.fraction is None else replace(engine.kv, fraction=kv.fraction)
-    memory = budget(step, bench, rule, max_tokens=probe.max_tokens, learned=learned(kv))
+    memory = budget(step, bench, rule, max_tokens=probe.max_tokens, learned=learned(kv), sequences=seqs)
     if kv.blocks:
         memory = replace(memory, blocks=kv.blocks)
     if kv.block_tokens:

@@ -28,6 +28,7 @@ from .kv import KvBudget, KvError
 
 MIB = 1 / 1024
 STATEFUL = ("linear_attention_decode", "causal_conv1d")  # what keeps something of a sequence, not of its tokens
+MOST_STATES = 0.9 / 1.9  # SGLang's mamba_full_memory_ratio, states over keys and values (``server_args.py``)
 LONG = 32768  # tokens of a sequence that is longer than any window
 
 
@@ -181,21 +182,15 @@ def kv_budget(
         available = available_gib(rule, replace(found, **given), max_tokens, ranks=p.tp * p.pp)
     each = token_bytes(simulate(Work("decode", batch=1, input_len=LONG, cache="static")))
     if said.kv_gib is None and each.state:
-        available = _beside_states(available, each, sequences)
+        available = beside_states(available, each, sequences)
     if said.bytes_per_token is not None:
         each = TokenBytes(said.bytes_per_token)
     return blocks_of(rule, available, each, copies=p.tp * p.pp)
 
 
-def _beside_states(available: float, each: TokenBytes, sequences: int) -> float:
-    """GiB that the states of so many sequences leave. KvError where that is nothing."""
-    left = available - sequences * each.state / GIB
-    if left <= 0:
-        raise KvError(
-            f"states of linear attention take {each.state / GIB * 1024:.0f} MiB a sequence, and {sequences} of them "
-            f"leave nothing of {available:.1f} GiB: take fewer sequences (scheduler.max_num_seqs) or more GPUs"
-        )
-    return left
+def beside_states(available: float, each: TokenBytes, sequences: int) -> float:
+    """GiB that the states of so many sequences leave, which take at most :data:`MOST_STATES` of what there is."""
+    return available - min(sequences * each.state / GIB, MOST_STATES * available)
 
 
 # --- start-up logs -----------------------------------------------------------------------------------------

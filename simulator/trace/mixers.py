@@ -179,7 +179,8 @@ def _attend_sparsely(
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of [batch, heads, tokens, width] to chosen tokens; the result is [batch, tokens, heads, width]."""
-    return operators().sparse_attention(query, key, value, indices, module.config.index_topk)[0], None
+    config: Any = module.config
+    return operators().sparse_attention(query, key, value, indices, config.index_topk)[0], None
 
 
 def choose_tokens(

@@ -83,7 +83,9 @@ class Replicas:
             self.known[key] = self._kept(
                 key,
                 lambda: tabulated(simulate, engine_of(plan.stack, engine), extent),
-                lambda: kv_budget(simulate, device.memory_gib, rule, plan.parallel, extent.tokens),
+                lambda: kv_budget(
+                    simulate, device.memory_gib, rule, plan.parallel, extent.tokens, sequences=extent.sequences
+                ),
                 plan.parallel.pp,
                 row.hardware.devices,
             )

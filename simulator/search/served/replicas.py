@@ -88,7 +88,9 @@ def replica_of(
     step = step if step.stack is not None else replace(step, stack=load_stack(own.stack))
     simulate, usual = simulating(step, bench)
     device = bench.device(step.device, step.cluster)
-    kv = kv_budget(simulate, device.memory_gib, own.kv, plan_of(step, device).parallel, max(chunks))
+    kv = kv_budget(
+        simulate, device.memory_gib, own.kv, plan_of(step, device).parallel, max(chunks), sequences=max(batches)
+    )
     held = request.input_len + request.output_len / 2
     batches = [batch for batch in batches if batch * held <= kv.tokens] or [min(batches)]
     sequences = max(max(batches), max((own.graphs.sizes(layout.tp, max(batches))), default=1), 2)

@@ -21,6 +21,7 @@ from opcast.simulator.serving.kv_memory import (
     Overheads,
     TokenBytes,
     available_gib,
+    beside_states,
     blocks_of,
     overheads_of,
     usual_fraction,
@@ -196,3 +197,10 @@ def test_the_hosts_that_ship_are_those_of_every_engine_with_their_rows():
 def test_an_engine_that_does_not_exist_is_one_line():
     with pytest.raises(ServingEngineError, match="vllm"):
         load_serving_engine("vlm")
+
+
+def test_states_take_of_the_kv_memory_what_their_sequences_need_and_no_more_than_a_part():
+    each = TokenBytes(whole=40_000.0, state=2.0**26)
+    assert beside_states(40.0, each, 128) == pytest.approx(40.0 - 128 / 16)
+    assert beside_states(40.0, each, 100_000) == pytest.approx(40.0 / 1.9)
+    assert beside_states(40.0, TokenBytes(40_000.0), 128) == 40.0
