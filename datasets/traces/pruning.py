@@ -62,7 +62,7 @@ def implied(found: Edges, order: np.ndarray) -> np.ndarray:
     place_of = np.empty(found.nodes, np.int32)
     place_of[order] = np.arange(found.nodes, dtype=np.int32)
     made = np.zeros(len(found.parent), bool)
-    loop = compiled(mark) if found.nodes >= COMPILED_FROM else mark
+    loop = compiled(mark) if len(found.parent) >= COMPILED_FROM else mark  # edges: a few nodes may have many
     stack, seen, met = (np.full(size, -1, np.int32) for size in (most + 4 * REACH, found.nodes, found.nodes))
     loop(offsets, found.parent, place_of, REACH, stack, seen, met, made)
     return made

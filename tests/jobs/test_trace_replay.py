@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +72,36 @@ def test_two_ranks_replay_over_gloo(run_of_two: Path, tmp_path: Path, capsys: py
         {"name": "unknown kernel", "why": "the trace does not tell what it computes", "count": 1}
     ]
     assert sorted(each.name for each in (tmp_path / "again").iterdir()) == ["profile.0.json", "profile.1.json"]
+
+
+@pytest.mark.slow
+def test_two_ranks_replay_on_devices_that_are_not_there(run_of_two: Path, tmp_path: Path) -> None:
+    """The path of a GPU: NCCL is asked for, kernels are queued on a stream, events time them."""
+    torch = pytest.importorskip("torch")
+    from opcast.harness.replaying import groups_of
+    from opcast.simulator.execution.run import read_run
+
+    found = calls(read_run(run_of_two))
+    store = torch.distributed.TCPStore("127.0.0.1", 0, 3, is_master=True, wait_for_workers=False)
+    script = Path(__file__).parents[1] / "harness" / "replaying_rank.py"
+    children = []
+    for rank, own in found.items():
+        plan = tmp_path / f"plan.{rank}.json"
+        plan.write_text(json.dumps({"calls": [asdict(call) for call in own], "groups": groups_of(found)}))
+        command = [sys.executable, "-P", str(script), str(rank), str(store.port), str(plan), str(tmp_path / str(rank))]
+        children.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True,
+                                         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}))  # fmt: skip
+    said = [child.communicate()[1] for child in children]
+    assert [child.returncode for child in children] == [0, 0], said
+    for rank in found:
+        told = json.loads((tmp_path / str(rank)).read_text())
+        assert told["asked"] == ["cpu:gloo,cuda:nccl", "", "gloo"]
+        assert told["launches"] > 0
+        ran = {each["name"]: each for each in told["calls"]}
+        assert all(each["us"] > 0 for name, each in ran.items() if name in ("gemm", "ALL_REDUCE", "ALL_GATHER"))
+        assert "does not tell" in ran["unknown kernel"]["why"]
+        errors = {each["kind"]: each["max_error"] for each in told["accuracy"]}
+        assert 2**-12 < errors["all_reduce"] < 2**-5
 
 
 def test_calls_that_cannot_be_replayed_are_one_line(run_of_two: Path, capsys: pytest.CaptureFixture[str]) -> None:

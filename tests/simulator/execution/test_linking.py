@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -191,3 +193,25 @@ def test_gaps_are_no_work() -> None:
     assert [trace.name_of(row) for row in range(len(trace))] == ["aten::mm", GAP, "aten::mm"]
     assert report.gap_us == 8.0
     assert account(trace, 0, *recorded(trace)).compute_us == 2.0  # the operators, on a processor alone
+
+
+SMALL = ("chakra/1.0.2-chakra.0.0.4.tgz", "chakra/feeder_tests_trace.tar.gz", "chakra/json_trace.tar.gz",
+         "hta/benchmark_simple_add_et.json.gz", "hta/benchmark_simple_add_trace.json.gz", "hta/triton_example.json.gz",
+         "param/pt2_et.json.tar.gz", "tracelens/sglang_Qwen3-8B_decode.json.gz",
+         "tracelens/mi300x_resnet_act_checkpoint.json.gz", "tracelens/mi300x_torch_compile_triton.json.gz")  # fmt: skip
+
+
+@pytest.mark.reference
+@pytest.mark.slow
+def test_real_traces_are_read_converted_and_simulated(root: Path, reference_data: Path, tmp_path: Path) -> None:
+    """The benchmark of all real traces, on the small ones: those of RCCL do not say which collective they are."""
+    for name in SMALL:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).symlink_to(reference_data / "data" / "traces" / name)
+    script = [sys.executable, "-P", str(root / "tests" / "benchmarks" / "real_traces.py"), str(tmp_path), "--json"]
+    done = subprocess.run(script, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert len(found) == len(SMALL) + 1  # one archive holds two
+    assert sum(each["matched"] != "" for each in found) == 1
+    assert max(abs(each["communication_off"]) for each in found) < 0.02
