@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ..execution.analysis import CDF_SHARES, ClassShare, LateRank, RankAccount, SizeShare
 from ..execution.usage import Imbalance, TraceMemory
 from . import units
+from .charts import figure
 from .page import Card, Cell, Column, Figure, Page, PageSection, Piece, StackedBar, Table
 
 SHOWN = 64  # ranks on the page
@@ -29,7 +30,7 @@ def page(
     total = max((each.total_us for each in accounts), default=0.0)
     nodes = sum(each.nodes for each in accounts)
     headline = (("time", units.duration(total)), ("ranks", f"{len(accounts):,}"), ("nodes", f"{nodes:,}"))
-    sections = [_ranks(accounts), _classes(accounts[0]), _durations(accounts[0], others[:1], other)]
+    sections = [_ranks(accounts), _classes(accounts[0]), _durations(accounts[0], others[:1])]
     if sizes:
         sections.append(_sizes(sizes))
     if any(each.waited_us > 0 for each in late):
@@ -73,9 +74,9 @@ def _class_row(share: ClassShare) -> list[Cell]:
     return [Cell(share.name), Cell(f"{share.count:,}"), Cell(units.duration(share.total_us)), *quantiles, size]
 
 
-def _durations(first: RankAccount, others: Sequence[RankAccount], other: str) -> PageSection:
+def _durations(first: RankAccount, others: Sequence[RankAccount]) -> PageSection:
     lines = []
-    for name, account, dash in (("", first, "solid"), *((f" in {other}", each, "dot") for each in others)):
+    for name, account, dash in (("", first, "solid"), *((" there", each, "dot") for each in others)):
         shown = [share for share in account.classes if share.name != "metadata" and share.total_us > 0][:CURVES]
         lines += [
             {"type": "scatter", "mode": "lines", "name": share.name + name, "line": {"shape": "hv", "dash": dash},
@@ -83,13 +84,13 @@ def _durations(first: RankAccount, others: Sequence[RankAccount], other: str) ->
             for share in shown
         ]  # fmt: skip
     share = {"title": {"text": "share of nodes"}, "tickformat": ".0%", "range": [0, 1.02]}
-    layout = {"xaxis": {"title": {"text": "us"}, "type": "log"}, "yaxis": share}
+    durations = figure(lines, 340, showlegend=True, xaxis={"title": {"text": "us"}, "type": "log"}, yaxis=share)
     waits = [{"type": "scatter", "mode": "lines", "name": "nodes", "line": {"shape": "hv"},
               "x": list(first.parents_cdf), "y": list(CDF_SHARES)}]  # fmt: skip
-    degree = {"xaxis": {"title": {"text": "nodes that it waits for"}}, "yaxis": share, "showlegend": False}
+    waits_for = {"title": {"text": "nodes that it waits for"}}
+    degrees = figure(waits, 240, xaxis=waits_for, yaxis=share, showlegend=False)
     text = "Which share of the nodes of a class takes at most so long, and waits for at most so many others."
-    figures = (Figure("How long nodes take", {"": {"data": lines, "layout": layout}}),
-               Figure("Dependencies of a node", {"": {"data": waits, "layout": degree}}))  # fmt: skip
+    figures = (Figure("How long nodes take", {"": durations}), Figure("Dependencies of a node", {"": degrees}))
     return PageSection("durations", "Durations and dependencies", text, figures)
 
 
@@ -127,9 +128,11 @@ def _memory(found: Sequence[TraceMemory]) -> PageSection:
          "x": [us / 1e3 for us, _ in e.curve], "y": [held / 2**30 for _, held in e.curve]}
         for e in found[:8]
     ]  # fmt: skip
-    layout = {"xaxis": {"title": {"text": "ms"}}, "yaxis": {"title": {"text": "GiB"}}}
-    figure = Figure("Memory over time", {"": {"data": lines, "layout": layout}})
-    return PageSection("memory", "Memory", text, (figure, Table("", columns, rows)))
+    shown = figure(
+        lines, 300, showlegend=len(lines) > 1, xaxis={"title": {"text": "ms"}}, yaxis={"title": {"text": "GiB"}}
+    )
+    curves = Figure("Memory over time", {"": shown})
+    return PageSection("memory", "Memory", text, (curves, Table("", columns, rows)))
 
 
 def _compared(found: Sequence[tuple[str, int, float, int, float]], other: str) -> PageSection:
@@ -164,4 +167,4 @@ def _beside(accounts: Sequence[RankAccount], others: Sequence[RankAccount], othe
                  ("total_us", "compute_us", "exposed_us", "idle_us")]  # fmt: skip
         rows.append([Cell(f"{each.rank}"), *(Cell(units.duration(us)) for pair in pairs for us in pair)])
     table = Table("", tuple(Column(each) for each in columns), rows)
-    return PageSection("besides", f"Ranks beside {other}", "The time of each rank in both runs.", (table,))
+    return PageSection("besides", "Ranks of both", f"The time of each rank here and in {other}.", (table,))

@@ -153,7 +153,7 @@ def test_durations_are_shown_as_curves(overlapping: Path, tmp_path: Path, capsys
                 assert (below >= shares - 1e-9).all()  # so many of the nodes take no longer
     assert [each["total_us"] for each in found["other_by_rank"]] == [each["total_us"] for each in found["by_rank"]]
     page = (tmp_path / "a.html").read_text()
-    for words in ("How long nodes take", "Dependencies of a node", "Communication by size", "Ranks beside"):
+    for words in ("How long nodes take", "Dependencies of a node", "Communication by size", "Ranks of both"):
         assert words in page
     assert main(asked) == 0
     said = capsys.readouterr()
