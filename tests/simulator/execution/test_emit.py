@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from opcast.datasets.ops import make_op
 from opcast.datasets.traces.builder import TraceBuilder
 from opcast.datasets.traces.checks import problems
 from opcast.datasets.traces.classes import CLASSES, classes
@@ -17,7 +18,9 @@ from opcast.jobs import simulate as simulate_job
 from opcast.jobs.cli import main
 from opcast.jobs.composing import as_override, compose
 from opcast.simulator.execution.emit import emit
+from opcast.simulator.execution.programs import sort_of
 from opcast.simulator.execution.run import read_run, simulate_run
+from opcast.simulator.graph import Node
 from opcast.simulator.step.state import State
 
 MODEL = ["model=tiny_llama_100m", "device=h100_sxm"]
@@ -158,3 +161,12 @@ def test_a_trace_tells_offload_and_experts(tmp_path: Path) -> None:
     trace = read_run(tmp_path / "decode").traces[0]
     words = trace.text("offload")
     assert {trace.words[int(each)] for each in words[words >= 0]} == {"kv_cache"}
+
+
+def test_an_exchange_between_experts_tells_its_bins() -> None:
+    op = make_op("ep_dispatch", tokens=10, hidden=64, topk=3, experts=8, ranks=4, ranks_per_node=4, dtype="bf16")
+    told = sort_of(Node(op, "ep", "moe", "forward", (), (), 0, group="ep"), "analytical")
+    values = {name: value for name, _, value in told.attributes}
+    assert told.kind == NodeKind.COMM_COLL
+    assert values["moe_bins"] == [4] * 6 + [3] * 2  # 10 tokens of 3 experts each
+    assert (values["moe_tokens"], values["moe_topk"], values["moe_experts"]) == (10, 3, 8)
