@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import shutil
 import subprocess
 import sys
@@ -137,4 +138,15 @@ def test_the_core_needs_no_torch() -> None:
 
 def test_extras_have_the_names_a_user_would_guess() -> None:
     extras = set(project()["project"]["optional-dependencies"])
-    assert {"torch", "mlflow", "hf", "search", "api", "trace", "cluster", "data", "all", "dev"} <= extras
+    assert {"torch", "mlflow", "hf", "search", "api", "cluster", "data", "all", "dev"} <= extras
+
+
+def test_every_package_of_an_extra_is_used() -> None:
+    """What an extra installs is imported or named in the code; ``dev`` and ``docs`` are tools."""
+    modules = {"nvidia-ml-py": "pynvml", "flashinfer-python": "flashinfer", "aiconfigurator-core": "aiconfigurator"}
+    extras = project()["project"]["optional-dependencies"]
+    wanted = {line.split(">=")[0].split("[")[0].split(";")[0].strip() for e, lines in extras.items() for line in lines
+              if e not in ("dev", "docs")} - {"opcast"}  # fmt: skip
+    code = "\n".join(path.read_text() for name in packages() for path in folder_of(name).glob("*.py"))
+    unused = [name for name in wanted if not re.search(rf"\b{modules.get(name, name.replace('-', '_'))}\b", code)]
+    assert not unused
