@@ -65,7 +65,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "kimi_linear": LATENT
     | {"q_lora_rank": None, "num_key_value_heads": 4, "num_experts_per_tok": 2}
-    | {"linear_num_heads": 4, "linear_head_dim": 16},
+    | {"linear_num_heads": 4, "linear_head_dim": 16, "layer_types": [*["linear_attention"] * 3, "full_attention"]},
     "nemotron_h": {
         "hybrid_override_pattern": "ME*M",
         "mamba_num_heads": 4,
@@ -81,7 +81,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 TRANSFORMED = ("gpt2", "gptj", "mpt", "bloom", "opt", "falcon")  # named settings of their own, not those of SMALL
 ENCODERS = ("bert",)  # which generate nothing
-LINEAR = {"qwen3_5_moe_text": 3, "qwen3_next": 3, "kimi_linear": 4, "nemotron_h": 2, "mamba2": 4}  # of four layers
+LINEAR = {"qwen3_5_moe_text": 3, "qwen3_next": 3, "kimi_linear": 3, "nemotron_h": 2, "mamba2": 4}  # of four layers
 ROUTED = (
     "mixtral",
     "qwen3_moe",
