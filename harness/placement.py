@@ -31,7 +31,7 @@ def node_facts(device: str) -> dict[str, Any]:
     if device == "cuda":
         with contextlib.suppress(CampaignError):
             found = topology.read()
-            links = {first: {} for first in (*found.gpus, *found.nics)}
+            links: dict[str, dict[str, str]] = {first: {} for first in (*found.gpus, *found.nics)}
             for (first, second), link in found.links.items():
                 links[first][second] = link
             facts |= {"links": links, "nic_names": dict(found.legend), "nvlinks": found.nvlinks, "rails": found.rails}
