@@ -69,7 +69,9 @@ def implied(found: Edges, order: np.ndarray) -> np.ndarray:
 
 
 def pruned(trace: ExecutionTrace, found: Edges, order: np.ndarray) -> tuple[ExecutionTrace, int]:
-    """The trace without implied dependencies, and how many there were; ``found`` and ``order`` of :func:`topological`.
+    """The trace without implied dependencies, and how many there were.
+
+    ``found`` and ``order`` are of :func:`.dependencies.topological`.
 
     Of data those that other data imply, of control, which gates nothing, those that are there twice.
     """
