@@ -145,6 +145,17 @@ def test_adapters_are_those_of_the_publication(tmp_path: Path, source: str, rank
     assert one(tmp_path, source=source).lora_rank == 0
 
 
+@pytest.mark.parametrize(
+    ("nodes", "gbps", "framework"),
+    [("2", "420", "nanotron"), ("2", "320", "nanotron_waiting"), ("1", "320", "nanotron"), ("2", "", "nanotron")],
+)
+def test_hosts_that_wait_are_told_by_what_their_network_measured(
+    tmp_path: Path, nodes: str, gbps: str, framework: str
+) -> None:
+    row = one(tmp_path, source="nanotron", nodes=nodes, nccl_allreduce_GBps=gbps)
+    assert row.framework == framework
+
+
 def test_shares_of_activations_are_read(tmp_path: Path) -> None:
     row = one(tmp_path, step_time_s="", activation_pct_of_tp_baseline="16.18", recompute="selective+SP")
     assert row.measured == {"activation_share": 16.18}
