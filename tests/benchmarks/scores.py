@@ -30,7 +30,7 @@ ROWS = {  # how a row of the documents begins -> the table it is of
     "llm-foundry, A100 and H100": "train_llm_foundry_mpt",
     "GPT, Megatron-LM, 2 to 512 A100 (vTrain)": "train_vtrain_a100",
     "vTrain's A100 table": "train_vtrain_a100",
-    "dense and MoE recipes, Megatron-Bridge": "train_megatron_bridge",
+    "dense, MoE and Mamba recipes, Megatron-Bridge": "train_megatron_bridge",
     "Megatron-Bridge, dense and MoE": "train_megatron_bridge",
     "SimuMax's B200": "train_simumax_b200",
     "Megatron-LM and DeepSpeed, SC'21": "train_megatron_sc21",
