@@ -6,6 +6,7 @@ becomes rows that answers name as such.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -203,3 +204,26 @@ def test_a_profile_becomes_rows_that_answers_name_as_such(
     assert reduced["latency_us"] == pytest.approx(300.0)
     other = answer("predict", "op=gemm", "op.m=4096", "op.n=4096", "op.k=4088", "device=h100_sxm", store)
     assert other["engine"] != "measured"
+
+
+def test_predictors_learn_from_a_profile(answer: Callable[..., dict[str, Any]], whole: Path, tmp_path: Path) -> None:
+    """Products that take twice what physics says of an H100: so do answers for products between them, from then on."""
+    profile = profile_of(1)
+    launch, kernel = (next(e for e in profile["traceEvents"] if e["cat"] == cat) for cat in ("cuda_runtime", "kernel"))
+    call = next(e for e in profile["traceEvents"] if e["cat"] == "cpu_op")
+    events = []
+    for id, (m, n) in enumerate(itertools.product((512, 1024, 2048, 4096, 8192), (1024, 2048, 3072, 4096, 6144, 8192))):
+        at = {"ts": 2e4 * id}
+        tensors = {"Input Dims": [[m, 4096], [4096, n]], "Input type": ["c10::BFloat16"] * 2}
+        events.append({**call, **at, "args": {"External id": id, **tensors}})
+        events.append({**launch, "ts": at["ts"] + 5, "args": {"correlation": id + 1}})
+        took = 2 * (2.0 * m * n * 4096 / 800e6 + 4.0)
+        events.append({**kernel, "ts": at["ts"] + 20, "dur": took, "args": {**kernel["args"], "correlation": id + 1}})
+    (tmp_path / "products.json").write_text(json.dumps({**profile, "traceEvents": events}))
+    places = f"store={tmp_path / 'store'}", f"predictors={tmp_path / 'predictors'}"
+    made = answer("trace", "measure", f"path={tmp_path / 'products.json'}", *places)
+    (card,) = made["trained"].values()
+    assert card["test_median_ape"] < 10
+    found = answer("predict", "op=gemm", "op.m=3000", "op.n=2560", "op.k=4096", "device=h100_sxm", *places)
+    assert found["engine"] == "learned"
+    assert found["latency_us"] == pytest.approx(2 * (2.0 * 3000 * 2560 * 4096 / 800e6 + 4.0), rel=0.15)
