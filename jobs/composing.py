@@ -66,9 +66,18 @@ def compose(verb: str, overrides: Sequence[str]) -> dict[str, Any]:
     try:
         values = plain(composed(verb, overrides))
     except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:  # the last two: no choice at all
+        if interrupted(error):
+            raise KeyboardInterrupt from None
         raise BadInputError(complaints.explain(verb, error, overrides, composed)) from None
     settings.check(verb, values)
     return values
+
+
+def interrupted(error: BaseException | None) -> bool:
+    """Whether what went wrong is that the user pressed Ctrl-C: Hydra makes an error of its own of that."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def composed(verb: str, overrides: Sequence[str]) -> DictConfig:

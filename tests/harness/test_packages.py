@@ -276,6 +276,14 @@ def test_every_backend_of_a_package_says_so_where_it_is_not(monkeypatch: pytest.
         "grouped_gemm": make_op("grouped_gemm", "fp8_block", experts=2, tokens=8, n=128, k=128),
         "fused_moe": make_op("fused_moe", tokens=8, hidden=64, inter=64, topk=2, experts=4),
     }
+    scan = {"heads": 2, "groups": 2, "head_dim": 64, "state_dim": 64}
+    ops |= {
+        "linear_attention_prefill": make_op("linear_attention_prefill", seq=8, **scan),
+        "linear_attention_backward": make_op("linear_attention_backward", seq=8, **scan),
+        "linear_attention_decode": make_op("linear_attention_decode", **scan),
+        "causal_conv1d": make_op("causal_conv1d", rows=8, cols=64),
+        "causal_conv1d_backward": make_op("causal_conv1d_backward", rows=8, cols=64),
+    }
     asked = 0
     for (kind, backend), builder in BUILDERS.items():
         if backend.partition(":")[0] not in EXTRAS and not backend.startswith("flash_attn"):

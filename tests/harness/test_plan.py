@@ -420,8 +420,8 @@ def test_the_full_campaign_fits_the_time_it_states() -> None:
     assert f"{len(plan.cases):,} cases" in text
     assert f"; {sum(c.backend.startswith(FOREIGN) for c in plan.cases)} of" in text
     minutes = sum(len(batch.cases) for batch in plan.batches()) * 2 * plan.settings.case_budget_s / 60
-    assert minutes <= 20
-    assert "about 20 minutes" in text
+    assert minutes <= 21
+    assert "about 21 minutes" in text
 
 
 def test_hydra_composes_the_full_campaign_as_planned_here() -> None:

@@ -209,12 +209,17 @@ def test_ctrl_c_is_130_before_the_first_case_too(home: Path):
         "campaign=quick",
         "campaign.settings.device=cpu",
     ]
-    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OPCAST_HOME": str(home)})
+    environment = os.environ | {"OPCAST_HOME": str(home), "PYTHONFAULTHANDLER": "1"}
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     deadline = time.monotonic() + 60
     while not (home / "store").exists() and time.monotonic() < deadline and child.poll() is None:
         time.sleep(0.02)
     child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=120)
+    try:
+        _, err = child.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        child.send_signal(signal.SIGABRT)  # then it says where it was
+        _, err = child.communicate()
     assert child.returncode == 130, err
     assert "Traceback" not in err
 
