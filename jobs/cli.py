@@ -62,6 +62,7 @@ HYDRA_FLAGS: dict[str, tuple[str, ...]] = {
 INFO = ("--info", "-i")
 HELP = {"--help", "-h"}
 INTERRUPTED = 130
+AGAIN_S = 0.02  # after which a Ctrl-C that was lost comes again
 OF_STDOUT = (errno.EPIPE, errno.ENOSPC, errno.EIO)
 LONGEST = 500  # characters of an unforeseen exception's own words
 DEBUG = "OPCAST_DEBUG"
@@ -71,6 +72,8 @@ DEBUG = "OPCAST_DEBUG"
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the ``opcast`` command; returns the exit code (0 done, 1 failure, 2 bad input, 130 Ctrl-C)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        sys.unraisablehook = again_if_lost
     if not arguments or arguments[0] in ("--help", "-h", "help"):
         print(helping.usage(VERBS))
         return 0
@@ -93,6 +96,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         quiet_stdout()
         print(f"opcast: the answer cannot be written: {error.strerror or error}", file=sys.stderr)
         return 1
+
+
+def again_if_lost(lost: Any) -> None:
+    """Ctrl-C that comes while Python ends an import or a weak reference is an exception that nobody sees: once more."""
+    if not issubclass(lost.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(lost)
+        return
+    import signal
+    import threading
+
+    threading.Timer(AGAIN_S, os.kill, (os.getpid(), signal.SIGINT)).start()
 
 
 def quiet_stdout() -> None:

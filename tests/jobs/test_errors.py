@@ -224,6 +224,24 @@ def test_ctrl_c_is_130_before_the_first_case_too(home: Path):
     assert "Traceback" not in err
 
 
+def test_ctrl_c_that_python_loses_comes_again():
+    """A weak reference's callback, as imports have, is no place for an exception: Python drops it."""
+    program = (
+        "import signal, sys, time, weakref\nfrom opcast.jobs import cli\n"
+        "class Thing: pass\n"
+        "def lose():\n"
+        "    thing = Thing()\n"
+        "    kept = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))\n"
+        "    del thing\n"
+        "    time.sleep(60)\n"
+        "cli.run = lambda *_: lose()\n"
+        "sys.argv[1:] = ['list']\n"
+        "sys.exit(cli.main())\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "opcast: interrupted; what was measured is kept\n")
+
+
 def test_an_answer_that_nobody_reads_and_a_full_disk_behind_stdout(home: Path):
     command = [sys.executable, "-P", "-m", "opcast.jobs.cli", "list", "models", "format=json"]
     with open("/dev/full", "w") as full:
