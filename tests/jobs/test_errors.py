@@ -199,6 +199,11 @@ def test_training_on_too_few_rows_fails(capsys: pytest.CaptureFixture[str], home
     assert "too few" in said["error"] or "rows" in said["error"]
 
 
+def heed_ctrl_c():
+    """Tests that run behind a shell's ``&`` inherit that SIGINT is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_is_130_before_the_first_case_too(home: Path):
     command = [
         sys.executable,
@@ -210,7 +215,7 @@ def test_ctrl_c_is_130_before_the_first_case_too(home: Path):
         "campaign.settings.device=cpu",
     ]
     environment = os.environ | {"OPCAST_HOME": str(home), "PYTHONFAULTHANDLER": "1"}
-    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=heed_ctrl_c)
     deadline = time.monotonic() + 60
     while not (home / "store").exists() and time.monotonic() < deadline and child.poll() is None:
         time.sleep(0.02)
@@ -228,6 +233,7 @@ def test_ctrl_c_that_python_loses_comes_again():
     """A weak reference's callback, as imports have, is no place for an exception: Python drops it."""
     program = (
         "import signal, sys, time, weakref\nfrom opcast.jobs import cli\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "class Thing: pass\n"
         "def lose():\n"
         "    thing = Thing()\n"
