@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from opcast.datasets import devices
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device

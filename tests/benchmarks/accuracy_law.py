@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 
 import numpy as np
+
 from opcast.datasets.devices import Device, DeviceError, load_device
 from opcast.datasets.ops import KINDS
 from opcast.datasets.store import Store

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import Device, load_device
 from opcast.models.candidates import Options

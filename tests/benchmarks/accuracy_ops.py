@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from opcast.datasets.devices import load_device
 from opcast.datasets.store import Store
 from opcast.models.candidates import Options

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+
 from opcast.datasets.devices import load_device
 from opcast.datasets.store import Store
 from opcast.models.active import Subject, plan_round

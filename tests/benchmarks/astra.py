@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
 from opcast.simulator.network.astra import ASTRA_ALGORITHMS, ASTRA_SHAPES, GIB_GB
 from opcast.simulator.network.collectives import plan
 from opcast.simulator.network.fabric import Fabric, Transfer

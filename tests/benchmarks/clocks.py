@@ -19,6 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+
 from opcast.datasets.clusters import Cluster
 from opcast.datasets.devices import Device, load_device
 from opcast.datasets.sources import aiconfigurator

@@ -14,6 +14,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from whole_process import run
+
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.jobs.resolve import SHIPPED_PREDICTORS
@@ -21,7 +23,6 @@ from opcast.simulator.engines import build_engine
 from opcast.simulator.question.plan import Parallel, Plan, load_stack
 from opcast.simulator.question.work import Work
 from opcast.simulator.simulate import simulate
-from whole_process import run
 
 DENSE = (
     "model=llama3_405b cluster=dgx_h100 cluster.nodes=2048 parallel.tp=8 parallel.pp=16 parallel.zero_stage=1 "

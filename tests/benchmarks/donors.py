@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import KINDS, cost_columns, make_op
 from opcast.datasets.store import Store

@@ -13,6 +13,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from whole_process import run
+
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.jobs.resolve import SHIPPED_PREDICTORS
@@ -20,7 +22,6 @@ from opcast.simulator.engines import build_engine
 from opcast.simulator.question.plan import Parallel, Plan, load_stack
 from opcast.simulator.question.work import Work
 from opcast.simulator.simulate import simulate
-from whole_process import run
 
 CASES = {
     "llama3_405b decode, TP8, FP8": "model=llama3_405b cluster=dgx_h100 parallel.tp=8 precision=fp8 workload=decode",

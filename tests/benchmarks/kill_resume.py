@@ -21,6 +21,7 @@ from random import Random
 from typing import Any
 
 import yaml
+
 from opcast.datasets.store import Store
 from opcast.harness.plan import CampaignPlan, build_plan
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from opcast.datasets.backends import framework
 from opcast.datasets.devices import load_device
 from opcast.datasets.store import Store

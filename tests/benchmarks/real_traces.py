@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+
 from opcast.datasets.traces import protobuf
 from opcast.datasets.traces.checks import structure
 from opcast.datasets.traces.classes import CLASSES, classes, is_network

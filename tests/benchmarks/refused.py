@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from joblib import Parallel, delayed
+
 from opcast.datasets.clusters import Cluster
 from opcast.datasets.devices import Device
 from opcast.datasets.truth import read_table

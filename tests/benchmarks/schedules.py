@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+
 from opcast.datasets.ops import make_op
 from opcast.simulator.formats.perfetto import write_trace
 from opcast.simulator.graph import Block, Node

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import Op, make_op
 from opcast.datasets.store import Store
@@ -196,6 +197,7 @@ def loading(predictor: Predictor, rows: int) -> list[Figure]:
 def rivals(predictor: Predictor, with_lleaves: bool) -> list[Figure]:
     """Time of a walk through 250 trees of 63 leaves, others' over ours, one thread each."""
     import lightgbm
+
     from opcast.models.features import frame
 
     matrix = frame("gemm", shapes(50_000), "bf16", None, predictor.device).matrix

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
+
 from opcast.datasets.devices import load_device
 from opcast.jobs.resolve import SHIPPED_PREDICTORS
 from opcast.simulator.engines import build_engine

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+
 from opcast.datasets.traces import protobuf
 from opcast.datasets.traces.builder import TraceBuilder
 from opcast.datasets.traces.checks import of_trace

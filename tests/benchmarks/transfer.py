@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from opcast.datasets.backends import framework
 from opcast.datasets.devices import Device, load_device
 from opcast.datasets.store import Store

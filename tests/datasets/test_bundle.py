@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from opcast.datasets.bundle import BundleError, pack, read
 from opcast.datasets.device_names import figures_of_file
 from opcast.datasets.devices import load_device

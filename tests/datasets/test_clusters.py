@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import yaml
+
 from opcast.datasets.clusters import CLUSTER_DIRECTORY, Cluster, ClusterError, known_clusters, load_cluster
 from opcast.datasets.devices import load_device
 

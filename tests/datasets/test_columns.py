@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from opcast.datasets.columns import codes, group_keys, matching, number_array, numbers, text_array, values
 from opcast.datasets.ops import make_op
 from opcast.datasets.schema import Measurement

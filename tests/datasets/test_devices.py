@@ -6,6 +6,7 @@ import re
 
 import pytest
 import yaml
+
 from opcast.datasets.device_names import cuda_device_id
 from opcast.datasets.devices import DEVICE_DIRECTORY, Device, DeviceError, known_devices, load_device, overridden
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from opcast.datasets.drift import drift, holm, judged, median_interval, releases
 from opcast.datasets.ops import make_op
 from opcast.datasets.schema import Measurement

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+
 from opcast.datasets.clusters import Cluster, ClusterError, load_cluster
 from opcast.datasets.devices import Device, DeviceError, load_device
 from opcast.datasets.loading import load, number, whole

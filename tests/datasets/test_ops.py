@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.datasets.dtypes import BITS, canonical_dtype, itemsize
 from opcast.datasets.ops import (
     KINDS,

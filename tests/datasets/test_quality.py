@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import KINDS, Op, cost_columns, make_op
 from opcast.datasets.quality import Finding, check, summary

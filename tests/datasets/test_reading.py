@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+
 from opcast.datasets.reading import DEEPEST, problem, read_json, read_yaml
 
 

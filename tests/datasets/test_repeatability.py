@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from opcast.datasets.ops import make_op
 from opcast.datasets.repeatability import agreement, agreements
 from opcast.datasets.schema import Measurement

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from opcast.datasets.devices import Device, DeviceError
 from opcast.datasets.reuse import ReuseCurves
 

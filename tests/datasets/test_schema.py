@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
+
 from opcast.datasets.ops import KINDS, OpError, make_op
 from opcast.datasets.schema import (
     COLUMNS,

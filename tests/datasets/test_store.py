@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import KINDS, make_op
 from opcast.datasets.schema import (

@@ -6,6 +6,7 @@ import csv
 from pathlib import Path
 
 import pytest
+
 from opcast.datasets.truth import ServingRow, read_table
 
 COLUMNS = (

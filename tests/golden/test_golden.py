@@ -11,6 +11,7 @@ import itertools
 from pathlib import Path
 
 import pytest
+
 from opcast.tests.golden import regenerate
 from opcast.tests.golden.asking import ANSWERS, AskedError, ask, kept, questions, stored, text_of, write_home
 from opcast.tests.golden.differences import TOLERANCE, differences, report

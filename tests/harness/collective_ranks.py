@@ -10,6 +10,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+
 from opcast.datasets.ops import make_op
 from opcast.harness.collective_calls import CALLS, IN_PLACE, CallSetting, ReadyCollective
 from opcast.harness.environment import use_loopback

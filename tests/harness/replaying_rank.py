@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+
 from opcast.datasets.traces.calls import TraceCall
 from opcast.harness.replaying import ReplaySettings, run_rank
 from opcast.tests.harness.fake_cuda import fake_cuda

@@ -10,13 +10,14 @@ import os
 import sys
 
 import torch
+from torch.distributed import TCPStore
+
 from opcast.datasets.ops import make_op
 from opcast.harness.collective_calls import CALLS, CallSetting, ReadyCollective
 from opcast.harness.collectives import RankGroup
 from opcast.harness.environment import use_loopback
 from opcast.harness.measuring import outcome
 from opcast.harness.plan import Case, Settings
-from torch.distributed import TCPStore
 
 SETTINGS = Settings(threads=1, case_budget_s=0.01, ci_width=0.5, case_timeout_s=30.0)
 

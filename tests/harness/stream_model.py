@@ -106,6 +106,7 @@ class ModelGPU:
     def install(self, set_attribute: Callable[[Any, str, Any], None]) -> ModelGPU:
         """Patch torch and the harness so that they find this device."""
         import torch
+
         from opcast.harness import cases, cuda_timer
         from opcast.harness.cases.base import Inputs
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from opcast.datasets.device_names import CUDA_IDS, cuda_device_id, figures_of_file, seen_device_id
 from opcast.datasets.devices import known_devices, load_device
 from opcast.harness import accelerator, cuda_timer, environment

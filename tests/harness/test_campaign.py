@@ -17,6 +17,7 @@ from random import Random
 from typing import Any
 
 import pytest
+
 from opcast.datasets.devices import Device
 from opcast.datasets.ops import make_op
 from opcast.datasets.store import Store

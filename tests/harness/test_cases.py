@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from opcast.datasets.ops import KINDS, Op, make_op
 
 torch = pytest.importorskip("torch")
+
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from opcast.harness.cases import BUILDERS, Inputs, Unsupported, attention, backends, prepare  # noqa: E402
 from opcast.harness.cases.base import COLD_CACHES, MOST_SETS, cache_bytes, torch_dtype  # noqa: E402
 from opcast.harness.cases.gemm import expert_ends, expert_tokens  # noqa: E402
 from opcast.harness.cases.moe import expert_shares  # noqa: E402
 from opcast.harness.cases.rows import EPSILON, LARGEST  # noqa: E402
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 ATTENTION = {"heads_q": 4, "heads_kv": 2, "head_dim": 16, "v_head_dim": 16}
 OPS = {

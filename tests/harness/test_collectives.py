@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from opcast.datasets.ops import KINDS, LINKS, bus_factor, make_op
 from opcast.datasets.store import Store
 from opcast.harness import collectives

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 import pytest
+
 from opcast.harness.energy import mean_power_w
 from opcast.harness.measuring import outcome
 from opcast.harness.plan import CampaignPlanError, Settings

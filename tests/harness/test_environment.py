@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+
 from opcast.datasets.device_names import cuda_device_id
 from opcast.datasets.schema import Measurement
 from opcast.harness import environment

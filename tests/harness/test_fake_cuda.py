@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from opcast.datasets.ops import make_op
 from opcast.harness import environment
 from opcast.harness.measuring import outcome

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
 from opcast.datasets.ops import make_op
 from opcast.datasets.schema import Measurement
 from opcast.datasets.store import Store

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
+
 from opcast.datasets.ops import KINDS, Op, make_op
 
 torch = pytest.importorskip("torch")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from opcast.datasets.ops import make_op
 from opcast.datasets.schema import Measurement
 from opcast.datasets.store import Store

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.datasets.store import Store
 from opcast.harness.campaign import Progress
 from opcast.harness.ledger import CampaignError, claim

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.datasets.ops import KINDS, OpError, make_op
 from opcast.harness.axes import ALIGNMENTS, AxisError, align, evaluate, parse_axis
 from opcast.harness.plan import FIRST_OF_KIND, CampaignPlan, CampaignPlanError, Case, Settings, build_plan
@@ -371,9 +372,10 @@ def test_the_full_campaign_covers_every_computing_kind() -> None:
 def test_no_attention_on_a_gpu_is_given_a_mask() -> None:
     """A dense mask does every score's work: up to 47 times the FLOPs that the op claims."""
     torch = pytest.importorskip("torch")
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     from opcast.harness.cases import BUILDERS, Inputs
     from opcast.harness.cases.attention import needs_mask
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
     class Shapes(Inputs):
         def __init__(self) -> None:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from opcast.datasets.ops import make_op
 from opcast.datasets.schema import Measurement
 from opcast.datasets.store import Store

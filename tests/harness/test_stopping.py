@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from opcast.harness.stopping import MedianWidth, median_interval, median_ranks, relative_width
 
 values = st.lists(st.floats(0.1, 1e6), min_size=1, max_size=200).map(np.array)

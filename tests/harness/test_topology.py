@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from opcast.datasets.clusters import Cluster
 from opcast.harness import topology
 from opcast.harness.environment import nccl_settings
@@ -80,6 +81,7 @@ def test_a_cluster_of_a_file_is_what_is_simulated(tmp_path: Path, capsys: pytest
     import json
 
     import yaml
+
     from opcast.jobs.cli import main
 
     ports = [Nic(f"mlx5_{i}", 12.5, "roce") for i in range(8)]

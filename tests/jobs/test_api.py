@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import opcast
 import pytest
+
+import opcast
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.ops import make_op
 from opcast.datasets.schema import Measurement

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+
 from opcast.datasets.ops import make_op
 from opcast.datasets.schema import Measurement
 from opcast.datasets.store import Store

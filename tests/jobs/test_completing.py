@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from opcast.jobs.cli import VERBS, main
 from opcast.jobs.completing import SCRIPTS, following
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from opcast.jobs import listing
 from opcast.jobs.cli import main
 

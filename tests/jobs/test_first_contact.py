@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from opcast.datasets.devices import load_device
 from opcast.datasets.store import Store
 from opcast.harness import accelerator, campaign

@@ -10,6 +10,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+
 from opcast.datasets.store import Store
 from opcast.tests.jobs.at_hand import figures_at_hand
 

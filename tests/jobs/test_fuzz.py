@@ -18,6 +18,7 @@ from random import Random
 from types import FrameType
 
 import pytest
+
 from opcast.datasets.reading import read_json, read_yaml
 from opcast.harness.plan import CampaignPlan, build_plan
 from opcast.jobs import cli

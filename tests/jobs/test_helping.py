@@ -1,6 +1,7 @@
 """Help: the verbs by what people come for, and a verb's settings as its file in conf/ has them."""
 
 import pytest
+
 from opcast.jobs import helping
 from opcast.jobs.cli import VERBS, main
 from opcast.jobs.composing import compose

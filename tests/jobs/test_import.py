@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from opcast.datasets.sources.importing import SOURCES, load_source
 from opcast.datasets.store import Store
 from opcast.jobs.cli import compose, main

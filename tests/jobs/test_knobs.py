@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from opcast.jobs.cli import main
 from opcast.jobs.show import CONFIG_DIRECTORY
 

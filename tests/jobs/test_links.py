@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import opcast
 import pandas as pd
 import pytest
+
+import opcast
 from opcast.datasets.ops import bus_factor
 from opcast.jobs.cli import main
 from opcast.simulator.network.fabric import Transfer

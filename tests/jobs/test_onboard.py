@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from opcast.datasets.ops import make_op
 from opcast.jobs.cli import main
 from opcast.jobs.onboard import judged, seconds

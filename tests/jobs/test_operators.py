@@ -9,9 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
 from opcast.jobs.operator_match import matched, plain_name  # noqa: E402
 from opcast.jobs.operator_times import recorder, time_operators  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from ..harness.stream_model import ModelGPU  # noqa: E402
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from opcast import predict
 from opcast.jobs.cli import main
 from opcast.models.power import PowerError

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from opcast.datasets.store import Store
 from opcast.harness.campaign import Summary
 from opcast.harness.environment import cpu_device_id

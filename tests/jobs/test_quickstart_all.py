@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from opcast.datasets import devices
 from opcast.datasets.devices import Device
 from opcast.datasets.reading import read_yaml

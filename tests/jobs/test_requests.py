@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from opcast.datasets.sources.options import ImportOptions
 from opcast.jobs.cli import main
 from opcast.jobs.composing import compose

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from opcast.jobs.cli import main
 
 STEP = "model=llama3_8b cluster=dgx_h100 workload.global_batch=64"

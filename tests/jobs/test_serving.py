@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import opcast
 import pytest
+
+import opcast
 from opcast.jobs import serving
 from opcast.jobs.cli import main
 from opcast.jobs.composing import as_override

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 import pytest
+
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import make_op
 from opcast.jobs import shapes

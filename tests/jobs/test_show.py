@@ -1,6 +1,7 @@
 """Tables fit the width they are shown in, numbers stand right, and a mistyped word gets the one that was meant."""
 
 import pytest
+
 from opcast.jobs.cli import main
 from opcast.jobs.settings import meant
 from opcast.jobs.show import GAP, LINES, parts, side

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from opcast.datasets.ops import make_op
 from opcast.datasets.traces import protobuf
 from opcast.datasets.traces.builder import TraceBuilder

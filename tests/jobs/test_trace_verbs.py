@@ -17,6 +17,7 @@ from random import Random
 from typing import Any
 
 import pytest
+
 from opcast.datasets.ops import make_op
 from opcast.datasets.traces import protobuf
 from opcast.datasets.traces.builder import TraceBuilder

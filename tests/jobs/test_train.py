@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+
 from opcast.datasets.devices import load_device
 from opcast.datasets.store import Store
 from opcast.jobs.cli import main

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from opcast.datasets.devices import Device
 from opcast.jobs.cli import main
 from opcast.simulator import workbench

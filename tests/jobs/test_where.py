@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from opcast.harness.plan import CampaignPlan
 from opcast.jobs.cli import main
 from opcast.jobs.launching.places import Slurm, place_of

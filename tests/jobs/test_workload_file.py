@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import opcast
 import pytest
+
+import opcast
 from opcast.jobs.cli import main
 
 WORKLOAD = """HYBRID_TRANSFORMER_FWD_IN_BCKWD model_parallel_NPU_group: 8 ep: 1 pp: 1 vpp: 1 ga: 1 all_gpus: 32

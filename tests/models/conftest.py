@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+
 from opcast.datasets.devices import Device
 from opcast.models import analytical
 from opcast.models.candidates import Interpolation, LightGBM, Options, RandomForest

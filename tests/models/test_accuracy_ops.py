@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+
 from opcast.datasets.devices import load_device
 from opcast.datasets.store import Store
 from opcast.models import analytical

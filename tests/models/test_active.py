@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from opcast.models.active import FEWEST, Subject, believe, expected_error, forecast, plan_round
 
 NAMES = ["size_m", "size_n", "dtype_bits"]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.datasets.devices import Device, DeviceError, load_device, overridden
 from opcast.datasets.ops import KINDS, OpError, bus_factor
 from opcast.models import analytical

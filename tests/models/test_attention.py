@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.datasets.devices import Device
 from opcast.datasets.ops import attended_pairs
 from opcast.models import analytical

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from opcast.datasets.devices import DeviceError, load_device, overridden
 from opcast.models import analytical, clocks, power
 from opcast.models.power import Limits

@@ -8,6 +8,7 @@ import pickle
 import numpy as np
 import pyarrow as pa
 import pytest
+
 from opcast.datasets.devices import Device
 from opcast.datasets.ops import OpError
 from opcast.models.candidates import Options

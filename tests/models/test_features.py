@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+
 from opcast.datasets.devices import Device
 from opcast.datasets.ops import KINDS
 from opcast.models import analytical

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.models.forest import Forest, ForestError, empty, joined, packed
 from opcast.models.trees import _float32_below, from_lightgbm, from_sklearn
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from opcast.datasets.devices import Device, load_device
 from opcast.models import interpolant
 from opcast.models.features import feature_names, frame

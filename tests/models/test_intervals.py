@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.models.envelope import Envelope, surround
 from opcast.models.intervals import Intervals, calibrate, calibrate_grouped, quantile
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from opcast.datasets.devices import known_devices, load_device
 from opcast.models import analytical
 from opcast.models.features import Frame, frame

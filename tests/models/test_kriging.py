@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from opcast.models import kriging
 
 NAMES = ("size_m", "size_n", "choice_layout", "flops", "align_m")

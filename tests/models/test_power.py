@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from opcast.datasets.devices import Device, load_device
 from opcast.models import power
 from opcast.models.candidates import Options

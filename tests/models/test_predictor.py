@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from opcast.datasets.devices import Device, load_device
 from opcast.datasets.ops import make_op
 from opcast.models import predictor as predictor_module

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+
 from opcast.datasets.devices import Device
 from opcast.models.candidates import Options
 from opcast.models.promotion import judge

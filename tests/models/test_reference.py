@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+
 from opcast.datasets.devices import Device
 from opcast.models.candidates import Options
 from opcast.models.registry import Registry

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
 from opcast.models.predictor import Predictor, PredictorError
 from opcast.models.registry import Registry
 from opcast.models.training import TrainingOutcome

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from opcast.datasets.devices import load_device
 from opcast.datasets.vocabulary import KINDS
 from opcast.models.cards import PAGE, page

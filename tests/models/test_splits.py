@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from opcast.datasets.ops import KINDS
 from opcast.models.splits import MODES, RECIPES, codes, combined, recipe, split, splits
 

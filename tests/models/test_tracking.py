@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from opcast.models import tracking
 from opcast.models.candidates import Options
 from opcast.models.features import feature_names

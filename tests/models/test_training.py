@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import yaml
+
 from opcast.datasets.devices import Device
 from opcast.models.candidates import CANDIDATES, Calibrated, OptionError, Options
 from opcast.models.registry import Registry

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+
 from opcast.datasets.devices import Device
 from opcast.models import analytical
 from opcast.models.candidates import Options

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+
 from opcast.models.candidates import OptionError, Options
 from opcast.models.table import MeasurementTable
 from opcast.models.training import fit

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from opcast.simulator.graph import Graph
 from torch.profiler import ProfilerActivity, profile
+
+from opcast.simulator.graph import Graph
 
 
 def torch_peak(run: Callable[[], object]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from opcast.datasets.ops import make_op
 from opcast.simulator.graph import Block, Graph, HostCalls, Node, Tensor, layer_of, runs, shift_path
 

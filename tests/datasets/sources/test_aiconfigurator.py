@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.datasets.dtypes import itemsize
 from opcast.datasets.ops import LINKS, Op, bus_factor, make_op
 from opcast.datasets.schema import row_ops

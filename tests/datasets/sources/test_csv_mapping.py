@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from opcast.datasets.ops import LINKS
 from opcast.datasets.sources.importing import ImportReport, SourceError, import_into
 from opcast.datasets.sources.options import ImportOptions

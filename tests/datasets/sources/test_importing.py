@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.datasets.schema import SchemaError
 from opcast.datasets.sources.importing import SOURCES, ImportReport, import_into, load_source
 from opcast.datasets.sources.merging import merged

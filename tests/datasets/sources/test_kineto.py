@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from opcast.datasets.ops import KINDS, LINKS
 from opcast.datasets.sources import kineto
 from opcast.datasets.sources.importing import ImportReport, SourceError, import_into

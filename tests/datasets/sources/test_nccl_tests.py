@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from opcast.datasets.ops import LINKS
 from opcast.datasets.sources.importing import ImportReport, SourceError, import_into
 from opcast.datasets.sources.nccl_tests import runs

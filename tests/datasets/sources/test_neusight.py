@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from opcast.datasets.sources.importing import ImportReport, SourceError, import_into
 from opcast.datasets.store import Store
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from opcast.datasets.columns import numbers
 from opcast.datasets.sources import vidur
 from opcast.datasets.sources.importing import ImportReport, SourceError, import_into

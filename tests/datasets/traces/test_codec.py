@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.datasets.traces import json_forms, protobuf
 from opcast.datasets.traces.builder import TraceBuilder
 from opcast.datasets.traces.reading import read_trace

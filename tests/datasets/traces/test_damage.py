@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.datasets.traces import json_forms, protobuf
 from opcast.datasets.traces.builder import TraceBuilder
 from opcast.datasets.traces.checks import of_ranks, of_trace, problems

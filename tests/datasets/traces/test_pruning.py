@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.datasets.traces import protobuf, pruning
 from opcast.datasets.traces.builder import TraceBuilder
 from opcast.datasets.traces.dependencies import topological

@@ -6,6 +6,7 @@ import re
 import string
 
 import pytest
+
 from opcast.datasets.clusters import known_clusters
 from opcast.datasets.truth import TruthError
 from opcast.datasets.truth.cells import Cells

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+
 from opcast.datasets.truth import InferenceRow, OperatorRow, ServingRow, TrainingRow, TruthError, read_table
 from opcast.datasets.truth.cells import Cells, precision_of
 from opcast.datasets.truth.dimensions import dimensions_of

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from opcast.datasets.devices import Device
 from opcast.datasets.store import Store
 from opcast.harness.campaign import run

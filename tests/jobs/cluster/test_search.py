@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from opcast.datasets.clusters import load_cluster
 from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.question.sources import Sources

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+
 from opcast.jobs.service.app import create_app
 from opcast.jobs.service.serve import bound
 from opcast.jobs.service.settings import ServiceSettings

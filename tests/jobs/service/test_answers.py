@@ -8,11 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
-import opcast
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+import opcast
 from opcast.datasets.devices import known_devices
 from opcast.datasets.ops import KINDS
 from opcast.jobs.service.guard import ARROW

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
+
 from opcast.jobs.service.guard import ARROW
 
 schemathesis = pytest.importorskip("schemathesis", reason="the API is fuzzed with schemathesis (the extra dev)")

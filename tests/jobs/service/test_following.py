@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from opcast.datasets.ops import make_op
 from opcast.models.predictor import Predictor
 from opcast.models.registry import Registry

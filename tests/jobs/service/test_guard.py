@@ -13,6 +13,7 @@ import time
 
 import httpx
 import pytest
+
 from opcast.jobs.service.settings import TOKEN, ServiceSettings, settings_of
 from opcast.jobs.show import BadInputError
 

@@ -7,6 +7,7 @@ are one graph of activities on the links, run once from event to event: nothing 
 from __future__ import annotations
 
 import numpy as np
+
 from opcast.simulator.contention.traffic import communication
 from opcast.simulator.network.sharing import Activities, run
 from opcast.simulator.question.orders import FORWARD

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from opcast.datasets.clusters import Cluster, load_cluster
 from opcast.datasets.ops import make_op
 from opcast.jobs import cli

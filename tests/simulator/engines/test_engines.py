@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device, overridden
 from opcast.datasets.ops import KINDS, make_op

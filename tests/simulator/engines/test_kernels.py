@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import Op, make_op
 from opcast.models.registry import Registry

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from opcast.datasets.traces.profiles import Profile
 from opcast.datasets.traces.schema import TraceFileError
 from opcast.jobs.cli import main

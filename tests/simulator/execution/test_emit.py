@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from opcast.datasets.ops import make_op
 from opcast.datasets.traces.builder import TraceBuilder
 from opcast.datasets.traces.checks import problems

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.datasets.traces.builder import TraceBuilder
 from opcast.datasets.traces.groups import RankedTraces
 from opcast.datasets.traces.linking import link_files

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from opcast.jobs.cli import main
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,

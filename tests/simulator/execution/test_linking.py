@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.datasets.traces.checks import of_trace, problems
 from opcast.datasets.traces.classes import CLASSES, GAP, classes
 from opcast.datasets.traces.groups import RankedTraces

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.datasets.traces import protobuf

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.datasets.traces.checks import of_ranks, of_trace, problems
 from opcast.datasets.traces.classes import CLASSES, classes, is_network
 from opcast.datasets.traces.schema import TraceFileError

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+
 from opcast.datasets.traces import protobuf
 from opcast.datasets.traces.builder import TraceBuilder
 from opcast.datasets.traces.groups import RankedTraces

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.simulator.formats.perfetto import TimelineError, events, write_trace
 from opcast.simulator.formats.tracks import RankTrack, TrackFlow, TrackSpan
 from opcast.simulator.question.orders import FORWARD, make_orders

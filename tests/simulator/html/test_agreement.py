@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ET
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from opcast.simulator.html.agreement import LEFT, RIGHT, WIDTH, svg
 
 RATIOS = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=20)

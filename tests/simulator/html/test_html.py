@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from opcast.datasets.devices import Device
 from opcast.datasets.ops import KINDS
 from opcast.simulator.html import ReportError, colours, units, write_quickstart_report, write_step_report

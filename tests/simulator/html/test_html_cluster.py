@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from opcast.datasets.devices import load_device
 from opcast.simulator.html import ClusterView, colours, write_step_report
 from opcast.simulator.html.cluster import memory_chart, parallelism_chart, sections

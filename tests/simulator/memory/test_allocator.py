@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.simulator.memory.allocator import (
     BLOCK,
     GRAIN,

@@ -8,9 +8,10 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
+
 from opcast.simulator.memory.errors import ERRORS, interval, spread_of, within
 from opcast.simulator.question.plan import STACK_DIRECTORY
-from scipy import stats
 
 
 @settings(deadline=None)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.datasets.clusters import Cluster, load_cluster
 from opcast.datasets.devices import load_device
 from opcast.simulator.graph import Block, Graph, Node, Tensor

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from opcast.datasets.clusters import known_clusters, load_cluster
 from opcast.datasets.devices import load_device
 from opcast.jobs.cli import main

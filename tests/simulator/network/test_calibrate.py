@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from opcast.datasets.devices import Device, load_device
 from opcast.simulator.network.calibrate import fit
 from opcast.simulator.network.law import Tuning, collective_us

@@ -6,6 +6,9 @@ import dataclasses
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import shortest_path
+
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.simulator.network.build import fabric
@@ -13,8 +16,6 @@ from opcast.simulator.network.distances import FAR, Distances
 from opcast.simulator.network.routing import Router
 from opcast.simulator.network.shapes import Dimension, Port, Servers, dragonfly, product
 from opcast.simulator.network.topology import Topology
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import shortest_path
 
 
 def cluster(name: str, nodes: int, **topology: object) -> Topology:

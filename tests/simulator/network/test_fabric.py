@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.simulator.network.collectives import ALGORITHMS, algorithms, plan
 from opcast.simulator.network.fabric import Fabric, Transfer
 from opcast.simulator.network.fidelity import simulate

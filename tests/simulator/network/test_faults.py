@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from opcast.simulator.network.fabric import Fabric
 from opcast.simulator.network.faults import Fault, apply, draw, drawing, from_dicts
 from opcast.simulator.network.shapes import Dimension, Port, Servers, fat_tree, product

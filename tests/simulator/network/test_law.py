@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.simulator.network.law import Tuning, candidates, choice, collective_us
 from opcast.simulator.network.nccl import GENERATIONS, GroupShapes, estimates, names
 from opcast.simulator.network.tunings import PCIE_TUNINGS, TUNINGS

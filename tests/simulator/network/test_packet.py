@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
 from opcast import predict
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+
 from opcast.simulator.network.fabric import Fabric, Transfer
 from opcast.simulator.network.fidelity import simulate
 from opcast.simulator.network.load import sorts

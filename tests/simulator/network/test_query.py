@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.datasets.ops import bus_factor
 from opcast.simulator.network.fabric import Fabric, Transfer
 from opcast.simulator.network.fidelity import over_time, simulate

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.simulator.network import sharing
 from opcast.simulator.network.sharing import Activities, max_min, run
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.simulator.network.fabric import Fabric, Transfer
 from opcast.simulator.network.shapes import Dimension, product
 from opcast.simulator.network.together import Patterns, Shared, Traffic, Usage, run_together

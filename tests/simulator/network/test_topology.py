@@ -7,6 +7,7 @@ from typing import Any
 import networkx
 import numpy as np
 import pytest
+
 from opcast.simulator.network.shapes import (
     Dimension,
     Port,

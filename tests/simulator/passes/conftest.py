@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+
 from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph
 from opcast.simulator.question.plan import Parallel, Plan

@@ -7,13 +7,14 @@ import sys
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
 from opcast.simulator.trace import Workload
 from opcast.simulator.trace.build import build
 from opcast.simulator.trace.models import resolve
 from opcast.simulator.trace.steps import prepare
 from opcast.tests.simulator.peaks import torch_peak
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 
 def main(config: str, batch: int, seq_len: int) -> None:

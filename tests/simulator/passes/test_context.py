@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.datasets.clusters import Cluster
 from opcast.datasets.ops import attended_pairs
 from opcast.simulator.graph import Graph

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph
 from opcast.simulator.memory.walk import peak_memory

@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.simulator.passes.dynamic_context import Work, attention_work, dynamic_context
 from opcast.simulator.question.plan import PlanError
 

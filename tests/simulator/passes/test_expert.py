@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph, Node
 from opcast.simulator.passes.expert import expert_parallel, is_expert

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph
 from opcast.simulator.memory.walk import peak_memory

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph
 from opcast.simulator.memory.walk import peak_memory

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.ops import KINDS
 from opcast.simulator.graph import Graph

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+
 from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import REST, Graph
 from opcast.simulator.passes.fuse import fuse

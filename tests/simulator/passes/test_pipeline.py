@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.ops import make_op
 from opcast.simulator.graph import ROLES, Graph, Node

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph
 from opcast.simulator.passes.recompute import recompute

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import reduce
 
 import pytest
+
 from opcast.simulator.passes import remembered
 from opcast.simulator.passes.order import INFERENCE, TRAINING, apply_passes
 from opcast.simulator.passes.rewriting.draft import Draft

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.datasets.clusters import Cluster, load_cluster
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import make_op

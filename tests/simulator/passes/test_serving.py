@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+
 from opcast.datasets.clusters import load_cluster
 from opcast.simulator.graph import Graph
 from opcast.simulator.passes.order import fuse_rest

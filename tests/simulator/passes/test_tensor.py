@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from opcast.datasets.ops import bus_factor
 from opcast.simulator.graph import Graph, Node
 from opcast.simulator.passes.fuse import fuse

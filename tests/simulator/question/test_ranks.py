@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.datasets.clusters import load_cluster
 from opcast.jobs import cli
 from opcast.simulator.network.mapping import process_groups

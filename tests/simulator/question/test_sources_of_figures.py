@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from opcast.simulator.network import law, tunings
 from opcast.simulator.question.plan import STACK_DIRECTORY, Stack
 

@@ -6,8 +6,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import opcast
 import pytest
+
+import opcast
 from opcast.simulator.report.display import ShownTable, displayed, time_text
 
 VOID = {"br"}

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.simulator.question.requests import SimulateRequest

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from opcast.simulator.search.request import SearchRequest
 from opcast.simulator.workbench import Workbench
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from opcast.simulator.search.launch import MEGATRON_BRIDGE, TORCHTITAN
 from opcast.simulator.search.served.kubernetes import router_words
 from opcast.simulator.search.served.launch import SGLANG, VLLM

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from opcast.simulator.question.plan import load_stack
 from opcast.simulator.search.launch import MEGATRON_BRIDGE, launch_file
 from opcast.simulator.search.request import SearchRequest, asked, request_of

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from opcast.simulator.search.rank import losses
 from opcast.simulator.search.request import SearchRequest
 from opcast.simulator.workbench import Workbench

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from opcast.simulator.question.network import NetworkChoice
 from opcast.simulator.question.stragglers import Straggler
 from opcast.simulator.search.bounds import bound, standing

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from opcast.datasets.clusters import load_cluster
 from opcast.jobs.search_serving import write_points
 from opcast.simulator.question.plan import load_stack

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from opcast.datasets.clusters import load_cluster
 from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.search.served.launch import launch_serving

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from opcast.simulator.question.serving import ServingRequest
 from opcast.simulator.serving import serve as serving
 from opcast.simulator.serving.setup import by_hand

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from opcast.simulator.serving.closed_form import BURST, ClosedLoop, closed_form
 from opcast.simulator.serving.iteration import linear_tables
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from opcast.datasets.traces.checks import problems
 from opcast.datasets.traces.schema import NodeKind
 from opcast.jobs.cli import main

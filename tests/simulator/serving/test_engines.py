@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from opcast.datasets.clusters import load_cluster
 from opcast.simulator.question.plan import load_stack
 from opcast.simulator.question.requests import SimulateRequest

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from opcast.simulator.serving.iteration import at_point, at_points, iteration_us, linear_tables
 
 whole = st.integers(1, 100_000)

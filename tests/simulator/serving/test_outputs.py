@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from opcast.simulator.formats.perfetto import write_trace
 from opcast.simulator.html.page import Figure, render
 from opcast.simulator.html.serving import page

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from opcast.simulator.question.canonical import RequestError
 from opcast.simulator.question.traffic import ARRIVALS, Lengths, RequestTraffic
 from opcast.simulator.serving.requests import drawn, stream

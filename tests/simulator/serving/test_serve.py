@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+
 from opcast.simulator.question.serving import (
     POLICIES,
     ROUTERS,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from opcast.datasets.clusters import load_cluster
 from opcast.simulator.question.plan import Parallel, load_stack
 from opcast.simulator.question.requests import SimulateRequest

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+
 from opcast.simulator.question.serving import IterationLaw, KvMemory, Scheduler, ServingRequest
 from opcast.simulator.question.traffic import RequestTraffic
 

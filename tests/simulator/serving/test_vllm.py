@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from opcast.simulator.serving import policies
 from opcast.simulator.serving.histogram import BINS
 from opcast.simulator.serving.iteration import linear_tables

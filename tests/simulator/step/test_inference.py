@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import DeviceError, load_device
 from opcast.simulator.engines import build_engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from opcast.datasets.devices import DeviceError, load_device
 from opcast.simulator.engines import build_engine
 from opcast.simulator.question.work import Work, WorkloadError

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.datasets.clusters import Cluster, load_cluster
 from opcast.datasets.devices import Device, load_device
 from opcast.simulator.engines import build_engine

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from opcast.datasets.devices import load_device, overridden
 from opcast.datasets.ops import make_op
 from opcast.models.clocks import steady_rate

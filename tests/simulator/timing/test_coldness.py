@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from opcast.datasets.devices import Device
 from opcast.datasets.ops import make_op
 from opcast.simulator.engines import Answers

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from opcast.datasets.devices import Device
 from opcast.datasets.ops import KINDS, make_op
 from opcast.simulator.engines import Answers, build_engine

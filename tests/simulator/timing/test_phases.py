@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import KINDS, make_op

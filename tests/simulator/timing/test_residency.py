@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+
 from opcast.simulator.graph import Block, Node
 from opcast.simulator.timing.residency import NEVER, cold_blocks, last_freed
 

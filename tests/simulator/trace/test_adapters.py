@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from torch.utils.flop_counter import FlopCounterMode
+
 from opcast.datasets.clusters import load_cluster
 from opcast.simulator.graph import Graph
 from opcast.simulator.passes.data import data_parallel
@@ -20,7 +22,6 @@ from opcast.simulator.trace.build import build
 from opcast.simulator.trace.models import resolve
 from opcast.simulator.trace.steps import prepare
 from opcast.simulator.trace.workload import TraceError
-from torch.utils.flop_counter import FlopCounterMode
 
 RANK, LAYERS, HIDDEN = 8, 3, 128
 MODEL = {

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from opcast.simulator.graph import FORMAT, Graph
 from opcast.simulator.trace import Workload, cache, trace
 from opcast.simulator.trace.models import resolve

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from opcast.datasets.devices import load_device
 from opcast.simulator.engines import build_engine
 from opcast.simulator.question.work import Work

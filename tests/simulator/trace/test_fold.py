@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from opcast.datasets.ops import make_op
 from opcast.simulator.graph import Graph, Node, Tensor
 from opcast.simulator.trace import Workload, entry

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+
 from opcast.simulator.graph import Graph
 from opcast.simulator.trace import Workload, known_models, trace
 from opcast.simulator.trace.build import load_config

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from opcast.simulator.trace import Workload, trace
 from opcast.simulator.trace.entry import trace_source
 from opcast.simulator.trace.models import resolve

@@ -13,6 +13,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
 from opcast.datasets.ops import Op
 from opcast.simulator.graph import Graph, Node
 from opcast.simulator.trace import TraceError, Workload, known_models, trace
@@ -27,9 +31,6 @@ from opcast.simulator.trace.steps import prepare, training_step
 from opcast.simulator.trace.values import attended, expert_counts, routed
 from opcast.simulator.trace.workload import LOGITS
 from opcast.tests.simulator.peaks import peak_of_new_tensors, torch_peak
-from torch.profiler import ProfilerActivity, profile
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 Config = dict[str, Any]
 Seen = tuple[str, tuple[tuple[int, ...], ...]]

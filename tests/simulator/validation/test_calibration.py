@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import make_op
 from opcast.datasets.truth import read_table

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.datasets.devices import load_device
 from opcast.datasets.truth import TrainingRow, read_table
 from opcast.simulator.validation.baseline import constant_mfu

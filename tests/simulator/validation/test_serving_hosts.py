@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from opcast.simulator.serving.host import FittedHosts, HostTime, fitted_hosts
 from opcast.simulator.validation.serving_hosts import (
     FIGURES,

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.simulator.question.orders import BACKWARD, FORWARD, INPUT, SCHEDULES, WEIGHT, Orders, make_orders
 from opcast.simulator.question.plan import PlanError
 from opcast.simulator.timing.schedule.pipeline import PipelineTimes, in_flight, run_pipeline

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from opcast.datasets.ops import make_op
 from opcast.simulator.graph import Block, Node
 from opcast.simulator.timing.schedule.program import group_of
