@@ -71,20 +71,32 @@ class LearnedEngine:
         columns: Columns,
         formats: tuple[str, str, str],
     ) -> None:
-        """Collectives larger than the table: its last time, and at the network's rate what comes after."""
-        largest = predictor.card.get("range", {}).get("size_bytes", (0, 0))[1] or np.inf
-        inside = columns["ranks"] <= np.minimum(columns["ranks_per_node"], network.cluster.devices)
+        """Collectives beyond the table, inside a node.
+
+        More ranks than its most: its time for those, as many times as long as by the network. Larger than its largest:
+        its last time, and at the network's rate what comes after.
+        """
+        reach = predictor.card.get("range", {})
+        largest, most = (reach.get(name, (0, 0))[1] or np.inf for name in ("size_bytes", "ranks"))
+        size, ranks = columns["size_bytes"], columns["ranks"]
+        inside = ranks <= np.minimum(columns["ranks_per_node"], network.cluster.devices)
         far = np.flatnonzero(
-            (columns["size_bytes"] > largest) & inside & (columns["link"] == LINKS.index(network.cluster.link))
+            ((size > largest) | (ranks > most)) & inside & (columns["link"] == LINKS.index(network.cluster.link))
         )
         if len(far):
             part = {name: values[far] for name, values in columns.items()}
-            end = {**part, "size_bytes": np.full(len(far), largest, dtype=np.int64)}
-            last, rest = self._predicted(predictor, kind, end, *formats), network.answer(kind, part, *formats)
+            here = {**part, "size_bytes": np.minimum(part["size_bytes"], largest).astype(np.int64)}
+            end = {**here, "ranks": np.minimum(part["ranks"], most).astype(np.int64)}
+            end["ranks_per_node"] = np.where(part["ranks"] > most, end["ranks"], part["ranks_per_node"])
+            last = self._predicted(predictor, kind, end, *formats)
             low, high = brought(last.latency_us, last.low_us, last.high_us, predictor.coverage)
-            share, known = 1.0 - largest / part["size_bytes"], last.in_envelope
-            for name, near in (("latency_us", last.latency_us), ("low_us", low), ("high_us", high)):
-                getattr(answers, name)[far[known]] = (near + share * getattr(rest, name))[known]
+            whole, wide, near = (network.answer(kind, each, *formats) for each in (part, here, end))
+            more = wide.latency_us / near.latency_us
+            spread = np.where(part["ranks"] > most, wide.high_us / wide.latency_us, 1.0)
+            share, known = 1.0 - here["size_bytes"] / part["size_bytes"], last.in_envelope
+            ends = (("latency_us", last.latency_us), ("low_us", low / spread), ("high_us", high * spread))
+            for name, at in ends:
+                getattr(answers, name)[far[known]] = (at * more + share * getattr(whole, name))[known]
 
     def predictor(self, kind: str, dtype: str) -> Predictor | None:
         """Who answers for a kind and format, looked up once. PredictorError when that one cannot be used."""
