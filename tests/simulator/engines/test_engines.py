@@ -325,6 +325,29 @@ def test_beyond_its_table_a_collective_goes_on_at_the_networks_rate(
     assert abs(np.log(alone[-1] / formula[-1])) < 0.05
 
 
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
+def test_beyond_the_most_ranks_of_its_table_a_collective_grows_as_the_networks_does(kind: str) -> None:
+    """GB200's tables end at four GPUs, its NVLink domain at 72: what was measured stays the base of what follows."""
+    device, rack = load_device("gb200"), load_cluster("gb200_nvl72")
+    sizes = 2 ** np.arange(14, 31, 2)
+    by_ranks = {
+        ranks: [make_op(kind, size_bytes=int(size), ranks=ranks, ranks_per_node=ranks) for size in sizes]
+        for ranks in (4, 8, 16, 72)
+    }
+    engine = build_engine(device, [], [SHIPPED], cluster=rack)
+    network = build_engine(device, [], [SHIPPED], cluster=rack, order=["network"])
+    known, law = ask(engine, by_ranks[4]), ask(network, by_ranks[4])
+    assert (np.asarray(known.engine) == "learned").all()
+    for ranks in (8, 16, 72):
+        answer, formula = ask(engine, by_ranks[ranks]), ask(network, by_ranks[ranks])
+        assert (np.asarray(answer.engine) == "learned").all()
+        small = sizes <= 2**28
+        assert np.allclose((answer.latency_us / known.latency_us)[small], (formula.latency_us / law.latency_us)[small])
+        assert np.all(np.diff(np.log(answer.latency_us)) > -0.05)  # the table itself falls by so much
+        assert (answer.low_us <= answer.latency_us).all()
+        assert (answer.high_us / answer.latency_us >= 0.999 * formula.high_us / formula.latency_us)[small].all()
+
+
 def test_another_labs_table_has_a_wider_interval_than_ones_own(knowledge: tuple[Path, Path]) -> None:
     """What shipped predictors learned from was timed elsewhere; rows of one's own machine are the machine."""
     op = make_op("gemm", m=3000, n=4096, k=4096)
