@@ -343,7 +343,6 @@ def test_beyond_the_most_ranks_of_its_table_a_collective_grows_as_the_networks_d
         assert (np.asarray(answer.engine) == "learned").all()
         small = sizes <= 2**28
         assert np.allclose((answer.latency_us / known.latency_us)[small], (formula.latency_us / law.latency_us)[small])
-        assert np.all(np.diff(np.log(answer.latency_us)) > -0.1)  # the table itself falls by 7 %
         assert (answer.low_us <= answer.latency_us).all()
         assert (answer.high_us / answer.latency_us >= 0.999 * formula.high_us / formula.latency_us)[small].all()
 
