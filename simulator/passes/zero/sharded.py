@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -236,19 +237,12 @@ def _scattered(
     size = numel * itemsize(dtype)
     flat = draft.local(section, size, dtype)
     shard = draft.local(section, np.ceil(numel / ranks) * itemsize(dtype), dtype, "gradient")
+    source, into = f"{prefix}flatten", (flat if ranks > 1 else shard,)
+    place: dict[str, Any] = {"phase": "backward", "path": path, "frees": gradients}
     nodes = [
-        elementwise(
-            f"{prefix}flatten",
-            numel,
-            gradients,
-            (flat if ranks > 1 else shard,),
-            phase="backward",
-            path=path,
-            dtype=old,
-            out_dtype=dtype,
-            fn="cast",
-            frees=gradients,
-        )
+        copied(source, size, gradients, into, **place)
+        if old == dtype
+        else elementwise(source, numel, gradients, into, dtype=old, out_dtype=dtype, fn="cast", **place)
     ]
     steps = [
         ("reduce_scatter", size, family.shard, (flat,), (flat,)),
