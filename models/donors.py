@@ -25,6 +25,7 @@ MOST_TOPK = 8  # experts a token: with more rows or fewer, the tables of experts
 ROUNDED_COLS = 4096
 APPLY = 2  # quantize.part: read 16 bits, write 8
 ANY_FORMAT = ("bf16", "fp32")  # of ops that wait for memory: bytes count, whatever they mean
+LARGEST = 2.0**62  # dims are whole numbers of 64 bits
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ def _whole(kind_name: str, **dims: np.ndarray | int) -> Columns:
     count = max(np.size(each) for each in dims.values())
     return {
         dim.name: np.broadcast_to(
-            np.maximum(np.round(np.asarray(dims[dim.name], dtype=np.float64)), 1.0)
+            np.clip(np.round(np.asarray(dims[dim.name], dtype=np.float64)), 1.0, LARGEST)
             if dim.name in dims
             else np.asarray(dim.default, dtype=np.float64),
             (count,),

@@ -19,6 +19,7 @@ RESOLUTION = 6  # decimals: last bits of matrix products depend on how many rows
 SQRT5 = 5.0**0.5
 PREDICT_BLOCK = 2_000_000  # pairs of rows and points computed at a time
 START_WEIGHT, START_NOISE = 0.3, 0.05  # of a group of features, and of the noise: where the search begins
+LEAST_AMPLITUDE = 1e-12  # of logarithms, squared: targets that are all alike have none
 PRIOR_SPREAD = 1.5  # of log weights, and of log noise over amplitude: keeps small tables from over-fitting
 OUTLIER = 2.5  # robust standard deviations from which a row counts less
 
@@ -140,7 +141,7 @@ def _negative_posterior(
     lower = np.linalg.cholesky(kernel)
     inverse = np.linalg.inv(kernel)
     alpha = inverse @ target
-    amplitude = float(target @ alpha) / size
+    amplitude = max(float(target @ alpha) / size, LEAST_AMPLITUDE)
     value = 0.5 * size * np.log(amplitude) + np.log(np.diag(lower)).sum()
     pull = np.outer(alpha, alpha) / amplitude - inverse
     slope = (pull.ravel() * (-5.0 / 6.0) * (1.0 + SQRT5 * distance) * decay) @ squares.T
