@@ -80,6 +80,18 @@ def file_schema(path: Path) -> pa.Schema:
         return file.schema_arrow
 
 
+def listed_anew(directory: Path) -> None:
+    """Have the next listing of a directory show what other machines have written into it.
+
+    A client of NFS keeps a listing for up to a minute; it lets go of it when this machine changes the directory.
+    Nothing happens where that cannot be done: no such directory, or one that cannot be written.
+    """
+    mark = directory / f".{uuid.uuid4().hex[:8]}{TEMPORARY}"
+    with contextlib.suppress(OSError):
+        mark.touch(exist_ok=False)
+        mark.unlink()
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold a lock file while changing what stands beside it; where the file system cannot lock, go without."""

@@ -114,12 +114,12 @@ def run(
             path = Path("runs") / f"{identifier}.json"
             record = {"environment": environment, "allocator": dict(ALLOCATOR), "plan": json.loads(plan.to_json())}
             place = str(part).replace("/", "of") if part.count > 1 else ""
-            with claim(Path(store.path) / path, record, place):
+            with claim(Path(store.path) / path, record, place) as locked:
                 _ensure_figures(store, measurer, environment)
                 case_s = plan.settings.case_timeout_s
-                with _beating(store, campaign, identifier, part, environment, case_s) as heart:
+                with _beating(store, campaign, identifier, part, environment, case_s, locked) as heart:
                     offset = heart.session.clock_offset_s
-                    ledger = CampaignLedger(store, environment, path.as_posix(), clock_offset_s=offset)
+                    ledger = CampaignLedger(store, environment, path.as_posix(), clock_offset_s=offset, fence=heart.fence)
                     ledger.sweep(identifier, shared=part.count > 1)
                     return _Run(identifier, cut(plan, part), measurer, ledger, progress, started, heart, place).go()
         except InterruptError:
@@ -140,10 +140,16 @@ def canary_run_id(identifier: str, number: int, part: str = "") -> str:
 
 @contextlib.contextmanager
 def _beating(
-    store: Store, campaign: str, identifier: str, part: CampaignPart, environment: Mapping[str, Any], case_s: float
+    store: Store,
+    campaign: str,
+    identifier: str,
+    part: CampaignPart,
+    environment: Mapping[str, Any],
+    case_s: float,
+    locked: bool,
 ) -> Iterator[Heart]:
     """This run's word in the store, once nobody else is at the same part; an error that ends the run is in it."""
-    heart = Heart.start(Path(store.path), campaign, identifier, part, environment, case_s)
+    heart = Heart.start(Path(store.path), campaign, identifier, part, environment, case_s, locked)
     try:
         heart.wait_for_others()
         yield heart

@@ -7,14 +7,14 @@ import errno
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from ..datasets.files import locked
+from ..datasets.files import listed_anew, locked
 from ..datasets.schema import Measurement
 from .plan import Case
 
@@ -40,18 +40,28 @@ class CampaignLedger:
     waiting: list[Measurement] = field(default_factory=list)
     clock_offset_s: float = 0.0  # of the store's file system against this node's clock
     held: int = 0  # of the last rows, how many are kept back: nobody knows yet whether they are worth keeping
+    fence: Callable[[], None] = lambda: None  # raises where another process measures these cases now
     written_at: float = field(default_factory=time.monotonic)
 
     def sweep(self, run_id: str, shared: bool = False) -> None:
         """Remove what a killed run of this campaign left half written. Only for the one who claimed it.
 
-        A ``shared`` run has other parts that are writing: only what is old goes.
+        A ``shared`` run has other parts that are writing: only what is old goes. Rows that others wrote just now are
+        seen from here on.
         """
+        self._look_anew()
         before = time.time() + self.clock_offset_s - SWEEP_S
         for path in Path(self.store.path).glob(f"op=*/device=*/.*{run_id}-*.tmp"):
             with contextlib.suppress(FileNotFoundError):
                 if not shared or path.stat().st_mtime < before:
                     path.unlink()
+
+    def _look_anew(self) -> None:
+        """Have every folder of the device listed anew (:func:`...datasets.files.listed_anew`)."""
+        listed_anew(Path(self.store.path))
+        for kind in Path(self.store.path).glob("op=*"):
+            listed_anew(kind)
+            listed_anew(kind / f"device={self.environment['device_id']}")
 
     def lacking(self, run_id: str, cases: Sequence[Case]) -> tuple[Case, ...]:
         """Those cases that have no row under this run id, or one of a time when the device was ill."""
@@ -85,6 +95,8 @@ class CampaignLedger:
     def write(self) -> None:
         """Put the waiting rows on disk, each kind's in one atomic file per run id; those kept back go on waiting."""
         end = len(self.waiting) - self.held
+        if end:
+            self.fence()
         ordered = sorted(self.waiting[:end], key=lambda row: row.run_id)
         for run_id, rows in groupby(ordered, key=lambda row: row.run_id):
             self.store.write(list(rows), run_id)
@@ -93,16 +105,16 @@ class CampaignLedger:
 
 
 @contextlib.contextmanager
-def claim(path: Path, record: Mapping[str, Any], part: str = "") -> Iterator[None]:
-    """Hold a campaign's record locked, so that no second process runs it, and bring it up to date.
+def claim(path: Path, record: Mapping[str, Any], part: str = "") -> Iterator[bool]:
+    """Hold a campaign's record locked, so that no second process runs it, and bring it up to date; whether it is.
 
     Of a campaign in parts, each holds a lock of its own, and the record together with the other parts. The kernel drops
-    locks with the process. Systems without ``fcntl``, and file systems without locks, are not protected by this.
+    locks with the process. Without ``fcntl``, and on file systems without locks, it is False: nobody is kept away.
     Raises CampaignError when another process holds it.
     """
     with contextlib.ExitStack() as held:
         file = held.enter_context(_opened(path))
-        _lock(file, path, shared=bool(part))
+        held_alone = _lock(file, path, shared=bool(part))
         if part:
             own = path.with_name(f"{path.stem}.{part.replace('/', 'of')}.lock")
             _lock(held.enter_context(_opened(own)), own)
@@ -115,7 +127,7 @@ def claim(path: Path, record: Mapping[str, Any], part: str = "") -> Iterator[Non
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-        yield
+        yield held_alone
 
 
 def _opened(path: Path) -> IO[bytes]:
@@ -126,11 +138,12 @@ def _opened(path: Path) -> IO[bytes]:
         raise CampaignError(f"the store cannot be written: {path}: {error.strerror}") from None
 
 
-def _lock(file: IO[bytes], path: Path, shared: bool = False) -> None:
+def _lock(file: IO[bytes], path: Path, shared: bool = False) -> bool:
+    """Lock an open file, for this process or with others; False where nothing can be locked. CampaignError."""
     try:
         import fcntl
     except ImportError:
-        return
+        return False
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -138,3 +151,5 @@ def _lock(file: IO[bytes], path: Path, shared: bool = False) -> None:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise CampaignError(f"the store cannot be locked: {path}: {error.strerror}") from None
+        return False
+    return True

@@ -5,8 +5,9 @@ since when. Who asks (:mod:`.status`) needs nothing but the store.
 
 It is a lease as well. Locks (:mod:`.ledger`) keep two processes of one machine apart, and of several where the file
 system locks across them; where it does not, a process waits until the file of the other one is old, and one that was
-replaced meanwhile notices and stops. Ages are taken by the clock of the file system, which stamps all files alike
-whatever the clocks of the nodes say; a node whose own clock differs is told so, and its rows carry the file system's.
+replaced meanwhile notices before it writes a row, and stops. Ages are taken by the clock of the file system, which
+stamps all files alike whatever the clocks of the nodes say; a node whose own clock differs is told so, and its rows
+carry the file system's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -76,6 +78,7 @@ class Session:
     error: str = ""
     health: Mapping[str, Any] = field(default_factory=dict)
     placement: Mapping[str, Any] = field(default_factory=dict)  # of the ranks of collectives
+    ran: bool = False  # whether it got as far as measuring
 
     @property
     def busy_s(self) -> float:
@@ -105,11 +108,19 @@ class Heart:
 
     path: Path
     session: Session
+    locked: bool = True  # whether a lock keeps other processes of this machine away
     beaten_at: float = 0.0  # by the monotonic clock
 
     @classmethod
     def start(
-        cls, store: Path, campaign: str, run_id: str, part: CampaignPart, environment: Mapping[str, Any], case_s: float
+        cls,
+        store: Path,
+        campaign: str,
+        run_id: str,
+        part: CampaignPart,
+        environment: Mapping[str, Any],
+        case_s: float,
+        locked: bool = True,
     ) -> Heart:
         """The first word. StoreError when the store cannot be written."""
         now = time.time()
@@ -126,7 +137,7 @@ class Heart:
             "placement": environment.get("placement") or {},
         }
         session = Session(campaign, run_id, str(part), **told, started_at=now, at=now, lease_s=LEASE_S + case_s)
-        heart = cls(path, session)
+        heart = cls(path, session, locked)
         heart._write()
         offset = path.stat().st_mtime - time.time()
         if abs(offset) > CLOCK_S:
@@ -138,9 +149,9 @@ class Heart:
         return time.time() + self.session.clock_offset_s
 
     def wait_for_others(self, pause: Callable[[float], None] = time.sleep) -> None:
-        """Until no other machine can still be at this part. CampaignError when one goes on with it."""
+        """Until no other process can still be at these cases. CampaignError when one goes on with them."""
         seen: dict[Path, float] = {}
-        while waiting := self._alive_elsewhere():
+        while waiting := self._alive_before():
             for path, session in waiting.items():
                 if seen.setdefault(path, session.at) != session.at:
                     raise CampaignError(
@@ -150,39 +161,50 @@ class Heart:
                     )
             pause(1.0)
             self._say(at=self.now())
-        self._say(at=self.now(), outcome=RUNNING)
+        self._say(at=self.now(), outcome=RUNNING, ran=True)
 
-    def _alive_elsewhere(self) -> dict[Path, Session]:
-        """Other machines' earlier sessions of this part that have not ended, and said so not long ago."""
+    def _alive_before(self) -> dict[Path, Session]:
+        """Earlier sessions with cases of this part that have not ended, and said so not long ago."""
         mine = self.session.started_at, self.path.name
         return {
             path: each
-            for path, each in self._of_this_part().items()
+            for path, each in self._of_these_cases().items()
             if each.outcome in (WAITING, RUNNING)
             and (each.started_at, path.name) < mine
             and self.now() - _stamp(path) < each.lease_s
         }
 
-    def _of_this_part(self) -> dict[Path, Session]:
-        """Sessions of other machines: those of this one are kept apart by the campaign's lock."""
-        found = sessions(self.path.parent.parent.parent, self.session.run_id)
-        mine = self.session
-        return {path: each for path, each in found.items() if each.part == mine.part and each.machine != mine.machine}
+    def _of_these_cases(self) -> dict[Path, Session]:
+        """Sessions of other processes that may have cases of this part: of the same part, or cut another way.
+
+        Those of this machine only where no lock keeps them apart.
+        """
+        mine = CampaignPart.parse(self.session.part)
+        found = {}
+        for path in sorted(self.path.parent.glob("*.json")):
+            cut = re.match(r"(\d+)of(\d+)-", path.name)
+            if path == self.path or not cut or (int(cut[2]) == mine.count and int(cut[1]) != mine.index):
+                continue
+            each = read(path)
+            if each is not None and not (self.locked and each.machine == self.session.machine):
+                found[path] = each
+        return found
 
     def beat(self, progress: Progress) -> None:
         """Say how far it is, if it was not said just now. TakenOverError when another process took this part over."""
         if time.monotonic() - self.beaten_at < BEAT_S:
             return
-        self._fence()
+        self.fence()
         measured = sum(progress.statuses.values())
         told = {"total": progress.total, "done": progress.done, "measured": measured, "statuses": progress.statuses}
         with contextlib.suppress(StoreError):  # the rows say it when the store cannot be written
             self._say(at=self.now(), **told)
 
-    def _fence(self) -> None:
-        for path, other in self._of_this_part().items():
+    def fence(self) -> None:
+        """TakenOverError when another process took these cases over, because this one was silent: write no row."""
+        for path, other in self._of_these_cases().items():
             later = (other.started_at, path.name) > (self.session.started_at, self.path.name)
-            if later and other.outcome != WAITING:
+            if later and other.ran:
                 part = self.session.part
                 raise TakenOverError(f"part {part} was taken over by {other.node}, because this node was silent")
 
