@@ -119,7 +119,9 @@ def run(
                 case_s = plan.settings.case_timeout_s
                 with _beating(store, campaign, identifier, part, environment, case_s, locked) as heart:
                     offset = heart.session.clock_offset_s
-                    ledger = CampaignLedger(store, environment, path.as_posix(), clock_offset_s=offset, fence=heart.fence)
+                    ledger = CampaignLedger(
+                        store, environment, path.as_posix(), clock_offset_s=offset, fence=heart.fence
+                    )
                     ledger.sweep(identifier, shared=part.count > 1)
                     return _Run(identifier, cut(plan, part), measurer, ledger, progress, started, heart, place).go()
         except InterruptError:

@@ -126,7 +126,8 @@ class Heart:
         now = time.time()
         path = store / SESSIONS / run_id / f"{part.index}of{part.count}-{uuid.uuid4().hex[:12]}.json"
         for left in path.parent.glob(f".{part.index}of{part.count}-*.tmp"):  # of a process that was killed
-            left.unlink(missing_ok=True)
+            if locked or now - _stamp(left) > LEASE_S:
+                left.unlink(missing_ok=True)
         told: dict[str, Any] = {
             "node": str(environment.get("node") or node_name()),
             "machine": machine_name(),

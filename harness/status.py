@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PartStatus:
-    """A part by the last process that ran it. ``state`` is the process's outcome, or ``silent`` when it went quiet."""
+    """A part by the last process that ran it, not one that was refused. ``state`` is the process's outcome, or
+    ``silent`` when it went quiet."""
 
     part: str
     node: str
@@ -118,7 +119,7 @@ def _rows(store: Store, plan: CampaignPlan, runs: Iterable[tuple[str, str]]) -> 
 
 
 def _part(found: Sequence[tuple[Path, Session]], now: float) -> PartStatus:
-    path, last = found[-1]
+    path, last = ([each for each in found if each[1].ran or each[1].outcome != "failed"] or found)[-1]
     heard_s = max(now - _written_at(path), 0.0)
     silent = last.outcome in (RUNNING, WAITING) and heard_s > last.lease_s
     pace = last.busy_s / last.measured if last.measured else None

@@ -1,6 +1,6 @@
 """A measurer that answers with what was recorded of a real worker: campaigns' own work without torch and processes.
 
-``python recorded.py PLAN STORE RECORD`` runs a campaign so, and prints how far it is.
+``python recorded.py PLAN STORE RECORD [PART]`` runs a campaign (a part of it) so, and prints how far it is.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from opcast.datasets.store import Store
 from opcast.harness.campaign import run
+from opcast.harness.parts import CampaignPart
 from opcast.harness.plan import CampaignPlan, Case
 from opcast.harness.supervisor import InterruptError
 
@@ -47,12 +48,13 @@ class Recorded:
 
 
 if __name__ == "__main__":
-    plan, store, record = sys.argv[1:]
+    plan, store, record, *part = sys.argv[1:]
     measurer = Recorded(**json.loads(Path(record).read_text()))
     summary = run(
         CampaignPlan.from_json(Path(plan).read_text()),
         Store(store),
         lambda p: print(p.done, p.waiting, flush=True),
         measurer,
+        *map(CampaignPart.parse, part),
     )
     print(summary.outcome, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +233,49 @@ def test_a_rank_that_dies_costs_one_case(tmp_path: Path) -> None:
         assert supervisor.restarts == 1
         assert len(_peers()) == 2
     assert not _peers()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks as Linux lists them")
+def test_a_rank_that_hangs_is_killed_by_the_watchdog_and_the_case_recorded(tmp_path: Path) -> None:
+    """As NCCL hangs: one rank goes silent inside a collective, and the others wait for it."""
+    settings = replace(FAST, case_timeout_s=6.0)
+    ops = [make_op("all_reduce", size_bytes=1024 * n, ranks=2, dtype="fp32") for n in (1, 2, 3)]
+    plan = CampaignPlan("hang", tuple(Case(op, "gloo") for op in ops), (), settings)
+    store, supervisor = Store(tmp_path / "store"), Supervisor(settings, ranks=2)
+
+    def stop_a_rank(progress: Any) -> None:
+        if sum(progress.statuses.values()) == 1:
+            os.kill(_peers()[0], signal.SIGSTOP)
+
+    assert run(plan, store, stop_a_rank, measurer=supervisor).statuses == {"ok": 2, "timeout": 1}
+    (lost,) = [row for row in rows(store) if row["status"] == "timeout"]
+    assert (lost["size_bytes"], lost["error"]) == (2048, "no answer within 6 s: killed")
+    assert supervisor.restarts == 1
+    assert not _peers()
+
+
+HANGING = """
+import time
+from types import SimpleNamespace
+from opcast.datasets.ops import make_op
+from opcast.harness import collectives
+from opcast.harness.plan import Case, Settings
+collectives.outcome = lambda *_: time.sleep(60)
+measurer = collectives.InProcess(SimpleNamespace(settings=Settings(case_timeout_s=0.2)))
+case = Case(make_op("all_reduce", size_bytes=1024, ranks=2, dtype="fp32"), "nccl")
+measurer.ask(case, lambda columns: print(columns, flush=True))
+"""
+
+
+def test_a_hang_under_torchrun_is_recorded_before_all_ranks_end() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", HANGING], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert ast.literal_eval(done.stdout) == {
+        "status": "timeout",
+        "error": "no answer within 0.2 s: the ranks were ended",
+    }
 
 
 def _peers() -> list[int]:

@@ -180,3 +180,30 @@ def test_the_status_of_parts_comes_from_the_store_alone(tmp_path: Path) -> None:
     assert found.left_s is not None
     assert found.left_s > 100
     assert not found.complete
+
+
+def test_who_is_refused_does_not_end_the_one_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole campaign elsewhere has cases of every part, and is refused while one of them goes on."""
+    part = start(tmp_path, "a", monkeypatch, index=2)
+    part.wait_for_others(nobody)
+    monkeypatch.setattr("opcast.harness.sessions.machine_name", lambda: "b")
+    whole = Heart.start(tmp_path, "small-1", "small-run", CampaignPart(), HERE, 1.0)
+
+    def goes_on(_: float) -> None:
+        part.beaten_at = 0.0
+        part.beat(Progress("small-run", 4, 1, 0, {}, "", 1.0, None))
+
+    with pytest.raises(CampaignError, match="part 2/4 of campaign small-run is running on node-a"):
+        whole.wait_for_others(goes_on)
+    whole.end("failed", "refused")
+    part.fence()
+
+
+def test_without_locks_processes_of_one_machine_wait_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = (tmp_path, "small-1", "small-run", CampaignPart(), HERE, 1.0)
+    Heart.start(*told, locked=False).wait_for_others(nobody)
+    Heart.start(*told, locked=True).wait_for_others(nobody)
+    with pytest.raises(AssertionError, match="waited"):
+        Heart.start(*told, locked=False).wait_for_others(nobody)
