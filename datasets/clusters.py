@@ -7,7 +7,6 @@ nodes are joined.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -17,6 +16,7 @@ from typing import Any
 from .collective_ops import LINKS
 from .devices import Device
 from .loading import choice, finite, load, whole
+from .near import did_you_mean
 from .reading import read_yaml
 
 CLUSTER_DIRECTORY = Path(__file__).resolve().parent.parent / "conf" / "cluster"
@@ -123,7 +123,6 @@ def load_cluster(cluster_id: str) -> Cluster:
     """A shipped cluster by id; ClusterError suggests the nearest known one."""
     path = CLUSTER_DIRECTORY / f"{cluster_id}.yaml"
     if not path.is_file() or path.parent != CLUSTER_DIRECTORY:
-        near = difflib.get_close_matches(cluster_id, known_clusters(), 3, 0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"choose from {', '.join(known_clusters())}"
+        hint = did_you_mean(cluster_id, known_clusters(), f"choose from {', '.join(known_clusters())}")
         raise ClusterError(f"unknown cluster {cluster_id!r}; {hint}")
     return Cluster.from_dict(read_yaml(path, ClusterError))

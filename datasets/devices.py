@@ -7,7 +7,6 @@ machine at hand (``harness/probe.py``) and kept in the store as ``devices/<devic
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .loading import finite, load
+from .near import did_you_mean
 from .reading import read_json, read_yaml
 from .reuse import ReuseCurves
 
@@ -173,8 +173,6 @@ def load_device(device_id: str) -> Device:
         aliases = read_yaml(ALIASES, DeviceError)["device"]
         if device_id.lower() in aliases:
             return load_device(aliases[device_id.lower()])
-        parts = [name for name in known_devices() if device_id.lower() in name.split("_")]
-        near = list(dict.fromkeys([*parts, *difflib.get_close_matches(device_id.lower(), known_devices(), 3, 0.5)]))[:3]
-        hint = f"did you mean {' or '.join(near)}?" if near else "see `opcast list devices`"
+        hint = did_you_mean(device_id, known_devices(), "see `opcast list devices`")
         raise DeviceError(f"unknown device {device_id!r}; {hint}")
     return Device.from_dict(read_yaml(path, DeviceError))

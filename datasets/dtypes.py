@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from .near import meant
+
 BITS: Final[dict[str, int]] = {
     "fp64": 64,
     "fp32": 32,
@@ -56,7 +58,7 @@ def canonical_dtype(name: str) -> str:
     key = name.strip().lower().removeprefix("torch.")
     key = ALIASES.get(key, key)
     if key not in BITS:
-        raise ValueError(f"unknown dtype {name!r}; known: {', '.join(BITS)}")
+        raise ValueError(f"unknown dtype {name!r}; known: {', '.join(BITS)}{meant(name, BITS)}")
     return key
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import math
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from .near import likeliest, meant
 
 T = TypeVar("T")
 Error = type[ValueError]
@@ -67,13 +68,13 @@ def flag(error: Error, name: str, value: Any) -> bool:
 def choice(error: Error, name: str, value: Any, known: Sequence[Any]) -> None:
     """``error`` where the value is not one of the known ones."""
     if value not in known:
-        raise error(f"{name}={value!r} is not one of {', '.join(map(str, known))}")
+        raise error(f"{name}={value!r} is not one of {', '.join(map(str, known))}{meant(value, map(str, known))}")
 
 
 def nearest(name: object, known: Iterable[str], otherwise: str = "it has") -> str:
     """What to say of an unknown name: the nearest known one, else all of them, after ``otherwise``."""
     names = list(known)
-    near = difflib.get_close_matches(str(name), names, 1)
+    near = likeliest(name, names, 1)
     return f"did you mean {near[0]!r}?" if near else f"{otherwise} {', '.join(names) or 'none'}"
 
 

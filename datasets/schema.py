@@ -8,7 +8,6 @@ the names. The schema's metadata carries its version.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +18,7 @@ import numpy as np
 
 from .columns import number_array, numbers, text_array, values
 from .dtypes import BITS
+from .near import meant
 from .ops import Dim, Op, kind
 
 if TYPE_CHECKING:
@@ -152,10 +152,7 @@ def conform(kind_name: str, table: pa.Table, columns: Iterable[str] | None = Non
     names = wanted.names if columns is None else list(columns)
     unknown = sorted(set(names) - set(wanted.names)) or sorted(set(table.column_names) - set(wanted.names))
     if unknown:
-        near = difflib.get_close_matches(unknown[0], wanted.names, 1)
-        raise SchemaError(
-            f"{kind_name} has no column {unknown[0]!r}" + (f"; did you mean {near[0]!r}?" if near else "")
-        )
+        raise SchemaError(f"{kind_name} has no column {unknown[0]!r}{meant(unknown[0], wanted.names)}")
     dims = {dim.name: dim for dim in kind(kind_name).dims}
     fields = [wanted.field(name) for name in names]
     arrays = [_conformed(kind_name, field, table, dims.get(field.name)) for field in fields]

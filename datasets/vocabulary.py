@@ -13,7 +13,6 @@ call: :func:`cost_columns`.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from .dtypes import canonical_dtype, itemsize, product_dtype, weight_itemsize
+from .near import did_you_mean, meant
 
 
 class OpError(ValueError):
@@ -97,7 +97,8 @@ class Dim:
         """An integer from what a user wrote; OpError when it is no integer, no known choice or too small."""
         if self.choices and isinstance(value, str) and not value.lstrip("-").isdigit():
             if value not in self.choices:
-                raise OpError(f"{kind}.{self.name}={value!r} is not one of {', '.join(self.choices)}")
+                near = meant(value, self.choices)
+                raise OpError(f"{kind}.{self.name}={value!r} is not one of {', '.join(self.choices)}{near}")
             return self.choices.index(value)
         if isinstance(value, bool):
             if self.choices != ("no", "yes"):
@@ -176,8 +177,7 @@ class OpKind:
         """One op of this kind. Missing dims take their default; OpError names what is wrong."""
         unknown = [name for name in dims if name not in self.names]
         if unknown:
-            hint = difflib.get_close_matches(unknown[0], self.names, 1)
-            guess = f"; did you mean {hint[0]!r}?" if hint else ""
+            guess = meant(unknown[0], self.names)
             raise OpError(f"{self.name} has no dimension {unknown[0]!r}{guess} (it has {', '.join(self.names)})")
         values = []
         for dim in self.dims:
@@ -248,8 +248,7 @@ def kind(name: str) -> OpKind:
     try:
         return KINDS[name]
     except (KeyError, TypeError):
-        near = difflib.get_close_matches(str(name), KINDS, 3)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(KINDS)}"
+        hint = did_you_mean(name, KINDS, f"known: {', '.join(KINDS)}")
         raise OpError(f"unknown op {name!r}; {hint}") from None
 
 

@@ -20,9 +20,9 @@ from typing import Any
 from ..datasets.loading import nearest
 from ..datasets.version import __version__
 from . import helping
-from .complaints import explain
-from .composing import as_override, by_alias, compose, composed, plain, register_ops
-from .settings import check, readable
+from .complaints import explain, no_word
+from .composing import as_override, compose, composed, plain, register_ops
+from .settings import by_alias, check, readable
 from .show import CONFIG_DIRECTORY, BadInputError, json_lines, one_line, print_json
 
 # verb -> (module of this folder, what it does)
@@ -173,6 +173,9 @@ def run(verb: str, arguments: list[str]) -> int:
     words = [text for text in settings if text and "=" not in text and text[0] not in "~+"]
     if len(words) > 1 and hasattr(module, "SUBJECT"):
         raise BadInputError(f"`opcast {verb}` takes one of {', '.join(words)} at a time")
+    if words and not hasattr(module, "SUBJECT"):
+        known = [second for first, second in PAIRS if first == verb] + list(getattr(module, "WORDS", ()))
+        raise BadInputError(no_word(verb, words[0], known))
     if HELP & set(flags) and "--hydra-help" not in flags:
         print(helping.help_of(verb, [by_alias(text) for text in settings]))
         return 0

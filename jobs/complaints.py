@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..datasets.near import did_you_mean, likeliest, question
 from . import settings
 from .show import CONFIG_DIRECTORY
 
@@ -30,8 +31,8 @@ def explain(verb: str, error: Exception, overrides: Sequence[str], composed: Com
         return no_choice(group, choice)
     if lines[0].startswith("Could not override") and quoted:
         name = quoted[0].partition("@")[0]
-        meant = within(verb, name, overrides, composed)
-        return f"{name} is no setting of `opcast {verb}`{settings.advice(name, meant, verb)}"
+        beside = within(verb, name, overrides, composed)
+        return f"{name} is no setting of `opcast {verb}`{settings.advice(name, beside, verb)}"
     if lines[0].startswith("Ambiguous value") and quoted:
         name, _, value = quoted[0].partition("=")
         if name in settings.LISTS or name.endswith("order"):
@@ -55,22 +56,25 @@ def explain(verb: str, error: Exception, overrides: Sequence[str], composed: Com
 def no_choice(group: str, choice: str) -> str:
     """The line for a choice that a group does not have."""
     options = choices(group)
-    near = settings.nearest(choice, options)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"choose from {', '.join(options)}"
+    hint = did_you_mean(choice, options, f"choose from {', '.join(options)}")
     return f"{group}={choice} does not exist; {hint}"
 
 
-def choices(group: str) -> list[str]:
-    """What a group can be."""
-    if group == "op":
-        from ..datasets.ops import KINDS
+def no_word(verb: str, word: str, known: Sequence[str]) -> str:
+    """The line for a word that is no setting: ``known`` words may follow the verb, and choices follow their group."""
+    chosen = [f"{group}={word}" for group, value in settings.defaults(verb).items() if value == {}]
+    near = [text for text in chosen if is_choice(text)] or likeliest(word, known)
+    return f"`opcast {verb}` takes no word {settings.shown(word)!r}; {question(near) or GRAMMAR}"
 
-        return list(KINDS)
-    return sorted(path.stem for path in (CONFIG_DIRECTORY / group).glob("*.yaml"))
+
+def is_choice(text: str) -> bool:
+    """Whether ``group=choice`` is a choice by its name or a short one."""
+    group, _, choice = settings.by_alias(text).partition("=")
+    return choice in choices(group)
 
 
 def within(verb: str, name: str, overrides: Sequence[str], composed: Compose) -> list[str]:
-    """The settings that could have been meant by ``name``: the verb's, and those of its groups as they were chosen."""
+    """The settings of a verb beside ``name``: its own, and those of its groups as they were chosen."""
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -89,4 +93,4 @@ def within(verb: str, name: str, overrides: Sequence[str], composed: Compose) ->
             walk(value, f"{prefix}{key}.")
 
     walk(values, "")
-    return [each for each in found if each.count(".") == name.count(".")] or found
+    return found

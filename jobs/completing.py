@@ -11,8 +11,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from ..datasets.near import meant
 from . import helping
-from .settings import meant, read
+from .settings import read
 from .show import CONFIG_DIRECTORY, BadInputError, print_json, wants_json
 
 SUBJECT = "shell"

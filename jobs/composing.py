@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 def as_override(module: ModuleType, text: str) -> str:
     """A bare word is the verb's subject (``opcast list devices``); ``ADDED`` settings need no ``+`` to be new."""
     subject = getattr(module, "SUBJECT", None)
-    text = by_alias(text)
+    text = settings.by_alias(text)
     if text.startswith(getattr(module, "ADDED", ())):
         return f"++{text}"
     if subject and text and "=" not in text and text[0] not in "~+":
@@ -34,23 +33,6 @@ def as_override(module: ModuleType, text: str) -> str:
         if not (CONFIG_DIRECTORY / group / f"{choice}.yaml").is_file():
             return f"{free}={quoted(choice)}"
     return text
-
-
-def by_alias(text: str) -> str:
-    """``device=h100`` and the like by their full names, in a sweep (``device=h100,a100``) each of them."""
-    group, equals, choice = text.partition("=")
-    if not equals or not (CONFIG_DIRECTORY / "aliases.yaml").is_file():
-        return text
-    known = aliases().get(group)
-    if not known:
-        return text
-    return f"{group}={','.join(known.get(each.lower(), each) for each in choice.split(','))}"
-
-
-@lru_cache
-def aliases() -> Mapping[str, Mapping[str, str]]:
-    """Other names of a group's choices, from ``conf/aliases.yaml``."""
-    return settings.read(CONFIG_DIRECTORY / "aliases.yaml")
 
 
 def quoted(value: str) -> str:

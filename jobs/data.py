@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..datasets import quality
+from ..datasets.near import meant
 from ..datasets.repeatability import agreements
 from ..datasets.store import Store
 from .requests import VIEWS, DataRequest
-from .settings import meant
 from .show import BadInputError, print_json, say, table, wants_json
 
 SUBJECT = "what"

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..datasets.devices import Device
+from ..datasets.near import meant
 from . import resolve
-from .settings import meant
 from .show import BadInputError, print_json, table, wants_json
 
 SUBJECT = "what"

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..datasets.devices import Device
+from ..datasets.near import meant
 from ..datasets.ops import Op
 from ..datasets.store import Store
 from ..harness.parts import CampaignPart, announce
 from .launching.places import Here, Kubernetes, Place, Ray, Slurm, place_of
-from .settings import meant
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
 from .writing import write_text
 

@@ -21,6 +21,7 @@ from .writing import check_place, write_text
 
 FREE_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}
 ADDED = ("device.", "cluster.", "stack.", "options", "precision.quantization", "crew.options.")
+WORDS = ("compare",)
 SHOWN_CLASSES = 12  # reasons of points left out that a person is shown
 
 

@@ -19,6 +19,7 @@ from .writing import check_place, write, write_text
 
 FREE_CHOICE = {"device": "device.id", "model": "+model.path"}
 ADDED = ("device.", "cluster.", "stack.", "options", "precision.quantization", "crew.options.")
+WORDS = search.WORDS
 
 
 def words(arguments: Sequence[str]) -> list[str]:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ..datasets.near import likeliest_setting, question
 from ..datasets.reading import read_yaml
 from .show import CONFIG_DIRECTORY, BadInputError, say
 
@@ -198,29 +199,24 @@ def read(file: Path) -> dict[str, Any]:
 
 def advice(name: str, known: Iterable[str], verb: str) -> str:
     """What was meant by a name that does not exist, as the end of a sentence."""
-    near = nearest(name, list(known))
-    return f"; did you mean {' or '.join(near)}?" if near else f"; `opcast {verb} --help` lists them"
+    return f"; {question(likeliest_setting(name, known)) or f'`opcast {verb} --help` lists them'}"
 
 
-def meant(name: object, known: Collection[str]) -> str:
-    """The word that was meant, as the end of a sentence; nothing where none is near."""
-    near = nearest(str(name), known, 1)
-    return f"; did you mean {near[0]}?" if near else ""
+def by_alias(text: str) -> str:
+    """``device=h100`` and the like by their full names, in a sweep (``device=h100,a100``) each of them."""
+    group, equals, choice = text.partition("=")
+    if not equals or not (CONFIG_DIRECTORY / "aliases.yaml").is_file():
+        return text
+    known = aliases().get(group)
+    if not known:
+        return text
+    return f"{group}={','.join(known.get(each.lower(), each) for each in choice.split(','))}"
 
 
-def nearest(name: str, known: Collection[str], most: int = 3, first: Sequence[str] = ()) -> list[str]:
-    """The known names that are meant most likely: ``first``, those that hold it as a word, or anyhow, the alike."""
-    import difflib
-
-    def plain(text: str) -> str:
-        return re.sub(r"[^a-z0-9.]", "", text.lower())
-
-    asked = plain(name)
-    holding = [each for each in known if len(asked) > 2 and asked in plain(each)]
-    parts = [each for each in holding if asked in re.split(r"[^a-z0-9]", each.lower())]
-    found = [each for each in first if each in known]
-    found += [*parts, *holding, *difflib.get_close_matches(name, list(known), most, 0.6)]
-    return list(dict.fromkeys(found))[:most]
+@lru_cache
+def aliases() -> Mapping[str, Mapping[str, str]]:
+    """Other names of a group's choices, from ``conf/aliases.yaml``."""
+    return read(CONFIG_DIRECTORY / "aliases.yaml")
 
 
 def shown(value: Any) -> str:

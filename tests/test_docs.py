@@ -11,11 +11,12 @@ import importlib
 import os
 import re
 import shlex
-import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
@@ -77,28 +78,41 @@ def parameters() -> list[object]:
 
 
 @pytest.fixture(scope="module")
-def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder the blocks run in, one for all, as a reader would stay in one."""
-    return tmp_path_factory.mktemp("reader")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder and home of the one reader who runs all blocks, in this process: what one loads serves the next.
+
+    The reader has one core, so that searches start no processes.
+    """
+    folder = tmp_path_factory.mktemp("reader")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(os, "cpu_count", lambda: 1)
+        patch.setenv("HOME", str(folder))
+        patch.setenv("OPCAST_HOME", str(folder / ".opcast"))
+        yield folder
 
 
-def execute(command: list[str], folder: Path) -> None:
-    """Run a command in a folder that is also its home; it must end well."""
-    environment = {**os.environ, "HOME": str(folder), "OPCAST_HOME": str(folder / ".opcast")}
-    quiet = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
-    result = subprocess.run(command, cwd=folder, env=environment, check=False, **quiet)  # type: ignore[call-overload]
-    assert result.returncode == 0, f"{shlex.join(command)} ended with {result.returncode}:\n{result.stderr[-3000:]}"
+def run_python(text: str) -> None:
+    """Run a block as the program's main module, whose functions it may name as ``__main__:function``."""
+    program = ModuleType("__main__")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "__main__", program)
+        exec(compile(text, "<block>", "exec"), program.__dict__)
 
 
 @pytest.mark.parametrize("block", parameters())
-def test_the_block_runs(block: Block, scratch: Path) -> None:
+@pytest.mark.usefixtures("reader")
+def test_the_block_runs(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
+    from opcast.jobs.cli import main
+
     if block.language == "python":
-        execute([sys.executable, "-c", block.text], scratch)
+        run_python(block.text)
         return
     for line in commands(block):
         words = shlex.split(line.replace(SET_UP, QUICK))
         if words[0] == "opcast":
-            execute([sys.executable, "-P", "-m", "opcast.jobs.cli", *words[1:]], scratch)
+            code = main(words[1:])
+            assert code == 0, f"{line} ended with {code}:\n{capsys.readouterr().err[-3000:]}"
         elif not line.startswith(TEST_COMMAND):  # that one is what runs this test
             pytest.fail(f"{line!r} is no command this test knows: mark the block `<!-- not run: reason -->`")
 

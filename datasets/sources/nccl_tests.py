@@ -17,6 +17,7 @@ from typing import Any
 from ..device_names import cuda_device_id
 from ..devices import DeviceError, load_device
 from ..dtypes import canonical_dtype
+from ..loading import choice
 from ..ops import LINKS
 from .options import ImportOptions
 from .tables import Rejected, RowBatch, SourceError
@@ -62,8 +63,8 @@ class ProgramRun:
 
 def files(path: Path | None, options: ImportOptions) -> list[Path]:
     """Text files at or below ``path``."""
-    if options.collective not in (None, *COLLECTIVES):
-        raise SourceError(f"collective={options.collective} is not one of {', '.join(COLLECTIVES)}")
+    if options.collective is not None:
+        choice(SourceError, "collective", options.collective, tuple(COLLECTIVES))
     return listed(path, ("*.txt", "*.log", "*.out", "*.txt.gz", "*.log.gz"), "the output of nccl-tests")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ..loading import choice
 from ..ops import LINKS
 from .tables import SourceError
 
@@ -27,8 +28,8 @@ class ImportOptions:
     mapping: str | None = None
 
     def __post_init__(self) -> None:
-        if self.link not in (None, *LINKS):
-            raise SourceError(f"link={self.link} is not one of {', '.join(LINKS)}")
+        if self.link is not None:
+            choice(SourceError, "link", self.link, LINKS)
 
     def check(self, source: str, taken: Mapping[str, Any]) -> None:
         """SourceError for an option that was given to a source which does not take it."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ...datasets.backends import framework, version
 from ...datasets.devices import Device
+from ...datasets.near import did_you_mean
 from ...datasets.ops import KINDS
 from ...datasets.store import Store
 from ...models.predictor import ANY
@@ -42,6 +42,6 @@ def check_backend(backend: Any, device: Device, stores: Sequence[Path], registri
     versions, frameworks = {version(name) for name in whole}, {framework(name) for name in whole}
     if backend in [*frameworks, *versions, *whole]:
         return str(backend)
-    near = difflib.get_close_matches(str(backend), sorted(frameworks | versions | whole), 3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(sorted(frameworks)) or 'none'}"
+    known = f"known: {', '.join(sorted(frameworks)) or 'none'}"
+    hint = did_you_mean(backend, [*sorted(frameworks), *sorted(versions), *sorted(whole)], known)
     raise EngineError(f"backend={backend} has no predictor or measurement for {device.id}; {hint} (null takes any)")

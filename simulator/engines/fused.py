@@ -9,6 +9,7 @@ from typing import Any
 
 from ...datasets.clusters import Cluster, one_node
 from ...datasets.devices import Device
+from ...datasets.loading import nearest
 from ...datasets.ops import Op
 from ...datasets.store import Store
 from ...models.registry import Registry
@@ -94,7 +95,7 @@ def build_engine(
         elif ":" in str(name):
             engines.append(own_engine(name, device))
         else:
-            raise EngineError(f"engine.order has {name!r}; choose from {', '.join(ORDER)}, or module:function")
+            raise EngineError(f"engine.order has {name!r}; {nearest(name, ORDER, 'choose from')}, or module:function")
     if not engines:
         raise EngineError(f"engine.order={list(order)} leaves nothing that could answer; add learned or analytical")
     return FusedEngine(engines)

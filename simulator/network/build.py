@@ -16,6 +16,7 @@ import numpy as np
 
 from ...datasets.clusters import Cluster
 from ...datasets.devices import Device
+from ...datasets.near import meant
 from ...datasets.reading import read_yaml
 from .astra import FormatError, astra_network
 from .fabric import Fabric
@@ -77,13 +78,16 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     own = {name: value for name, value in settings.items() if name not in ("shape", "routing", "reduces")}
     routing, shape = settings.get("routing", "ecmp"), settings.get("shape", USUAL_SHAPE)
     if routing not in tuple(POLICIES):
-        raise TopologyError(f"cluster.topology.routing={routing!r} is not one of {', '.join(POLICIES)}")
+        raise TopologyError(
+            f"cluster.topology.routing={routing!r} is not one of {', '.join(POLICIES)}{meant(routing, POLICIES)}"
+        )
     if not isinstance(settings.get("reduces", False), bool):
         raise TopologyError(f"cluster.topology.reduces={settings['reduces']!r} must be true or false")
     if "file" in own:
         return _check_file(own)
     if shape not in tuple(SHAPES):
-        raise TopologyError(f"cluster.topology.shape={shape!r} is not one of {', '.join(SHAPES)}; or name a file")
+        near = meant(shape, SHAPES)
+        raise TopologyError(f"cluster.topology.shape={shape!r} is not one of {', '.join(SHAPES)}; or name a file{near}")
     needed, known = SHAPES[shape].needed, (*SHAPES[shape].needed, *SHAPES[shape].optional)
     unknown = sorted(set(own) - set(known))
     if unknown:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...datasets.near import meant
 from . import packet
 from .fabric import Fabric, Transfer, TransferStep
 from .sharing import SharedTimes, max_min
@@ -60,7 +61,7 @@ def simulate(
         start, end, run = fabric.flow(transfers, folded)
         return TransferOutcome(start, end, run.carried_bytes, run)
     if fidelity not in FIDELITIES:
-        raise TopologyError(f"network={fidelity!r} is not one of {', '.join(FIDELITIES)}")
+        raise TopologyError(f"network={fidelity!r} is not one of {', '.join(FIDELITIES)}{meant(fidelity, FIDELITIES)}")
     if fidelity == "packet":
         chosen = [packet.named(fabric, each) for each in transfers]
         end = packet.simulate(fabric, chosen, python)

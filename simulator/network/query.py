@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...datasets.loading import choice
+from ...datasets.near import meant
 from ...datasets.ops import bus_factor
 from ...datasets.reading import read_yaml
 from .collectives import ALGORITHMS, algorithms
@@ -151,13 +153,13 @@ def _earlier(value: Any, names: Sequence[str]) -> int:
 
 def check_algorithm(collective: str, algorithm: Any) -> None:
     """TransferError for an unknown collective, or an algorithm that it does not have."""
-    if collective not in COLLECTIVES:
-        raise TransferError(f"collective={collective!r} is not one of {', '.join(COLLECTIVES)}")
+    choice(TransferError, "collective", collective, COLLECTIVES)
     known = (
         (*algorithms(collective), *(IN_SWITCH if collective == "all_reduce" else ())) if collective != "send" else ()
     )
     if algorithm is not None and algorithm not in known:
-        raise TransferError(f"algorithm={algorithm!r} is not one of {', '.join(known) or 'any: a send has none'}")
+        near = meant(algorithm, known)
+        raise TransferError(f"algorithm={algorithm!r} is not one of {', '.join(known) or 'any: a send has none'}{near}")
 
 
 def whole(name: str, value: Any, least: int) -> int:

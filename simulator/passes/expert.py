@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 
 from ...datasets.dtypes import itemsize
+from ...datasets.loading import choice
 from ...datasets.ops import LAYOUT, Op, make_op
 from ..graph import ROLES, Graph, Node
 from ..question.options import EP_MODES
@@ -120,8 +121,7 @@ def _check(graph: Graph, counts: set[int], plan: Plan) -> None:
     for count in sorted(counts):
         if count % ep:
             raise PlanError(f"parallel.ep={ep} does not divide {count} experts; take parallel.ep={nearest(count, ep)}")
-    if mode not in EP_MODES:
-        raise PlanError(f"ep_mode={mode!r} is not one of {', '.join(EP_MODES)}")
+    choice(PlanError, "ep_mode", mode, tuple(EP_MODES))
 
 
 # --- where experts work --------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...datasets.loading import choice
 from ..graph import ROLES, Graph, Node
 from ..question.plan import OFFLOAD, Plan, PlanError
 from .pipeline import layer_stack
@@ -34,8 +35,7 @@ def offload(graph: Graph, plan: Plan) -> Graph:
     if not plan.offload:
         return graph
     for what in plan.offload:
-        if what not in OFFLOAD:
-            raise PlanError(f"offload={what!r} is not one of {', '.join(OFFLOAD)}")
+        choice(PlanError, "offload", what, tuple(OFFLOAD))
     draft = Draft(graph)
     if "optimizer" in plan.offload:
         _optimizer(draft)

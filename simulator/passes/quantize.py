@@ -28,7 +28,7 @@ from math import ceil
 import numpy as np
 
 from ...datasets.dtypes import itemsize
-from ...datasets.loading import nearest
+from ...datasets.loading import choice, nearest
 from ...datasets.ops import KINDS, LAYOUT, Op, make_op
 from ..graph import Graph, Node
 from ..question.plan import Plan, PlanError
@@ -81,8 +81,7 @@ def quantize(graph: Graph, plan: Plan) -> Graph:
     PlanError names a format that no recipe knows, or one that cannot train.
     """
     kv_dtype = str(plan.options.get("kv_dtype") or "same")
-    if kv_dtype != "same" and kv_dtype not in KV_FORMATS:
-        raise PlanError(f"kv_dtype={kv_dtype!r} is not one of same, {', '.join(KV_FORMATS)}")
+    choice(PlanError, "kv_dtype", kv_dtype, ("same", *KV_FORMATS))
     if not plan.quantization and kv_dtype == "same":
         return graph
     if plan.quantization == "tf32":

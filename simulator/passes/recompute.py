@@ -22,6 +22,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from ...datasets.loading import nearest
 from ...datasets.ops import KINDS
 from ..graph import ROLES, Block, Graph, Node, layer_of, shift_path
 from ..question.plan import Plan, PlanError
@@ -61,7 +62,7 @@ def recompute(graph: Graph, plan: Plan) -> Graph:
     modules = tuple(detail.replace("+", ",").split(",")) if kind == "selective" and detail else ("core_attn",)
     for module in modules:
         if module not in (*MODULES, "none"):
-            raise PlanError(f"recompute=selective:{module}: no such module; choose from {', '.join(MODULES)}")
+            raise PlanError(f"recompute=selective:{module}: no such module; {nearest(module, MODULES, 'choose from')}")
     graph = _cut(graph, stack, wanted)
     rewriter = _Rewriter(Draft(graph), kind != "full" or early_stop(plan))
     for layer in found_layers(rewriter.draft, ("forward",), stack):

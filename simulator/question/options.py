@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...datasets.dtypes import BITS
+from ...datasets.near import meant
 
 EP_MODES = ("normal", "low_latency", "alltoall", "replicated")
 KV_FORMATS = ("fp8", "int8")
@@ -37,7 +38,9 @@ def _flag(value: Any) -> str:
 
 
 def _one_of(*known: str) -> Callable[[Any], str]:
-    return lambda value: "" if value == "" or value in known else f"is not one of {', '.join(known)}"
+    return lambda value: (
+        "" if value == "" or value in known else f"is not one of {', '.join(known)}{meant(value, known)}"
+    )
 
 
 def _pattern(value: Any) -> str:

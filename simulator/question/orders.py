@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...datasets.near import meant
 from .errors import PlanError
 
 FORWARD, BACKWARD, INPUT, WEIGHT = range(4)
@@ -98,7 +99,9 @@ def make_orders(schedule: str, stages: int, micro_batches: int, virtual: int = 1
     its mirror image, too), the others one.
     """
     if schedule not in SCHEDULES:
-        raise PlanError(f"parallel.schedule={schedule!r} is not one of {', '.join(SCHEDULES)}")
+        raise PlanError(
+            f"parallel.schedule={schedule!r} is not one of {', '.join(SCHEDULES)}{meant(schedule, SCHEDULES)}"
+        )
     if virtual > 1 and not SCHEDULES[schedule].virtual:
         raise PlanError(f"parallel.schedule={schedule} has no virtual stages; take vpp=1 or interleaved")
     return SCHEDULES[schedule].orders(stages, micro_batches, virtual)

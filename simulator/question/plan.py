@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...datasets.clusters import Cluster
-from ...datasets.loading import choice, flag, load, number, whole
+from ...datasets.loading import choice, flag, load, nearest, number, whole
 from ...datasets.ops import KINDS
 from ...datasets.reading import read_yaml
 from .calibration import NONE, StepCalibration, regime_of
@@ -387,7 +387,7 @@ def load_stack(stack_id: str) -> Stack:
     """A shipped framework by id; PlanError names the known ones."""
     path = STACK_DIRECTORY / f"{stack_id}.yaml"
     if not path.is_file() or path.parent != STACK_DIRECTORY:
-        raise PlanError(f"unknown stack {stack_id!r}; choose from {', '.join(known_stacks())}")
+        raise PlanError(f"unknown stack {stack_id!r}; {nearest(stack_id, known_stacks(), 'choose from')}")
     return stack_from_dict(read_yaml(path, PlanError, f"stack={stack_id}"))
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...datasets.near import meant
 from ..network.mapping import per_node
 
 DIMENSIONS = ("tp", "cp", "dp", "pp")
@@ -67,9 +68,8 @@ def checked_placement(value: Any) -> str | tuple[int, ...]:
     if isinstance(value, (list, tuple)) and all(type(each) is int for each in value):
         return tuple(value)
     if value not in PLACEMENTS:
-        raise LayoutError(
-            f"parallel.placement={value!r} is not one of {', '.join(PLACEMENTS)}; or list the device of each rank"
-        )
+        known = f"{', '.join(PLACEMENTS)}; or list the device of each rank{meant(value, PLACEMENTS)}"
+        raise LayoutError(f"parallel.placement={value!r} is not one of {known}")
     return str(value)
 
 

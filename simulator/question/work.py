@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...datasets.loading import choice, number, whole
+from ...datasets.loading import choice, nearest, number, whole
 from ...models.intervals import COVERAGE as COVERAGE
 from ..trace.workload import CACHES, LORA_MODULES, check_trained, load_text, parse_load
 from .iteration import Iteration, pairs_of
@@ -51,7 +51,9 @@ class Work:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS_OF_WORK:
-            raise WorkloadError(f"workload={self.kind!r} does not exist; choose from {', '.join(KINDS_OF_WORK)}")
+            raise WorkloadError(
+                f"workload={self.kind!r} does not exist; {nearest(self.kind, KINDS_OF_WORK, 'choose from')}"
+            )
         for name in ("seq_len", "micro_batch", "global_batch", "batch", "input_len", "output_len"):
             if name == "global_batch" and self.global_batch is None:
                 continue

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...datasets.loading import nearest
 from ..question.canonical import RequestError
 from ..question.plan import Parallel, Stack
 from ..question.requests import SimulateRequest, usual_stack
@@ -225,7 +226,7 @@ def launch_file(request: SimulateRequest, framework: str) -> str:
     LaunchError for what it cannot be told; RequestError for a framework that is none of :data:`FRAMEWORKS`.
     """
     if framework not in FRAMEWORKS:
-        raise RequestError(f"launch={framework} is no framework; choose from {', '.join(FRAMEWORKS)}")
+        raise RequestError(f"launch={framework} is no framework; {nearest(framework, FRAMEWORKS, 'choose from')}")
     launch = Launch(request, dict(resolve(request.model).config or {}))
     if launch.parallel.schedule in ("zb-h1", "dualpipe", "gpipe") and framework != "torchtitan":
         raise LaunchError(f"schedule={launch.parallel.schedule} is none of Megatron's: take space.schedule=1f1b")

@@ -5,7 +5,6 @@ Nothing here imports torch or transformers: a graph that is in the cache must be
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib.util
 import json
@@ -16,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ...datasets.near import did_you_mean
 from ...datasets.reading import read_json, read_yaml
 from .workload import TraceError
 
@@ -85,8 +85,9 @@ def resolve(model: Model) -> Source:
         return _from_path(path)
     if HUB_ID.match(name):
         return _from_hub(name)
-    near = difflib.get_close_matches(shipped, [p.stem for p in MODEL_DIRECTORY.glob("*.yaml")], 3, 0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else "`opcast list models` names them"
+    hint = did_you_mean(
+        shipped, sorted(p.stem for p in MODEL_DIRECTORY.glob("*.yaml")), "`opcast list models` names them"
+    )
     raise TraceError(f"unknown model {name!r}; {hint} (a folder, config.json, org/name or module:callable will do too)")
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from dataclasses import dataclass
 from typing import Any
 
 from ...datasets.loading import whole
+from ...datasets.near import meant
 
 KINDS = ("train", "prefill", "decode")
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -104,9 +104,7 @@ def choose(what: str, value: str, known: tuple[str, ...]) -> str:
     """The value itself; TraceError names the known ones, the nearest first."""
     if value in known:
         return value
-    near = difflib.get_close_matches(str(value), known, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise TraceError(f"{what}={value!r} is not one of {', '.join(known)}{hint}")
+    raise TraceError(f"{what}={value!r} is not one of {', '.join(known)}{meant(value, known)}")
 
 
 def load_text(value: Any) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 
+from ...datasets.loading import nearest
 from ...datasets.truth import Row, UnsupportedRow
 
 Answer = tuple[Mapping[str, Mapping[str, float]], tuple[UnsupportedRow, ...]]
@@ -22,7 +23,7 @@ class RivalError(ValueError):
 def ask_rival(name: str) -> Rival:
     """The function that answers rows; RivalError for a name that has none or a tool that is not installed."""
     if name not in RIVALS:
-        raise RivalError(f"rival={name!r} has no adapter; choose from {', '.join(RIVALS)}")
+        raise RivalError(f"rival={name!r} has no adapter; {nearest(name, RIVALS, 'choose from')}")
     module = importlib.import_module(f".{RIVALS[name]}", __package__)
     ready: Callable[[], Rival] = module.rival
     return ready()

@@ -82,7 +82,7 @@ def test_bad_input_with_json_is_one_object_on_stdout(capsys: pytest.CaptureFixtu
         (["predict", "op=all_reduce", "op.size_bytes=1", "op.ranks=8", *FLOWS, "cluster.nodes=20000"], "the 65,536"),
         ([*STEP, "cluster=dgx_h100", "cluster.nodes=1000000000"], "more than the 1,048,576 devices"),
         ([*STEP, "workload.global_batch=8000000000"], "more than the 65,536 that are simulated"),
-        ([*STEP, "+engine.foo=1"], "did you mean engine.order?"),
+        ([*STEP, "+engine.oder=1"], "did you mean engine.order?"),
         ([*STEP, "+precision.foo=1"], "precision.foo is no setting"),
         ([*STEP, "model=bert_base"], "it has 512 positions, not 2048; take workload.seq_len=512"),
         # settings that do not exist
@@ -93,6 +93,16 @@ def test_bad_input_with_json_is_one_object_on_stdout(capsys: pytest.CaptureFixtu
         ([*STEP, "workload=decode", "+workload.seq_len=4"], "workload.seq_len is no setting of workload=decode"),
         ([*GEMM, "cluster=h100"], "did you mean dgx_h100"),
         (["list", "devices", "models"], "takes one of devices, models at a time"),
+        # names of another place, and words
+        ([*GEMM, "device=h10"], "did you mean h100_"),
+        (["serving", "polcy=vllm"], "did you mean scheduler.policy?"),
+        (["serving", "rate=4"], "did you mean traffic.rate"),
+        (["simulate", "tp=8"], "did you mean parallel.tp"),
+        (["search", "servng"], "did you mean serving?"),
+        (["search", "serving", "comapre"], "did you mean compare?"),
+        (["predict", "gemm"], "did you mean op=gemm?"),
+        (["simulate", "llama3_8b"], "did you mean model=llama3_8b?"),
+        (["simulate", "h100"], "did you mean device=h100?"),
         # what nobody can work with
         ([*GEMM, "op.m=" + "9" * 400], "9... cannot be read: it has a number of more than 300 digits"),
         ([*GEMM, "op.m=" + "9" * 5000], "it has a number of more than 300 digits"),

@@ -3,7 +3,6 @@
 import pytest
 
 from opcast.jobs.cli import main
-from opcast.jobs.settings import meant
 from opcast.jobs.show import GAP, LINES, parts, side
 
 HEADS = ("", "layout", "step", "MFU", "why")
@@ -46,4 +45,3 @@ def test_a_mistyped_word_gets_the_one_that_was_meant(
 ) -> None:
     assert main(words) == 2
     assert f"; did you mean {near}?" in capsys.readouterr().err
-    assert meant("xyz", ("check",)) == ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ....datasets.near import meant
 from ...memory.amounts import GIB
 from ...question.canonical import RequestError
 from ...report.answer import InferenceReport, plain
@@ -297,7 +298,7 @@ def _as(name: str, value: str) -> Any:
     if name == "ratio":
         ratio_of(value)
     if name == "pools" and value not in POOLS:
-        raise RequestError(f"pools={value} is not one of {', '.join(POOLS)}")
+        raise RequestError(f"pools={value} is not one of {', '.join(POOLS)}{meant(value, POOLS)}")
     return value
 
 

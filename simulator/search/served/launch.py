@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ....datasets.loading import nearest
 from ...question.canonical import RequestError
 from ...trace.models import shipped_source
 from ..launch import LaunchError, filled
@@ -85,7 +86,7 @@ def launch_serving(request: ServedSearchRequest, row: Mapping[str, Any], framewo
     """
     chosen = framework or engine_name(row["policy"])
     if chosen not in FRAMEWORKS:
-        raise RequestError(f"framework={chosen} is none that serves; choose from {', '.join(FRAMEWORKS)}")
+        raise RequestError(f"framework={chosen} is none that serves; {nearest(chosen, FRAMEWORKS, 'choose from')}")
     model, servers = served_name(request.step.model), roles(request, row)
     if chosen == "kubernetes":
         words = [command("sglang", model, each, KUBERNETES_PORT) for each in servers]
