@@ -8,7 +8,7 @@ from typing import Any
 
 from ..datasets.near import did_you_mean, likeliest, question
 from . import settings
-from .show import CONFIG_DIRECTORY
+from .helping import choices
 
 GRAMMAR = "settings are written name=value, with quotes round a value that has spaces or odd signs: name='value'"
 
