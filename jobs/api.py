@@ -6,6 +6,7 @@ is answered as it is.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -56,7 +57,7 @@ def predict(
     cache: str = "warm",
     backend: str | None = None,
     engines: Sequence[str] = ORDER,
-    home: str | Path = HOME,
+    home: str | Path | None = None,
     power_cap_w: float | None = None,
     sm_clock_mhz: float | None = None,
     cluster: str | Cluster | None = None,
@@ -75,8 +76,8 @@ def predict(
 
     ``op`` is a kind with its dims and dtype (``predict("gemm", "h100_sxm", m=4096, n=4096, k=4096, dtype="bf16")``),
     an :class:`Op`, or many of them; or a :class:`PredictRequest`, which is answered by a list, with no other argument.
-    ``home`` is where measurements and predictors lie. ``power_cap_w`` and ``sm_clock_mhz`` ask about a device that may
-    draw or clock no more.
+    ``home`` is where measurements and predictors lie, by default ``$OPCAST_HOME``, else ``~/.opcast``. ``power_cap_w``
+    and ``sm_clock_mhz`` ask about a device that may draw or clock no more.
 
     With a ``cluster`` (its name and ``nodes``) a collective runs on the devices of ``group``, or on the first
     ``ranks`` that are ``stride`` apart, with ``all_groups`` beside all groups like it; ``network`` is analytical, flow
@@ -113,7 +114,7 @@ def simulate(
     backend: str | None = None,
     calibration: str = Sources.calibration,
     engines: Sequence[str] = ORDER,
-    home: str | Path = HOME,
+    home: str | Path | None = None,
     **settings: Any,
 ) -> StepReport | InferenceReport | FileReport:
     """One step of a model on a device, or on a cluster of devices; a step that does not fit has no times.
@@ -160,7 +161,7 @@ def search(
     sampler: str = "auto",
     trials: int = 1000,
     seed: int = 0,
-    home: str | Path = HOME,
+    home: str | Path | None = None,
     **settings: Any,
 ) -> SearchReport:
     """The best layouts of a training step on a cluster.
@@ -213,7 +214,7 @@ def search_serving(
     confirm: int = 0,
     link_gbps: float = 50.0,
     link_us: float = 20.0,
-    home: str | Path = HOME,
+    home: str | Path | None = None,
     **settings: Any,
 ) -> SearchReport:
     """The best ways to serve a model on a cluster, and the front of speed for users against use of GPUs.
@@ -270,7 +271,7 @@ def serving(
     cluster: str | Cluster | None = None,
     stack: str | Stack | None = None,
     precision: str | None = None,
-    home: str | Path = HOME,
+    home: str | Path | None = None,
     **settings: Any,
 ) -> ServingReport:
     """What comes of traffic on the replicas of a served model.
@@ -313,7 +314,7 @@ def simulate_file(
     vpp: int | None = None,
     backend: str | None = None,
     engines: Sequence[str] = ORDER,
-    home: str | Path = HOME,
+    home: str | Path | None = None,
     network: str = "auto",
     faults: Sequence[Any] = (),
     fault_draw: Mapping[str, Any] | None = None,
@@ -348,7 +349,7 @@ def validate(
     details: bool = False,
     backend: str | None = None,
     engines: Sequence[str] = ORDER,
-    home: str | Path = HOME,
+    home: str | Path | None = None,
 ) -> Validation:
     """Every row of a table of published results simulated and scored (``opcast validate``).
 
@@ -363,8 +364,9 @@ def validate(
 
 
 def _sources(
-    home: str | Path, engines: Sequence[str], backend: str | None, calibration: str = Sources.calibration
+    home: str | Path | None, engines: Sequence[str], backend: str | None, calibration: str = Sources.calibration
 ) -> Sources:
+    home = home or os.environ.get("OPCAST_HOME") or HOME
     return Sources.at(str(home), tuple(engines), backend, calibration)
 
 

@@ -2,8 +2,8 @@
 
     python tests/benchmarks/notebooks.py [NAME …]
 
-Each notebook runs from top to bottom in a home of its own, which is thrown away. Its cells share one namespace, as in Jupyter;
-the value of a last expression is shown, too. ``OPCAST_EXAMPLES=small`` makes them run on small sizes, as tests do.
+Each notebook runs from top to bottom in a home of its own, which is thrown away. Its cells share one namespace, as in
+Jupyter. The value of a last expression is shown, too. With ``OPCAST_EXAMPLES=small`` sizes are small, as in tests.
 """
 
 from __future__ import annotations

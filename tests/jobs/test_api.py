@@ -21,7 +21,7 @@ from opcast.simulator.question.plan import Parallel, Plan, load_stack
 SHAPE = {"m": 300, "n": 640, "k": 384, "dtype": "bf16"}
 
 
-def test_a_measurement_that_is_added_answers_the_next_call(tmp_path: Path) -> None:
+def test_a_measurement_that_is_added_answers_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = opcast.predict("gemm", "l4", home=tmp_path, **SHAPE)
     assert before.engine != "measured"
     now = datetime(2026, 1, 1, tzinfo=UTC)
@@ -29,6 +29,8 @@ def test_a_measurement_that_is_added_answers_the_next_call(tmp_path: Path) -> No
     Store(tmp_path / "store").write([row], "test")
     after = opcast.predict("gemm", "l4", home=tmp_path, **SHAPE)
     assert (after.engine, after.latency_us) == ("measured", 123.0)
+    monkeypatch.setenv("OPCAST_HOME", str(tmp_path))  # as of the command
+    assert opcast.predict("gemm", "l4", **SHAPE) == after
 
 
 def test_the_same_question_again_takes_well_under_a_millisecond(tmp_path: Path) -> None:
