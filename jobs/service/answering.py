@@ -137,13 +137,14 @@ class Processes:
         work: Callable[..., A],
         given: tuple[Any, ...],
         gone: Callable[[], Any] | None = None,
-        timeout_s: int | None = None,
+        limit: str = "timeout_s",
     ) -> A:
         """The result of ``work(*given)`` in a process. BusyError, SlowError, GoneError, and what it raises itself.
 
         ``gone`` is awaited now and then: once it is true, or when this call is cancelled, the process is ended.
+        ``limit`` names the setting that says how long it may take.
         """
-        settings, timeout_s = self.settings, timeout_s or self.settings.timeout_s
+        settings, timeout_s = self.settings, getattr(self.settings, limit)
         if self.under_way >= settings.workers + settings.waiting:
             raise BusyError(f"{self.under_way} steps are under way or wait: ask again in a moment")
         self.under_way += 1
@@ -157,9 +158,7 @@ class Processes:
                 if gone is not None and await gone():
                     raise GoneError
         except TimeoutError:
-            raise SlowError(
-                f"it took longer than {settings.timeout_s} s: ask for less, or start with timeout_s=…"
-            ) from None
+            raise SlowError(f"it took longer than {timeout_s} s: ask for less, or start with {limit}=…") from None
         finally:
             future.cancel()
             self.under_way -= 1

@@ -9,7 +9,6 @@ from typing import Any, Literal
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import StreamingResponse
 
 from ...datasets.ops import KINDS
 from ...datasets.version import __version__
@@ -41,7 +40,7 @@ from .following import followed
 from .guard import ARROW, Guard, encoded, error_body
 from .measures import Measured, Measures
 from .pages import index
-from .searching import events
+from .searching import streamed
 from .settings import ServiceSettings
 from .tables import answer_table, read_stream
 
@@ -177,19 +176,19 @@ def _step_routes(app: FastAPI, settings: ServiceSettings, processes: Processes) 
     async def serving(request: Request, body: ReplicaBody) -> Response:  # type: ignore[valid-type]
         """Traffic on the replicas of a served model: TTFT, TPOT, throughput, KV memory, goodput."""
         asked = serving_of(body, settings)
-        return as_json(await processes.run(served, (asked,), request.is_disconnected, settings.search_s))
+        return as_json(await processes.run(served, (asked,), request.is_disconnected, "search_s"))
 
     @app.post("/v1/search", tags=["search"], openapi_extra=EVENTS)
     async def search(body: SearchBody) -> Response:
         """The best layouts of a training step: server-sent events with progress, then the answer."""
         asked = search_of(body, settings.sources, settings.allow)
-        return StreamingResponse(events(asked, processes), media_type="text/event-stream")
+        return await streamed(asked, processes)
 
     @app.post("/v1/search/serving", tags=["search"], openapi_extra=EVENTS)
     async def search_serving(body: ServedSearchBody) -> Response:
         """The best ways to serve a model: server-sent events with progress, then the answer."""
         asked = served_search_of(body, settings.sources, settings.allow)
-        return StreamingResponse(events(asked, processes), media_type="text/event-stream")
+        return await streamed(asked, processes)
 
     @app.post("/v1/predict/report", tags=["predict"])
     async def predict_report(request: Request, body: PredictBody) -> Response:

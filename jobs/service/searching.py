@@ -7,30 +7,50 @@ stream: a caller that leaves stops it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from starlette.responses import StreamingResponse
 
 from ...simulator.search.request import SearchRequest
 from ...simulator.search.served.request import ServedSearchRequest
 from ..show import one_line
-from .answering import BusyError, Processes, SlowError
+from .answering import Processes, SlowError
 from .guard import encoded
 
 LOOK_S = 0.5  # between two looks at the progress
 
 
-async def events(request: SearchRequest | ServedSearchRequest, processes: Processes) -> AsyncIterator[bytes]:
-    """``progress`` events (``done`` and ``total`` points), then one ``answer``, or one ``error`` as of other calls."""
+async def streamed(request: SearchRequest | ServedSearchRequest, processes: Processes) -> StreamingResponse:
+    """The stream of a search that has begun. BusyError, before anything is sent, where too much is under way."""
+    stream = events(request, processes)
+    first = await anext(stream)
+
+    async def whole() -> AsyncIterator[bytes]:
+        async with aclosing(stream):
+            yield first
+            async for each in stream:
+                yield each
+
+    return StreamingResponse(whole(), media_type="text/event-stream")
+
+
+async def events(request: SearchRequest | ServedSearchRequest, processes: Processes) -> AsyncGenerator[bytes, None]:
+    """``progress`` events (``done`` and ``total`` points), then one ``answer``, or one ``error`` as of other calls.
+
+    BusyError in place of the first event where too much is under way.
+    """
     with TemporaryDirectory(prefix="opcast-search-") as folder:
         meter = Path(folder) / "meter"
         counts = np.memmap(meter, np.int64, "w+", shape=2)
-        asked = (request, meter)
-        running = asyncio.create_task(processes.run(searched, asked, timeout_s=processes.settings.search_s))
+        running = asyncio.create_task(processes.run(searched, (request, meter), limit="search_s"))
+        await asyncio.sleep(0)  # it begins, or is refused
+        if running.done():
+            running.result()
         try:
             told: tuple[int, int] | None = None
             while not running.done():
@@ -39,8 +59,8 @@ async def events(request: SearchRequest | ServedSearchRequest, processes: Proces
                     told = now
                 await asyncio.wait({running}, timeout=LOOK_S)
             yield event("answer", running.result())
-        except (BusyError, SlowError) as error:
-            yield event("error", {"code": "slow" if isinstance(error, SlowError) else "busy", "message": str(error)})
+        except SlowError as error:
+            yield event("error", {"code": "slow", "message": str(error)})
         except ValueError as error:
             ours = type(error).__module__.startswith("opcast")
             said = one_line(error) if ours else f"unexpected {type(error).__name__}, please report"

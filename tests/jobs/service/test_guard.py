@@ -124,12 +124,17 @@ def test_nobody_waits_for_an_answer_that_is_not_wanted(serve) -> None:
 
 def test_a_search_ends_with_the_stream_that_nobody_reads(serve) -> None:
     body = {"model": "tiny_llama_100m", "cluster": "dgx_h100", "nodes": 64, "seq_len": 8192, "global_batch": 1024}
-    with serve(workers=1, timeout_s=300) as address:
+    with serve(workers=1, waiting=0, timeout_s=300) as address:
         with httpx.stream("POST", f"{address}/v1/search", json=body, timeout=60) as stream:
             told = stream.iter_text()  # held: without it the stream would be closed at once
             next(told)
             next(told)
             assert httpx.get(f"{address}/health").json()["steps_under_way"] == 1
+            for path in ("/v1/search", "/v1/search/serving"):
+                own = body if path == "/v1/search" else {"model": body["model"], "cluster": body["cluster"]}
+                refused = httpx.post(f"{address}{path}", json=own, timeout=60)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (429, "busy")
+                assert refused.headers["retry-after"] == "1"
         for _ in range(100):
             if httpx.get(f"{address}/health").json()["steps_under_way"] == 0:
                 return
