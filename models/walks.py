@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .compiled import evaluate
+from .compiled import TOGETHER, evaluate
 
 STEPPED = 128 * 1024  # row-tree pairs stepped together: temporaries stay in cache
 
@@ -107,7 +107,8 @@ class TreeProgram:
 
     ``code`` uint8 or uint16 [splits, 7]: feature (among ``used``), cut, then slot and leaf number of the left child, of
     the right child (the slot of a leaf is 0 and holds zeros, the number of a split is 0), and the slot written. A slot
-    belongs to a count of waiting siblings and to even or odd levels: what a split writes is never what it reads.
+    belongs to a count of waiting siblings and to even or odd levels, or to a root, which stays until the leaves of
+    :data:`.compiled.TOGETHER` trees are added: what a split writes is never what it reads.
     ``first`` int64 [trees + 1]: where each tree's splits start; ``base``: its leaves; ``root`` its last slot.
     ``tables`` float32 [used, 2^b]: thresholds padded with infinity.
     """
@@ -133,6 +134,8 @@ class TreeProgram:
         starts: np.ndarray,
     ) -> TreeProgram:
         slot = np.where(inner, 1 + 2 * nodes.waiting + nodes.level % 2, 0)
+        roots = nodes.roots[:-1]
+        slot[roots] = np.where(inner[roots], slot.max() + 1 + np.arange(len(roots)) % TOGETHER, 0)
         number = np.where(inner, 0, nodes.number)
         left, right = np.flatnonzero(inner) + 1, nodes.right[inner]
         used = np.flatnonzero(np.diff(starts))
@@ -141,15 +144,15 @@ class TreeProgram:
         tables = _tables(threshold, starts, used)
         largest = max(nodes.number.max(), slot.max(), place.max(initial=0), tables.shape[1] - 1)
         code = np.stack(columns, axis=1).astype(np.uint8 if largest < 256 else np.uint16)
-        splits, roots = np.append(0, np.cumsum(inner)), nodes.roots
+        splits = np.append(0, np.cumsum(inner))
         return cls(
             code,
             used,
             tables,
-            splits[roots],
-            (roots - splits[roots])[:-1],
-            slot[roots[:-1]],
-            leaf.astype(np.float32),
+            splits[nodes.roots],
+            (nodes.roots - splits[nodes.roots])[:-1],
+            slot[roots],
+            leaf.astype(np.float64),
             int(slot.max()) + 1,
         )
 
