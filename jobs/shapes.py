@@ -21,6 +21,7 @@ from ..datasets.columns import codes, number_array, numbers
 from ..datasets.dtypes import canonical_dtype
 from ..datasets.ops import KINDS, Op, OpError, kind, make_op
 from ..datasets.reading import read_json
+from ..models.analytical import BOUNDS
 from ..simulator.network.query import TransferError, size_of
 from ..simulator.predict.columns import Predicted
 from .show import BadInputError
@@ -30,6 +31,7 @@ READ = (".csv", ".parquet", ".json", ".jsonl")
 CHUNK = 2**18  # rows at a time: enough that compiled trees repay being loaded (models/forest.py)
 CSV_BLOCK = 16 * 2**20
 FORMATS = ("kind", "dtype", "out_dtype")
+CODE = np.int16  # of texts that are sent as dictionaries: one for all parts of a table
 ANSWERS = tuple(field.name for field in dataclasses.fields(Predicted))
 UNITS = ("size_bytes",)  # dims that may have a unit, as 1GiB
 
@@ -340,7 +342,10 @@ def answered(
     for name in ANSWERS:
         made = joined(partial(_field, name))
         first = getattr(found[0][1], name)
-        if first.dtype.kind in "OU":
+        if name == "bound":
+            column = pa.DictionaryArray.from_arrays(pa.array(made.astype(CODE)), pa.array(BOUNDS, pa.string()))
+            columns[name] = column if encoded else column.cast(pa.string())
+        elif first.dtype.kind in "OU":
             columns[name] = texts(made, encoded)
         elif first.dtype.kind == "b":
             columns[name] = pa.array(made.astype(bool), pa.bool_())
@@ -355,15 +360,18 @@ def repeated(text: str, rows: int, encoded: bool) -> pa.Array:
     """The same text for every row."""
     if not encoded:
         return pa.repeat(text, rows)
-    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, dtype=np.int32)), pa.array([text], pa.string()))
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, dtype=CODE)), pa.array([text], pa.string()))
 
 
 def texts(values: np.ndarray, encoded: bool) -> pa.Array:
     """Objects [n], each a text or None, as a column."""
-    if encoded and len(values) and isinstance(values[0], str) and bool((values == values[0]).all()):
+    if len(values) and isinstance(values[0], str) and (values.strides == (0,) or bool((values == values[0]).all())):
         return repeated(values[0], len(values), encoded)
     column = pa.array(values, pa.string())
-    return column.dictionary_encode() if encoded else column
+    if not encoded:
+        return column
+    made = column.dictionary_encode()
+    return pa.DictionaryArray.from_arrays(made.indices.cast(pa.from_numpy_dtype(CODE)), made.dictionary)
 
 
 def _field(name: str, _: AlikeRows, answer: Predicted) -> np.ndarray:
@@ -381,7 +389,7 @@ def _dim_column(chunk: RowsChunk, name: str, encoded: bool) -> pa.Array:
             return own
         choices = _dim(having[0].kind, name).choices
         if choices:
-            column = pa.DictionaryArray.from_arrays(own.cast(pa.int32()), pa.array(choices, pa.string()))
+            column = pa.DictionaryArray.from_arrays(own.cast(pa.from_numpy_dtype(CODE)), pa.array(choices, pa.string()))
             return column if encoded else column.cast(pa.string())
     made = np.full(chunk.rows, None, dtype=object)
     for group in having:

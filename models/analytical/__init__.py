@@ -22,6 +22,7 @@ from .setting import Dims, Setting, Terms
 
 CHUNK = 8192  # ops computed together, so that temporaries stay in a core's cache
 CACHES = ("cold", "warm")
+BOUNDS = ("latency", "compute", "memory", "network", "host")  # what can hold an op back
 
 # By the name that a kind's definition gives (``law``): general ones first, then those of one kind each.
 LAWS: dict[str, Callable[[Dims, Setting], Terms]] = {
@@ -100,9 +101,27 @@ def bound(
     device: Device,
     cache: str = "warm",
 ) -> np.ndarray:
-    """What holds each op back: ``compute``, ``memory``, ``latency``, ``network`` or ``host``; objects [n]."""
-    parts = [_bound(*each) for each in _chunks(kind_name, columns, dtype, out_dtype, device, cache)]
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=object)
+    """What holds each op back, one of :data:`BOUNDS`; objects [n]."""
+    return np.array(BOUNDS, dtype=object)[limits(kind_name, columns, dtype, out_dtype, device, cache)[1]]
+
+
+def limits(
+    kind_name: str,
+    columns: Mapping[str, np.ndarray],
+    dtype: str,
+    out_dtype: str | None,
+    device: Device,
+    cache: str = "warm",
+) -> tuple[np.ndarray, np.ndarray]:
+    """The roofline of ops in us (:func:`roofline_us`), and what holds them back as places in :data:`BOUNDS`, uint8."""
+    parts = [
+        (_roofline(dims, setting), _bound(name, dims, setting))
+        for name, dims, setting in _chunks(kind_name, columns, dtype, out_dtype, device, cache)
+    ]
+    if not parts:
+        return np.zeros(0), np.zeros(0, np.uint8)
+    floor, bounds = zip(*parts, strict=True)
+    return np.concatenate(floor), np.concatenate(bounds)
 
 
 def terms(
@@ -160,7 +179,6 @@ def _roofline(dims: Dims, setting: Setting) -> np.ndarray:
 def _bound(kind_name: str, dims: Dims, setting: Setting) -> np.ndarray:
     law = _law(kind_name)(dims, setting)
     if setting.cost.unit == "host":
-        return np.full(len(law.latency), "host", dtype=object)
-    names = np.array(["latency", "compute", "memory", "network"], dtype=object)
+        return np.full(len(law.latency), BOUNDS.index("host"), np.uint8)
     parts = np.broadcast_arrays(law.overhead, law.compute, law.memory, law.network)
-    return names[np.argmax(np.stack(parts), axis=0)]
+    return np.argmax(np.stack(parts), axis=0).astype(np.uint8)

@@ -19,7 +19,8 @@ class Answers:
     """One entry per asked op. An engine that declines an op leaves NaN in ``latency_us``.
 
     ``low_us`` and ``high_us`` bound the latency with :data:`.coverage.COVERAGE`; ``engine`` and ``predictor`` name
-    who answered; ``in_envelope`` is False where a predictor had to extrapolate.
+    who answered (one for all: an array of stride 0, which cannot be written); ``in_envelope`` is False where a
+    predictor had to extrapolate.
     """
 
     latency_us: np.ndarray
@@ -47,7 +48,7 @@ class Answers:
         """Positions that nobody answered yet."""
         return np.flatnonzero(np.isnan(self.latency_us))
 
-    def put(self, positions: np.ndarray, other: Answers) -> None:
+    def put(self, positions: np.ndarray | slice, other: Answers) -> None:
         """Copy the entries of ``other`` to ``positions`` of this one."""
         for f in fields(self):
             getattr(self, f.name)[positions] = getattr(other, f.name)

@@ -138,8 +138,8 @@ class FlowEngine:
             stretch[measured] = 1.0  # on this very fabric
         for values in (answers.latency_us, answers.low_us, answers.high_us):
             values *= stretch
-        answers.engine[(answers.engine == self.network.name) | (np.abs(stretch - 1.0) > NOTHING)] = self.name
-        return answers
+        moved_here = (answers.engine == self.network.name) | (np.abs(stretch - 1.0) > NOTHING)
+        return replace(answers, engine=np.where(moved_here, self.name, answers.engine))
 
     def stretch(self, kind: str, columns: Columns, dtype: str) -> np.ndarray:
         """How many times longer each of n ops takes than on a fabric that never blocks [n]."""

@@ -44,22 +44,22 @@ class LearnedEngine:
     _found: dict[tuple[str, str], Predictor | None] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
-        answers = Answers.declined(len(next(iter(columns.values()))))
         predictor = self.predictor(kind, dtype)
-        if predictor is not None:
-            found = self._predicted(predictor, kind, columns, dtype, out_dtype, cache)
-            answers.latency_us[:] = found.latency_us
-            lab = apart(KINDS[kind].family, predictor.card)
-            held = brought(found.latency_us, found.low_us, found.high_us, predictor.coverage)
-            answers.low_us[:], answers.high_us[:] = between_labs(found.latency_us, *held, lab)
-            answers.in_envelope[:] = found.in_envelope
-            answers.engine[:] = self.name
-            answers.predictor[:] = f"{predictor.name}@{predictor.version}"
-            if self.inside_node and not self.device.synchronous and KINDS[kind].family in COMMUNICATION:
-                leaves = columns["ranks"] > columns["ranks_per_node"]
-                answers.latency_us[leaves | ~answers.in_envelope] = np.nan
-            if self.network is not None and KINDS[kind].family == "collective":
-                self._go_on(answers, predictor, self.network, kind, columns, (dtype, out_dtype, cache))
+        if predictor is None:
+            return Answers.declined(len(next(iter(columns.values()))))
+        found = self._predicted(predictor, kind, columns, dtype, out_dtype, cache)
+        lab = apart(KINDS[kind].family, predictor.card)
+        held = brought(found.latency_us, found.low_us, found.high_us, predictor.coverage)
+        names = (self.name, f"{predictor.name}@{predictor.version}")
+        who = (np.broadcast_to(np.array(name, dtype=object), len(found)) for name in names)
+        answers = Answers(
+            found.latency_us, *between_labs(found.latency_us, *held, lab), *who, in_envelope=found.in_envelope
+        )
+        if self.inside_node and not self.device.synchronous and KINDS[kind].family in COMMUNICATION:
+            leaves = columns["ranks"] > columns["ranks_per_node"]
+            answers.latency_us[leaves | ~answers.in_envelope] = np.nan
+        if self.network is not None and KINDS[kind].family == "collective":
+            self._go_on(answers, predictor, self.network, kind, columns, (dtype, out_dtype, cache))
         return answers
 
     def _go_on(

@@ -17,7 +17,10 @@ from ..engines.coverage import COVERAGE
 
 @dataclass(frozen=True)
 class Predicted:
-    """Predictions of n ops, an array each; the fields are those of ``OpPrediction``. Watts are NaN where unknown."""
+    """Predictions of n ops, an array each; the fields are those of ``OpPrediction``. Watts are NaN where unknown.
+
+    ``bound`` are places in :data:`....models.analytical.BOUNDS`.
+    """
 
     latency_us: np.ndarray
     low_us: np.ndarray
@@ -71,8 +74,7 @@ def predict_columns(
         found.engine,
         found.predictor,
         inside,
-        analytical.roofline_us(kind, columns, dtype, out_dtype, device),
-        analytical.bound(kind, columns, dtype, out_dtype, device),
+        *analytical.limits(kind, columns, dtype, out_dtype, device),
         watts,
         energy,
         known,

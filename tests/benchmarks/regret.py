@@ -1,6 +1,6 @@
 """How much slower the layout that opcast picks is than the best one that was measured, by published table.
 
-    python tests/benchmarks/regret.py [--groups 8] [--calibration none] [TABLE.csv ...]
+    python tests/benchmarks/regret.py [--groups 8] [--calibration none] [--each] [TABLE.csv ...]
 
 Rows of a table that differ in nothing but their layout (one model, GPU, number of GPUs, precision, batch and sequence)
 are a group. Every row of a group is simulated; the one with the least predicted step is the pick, and its regret is how
@@ -28,6 +28,7 @@ from opcast.simulator.workbench import Workbench
 REFERENCE = Path(os.environ.get("OPCAST_REFERENCE", Path(__file__).resolve().parents[3] / "shared"))
 TABLES = ("train_vtrain_a100", "train_nanotron_h100", "train_simumax_b200", "train_megatron_bridge")
 ALIKE = ("model_canon", "gpu_canon", "num_gpus", "precision", "gbs_seqs", "seq_len_tokens", "container", "task")
+LAYOUT = ("tp", "pp", "vp", "dp", "cp", "ep", "mbs_seqs", "zero_stage", "sp", "recompute")
 DIMENSIONS = "model_dims.csv"
 WITHIN = 3.0  # percent of regret that counts as the best
 NOISE = 0.03  # of a step: two closer than this are a tie
@@ -70,6 +71,7 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=8, help="of each table, the largest")
     parser.add_argument("--largest", type=int, default=12, help="rows of a group that are simulated")
     parser.add_argument("--calibration", default="none")
+    parser.add_argument("--each", action="store_true", help="say of each group what was picked and what was best")
     options = parser.parse_args()
     bench = Workbench(Sources(calibration=options.calibration))
     for path in options.tables or [REFERENCE / "truth" / f"{name}.csv" for name in TABLES]:
@@ -81,8 +83,11 @@ def main() -> None:
         known = steps([row for group in chosen for row in group], bench, path.parent)
         regrets, at_random, noise, overlap = [], [], [], []
         for group in chosen:
-            pairs = [known[row["row_id"]] for row in group if row["row_id"] in known]
+            rows = [row for row in group if row["row_id"] in known]
+            pairs = [known[row["row_id"]] for row in rows]
             if len(pairs) > 1:
+                if options.each:
+                    print(compared(rows, pairs), flush=True)
                 least, pick = min(each[1] for each in pairs), min(pairs)
                 regrets.append((pick[1] / least - 1) * 100)
                 at_random.append((statistics.mean(each[1] for each in pairs) / least - 1) * 100)
@@ -102,6 +107,20 @@ def main() -> None:
                 f"of those whose intervals overlap: {middle(overlap)}",
             ]
             print("; ".join(said), flush=True)
+
+
+def compared(rows: Sequence[Mapping[str, str]], pairs: Sequence[tuple[float, ...]]) -> str:
+    """What was picked of a group, and what was measured as best, each with its predicted and measured seconds."""
+    places = range(len(pairs))
+    pick, best = min(places, key=lambda at: pairs[at]), min(places, key=lambda at: pairs[at][1])
+
+    def said(at: int) -> str:
+        own = " ".join(f"{name}={rows[at][name]}" for name in LAYOUT if rows[at].get(name) not in (None, "", "1"))
+        return f"{own} ({rows[at]['row_id']}): {pairs[at][0]:.3f} s predicted, {pairs[at][1]:.3f} s measured"
+
+    head = " ".join(rows[0].get(name, "") for name in ALIKE[:6])
+    regret = (pairs[pick][1] / pairs[best][1] - 1) * 100
+    return f"  {head}, {len(pairs)} rows, regret {regret:.1f} %\n    pick {said(pick)}\n    best {said(best)}"
 
 
 def middle(values: Sequence[float]) -> str:
