@@ -76,8 +76,8 @@ class Forest:
 
     def expect(self, rows: int) -> None:
         """Load the compiled walk when numba is installed and so many rows repay the second that this takes."""
-        if rows * len(self.feature) >= COMPILED_FROM and not loaded() and importlib.util.find_spec("numba") is not None:
-            evaluate()
+        if rows * len(self.feature) >= COMPILED_FROM:
+            compile_walks()
 
     @property
     def split_threshold(self) -> np.ndarray:
@@ -132,6 +132,12 @@ class Forest:
         open_ends = np.cumsum(np.where(self.inner, 1, -1))
         if len(open_ends) and (self.inner.sum() != len(self.feature) or open_ends.argmin() != len(open_ends) - 1):
             raise ForestError("not the arrays of a forest: trees do not fill them")
+
+
+def compile_walks() -> None:
+    """Load the compiled walk where numba is installed: about a second, once."""
+    if not loaded() and importlib.util.find_spec("numba") is not None:
+        evaluate()
 
 
 def packed(inner: np.ndarray, feature: np.ndarray, threshold: np.ndarray, leaf: np.ndarray, features: int) -> Forest:

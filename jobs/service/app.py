@@ -40,12 +40,14 @@ from .following import followed
 from .guard import ARROW, Guard, encoded, error_body
 from .measures import Measured, Measures
 from .pages import index
-from .searching import streamed
+from .searching import events
 from .settings import ServiceSettings
+from .streaming import begun, taken
 from .tables import answer_table, read_stream
 
 ARROW_BODY = {"requestBody": {"required": True, "content": {ARROW: {"schema": {"type": "string", "format": "binary"}}}}}
-EVENTS = {"responses": {"200": {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}}
+EVENT_STREAM = "text/event-stream"
+EVENTS = {"responses": {"200": {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}}}}
 CLIENT_GONE = 499  # nobody reads it; what logs and metrics call a client that left
 LISTS: dict[str, Callable[[Mapping[str, Any]], listing.Rows]] = {
     "devices": listing.devices,
@@ -151,9 +153,9 @@ def _op_routes(app: FastAPI, settings: ServiceSettings, ops: Together[list[OpPre
         table = read_stream(await request.body(), settings.batch)
         sources = SourceBody(backend=backend, engines=None).sources(settings.sources)
         given = (table, device, kind, cache, Limits(power_cap_w, sm_clock_mhz), sources)
-        made = await ops.call(answer_table, *given)
+        parts = await ops.call(answer_table, *given)
         measures.ops(len(table))
-        return Response(made, media_type=ARROW)
+        return await begun(taken(parts, ops.thread), ARROW)
 
 
 def _step_routes(app: FastAPI, settings: ServiceSettings, processes: Processes) -> None:
@@ -182,13 +184,13 @@ def _step_routes(app: FastAPI, settings: ServiceSettings, processes: Processes) 
     async def search(body: SearchBody) -> Response:
         """The best layouts of a training step: server-sent events with progress, then the answer."""
         asked = search_of(body, settings.sources, settings.allow)
-        return await streamed(asked, processes)
+        return await begun(events(asked, processes), EVENT_STREAM)
 
     @app.post("/v1/search/serving", tags=["search"], openapi_extra=EVENTS)
     async def search_serving(body: ServedSearchBody) -> Response:
         """The best ways to serve a model: server-sent events with progress, then the answer."""
         asked = served_search_of(body, settings.sources, settings.allow)
-        return await streamed(asked, processes)
+        return await begun(events(asked, processes), EVENT_STREAM)
 
     @app.post("/v1/predict/report", tags=["predict"])
     async def predict_report(request: Request, body: PredictBody) -> Response:

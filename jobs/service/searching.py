@@ -7,14 +7,13 @@ stream: a caller that leaves stops it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from starlette.responses import StreamingResponse
 
 from ...simulator.search.request import SearchRequest
 from ...simulator.search.served.request import ServedSearchRequest
@@ -23,20 +22,6 @@ from .answering import Processes, SlowError
 from .guard import encoded
 
 LOOK_S = 0.5  # between two looks at the progress
-
-
-async def streamed(request: SearchRequest | ServedSearchRequest, processes: Processes) -> StreamingResponse:
-    """The stream of a search that has begun. BusyError, before anything is sent, where too much is under way."""
-    stream = events(request, processes)
-    first = await anext(stream)
-
-    async def whole() -> AsyncIterator[bytes]:
-        async with aclosing(stream):
-            yield first
-            async for each in stream:
-                yield each
-
-    return StreamingResponse(whole(), media_type="text/event-stream")
 
 
 async def events(request: SearchRequest | ServedSearchRequest, processes: Processes) -> AsyncGenerator[bytes, None]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from ...datasets.ops import KINDS
+from ...models.forest import compile_walks
 from ...models.power import Limits
-from ...simulator.predict.columns import Predicted, predict_columns
+from ...simulator.predict.columns import Predicted, check_format, predict_columns
 from ...simulator.question.sources import Sources
 from ...simulator.workbench import workbench
 from .. import shapes
@@ -17,7 +21,9 @@ from ..resolve import this_machine
 from ..show import BadInputError
 
 BODY = Path("body")  # what messages call the table
+PART = 2**16  # rows that are answered and sent together
 PARTS = 2  # answered at a time
+LARGE = 2**17  # rows of a table from which compiled trees repay being loaded (models/forest.py)
 OPTIONS = pa.ipc.IpcWriteOptions(unify_dictionaries=False)  # a part may have other texts than the one before
 
 
@@ -42,11 +48,14 @@ def read_stream(body: bytes, most: int) -> pa.Table:
     return table
 
 
-def answer_table(table: pa.Table, device: str, kind: str | None, cache: str, limits: Limits, sources: Sources) -> bytes:
-    """The predictions of a table of ops, a row each in order, as an Arrow IPC stream.
+def answer_table(
+    table: pa.Table, device: str, kind: str | None, cache: str, limits: Limits, sources: Sources
+) -> Iterator[bytes]:
+    """The predictions of a table of ops, a row each in order, as an Arrow IPC stream in parts.
 
     Columns are those of ``opcast predict shapes=… output=…``, texts as dictionaries. ``kind`` is that
-    of rows that name none. Raises OpError with the number of the first bad row, DeviceError, PowerError.
+    of rows that name none. Raises OpError with the number of the first bad row, DeviceError, PowerError: here, before
+    any part is asked for.
     """
     if cache not in ("warm", "cold"):
         raise BadInputError(f"cache={cache!r} does not exist; choose warm or cold")
@@ -55,27 +64,60 @@ def answer_table(table: pa.Table, device: str, kind: str | None, cache: str, lim
     bench = workbench(sources, this_machine)
     target = bench.device(device)
     engine = bench.engine(target)
+    limits.of(target)
+    chunks = [shapes.parsed(table.slice(first, PART), BODY, first, kind) for first in range(0, len(table), PART)]
+    for name, dtype in {(group.kind, group.dtype) for chunk in chunks for group in chunk.groups}:
+        check_format(name, dtype, target)
+    if len(table) >= LARGE:
+        compile_walks()
 
     def ask(group: shapes.AlikeRows) -> Predicted:
         about = (group.kind, group.columns, group.dtype, group.out_dtype, target, engine, cache)
         return predict_columns(*about, bench.registries, limits, sources.backend)
 
     names = shapes.dim_names(sorted({str(k) for k in _kinds(table, kind)}))
+    return written(chunks, lambda chunk: shapes.answered(chunk, ask, target.id, cache, names, encoded=True))
 
-    def part(first: int) -> pa.Table:
-        rows = shapes.parsed(table.slice(first, shapes.CHUNK), BODY, first, kind)
-        return shapes.answered(rows, ask, target.id, cache, names, encoded=True)
 
-    sink = pa.BufferOutputStream()
+def written(chunks: Sequence[shapes.RowsChunk], answered: Callable[[shapes.RowsChunk], pa.Table]) -> Iterator[bytes]:
+    """An Arrow IPC stream of the answers, in parts: one is written while the next ones are answered."""
+    sink = Pieces()
     writer: pa.ipc.RecordBatchStreamWriter | None = None
-    with ThreadPoolExecutor(PARTS) as pool:  # a part is written while the next one is answered
-        for made in pool.map(part, range(0, len(table), shapes.CHUNK)):
-            writer = writer or pa.ipc.new_stream(sink, made.schema, options=OPTIONS)
+    with ThreadPoolExecutor(PARTS) as pool:
+        for made in pool.map(answered, chunks):
+            writer = writer or pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), made.schema, options=OPTIONS)
             writer.write_table(made)
+            yield sink.taken()
     assert writer is not None
     writer.close()
-    found: bytes = sink.getvalue().to_pybytes()
-    return found
+    yield sink.taken()
+
+
+class Pieces(io.RawIOBase):
+    """A file that is taken away as it is written."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Any] = []
+        self.size = 0
+
+    def writable(self) -> bool:
+        """Yes."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Keep some bytes, without a copy."""
+        self.pieces.append(data)
+        self.size += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        """Bytes that were written so far."""
+        return self.size
+
+    def taken(self) -> bytes:
+        """What was written since the last time."""
+        found, self.pieces = b"".join(self.pieces), []
+        return found
 
 
 def _kinds(table: pa.Table, default: str | None) -> set[str]:

@@ -36,6 +36,12 @@ class Predicted:
     energy_in_envelope: np.ndarray
 
 
+def check_format(kind: str, dtype: str, device: Device) -> None:
+    """DeviceError when the device lacks the units for ops of a kind and format."""
+    if KINDS[kind].family in ("gemm", "attention") and not device.supports(dtype):
+        raise DeviceError(f"{device.name} has no {dtype} matrix units; it has {', '.join(device.tensor_tflops)}")
+
+
 def predict_columns(
     kind: str,
     columns: Columns,
@@ -53,8 +59,7 @@ def predict_columns(
     As :func:`.ops.predict_ops` and :func:`.ops.with_power` answer them one by one. DeviceError when the device lacks
     the format, PowerError for ``limits`` that cannot be held.
     """
-    if KINDS[kind].family in ("gemm", "attention") and not device.supports(dtype):
-        raise DeviceError(f"{device.name} has no {dtype} matrix units; it has {', '.join(device.tensor_tflops)}")
+    check_format(kind, dtype, device)
     found = engine.answer(kind, columns, dtype, out_dtype, cache)
     latency, low, high, inside = found.latency_us, found.low_us, found.high_us, found.in_envelope
     watts, energy, known = np.full(len(latency), np.nan), np.full(len(latency), np.nan), np.zeros(len(latency), bool)
