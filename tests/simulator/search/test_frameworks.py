@@ -2,7 +2,8 @@
 
 ``OPCAST_FRAMEWORKS`` names a folder with the unpacked wheels of vllm, sglang, sglang-router, torchtitan, megatron-core
 and megatron-bridge (docs/search.md says how to make one); nothing of them is imported, so that they need no GPU. A
-framework that is not there is skipped.
+framework that is not there is skipped. No package on PyPI has the parsers of Megatron-LM (``megatron/training``) and of
+TensorRT-LLM (whose package there is a stub): they are read where a checkout of the sources lies in the folder too.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from opcast.simulator.search.launch import MEGATRON_BRIDGE, TORCHTITAN
+from opcast.simulator.search.launch import MEGATRON_BRIDGE, MEGATRON_LM, TORCHTITAN
 from opcast.simulator.search.served.kubernetes import router_words
-from opcast.simulator.search.served.launch import SGLANG, VLLM
+from opcast.simulator.search.served.launch import SGLANG, TRTLLM, VLLM
 
 FOLDER = Path(os.environ.get("OPCAST_FRAMEWORKS", "nowhere"))
 BRIDGE = {  # first part of an override -> files and classes of its fields
@@ -32,6 +33,17 @@ BRIDGE = {  # first part of an override -> files and classes of its fields
 }
 
 
+OF_THE_PARSER = {  # arguments of Megatron-LM's own parser that are no fields of megatron-core or Megatron-Bridge
+    "--num-experts",
+    "--group-query-attention",
+    "--max-position-embeddings",
+    "--num-virtual-stages-per-pipeline-rank",
+    "--no-gradient-accumulation-fusion",
+    "--no-overlap-p2p-communication",
+    "--fp8-format",
+}
+
+
 def tree(path: str) -> ast.Module:
     """The parsed file of a framework; skips where it is not there."""
     if not (FOLDER / path).is_file():
@@ -40,12 +52,12 @@ def tree(path: str) -> ast.Module:
 
 
 def arguments(path: str) -> set[str]:
-    """What ``add_argument`` is called with in a file; of names made by a prefix what follows it."""
+    """What ``add_argument`` or click's ``option`` is called with in a file; of names made by a prefix what follows it."""
     return {name for call in ast.walk(tree(path)) if isinstance(call, ast.Call) for name in _names(call)}
 
 
 def _names(call: ast.Call) -> Iterator[str]:
-    if not isinstance(call.func, ast.Attribute) or call.func.attr != "add_argument":
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("add_argument", "option"):
         return
     for each in call.args:
         if isinstance(each, ast.Constant) and isinstance(each.value, str):
@@ -114,3 +126,34 @@ def test_megatron_bridge_has_the_recipes_of_mixed_precision() -> None:
         if isinstance(node, ast.FunctionDef)
     }
     assert {"fp16_mixed", *RECIPES.values()} <= defined
+
+
+def any_fields(paths: list[str]) -> set[str]:
+    """The annotated fields of all classes of some files."""
+    classes = [node for path in paths for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)]
+    lines = [line for each in classes for line in each.body if isinstance(line, ast.AnnAssign)]
+    return {line.target.id for line in lines if isinstance(line.target, ast.Name)}
+
+
+def as_arguments(names: set[str]) -> set[str]:
+    """Fields as Megatron-LM spells them on its command line."""
+    return {"--" + name.replace("_", "-") for name in names}
+
+
+def test_what_megatron_lm_is_told_are_fields_of_its_core() -> None:
+    """Megatron-LM makes most of its arguments of these fields; its parser itself is on no package index."""
+    paths = {path for places in BRIDGE.values() for path, _ in places}
+    assert set(MEGATRON_LM) - as_arguments(any_fields(sorted(paths))) == OF_THE_PARSER
+
+
+def test_megatron_lm_knows_its_arguments() -> None:
+    known = arguments("megatron/training/arguments.py")
+    configs = [str(path.relative_to(FOLDER)) for path in sorted((FOLDER / "megatron/training/config").glob("*.py"))]
+    configs += [path for path, _ in BRIDGE["model"][:2] + BRIDGE["ddp"] if (FOLDER / path).is_file()]
+    assert set(MEGATRON_LM) <= known | as_arguments(any_fields(configs))
+
+
+def test_tensorrt_llm_knows_its_options() -> None:
+    assert set(TRTLLM) <= arguments("tensorrt_llm/commands/serve.py")
+    known = any_fields(["tensorrt_llm/llmapi/llm_args.py"])
+    assert {"enable_attention_dp", "cache_transceiver_config", "backend"} <= known

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from opcast.datasets.ops import Op, make_op
+from opcast.datasets.schema import Measurement
+from opcast.datasets.store import Store
 from opcast.simulator.question.network import NetworkChoice
 from opcast.simulator.question.stragglers import Straggler
 from opcast.simulator.search.bounds import bound, standing
 from opcast.simulator.search.evaluate import Evaluator
 from opcast.simulator.search.rank import front, losses
-from opcast.simulator.search.request import SearchRequest, asked
+from opcast.simulator.search.request import SearchRequest, asked, request_of
 from opcast.simulator.search.result import SearchReport
 from opcast.simulator.search.run import space_of
 from opcast.simulator.search.space import AXES
@@ -194,3 +198,34 @@ def test_what_a_search_does_not_simulate_is_refused(asking: Asking) -> None:
     for other in ({"network": NetworkChoice("flow")}, {"stragglers": (Straggler(1.5, device=0),)}):
         with pytest.raises(ValueError, match="by formula on healthy devices"):
             replace(request, base=replace(request.base, **other))
+
+
+def test_what_is_said_to_settle_a_tie_does(asking: Asking, tmp_path: Path) -> None:
+    """Of tied layouts the ops are named that nobody measured and whose time differs most; measured, none is left."""
+    axes = {"tp": (2,), "pp": (1,), "micro_batch": (1, 2), "recompute": ("none",), "zero_stage": (1,)}
+    request = asking(axes, noise_floor=0.9, prune=())
+    sources = replace(request.base.sources, store=str(tmp_path / "store"))
+    request = replace(request, base=replace(request.base, sources=sources))
+    own = Workbench(sources)
+    found = own.search(request)
+    assert found.ties > 0
+    spent: dict[str, list[float]] = {}
+    for place, row in enumerate(found.best[: found.ties + 1][:4]):
+        step = own.simulate(request_of(asked(request), {name: row[name] for name in AXES}))
+        for each in step.measure_next:
+            spent.setdefault(str(each.op), [0.0] * min(found.ties + 1, 4))[place] = each.time_s
+    differ = sorted((max(times) - min(times) for times in spent.values()), reverse=True)
+    said = [each["difference_s"] for each in found.measure_next]
+    assert said == pytest.approx(differ[: len(said)])
+    assert len(said) == min(5, sum(each > 1e-6 for each in differ)) > 0
+    named = [op_of(each["op"]) for each in found.measure_next]
+    about = {"device_id": "h100_sxm", "run_id": "test", "measured_at": datetime(2026, 1, 1, tzinfo=UTC)}
+    Store(tmp_path / "store").write([Measurement(op=op, latency_us=9.0, **about) for op in named], "test")
+    again = own.search(request)
+    assert not {op_of(each["op"]) for each in again.measure_next} & set(named)
+    assert own.search(replace(request, noise_floor=0.0)).measure_next == ()
+
+
+def op_of(said: dict[str, Any]) -> Op:
+    """The op that an answer names."""
+    return make_op(said["kind"], **{name: value for name, value in said.items() if name != "kind"})
