@@ -23,7 +23,7 @@
     return `${Number((us / size).toPrecision(4))} ${unit}`;
   }
   const percent = (share) => (share === null || share === undefined ? "–" : `${(100 * share).toFixed(1)} %`);
-  const rounded = (value) => (typeof value === "number" ? Number(value.toPrecision(4)).toLocaleString("en") : String(value ?? "–"));
+  const rounded = (value) => (typeof value === "number" ? value.toLocaleString("en", { maximumSignificantDigits: 4 }) : String(value ?? "–"));
 
   // --- theme ----------------------------------------------------------------------------------------------
 
@@ -379,7 +379,7 @@
   const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
 
   function table(caption, heads, rows) {
-    const words = heads.map((head, at) => (at === 0 || rows.some((row) => row[head] && !/^[-+−–\d]/.test(row[head])) ? "words" : null));
+    const words = heads.map((head) => (rows.some((row) => row[head] && !/^[-+−–\d.,%() ]*$/.test(row[head])) ? "words" : null));
     const cells = (row) => heads.map((head, at) => make("td", { class: words[at] }, typeof row[head] === "number" ? rounded(row[head]) : String(row[head] ?? "")));
     return make("section", {}, make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
       make("table", {}, make("thead", {}, make("tr", {}, ...heads.map((head, at) => make("th", { scope: "col", class: words[at] }, head)))), make("tbody", {}, ...rows.map((row) => make("tr", {}, ...cells(row)))))));

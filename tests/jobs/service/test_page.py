@@ -97,6 +97,9 @@ def test_a_search_leads_to_the_step_of_a_layout(page: Any, address: str) -> None
     )
     page.wait_for_selector(".curve circle")
     assert "layouts" in (page.text_content(".cards") or "")
+    rank, *_, reason = page.locator("tbody tr").first.locator("td").all()
+    assert rank.bounding_box()["width"] < 60
+    assert reason.get_attribute("class") == "words", "a reason is wrapped, not cut off"
     page.focus(".curve circle")
     page.keyboard.press("Enter")
     page.wait_for_selector("iframe")
