@@ -50,11 +50,12 @@ class LearnedEngine:
         found = self._predicted(predictor, kind, columns, dtype, out_dtype, cache)
         lab = apart(KINDS[kind].family, predictor.card)
         held = brought(found.latency_us, found.low_us, found.high_us, predictor.coverage)
-        names = (self.name, f"{predictor.name}@{predictor.version}")
-        who = (np.broadcast_to(np.array(name, dtype=object), len(found)) for name in names)
-        answers = Answers(
-            found.latency_us, *between_labs(found.latency_us, *held, lab), *who, in_envelope=found.in_envelope
+        low, high = between_labs(found.latency_us, *held, lab)
+        engine, who = (
+            np.broadcast_to(np.array(name, dtype=object), len(found))
+            for name in (self.name, f"{predictor.name}@{predictor.version}")
         )
+        answers = Answers(found.latency_us, low, high, engine, who, found.in_envelope)
         if self.inside_node and not self.device.synchronous and KINDS[kind].family in COMMUNICATION:
             leaves = columns["ranks"] > columns["ranks_per_node"]
             answers.latency_us[leaves | ~answers.in_envelope] = np.nan

@@ -52,7 +52,7 @@ def tree(path: str) -> ast.Module:
 
 
 def arguments(path: str) -> set[str]:
-    """What ``add_argument`` or click's ``option`` is called with in a file; of names made by a prefix what follows it."""
+    """What ``add_argument`` or ``option`` is called with in a file; of names made by a prefix what follows it."""
     return {name for call in ast.walk(tree(path)) if isinstance(call, ast.Call) for name in _names(call)}
 
 
