@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from .near import likeliest, meant
+from .near import did_you_mean, meant
 
 T = TypeVar("T")
 Error = type[ValueError]
@@ -74,8 +74,7 @@ def choice(error: Error, name: str, value: Any, known: Sequence[Any]) -> None:
 def nearest(name: object, known: Iterable[str], otherwise: str = "it has") -> str:
     """What to say of an unknown name: the nearest known one, else all of them, after ``otherwise``."""
     names = list(known)
-    near = likeliest(name, names, 1)
-    return f"did you mean {near[0]!r}?" if near else f"{otherwise} {', '.join(names) or 'none'}"
+    return did_you_mean(name, names, f"{otherwise} {', '.join(names) or 'none'}", 1)
 
 
 def _known(cls: type, values: Any, error: Error, where: str, noun: str) -> dict[str, Any]:

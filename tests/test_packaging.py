@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from importlib.metadata import entry_points, metadata
@@ -15,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-NOT_PACKAGED = {"tests", "docs", "build", "dist", "outputs", "multirun", "mlruns"}
+NOT_PACKAGED = {"tests", "docs", "packing", "build", "dist", "outputs", "multirun", "mlruns"}
 PUBLIC = [
     "Cluster",
     "Device",
@@ -80,13 +82,47 @@ def test_every_package_but_datasets_has_an_init_file() -> None:
 def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Names of the files in the wheel, built from a copy so that the checkout stays clean."""
     copy = tmp_path_factory.mktemp("checkout") / "opcast"
-    scratch = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", *(NOT_PACKAGED - {"docs", "tests"}))
+    scratch = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", *(NOT_PACKAGED - {"docs", "tests", "packing"}))
     shutil.copytree(ROOT, copy, ignore=scratch)
-    build = "from setuptools.build_meta import build_wheel; print(build_wheel('dist'))"
-    result = subprocess.run([sys.executable, "-c", build], cwd=copy, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    with zipfile.ZipFile(copy / "dist" / result.stdout.splitlines()[-1]) as wheel:
+    (name,) = built(copy, "wheel")
+    with zipfile.ZipFile(name) as wheel:
         return wheel.namelist()
+
+
+def built(checkout: Path, *archives: str) -> list[Path]:
+    """The archives (``wheel``, ``sdist``) of a checkout, built in its ``dist`` by the backend that it names."""
+    calls = "; ".join(f"print(reproducible.build_{archive}('dist'))" for archive in archives)
+    build = f"import sys; sys.path.insert(0, 'packing'); import reproducible; {calls}"
+    (checkout / "dist").mkdir()
+    result = subprocess.run([sys.executable, "-c", build], cwd=checkout, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return [checkout / "dist" / name for name in result.stdout.splitlines() if name.endswith((".whl", ".tar.gz"))]
+
+
+def test_archives_are_the_same_bytes_when_they_are_built_again(tmp_path: Path) -> None:
+    """From another folder, with files of another age. Without predictors and measurements, which only take time."""
+    large = ("shipped", "measured", "docs", "tests", ".*", "*.egg-info", "__pycache__", "dist", "build", "mlruns")
+    made = []
+    for at, name in enumerate(("first", "second")):
+        copy = tmp_path / name / "opcast"
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*large))
+        for path in copy.rglob("*"):
+            os.utime(path, (1.6e9 + at, 1.6e9 + at))
+        made.append(built(copy, "wheel", "sdist"))
+    for first, second in zip(*made, strict=True):
+        assert first.name == second.name
+        assert first.read_bytes() == second.read_bytes()
+    with tarfile.open(made[0][1]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {
+        "pyproject.toml",
+        "packing/reproducible.py",
+        "README.md",
+        "LICENSE",
+        "conf/base.yaml",
+        "jobs/cli.py",
+    } <= names
+    assert not [name for name in names if name.startswith(("tests", "docs", "."))]
 
 
 def test_the_wheel_holds_the_code_and_the_configuration_and_nothing_else(wheel_names: list[str]) -> None:

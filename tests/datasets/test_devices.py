@@ -239,7 +239,7 @@ def test_rates_of_related_formats() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"memory_gbs": 1.0}, r"has no figure 'memory_gbs'; did you mean 'memory_gbps'\?"),
+        ({"memory_gbs": 1.0}, r"has no figure 'memory_gbs'; did you mean memory_gbps\?"),
         ({"memory_gbps": -1.0}, "device.memory_gbps=-1.0 must be positive"),
         ({"compute_units": 0}, "device.compute_units=0 must be positive"),
         ({"tensor_tflops": {"bf16": 0.0}}, "device.tensor_tflops=0.0 must be positive"),

@@ -52,7 +52,7 @@ def test_plain_values_become_what_they_describe() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"seat": 2}, "menu has no field 'seat'; did you mean 'seats'?"),
+        ({"seat": 2}, "menu has no field 'seat'; did you mean seats?"),
         ({"wine": 2}, "menu has no field 'wine'; it has first, open, others, seats, tips, title"),
         ({"seats": 0}, "menu.seats=0 must be a whole number of at least 1"),
         ({"seats": "two"}, "menu.seats='two' must be a whole number of at least 1"),
@@ -60,7 +60,7 @@ def test_plain_values_become_what_they_describe() -> None:
         ({"open": 1}, "menu.open=1 must be true or false"),
         ({"title": None}, "menu.title=None must be a word"),
         ({"first": 3}, "menu.first=3 must be a mapping or null"),
-        ({"first": {"nam": "pie"}}, "menu.first has no field 'nam'; did you mean 'name'?"),
+        ({"first": {"nam": "pie"}}, "menu.first has no field 'nam'; did you mean name?"),
         ({"first": {}}, "menu.first lacks name"),
         ({"first": {"name": "pie", "price": -2}}, "dish.price=-2 must be a number of at least 0"),
         ({"first": {"name": "pie", "parts": "leek"}}, "menu.first.parts='leek' must be a list"),
@@ -98,7 +98,7 @@ def test_ranges_hold_for_what_is_made_in_python_too(made: Any, error: type[Value
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"issue": {}}, "stack has no field 'issue'; did you mean 'issue_us'?"),
+        ({"issue": {}}, "stack has no field 'issue'; did you mean issue_us?"),
         ({"issue_us": {"gemm": "long"}}, "stack.issue_us.gemm='long' must be a number"),
         ({"fusion": "all"}, "stack.fusion='all' must be a list of names; take stack.fusion=\\[all\\]"),
         ({"scale": {"h100_sxm": {"gemm": -1}}}, "stack.scale.h100_sxm.gemm=-1 must be a number of at least 0"),

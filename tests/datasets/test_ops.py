@@ -210,7 +210,7 @@ def test_grouping_keeps_every_op(drawn: list[Op]) -> None:
         ("gemm", {"m": 1, "n": 1, "k": 1, "layout": "tt"}, "gemm.layout='tt' is not one of nn, nt, tn"),
         ("gemm", {"m": 1, "n": 1, "k": 1, "layout": 3}, "gemm.layout=3 must be from 0 to 2"),
         ("gemm", {"m": 1, "n": 1, "kk": 1}, "gemm has no dimension 'kk'"),
-        ("rms_norm", {"rows": 1, "col": 1}, "no dimension 'col'; did you mean 'cols'"),
+        ("rms_norm", {"rows": 1, "col": 1}, "no dimension 'col'; did you mean cols"),
         ("gemm", {"m": 1, "n": 1, "k": 1, "dtype": "bf17"}, "unknown dtype 'bf17'; known: fp64"),
         ("gemm", {"m": 1, "n": 1, "k": 1, "out_dtype": "x"}, "unknown dtype 'x'"),
     ],

@@ -157,7 +157,7 @@ def test_conform_fills_what_may_be_missing_and_names_what_may_not() -> None:
         conform("gemm", table.drop_columns(["m"]))
     with pytest.raises(SchemaError, match="gemm rows lack the column 'run_id'"):
         conform("gemm", table.drop_columns(["run_id"]))
-    with pytest.raises(SchemaError, match=r"gemm has no column 'latency_ms'; did you mean 'latency_us'\?"):
+    with pytest.raises(SchemaError, match=r"gemm has no column 'latency_ms'; did you mean latency_us\?"):
         conform("gemm", table.append_column("latency_ms", pa.array([1.0])))
 
 

@@ -120,8 +120,8 @@ def test_precision_counts_with_a_plan_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"tpp": 8}, "simulate has no setting 'tpp'; did you mean 'tp'"),
-        ({"golbal_batch": 8}, "did you mean 'global_batch'"),
+        ({"tpp": 8}, "simulate has no setting 'tpp'; did you mean tp"),
+        ({"golbal_batch": 8}, "did you mean global_batch"),
         ({"nodes": 2}, "nodes=2 needs a cluster"),
         ({"tp": 2}, "parallel.tp=2 needs a cluster"),
         ({"cluster": "dgx_h10"}, "did you mean dgx_h100"),

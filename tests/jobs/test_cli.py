@@ -60,7 +60,7 @@ def test_a_what_if_changes_the_answer(home: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["predcit"], "did you mean 'predict'"),
+        (["predcit"], "did you mean predict"),
         (["predict", "op=gem", "op.m=3"], "did you mean gemm"),
         (["predict", "op=gemm", "op.m=5"], "needs op.n=…, op.k=…"),
         (["predict", "op=gemm", "op.m=0", "op.n=1", "op.k=1"], "gemm.m=0 must be at least 1"),

@@ -75,7 +75,7 @@ def test_words_say_what_was_kept_out_and_again_adds_nothing(tables: Path, capsys
     ("arguments", "says"),
     [
         ([], "say what to import: source=aiconfigurator|vidur"),
-        (["source=vidr"], "did you mean 'vidur'"),
+        (["source=vidr"], "did you mean vidur"),
         (["aiconfigurator", "path=/no/such/folder"], "/no/such/folder does not exist"),
         (["aiconfigurator", "path={tables}", "systems=[h101]"], "no table for systems=h101; there are h100_sxm"),
         (["aiconfigurator", "path={tables}", "device=h100_sxm"], "takes no device=…"),

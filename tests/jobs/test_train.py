@@ -103,10 +103,10 @@ def test_a_person_sees_a_row_for_each_evaluation(
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("eval=grups", "eval has 'grups'; did you mean 'groups'?"),
+        ("eval=grups", "eval has 'grups'; did you mean groups?"),
         ("eval=[groups,nothing]", "eval has 'nothing'; choose from groups, random"),
         ("predictor.trials=-2", "predictor.trials=-2 must be 0"),
-        ("+predictor.families.gem={folds:3}", "predictor.families has 'gem'; did you mean 'gemm'?"),
+        ("+predictor.families.gem={folds:3}", "predictor.families has 'gem'; did you mean gemm?"),
         ("+predictor.families.rope={lightgbm:{tree:3}}", "predictor.families.rope.lightgbm has no option 'tree'"),
     ],
 )

@@ -177,10 +177,10 @@ def test_the_other_configurations_hold_valid_options(root: Path, name: str) -> N
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"fold": 3}, "did you mean 'folds'"),
-        ({"lightgbm": {"tree": 3}}, r"predictor.lightgbm has no option 'tree'; did you mean 'trees'"),
+        ({"fold": 3}, "did you mean folds"),
+        ({"lightgbm": {"tree": 3}}, r"predictor.lightgbm has no option 'tree'; did you mean trees"),
         ({"lightgbm": {"trees": "many"}}, "^predictor.lightgbm.trees='many' must be a whole number"),
-        ({"candidates": ["forest"]}, "did you mean 'random_forest'"),
+        ({"candidates": ["forest"]}, "did you mean random_forest"),
         ({"candidates": []}, "is empty"),
         ({"coverage": 90}, "between 0 and 1"),
         ({"folds": 1}, "at least 2"),

@@ -290,7 +290,7 @@ def test_a_batch_that_does_not_fit_its_kind_is_refused(columns: dict[str, Any]) 
 @pytest.mark.parametrize(
     ("source", "options", "says"),
     [
-        ("aiconfigurater", {}, "did you mean 'aiconfigurator'"),
+        ("aiconfigurater", {}, "did you mean aiconfigurator"),
         ("xyz", {}, "one of aiconfigurator, vidur"),
         ("aiconfigurator", {"mapping": "x"}, "takes no mapping=…; its settings: systems, tables, frameworks"),
     ],

@@ -197,7 +197,7 @@ def test_a_policy_of_ones_own_says_who_goes_first() -> None:
     run = RankedTraces({0: builder.trace()})
     made = simulate_run(run, policy=f"{__name__}:last_first")
     assert made.executions.start_us.tolist() == [3.0, 2.0, 1.0, 0.0]
-    with pytest.raises(TraceFileError, match=r"policy='fifa' is none, .* did you mean 'fifo'"):
+    with pytest.raises(TraceFileError, match=r"policy='fifa' is none, .* did you mean fifo"):
         simulate_run(run, policy="fifa")
     with pytest.raises(TraceFileError, match="must return a number for each of the 4 nodes"):
         simulate_run(run, policy=f"{__name__}:none")

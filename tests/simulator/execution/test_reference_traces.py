@@ -90,6 +90,6 @@ def test_an_algorithm_that_no_collective_has_is_one_line(tmp_path: Path, capsys:
     traces = own("all_reduce", tmp_path)
     asked = ["simulate", f"trace={traces}", "durations=network", "algorithm=rings"]
     assert main([*asked, "cluster=dgx_h100"]) == 2
-    assert "algorithm='rings' is of no collective; did you mean 'ring'" in capsys.readouterr().err
+    assert "algorithm='rings' is of no collective; did you mean ring" in capsys.readouterr().err
     assert main([*asked[:2], "algorithm=ring"]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -62,7 +62,7 @@ def test_mistakes_are_one_line(module: str) -> None:
     wrong = {
         "noted": "not of the form module:function",
         "no_such_module:f": "cannot import no_such_module: ModuleNotFoundError",
-        f"{module}:notted": f"{module} has no function notted; did you mean 'noted'",
+        f"{module}:notted": f"{module} has no function notted; did you mean noted",
     }
     for name, message in wrong.items():
         with pytest.raises(PlanError, match=message) as caught:

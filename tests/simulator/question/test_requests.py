@@ -148,7 +148,7 @@ def test_the_key_is_the_same_in_another_process() -> None:
         (
             SimulateRequest,
             {"model": "a", "work": {"seq_length": 8}},
-            "no field 'seq_length'; did you mean 'seq_len'",
+            "no field 'seq_length'; did you mean seq_len",
         ),
         (SimulateRequest, {"model": "a", "cluster": "dgx_h10"}, "unknown cluster 'dgx_h10'; did you mean dgx_h100"),
         (SimulateRequest, {"model": "a", "parallel": {"tp": "many"}}, "parallel.tp='many' must be a whole number"),

@@ -73,7 +73,7 @@ def test_arguments_become_layout_limits_and_memory():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("--tensor-paralel-size 4", "did you mean '--tensor-parallel-size'"),
+        ("--tensor-paralel-size 4", "did you mean --tensor-parallel-size"),
         ("--max-num-seqs", "needs a value"),
         ("--max-num-seqs many", "--max-num-seqs=many must be a whole number"),
         ("--gpu-memory-utilization 1.5", "out of range"),

@@ -666,7 +666,7 @@ def test_a_hub_id_without_a_network_is_one_line(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"kind": "training"}, "workload='training' is not one of train, prefill, decode; did you mean 'train'"),
+        ({"kind": "training"}, "workload='training' is not one of train, prefill, decode; did you mean train"),
         ({"kind": "train", "batch": 0}, "batch=0 must be a whole number of at least 1"),
         ({"kind": "train", "seq_len": 1}, "leaves no next token"),
         ({"kind": "decode", "cache": "paged"}, "cache='paged'"),
@@ -679,7 +679,7 @@ def test_bad_workloads_are_one_line(arguments: dict[str, Any], message: str):
 
 
 def test_a_precision_nobody_has_is_refused():
-    with pytest.raises(TraceError, match="precision='bf17' is not one of fp32, bf16, fp16; did you mean 'bf16'"):
+    with pytest.raises(TraceError, match="precision='bf17' is not one of fp32, bf16, fp16; did you mean bf16"):
         trace("gpt2", Workload("prefill", 1, 8), "bf17")
 
 
