@@ -114,7 +114,7 @@ class TrainingRow(ModelRow):
     """A training step. Batches in sequences; ``recompute`` is a policy of :mod:`opcast.simulator.passes.recompute`.
 
     ``lora_rank`` is that of adapters that are trained in place of the weights (0: the weights are), ``lora_modules``
-    a pattern of what they stand beside (empty: the usual).
+    a pattern of what they stand beside (empty: the usual). ``mtp_layers`` learn tokens further on beside the model.
     """
 
     seq_len: int
@@ -123,6 +123,7 @@ class TrainingRow(ModelRow):
     recompute: str = "none"
     lora_rank: int = 0
     lora_modules: str = ""
+    mtp_layers: int = 0
 
     @property
     def configuration(self) -> tuple[Any, ...]:
@@ -137,6 +138,7 @@ class TrainingRow(ModelRow):
                 self.recompute,
                 self.lora_rank,
                 self.lora_modules,
+                self.mtp_layers,
             ),
             tuple(sorted((key, str(value)) for key, value in self.options.items())),
         )

@@ -38,8 +38,8 @@ def training_row(cells: Cells, folder: Path) -> TrainingRow:
     micro_batch, global_batch = batches(cells, layout)
     recompute = recompute_of(cells.text("recompute"))
     layout = sequence_parallel_of(cells, layout)
-    if cells.text("stages") == "by_cost" and layout.pp > 1:
-        layout = PublishedLayout(**{**vars(layout), "stages": stages_by_cost(config, layout.pp)})
+    if cells.has("stages") and layout.pp > 1:
+        layout = PublishedLayout(**{**vars(layout), "stages": stages_of(cells.text("stages"), config, layout)})
     measured = measurements(cells, config, global_batch, seq_len, devices)
     return TrainingRow(
         id=cells.id,
@@ -61,6 +61,7 @@ def training_row(cells: Cells, folder: Path) -> TrainingRow:
         recompute=recompute,
         lora_rank=lora_rank_of(cells),
         lora_modules=cells.text("lora_modules"),
+        mtp_layers=cells.whole("mtp_layers", 0),
     )
 
 
@@ -101,6 +102,21 @@ def sequence_parallel_of(cells: Cells, layout: PublishedLayout) -> PublishedLayo
     """The layout with sequence parallelism as published, else beside tensor parallelism."""
     said = "+SP" in cells.text("recompute") or cells.flag("sp", True)
     return PublishedLayout(**{**vars(layout), "sequence_parallel": said and layout.tp > 1})
+
+
+def stages_of(text: str, config: Mapping[str, Any], layout: PublishedLayout) -> tuple[int, ...]:
+    """Layers of each chunk of a pipeline: ``by_cost``, or the one of ``4x15,1|8x7,5`` that has as many chunks.
+
+    Empty (even) where none has.
+    """
+    if text == "by_cost":
+        return stages_by_cost(config, layout.pp)
+    for given in text.split("|"):
+        parts = [part.partition("x") for part in given.split(",")]
+        stages = tuple(int(layers) for layers, _, times in parts for _ in range(int(times or 1)))
+        if len(stages) == layout.pp * layout.vpp:
+            return stages
+    return ()
 
 
 def stages_by_cost(config: Mapping[str, Any], pp: int) -> tuple[int, ...]:

@@ -27,8 +27,8 @@ class Work:
     (``generate``) ``output_len``. ``decode`` is one step with ``input_len`` tokens in the cache. ``batch`` is one pass
     over ``prompts`` (new and cached tokens of each chunk) and ``decodes`` (sequences and their cached tokens), of which
     ``samples`` yield a token, on ``padded_tokens`` (:class:`.iteration.Iteration`). ``data_loading_ms`` is what a
-    training step on a cluster waits for its batch. ``frozen``, ``lora_rank`` and ``lora_modules`` say what it trains
-    (:class:`..trace.workload.Workload`).
+    training step on a cluster waits for its batch. ``frozen``, ``lora_rank``, ``lora_modules`` and ``mtp_layers`` say
+    what it trains (:class:`..trace.workload.Workload`).
     """
 
     kind: str = "train"
@@ -44,6 +44,7 @@ class Work:
     frozen: str = ""
     lora_rank: int = 0
     lora_modules: str = LORA_MODULES
+    mtp_layers: int = 0
     prompts: tuple[tuple[int, int], ...] = ()
     decodes: tuple[tuple[int, int], ...] = ()
     samples: int | None = None
@@ -68,6 +69,7 @@ class Work:
         object.__setattr__(self, "expert_load", load_text(self.expert_load))
         parse_load(self.expert_load)
         check_trained(self, "workload.")
+        whole(WorkloadError, "workload.mtp_layers", self.mtp_layers, 0)
         self._check_batch()
         if self.kind == "train" and self.sequences % self.micro_batch:
             raise WorkloadError(

@@ -164,6 +164,7 @@ def traced(model: Model, work: Work, plan: Plan, part: Part, device: Device, cac
             frozen=work.frozen,
             lora_rank=work.lora_rank,
             lora_modules=work.lora_modules,
+            mtp_layers=work.mtp_layers,
         )
         return trace(model, usual, plan.precision, cache_dir)
     engine = "paged_attention" in plan.stack.fusion

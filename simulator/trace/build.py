@@ -15,6 +15,8 @@ from torch import nn
 
 from .adapters import choose_trained
 from .models import Source
+from .next_tokens import add_next_tokens
+from .switches import settle_switches
 from .workload import TraceError, Workload
 
 TORCH_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -58,6 +60,9 @@ def build(source: Source, workload: Workload, precision: str, config: Any = None
         except Exception as error:
             raise TraceError(f"model {source.name}: {one_line(error)}") from None
     module.tie_weights()  # part of the initialisation that a trace leaves out
+    settle_switches(module)
+    if workload.training and workload.mtp_layers:
+        add_next_tokens(module, workload.mtp_layers, source.name)
     return Built(choose_trained(module, workload, source.name) if workload.trains_part else module)
 
 

@@ -24,13 +24,14 @@ from .workload import Workload
 KEPT = 32  # graphs of files that were read
 
 PACKAGES = ("torch", "transformers")
+LATER = ("mtp_layers",)  # settings that graphs of before them do not have, off in these
 
 
 def key(source: Source, workload: Workload, precision: str) -> str:
     """The name of a graph: a hash of model, workload, precision, package versions and our own formats."""
     about = {
         "model": [source.name, source.identity],
-        "workload": workload.to_dict(),
+        "workload": {name: value for name, value in workload.to_dict().items() if value or name not in LATER},
         "precision": precision,
         "packages": [installed(name) for name in PACKAGES],
         "format": [FORMAT, VERSION, sorted((name, kind.names) for name, kind in KINDS.items())],

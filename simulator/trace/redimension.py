@@ -62,6 +62,8 @@ def _prime_length(model: Model, workload: Workload, windows: bool = False) -> in
         return 0
     figures = [value for value in _figures(config) if value > 0]
     room = min((config[name] for name in POSITIONS if config.get(name)), default=LENGTHS[0])
+    if config.get("expert_capacity"):  # of each sequence, however long: what is beyond it is dropped
+        return 0
     long = workload.seq_len + (workload.kind == "decode") > room
     windowed = not windows and any(config.get(name) for name in WINDOWED)
     if long or windowed or any(value % BATCH == 0 for value in figures):

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from .build import encodes, translates
+from .next_tokens import with_next_tokens
 from .workload import TraceError, Workload
 
 Call = Callable[[], Any]
@@ -48,6 +49,8 @@ def prepare(model: nn.Module, workload: Workload, example: Callable[[Workload], 
     if translates(model.config):
         return _translation(model, tokens, workload)
     if workload.training:
+        if workload.mtp_layers:
+            return ForwardCall(lambda: with_next_tokens(model, tokens))
         return ForwardCall(lambda: model(input_ids=tokens, labels=tokens, use_cache=False))
     keep, name = _last_logits(model, workload), _cache_name(model)
     cache = _cache(model, workload, name)

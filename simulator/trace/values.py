@@ -146,7 +146,11 @@ class Values:
 
         known = all(n in self._known or not _is_fake(t) for n, t in zip(ids, inputs, strict=True))
         if func is torch.ops.aten.topk.default and not known:
-            return self._choose_experts(result[1], inputs[0].shape[-1])
+            topk = result[1].shape[-1]
+            return self._choose_experts(result[1], inputs[0].shape[-1], result[1].numel() // topk, topk)
+        if func is torch.ops.aten.argmax.default and not known and result.shape == inputs[0].shape[:-1]:
+            sequence = result.shape[-1] if result.dim() else 1  # of which an expert takes as many as it has room for
+            return self._choose_experts(result, inputs[0].shape[-1], sequence, 1)
         outputs = [out for out in _leaves(result) if isinstance(out, torch.Tensor)]
         if not known or not outputs or torch.Tag.nondeterministic_seeded in func.tags:
             return self._unknown(written)
@@ -178,14 +182,15 @@ class Values:
                 value = flat.as_strided(fake.shape, fake.stride(), fake.storage_offset()).copy_(value)
             self._known[storage_id] = value.untyped_storage()
 
-    def _choose_experts(self, indices: torch.Tensor, experts: int) -> None:
+    def _choose_experts(self, indices: torch.Tensor, experts: int, rows: int, topk: int) -> None:
+        """Assigns ``topk`` experts to each of ``rows`` rows, and the same again to the next ones."""
         import torch
 
         if _bytes(indices) > INTEGER_LIMIT_BYTES:
             return
-        rows, topk = indices.numel() // indices.shape[-1], indices.shape[-1]
         with torch._C._DisableTorchDispatch():
-            self.assign(indices, routed(rows, topk, experts, self._expert_load).view(indices.shape))
+            chosen = routed(rows, topk, experts, self._expert_load)
+            self.assign(indices, chosen.repeat(indices.numel() // chosen.numel(), 1).view(indices.shape))
 
     def _unknown(self, written: Sequence[int]) -> None:
         for storage_id in written:

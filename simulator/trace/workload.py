@@ -43,6 +43,7 @@ class Workload:
 
     ``frozen`` is a pattern of names of weights that are not trained. With ``lora_rank`` no weight of the model is, but
     low-rank adapters beside Linears whose path matches ``lora_modules`` (:mod:`.adapters`).
+    With ``mtp_layers`` it also learns to predict so many tokens further on (:mod:`.next_tokens`).
     """
 
     kind: str
@@ -58,6 +59,7 @@ class Workload:
     frozen: str = ""
     lora_rank: int = 0
     lora_modules: str = LORA_MODULES
+    mtp_layers: int = 0
 
     def __post_init__(self) -> None:
         choose("workload", self.kind, KINDS)
@@ -71,6 +73,7 @@ class Workload:
             raise TraceError("seq_len=1 leaves no next token to train on: take at least 2")
         parse_load(self.expert_load)
         check_trained(self)
+        whole(TraceError, "mtp_layers", self.mtp_layers, 0)
 
     @property
     def training(self) -> bool:

@@ -62,7 +62,7 @@ def training_case(row: TrainingRow, setting: ValidationSettings) -> Question:
     if options.pop("async_tp", False):
         stack = replace(stack, overlap=(*stack.overlap, "tp"))
     degrees = {**vars(layout), "vpp": max(layout.vpp, 2 if interleaved else 1)}
-    degrees["stages"] = layout.stages if layout.vpp == 1 else ()
+    degrees["stages"] = layout.stages if len(layout.stages) == layout.pp * layout.vpp else ()
     parallel = Parallel(**degrees, cp_style=options.pop("cp_style", "ring"))
     plan = Plan(
         parallel=parallel,
@@ -81,6 +81,7 @@ def training_case(row: TrainingRow, setting: ValidationSettings) -> Question:
         global_batch=row.global_batch,
         lora_rank=row.lora_rank,
         lora_modules=row.lora_modules or LORA_MODULES,
+        mtp_layers=row.mtp_layers,
     )
     return Question(row.config, work, plan, device_of(row.hardware, setting))
 

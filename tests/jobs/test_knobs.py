@@ -32,6 +32,7 @@ CHANGES: dict[str, tuple[list[str], list[str]]] = {  # what else is asked, and w
     "workload": (["cluster=dgx_h100"], ["workload=decode"]),
     "lora_rank": (NODE, ["workload.lora_rank=8"]),
     "lora_modules": ([*NODE, "workload.lora_rank=8"], ["workload.lora_modules=proj"]),
+    "mtp_layers": (NODE, ["workload.mtp_layers=1"]),
     "frozen": (NODE, ["workload.frozen=embed"]),
     "precision": (NODE, ["precision=fp8"]),
     "cluster": (["device=h100_sxm", "workload.seq_len=256"], ["cluster=dgx_h100"]),
@@ -66,7 +67,7 @@ READ = {
     "algorithm",
     "window",
 }  # what tests of stores, formats, traces turn
-WORKLOAD = {"lora_rank", "lora_modules", "frozen"}  # settings of a group
+WORKLOAD = {"lora_rank", "lora_modules", "mtp_layers", "frozen"}  # settings of a group
 REFUSALS = {"expand": "expand=0", "strict": "strict"}  # answers that are refused, for a reason that names the setting
 
 Ask = Callable[[list[str]], tuple[int, dict[str, Any], str]]

@@ -34,6 +34,7 @@ TOLD = {
     "lengths",
     "lora_rank",
     "lora_modules",
+    "mtp_layers",
     *(f"serving_{name}" for name in STARTED),
     "model_path",
     *(

@@ -112,7 +112,7 @@ def test_a_run_out_of_memory_is_a_verdict(tmp_path: Path) -> None:
     [
         ({"gpu_canon": "TPU-V5P"}, "no figures of the GPU 'TPU-V5P'"),
         ({"model_canon": "llama9-1b"}, "neither in conf/model"),
-        ({"model_canon": "switchxl4"}, "a Switch Transformer"),
+        ({"model_canon": "switch4"}, "no file of its dimensions"),
         ({"tp": "3"}, "does not divide 16 devices"),
         ({"gbs_seqs": "63"}, "no multiple of 1 x 8 data ranks"),
         ({"gbs_seqs": ""}, "global batch is not published"),

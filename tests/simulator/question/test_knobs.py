@@ -141,6 +141,7 @@ KNOBS: dict[str, dict[str, Row]] = {
         "frozen": (TRAIN, "mlp"),
         "lora_rank": (TRAIN, 8),
         "lora_modules": (replace(TRAIN, work={"lora_rank": 8}), "proj"),
+        "mtp_layers": (TRAIN, 1),
     },
     "plan": {
         "micro_batches": (replace(DECODE, parallel={"pp": 2}), 2),

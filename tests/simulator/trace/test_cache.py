@@ -61,6 +61,7 @@ def test_everything_that_matters_is_in_the_key(monkeypatch: pytest.MonkeyPatch, 
             "frozen": ".*",
             "lora_rank": 8,
             "lora_modules": "q_proj",
+            "mtp_layers": 1,
         }.items()
     ]
     assert len(keys) == 3 + len(TRAIN.to_dict())  # a new field must be tried above, too

@@ -397,6 +397,16 @@ def test_experts_are_loaded_as_asked(load: str, busiest: int, small_model: Calla
     assert imbalance(tuple(counts)) == pytest.approx(busiest, rel=0.02)
 
 
+@pytest.mark.parametrize(("capacity", "rows"), [(64, 8), (3, 6)])
+def test_a_switch_sends_a_token_to_one_expert_with_room_in_each_sequence(capacity: int, rows: int) -> None:
+    config = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 4, "num_layers": 2, "vocab_size": 64}
+    config |= {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "num_experts": 4}
+    config |= {"model_type": "switch_transformers", "num_decoder_layers": 2, "expert_capacity": capacity}
+    graph = trace(config, Workload("prefill", 2, 16, optimizer="none", logits="all"), "fp32")
+    found = Counter(n.op.m for n in graph.nodes() if n.op and n.op.kind == "gemm" and ".expert_" in n.path)
+    assert found == {rows: 2 * 4 * 2}  # of 32 tokens over 4 experts, in encoder and decoder, in two products each
+
+
 def test_experts_in_a_loop_are_traced_with_their_shares(small_model: Callable[..., Config]):
     workload = Workload("prefill", 2, 16, experts="eager")
     graph = trace(small_model("mixtral"), workload, "bf16")
