@@ -22,7 +22,19 @@ HEAVY = {"torch", "sklearn", "lightgbm", "mlflow", "transformers", "numba", "pan
 # Modules that run a model under torch: they may load it, others load them inside functions.
 NEEDS_TORCH = {
     f"simulator/trace/{name}.py"
-    for name in ("accelerated", "adapters", "attention", "build", "capture", "depth", "mixers", "steps", "tracer")
+    for name in (
+        "accelerated",
+        "adapters",
+        "attention",
+        "build",
+        "capture",
+        "depth",
+        "mixers",
+        "next_tokens",
+        "steps",
+        "switches",
+        "tracer",
+    )
 }
 BARE_NODE = {"numpy", "pyarrow", "torch", "triton", "opcast"} | set(sys.stdlib_module_names)
 MODULES = sorted(path for part in PARTS for path in (ROOT / part).rglob("*.py"))
