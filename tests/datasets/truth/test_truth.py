@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import shutil
 from pathlib import Path
 from typing import TypeVar
@@ -443,10 +444,47 @@ def test_stages_by_cost_count_the_logits() -> None:
 
 def test_recipes_of_latent_attention_make_wide_projections_again(tmp_path: Path) -> None:
     bridge, automodel = {"source": "Megatron-Bridge docs"}, {"source": "NeMo AutoModel docs"}
-    assert one(tmp_path, model_canon="deepseek-v3", **bridge).recompute == "selective:mla_up_proj"
+    assert one(tmp_path, model_canon="deepseek-v3", **bridge).recompute == "selective:mla_up_proj,mlp"
+    assert one(tmp_path, model_canon="deepseek-v3", gpu_canon="GB200", **bridge).recompute == "selective:mla_up_proj"
     assert one(tmp_path, model_canon="deepseek-v3", recompute="full", **bridge).recompute == "full"
     assert one(tmp_path, model_canon="qwen3-30b-a3b", **bridge).recompute == "none"
     assert one(tmp_path, model_canon="gpt-oss-20b", **automodel).recompute == "none"
+
+
+def test_recipes_place_layers_and_tokens_further_on(tmp_path: Path) -> None:
+    """61 layers in chunks of four leave the last one to the loss and the layer of multi-token prediction."""
+    deepseek = {"model_canon": "deepseek-v3", "num_gpus": "64", "tp": "1"}
+    bridge = {"source": "Megatron-Bridge docs container 26.08", **deepseek}
+    row = one(tmp_path, **bridge, pp="4", vp="4")
+    assert row.layout.stages == (4,) * 15 + (1,)
+    assert (row.mtp_layers, one(tmp_path, **{**bridge, "source": "Megatron-Bridge container 25.11"}).mtp_layers) == (
+        1,
+        0,
+    )
+    assert one(tmp_path, **bridge, pp="8", vp="4").layout.stages == (1, *(2,) * 30, 0)
+    assert one(tmp_path, **bridge, pp="2").layout.stages == ()  # even: no recipe has two chunks
+    other = one(tmp_path, **{**bridge, "source": "a blog"}, pp="4", vp="4", zero_stage="1", stack="megatron")
+    assert (other.layout.stages, other.mtp_layers) == ((), 0)
+
+
+@pytest.mark.parametrize(
+    ("model", "precision", "path", "rounded"),
+    [
+        ("nemotron3-super-120b", "NVFP4", "model.layers.2.mixer.in_proj", True),
+        ("nemotron3-super-120b", "NVFP4", "model.layers.74.mixer.in_proj", False),
+        ("nemotron3-super-120b", "NVFP4", "model.layers.7.mixer.q_proj", False),
+        ("nemotron3-super-120b", "NVFP4", "model.layers.3.mixer.fc1_latent_proj", False),
+        ("nemotron3-super-120b", "MXFP8", "model.layers.74.mixer.in_proj", True),
+        ("nemotron3-super-120b", "MXFP8", "mtp1.second.mixer.experts", False),
+        ("nemotron3-nano-30b", "MXFP8", "model.layers.51.mixer.experts", True),
+    ],
+)
+def test_recipes_of_hybrids_keep_layers_in_more_bits(
+    tmp_path: Path, model: str, precision: str, path: str, rounded: bool
+) -> None:
+    row = one(tmp_path, source="Megatron-Bridge docs", model_canon=model, precision=precision, tp="1")
+    skip = row.options.get("quantize_skip") or "(?!)"
+    assert (re.search(str(skip), path) is None) == rounded
 
 
 @pytest.mark.parametrize(
