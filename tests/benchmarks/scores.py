@@ -53,6 +53,8 @@ ROWS = {  # how a row of the documents begins -> the table it is of
 }
 ROW = re.compile(r"^\| (?P<name>[^|]+) \| \d+ \|(?P<cells>(?: \d+\.\d / \d+\.\d \|){3,6})(?P<rest>.*)$", re.MULTILINE)
 
+COVERAGE = re.compile(r"<!-- coverage -->.*?<!-- end of coverage -->", re.DOTALL)
+
 
 def table_of(name: str) -> str | None:
     """The table that a row is of, None for rows of other scores."""
@@ -73,7 +75,21 @@ def rewritten(text: str, scores: dict[str, dict[str, dict[str, float]]]) -> str:
         cells = " | ".join(f"{of[how]['median']:.1f} / {of[how]['p90']:.1f}" for how in order)
         return f"| {name} | {rows} | {cells} |{match['rest']}"
 
-    return ROW.sub(row, text)
+    return COVERAGE.sub(lambda _: covered(text, scores), ROW.sub(row, text))
+
+
+def covered(text: str, scores: dict[str, dict[str, dict[str, float]]]) -> str:
+    """The table of how intervals did, by the names that tables of runs have in a document."""
+    ways = {"half": "halves", "table": "table", "framework": "framework", "chip": "chip"}
+    heads = ("runs", *(f"{name} left out" for name in ways))
+    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
+    for table, name in tables_in(text).items():
+        of = [scores[table][how] for how in ways.values()]
+        cells = " | ".join(
+            f"{100 * each['coverage']:.0f} %, {each['width']:.2f}, {each['interval_score']:.2f}" for each in of
+        )
+        lines.append(f"| {name.strip()} | {cells} |")
+    return "\n".join(["<!-- coverage -->", *lines, "<!-- end of coverage -->"])
 
 
 def drawn(scores: dict[str, dict[str, dict[str, float]]], names: dict[str, str]) -> str:
@@ -117,7 +133,11 @@ def _text(x: float, y: float, text: str, kind: str = "") -> str:
 
 def named() -> dict[str, str]:
     """The tables as the page on validation names them."""
-    text = DOCUMENTS[-1].read_text()
+    return tables_in(DOCUMENTS[-1].read_text())
+
+
+def tables_in(text: str) -> dict[str, str]:
+    """The tables of runs that a document shows scores of, and their names there."""
     found = {table_of(match["name"]): match["name"] for match in ROW.finditer(text)}
     return {table: name for table, name in found.items() if table}
 
