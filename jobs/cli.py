@@ -63,6 +63,7 @@ INFO = ("--info", "-i")
 HELP = {"--help", "-h"}
 INTERRUPTED = 130
 AGAIN_S = 0.02  # after which a Ctrl-C that was lost comes again
+EXTRAS = {"torch": "hf", "transformers": "hf", "mlflow": "mlflow", "numba": "fast"}  # package -> what brings it
 OF_STDOUT = (errno.EPIPE, errno.ENOSPC, errno.EIO)
 LONGEST = 500  # characters of an unforeseen exception's own words
 DEBUG = "OPCAST_DEBUG"
@@ -133,6 +134,11 @@ def answered(job: Callable[[], int], as_json: bool = False) -> int:
         if not type(error).__module__.startswith("opcast"):
             return failed(unforeseen(error), 1, as_json)
         return failed(one_line(error), 2, as_json)
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get(str(error.name).partition(".")[0])
+        if extra is None:
+            return failed(unforeseen(error), 1, as_json)
+        return failed(f"this needs {error.name}, which is not installed: pip install 'opcast[{extra}]'", 2, as_json)
     except Exception as error:
         return failed(unforeseen(error), 1, as_json)
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 CONFIG_DIRECTORY = Path(__file__).resolve().parent.parent / "conf"
 GAP = 3  # characters between columns of a table
 LINES = 3  # that a cell of a wide table is folded into at most
+ROUNDING_US = 1e-6
 NUMBER = 24  # characters of a number with its unit, as 29.5 to 59.1
 
 
@@ -115,7 +116,9 @@ def parts(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> 
 
 
 def microseconds(value: float) -> str:
-    """A duration given in microseconds, in the unit a reader would choose."""
+    """A duration given in microseconds, in the unit a reader would choose. What only rounding leaves is 0."""
+    if abs(value) < ROUNDING_US:
+        return "0 µs"
     for limit, divisor, unit in ((1e3, 1.0, "µs"), (1e6, 1e3, "ms"), (float("inf"), 1e6, "s")):
         if abs(value) < limit * 0.9995:
             return f"{value / divisor:.3g} {unit}" if value / divisor < 1000 else f"{value / divisor:.0f} {unit}"

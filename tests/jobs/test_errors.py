@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from opcast.jobs import listing
+from opcast.jobs import cli, listing
 from opcast.jobs.cli import main
 
 GEMM = ["predict", "op=gemm", "op.m=4096", "op.n=4096", "op.k=4096", "device=h100_sxm"]
@@ -149,6 +149,19 @@ def test_a_sweep_prints_one_object_a_line_and_its_worst_exit_code(home: Path):
         ["error"],
         ["latency_us"],
     ]
+
+
+def test_a_package_that_is_not_installed_is_named_with_its_extra(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    from importlib.metadata import requires
+
+    monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not there
+    assert main(["simulate", "model=gpt2", "workload=prefill", "device=h100", f"home={tmp_path}"]) == 2
+    assert capsys.readouterr().err == ("opcast: this needs torch, which is not installed: pip install 'opcast[hf]'\n")
+    for package, extra in cli.EXTRAS.items():
+        found = [line for line in requires("opcast") or () if line.startswith(package) and f'"{extra}"' in line]
+        assert found or package == "torch"  # opcast[hf] has it by opcast[torch]
 
 
 def test_devices_have_short_names(capsys: pytest.CaptureFixture[str]):
