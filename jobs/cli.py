@@ -21,7 +21,7 @@ from ..datasets.loading import nearest
 from ..datasets.version import __version__
 from . import helping
 from .complaints import explain, no_word
-from .composing import as_override, compose, composed, plain, register_ops
+from .composing import any_help, as_override, compose, composed, plain, register_ops
 from .settings import by_alias, check, readable
 from .show import CONFIG_DIRECTORY, BadInputError, json_lines, one_line, print_json
 
@@ -255,7 +255,8 @@ def through_hydra(verb: str, module: ModuleType, arguments: list[str]) -> int:
     full = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # what Hydra refuses comes here and becomes one line
     try:
-        hydra.main(config_path=str(CONFIG_DIRECTORY), config_name=verb, version_base="1.3")(task)()
+        with any_help():
+            hydra.main(config_path=str(CONFIG_DIRECTORY), config_name=verb, version_base="1.3")(task)()
     except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:  # of jobs :func:`answered` tells
         raise BadInputError(explain(verb, error, arguments, composed)) from None
     except SystemExit as end:

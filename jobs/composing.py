@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -70,6 +72,26 @@ def composed(verb: str, overrides: Sequence[str]) -> DictConfig:
     register_ops(verb, [text for text in overrides if text.startswith("op=")])
     with initialize_config_dir(str(CONFIG_DIRECTORY), version_base="1.3"):
         return hydra_compose(verb, overrides=list(overrides))
+
+
+@contextmanager
+def any_help() -> Iterator[None]:
+    """Within, argparse checks help that is text alone: Hydra gives it an object, which Python 3.14 would refuse."""
+    container: Any = argparse._ActionsContainer
+    check = getattr(container, "_check_help", None)  # from 3.14 on
+
+    def check_text(parser: Any, action: argparse.Action) -> None:
+        if check is not None and isinstance(action.help, str):
+            check(parser, action)
+
+    if check is None:
+        yield
+        return
+    container._check_help = check_text
+    try:
+        yield
+    finally:
+        container._check_help = check
 
 
 def plain(config: DictConfig) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -118,9 +119,9 @@ def ops(config: Mapping[str, Any]) -> Rows:
     """Op kinds with their dims."""
     from ..datasets.ops import KINDS
 
-    return ("kind", "family", "dims", "is"), [
-        (kind.name, kind.family, " ".join(kind.names), kind.doc.splitlines()[0]) for kind in KINDS.values()
-    ]
+    markup = re.compile(r":\w+:|`")  # what Sphinx would read in a docstring
+    rows = ((kind.name, kind.family, " ".join(kind.names), kind.doc.splitlines()[0]) for kind in KINDS.values())
+    return ("kind", "family", "dims", "is"), [(*row, markup.sub("", said)) for *row, said in rows]
 
 
 def stacks(config: Mapping[str, Any]) -> Rows:

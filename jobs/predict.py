@@ -9,7 +9,7 @@ from ..datasets.devices import Device
 from ..datasets.ops import KINDS, Op, OpError, make_op
 from ..simulator.report.answer import OpPrediction
 from . import links, resolve
-from .show import BadInputError, microseconds, print_json, table, wants_json
+from .show import BadInputError, microseconds, print_json, table, wants_json, with_units
 
 FREE_CHOICE = {"device": "device.id", "cluster": "+cluster.path"}
 ADDED = ("device.", "cluster.", "fault_draw", "faults_study")  # checked where they are used
@@ -88,6 +88,6 @@ def show_one(found: OpPrediction, device_name: str) -> None:
         rows.append(("achieves", f"{float(cost.flops) / seconds / 1e12:.4g} TFLOP/s"))
     if float(cost.bytes) > 0 and not found.network:
         rows.append(("moves", f"{float(cost.bytes) / seconds / 1e9:.4g} GB/s"))
-    table(f"{op} on {device_name}", ("", ""), rows)
+    table(with_units(f"{op} on {device_name}"), ("", ""), rows)
     if found.network:
         links.show(found.network, many=len(found.network.get("transfers", ())) > 1)

@@ -14,7 +14,7 @@ from ..datasets.ops import KINDS, Op, make_op
 from ..simulator.predict.columns import Predicted, predict_columns
 from ..simulator.report.answer import OpPrediction
 from . import resolve, shapes
-from .show import BadInputError, microseconds, print_json, say, table
+from .show import BadInputError, microseconds, print_json, say, table, with_units
 
 ONE_BY_ONE = Callable[[list[Op], Device, Mapping[str, Any]], list[OpPrediction]]
 OF_LINKS = ("algorithm", "algbw_gbps", "busbw_gbps", "stretch")  # of ``network``, in tables
@@ -120,7 +120,7 @@ def show(rows: Iterable[Mapping[str, Any]]) -> None:
             continue
         op = make_op(row["op"]["kind"], **{name: value for name, value in row["op"].items() if name != "kind"})
         times = (microseconds(row[name]) for name in ("latency_us", "low_us", "high_us"))
-        lines.append((str(op), *times, row["engine"], row["bound"]))
+        lines.append((with_units(str(op)), *times, row["engine"], row["bound"]))
     table("", ("op", "latency", "low", "high", "engine", "bound"), lines)
     if left:
         say(f"and {left:,} more: output=FILE writes all of them")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -77,8 +78,9 @@ def table(title: str, headers: Sequence[str], rows: Iterable[Sequence[object]]) 
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
     console = Console(width=None if sys.stdout.isatty() else 160)
     for part, columns in enumerate(parts(headers, cells, console.width)):
-        made = Table(title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
-        made.title = escape(title) if title and not part else None
+        if title and not part:
+            console.print(f"[bold]{escape(title)}[/bold]", highlight=False)
+        made = Table(box=box.SIMPLE_HEAD)
         made.show_header = any(headers)
         for column in columns:
             texts = [row[column] for row in cells if row[column]]
@@ -113,6 +115,17 @@ def parts(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> 
             found.append([0])
         found[-1].append(at)
     return found
+
+
+def with_units(text: str) -> str:
+    """A text whose ``size_bytes=1073741824`` is ``size_bytes=1GiB``, as it may be asked; odd sizes stay bytes."""
+
+    def shown(match: re.Match[str]) -> str:
+        size = int(match[2])
+        units = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3))
+        return match[1] + next((f"{size // each}{unit}" for unit, each in units if size and size % each == 0), match[2])
+
+    return re.sub(r"(\bsize_bytes=)(\d+)\b", shown, text)
 
 
 def microseconds(value: float) -> str:

@@ -17,7 +17,7 @@ from ..simulator.report.fits import timed
 from ..simulator.report.workload_file import FileReport
 from . import resolve, trace_run, workload_file
 from .links import show_links
-from .show import BadInputError, microseconds, print_json, say, table, wants_json
+from .show import BadInputError, microseconds, print_json, say, table, wants_json, with_units
 
 FREE_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}
 ADDED = (
@@ -124,7 +124,7 @@ def layout(report: StepReport | InferenceReport) -> list[tuple[str, str]]:
 def wanted(missing: MissingMeasurement) -> str:
     """An op whose measurement would help, with its share of the time."""
     dims = (f"{name}={value}" for name, value in missing.op.items() if name != "kind" and value not in ("same", 0))
-    return f"{missing.op['kind']} {' '.join(dims)} ({missing.share:.0%})"
+    return with_units(f"{missing.op['kind']} {' '.join(dims)} ({missing.share:.0%})")
 
 
 def listed(shares: Mapping[str, float]) -> str:

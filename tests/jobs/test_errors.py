@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -9,11 +10,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from opcast.jobs import cli, listing
 from opcast.jobs.cli import main
+from opcast.jobs.composing import any_help
 
 GEMM = ["predict", "op=gemm", "op.m=4096", "op.n=4096", "op.k=4096", "device=h100_sxm"]
 FLOWS = ["device=h100_sxm", "cluster=dgx_h100", "network=flow"]
@@ -162,6 +165,21 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(
     for package, extra in cli.EXTRAS.items():
         found = [line for line in requires("opcast") or () if line.startswith(package) and f'"{extra}"' in line]
         assert found or package == "torch"  # opcast[hf] has it by opcast[torch]
+
+
+def test_help_that_is_no_text_is_not_checked(monkeypatch: pytest.MonkeyPatch):
+    """Python 3.14 checks the help of each argument, and Hydra gives it an object."""
+    checked = []
+    monkeypatch.setattr(
+        argparse._ActionsContainer, "_check_help", lambda self, action: checked.append(action.help), raising=False
+    )
+    parser: Any = argparse.ArgumentParser(add_help=False)
+    with any_help():
+        parser._check_help(argparse.Action(["--text"], "text", help="words"))
+        parser._check_help(argparse.Action(["--object"], "object", help=object()))  # type: ignore[arg-type]
+    assert checked == ["words"]
+    parser._check_help(argparse.Action(["--text"], "text", help="again"))
+    assert checked == ["words", "again"]
 
 
 def test_devices_have_short_names(capsys: pytest.CaptureFixture[str]):
