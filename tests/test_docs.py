@@ -270,4 +270,5 @@ def test_the_documents_show_the_scores_of_the_calibration() -> None:
         text = path.read_text()
         assert script["ROW"].search(text)
         assert script["rewritten"](text, scores) == text, "write them with: python tests/benchmarks/scores.py --write"
+    assert max(map(len, script["named"]().values())) < 46  # what stands beside the bars does not reach into them
     assert script["drawn"](scores, script["named"]()) == script["PICTURE"].read_text(), "the same command draws them"

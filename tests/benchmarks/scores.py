@@ -31,7 +31,7 @@ ROWS = {  # how a row of the documents begins -> the table it is of
     "GPT, Megatron-LM, 2 to 512 A100 (vTrain)": "train_vtrain_a100",
     "vTrain's A100 table": "train_vtrain_a100",
     "dense, MoE and Mamba recipes, Megatron-Bridge": "train_megatron_bridge",
-    "Megatron-Bridge, dense, MoE and Mamba": "train_megatron_bridge",
+    "Megatron-Bridge, H100 to GB300": "train_megatron_bridge",
     "SimuMax's B200": "train_simumax_b200",
     "Megatron-LM and DeepSpeed, SC'21": "train_megatron_sc21",
     "Megatron-LM, MLSys'23": "train_korthikanti22",
