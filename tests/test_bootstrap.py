@@ -241,3 +241,14 @@ def test_drivers_are_asked_for_version_and_capability(bootstrap: ModuleType, mon
     monkeypatch.setattr(bootstrap.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
     monkeypatch.setattr(bootstrap, "ask", lambda *_: answer)
     assert bootstrap.nvidia_facts() == (535.104, 7.5)
+
+
+def test_before_a_commit_the_same_checks_run_as_in_ci(root: Path) -> None:
+    import yaml
+
+    checks = runpy.run_path(str(root / "jobs" / "bootstrap.py"))["CHECKS"]
+    (repository,) = yaml.safe_load((root / ".pre-commit-config.yaml").read_text())["repos"]
+    entries = [hook["entry"] for hook in repository["hooks"]]
+    for name, _, (tool, *words) in checks:
+        wanted = [word for word in words if word.startswith("-") and word != "--check"]  # the hook writes the format
+        assert any(f"bin/{tool}" in entry and all(each in entry for each in wanted) for entry in entries), name
