@@ -88,6 +88,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
+        if argv is None:  # one that comes again while the process ends would be its end by signal
+            import signal
+
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         print("opcast: interrupted; what was measured is kept", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # who reads has seen enough: what is left goes nowhere
