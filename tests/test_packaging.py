@@ -79,14 +79,34 @@ def test_every_package_but_datasets_has_an_init_file() -> None:
 
 
 @pytest.fixture(scope="module")
-def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Names of the files in the wheel, built from a copy so that the checkout stays clean."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy so that the checkout stays clean."""
     copy = tmp_path_factory.mktemp("checkout") / "opcast"
     scratch = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", *(NOT_PACKAGED - {"docs", "tests", "packing"}))
     shutil.copytree(ROOT, copy, ignore=scratch)
-    (name,) = built(copy, "wheel")
-    with zipfile.ZipFile(name) as wheel:
-        return wheel.namelist()
+    (path,) = built(copy, "wheel")
+    return path
+
+
+@pytest.fixture(scope="module")
+def wheel_names(wheel: Path) -> list[str]:
+    """Names of the files in the wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.namelist()
+
+
+def test_the_size_of_the_wheel_is_told(wheel: Path) -> None:
+    told = re.search(r"The wheel has (\d+) MB", (ROOT / "docs" / "install.md").read_text())
+    assert told
+    assert abs(wheel.stat().st_size / 1e6 - int(told[1])) < 3
+
+
+def test_the_predictors_that_come_along_are_counted() -> None:
+    shipped = [path.parent for path in (ROOT / "models" / "shipped").glob("*/*/current")]
+    here = [folder for folder in shipped if folder.parent.name != "power"]
+    devices = {folder.parent.name for folder in here}
+    assert f"{len(here)} predictors for {len(devices)} devices" in (ROOT / "docs" / "install.md").read_text()
+    assert set(re.findall(r"all (\d+)\b", (ROOT / "docs" / "evidence.md").read_text())) >= {str(len(here))}
 
 
 def built(checkout: Path, *archives: str) -> list[Path]:
