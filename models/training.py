@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from ..datasets.backends import framework
 from ..datasets.devices import Device
 from ..datasets.vocabulary import kind
 from .candidates import Options
 from .evaluation import CrossFit, evaluate, summarise
 from .features import Frame
 from .learning import Learned, learn
-from .predictor import ANY, Predictor, PredictorError
+from .predictor import Predictor, PredictorError
 from .promotion import judge
 from .registry import Registry
 from .sites import compared, for_any_site, without_effects
@@ -42,6 +41,7 @@ __all__ = [
 
 MIN_ROWS = 5
 FEW_ROWS = 1000  # up to which a model over devices may know more than a table does
+SHIPPED = Path(__file__).parent / "shipped"
 SIDE_BY_SIDE = 20_000  # rows from which starting processes pays
 
 
@@ -192,19 +192,19 @@ def train_and_register(
 
 
 def _mended(outcome: TrainingOutcome, registry: Registry) -> TrainingOutcome:
-    """An outcome of few rows, answered by the registry's model over devices corrected by them where that is better.
+    """An outcome of few rows, answered as other devices are and corrected by them where that is better.
 
-    Both are compared on the same held-out groups, so a model that has seen rows of this device is left out.
+    Known are the registry's and the shipped predictors. All ways are compared on the same held-out groups, so a model
+    that has seen rows of this device is left out.
     """
-    from .transfer import adapt
+    from .transfer import adapt, bases_of
 
     table = outcome.table
-    backend = registry.matching(table.kind, ANY, framework(table.backend)) if len(table) <= FEW_ROWS else None
-    base = registry.find(table.kind, ANY, backend) if backend else None
-    if base is None or table.device.synchronous or table.device.id in base.card.get("devices", ()):
+    if len(table) > FEW_ROWS or table.device.synchronous:
         return outcome
-    made = adapt(base, table, outcome.options)
-    if not str(made.card["chosen"]).startswith("pooled"):
+    bases = bases_of([registry, Registry(SHIPPED)], table)
+    made = adapt(bases, table, outcome.options) if bases else outcome.predictor
+    if "adapted_from" not in made.card:
         return outcome
     told = {name: made.card[name] for name in made.card if name in outcome.result or name == "adapted_from"}
     predictor = dataclasses.replace(made, card={**outcome.predictor.card, **made.card})

@@ -28,7 +28,7 @@ from .evaluation import summarise
 from .features import Frame, feature_names
 from .intervals import Intervals, calibrate, classes_of
 from .learning import Learned, choose, learn, weigh
-from .predictor import ANY, Predictor
+from .predictor import ANY, Predictor, PredictorError
 from .registry import Registry
 from .table import MeasurementStore, MeasurementTable, TrainingError, default_backend, tables, take
 
@@ -37,7 +37,8 @@ SCORED_ROWS = 4_000
 POINTS = (0, 50, 200, 1000)
 SEEDS = 3  # draws of points that an evaluation averages over, one where a draw has 500 or more
 MIN_LEAF = 20  # rows a leaf of the pooled model needs: finer ones are habits of one device
-FEW = ("calibrated", "interpolation")  # what can be chosen on few rows without choosing by chance
+FEW = ("calibrated", "interpolation")  # what corrects another device's answer on few rows
+MOST_BASES = 2  # that few rows correct in turn
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,34 +78,38 @@ def pool(donors: Sequence[MeasurementTable], options: Options | None = None) -> 
     )
 
 
-def adapt(base: Predictor, table: MeasurementTable, options: Options | None = None) -> Predictor:
-    """The predictor of a device from a pooled one and rows of the device, or from the rows alone where that is better.
+def adapt(bases: Sequence[Predictor], table: MeasurementTable, options: Options | None = None) -> Predictor:
+    """A device's predictor from those of others and rows of the device, or from the rows alone where that is better.
 
-    Both are learned with the same candidates and compared on the same held-out groups. Deterministic for a seed.
-    TrainingError for a table of another kind or of fewer than five rows.
+    ``bases``: a pooled predictor, other devices' own, or both. The :data:`MOST_BASES` that follow the rows best but
+    for one factor are corrected by them; all ways are compared on the same held-out groups. Deterministic for a seed.
+    TrainingError for predictors of another kind or a table of fewer than five rows.
     """
-    if base.kind != table.kind:
-        raise TrainingError(f"{base.name} cannot be adapted to {table.kind}")
+    if strange := next((each for each in bases if each.kind != table.kind), None):
+        raise TrainingError(f"{strange.name} cannot be adapted to {table.kind}")
     if len(table) < 5:
         raise TrainingError(f"{table.kind} on {table.device.id} has {len(table)} usable rows; 5 are needed to adapt")
     options = (options or Options()).for_kind(table.kind)
-    if len(table) <= options.interpolation.max_rows:
-        options = dataclasses.replace(options, candidates=FEW)
     ops = table.frame()
-    answered = Frame(ops.matrix, ops.analytical_us * np.exp(base.correction.predict(ops.matrix)), ops.roofline_us)
-    ways = {"pooled": learn(table, answered, options), "alone": learn(table, ops, options)}
-    loss = {name: made.residuals[made.chosen] for name, made in ways.items()}
+    few = dataclasses.replace(options, candidates=FEW) if len(table) <= options.interpolation.max_rows else options
+    weights = weigh(ops.analytical_us, options.weight_power)
+    ways = {"alone": learn(table, ops, options)}
+    chosen = {_label(base): base for base in nearest_bases(bases, table, ops, weights)}
+    for label, base in chosen.items():
+        answered = Frame(ops.matrix, ops.analytical_us * np.exp(base.correction.predict(ops.matrix)), ops.roofline_us)
+        ways[label] = learn(table, answered, few)
+    loss = {label: made.residuals[made.chosen] for label, made in ways.items()}
     rows = ways["alone"].folds.scored
-    name = choose(loss, weigh(ops.analytical_us, options.weight_power), rows)
-    made, residual = ways[name], loss[name][rows]
-    correction = joined(base.correction, made.correction) if name == "pooled" else made.correction
+    label = choose(loss, weights, rows)
+    made, residual = ways[label], loss[label][rows]
+    correction = joined(chosen[label].correction, made.correction) if label in chosen else made.correction
     intervals = _own_intervals(made, residual, take(ops, rows), options.coverage)
     card = {
         "n": len(table),
         **{f"test_{key}": value for key, value in summarise(residual).items()},
-        "chosen": f"{name}: {made.chosen}",
+        "chosen": f"{label}: {made.chosen}",
         "split": made.folds.label,
-        "adapted_from": f"{base.name}@{base.version}",
+        **({"adapted_from": label} if label in chosen else {}),
         "candidates": {key: summarise(each[rows])["median_ape"] for key, each in loss.items()},
         "fingerprint": table.fingerprint,
         "sources": dict(table.sources),
@@ -113,6 +118,44 @@ def adapt(base: Predictor, table: MeasurementTable, options: Options | None = No
         "dtypes": sorted({str(each) for each in table.dtype}),
     }
     return Predictor(table.kind, table.device, table.backend, "0", correction, intervals, made.envelope, card)
+
+
+def nearest_bases(
+    bases: Sequence[Predictor], table: MeasurementTable, ops: Frame, weights: np.ndarray
+) -> list[Predictor]:
+    """The few that miss a table's rows least once each is off by one factor, the nearest first."""
+    target, missed = np.log(table.latency_us / ops.analytical_us), []
+    for base in bases:
+        if base.correction.kriging is None and base.correction.lines is None:  # else it cannot be corrected
+            rest = target - base.correction.predict(ops.matrix)
+            missed.append((float(np.average(np.minimum(np.abs(rest - np.median(rest)), 1.0), weights=weights)), base))
+    return [base for _, base in sorted(missed, key=lambda each: (each[0], _label(each[1])))[:MOST_BASES]]
+
+
+def bases_of(registries: Sequence[Registry], table: MeasurementTable) -> list[Predictor]:
+    """What is known of a kind elsewhere: current predictors of other devices and pools that never saw this device.
+
+    Of formats that the table has; of two that a backend of a device has, the first registry's.
+    """
+    found: dict[tuple[str, str], Predictor] = {}
+    formats = {str(each) for each in np.unique(table.dtype)}
+    for registry in registries:
+        for device_id in registry.devices():
+            for backend in registry.backends(table.kind, device_id) if device_id != table.device.id else ():
+                try:
+                    base = registry.find(table.kind, device_id, backend)
+                except PredictorError:  # damaged, or of another version
+                    continue
+                if base is None or base.device.synchronous or (device_id, backend) in found:
+                    continue
+                seen = {table.device.id}.intersection(base.card.get("devices", ()))
+                if not seen and formats.intersection(base.card.get("dtypes", ())):
+                    found[device_id, backend] = base
+    return list(found.values())
+
+
+def _label(base: Predictor) -> str:
+    return f"{base.name}@{base.version}"
 
 
 def joined(first: Correction, second: Correction) -> Correction:
@@ -242,7 +285,7 @@ def _score(base: Predictor, table: MeasurementTable, options: Options, count: in
         seen = draw(table, count, rule, options.seed + seed)
         others = np.setdiff1d(np.arange(len(table)), seen)
         others = np.sort(np.random.default_rng(seed).permutation(others)[:SCORED_ROWS])
-        made = adapt(base, table.take(seen), options) if count else base
+        made = adapt([base], table.take(seen), options) if count else base
         asked = table.take(others)
         found = made.predict_frame(asked.frame())
         residuals.append(np.log(asked.latency_us / found.latency_us))

@@ -143,7 +143,7 @@ def test_a_device_is_taken_as_asked_and_outside_when_it_is_like_no_donor(
 
 def test_a_few_rows_mend_the_level_of_a_device(base: Predictor, unseen: MeasurementTable, fast: Options) -> None:
     seen, rest = unseen.take(np.arange(40)), unseen.take(np.arange(40, 300))
-    made = adapt(base, seen, fast)
+    made = adapt([base], seen, fast)
     assert errors(made, rest)["median_ape"] < 0.4 * errors(base, rest)["median_ape"]
     assert made.device_id == "newest"
     assert made.card["adapted_from"].startswith("gemm@lib/any")
@@ -155,7 +155,7 @@ def test_rows_that_contradict_the_pool_are_learned_alone(
     ops = unseen.frame()
     other = dataclasses.replace(unseen, latency_us=1.7 * ops.analytical_us)
     shuffled = dataclasses.replace(base, correction=Correction(base.correction.features, 0.0, noisy(base, ops.matrix)))
-    assert adapt(shuffled, other.take(np.arange(120)), fast).card["chosen"].startswith("alone")
+    assert adapt([shuffled], other.take(np.arange(120)), fast).card["chosen"].startswith("alone")
 
 
 def noisy(base: Predictor, matrix: np.ndarray) -> Forest:
@@ -173,7 +173,7 @@ def noisy(base: Predictor, matrix: np.ndarray) -> Forest:
 def test_an_adapted_predictor_survives_the_disk(
     base: Predictor, unseen: MeasurementTable, fast: Options, tmp_path: Path
 ) -> None:
-    made = adapt(base, unseen.take(np.arange(60)), fast)
+    made = adapt([base], unseen.take(np.arange(60)), fast)
     again = load(made.save(tmp_path / "1"))
     ops = unseen.frame()
     np.testing.assert_array_equal(again.predict_frame(ops).latency_us, made.predict_frame(ops).latency_us)
@@ -185,7 +185,7 @@ def test_pooling_and_adapting_repeat_to_the_byte(
     again = pool(donors, fast)
     assert again.model_bytes() == base.model_bytes()
     seen = unseen.take(np.arange(60))
-    assert adapt(again, seen, fast).model_bytes() == adapt(base, seen, fast).model_bytes()
+    assert adapt([again], seen, fast).model_bytes() == adapt([base], seen, fast).model_bytes()
 
 
 def test_a_joined_correction_is_the_sum_of_both(base: Predictor, unseen: MeasurementTable) -> None:
@@ -267,7 +267,7 @@ def test_one_device_is_no_pool(donors: list[MeasurementTable], fast: Options) ->
 
 def test_what_has_no_rows_to_learn_from_is_refused(base: Predictor, unseen: MeasurementTable, fast: Options) -> None:
     with pytest.raises(TrainingError, match="5 are needed"):
-        adapt(base, unseen.take(np.arange(3)), fast)
+        adapt([base], unseen.take(np.arange(3)), fast)
     alone = Memory({"newest": measured(DEVICES["newest"])})
     with pytest.raises(TrainingError, match="no other device"):
         evaluate_device(alone, "gemm", DEVICES["newest"], fast)
