@@ -22,7 +22,7 @@ MARGIN = 0.01  # moves of one percent are within what a machine does from day to
 ALPHA = 0.01
 FEWEST = 8  # pairs below which nothing can be said at such a level
 INTERVAL = 0.95
-VERSIONS = ("driver", "cuda", "torch", "nccl", "cudnn", "cublas", "triton", "opcast_version")
+VERSIONS = ("driver", "firmware", "cuda", "torch", "nccl", "cudnn", "cublas", "triton", "opcast_version")
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,7 @@ class Measurement:
     gpu: str | None = None  # a hash of the GPU's UUID
     ecc: bool | None = None
     clock_limit_mhz: float | None = None  # what a user or administrator holds the SM clock to
+    firmware: str | None = None  # the version of the GPU's VBIOS
     source: str = "harness"
     source_ref: str | None = None
     license: str | None = None

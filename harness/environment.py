@@ -250,11 +250,16 @@ def nccl_settings() -> list[str]:
     return [f"{name}={os.environ[name]}" for name in named]
 
 
+def plain(text: bytes | str | None) -> str | None:
+    """A text of NVML, which some of its bindings give as bytes."""
+    return text.decode() if isinstance(text, bytes) else text
+
+
 def driver_version() -> str | None:
     """The NVIDIA driver's version; None where neither NVML nor the kernel module tells it."""
     if nvml := _nvml():
         version = nvml.nvmlSystemGetDriverVersion()
-        return version.decode() if isinstance(version, bytes) else str(version)
+        return plain(version)
     module = Path("/sys/module/nvidia/version")
     return module.read_text().strip() if module.is_file() else None
 

@@ -29,13 +29,13 @@ def gpu_facts(index: int = 0) -> dict[str, Any]:
 
 
 def limits(index: int) -> dict[str, Any]:
-    """Power limit in watts, ECC, and the clock that the device is held to when that is below its highest.
+    """Power limit in watts, ECC, the VBIOS, and the clock that the device is held to when that is below its highest.
 
     NVML tells of application clocks (``nvidia-smi -ac``). A lock (``-lgc``) shows in ``sm_clock_mhz`` alone.
     """
     nvml, handle = environment._nvml(), environment._nvml_handle(index)
     if handle is None:
-        return {"power_limit_w": None, "ecc": None, "clock_limit_mhz": None}
+        return dict.fromkeys(("power_limit_w", "ecc", "clock_limit_mhz", "firmware"))
 
     def ask(name: str, *arguments: Any) -> Any:
         question = getattr(nvml, name, None)
@@ -50,6 +50,7 @@ def limits(index: int) -> dict[str, Any]:
         "power_limit_w": None if milliwatts is None else milliwatts / 1000,
         "ecc": None if ecc is None else bool(ecc[0]),
         "clock_limit_mhz": float(held) if held and highest and held < highest else None,
+        "firmware": environment.plain(ask("nvmlDeviceGetVbiosVersion")),
     }
 
 

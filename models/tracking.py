@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,9 +126,13 @@ def _writable(database: Path) -> None:
 
 @contextmanager
 def in_one_line(uri: str) -> Iterator[None]:
-    """What MLflow and its database raise, as one line; a failure inside must not hide behind a page of traceback."""
+    """What MLflow and its database raise, as one line; a failure inside must not hide behind a page of traceback.
+
+    What it prints (a run's address on a server) goes to stderr: stdout is the verb's answer.
+    """
     try:
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
     except TrackingError:
         raise
     except Exception as error:  # MLflow raises its own, requests', sqlalchemy's and alembic's

@@ -1,12 +1,13 @@
 """What a few rows of a new GPU are worth: each measured device in turn is the new one, all others are known.
 
-    python tests/benchmarks/new_gpu.py STORE [--kind KIND …] [--device ID …]
+    python tests/benchmarks/new_gpu.py STORE [--kind KIND …] [--device ID …] [--rule random|spread]
 
-STORE holds measurements of several devices (``opcast import source=aiconfigurator store=STORE``). For each device and
-kind one table (the default backend's) is split: whole shapes of one fold of four are scored, rows of the others are
-given: 0, 50, 200, 1,000 or all. *adapted* is a model of the other devices corrected by them (``models/transfer.py``),
-*alone* the same procedure on those rows by themselves. Printed are median errors in percent, the share of scored rows
-inside the 90 % interval, and the error at 200 over that of all rows.
+STORE holds measurements of several devices (``opcast import source=aiconfigurator store=STORE``); the others are known
+by their shipped predictors. For each device and kind one table (the default backend's) is split: whole shapes of one
+fold of four are scored, rows of the others are given: 0, 50, 200, 1,000 or all. With 0 the kin answers
+(``models/kinship.py``), with some rows ``models/transfer.py`` adapts; *alone* is the same procedure on those rows by
+themselves. Printed are median errors in percent, the share of scored rows inside the 90 % interval, the error at 200
+over that of all rows, and who answered at 200.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,51 +22,83 @@ from opcast.datasets.backends import framework
 from opcast.datasets.devices import load_device
 from opcast.datasets.store import Store
 from opcast.models.candidates import Options
+from opcast.models.features import alike
+from opcast.models.kinship import TIERS, Kin, constant, tier, voices
+from opcast.models.learning import task_of
+from opcast.models.predictor import Predictor
+from opcast.models.registry import Registry
 from opcast.models.splits import split
-from opcast.models.table import MeasurementTable, TrainingError, default_backend, tables
-from opcast.models.training import fit
-from opcast.models.transfer import adapt, donors_of, draw, pool
+from opcast.models.table import MeasurementTable, default_backend, tables
+from opcast.models.training import SHIPPED, fit
+from opcast.models.transfer import adapt, bases_of, draw
+from opcast.simulator.engines.transfer import learned
 
 POINTS = (50, 200, 1000)
+ALONE = (200,)
 SCORED = 3000
 MOST = 20_000  # rows that stand for all
+UNKNOWN = constant(1.0)
+REGISTRY = Registry(SHIPPED)
 
 
-def score(made: Any, asked: MeasurementTable) -> tuple[float, float]:
-    """Median error in percent and coverage."""
-    found = made.predict_frame(asked.frame())
-    residual = np.abs(np.log(asked.latency_us / found.latency_us))
-    inside = residual <= np.log(found.high_us / found.latency_us) + 1e-12
-    return float(100 * np.median(np.abs(found.latency_us / asked.latency_us - 1))), float(inside.mean())
-
-
-def table_of(store: Store, kind: str, device_id: str) -> MeasurementTable | None:
+def table_of(store: Store, kind: str, device_id: str) -> MeasurementTable:
     own = tables(kind, store.read(kind, device_id), load_device(device_id))
     chosen = default_backend(own)
-    return next((each for each in own if each.backend == chosen), None)
+    return next(each for each in own if each.backend == chosen)
 
 
-def rows(store: Store, kind: str, device_id: str) -> Iterator[tuple[str, float, float]]:
-    """(label, error, coverage) of each way."""
-    table = table_of(store, kind, device_id)
-    if table is None or len(table) < 300:
-        return
-    donors = donors_of(store, kind, table.backend, np.unique(table.dtype), device_id)
-    if len({each.device.id for each in donors}) < 2:
-        return
-    options = Options().for_kind(kind)
-    fold = split(kind, table.columns, 4, 0).fold
+def by_kin(table: MeasurementTable) -> float:
+    """Median error in percent of the nearest kin's answers, which have seen nothing of the device."""
+    ops, device = table.frame(), table.device
+    correction = np.zeros(len(table))
+    for dtype in np.unique(table.dtype):
+        rows = np.flatnonzero(table.dtype == dtype)
+        places = learned([REGISTRY], table.kind, alike(str(dtype)), framework(table.backend), None)
+        for level in TIERS:
+            near = [each for each in places if tier(device, each[0], alike(str(dtype))) == level]
+            heard = voices(device, [each for each, *_ in near], str(dtype))[1]
+            found = {each.id: registry.find(table.kind, each.id, backend) for each, registry, backend in near}
+            known = [made for name in heard if (made := found[name]) is not None]
+            if known:
+                part = table.take(rows).frame()
+                correction[rows] = Kin(level, known, list(heard.values()), str(dtype), UNKNOWN).correction(part)
+                break
+    return median_error(ops.analytical_us * np.exp(correction), table)
+
+
+def median_error(found_us: np.ndarray, table: MeasurementTable) -> float:
+    return float(100 * np.median(np.abs(found_us / table.latency_us - 1)))
+
+
+def score(made: Predictor, asked: MeasurementTable) -> str:
+    """Median error in percent and coverage."""
+    found = made.predict_frame(asked.frame())
+    inside = np.abs(np.log(asked.latency_us / found.latency_us)) <= np.log(found.high_us / found.latency_us) + 1e-12
+    return f"{median_error(found.latency_us, asked):.1f} ({inside.mean():.0%})"
+
+
+def cells(table: MeasurementTable, rule: str) -> Iterator[str]:
+    """What is printed of a table, column by column."""
+    options = Options().for_kind(table.kind)
+    fold = split(table.kind, table.columns, 4, 0).fold
     asked = table.take(_some(np.flatnonzero(fold == 0), SCORED))
     given = table.take(_some(np.flatnonzero(fold != 0), MOST))
-    base = pool(donors, options)
-    yield "0", *score(base, asked)
+    yield f"{by_kin(asked):.1f}"
+    bases, chosen, at_200 = bases_of([REGISTRY], table), "", ""
     for count in POINTS:
-        if count > len(given):
-            continue
-        seen = given.take(draw(given, count, "random"))
-        yield f"{count}", *score(adapt(base, seen, options), asked)
-        yield f"{count} alone", *score(fit(seen, options).predictor, asked)
-    yield "all", *score(fit(given, options).predictor, asked)
+        seen = given.take(draw(given, count, rule))
+        made = adapt(bases, seen, options)
+        yield score(made, asked)
+        if count in ALONE:
+            chosen, at_200 = str(made.card["chosen"]), score(made, asked)
+            yield score(fit(seen, options).predictor, asked)
+    ops, everything = asked.frame(), task_of(given, given.frame(), options)
+    all_rows = median_error(
+        ops.analytical_us * np.exp(options.lightgbm.fit(everything, None).predict(ops.matrix)), asked
+    )
+    yield f"{all_rows:.1f}"
+    yield f"{float(at_200.partition(' ')[0]) / all_rows:.2f}"
+    yield chosen.rpartition(":")[0].removeprefix(f"{table.kind}@").rpartition("@")[0] or "alone"
 
 
 def _some(positions: np.ndarray, most: int) -> np.ndarray:
@@ -76,35 +108,18 @@ def _some(positions: np.ndarray, most: int) -> np.ndarray:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", type=Path)
-    parser.add_argument("--kind", nargs="*", default=["gemm", "attention_prefill", "attention_decode", "all_reduce"])
+    parser.add_argument("--kind", nargs="*", default=["gemm", "attention_prefill", "attention_decode"])
     parser.add_argument("--device", nargs="*")
+    parser.add_argument("--rule", choices=("random", "spread"), default="random")
     asked = parser.parse_args()
     store = Store(asked.store)
-    labels = ["0", *(f"{n}{way}" for n in POINTS for way in ("", " alone")), "all"]
-    print(
-        "| kind | device | framework | "
-        + " | ".join(labels)
-        + " | 200 over all |\n"
-        + "| --- " * (len(labels) + 4)
-        + "|"
-    )
+    heads = ["kind", "device", "framework", "0", "50", "200", "200 alone", "1000", "all", "200 over all", "200 from"]
+    print(f"| {' | '.join(heads)} |\n" + "| --- " * len(heads) + "|", flush=True)
     for kind in asked.kind:
         for device_id in asked.device or store.devices(kind):
-            try:
-                found = {label: (error, held) for label, error, held in rows(store, kind, device_id)}
-            except TrainingError as error:
-                print(f"{kind} {device_id}: {error}", flush=True)
-                continue
-            if not found:
-                continue
-            cells = [f"{found[name][0]:.1f} ({found[name][1]:.0%})" if name in found else "" for name in labels]
-            ratio = f"{found['200'][0] / found['all'][0]:.2f}" if "200" in found else ""
             table = table_of(store, kind, device_id)
-            assert table is not None
-            print(
-                f"| {kind} | {device_id} | {framework(table.backend)} | " + " | ".join(cells) + f" | {ratio} |",
-                flush=True,
-            )
+            row = [kind, device_id, framework(table.backend), *cells(table, asked.rule)]
+            print(f"| {' | '.join(row)} |", flush=True)
 
 
 if __name__ == "__main__":

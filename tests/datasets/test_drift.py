@@ -51,7 +51,7 @@ def test_the_interval_holds_the_median(count: int) -> None:
     assert low <= middle <= high
 
 
-def store_of(path: Path, factor: dict[str, float], backend: str = "torch", driver: str = "570.1") -> Store:
+def store_of(path: Path, factor: dict[str, float], backend: str = "torch", driver: str = "570.1", **told: str) -> Store:
     store = Store(path)
     random = np.random.default_rng(5)
     run = f"r{backend.replace(':', '_')}"
@@ -61,6 +61,7 @@ def store_of(path: Path, factor: dict[str, float], backend: str = "torch", drive
             op = make_op(kind, **dict(zip(dims, (2 + i, 64), strict=True)), dtype="bf16")
             latency = (10.0 + i) * factor.get(kind, 1.0) * float(np.exp(0.004 * random.standard_normal()))
             values = {"latency_us": latency, "driver": driver, "device_id": "h100_sxm", "backend": backend}
+            values |= told
             rows.append(Measurement(op=op, status="ok", run_id=run, measured_at=datetime.now(UTC), **values))
         store.write(rows, run)
     return store
@@ -70,14 +71,14 @@ def test_the_command_names_what_moved_what_changed_and_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known, fresh = tmp_path / "known", tmp_path / "fresh"
-    store_of(known, {})
-    store_of(fresh, {"gelu": 1.03}, driver="580.2")
+    store_of(known, {}, firmware="96.00.89.00.01")
+    store_of(fresh, {"gelu": 1.03}, driver="580.2", firmware="96.00.89.00.02")
     plan = tmp_path / "again.json"
     words = ["data", "drift", f"store={known}", f"against={fresh}", f"plan_out={plan}", "format=json"]
     assert main(words) == 1
     told = json.loads(capsys.readouterr().out)
     assert {each["kind"]: each["verdict"] for each in told["shifts"]} == {"gelu": "drifted", "softmax": "steady"}
-    assert told["changed"] == {"h100_sxm": "driver 570.1 -> 580.2"}
+    assert told["changed"] == {"h100_sxm": "driver 570.1 -> 580.2; firmware 96.00.89.00.01 -> 96.00.89.00.02"}
     assert "measure gelu on h100_sxm again" in told["advice"][0]
     assert len(json.loads(plan.read_text())["cases"]) == 20
     assert main(["data", "drift", f"store={known}", f"against={known}", "format=json"]) == 0

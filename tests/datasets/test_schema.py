@@ -63,6 +63,7 @@ CONTRACT = [
     "gpu",
     "ecc",
     "clock_limit_mhz",
+    "firmware",
     "kernel",
     "device_healthy",
     "source",

@@ -36,7 +36,7 @@ def nvml(**answers: Any) -> SimpleNamespace:
 
         return ask
 
-    names = ("EnforcedPowerLimit", "EccMode", "ApplicationsClock", "MaxClockInfo")
+    names = ("EnforcedPowerLimit", "EccMode", "ApplicationsClock", "MaxClockInfo", "VbiosVersion")
     asked = {f"nvmlDeviceGet{name}": question(name) for name in names}
     return SimpleNamespace(NVMLError=RefusalError, NVML_CLOCK_SM=1, **asked)
 
@@ -48,11 +48,14 @@ def told(monkeypatch: pytest.MonkeyPatch, binding: Any) -> dict[str, Any]:
 
 
 def test_limits_are_what_nvml_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    h100 = nvml(EnforcedPowerLimit=400_000, EccMode=[1, 1], ApplicationsClock=1410, MaxClockInfo=1980)
-    assert told(monkeypatch, h100) == {"power_limit_w": 400.0, "ecc": True, "clock_limit_mhz": 1410.0}
+    named = {"EnforcedPowerLimit": 400_000, "EccMode": [1, 1], "ApplicationsClock": 1410, "MaxClockInfo": 1980}
+    h100 = nvml(**named, VbiosVersion=b"96.00.89.00.01")
+    figures = {"power_limit_w": 400.0, "ecc": True, "clock_limit_mhz": 1410.0}
+    assert told(monkeypatch, h100) == {**figures, "firmware": "96.00.89.00.01"}
     free = nvml(EnforcedPowerLimit=700_000, EccMode=[0, 1], ApplicationsClock=1980, MaxClockInfo=1980)
-    assert told(monkeypatch, free) == {"power_limit_w": 700.0, "ecc": False, "clock_limit_mhz": None}
-    nothing = {"power_limit_w": None, "ecc": None, "clock_limit_mhz": None}
+    figures = {"power_limit_w": 700.0, "ecc": False, "clock_limit_mhz": None}
+    assert told(monkeypatch, free) == {**figures, "firmware": None}
+    nothing = dict.fromkeys(("power_limit_w", "ecc", "clock_limit_mhz", "firmware"))
     assert told(monkeypatch, nvml()) == told(monkeypatch, None) == nothing
 
 
@@ -121,7 +124,7 @@ def test_old_stores_are_read(tmp_path: Path) -> None:
     op = make_op("gelu", rows=1, cols=1)
     failed = Measurement(op=op, device_id="d", run_id="r", measured_at=datetime.now(UTC), status="error", error="x")
     (path,) = store.write([failed], "r")
-    new = ("kernel", "device_healthy", "cudnn", "cublas", "triton", "gpu", "ecc", "clock_limit_mhz")
+    new = ("kernel", "device_healthy", "cudnn", "cublas", "triton", "gpu", "ecc", "clock_limit_mhz", "firmware")
     pq.write_table(pq.read_table(path).drop_columns(list(new)), path)
     (row,) = Store(tmp_path / "store").read("gelu", status=None).to_pylist()
     assert [row[name] for name in new] == [None] * len(new)
