@@ -1,7 +1,8 @@
-"""Whether a newly trained predictor may take the place of the current one, and why.
+"""Whether a newly trained predictor may take the place of the current one, and why: only where it is no worse.
 
-On the same rows and the same evaluation the errors decide. On other rows they say different things: then the new one
-yields only if it is worse and knows fewer rows.
+On the same rows and the same evaluation the errors on held-out groups decide. On other rows these say different things:
+harder rows make a better predictor look worse. Then the current one is asked about the new one's rows as well. It may
+have learned some of them, so that a new one that has not and is no worse is better.
 """
 
 from __future__ import annotations
@@ -18,8 +19,13 @@ class Verdict(NamedTuple):
     why: str
 
 
-def judge(new: Mapping[str, Any], current: Mapping[str, Any] | None, force: bool = False) -> Verdict:
-    """The verdict from two predictors' cards; ``current`` is None where there is none, or none that can be read."""
+def judge(
+    new: Mapping[str, Any], current: Mapping[str, Any] | None, force: bool = False, answered: float | None = None
+) -> Verdict:
+    """The verdict from two predictors' cards; ``current`` is None where there is none, or none that can be read.
+
+    ``answered``: mean error in percent of the current one on the rows that the new one was scored on.
+    """
     if force:
         return Verdict(True, "as asked (promote=true)")
     if current is None:
@@ -31,6 +37,9 @@ def judge(new: Mapping[str, Any], current: Mapping[str, Any] | None, force: bool
     no_worse = after <= before * SLACK
     if all(new.get(name) == current.get(name) for name in (*EVALUATION, "fingerprint")):
         return Verdict(no_worse, f"{errors} on the same rows and evaluation")
-    rows = f"{new.get('n')} rows against {current.get('n')}"
-    promoted = no_worse or new.get("n", 0) >= current.get("n", 0)
-    return Verdict(promoted, f"{errors}, on other rows or another evaluation ({rows})")
+    errors += f", on other rows or another evaluation ({new.get('n')} rows against {current.get('n')})"
+    if answered is None:
+        return Verdict(no_worse, errors)
+    return Verdict(
+        no_worse or after <= answered * SLACK, f"{errors}; on these rows the current one errs by {answered:.2f} %"
+    )

@@ -180,7 +180,9 @@ def train_and_register(
             results[label] = {"error": outcome}
             continue
         outcome = _mended(outcome, registry)
-        verdict = judge(outcome.predictor.card, _current_card(registry, outcome.predictor), options.promote)
+        current = _current(registry, outcome.predictor)
+        answered = _mean_error(current, outcome) if current else None
+        verdict = judge(outcome.predictor.card, current.card if current else None, options.promote, answered)
         predictor = registry.register(outcome.predictor, verdict.promoted)
         trained.append(Trained(label, outcome, predictor, registry.path(predictor), *verdict))
         results[label] = {**_named(outcome, predictor), "promoted": verdict.promoted, "why": verdict.why}
@@ -215,12 +217,18 @@ def _named(outcome: TrainingOutcome, predictor: Predictor) -> dict[str, Any]:
     return {**outcome.result, "predictor": f"{predictor.name}@{predictor.version}"}
 
 
-def _current_card(registry: Registry, predictor: Predictor) -> Mapping[str, Any] | None:
+def _current(registry: Registry, predictor: Predictor) -> Predictor | None:
     try:
-        current = registry.find(predictor.kind, predictor.device_id, predictor.backend)
+        return registry.find(predictor.kind, predictor.device_id, predictor.backend)
     except PredictorError:  # damaged, or of another version: anything is better
         return None
-    return current.card if current else None
+
+
+def _mean_error(predictor: Predictor, outcome: TrainingOutcome) -> float:
+    """Mean error in percent on the rows that the outcome was scored on."""
+    asked = outcome.table.take(outcome.held_out)
+    residual = np.log(asked.latency_us / predictor.predict_frame(asked.frame()).latency_us)
+    return float(summarise(residual)["mean_ape"])
 
 
 def outcomes(

@@ -21,22 +21,23 @@ CARD["version"] = "3"
 
 
 @pytest.mark.parametrize(
-    ("change", "promoted", "why"),
+    ("change", "answered", "promoted", "why"),
     [
-        ({}, True, "5.00 % against 5.00 % of the current version 3 on the same rows"),
-        ({"test_mean_ape": 4.0}, True, "4.00 % against 5.00 %"),
-        ({"test_mean_ape": 5.04}, True, "same rows"),
-        ({"test_mean_ape": 5.5}, False, "5.50 % against 5.00 % of the current version 3 on the same rows"),
-        ({"test_mean_ape": 5.5, "fingerprint": "b", "n": 120}, True, "120 rows against 100"),
-        ({"test_mean_ape": 5.5, "fingerprint": "b", "n": 80}, False, "80 rows against 100"),
-        ({"test_mean_ape": 4.0, "fingerprint": "b", "n": 80}, True, "other rows"),
-        ({"test_mean_ape": 5.5, "seed": 1}, True, "another evaluation"),
+        ({}, 4.9, True, "5.00 % against 5.00 % of the current version 3 on the same rows"),
+        ({"test_mean_ape": 4.0}, 3.0, True, "4.00 % against 5.00 %"),
+        ({"test_mean_ape": 5.04}, 5.0, True, "same rows"),
+        ({"test_mean_ape": 5.5}, 9.0, False, "5.50 % against 5.00 % of the current version 3 on the same rows"),
+        ({"test_mean_ape": 5.5, "fingerprint": "b", "n": 120}, 6.0, True, "120 rows against 100"),
+        ({"test_mean_ape": 5.5, "fingerprint": "b", "n": 120}, 5.2, False, "the current one errs by 5.20 %"),
+        ({"test_mean_ape": 5.5, "fingerprint": "b", "n": 120}, None, False, "other rows"),
+        ({"test_mean_ape": 4.0, "fingerprint": "b", "n": 80}, 3.0, True, "other rows"),
+        ({"test_mean_ape": 5.5, "seed": 1}, 6.0, True, "another evaluation"),
     ],
 )
-def test_errors_decide_on_the_same_rows_and_knowledge_on_others(
-    change: dict[str, Any], promoted: bool, why: str
+def test_it_is_no_worse_on_record_or_on_its_own_rows(
+    change: dict[str, Any], answered: float | None, promoted: bool, why: str
 ) -> None:
-    verdict = judge(CARD | change, CARD)
+    verdict = judge(CARD | change, CARD, answered=answered)
     assert verdict.promoted is promoted
     assert why in verdict.why
 
@@ -88,11 +89,21 @@ def test_a_worse_predictor_is_kept_but_not_used(cpu: Device, rows: pa.Table, fas
     assert found.card["chosen"] == "calibrated"
 
 
-def test_more_rows_are_worth_a_worse_figure(cpu: Device, rows: pa.Table, fast: Options, tmp_path: Path) -> None:
+def test_on_other_rows_the_current_one_is_asked_too(cpu: Device, rows: pa.Table, fast: Options, tmp_path: Path) -> None:
+    """Of noisy rows that have moved any figure is worse, and a new predictor promoted; a poorer one is not, whatever it
+    has seen."""
     plain = dataclasses.replace(fast, candidates=("calibrated",))
-    train_and_register(OneTable(cpu, rows.slice(0, 60), "a"), cpu, Registry(tmp_path), options=plain)
-    noisy = pa.array(rows["latency_us"].to_numpy() * np.random.default_rng(0).uniform(0.5, 2.0, rows.num_rows))
+    registry = Registry(tmp_path)
+    train_and_register(OneTable(cpu, rows.slice(0, 60), "a"), cpu, registry, options=plain)
+    noisy = pa.array(rows["latency_us"].to_numpy() * np.random.default_rng(0).uniform(1.2, 2.0, rows.num_rows))
     other = rows.set_column(rows.column_names.index("latency_us"), "latency_us", noisy)
-    more, _ = train_and_register(OneTable(cpu, other, "b"), cpu, Registry(tmp_path), options=plain)
+    more, _ = train_and_register(OneTable(cpu, other, "b"), cpu, registry, options=plain)
     assert more["gemm"]["promoted"]
     assert "240 rows against 60" in more["gemm"]["why"]
+    good = dataclasses.replace(fast, candidates=("lightgbm",))
+    assert train_and_register(OneTable(cpu, rows.slice(0, 200), "c"), cpu, registry, options=good)[0]["gemm"][
+        "promoted"
+    ]
+    poor, _ = train_and_register(OneTable(cpu, rows, "d"), cpu, registry, options=plain)
+    assert not poor["gemm"]["promoted"]
+    assert "240 rows against 200" in poor["gemm"]["why"]
