@@ -124,7 +124,6 @@ def test_a_team_finds_runs_metrics_pictures_models_and_aliases_in_the_pages(
 
         shows(f"{pages}/runs", "runs", "opcast/l40s", "all_reduce")
         shows(f"{pages}/runs/{first}", "run", "test_median_ape", "option.folds", "Finished")
-        shows(f"{pages}/runs/{first}/model-metrics", "metrics", "test_median_ape", "coverage")
         shows(f"{pages}/runs/{first}/artifacts/plots/predicted-vs-measured.png", "artifacts", "predicted-vs-measured")
         page.locator("img[src*='predicted-vs-measured'], img[src^='blob:']").first.wait_for(state="visible")
         page.screenshot(path=str(pictures / "artifacts.png"))
