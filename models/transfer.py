@@ -104,6 +104,8 @@ def adapt(bases: Sequence[Predictor], table: MeasurementTable, options: Options 
     made, residual = ways[label], loss[label][rows]
     correction = joined(chosen[label].correction, made.correction) if label in chosen else made.correction
     intervals = _own_intervals(made, residual, take(ops, rows), options.coverage)
+    if table.noise is not None:
+        intervals = intervals.at_least(table.noise, ops.analytical_us, classes_of(made.names, ops.matrix))
     card = {
         "n": len(table),
         **{f"test_{key}": value for key, value in summarise(residual).items()},
