@@ -22,6 +22,7 @@ SCHEDULER = {  # limits of an engine's arguments -> settings of the scheduler
     "long_prefill": "long_prefill_tokens",
     "mixed": "mixed_chunk",
     "conservativeness": "conservativeness",
+    "wait_iterations": "wait_iterations",
 }
 LARGEST_BYTES = 1 << 26
 

@@ -122,7 +122,7 @@ def layout_of(cells: Cells, prefix: str = "") -> PublishedLayout:
 
 
 def distinct(rows: Iterable[Row]) -> tuple[list[Row], list[UnsupportedRow]]:
-    """Rows without later copies of the same measurement: all that was measured, to the last digit."""
+    """Rows without later copies of the same measurement: all that was measured, to the hundredths that some keep."""
     kept: list[Row] = []
     copies: list[UnsupportedRow] = []
     seen: dict[tuple[object, ...], str] = {}
@@ -130,7 +130,7 @@ def distinct(rows: Iterable[Row]) -> tuple[list[Row], list[UnsupportedRow]]:
         if not isinstance(row, ServingRow):
             kept.append(row)
             continue
-        key = (row.measured["ttft"], row.measured["tpot"], row.tags["system"])
+        key = (round(row.measured["ttft"], 2), round(row.measured["tpot"], 2), row.tags["system"])
         if key in seen:
             copies.append(UnsupportedRow(row.id, f"a copy of {seen[key]}"))
         else:

@@ -48,7 +48,8 @@ class Scheduler:
     share of blocks that admission leaves free, ``long_prefill_tokens`` the most of one prompt in an iteration (0: no
     limit). ``whole_prompt`` admits a prompt only if all of it fits. ``preemption`` is recompute or swap.
     ``async_scheduling``: the next iteration is scheduled while one runs. ``wait_iterations``: trtllm holds prompts back
-    beside decodes for so many iterations, or until the batch has ``wait_share`` of its tokens.
+    beside decodes for so many iterations, or until the batch has ``wait_share`` of its tokens; sglang looks for new
+    requests every so many decodes alone.
     """
 
     policy: str = "vllm"

@@ -266,6 +266,7 @@ def most_tokens(state: LoopState, rank: int, count: int) -> int:
 def sglang(state: LoopState, rules: SchedulerRules, rank: int, batch: int, now_us: float) -> None:
     """SGLang: prompts first, in chunks, while an estimate of all outputs says that they fit; else all decodes."""
     slots, ranks = state.slots, state.ranks
+    poll(state, rules, rank)
     first = min(FIRST_RATIO * rules.conservativeness, 1.0)
     if ranks[rank].ratio < 0:
         ranks[rank].ratio = first
@@ -299,8 +300,19 @@ def sglang(state: LoopState, rules: SchedulerRules, rank: int, batch: int, now_u
         put(state, rules, rank, batch, slot, tokens)
         left -= tokens
         room -= tokens + output
-    if left == min(rules.max_tokens, rules.chunk) or rules.mixed:
+    prompts = left < min(rules.max_tokens, rules.chunk)
+    ranks[rank].clock = rules.wait_iterations if prompts else ranks[rank].clock + 1
+    if not prompts or rules.mixed:
         sglang_decodes(state, rules, rank, batch, first)
+
+
+def poll(state: LoopState, rules: SchedulerRules, rank: int) -> None:
+    """SGLang looks for new requests after prompts, when nothing runs, and else every so many decodes alone
+    (``scheduler_recv_skipper.py``): who comes in between is not seen yet."""
+    own = state.ranks[rank]
+    if own.count == 0 or own.clock >= rules.wait_iterations:
+        own.polled_us, own.clock = own.visible_us, 0
+    own.visible_us = own.polled_us
 
 
 def sglang_decodes(state: LoopState, rules: SchedulerRules, rank: int, batch: int, first: float) -> None:

@@ -37,7 +37,7 @@ class SchedulerRules(NamedTuple):
     conservativeness: float  # of sglang's estimate
     drafts: int  # tokens guessed ahead, for which a decode has blocks
     prefill_every: int  # lightllm: decode iterations between attempts to admit
-    wait_iterations: int  # trtllm: prompts wait so many iterations beside decodes, 0: never
+    wait_iterations: int  # trtllm: prompts wait so many iterations beside decodes; sglang: decodes between its polls
     wait_tokens: float  # or until the batch has so many tokens
     answers: int  # 1: who comes with a cache has its first token sent when it starts here
 
