@@ -21,7 +21,7 @@ APART = "disagg"
 CLIENTS = re.compile(r"silicon_concurrency=(\d+)")
 STARTED = (
     *("max_tokens", "chunk", "kv_fraction", "wait_iterations", "wait_share", "graphs", "block_tokens", "clients"),
-    *("max_seqs", "decode_seqs", "decode_kv_fraction"),
+    *("max_seqs", "without_seat", "balance_iterations", "gather_iterations", "decode_seqs", "decode_kv_fraction"),
 )
 
 
@@ -44,7 +44,8 @@ def serving_row(cells: Cells, folder: Path) -> ServingRow:
     layout = layout_of(cells, "prefill_" if apart else "")
     isl, osl = _whole(cells, "isl"), _whole(cells, "osl")
     name, config = model_of(cells, folder, isl + osl)
-    concurrency = _whole(cells, "clients")
+    each = 1 if cells.has("attention_dp_size") or apart else layout.dp  # where no ranks are told, clients are of one
+    concurrency = _whole(cells, "clients") * each
     shortest = 1.0 if cells.text("lengths") == "fixed" else SHORTEST
     tokens = osl * (1 + shortest) / 2
     throughput = concurrency * tokens / (ttft + (tokens - 1) * tpot) * 1e3  # Little's law of a closed loop
@@ -106,11 +107,14 @@ def layout_of(cells: Cells, prefix: str = "") -> PublishedLayout:
     """Degrees of a row: tensor and attention-data ranks, expert ranks among all of them.
 
     Where tensor and expert ranks of experts are alike, expert ranks were counted once more (64 = 8 x 8 and 4 = 2 x 2
-    on 8 and 2 GPUs: those rows take as long as rows of so many GPUs); not in pools of their own (``prefix``).
-    TruthError where the degrees of experts do not fill the GPUs.
+    on 8 and 2 GPUs: those rows take as long as rows of so many GPUs); not in pools of their own (``prefix``). Where no
+    attention-data ranks are told, they are as many as ranks of experts are more than tensor ranks. TruthError where the
+    degrees of experts do not fill the GPUs.
     """
     named = ("tp_size", "attention_dp_size", "pp_size", "moe_ep_size", "moe_tp_size")
     tp, dp, pp, ep, etp = (max(_whole(cells, f"{prefix}{name}"), 1) for name in named)
+    if not cells.has(f"{prefix}attention_dp_size"):
+        dp = max(ep * etp // (tp * pp), 1)
     if ep > 1 and ep == etp and not prefix:
         tp, dp = (tp // ep, dp) if tp % ep == 0 else (tp, max(dp // ep, 1))
         etp = 1

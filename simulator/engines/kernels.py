@@ -41,7 +41,10 @@ class KernelsEngine:
             engine = self.of(each)
             open_ = answers.open
             rows = columns[KINDS[kind].names[0]][open_]
-            open_ = open_[(rows >= each.least_tokens) & ((rows <= each.most_tokens) | (each.most_tokens == 0))]
+            wanted = (rows >= each.least_tokens) & ((rows <= each.most_tokens) | (each.most_tokens == 0))
+            if each.most_ep:
+                wanted &= columns["ep"][open_] <= each.most_ep
+            open_ = open_[wanted]
             if engine is None or not len(open_):
                 continue
             part = {name: column[open_] for name, column in columns.items()}

@@ -75,15 +75,17 @@ class LearnedEngine:
         """Collectives beyond the table, inside a node.
 
         More ranks than its most: its time for those, as many times as long as by the network. Larger than its largest:
-        its last time, and at the network's rate what comes after.
+        its last time, and at the network's rate what comes after. Smaller than its smallest: as long as that.
         """
         reach = predictor.card.get("range", {})
+        least = reach.get("size_bytes", (0, 0))[0]
         largest, most = (reach.get(name, (0, 0))[1] or np.inf for name in ("size_bytes", "ranks"))
-        size, ranks = columns["size_bytes"], columns["ranks"]
+        size, ranks = np.maximum(columns["size_bytes"], least), columns["ranks"]
+        columns = {**columns, "size_bytes": size}
         inside = ranks <= np.minimum(columns["ranks_per_node"], network.cluster.devices)
-        far = np.flatnonzero(
-            ((size > largest) | (ranks > most)) & inside & (columns["link"] == LINKS.index(network.cluster.link))
-        )
+        inside &= columns["link"] == LINKS.index(network.cluster.link)
+        beyond = (size > largest) | (ranks > most) | ((size == least) & np.isnan(answers.latency_us))
+        far = np.flatnonzero(beyond & inside)
         if len(far):
             part = {name: values[far] for name, values in columns.items()}
             here = {**part, "size_bytes": np.minimum(part["size_bytes"], largest).astype(np.int64)}

@@ -30,7 +30,7 @@ from .gathered import keep_gathered
 from .offload import offload
 from .overlap import overlap
 from .packing import packed
-from .quantize import quantize
+from .quantize import quantize, scaled
 from .recompute import recompute
 from .serving import OTHERS, STEPS, bare, rounded, serve, ungrouped
 from .tensor import tensor_parallel
@@ -69,6 +69,7 @@ INFERENCE: tuple[Pass, ...] = (
     context_parallel,
     expert_parallel,
     tensor_parallel,
+    scaled,
     offload,
     overlap,
     ungrouped,

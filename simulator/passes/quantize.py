@@ -101,6 +101,30 @@ def quantize(graph: Graph, plan: Plan) -> Graph:
     return graph if kv_dtype == "same" and before == after else made
 
 
+def scaled(graph: Graph, plan: Plan) -> Graph:
+    """The graph with scales for as many elements as its weights have by now: what ranks hold a part of.
+
+    Passes that share weights out know nothing of the scales beside them.
+    """
+    recipe = RECIPES.get(plan.quantization or "")
+    if recipe is None or not recipe.weight_block:
+        return graph
+    draft = Draft(graph)
+    for section, item in draft.walk():
+        reads = item.node.reads
+        stored = [t for t in reads if draft.role(t) in ("weight", "frozen") and draft.dtype(t) == recipe.weight]
+        scales = [t for t in reads if draft.role(t) == "buffer" and draft.dtype(t) == "uint8"]
+        if len(stored) == len(scales):
+            for weight, scale in zip(stored, scales, strict=True):
+                draft.sizes[section.ids(scale)] = _scale_bytes(recipe, draft.numel(weight))
+    return draft.graph()
+
+
+def _scale_bytes(recipe: Recipe, numel: int) -> float:
+    """Bytes of the scales of a weight of so many elements."""
+    return max((ceil(numel / recipe.weight_block) if recipe.weight_block else 1) * recipe.scale_bytes, 4)
+
+
 def _tf32(graph: Graph) -> Graph:
     """The graph with fp32 products on matrix units, which round what they read by themselves."""
     draft = Draft(graph)
@@ -290,10 +314,9 @@ class _Rounding:
         if draft.dtype(tensor) not in HIGH:
             return
         numel = draft.numel(tensor)
-        scales = ceil(numel / self.recipe.weight_block) if self.recipe.weight_block else 1
         draft.sizes[ids] = ceil(numel * itemsize(self.recipe.weight))
         draft.dtypes[ids] = draft.code(self.recipe.weight)
-        held = draft.local(section, max(scales * self.recipe.scale_bytes, 4), "uint8", "buffer")
+        held = draft.local(section, _scale_bytes(self.recipe, numel), "uint8", "buffer")
         for item in section.items:
             if tensor in item.node.reads:
                 item.change(reads=(*item.node.reads, held))

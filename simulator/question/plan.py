@@ -122,7 +122,7 @@ class KernelChoice:
     """Whose reading answers for ops of a ``kind`` and format where a framework's own table timed another kernel.
 
     ``backend`` is ``framework:words``, words of the kernel's name. ``architecture`` empty: on all. ``least_tokens`` and
-    ``most_tokens`` are the rows that it is for (0: any). ``without`` is ``quantize`` where that table timed the
+    ``most_tokens`` are the rows that it is for (0: any), ``most_ep`` expert ranks (0: any). ``without`` is ``quantize`` where that table timed the
     rounding of the input too and the framework does not run it: the time of its tables of that is taken off.
     """
 
@@ -134,12 +134,14 @@ class KernelChoice:
     without: str = ""
     most_tokens: int = 0
     least_tokens: int = 0
+    most_ep: int = 0
 
     def __post_init__(self) -> None:
         choice(PlanError, "stack.kernels.kind", self.kind, tuple(KINDS))
         choice(PlanError, "stack.kernels.without", self.without, ("", "quantize"))
         whole(PlanError, "stack.kernels.most_tokens", self.most_tokens)
         whole(PlanError, "stack.kernels.least_tokens", self.least_tokens)
+        whole(PlanError, "stack.kernels.most_ep", self.most_ep)
 
 
 @dataclass(frozen=True)

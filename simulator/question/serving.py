@@ -49,7 +49,9 @@ class Scheduler:
     limit). ``whole_prompt`` admits a prompt only if all of it fits. ``preemption`` is recompute or swap.
     ``async_scheduling``: the next iteration is scheduled while one runs. ``wait_iterations``: trtllm holds prompts back
     beside decodes for so many iterations, or until the batch has ``wait_share`` of its tokens; sglang looks for new
-    requests every so many decodes alone.
+    requests every so many decodes alone. ``balance_iterations``: prompts of trtllm's ranks of attention data
+    parallelism wait beside decodes until each rank has one, at most so many iterations, and then
+    ``gather_iterations`` more (0: they do not wait).
     """
 
     policy: str = "vllm"
@@ -70,6 +72,8 @@ class Scheduler:
     prefill_every: int = 10
     wait_iterations: int = 0
     wait_share: float = 0.0
+    balance_iterations: int = 0
+    gather_iterations: int = 0
     cuda_graphs: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -81,7 +85,8 @@ class Scheduler:
                 whole(RequestError, f"scheduler.{name}", getattr(self, name), 1)
         whole(RequestError, "scheduler.long_prefill_tokens", self.long_prefill_tokens)
         whole(RequestError, "scheduler.prefill_every", self.prefill_every, 1)
-        whole(RequestError, "scheduler.wait_iterations", self.wait_iterations)
+        for name in ("wait_iterations", "balance_iterations", "gather_iterations"):
+            whole(RequestError, f"scheduler.{name}", getattr(self, name))
         if number(RequestError, "scheduler.wait_share", self.wait_share) > 1:
             raise RequestError(f"scheduler.wait_share={self.wait_share} must be a share, at most 1")
         number(RequestError, "scheduler.conservativeness", self.conservativeness)

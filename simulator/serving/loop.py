@@ -18,7 +18,7 @@ from .histogram import bin_of
 from .iteration import drafting_us, experts_us, iteration_us
 from .lanes import next_end, set_end
 from .moving import land, move, start_moves
-from .policies import form_batch
+from .policies import form_batch, wait_for_ranks
 from .queues import push_back
 from .routing import draw, route
 from .rules import (
@@ -180,13 +180,17 @@ def kick(state: LoopState, setup: ServingSetup, replica: int, seen_us: float) ->
 
 def form_batches(state: LoopState, setup: ServingSetup, replica: int, lane: int, seen_us: float) -> int:
     """The next batch of each rank of a replica; returns how many entries they have."""
-    first, parts, entries = first_rank(setup, replica), parts_of(state), 0
-    for local in range(ranks_of(setup, replica)):
+    first, parts, entries, per = first_rank(setup, replica), parts_of(state), 0, ranks_of(setup, replica)
+    for local in range(per):
+        state.ranks[first + local].visible_us = seen_us
+    balanced = per > 1 and replica < setup.first_decode and setup.rules.balance_iterations > 0
+    held = 1 if balanced and wait_for_ranks(state, setup.rules, first, per) else 0
+    for local in range(per):
         rank, batch = first + local, lane * parts + local
         sums = state.batches[batch]
         sums.size, sums.decodes, sums.decode_context, sums.samples = 0, 0.0, 0.0, 0.0
         sums.prefill_tokens, sums.prefill_pairs, sums.prefill_context = 0.0, 0.0, 0.0
-        state.ranks[rank].visible_us = seen_us
+        state.ranks[rank].held = held
         form_batch(state, rules_of(setup, rank), rank, batch, state.totals[0].now_us)
         entries += sums.size
     return entries

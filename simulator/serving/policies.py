@@ -365,7 +365,7 @@ def trtllm(state: LoopState, rules: SchedulerRules, rank: int, batch: int, now_u
         if tokens > 0 and not decoding(state, slot):
             put(state, rules, rank, batch, slot, tokens)
             budget -= tokens
-    if rules.wait_iterations > 0 and held_back(state, rules, rank, batch, budget):
+    if ranks[rank].held or (rules.wait_iterations > 0 and held_back(state, rules, rank, batch, budget)):
         return
     while gone == 0 and budget > 0 and ranks[rank].count < rules.max_seqs:
         slot = first_waiting(state, rank)
@@ -382,6 +382,28 @@ def trtllm(state: LoopState, rules: SchedulerRules, rank: int, batch: int, now_u
         admit(state, rules, rank, slot, hit, need, now_us)
         put(state, rules, rank, batch, slot, tokens)
         budget -= tokens
+
+
+def wait_for_ranks(state: LoopState, rules: SchedulerRules, first: int, count: int) -> bool:
+    """Whether prompts of ranks in lockstep wait beside decodes until each rank has one that can start
+    (``_balance_adp_requests`` of TensorRT-LLM's ``py_executor.py``)."""
+    own, prompts, decodes = state.ranks[first], 0, 0
+    for rank in range(first, first + count):
+        slot = first_waiting(state, rank)
+        if slot != NONE and state.ranks[rank].count < rules.max_seqs:
+            need = state.slots[slot].input + state.slots[slot].output
+            prompts += 1 if fits(state, rules, rank, slot, cached(state, rules, rank, slot), need, 0) else 0
+        decodes += 1 if state.ranks[rank].count > 0 else 0
+    if prompts == count:
+        own.apart = 0
+        waits = decodes == count and own.gathered < rules.gather_iterations
+        own.gathered = own.gathered + 1 if waits else 0
+        return waits
+    own.apart += 1
+    if own.apart < rules.balance_iterations and decodes == count:
+        return True
+    own.apart = 0
+    return False
 
 
 def held_back(state: LoopState, rules: SchedulerRules, rank: int, batch: int, budget: float) -> bool:

@@ -38,6 +38,8 @@ class SchedulerRules(NamedTuple):
     drafts: int  # tokens guessed ahead, for which a decode has blocks
     prefill_every: int  # lightllm: decode iterations between attempts to admit
     wait_iterations: int  # trtllm: prompts wait so many iterations beside decodes; sglang: decodes between its polls
+    balance_iterations: int  # trtllm: prompts of ranks in lockstep wait so many iterations for each other, 0: never,
+    gather_iterations: int  # and so many more once each has one
     wait_tokens: float  # or until the batch has so many tokens
     answers: int  # 1: who comes with a cache has its first token sent when it starts here
 

@@ -104,6 +104,8 @@ def rules(
         drafts=drafts,
         prefill_every=scheduler.prefill_every,
         wait_iterations=scheduler.wait_iterations,
+        balance_iterations=scheduler.balance_iterations,
+        gather_iterations=scheduler.gather_iterations,
         wait_tokens=scheduler.wait_share * (scheduler.max_tokens or MOST_TOKENS.get(policy, 8192)),
         answers=int(answers),
     )

@@ -43,8 +43,10 @@ RANK = _kind(
     # peak: most blocks in use. seats: rows of the block table that are free. moves, last_move: ends of the line of
     # caches that wait for its blocks. landed, back: how many wait with blocks, and without any because of preemption.
     # swapped_out, swapped_in: tokens whose cache went to host memory or came from there since the last iteration.
+    # held: its prompts wait for those of other ranks. apart, gathered: iterations that a replica's prompts have waited
+    # until each rank has one, and since (of its first rank).
     "free head tail waiting count outstanding work clock rows peak seats moves last_move landed back "
-    "swapped_out swapped_in",
+    "swapped_out swapped_in held apart gathered",
     # ratio: SGLang's estimate. extra_us: what its next iteration takes longer. visible_us: requests that arrived later
     # are not seen yet; polled_us: the same when SGLang last looked for any. link_us: when its link is free, in_us: the
     # link into it. busy_us: that it computed.

@@ -155,7 +155,6 @@ def asked(row: ServingRow, kv: KvBudget) -> ServingRequest:
     """The traffic of a row's clients and the limits of its engine."""
     dp = row.layout.dp
     given = row.serving
-    vllm = row.framework == "vllm"
     return ServingRequest(
         law=IterationLaw(base_us=1.0),  # the replica has its own tables
         kv=KvMemory(kv.blocks, kv.block_tokens, kv.bytes_per_token),
@@ -169,10 +168,12 @@ def asked(row: ServingRow, kv: KvBudget) -> ServingRequest:
         scheduler=Scheduler(
             policy=row.framework,
             max_tokens=int(given.get("max_tokens", USUAL_TOKENS[row.framework])),
-            max_seqs=max(row.concurrency // dp, 1) if vllm else int(given["max_seqs"]) if "max_seqs" in given else None,
+            max_seqs=seats_of(row),
             chunk=int(given["chunk"]) if "chunk" in given else None,
             wait_iterations=int(given.get("wait_iterations", 0)),
             wait_share=given.get("wait_share", 0.0),
+            balance_iterations=int(given.get("balance_iterations", 0)),
+            gather_iterations=int(given.get("gather_iterations", 0)),
             async_scheduling=not host_of(row).endswith(SERIAL),
         ),
         attention_dp=dp,
@@ -180,6 +181,15 @@ def asked(row: ServingRow, kv: KvBudget) -> ServingRequest:
         decode_pool=DecodePool() if row.decoding is None else pool_of(row, row.decoding),
         replicas=1 if row.decoding is None else row.decoding.prefill,
     )
+
+
+def seats_of(row: ServingRow) -> int | None:
+    """Requests that a rank of a row runs at a time: vLLM's recipes allow as many as there are clients."""
+    if "max_seqs" in row.serving:
+        return int(row.serving["max_seqs"])
+    if "without_seat" in row.serving:
+        return max(row.concurrency - int(row.serving["without_seat"]), 1)
+    return row.concurrency if row.framework == "vllm" else None
 
 
 def pool_of(row: ServingRow, decoding: DecodeWorkers) -> DecodePool:

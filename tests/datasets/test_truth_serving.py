@@ -94,13 +94,31 @@ def test_attention_data_ranks_share_requests_and_expert_ranks_count_once(read):
     assert attention.options["kv_dtype"] == "fp8"
 
 
+def test_ranks_that_share_experts_are_attention_ranks_where_none_are_told(read):
+    qwen = {"model_path": "Qwen/Qwen3-235B-A22B-FP8", "attention_dp_size": "", "tp_size": "2", "moe_tp_size": "4"}
+    (row,) = read(qwen).rows
+    assert (row.layout.tp, row.layout.dp, row.layout.etp, row.hardware.devices) == (2, 2, 4, 4)
+
+
+def test_a_rounded_copy_counts_once(read):
+    table = read({"silicon_ttft_ms": "100.1234"}, {"silicon_ttft_ms": "100.12"})
+    assert [(row.id, row.why) for row in table.unsupported] == [("run 1", "a copy of run 0")]
+
+
+@pytest.mark.parametrize(("clients", "looks"), [("8", 10), ("16", 30)])
+def test_a_recipe_that_looks_for_requests_now_and_then(clients, looks, read):
+    qwen = {"model_path": "Qwen/Qwen3.5-397B-A17B", "backend": "sglang", "system": "b200_sxm", "batch_size": clients}
+    (row,) = read(qwen | {"silicon_data_source": "a.csv", "tp_size": "8", "moe_tp_size": "8"}).rows
+    assert (row.model, row.quantization, row.serving["wait_iterations"]) == ("qwen3_5_397b_a17b", "fp8_block", looks)
+
+
 @pytest.mark.parametrize(
     ("line", "why"),
     [
         ({"mode": "disagg"}, "without its number of workers"),
         ({"backend_version": "1.2.0rc6.post3"}, "multi-token prediction"),
         ({"system": "gb200", "tp_size": "16"}, "disaggregated run under the name"),
-        ({"model_path": "Qwen/Qwen3.5-397B-A17B"}, "linear or sparse attention"),
+        ({"model_path": "Qwen/Qwen3.5-397B-A17B", "backend": "sglang", "backend_version": "0.5.9"}, "multi-token"),
         ({"backend": "tgi"}, "engine 'tgi'"),
         ({"silicon_tpot_ms": ""}, "neither TTFT nor TPOT"),
     ],

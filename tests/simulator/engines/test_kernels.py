@@ -43,6 +43,8 @@ def test_a_choice_of_another_architecture_or_of_fewer_rows_declines() -> None:
     assert len(ask(KernelsEngine(learned("h200_sxm"), [TAKEN]), [EXPERTS], "cold").open) == 1
     few = KernelsEngine(learned("b200_sxm"), [replace(TAKEN, most_tokens=4)])
     assert len(ask(few, [EXPERTS, EXPERTS.replace(tokens=4)], "cold").open) == 1
+    alone = KernelsEngine(learned("b200_sxm"), [replace(TAKEN, most_ep=1)])
+    assert len(ask(alone, [EXPERTS, EXPERTS.replace(tp=1, ep=8)], "cold").open) == 1
     unknown = KernelsEngine(learned("b200_sxm"), [replace(TAKEN, backend="sglang:nothing_of_it")])
     assert len(ask(unknown, [EXPERTS], "cold").open) == 1
 

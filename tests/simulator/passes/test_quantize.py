@@ -15,7 +15,7 @@ from opcast.datasets.dtypes import itemsize
 from opcast.simulator.graph import Graph, Node
 from opcast.simulator.memory.walk import peak_memory
 from opcast.simulator.passes.fuse import fuse
-from opcast.simulator.passes.quantize import RECIPES, quantize
+from opcast.simulator.passes.quantize import RECIPES, quantize, scaled
 from opcast.simulator.passes.tensor import tensor_parallel
 from opcast.simulator.question.plan import Parallel, Plan, PlanError, Stack
 
@@ -111,6 +111,17 @@ def test_scales_are_counted(traced_small: Traced) -> None:
     scales = sum(t.size_bytes * t.count for t in made.tensors if t.role == "buffer" and t.dtype == "uint8")
     weights = sum(t.size_bytes * 2 * t.count for t in made.tensors if t.dtype == "int4")
     assert scales == pytest.approx(weights / 128 * 2)
+
+
+def test_scales_are_shared_out_with_their_weights(traced_small: Traced) -> None:
+    whole = quantize(traced_small("llama", "decode"), plan("w4a16"))
+    made = scaled(tensor_parallel(whole, plan("w4a16", tp=2)), plan("w4a16", tp=2))
+
+    def bytes_of(graph: Graph, dtype: str) -> int:
+        return sum(t.size_bytes * t.count for t in graph.tensors if t.dtype == dtype)
+
+    assert bytes_of(made, "int4") == bytes_of(whole, "int4") / 2
+    assert bytes_of(made, "uint8") == pytest.approx(bytes_of(whole, "uint8") / 2)
 
 
 def test_current_scaling_looks_for_the_maximum_first(traced_small: Traced) -> None:

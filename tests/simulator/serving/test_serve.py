@@ -376,3 +376,27 @@ def test_trtllm_holds_prompts_back_beside_decodes(played: Play) -> None:
     assert reports[1].ttft_ms.p50 > alone + 8 * 5
     assert reports[1].ttft_ms.p99 < alone + 14 * 13
     assert reports[2].ttft_ms.p50 == alone
+
+
+def test_sglang_looks_for_requests_after_so_many_decodes(played: Play) -> None:
+    traffic = RequestTraffic(rate=5.0, requests=12, input=Lengths(mean=20), output=Lengths(mean=200))
+    usual = replace(USUAL, kv=KvMemory(6000, 1), traffic=traffic, scheduler=Scheduler("sglang"))
+    polls = replace(usual, scheduler=Scheduler("sglang", wait_iterations=10))
+    seldom, often = (checked(played(each), each) for each in (polls, usual))
+    assert often.ttft_ms.mean + 8 < seldom.ttft_ms.mean
+    assert often.ttft_ms.p99 + 15 < seldom.ttft_ms.p99 < often.ttft_ms.p99 + 11 * 5.5
+
+
+@pytest.mark.parametrize(("balance", "gather", "alike"), [(0, 0, False), (40, 0, True), (40, 3, True)])
+def test_prompts_of_ranks_in_lockstep_come_together(played: Play, balance: int, gather: int, alike: bool) -> None:
+    lengths = {"input": Lengths(mean=100), "output": Lengths("uniform", low=20, high=60)}
+    traffic = RequestTraffic(arrival="closed", concurrency=8, requests=40, **lengths)
+    scheduler = Scheduler("trtllm", balance_iterations=balance, gather_iterations=gather)
+    request = replace(USUAL, attention_dp=2, router="least_outstanding", traffic=traffic, scheduler=scheduler)
+    served = played(request)
+    report = checked(served, request)
+    pairs = served.iterations.reshape(-1, 2)["prefill_tokens"]
+    together, some = (pairs > 0).all(axis=1).sum(), (pairs > 0).any(axis=1).sum()
+    assert (together > 0.7 * some) == alike
+    waited = report.ttft_ms.mean - played(replace(request, scheduler=Scheduler("trtllm"))).report.ttft_ms.mean
+    assert (waited > 5 * (1 + gather)) == alike
