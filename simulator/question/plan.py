@@ -122,8 +122,9 @@ class KernelChoice:
     """Whose reading answers for ops of a ``kind`` and format where a framework's own table timed another kernel.
 
     ``backend`` is ``framework:words``, words of the kernel's name. ``architecture`` empty: on all. ``least_tokens`` and
-    ``most_tokens`` are the rows that it is for (0: any), ``most_ep`` expert ranks (0: any). ``without`` is ``quantize`` where that table timed the
-    rounding of the input too and the framework does not run it: the time of its tables of that is taken off.
+    ``most_tokens`` are the rows that it is for (0: any), ``most_ep`` the expert ranks (0: any). ``without`` is
+    ``quantize`` where that table timed the rounding of the input too and the framework does not run it: the time of its
+    tables of that is taken off.
     """
 
     kind: str

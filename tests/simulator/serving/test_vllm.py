@@ -27,12 +27,9 @@ from opcast.simulator.serving.streams import chunk
 
 ORACLE = Path(__file__).with_name("vllm_oracle.py")
 FOLDER = os.environ.get("OPCAST_VLLM", "")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not FOLDER and importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (OPCAST_VLLM)"
-    ),
-]
+NEEDED = pytest.mark.skipif(
+    not FOLDER and importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (OPCAST_VLLM)"
+)
 
 
 def random_case(seed: int) -> dict[str, Any]:
@@ -85,11 +82,15 @@ def played(case: dict[str, Any]) -> dict[str, Any]:
         swap_us_per_token=-1.0,
         conservativeness=1.0,
         prefill_every=10,
+        drafts=0,
         wait_iterations=0,
+        balance_iterations=0,
+        gather_iterations=0,
         wait_tokens=0.0,
+        answers=0,
     )
-    timing = IterationTiming(law, np.zeros(0, np.int64), 0.0, 0.0, 0)
-    made = ServingSetup(rules, timing, rules, timing, 0, 1, 1, 1, 1, 1, 0, 0.0, 0.0, 1.0)
+    timing = IterationTiming(law, np.zeros(0, np.int64), 0.0, 0.0, 0, 0, 0.0)
+    made = ServingSetup(rules, timing, rules, timing, 0, 1, 1, 1, 1, 1, 1, 0, np.zeros(0), 0.0, 0.0, 1.0)
     shape = StateSizes(1, 1, 1, case["max_seqs"], blocks, case["caching"], blocks + 1, bins=BINS)
     state = as_objects(empty_state(shape, len(case["requests"])))
     columns = np.array(case["requests"])
@@ -133,6 +134,18 @@ def answers() -> list[tuple[dict[str, Any], dict[str, Any]]]:
     return list(zip(cases, json.loads(done.stdout), strict=True))
 
 
+def test_our_side_of_the_comparison_runs_without_vllm() -> None:
+    case = random_case(1)
+    case["requests"] = case["requests"][:20]
+    ours = played(case)
+    assert len(ours["preemptions"]) == len(ours["hits"]) == 20
+    assert sum(ours["hits"]) > 0
+    tokens = sum(sum(each.values()) for each in ours["schedule"])
+    assert tokens >= sum(prompt + output - 1 for _, prompt, output, *_ in case["requests"]) - sum(ours["hits"])
+
+
+@pytest.mark.slow
+@NEEDED
 def test_what_is_scheduled_is_what_vllm_schedules(answers: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
     preempted = 0
     hit = 0
