@@ -173,6 +173,7 @@ def load_device(device_id: str) -> Device:
         aliases = read_yaml(ALIASES, DeviceError)["device"]
         if device_id.lower() in aliases:
             return load_device(aliases[device_id.lower()])
-        hint = did_you_mean(device_id, known_devices(), "see `opcast list devices`")
+        short = [*AT_HAND, *aliases]  # what a person types is a short name
+        hint = did_you_mean(device_id, [*short, *known_devices()], "see `opcast list devices`")
         raise DeviceError(f"unknown device {device_id!r}; {hint}")
     return Device.from_dict(read_yaml(path, DeviceError))

@@ -97,7 +97,8 @@ def test_bad_input_with_json_is_one_object_on_stdout(capsys: pytest.CaptureFixtu
         ([*GEMM, "cluster=h100"], "did you mean dgx_h100"),
         (["list", "devices", "models"], "takes one of devices, models at a time"),
         # names of another place, and words
-        ([*GEMM, "device=h10"], "did you mean h100_"),
+        ([*GEMM, "device=h10"], "did you mean h100 or"),
+        ([*GEMM, "device=cpuu"], "did you mean cpu?"),
         (["serving", "polcy=vllm"], "did you mean scheduler.policy?"),
         (["serving", "rate=4"], "did you mean traffic.rate"),
         (["simulate", "tp=8"], "did you mean parallel.tp"),
