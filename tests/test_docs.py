@@ -2,7 +2,8 @@
 
 Blocks marked ``bash`` and ``python`` are run in the order they stand, each line of a ``bash`` block by itself, in a
 scratch folder with a store of its own. A comment above a block changes that: ``<!-- slow -->`` marks the test slow,
-``<!-- not run: reason -->`` leaves the block out.
+``<!-- not run: reason -->`` leaves the block out. A ``text`` block right below a ``bash`` block shows what its command
+prints, shortened: each line must be there, in words as they stand and in figures nearly so.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ BLOCK = re.compile(
     r"(?:^<!-- (?P<note>[^\n]*?) -->\n+)?^```(?P<language>\w*)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL
 )
 CONF = ROOT / "conf"
+FIGURE = re.compile(r"([+-]?[\d,]*\.?\d+)(.*)")
+NEARLY = 0.25  # how much a shown figure may differ: answers move a little with every calibration
+BETWEEN = 40  # words of the output that a shown line may leave out in one place
 ELSEWHERE = {"importing.md": {"timer", "record_shapes"}, "passes.md": {"phase"}}  # of a table, of torch, of a pattern
 TEST_COMMAND = "python3 jobs/bootstrap.py test"
 SET_UP = "python3 jobs/bootstrap.py quickstart"
@@ -46,6 +50,7 @@ class Block:
     language: str
     text: str
     note: str
+    shown: str = ""  # the output below it
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -59,7 +64,9 @@ def blocks() -> list[Block]:
         for match in BLOCK.finditer(text):
             line = text.count("\n", 0, match.start("text"))
             name = path.relative_to(ROOT).as_posix()
-            found.append(Block(name, line, match["language"], match["text"], match["note"] or ""))
+            below = BLOCK.match(text, match.end() + 1)
+            shown = below["text"] if below and below["language"] == "text" else ""
+            found.append(Block(name, line, match["language"], match["text"], match["note"] or "", shown))
     return [block for block in found if block.language in ("bash", "python") and not block.note.startswith("not run")]
 
 
@@ -77,6 +84,40 @@ def parameters() -> list[object]:
     ]
 
 
+def not_said(shown: str, output: str) -> list[str]:
+    """The shown lines that the output does not have."""
+    said = [word.rstrip(",;:") for word in output.split()]
+    lines = {line: [word.rstrip(",;:") for word in line.split() if word != "…"] for line in shown.splitlines()}
+    return [line for line, words in lines.items() if not any(begins(said, at, words) for at in range(len(said)))]
+
+
+def begins(said: list[str], at: int, words: list[str]) -> bool:
+    """Whether the words stand in what was said from ``at`` on, in their order, with few others between them."""
+    if not same(words[0], said[at]):
+        return False
+    for word in words[1:]:
+        at = next((i for i in range(at + 1, min(at + BETWEEN, len(said))) if same(word, said[i])), -1)
+        if at < 0:
+            return False
+    return True
+
+
+def same(shown: str, said: str) -> bool:
+    """Whether two words are equal, or figures of one unit that nearly are."""
+    one, other = FIGURE.fullmatch(shown), FIGURE.fullmatch(said)
+    if not one or not other or one[2] != other[2]:
+        return shown == said
+    a, b = (float(match[1].replace(",", "")) for match in (one, other))
+    return abs(a - b) <= NEARLY * max(abs(a), abs(b))
+
+
+def test_an_output_that_is_no_longer_so_is_found() -> None:
+    output = "  latency     172 µs  \n  roofline   139 µs, compute bound\n  best   1.50 s  of all, 12.0% less"
+    assert not_said("  latency  180 µs\n  roofline 139 µs, compute bound\n best 1.50 s … 12.9% less", output) == []
+    wrong = ["  latency  280 µs", "  roofline 139 ms", " of best"]
+    assert not_said("\n".join(wrong), output) == wrong
+
+
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder and home of the one reader who runs all blocks, in this process: what one loads serves the next.
@@ -89,6 +130,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(os, "cpu_count", lambda: 1)
         patch.setenv("HOME", str(folder))
         patch.setenv("OPCAST_HOME", str(folder / ".opcast"))
+        patch.setenv("COLUMNS", "250")  # no table is folded
         yield folder
 
 
@@ -115,6 +157,9 @@ def test_the_block_runs(block: Block, capsys: pytest.CaptureFixture[str]) -> Non
             assert code == 0, f"{line} ended with {code}:\n{capsys.readouterr().err[-3000:]}"
         elif not line.startswith(TEST_COMMAND):  # that one is what runs this test
             pytest.fail(f"{line!r} is no command this test knows: mark the block `<!-- not run: reason -->`")
+    printed = capsys.readouterr()
+    output = f"{printed.err}\n{printed.out}"
+    assert not_said(block.shown, output) == [], f"shown below {block}, but not in its output:\n{output}"
 
 
 def test_pages_import_public_names_from_opcast_itself() -> None:
