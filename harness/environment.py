@@ -112,15 +112,20 @@ def _cgroup_cpus() -> float:
     return float("inf")
 
 
-def core_ids() -> list[int]:
-    """One logical processor of each physical core that this process may use, lowest first."""
+def physical_cores() -> list[list[int]]:
+    """The logical processors of each physical core that this process may use, lowest first."""
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     place = {int(p["processor"]): (p.get("physical id"), p.get("core id")) for p in _cpuinfo() if "processor" in p}
-    chosen: dict[object, int] = {}
+    cores: dict[object, list[int]] = {}
     for cpu in allowed:
         where = place.get(cpu, (None, None))
-        chosen.setdefault(cpu if where[1] is None else where, cpu)
-    return list(chosen.values())
+        cores.setdefault(cpu if where[1] is None else where, []).append(cpu)
+    return list(cores.values())
+
+
+def core_ids() -> list[int]:
+    """One logical processor of each physical core that this process may use, lowest first."""
+    return [core[0] for core in physical_cores()]
 
 
 def default_threads() -> int:

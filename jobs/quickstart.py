@@ -19,6 +19,7 @@ from ..datasets.store import Store
 from ..harness import accelerator
 from ..harness.accelerator import Accelerator
 from ..harness.formats import in_format
+from ..harness.free_cores import on_free_cores
 from ..simulator.question.work import Work
 from ..simulator.report.answer import InferenceReport, StepReport
 from ..simulator.report.comparison import Comparison, StepComparison
@@ -53,6 +54,21 @@ def run(config: dict[str, Any]) -> int:
 
         return quickstart_all.run(config, as_json)
     here = choose_hardware(str(config["hardware"]))
+    if config["cores"] not in ("free", "all"):
+        raise BadInputError(f"cores={config['cores']!r} does not exist; choose free or all")
+    if config["cores"] == "all" or here.hardware != "cpu":
+        return run_one(config, here, started, as_json)
+    with on_free_cores() as (free, cores):
+        if free < cores:
+            say(
+                f"other work keeps {cores - free} of {cores} cores busy; they are left out (cores=all takes them too), "
+                "so ask about what is measured with device=local"
+            )
+        return run_one(config, here, started, as_json)
+
+
+def run_one(config: dict[str, Any], here: Accelerator, started: float, as_json: bool) -> int:
+    """The whole job with one model, on hardware that was chosen; returns the exit code."""
     precision = here.precision if config["precision"] == "auto" else config["precision"]
     workloads = {
         name: Workload(name, batch=config[name]["batch"], seq_len=config[name]["seq_len"]) for name in WORKLOADS

@@ -79,6 +79,7 @@ def test_threads_count_physical_cores_once(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(environment, "_cpuinfo", lambda: siblings)
     monkeypatch.setattr(environment.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     assert environment.core_ids() == [0, 1, 2, 3]
+    assert environment.physical_cores() == [[0, 4], [1, 5], [2, 6], [3, 7]]
     monkeypatch.setattr(environment.os, "sched_getaffinity", lambda _: {2, 6, 7}, raising=False)
     assert environment.core_ids() == [2, 7]
 

@@ -29,6 +29,7 @@ SMALL = [
     "model.config.vocab_size=2000",
     "campaign.budget_s=12",  # with eight shapes of each entry at the least, it is the number of cases that this decides
     "+campaign.settings.deadline_s=0",
+    "cores=all",  # the machine of the tests is busy, now with this and now with that
     "rounds=2",
     "train.seq_len=64",
     "prefill.seq_len=96",
