@@ -32,6 +32,7 @@ SMALL = [
     "model.config.num_key_value_heads=1",
     "model.config.num_hidden_layers=1",
     "model.config.vocab_size=128",
+    "cores=all",
     "rounds=1",
     "train.seq_len=8",
     "prefill.seq_len=8",
