@@ -119,11 +119,13 @@ def test_a_team_finds_runs_metrics_pictures_models_and_aliases_in_the_pages(
         def shows(address: str, name: str, *texts: str) -> None:
             page.goto(address)
             for text in texts:
-                page.get_by_text(text, exact=False).first.wait_for(state="visible")
+                page.get_by_text(text).locator("visible=true").first.wait_for()
             page.screenshot(path=str(pictures / f"{name}.png"))
 
         shows(f"{pages}/runs", "runs", "opcast/l40s", "all_reduce")
         shows(f"{pages}/runs/{first}", "run", "test_median_ape", "option.folds", "Finished")
+        value = f"{trained['test_median_ape']:.3g}"
+        shows(f"{pages}/runs/{first}/model-metrics", "metrics", "Model metrics", "test_median_ape", value)
         shows(f"{pages}/runs/{first}/artifacts/plots/predicted-vs-measured.png", "artifacts", "predicted-vs-measured")
         page.locator("img[src*='predicted-vs-measured'], img[src^='blob:']").first.wait_for(state="visible")
         page.screenshot(path=str(pictures / "artifacts.png"))
