@@ -136,7 +136,9 @@ def price(report: StepReport | InferenceReport) -> list[tuple[str, str]]:
     """Power and cost, where they are known."""
     rows = []
     if report.power_w:
-        rows.append(("power (estimate)", f"{report.power_w:,.0f} W a device, {report.energy_j or 0:,.0f} J in all"))
+        known = f", {report.energy_measured:.0%} by measured watts" if report.energy_measured else ""
+        watts = f"{report.power_w:,.0f} W a device, {report.energy_j or 0:,.0f} J in all{known}"
+        rows.append(("power (estimate)", watts))
     if report.cost is not None:
         rows.append(("cost", f"{report.cost:,.4g}, {report.cost_per_million_tokens:,.4g} per million tokens"))
     return rows

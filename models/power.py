@@ -23,6 +23,7 @@ import numpy as np
 
 from ..datasets.devices import Device
 from ..datasets.loading import finite
+from ..datasets.ops import Op, iterate_groups
 from ..datasets.vocabulary import KINDS
 from . import analytical, clocks
 from .analytical.setting import FP32_PJ
@@ -242,6 +243,20 @@ def find(roots: Sequence[Path], kind: str, device_id: str, backend: str | None =
             if found is not None:
                 return found
     return None
+
+
+def measured_w(ops: Sequence[Op], device: Device, roots: Sequence[Path], backend: str | None = None) -> np.ndarray:
+    """Watts of ops by the power models of folders of predictors [n], no more than the cap; NaN where there is none."""
+    watts = np.full(len(ops), np.nan)
+    if not device.tdp_w or not any((root / FOLDER).is_dir() for root in roots):
+        return watts
+    usual = dataclasses.replace(device, tdp_w=clocks.stock_limit_w(device))
+    for kind, dtype, out_dtype, at, columns in iterate_groups(list(ops)):
+        model = None if KINDS[kind].family in WITHOUT_POWER else find(roots, kind, device.id, backend)
+        if model is not None:
+            answer = drawn(model, kind, columns, dtype, out_dtype, usual, "warm", Limits(), np.ones(len(at)))
+            watts[at] = np.clip(answer.power_w, min(clocks.idle_w(device), device.tdp_w), device.tdp_w)
+    return watts
 
 
 # --- learning ------------------------------------------------------------------------------------------

@@ -209,12 +209,17 @@ def _log_numbers(client: MlflowClient, run_id: str, trained: Trained) -> None:
     }
     client.log_batch(
         run_id,
-        metrics=[Metric(name, float(value), now, 0) for name, value in numbers.items()],
+        metrics=[Metric(_allowed(name), float(value), now, 0) for name, value in numbers.items()],
         params=[Param(name, str(value)[:500]) for name, value in texts.items()],
     )
     table = trained.outcome.table
     dataset = Dataset(trained.label, (table.fingerprint or "unknown")[:36], "opcast-store", "{}")
     client.log_inputs(run_id, [DatasetInput(dataset, [])])
+
+
+def _allowed(name: str) -> str:
+    """A name as MLflow takes it: a predictor that was corrected is named with @."""
+    return re.sub(r"[^\w./ :-]", "_", name)
 
 
 def _figures(evaluations: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -47,6 +47,7 @@ def figures(report: StepReport | InferenceReport) -> list[Table]:
         rows.append(("power of a device (estimate)", f"{report.power_w:,.0f} W"))
     if report.energy_j:
         rows.append(("energy of the step (estimate)", f"{report.energy_j:,.0f} J"))
+        rows.append(("of this by measured watts", units.share(report.energy_measured)))
     if report.cost is not None:
         rows.append(("cost of the step", f"{report.cost:,.4g}"))
         rows.append(("cost of a million tokens", f"{report.cost_per_million_tokens or 0:,.4g}"))

@@ -99,8 +99,7 @@ def common(state: State, executed: Sequence[Executed], ledger: Ledger, network: 
     plan, device, memory = state.plan, state.device, state.memory
     seconds, devices = state.total_us * 1e-6, plan.cluster.devices
     parts = breakdown(state, executed, ledger)
-    products_s, others_s = (each / speakers(state) for each in ledger.busy_seconds(device))
-    spent = energy(device, devices, products_s, others_s, seconds)
+    spent = energy(device, devices, ledger.drawn(state, speakers(state)), seconds)
     price = cost(plan.cluster.price_per_device_hour, devices, seconds)
     return {
         "model": state.steps[0].graph.name,
@@ -119,6 +118,7 @@ def common(state: State, executed: Sequence[Executed], ledger: Ledger, network: 
         "measure_next": trust.missing(ledger.asked()),
         "power_w": spent.power_w,
         "energy_j": spent.energy_j,
+        "energy_measured": spent.measured,
         "cost": price,
         "cost_per_million_tokens": None if price is None else price / tokens(state) * 1e6,
         "unmapped": ledger.unmapped(),

@@ -83,7 +83,8 @@ class Answer:
     ``coverage`` is the chance that the interval holds the truth; ``provenance`` the share of the time by who answered;
     ``unmapped`` lists operators that are costed by their bytes alone. ``trust`` is the share of kernel time by source
     (:mod:`.trust`), ``measure_next`` what to measure to make it better, ``quantiles`` the distribution of the answer in
-    its own unit. ``power_w`` is of one device, ``energy_j`` and ``cost`` of the whole step on all ``devices``.
+    its own unit. ``power_w`` is of one device, ``energy_j`` and ``cost`` of the whole step on all ``devices``;
+    ``energy_measured`` is the share of the energy that is of ops whose watts were measured.
     ``network`` says how the links of a cluster were simulated, and which were fullest. ``state`` is what it was all
     read from, for timelines and pictures; ``timeline`` the nodes of one step in time (:func:`.timeline.timeline`),
     where a page shows them. JSON has neither.
@@ -114,6 +115,7 @@ class Answer:
     p_oom: float | None = None
     power_w: float | None = None
     energy_j: float | None = None
+    energy_measured: float = 0.0
     cost: float | None = None
     cost_per_million_tokens: float | None = None
     network: Mapping[str, Any] = field(default_factory=dict)

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...datasets.devices import Device
 from ...datasets.ops import Op
 from ..graph import Node
-from ..step.state import Executed
+from ..step.state import Executed, State
 from ..timing.latencies import step_interval
 from ..timing.phases import selected
-from .energy import bounds_of
+from .energy import Drawn, drawn_by
 
 
 @dataclass(frozen=True)
@@ -58,10 +57,10 @@ class Ledger:
             found[name] = found.get(name, 0.0) + us
         return found
 
-    def busy_seconds(self, device: Device) -> tuple[float, float]:
-        """Seconds in kernels that compute holds back, and in those that memory does; launches are neither."""
-        bounds = np.array(bounds_of([node.op for node in self.nodes], device), dtype=object)
-        return float(self.us[bounds == "compute"].sum()) * 1e-6, float(self.us[bounds == "memory"].sum()) * 1e-6
+    def drawn(self, state: State, stages: int) -> Drawn:
+        """What a device draws in kernels, the mean of so many stages."""
+        ops = [node.op for node in self.nodes]
+        return drawn_by(ops, self.us / stages, state.device, state.registries, state.backend)
 
     def answered(self) -> Iterator[tuple[str, bool, float]]:
         """(engine, inside, microseconds) of every row."""

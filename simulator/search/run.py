@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..question.canonical import RequestError
-from ..report.energy import WAITING
+from ..report.energy import least_w
 from .bounds import Bounds, bound, standing
 from .evaluate import OK, Evaluator, Row
 from .explain import changes, reason, sensitivity, settling
@@ -188,7 +188,7 @@ def lower_losses(made: Asked, points: Points, bounds: Bounds, evaluator: Evaluat
         name: evaluator.place(points.at(int(np.flatnonzero(c["cluster"] == name)[0]))) for name in set(c["cluster"])
     }
     price = np.array([place[name][0].cluster.price_per_device_hour for name in c["cluster"]])
-    watts = np.array([place[name][1].tdp_w or 0.0 for name in c["cluster"]])
+    watts = np.array([least_w(place[name][1]) for name in c["cluster"]])
     with np.errstate(divide="ignore", invalid="ignore"):
         rate = np.where(seconds > 0, 1.0 / seconds, np.inf)
         peak = np.array(
@@ -204,7 +204,7 @@ def lower_losses(made: Asked, points: Points, bounds: Bounds, evaluator: Evaluat
             "tokens_per_s_per_gpu": -tokens * rate / devices,
             "mfu": np.where(seconds > 0, -use, -np.inf),
             "cost": price * devices * seconds / 3600.0,
-            "energy": watts * WAITING * devices * seconds,
+            "energy": watts * devices * seconds,
             "memory": bounds.memory_gib,
             "gpus": devices.astype(float),
         }

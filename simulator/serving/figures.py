@@ -79,8 +79,7 @@ def figures_of(state: State) -> tuple[float, float]:
     low, high = interval(state, ledger)
     seconds = state.total_us * 1e-6
     stages, device = state.plan.parallel.pp, state.device
-    products_s, others_s = (each / speakers(state) for each in ledger.busy_seconds(device))
-    watts = energy(device, 1, products_s, others_s, seconds).power_w
+    watts = energy(device, 1, ledger.drawn(state, speakers(state)), seconds).power_w
     if watts is not None:
         watts = min(stages * watts - (stages - 1) * WAITING * device.tdp_w, device.tdp_w)
     return math.nan if watts is None else watts, math.log(high / low) / 2

@@ -136,7 +136,15 @@ def build(laid: LaidOut, engine: Engine) -> State:
         steps.append(
             Step(part.kind, part.times, graph, plan, device, chunks, own, saved, orders, sends, pipeline, overhead_us)
         )
-    return State(work, plan, device, tuple(steps), laid.memories)
+    return State(work, plan, device, tuple(steps), laid.memories, *_learned(engine))
+
+
+def _learned(engine: Engine) -> tuple[tuple[Path, ...], str | None]:
+    """The folders of predictors that an engine asks, and for which backend."""
+    engines = engine.engines if isinstance(engine, FusedEngine) else [engine]
+    found = [each for each in engines if isinstance(each, LearnedEngine)]
+    usual = found[-1] if found else None  # before it come those of a stack, for its own kinds
+    return (tuple(each.root for each in usual.registries), usual.backend) if usual else ((), None)
 
 
 def orders_of(work: Work, plan: Plan) -> Orders:

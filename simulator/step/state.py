@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
@@ -144,13 +145,18 @@ def stream_us(stages_us: np.ndarray, sends_us: np.ndarray, micro_batches: int, k
 
 @dataclass(frozen=True)
 class State:
-    """A workload as it runs: its kinds of step, and what each stage needs of its device's memory."""
+    """A workload as it runs: its kinds of step, and what each stage needs of its device's memory.
+
+    ``registries`` are the folders of predictors that were asked, for ``backend`` where it was named.
+    """
 
     work: Work
     plan: Plan
     device: Device
     steps: tuple[Step, ...]
     memories: tuple[Memory, ...]
+    registries: tuple[Path, ...] = ()
+    backend: str | None = None
 
     @cached_property
     def total_us(self) -> float:

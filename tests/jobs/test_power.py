@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from opcast import predict
+from opcast.datasets.ops import make_op
+from opcast.datasets.schema import Measurement
+from opcast.datasets.store import Store
 from opcast.jobs.cli import main
 from opcast.models.power import PowerError
 
@@ -56,3 +61,44 @@ def test_python_asks_the_same(tmp_path: Path) -> None:
 def test_any_device_needs_measurements(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["train", "device=any", f"home={tmp_path}", "format=json"]) == 2
     assert "no measurements" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_watts_in_the_store_reach_predictors_and_steps(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Rows of products that draw 120 W: training learns it, an op and a step then draw less than physics says."""
+    store, draw = Store(tmp_path / "store"), np.random.default_rng(3)
+    rows = []
+    for m in 2 ** np.arange(0, 12):
+        for n, k in ((512, 512), (1536, 512), (1408, 512), (512, 1408), (32000, 512)):
+            op = make_op("gemm", m=int(m), n=n, k=k, dtype="fp16")
+            values = {"latency_us": 5.0 + m * n * k / 1e8, "power_w": 120.0 * float(np.exp(0.01 * draw.normal()))}
+            values |= {"device_id": "l40s", "backend": "torch", "cache": "warm"}
+            rows.append(Measurement(op=op, status="ok", run_id="r", measured_at=datetime.now(UTC), **values))
+    store.write(rows, "r")
+    step = ["simulate", "workload=prefill", "model=tiny_llama_100m", "device=l40s", "workload.input_len=512", "precision=fp16"]
+    step += [f"home={tmp_path}", f"store={tmp_path}/store", "format=json"]
+
+    def simulated() -> dict:
+        assert main(step) == 0
+        answer: dict = json.loads(capsys.readouterr().out)
+        return answer
+
+    before = simulated()
+    words = [
+        "train",
+        "device=l40s",
+        "op=gemm",
+        "power=true",
+        "tracking=null",
+        f"home={tmp_path}",
+        f"store={tmp_path}/store",
+        "format=json",
+    ]
+    assert main([*words, "predictor.folds=3", "predictor.workers=1", "predictor.candidates=[calibrated]"]) == 0
+    capsys.readouterr()
+    product = asked(capsys, tmp_path, "device=l40s", "op.dtype=fp16", "op.m=512", "op.n=512", "op.k=512")
+    assert product["power_w"] == pytest.approx(120.0, rel=0.2)
+    after = simulated()
+    assert (before["energy_measured"], after["energy_measured"] > 0.05) == (0.0, True)
+    assert after["power_w"] < before["power_w"]
+    assert after["energy_j"] == pytest.approx(after["power_w"] * after["e2e_ms"] * 1e-3)
