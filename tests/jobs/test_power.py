@@ -75,8 +75,8 @@ def test_watts_in_the_store_reach_predictors_and_steps(capsys: pytest.CaptureFix
             values |= {"device_id": "l40s", "backend": "torch", "cache": "warm"}
             rows.append(Measurement(op=op, status="ok", run_id="r", measured_at=datetime.now(UTC), **values))
     store.write(rows, "r")
-    step = ["simulate", "workload=prefill", "model=tiny_llama_100m", "device=l40s", "workload.input_len=512", "precision=fp16"]
-    step += [f"home={tmp_path}", f"store={tmp_path}/store", "format=json"]
+    step = ["simulate", "workload=prefill", "model=tiny_llama_100m", "device=l40s", "workload.input_len=512"]
+    step += ["precision=fp16", f"home={tmp_path}", f"store={tmp_path}/store", "format=json"]
 
     def simulated() -> dict:
         assert main(step) == 0
