@@ -98,28 +98,44 @@ def plain(config: DictConfig) -> dict[str, Any]:
     """A configuration as plain values, its references filled in."""
     from omegaconf import OmegaConf
 
+    from ..datasets.devices import Device
+
     values = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
     assert isinstance(values, dict)
     found = {str(key): value for key, value in values.items()}
     if isinstance(found.get("cluster"), dict) and "path" in found["cluster"]:
         found["cluster"] = cluster_of_file(found["cluster"])
+    device = found.get("device")
+    if isinstance(device, dict) and str(device.get("id")).endswith((".yaml", ".yml")):
+        found["device"] = of_file("device", Path(device["id"]), device, "id")
+        Device.from_dict(found["device"])  # says what the file lacks
     return found
 
 
 def cluster_of_file(values: Mapping[str, Any]) -> dict[str, Any]:
     """The figures of ``cluster=FILE.yaml``, with those that were given beside it. BadInputError."""
     from ..datasets.clusters import load_cluster
+
+    path = Path(str(values["path"]))
+    if not path.suffix and "/" not in str(path) and not path.is_file():
+        load_cluster(str(path))  # says which names are near
+    return of_file("cluster", path, values, "path")
+
+
+def of_file(group: str, path: Path, values: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """What a file in the format of ``conf/GROUP`` says, and the other ``values`` instead where they are given.
+
+    ``place`` is the value that names the file. BadInputError for a file that cannot be read.
+    """
     from ..datasets.reading import read_yaml
 
-    path = Path(str(values["path"])).expanduser()
+    path = path.expanduser()
     if not path.is_file():
-        if path.suffix or "/" in str(path):
-            raise BadInputError(f"cluster={path}: there is no such file, nor a cluster of that name")
-        load_cluster(str(path))  # says which names are near
-    read = read_yaml(path, BadInputError, f"cluster={path}")
+        raise BadInputError(f"{group}={path}: there is no such file, nor a {group} of that name")
+    read = read_yaml(path, BadInputError, f"{group}={path}")
     if not isinstance(read, dict):
-        raise BadInputError(f"cluster={path} must be a mapping as in conf/cluster")
-    return {**read, **{name: value for name, value in values.items() if name != "path"}}
+        raise BadInputError(f"{group}={path} must be a mapping as in conf/{group}")
+    return {**read, **{name: value for name, value in values.items() if name != place}}
 
 
 def register_ops(verb: str, chosen: list[str]) -> None:

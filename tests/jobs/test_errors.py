@@ -17,6 +17,7 @@ import pytest
 from opcast.jobs import cli, listing
 from opcast.jobs.cli import main
 from opcast.jobs.composing import any_help
+from opcast.jobs.show import CONFIG_DIRECTORY
 
 GEMM = ["predict", "op=gemm", "op.m=4096", "op.n=4096", "op.k=4096", "device=h100_sxm"]
 FLOWS = ["device=h100_sxm", "cluster=dgx_h100", "network=flow"]
@@ -99,6 +100,8 @@ def test_bad_input_with_json_is_one_object_on_stdout(capsys: pytest.CaptureFixtu
         # names of another place, and words
         ([*GEMM, "device=h10"], "did you mean h100 or"),
         ([*GEMM, "device=cpuu"], "did you mean cpu?"),
+        ([*GEMM, "device=none.yaml"], "there is no such file, nor a device of that name"),
+        ([*GEMM, f"device={CONFIG_DIRECTORY}/cluster/dgx_h100.yaml"], "device has no figure 'device'"),
         (["serving", "polcy=vllm"], "did you mean scheduler.policy?"),
         (["serving", "rate=4"], "did you mean traffic.rate"),
         (["simulate", "tp=8"], "did you mean parallel.tp"),
