@@ -23,6 +23,7 @@ from .show import BadInputError, say
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+NO_STEPS = 'campaign=active needs the steps that you plan: steps=["workload=train model=llama3_8b"]'
 CASE_S = 0.3  # of a measurement beside its repetitions: allocation, warm-up
 
 
@@ -74,7 +75,7 @@ def run(
     ``base`` has the candidates and settings; ``measure`` runs a plan into the store.
     """
     if not shares:
-        raise BadInputError('campaign=active needs the steps that you plan: steps=["workload=train model=llama3_8b"]')
+        raise BadInputError(NO_STEPS)
     candidates = by_kind((*base.cases, *asked_cases(shares, base)), {op.kind for op in shares})
     left, started = budget.points, time.monotonic()
     results: list[RoundResult] = []

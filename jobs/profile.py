@@ -76,6 +76,8 @@ def run_active(config: dict[str, Any], as_json: bool) -> int:
     from .planning import computing, shares_of
 
     budget = active.budget_of(config)
+    if not config["steps"]:  # before anything is measured
+        raise BadInputError(active.NO_STEPS)
     base = plan_of(config)
     store = Store(Path(config["store"]).expanduser())
     device = measured_device(store, base)

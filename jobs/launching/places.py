@@ -34,7 +34,9 @@ class Slurm:
     restarts: int = 20
     at_once: int | None = None
     container: str | None = None
+    runtime: str = "pyxis"
     mounts: str | None = None
+    python: str | None = None
     setup: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
     logs: str | None = None
@@ -73,6 +75,7 @@ class Kubernetes:
     version: str = "1.31"
 
 
+RUNTIMES = ("pyxis", "apptainer", "singularity")  # of containers, under Slurm
 Place = Here | Slurm | Ray | Kubernetes
 PLACES: Mapping[str, type[Any]] = {"here": Here, "slurm": Slurm, "ray": Ray, "kubernetes": Kubernetes}
 
@@ -85,6 +88,10 @@ def place_of(values: Mapping[str, Any]) -> Place:
     if missing:
         raise BadInputError(f"where={name} needs where.{missing[0]}=…")
     made: Place = load(PLACES[name], dict(values), BadInputError, f"where={name}", "setting")
+    if isinstance(made, Slurm):
+        choice(BadInputError, "where.runtime", made.runtime, RUNTIMES)
+        if made.mounts and not made.container:
+            raise BadInputError(f"where.mounts={made.mounts} is of a container, and where.container names none")
     for key in ("parts", "time_min"):
         if getattr(made, key, 1) < 1:
             raise BadInputError(f"where.{key}={getattr(made, key)} must be at least 1")

@@ -7,6 +7,7 @@ SIGUSR2: what was measured is written, and the task is queued again.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,15 +60,32 @@ def executor_of(place: Slurm, store: Path, campaign: str) -> Any:
     if submitit.SlurmExecutor.affinity() < 0:
         raise BadInputError("where=slurm needs Slurm's commands, and there is no srun here: log in to the cluster")
     folder = Path(place.logs).expanduser() if place.logs else store / "campaigns" / f"{campaign}-slurm"
-    executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=place.restarts)
+    executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=place.restarts, python=interpreter(place))
     executor.update_parameters(**parameters(place, campaign))
     return executor
 
 
+def interpreter(place: Slurm) -> str | None:
+    """What runs Python on a node, as a shell has it; None = the interpreter of this process."""
+    if not place.container:
+        return shlex.quote(place.python) if place.python else None
+    python = place.python or "python3"
+    if place.runtime == "pyxis":  # srun enters the container
+        return shlex.quote(python)
+    words = [
+        place.runtime,
+        "exec",
+        *(["--nv"] if place.gpus else []),
+        *(["--bind", place.mounts] if place.mounts else []),
+    ]
+    return shlex.join([*words, place.container, python])
+
+
 def parameters(place: Slurm, campaign: str) -> dict[str, Any]:
     """submitit's parameters, those that are not set left out."""
-    container = [f"--container-image={place.container}"] if place.container else []
-    container += [f"--container-mounts={place.mounts}"] if place.mounts else []
+    entered = place.container and place.runtime == "pyxis"
+    container = [f"--container-image={place.container}"] if entered else []
+    container += [f"--container-mounts={place.mounts}"] if entered and place.mounts else []
     given = {
         "job_name": campaign,
         "nodes": 1,

@@ -93,6 +93,22 @@ def test_two_releases_of_an_engine_are_compared_kernel_by_kernel(tmp_path: Path)
     assert found["softmax"].percent == pytest.approx(-10.0, abs=0.5)
 
 
+@pytest.mark.slow
+def test_predictors_of_the_release_that_was_left_behind_are_stale(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store_of(tmp_path / "s", {}, "vllm-0.14.0:linear")
+    store_of(tmp_path / "s", {"softmax": 0.9}, "vllm-0.24.0:linear")
+    words = [f"store={tmp_path / 's'}", f"predictors={tmp_path / 'p'}", "format=json"]
+    learn = ["op=[gelu,softmax]", "tracking=null", "predictor.folds=2", "predictor.workers=1"]
+    assert main(["train", "device=h100_sxm", *learn, "predictor.candidates=[calibrated]", *words]) == 0
+    capsys.readouterr()
+    assert main(["data", "drift", "releases=[vllm-0.14.0,vllm-0.24.0]", *words]) == 1
+    assert json.loads(capsys.readouterr().out)["stale"] == ["softmax@h100_sxm@vllm-0.14.0:linear@1"]
+    assert main(["data", "drift", "releases=[vllm-0.24.0,vllm-0.14.0]", *words]) == 1
+    assert json.loads(capsys.readouterr().out)["stale"] == ["softmax@h100_sxm@vllm-0.24.0:linear@1"]
+
+
 def test_two_stores_without_a_common_row_are_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store_of(tmp_path / "a", {})
     Store(tmp_path / "b").annotate("empty")

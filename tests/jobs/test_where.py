@@ -5,16 +5,24 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from opcast.harness.plan import CampaignPlan
+from opcast.datasets.devices import Device
+from opcast.datasets.store import Store
+from opcast.harness.environment import cpu_device_id
+from opcast.harness.parts import announce
+from opcast.harness.plan import CampaignPlan, build_plan
+from opcast.jobs import campaign_status
 from opcast.jobs.cli import main
 from opcast.jobs.launching.places import Slurm, place_of
-from opcast.jobs.launching.slurm import parameters
+from opcast.jobs.launching.slurm import executor_of, parameters
 from opcast.jobs.show import BadInputError
 
 TINY = ["campaign.budget_s=1", "+settings.device=cpu"]
@@ -46,6 +54,8 @@ def test_the_manifest_of_a_job_fits_the_schema_and_carries_the_plan(tmp_path: Pa
         (["where=kubernetes", "where.image=x", "where.claim=y", "where.version='1.2'"], "1.2"),
         (["where=slurm", "where.parts=0"], "where.parts=0"),
         (["where=slurm", "+where.nonsense=1"], "nonsense"),
+        (["where=slurm", "where.container=x", "where.runtime=aptainer"], "apptainer"),
+        (["where=slurm", "where.mounts=/data"], "where.container"),
         (["where=slurm", "part=1/2"], "leave out where=slurm"),
         (["part=9/8"], "as 3/8"),
         (["campaign=active"], "steps="),
@@ -77,6 +87,39 @@ def test_what_slurm_is_asked_for() -> None:
     assert "partition" not in made
 
 
+@pytest.mark.parametrize(
+    ("place", "runs"),
+    [
+        (Slurm(), f"{sys.executable} -u -m submitit"),
+        (Slurm(python="/opt/my env/python"), "/opt/my env/python -u -m submitit"),
+        (
+            Slurm(container="nvcr.io#me/opcast", mounts="/data:/data"),
+            "--container-image=nvcr.io#me/opcast --container-mounts=/data:/data python3 -u -m submitit",
+        ),
+        (
+            Slurm(container="/images/opcast.sif", mounts="/data:/data,/home", gpus=1, runtime="apptainer"),
+            "apptainer exec --nv --bind /data:/data,/home /images/opcast.sif python3 -u -m submitit",
+        ),
+        (
+            Slurm(container="docker://me/opcast", runtime="singularity", python="/venv/bin/python"),
+            "singularity exec docker://me/opcast /venv/bin/python -u -m submitit",
+        ),
+    ],
+)
+def test_the_script_of_a_part_in_its_container(
+    place: Slurm, runs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitit = pytest.importorskip("submitit", reason="Slurm is asked with submitit (the extra cluster)")
+    monkeypatch.setattr(submitit.SlurmExecutor, "affinity", classmethod(lambda cls: 2))  # as where Slurm is
+    executor = executor_of(place, tmp_path, "full-1")
+    script = executor._make_submission_file_text(executor._submitit_command_str, "job")
+    (line,) = [" ".join(shlex.split(line)) for line in script.splitlines() if line.startswith("srun ")]
+    assert runs in line
+    assert ("#SBATCH --requeue" in script, "export OPCAST_NODE=$SLURMD_NODENAME" in script) == (True, True)
+    for word in ("container-image", "exec "):
+        assert (word in line) == (word in runs)
+
+
 def test_places_are_checked() -> None:
     with pytest.raises(BadInputError, match="moon"):
         place_of({"name": "moon"})
@@ -88,3 +131,37 @@ def test_the_status_of_a_store_without_campaigns(tmp_path: Path, capsys: pytest.
     told: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert told["campaigns"] == []
     assert main(["profile", "status", f"store={tmp_path / 'none'}"]) == 2
+
+
+@pytest.mark.slow
+def test_watching_follows_a_campaign_of_another_process_to_its_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    store, sizes = Store(tmp_path / "store"), {"low": 1, "high": 512}
+    figures = {"compute_units": 1, "clock_mhz": 1.0, "vector_tflops": 1.0, "memory_gib": 1.0, "memory_gbps": 1.0}
+    names = {"id": cpu_device_id(1), "name": "test", "vendor": "cpu", "architecture": "test"}
+    figures |= {"tensor_tflops": {"fp32": 1.0}, "l2_mib": 1.0, "l2_gbps": 1.0}
+    store.save_device(Device.from_dict({**names, **figures}))
+    settings = {"device": "cpu", "threads": 1, "pin": False, "case_budget_s": 0.2, "ci_width": 0.001, "batch_size": 2}
+    cases = [{"kind": "gelu", "sample": 8, "rows": sizes, "cols": sizes}]
+    plan = build_plan({"name": "watched", "dtype": "fp32", "settings": settings, "cases": cases})
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    announce(store.path, plan, 1)
+    seen: list[tuple[int, int]] = []
+    drawn = campaign_status.drawn
+
+    def noting(found: Any, price: float | None) -> Any:
+        seen.append((found.done, found.cases))
+        return drawn(found, price)
+
+    monkeypatch.setattr(campaign_status, "drawn", noting)
+    monkeypatch.setattr(campaign_status, "EVERY_S", 0.2)
+    command = [sys.executable, "-m", "opcast.harness", str(tmp_path / "plan.json"), str(store.path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as campaign:
+        assert main(["profile", "status", "watch=true", f"store={store.path}", "price_per_gpu_hour=2"]) == 0
+        assert campaign.wait(60) == 0
+    count = len(plan.cases)
+    assert (seen[0], seen[-1]) == ((0, count), (count, count))
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert f"{count} of {count} cases" in capsys.readouterr().out

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -127,6 +128,34 @@ def test_an_array_with_parts_killed_and_requeued_equals_an_undisturbed_run(
     assert len({part.node for part in found.parts}) > 1
     assert found.device_s > 0
     assert not list(store.path.glob("op=*/device=*/.*.tmp"))
+
+
+@pytest.mark.slow
+def test_parts_run_through_the_runtime_of_their_container(
+    slurm: Any, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the place of Apptainer stands a script that notes what it is asked and runs it outside of any container."""
+    from opcast.jobs.launching.slurm import submit
+
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    runtime = programs / "apptainer"
+    runtime.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\nshift 4\nexec "$@"\n')
+    runtime.chmod(0o755)
+    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    plan = plan_of(4, 0.01)
+    announce(store.path, plan, 2, "slurm")
+    place = Slurm(
+        parts=2, time_min=10, container="o.sif", runtime="apptainer", mounts=str(tmp_path), python=sys.executable
+    )
+    array = submit(place, store.path, campaign_id(plan))[0].job_id.split("_")[0]
+    slurm.wait(lambda: not set(slurm.states(array).values()) - ENDED, "the end of the parts", 240)
+    assert status(store)[0].complete, slurm.log()
+    assert set(counts(store).values()) == {1}
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert len(asked) == 2
+    assert all(each.startswith(f"exec --bind {tmp_path} o.sif {sys.executable} -u -m submitit") for each in asked)
 
 
 @pytest.mark.slow
