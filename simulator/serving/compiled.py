@@ -14,10 +14,15 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from . import blocks, due, histogram, iteration, lanes, loop, moving, policies, queues, routing, rules, state
+from . import blocks, due, histogram, iteration, lanes, loop, moving, policies, queues, repeating, routing, rules, state
 
-PARTS = (iteration, histogram, rules, lanes, due, blocks, queues, policies, routing, moving, state)
+PARTS = (iteration, histogram, rules, lanes, due, blocks, queues, policies, repeating, routing, moving, state)
 PLAIN = {"empty_state", "with_room", "linear_tables", "tree_of"}  # numpy of their own, never called by the loop
+INLINE = set(
+    "next_arrival finish give_tokens note_gap kick form_batches form repeat undisturbed start batch_us iteration_us "
+    "at_point at_points piece_of count_size note bin_of first_waiting put rest decoding make_room grow missing look_ahead begin catch_up "
+    "set_end next_end rules_of ranks_of first_rank first_decode_rank".split()
+)
 OPTIONS: dict[str, Any] = {"_nrt": False, "error_model": "numpy"}
 """Nothing is allocated inside, so that no reference is counted: each call would count all arrays of the state."""
 
@@ -32,7 +37,7 @@ def compiled() -> Callable[..., None]:
     for part in (*PARTS, loop):
         for name, each in vars(part).items():
             if inspect.isfunction(each) and each.__module__ == part.__name__ and name not in PLAIN and name[0] != "_":
-                numba.extending.register_jitable(**OPTIONS)(each)
+                numba.extending.register_jitable(**OPTIONS, forceinline=name in INLINE)(each)
     named = types.FunctionType(loop.run.__code__, loop.run.__globals__, "run")
     named.__qualname__ = f"run_{source_hash()}"
     try:

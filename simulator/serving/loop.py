@@ -20,6 +20,7 @@ from .lanes import next_end, set_end
 from .moving import land, move, start_moves
 from .policies import form_batch, wait_for_ranks
 from .queues import push_back
+from .repeating import can_repeat, catch_up, look_ahead, repeat
 from .routing import draw, route
 from .rules import (
     TRTLLM,
@@ -187,13 +188,22 @@ def form_batches(state: LoopState, setup: ServingSetup, replica: int, lane: int,
     held = 1 if balanced and wait_for_ranks(state, setup.rules, first, per) else 0
     for local in range(per):
         rank, batch = first + local, lane * parts + local
-        sums = state.batches[batch]
-        sums.size, sums.decodes, sums.decode_context, sums.samples = 0, 0.0, 0.0, 0.0
-        sums.prefill_tokens, sums.prefill_pairs, sums.prefill_context = 0.0, 0.0, 0.0
         state.ranks[rank].held = held
-        form_batch(state, rules_of(setup, rank), rank, batch, state.totals[0].now_us)
-        entries += sums.size
+        rules = rules_of(setup, rank)
+        if not repeat(state, rules, rank, batch):
+            form(state, setup, rules, rank, batch)
+        entries += state.batches[batch].size
     return entries
+
+
+def form(state: LoopState, setup: ServingSetup, rules: SchedulerRules, rank: int, batch: int) -> None:
+    """The next batch of a rank, by its policy."""
+    sums, before = state.batches[batch], state.totals[0].preemptions
+    sums.size, sums.decodes, sums.decode_context, sums.samples = 0, 0.0, 0.0, 0.0
+    sums.prefill_tokens, sums.prefill_pairs, sums.prefill_context = 0.0, 0.0, 0.0
+    form_batch(state, rules, rank, batch, state.totals[0].now_us)
+    if can_repeat(state, setup, rules):
+        look_ahead(state, rules, rank, batch, state.totals[0].preemptions > before)
 
 
 def parts_of(state: LoopState) -> int:
@@ -348,6 +358,13 @@ def give_tokens(
 ) -> bool:
     """One token for each entry of a batch that ends a prompt or decodes; whether any request left the rank."""
     now_us, left, same_us, same = state.totals[0].now_us, False, -1.0, 0
+    own = state.ranks[rank]
+    if own.repeated > 0 and own.left > 0:
+        note_gap(state, now_us - own.given_us, state.batches[batch].size)
+        own.given_us = now_us
+        return False
+    if own.repeated > 0:
+        catch_up(state, rules_of(setup, rank), rank, batch, 1)
     only_prompts = rank < first_decode_rank(setup) and setup.first_decode < setup.replicas
     for entry in range(state.batches[batch].size):
         slot = state.entries[batch, entry]
@@ -367,7 +384,7 @@ def give_tokens(
                 note_gap(state, 0.0, guess(state, setup, rank, slot))
         request.last_us = now_us
         if request.made == request.output:
-            left = True
+            left, own.again = True, 0
             give_back(state, rules_of(setup, rank), rank, slot)
             end(state, setup, chunk, slot, rank)
         elif only_prompts:

@@ -267,9 +267,8 @@ def sglang(state: LoopState, rules: SchedulerRules, rank: int, batch: int, now_u
     """SGLang: prompts first, in chunks, while an estimate of all outputs says that they fit; else all decodes."""
     slots, ranks = state.slots, state.ranks
     poll(state, rules, rank)
-    first = min(FIRST_RATIO * rules.conservativeness, 1.0)
     if ranks[rank].ratio < 0:
-        ranks[rank].ratio = first
+        ranks[rank].ratio = min(FIRST_RATIO * rules.conservativeness, 1.0)
     left = min(rules.max_tokens, rules.chunk)
     for place in range(ranks[rank].count):
         slot = state.running[rank, place]
@@ -303,7 +302,7 @@ def sglang(state: LoopState, rules: SchedulerRules, rank: int, batch: int, now_u
     prompts = left < min(rules.max_tokens, rules.chunk)
     ranks[rank].clock = rules.wait_iterations if prompts else ranks[rank].clock + 1
     if not prompts or rules.mixed:
-        sglang_decodes(state, rules, rank, batch, first)
+        sglang_decodes(state, rules, rank, batch)
 
 
 def poll(state: LoopState, rules: SchedulerRules, rank: int) -> None:
@@ -315,7 +314,14 @@ def poll(state: LoopState, rules: SchedulerRules, rank: int) -> None:
     own.visible_us = own.polled_us
 
 
-def sglang_decodes(state: LoopState, rules: SchedulerRules, rank: int, batch: int, first: float) -> None:
+def eased(rules: SchedulerRules, ratio: float) -> float:
+    """SGLang's estimate of outputs after decodes for which there was room."""
+    first = min(FIRST_RATIO * rules.conservativeness, 1.0)
+    step = first * (1 - LAST_RATIO) / RATIO_STEPS
+    return max(ratio - step, first * LAST_RATIO)
+
+
+def sglang_decodes(state: LoopState, rules: SchedulerRules, rank: int, batch: int) -> None:
     """All decodes; for lack of blocks those with the least output go back, and the estimate follows what is left."""
     slots, ranks = state.slots, state.ranks
     retracted = False
@@ -346,8 +352,7 @@ def sglang_decodes(state: LoopState, rules: SchedulerRules, rank: int, batch: in
             most += slots[state.running[rank, place]].output
         ranks[rank].ratio = min(1.0, made / most)
     else:
-        step = first * (1 - LAST_RATIO) / RATIO_STEPS
-        ranks[rank].ratio = max(ranks[rank].ratio - step, first * LAST_RATIO)
+        ranks[rank].ratio = eased(rules, ranks[rank].ratio)
     decode_all(state, rules, rank, batch, 0)
 
 

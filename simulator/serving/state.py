@@ -44,13 +44,14 @@ RANK = _kind(
     # caches that wait for its blocks. landed, back: how many wait with blocks, and without any because of preemption.
     # swapped_out, swapped_in: tokens whose cache went to host memory or came from there since the last iteration.
     # held: its prompts wait for those of other ranks. apart, gathered: iterations that a replica's prompts have waited
-    # until each rank has one, and since (of its first rank).
+    # until each rank has one, and since (of its first rank). again: its batch may come again (:mod:`.repeating`), in
+    # which refused stays first of those that wait; repeated: it came again so often, and may so many times (left) more.
     "free head tail waiting count outstanding work clock rows peak seats moves last_move landed back "
-    "swapped_out swapped_in held apart gathered",
+    "swapped_out swapped_in held apart gathered again refused repeated left",
     # ratio: SGLang's estimate. extra_us: what its next iteration takes longer. visible_us: requests that arrived later
     # are not seen yet; polled_us: the same when SGLang last looked for any. link_us: when its link is free, in_us: the
-    # link into it. busy_us: that it computed.
-    "ratio extra_us visible_us polled_us link_us in_us busy_us",
+    # link into it. busy_us: that it computed. given_us: when a batch that repeats last gave tokens.
+    "ratio extra_us visible_us polled_us link_us in_us busy_us given_us",
 )
 LANE = _kind("busy", "start_us stage_us")  # stage_us: when the stage of this number is free
 BATCH = _kind("size", "decodes decode_context prefill_tokens prefill_pairs prefill_context samples")
@@ -79,6 +80,7 @@ class LoopState(NamedTuple):
     ranks: Any  # RANK [ranks]
     running: np.ndarray  # [ranks, seats] slots in the order in which they are served
     order: np.ndarray  # [ranks, seats + 1] slots, for lightllm's sums
+    growing: np.ndarray  # [ranks, tokens of a block] requests that take a block, by iteration of a batch that repeats
     lanes: Any  # LANE [replicas * stages]
     batches: Any  # BATCH [lanes * ranks of a replica]
     entries: np.ndarray  # [batches, seats] slots; -1 - slot where the entry yields no token
@@ -118,6 +120,7 @@ class StateSizes:
     bins: int = 1
     decoders: int = 0  # of the replicas those that only decode,
     decode_ranks: int = 1  # each with so many ranks
+    block_tokens: int = 16
 
     @property
     def ranks(self) -> int:
@@ -155,6 +158,7 @@ def empty_state(shape: StateSizes, slots: int, seed: int = 0) -> LoopState:
         ranks=ranks,
         running=np.zeros((shape.ranks, shape.seats), np.int64),
         order=np.zeros((shape.ranks, shape.seats + 1), np.int64),
+        growing=np.zeros((shape.ranks, shape.block_tokens), np.int64),
         lanes=np.zeros(shape.lanes, LANE),
         batches=np.zeros(batches, BATCH),
         entries=np.zeros((batches, shape.seats), np.int64),
