@@ -18,13 +18,17 @@ from . import blocks, due, histogram, iteration, lanes, loop, moving, policies, 
 
 PARTS = (iteration, histogram, rules, lanes, due, blocks, queues, policies, repeating, routing, moving, state)
 PLAIN = {"empty_state", "with_room", "linear_tables", "tree_of"}  # numpy of their own, never called by the loop
-INLINE = set(
-    "next_arrival finish give_tokens note_gap kick form_batches form repeat undisturbed start batch_us iteration_us "
-    "at_point at_points piece_of count_size note bin_of first_waiting put rest decoding make_room grow missing look_ahead begin catch_up "
-    "set_end next_end rules_of ranks_of first_rank first_decode_rank".split()
-)
 OPTIONS: dict[str, Any] = {"_nrt": False, "error_model": "numpy"}
 """Nothing is allocated inside, so that no reference is counted: each call would count all arrays of the state."""
+INLINE: tuple[Callable[..., Any], ...] = (
+    *(loop.next_arrival, loop.finish, loop.give_tokens, loop.note_gap, loop.kick, loop.form_batches, loop.form),
+    *(loop.start, loop.batch_us, loop.count_size, loop.note, histogram.bin_of, lanes.set_end, lanes.next_end),
+    *(iteration.iteration_us, iteration.at_point, iteration.at_points, iteration.piece_of),
+    *(rules.rules_of, rules.ranks_of, rules.first_rank, rules.first_decode_rank),
+    *(repeating.repeat, repeating.undisturbed, repeating.look_ahead, repeating.begin, repeating.catch_up),
+    *(queues.put, queues.rest, queues.decoding, queues.first_waiting, queues.make_room, blocks.grow, blocks.missing),
+)
+"""What every iteration calls stands where it is called: a call would copy the state's arrays, hundreds of words."""
 
 
 @lru_cache
@@ -37,7 +41,7 @@ def compiled() -> Callable[..., None]:
     for part in (*PARTS, loop):
         for name, each in vars(part).items():
             if inspect.isfunction(each) and each.__module__ == part.__name__ and name not in PLAIN and name[0] != "_":
-                numba.extending.register_jitable(**OPTIONS, forceinline=name in INLINE)(each)
+                numba.extending.register_jitable(**OPTIONS, forceinline=each in INLINE)(each)
     named = types.FunctionType(loop.run.__code__, loop.run.__globals__, "run")
     named.__qualname__ = f"run_{source_hash()}"
     try:
@@ -76,5 +80,7 @@ def on_disk() -> bool:
 @lru_cache
 def source_hash() -> str:
     """A short hash of the sources of all that is compiled."""
-    text = "".join(inspect.getsource(part) for part in (*PARTS, loop))
+    text = "".join(inspect.getsource(part) for part in (*PARTS, loop)) + repr(
+        (OPTIONS, [each.__name__ for each in INLINE])
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,9 +1,9 @@
 """Batches that repeat: while the same requests decode and nobody else can start, each iteration is the one before with
 one more token in each cache.
 
-Such iterations are counted without a look at their requests: their blocks are known by iteration, their tokens and times
-are brought up to date when something else happens (:func:`catch_up`). The sums, blocks and times are the same, to the
-last bit, as those of iterations that are formed one by one.
+Such iterations are counted without a look at their requests: their blocks are known by iteration, their tokens and
+times are brought up to date when something else happens (:func:`catch_up`). All sums, blocks and times are the same, to
+the last bit, as those of iterations that are formed one by one.
 """
 
 from __future__ import annotations

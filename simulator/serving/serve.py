@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,7 +25,8 @@ from .state import LoopState, as_objects, empty_state, with_room, write_back
 from .streams import RequestStream
 from .tally import Tally
 
-COMPILED_FROM = 1_000_000  # output tokens from which compiling (half a minute, once) pays
+LOADED_FROM = 200_000  # output tokens from which machine code pays that is on disk (it is loaded in half a second),
+COMPILED_FROM = 4_000_000  # and from which compiling does (less than a minute, once)
 RunLoop = Callable[[LoopState, ServingSetup, RequestChunk, bool], None]
 
 
@@ -110,12 +112,13 @@ def runner(request: ServingRequest) -> RunLoop:
 
 
 def worth_compiling(request: ServingRequest) -> bool:
-    """Whether machine code pays: it is on disk from an earlier run, or there is more to do than compiling takes."""
+    """Whether machine code pays: there is more to do than loading it takes, or than making it where it is not on
+    disk. How long a trace is nobody knows yet."""
     import importlib.util
 
-    tokens = request.traffic.requests * request.traffic.output.mean
-    large = request.traffic.trace is not None or tokens > COMPILED_FROM
-    return importlib.util.find_spec("numba") is not None and (on_disk() or large)
+    tokens = math.inf if request.traffic.trace is not None else request.traffic.requests * request.traffic.output.mean
+    least = LOADED_FROM if on_disk() else COMPILED_FROM
+    return importlib.util.find_spec("numba") is not None and tokens > least
 
 
 def plain(run: Callable[..., Any]) -> RunLoop:

@@ -23,7 +23,7 @@ from opcast.simulator.serving import loop
 
 LAW = IterationLaw(base_us=5000.0, decode_us=20.3, decode_context_us=0.021, prefill_token_us=60.7, sample_us=3.1)
 SUMS = ("ranks", "totals", "gaps", "spans", "sizes")
-OWN = {"given_us", "refused"}  # of what only batches that repeat write
+OWN = {"again", "given_us", "left", "refused"}  # of what only batches that repeat write
 Play = Callable[..., Any]
 
 
