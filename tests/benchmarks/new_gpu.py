@@ -1,13 +1,14 @@
 """What a few rows of a new GPU are worth: each measured device in turn is the new one, all others are known.
 
-    python tests/benchmarks/new_gpu.py STORE [--kind KIND …] [--device ID …] [--rule random|spread]
+    python tests/benchmarks/new_gpu.py STORE [--kind KIND …] [--device ID …] [--rule random|spread|active]
 
 STORE holds measurements of several devices (``opcast import source=aiconfigurator store=STORE``); the others are known
 by their shipped predictors. For each device and kind one table (the default backend's) is split: whole shapes of one
 fold of four are scored, rows of the others are given: 0, 50, 200, 1,000 or all. With 0 the kin answers
 (``models/kinship.py``), with some rows ``models/transfer.py`` adapts; *alone* is the same procedure on those rows by
-themselves. Printed are median errors in percent, the share of scored rows inside the 90 % interval, the error at 200
-over that of all rows, and who answered at 200.
+themselves. ``--rule active`` takes rows as ``campaign=active`` does that is asked for all rows alike. Printed are
+median errors in percent, the share of scored rows inside the 90 % interval, the error at 200 over that of all rows, and
+who answered at 200.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ from opcast.models.table import MeasurementTable, default_backend, tables
 from opcast.models.training import SHIPPED, fit
 from opcast.models.transfer import adapt, bases_of, draw
 from opcast.simulator.engines.transfer import learned
+from opcast.tests.benchmarks.active import active, random
 
 POINTS = (50, 200, 1000)
 ALONE = (200,)
 SCORED = 3000
+ASKED = 400  # rows that an active campaign is asked for
 MOST = 20_000  # rows that stand for all
 UNKNOWN = constant(1.0)
 REGISTRY = Registry(SHIPPED)
@@ -77,6 +80,15 @@ def score(made: Predictor, asked: MeasurementTable) -> str:
     return f"{median_error(found.latency_us, asked):.1f} ({inside.mean():.0%})"
 
 
+def chosen_rows(given: MeasurementTable, count: int, rule: str) -> np.ndarray:
+    """Positions of the rows that are given."""
+    if rule != "active":
+        return draw(given, count, rule)
+    some = _some(np.arange(len(given)), SCORED)
+    part = given.take(some)
+    return some[active(part, part.take(random(part, ASKED, 7)), np.full(ASKED, 1 / ASKED), count, 0)]
+
+
 def cells(table: MeasurementTable, rule: str) -> Iterator[str]:
     """What is printed of a table, column by column."""
     options = Options().for_kind(table.kind)
@@ -86,7 +98,7 @@ def cells(table: MeasurementTable, rule: str) -> Iterator[str]:
     yield f"{by_kin(asked):.1f}"
     bases, chosen, at_200 = bases_of([REGISTRY], table), "", ""
     for count in POINTS:
-        seen = given.take(draw(given, count, rule))
+        seen = given.take(chosen_rows(given, count, rule))
         made = adapt(bases, seen, options)
         yield score(made, asked)
         if count in ALONE:
@@ -110,7 +122,7 @@ def main() -> None:
     parser.add_argument("store", type=Path)
     parser.add_argument("--kind", nargs="*", default=["gemm", "attention_prefill", "attention_decode"])
     parser.add_argument("--device", nargs="*")
-    parser.add_argument("--rule", choices=("random", "spread"), default="random")
+    parser.add_argument("--rule", choices=("random", "spread", "active"), default="random")
     asked = parser.parse_args()
     store = Store(asked.store)
     heads = ["kind", "device", "framework", "0", "50", "200", "200 alone", "1000", "all", "200 over all", "200 from"]
