@@ -12,6 +12,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+OF_THE_ROOT = {
+    "CHANGELOG.md": "reference/changes.md",
+    "CONTRIBUTING.md": "reference/contributing.md",
+    "SECURITY.md": "reference/security.md",
+}
 SCHEMES = ("http:", "https:", "mailto:", "#")
 NOWHERE = ROOT / "docs" / "nowhere"  # no store and no predictors but those that come with opcast
 
@@ -22,7 +27,7 @@ def on_files(files: Any, config: Any) -> Any:
 
     made = {
         "index.md": (ROOT / "README.md").read_text(encoding="utf-8"),
-        "reference/changes.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
+        **{page: (ROOT / file).read_text(encoding="utf-8") for file, page in OF_THE_ROOT.items()},
         "reference/verbs.md": verbs(),
         "reference/ops.md": ops(),
         "reference/python.md": python(),
@@ -40,7 +45,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     from posixpath import dirname, join, normpath
 
     here = dirname(page.file.src_uri)
-    base = "" if page.file.src_uri in ("index.md", "reference/changes.md") else "docs"
+    base = "" if page.file.src_uri in ("index.md", *OF_THE_ROOT.values()) else "docs"
 
     def link(match: re.Match[str]) -> str:
         mark_of, text, target = match[1], match[2], match[3]
@@ -52,6 +57,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
             return f"![{text}]({'../' if here else ''}{place.removeprefix('docs/')})"
         if place == "README.md":
             return f"[{text}]({'../' * here.count('/') + ('../' if here else '')}index.md{mark}{anchor})"
+        if place in OF_THE_ROOT:
+            return f"[{text}]({'../' if here else ''}{OF_THE_ROOT[place]}{mark}{anchor})"
         if place.startswith("docs/"):
             page = re.sub(r"\.ipynb$", ".md", place.removeprefix("docs/"))
             return f"[{text}]({'../' if here else ''}{page}{mark}{anchor})"
