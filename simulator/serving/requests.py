@@ -29,8 +29,11 @@ def stream(traffic: RequestTraffic, size: int = CHUNK) -> RequestStream:
         sessions = max(1, traffic.requests // traffic.turns)
         made = with_turns(traffic, sessions)
         whole = int((made.input + made.output).max())
-        return RequestStream(iter([made]), sessions * traffic.turns, 0, whole, np.zeros(0, np.int64))
-    return RequestStream(drawn(traffic, size), traffic.requests, traffic.concurrency, longest, np.zeros(0, np.int64))
+        outputs = float(made.output.sum())
+        return RequestStream(iter([made]), sessions * traffic.turns, 0, whole, outputs, np.zeros(0, np.int64))
+    outputs = traffic.requests * float(lengths(traffic.output, generators(traffic.seed)[2], 100).mean())
+    chunks, keys = drawn(traffic, size), np.zeros(0, np.int64)
+    return RequestStream(chunks, traffic.requests, traffic.concurrency, longest, outputs, keys)
 
 
 def drawn(traffic: RequestTraffic, size: int) -> Iterator[RequestChunk]:

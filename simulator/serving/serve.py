@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -71,7 +70,7 @@ def serve(
     made = setups.with_room_for(made, shape.seats)
     ledger = Tally(replica.host.ttft_us, request.slo, kept.requests)
     state = empty_state(shape, min(1024, source.requests), request.traffic.seed)
-    state, backlog = through(made, state, source, ledger, runner(request), progress)
+    state, backlog = through(made, state, source, ledger, runner(request, source.outputs), progress)
     rows = np.concatenate(ledger.rows) if ledger.rows else state.left[:0]
     wall_s = time.perf_counter() - began
     replicas = replica, decoder or replica
@@ -102,23 +101,22 @@ def serve_with_intervals(
     return replace(served, report=replace(report, wall_time_s=wall_s))
 
 
-def runner(request: ServingRequest) -> RunLoop:
-    """The event loop: compiled, or in plain Python with functions of the user's own."""
+def runner(request: ServingRequest, outputs: float) -> RunLoop:
+    """The event loop for so many tokens of answers: compiled, or in plain Python with functions of the user's own."""
     form = setups.own_function(request.scheduler.policy, "scheduler.policy") if request.scheduler.own else None
     route = setups.own_function(request.router, "router") if ":" in request.router else None
-    if form is None and route is None and worth_compiling(request):
+    if form is None and route is None and worth_compiling(outputs):
         return compiled()
     return plain(with_own(form, route))
 
 
-def worth_compiling(request: ServingRequest) -> bool:
-    """Whether machine code pays: there is more to do than loading it takes, or than making it where it is not on
-    disk. How long a trace is nobody knows yet."""
+def worth_compiling(outputs: float) -> bool:
+    """Whether machine code pays for so many tokens of answers: there is more to do than loading it takes, or than
+    making it where it is not on disk."""
     import importlib.util
 
-    tokens = math.inf if request.traffic.trace is not None else request.traffic.requests * request.traffic.output.mean
     least = LOADED_FROM if on_disk() else COMPILED_FROM
-    return importlib.util.find_spec("numba") is not None and tokens > least
+    return importlib.util.find_spec("numba") is not None and outputs > least
 
 
 def plain(run: Callable[..., Any]) -> RunLoop:

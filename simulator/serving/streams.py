@@ -18,13 +18,15 @@ SECOND_US = 1e6
 class RequestStream:
     """Requests to come: chunks in order of arrival, how many they are, and contents of blocks where a trace has them.
 
-    ``longest`` are the most tokens of prompt and answer together that can come.
+    ``longest`` are the most tokens of prompt and answer together that can come, ``outputs`` about how many tokens all
+    answers have.
     """
 
     chunks: Iterator[RequestChunk]
     requests: int
     concurrency: int
     longest: int
+    outputs: float
     keys: np.ndarray
     key_tokens: int = 1
 

@@ -51,8 +51,8 @@ def trace_stream(traffic: RequestTraffic) -> RequestStream:
         shared = np.minimum(_tokens(path, table, "prefix_tokens", 0), inputs) if "prefix_tokens" in table else inputs
         shared = np.where(prefix < 0, 0, shared)
     made = chunk(times, inputs, outputs, prefix, shared, **more)
-    longest = int((inputs + outputs).max())
-    return RequestStream(iter([made]), len(table), traffic.concurrency, longest, keys, MOONCAKE_BLOCK)
+    longest, answers = int((inputs + outputs).max()), float(outputs.sum())
+    return RequestStream(iter([made]), len(table), traffic.concurrency, longest, answers, keys, MOONCAKE_BLOCK)
 
 
 def _table(path: Path) -> pd.DataFrame:

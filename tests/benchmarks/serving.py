@@ -59,7 +59,7 @@ def main() -> None:
     request = ServingRequest(
         law=LAW, kv=KvMemory(25_000, 16), scheduler=Scheduler(max_seqs=256), traffic=traffic, replicas=replicas
     )
-    serving.worth_compiling = lambda request: True
+    serving.worth_compiling = lambda outputs: True
     began = time.process_time()
     serve(replace(request, traffic=replace(traffic, requests=10)), by_hand(LAW, 25_000, 16, 0.0))
     print(f"loading or compiling the loop: {time.process_time() - began:.1f} s CPU", flush=True)
@@ -74,7 +74,7 @@ def main() -> None:
         timed(vidur)  # pandas, which reads the trace, is loaded
         cpu_s, _, _ = timed(vidur)
         print(f"Vidur's 2,000 requests: {cpu_s:.3f} s CPU, Vidur {VIDUR_S} s: {VIDUR_S / cpu_s:.0f} times", flush=True)
-    serving.worth_compiling = lambda request: False
+    serving.worth_compiling = lambda outputs: False
     line(
         "plain Python, 1,000 on 1 replica",
         replace(request, replicas=1, traffic=replace(traffic, rate=7.0, requests=1000)),

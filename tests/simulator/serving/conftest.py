@@ -15,7 +15,7 @@ from opcast.simulator.serving.setup import by_hand
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Serve a request whose iteration times are given by hand, in plain Python, with everything kept."""
-    monkeypatch.setattr(serving, "worth_compiling", lambda request: False)
+    monkeypatch.setattr(serving, "worth_compiling", lambda outputs: False)
 
     def play(request: ServingRequest, decoder: Any = None, iterations: int = 2000) -> serving.ServedTraffic:
         assert request.law is not None

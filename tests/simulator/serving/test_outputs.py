@@ -43,7 +43,7 @@ def figures(decode_width: float = 0.1, prompt_width: float = 0.2, watts: float =
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> ServedReplica:
     """A replica by hand of which watts and errors are known."""
-    monkeypatch.setattr(serving, "worth_compiling", lambda request: False)
+    monkeypatch.setattr(serving, "worth_compiling", lambda outputs: False)
     return replace(by_hand(LAW, 200, 16, 131072.0), figures=figures(), price_per_hour=2.0)
 
 

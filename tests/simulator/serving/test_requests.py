@@ -10,6 +10,7 @@ import pytest
 
 from opcast.simulator.question.canonical import RequestError
 from opcast.simulator.question.traffic import ARRIVALS, Lengths, RequestTraffic
+from opcast.simulator.serving import serve as serving
 from opcast.simulator.serving.requests import drawn, stream
 from opcast.simulator.serving.traces import RequestTraceError
 
@@ -125,6 +126,29 @@ def test_a_trace_that_is_none_is_one_line(tmp_path: Path) -> None:
         stream(RequestTraffic(trace=str(tmp_path / "none.csv")))
     with pytest.raises(RequestTraceError, match="lacks the columns arrival_s"):
         stream(written(tmp_path / "other.csv", "a,b\n1,2\n"))
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        Lengths("fixed", mean=50),
+        Lengths("uniform", low=10, high=90),
+        Lengths("zipf", low=1, high=1000, exponent=1.2),
+        Lengths("empirical", values=(1, 10, 500)),
+    ],
+)
+def test_how_many_tokens_come_is_known_roughly_before(output: Lengths) -> None:
+    for turns in (1, 2):
+        found = stream(RequestTraffic(requests=2000, output=output, turns=turns))
+        assert found.outputs == pytest.approx(sum(int(chunk.output.sum()) for chunk in found.chunks), rel=0.4)
+
+
+def test_machine_code_is_loaded_or_made_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    for known, least in ((True, serving.LOADED_FROM), (False, serving.COMPILED_FROM)):
+        monkeypatch.setattr(serving, "on_disk", lambda known=known: known)
+        assert not serving.worth_compiling(least / 2)
+        assert serving.worth_compiling(2 * least)
 
 
 @pytest.mark.slow

@@ -336,7 +336,7 @@ def test_machine_code_says_what_python_says(played: Play, policy: str) -> None:
         request = replace(USUAL, kv=KvMemory(60, 16), scheduler=scheduler, traffic=traffic, replicas=2)
         slow = played(request)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("opcast.simulator.serving.serve.worth_compiling", lambda request: True)
+            patch.setattr("opcast.simulator.serving.serve.worth_compiling", lambda outputs: True)
             replica = by_hand(LAW, 60, 16, 0.0)
             fast = serve(request, replica, None, Keeping(iterations=2000, requests=True))
         assert fast.requests.tobytes() == slow.requests.tobytes()
