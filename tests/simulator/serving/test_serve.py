@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -327,20 +327,20 @@ def test_a_policy_and_a_router_of_ones_own(played: Play, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", POLICIES)
-def test_machine_code_says_what_python_says(played: Play, policy: str) -> None:
+def test_machine_code_says_what_python_says(played: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One test for all policies, so that no two processes compile."""
     pytest.importorskip("numba")
-    for caching in (False, True):
+    for policy, caching in product(POLICIES, (False, True)):
         traffic = replace(SHORT, prefixes=2 * caching, prefix_tokens=64 * caching)
         scheduler = Scheduler(policy, chunk=200, prefix_caching=caching)
         request = replace(USUAL, kv=KvMemory(60, 16), scheduler=scheduler, traffic=traffic, replicas=2)
         slow = played(request)
-        with pytest.MonkeyPatch.context() as patch:
+        with monkeypatch.context() as patch:
             patch.setattr("opcast.simulator.serving.serve.worth_compiling", lambda outputs: True)
             replica = by_hand(LAW, 60, 16, 0.0)
             fast = serve(request, replica, None, Keeping(iterations=2000, requests=True))
-        assert fast.requests.tobytes() == slow.requests.tobytes()
-        assert fast.iterations.tobytes() == slow.iterations.tobytes()
+        assert fast.requests.tobytes() == slow.requests.tobytes(), (policy, caching)
+        assert fast.iterations.tobytes() == slow.iterations.tobytes(), (policy, caching)
 
 
 @pytest.mark.parametrize("policy", ["vllm", "vllm_v0", "sarathi", "orca", "sglang", "trtllm"])
