@@ -71,10 +71,13 @@ def read_table(path: Path, limit: int | None = None, setting: str = "truth") -> 
 
 
 def kind_of(path: Path, columns: frozenset[str], setting: str = "truth") -> tuple[str, Reader]:
-    """(kind, reader) of a table; TruthError names what the nearest kind lacks."""
+    """(kind, reader) of a table; TruthError names what the nearest kind lacks, or all kinds where none is near."""
     for needed, kind, read in KINDS:
         if needed <= columns:
             return kind, read
+    if not any(needed & columns for needed, _, _ in KINDS):
+        told = "; ".join(f"{kind} by {', '.join(sorted(needed))}" for needed, kind, _ in KINDS)
+        raise TruthError(f"{setting}={path}: no table of results; columns tell what it is about: {told}")
     needed, kind, _ = min(KINDS, key=lambda known: len(known[0] - columns) / len(known[0]))
     lacks = ", ".join(sorted(needed - columns))
     raise TruthError(f"{setting}={path}: no table of results; {kind} tables have the columns {lacks}, which it lacks")

@@ -220,7 +220,7 @@ def test_a_table_beside_gives_dimensions_and_the_row_overrides_them(tmp_path: Pa
 
 def test_no_table_is_told_from_one(tmp_path: Path) -> None:
     for path, said in (
-        (written(tmp_path, {"a": "1", "b": "2"}), "no table of results"),
+        (written(tmp_path, {"a": "1", "b": "2"}), "training by num_gpus, seq_len_tokens"),
         (tmp_path / "missing.csv", "cannot be read"),
         (tmp_path, "a table of results is a .csv file"),
     ):
