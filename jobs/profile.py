@@ -13,7 +13,7 @@ from ..datasets.devices import Device
 from ..datasets.near import meant
 from ..datasets.ops import Op
 from ..datasets.store import Store
-from ..harness.parts import CampaignPart, announce
+from ..harness.parts import CampaignPart, announce, announced
 from .launching.places import Here, Kubernetes, Place, Ray, Slurm, place_of
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
 from .writing import write_text
@@ -117,11 +117,17 @@ def elsewhere(place: Place, plan: CampaignPlan, store: Store, as_json: bool) -> 
         told["manifest"] = str(write_manifests(place, plan, campaign))
         say(f"{place.parts} parts of {campaign} in {place.manifest}: kubectl apply -f {place.manifest}")
     else:
-        announce(path, plan, place.parts, place.name)
-        if isinstance(place, Slurm):
-            told |= on_slurm(place, path, campaign)
-        elif isinstance(place, Ray):
-            told |= on_ray(place, path, campaign)
+        new = campaign not in announced(path)
+        record = announce(path, plan, place.parts, place.name)
+        try:
+            if isinstance(place, Slurm):
+                told |= on_slurm(place, path, campaign)
+            elif isinstance(place, Ray):
+                told |= on_ray(place, path, campaign)
+        except BadInputError:
+            if new:  # nobody will run it, so that nobody should wait for it
+                record.unlink(missing_ok=True)
+            raise
     if as_json:
         print_json(told)
     return 0

@@ -120,6 +120,15 @@ def test_the_script_of_a_part_in_its_container(
         assert (word in line) == (word in runs)
 
 
+def test_what_slurm_refuses_is_no_campaign(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "none.conf"))
+    assert main(["profile", *TINY, "where=slurm", "where.parts=2", f"store={tmp_path}"]) == 2
+    assert "Slurm" in capsys.readouterr().err
+    assert not list(tmp_path.glob("campaigns/*.json"))
+
+
 def test_places_are_checked() -> None:
     with pytest.raises(BadInputError, match="moon"):
         place_of({"name": "moon"})
