@@ -7,7 +7,7 @@ docs/serving.md#policies, engine by engine.
 
 from __future__ import annotations
 
-from .blocks import blocks_for, missing
+from .blocks import blocks_for, idle_hits, missing
 from .queues import (
     admit,
     cached,
@@ -264,45 +264,83 @@ def most_tokens(state: LoopState, rank: int, count: int) -> int:
 
 
 def sglang(state: LoopState, rules: SchedulerRules, rank: int, batch: int, now_us: float) -> None:
-    """SGLang: prompts first, in chunks, while an estimate of all outputs says that they fit; else all decodes."""
-    slots, ranks = state.slots, state.ranks
+    """SGLang: prompts first, in chunks, while an estimate of all outputs says that they fit; else all decodes.
+
+    Once a prompt does not fit, no other is tried until a request leaves (``batch_is_full`` of its ``scheduler.py``).
+    """
+    own = state.ranks[rank]
     poll(state, rules, rank)
-    if ranks[rank].ratio < 0:
-        ranks[rank].ratio = min(FIRST_RATIO * rules.conservativeness, 1.0)
-    left = min(rules.max_tokens, rules.chunk)
-    for place in range(ranks[rank].count):
+    if own.ratio < 0 or (own.count == 0 and first_waiting(state, rank) == NONE):
+        own.ratio = min(FIRST_RATIO * rules.conservativeness, 1.0)
+    if own.count < own.rows or own.count == 0:
+        own.full = 0
+    decodes, prompts, cut = sglang_prompts(state, rules, rank, batch, now_us)
+    own.clock = rules.wait_iterations if prompts > 0 else own.clock + 1
+    if prompts == 0:
+        sglang_decodes(state, rules, rank, batch)
+    elif rules.mixed and decodes > 0 and decode_blocks(state, rules, rank) <= own.free:
+        decode_all(state, rules, rank, batch, 0)
+        own.full = 0
+    if cut or (prompts > 0 and decodes == 0):
+        own.full = 0
+    own.rows = own.count
+
+
+def sglang_prompts(
+    state: LoopState, rules: SchedulerRules, rank: int, batch: int, now_us: float
+) -> tuple[int, int, bool]:
+    """The prompt that was cut, then new ones (``PrefillAdder`` of SGLang's ``schedule_policy.py``).
+
+    Returns how many requests decode, how many prompts are in the batch, and whether one of them was cut.
+    """
+    slots, own, page = state.slots, state.ranks[rank], rules.block_tokens
+    begun, decodes, promised, prompts, cut = NONE, 0, 0.0, 0, False
+    for place in range(own.count):
         slot = state.running[rank, place]
-        tokens = min(rest(state, slot), left)
-        if tokens > 0 and not decoding(state, slot):
-            if make_room(state, rules, rank, place, slots[slot].computed + tokens, 0) == NONE:
-                break
+        if rest(state, slot) > 0 and not decoding(state, slot):
+            begun = place
+        else:
+            decodes += 1
+            promised += min(slots[slot].output - slots[slot].made, CLIPPED_OUTPUT) * own.ratio
+    beside = decodes if rules.mixed else 0
+    chunk, left = rules.chunk - beside, rules.max_tokens - beside
+    room = own.free * page - promised - beside
+    if begun != NONE:
+        slot = state.running[rank, begun]
+        tokens = min(rest(state, slot), min(chunk, int(room)) if int(room) > 0 else chunk)
+        cut = tokens < rest(state, slot)
+        if make_room(state, rules, rank, begun, slots[slot].computed + tokens, 0) != NONE:
             put(state, rules, rank, batch, slot, tokens)
-            left -= tokens
-    promised = 0.0
-    for place in range(ranks[rank].count):
-        slot = state.running[rank, place]
-        promised += min(slots[slot].output - slots[slot].made, CLIPPED_OUTPUT) * ranks[rank].ratio
-    room = ranks[rank].free * rules.block_tokens - promised
-    while left > 0 and ranks[rank].count < rules.max_seqs:
+            prompts = 1
+        paged = blocks_for(tokens, page) * page
+        chunk, left = chunk - paged, left - paged
+        room -= paged + page + (0 if cut else min(slots[slot].output, CLIPPED_OUTPUT))
+    while not own.full:
         slot = first_waiting(state, rank)
-        if slot == NONE:
+        if slot == NONE or (room > 0 and min(chunk, left) <= 0):
+            break
+        if own.count >= rules.max_seqs:
+            own.full = 1
             break
         hit = cached(state, rules, rank, slot)
+        room -= idle_hits(state, rules, rank, slot, hit) * page if hit > 0 else 0
         tokens, output = rest(state, slot) - hit, min(slots[slot].output - slots[slot].made, CLIPPED_OUTPUT)
-        if ranks[rank].count > 0 and tokens + output >= room:
+        if own.count > 0 and tokens + output + page >= room:
+            own.full = 1
             break
-        tokens = min(tokens, left)
-        have = slots[slot].computed + hit + tokens
-        if not fits(state, rules, rank, slot, hit, have, 0):
+        before = slots[slot].computed + hit
+        if blocks_for(tokens, page) * page > chunk:
+            tokens = (before + chunk // page * page) // page * page - before
+            cut = True
+        if tokens <= 0 or not fits(state, rules, rank, slot, hit, before + tokens, 0):
             break
-        admit(state, rules, rank, slot, hit, have, now_us)
+        admit(state, rules, rank, slot, hit, before + tokens, now_us)
         put(state, rules, rank, batch, slot, tokens)
-        left -= tokens
-        room -= tokens + output
-    prompts = left < min(rules.max_tokens, rules.chunk)
-    ranks[rank].clock = rules.wait_iterations if prompts else ranks[rank].clock + 1
-    if not prompts or rules.mixed:
-        sglang_decodes(state, rules, rank, batch)
+        prompts += 1
+        paged = blocks_for(tokens, page) * page
+        chunk, left = chunk - paged, left - paged
+        room -= paged + page + (0 if cut else min(slots[slot].output, CLIPPED_OUTPUT))
+    return decodes, prompts, cut
 
 
 def poll(state: LoopState, rules: SchedulerRules, rank: int) -> None:
@@ -321,27 +359,32 @@ def eased(rules: SchedulerRules, ratio: float) -> float:
     return max(ratio - step, first * LAST_RATIO)
 
 
+def decode_blocks(state: LoopState, rules: SchedulerRules, rank: int) -> int:
+    """Blocks that the next token of every decoding request needs."""
+    need = 0
+    for place in range(state.ranks[rank].count):
+        slot = state.running[rank, place]
+        own = state.slots[slot]
+        if decoding(state, slot) and rest(state, slot) == 1:
+            need += missing(state, rules, slot, min(own.computed + 1 + rules.drafts, own.input + own.output))
+    return need
+
+
 def sglang_decodes(state: LoopState, rules: SchedulerRules, rank: int, batch: int) -> None:
     """All decodes; for lack of blocks those with the least output go back, and the estimate follows what is left."""
     slots, ranks = state.slots, state.ranks
     retracted = False
-    while True:
-        need = 0
-        for place in range(ranks[rank].count):
-            slot = state.running[rank, place]
-            if decoding(state, slot) and rest(state, slot) == 1:
-                most = slots[slot].input + slots[slot].output
-                need += missing(state, rules, slot, min(slots[slot].computed + 1 + rules.drafts, most))
-        if need <= ranks[rank].free or ranks[rank].count <= 1:
-            break
+    while decode_blocks(state, rules, rank) > ranks[rank].free and ranks[rank].count > 1:
         least = newest(state, rank, 0)
         if least == NONE:
             break
         for place in range(ranks[rank].count):
             slot, other = state.running[rank, place], state.running[rank, least]
             shorter = slots[slot].made < slots[other].made
-            alike = slots[slot].made == slots[other].made and slots[slot].input > slots[other].input
-            if not slots[slot].waits and (shorter or alike):
+            alike = slots[slot].made == slots[other].made
+            longer = slots[slot].input > slots[other].input
+            later = slots[slot].input == slots[other].input and place > least
+            if not slots[slot].waits and (shorter or (alike and (longer or later))):
                 least = place
         preempt(state, rules, rank, least, True)
         retracted = True
@@ -351,7 +394,8 @@ def sglang_decodes(state: LoopState, rules: SchedulerRules, rank: int, batch: in
             made += slots[state.running[rank, place]].made
             most += slots[state.running[rank, place]].output
         ranks[rank].ratio = min(1.0, made / most)
-    else:
+        ranks[rank].full = 0
+    elif ranks[rank].count > 0:
         ranks[rank].ratio = eased(rules, ranks[rank].ratio)
     decode_all(state, rules, rank, batch, 0)
 

@@ -50,12 +50,12 @@ def look_ahead(state: LoopState, rules: SchedulerRules, rank: int, batch: int, p
 
 def stays_refused(rules: SchedulerRules, count: int) -> bool:
     """Whether a request that found no place beside ``count`` others finds none until one of them ends: blocks only
-    become fewer. SGLang's estimate of outputs falls, and TensorRT-LLM's prompts may wait for each other alone."""
+    become fewer, and SGLang tries nobody until then. TensorRT-LLM's prompts may wait for each other alone."""
     if count >= rules.max_seqs or rules.policy == LIGHTLLM:
         return True
     together = rules.wait_iterations > 0 or rules.balance_iterations > 0
     trtllm = rules.policy == TRTLLM or rules.policy == TRTLLM_MAX
-    return rules.policy != SGLANG and not (trtllm and together)
+    return not (trtllm and together)
 
 
 def repeat(state: LoopState, rules: SchedulerRules, rank: int, batch: int) -> bool:

@@ -46,8 +46,9 @@ RANK = _kind(
     # held: its prompts wait for those of other ranks. apart, gathered: iterations that a replica's prompts have waited
     # until each rank has one, and since (of its first rank). again: its batch may come again (:mod:`.repeating`), in
     # which refused stays first of those that wait; repeated: it came again so often, and may so many times (left) more.
+    # full: SGLang tries no prompt until a request leaves; rows are then those that ran when it last looked.
     "free head tail waiting count outstanding work clock rows peak seats moves last_move landed back "
-    "swapped_out swapped_in held apart gathered again refused repeated left",
+    "swapped_out swapped_in held apart gathered again refused repeated left full",
     # ratio: SGLang's estimate. extra_us: what its next iteration takes longer. visible_us: requests that arrived later
     # are not seen yet; polled_us: the same when SGLang last looked for any. link_us: when its link is free, in_us: the
     # link into it. busy_us: that it computed. given_us: when a batch that repeats last gave tokens.

@@ -17,13 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from opcast.simulator.serving import policies
-from opcast.simulator.serving.histogram import BINS
-from opcast.simulator.serving.iteration import linear_tables
-from opcast.simulator.serving.loop import run
-from opcast.simulator.serving.rules import VLLM, IterationTiming, SchedulerRules, ServingSetup
-from opcast.simulator.serving.state import StateSizes, as_objects, empty_state
-from opcast.simulator.serving.streams import chunk
+from opcast.simulator.serving.rules import VLLM
+
+from .played import played
 
 ORACLE = Path(__file__).with_name("vllm_oracle.py")
 FOLDER = os.environ.get("OPCAST_VLLM", "")
@@ -60,66 +56,16 @@ def random_case(seed: int) -> dict[str, Any]:
     }
 
 
-def played(case: dict[str, Any]) -> dict[str, Any]:
-    """What opcast schedules: each iteration takes a microsecond, so that its number is its time."""
-    law = linear_tables(1.0)
-    blocks = case["blocks"] - 1  # vLLM keeps one for padding
-    rules = SchedulerRules(
+def ours(case: dict[str, Any]) -> dict[str, Any]:
+    """What opcast schedules."""
+    names = ("max_tokens", "max_seqs", "max_model_len", "long_prefill", "requests", "caching")
+    return played(
         policy=VLLM,
-        max_tokens=case["max_tokens"],
-        max_seqs=case["max_seqs"],
-        chunk=512,
-        max_model_len=case["max_model_len"],
-        blocks=blocks,
-        block_tokens=16,
+        blocks=case["blocks"] - 1,  # vLLM keeps one for padding
         watermark=int(case["watermark"] * case["blocks"]),
-        long_prefill=case["long_prefill"],
         whole_prompt=int(case["whole_prompt"]),
-        chunked=1,
-        padded=0,
-        mixed=0,
-        lag=0,
-        swap_us_per_token=-1.0,
-        conservativeness=1.0,
-        prefill_every=10,
-        drafts=0,
-        wait_iterations=0,
-        balance_iterations=0,
-        gather_iterations=0,
-        wait_tokens=0.0,
-        answers=0,
+        **{name: case[name] for name in names},
     )
-    timing = IterationTiming(law, np.zeros(0, np.int64), 0.0, 0.0, 0, 0, 0.0)
-    made = ServingSetup(rules, timing, rules, timing, 0, 1, 1, 1, 1, 1, 1, 0, np.zeros(0), 0.0, 0.0, 1.0)
-    shape = StateSizes(1, 1, 1, case["max_seqs"], blocks, case["caching"], blocks + 1, bins=BINS)
-    state = as_objects(empty_state(shape, len(case["requests"])))
-    columns = np.array(case["requests"])
-    requests = chunk(columns[:, 0].astype(float), columns[:, 1], columns[:, 2], columns[:, 3], columns[:, 4])
-    schedule = watch(state, made, requests)
-    left = sorted(state.left[: state.totals[0].left], key=lambda row: row.request)
-    return {
-        "schedule": schedule,
-        "preemptions": [row.preemptions for row in left],
-        "hits": [row.hit_tokens for row in left],
-    }
-
-
-def watch(state: Any, made: ServingSetup, requests: Any) -> list[dict[str, int]]:
-    """Run, and write down how many tokens of each request are scheduled in each iteration."""
-    schedule: dict[float, dict[str, int]] = {}
-    real = policies.put
-
-    def put(state: Any, rules: Any, rank: int, batch: int, slot: int, tokens: int) -> None:
-        scheduled = schedule.setdefault(state.totals[0].now_us, {})
-        scheduled[str(state.slots[slot].request)] = int(tokens)
-        real(state, rules, rank, batch, slot, tokens)
-
-    policies.put = put
-    try:
-        run(state, made, requests, False)
-    finally:
-        policies.put = real
-    return list(schedule.values())
 
 
 @pytest.fixture(scope="module")
@@ -137,11 +83,11 @@ def answers() -> list[tuple[dict[str, Any], dict[str, Any]]]:
 def test_our_side_of_the_comparison_runs_without_vllm() -> None:
     case = random_case(1)
     case["requests"] = case["requests"][:20]
-    ours = played(case)
-    assert len(ours["preemptions"]) == len(ours["hits"]) == 20
-    assert sum(ours["hits"]) > 0
-    tokens = sum(sum(each.values()) for each in ours["schedule"])
-    assert tokens >= sum(prompt + output - 1 for _, prompt, output, *_ in case["requests"]) - sum(ours["hits"])
+    mine = ours(case)
+    assert len(mine["preemptions"]) == len(mine["hits"]) == 20
+    assert sum(mine["hits"]) > 0
+    tokens = sum(sum(each.values()) for each in mine["schedule"])
+    assert tokens >= sum(prompt + output - 1 for _, prompt, output, *_ in case["requests"]) - sum(mine["hits"])
 
 
 @pytest.mark.slow
@@ -150,11 +96,11 @@ def test_what_is_scheduled_is_what_vllm_schedules(answers: list[tuple[dict[str, 
     preempted = 0
     hit = 0
     for case, theirs in answers:
-        ours = played(case)
-        for place, (own, other) in enumerate(zip(ours["schedule"], theirs["schedule"], strict=True)):
+        mine = ours(case)
+        for place, (own, other) in enumerate(zip(mine["schedule"], theirs["schedule"], strict=True)):
             assert list(own.items()) == list(other.items()), (place, case["caching"])
-        assert ours["preemptions"] == theirs["preemptions"]
-        assert ours["hits"] == theirs["hits"]
+        assert mine["preemptions"] == theirs["preemptions"]
+        assert mine["hits"] == theirs["hits"]
         preempted += sum(theirs["preemptions"])
         hit += sum(theirs["hits"])
     assert preempted > 100
