@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from opcast.simulator.serving import policies
+from opcast.simulator.serving import loop, policies
 from opcast.simulator.serving.histogram import BINS
 from opcast.simulator.serving.iteration import linear_tables
-from opcast.simulator.serving.loop import run
 from opcast.simulator.serving.rules import IterationTiming, SchedulerRules, ServingSetup
 from opcast.simulator.serving.state import StateSizes, as_objects, empty_state
 from opcast.simulator.serving.streams import chunk as stream
@@ -64,18 +63,21 @@ def played(requests: list[list[int]], caching: bool, **given: Any) -> dict[str, 
 
 
 def watch(state: Any, made: ServingSetup, requests: Any) -> list[dict[str, int]]:
-    """Run, and write down how many tokens of each request are scheduled in each iteration."""
+    """Run, and write down how many tokens of each request are scheduled in each iteration.
+
+    Batches that repeat are formed one by one here; that they would be the same has a test of its own.
+    """
     schedule: dict[float, dict[str, int]] = {}
-    real = policies.put
+    real, repeats = policies.put, loop.can_repeat
 
     def put(state: Any, rules: Any, rank: int, batch: int, slot: int, tokens: int) -> None:
         scheduled = schedule.setdefault(state.totals[0].now_us, {})
         scheduled[str(state.slots[slot].request)] = int(tokens)
         real(state, rules, rank, batch, slot, tokens)
 
-    policies.put = put
+    policies.put, loop.can_repeat = put, lambda *given: False
     try:
-        run(state, made, requests, False)
+        loop.run(state, made, requests, False)
     finally:
-        policies.put = real
+        policies.put, loop.can_repeat = real, repeats
     return list(schedule.values())
