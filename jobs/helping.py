@@ -16,13 +16,10 @@ from .settings import read
 from .show import CONFIG_DIRECTORY
 
 WANTED = (
-    ("the whole job on this machine, in three minutes", "opcast quickstart"),
+    ("the whole job on this machine, in a few minutes", "opcast quickstart"),
     ("how long does this operator take?", "opcast predict op=gemm op.m=4096 op.n=4096 op.k=4096 device=h100"),
     ("how long does a step of this model take?", "opcast simulate workload=train model=llama3_8b device=h200"),
-    (
-        "which layout is the best one?",
-        "opcast search model=llama3_70b cluster=dgx_h100 cluster.nodes=8 workload.global_batch=256",
-    ),
+    ("which layout is the best one?", "opcast search model=llama3_8b cluster=dgx_h100 workload.global_batch=64"),
     ("how fast is it under my traffic?", "opcast serving model=llama3_8b device=h100 traffic.rate=4"),
 )
 SECTIONS: dict[str, tuple[str, ...]] = {
@@ -52,7 +49,7 @@ def usage(verbs: Mapping[str, tuple[str, str]]) -> str:
             *lines,
             "",
             "usage: opcast VERB [name=value] …",
-            "opcast VERB --help shows the settings of a verb. format=json prints one JSON object.",
+            "opcast VERB --help shows a verb's settings. format=json prints one JSON object.",
         ]
     )
 

@@ -16,7 +16,7 @@ def test_the_first_screen_fits_a_terminal(capsys: pytest.CaptureFixture[str]):
     assert main([]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 50
-    assert max(map(len, lines)) <= 100
+    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize("command", [command for _, command in helping.WANTED])
