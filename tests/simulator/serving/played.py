@@ -49,7 +49,9 @@ def played(requests: list[list[int]], caching: bool, **given: Any) -> dict[str, 
     rules = PLAIN._replace(**given)
     timing = IterationTiming(linear_tables(1.0), np.zeros(0, np.int64), 0.0, 0.0, 0, 0, 0.0)
     made = ServingSetup(rules, timing, rules, timing, 0, 1, 1, 1, 1, 1, 1, 0, np.zeros(0), 0.0, 0.0, 1.0)
-    shape = StateSizes(1, 1, 1, rules.max_seqs, rules.blocks, caching, rules.blocks + 1, bins=BINS)
+    shape = StateSizes(
+        1, 1, 1, rules.max_seqs, rules.blocks, caching, rules.blocks + 1, bins=BINS, block_tokens=rules.block_tokens
+    )
     state = as_objects(empty_state(shape, len(requests)))
     columns = np.array(requests)
     arriving = stream(columns[:, 0].astype(float), columns[:, 1], columns[:, 2], columns[:, 3], columns[:, 4])
@@ -63,21 +65,26 @@ def played(requests: list[list[int]], caching: bool, **given: Any) -> dict[str, 
 
 
 def watch(state: Any, made: ServingSetup, requests: Any) -> list[dict[str, int]]:
-    """Run, and write down how many tokens of each request are scheduled in each iteration.
-
-    Batches that repeat are formed one by one here; that they would be the same has a test of its own.
-    """
+    """Run, and write down how many tokens of each request are scheduled in each iteration; one of each where a batch
+    repeats."""
     schedule: dict[float, dict[str, int]] = {}
-    real, repeats = policies.put, loop.can_repeat
+    real, real_repeat = policies.put, loop.repeat
 
     def put(state: Any, rules: Any, rank: int, batch: int, slot: int, tokens: int) -> None:
         scheduled = schedule.setdefault(state.totals[0].now_us, {})
         scheduled[str(state.slots[slot].request)] = int(tokens)
         real(state, rules, rank, batch, slot, tokens)
 
-    policies.put, loop.can_repeat = put, lambda *given: False
+    def repeat(state: Any, rules: Any, rank: int, batch: int) -> bool:
+        again = real_repeat(state, rules, rank, batch)
+        if again:
+            slots = state.entries[batch, : state.batches[batch].size]
+            schedule[state.totals[0].now_us] = {str(state.slots[slot].request): 1 for slot in slots}
+        return again
+
+    policies.put, loop.repeat = put, repeat
     try:
         loop.run(state, made, requests, False)
     finally:
-        policies.put, loop.can_repeat = real, repeats
+        policies.put, loop.repeat = real, real_repeat
     return list(schedule.values())
