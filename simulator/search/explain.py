@@ -46,7 +46,7 @@ def reason(better: Row, worse: Row, objective: str) -> str:
     size = max(abs(seconds), max(map(abs, parts.values()), default=0.0))
     named = [(name, gain) for name, gain in parts.items() if abs(gain) > NAMED * size and size > 0]
     named.sort(key=lambda each: -abs(each[1]))
-    shown = ", ".join(f"{abs(gain) * 1e3:.0f} ms {'less' if gain > 0 else 'more'} {name}" for name, gain in named[:4])
+    shown = ", ".join(f"{_ms(gain)} {'less' if gain > 0 else 'more'} {name}" for name, gain in named[:4])
     return f"{said}: {shown}" if shown else said
 
 
@@ -73,7 +73,13 @@ def reason_between(one: Row, other: Row) -> str:
     """Which part of the step changes most from one row to another."""
     parts = {name: (other.get(key) or 0.0) - (one.get(key) or 0.0) for key, name in PARTS.items()}
     name = max(parts, key=lambda each: abs(parts[each]))
-    return f"{abs(parts[name]) * 1e3:.0f} ms {'more' if parts[name] > 0 else 'less'} {name}"
+    return f"{_ms(parts[name])} {'more' if parts[name] > 0 else 'less'} {name}"
+
+
+def _ms(seconds: float) -> str:
+    """The size of a difference: whole milliseconds, or two digits of less than ten."""
+    ms = abs(seconds) * 1e3
+    return f"{ms:.0f} ms" if ms >= 9.5 else f"{ms:.2g} ms"
 
 
 def settling(reports: Sequence[Any], limit: int = 5) -> list[dict[str, Any]]:

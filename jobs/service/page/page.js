@@ -378,11 +378,14 @@
   }
   const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
 
-  function table(caption, heads, rows) {
+  // `note` is what of a row stands in words below it, over its whole width.
+  function table(caption, heads, rows, note) {
     const words = heads.map((head) => (rows.some((row) => row[head] && !/^[-+−–\d.,%() ]*$/.test(row[head])) ? "words" : null));
     const cells = (row) => heads.map((head, at) => make("td", { class: words[at] }, typeof row[head] === "number" ? rounded(row[head]) : String(row[head] ?? "")));
+    const below = (row) => make("tr", {}, make("td", {}), make("td", { class: "words note", colspan: heads.length - 1 }, make("div", {}, `${note}: ${row[note]}`)));
+    const lines = (row) => (note && row[note] ? [make("tr", { class: "noted" }, ...cells(row)), below(row)] : [make("tr", {}, ...cells(row))]);
     return make("section", {}, make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
-      make("table", {}, make("thead", {}, make("tr", {}, ...heads.map((head, at) => make("th", { scope: "col", class: words[at] }, head)))), make("tbody", {}, ...rows.map((row) => make("tr", {}, ...cells(row)))))));
+      make("table", {}, make("thead", {}, make("tr", {}, ...heads.map((head, at) => make("th", { scope: "col", class: words[at] }, head)))), make("tbody", {}, ...rows.flatMap(lines)))));
   }
 
   // Latency over one dim, from an eighth to eight times its value, both axes logarithmic.
@@ -452,8 +455,8 @@
       card("Searched", `${rounded(found.points)} layouts`, [["simulated", rounded(found.evaluated)], ["left out by bounds and memory", rounded(found.pruned)], ["tied with the best", rounded(found.ties)]]));
   }
   function bestTable(found) {
-    const rows = found.best.map((row) => ({ "": row.rank, layout: layout(row), "step, s": row.step_time_s, "tokens/s/GPU": row.tokens_per_s_per_gpu, "MFU, %": 100 * row.mfu, GiB: row.peak_gib, tie: row.tie, "better than the next": row.reason }));
-    return table("The best layouts", ["", "layout", "step, s", "tokens/s/GPU", "MFU, %", "GiB", "tie", "better than the next"], rows);
+    const rows = found.best.map((row) => ({ "": row.rank, layout: layout(row), "step, s": row.step_time_s, "tokens/s/GPU": row.tokens_per_s_per_gpu, "MFU, %": 100 * row.mfu, GiB: row.peak_gib, tie: row.tie, "than the next": row.reason }));
+    return table("The best layouts", ["", "layout", "step, s", "tokens/s/GPU", "MFU, %", "GiB", "tie"], rows, "than the next");
   }
   // Step time over memory: the front as a line, points that lead to their step.
   function pareto(found, values) {
@@ -492,8 +495,8 @@
       card("Searched", `${rounded(found.points)} ways`, [["looked at", rounded(found.evaluated)], ["left out", rounded(found.pruned)], ["tied with the best", rounded(found.ties)]]));
   }
   function waysTable(found) {
-    const rows = found.best.map((row) => ({ "": row.rank, "way to serve": way(row), "tokens/s/GPU": row.tokens_per_s_per_gpu, "tokens/s/user": row.tokens_per_s_per_user, "TTFT, ms": row.ttft_ms, "TPOT, ms": row.tpot_ms, tie: row.tie, "better than the next": row.reason }));
-    return table("The best ways to serve", ["", "way to serve", "tokens/s/GPU", "tokens/s/user", "TTFT, ms", "TPOT, ms", "tie", "better than the next"], rows);
+    const rows = found.best.map((row) => ({ "": row.rank, "way to serve": way(row), "tokens/s/GPU": row.tokens_per_s_per_gpu, "tokens/s/user": row.tokens_per_s_per_user, "TTFT, ms": row.ttft_ms, "TPOT, ms": row.tpot_ms, tie: row.tie, "than the next": row.reason }));
+    return table("The best ways to serve", ["", "way to serve", "tokens/s/GPU", "tokens/s/user", "TTFT, ms", "TPOT, ms", "tie"], rows, "than the next");
   }
   // Use of GPUs over speed for users: the front as a line, points that lead to their traffic.
   function waysFront(found, values) {
@@ -534,7 +537,7 @@
   const pins = () => JSON.parse(stored(sessionStorage, "opcast-pins") || "[]");
   function pin(tab, body, figures) {
     stored(sessionStorage, "opcast-pins", JSON.stringify([...pins(), { tab, body, figures }].slice(-6)));
-    $("status").textContent = `Pinned; ${pins().length} answers to compare.`;
+    $("status").textContent = `Pinned; ${pins().length} ${pins().length === 1 ? "answer" : "answers"} to compare.`;
   }
   function flat(body, prefix = "") {
     return Object.entries(body).flatMap(([name, value]) => (value && typeof value === "object" ? flat(value, `${prefix}${name}.`) : [[prefix + name, value]]));

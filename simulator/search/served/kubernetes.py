@@ -19,6 +19,11 @@ def manifest(title: str, servers: list[ServedRole], words: list[list[str]], per_
     """
     import yaml
 
+    class Plain(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            """Labels that are used twice are written twice."""
+            return True
+
     for each in servers:
         if each.devices > per_node:
             raise LaunchError(
@@ -34,7 +39,7 @@ def manifest(title: str, servers: list[ServedRole], words: list[list[str]], per_
         parts += [*_account(), _router(), _service(APP, {"app": APP, "role": "router"}, PORT)]
     said = ", ".join(f"{each.replicas} x {each.devices} GPUs {each.role}".strip() for each in servers)
     head = f"# {title}: {said}\n"
-    return head + yaml.safe_dump_all(parts, sort_keys=False)
+    return head + yaml.dump_all(parts, Dumper=Plain, sort_keys=False)
 
 
 def _labels(role: str) -> dict[str, str]:

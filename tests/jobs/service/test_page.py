@@ -97,9 +97,11 @@ def test_a_search_leads_to_the_step_of_a_layout(page: Any, address: str) -> None
     )
     page.wait_for_selector(".curve circle")
     assert "layouts" in (page.text_content(".cards") or "")
-    rank, *_, reason = page.locator("tbody tr").first.locator("td").all()
-    assert rank.bounding_box()["width"] < 60
-    assert reason.get_attribute("class") == "words", "a reason is wrapped, not cut off"
+    assert page.locator("tbody tr").first.locator("td").first.bounding_box()["width"] < 60
+    reason, shown = page.locator("td.note div").first, page.locator(".scroll").last
+    assert "better" in reason.text_content()
+    box, frame = reason.bounding_box(), shown.bounding_box()
+    assert box["x"] + box["width"] <= frame["x"] + frame["width"], "a reason is wrapped, not cut off"
     page.focus(".curve circle")
     page.keyboard.press("Enter")
     page.wait_for_selector("iframe")
