@@ -36,7 +36,7 @@ class Energy:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnEnergy:
     """Joules of one device in kernels that keep it busy, for how many seconds, and how many joules were measured."""
 
     joules: float
@@ -44,7 +44,7 @@ class Drawn:
     measured_j: float
 
 
-def energy(device: Device, devices: int, drawn: Drawn, step_s: float) -> Energy:
+def energy(device: Device, devices: int, drawn: DrawnEnergy, step_s: float) -> Energy:
     """Of ``devices`` that draw so much while kernels run, and wait for the rest of the step. No more than the TDP."""
     if not device.tdp_w or step_s <= 0.0:
         return Energy(None, None)
@@ -60,7 +60,7 @@ def least_w(device: Device) -> float:
 
 def drawn_by(
     ops: Sequence[Op | None], us: np.ndarray, device: Device, roots: Sequence[Path], backend: str | None = None
-) -> Drawn:
+) -> DrawnEnergy:
     """What kernels of ``us`` microseconds [n] draw; those that wait for launches, hosts and networks are left out."""
     bounds = np.array(bounds_of(ops, device), dtype=object)
     watts = device.tdp_w * np.select([bounds == "compute", bounds == "memory"], [COMPUTING, MEMORY], 0.0)
@@ -69,7 +69,7 @@ def drawn_by(
     own = np.array([np.nan if op is None else known[op] for op in ops])
     measured = np.isfinite(own)
     watts, seconds = np.where(measured, own, watts), us * 1e-6
-    return Drawn(float(watts @ seconds), float(seconds[watts > 0].sum()), float(watts[measured] @ seconds[measured]))
+    return DrawnEnergy(float(watts @ seconds), float(seconds[watts > 0].sum()), float(watts[measured] @ seconds[measured]))
 
 
 def bounds_of(ops: Sequence[Op | None], device: Device) -> list[str]:

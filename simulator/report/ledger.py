@@ -13,7 +13,7 @@ from ..graph import Node
 from ..step.state import Executed, State
 from ..timing.latencies import step_interval
 from ..timing.phases import selected
-from .energy import Drawn, drawn_by
+from .energy import DrawnEnergy, drawn_by
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Ledger:
             found[name] = found.get(name, 0.0) + us
         return found
 
-    def drawn(self, state: State, stages: int) -> Drawn:
+    def drawn(self, state: State, stages: int) -> DrawnEnergy:
         """What a device draws in kernels, the mean of so many stages."""
         ops = [node.op for node in self.nodes]
         return drawn_by(ops, self.us / stages, state.device, state.registries, state.backend)
