@@ -69,7 +69,9 @@ def drawn_by(
     own = np.array([np.nan if op is None else known[op] for op in ops])
     measured = np.isfinite(own)
     watts, seconds = np.where(measured, own, watts), us * 1e-6
-    return DrawnEnergy(float(watts @ seconds), float(seconds[watts > 0].sum()), float(watts[measured] @ seconds[measured]))
+    return DrawnEnergy(
+        float(watts @ seconds), float(seconds[watts > 0].sum()), float(watts[measured] @ seconds[measured])
+    )
 
 
 def bounds_of(ops: Sequence[Op | None], device: Device) -> list[str]:
