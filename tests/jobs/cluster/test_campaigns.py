@@ -46,7 +46,11 @@ def plan_of(cases: int, case_budget_s: float = 0.2) -> CampaignPlan:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     """A store with figures of this machine, so that no part measures them first."""
-    made = Store(tmp_path / "store")
+    return figures_in(Store(tmp_path / "store"))
+
+
+def figures_in(made: Store) -> Store:
+    """The store with figures of this machine."""
     figures = {"compute_units": 1, "clock_mhz": 1.0, "vector_tflops": 1.0, "memory_gib": 1.0, "memory_gbps": 1.0}
     names = {"id": cpu_device_id(1), "name": "test", "vendor": "cpu", "architecture": "test"}
     made.save_device(
@@ -91,6 +95,11 @@ def tried(slurm: Any, *words: str) -> bool:
     return subprocess.run(words, env=slurm.environment, capture_output=True, check=False).returncode == 0
 
 
+def wait_for(slurm: Any, array: str) -> None:
+    """Until no task of an array is queued or runs."""
+    slurm.wait(lambda: not set(slurm.states(array).values()) - ENDED, "the end of the parts", 240)
+
+
 @pytest.mark.slow
 def test_an_array_with_parts_killed_and_requeued_equals_an_undisturbed_run(
     slurm: Any, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -130,6 +139,60 @@ def test_an_array_with_parts_killed_and_requeued_equals_an_undisturbed_run(
     assert not list(store.path.glob("op=*/device=*/.*.tmp"))
 
 
+def mounted(*words: object) -> bool:
+    return subprocess.run(["mount", *map(str, words)], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_an_array_whose_disk_fills_turns_read_only_and_loses_half_a_file_goes_on_when_it_is_asked_again(
+    slurm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from opcast.jobs.launching.slurm import submit
+
+    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if not mounted("-t", "tmpfs", "-o", "size=16m", "tmpfs", disk):
+        pytest.skip("a file system of a test's own needs the right to mount it")
+    try:
+        store, plan = figures_in(Store(disk / "store")), plan_of(24, 0.01)
+        announce(store.path, plan, 2, "slurm")
+        place = Slurm(parts=2, time_min=10, logs=str(tmp_path / "logs"))
+
+        def asked_again() -> str:
+            """What the parts of a new array wrote to stderr before they ended."""
+            array = submit(place, store.path, campaign_id(plan))[0].job_id.split("_")[0]
+            wait_for(slurm, array)
+            return "".join(path.read_text() for path in (tmp_path / "logs").glob(f"{array}_*.err"))
+
+        filler = disk / "filler"
+        with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        os.truncate(filler, filler.stat().st_size - 32 * 1024)  # room for a session, a lease and a few rows
+        assert "No space left on device" in asked_again()
+        filler.unlink()
+        assert mounted("-o", "remount,ro", disk)
+        assert "Read-only file system" in asked_again()
+        assert mounted("-o", "remount,rw", disk)
+        kept = counts(store)
+        assert set(kept.values()) <= {1}
+        assert len(kept) < 24
+        asked_again()
+        assert status(store)[0].complete, slurm.log()
+        torn = max(store.files("gelu"), key=lambda path: path.stat().st_size)
+        torn.write_bytes(torn.read_bytes()[:-500])
+        assert f"{torn.name} is damaged" in asked_again()
+        torn.unlink()
+        assert len(counts(store)) < 24
+        asked_again()
+        assert counts(store) == Counter(dict.fromkeys(counts(store), 1))
+        assert len(counts(store)) == 24
+        assert kept.keys() <= counts(store).keys()
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
 @pytest.mark.slow
 def test_parts_run_through_the_runtime_of_their_container(
     slurm: Any, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -150,7 +213,7 @@ def test_parts_run_through_the_runtime_of_their_container(
         parts=2, time_min=10, container="o.sif", runtime="apptainer", mounts=str(tmp_path), python=sys.executable
     )
     array = submit(place, store.path, campaign_id(plan))[0].job_id.split("_")[0]
-    slurm.wait(lambda: not set(slurm.states(array).values()) - ENDED, "the end of the parts", 240)
+    wait_for(slurm, array)
     assert status(store)[0].complete, slurm.log()
     assert set(counts(store).values()) == {1}
     asked = (tmp_path / "asked").read_text().splitlines()
