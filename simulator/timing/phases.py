@@ -97,7 +97,25 @@ def place_phase(costs: Costs, phase: str, plan: Plan, device: Device) -> Placed:
         latency, host = latency + host, None
     overlap = Overlap(plan.stack.compute_slowdown, plan.stack.communication_slowdown, not plan.explicit_links)
     waits = routing_waits([costs.nodes[i] for i in chosen.tolist()], plan)
-    return place(phase_blocks(costs.graph, phase), latency, host, overlap, waits)
+    lead_us = lead_of(costs, plan, device) if phase == "backward" and host is not None else 0.0
+    return place(phase_blocks(costs.graph, phase), latency, host, overlap, waits, lead_us)
+
+
+def lead_of(costs: Costs, plan: Plan, device: Device) -> float:
+    """Microseconds that the host has issued a chunk's forward before the device ends it: its lead in the backward.
+
+    0 in a pipeline: Megatron waits for the device after every exchange with a neighbour (``torch.cuda.synchronize`` of
+    ``p2p_communication.py``). Approximation: the host begins every forward level with the device.
+    """
+    chosen = selected(costs, "forward")
+    if plan.parallel.pp > 1 or not len(chosen):
+        return 0.0
+    placed = place_phase(costs, "forward", plan, device)
+    host = costs.host_us[chosen][placed.node]
+    waits = routing_waits([costs.nodes[i] for i in chosen.tolist()], plan)
+    level = np.flatnonzero(np.zeros(0) if waits is None else waits[placed.node])
+    issued = placed.end_us[level[-1]] + host[level[-1] + 1 :].sum() if len(level) else host.sum()
+    return max(float(placed.total_us - issued), 0.0)
 
 
 def routing_waits(nodes: Sequence[Node], plan: Plan) -> np.ndarray | None:

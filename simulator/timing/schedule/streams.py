@@ -70,12 +70,14 @@ def place(
     host_us: np.ndarray | None = None,
     overlap: Overlap | None = None,
     waits: np.ndarray | None = None,
+    lead_us: float = 0.0,
 ) -> Placed:
     """Place a program. ``latency_us`` is what each stored node takes alone, ``host_us`` what the host adds before it.
 
     Both have one entry per stored node of all blocks. Without ``host_us`` everything has been issued beforehand (a
     CUDA graph). ``waits`` marks nodes whose end the host waits for before it issues what follows (it reads a result).
-    A program of several streams that was placed before, with the same times, is not placed again.
+    The host began ``lead_us`` before the device. A program of several streams that was placed before, with the same
+    times, is not placed again.
     """
     blocks = tuple(block for block in blocks if block.nodes)
     host = np.zeros(len(latency_us)) if host_us is None else np.asarray(host_us, dtype=float)
@@ -86,16 +88,16 @@ def place(
     node = unrolled(blocks)
     groups, label = labels_of(blocks)
     if len({n.stream for block in blocks for n in block.nodes}) <= 1:
-        start = in_turn(latency[node], host[node], stops[node])
+        start = in_turn(latency[node], host[node], stops[node], lead_us)
         return summed(node, start, start + latency[node], groups, label[node] if len(label) else label)
     overlap, kinds = overlap or Overlap(), kinds_of(blocks)
     wired = tuple(map(Wiring.of, blocks))
     times = tuple(each.tobytes() for each in (latency, host, stops))
-    key = wired, tuple(groups), label.tobytes(), kinds.tobytes(), overlap, times
+    key = wired, tuple(groups), label.tobytes(), kinds.tobytes(), overlap, times, lead_us
     if key in _KNOWN:
         _KNOWN.move_to_end(key)
         return _KNOWN[key]
-    start, end = _folded(blocks, latency, host, overlap, stops)
+    start, end = _folded(blocks, latency, host, overlap, stops, lead_us)
     placed = _KNOWN[key] = summed(node, start, end, groups, label[node])
     if len(_KNOWN) > PLACED:
         _KNOWN.popitem(last=False)
@@ -112,21 +114,24 @@ def unrolled(blocks: Sequence[Block]) -> np.ndarray:
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
 
-def in_turn(latency_us: np.ndarray, host_us: np.ndarray, waits: np.ndarray | None = None) -> np.ndarray:
+def in_turn(
+    latency_us: np.ndarray, host_us: np.ndarray, waits: np.ndarray | None = None, lead_us: float = 0.0
+) -> np.ndarray:
     """Starts in a single stream: each when the one before has ended and the host has issued it.
 
-    After a node of ``waits`` host and device are level: what follows is issued from its end on.
+    The host began ``lead_us`` before. After a node of ``waits`` host and device are level: what follows is issued from
+    its end on.
     """
     before = np.cumsum(latency_us) - latency_us
     if not len(before):
         return before
     if waits is None or not waits.any():
-        return before + np.maximum.accumulate(np.cumsum(host_us) - before)
+        return before + np.maximum.accumulate(np.maximum(np.cumsum(host_us) - lead_us - before, 0.0))
     parts, now, edges = [], 0.0, [0, *(np.flatnonzero(waits) + 1).tolist(), len(before)]
     for first, after in itertools.pairwise(edges):
         if first < after:
-            parts.append(now + in_turn(latency_us[first:after], host_us[first:after]))
-            now = float(parts[-1][-1] + latency_us[after - 1])
+            parts.append(now + in_turn(latency_us[first:after], host_us[first:after], lead_us=lead_us))
+            now, lead_us = float(parts[-1][-1] + latency_us[after - 1]), 0.0
     return np.concatenate(parts)
 
 
@@ -158,7 +163,12 @@ def summed(node: np.ndarray, start: np.ndarray, end: np.ndarray, groups: Sequenc
 
 
 def _folded(
-    blocks: Sequence[Block], latency: np.ndarray, host: np.ndarray, overlap: Overlap, waits: np.ndarray
+    blocks: Sequence[Block],
+    latency: np.ndarray,
+    host: np.ndarray,
+    overlap: Overlap,
+    waits: np.ndarray,
+    lead_us: float,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Starts and ends of all executions, of which only some repetitions of each block are walked through.
 
@@ -175,6 +185,7 @@ def _folded(
         program = Program.of(blocks, keep)
         for _ in range(len(blocks) + 1):
             issued = program.issued(host, [None if even else us for us, even in zip(periods, level, strict=True)])
+            issued -= lead_us
             start, end = walk(program, latency, issued, overlap, waits)
             found = [program.period(block, start, end, hosts[block]) for block in range(len(blocks))]
             uneven = [b for b, period in enumerate(found) if period is None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from opcast.simulator.passes.quantize import quantize
 from opcast.simulator.question.calibration import StepCalibration, calibrated, load_calibration, run_kind
 from opcast.simulator.question.plan import Parallel, Plan, Stack, load_stack
 from opcast.simulator.timing.costs import cost_graphs, scale_of
-from opcast.simulator.timing.phases import PhaseTime, PhaseTimes, paired, selected
+from opcast.simulator.timing.phases import PhaseTime, PhaseTimes, lead_of, paired, selected
 from opcast.simulator.trace import Workload, trace
 
 DEVICE = load_device("h100_sxm")
@@ -55,6 +56,22 @@ def test_launches_that_are_not_hidden_count_as_host_time(costs) -> None:
     assert eager.host_us > 0
     assert graphed.host_us == pytest.approx(0, abs=1e-6)
     assert graphed.total_us == pytest.approx(eager.total_us - eager.host_us)
+
+
+def test_the_host_keeps_its_lead_from_forward_to_backward_but_in_a_pipeline(costs) -> None:
+    """Forward bound by the device, backward by the host: together they take what the longer of both sums does."""
+    forward, backward = (selected(costs, phase) for phase in ("forward", "backward"))
+    host, kernel = np.ones(len(costs.nodes)), np.ones(len(costs.nodes))
+    kernel[forward], host[backward] = 50.0, 200.0
+    slow = replace(costs, kernel_us=kernel, host_us=host)
+    alone, piped = PhaseTimes(slow, PLAN, DEVICE), PhaseTimes(slow, replace(PLAN, parallel=Parallel(pp=2)), DEVICE)
+    lead = lead_of(slow, PLAN, DEVICE)
+    issued = float(host[forward] @ costs.repeats[forward])
+    assert lead == pytest.approx(alone["forward"].total_us - issued)
+    assert piped["backward"].total_us - alone["backward"].total_us == pytest.approx(lead)
+    both = float(host @ costs.repeats) - float(host[selected(costs, "optimizer")].sum())
+    assert alone["forward"].total_us + alone["backward"].total_us == pytest.approx(both, rel=0.01)
+    assert piped["forward"].total_us == alone["forward"].total_us
 
 
 @settings(deadline=None)

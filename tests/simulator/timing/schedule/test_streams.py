@@ -163,10 +163,23 @@ def test_after_a_wait_the_host_issues_from_its_end_on(blocks: tuple[Block, ...],
     assert place(blocks, latency, None, waits=waits).total_us == place(blocks, latency).total_us
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.one_of(programs(), programs(("compute",))), st.integers(0, 99), st.floats(0.0, 50.0))
+def test_a_host_that_began_earlier_ends_nothing_later(blocks: tuple[Block, ...], seed: int, lead_us: float) -> None:
+    latency, host = latencies(blocks, seed), latencies(blocks, seed + 1, 8.0)
+    level, ahead = place(blocks, latency, host), place(blocks, latency, host, lead_us=lead_us)
+    if len({node.stream for block in blocks for node in block.nodes}) == 1:
+        assert ahead.total_us == pytest.approx(max(level.total_us - lead_us, level.total_us - level.idle_us))
+    long_ago = place(blocks, latency, host, lead_us=float(host.sum()) * max(block.repeat for block in blocks) + 1.0)
+    assert long_ago.start_us == pytest.approx(place(blocks, latency).start_us)
+
+
 def test_a_host_ahead_loses_its_lead_by_waiting() -> None:
     blocks, latency, host = program_of([node()] * 3), np.array([10.0, 1.0, 1.0]), np.full(3, 2.0)
     assert place(blocks, latency, host).start_us.tolist() == [2, 12, 13]
-    assert place(blocks, latency, host, waits=np.array([True, False, False])).start_us.tolist() == [2, 14, 16]
+    waits = np.array([True, False, False])
+    assert place(blocks, latency, host, waits=waits).start_us.tolist() == [2, 14, 16]
+    assert place(blocks, latency, host, waits=waits, lead_us=1.5).start_us.tolist() == [0.5, 12.5, 14.5]
 
 
 def test_communication_hides_behind_compute_that_does_not_need_it() -> None:
