@@ -158,6 +158,17 @@ def contradiction(expressions: Sequence[Expression]) -> tuple[str, str] | None:
     return None
 
 
+def ceilings(expressions: Sequence[Expression], name: str) -> list[tuple[str, float]]:
+    """The texts and figures of those that let a name be no more than a figure."""
+    upper = (ast.Lt, ast.LtE, ast.Eq)
+    return [
+        (each.text, most)
+        for each in expressions
+        for found, sign, most in _simple(each.tree)
+        if found == name and isinstance(sign, upper)
+    ]
+
+
 def _tight(found: tuple[float, bool, str]) -> tuple[float, bool]:
     return found[0], found[1]
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from ..report.energy import least_w
 from .bounds import Bounds, bound, standing
 from .evaluate import OK, Evaluator, Row
 from .explain import changes, reason, sensitivity, settling
+from .expressions import ceilings
 from .points import Folder, identity
 from .rank import dominated, front, losses, meeting, ranked, tie
 from .request import Asked, SearchRequest, asked
@@ -29,6 +31,7 @@ from .space import AXES, MOST_POINTS, NAMES, Points, axes_sizes, derived, fit_to
 from .workers import Workers
 
 WAVE = 256  # points between two looks at what can still be best; those that are alike among them share work
+CONSTRAINT = "constraint: "
 FEW = 16  # points: no probes are worth their time for fewer
 SETTLED = 4  # tied rows whose ops are compared
 Progress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
@@ -125,6 +128,7 @@ def exhaustive(made: Asked, points: Points, crew: Workers, found: Searched, fold
     fits = may_fit(made, points, crew.evaluator, bounds)
     over = np.flatnonzero(~fits)
     found.leave("memory_bound", points, over, lambda at: f"needs at least {bounds.memory_gib[at]:.1f} GiB")
+    fits &= may_meet(made, points, bounds, fits, found)
     lower = lower_losses(made, points, bounds, crew.evaluator)
     waiting = np.flatnonzero(fits)
     waiting = waiting[np.lexsort([waiting, bounds.time_s[waiting]])]
@@ -156,6 +160,25 @@ def may_fit(made: Asked, points: Points, evaluator: Evaluator, bounds: Bounds) -
     memory = per_cluster(points, lambda at: evaluator.place(points.at(at))[1].memory_gib)
     fits: np.ndarray = bounds.memory_gib <= memory
     return fits
+
+
+def may_meet(made: Asked, points: Points, bounds: Bounds, kept: np.ndarray, found: Searched) -> np.ndarray:
+    """Whether a point's bounds leave it a way to meet the constraints on its memory and its time [points]."""
+    _, constraints = made.request.expressions()
+    may = np.ones(len(points), dtype=bool)
+    for prune, name, least, unit in (
+        ("memory", "peak_gib", bounds.memory_gib, "GiB"),
+        ("time", "step_time_s", bounds.time_s, "s"),
+    ):
+        for text, most in ceilings(constraints, name) if prune in made.request.prune else ():
+            out = np.flatnonzero(kept & may & (least > most))
+            found.leave(CONSTRAINT + text, points, out, partial(_takes, least, unit))
+            may &= least <= most
+    return may
+
+
+def _takes(least: np.ndarray, unit: str, at: int) -> str:
+    return f"takes at least {least[at]:.3g} {unit}"
 
 
 def per_cluster(points: Points, figure: Callable[[int], float]) -> np.ndarray:
@@ -347,8 +370,10 @@ def notes(
     """What a reader should know: why there is no answer, or how sure the first place is."""
     if good:
         return []
-    if timed:
-        return [f"no point meets {' and '.join(request.constraints)}; {len(timed)} were simulated"]
+    unmet = [each for name, each in found.pruned.items() if name.startswith(CONSTRAINT)]
+    if timed or unmet:
+        nearest = f"; {settings(unmet[0].example)} {unmet[0].why}" if unmet else ""
+        return [f"no point meets {' and '.join(request.constraints)}; {len(timed)} were simulated{nearest}"]
     needs = [row["peak_gib"] for row in found.rows if row.get("peak_gib")]
     least = f"; the smallest needs {min(needs):.1f} GiB" if needs else ""
     reasons = ", ".join(f"{each.count:,} {name}" for name, each in found.pruned.items())

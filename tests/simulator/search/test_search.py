@@ -175,6 +175,21 @@ def test_a_space_in_which_nothing_fits_says_what_is_needed(asking: Asking, bench
     assert "no point meets step_time_s < 1e-9" in none.notes[0]
 
 
+@pytest.mark.parametrize("name", ["peak_gib", "step_time_s"])
+def test_what_a_bound_says_of_a_constraint_is_not_simulated(
+    name: str, asking: Asking, bench: Workbench, whole: list[SearchReport]
+) -> None:
+    middle = float(np.median([row[name] for row in whole[0].rows if row.get(name)]))
+    text = f"{name} <= {middle}"
+    found, every = (bench.search(asking(**SPACES[0], constraints=(text,), **more)) for more in ({}, {"prune": ()}))
+    assert best(found) == best(every)
+    assert found.best
+    assert found.pruned_by[f"constraint: {text}"].count > 0
+    none = bench.search(asking(**SPACES[0], constraints=(f"{name} <= 1e-9",)))
+    assert (none.evaluated, none.best) == (0, ())
+    assert none.notes[0].startswith(f"no point meets {name} <= 1e-9; 0 were simulated; ")
+
+
 def test_requests_go_through_json(asking: Asking) -> None:
     for space in SPACES:
         request = asking(**space)
