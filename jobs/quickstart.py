@@ -29,7 +29,7 @@ from . import resolve
 from .graphs import ops_of, trace_all
 from .operator_match import compare_operators
 from .profile import measure, plan_of
-from .real_run import RealRunner
+from .real_run import RealRunner, Turns
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
 from .train import fit_and_register, train_request
 
@@ -82,7 +82,13 @@ def run_one(config: dict[str, Any], here: Accelerator, started: float, as_json: 
     for line in announcement(here, plan, store, precision):
         say(line)
     runner = RealRunner(model, workloads, precision, here.hardware, plan.settings.threads)
-    rounds = Rounds(runner, config)
+    seconds: dict[str, list[float]] = {name: [] for name in WORKLOADS}
+
+    def one_round() -> None:
+        for name in WORKLOADS:
+            seconds[name] += runner.seconds(name, int(config["repeats"][name]))
+
+    rounds = Turns([one_round] * int(config["rounds"]))
     say(f"1/5  measuring {len(plan.cases)} operator shapes, none of them the test model's; real steps in between")
     if here.one_process:
         summary = measure(plan, store)
@@ -109,7 +115,7 @@ def run_one(config: dict[str, Any], here: Accelerator, started: float, as_json: 
         environment=environment,
         campaign=campaign_facts(summary),
         training=training,
-        steps=[step_comparison(name, reports[name], rounds.seconds[name]) for name in WORKLOADS],
+        steps=[step_comparison(name, reports[name], seconds[name]) for name in WORKLOADS],
         ops=compared,
     )
     say("5/5  writing the report")
@@ -164,30 +170,6 @@ def traced_on(workloads: Mapping[str, Workload], hardware: str) -> dict[str, Wor
     """The workloads with the attention that the simulated step has on this hardware."""
     attention = "sdpa" if hardware == "cpu" else "fused"
     return {name: replace(workload, attention=attention) for name, workload in workloads.items()}
-
-
-class Rounds:
-    """Rounds of real steps, spread evenly over a campaign, so that a drifting machine is met by both alike."""
-
-    def __init__(self, runner: RealRunner, config: Mapping[str, Any]) -> None:
-        self.runner, self.wanted, self.repeats = runner, int(config["rounds"]), config["repeats"]
-        self.seconds: dict[str, list[float]] = {name: [] for name in WORKLOADS}
-        self.made = 0
-
-    def due(self, share_done: float) -> None:
-        """Run a round when the campaign has come far enough."""
-        if self.made < self.wanted - 1 and share_done >= self.made / max(self.wanted - 1, 1):
-            self._round()
-
-    def finish(self) -> None:
-        """Run what is left."""
-        while self.made < self.wanted:
-            self._round()
-
-    def _round(self) -> None:
-        for name in WORKLOADS:
-            self.seconds[name] += self.runner.seconds(name, int(self.repeats[name]))
-        self.made += 1
 
 
 def simulate_all(

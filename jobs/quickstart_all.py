@@ -1,7 +1,7 @@
 """``opcast quickstart models=all``: small models of several kinds, and two processes, predicted and run for real.
 
-What is measured holds none of the models' shapes. Steps are run before the measuring and again after it. What comes of
-it are two tables of results, as ``opcast validate`` reads them, and this machine's figures.
+What is measured holds none of the models' shapes. Their steps are run in between. What comes of it are two tables of
+results, as ``opcast validate`` reads them, and this machine's figures.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import statistics
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -31,7 +32,7 @@ from . import resolve
 from .graphs import ops_of, trace_all
 from .profile import measure, plan_of
 from .real_cluster import run_ranks
-from .real_run import RealRunError, RealRunner
+from .real_run import RealRunError, RealRunner, Turns
 from .show import CONFIG_DIRECTORY, BadInputError, microseconds, print_json, say, table
 from .train import fit_and_register, train_request
 
@@ -92,26 +93,25 @@ def run(config: dict[str, Any], as_json: bool) -> int:
         f"on the CPU ({resolve.this_machine()}) in {PRECISION}: {len(models)} models and {RANKS} processes over gloo "
         f"take up to {(sum(limits) + REST_S) / 60:.0f} min; stop at any time, the same command goes on from there"
     )
+    runs: dict[tuple[str, str], list[float]] = defaultdict(list)
     with RealRunner({}, {}, PRECISION, "cpu", plan.settings.threads) as runner:
-        say(f"1/6  running {len(models)} models for real")
-        runs = run_models(runner, models, workloads, suite["repeats"])
-        say(f"2/6  measuring {len(plan.cases)} operator shapes, none of them the models'")
-        summary = measure(plan, store)
-        say("3/6  running the models again")
-        for key, seconds in run_models(runner, models, workloads, suite["repeats"]).items():
-            runs[key] += seconds
+        say(f"1/4  measuring {len(plan.cases)} operator shapes, none of them the models'; their real steps in between")
+        own = [partial(run_model, runner, name, models[name], workloads, suite["repeats"], runs) for name in models]
+        turns = Turns(own * int(suite["rounds"]))
+        summary = measure(plan, store, between=turns.due)
+        turns.finish()
         environment = runner.environment_facts()
-    say("4/6  training predictors and simulating")
+    say("2/4  training predictors and simulating")
     target = store.known_device(summary.device_id)
     fit_and_register(store, target, train_request(config, target))
     steps = simulate_models(config, models, workloads, target, runs)
     missed: dict[str, str] = {}
     keep = partial(write_tables, Path(str(config["truth"])).expanduser(), models=models, environment=environment)
     written = keep(steps, devices=(target,))
-    say(f"5/6  measuring what {RANKS} processes of one thread do beside each other, and their collectives")
+    say(f"3/4  measuring what {RANKS} processes of one thread do beside each other, and their collectives")
     beside = measure_ranks(halves, sums, store)
     fit_and_register(store, beside, train_request(config, beside))
-    say(f"6/6  running {RANKS} processes for real")
+    say(f"4/4  running {RANKS} processes for real")
     for step in run_cluster(config, suite["cluster"], models, beside, missed):
         steps.append(step)
         written = keep(steps, devices=(target, beside))
@@ -189,16 +189,18 @@ def measure_ranks(parts: Sequence[CampaignPlan], collectives: CampaignPlan, stor
 # --- real steps and simulated ones ---------------------------------------------------------------------
 
 
-def run_models(
-    runner: RealRunner, models: Mapping[str, Any], workloads: Mapping[str, Workload], repeats: Mapping[str, int]
-) -> dict[tuple[str, str], list[float]]:
-    """Seconds of real steps by model and workload. Models are loaded one after the other and let go again."""
-    found = {}
-    for model, values in models.items():
-        runner.load(values, workloads)
-        for name in workloads:
-            found[model, name] = runner.seconds(name, int(repeats[name]))
-    return found
+def run_model(
+    runner: RealRunner,
+    name: str,
+    values: Mapping[str, Any],
+    workloads: Mapping[str, Workload],
+    repeats: Mapping[str, int],
+    runs: dict[tuple[str, str], list[float]],
+) -> None:
+    """Adds seconds of a model's real steps to ``runs``, by model and workload. The process holds no model before it."""
+    runner.load(dict(values), workloads)
+    for workload in workloads:
+        runs[name, workload] += runner.seconds(workload, int(repeats[workload]))
 
 
 def simulate_models(

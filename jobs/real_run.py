@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -97,6 +97,28 @@ class RealRunner:
         if "error" in found:
             raise RealRunError(f"running {self.model} failed: {found['error']}")
         return found
+
+
+class Turns:
+    """What is run now and then while a campaign goes on, evenly, so that a drifting machine is met by both alike."""
+
+    def __init__(self, turns: Sequence[Callable[[], None]]) -> None:
+        self.turns, self.taken = turns, 0
+
+    def due(self, share_done: float) -> None:
+        """Take the next turn when the campaign has come far enough. The last one is left for its end."""
+        last = len(self.turns) - 1
+        if self.taken < last and share_done >= self.taken / last:
+            self._take()
+
+    def finish(self) -> None:
+        """Take what turns are left."""
+        while self.taken < len(self.turns):
+            self._take()
+
+    def _take(self) -> None:
+        self.turns[self.taken]()
+        self.taken += 1
 
 
 def serve() -> None:

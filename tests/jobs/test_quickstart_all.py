@@ -28,7 +28,7 @@ from opcast.jobs.quickstart_all import (
     write_tables,
 )
 from opcast.jobs.real_cluster import LAYOUTS, STEPS, answers, run_ranks
-from opcast.jobs.real_run import RealRunError
+from opcast.jobs.real_run import RealRunError, Turns
 from opcast.simulator.validation import ValidationSettings
 from opcast.simulator.validation.cases import inference_case, training_case
 
@@ -83,6 +83,18 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(devices, "MEASURED_DIRECTORY", tmp_path / "devices")
     devices.load_device.cache_clear()
     return tmp_path
+
+
+@pytest.mark.parametrize("wanted", [1, 2, 7])
+def test_real_steps_are_spread_evenly_over_a_campaign(wanted: int) -> None:
+    done, taken = 0, []
+    turns = Turns([lambda: taken.append(done)] * wanted)
+    for done in range(101):  # per cent; the campaign says how far it is after each case
+        turns.due(done / 100)
+    turns.finish()
+    assert len(taken) == wanted
+    even = [100 * turn / max(wanted - 1, 1) for turn in range(wanted)] if wanted > 1 else [100]
+    assert taken == pytest.approx(even, abs=1)
 
 
 def test_tables_are_read_as_what_was_run(shipped: Path) -> None:
