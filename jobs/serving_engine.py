@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .show import BadInputError
+from .settings import read
+from .show import CONFIG_DIRECTORY, BadInputError, say
 
 if TYPE_CHECKING:
     from ..simulator.serving.engine_args import EngineArguments
@@ -23,6 +24,11 @@ SCHEDULER = {  # limits of an engine's arguments -> settings of the scheduler
     "mixed": "mixed_chunk",
     "conservativeness": "conservativeness",
     "wait_iterations": "wait_iterations",
+    "wait_share": "wait_share",
+    "watermark": "watermark",
+    "whole_prompt": "whole_prompt",
+    "balance_iterations": "balance_iterations",
+    "gather_iterations": "gather_iterations",
 }
 LARGEST_BYTES = 1 << 26
 
@@ -41,33 +47,74 @@ def with_engine(config: Mapping[str, Any]) -> dict[str, Any]:
         raise BadInputError(f"args={config['args']!r} needs to know whose they are: engine=vllm, sglang or trtllm")
     if config.get("calibrate"):
         kv = dict(made.get("kv") or {})
-        made["kv"] = kv | {"seen": start_up(Path(str(config["calibrate"])).expanduser())}
+        made["kv"] = kv | {"seen": dict(kv.get("seen") or {}) | start_up(Path(str(config["calibrate"])).expanduser())}
     return made
 
 
 def started(config: dict[str, Any], name: str, text: str) -> dict[str, Any]:
-    """The configuration of an engine that is started with these arguments."""
+    """The configuration of an engine that is started with these arguments. BadInputError where settings contradict."""
     from ..simulator.serving.connect import usual_engine_stack
     from ..simulator.serving.engine_args import read_arguments
     from ..simulator.serving.engines import load_serving_engine
 
     engine = load_serving_engine(name)
     given = read_arguments(engine, text)
+    if given.not_simulated:
+        say(f"of {engine.id}'s arguments these are not simulated: {', '.join(given.not_simulated)}")
     stack = config.get("stack") or usual_engine_stack(engine.id)
-    scheduler = dict(config["scheduler"]) | {"policy": engine.id}
+    made = config | {"stack": {**stack, **({"cuda_graph": False} if given.eager else {})}}
+    scheduler = {"policy": given.policy or engine.id, "prefix_caching": engine.prefix_caching}
     scheduler |= {SCHEDULER[key]: value for key, value in given.limits.items() if key in SCHEDULER}
     if "overlapped" in given.host:
         scheduler["async_scheduling"] = given.host["overlapped"]
-    made = config | {"scheduler": scheduler, "stack": {**stack, **({"cuda_graph": False} if given.eager else {})}}
-    made["parallel"] = dict(config["parallel"]) | dict(given.parallel)
-    if given.parallel.get("dp", 1) > 1:
-        made["attention_dp"] = given.parallel["dp"]
-    made["kv"] = dict(config["kv"]) | memory(given)
+    if given.graphs.get("sizes") and not given.eager:
+        scheduler["cuda_graphs"] = given.graphs["sizes"]
+    made["scheduler"] = joined("scheduler", config["scheduler"], scheduler)
+    parallel = dict(given.parallel)
+    ranks, copies = parallel.pop("dp", 1), given.replicas
+    if engine.data_parallel == "experts" and not has_experts(config):
+        ranks, copies = 1, ranks
+        parallel.pop("ep", None)
+    check_devices(config, ranks * parallel.get("tp", 1) * parallel.get("pp", 1))
+    made["parallel"] = joined("parallel", config["parallel"], parallel)
+    made["replicas"] = config["replicas"] * copies
+    if ranks > 1:
+        made["attention_dp"] = ranks
+    made["kv"] = joined("kv", config["kv"], memory(given))
     if given.kv.get("dtype") not in (None, "same"):
         made["options"] = {"kv_dtype": given.kv["dtype"]}
     if given.quantization:
         made["precision"] = dict(config["precision"]) | {"quantization": given.quantization}
+    if given.speculation:
+        made["speculation"] = joined("speculation", config["speculation"], {"tokens": given.speculation})
     return made
+
+
+def joined(group: str, own: Mapping[str, Any] | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a group with those of the arguments. BadInputError where a user set one of them otherwise."""
+    usual, settings = read(CONFIG_DIRECTORY / "serving.yaml").get(group) or {}, dict(own or {})
+    for name, value in given.items():
+        set_to = settings.get(name)
+        if name != "policy" and set_to not in (value, None, 0, 1, False, usual.get(name)) and set_to != []:
+            raise BadInputError(f"args say {group}.{name}={value}, but it is set to {set_to}: leave out one of them")
+    return settings | dict(given)
+
+
+def check_devices(config: Mapping[str, Any], needed: int) -> None:
+    """BadInputError where a replica needs more devices than the cluster has."""
+    cluster = config.get("cluster")
+    have = int(cluster["nodes"]) * int(cluster["devices_per_node"]) if cluster else 1
+    if needed > have:
+        where = f"cluster={cluster['id']} with cluster.nodes={cluster['nodes']}" if cluster else "one device"
+        raise BadInputError(f"args need {needed} devices, {where} has {have}: take a cluster of so many, or more nodes")
+
+
+def has_experts(config: Mapping[str, Any]) -> bool:
+    """Whether the model has experts, as far as its configuration says."""
+    from ..simulator.serving.host import layers_and_experts
+
+    model = config.get("model") or {}
+    return layers_and_experts(model.get("config") or {})[1] > 0
 
 
 def memory(given: EngineArguments) -> dict[str, Any]:
@@ -77,6 +124,8 @@ def memory(given: EngineArguments) -> dict[str, Any]:
     blocks = kv.get("blocks") or (kv["tokens"] // (block or 1) if "tokens" in kv else None)
     found = {"blocks": blocks, "block_tokens": block, "fraction": kv.get("fraction")}
     found["graphs"] = 0 if given.eager else given.graphs.get("most")
+    if "bytes" in kv:
+        found["seen"] = {"kv_gib": kv["bytes"] / 2**30}
     return {name: value for name, value in found.items() if value is not None}
 
 

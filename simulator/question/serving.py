@@ -47,6 +47,7 @@ class Scheduler:
     ``max_seqs`` what runs at a time, ``chunk`` the prompt tokens of an iteration (sarathi, sglang), ``watermark`` the
     share of blocks that admission leaves free, ``long_prefill_tokens`` the most of one prompt in an iteration (0: no
     limit). ``whole_prompt`` admits a prompt only if all of it fits. ``preemption`` is recompute or swap.
+    ``ignore_eos``: clients ask for answers of a given length, as benchmarks do, and sglang counts on where they end.
     ``async_scheduling``: the next iteration is scheduled while one runs. ``wait_iterations``: trtllm holds prompts back
     beside decodes for so many iterations, or until the batch has ``wait_share`` of its tokens; sglang looks for new
     requests every so many decodes alone. ``balance_iterations``: prompts of trtllm's ranks of attention data
@@ -69,6 +70,7 @@ class Scheduler:
     async_scheduling: bool | None = None
     padded: bool | None = None
     conservativeness: float = 1.0
+    ignore_eos: bool = False
     prefill_every: int = 10
     wait_iterations: int = 0
     wait_share: float = 0.0
@@ -90,7 +92,7 @@ class Scheduler:
         if number(RequestError, "scheduler.wait_share", self.wait_share) > 1:
             raise RequestError(f"scheduler.wait_share={self.wait_share} must be a share, at most 1")
         number(RequestError, "scheduler.conservativeness", self.conservativeness)
-        for name in ("whole_prompt", "prefix_caching", "mixed_chunk"):
+        for name in ("whole_prompt", "prefix_caching", "mixed_chunk", "ignore_eos"):
             flag(RequestError, f"scheduler.{name}", getattr(self, name))
         if self.watermark is not None and number(RequestError, "scheduler.watermark", self.watermark) >= 1:
             raise RequestError(f"scheduler.watermark={self.watermark} must be a share below 1")

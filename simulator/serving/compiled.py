@@ -14,9 +14,24 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from . import blocks, due, histogram, iteration, lanes, loop, moving, policies, queues, repeating, routing, rules, state
+from . import (
+    blocks,
+    due,
+    histogram,
+    iteration,
+    lanes,
+    loop,
+    moving,
+    policies,
+    queues,
+    repeating,
+    routing,
+    rules,
+    sglang,
+    state,
+)
 
-PARTS = (iteration, histogram, rules, lanes, due, blocks, queues, policies, repeating, routing, moving, state)
+PARTS = (iteration, histogram, rules, lanes, due, blocks, queues, sglang, policies, repeating, routing, moving, state)
 PLAIN = {"empty_state", "with_room", "linear_tables", "tree_of"}  # numpy of their own, never called by the loop
 OPTIONS: dict[str, Any] = {"_nrt": False, "error_model": "numpy"}
 """Nothing is allocated inside, so that no reference is counted: each call would count all arrays of the state."""

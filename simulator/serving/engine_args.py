@@ -1,17 +1,21 @@
 """The arguments of a serving engine as its users give them, as layout, limits and memory here.
 
 What each is stands in the engine's YAML (:mod:`.engines`): ``parallel.tp`` takes its value, ``limits.chunked`` is true
-where it is given, ``no limits.chunked`` false.
+where it is given, ``no limits.chunked`` false, ``null eager`` true where it is null, and ``file`` is a YAML file of
+arguments. What stands in objects and sections is named by its path, as ``--kv_cache_config.dtype``; - and _ are alike.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
-from ...datasets.loading import nearest
+from ...datasets.reading import read_json, read_yaml
 from .engines import ServingEngine, ServingEngineError
 
 FLAGS = (
@@ -21,18 +25,36 @@ FLAGS = (
     "limits.chunked",
     "limits.prefix_caching",
     "limits.mixed",
+    "limits.whole_prompt",
+    "limits.balance",
     "host.overlapped",
 )
-WORDS = ("quantization", "kv.dtype")
-NUMBERS = ("kv.fraction", "limits.conservativeness")
-FORMATS = {
+WORDS = ("quantization", "kv.dtype", "policy", "speculation.method")
+NUMBERS = ("kv.fraction", "limits.conservativeness", "limits.wait_share", "limits.watermark")
+SHARES = ("kv.fraction", "limits.wait_share", "limits.watermark")
+LISTS = ("graphs.sizes",)
+CALLED_HERE = {
     "fp8_e4m3": "fp8",
     "fp8_e5m2": "fp8",
     "auto": "same",
     "bfloat16": "same",
     "modelopt": "",
+    "compressed-tensors": "",
+    "mxfp4": "",
     "modelopt_fp4": "nvfp4",
+    "modelopt_fp8": "fp8",
+    "fbgemm_fp8": "fp8",
+    "w8a8_fp8": "fp8",
+    "w8a8_int8": "int8",
+    **dict.fromkeys(("awq", "gptq", "awq_marlin", "gptq_marlin"), "w4a16"),
+    "GUARANTEED_NO_EVICT": "trtllm",
+    "MAX_UTILIZATION": "trtllm_max_utilization",
 }
+REAL, COUNT = r"[+-]?(\d+\.?\d*|\.\d+)(e-?\d+)?", r"([+-]?\d+(?:\.\d+(?=[kmgKMG]))?)([kmgKMG]?)"
+SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}  # as vLLM reads them
+ALIKE = 0.85  # of an unknown name and a known one, from which on it is taken for a misspelling
+UNLIMITED = 1 << 30  # tokens of a chunk where prompts are not cut
+BALANCE = 50, 10  # iterations that TensorRT-LLM's attention ranks wait for each other, and to gather more
 
 
 @dataclass(frozen=True)
@@ -40,74 +62,148 @@ class EngineArguments:
     """What arguments say: ``parallel`` degrees, ``limits`` of the scheduler, ``kv`` memory, ``graphs`` and ``host``.
 
     With ``experts`` all tensor and data ranks share the experts out; with ``attention_dp`` the tensor ranks are data
-    ranks of attention. ``ignored`` are those that change no time.
+    ranks of attention. ``replicas`` is how many whole copies run. ``speculation`` are tokens guessed ahead.
+    ``ignored`` are those that change no time, ``not_simulated`` those that may, of which opcast knows nothing.
     """
 
     parallel: Mapping[str, int] = field(default_factory=dict)
     limits: Mapping[str, Any] = field(default_factory=dict)
     kv: Mapping[str, Any] = field(default_factory=dict)
-    graphs: Mapping[str, int] = field(default_factory=dict)
+    graphs: Mapping[str, Any] = field(default_factory=dict)
     host: Mapping[str, bool] = field(default_factory=dict)
     quantization: str = ""
+    policy: str = ""
     eager: bool = False
+    replicas: int = 1
+    speculation: int = 0
     ignored: tuple[str, ...] = ()
+    not_simulated: tuple[str, ...] = ()
 
 
 def read_arguments(engine: ServingEngine, text: str) -> EngineArguments:
-    """The arguments of an engine in one string. ServingEngineError for one that it does not have, or a bad value."""
+    """The arguments of an engine in one string, with or without the command before them.
+
+    ServingEngineError for a bad value, for a name that looks like a misspelt one, and for a file that cannot be read.
+    """
     try:
-        words = shlex.split(text)
+        words = shlex.split(text.replace("\\\n", " "))
     except ValueError as error:
         raise ServingEngineError(f"args={text!r} cannot be read: {error}") from None
+    meanings = {_plain(name): meaning for name, meaning in engine.arguments.items()}
+    meanings |= dict.fromkeys(map(_plain, engine.without_effect), "")
     given: dict[str, Any] = {}
     ignored: list[str] = []
-    place = 0
-    while place < len(words):
-        name, equals, value = words[place].partition("=")
-        place += 1
-        if f"{name}!" in engine.without_effect:
+    unknown: list[str] = []
+    for name, value in _pairs(words, meanings):
+        meaning = _meaning(name, meanings)
+        if meaning is None:
+            _check_spelling(engine, name)
+            unknown.append(name)
+        elif not meaning:
             ignored.append(name)
-            continue
-        meaning = engine.arguments.get(name, "")
-        if not meaning and name not in engine.without_effect:
-            known = (*engine.arguments, *(each.rstrip("!") for each in engine.without_effect))
-            raise ServingEngineError(
-                f"engine={engine.id} has no argument {name!r} that opcast knows; {nearest(name, known)}"
-            )
-        if meaning.removeprefix("no ") in FLAGS:
-            given[meaning.removeprefix("no ")] = not meaning.startswith("no ")
-            continue
-        if not equals:
-            if place >= len(words):
-                raise ServingEngineError(f"{name} needs a value: {name} VALUE")
-            value, place = words[place], place + 1
-        if meaning:
-            given[meaning] = _value(name, meaning, value)
+        elif meaning.startswith("null "):
+            given |= {meaning.removeprefix("null "): True} if value is None else {}
+        elif value is not None:
+            given[meaning.removeprefix("no ")] = _value(name, meaning, value)
+    if "speculation.method" in given and "speculation.tokens" not in given:
+        unknown.append(f"{given['speculation.method']} without a number of tokens")
+    return _arranged(engine, given, tuple(ignored), tuple(unknown))
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _pairs(words: Sequence[str], meanings: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+    """Names with their values, which are lists of words, or what stands in an object of JSON or in a file."""
+    named: list[tuple[str, list[str]]] = []
+    for word in words:
+        if word.startswith("-") and not re.fullmatch(r"-[\d.]+", word):
+            name, equals, value = word.partition("=")
+            named.append((name, [value] if equals else []))
+        elif named:  # what comes before the first is the command itself
+            named[-1][1].append(word)
+    for name, values in named:
+        if _meaning(name, meanings) == "file":
+            path = Path(" ".join(values)).expanduser()
+            yield from _flat("--", read_yaml(path, ServingEngineError, f"{name} {path}"))
+        elif len(values) == 1 and values[0].startswith("{"):
+            yield from _flat(f"{name}.", read_json(values[0], ServingEngineError, name))
         else:
-            ignored.append(name)
-    return _arranged(given, tuple(ignored))
+            yield name, values
 
 
-def _value(name: str, meaning: str, text: str) -> Any:
-    if meaning in WORDS:
-        return FORMATS.get(text, text)
-    try:
-        value = float(text) if meaning in NUMBERS else int(text)
-    except ValueError:
-        kind = "a number" if meaning in NUMBERS else "a whole number"
-        raise ServingEngineError(f"{name}={text} must be {kind}") from None
-    if value < 0 or (meaning.startswith("parallel.") and value < 1) or (meaning == "kv.fraction" and value > 1):
+def _flat(prefix: str, values: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(values, Mapping):
+        raise ServingEngineError(f"{prefix.rstrip('.-') or 'the file of arguments'} must have names with values")
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(f"{prefix}{name}.", value)
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _meaning(name: str, meanings: Mapping[str, str]) -> str | None:
+    """What an argument is here; "" where it changes no time, None where opcast does not know it."""
+    plain = _plain(name)
+    if plain in meanings:
+        return meanings[plain]
+    positive = meanings.get(f"--{plain.removeprefix('--no-')}") if plain.startswith("--no-") else None
+    if positive == "" or (positive or "").removeprefix("no ") in FLAGS:
+        return positive and (positive.removeprefix("no ") if positive.startswith("no ") else f"no {positive}")
+    section = plain.partition(".")[0]
+    return "" if section != plain and meanings.get(section) == "" else None
+
+
+def _check_spelling(engine: ServingEngine, name: str) -> None:
+    """ServingEngineError for a name that looks like a known one, and is none that the engine has beside it."""
+    known = {_plain(each): each for each in (*engine.arguments, *engine.without_effect)}
+    close = get_close_matches(_plain(name), known, 1, ALIKE)
+    if close and _plain(name) not in map(_plain, engine.not_simulated) and len(name) > 4:
+        raise ServingEngineError(
+            f"engine={engine.id} has no argument {name!r} that opcast knows; did you mean {known[close[0]]}?"
+        )
+
+
+def _value(name: str, meaning: str, value: Any) -> Any:
+    words = [str(each) for each in (value if isinstance(value, list) else [value])]
+    if meaning.removeprefix("no ") in FLAGS:
+        said = words[0].lower() if words else "true"
+        if len(words) > 1 or said not in ("true", "false"):
+            raise ServingEngineError(f"{name} takes no value, but got {' '.join(words)!r}")
+        return (said == "true") != meaning.startswith("no ")
+    if meaning in LISTS:
+        return [_number(name, meaning, each) for each in words]
+    if len(words) != 1:
+        raise ServingEngineError(f"{name} needs a value: {name} VALUE" if not words else f"{name} takes one value")
+    return CALLED_HERE.get(words[0], words[0]) if meaning in WORDS else _number(name, meaning, words[0])
+
+
+def _number(name: str, meaning: str, text: str) -> Any:
+    if meaning == "limits.max_model_len" and text in ("auto", "-1"):
+        return None
+    found = re.fullmatch(REAL if meaning in NUMBERS else COUNT, text)
+    if not found:
+        raise ServingEngineError(f"{name}={text} must be {'a number' if meaning in NUMBERS else 'a whole number'}")
+    value = float(text) if meaning in NUMBERS else int(float(found[1]) * SUFFIXES.get(found[2], 1))
+    if meaning == "limits.chunk" and value <= 0:
+        return UNLIMITED
+    some = meaning.startswith(("parallel.", "kv.", "limits.max_")) and meaning not in NUMBERS
+    if value < int(some) or (meaning in SHARES and value > 1):
         raise ServingEngineError(f"{name}={text} is out of range")
     return value
 
 
-def _arranged(given: Mapping[str, Any], ignored: tuple[str, ...]) -> EngineArguments:
+def _arranged(
+    engine: ServingEngine, given: Mapping[str, Any], ignored: tuple[str, ...], unknown: tuple[str, ...]
+) -> EngineArguments:
     rooms: dict[str, dict[str, Any]] = {name: {} for name in ("parallel", "limits", "kv", "graphs", "host")}
     for meaning, value in given.items():
         room, _, name = meaning.partition(".")
-        if name:
+        if name and room in rooms and value is not None:
             rooms[room][name] = value
-    parallel = rooms["parallel"]
+    parallel, limits = rooms["parallel"], rooms["limits"]
+    copies = parallel.pop("dp", 1) if engine.data_parallel == "replicas" and not given.get("attention_dp") else 1
     ranks = parallel.get("tp", 1) * parallel.get("dp", 1)
     if given.get("attention_dp"):
         ranks = max(parallel.get("tp", 1), parallel.get("dp", 1))
@@ -115,6 +211,16 @@ def _arranged(given: Mapping[str, Any], ignored: tuple[str, ...]) -> EngineArgum
         parallel.setdefault("ep", ranks)
     if given.get("experts"):
         parallel["ep"] = ranks
+    waits = limits.pop("balance_iterations", BALANCE[0]), limits.pop("gather_iterations", BALANCE[1])
+    if limits.pop("balance", False):
+        limits |= {"balance_iterations": waits[0], "gather_iterations": waits[1]}
     return EngineArguments(
-        **rooms, quantization=given.get("quantization", ""), eager=bool(given.get("eager")), ignored=ignored
+        **rooms,
+        quantization=given.get("quantization", ""),
+        policy=given.get("policy", ""),
+        eager=bool(given.get("eager")),
+        replicas=copies,
+        speculation=given.get("speculation.tokens", 0),
+        ignored=ignored,
+        not_simulated=unknown,
     )

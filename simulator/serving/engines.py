@@ -16,6 +16,7 @@ from ...datasets.reading import read_yaml
 DIRECTORY = Path(__file__).resolve().parents[2] / "conf" / "serving_engine"
 KV_RULES = ("of_total", "static", "of_free")
 WINDOWS = ("own", "alike")
+DATA_PARALLEL = ("ranks", "replicas", "experts")
 
 
 class ServingEngineError(ValueError):
@@ -67,9 +68,10 @@ class HostRule:
 
 @dataclass(frozen=True)
 class ServingEngine:
-    """An engine. ``arguments`` says what each of its own is here; those ``without_effect`` change no time.
-
-    An argument of the latter that ends with ``!`` takes no value.
+    """An engine. ``arguments`` says what each of its own is here (:mod:`.engine_args`); those ``without_effect`` change
+    no time. ``not_simulated`` are some that may, whose names look like misspelt ones of these. ``data_parallel``: ranks
+    in lockstep, replicas of their own, or ``experts``: ranks where experts are shared, else replicas. With
+    ``prefix_caching`` it caches prefixes unless told not to.
     """
 
     id: str
@@ -80,7 +82,13 @@ class ServingEngine:
     host: HostRule = field(default_factory=HostRule)
     arguments: Mapping[str, str] = field(default_factory=dict)
     without_effect: Sequence[str] = ()
+    not_simulated: Sequence[str] = ()
+    data_parallel: str = "ranks"
+    prefix_caching: bool = True
     sources: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        choice(ServingEngineError, "data_parallel", self.data_parallel, DATA_PARALLEL)
 
 
 @lru_cache

@@ -185,6 +185,8 @@ def kv_budget(
         available = beside_states(available, each, sequences)
     if said.bytes_per_token is not None:
         each = TokenBytes(said.bytes_per_token)
+    elif said.kv_tokens is not None:
+        available = said.kv_tokens * each.of(rule.windows) / GIB
     return blocks_of(rule, available, each, copies=p.tp * p.pp)
 
 
@@ -196,25 +198,41 @@ def beside_states(available: float, each: TokenBytes, sequences: int) -> float:
 # --- start-up logs -----------------------------------------------------------------------------------------
 
 GIB_FIGURE = r"\s*([\d.]+)\s*Gi?B"
-LINES = {
+PROFILED = rf"in memory usage profiling:{GIB_FIGURE}"
+SIZED = rf"#tokens:.*?\bK size:{GIB_FIGURE}, V size:{GIB_FIGURE}"
+LINES = {  # what stands in several groups adds up
     "weights_gib": (
         rf"model weights take{GIB_FIGURE}",
+        rf"weights memory:{GIB_FIGURE}",
         rf"[Mm]odel loading took{GIB_FIGURE}",
         rf"Load weight end\..*?mem usage={GIB_FIGURE}",
+        rf"Memory used after loading model weights \(inside torch\) {PROFILED}",
     ),
-    "activations_gib": (rf"PyTorch activation peak memory takes{GIB_FIGURE}",),
-    "other_gib": (rf"non_torch_memory takes{GIB_FIGURE}",),
+    "activations_gib": (
+        rf"PyTorch activation peak memory takes{GIB_FIGURE}",
+        rf"torch peak memory increase:{GIB_FIGURE}",
+        rf"Memory dynamically allocated during inference \(inside torch\) {PROFILED}",
+    ),
+    "other_gib": (
+        rf"non_torch_memory takes{GIB_FIGURE}",
+        rf"non-torch forward increase memory:{GIB_FIGURE}",
+        rf"Memory used outside torch .*?{PROFILED}",
+    ),
     "kv_gib": (
         rf"[Aa]vailable KV cache memory:{GIB_FIGURE}",
         rf"reserved for KV Cache is{GIB_FIGURE}",
+        SIZED,
+        rf"#tokens:.*?\bKV size:{GIB_FIGURE}",
         rf"Allocated{GIB_FIGURE} for max tokens in paged KV cache",
     ),
     "kv_tokens": (
         r"GPU KV cache size:\s*([\d,]+) tokens",
-        r"KV Cache is allocated\..*?#tokens:\s*([\d,]+)",
+        r"KV [Cc]ache (?:is )?allocated\..*?#tokens:\s*([\d,]+)",
+        r"max_total_num_tokens=(\d+)",
         r"for max tokens in paged KV cache \(([\d,]+)\)",
     ),
 }
+BLOCKS = r"# GPU blocks: (\d+)", 16  # how vLLM before 0.8 said it, and tokens of its blocks
 
 
 def overheads_of(lines: Iterable[str], name: str = "the log") -> Overheads:
@@ -227,8 +245,10 @@ def overheads_of(lines: Iterable[str], name: str = "the log") -> Overheads:
         for figure, patterns in LINES.items():
             for pattern in patterns:
                 if match := re.search(pattern, line):
-                    text = match.group(1).replace(",", "").rstrip(".")
-                    found[figure] = int(text) if figure == "kv_tokens" else float(text)
+                    texts = [text.replace(",", "").rstrip(".") for text in match.groups()]
+                    found[figure] = int(texts[0]) if figure == "kv_tokens" else sum(map(float, texts))
+        if match := re.search(BLOCKS[0], line):
+            found["kv_tokens"] = int(match.group(1)) * BLOCKS[1]
     if not found:
         raise KvError(f"{name} has no line of an engine's memory, such as 'Available KV cache memory: 5.65 GiB'")
     return Overheads(**found)  # type: ignore[arg-type]

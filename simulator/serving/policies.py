@@ -1,23 +1,22 @@
 """Which tokens are in the next iteration: one function per engine's scheduler.
 
-Each looks at what runs and what waits on a rank and puts entries into the batch; it may preempt. A policy of
-a user's own has the same form: ``form(state, rules, rank, batch, now_us)``. What they follow stands in
-docs/serving.md#policies, engine by engine.
+Each looks at what runs and what waits on a rank and puts entries into the batch; it may preempt. SGLang's has a module
+of its own. A policy of a user's own has the same form: ``form(state, rules, rank, batch, now_us)``. What they follow
+stands in docs/serving.md#policies, engine by engine.
 """
 
 from __future__ import annotations
 
-from .blocks import blocks_for, idle_hits, missing
+from .blocks import blocks_for
 from .queues import (
     admit,
     cached,
+    decode_all,
     decoding,
     first_waiting,
     fits,
     length,
     make_room,
-    newest,
-    preempt,
     put,
     rest,
 )
@@ -34,10 +33,8 @@ from .rules import (
     VLLM_V0,
     SchedulerRules,
 )
+from .sglang import sglang
 from .state import NONE, LoopState
-
-CLIPPED_OUTPUT = 4096  # tokens of output that sglang reserves at most
-FIRST_RATIO, LAST_RATIO, RATIO_STEPS, RETRACT_STEPS = 0.7, 0.14, 600, 20  # of sglang's estimate
 
 
 def form_batch(state: LoopState, rules: SchedulerRules, rank: int, batch: int, now_us: float) -> None:
@@ -122,18 +119,6 @@ def vllm_v0(state: LoopState, rules: SchedulerRules, rank: int, batch: int, now_
         entries, total, longest = entries + 1, total + tokens, max(longest, tokens)
     if entries == 0:
         decode_all(state, rules, rank, batch, 1)
-
-
-def decode_all(state: LoopState, rules: SchedulerRules, rank: int, batch: int, spare: int) -> None:
-    """One token for every running request whose prompt is computed; the newest are preempted for lack of blocks."""
-    place = 0
-    while place < state.ranks[rank].count:
-        slot = state.running[rank, place]
-        if rest(state, slot) == 1 and decoding(state, slot):
-            if make_room(state, rules, rank, place, state.slots[slot].computed + 1, spare) == NONE:
-                break
-            put(state, rules, rank, batch, slot, 1)
-        place += 1
 
 
 def sarathi(state: LoopState, rules: SchedulerRules, rank: int, batch: int, now_us: float) -> None:
@@ -261,143 +246,6 @@ def most_tokens(state: LoopState, rank: int, count: int) -> int:
         total += each.input + each.made
         most = max(most, total + (place + 1) * (each.output - each.made))
     return most
-
-
-def sglang(state: LoopState, rules: SchedulerRules, rank: int, batch: int, now_us: float) -> None:
-    """SGLang: prompts first, in chunks, while an estimate of all outputs says that they fit; else all decodes.
-
-    Once a prompt does not fit, no other is tried until a request leaves (``batch_is_full`` of its ``scheduler.py``).
-    """
-    own = state.ranks[rank]
-    poll(state, rules, rank)
-    if own.ratio < 0 or (own.count == 0 and first_waiting(state, rank) == NONE):
-        own.ratio = min(FIRST_RATIO * rules.conservativeness, 1.0)
-    if own.count < own.rows or own.count == 0:
-        own.full = 0
-    decodes, prompts, cut = sglang_prompts(state, rules, rank, batch, now_us)
-    own.clock = rules.wait_iterations if prompts > 0 else own.clock + 1
-    if prompts == 0:
-        sglang_decodes(state, rules, rank, batch)
-    elif rules.mixed and decodes > 0 and decode_blocks(state, rules, rank) <= own.free:
-        decode_all(state, rules, rank, batch, 0)
-        own.full = 0
-    if cut or (prompts > 0 and decodes == 0):
-        own.full = 0
-    own.rows = own.count
-
-
-def sglang_prompts(
-    state: LoopState, rules: SchedulerRules, rank: int, batch: int, now_us: float
-) -> tuple[int, int, bool]:
-    """The prompt that was cut, then new ones (``PrefillAdder`` of SGLang's ``schedule_policy.py``).
-
-    Returns how many requests decode, how many prompts are in the batch, and whether one of them was cut.
-    """
-    slots, own, page = state.slots, state.ranks[rank], rules.block_tokens
-    begun, decodes, promised, prompts, cut = NONE, 0, 0.0, 0, False
-    for place in range(own.count):
-        slot = state.running[rank, place]
-        if rest(state, slot) > 0 and not decoding(state, slot):
-            begun = place
-        else:
-            decodes += 1
-            promised += min(slots[slot].output - slots[slot].made, CLIPPED_OUTPUT) * own.ratio
-    beside = decodes if rules.mixed else 0
-    chunk, left = rules.chunk - beside, rules.max_tokens - beside
-    room = own.free * page - promised - beside
-    if begun != NONE:
-        slot = state.running[rank, begun]
-        tokens = min(rest(state, slot), min(chunk, int(room)) if int(room) > 0 else chunk)
-        cut = tokens < rest(state, slot)
-        if make_room(state, rules, rank, begun, slots[slot].computed + tokens, 0) != NONE:
-            put(state, rules, rank, batch, slot, tokens)
-            prompts = 1
-        paged = blocks_for(tokens, page) * page
-        chunk, left = chunk - paged, left - paged
-        room -= paged + page + (0 if cut else min(slots[slot].output, CLIPPED_OUTPUT))
-    while not own.full:
-        slot = first_waiting(state, rank)
-        if slot == NONE or (room > 0 and min(chunk, left) <= 0):
-            break
-        if own.count >= rules.max_seqs:
-            own.full = 1
-            break
-        hit = cached(state, rules, rank, slot)
-        room -= idle_hits(state, rules, rank, slot, hit) * page if hit > 0 else 0
-        tokens, output = rest(state, slot) - hit, min(slots[slot].output - slots[slot].made, CLIPPED_OUTPUT)
-        if own.count > 0 and tokens + output + page >= room:
-            own.full = 1
-            break
-        before = slots[slot].computed + hit
-        if blocks_for(tokens, page) * page > chunk:
-            tokens = (before + chunk // page * page) // page * page - before
-            cut = True
-        if tokens <= 0 or not fits(state, rules, rank, slot, hit, before + tokens, 0):
-            break
-        admit(state, rules, rank, slot, hit, before + tokens, now_us)
-        put(state, rules, rank, batch, slot, tokens)
-        prompts += 1
-        paged = blocks_for(tokens, page) * page
-        chunk, left = chunk - paged, left - paged
-        room -= paged + page + (0 if cut else min(slots[slot].output, CLIPPED_OUTPUT))
-    return decodes, prompts, cut
-
-
-def poll(state: LoopState, rules: SchedulerRules, rank: int) -> None:
-    """SGLang looks for new requests after prompts, when nothing runs, and else every so many decodes alone
-    (``scheduler_recv_skipper.py``): who comes in between is not seen yet."""
-    own = state.ranks[rank]
-    if own.count == 0 or own.clock >= rules.wait_iterations:
-        own.polled_us, own.clock = own.visible_us, 0
-    own.visible_us = own.polled_us
-
-
-def eased(rules: SchedulerRules, ratio: float) -> float:
-    """SGLang's estimate of outputs after decodes for which there was room."""
-    first = min(FIRST_RATIO * rules.conservativeness, 1.0)
-    step = first * (1 - LAST_RATIO) / RATIO_STEPS
-    return max(ratio - step, first * LAST_RATIO)
-
-
-def decode_blocks(state: LoopState, rules: SchedulerRules, rank: int) -> int:
-    """Blocks that the next token of every decoding request needs."""
-    need = 0
-    for place in range(state.ranks[rank].count):
-        slot = state.running[rank, place]
-        own = state.slots[slot]
-        if decoding(state, slot) and rest(state, slot) == 1:
-            need += missing(state, rules, slot, min(own.computed + 1 + rules.drafts, own.input + own.output))
-    return need
-
-
-def sglang_decodes(state: LoopState, rules: SchedulerRules, rank: int, batch: int) -> None:
-    """All decodes; for lack of blocks those with the least output go back, and the estimate follows what is left."""
-    slots, ranks = state.slots, state.ranks
-    retracted = False
-    while decode_blocks(state, rules, rank) > ranks[rank].free and ranks[rank].count > 1:
-        least = newest(state, rank, 0)
-        if least == NONE:
-            break
-        for place in range(ranks[rank].count):
-            slot, other = state.running[rank, place], state.running[rank, least]
-            shorter = slots[slot].made < slots[other].made
-            alike = slots[slot].made == slots[other].made
-            longer = slots[slot].input > slots[other].input
-            later = slots[slot].input == slots[other].input and place > least
-            if not slots[slot].waits and (shorter or (alike and (longer or later))):
-                least = place
-        preempt(state, rules, rank, least, True)
-        retracted = True
-    if retracted:
-        made, most = RETRACT_STEPS * ranks[rank].count, 1
-        for place in range(ranks[rank].count):
-            made += slots[state.running[rank, place]].made
-            most += slots[state.running[rank, place]].output
-        ranks[rank].ratio = min(1.0, made / most)
-        ranks[rank].full = 0
-    elif ranks[rank].count > 0:
-        ranks[rank].ratio = eased(rules, ranks[rank].ratio)
-    decode_all(state, rules, rank, batch, 0)
 
 
 def trtllm(state: LoopState, rules: SchedulerRules, rank: int, batch: int, now_us: float) -> None:

@@ -199,3 +199,15 @@ def make_room(state: LoopState, rules: SchedulerRules, rank: int, place: int, to
         if victim == place:
             return NONE
     return gone
+
+
+def decode_all(state: LoopState, rules: SchedulerRules, rank: int, batch: int, spare: int) -> None:
+    """One token for every running request whose prompt is computed; the newest are preempted for lack of blocks."""
+    place = 0
+    while place < state.ranks[rank].count:
+        slot = state.running[rank, place]
+        if rest(state, slot) == 1 and decoding(state, slot):
+            if make_room(state, rules, rank, place, state.slots[slot].computed + 1, spare) == NONE:
+                break
+            put(state, rules, rank, batch, slot, 1)
+        place += 1

@@ -9,7 +9,6 @@ the last bit, as those of iterations that are formed one by one.
 from __future__ import annotations
 
 from .blocks import blocks_for, caching
-from .policies import eased, poll
 from .queues import first_waiting
 from .rules import (
     FASTER_TRANSFORMER,
@@ -25,6 +24,7 @@ from .rules import (
     SchedulerRules,
     ServingSetup,
 )
+from .sglang import eased, poll
 from .state import NONE, LoopState
 
 FEWEST = 3  # iterations to come for which it pays
@@ -97,7 +97,7 @@ def undisturbed(state: LoopState, rules: SchedulerRules, rank: int) -> bool:
 
 
 def spare_blocks(rules: SchedulerRules) -> int:
-    """Blocks that must stay free beside decodes (:func:`.policies.decode_all`)."""
+    """Blocks that must stay free beside decodes (:func:`.queues.decode_all`)."""
     return 1 if rules.policy == VLLM_V0 or rules.policy == SPLITWISE or rules.policy == SARATHI else 0
 
 

@@ -35,6 +35,7 @@ class SchedulerRules(NamedTuple):
     lag: int  # 1: the next iteration is scheduled while one runs: who arrives in between waits for one more
     swap_us_per_token: float  # less than 0: who is preempted computes anew
     conservativeness: float  # of sglang's estimate
+    ignore_eos: int  # 1: answers are as long as asked, and sglang counts on it
     drafts: int  # tokens guessed ahead, for which a decode has blocks
     prefill_every: int  # lightllm: decode iterations between attempts to admit
     wait_iterations: int  # trtllm: prompts wait so many iterations beside decodes; sglang: decodes between its polls

@@ -101,6 +101,7 @@ def rules(
         lag=int(policy in LAGGING and replica.stages == 1 if lag is None else lag),
         swap_us_per_token=swap_us if scheduler.preemption == "swap" else -1.0,
         conservativeness=scheduler.conservativeness,
+        ignore_eos=int(scheduler.ignore_eos),
         drafts=drafts,
         prefill_every=scheduler.prefill_every,
         wait_iterations=scheduler.wait_iterations,

@@ -156,6 +156,25 @@ def test_an_engine_is_given_as_its_users_start_it(engine: str, tmp_path: Path) -
     assert (request.step.parallel.tp, request.step.stack.id) == (2, engine)
     assert (request.scheduler.policy, request.scheduler.max_seqs, request.kv.fraction) == (engine, 8, 0.8)
     assert {"vllm": 231_984, "sglang": 494_000, "trtllm": 409_664}[engine] == request.kv.seen["kv_tokens"]
+    assert request.scheduler.prefix_caching
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "args", "ranks", "replicas"),
+    [
+        ("llama3_8b", "vllm", "-tp 2 -dp 2 --enable-expert-parallel", 1, 2),
+        ("qwen3_30b_a3b", "vllm", "-tp 2 -dp 2 --enable-expert-parallel", 2, 1),
+        ("qwen3_30b_a3b", "sglang", "--tp 2 --dp 2", 1, 2),
+        ("qwen3_30b_a3b", "sglang", "--tp 4 --dp 4 --enable-dp-attention", 4, 1),
+    ],
+)
+def test_data_ranks_are_in_lockstep_or_copies(model: str, engine: str, args: str, ranks: int, replicas: int) -> None:
+    from opcast.jobs.composing import compose
+    from opcast.jobs.resolve import serving_request
+
+    words = [f"engine={engine}", f"args={args}", f"model={model}", "cluster=dgx_h100"]
+    request = serving_request(compose("serving", [as_override(serving, word) for word in words]))
+    assert (request.attention_dp, request.replicas) == (ranks, replicas)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +185,8 @@ def test_an_engine_is_given_as_its_users_start_it(engine: str, tmp_path: Path) -
         (["engine=vllm", "args=--max-num-seqs many"], "whole number"),
         (["args=--tp 2"], "engine=vllm"),
         (["calibrate=nowhere.log"], "nowhere.log"),
+        (["engine=vllm", "args=-tp 16", "cluster=dgx_h100"], "args need 16 devices, cluster=dgx_h100"),
+        (["engine=vllm", "args=--max-num-seqs 8", "scheduler.max_seqs=4"], "args say scheduler.max_seqs=8, but it is"),
     ],
 )
 def test_arguments_that_no_engine_has_are_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture) -> None:

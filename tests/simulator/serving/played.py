@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from opcast.simulator.serving import loop, policies
+from opcast.simulator.serving import loop, policies, queues, sglang
 from opcast.simulator.serving.histogram import BINS
 from opcast.simulator.serving.iteration import linear_tables
 from opcast.simulator.serving.rules import IterationTiming, SchedulerRules, ServingSetup
@@ -30,6 +30,7 @@ PLAIN = SchedulerRules(
     lag=0,
     swap_us_per_token=-1.0,
     conservativeness=1.0,
+    ignore_eos=0,
     prefill_every=10,
     drafts=0,
     wait_iterations=0,
@@ -68,7 +69,7 @@ def watch(state: Any, made: ServingSetup, requests: Any) -> list[dict[str, int]]
     """Run, and write down how many tokens of each request are scheduled in each iteration; one of each where a batch
     repeats."""
     schedule: dict[float, dict[str, int]] = {}
-    real, real_repeat = policies.put, loop.repeat
+    real, real_repeat = queues.put, loop.repeat
 
     def put(state: Any, rules: Any, rank: int, batch: int, slot: int, tokens: int) -> None:
         scheduled = schedule.setdefault(state.totals[0].now_us, {})
@@ -82,9 +83,13 @@ def watch(state: Any, made: ServingSetup, requests: Any) -> list[dict[str, int]]
             schedule[state.totals[0].now_us] = {str(state.slots[slot].request): 1 for slot in slots}
         return again
 
-    policies.put, loop.repeat = put, repeat
+    for module in (policies, queues, sglang):
+        module.put = put
+    loop.repeat = repeat
     try:
         loop.run(state, made, requests, False)
     finally:
-        policies.put, loop.repeat = real, real_repeat
+        for module in (policies, queues, sglang):
+            module.put = real
+        loop.repeat = real_repeat
     return list(schedule.values())

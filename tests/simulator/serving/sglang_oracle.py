@@ -245,7 +245,7 @@ def requests_of(case: dict[str, Any]) -> list[Any]:
     for number, (_, prompt, output, prefix, shared) in enumerate(case["requests"]):
         own = [2_000_000 + number * 10_000 + place for place in range(prompt)]
         common = [prefix * 100_000 + place for place in range(min(shared, prompt))]
-        limits = SamplingParams(max_new_tokens=output, stop_token_ids=None)
+        limits = SamplingParams(max_new_tokens=output, stop_token_ids=None, ignore_eos=case["ignore_eos"])
         limits.normalize(None)
         made.append(Req(str(number), "", array("q", common + own[len(common) :]), limits, vocab_size=1 << 40))
     return made

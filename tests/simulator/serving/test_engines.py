@@ -40,6 +40,8 @@ def test_every_engine_is_read_and_names_its_stack_and_sources(name):
     assert load_stack(engine.stack).id == engine.stack
     assert {"kv", "graphs", "limits", "host"} <= set(engine.sources)
     for argument, meaning in engine.arguments.items():
+        if meaning == "file" or meaning.startswith("null "):
+            continue
         for value in ("7", "0.5", "fp8"):
             try:
                 read_arguments(engine, f"{argument} {value}" if not _flag(meaning) else argument)
@@ -70,6 +72,68 @@ def test_arguments_become_layout_limits_and_memory():
     assert read_arguments(TRTLLM, "--tp_size 8 --kv_cache_free_gpu_memory_fraction 0.8").kv == {"fraction": 0.8}
 
 
+VLLM_COMMAND = r"""vllm serve openai/gpt-oss-120b --host 0.0.0.0 --port 8000 --tensor-parallel-size=8 \
+  --gpu_memory_utilization 0.9 --max-model-len 10k --max-num-seqs 512 --async-scheduling --no-enable-prefix-caching \
+  --compilation-config '{"cudagraph_mode": "PIECEWISE", "cudagraph_capture_sizes": [1, 2, 4]}' -O3 \
+  --speculative-config '{"method": "mtp", "num_speculative_tokens": 2}' --kv-cache-memory-bytes 20G \
+  --stream-interval 20 --disable-log-requests --moe-backend triton"""
+SGLANG_COMMAND = """python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1-0528 --host 0.0.0.0 --tp 8 \
+  --dp=8 --enable-dp-attention --cuda-graph-bs 1 2 4 8 16 --chunked-prefill-size -1 --disable-radix-cache
+  --max-running-requests 256 --mem-fraction-static 0.82 --attention-backend flashinfer \
+  --speculative-algorithm EAGLE --speculative-num-steps 3
+  --speculative-eagle-topk 1 --speculative-num-draft-tokens 4 --trust-remote-code"""
+TRTLLM_FILE = """
+cuda_graph_config: {enable_padding: true, max_batch_size: 512}
+enable_attention_dp: true
+attention_dp_config: {enable_balance: true, batching_wait_iters: 0, timeout_iters: 60}
+kv_cache_config: {dtype: fp8, free_gpu_memory_fraction: 0.8, enable_block_reuse: false}
+scheduler_config: {capacity_scheduler_policy: MAX_UTILIZATION}
+speculative_config: {decoding_type: MTP, num_nextn_predict_layers: 3}
+print_iter_log: true
+stream_interval: 10
+moe_config: {backend: DEEPGEMM}
+"""
+
+
+def test_whole_commands_of_recipes_are_read(tmp_path):
+    vllm = read_arguments(VLLM, VLLM_COMMAND)
+    assert (vllm.parallel, vllm.speculation, vllm.host) == ({"tp": 8}, 2, {"overlapped": True})
+    assert vllm.limits == {"max_model_len": 10_000, "max_seqs": 512, "prefix_caching": False}
+    assert vllm.kv == {"fraction": 0.9, "bytes": 20 * 2**30}
+    assert vllm.graphs == {"sizes": [1, 2, 4]}
+    assert vllm.not_simulated == ("--compilation-config.cudagraph_mode", "-O3", "--moe-backend")
+    sglang = read_arguments(SGLANG, SGLANG_COMMAND)
+    assert (sglang.parallel, sglang.replicas, sglang.speculation) == ({"tp": 1, "dp": 8, "ep": 8}, 1, 3)
+    assert sglang.graphs == {"sizes": [1, 2, 4, 8, 16]}
+    assert sglang.limits["chunk"] > 1_000_000
+    assert "--attention-backend" in sglang.not_simulated
+    (tmp_path / "extra.yml").write_text(TRTLLM_FILE)
+    command = "trtllm-serve deepseek-ai/DeepSeek-R1 --max_batch_size 1024 --tp_size 8 --ep_size 8 --pp_size 1"
+    trtllm = read_arguments(TRTLLM, f"{command} --trust_remote_code --extra_llm_api_options {tmp_path / 'extra.yml'}")
+    assert trtllm.parallel == {"tp": 1, "pp": 1, "dp": 8, "ep": 8}
+    assert trtllm.limits == {
+        "max_seqs": 1024,
+        "prefix_caching": False,
+        "balance_iterations": 60,
+        "gather_iterations": 0,
+    }
+    assert (trtllm.kv, trtllm.policy) == ({"dtype": "fp8", "fraction": 0.8}, "trtllm_max_utilization")
+    assert (trtllm.graphs, trtllm.speculation, trtllm.not_simulated) == ({"most": 512}, 3, ("--moe_config.backend",))
+
+
+def test_data_ranks_are_replicas_where_the_engine_has_it_so():
+    assert (read_arguments(SGLANG, "--tp 2 --dp 4").replicas, read_arguments(VLLM, "-tp 2 -dp 4").replicas) == (4, 1)
+    assert read_arguments(SGLANG, "--tp 2 --dp 4").parallel == {"tp": 2}
+    said = read_arguments(SGLANG, "--speculative-algorithm EAGLE")
+    assert (said.speculation, said.not_simulated) == (0, ("EAGLE without a number of tokens",))
+
+
+def test_a_section_that_is_null_switches_graphs_off(tmp_path):
+    (tmp_path / "extra.yml").write_text("cuda_graph_config: null\n")
+    assert read_arguments(TRTLLM, f"--config {tmp_path / 'extra.yml'}").eager
+    assert not read_arguments(TRTLLM, "--tp_size 2").eager
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -79,6 +143,13 @@ def test_arguments_become_layout_limits_and_memory():
         ("--gpu-memory-utilization 1.5", "out of range"),
         ("-tp 0", "out of range"),
         ("--max-num-seqs '4", "cannot be read"),
+        ("--max-num-seqs 4 8", "takes one value"),
+        ("--enforce-eager twice", "takes no value, but got 'twice'"),
+        ("--max-model-len 32q", "must be a whole number"),
+        ("--max-model-len 1.5", "must be a whole number"),
+        ("--compilation-config '{bad'", "is no JSON"),
+        ("--config /nowhere.yml", "/nowhere.yml"),
+        ("--speculative-config '{\"num_speculative_token\": 3}'", "did you mean --speculative-config.num_speculative"),
     ],
 )
 def test_what_an_engine_does_not_take_is_one_line(text, says):
@@ -136,6 +207,23 @@ INFO 05-01 gpu_worker.py:227] Available KV cache memory: 35.40 GiB
 INFO 05-01 kv_cache_utils.py:637] GPU KV cache size: 231,984 tokens""".splitlines()
 
 
+SGLANG_LOG = """[2025-11-02 10:00:01 TP0] Load weight end. elapsed=20.31 s, type=LlamaForCausalLM, avail mem=63.1 GB, \
+mem usage=15.08 GB.
+[2025-11-02 10:00:02 TP0] KV Cache is allocated. dtype: torch.bfloat16, #tokens: 494000, K size: 15.10 GB, \
+V size: 15.10 GB
+[2025-11-02 10:00:03 TP0] Memory pool end. avail mem=32.41 GB
+[2025-11-02 10:00:09 TP0] max_total_num_tokens=494000, chunked_prefill_size=8192, max_prefill_tokens=16384, \
+max_running_requests=4096, context_len=131072, available_gpu_mem=31.11 GB""".splitlines()
+TRTLLM_LOG = """[TensorRT-LLM][INFO] [MemUsageChange] Allocated 0.56 GiB for max tokens in paged KV cache (8224).
+[TRT-LLM] [I] Memory used after loading model weights (inside torch) in memory usage profiling: 63.52 GiB
+[TRT-LLM] [I] Memory used after loading model weights (outside torch) in memory usage profiling: 49.78 GiB
+[TRT-LLM] [I] Memory dynamically allocated during inference (inside torch) in memory usage profiling: 0.85 GiB
+[TRT-LLM] [I] Memory used outside torch (e.g., NCCL and CUDA graphs) in memory usage profiling: 49.28 GiB
+[TRT-LLM] [I] Peak memory during memory usage profiling (torch + non-torch): 113.65 GiB, available KV cache memory \
+when calculating max tokens: 5.95 GiB, fraction is set 0.8999999761581421, kv size is 73728
+[TensorRT-LLM][INFO] [MemUsageChange] Allocated 5.95 GiB for max tokens in paged KV cache (86720).""".splitlines()
+
+
 def test_a_start_up_log_says_what_memory_went_to():
     found = overheads_of(VLLM_LOG)
     assert (found.weights_gib, found.activations_gib, found.other_gib) == (32.96, 1.40, 1.52)
@@ -143,6 +231,13 @@ def test_a_start_up_log_says_what_memory_went_to():
     assert found.bytes_per_token == pytest.approx(163_850, rel=0.001)
     sglang = overheads_of(["KV Cache is allocated. dtype: torch.bfloat16, #tokens: 494000, K size: 15.1 GB"])
     assert sglang == Overheads(kv_tokens=494_000)
+    parts = overheads_of(SGLANG_LOG)
+    assert parts == Overheads(weights_gib=15.08, kv_gib=30.2, kv_tokens=494_000)
+    latent = overheads_of(["KV Cache is allocated. dtype: torch.bfloat16, #tokens: 1000, KV size: 3.50 GB"])
+    assert latent == Overheads(kv_gib=3.5, kv_tokens=1000)
+    assert overheads_of(["# GPU blocks: 14499, # CPU blocks: 2048"]) == Overheads(kv_tokens=16 * 14499)
+    whole = overheads_of(TRTLLM_LOG)
+    assert whole == Overheads(63.52, 0.85, 49.28, 5.95, 86_720)
     trtllm = overheads_of(["[TRT-LLM] [I] Allocated 62.24 GiB for max tokens in paged KV cache (409664)."])
     assert (trtllm.kv_gib, trtllm.kv_tokens) == (62.24, 409_664)
     with pytest.raises(KvError, match="no line of an engine's memory"):
@@ -165,6 +260,7 @@ def test_a_budget_is_simulated_and_a_log_goes_before_it(small_model, tmp_path):
     assert own.tokens * own.bytes_per_token / 2**30 == pytest.approx(0.9 * 79.1 - 0.5 - 0.5, abs=0.2)
     said = budget(request, bench, VLLM.kv, 512, overheads_of(VLLM_LOG))
     assert said.tokens == pytest.approx(231_984, abs=16)
+    assert budget(request, bench, SGLANG.kv, 512, Overheads(kv_tokens=494_000)).tokens == pytest.approx(494_000, abs=1)
 
 
 def test_a_version_tells_whether_the_engine_schedules_a_step_ahead():

@@ -43,6 +43,7 @@ def random_case(seed: int) -> dict[str, Any]:
         "conservativeness": float(random.choice([0.1, 0.3, 1.0])),
         "mixed": seed % 4 == 3,
         "caching": False,
+        "ignore_eos": False,
         "requests": requests,
     }
 
@@ -61,7 +62,8 @@ def with_prefixes(seed: int) -> dict[str, Any]:
 def ours(case: dict[str, Any]) -> dict[str, Any]:
     names = ("max_tokens", "max_seqs", "chunk", "conservativeness", "requests", "caching")
     given = {name: case[name] for name in names}
-    return played(policy=SGLANG, blocks=case["tokens"], block_tokens=1, mixed=int(case["mixed"]), **given)
+    flags = {name: int(case[name]) for name in ("mixed", "ignore_eos")}
+    return played(policy=SGLANG, blocks=case["tokens"], block_tokens=1, **flags, **given)
 
 
 def answered(cases: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -90,6 +92,21 @@ def test_what_is_scheduled_is_what_sglang_schedules() -> None:
         assert mine["preemptions"] == theirs["preemptions"]
         retracted += sum(theirs["preemptions"])
     assert retracted > 15
+
+
+@pytest.mark.slow
+@NEEDED
+@pytest.mark.parametrize("caching", [False, True])
+def test_answers_as_long_as_asked_are_admitted_by_their_ends_as_sglang_does(caching: bool) -> None:
+    """Without its radix cache SGLang plays through when they end; with it, it counts all that they still make."""
+    made = with_prefixes if caching else random_case
+    cases = [{**made(seed), "ignore_eos": True} for seed in range(4 if caching else 16)]
+    if caching:  # nobody shares anything, so that hits are alike
+        cases = [{**case, "requests": [[*each[:3], 0, 0] for each in case["requests"]]} for case in cases]
+    for number, (mine, theirs) in enumerate(answered(cases)):
+        for place, (own, other) in enumerate(zip(mine["schedule"], theirs["schedule"], strict=True)):
+            assert own == other, (number, place)
+        assert mine["preemptions"] == theirs["preemptions"]
 
 
 @pytest.mark.slow
