@@ -112,11 +112,22 @@ def _plain(value: Any) -> Any:
 
 def _complain(cls: type, given: Mapping[str, Any], error: Error, where: str) -> None:
     """Raises what is wrong: in the class's own words where it has any for these values, as they were given."""
-    with contextlib.suppress(TypeError, AttributeError):
-        cls(**given)
     kinds = _kinds(cls)
+    with contextlib.suppress(TypeError, AttributeError):
+        cls(**{name: _inner(kinds[name], value) for name, value in given.items()})
     for name, value in given.items():
         _descend(kinds[name], value, error, f"{where}.{name}")
+
+
+def _inner(kind: Any, value: Any) -> Any:
+    """The instance of a nested dataclass, where its mapping is one; else the value as it was given."""
+    import msgspec
+
+    inner, many = _dataclass_in(kind)
+    if inner is not None and not many and isinstance(value, Mapping):
+        with contextlib.suppress(msgspec.ValidationError):
+            return msgspec.convert(value, inner)
+    return value
 
 
 def _descend(kind: Any, value: Any, error: Error, name: str) -> None:

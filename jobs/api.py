@@ -271,6 +271,7 @@ def serving(
     cluster: str | Cluster | None = None,
     stack: str | Stack | None = None,
     precision: str | None = None,
+    requests: str | Path | None = None,
     home: str | Path | None = None,
     **settings: Any,
 ) -> ServingReport:
@@ -279,15 +280,19 @@ def serving(
     ``traffic``, ``scheduler``, ``kv``, ``slo``, ``decode_pool`` and ``speculation`` are mappings of the settings that
     ``opcast serving --help`` lists; ``law`` gives iteration times by hand, in place of a model. ``settings`` are those
     of :func:`simulate` that say what a replica is: ``tp``, ``pp``, ``nodes``, ... A :class:`ServingRequest` has all.
+    ``requests`` is a file that every request is written to as a row of Parquet.
 
-    Raises RequestError, KvError where the model leaves no KV memory, and the errors of :func:`simulate`.
+    Raises RequestError, KvError where the model leaves no KV memory, BadInputError for a file that cannot be written,
+    and the errors of :func:`simulate`.
     """
     from ..simulator.question.serving import ServingRequest
     from ..simulator.serving.connect import usual_serving_stack
 
     if isinstance(model, ServingRequest):
         sources = model.step.sources if model.step is not None else _sources(home, ORDER, None)
-        return _bench(sources).serving(model).report
+        return _served(model, sources, requests)
+    if law is not None and settings:
+        raise RequestError(f"{', '.join(settings)} say what a model runs on: with law there is none")
     given: dict[str, Any] = {"traffic": traffic, "scheduler": scheduler, "kv": kv, "slo": slo}
     given |= {"decode_pool": decode_pool, "speculation": speculation, "law": law}
     given = {name: dict(value) for name, value in given.items() if value is not None}
@@ -297,7 +302,21 @@ def serving(
         more = {**settings, "cluster": cluster, "stack": chosen, "precision": precision}
         given["step"] = simulate_request(model, "decode", device, sources, more)
     plain = {"replicas": replicas, "attention_dp": attention_dp, "router": router}
-    return _bench(sources).serving(ServingRequest.from_dict({**given, **plain})).report
+    return _served(ServingRequest.from_dict({**given, **plain}), sources, requests)
+
+
+def _served(request: ServingRequest, sources: Sources, requests: str | Path | None) -> ServingReport:
+    """The report of traffic, its requests written down where a file is named."""
+    if requests is None:
+        return _bench(sources).serving(request).report
+    from ..simulator.serving.serve import Keeping
+    from .serving import write_rows
+    from .writing import check_place
+
+    check_place("requests", Path(requests))
+    served = _bench(sources).serving(request, Keeping(requests=True))
+    write_rows(served, Path(requests))
+    return served.report
 
 
 def _lists(axes: Mapping[str, Any]) -> dict[str, Any]:

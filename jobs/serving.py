@@ -114,7 +114,6 @@ def compare_ways(
 
 def run_once(config: dict[str, Any], request: ServingRequest, as_json: bool) -> int:
     """One run, with the files that are asked for."""
-    from ..simulator.serving.requests_table import columns, write_requests
     from ..simulator.serving.serve import Keeping
     from ..simulator.serving.timeline import MOST_ITERATIONS
 
@@ -127,8 +126,7 @@ def run_once(config: dict[str, Any], request: ServingRequest, as_json: bool) -> 
     kept = Keeping(logged, bool(config["requests"] or config["trace"] or folder))
     served = resolve.bench(config).serving(request, kept, progress_bar)
     if config["requests"]:
-        rows = columns(served.requests, served.replica.host.ttft_us, served.bytes_per_token)
-        say(f"requests: {write('requests', Path(str(config['requests'])), partial(write_requests, rows))}")
+        say(f"requests: {write_rows(served, Path(str(config['requests'])))}")
     if config["trace"]:
         say(f"timeline: {write_timeline(served, Path(str(config['trace'])))} (https://ui.perfetto.dev)")
     if folder is not None:
@@ -139,6 +137,14 @@ def run_once(config: dict[str, Any], request: ServingRequest, as_json: bool) -> 
     else:
         show(served.report)
     return 0
+
+
+def write_rows(served: ServedTraffic, path: Path) -> Path:
+    """Every request as a row of Parquet. BadInputError where that cannot be written."""
+    from ..simulator.serving.requests_table import columns, write_requests
+
+    rows = columns(served.requests, served.replica.host.ttft_us, served.bytes_per_token)
+    return write("requests", path, partial(write_requests, rows))
 
 
 def write_timeline(served: ServedTraffic, path: Path) -> Path:

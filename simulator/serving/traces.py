@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..question.traffic import RequestTraffic
-from .state import NONE
 from .streams import SECOND_US, RequestStream, chunk
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MOONCAKE_BLOCK = 512  # tokens of one of its hashes
+MOST_TOKENS = 1 << 30
 FORMATS: Mapping[str, tuple[str, str, str, float]] = {  # format -> columns of arrival, input, output; seconds of a unit
     "azure": ("TIMESTAMP", "ContextTokens", "GeneratedTokens", 1.0),
     "splitwise": ("arrival_timestamp", "prompt_size", "token_size", 1.0),
@@ -30,7 +32,7 @@ class RequestTraceError(ValueError):
 
 
 def trace_stream(traffic: RequestTraffic) -> RequestStream:
-    """The requests of a trace file, all of them or the first ``traffic.requests`` where that is not the default."""
+    """All requests of a trace file. RequestTraceError names the first bad row."""
     assert traffic.trace is not None
     path = Path(traffic.trace).expanduser()
     table = _table(path)
@@ -42,13 +44,16 @@ def trace_stream(traffic: RequestTraffic) -> RequestStream:
     more: dict[str, Any] = {}
     keys, prefix, shared = np.zeros(0, np.int64), None, None
     if "hash_ids" in table.columns:
-        found = [np.asarray(each, np.int64) for each in table["hash_ids"]]
+        found = [_hashes(path, row, each) for row, each in enumerate(table["hash_ids"], 1)]
         keys = np.concatenate([*found, np.zeros(0, np.int64)])
         more["keys"] = np.cumsum([0, *map(len, found)])[:-1].astype(np.int64)
         shared = np.minimum(inputs, np.array([len(each) for each in found]) * MOONCAKE_BLOCK)
     elif "prefix_id" in table.columns:
-        prefix = _numbers(path, table, "prefix_id", NONE).astype(np.int64)
-        shared = np.minimum(_tokens(path, table, "prefix_tokens", 0), inputs) if "prefix_tokens" in table else inputs
+        prefix = table["prefix_id"].factorize()[0].astype(np.int64)  # NONE where there is none
+        shared = inputs
+        if "prefix_tokens" in table:
+            known = table.assign(prefix_tokens=table["prefix_tokens"].where(prefix >= 0, 0))
+            shared = np.minimum(_tokens(path, known, "prefix_tokens", 0), inputs)
         shared = np.where(prefix < 0, 0, shared)
     made = chunk(times, inputs, outputs, prefix, shared, **more)
     longest, answers = int((inputs + outputs).max()), float(outputs.sum())
@@ -64,10 +69,29 @@ def _table(path: Path) -> pd.DataFrame:
     except FileNotFoundError:
         raise RequestTraceError(f"traffic.trace={path} does not exist") from None
     except (ValueError, OSError) as error:
-        raise RequestTraceError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+        why = (_bad_line(path) if lines else "") or f" cannot be read: {str(error).splitlines()[0]}"
+        raise RequestTraceError(f"{path}{why}") from None
     if table.empty:
         raise RequestTraceError(f"{path} has no requests")
     return table
+
+
+def _bad_line(path: Path) -> str:
+    """What to say of the first line of a file that is no JSON, empty where there is none."""
+    with contextlib.suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
+        for row, line in enumerate(filter(str.strip, file), 1):
+            try:
+                json.loads(line)
+            except ValueError:
+                return f" row {row} is no JSON: {line.strip()[:60]}"
+    return ""
+
+
+def _hashes(path: Path, row: int, given: Any) -> np.ndarray:
+    """The contents of a request's blocks, int64. RequestTraceError for what is no list of whole numbers."""
+    if not isinstance(given, list) or not all(type(each) is int and abs(each) < MOST_TOKENS**2 for each in given):
+        raise RequestTraceError(f"{path} row {row}: hash_ids={str(given)[:60]} must be a list of whole numbers")
+    return np.array(given, np.int64)
 
 
 def _format(path: Path, table: pd.DataFrame, asked: str) -> str:
@@ -86,13 +110,19 @@ def _times(path: Path, table: pd.DataFrame, name: str) -> np.ndarray:
 
     given = table[name]
     if not pd.api.types.is_numeric_dtype(given):
-        dates = pd.to_datetime(given, errors="coerce", utc=True)
+        dates = pd.to_datetime(given, errors="coerce", utc=True, format="ISO8601")
+        if dates.isna().any():
+            dates = dates.fillna(pd.to_datetime(given[dates.isna()], errors="coerce", utc=True, format="mixed"))
         if dates.notna().sum() > pd.to_numeric(given, errors="coerce").notna().sum():
             _complain(path, table, name, dates.isna().to_numpy(), "is no time")
-            given = (dates - dates.iloc[0]).dt.total_seconds()
-            table = table.assign(**{name: given})
+            times = (dates - dates.iloc[0]).dt.total_seconds().to_numpy()
+            return _ascending(path, table, name, times)
     times = _numbers(path, table, name)
     _complain(path, table, name, times < 0, "is negative")
+    return _ascending(path, table, name, times)
+
+
+def _ascending(path: Path, table: pd.DataFrame, name: str, times: np.ndarray) -> np.ndarray:
     back = np.concatenate([[False], np.diff(times) < 0])
     _complain(path, table, name, back, "is before the row above: sort the trace by it")
     return times
@@ -101,16 +131,15 @@ def _times(path: Path, table: pd.DataFrame, name: str) -> np.ndarray:
 def _tokens(path: Path, table: pd.DataFrame, name: str, least: int = 1) -> np.ndarray:
     """Token counts, int64."""
     tokens = _numbers(path, table, name)
-    _complain(path, table, name, (tokens < least) | (tokens != np.floor(tokens)), f"must be a whole number ≥ {least}")
+    bad = (tokens < least) | (tokens > MOST_TOKENS) | (tokens != np.floor(tokens))
+    _complain(path, table, name, bad, f"must be a whole number ≥ {least} and ≤ {MOST_TOKENS:,}")
     return tokens.astype(np.int64)
 
 
-def _numbers(path: Path, table: pd.DataFrame, name: str, missing: float | None = None) -> np.ndarray:
+def _numbers(path: Path, table: pd.DataFrame, name: str) -> np.ndarray:
     import pandas as pd
 
     numbers = pd.to_numeric(table[name], errors="coerce").to_numpy(float)
-    if missing is not None:
-        return np.where(np.isnan(numbers), missing, numbers)
     _complain(path, table, name, ~np.isfinite(numbers), "is no number")
     return numbers
 

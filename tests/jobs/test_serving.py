@@ -11,6 +11,8 @@ import opcast
 from opcast.jobs import serving
 from opcast.jobs.cli import main
 from opcast.jobs.composing import as_override
+from opcast.jobs.show import BadInputError
+from opcast.simulator.question.canonical import RequestError
 from opcast.simulator.question.serving import IterationLaw, KvMemory, ServingRequest
 
 LAW = ["law={base_us: 8000, decode_us: 20, prefill_token_us: 40}", "kv.blocks=2000"]
@@ -50,6 +52,19 @@ def test_python_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert report.to_dict()["ttft_ms"] == asked(capsys)["ttft_ms"]
 
 
+def test_python_writes_every_request_down(tmp_path: Path) -> None:
+    import pandas as pd
+
+    law, path = {"base_us": 8000}, tmp_path / "requests.parquet"
+    given = {"kv": {"blocks": 2000}, "traffic": {"requests": 20}}
+    report = opcast.serving(law=law, requests=path, **given)
+    assert pd.read_parquet(path).e2e_ms.mean() == pytest.approx(report.e2e_ms.mean)
+    with pytest.raises(BadInputError, match="requests"):
+        opcast.serving(law=law, requests=tmp_path / "no" / "such" / "x.parquet", **given)
+    with pytest.raises(RequestError, match="tp say what a model runs on"):
+        opcast.serving(law=law, tp=2, **given)
+
+
 def test_capacity_is_where_users_still_have_what_they_expect(capsys: pytest.CaptureFixture[str]) -> None:
     found = asked(capsys, "capacity", "slo.ttft_ms=60")
     assert found["at_rate"]["slo_attainment"] >= 0.9
@@ -82,6 +97,7 @@ def test_one_command_sets_pools_beside_replicas_that_do_both(capsys: pytest.Capt
         (["router=no.module:function"], "router=no.module:function cannot be loaded"),
         (["traffic.trace=/nowhere.csv"], "/nowhere.csv does not exist"),
         (["capacity"], "capacity needs what users expect"),
+        (["traffic.arrival=closed"], "opcast: traffic.arrival=closed needs traffic.concurrency"),
         (["capacity", "slo.ttft_ms=1"], "no rate meets slo"),
         (["what=else"], "what='else' is not one of run, capacity, sweep, compare"),
         (["compare"], "compare needs two replicas"),

@@ -113,12 +113,55 @@ def test_traces_of_all_formats_give_the_same_requests(tmp_path: Path) -> None:
         ("3,5,5\n1,5,5", "row 2: arrival_s=1 is before the row above"),
         ("0,5,0", "row 1: output_tokens=0 must be a whole number"),
         ("0,5,5\n1,2.5,5", "row 2: input_tokens=2.5"),
+        ("0,5,5\n1,1e300,5", "row 2: input_tokens=1e\\+300 must be a whole number ≥ 1 and ≤"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, rows: str, said: str) -> None:
     traffic = written(tmp_path / "trace.csv", f"arrival_s,input_tokens,output_tokens\n{rows}\n")
     with pytest.raises(RequestTraceError, match=said):
         stream(traffic)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("cut.jsonl", '{"arrival_s": 0}\n{"arrival_s": 1, \n', 'row 2 is no JSON: {"arrival_s": 1,'),
+        (
+            "none.jsonl",
+            '{"timestamp": 0, "input_length": 9, "output_length": 9, "hash_ids": [1]}\n'
+            '{"timestamp": 1, "input_length": 9, "output_length": 9}\n',
+            "row 2: hash_ids=nan must be a list",
+        ),
+        (
+            "word.jsonl",
+            '{"timestamp": 0, "input_length": 9, "output_length": 9, "hash_ids": [1, "x"]}\n',
+            "row 1: hash_ids=",
+        ),
+        (
+            "azure.csv",
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:01,1,1\n2024-05-10 00:00:00,1,1\n",
+            "row 2: TIMESTAMP=2024-05-10 00:00:00 is before the row above",
+        ),
+        (
+            "azure.csv",
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:01,1,1\nnoon,1,1\n",
+            "row 2: TIMESTAMP=noon is no time",
+        ),
+    ],
+)
+def test_a_bad_row_of_other_formats_is_named(tmp_path: Path, name: str, text: str, said: str) -> None:
+    with pytest.raises(RequestTraceError, match=said):
+        stream(written(tmp_path / name, text))
+
+
+def test_times_with_and_without_fractions_and_prefixes_of_some(tmp_path: Path) -> None:
+    azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.5+00:00,9,5\n2024-05-10 00:00:02+00:00,9,6\n"
+    assert list(next(stream(written(tmp_path / "azure.csv", azure)).chunks).arrival_us) == [0, 1.5e6]
+    heads = "arrival_s,input_tokens,output_tokens,prefix_id,prefix_tokens\n"
+    own = heads + "0,9,5,chat,4\n1,9,5,,\n2,9,5,code,9\n3,9,5,chat,4\n"
+    chunk = next(stream(written(tmp_path / "own.csv", own)).chunks)
+    assert list(chunk.prefix) == [0, -1, 1, 0]
+    assert list(chunk.shared) == [4, 0, 9, 4]
 
 
 def test_a_trace_that_is_none_is_one_line(tmp_path: Path) -> None:
