@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..datasets.loading import choice, number
+from ..datasets.loading import choice, number, whole
 from ..simulator.report.served import ServingReport, TimeSpread
+from ..simulator.search.spread import Crew
 from . import resolve
 from .show import BadInputError, print_json, say, table, wants_json
 from .validate import progress_bar
@@ -17,6 +20,8 @@ from .writing import check_place, write
 
 if TYPE_CHECKING:
     from ..simulator.question.serving import ServingRequest
+    from ..simulator.serving.capacity import Apply, Capacity
+    from ..simulator.serving.comparison import WayOfServing
     from ..simulator.serving.serve import ServedTraffic
 
 SUBJECT = "what"
@@ -26,6 +31,7 @@ KINDS = ("run", "capacity", "sweep", "compare")
 INTERVALS = {"ttft_ms.p50": "TTFT p50", "tpot_ms.p50": "TPOT p50", "output_tokens_per_s": "tokens/s"}
 MOST_LOGGED, FEW_LOGGED = 1_000_000, 1_000  # iterations that traces are written of
 FILES = ("requests", "trace", "report")
+WORTH_S = 5.0  # of runs that are left, from which on processes for them pay
 
 
 def run(config: dict[str, Any]) -> int:
@@ -47,54 +53,70 @@ def run(config: dict[str, Any]) -> int:
 
 
 def run_many(config: dict[str, Any], request: ServingRequest, as_json: bool) -> int:
-    """The same traffic at several rates: a sweep of them, or the largest that is good enough."""
-    from ..simulator.serving.capacity import capacity, sweep
-    from ..simulator.serving.comparison import ways
+    """The same traffic several times: a sweep of rates, the largest that is good enough, or pools side by side."""
+    from ..simulator.serving.capacity import Side, capacity, sweep
+    from ..simulator.serving.comparison import compare, ways
     from ..simulator.serving.connect import replicas_of
-    from ..simulator.serving.serve import serve
 
-    bench, pool = resolve.bench(config), request.decode_pool
+    pool, apply = request.decode_pool, apply_of(config)
     paired = replace(request, decode_pool=replace(pool, replicas=pool.replicas or int(config["what"] == "compare")))
-    own, decoder = replicas_of(paired, bench)
-
-    def answer(asked: ServingRequest) -> ServingReport:
-        return serve(asked, own, decoder if asked.decode_pool.replicas else None).report
-
+    own, decoder = replicas_of(paired, resolve.bench(config))
+    side = Side(own, decoder)
     if config["what"] == "compare":
-        return compare_ways(request, ways(request, own, decoder), answer, as_json)
+        return show_ways(request, compare(ways(request, own, decoder), side, apply), as_json)
     if config["what"] == "sweep":
-        rates = [number(BadInputError, "rates", each) for each in config["rates"] or []]
+        given = config["rates"] or []
+        rates = [number(BadInputError, "rates", each) for each in (given if isinstance(given, list) else [given])]
         if not all(rates):
-            raise BadInputError(f"rates={config['rates']} must all be more than 0")
-        found = sweep(request, rates, answer)
+            raise BadInputError(f"rates={given} must all be more than 0")
+        found = sweep(request, rates, side, apply)
         write_page(config, request, found[-1][1], found)
         if as_json:
             print_json({"rates": [{"rate": rate} | without_curves(report) for rate, report in found]})
         else:
             show_sweep(found)
         return 0
-    best = capacity(request, answer)
+    best = capacity(request, side, apply)
     write_page(config, request, best.at_rate)
     if as_json:
         print_json(best.to_dict())
-        return 0
-    tried = [(f"{rate:.4g}", f"{share:.1%}", "yes" if met else "no") for rate, share, met in sorted(best.tried)]
-    table("rates tried", ("requests/s", "had all of slo", "enough"), tried)
-    say(f"capacity: {best.rate:.4g} requests/s, {best.requests_per_s_per_gpu:.4g} per GPU")
-    show(best.at_rate)
+    else:
+        show_capacity(best)
     return 0
 
 
-def compare_ways(
-    request: ServingRequest,
-    asked: list[ServingRequest],
-    answer: Callable[[ServingRequest], ServingReport],
-    as_json: bool,
-) -> int:
-    """Replicas that do both beside pools, the best first."""
-    from ..simulator.serving.comparison import compare
+def apply_of(config: Mapping[str, Any]) -> Apply:
+    """What makes runs: the first here, the others in processes where they take long enough."""
+    crew = Crew(whole(BadInputError, "workers", config["workers"]) or os.cpu_count() or 1)
 
-    found = compare(asked, answer)
+    def apply(function: Callable[..., Any], parts: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+        began = time.perf_counter()
+        with progress_bar(len(parts)) as advance:
+            for part in parts[:1]:
+                yield function(*part)
+                advance(1)
+            left_s = (time.perf_counter() - began) * (len(parts) - 1)
+            for found in (crew if left_s > WORTH_S else Crew()).apply(function, parts[1:]):
+                yield found
+                advance(1)
+
+    return apply
+
+
+def show_capacity(best: Capacity) -> None:
+    """The rate, how sure it is, and what was tried."""
+    tried = [(f"{rate:.4g}", f"{share:.1%}", "yes" if met else "no") for rate, share, met in sorted(best.tried)]
+    table("rates tried", ("requests/s", "had all of slo", "enough"), tried)
+    sure = f", {best.interval[0]:.4g} to {best.interval[1]:.4g} over {len(best.rates)} seeds" if best.rates[1:] else ""
+    say(f"capacity: {best.rate:.4g} requests/s{sure}, {best.requests_per_s_per_gpu:.4g} per GPU")
+    if best.rates_of_errors is not None:
+        slow, fast = best.rates_of_errors
+        say(f"by 90 % of the errors of known steps: {f'{slow:.4g}' if slow else 'none'} to {fast:.4g} requests/s")
+    show(best.at_rate)
+
+
+def show_ways(request: ServingRequest, found: list[WayOfServing], as_json: bool) -> int:
+    """Replicas that do both beside pools, the best first."""
     if as_json:
         named = [{"way": way.name, "prefill": way.prefill, "decode": way.decode} for way in found]
         print_json({"ways": [row | without_curves(way.report) for row, way in zip(named, found, strict=True)]})
@@ -240,7 +262,7 @@ def show(report: ServingReport) -> None:
         rows += [(f"{report.coverage:.0%} interval", ", ".join(interval(report, name) for name in INTERVALS))]
     if report.p_slo_met is not None:
         rows.append(("chance of slo", f"{report.p_slo_met:.0%} that {report.slo['share']:.0%} of requests have it"))
-    table(f"{report.replicas} replicas", ("", ""), rows)
+    table(f"{report.replicas} replica{'' if report.replicas == 1 else 's'}", ("", ""), rows)
     for note in (report.overload, *report.notes):
         if note:
             say(note)

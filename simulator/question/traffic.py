@@ -53,7 +53,8 @@ class RequestTraffic:
     request when they have an answer (with another kind ``concurrency`` is the most that are on their way, 0: no limit).
     Of each prompt ``prefix_tokens`` are those of one of ``prefixes`` contents. Sessions of ``turns`` requests: each
     prompt begins with all that was said before, and is sent ``think_s`` after the answer. A ``trace`` is a file with
-    arrivals and lengths, read as ``trace_format``; ``speed`` makes it faster.
+    arrivals and lengths, read as ``trace_format``; ``speed`` makes it faster. The first ``warmup`` requests run, but
+    their times and targets do not count; null: none, and a tenth where a capacity is looked for.
     """
 
     arrival: str = "poisson"
@@ -63,6 +64,7 @@ class RequestTraffic:
     burst: int = 10
     concurrency: int = 0
     requests: int = 1000
+    warmup: int | None = None
     input: Lengths = field(default_factory=Lengths)
     output: Lengths = field(default_factory=lambda: Lengths(mean=128))
     prefixes: int = 0
@@ -82,6 +84,9 @@ class RequestTraffic:
         for name in ("concurrency", "prefixes", "prefix_tokens", "seed"):
             whole(RequestError, f"traffic.{name}", getattr(self, name))
         number(RequestError, "traffic.think_s", self.think_s)
+        warmup = 0 if self.warmup is None else whole(RequestError, "traffic.warmup", self.warmup)
+        if warmup >= self.requests and self.trace is None:
+            raise RequestError(f"traffic.warmup={self.warmup} leaves none of traffic.requests={self.requests} to count")
         for name in ("rate", "rate_end", "cv", "speed"):
             if number(RequestError, f"traffic.{name}", getattr(self, name)) == 0:
                 raise RequestError(f"traffic.{name}=0 must be more than 0")

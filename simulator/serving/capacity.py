@@ -1,95 +1,176 @@
-"""How much traffic a set-up serves: the largest rate that meets what users expect, and latency against rate."""
+"""How much traffic a set-up serves: the largest rate that meets what users expect, and latency against rate.
+
+Runs do not hang together, so that they may go side by side in processes: what applies a function to many parts is
+given (:meth:`..search.spread.Crew.apply`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean, stdev
 from typing import Any
 
 from ..question.canonical import RequestError
 from ..question.serving import ServingRequest
 from ..report.served import ServingReport
-from .serve import rescaled
+from .confidence import met, shifted
+from .figures import Z90
+from .serve import rescaled, serve
+from .setup import ServedReplica
 
-Answer = Callable[[ServingRequest], ServingReport]
+Apply = Callable[[Callable[..., Any], Sequence[tuple[Any, ...]]], Iterable[Any]]
 PRECISION = 1.03  # between the largest rate that is met and the smallest that is not
-FARTHEST = 40  # doublings or halvings
+FARTHEST = 40  # steps up or down
+FAR, NEAR = 2.0, 1.1  # how far a step goes where nothing is known, and where another seed's rate is
 IDLE = 0.05  # share of the time below which a smaller rate changes nothing
-SEEDS = 3  # runs at the rate that was found
+SEEDS = 5
+T90 = 2.132  # Student's t of SEEDS - 1 degrees of freedom, within which 90 % lie
+WARM_UP = 0.1  # of the requests, whose times do not count unless a number is given
+
+
+@dataclass(frozen=True)
+class Side:
+    """One run of a request on replicas like ``own``, and ``decoder`` where a pool only decodes."""
+
+    own: ServedReplica
+    decoder: ServedReplica | None
+
+    def __call__(self, request: ServingRequest) -> ServingReport:
+        """The report."""
+        return serve(request, self.own, self.decoder if request.decode_pool.replicas else None).report
+
+    def at(self, z: float) -> Side:
+        """The same with iterations ``z`` standard deviations slower than is likely."""
+        return Side(shifted(self.own, z), None if self.decoder is None else shifted(self.decoder, z))
+
+
+@dataclass(frozen=True)
+class Found:
+    """The largest ``rate`` that meets the targets, 0 where none does; the ``report`` there, or at the least rate."""
+
+    rate: float
+    report: ServingReport
+    tried: tuple[tuple[float, float, bool], ...]  # rate, share of requests that met all, whether that was enough
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """The largest ``rate`` (requests a second; of a trace its speed) that meets the targets, and what was tried.
+    """The largest ``rate`` (requests a second; of a trace its speed) that meets the targets, as sure as 19 in 20.
 
-    ``attained`` are the shares of requests that met all targets at this rate, for several seeds.
+    ``rates`` are those of several seeds, ``interval`` has their mean in nine of ten cases; ``rate`` is its lower end.
+    ``attained`` are the shares of requests that met all targets at this rate, seed by seed. ``rates_of_errors`` are the
+    rates if steps take as long as 90 % of the errors of known runs let them, slow and fast; None where none are known.
     """
 
     rate: float
+    interval: tuple[float, float]
+    rates: tuple[float, ...]
+    rates_of_errors: tuple[float, float] | None
     requests_per_s_per_gpu: float
     attained: tuple[float, ...]
     at_rate: ServingReport
-    tried: tuple[tuple[float, float, bool], ...]  # rate, share that met all, whether that was enough
+    tried: tuple[tuple[float, float, bool], ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        tried = [{"rate": rate, "slo_attainment": share, "met": met} for rate, share, met in self.tried]
-        at_rate = self.at_rate.to_dict()
-        values = {"rate": self.rate, "requests_per_s_per_gpu": self.requests_per_s_per_gpu}
-        return values | {"attained": list(self.attained), "tried": tried, "at_rate": at_rate}
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        tried = [{"rate": rate, "slo_attainment": share, "met": enough} for rate, share, enough in self.tried]
+        return values | {"tried": tried, "at_rate": self.at_rate.to_dict()}
 
 
-def capacity(request: ServingRequest, answer: Answer) -> Capacity:
-    """Doubles or halves the rate until the targets are met on one side, then closes in.
+def warmed(request: ServingRequest) -> ServingRequest:
+    """The request with a part of its first requests left out of what counts, where it does not say how many."""
+    traffic = request.traffic
+    if traffic.warmup is not None or traffic.trace is not None:
+        return request
+    return replace(request, traffic=replace(traffic, warmup=int(WARM_UP * traffic.requests)))
+
+
+def largest(side: Side, request: ServingRequest, start: float, factor: float) -> Found:
+    """Goes up or down from ``start`` by a factor until the targets are met on one side, then closes in."""
+    tried: list[tuple[float, float, bool]] = []
+    reports: dict[float, ServingReport] = {}
+
+    def enough(rate: float) -> bool:
+        found = side(rescaled(request, rate))
+        reports[rate] = found
+        tried.append((rate, found.slo_attainment, met(request, found)))
+        return tried[-1][2]
+
+    low = high = start
+    good = enough(low)
+    for _ in range(FARTHEST):
+        if good:
+            high = low * factor
+            if not enough(high):
+                break
+            low = high
+        else:
+            high, low = low, low / factor
+            if enough(low) or reports[low].utilisation < IDLE:
+                break
+    if not met(request, reports[low]):
+        return Found(0.0, reports[low], tuple(tried))
+    while high / low > PRECISION:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if enough(middle) else (low, middle)
+    return Found(low, reports[low], tuple(tried))
+
+
+def capacity(request: ServingRequest, side: Side, apply: Apply) -> Capacity:
+    """The largest rate of several seeds, and of slow and fast steps.
 
     RequestError without targets, for clients of a closed loop, and where no rate meets them.
     """
+    request = warmed(request)
     traffic = request.traffic
     if not request.slo.named:
         raise RequestError("capacity needs what users expect: slo.ttft_ms=500, slo.tpot_ms=30 or slo.e2e_ms=…")
     if traffic.arrival == "closed":
         raise RequestError("traffic.arrival=closed has no rate: take poisson for capacity")
-    tried: list[tuple[float, float, bool]] = []
-    reports: dict[float, ServingReport] = {}
-
-    def met(rate: float) -> bool:
-        found = answer(rescaled(request, rate))
-        reports[rate] = found
-        enough = found.slo_attainment >= request.slo.share and not found.overload
-        tried.append((rate, found.slo_attainment, enough))
-        return enough
-
-    low = high = traffic.speed if traffic.trace is not None else traffic.rate
-    if met(low):
-        for _ in range(FARTHEST):
-            high = low * 2
-            if not met(high):
-                break
-            low = high
-    else:
-        for _ in range(FARTHEST):
-            high, low = low, low / 2
-            if met(low):
-                break
-            if reports[low].utilisation < IDLE:
-                break
-    if not reports[low].slo_attainment >= request.slo.share:
-        best = reports[low].ttft_ms.p50, reports[low].tpot_ms.p50
+    first = largest(side, request, traffic.speed if traffic.trace is not None else traffic.rate, FAR)
+    if not first.rate:
+        best = first.report.ttft_ms.p50, first.report.tpot_ms.p50
         raise RequestError(
-            f"no rate meets slo: even at {low:.3g} requests a second the median TTFT is {best[0]:.0f} ms and "
-            f"TPOT {best[1]:.1f} ms"
+            f"no rate meets slo: even at {first.tried[-1][0]:.3g} requests a second the median TTFT is {best[0]:.0f} "
+            f"ms and TPOT {best[1]:.1f} ms"
         )
-    while high / low > PRECISION:
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if met(middle) else (low, middle)
-    seeds = [replace(traffic, seed=traffic.seed + more) for more in range(1, SEEDS)] if traffic.trace is None else []
-    others = [answer(rescaled(replace(request, traffic=each), low)).slo_attainment for each in seeds]
-    at_rate = reports[low]
-    return Capacity(low, low / at_rate.devices, (at_rate.slo_attainment, *others), at_rate, tuple(tried))
+    seeds = (
+        [replace(traffic, seed=traffic.seed + more) for more in range(SEEDS)] if traffic.trace is None else [traffic]
+    )
+    asked = [replace(request, traffic=each) for each in seeds]
+    parts = [(side, each, first.rate, NEAR) for each in asked[1:]]
+    known = side.own.figures is not None
+    parts += [(side.at(z), request, first.rate, FAR) for z in (Z90, -Z90)] if known else []
+    found = list(apply(largest, parts))
+    rates = (first.rate, *(each.rate for each in found[: len(asked) - 1]))
+    interval = between(rates)
+    reports = list(apply(side, [(rescaled(each, interval[0]),) for each in asked]))
+    return Capacity(
+        rate=interval[0],
+        interval=interval,
+        rates=rates,
+        rates_of_errors=(found[-2].rate, found[-1].rate) if known else None,
+        requests_per_s_per_gpu=interval[0] / reports[0].devices,
+        attained=tuple(each.slo_attainment for each in reports),
+        at_rate=reports[0],
+        tried=first.tried,
+    )
 
 
-def sweep(request: ServingRequest, rates: list[float], answer: Answer) -> list[tuple[float, ServingReport]]:
+def between(rates: Sequence[float]) -> tuple[float, float]:
+    """The 90 % interval of the mean of rates, never below their least or above their largest."""
+    if len(rates) < 2:
+        return rates[0], rates[0]
+    mean, half = fmean(rates), T90 * stdev(rates) / math.sqrt(len(rates))
+    return max(mean - half, min(rates)), min(mean + half, max(rates))
+
+
+def sweep(request: ServingRequest, rates: list[float], side: Side, apply: Apply) -> list[tuple[float, ServingReport]]:
     """The report at each rate; from a tenth of the request's rate to twice it where none is given."""
+    request = warmed(request)
     usual = request.traffic.speed if request.traffic.trace is not None else request.traffic.rate
     asked = rates or [usual * share for share in (0.1, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)]
-    return [(rate, answer(rescaled(request, rate))) for rate in asked]
+    return list(zip(asked, apply(side, [(rescaled(request, rate),) for rate in asked]), strict=True))

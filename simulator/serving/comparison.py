@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ..question.canonical import RequestError
 from ..question.serving import DecodePool, ServingRequest
 from ..report.served import ServingReport
+from .capacity import Apply, Side
 from .setup import ServedReplica
-
-Answer = Callable[[ServingRequest], ServingReport]
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,11 @@ def ways(request: ServingRequest, own: ServedReplica, decoder: ServedReplica | N
     return [replace(request, decode_pool=DecodePool()), *splits]
 
 
-def compare(asked: list[ServingRequest], answer: Answer) -> list[WayOfServing]:
+def compare(asked: list[ServingRequest], side: Side, apply: Apply) -> list[WayOfServing]:
     """What came of each, the best first."""
-    found = [WayOfServing(each.replicas, each.decode_pool.replicas, answer(each)) for each in asked]
+    reports = apply(side, [(each,) for each in asked])
+    found = [
+        WayOfServing(each.replicas, each.decode_pool.replicas, report)
+        for each, report in zip(asked, reports, strict=True)
+    ]
     return sorted(found, key=lambda way: -way.score)

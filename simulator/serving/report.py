@@ -45,7 +45,9 @@ def report_of(
     totals = {name: state.totals[name][0].item() for name in state.totals.dtype.names}
     gaps = Histogram(state.gaps, (totals["gaps"], totals["gap_us"], totals["least_gap_us"], totals["most_gap_us"]))
     seconds = max(totals["now_us"] / 1e6, 1e-9)
-    done, pool, times, good = totals["completed"], request.decode_pool, tally.times, tally.good
+    done, pool, times = totals["completed"], request.decode_pool, tally.times
+    counted = max(totals["arrived"] - tally.warmup, 0)
+    attained = tally.good / counted if counted else 0.0
     counts = request.replicas * replicas[0].devices, pool.replicas * replicas[1].devices
     devices = sum(counts)
     joules = energy_j(request, state, replicas, seconds)
@@ -67,8 +69,8 @@ def report_of(
         output_tokens_per_s=totals["output_tokens"] / seconds,
         output_tokens_per_s_per_gpu=totals["output_tokens"] / seconds / devices,
         total_tokens_per_s=(totals["output_tokens"] + totals["input_tokens"]) / seconds,
-        goodput=good / seconds,
-        slo_attainment=good / totals["arrived"] if totals["arrived"] else 0.0,
+        goodput=attained * totals["arrived"] / seconds,
+        slo_attainment=attained,
         kv_peak=kv_peak(state, made),
         preemptions=totals["preemptions"],
         swaps=totals["swaps"],
@@ -82,7 +84,7 @@ def report_of(
         backlog=tuple({"s": at / 1e6, "came": came, "waiting": waits} for at, came, waits in backlog),
         over_time=over_time(state, made),
         slo={name: value for name, value in vars(request.slo).items() if value is not None and request.slo.named},
-        slo_curve=slo_curve(tally, totals["arrived"]) if request.slo.named else (),
+        slo_curve=slo_curve(tally, counted) if request.slo.named else (),
         power_w=None if joules is None else joules / seconds / devices,
         kwh_per_million_tokens=None if joules is None else joules / 3.6e6 / million,
         cost_per_million_tokens=price / million if price else None,
@@ -90,7 +92,7 @@ def report_of(
         pools=pools(state, made, counts) if pool.replicas else {},
         **moved,
         kv_transfer_bytes=totals["moved_tokens"] * replicas[1].kv.bytes_per_token,
-        notes=notes(totals),
+        notes=notes(request, totals),
         wall_time_s=wall_s,
     )
 
@@ -195,9 +197,13 @@ def overload(request: ServingRequest, backlog: list[tuple[float, int, int]], rej
     )
 
 
-def notes(totals: Mapping[str, Any]) -> tuple[str, ...]:
+def notes(request: ServingRequest, totals: Mapping[str, Any]) -> tuple[str, ...]:
     """What a reader should know."""
     said = []
+    if (request.traffic.prefixes or request.traffic.turns > 1) and not request.scheduler.prefix_caching:
+        said.append(
+            "prompts begin alike, and each is computed whole: scheduler.prefix_caching=true finds what was before"
+        )
     if totals["rejected"]:
         said.append(
             f"{totals['rejected']:,} of {totals['arrived']:,} requests were rejected: longer than the context "

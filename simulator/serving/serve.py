@@ -68,7 +68,7 @@ def serve(
     made = setups.setup(request, replica, decoder)
     shape = setups.shape(request, made, source.requests, source.longest, kept.iterations, BINS)
     made = setups.with_room_for(made, shape.seats)
-    ledger = Tally(replica.host.ttft_us, request.slo, kept.requests)
+    ledger = Tally(replica.host.ttft_us, request.slo, kept.requests, request.traffic.warmup or 0)
     state = empty_state(shape, min(1024, source.requests), request.traffic.seed)
     state, backlog = through(made, state, source, ledger, runner(request, source.outputs), progress)
     rows = np.concatenate(ledger.rows) if ledger.rows else state.left[:0]

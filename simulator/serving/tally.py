@@ -15,18 +15,18 @@ SCALE = 1e6  # a target met just so, in the bins of times
 class Tally:
     """Times of requests that ended, as distributions; and their records where they are kept."""
 
-    def __init__(self, ttft_us: float, targets: ServingTargets, keep: bool) -> None:
-        self.ttft_us, self.targets, self.keep = ttft_us, targets, keep
+    def __init__(self, ttft_us: float, targets: ServingTargets, keep: bool, warmup: int = 0) -> None:
+        self.ttft_us, self.targets, self.keep, self.warmup = ttft_us, targets, keep, warmup
         self.times = {name: Histogram() for name in TIMES}
         self.needed = Histogram()  # how many times as long as the targets each may take that it has all of them
         self.good = 0
         self.rows: list[np.ndarray] = []
 
     def add(self, left: np.ndarray) -> None:
-        """Count requests that ended; those rejected have no times."""
+        """Count requests that ended; those rejected and those of the warm-up have no times."""
         if self.keep:
             self.rows.append(left.copy())
-        done = left[left["rank"] != NONE]
+        done = left[(left["rank"] != NONE) & (left["request"] >= self.warmup)]
         ttft = done["first_token_us"] - done["arrival_us"] + self.ttft_us
         decode = done["finish_us"] - done["first_token_us"]
         outputs = done["output_tokens"]

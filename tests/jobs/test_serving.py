@@ -67,10 +67,21 @@ def test_python_writes_every_request_down(tmp_path: Path) -> None:
 
 def test_capacity_is_where_users_still_have_what_they_expect(capsys: pytest.CaptureFixture[str]) -> None:
     found = asked(capsys, "capacity", "slo.ttft_ms=60")
-    assert found["at_rate"]["slo_attainment"] >= 0.9
-    over = [each for each in found["tried"] if not each["met"]]
-    assert over
-    assert min(each["rate"] for each in over) <= 1.04 * found["rate"]
+    over = min(each["rate"] for each in found["tried"] if not each["met"])
+    assert found["rates"][0] < over <= 1.04 * found["rates"][0]
+    assert found["rate"] == found["interval"][0] <= found["interval"][1]
+    assert min(found["rates"]) <= found["rate"] <= max(found["rates"])
+    assert len(found["attained"]) == len(set(found["rates"])) == 5
+    assert sum(found["attained"]) / 5 >= 0.9
+    assert found["rates_of_errors"] is None
+
+
+@pytest.mark.slow
+def test_runs_in_processes_say_the_same(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    own, wall = asked(capsys, "sweep", "rates=[1,20,4]")["rates"], "wall_time_s"
+    monkeypatch.setattr(serving, "WORTH_S", 0.0)
+    others = asked(capsys, "sweep", "rates=[1,20,4]", "workers=2")["rates"]
+    assert [{**each, wall: 0} for each in own] == [{**each, wall: 0} for each in others]
 
 
 def test_a_sweep_has_one_answer_for_each_rate(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,6 +110,9 @@ def test_one_command_sets_pools_beside_replicas_that_do_both(capsys: pytest.Capt
         (["capacity"], "capacity needs what users expect"),
         (["traffic.arrival=closed"], "opcast: traffic.arrival=closed needs traffic.concurrency"),
         (["capacity", "slo.ttft_ms=1"], "no rate meets slo"),
+        (["sweep", "rates=x"], "rates='x' must be a number"),
+        (["sweep", "workers=-1"], "workers=-1"),
+        (["traffic.warmup=40"], "traffic.warmup=40 leaves none"),
         (["what=else"], "what='else' is not one of run, capacity, sweep, compare"),
         (["compare"], "compare needs two replicas"),
         (["compare", "replicas=2", "trace=/tmp/x.json"], "trace=/tmp/x.json is of one run"),

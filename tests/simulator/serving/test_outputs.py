@@ -19,6 +19,7 @@ from opcast.simulator.html.serving import page
 from opcast.simulator.question.serving import DecodePool, IterationLaw, KvMemory, ServingRequest, ServingTargets
 from opcast.simulator.question.traffic import Lengths, RequestTraffic
 from opcast.simulator.serving import serve as serving
+from opcast.simulator.serving.capacity import Side, capacity
 from opcast.simulator.serving.confidence import chance_met
 from opcast.simulator.serving.figures import Z90, StepFigures, at_quantile
 from opcast.simulator.serving.iteration import iteration_us
@@ -99,6 +100,26 @@ def test_the_curve_of_targets_passes_through_what_was_attained(played: Play) -> 
     shares = [share for _, share in report.slo_curve]
     assert shares == sorted(shares)
     assert report.goodput == pytest.approx(report.slo_attainment * report.requests / report.duration_s)
+
+
+def test_the_warm_up_runs_and_does_not_count(played: Play) -> None:
+    whole, part = played(USUAL), played(replace(USUAL, traffic=replace(TRAFFIC, warmup=30)))
+    assert part.requests.tobytes() == whole.requests.tobytes()
+    counted = part.requests[part.requests["request"] >= 30]
+    ttft = (counted["first_token_us"] - counted["arrival_us"]) / 1e3
+    assert part.report.ttft_ms.mean == pytest.approx(ttft.mean())
+    assert part.report.ttft_ms.count == 50
+    assert part.report.slo_curve[-1][1] <= 1
+    assert part.report.goodput == pytest.approx(part.report.slo_attainment * 80 / part.report.duration_s)
+
+
+def test_the_rate_of_slow_steps_is_less_and_of_fast_ones_more(known: ServedReplica) -> None:
+    traffic = RequestTraffic(rate=20.0, requests=40, input=Lengths(mean=100), output=Lengths(mean=10))
+    request = replace(USUAL, traffic=traffic, slo=ServingTargets(ttft_ms=60.0))
+    found = capacity(request, Side(known, None), lambda function, parts: [function(*part) for part in parts])
+    slow, fast = found.rates_of_errors or (0.0, 0.0)
+    assert 0 < slow < found.rates[0] < fast
+    assert found.interval[0] <= sum(found.rates) / 5 <= found.interval[1]
 
 
 def disaggregated(played: Play) -> Any:
