@@ -54,14 +54,14 @@ def run(config: dict[str, Any]) -> int:
 
 def run_many(config: dict[str, Any], request: ServingRequest, as_json: bool) -> int:
     """The same traffic several times: a sweep of rates, the largest that is good enough, or pools side by side."""
-    from ..simulator.serving.capacity import Side, capacity, sweep
+    from ..simulator.serving.capacity import PlayedReplicas, capacity, sweep
     from ..simulator.serving.comparison import compare, ways
     from ..simulator.serving.connect import replicas_of
 
     pool, apply = request.decode_pool, apply_of(config)
     paired = replace(request, decode_pool=replace(pool, replicas=pool.replicas or int(config["what"] == "compare")))
     own, decoder = replicas_of(paired, resolve.bench(config))
-    side = Side(own, decoder)
+    side = PlayedReplicas(own, decoder)
     if config["what"] == "compare":
         return show_ways(request, compare(ways(request, own, decoder), side, apply), as_json)
     if config["what"] == "sweep":

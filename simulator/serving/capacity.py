@@ -31,7 +31,7 @@ WARM_UP = 0.1  # of the requests, whose times do not count unless a number is gi
 
 
 @dataclass(frozen=True)
-class Side:
+class PlayedReplicas:
     """One run of a request on replicas like ``own``, and ``decoder`` where a pool only decodes."""
 
     own: ServedReplica
@@ -41,13 +41,13 @@ class Side:
         """The report."""
         return serve(request, self.own, self.decoder if request.decode_pool.replicas else None).report
 
-    def at(self, z: float) -> Side:
+    def at(self, z: float) -> PlayedReplicas:
         """The same with iterations ``z`` standard deviations slower than is likely."""
-        return Side(shifted(self.own, z), None if self.decoder is None else shifted(self.decoder, z))
+        return PlayedReplicas(shifted(self.own, z), None if self.decoder is None else shifted(self.decoder, z))
 
 
 @dataclass(frozen=True)
-class Found:
+class LargestRate:
     """The largest ``rate`` that meets the targets, 0 where none does; the ``report`` there, or at the least rate."""
 
     rate: float
@@ -88,7 +88,7 @@ def warmed(request: ServingRequest) -> ServingRequest:
     return replace(request, traffic=replace(traffic, warmup=int(WARM_UP * traffic.requests)))
 
 
-def largest(side: Side, request: ServingRequest, start: float, factor: float) -> Found:
+def largest(side: PlayedReplicas, request: ServingRequest, start: float, factor: float) -> LargestRate:
     """Goes up or down from ``start`` by a factor until the targets are met on one side, then closes in."""
     tried: list[tuple[float, float, bool]] = []
     reports: dict[float, ServingReport] = {}
@@ -112,14 +112,14 @@ def largest(side: Side, request: ServingRequest, start: float, factor: float) ->
             if enough(low) or reports[low].utilisation < IDLE:
                 break
     if not met(request, reports[low]):
-        return Found(0.0, reports[low], tuple(tried))
+        return LargestRate(0.0, reports[low], tuple(tried))
     while high / low > PRECISION:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if enough(middle) else (low, middle)
-    return Found(low, reports[low], tuple(tried))
+    return LargestRate(low, reports[low], tuple(tried))
 
 
-def capacity(request: ServingRequest, side: Side, apply: Apply) -> Capacity:
+def capacity(request: ServingRequest, side: PlayedReplicas, apply: Apply) -> Capacity:
     """The largest rate of several seeds, and of slow and fast steps.
 
     RequestError without targets, for clients of a closed loop, and where no rate meets them.
@@ -168,7 +168,9 @@ def between(rates: Sequence[float]) -> tuple[float, float]:
     return max(mean - half, min(rates)), min(mean + half, max(rates))
 
 
-def sweep(request: ServingRequest, rates: list[float], side: Side, apply: Apply) -> list[tuple[float, ServingReport]]:
+def sweep(
+    request: ServingRequest, rates: list[float], side: PlayedReplicas, apply: Apply
+) -> list[tuple[float, ServingReport]]:
     """The report at each rate; from a tenth of the request's rate to twice it where none is given."""
     request = warmed(request)
     usual = request.traffic.speed if request.traffic.trace is not None else request.traffic.rate

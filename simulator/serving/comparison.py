@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from ..question.canonical import RequestError
 from ..question.serving import DecodePool, ServingRequest
 from ..report.served import ServingReport
-from .capacity import Apply, Side
+from .capacity import Apply, PlayedReplicas
 from .setup import ServedReplica
 
 
@@ -51,7 +51,7 @@ def ways(request: ServingRequest, own: ServedReplica, decoder: ServedReplica | N
     return [replace(request, decode_pool=DecodePool()), *splits]
 
 
-def compare(asked: list[ServingRequest], side: Side, apply: Apply) -> list[WayOfServing]:
+def compare(asked: list[ServingRequest], side: PlayedReplicas, apply: Apply) -> list[WayOfServing]:
     """What came of each, the best first."""
     reports = apply(side, [(each,) for each in asked])
     found = [

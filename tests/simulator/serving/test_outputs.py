@@ -19,7 +19,7 @@ from opcast.simulator.html.serving import page
 from opcast.simulator.question.serving import DecodePool, IterationLaw, KvMemory, ServingRequest, ServingTargets
 from opcast.simulator.question.traffic import Lengths, RequestTraffic
 from opcast.simulator.serving import serve as serving
-from opcast.simulator.serving.capacity import Side, capacity
+from opcast.simulator.serving.capacity import PlayedReplicas, capacity
 from opcast.simulator.serving.confidence import chance_met
 from opcast.simulator.serving.figures import Z90, StepFigures, at_quantile
 from opcast.simulator.serving.iteration import iteration_us
@@ -116,7 +116,7 @@ def test_the_warm_up_runs_and_does_not_count(played: Play) -> None:
 def test_the_rate_of_slow_steps_is_less_and_of_fast_ones_more(known: ServedReplica) -> None:
     traffic = RequestTraffic(rate=20.0, requests=40, input=Lengths(mean=100), output=Lengths(mean=10))
     request = replace(USUAL, traffic=traffic, slo=ServingTargets(ttft_ms=60.0))
-    found = capacity(request, Side(known, None), lambda function, parts: [function(*part) for part in parts])
+    found = capacity(request, PlayedReplicas(known, None), lambda function, parts: [function(*part) for part in parts])
     slow, fast = found.rates_of_errors or (0.0, 0.0)
     assert 0 < slow < found.rates[0] < fast
     assert found.interval[0] <= sum(found.rates) / 5 <= found.interval[1]
