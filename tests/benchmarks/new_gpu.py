@@ -36,7 +36,7 @@ from opcast.simulator.engines.transfer import learned
 from opcast.tests.benchmarks.active import active, random
 
 POINTS = (50, 200, 1000)
-ALONE = (200,)
+TOLD = 200  # of them the goal speaks
 SCORED = 3000
 ASKED = 400  # rows that an active campaign is asked for
 MOST = 20_000  # rows that stand for all
@@ -101,9 +101,9 @@ def cells(table: MeasurementTable, rule: str) -> Iterator[str]:
         seen = given.take(chosen_rows(given, count, rule))
         made = adapt(bases, seen, options)
         yield score(made, asked)
-        if count in ALONE:
+        yield score(fit(seen, options).predictor, asked)
+        if count == TOLD:
             chosen, at_200 = str(made.card["chosen"]), score(made, asked)
-            yield score(fit(seen, options).predictor, asked)
     ops, everything = asked.frame(), task_of(given, given.frame(), options)
     all_rows = median_error(
         ops.analytical_us * np.exp(options.lightgbm.fit(everything, None).predict(ops.matrix)), asked
@@ -125,7 +125,8 @@ def main() -> None:
     parser.add_argument("--rule", choices=("random", "spread", "active"), default="random")
     asked = parser.parse_args()
     store = Store(asked.store)
-    heads = ["kind", "device", "framework", "0", "50", "200", "200 alone", "1000", "all", "200 over all", "200 from"]
+    points = [name for count in POINTS for name in (str(count), f"{count} alone")]
+    heads = ["kind", "device", "framework", "0", *points, "all", f"{TOLD} over all", f"{TOLD} from"]
     print(f"| {' | '.join(heads)} |\n" + "| --- " * len(heads) + "|", flush=True)
     for kind in asked.kind:
         for device_id in asked.device or store.devices(kind):
