@@ -32,6 +32,8 @@ LISTED = {"device": "devices", "cluster": "clusters", "model": "models", "op": "
 """Groups that have a list of their own: ``opcast list devices``."""
 SHOWN = ("workload", "parallel", "space")
 """Groups whose usual choice is shown unasked: its settings are what people set."""
+WIDTH = 80  # columns of what is no setting
+WORDS = re.compile(r"(?:[^\s'\"]|'[^']*'|\"[^\"]*\")+")  # what is quoted stays whole
 MOST = 12  # choices of a group that are all named
 
 
@@ -68,7 +70,7 @@ def help_of(verb: str, words: Sequence[str] = ()) -> str:
     config = read(path)
     groups = chosen_groups(config)
     named = dict(word.split("=", 1) for word in words if "=" in word)
-    parts = [config["hydra"]["help"]["header"].rstrip()]
+    parts = [folded(config["hydra"]["help"]["header"].rstrip())]
     if groups:
         parts.append("Choices:\n\n" + "\n".join(_choices(group, usual) for group, usual in groups.items()))
     parts.append(f"Settings, with their defaults:\n\n{indented(body(path))}")
@@ -79,10 +81,32 @@ def help_of(verb: str, words: Sequence[str] = ()) -> str:
             parts.append(f"Settings of {group}={choice}, as {group}.NAME=VALUE:\n\n{shown}")
     parts.append(f"Settings that every verb has:\n\n{indented(body(CONFIG_DIRECTORY / 'base.yaml'))}")
     parts.append(
-        f"`opcast {verb} GROUP=CHOICE --help` shows the settings of that choice, too; `--cfg job` the configuration "
-        "that a call makes;\n`a=1,2,3 --multirun` runs each value."
+        folded(
+            f"`opcast {verb} GROUP=CHOICE --help` shows the settings of that choice, too; `--cfg job` the "
+            "configuration that a call makes; `a=1,2,3 --multirun` runs each value."
+        )
     )
     return "\n\n".join(parts)
+
+
+def folded(text: str) -> str:
+    """The text in lines that a terminal has room for: a command goes on after a backslash, a sentence at a word."""
+    return "\n".join(part for line in text.splitlines() for part in _folded(line))
+
+
+def _folded(line: str) -> list[str]:
+    if len(line) <= WIDTH:
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    command = indent and line.startswith("opcast ", len(indent))
+    said, mark, comment = line.partition("  # ") if command else (line, "", "")
+    made, end = [indent.removesuffix(" ")], " \\" if command else ""
+    for word in WORDS.findall(said) if command else said.split():
+        if len(made[-1]) + 1 + len(word) + len(end) > WIDTH:
+            made[-1] += end
+            made.append(f"{indent}   " if command else indent.removesuffix(" "))
+        made[-1] += f" {word}" if made[-1] or indent else word
+    return [*made, f"{indent}    # {comment}"] if mark else made
 
 
 def chosen_groups(config: Mapping[str, Any]) -> dict[str, str | None]:

@@ -5,6 +5,7 @@ import pytest
 from opcast.jobs import helping
 from opcast.jobs.cli import VERBS, main
 from opcast.jobs.composing import compose
+from opcast.jobs.show import CONFIG_DIRECTORY
 
 
 def test_every_verb_stands_in_one_section():
@@ -41,3 +42,15 @@ def test_help_of_a_choice_has_its_settings():
     assert "batch: 1" in helping.help_of("simulate", ["workload=decode"])
     assert "head_dim" in helping.help_of("predict", ["op=attention_decode"])
     assert "Settings of workload=fly" not in helping.help_of("simulate", ["workload=fly"])
+
+
+@pytest.mark.parametrize("verb", [*VERBS, "search_serving"])
+def test_examples_fit_a_terminal_and_stay_the_same_commands(verb):
+    header = helping.read(CONFIG_DIRECTORY / f"{verb}.yaml")["hydra"]["help"]["header"].rstrip()
+    made = helping.folded(header)
+    one_word = (line for line in made.splitlines() if len(line) > helping.WIDTH)
+    assert all(len(helping.WORDS.findall(line.rstrip("\\"))) == 1 for line in one_word)
+    joined = [line.partition("#")[0] for line in made.replace(" \\\n", " ").splitlines() if "#" not in line[:7]]
+    for line in header.splitlines():
+        if line.strip().startswith("opcast ") and line[0] == " ":
+            assert line.partition("  # ")[0].split() in [each.split() for each in joined]
