@@ -23,6 +23,8 @@ MOST = 60.0  # percent: what is beyond ends at the edge
 STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#24292f}.small{font-size:11px;fill:#57606a}"
     ".head{font-weight:600;font-size:14px}.end{text-anchor:end}.mid{text-anchor:middle}"
+    "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.small{fill:#9198a1}[fill='#fff']{fill:#0d1117}"
+    "[stroke='#24292f']{stroke:#e6edf3}[stroke='#d8dee4']{stroke:#3d444d}[stroke='#3f51b5']{stroke:#8c9eff}}"
 )
 SHORT = ("framework", "halves", "physics")  # the columns of the README
 ROWS = {  # how a row of the documents begins -> the table it is of
