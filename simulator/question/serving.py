@@ -212,7 +212,8 @@ class KvMemory:
 
 @dataclass(frozen=True)
 class DecodePool:
-    """Replicas that only decode, beside those that then only prefill. ``replicas`` 0: none, all do both.
+    """Replicas that only decode, beside those that then only prefill. ``replicas`` 0: none, all do both. With ``share``
+    in place of a number so many of the replicas of a request decode.
 
     A cache moves at ``link_gbps`` (GB/s of each rank), ``link_us`` after it is ready, null: as the network between
     them has it; ``layers`` above 1: layer by layer, while later ones are computed. ``step`` and ``law`` null are those
@@ -221,6 +222,7 @@ class DecodePool:
     """
 
     replicas: int = 0
+    share: float | None = None
     step: SimulateRequest | None = None
     law: IterationLaw | None = None
     kv: KvMemory = field(default_factory=KvMemory)
@@ -299,7 +301,21 @@ class ServingRequest(Request):
         pool = values.get("decode_pool")
         if isinstance(pool, Mapping):
             values = values | {"decode_pool": {**pool, "step": _step(pool.get("step"))}}
+            if pool.get("share") is not None:
+                values = _shared_out(values)
         return values | {"step": _step(values.get("step"))}
+
+
+def _shared_out(values: dict[str, Any]) -> dict[str, Any]:
+    """The values with numbers of replicas in place of the share of them that decodes."""
+    pool, share = values["decode_pool"], values["decode_pool"]["share"]
+    whole_number = whole(RequestError, "replicas", values.get("replicas", 1))
+    if not 0 < number(RequestError, "decode_pool.share", share) < 1 or whole_number < 2:
+        raise RequestError(f"decode_pool.share={share} must be between 0 and 1, of replicas=2 or more")
+    if pool.get("replicas"):
+        raise RequestError("decode_pool.share and decode_pool.replicas say the same: leave out one of them")
+    decode = min(max(round(share * whole_number), 1), whole_number - 1)
+    return values | {"replicas": whole_number - decode, "decode_pool": {**pool, "replicas": decode, "share": None}}
 
 
 def _step(values: Any) -> Any:

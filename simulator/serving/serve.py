@@ -20,7 +20,7 @@ from .report import report_of
 from .requests import stream
 from .rules import ServingSetup, first_decode_rank
 from .setup import ServedReplica
-from .state import LoopState, as_objects, empty_state, with_room, write_back
+from .state import NONE, LoopState, as_objects, empty_state, with_room, write_back
 from .streams import RequestStream
 from .tally import Tally
 
@@ -152,12 +152,27 @@ def through(
             state = with_room(state, len(part.input))
             run(state, made, part, came < source.requests)
             totals = state.totals[0]
-            ledger.add(state.left[: totals["left"]])
+            left = state.left[: totals["left"]]
+            ledger.add(left)
+            if len(part.follower):
+                backlog += backlog_of(left, part.arrival_us[part.comes_after == 0])
             state.totals["left"] = 0
             backlog.append((float(totals["now_us"]), came, int(totals["waiting"])))
             if progress is not None:
                 progress(len(part.input))
     return state, backlog
+
+
+def backlog_of(left: np.ndarray, begun_us: np.ndarray) -> list[tuple[float, int, int]]:
+    """The same of sessions, which have ended: after each tenth of them that began at ``begun_us``, ascending."""
+    came = np.sort(left["arrival_us"])
+    admitted = np.sort(np.where(left["rank"] == NONE, left["arrival_us"], left["admitted_us"]))
+    found = []
+    for place in sorted({max(len(begun_us) * tenth // 10 - 1, 0) for tenth in range(1, 11)}):
+        time_us = float(begun_us[place])
+        arrived, gone = (int(np.searchsorted(times, time_us, side="right")) for times in (came, admitted))
+        found.append((time_us, arrived, arrived - gone))
+    return found
 
 
 def parts(chunk: RequestChunk, size: int) -> list[RequestChunk]:

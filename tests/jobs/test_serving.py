@@ -117,6 +117,8 @@ def test_one_command_sets_pools_beside_replicas_that_do_both(capsys: pytest.Capt
         (["compare"], "compare needs two replicas"),
         (["compare", "replicas=2", "trace=/tmp/x.json"], "trace=/tmp/x.json is of one run"),
         (["decode_pool.replicas=-1"], "decode_pool.replicas=-1"),
+        (["decode_pool.share=0.5"], "decode_pool.share=0.5 must be between 0 and 1, of replicas=2 or more"),
+        (["decode_pool.share=0.5", "decode_pool.replicas=1", "replicas=2"], "say the same"),
         (["decode_pool.link_gbps=0", "decode_pool.replicas=1"], "decode_pool.link_gbps=0"),
     ],
 )
@@ -138,6 +140,13 @@ def test_experts_and_the_pool_that_decodes_are_those_asked_for() -> None:
     assert (request.step.parallel.tp, request.decode_pool.step.parallel.tp) == (4, 8)
     assert request.decode_pool.step.cluster.id == "dgx_h200"
     assert request.decode_pool.step.device.id == "h200_sxm"
+
+
+def test_a_share_of_the_replicas_decodes() -> None:
+    kv = {"blocks": 10}
+    made = ServingRequest.from_dict({"law": {"base_us": 5}, "kv": kv, "replicas": 6, "decode_pool": {"share": 0.66}})
+    assert (made.replicas, made.decode_pool.replicas) == (2, 4)
+    assert ServingRequest.from_json(made.to_json()) == made
 
 
 def test_a_request_is_json_and_comes_back() -> None:

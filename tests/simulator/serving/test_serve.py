@@ -155,6 +155,9 @@ def test_overload_is_said_and_ends(played: Play) -> None:
     assert report.completed == 300
     assert report.overload.startswith("overload: ")
     assert played(replace(USUAL, traffic=replace(SHORT, rate=1.0))).report.overload == ""
+    sessions = replace(SHORT, rate=400.0, requests=300, turns=3)
+    assert played(replace(USUAL, traffic=sessions)).report.overload.startswith("overload: ")
+    assert played(replace(USUAL, traffic=replace(sessions, rate=1.0))).report.overload == ""
 
 
 def test_a_shared_prefix_is_computed_once(played: Play) -> None:
@@ -332,7 +335,7 @@ def test_machine_code_says_what_python_says(played: Play, monkeypatch: pytest.Mo
     pytest.importorskip("numba")
     for policy, caching in product(POLICIES, (False, True)):
         traffic = replace(SHORT, prefixes=2 * caching, prefix_tokens=64 * caching)
-        scheduler = Scheduler(policy, chunk=200, prefix_caching=caching)
+        scheduler = Scheduler(policy, chunk=200, prefix_caching=caching, ignore_eos=not caching)
         request = replace(USUAL, kv=KvMemory(60, 16), scheduler=scheduler, traffic=traffic, replicas=2)
         slow = played(request)
         with monkeypatch.context() as patch:
