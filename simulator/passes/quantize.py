@@ -10,7 +10,8 @@ multiplies along the other dimension, for which a second, transposed copy is mad
 backward pass in place of the 16-bit tensor (Transformer Engine's cast-transpose; DeepSeek-V3, arXiv 2412.19437, sec.
 3.3). Weights are rounded once a step, in its first micro-batch; what their rounded copies weigh is not counted. Frozen
 ones are rounded before the first step, and their products need no transposed copies; adapters stay in 16 bits. With
-``plan.options["fp8_scaling"]="current"`` the maximum is found in a pass of its own.
+``plan.options["fp8_scaling"]="current"`` the maximum is found in a pass of its own; with ``rowwise`` each row is rounded
+by its own as it is read, along both dimensions.
 
 ``tf32`` is no recipe of this kind: fp32 products run on matrix units as they are.
 
@@ -41,6 +42,7 @@ from .rewriting.nodes import kernel
 HIGH = ("bf16", "fp16")
 SKIP = r"lm_head|embed_out|(^|\.)(output|score|gate|router|lora_[ab])$"
 KV_FORMATS = ("fp8", "int8")
+ROWWISE = "rowwise"  # of ``options["fp8_scaling"]``
 
 
 @dataclass(frozen=True)
@@ -294,14 +296,15 @@ class _Rounding:
 
         dtype, out = self.draft.dtype(tensors[0]), self.draft.dtype(copies[0][0])
         whole = make_op("quantize", rows=rows, cols=cols, block=recipe.block, dtype=dtype, out_dtype=out)
-        if self.plan.options.get("fp8_scaling") == "current" and not recipe.block:
+        scaling = "" if recipe.block else str(self.plan.options.get("fp8_scaling") or "")
+        if scaling == "current":
             scale = self.draft.local(section, 4, "fp32")
             add(whole.replace(part="scale"), "amax", tensors, (scale,))
             add(whole.replace(part="apply"), "quantize", (*tensors, scale), copies[0])
         else:
             add(whole, "quantize", tensors, copies[0])
         for copy in copies[1:]:
-            if recipe.copies == "copy":
+            if recipe.copies == "copy" and scaling != ROWWISE:
                 size = ceil(rows * cols * itemsize(out))
                 add(make_op("copy", size_bytes=size, dtype="uint8"), "transpose", copies[0], copy)
             else:

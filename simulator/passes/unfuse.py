@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import Op, make_op
 from ..graph import NO_CALLS, Graph, Node
-from ..question.plan import Plan
+from ..question.plan import FUSED, Plan
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed
 from .sharding.attention import Attention, attention_of
@@ -31,7 +31,7 @@ class Kept(NamedTuple):
 
 def unfuse_attention(graph: Graph, plan: Plan) -> Graph:
     """The graph with every fused attention in parts, where ``plan.stack.attention`` is ``unfused`` or ``eager``."""
-    if plan.stack.attention == "fused":
+    if plan.stack.attention in FUSED:
         return graph
     before = SCORE_KERNELS[plan.stack.attention]
     draft = Draft(graph)

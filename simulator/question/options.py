@@ -68,7 +68,7 @@ CHECKS: dict[str, Callable[[Any], str]] = {
     "ep_overlap": _flag,
     "expert_load": _load,
     "flat_parameters": _flag,
-    "fp8_scaling": _one_of("delayed", "current"),
+    "fp8_scaling": _one_of("delayed", "current", "rowwise"),
     "gather_dtype": _one_of(*BITS),
     "kv_dtype": _one_of("same", *KV_FORMATS),
     "quantize_skip": _pattern,

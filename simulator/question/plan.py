@@ -39,6 +39,8 @@ STACK_DIRECTORY = Path(__file__).resolve().parents[2] / "conf" / "stack"
 
 CONTEXT_STYLES = ("ring", "allgather", "ulysses", "dynamic")
 OFFLOAD = ("optimizer", "activations", "kv")
+FUSED = ("fused", "flash2", "flash1")  # kernels that keep no scores
+ATTENTION = (*FUSED, "unfused", "eager")
 OVERLAPS = ("dp", "dp_gather", "tp", "cp", "ep", "pp")
 TURNS = ("inside", "between")  # a node, nodes
 OPTIONS = tuple(CHECKS)  # what passes look up in ``Plan.options``; a pass of one's own may look up more
@@ -152,7 +154,8 @@ class Stack:
     ``like`` is the framework whose known runs and errors speak for it (empty: its own).
 
     ``fusion`` names rules of :mod:`..passes.fuse` and :mod:`..passes.serving`; ``attention`` is ``fused``
-    (FlashAttention), ``unfused`` (two products and a softmax) or ``eager`` (scores scaled and masked by kernels of
+    (the kernel that opcast has times of), ``flash2`` or ``flash1`` (older ones, :mod:`..timing.attention`), ``unfused`` (two
+    products and a softmax) or ``eager`` (scores scaled and masked by kernels of
     their own); with ``all_logits`` a prompt gets logits of every position. ``master_weights`` keeps fp32 copies beside
     16-bit weights; ``gradient_dtype`` and ``moment_dtype`` are ``same`` (as the weights) or a dtype; with
     ``fused_gradients`` products add weight gradients straight into those of that dtype. ``gradient_clipping``
@@ -229,7 +232,7 @@ class Stack:
                 number(PlanError, name, value)
         for name, known in (("fusion", ()), ("overlap", OVERLAPS)):
             object.__setattr__(self, name, _names(f"stack.{name}", getattr(self, name), known))
-        choice(PlanError, "stack.attention", self.attention, ("fused", "unfused", "eager"))
+        choice(PlanError, "stack.attention", self.attention, ATTENTION)
         choice(PlanError, "stack.ep_mode", self.ep_mode or EP_MODES[0], EP_MODES)
         for name in ("gradient_dtype", "moment_dtype"):
             choice(PlanError, f"stack.{name}", getattr(self, name), ("same", "fp32", "bf16", "fp16"))

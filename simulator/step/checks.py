@@ -8,7 +8,7 @@ from ...datasets.devices import Device, DeviceError
 from ..passes.serving import OTHERS, STEPS
 from ..question.calibration import StepCalibration, calibrated, chip_of, load_calibration, of_chip, run_kind
 from ..question.options import OF_INFERENCE, OF_TRAINING
-from ..question.plan import STACK_DIRECTORY, Parallel, Plan, PlanError, Stack, check_plan, load_stack
+from ..question.plan import FUSED, STACK_DIRECTORY, Parallel, Plan, PlanError, Stack, check_plan, load_stack
 from ..question.work import Work
 
 MOST_MICRO_BATCHES = 2**16
@@ -86,7 +86,7 @@ def _check_batch(plan: Plan) -> None:
     if "paged_attention" not in plan.stack.fusion:
         known = ", ".join(sorted(name for name, each in _stacks().items() if "paged_attention" in each.fusion))
         raise PlanError(f"stack={plan.stack.id} has no pass over prompts and decodes together; take one of {known}")
-    if plan.stack.attention != "fused":
+    if plan.stack.attention not in FUSED:
         raise PlanError(f"stack.attention={plan.stack.attention} has no kernel of mixed batches; take fused")
     amiss = [f"parallel.cp={plan.parallel.cp}"] if plan.parallel.cp > 1 else []
     amiss += [f"micro_batches={plan.micro_batches}"] if plan.micro_batches > 1 else []

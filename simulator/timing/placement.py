@@ -15,6 +15,7 @@ from ..passes.micro_batches import REFRESH, micro_batch_variant
 from ..passes.pipeline import Chunk
 from ..question.orders import FORWARD, WEIGHT, Orders
 from ..question.plan import Plan
+from .attention import as_run
 from .clocks import sustained
 from .costs import Costs, cost_graphs, scaled, slowed, stepping, taking_turns
 from .phases import FIRST, LAST, MIDDLE, ONLY, ChunkTimes, PhaseTimes, Variant
@@ -71,7 +72,7 @@ def time_chunks(
     costs = dict(zip(distinct, found, strict=True))
     usual = {which: costs[id(next(iter(made.values())))] for which, made in variants.items()}
     found = sustained(found, device, plan.micro_batches * _busiest_us(pipelines, runs, usual))
-    found = [stepping(each, plan.stack.step_us) for each in found]
+    found = [stepping(as_run(each, plan.stack.attention, device), plan.stack.step_us) for each in found]
     found = [scaled(each, *scales[key]) for key, each in zip(distinct, found, strict=True)]
     costs = {key: taking_turns(each, plan.stack.turn_us) for key, each in zip(distinct, found, strict=True)}
     known: dict[tuple[int, float], ChunkTimes] = {}

@@ -87,7 +87,7 @@ BAD = {
     "model.config.num_hidden_layers=4": "is for models that opcast ships",
     "options.capacity=x": "options.capacity='x' must be a number",
     "options.capacity=-1": "options.capacity=-1 must be a number",
-    "options.fp8_scaling=never": "options.fp8_scaling='never' is not one of delayed, current",
+    "options.fp8_scaling=never": "options.fp8_scaling='never' is not one of delayed, current, rowwise",
     "options.ep_mode=x": "options.ep_mode='x' is not one of normal",
     "stack.fusion=[json:loads]": "fusion rule 'json:loads': calling it without arguments failed",
     "stack.fusion=[builtins:object]": "fusion rule 'builtins:object' returned object, not a Rule",

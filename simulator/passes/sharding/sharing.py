@@ -125,6 +125,10 @@ class Sharing:
             return self._of_weights(node)
         if kind == "reduce":
             return self._reduce(node, top)
+        if kind == "quantize" and top == TOKENS and self.plan.options.get("fp8_scaling") == "rowwise":
+            return RankWork(
+                node.op, tuple(t for t in node.reads if self.shards.kind[t] == TOKENS)
+            )  # rows of all tokens
         norm = bool(kind) and KINDS[kind].purpose == "norm"
         if norm and top == FEATURES and self._spans_ranks(node):
             return self._wide_norm(node)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -129,6 +130,26 @@ def test_current_scaling_looks_for_the_maximum_first(traced_small: Traced) -> No
     delayed, current = quantize(graph, plan("fp8")), quantize(graph, plan("fp8", fp8_scaling="current"))
     counts = [sum(k for n, k in g.weighted() if n.source.endswith("amax")) for g in (delayed, current)]
     assert counts[0] == 0 < counts[1]
+
+
+def test_rows_with_their_own_scale_are_rounded_along_both_dimensions(traced_small: Traced) -> None:
+    graph = traced_small("llama")
+    delayed, rowwise = quantize(graph, plan("fp8")), quantize(graph, plan("fp8", fp8_scaling="rowwise"))
+    counts = [Counter(n.source.rpartition(".")[2] for n, _ in g.weighted()) for g in (delayed, rowwise)]
+    assert counts[0]["transpose"] > 0 == counts[1]["transpose"]
+    assert counts[1]["quantize"] == counts[0]["quantize"] + counts[0]["transpose"]
+
+
+def test_tensor_ranks_gather_16_bits_where_rows_have_their_own_scale(traced_small: Traced) -> None:
+    def gathered(scaling: str) -> set[str]:
+        own = plan("fp8", fp8_scaling=scaling)
+        own = replace(own, parallel=Parallel(tp=2, sequence_parallel=True))
+        made = tensor_parallel(quantize(fuse(traced_small("llama"), own), own), own)
+        layers = [n for n, _ in made.weighted() if ".layers." in f".{n.path}" and n.op is not None]
+        return {n.op.dtype for n in layers if n.op is not None and n.op.kind == "all_gather"}
+
+    assert gathered("current") == {"fp8"}
+    assert gathered("rowwise") == {"bf16"}
 
 
 def test_the_cache_in_fp8_is_half_as_large(traced_small: Traced) -> None:

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from opcast.datasets.clusters import load_cluster
+from opcast.datasets.devices import load_device
 from opcast.datasets.ops import make_op
 from opcast.simulator.graph import REST, Graph, Node
 from opcast.simulator.question.plan import Parallel, Plan, Stack
+from opcast.simulator.timing.attention import BACKWARD, FORWARD, SLOWER, as_run
 from opcast.simulator.timing.costs import Costs, issue_of, stepping, taking_turns
 from opcast.simulator.timing.phases import PhaseTime, beside_another, routing_waits
 
@@ -116,3 +118,17 @@ def test_steps_of_rings_between_nodes_take_longer() -> None:
     slow = stepping(costs, {"tp": 50.0, "*": 20.0, "all_reduce": 5.0})
     assert slow.kernel_us.tolist() == [1 + 15 * 50, 1 + 15 * 20, 1 + 30 * 5, 1]
     assert stepping(costs, {}) is costs
+
+
+def test_an_older_attention_takes_longer_on_the_gpus_that_it_was_not_written_for() -> None:
+    dims = {"batch": 1, "seq_q": 64, "seq_kv": 64, "heads_q": 2, "heads_kv": 2, "head_dim": 64, "v_head_dim": 64}
+    ops = [make_op("attention_prefill", **dims), make_op("attention_backward", **dims), make_op("gemm", m=8, n=8, k=8)]
+    usual = costs_of(*[("all_reduce", "dp", 8, "")] * 3)
+    costs = replace(usual, nodes=[replace(n, op=op, group="") for n, op in zip(usual.nodes, ops, strict=True)])
+    hopper, ampere = load_device("h100_sxm"), load_device("a100_sxm_80gb")
+    second, first = (as_run(costs, name, hopper).kernel_us.tolist() for name in ("flash2", "flash1"))
+    assert second == [SLOWER["flash2"]["hopper"][FORWARD], SLOWER["flash2"]["hopper"][BACKWARD], 1.0]
+    assert first == [2 * second[0], 2 * second[1], 1.0]
+    assert as_run(costs, "flash1", ampere).kernel_us.tolist() == [2.0, 2.0, 1.0]
+    assert as_run(costs, "flash2", ampere) is costs
+    assert as_run(costs, "fused", hopper) is costs
