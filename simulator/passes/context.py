@@ -227,5 +227,7 @@ def _rewritten(draft: Draft, section: Section, item: Item, plan: Plan) -> list[I
     call = attention_of(item.node)
     if call is None:
         return [item]
+    if plan.stack.repeats_keys and not call.op.kind.startswith("mla"):
+        call = replace(call, op=call.op.replace(heads_kv=call.heads_q), heads_kv=call.heads_q)
     nodes, buffers = STYLES[plan.parallel.cp_style](draft, section, item.node, call, plan.group("cp"), zigzag(plan))
     return _in_place(item, nodes, buffers)

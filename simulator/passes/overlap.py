@@ -12,11 +12,13 @@ product's last; in the other direction the product's first chunk, k - 1 chunks o
 last of the scatter. The piece that is computed meanwhile takes as long as a product of that size.
 
 Frameworks without such chunks (``stack.tensor_chunks`` false) compute the rank's own rows beside the gather, the others
-after it, and leave a scatter that follows a product as it is: it runs beside whatever does not read it.
+after it, and leave a scatter that follows a product as it is: it runs beside whatever does not read it. ``tp_forward``
+names tensor ranks whose forward passes alone are cut so (torch's AsyncTP).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from ...datasets.ops import LAYOUT, Op
@@ -27,40 +29,48 @@ from .rewriting.draft import Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed
 
 GROUPS = ("tp", "etp", "ep", "cp")
+TENSOR = ("tp", "etp")
+FORWARD = "tp_forward"
+FORWARD_PHASES = ("forward", "recompute")
 
 
 def overlap(graph: Graph, plan: Plan) -> Graph:
     """The graph with the collectives of ``plan.stack.overlap`` on streams of their own."""
     groups = {name for name in plan.stack.overlap if name in GROUPS}
+    half = FORWARD in plan.stack.overlap and "tp" not in groups  # of the step, for tensor ranks
+    groups |= {"tp"} if half else set()
     groups |= {"etp"} if "tp" in groups else set()
-    mine = [node for node, _ in graph.weighted() if node.group in groups and node.op is not None]
-    if not mine:
+
+    def beside(node: Node) -> bool:
+        return node.group in groups and not (half and node.group in TENSOR and node.phase not in FORWARD_PHASES)
+
+    if not any(beside(node) and node.op is not None for node, _ in graph.weighted()):
         return graph
     draft = Draft(graph)
     released = freed(draft)
     for section in draft.sections:
-        if not any(item.node.group in groups for item in section.items):
+        if not any(beside(item.node) for item in section.items):
             continue
         if "tp" in groups:
-            _pipeline(draft, section, plan.stack.tensor_chunks)
+            _pipeline(draft, section, plan.stack.tensor_chunks, beside)
         for item in section.items:
-            if item.node.group in groups and item.node.stream == COMPUTE:
+            if beside(item.node) and item.node.stream == COMPUTE:
                 item.change(stream=f"comm:{item.node.group}")
         reorder_section(section)
     free_after_last_use(draft, released)
     return draft.graph()
 
 
-def _pipeline(draft: Draft, section: Section, chunks: bool) -> None:
+def _pipeline(draft: Draft, section: Section, chunks: bool, beside: Callable[[Node], bool]) -> None:
     """Cut gathers and scatters of tensor ranks, with the product next to them, in chunks; else only the product that
-    reads a gather."""
+    reads a gather. Nothing is cut of what does not run ``beside`` compute."""
     items: list[Item] = []
     taken: set[int] = set()
     for position, item in enumerate(section.items):
         node = item.node
         if id(item) in taken:
             continue
-        if node.group == "tp" and node.op is not None and node.stream == COMPUTE:
+        if node.group == "tp" and node.op is not None and node.stream == COMPUTE and beside(node):
             if node.op.kind == "all_gather":
                 product = _reader(section, position)
                 if product is not None and len(node.writes) == 1:

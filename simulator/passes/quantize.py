@@ -10,8 +10,8 @@ multiplies along the other dimension, for which a second, transposed copy is mad
 backward pass in place of the 16-bit tensor (Transformer Engine's cast-transpose; DeepSeek-V3, arXiv 2412.19437, sec.
 3.3). Weights are rounded once a step, in its first micro-batch; what their rounded copies weigh is not counted. Frozen
 ones are rounded before the first step, and their products need no transposed copies; adapters stay in 16 bits. With
-``plan.options["fp8_scaling"]="current"`` the maximum is found in a pass of its own; with ``rowwise`` each row is rounded
-by its own as it is read, along both dimensions.
+``plan.options["fp8_scaling"]="current"`` the maximum is found in a pass of its own; with ``rowwise`` each row is
+rounded by its own as it is read, along both dimensions.
 
 ``tf32`` is no recipe of this kind: fp32 products run on matrix units as they are.
 
@@ -84,13 +84,16 @@ def quantize(graph: Graph, plan: Plan) -> Graph:
     """
     kv_dtype = str(plan.options.get("kv_dtype") or "same")
     choice(PlanError, "kv_dtype", kv_dtype, ("same", *KV_FORMATS))
-    if not plan.quantization and kv_dtype == "same":
+    attention = str(plan.options.get("attention_dtype") or "")
+    if not plan.quantization and kv_dtype == "same" and not attention:
         return graph
     if plan.quantization == "tf32":
         return _tf32(graph)
     draft = Draft(graph)
     if kv_dtype != "same":
         _store_keys(draft, kv_dtype)
+    if attention:
+        _attend(draft, attention)
     if plan.quantization:
         recipe = _recipe(plan.quantization)
         training = any(item.node.phase == "backward" for _, item in draft.walk())
@@ -100,7 +103,7 @@ def quantize(graph: Graph, plan: Plan) -> Graph:
         _Rounding(draft, plan, recipe, training).run()
     made = draft.graph()
     before, after = ([node.op for node, _ in each.weighted()] for each in (graph, made))
-    return graph if kv_dtype == "same" and before == after else made
+    return graph if kv_dtype == "same" and not attention and before == after else made
 
 
 def scaled(graph: Graph, plan: Plan) -> Graph:
@@ -330,6 +333,26 @@ def _tokens(op: Op) -> int:
     if op.kind != "gemm":
         return op.tokens
     return op.k if op.layout == LAYOUT.choices.index("tn") else op.m
+
+
+def _attend(draft: Draft, dtype: str) -> None:
+    """Attention in few bits: what comes in is rounded before it, in the backward pass the gradient of the result."""
+    for section in draft.sections:
+        items: list[Item] = []
+        for item in section.items:
+            op = item.node.op
+            if op is not None and op.kind in ("attention_prefill", "attention_backward") and op.dtype in HIGH:
+                queries, both = op.heads_q * op.head_dim, op.head_dim + op.v_head_dim
+                cols = queries + op.heads_kv * both if op.kind == "attention_prefill" else op.heads_q * op.v_head_dim
+                rows = op.batch * op.seq_q
+                rounded = draft.local(section, rows * cols * itemsize(dtype), dtype)
+                made = make_op("quantize", rows=rows, cols=cols, dtype=op.dtype, out_dtype=dtype)
+                read, path, phase = item.node.reads[:1], item.node.path, item.node.phase
+                items.append(Item(kernel(made, "fused.quantize", path, phase, read, (rounded,))))
+                item.change(op=op.replace(dtype=dtype, out_dtype=op.dtype), reads=(*item.node.reads, rounded))
+                item.free(rounded)
+            items.append(item)
+        section.items = items
 
 
 def _store_keys(draft: Draft, kv_dtype: str) -> None:

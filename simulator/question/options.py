@@ -15,6 +15,7 @@ from ...datasets.near import meant
 
 EP_MODES = ("normal", "low_latency", "alltoall", "replicated")
 KV_FORMATS = ("fp8", "int8")
+ATTENTION_FORMATS = ("fp8",)
 ALLOCATORS = ("native", "expandable")
 
 
@@ -61,6 +62,7 @@ def _load(value: Any) -> str:
 
 CHECKS: dict[str, Callable[[Any], str]] = {
     "allocator": _one_of(*ALLOCATORS),
+    "attention_dtype": _one_of(*ATTENTION_FORMATS),
     "capacity": _number,
     "cuda_graph": _flag,
     "dispatch_dtype": _one_of(*BITS),
@@ -83,7 +85,7 @@ CHECKS: dict[str, Callable[[Any], str]] = {
 
 OF_TRAINING = frozenset(
     {
-        *("ep_overlap", "flat_parameters", "fp8_scaling", "gather_dtype", "recompute_early_stop"),
+        *("attention_dtype", "ep_overlap", "flat_parameters", "fp8_scaling", "gather_dtype", "recompute_early_stop"),
         *("reduce_every_micro_batch", "reshard_after_forward"),
     }
 )

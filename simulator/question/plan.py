@@ -41,7 +41,7 @@ CONTEXT_STYLES = ("ring", "allgather", "ulysses", "dynamic")
 OFFLOAD = ("optimizer", "activations", "kv")
 FUSED = ("fused", "flash2", "flash1")  # kernels that keep no scores
 ATTENTION = (*FUSED, "unfused", "eager")
-OVERLAPS = ("dp", "dp_gather", "tp", "cp", "ep", "pp")
+OVERLAPS = ("dp", "dp_gather", "tp", "tp_forward", "cp", "ep", "pp")
 TURNS = ("inside", "between")  # a node, nodes
 OPTIONS = tuple(CHECKS)  # what passes look up in ``Plan.options``; a pass of one's own may look up more
 GROUPS = ("tp", "cp", "dp", "pp", "ep", "etp", "edp", "dp_cp")
@@ -153,33 +153,33 @@ class Stack:
 
     ``like`` is the framework whose known runs and errors speak for it (empty: its own).
 
-    ``fusion`` names rules of :mod:`..passes.fuse` and :mod:`..passes.serving`; ``attention`` is ``fused``
-    (the kernel that opcast has times of), ``flash2`` or ``flash1`` (older ones, :mod:`..timing.attention`), ``unfused`` (two
-    products and a softmax) or ``eager`` (scores scaled and masked by kernels of
-    their own); with ``all_logits`` a prompt gets logits of every position. ``master_weights`` keeps fp32 copies beside
-    16-bit weights; ``gradient_dtype`` and ``moment_dtype`` are ``same`` (as the weights) or a dtype; with
-    ``fused_gradients`` products add weight gradients straight into those of that dtype. ``gradient_clipping``
-    scales by the norm, ``keep_gathered`` keeps for the backward pass what sequence parallelism gathered. ``overlap``
-    names the groups whose communication runs beside compute (``dp``, ``tp``, ``ep``, ``cp``, ``pp``; ``dp_gather``:
-    ZeRO-1 gathers weights beside the next forward); with ``tensor_chunks`` those of tensor ranks are cut in chunks
-    that pipeline with their products (user buffers), else a gather runs beside the product of the rank's own rows
-    alone, and a scatter beside that of the weight's gradient (:mod:`..passes.overlap`). ``compute_slowdown`` is how
-    much longer a kernel takes beside communication (NCCL keeps some 16 of 132 compute units),
-    ``communication_slowdown`` the reverse. ``scale`` multiplies predicted times by device id and kind or family of ops
-    (or ``*``): constants of a user's own, in place
-    of the calibration's factors (:mod:`.calibration`). ``issue_us`` is what the framework's own Python
-    takes before a kernel, by kind of op, family or ``*``, and once more for each ``expert`` of a grouped product that
-    is issued expert by expert (``expert_fp8``: of that format); with ``waits_for_routing`` the host reads
-    how many tokens each expert got before it issues their products. ``turn_us`` is what every rank of a group adds to
-    the host's time before a collective that layers wait for, ``inside`` a node and ``between`` nodes: ranks that take
-    turns on few cores. ``step_us`` is what each step of a ring between nodes takes longer than the network's law says,
-    by group (``*``: any), of ``all_reduce`` by its own name. ``send_us`` is what the host adds to a send between
-    pipeline stages, while both wait; ``ep_mode`` is how it exchanges them (:mod:`..passes.expert`). With
-    ``recompute_early_stop`` full recomputation ends with the last tensor that the
-    backward pass reads (torch's checkpoint), else it runs whole layers again (Megatron-LM's own). Of an inference
-    engine, ``backend`` names whose predictors answer and ``collectives`` whose for communication (empty: any);
-    ``kernels`` are those that another table timed (:class:`KernelChoice`), ``gap_us`` passes between kernels that no
-    CUDA graph holds; ``kv_dtype`` is the format of the cache by that of the products.
+    ``fusion`` names rules of :mod:`..passes.fuse` and :mod:`..passes.serving`; ``attention`` is ``fused`` (the kernel
+    that opcast has times of), ``flash2`` or ``flash1`` (older ones, :mod:`..timing.attention`), ``unfused`` (two
+    products and a softmax) or ``eager`` (scores scaled and masked by kernels of their own); with ``all_logits`` a
+    prompt gets logits of every position. ``master_weights`` keeps fp32 copies beside 16-bit weights; ``gradient_dtype``
+    and ``moment_dtype`` are ``same`` (as the weights) or a dtype; with ``fused_gradients`` products add weight
+    gradients straight into those of that dtype. ``gradient_clipping`` scales by the norm, ``keep_gathered`` keeps for
+    the backward pass what sequence parallelism gathered; with ``repeats_keys`` keys and values are repeated for all
+    query heads before attention, so that context ranks exchange as many. ``overlap`` names the groups whose
+    communication runs beside compute (``dp``, ``tp``, ``ep``, ``cp``, ``pp``; ``dp_gather``: ZeRO-1 gathers weights
+    beside the next forward; ``tp_forward``: in forward passes and what is recomputed of them); with ``tensor_chunks``
+    those of tensor ranks are cut in chunks that pipeline with their products (user buffers), else a gather runs beside
+    the product of the rank's own rows alone, and a scatter beside that of the weight's gradient
+    (:mod:`..passes.overlap`). ``compute_slowdown`` is how much longer a kernel takes beside communication (NCCL keeps
+    some 16 of 132 compute units), ``communication_slowdown`` the reverse. ``scale`` multiplies predicted times by
+    device id and kind or family of ops (or ``*``): constants of a user's own, in place of the calibration's factors
+    (:mod:`.calibration`). ``issue_us`` is what the framework's own Python takes before a kernel, by kind of op, family
+    or ``*``, and once more for each ``expert`` of a grouped product that is issued expert by expert (``expert_fp8``: of
+    that format); with ``waits_for_routing`` the host reads how many tokens each expert got before it issues their
+    products. ``turn_us`` is what every rank of a group adds to the host's time before a collective that layers wait
+    for, ``inside`` a node and ``between`` nodes: ranks that take turns on few cores. ``step_us`` is what each step of a
+    ring between nodes takes longer than the network's law says, by group (``*``: any), of ``all_reduce`` by its own
+    name. ``send_us`` is what the host adds to a send between pipeline stages, while both wait; ``ep_mode`` is how it
+    exchanges them (:mod:`..passes.expert`). With ``recompute_early_stop`` full recomputation ends with the last tensor
+    that the backward pass reads (torch's checkpoint), else it runs whole layers again (Megatron-LM's own). Of an
+    inference engine, ``backend`` names whose predictors answer and ``collectives`` whose for communication (empty:
+    any); ``kernels`` are those that another table timed (:class:`KernelChoice`), ``gap_us`` passes between kernels that
+    no CUDA graph holds; ``kv_dtype`` is the format of the cache by that of the products.
     """
 
     id: str = "torch"
@@ -194,6 +194,7 @@ class Stack:
     fused_gradients: bool = False
     gradient_clipping: bool = False
     keep_gathered: bool = False
+    repeats_keys: bool = False
     overlap: tuple[str, ...] = ()
     tensor_chunks: bool = True
     bucket_mib: float = 25.0

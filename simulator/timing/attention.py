@@ -1,10 +1,10 @@
 """Attention kernels older than those that opcast has times of.
 
 Tables of serving engines timed each GPU's own kernels: FlashAttention-3 and TensorRT-LLM's on Hopper, FlashAttention-2
-on Ampere and Ada. Frameworks that train often run older ones. FlashAttention-3's paper (arXiv 2407.08608, abstract) finds
-it on H100 1.5 to 2 times faster forward than FlashAttention-2, which was written for Ampere, and 1.5 to 1.75 times
-backward: the geometric means are taken. FlashAttention-2's paper (arXiv 2307.08691, abstract) has it around twice as fast
-as FlashAttention; neither uses what is new in Hopper, so that this is taken to hold there too.
+on Ampere and Ada. Frameworks that train often run older ones. FlashAttention-3's paper (arXiv 2407.08608, abstract)
+finds it on H100 1.5 to 2 times faster forward than FlashAttention-2, which was written for Ampere, and 1.5 to 1.75
+times backward: the geometric means are taken. FlashAttention-2's paper (arXiv 2307.08691, abstract) has it around twice
+as fast as FlashAttention; neither uses what is new in Hopper, so that this is taken to hold there too.
 """
 
 from __future__ import annotations

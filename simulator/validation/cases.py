@@ -17,7 +17,7 @@ from ..question.plan import Parallel, Plan, Stack, load_stack
 from ..question.work import Work
 from ..trace.workload import LORA_MODULES
 
-OVERLAPS = {"async_tp": "tp"}  # what a row says of its framework -> communication beside compute
+OVERLAPS = {"async_tp": "tp_forward"}  # what a row says of its framework -> communication beside compute
 PRACTICES = (*OVERLAPS, "optimizer", "kv_cache")  # the framework's affair, or what was timed; not the passes'
 
 
@@ -60,7 +60,7 @@ def training_case(row: TrainingRow, setting: ValidationSettings) -> Question:
     interleaved = options.pop("interleaved", False)
     stack = stack_of(row, setting)
     if options.pop("async_tp", False):
-        stack = replace(stack, overlap=(*stack.overlap, "tp"))
+        stack = replace(stack, overlap=(*stack.overlap, OVERLAPS["async_tp"]))
     degrees = {**vars(layout), "vpp": max(layout.vpp, 2 if interleaved else 1)}
     degrees["stages"] = layout.stages if len(layout.stages) == layout.pp * layout.vpp else ()
     parallel = Parallel(**degrees, cp_style=options.pop("cp_style", "ring"))

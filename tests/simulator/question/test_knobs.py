@@ -93,6 +93,7 @@ KNOBS: dict[str, dict[str, Row]] = {
         "moment_dtype": (TRAIN, "fp32"),
         "fused_gradients": (Case(framework={"gradient_dtype": "fp32"}, work={"global_batch": 16}), True),
         "gradient_clipping": (TRAIN, True),
+        "repeats_keys": (replace(CONTEXT, framework={"cuda_graph": True}), True),
         "keep_gathered": (Case(parallel={"tp": 4, "sequence_parallel": True}), True),
         "overlap": (FSDP, ()),
         "tensor_chunks": (
@@ -163,6 +164,7 @@ KNOBS: dict[str, dict[str, Row]] = {
         "ep_overlap": (replace(MOE, framework={"cuda_graph": True}), True),
         "expert_load": (MOE, "zipf:1"),
         "flat_parameters": (FSDP, True),
+        "attention_dtype": (replace(TRAIN, family="wide"), "fp8"),
         "fp8_scaling": (replace(TRAIN, family="wide", plan={"quantization": "fp8"}), "current"),
         "gather_dtype": (FSDP, "fp32"),
         "kv_dtype": (DECODE, "fp8"),
