@@ -93,7 +93,7 @@ KNOBS: dict[str, dict[str, Row]] = {
         "moment_dtype": (TRAIN, "fp32"),
         "fused_gradients": (Case(framework={"gradient_dtype": "fp32"}, work={"global_batch": 16}), True),
         "gradient_clipping": (TRAIN, True),
-        "repeats_keys": (replace(CONTEXT, framework={"cuda_graph": True}), True),
+        "repeats_keys": (replace(CONTEXT, family="qwen3_moe", framework={"cuda_graph": True}), True),
         "keep_gathered": (Case(parallel={"tp": 4, "sequence_parallel": True}), True),
         "overlap": (FSDP, ()),
         "tensor_chunks": (
