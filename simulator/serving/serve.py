@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..question.canonical import RequestError
 from ..question.serving import ServingRequest
 from ..report.served import ServingReport
 from . import confidence
@@ -71,6 +72,10 @@ def serve(
     ledger = Tally(replica.host.ttft_us, request.slo, kept.requests, request.traffic.warmup or 0)
     state = empty_state(shape, min(1024, source.requests), request.traffic.seed)
     state, backlog = through(made, state, source, ledger, runner(request, source.outputs), progress)
+    if unserved := int((state.totals["arrived"] - state.totals["completed"] - state.totals["rejected"])[0]):
+        raise RequestError(
+            f"scheduler.policy={request.scheduler.policy} left {unserved} requests unserved: it formed no batch of them"
+        )
     rows = np.concatenate(ledger.rows) if ledger.rows else state.left[:0]
     wall_s = time.perf_counter() - began
     replicas = replica, decoder or replica
@@ -104,7 +109,7 @@ def serve_with_intervals(
 def runner(request: ServingRequest, outputs: float) -> RunLoop:
     """The event loop for so many tokens of answers: compiled, or in plain Python with functions of the user's own."""
     form = setups.own_function(request.scheduler.policy, "scheduler.policy") if request.scheduler.own else None
-    route = setups.own_function(request.router, "router") if ":" in request.router else None
+    route = setups.own_router(request.router) if ":" in request.router else None
     if form is None and route is None and worth_compiling(outputs):
         return compiled()
     return plain(with_own(form, route))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from ..passes.custom import called, load
 from ..question.canonical import RequestError
+from ..question.plan import PlanError
 from ..question.serving import (
     MOST_SEQS,
     MOST_TOKENS,
@@ -185,16 +186,36 @@ def shape(
 
 
 def own_function(where: str, name: str) -> Callable[..., Any]:
-    """The function that ``module:function`` names. RequestError, with the setting, where there is none."""
-    module, _, function = where.partition(":")
+    """The function that ``module:function`` names, of a module that is installed or in the current folder.
+
+    RequestError, with the setting, where there is none; and from the function, where it raises anything.
+    """
     try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise RequestError(f"{name}={where} cannot be loaded: {error}") from None
-    if not callable(found):
-        raise RequestError(f"{name}={where} is no function")
-    made: Callable[..., Any] = found
-    return made
+        function = load(where, name)
+    except PlanError as error:
+        why = str(error).removeprefix(f"{name} {where!r}").lstrip(": ")
+        raise RequestError(f"{name}={where} cannot be loaded: {why}") from None
+
+    def guarded(*given: Any) -> Any:
+        try:
+            return called(lambda: function(*given), f"{name}={where}")
+        except PlanError as error:
+            raise RequestError(str(error)) from error
+
+    return guarded
+
+
+def own_router(where: str) -> Callable[..., int]:
+    """The same for a router, which returns one of the ranks that it is asked about."""
+    function = own_function(where, "router")
+
+    def route(state: Any, made: ServingSetup, slot: int, first: int, last: int) -> int:
+        rank = function(state, made, slot, first, last)
+        if not isinstance(rank, (int, np.integer)) or not first <= rank < last:
+            raise RequestError(f"router={where} returned {rank!r}, not a rank from {first} to {last - 1}")
+        return int(rank)
+
+    return route
 
 
 def with_room_for(made: ServingSetup, seats: int) -> ServingSetup:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from opcast.simulator.question.canonical import RequestError
 from opcast.simulator.question.serving import (
     POLICIES,
     ROUTERS,
@@ -327,6 +328,23 @@ def test_a_policy_and_a_router_of_ones_own(played: Play, monkeypatch: pytest.Mon
     assert (served.requests["rank"] == 2).all()
     assert (served.iterations["decodes"] <= 1).all()
     checked(served, request)
+
+
+@pytest.mark.parametrize(
+    ("given_", "said"),
+    [
+        ({"scheduler": Scheduler("own_policies:fails")}, "scheduler.policy=own_policies:fails failed: KeyError"),
+        ({"scheduler": Scheduler("own_policies:idle")}, "own_policies:idle left 60 requests unserved"),
+        ({"scheduler": Scheduler("own_policies:idler")}, "own_policies:idler cannot be loaded: .*did you mean idle"),
+        ({"router": "own_policies:nowhere", "replicas": 2}, "nowhere returned 2, not a rank from 0 to 1"),
+    ],
+)
+def test_what_functions_of_ones_own_do_wrong_is_one_line(
+    played: Play, monkeypatch: pytest.MonkeyPatch, given_: dict[str, Any], said: str
+) -> None:
+    monkeypatch.chdir(Path(__file__).parent)
+    with pytest.raises(RequestError, match=said):
+        played(replace(USUAL, **given_))
 
 
 @pytest.mark.slow
