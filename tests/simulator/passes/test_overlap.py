@@ -66,6 +66,19 @@ def test_gathers_and_products_are_cut_in_chunks(traced_small: Traced) -> None:
     assert gathers[1].writes[0] not in qkv[0].reads
 
 
+def test_tensor_ranks_may_overlap_in_forward_passes_alone(
+    traced_small: Traced, assert_sound: Callable[..., None]
+) -> None:
+    graph = shared(traced_small("llama"), True)
+    made = overlap(graph, plan(True, "tp_forward"))
+    assert totals(made) == totals(graph)
+    assert_sound(made)
+    sent = [n for n, _ in made.weighted() if n.group == "tp" and n.op is not None]
+    assert {n.stream for n in sent if n.phase == "forward"} == {"comm:tp"}
+    assert {n.stream for n in sent if n.phase == "backward"} == {"compute"}
+    assert not any(n.source.endswith(REST) for n, _ in made.weighted() if n.phase == "backward")
+
+
 def test_without_chunks_a_ranks_own_rows_run_beside_a_whole_gather(
     traced_small: Traced, assert_sound: Callable[..., None]
 ) -> None:

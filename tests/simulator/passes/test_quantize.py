@@ -152,6 +152,17 @@ def test_tensor_ranks_gather_16_bits_where_rows_have_their_own_scale(traced_smal
     assert gathered("rowwise") == {"bf16"}
 
 
+def test_attention_in_fp8_rounds_what_comes_in(traced_small: Traced, assert_sound: Callable[..., None]) -> None:
+    graph = traced_small("llama")
+    made = quantize(graph, plan("", attention_dtype="fp8"))
+    assert tensor_flops(made) == tensor_flops(graph)
+    assert_sound(made)
+    attends = [n.op for n, _ in made.weighted() if n.op is not None and n.op.kind.startswith("attention")]
+    assert {op.dtype for op in attends} == {"fp8"}
+    assert {n.op.dtype for n in products(made) if n.op is not None} == {"bf16"}
+    assert {n.phase for n, _ in made.weighted() if n.source == "fused.quantize"} == {"forward", "backward"}
+
+
 def test_the_cache_in_fp8_is_half_as_large(traced_small: Traced) -> None:
     graph = traced_small("llama", "decode")
     made = quantize(graph, plan("", kv_dtype="fp8"))
