@@ -18,6 +18,7 @@ from .host import fitted_hosts, host_name, layers_and_experts
 from .kv_memory import Overheads
 from .link import cache_link
 from .requests import most_tokens
+from .setup import LONGEST as NO_LIMIT
 from .setup import HostShare, ServedReplica, by_hand, rules
 from .surrogate import surrogate
 from .tabulate import Extent
@@ -87,18 +88,30 @@ def replica_of(
         memory = replace(memory, block_tokens=kv.block_tokens, blocks=kv.blocks or max(1, tokens // kv.block_tokens))
     host = fitted_hosts().of(host_name(engine.id, engine.host, overlapped=scheduler.async_scheduling))
     clients, prompt = request.traffic.concurrency, request.traffic.input.mean
-    layers = layers_and_experts(resolve(step.model).config or {})
+    described = resolve(step.model).config or {}
+    layers = layers_and_experts(described)
     return ServedReplica(
         known.tables,
         memory,
         HostShare(host.step_us, host.seq_us, overlapped=False, ttft_us=host.first_token_us(clients, prompt, *layers)),
         stages=plan.parallel.pp,
         devices=plan.parallel.tp * plan.parallel.pp * ranks,
+        max_model_len=context_of(described),
         layer_share=1 / layers_of(step.model),
         figures=known.figures,
         price_per_hour=price if price is not None else plan.cluster.price_per_device_hour,
         graphs=graph_sizes(request, engine, kv, plan.parallel.tp, probe.max_seqs),
     )
+
+
+def context_of(described: Mapping[str, Any]) -> int:
+    """The most tokens of a sequence by a model's configuration, stretched as its positions are; no limit where it does
+    not say."""
+    text = described.get("text_config")
+    sizes = text if isinstance(text, Mapping) else described
+    rope = sizes.get("rope_scaling") or sizes.get("rope_parameters") or {}
+    stretched = float(rope.get("factor") or 0) * float(rope.get("original_max_position_embeddings") or 0)
+    return int(max(float(sizes.get("max_position_embeddings") or NO_LIMIT), stretched))
 
 
 def layers_of(model: Any) -> int:

@@ -13,6 +13,7 @@ from opcast.simulator.question.plan import load_stack
 from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.question.sources import Sources
 from opcast.simulator.serving.budget import budget
+from opcast.simulator.serving.connect import context_of
 from opcast.simulator.serving.engine_args import FLAGS, read_arguments
 from opcast.simulator.serving.engines import ServingEngineError, known_serving_engines, load_serving_engine
 from opcast.simulator.serving.host import FIGURES, FittedHost, FittedHosts, HostTime, fitted_hosts, host_name
@@ -301,3 +302,22 @@ def test_states_take_of_the_kv_memory_what_their_sequences_need_and_no_more_than
     assert beside_states(40.0, each, 128) == pytest.approx(40.0 - 128 / 16)
     assert beside_states(40.0, each, 100_000) == pytest.approx(40.0 / 1.9)
     assert beside_states(40.0, TokenBytes(40_000.0), 128) == 40.0
+
+
+@pytest.mark.parametrize(
+    ("described", "tokens"),
+    [
+        ({"max_position_embeddings": 8192}, 8192),
+        ({"text_config": {"max_position_embeddings": 262_144}}, 262_144),
+        (
+            {
+                "max_position_embeddings": 32_768,
+                "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32_768},
+            },
+            131_072,
+        ),
+        ({}, 1 << 30),
+    ],
+)
+def test_the_context_is_that_of_the_model(described, tokens):
+    assert context_of(described) == tokens

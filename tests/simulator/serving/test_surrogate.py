@@ -153,6 +153,7 @@ def test_a_request_alone_and_a_static_batch_are_a_generation(small_model, tmp_pa
         )
         kv = KvMemory(blocks=4000, block_tokens=16, graphs=0)
         replica, _ = replicas_of(ServingRequest(step=step, traffic=traffic, kv=kv), bench)
+        assert replica.max_model_len == 4096
         alone = serve(ServingRequest(step=step, traffic=traffic, kv=kv), replace(replica, host=HostShare())).report
         work = Work("generate", batch=batch, input_len=500, output_len=33, cache="static")
         whole = bench.simulate(replace(step, work=work))
