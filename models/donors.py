@@ -33,8 +33,8 @@ class Donor:
     """A kind whose shortfall another takes: ``recast`` makes its columns of the other's, in a format of the donor.
 
     ``calls`` is part of the names of backends that time the right kernel; ``share`` is the part of the shortfall that
-    carries over; ``out_dtype`` the donor's output where it is a fixed one. ``units``: the ops run on matrix units, so
-    that formats matter.
+    carries over, which published figures say where it does so ``partly``; ``out_dtype`` the donor's output where it is
+    a fixed one. ``units``: the ops run on matrix units, so that formats matter.
     """
 
     kind: str
@@ -43,6 +43,7 @@ class Donor:
     share: float = 1.0
     out_dtype: str = ""
     units: bool = False
+    partly: bool = False
 
     def formats(self, dtype: str) -> tuple[str, ...]:
         """Formats that the donor may have learned, the best first.
@@ -94,10 +95,9 @@ def as_experts(asked: Moved, dtype: str) -> Columns:
     )
 
 
-# Half of attention's shortfall: five products a block of keys hide more than two, and what engines time beside a prompt
-# (planning, the cache) is not in a backward pass. Chosen after looking at
-# FlashAttention-3's own figures for heads of 64 and 128: it is fitted, not derived.
-BACKWARD = Donor("attention_prefill", same, share=0.5, units=True)
+# Five products a block of keys hide more than two, and what engines time beside a prompt (planning, the cache) is not
+# in a backward pass: the part of attention's shortfall that carries over is in ``kinship.recast_share``.
+BACKWARD = Donor("attention_prefill", same, units=True, partly=True)
 EXPERTS = Donor(
     "fused_moe", as_experts, calls=":moe_torch_flow", units=True
 )  # CUTLASS's grouped product, by TensorRT-LLM

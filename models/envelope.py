@@ -19,7 +19,7 @@ BLOCK = 512  # rows whose distances to all landmarks are held at once, in cache
 SAMPLE = 4096
 CODES = ("choice_", "dtype", "out_dtype", "cache_warm")
 UNSEEN_CODE = 3.0  # radii added for a code outside training
-SLACK = 1.25
+SLACK = 1.25  # times the widest gap that training rows leave between themselves
 REACH = 0.25  # octaves beyond the smallest or largest size that are still inside
 ARRAYS = ("sizes", "codes", "centre", "scale", "landmarks", "seen", "low", "high")
 

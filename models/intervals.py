@@ -19,7 +19,7 @@ COVERAGE = 0.9  # what intervals promise where nothing else is asked
 PERCENTILES = 0.8  # of the samples lie between the 10th and the 90th percentile
 MIN_BAND = 40  # residuals a band needs for a quantile that means something
 MAX_BANDS = 6
-MAX_WIDENING = 20.0
+MAX_WIDENING = 20.0  # half-widths added at most, however far outside
 STEP = 0.05  # of the share left out, by which the level of grouped rows is raised
 
 

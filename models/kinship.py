@@ -164,9 +164,21 @@ def recast_widths(kind_name: str, group: str, path: Path = ERRORS) -> dict[str, 
 
     Where nobody timed the kind, those of its ``group``; donors alone that were nearer to the truth than physics.
     """
-    told: dict[str, Any] = json.loads(path.read_text("utf-8")).get("donors", {})
-    found = {**told.get(group, {}), **told.get(kind_name, {})}
+    found = {**_recast(path).get(group, {}), **_recast(path).get(kind_name, {})}
     return {donor: each["half_width"] for donor, each in found.items() if "half_width" in each}
+
+
+@lru_cache
+def recast_share(kind_name: str, donor: Donor, path: Path = ERRORS) -> float:
+    """The part of a donor's shortfall that carries over to a kind: all of it, but where published figures say less."""
+    return float(_recast(path).get(kind_name, {}).get(donor.kind, {}).get("share", donor.share))
+
+
+@lru_cache
+def _recast(path: Path) -> dict[str, dict[str, Any]]:
+    """What is told of donors: by kind, then by donor."""
+    told: dict[str, dict[str, Any]] = json.loads(path.read_text("utf-8")).get("donors", {})
+    return told
 
 
 def constant(half_width: float) -> Intervals:

@@ -16,7 +16,7 @@ import numpy as np
 from .features import smooth
 
 RESOLUTION = 6  # decimals: last bits of matrix products depend on how many rows are asked about
-SQRT5 = 5.0**0.5
+SQRT5 = 5.0**0.5  # of Matérn's kernel of degree 5/2
 PREDICT_BLOCK = 2_000_000  # pairs of rows and points computed at a time
 START_WEIGHT, START_NOISE = 0.3, 0.05  # of a group of features, and of the noise: where the search begins
 LEAST_AMPLITUDE = 1e-12  # of logarithms, squared: targets that are all alike have none

@@ -20,7 +20,7 @@ from .splits import Split, even_folds, split, splits
 from .table import MeasurementTable
 
 BASELINE = "calibrated"
-NEAR_TIE = 1.01
+NEAR_TIE = 1.01  # times the least error: the simpler of candidates that are so near is taken
 REHEARSAL = 8000  # rows from which the growth of errors outside is read
 LARGE = 20_000  # rows from which three folds tell as much as five
 

@@ -34,7 +34,7 @@ from .training import Trained, train_and_register
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 5.0  # of a question to a tracking server
 LOADER = "opcast.models.mlflow_model"
 PREFIX = "opcast-"  # of registered models
 DIGEST = "sha256"  # the tag with the hash of a predictor's arrays

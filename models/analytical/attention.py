@@ -17,12 +17,16 @@ from .matmul import FILL_CLOCKS
 from .setting import Array, Dims, Setting, Terms
 
 QUERY_BLOCKS = ((128.0, False), (64.0, False), (128.0, True), (64.0, True))  # rows a unit holds; heads of a KV head too
-KEY_BLOCK = 64.0
+KEY_BLOCK = 64.0  # keys that a unit multiplies at a time, at least (FlashAttention-2: 64 or 128)
+BACKWARD_PRODUCTS = (
+    2.5  # times the forward's: scores again, dV, dP, dQ and dK beside two (FlashAttention-2, arXiv 2307.08691)
+)
+NARROW = 0.15  # longer for blocks of fewer than 128 rows, which reuse each block of keys less
 SUSTAINED = 0.75  # matrix units wait on softmax and on loads inside a block (FlashAttention-3, arXiv 2407.08608)
 BACKWARD_SUSTAINED = 0.65  # two more products a block and atomics on dQ
 EXP_SHARE = 0.5  # part of the exponentials that does not hide behind the matrix products
 LAST_SHARE = 0.6  # of the longest block that shows after all units have been busy
-SPLITS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+SPLITS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)  # of the keys of a cache
 DECODE_ROWS = 16.0  # query rows that matrix instructions take at once
 ROW_BLOCK = 64.0  # query rows that one unit holds beside a KV head
 LAUNCHES = 3.0  # appending to the cache, planning the work, attending: what engines time as one op
@@ -55,7 +59,7 @@ def attention_prefill(d: Dims, s: Setting) -> Terms:
 
 def attention_backward(d: Dims, s: Setting) -> Terms:
     """dQ, dK, dV: 2.5 times the products, and one more launch for the row sums of dO and O."""
-    terms = _blocks(d, d.heads_q, d.heads_kv, d.head_dim, d.v_head_dim, d.window, 2.5, s)
+    terms = _blocks(d, d.heads_q, d.heads_kv, d.head_dim, d.v_head_dim, d.window, BACKWARD_PRODUCTS, s)
     return Terms(terms.compute, terms.memory, terms.overhead + s.device.launch_us, hints=terms.hints)
 
 
@@ -92,7 +96,7 @@ def _blocks(
     parts = []
     for rows, packed in QUERY_BLOCKS:
         blocks = query_blocks(d, heads_q, heads_kv, window, rows, packed)
-        narrow = 1.0 + 0.15 * (rows < 128.0)  # fewer rows a block reuse each key block less
+        narrow = 1.0 + NARROW * (rows < 128.0)
         row_us = s.units * rows * (pair_us[0] * narrow + pair_us[1])
         shared = blocks.count * blocks.keys * row_us / s.units
         filling = np.ceil(blocks.count / s.units) * fill

@@ -8,47 +8,89 @@ gives every query its own rows of the cache, which come from the last-level cach
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ...datasets.mixer_ops import SSD, chosen_pairs, key_width, operands, state_elements
-from .attention import EXP_SHARE, SUSTAINED, split_kv
+from .attention import BACKWARD_PRODUCTS, EXP_SHARE, SUSTAINED, split_kv
 from .matmul import FILL_CLOCKS
 from .setting import Array, Dims, Setting, Terms
 
-KERNELS, BACKWARD_KERNELS = 6.0, 14.0  # of one scan: decays, products of keys, states, walk, results
-PASSES, BACKWARD_PASSES = 2.0, 4.0  # kernels that read each operand
-STATE_PASSES, BACKWARD_STATE_PASSES = 12.0, 28.0  # bytes that move of an element of a chunk's state
-STATE_COLUMNS = 64.0  # of a state that one block walks with
-VALUES_A_BLOCK = 2048.0  # elements of states that one block of threads of a decode kernel takes
-SCORE_PASSES = 3.0  # of scores in fp32: written, and gone through twice for the best of them
-INDEX_KERNELS = 2.0
+ByRule = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What a scan does beside its arithmetic, by rule (ssd, gated_delta, kda), counted in the kernels it calls.
+
+    ``keys`` and ``values`` are how often each operand (in a backward pass: and gradient) goes through memory, over once
+    an operand; ``solved`` the same of the keys that delta rules solve for (w), a row a head; ``state_bytes`` the bytes
+    that move of an element of a chunk's state; ``walks`` how often blocks go from chunk to chunk.
+    """
+
+    kernels: ByRule
+    keys: ByRule
+    values: ByRule
+    solved: ByRule
+    state_bytes: ByRule
+    walks: float
+
+
+# ssd: mamba_ssm/ops/triton/ssd_combined.py, _mamba_chunk_scan_combined_fwd and _bwd (without z). Delta rules:
+# fla/ops/gated_delta_rule/chunk.py; KDA's kernels take the same steps.
+# Forward, ssd: sums, chunk_state (x, B), state_passing, bmm_chunk (B, C), chunk_scan (x, C); states are written and
+# read in fp32, passed on and read in 16 bits. Delta: sums, scaled_dot_kkt (k), solve_tril, recompute_w_u (k, v; writes
+# w, u), fwd_h (k, w, u; writes v_new), fwd_o (k, q, v_new); states stay in registers, are written and read in 16 bits.
+FORWARD = Passes((5.0, 6.0, 6.0), (2.0, 2.5, 2.5), (2.0, 5.0, 5.0), (0.0, 2.0, 2.0), (12.0, 4.0, 4.0), 1.0)
+# Backward, ssd: the first four again, then dstates (C, dy), state_passing_bwd, dx (x, B, dy), dB (x, B), dC (C, dy),
+# dcb (x, dy), two bmm_chunk_bwd (B, C), ddAcs (x, dy), sums; states 4 + 4 + 4 bytes to make them again, gradients
+# 4 + 4, the walk back 4 + 2 + 2, three reads of 2. Delta: recompute_w_u, fwd_h, dv_local (q, k, do), dhu (q, w, do,
+# dv), dqkwg (q, k, v_new, w, do, dv), prepare_wy_repr_bwd (k, v, dw, dv), two sums of gradients, sums.
+BACKWARD = Passes((14.0, 9.0, 9.0), (4.5, 4.0, 4.0), (9.0, 12.0, 12.0), (0.0, 6.0, 6.0), (34.0, 8.0, 8.0), 2.0)
+STATE_COLUMNS = 64.0  # of a state that one block walks with (fla/ops/common/chunk_delta_h.py: BV, 32 or 64)
+# Elements of states that one block of threads of a decode kernel takes: 512 for widths up to 128
+# (mamba_ssm/ops/triton/selective_state_update.py), 8 values of a key of 128
+# (fla/ops/gated_delta_rule/fused_recurrent.py)
+VALUES_A_BLOCK = (512.0, 1024.0, 1024.0)
+# Of the indexer (tilelang's examples/deepseek_v32: fp8_lighting_indexer.py, topk_selector.py): scores in fp32 are
+# written, read for a histogram of their leading bits, and read for those above its threshold
+SCORE_PASSES, INDEX_KERNELS = 3.0, 2.0
+
+
+def of_rule(figures: ByRule, d: Dims) -> Array:
+    """The figure of each op's rule [n]."""
+    return np.array(figures)[np.asarray(d.rule, dtype=np.int64)]
 
 
 def linear_attention_prefill(d: Dims, s: Setting) -> Terms:
     """Products in chunks, and the states of chunks through memory."""
-    return _scan(d, s, KERNELS, PASSES, STATE_PASSES, 1.0)
+    return _scan(d, s, FORWARD)
 
 
 def linear_attention_backward(d: Dims, s: Setting) -> Terms:
     """The forward's states once more, and a walk back over their gradients."""
-    return _scan(d, s, BACKWARD_KERNELS, BACKWARD_PASSES, BACKWARD_STATE_PASSES, 2.0)
+    return _scan(d, s, BACKWARD)
 
 
-def _scan(d: Dims, s: Setting, kernels: float, passes: float, state_bytes: float, walks: float) -> Terms:
+def _scan(d: Dims, s: Setting, passes: Passes) -> Terms:
     keys, values, gates = operands(d)
+    launches = of_rule(passes.kernels, d) * s.device.launch_us
     chunks = np.ceil(d.seq / d.chunk)
     size = np.minimum(d.chunk, d.seq)
-    again = (passes - 1.0) * d.batch * d.seq * (keys + values + gates) * s.itemsize
-    memory = s.traffic_us(s.cost.bytes + again + chunks * state_bytes * state_elements(d))
+    again = (of_rule(passes.keys, d) - 1.0) * (keys + gates) + (of_rule(passes.values, d) - 1.0) * values
+    again = again + of_rule(passes.solved, d) * d.heads * d.state_dim
+    states = chunks * of_rule(passes.state_bytes, d) * state_elements(d)
+    memory = s.traffic_us(s.cost.bytes + d.batch * d.seq * again * s.itemsize + states)
     if s.cpu:
-        return Terms(s.cost.flops / s.tensor_rate, memory, kernels * s.device.launch_us)
-    exponentials = d.batch * d.heads * chunks * size**2 * walks
+        return Terms(s.cost.flops / s.tensor_rate, memory, launches)
+    exponentials = d.batch * d.heads * chunks * size**2 * passes.walks
     products = s.cost.flops / (s.tensor_rate * SUSTAINED) + EXP_SHARE * exponentials / s.exp_rate
     blocks = d.batch * d.heads * np.ceil(d.head_dim / STATE_COLUMNS)
     step = FILL_CLOCKS / s.device.clock_mhz + _step(d, size, s)
-    walk = walks * np.ceil(blocks / s.units) * chunks * step
+    walk = passes.walks * np.ceil(blocks / s.units) * chunks * step
     hints = {"waves": blocks / s.units, "shared": 1.0 + products, "last": 1.0 + walk}
-    return Terms(products, memory, kernels * s.device.launch_us + walk, hints=hints)
+    return Terms(products, memory, launches + walk, hints=hints)
 
 
 def _step(d: Dims, size: Array, s: Setting) -> Array:
@@ -60,7 +102,7 @@ def _step(d: Dims, size: Array, s: Setting) -> Array:
 def linear_attention_decode(d: Dims, s: Setting) -> Terms:
     """Every state once through memory."""
     states = state_elements(d)
-    blocks = np.maximum(states / VALUES_A_BLOCK, 1.0)
+    blocks = np.maximum(states / of_rule(VALUES_A_BLOCK, d), 1.0)
     longest = 0.0 if s.cpu else np.ceil(blocks / s.units) * s.cost.bytes / blocks / s.unit_rate
     compute = s.cost.flops / (0.5 * s.vector_rate)
     return Terms(
@@ -81,8 +123,8 @@ def sparse_attention(d: Dims, s: Setting) -> Terms:
 
 def sparse_attention_backward(d: Dims, s: Setting) -> Terms:
     """2.5 times the products; gradients of keys are added up where they lie."""
-    terms = sparse_attention(d, s)
-    return Terms(2.5 * terms.compute, 2.5 * terms.memory, terms.overhead + s.device.launch_us, hints=terms.hints)
+    terms, longer = sparse_attention(d, s), BACKWARD_PRODUCTS
+    return Terms(longer * terms.compute, longer * terms.memory, terms.overhead + s.device.launch_us, hints=terms.hints)
 
 
 def sparse_index(d: Dims, s: Setting) -> Terms:

@@ -19,7 +19,7 @@ LOOPBACK_COPIES = 6.0  # user to socket, socket to user, and the sum, each readi
 # us of one hop between neighbours: memory flags over NVLink, through the host, across a switch, through sockets
 HOP_US = {"nvlink": 0.75, "pcie": 3.0, "ib": 4.0, "roce": 5.0, "loopback": 25.0}
 NVLINK_TREE = 2.5  # hops of a ring that one up or down a tree takes: its flags wait for two children
-BASE_LAUNCHES = 2.3
+BASE_LAUNCHES = 2.3  # of a kernel's time that NCCL's own start takes: its channels, flags and the last barrier
 # Of the choices launch, dispatch, view, module, autograd, in eager operator calls (a device's dispatch_us). A GPU's
 # call is dispatch and launch together, about half each; on a CPU launch is the call on one element.
 HOST_COST = {"cpu": (1.0, 1.0, 0.3, 0.5, 2.0), "gpu": (0.5, 0.5, 0.3, 0.5, 2.0)}

@@ -22,6 +22,7 @@ Array = Any  # a float64 numpy array, or a float that stands for one
 SUSTAINED_TENSOR = 0.80  # clocks under full tensor load lie below boost, and issue slots are lost
 SUSTAINED_LANES = 0.88  # of fp32 products on ordinary lanes, where the power limit leaves the clock alone
 SUSTAINED_MEMORY = 0.92  # refresh, read/write turnaround
+KEPT, LOST = 1.25, 0.75  # of a working set in the last-level cache: all up to a third of the cache, none beyond 5/3
 SM_BYTES_PER_CLOCK = 64.0  # what one compute unit draws from L2 (NVIDIA tuning guides, A100 to B200)
 EXP_PER_CLOCK = 16.0  # special-function results of one compute unit a clock (CUDA programming guide, table 5)
 
@@ -110,11 +111,11 @@ class Setting:
         return self.device.l2_mib * 2.0**20
 
     def resident(self, working_set: Array) -> Array:
-        """Share of a working set (bytes) that the last-level cache keeps: all up to a third of it, none beyond 5/3.
+        """Share of a working set (bytes) that the last-level cache keeps.
 
-        The slope between stands for hashing, replacement and the two halves of a partitioned L2.
+        The slope between all and none stands for hashing, replacement and the two halves of a partitioned L2.
         """
-        return np.clip(1.25 - 0.75 * np.asarray(working_set) / self.l2_bytes, 0.0, 1.0)
+        return np.clip(KEPT - LOST * np.asarray(working_set) / self.l2_bytes, 0.0, 1.0)
 
     def traffic_us(self, size: Array, working_set: Array | None = None) -> Array:
         """Time to move ``size`` bytes of a working set: from cache as far as it is warm, else from memory."""

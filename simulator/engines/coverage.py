@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from ...models.intervals import COVERAGE, wider
+from ...models.labs import apart
 
 __all__ = ["COVERAGE", "apart", "between_labs", "brought", "widened"]
-
-# Half of what 90 % of another lab's timings of the same ops are off by, in ln units, beside what a table's own noise
-# explains: Vidur's products on H100 0.40, A100 0.21, A40 0.15, Nsight's on A100 0.2; norms, softmaxes and element-wise
-# kernels of LLMCompass and of PyTorch's profiler 0.1 to 0.6. Other machines, clocks, data, versions and timers.
-BETWEEN_LABS = {
-    **dict.fromkeys(("gemm", "attention", "moe"), 0.2),
-    **dict.fromkeys(("norm", "pointwise"), 0.35),
-}
-HARNESS = "harness"  # the source of rows that were timed on the machine itself
 
 
 def widened(factor: float, coverage: float) -> float:
@@ -40,17 +29,11 @@ def brought(
     return np.where(latency_us > 0, low, low_us), np.where(latency_us > 0, high, high_us)
 
 
-def apart(family: str, card: Mapping[str, Any]) -> float:
-    """How far labs are apart on a family of ops: 0 for a predictor of rows that opcast timed itself."""
-    sources = card.get("sources", {}).get("source") or (HARNESS,)
-    return 0.0 if HARNESS in sources else BETWEEN_LABS.get(family, 0.0)
-
-
 def between_labs(
-    latency_us: np.ndarray, low_us: np.ndarray, high_us: np.ndarray, lab: float
+    latency_us: np.ndarray, low_us: np.ndarray, high_us: np.ndarray, lab: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds [n] that hold timings of another lab than the table's too, ``lab`` in ln units apart."""
-    if not lab:
+    """Bounds [n] that hold timings of another lab than the table's too, which are ``lab`` [n] in ln units apart."""
+    if not lab.any():
         return low_us, high_us
     with np.errstate(divide="ignore", invalid="ignore"):
         low, high = (np.hypot(np.log(each / latency_us), lab) for each in (low_us, high_us))

@@ -48,7 +48,7 @@ class LearnedEngine:
         if predictor is None:
             return Answers.declined(len(next(iter(columns.values()))))
         found = self._predicted(predictor, kind, columns, dtype, out_dtype, cache)
-        lab = apart(KINDS[kind].family, predictor.card)
+        lab = apart(KINDS[kind].family, predictor.card, found.latency_us)
         held = brought(found.latency_us, found.low_us, found.high_us, predictor.coverage)
         low, high = between_labs(found.latency_us, *held, lab)
         engine, who = (

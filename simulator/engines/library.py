@@ -40,7 +40,7 @@ class LibraryEngine:
             return answers
         read = [each.predict(columns, dtype, out_dtype, known_as(self.device, each), cache) for each in known]
         latency, low, high = agreed(read, [each.coverage for each in known])
-        low, high = between_labs(latency, low, high, apart("gemm", known[0].card))
+        low, high = between_labs(latency, low, high, apart("gemm", known[0].card, latency))
         one = columns["batch"] == 1
         answers.latency_us[:], answers.low_us[:], answers.high_us[:] = (
             np.where(one, each, np.nan) for each in (latency, low, high)

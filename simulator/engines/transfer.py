@@ -16,7 +16,7 @@ from ...datasets.devices import RATE_OF, Device, DeviceError, load_device
 from ...datasets.ops import KINDS
 from ...models.donors import ANY_FORMAT, Donor, able, donors, group
 from ...models.intervals import Intervals
-from ...models.kinship import OWN, TIERS, Kin, constant, errors, recast_widths, tier, voices, wider
+from ...models.kinship import OWN, TIERS, Kin, constant, errors, recast_share, recast_widths, tier, voices, wider
 from ...models.predictor import Predictor
 from ...models.registry import Registry
 from .answers import Answers, Columns
@@ -52,7 +52,7 @@ class TransferEngine:
         if kin is not None:
             found = kin.predict(columns, dtype, out_dtype, self.device, cache)
             answers.latency_us[:] = found.latency_us
-            lab = 0.0 if kin.donor else apart(KINDS[kind].family, kin.predictors[0].card)
+            lab = apart("" if kin.donor else KINDS[kind].family, kin.predictors[0].card, found.latency_us)
             held = brought(found.latency_us, found.low_us, found.high_us, kin.intervals.coverage)
             answers.low_us[:], answers.high_us[:] = between_labs(found.latency_us, *held, lab)
             answers.in_envelope[:] = found.in_envelope
@@ -79,7 +79,8 @@ class TransferEngine:
         widths = recast_widths(kind, group(kind))
         for donor in donors(kind) if self.backend is None else ():
             if donor.kind in widths:
-                yield from self.recast(kind, donor, dtype, errors().get(donor.kind, {}), widths[donor.kind])
+                part = replace(donor, share=recast_share(kind, donor))
+                yield from self.recast(kind, part, dtype, errors().get(donor.kind, {}), widths[donor.kind])
 
     def recast(
         self, kind: str, donor: Donor, dtype: str, known: Mapping[str, Intervals], width: float

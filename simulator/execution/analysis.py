@@ -17,7 +17,7 @@ from ...datasets.traces.table import ExecutionTrace
 from .feeder import lanes_of
 from .run import SimulatedRun
 
-QUANTILES = (0.1, 0.5, 0.9, 0.99)
+QUANTILES = (0.1, 0.5, 0.9, 0.99)  # that are told
 CDF_SHARES = tuple(place / 40 for place in range(41))
 """Where curves of distributions (``cdf_us``, ``parents_cdf``) have their points: shares of the nodes, 0 to 1."""
 

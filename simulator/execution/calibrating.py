@@ -31,7 +31,7 @@ from .run import op_in, recorded_us
 HOST, INSIDE, REST = "host", "collective_inside", "rest"
 BY_NAME = ("gemm", "attention")
 LEAST_SHARE = 0.005  # of a step: families below it say nothing of it
-LEAST_WIDTH = 0.02
+LEAST_WIDTH = 0.02  # ln: one step says no more, however well it is explained
 SPREAD = 1.645  # standard deviations that 90 % of errors are within
 OF_ONE = 0.1  # standard error (ln) of an effect that one step alone says
 

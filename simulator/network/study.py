@@ -16,7 +16,7 @@ from .fabric import Fabric, Transfer
 from .faults import Fault, PartitionError, apply, draw, places
 from .fidelity import simulate
 
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)  # that are told
 Measure = Callable[[Fabric], float]  # us that a whole step, or its communication, takes on a fabric
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-RATIO = 0.001
+RATIO = 0.001  # between neighbouring bins
 BINS = int(math.log(32 * 3600e6) / RATIO) + 2
 
 

@@ -17,16 +17,17 @@ from ..question.calibration import ACROSS, Calibration, Effect, StepCalibration,
 from .metrics import grouped
 from .observed import FIXED, ObservedStep, table_of
 
-# Standard deviations of effects by what they are of. What is left out scores alike from a third to twice of them
+# Standard deviations of effects by what they are of. What is left out scores alike from a quarter to twice of them, and
+# with looser effects of frameworks or chips (docs/validation.md, other shapes of the effect model)
 PRIOR = {"all": 0.03, "framework": 0.12, "chip": 0.04, "format": 0.03, "regime": 0.03}
-PRIOR_OF_PAIR, PRIOR_OF_FRAMEWORK_ON_CHIP = 0.05, 0.1
+PRIOR_OF_PAIR, PRIOR_OF_FRAMEWORK_ON_CHIP = 0.05, 0.1  # the same
 LOOSE = {"gemm": 1.0, "attention": 1.5, "experts": 1.5, "rest": 1.5, "collective_inside": 1.5, "host": 0.7}
 LOOSE |= {"collective_between": 1.0}
 FREEDOM = 4.0  # degrees of freedom of the errors
 ERROR = 0.05  # their scale
 LEAST_SHARE = 0.003  # a part of a step that small says nothing
-LONGEST, STEPS, ENOUGH = 0.3, 80, 1e-4
-NINETY = 0.9
+LONGEST, STEPS, ENOUGH = 0.3, 80, 1e-4  # of the search for the mode: longest step (ln), steps, and when it ends
+NINETY = 0.9  # of the errors are within a width
 LEAST_WIDTH = 0.01  # ln: no answer is surer
 DRAWN = 4  # the width of a pair is drawn towards that of all pairs as by so many more rows
 DIGITS = 4

@@ -5,9 +5,11 @@
 The stores hold what has both a kind's own rows and a donor's (``opcast import source=neusight``, ``vidur``,
 ``kineto``); predictors are those that come with opcast. Each table of a kind (``models/donors.py``) is answered by the
 kind's donors on the same device, or on one of its die or generation, and by physics. Kinds without tables are held
-against published figures (``published_kernels.csv``). A table is one voice, whatever its rows. ``--write`` puts the
-width that holds 90 % of what was missed into ``models/shipped/kinship.json``, where donors are nearer to the truth than
-physics.
+against published figures (``published_kernels.csv``). A table is one voice, whatever its rows.
+
+Where a donor's shortfall carries over in part, the part is the one of :data:`SHARES` that misses least; what is printed
+of a table was answered with the part that tables of other heads say. ``--write`` puts the parts and the width that
+holds 90 % of what was missed into ``models/shipped/kinship.json``, where donors are nearer to the truth than physics.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import argparse
 import csv
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +42,25 @@ MEASURED = ("elementwise", "gelu", "silu_mul", "rope", "layer_norm", "softmax")
 NEAR = TIERS[:2]  # as far as donors are asked here: what lies further is the error of another device
 NEARER = 0.9  # of physics' error, which donors must be below to answer in its place
 MOST, LEAST = 400, 5  # rows of a table
+SHARES = tuple(place / 20 for place in range(21))  # of a shortfall, that are tried
 
 
 @dataclass(frozen=True)
 class Told:
-    """One table's ops: ln(measured / answered) by a donor and by physics, each [n]."""
+    """One table's ops: ln(measured / answered) by a donor and by physics, each [n].
+
+    ``group`` is what tables have in common, and ``tried`` [shares, n] what each of :data:`SHARES` misses, where a part
+    of the shortfall carries over; ``share`` is the one that was taken.
+    """
 
     kind: str
     donor: str
     table: str
     recast: np.ndarray
     law: np.ndarray
+    group: str = ""
+    tried: np.ndarray | None = None
+    share: float = 1.0
 
 
 def of_stores(stores: Sequence[Store]) -> Iterator[Told]:
@@ -72,7 +82,7 @@ def _of_table(table: MeasurementTable) -> Iterator[Told]:
         for dtype in np.unique(part.dtype):
             rows = np.flatnonzero(part.dtype == dtype)
             columns = {name: values[rows] for name, values in part.columns.items()}
-            found[rows] = answered(table.device.id, table.kind, donor, columns, str(dtype), str(dtype))
+            found[rows] = answered(donor, table.device.id, table.kind, columns, str(dtype), str(dtype))
         known = np.isfinite(found)
         if known.sum() >= LEAST:
             missed = np.log(part.latency_us[known] / found[known])
@@ -92,14 +102,34 @@ def of_publications() -> Iterator[Told]:
         measured = flops / np.array(row["tflops"].split(), float)
         least = flops / steady_rate(device, op.dtype, device.tdp_w) if row["steady"] else 0.0
         law = analytical.latency_us(op.kind, columns, op.dtype, op.out_dtype, device)
+        physics = np.log(measured / np.maximum(law, least))
         for donor in donors(op.kind):
-            found = answered(row["device"], op.kind, donor, columns, op.dtype, op.out_dtype)
-            missed, physics = (np.log(measured / np.maximum(each, least)) for each in (found, law))
-            yield Told(op.kind, donor.kind, f"{row['device']} {row['dtype']} {row['dims']}", missed, physics)
+            asked = row["device"], op.kind, columns, op.dtype, op.out_dtype
+            parts = [replace(donor, share=share) for share in SHARES] if donor.partly else [donor]
+            missed = [np.log(measured / np.maximum(answered(each, *asked), least)) for each in parts]
+            name, tried = f"{row['device']} {row['dtype']} {row['dims']}", np.array(missed) if donor.partly else None
+            yield Told(op.kind, donor.kind, name, missed[-1], physics, dims.get("head_dim", ""), tried)
+
+
+def shared(parts: Sequence[Told]) -> list[Told]:
+    """The tables, those of a donor in part by the share that the other groups say."""
+    made = []
+    for each in parts:
+        if each.tried is not None:
+            share = best_share([one for one in parts if one.group != each.group])
+            each = replace(each, recast=each.tried[SHARES.index(share)], share=share)
+        made.append(each)
+    return made
+
+
+def best_share(parts: Sequence[Told]) -> float:
+    """The share that misses least, a table one voice."""
+    missed = np.mean([np.median(np.abs(each.tried), axis=1) for each in parts if each.tried is not None], axis=0)
+    return SHARES[int(np.argmin(missed))]
 
 
 def answered(
-    device_id: str, kind: str, donor: Donor, columns: dict[str, np.ndarray], dtype: str, out_dtype: str
+    donor: Donor, device_id: str, kind: str, columns: dict[str, np.ndarray], dtype: str, out_dtype: str
 ) -> np.ndarray:
     """us of n ops by a donor near the device, NaN without one."""
     engine = TransferEngine(load_device(device_id), [SHIPPED])
@@ -118,6 +148,9 @@ def told(parts: Sequence[Told]) -> dict[str, Any]:
         "median": round(100 * float(np.mean([np.median(np.expm1(each)) for each in miss])), 1),
         "physics": round(100 * float(np.mean([np.median(np.expm1(each)) for each in law])), 1),
     }
+    if parts[0].tried is not None:
+        made["share"] = best_share(parts)
+        made["shares_left_out"] = sorted({each.share for each in parts})
     if made["median"] < NEARER * made["physics"]:
         made["half_width"] = round(weighted_quantile(miss, COVERAGE), 3)
     return made
@@ -144,11 +177,12 @@ def main() -> None:
     found: dict[str, dict[str, Any]] = {}
     print("| kind | donor | tables | median % | physics | 90 % within |\n" + "| --- " * 6 + "|")
     for name, donor in dict.fromkeys((group(each.kind), each.donor) for each in parts):
-        own = [each for each in parts if (group(each.kind), each.donor) == (name, donor)]
+        own = shared([each for each in parts if (group(each.kind), each.donor) == (name, donor)])
         name = own[0].kind if own[0].kind not in MEASURED else name
         made = found.setdefault(name, {})[donor] = told(own)
+        part = f", {made['share']:.2f} of it" if "share" in made else ""
         held = f"{np.expm1(made['half_width']):.0%}" if "half_width" in made else "not used"
-        print(f"| {name} | {donor} | {made['tables']} | {made['median']} | {made['physics']} | {held} |")
+        print(f"| {name} | {donor} | {made['tables']} | {made['median']} | {made['physics']} | {held}{part} |")
     if asked.write:
         known = json.loads(ERRORS.read_text("utf-8"))
         ERRORS.write_text(json.dumps({**known, "donors": found}, indent=1) + "\n", "utf-8")

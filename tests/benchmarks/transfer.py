@@ -174,7 +174,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1500, help="of a device, framework and format")
     parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
-    known = json.loads(ERRORS.read_text("utf-8"))["kinds"] if ERRORS.is_file() else {}
+    whole = json.loads(ERRORS.read_text("utf-8")) if ERRORS.is_file() else {}
+    known = whole.get("kinds", {})
     print("| kind | kin of the same | median % | physics | held by 90 % | by device |\n" + "| --- " * 6 + "|")
     for kind in asked.kind:
         parts = list(left_out(Store(asked.store), kind, asked.rows))
@@ -185,7 +186,7 @@ def main() -> None:
                 known[kind][level] = told(own)
                 show(kind, level, known[kind][level])
         if asked.write:
-            ERRORS.write_text(json.dumps({"kinds": known}, indent=1) + "\n", "utf-8")
+            ERRORS.write_text(json.dumps({**whole, "kinds": known}, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -10,10 +10,12 @@ import pytest
 
 from opcast.datasets.devices import known_devices, load_device
 from opcast.models import analytical
+from opcast.models.donors import BACKWARD, EXPERTS
 from opcast.models.features import Frame, frame
-from opcast.models.kinship import TIERS, Kin, errors, generation, tier, voices
+from opcast.models.kinship import TIERS, Kin, errors, generation, recast_share, tier, voices
 from opcast.models.predictor import Predictor
 from opcast.models.registry import Registry
+from opcast.tests.benchmarks.donors import SHARES, Told, best_share, shared
 
 SHIPPED = Registry(Path(__file__).resolve().parents[2] / "models" / "shipped")
 OPS = {
@@ -116,3 +118,22 @@ def test_what_was_missed_grows_with_distance_and_far_collectives_are_left_to_phy
     for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         assert "die" in found[kind]
         assert "vendor" not in found[kind]
+
+
+def test_how_much_of_a_donors_shortfall_carries_over_is_in_the_file() -> None:
+    assert 0.0 < recast_share("attention_backward", BACKWARD) < 1.0
+    assert recast_share("grouped_gemm", EXPERTS) == 1.0
+
+
+def test_the_part_that_carries_over_is_found_on_other_heads() -> None:
+    """Half of the shortfall for heads of 64, all of it for those of 128: each is told by the other."""
+    known = [
+        Told("attention_backward", "attention_prefill", f"{heads} {place}", missed[-1], np.zeros(1), heads, missed)
+        for heads, part in (("64", 0.5), ("128", 1.0))
+        for place in range(3)
+        for missed in [(part - np.array(SHARES))[:, None]]
+    ]
+    assert best_share(known[:3]) == 0.5
+    found = shared(known)
+    assert {each.group: each.share for each in found} == {"64": 1.0, "128": 0.5}
+    assert all(abs(float(each.recast[0])) == 0.5 for each in found)

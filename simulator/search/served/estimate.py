@@ -23,7 +23,7 @@ from .request import ServedSearchRequest, ratio_of
 
 UNMIXED = ("sglang", "vllm_v0", "lightllm", "splitwise", "faster_transformer")
 RESERVING = ("trtllm", "orca", "faster_transformer")
-BUSIEST = 0.9
+BUSIEST = 0.9  # share of the time that a pool may be busy, so that queues of requests by chance end
 SECOND_US = 1e6
 
 

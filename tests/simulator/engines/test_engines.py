@@ -15,12 +15,11 @@ from opcast.datasets.devices import load_device, overridden
 from opcast.datasets.ops import KINDS, make_op
 from opcast.datasets.schema import Measurement
 from opcast.datasets.store import Store
-from opcast.models import power
+from opcast.models import labs, power
 from opcast.models.registry import Registry
 from opcast.models.training import train
 from opcast.simulator.engines import EngineError, ask, build_engine
 from opcast.simulator.engines.analytical import UNCALIBRATED_FACTOR
-from opcast.simulator.engines.coverage import BETWEEN_LABS
 from opcast.simulator.predict.ops import predict_ops, with_power
 
 DEVICE = load_device("h100_sxm")
@@ -356,5 +355,5 @@ def test_another_labs_table_has_a_wider_interval_than_ones_own(knowledge: tuple[
     assert known is not None
     columns = {name: np.array([size]) for name, size in zip(KINDS["gemm"].names, op.dims, strict=True)}
     assert own.high_us == pytest.approx(known.predict(columns, "bf16").high_us)
-    assert np.log(theirs.high_us / theirs.latency_us) >= BETWEEN_LABS["gemm"]
-    assert np.log(theirs.latency_us / theirs.low_us) >= BETWEEN_LABS["gemm"]
+    assert np.log(theirs.high_us / theirs.latency_us) >= labs.widths()["gemm"][2]
+    assert np.log(theirs.latency_us / theirs.low_us) >= labs.widths()["gemm"][2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping
 from dataclasses import fields
@@ -15,8 +16,11 @@ from opcast.simulator.question.plan import STACK_DIRECTORY, Stack
 
 ROOT = Path(__file__).resolve().parents[3]
 STACKS = sorted(STACK_DIRECTORY.glob("*.yaml"))
-FITTED = re.compile(r"^([A-Z][A-Z0-9_]*(?:, [A-Z][A-Z0-9_]*)*)(?:: [^=]+)? = -?\d*\.\d")  # constants with a fraction
-ROOMS = ("simulator/memory", "simulator/passes", "simulator/network", "simulator/timing", "simulator/step")
+FITTED = re.compile(r"^([A-Z][A-Z0-9_]*(?:, [A-Z][A-Z0-9_]*)*)(?:: [^=]+)? = \(*-?\d*\.\d")  # constants with a fraction
+ROOMS = ("models", *(f"simulator/{name}" for name in (
+    *("contention", "engines", "execution", "memory", "network", "passes", "predict", "question", "report"),
+    *("search", "serving", "step", "timing", "validation"),
+)))  # fmt: skip
 PICTURES = ("places.py", "picture.py")  # sizes of drawings
 
 
@@ -66,3 +70,21 @@ def test_the_network_is_fitted_by_its_own_command() -> None:
     assert "Fitted on" in (tunings.__doc__ or "")
     names = {each.name for each in fields(law.Tuning)}
     assert all({each.name for each in fields(tuning)} == names for tuning in tunings.TUNINGS.values())
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "models" / "analytical").glob("*.py")), ids=lambda path: path.stem)
+def test_no_number_of_the_law_stands_without_a_name(path: Path) -> None:
+    """A fraction inside a function is a constant that no page names: all but halves and units."""
+    functions = [each for each in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(each, ast.FunctionDef)]
+    numbers = {each.value for one in functions for each in ast.walk(one) if isinstance(each, ast.Constant)}
+    fractions = {value for value in numbers if isinstance(value, float) and value % 1.0}
+    assert not fractions - {0.5, 1e-3, 1e-6}
+
+
+def test_the_page_of_constants_names_each_with_its_value() -> None:
+    """Where a constant is changed, `tests/benchmarks/constants.py STORE --write` says what tables make of it."""
+    from opcast.tests.benchmarks.constants import PAGE, constants
+
+    rows = re.findall(r"^\| `(\w+)\.(\w+)` \| (\S+) \|", PAGE.read_text("utf-8"), re.MULTILINE)
+    assert rows == [(each.module, each.name, f"{each.value:g}") for each in constants()]
+    assert len(rows) > 20
