@@ -13,7 +13,7 @@ from ..question.serving import IterationLaw, KvMemory, ServingRequest
 from ..trace.models import resolve
 from .bench import ServingBench
 from .budget import budget
-from .engines import ServingEngine, load_serving_engine
+from .engines import ServingEngine, UsualLimits, load_serving_engine
 from .host import fitted_hosts, host_name, layers_and_experts
 from .kv_memory import Overheads
 from .link import cache_link
@@ -68,9 +68,12 @@ def replica_of(
         made = by_hand(law or IterationLaw(base_us=1.0), kv.blocks, kv.block_tokens, kv.bytes_per_token)
         return replace(made, price_per_hour=price or 0.0)
     engine = load_serving_engine(ENGINES.get(request.scheduler.policy, "vllm"))
-    plan = plan_of(step, bench.device(step.device, step.cluster))
-    scheduler = request.scheduler
-    probe = rules(scheduler, by_hand(IterationLaw(base_us=1.0), 1, kv.block_tokens or engine.kv.block_tokens, 0.0))
+    device, scheduler = bench.device(step.device, step.cluster), request.scheduler
+    plan = plan_of(step, device)
+    known_engine = scheduler.policy in (*ENGINES, "vllm")
+    limits = engine.limits_on(device.name, device.memory_gib) if known_engine else UsualLimits()
+    bare = by_hand(IterationLaw(base_us=1.0), 1, kv.block_tokens or engine.kv.block_tokens, 0.0)
+    probe = rules(scheduler, replace(bare, limits=limits))
     most = min(most_tokens(request.traffic), LONGEST)
     seqs = min(probe.max_seqs, request.traffic.concurrency or probe.max_seqs, 1024)
     extent = Extent(
@@ -97,6 +100,7 @@ def replica_of(
         stages=plan.parallel.pp,
         devices=plan.parallel.tp * plan.parallel.pp * ranks,
         max_model_len=context_of(described),
+        limits=limits,
         layer_share=1 / layers_of(step.model),
         figures=known.figures,
         price_per_hour=price if price is not None else plan.cluster.price_per_device_hour,

@@ -60,6 +60,24 @@ class GraphSizes:
 
 
 @dataclass(frozen=True)
+class UsualLimits:
+    """Limits of an engine's scheduler on devices of ``from_gib`` and more, but for those ``not_on`` names; None: those
+    of its policy."""
+
+    from_gib: float = 0.0
+    not_on: str = ""
+    max_tokens: int | None = None
+    max_seqs: int | None = None
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        number(ServingEngineError, "limits.from_gib", self.from_gib)
+        for name in ("max_tokens", "max_seqs", "chunk"):
+            if getattr(self, name) is not None:
+                whole(ServingEngineError, f"limits.{name}", getattr(self, name), 1)
+
+
+@dataclass(frozen=True)
 class HostRule:
     """From which version on an engine schedules a step ahead; its times are fitted (:mod:`.host`)."""
 
@@ -78,7 +96,7 @@ class ServingEngine:
     stack: str
     kv: KvRule
     graphs: GraphSizes = field(default_factory=GraphSizes)
-    limits: Mapping[str, int] = field(default_factory=dict)
+    limits: Sequence[UsualLimits] = ()
     host: HostRule = field(default_factory=HostRule)
     arguments: Mapping[str, str] = field(default_factory=dict)
     without_effect: Sequence[str] = ()
@@ -89,6 +107,13 @@ class ServingEngine:
 
     def __post_init__(self) -> None:
         choice(ServingEngineError, "data_parallel", self.data_parallel, DATA_PARALLEL)
+
+    def limits_on(self, device: str, memory_gib: float) -> UsualLimits:
+        """The limits that it has on a device unless it is told others."""
+        fitting = (
+            each for each in self.limits if memory_gib >= each.from_gib and not (each.not_on and each.not_on in device)
+        )
+        return next(fitting, UsualLimits())
 
 
 @lru_cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from ..question.serving import (
     ServingRequest,
     Speculation,
 )
+from .engines import UsualLimits
 from .figures import StepFigures
 from .iteration import IterationTables, linear_tables
 from .kv import KvBudget
@@ -58,6 +59,7 @@ class ServedReplica:
     stages: int = 1
     devices: int = 1
     max_model_len: int = LONGEST
+    limits: UsualLimits = field(default_factory=UsualLimits)
     graphs: tuple[int, ...] = ()
     figures: StepFigures | None = None
     price_per_hour: float = 0.0  # of a device
@@ -80,16 +82,17 @@ def rules(
     answers: bool = False,
 ) -> SchedulerRules:
     """The rules of an engine's scheduler on a replica, with the engine's own defaults for what is null."""
-    policy, kv = scheduler.policy, replica.kv
-    seqs = max_seqs or scheduler.max_seqs or MOST_SEQS.get(policy, 256)
+    policy, kv, usual = scheduler.policy, replica.kv, replica.limits
+    seqs = max_seqs or scheduler.max_seqs or usual.max_seqs or MOST_SEQS.get(policy, 256)
+    tokens = scheduler.max_tokens or usual.max_tokens or MOST_TOKENS.get(policy, 8192)
     share = scheduler.watermark if scheduler.watermark is not None else WATERMARK.get(policy, 0.0)
     chunked, lag, padded = scheduler.chunked_prefill, scheduler.async_scheduling, scheduler.padded
     swap_us = 1e6 * kv.bytes_per_token / (SWAP_GBPS * 1e9)
     return SchedulerRules(
         policy=OWN if scheduler.own else POLICIES.index(policy),
-        max_tokens=scheduler.max_tokens or MOST_TOKENS.get(policy, 8192),
+        max_tokens=tokens,
         max_seqs=seqs,
-        chunk=scheduler.chunk or CHUNKS.get(policy, 8192),
+        chunk=scheduler.chunk or usual.chunk or CHUNKS.get(policy, 8192),
         max_model_len=scheduler.max_model_len or replica.max_model_len,
         blocks=kv.blocks,
         block_tokens=kv.block_tokens,
@@ -108,7 +111,7 @@ def rules(
         wait_iterations=scheduler.wait_iterations,
         balance_iterations=scheduler.balance_iterations,
         gather_iterations=scheduler.gather_iterations,
-        wait_tokens=scheduler.wait_share * (scheduler.max_tokens or MOST_TOKENS.get(policy, 8192)),
+        wait_tokens=scheduler.wait_share * tokens,
         answers=int(answers),
     )
 

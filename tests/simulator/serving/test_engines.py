@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opcast.datasets.clusters import load_cluster
+from opcast.datasets.devices import load_device
 from opcast.simulator.question.plan import load_stack
 from opcast.simulator.question.requests import SimulateRequest
+from opcast.simulator.question.serving import IterationLaw, Scheduler
 from opcast.simulator.question.sources import Sources
 from opcast.simulator.serving.budget import budget
 from opcast.simulator.serving.connect import context_of
@@ -28,6 +30,7 @@ from opcast.simulator.serving.kv_memory import (
     overheads_of,
     usual_fraction,
 )
+from opcast.simulator.serving.setup import by_hand, rules
 from opcast.simulator.workbench import Workbench
 
 ENGINES = known_serving_engines()
@@ -302,6 +305,23 @@ def test_states_take_of_the_kv_memory_what_their_sequences_need_and_no_more_than
     assert beside_states(40.0, each, 128) == pytest.approx(40.0 - 128 / 16)
     assert beside_states(40.0, each, 100_000) == pytest.approx(40.0 / 1.9)
     assert beside_states(40.0, TokenBytes(40_000.0), 128) == 40.0
+
+
+def test_limits_are_those_of_the_engine_on_a_device():
+    def of(engine, name):
+        device = load_device(name)
+        return engine.limits_on(device.name, device.memory_gib)
+
+    assert [of(VLLM, name).max_tokens for name in ("h100_sxm", "b200_sxm", "a100_sxm_80gb", "l40s")] == [
+        8192,
+        16_384,
+        2048,
+        2048,
+    ]
+    assert [of(SGLANG, name).chunk for name in ("h100_sxm", "b200_sxm", "l40s")] == [8192, 16_384, 4096]
+    assert of(TRTLLM, "h100_sxm").max_seqs == 2048
+    replica = replace(by_hand(IterationLaw(1.0), 9, 16, 0.0), limits=of(VLLM, "a100_sxm_80gb"))
+    assert (rules(Scheduler(), replica).max_tokens, rules(Scheduler(max_tokens=99), replica).max_tokens) == (2048, 99)
 
 
 @pytest.mark.parametrize(
