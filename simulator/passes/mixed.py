@@ -88,7 +88,8 @@ def _projected(section: Section, attention: Item, batch: Iteration) -> None:
 def _insert(draft: Draft, section: Section, attention: Item, nodes: Sequence[Node], decodes: Graph) -> None:
     """Puts what decoding runs after the chunks' attention: each reads what the one before wrote."""
     weights = {item.node.path: _weights(draft, item.node) for item in section.items if _weights(draft, item.node)}
-    reads, made = attention.node.reads, []
+    beside = tuple(t for t in attention.node.reads if draft.role(t) != "cache")
+    reads, made = beside, []
     for node in nodes:
         own = weights.get(node.path, ()) if node.source in ABSORBED else ()
         size = sum(decodes.tensor(t).size_bytes for t in node.writes)
@@ -96,7 +97,9 @@ def _insert(draft: Draft, section: Section, attention: Item, nodes: Sequence[Nod
         written = (
             attention.node.writes if last else (draft.local(section, size, draft.dtype(attention.node.writes[0])),)
         )
-        kept = attention.node.reads if node.op is not None and node.op.kind in DECODE else ()
+        kept: tuple[int, ...] = ()
+        if node.op is not None and node.op.kind in DECODE:
+            kept = (*beside, *_own_caches(draft, section, decodes, node))
         new = replace(
             node,
             path=node.path if node.source in ABSORBED else attention.node.path,
@@ -108,6 +111,12 @@ def _insert(draft: Draft, section: Section, attention: Item, nodes: Sequence[Nod
         reads = written
     at = section.place(attention) + 1
     section.items[at:at] = made
+
+
+def _own_caches(draft: Draft, section: Section, decodes: Graph, node: Node) -> tuple[int, ...]:
+    """Caches of the decoding sequences: none but this kernel reads them, once a pass."""
+    caches = [decodes.tensor(t) for t in node.reads if decodes.tensor(t).role == "cache"]
+    return tuple(draft.local(section, each.size_bytes, each.dtype, "cache") for each in caches)
 
 
 def _weights(draft: Draft, node: Node) -> tuple[int, ...]:

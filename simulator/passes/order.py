@@ -8,7 +8,8 @@ offloaded is what a rank holds then; streams come last, when every communication
 Inference: an engine's own kernels (:mod:`.serving`) take the place of the model's code first, for the rules of fusion
 look for what is left of it. Attention is cut in parts before fusion, so that a rule may see its parts. What an engine
 knows beforehand goes after fusion, which reads it to tell a rotary embedding; what is rounded for a product is merged
-into its maker after quantization has put it there. Sharding follows as in training; caches are offloaded when each rank
+into its maker after quantization has put it there. Sharding follows as in training. Norms take
+adds and all-reduces along when those are there (:mod:`.norms`); caches are offloaded when each rank
 has its own part of them. ``ungrouped`` and ``packed`` only change how much an attention reads and how many rows are
 real, so that they come after everything that asks what an op is.
 """
@@ -27,6 +28,7 @@ from .data import data_parallel
 from .expert import expert_parallel
 from .fuse import fuse
 from .gathered import keep_gathered
+from .norms import NEXT_NORM, REDUCE_NORM, carried, reduced
 from .offload import offload
 from .overlap import overlap
 from .packing import packed
@@ -55,7 +57,7 @@ TRAINING: tuple[Pass, ...] = (
 
 def fuse_rest(graph: Graph, plan: Plan) -> Graph:
     """Fusion by the rules that the stack names beside those of :mod:`.serving`."""
-    rest = tuple(name for name in plan.stack.fusion if name not in (*STEPS, *OTHERS))
+    rest = tuple(name for name in plan.stack.fusion if name not in (*STEPS, *OTHERS, NEXT_NORM, REDUCE_NORM))
     return fuse(graph, replace(plan, stack=replace(plan.stack, fusion=rest)))
 
 
@@ -69,6 +71,8 @@ INFERENCE: tuple[Pass, ...] = (
     context_parallel,
     expert_parallel,
     tensor_parallel,
+    carried,
+    reduced,
     scaled,
     offload,
     overlap,

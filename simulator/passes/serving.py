@@ -5,7 +5,8 @@ and rotary tables are its arguments, layouts need no copies, and rotary embeddin
 ``rope_in_attention`` part of attention. ``absorbed_mla``: latent attention decodes from its latent cache, key and
 value projections moved to the side of the queries (DeepSeek-V2, arXiv 2405.04434, sec. 2.1.2), and is one kernel for a
 prompt. ``fused_moe``: routed experts are one kernel from tokens to their weighted sum. ``rounded_outputs``: what a
-product wants in few bits its maker writes so. ``ungrouped_decode``: a decode kernel reads keys and values once for
+product wants in few bits its maker writes so; ``rounded_norms``: norms and activations alone do, of formats with one
+scale (torch.compile merges them). ``ungrouped_decode``: a decode kernel reads keys and values once for
 every query head, as before kernels shared them (TensorRT-LLM until 2023).
 
 :func:`serve` comes before fusion, :func:`bare` after it, :func:`rounded` after quantization and :func:`ungrouped` last.
@@ -27,6 +28,7 @@ from .rewriting.lifetimes import free_after_last_use, freed
 from .rewriting.nodes import kernel
 
 ATTENTION = ("attention_prefill", "attention_decode", "mla_prefill", "mla_decode")
+COMPILED = ("rms_norm", "layer_norm", "silu_mul", "gelu", "elementwise")
 SPARSE = ("sparse_attention_prefill", "sparse_attention_decode")
 CACHING = (*ATTENTION, *SPARSE, "sparse_index_prefill", "sparse_index_decode")  # kernels that append to their caches
 APPENDS = ("aten.index_copy_", "aten.copy_", "aten.cat")
@@ -83,20 +85,29 @@ def bare(graph: Graph, plan: Plan) -> Graph:
 
 def rounded(graph: Graph, plan: Plan) -> Graph:
     """The graph without kernels that only round what a product reads: the kernel before writes it so."""
-    if "rounded_outputs" not in plan.stack.fusion or not plan.quantization:
+    every = "rounded_outputs" in plan.stack.fusion
+    if not plan.quantization or not (every or "rounded_norms" in plan.stack.fusion):
         return graph
     draft = Draft(graph)
     released = freed(draft)
     for section in draft.sections:
         made: dict[int, int] = {}
+        rounding = [item for item in section.items if _kind(item) == "quantize" and (every or _compiled(section, item))]
+        gone = {id(item) for item in rounding}
         for item in section.items:
-            if _kind(item) == "quantize":
+            if id(item) in gone:
                 made.update(dict.fromkeys(item.node.writes, item.node.reads[0]))
             elif made.keys() & set(item.node.reads):
                 item.change(reads=tuple(dict.fromkeys(made.get(t, t) for t in item.node.reads)))
-        section.items = [item for item in section.items if _kind(item) != "quantize"]
+        section.items = [item for item in section.items if id(item) not in gone]
     free_after_last_use(draft, released)
     return draft.graph()
+
+
+def _compiled(section: Section, rounding: Item) -> bool:
+    """Whether a compiler merges a rounding with one scale into the norm or activation before it."""
+    makers = [i for i in section.items if rounding.node.reads[0] in i.node.writes]
+    return bool(makers) and _kind(makers[-1]) in COMPILED and rounding.node.op.block == 0  # type: ignore[union-attr]
 
 
 def ungrouped(graph: Graph, plan: Plan) -> Graph:
@@ -415,7 +426,7 @@ def _weights(draft: Draft, node: Node) -> tuple[int, ...]:
     return tuple(t for t in node.reads if draft.role(t) in ("weight", "frozen"))
 
 
-OTHERS = ("rounded_outputs", "ungrouped_decode")
+OTHERS = ("rounded_outputs", "rounded_norms", "ungrouped_decode")
 STEPS: dict[str, Callable[[Draft, Section], None]] = {
     "absorbed_mla": _latent,
     "fused_moe": _experts,

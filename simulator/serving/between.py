@@ -1,8 +1,8 @@
 """Steps between two that were simulated: their kernels asked of the engines at the sizes between, all at once.
 
 A step's kernels stay the same from size to size but for their dimensions, each of which grows in proportion. What the
-engines answer for a size between two has the jumps of its products' tiles; what a step says beyond that (warm caches,
-clocks, overlap) is a factor, which goes from that of one end to that of the other. Where kernels are others at the two
+engines answer for a size between two has the jumps of its products' tiles; how cold each kernel is and what the step
+says beyond that (clocks, overlap) goes from that of one end to that of the other. Where kernels are others at the two
 ends, all sizes between them are simulated.
 """
 
@@ -97,16 +97,31 @@ def asked(
     if [_kind(each) for each in kernels[0]] != [_kind(each) for each in kernels[1]]:
         return None
     sizes = [ends[0], *inner, ends[1]]
-    sums: dict[tuple[Op, Op], float] = {}
-    for (one, times, _), (other, _, _) in zip(*kernels, strict=True):
+    sums: dict[tuple[Op, Op], np.ndarray] = {}
+    for (one, times, first_us), (other, _, last_us) in zip(*kernels, strict=True):
         if one.op is not None and other.op is not None:
-            sums[one.op, other.op] = sums.get((one.op, other.op), 0.0) + times
+            sums[one.op, other.op] = sums.get((one.op, other.op), 0.0) + times * np.array([1.0, first_us, last_us])
     ops = [_sized(one, other, ends, size) for one, other in sums for size in sizes]
     try:
-        answers = ask(engine, ops, "cold").latency_us.reshape(len(sums), len(sizes))
+        warm, cold = (ask(engine, ops, state).latency_us.reshape(len(sums), len(sizes)) for state in ("warm", "cold"))
     except ValueError:
         return None
-    return np.asarray(np.array(list(sums.values())) @ answers)
+    times, *took_us = np.array(list(sums.values())).reshape(-1, 3).T
+    return np.asarray(times @ _taking(warm, cold, np.stack(took_us, 1) / times[:, None], np.array(sizes, float)))
+
+
+def _taking(warm: np.ndarray, cold: np.ndarray, took_us: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Microseconds of kernels [kernels, sizes] that took ``took_us`` at both ends [kernels, 2]: as cold between them
+    as they are there, and off by as much."""
+    along = (sizes - sizes[0]) / (sizes[-1] - sizes[0])
+
+    def between_ends(values: np.ndarray) -> np.ndarray:
+        return np.asarray(values[:, :1] + along * (values[:, 1:] - values[:, :1]))
+
+    low, wide = warm[:, [0, -1]], (cold - warm)[:, [0, -1]]
+    share = np.clip((took_us - low) / np.where(wide > 0, wide, np.inf), 0.0, 1.0)
+    mixed = warm + between_ends(share) * np.maximum(cold - warm, 0.0)
+    return mixed * between_ends(took_us / np.maximum(mixed[:, [0, -1]], 1e-9))
 
 
 def _kind(each: Executed) -> tuple[object, ...]:

@@ -1,0 +1,149 @@
+"""Norms of inference engines: one kernel with the residual add before it, from layer to layer, or part of all-reduces.
+
+``next_norm``: the add that ends a layer is part of the norm that begins the next. Engines carry the residual stream
+from layer to layer beside what is added to it, so that each norm but the first adds too (``fused_add_rms_norm`` of vLLM
+and SGLang, ``next_layer_layernorm`` of TensorRT-LLM). A layer that stands for many counts the first one's norm with an
+add, and the last norm of the model without.
+
+``reduce_norm``: an all-reduce of few bytes over tensor ranks adds the residual and normalises what it reduced, in the
+time of the all-reduce (FlashInfer's and TensorRT-LLM's fused one-shot kernels). Larger ones are reduced first.
+
+Both come after sharding, which puts the all-reduces there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..graph import Graph
+from ..question.plan import Plan
+from .rewriting.draft import Draft, Item, Section
+from .rewriting.lifetimes import free_after_last_use, freed
+
+NEXT_NORM, REDUCE_NORM = "next_norm", "reduce_norm"
+NORMS = ("rms_norm", "layer_norm")
+ADDED = "fused.add_norm"
+MOST_REDUCED = 2**20  # bytes: vLLM's limit of eight Blackwell GPUs (PassConfig.fi_allreduce_fusion_max_size_mb)
+
+
+def carried(graph: Graph, plan: Plan) -> Graph:
+    """The graph whose repeated layers leave their last add to the norm of the next."""
+    if NEXT_NORM not in plan.stack.fusion:
+        return graph
+    draft = Draft(graph)
+    released = freed(draft)
+    changed = [_carry(draft, section) for section in draft.sections]
+    if not any(changed):
+        return graph
+    free_after_last_use(draft, released)
+    return draft.graph()
+
+
+def reduced(graph: Graph, plan: Plan) -> Graph:
+    """The graph whose small all-reduces normalise too: what is a part of them is a kernel no more."""
+    if REDUCE_NORM not in plan.stack.fusion:
+        return graph
+    draft = Draft(graph)
+    released = freed(draft)
+    changed = [_normalise(draft, section) for section in draft.sections]
+    if not any(changed):
+        return graph
+    free_after_last_use(draft, released)
+    return draft.graph()
+
+
+def _carry(draft: Draft, section: Section) -> bool:
+    """Moves the add that ends a layer into the norm that begins it, where both are there."""
+    ending = _ending(section)
+    if ending is None:
+        return False
+    last, entered = ending
+    size = _numel(last)
+    alike = next((i.node.op for i in section.items if _adds(i) and _numel(i) == size), None)
+    first = next((i for i in section.items if _kind(i) in NORMS and entered in i.node.reads), None)
+    made = last.node.writes[0]
+    added = [t for t in last.node.reads if _like(draft, section, t, made)]  # the layer's own output, residual first
+    if alike is None or first is None or not added or _numel(first) != size:
+        return False
+    first.compute(alike, source=ADDED)
+    section.items.remove(last)
+    for item in section.items:
+        item.rename({_latest(section, added): made})
+    return True
+
+
+def _like(draft: Draft, section: Section, tensor: int, other: int) -> bool:
+    """Whether a tensor can stand for another of each repetition."""
+    alike = draft.sizes[tensor] == draft.sizes[other] and draft.dtypes[tensor] == draft.dtypes[other]
+    return bool(alike and section.steps.get(tensor, 0) and draft.role(tensor) == "activation")
+
+
+def _latest(section: Section, tensors: Sequence[int]) -> int:
+    """The one that a section writes last."""
+    place = {t: at for at, item in enumerate(section.items) for t in item.node.writes}
+    return max(tensors, key=lambda t: place.get(t, -1))
+
+
+def _ending(section: Section) -> tuple[Item, int] | None:
+    """The add that makes what the next repetition begins with, and that tensor as this one reads it."""
+    for item in reversed(section.items):
+        if _kind(item) == "elementwise" and len(item.node.writes) == 1 and not _adds(item):
+            made = item.node.writes[0]
+            step = section.steps.get(made, 0)
+            entered = made - step
+            if section.repeat > 1 and step and section.steps.get(entered, 0) == step:
+                return item, entered
+    return None
+
+
+def _normalise(draft: Draft, section: Section) -> bool:
+    """Takes norms with an add out where a small all-reduce of this layer or the one before made what they read."""
+    before = len(section.items)
+    small: list[int] = []  # tensors, those reduced last at the end
+    for item in list(section.items):
+        node = item.node
+        found = [t for t in small if t in node.reads]
+        if _adds(item) and found:
+            _without(draft, section, item, found[-1])
+            continue
+        small = [t for t in small if t not in node.writes]
+        if _kind(item) == "all_reduce" and node.op.size_bytes <= MOST_REDUCED:  # type: ignore[union-attr]
+            small += node.writes
+    for item in section.items if section.repeat > 1 else ():
+        entered = [t for t in item.node.reads if section.steps.get(t, 0) and t + section.steps[t] in small]
+        if _adds(item) and entered:
+            _without(draft, section, item, entered[0])
+            break
+    return len(section.items) < before
+
+
+def _without(draft: Draft, section: Section, norm: Item, reduced: int) -> None:
+    """Takes a norm out of a section: who read what it made reads what was reduced, and the norm's weight."""
+    made = set(norm.node.writes)
+    weights = tuple(t for t in norm.node.reads if draft.role(t) in ("weight", "frozen"))
+    section.items.remove(norm)
+    for item in section.items:
+        if made.intersection(item.node.reads):
+            reads = [t for each in item.node.reads for t in ((reduced, *weights) if each in made else (each,))]
+            item.change(reads=_distinct(reads))
+            weights = ()
+
+
+def _distinct(tensors: Iterable[int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(tensors))
+
+
+def _kind(item: Item) -> str:
+    return item.node.op.kind if item.node.op is not None else ""
+
+
+def _adds(item: Item) -> bool:
+    """Whether a kernel is a norm that adds the residual first."""
+    return item.node.source == ADDED and _kind(item) == "elementwise"
+
+
+def _numel(item: Item) -> int:
+    """Elements that a pointwise kernel or a norm works on."""
+    op = item.node.op
+    assert op is not None
+    return int(op.numel if op.kind == "elementwise" else op.rows * op.cols)

@@ -1,0 +1,95 @@
+"""Norms of engines: adds go to the next layer's norm, small all-reduces normalise; all else stays as it was."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from opcast.datasets.clusters import load_cluster
+from opcast.simulator.graph import Graph
+from opcast.simulator.passes.norms import carried, reduced
+from opcast.simulator.passes.order import INFERENCE, apply_passes
+from opcast.simulator.question.plan import Parallel, Plan, Stack, load_stack
+from opcast.simulator.trace import Workload, trace
+
+ENGINE = load_stack("vllm").fusion
+WITHOUT = tuple(name for name in ENGINE if name not in ("next_norm", "reduce_norm", "rounded_norms"))
+LAYERS = 4
+
+
+def plan(*more: str, tp: int = 1, quantization: str = "") -> Plan:
+    stack = Stack("engine", fusion=(*WITHOUT, *more))
+    return Plan(Parallel(tp=tp), load_cluster("dgx_h100"), stack, quantization=quantization)
+
+
+def step(model: object, kind: str = "decode", batch: int = 3, length: int = 17) -> Graph:
+    workload = Workload(kind, batch=batch, seq_len=length, cache="static", optimizer="none", attention="fused")
+    return trace(model, workload, "bf16")
+
+
+def kernels(graph: Graph) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for node, times in graph.weighted():
+        found[node.source if node.source.startswith("fused.add") else node.op.kind if node.op else node.source] += times
+    return found
+
+
+def bytes_of(graph: Graph, role: str) -> int:
+    read = {t for node in graph.nodes() for t in node.reads}
+    return int(sum(graph.tensor_bytes[t] for t in read if graph.tensor(t).role == role))
+
+
+@pytest.mark.parametrize(("family", "tp"), [("llama", 1), ("qwen3_moe", 2), ("deepseek_v3", 2)])
+def test_layers_leave_their_last_add_to_the_next_norm(family, tp, small_model, assert_sound):
+    graph = step(small_model(family, layers=LAYERS))
+    before, after = (apply_passes(graph, plan(*more, tp=tp), INFERENCE) for more in ((), ("next_norm",)))
+    assert_sound(after)
+    assert bytes_of(after, "weight") == bytes_of(before, "weight")
+    one, other = kernels(before), kernels(after)
+    moved = other["fused.add_norm"] - one["fused.add_norm"]
+    assert moved == LAYERS
+    assert one["rms_norm"] - other["rms_norm"] == one["elementwise"] - other["elementwise"] == moved
+    rest = ("rms_norm", "elementwise", "fused.add_norm")
+    assert {k: n for k, n in one.items() if k not in rest} == {k: n for k, n in other.items() if k not in rest}
+    assert {block.repeat for block in after.blocks} == {block.repeat for block in before.blocks}
+
+
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
+def test_small_all_reduces_normalise_and_weigh_the_same(family, small_model, assert_sound):
+    graph = step(small_model(family, layers=LAYERS))
+    before, after = (
+        apply_passes(graph, plan("next_norm", *more, tp=2), INFERENCE) for more in ((), ("reduce_norm",))
+    )
+    assert_sound(after)
+    assert bytes_of(after, "weight") == bytes_of(before, "weight")
+    one, other = kernels(before), kernels(after)
+    assert one["fused.add_norm"] >= 2 * LAYERS - 2
+    assert other["fused.add_norm"] == 0
+    assert {**one, "fused.add_norm": 0} == {**other, "fused.add_norm": 0}
+
+
+def test_large_all_reduces_and_ranks_alone_leave_norms_to_themselves(small_model):
+    large = step(small_model("llama", hidden_size=1024), "prefill", batch=2, length=400)
+    made = [kernels(apply_passes(large, plan(*more, tp=2), INFERENCE)) for more in ((), ("reduce_norm",))]
+    assert made[0] == made[1]
+    small = step(small_model("llama"))
+    made = [kernels(apply_passes(small, plan(*more), INFERENCE)) for more in ((), ("reduce_norm",))]
+    assert made[0] == made[1]
+
+
+def test_without_names_a_graph_is_the_same_object(small_model):
+    graph = step(small_model("llama"))
+    assert carried(graph, plan()) is graph
+    assert reduced(graph, plan()) is graph
+
+
+@pytest.mark.parametrize(("quantization", "left"), [("fp8", 1), ("fp8_block", 4)])
+def test_a_compiler_rounds_with_norms_and_activations_but_not_behind_attention(quantization, left, small_model):
+    graph = step(small_model("llama", layers=LAYERS, hidden_size=256, intermediate_size=512))
+    names = plan("rounded_norms", quantization=quantization)
+    assert kernels(apply_passes(graph, plan(quantization=quantization), INFERENCE))["quantize"] == 4 * LAYERS
+    assert kernels(apply_passes(graph, names, INFERENCE))["quantize"] == left * LAYERS
+    every = replace(names, stack=replace(names.stack, fusion=(*names.stack.fusion, "rounded_outputs")))
+    assert kernels(apply_passes(graph, every, INFERENCE))["quantize"] == 0
