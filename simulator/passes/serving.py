@@ -28,7 +28,9 @@ from .rewriting.lifetimes import free_after_last_use, freed
 from .rewriting.nodes import kernel
 
 ATTENTION = ("attention_prefill", "attention_decode", "mla_prefill", "mla_decode")
-COMPILED = ("rms_norm", "layer_norm", "silu_mul", "gelu", "elementwise")
+APPLY = 2  # the part of a rounding that is left where a checkpoint says the scale of the whole tensor
+ACTIVATIONS = ("silu_mul", "gelu")
+COMPILED = (*ACTIVATIONS, "rms_norm", "layer_norm", "elementwise")
 SPARSE = ("sparse_attention_prefill", "sparse_attention_decode")
 CACHING = (*ATTENTION, *SPARSE, "sparse_index_prefill", "sparse_index_decode")  # kernels that append to their caches
 APPENDS = ("aten.index_copy_", "aten.copy_", "aten.cat")
@@ -92,9 +94,11 @@ def rounded(graph: Graph, plan: Plan) -> Graph:
     released = freed(draft)
     for section in draft.sections:
         made: dict[int, int] = {}
-        rounding = [item for item in section.items if _kind(item) == "quantize" and (every or _compiled(section, item))]
+        rounding = [i for i in section.items if _kind(i) == "quantize" and _merged(section, i, every)]
         gone = {id(item) for item in rounding}
         for item in section.items:
+            if every and _kind(item) == "quantize" and id(item) not in gone:
+                item.compute(item.node.op.replace(part=APPLY))  # type: ignore[union-attr]
             if id(item) in gone:
                 made.update(dict.fromkeys(item.node.writes, item.node.reads[0]))
             elif made.keys() & set(item.node.reads):
@@ -104,10 +108,14 @@ def rounded(graph: Graph, plan: Plan) -> Graph:
     return draft.graph()
 
 
-def _compiled(section: Section, rounding: Item) -> bool:
-    """Whether a compiler merges a rounding with one scale into the norm or activation before it."""
+def _merged(section: Section, rounding: Item, every: bool) -> bool:
+    """Whether a rounding is part of the kernel before: ``every`` one but behind activations in NVFP4 (swiglu and
+    fp4_quantize are two kernels in TensorRT-LLM), else those with one scale behind norms and activations."""
     makers = [i for i in section.items if rounding.node.reads[0] in i.node.writes]
-    return bool(makers) and _kind(makers[-1]) in COMPILED and rounding.node.op.block == 0  # type: ignore[union-attr]
+    maker, op = _kind(makers[-1]) if makers else "", rounding.node.op
+    if every:
+        return op is None or op.out_dtype != "nvfp4" or maker not in ACTIVATIONS
+    return op is not None and op.block == 0 and maker in COMPILED
 
 
 def ungrouped(graph: Graph, plan: Plan) -> Graph:

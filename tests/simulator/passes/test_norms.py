@@ -59,9 +59,7 @@ def test_layers_leave_their_last_add_to_the_next_norm(family, tp, small_model, a
 @pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
 def test_small_all_reduces_normalise_and_weigh_the_same(family, small_model, assert_sound):
     graph = step(small_model(family, layers=LAYERS))
-    before, after = (
-        apply_passes(graph, plan("next_norm", *more, tp=2), INFERENCE) for more in ((), ("reduce_norm",))
-    )
+    before, after = (apply_passes(graph, plan("next_norm", *more, tp=2), INFERENCE) for more in ((), ("reduce_norm",)))
     assert_sound(after)
     assert bytes_of(after, "weight") == bytes_of(before, "weight")
     one, other = kernels(before), kernels(after)
@@ -93,3 +91,12 @@ def test_a_compiler_rounds_with_norms_and_activations_but_not_behind_attention(q
     assert kernels(apply_passes(graph, names, INFERENCE))["quantize"] == left * LAYERS
     every = replace(names, stack=replace(names.stack, fusion=(*names.stack.fusion, "rounded_outputs")))
     assert kernels(apply_passes(graph, every, INFERENCE))["quantize"] == 0
+
+
+def test_activations_are_rounded_to_nvfp4_by_a_kernel_that_knows_the_scale(small_model):
+    graph = step(small_model("llama", layers=LAYERS, hidden_size=256, intermediate_size=512))
+    names = plan("rounded_outputs", quantization="nvfp4")
+    made = apply_passes(graph, names, INFERENCE)
+    left = [(node.op, times) for node, times in made.weighted() if node.op is not None and node.op.kind == "quantize"]
+    assert sum(times for _, times in left) == LAYERS
+    assert {(op.out_dtype, op.cols, op.part) for op, _ in left} == {("nvfp4", 512, 2)}
