@@ -2,8 +2,10 @@
 
 Runs are simulated without a host. An iteration's host time lengthens every token by itself, a first token's the TTFT by
 itself; to first order nothing else changes. The figures of an engine (:class:`..serving.host.HostTime`, none below 0)
-are those of least error in ln under a loss that lets single runs go (soft L1), drawn towards those of all engines. A
-group is a model on a system; a group of many rows counts as the root of its number.
+are those of least error in ln under a loss that lets single runs go (soft L1), drawn towards those of all engines. What
+an engine that works a step ahead adds to an iteration is hidden behind the GPU (:data:`HIDDEN`): fitted, it would only
+take up errors of some models' steps, and worsen others. A group is a model on a system; a group of many rows counts as
+the root of its number.
 """
 
 from __future__ import annotations
@@ -15,14 +17,15 @@ from hashlib import sha256
 import numpy as np
 
 from ...datasets.truth import Row, ServingRow
-from ..serving.host import FIGURES, FittedHost, FittedHosts, HostTime, layers_and_experts
+from ..serving.host import FIGURES, SERIAL, FittedHost, FittedHosts, HostTime, layers_and_experts
 from .cases import ValidationSettings
 from .metrics import grouped
 
 QUANTITIES = ("tpot", "ttft", "throughput")
 SCALE = {"tpot": 0.05, "ttft": 0.15}  # ln: errors beyond it count less
-SPREAD = (300.0, 10.0, 20e3, 500.0, 3.0, 300.0, 500.0)  # microseconds: how far engines are from each other
-BEFORE = (500.0, 20.0, 50e3, 1000.0, 10.0, 500.0, 1000.0)  # and all of them from none
+SPREAD = (2000.0, 50.0, 20e3, 500.0, 3.0, 300.0, 500.0)  # microseconds: how far engines are from each other
+BEFORE = (2000.0, 50.0, 50e3, 1000.0, 10.0, 500.0, 1000.0)  # and all of them from none
+HIDDEN = ("step_us", "seq_us")
 EVERY = "all"
 NINETY = 0.9  # of the errors are within a width
 DRAWN = 10  # rows: widths of an engine are drawn towards those of all
@@ -122,34 +125,44 @@ def observed(
 
 def fitted(runs: Sequence[ServedRun]) -> FittedHosts:
     """The figures of all engines that runs are known of, and of ``all``, without widths."""
-    every = fit(runs, np.zeros(len(FIGURES)), np.array(BEFORE))
+    every = fit(runs, np.zeros(len(FIGURES)), np.array(BEFORE), HIDDEN)
     usual = np.array([every.value[name] for name in FIGURES])
     parts = grouped(runs, lambda run: run.engine)
-    known = {name: fit(own, usual, np.array(SPREAD)) for name, own in sorted(parts.items()) if len(own) >= LEAST_ROWS}
+    known = {
+        name: fit(own, usual, np.array(SPREAD), () if name.endswith(SERIAL) else HIDDEN)
+        for name, own in sorted(parts.items())
+        if len(own) >= LEAST_ROWS
+    }
     return FittedHosts({EVERY: every, **known})
 
 
-def fit(runs: Sequence[ServedRun], towards: np.ndarray, spread: np.ndarray) -> FittedHost:
-    """The figures of least error, with standard errors from the curvature there."""
+def fit(runs: Sequence[ServedRun], towards: np.ndarray, spread: np.ndarray, hidden: Sequence[str] = ()) -> FittedHost:
+    """The figures of least error, with standard errors from the curvature there; those ``hidden`` are 0."""
     from scipy.optimize import least_squares
 
     counts = {name: len(own) for name, own in grouped(runs, lambda run: run.group).items()}
     weight = np.array([counts[run.group] ** -0.5 for run in runs])
 
+    open_ = np.array([name not in hidden for name in FIGURES])
+
+    def figures(unit: np.ndarray) -> np.ndarray:
+        made = np.zeros(len(FIGURES))
+        made[open_] = unit * spread[open_]
+        return made
+
     def errors(unit: np.ndarray) -> np.ndarray:
-        host = HostTime(*(unit * spread))
+        host = HostTime(*figures(unit))
         found = [run.under(host) for run in runs]
         off = [
             weight * np.log([each[name] / run.measured[name] for each, run in zip(found, runs, strict=True)]) / scale
             for name, scale in SCALE.items()
         ]
-        return np.concatenate([*map(_soft, off), unit - towards / spread])
+        return np.concatenate([*map(_soft, off), unit - (towards / spread)[open_]])
 
-    start = np.maximum(towards / spread, 0.05)
+    start = np.maximum(towards / spread, 0.05)[open_]
     found = least_squares(errors, start, bounds=(0.0, np.inf))
     curvature = found.jac.T @ found.jac
-    error = np.sqrt(np.diag(np.linalg.inv(curvature))) * spread
-    values = found.x * spread
+    error, values = figures(np.sqrt(np.diag(np.linalg.inv(curvature)))), figures(found.x)
     return FittedHost(
         {name: round(float(value), 3) for name, value in zip(FIGURES, values, strict=True)},
         {name: round(float(value), 3) for name, value in zip(FIGURES, error, strict=True)},
