@@ -67,8 +67,11 @@ def _carry(draft: Draft, section: Section) -> bool:
         return False
     first.compute(alike, source=ADDED)
     section.items.remove(last)
+    latest = _latest(section, added)
+    maker = next(item for item in section.items if latest in item.node.writes)
+    maker.change(reads=_distinct((*maker.node.reads, *(t for t in added if t != latest))))  # the residual lives so long
     for item in section.items:
-        item.rename({_latest(section, added): made})
+        item.rename({latest: made})
     return True
 
 

@@ -106,8 +106,9 @@ def asked(
         warm, cold = (ask(engine, ops, state).latency_us.reshape(len(sums), len(sizes)) for state in ("warm", "cold"))
     except ValueError:
         return None
-    times, *took_us = np.array(list(sums.values())).reshape(-1, 3).T
-    return np.asarray(times @ _taking(warm, cold, np.stack(took_us, 1) / times[:, None], np.array(sizes, float)))
+    summed = np.array(list(sums.values())).reshape(-1, 3)
+    took_us = summed[:, 1:] / summed[:, :1]
+    return np.asarray(summed[:, 0] @ _taking(warm, cold, took_us, np.array(sizes, float)))
 
 
 def _taking(warm: np.ndarray, cold: np.ndarray, took_us: np.ndarray, sizes: np.ndarray) -> np.ndarray:
