@@ -188,7 +188,8 @@ def _share_region(draft: Draft, section: Section, region: ExpertRegion, plan: Pl
     for item in region.items:
         op = _product(item.node)
         if op is not None:
-            shared = _fewer_experts(op, p.ep, parts, copies, busiest, bool(capacity))
+            each = op.tokens / copies if mode_of(plan) == REPLICATED else ceil(op.tokens / copies)
+            shared = _fewer_experts(op, p.ep, parts, each, busiest, bool(capacity))
             item.compute(shared)
     received, last = _entry(draft, region), _exit(draft, region)
     if received is None or last is None:
@@ -209,9 +210,10 @@ def _share_region(draft: Draft, section: Section, region: ExpertRegion, plan: Pl
         _sum(draft, section, last, plan)
 
 
-def _fewer_experts(op: Op, ep: int, parts: int, copies: int, busiest: float, capacity: bool) -> Op:
+def _fewer_experts(op: Op, ep: int, parts: int, tokens: float, busiest: float, capacity: bool) -> Op:
+    """One rank's experts; each rank has so many ``tokens`` of its own, where all hold the same the mean of its part."""
     if op.kind == "fused_moe":
-        return op.replace(ep=ep, tp=op.tp * parts, tokens=ceil(ceil(op.tokens / copies) * ep * parts * busiest))
+        return op.replace(ep=ep, tp=op.tp * parts, tokens=ceil(round(tokens * ep * parts * busiest, 6)))
     imbalance = 100 if capacity else max(100, round(op.imbalance / busiest))
     return op.replace(experts=op.experts // ep, imbalance=imbalance)
 

@@ -8,21 +8,27 @@ add, and the last norm of the model without.
 ``reduce_norm``: an all-reduce of few bytes over tensor ranks adds the residual and normalises what it reduced, in the
 time of the all-reduce (FlashInfer's and TensorRT-LLM's fused one-shot kernels). Larger ones are reduced first.
 
-Both come after sharding, which puts the all-reduces there.
+``reduce_once``: where two all-reduces of the same ranks are added, what is added is reduced once: shared experts and
+routed ones that tensor ranks share out (``final_hidden_states`` of all three engines).
+
+All come after sharding, which puts the all-reduces there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ..graph import Graph
 from ..question.plan import Plan
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed
 
-NEXT_NORM, REDUCE_NORM = "next_norm", "reduce_norm"
+NEXT_NORM, REDUCE_NORM, REDUCE_ONCE = "next_norm", "reduce_norm", "reduce_once"
+RULES = (NEXT_NORM, REDUCE_NORM, REDUCE_ONCE)
 NORMS = ("rms_norm", "layer_norm")
 ADDED = "fused.add_norm"
+SUMS = ("add", "add_", "pointwise")
 MOST_REDUCED = 2**20  # bytes: vLLM's limit of eight Blackwell GPUs (PassConfig.fi_allreduce_fusion_max_size_mb)
 
 
@@ -50,6 +56,52 @@ def reduced(graph: Graph, plan: Plan) -> Graph:
         return graph
     free_after_last_use(draft, released)
     return draft.graph()
+
+
+def summed(graph: Graph, plan: Plan) -> Graph:
+    """The graph that reduces the sum of two tensors, where it summed two that were reduced."""
+    if REDUCE_ONCE not in plan.stack.fusion:
+        return graph
+    draft = Draft(graph)
+    released = freed(draft)
+    changed = [_sum_first(section) for section in draft.sections]
+    if not any(changed):
+        return graph
+    free_after_last_use(draft, released)
+    return draft.graph()
+
+
+def _sum_first(section: Section) -> bool:
+    """Adds what two all-reduces would reduce and reduces the sum, where nobody else reads either before."""
+    changed = False
+    for item in [i for i in section.items if _kind(i) == "elementwise" and i.node.source.endswith(SUMS)]:
+        before = section.items[: section.place(item)]
+        made = {t: each for t in item.node.reads if (each := _reduced_alone(before, t)) is not None}
+        if len(made) != 2 or len({each.node.op for each in made.values()}) != 1 or item.node.op is None:
+            continue
+        (one, other), whole = made, next(iter(made.values()))
+        gone = {id(each) for each in made.values()}
+        section.items = [each for each in section.items if id(each) not in gone]
+        add = Item(replace(item.node, source="aten.add_", reads=(one, other), writes=(one,), frees=()))
+        add.compute(item.node.op.replace(inputs=2))
+        summed_once = Item(replace(whole.node, reads=(one,), writes=(one,), frees=()))
+        rest = tuple(t for t in item.node.reads if t != other)
+        if rest == (one,):
+            summed_once.rename({one: item.node.writes[0]})
+            add.change(writes=item.node.writes)
+            section.items[section.place(item) : section.place(item) + 1] = [add, summed_once]
+        else:
+            item.compute(item.node.op.replace(inputs=len(rest)), reads=rest)
+            at = section.place(item)
+            section.items[at:at] = [add, summed_once]
+        changed = True
+    return changed
+
+
+def _reduced_alone(before: Sequence[Item], tensor: int) -> Item | None:
+    """The all-reduce that touched a tensor last."""
+    touched = [item for item in before if tensor in (*item.node.reads, *item.node.writes)]
+    return touched[-1] if touched and _kind(touched[-1]) == "all_reduce" else None
 
 
 def _carry(draft: Draft, section: Section) -> bool:

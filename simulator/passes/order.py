@@ -28,7 +28,7 @@ from .data import data_parallel
 from .expert import expert_parallel
 from .fuse import fuse
 from .gathered import keep_gathered
-from .norms import NEXT_NORM, REDUCE_NORM, carried, reduced
+from .norms import RULES, carried, reduced, summed
 from .offload import offload
 from .overlap import overlap
 from .packing import packed
@@ -57,7 +57,7 @@ TRAINING: tuple[Pass, ...] = (
 
 def fuse_rest(graph: Graph, plan: Plan) -> Graph:
     """Fusion by the rules that the stack names beside those of :mod:`.serving`."""
-    rest = tuple(name for name in plan.stack.fusion if name not in (*STEPS, *OTHERS, NEXT_NORM, REDUCE_NORM))
+    rest = tuple(name for name in plan.stack.fusion if name not in (*STEPS, *OTHERS, *RULES))
     return fuse(graph, replace(plan, stack=replace(plan.stack, fusion=rest)))
 
 
@@ -71,6 +71,7 @@ INFERENCE: tuple[Pass, ...] = (
     context_parallel,
     expert_parallel,
     tensor_parallel,
+    summed,
     carried,
     reduced,
     scaled,

@@ -15,7 +15,8 @@ from opcast.simulator.question.plan import Parallel, Plan, Stack, load_stack
 from opcast.simulator.trace import Workload, trace
 
 ENGINE = load_stack("vllm").fusion
-WITHOUT = tuple(name for name in ENGINE if name not in ("next_norm", "reduce_norm", "rounded_norms"))
+NORMS = ("next_norm", "reduce_norm", "reduce_once", "rounded_norms")
+WITHOUT = tuple(name for name in ENGINE if name not in NORMS)
 LAYERS = 4
 
 
@@ -100,3 +101,17 @@ def test_activations_are_rounded_to_nvfp4_by_a_kernel_that_knows_the_scale(small
     left = [(node.op, times) for node, times in made.weighted() if node.op is not None and node.op.kind == "quantize"]
     assert sum(times for _, times in left) == LAYERS
     assert {(op.out_dtype, op.cols, op.part) for op, _ in left} == {("nvfp4", 512, 2)}
+
+
+def test_tensor_ranks_that_share_experts_out_reduce_once_with_shared_ones(small_model, assert_sound):
+    graph = step(small_model("deepseek_v3", layers=LAYERS))
+    shared_out = replace(plan("next_norm", "reduce_once"), parallel=Parallel(tp=2, ep=2))
+    shared_out = replace(shared_out, options={"ep_mode": "replicated"})
+    apart = replace(shared_out, stack=replace(shared_out.stack, fusion=(*WITHOUT, "next_norm")))
+    after, before = (apply_passes(graph, each, INFERENCE) for each in (shared_out, apart))
+    assert_sound(after)
+    mixtures = kernels(after)["fused_moe"]
+    assert kernels(before)["all_reduce"] - kernels(after)["all_reduce"] == mixtures > 0
+    assert bytes_of(after, "weight") == bytes_of(before, "weight")
+    moe = [node.op for node, _ in after.weighted() if node.op is not None and node.op.kind == "fused_moe"]
+    assert {(op.ep, op.tokens) for op in moe} == {(2, 3)}  # of three tokens that all ranks hold, no more
