@@ -39,7 +39,8 @@ class Cluster:
     nodes over ``fabric`` through ``nics_per_node`` NICs of ``nic_gbps`` each (GB/s, one direction). A domain of NVLink
     larger than a chassis (NVL72) is one node here. ``topology`` describes the fabric beyond the NICs for the network
     simulator (empty: a full-bisection switch). ``nccl`` tells NCCL what to take: an ``algorithm``, a ``protocol``, at
-    most so many ``channels`` (as NCCL_ALGO, NCCL_PROTO and NCCL_MAX_NCHANNELS do); empty: its own choice.
+    most so many ``channels`` (as NCCL_ALGO, NCCL_PROTO and NCCL_MAX_NCHANNELS do); empty: its own choice. With
+    ``peers`` cards on PCIe reach each other's memory, whatever the host did that their tables are of.
     """
 
     id: str
@@ -54,6 +55,7 @@ class Cluster:
     nic_latency_us: float = 2.0
     topology: Mapping[str, Any] = field(default_factory=dict)
     nccl: Mapping[str, Any] = field(default_factory=dict)
+    peers: bool = False
     price_per_device_hour: float = 0.0
     sources: Mapping[str, str] = field(default_factory=dict)
 

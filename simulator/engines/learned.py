@@ -31,7 +31,8 @@ class LearnedEngine:
     Predictors over devices learned from GPUs: they do not answer
     for a CPU, nor do those that learned from matrix units answer for fp32 products. With ``inside_node``, groups that
     leave their node, or what was measured of it, are a network's affair; not those of CPUs, whose links nobody knows.
-    Messages larger than any that was measured go on from the largest at the rate of ``network``, the formula of a node.
+    Messages larger than any that was measured go on from the largest at the rate of ``network``, the formula of a node;
+    that alone answers where its cards reach each other as those of the tables did not (``Cluster.peers``).
     """
 
     device: Device
@@ -45,7 +46,7 @@ class LearnedEngine:
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
         predictor = self.predictor(kind, dtype)
-        if predictor is None:
+        if predictor is None or (self.network is not None and self.network.cluster.peers and _communicates(kind)):
             return Answers.declined(len(next(iter(columns.values()))))
         found = self._predicted(predictor, kind, columns, dtype, out_dtype, cache)
         lab = apart(KINDS[kind].family, predictor.card, found.latency_us)
@@ -138,6 +139,10 @@ class LearnedEngine:
                     found = registry.find(kind, device_id, backend)
                     return None if found is None or _on_lanes(found, kind, dtype) else found
         return None
+
+
+def _communicates(kind: str) -> bool:
+    return KINDS[kind].family in COMMUNICATION
 
 
 def _on_lanes(predictor: Predictor, kind: str, dtype: str) -> bool:

@@ -56,7 +56,7 @@ class NetworkEngine:
     @cached_property
     def tuning(self) -> Tuning:
         """The constants of collectives on this cluster."""
-        return calibrated(self, tuning(self.device, self.cluster.link))
+        return calibrated(self, tuning(self.device, self.cluster.link, self.cluster.peers))
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
         """ClusterError for a group that is larger than the cluster."""

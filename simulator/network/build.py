@@ -52,7 +52,7 @@ def fabric(cluster: Cluster, device: Device, faults: Iterable[Fault] = (), seed:
             f"cluster.nodes={made.ranks // cluster.devices_per_node or 1} of cluster.devices_per_node="
             f"{min(made.ranks, cluster.devices_per_node)}"
         )
-    constants = tuning(device, cluster.link)
+    constants = tuning(device, cluster.link, cluster.peers)
     start = BASE_US["ring"][0] * constants.base
     nvls = constants.nvls / constants.ring if any(name.startswith("nvswitch") for name in made.nodes) else 0.0
     per_node = cluster.devices_per_node
@@ -121,7 +121,7 @@ def _check_file(own: Mapping[str, Any]) -> None:
 
 def servers(cluster: Cluster, device: Device) -> Servers:
     """Nodes of the cluster, their links at the rates and latencies of :mod:`.tunings`."""
-    constants = tuning(device, cluster.link)
+    constants = tuning(device, cluster.link, cluster.peers)
     nvlink = cluster.link == "nvlink" and device.link_gbps > 0
     kind = "nvlink" if nvlink else "pcie"
     alone = 1.0 if nvlink else float(constants.alone(np.array(cluster.devices_per_node)))

@@ -64,8 +64,9 @@ ALIKE = {"hopper": "h100_sxm", "ampere": "a100_sxm_80gb", "blackwell": "b200_sxm
 USUAL = Tuning()
 
 
-def tuning(device: Device, link: str) -> Tuning:
-    """The constants for devices of a kind that talk over ``link`` inside a node."""
+def tuning(device: Device, link: str, peers: bool = False) -> Tuning:
+    """The constants for devices of a kind that talk over ``link`` inside a node; ``peers``: see ``Cluster.peers``."""
     if link == "pcie" or not device.link_gbps:
-        return PCIE_TUNINGS.get(device.id) or PCIE_TUNINGS["rtx_pro_6000_server"]
+        own = None if peers else PCIE_TUNINGS.get(device.id)
+        return own or PCIE_TUNINGS["rtx_pro_6000_server"]
     return TUNINGS.get(device.id) or TUNINGS.get(ALIKE.get(device.architecture, ""), USUAL)
