@@ -11,7 +11,9 @@ import pytest
 
 from opcast.datasets.clusters import known_clusters, load_cluster
 from opcast.datasets.devices import load_device
+from opcast.datasets.ops import make_op
 from opcast.jobs.cli import main
+from opcast.simulator.engines import ask, build_engine
 from opcast.simulator.engines.flow import FlowEngine
 from opcast.simulator.engines.network import NetworkEngine
 from opcast.simulator.network.build import SHAPES, fabric, read
@@ -39,8 +41,10 @@ def test_explicit_links_and_the_formula_agree_on_large_collectives(name: str) ->
     groups = NetworkEngine(device, cluster).groups(
         {"ranks": ranks, "ranks_per_node": np.array([cluster.devices_per_node])}
     )
-    constants = tuning(device, cluster.link)
-    near = 0.15 if constants.beyond > 0.5 else 0.4  # explicit links have ways to NICs that cards do not share
+    constants = tuning(device, cluster.link, cluster.peers)
+    near = (
+        0.15 if constants.beyond > 0.5 and not cluster.peers else 0.4
+    )  # explicit links have ways to NICs that cards do not share
     for kind in ("all_reduce", "all_gather"):
         formula = collective_us(kind, np.array([64 * GIB]), groups, constants, "ring")[0]
         assert made.latency_us(kind, range(cluster.devices), 64 * GIB, "ring") == pytest.approx(formula, rel=near)
@@ -216,3 +220,15 @@ def test_a_file_of_nodes_and_links_is_read(tmp_path: Path) -> None:
     )
     made = read(file)
     assert (made.name, made.ranks, made.links) == ("pair", 2, 2)
+
+
+def test_cards_that_reach_each_other_are_not_those_of_the_tables() -> None:
+    cluster = load_cluster("ovx_l40s")
+    device, apart = load_device("l40s"), dataclasses.replace(cluster, peers=False)
+    assert cluster.peers
+    assert tuning(device, "pcie", peers=True) != tuning(device, "pcie")
+    op = make_op("all_reduce", size_bytes=2**26, ranks=4, ranks_per_node=4, link="pcie")
+    shipped = Path(__file__).resolve().parents[3] / "models" / "shipped"
+    reach, through_host = (ask(build_engine(device, [], [shipped], cluster=each), [op]) for each in (cluster, apart))
+    assert (reach.engine[0], through_host.engine[0]) == ("network", "learned")
+    assert reach.latency_us[0] < through_host.latency_us[0] / 2
