@@ -31,6 +31,7 @@ KINDS = ("run", "capacity", "sweep", "compare")
 INTERVALS = {"ttft_ms.p50": "TTFT p50", "tpot_ms.p50": "TPOT p50", "output_tokens_per_s": "tokens/s"}
 MOST_LOGGED, FEW_LOGGED = 1_000_000, 1_000  # iterations that traces are written of
 FILES = ("requests", "trace", "report")
+OF_ONE_RUN = {"capacity": ("requests", "trace", "chakra"), "sweep": ("requests", "trace", "chakra")}
 WORTH_S = 5.0  # of runs that are left, from which on processes for them pay
 
 
@@ -42,14 +43,28 @@ def run(config: dict[str, Any]) -> int:
         if config[name]:
             check_place(name, Path(str(config[name])))
     request = resolve.serving_request(config)
+    check_read(config, request)
     if config["what"] == "run":
         return run_once(config, request, as_json)
-    for name in FILES[: 3 if config["what"] == "compare" else 2]:
+    for name in OF_ONE_RUN.get(config["what"], (*FILES, "chakra")):
         if config[name]:
             raise BadInputError(
                 f"{name}={config[name]} is of one run: leave it out of `opcast serving {config['what']}`"
             )
     return run_many(config, request, as_json)
+
+
+def check_read(config: Mapping[str, Any], request: ServingRequest) -> None:
+    """BadInputError for settings that this kind of run would not read."""
+    if config["rates"] and config["what"] != "sweep":
+        raise BadInputError(f"rates={config['rates']} are of `opcast serving sweep`: leave them out, or ask for it")
+    pool = request.decode_pool
+    if config["what"] == "compare" or pool.replicas:
+        return
+    usual = type(pool)()
+    unread = [name for name, value in (config["decode_pool"] or {}).items() if value != getattr(usual, name, None)]
+    if unread:
+        raise BadInputError(f"decode_pool.{unread[0]} is not read: no replica only decodes (decode_pool.replicas=0)")
 
 
 def run_many(config: dict[str, Any], request: ServingRequest, as_json: bool) -> int:
@@ -74,15 +89,20 @@ def run_many(config: dict[str, Any], request: ServingRequest, as_json: bool) -> 
         if as_json:
             print_json({"rates": [{"rate": rate} | without_curves(report) for rate, report in found]})
         else:
-            show_sweep(found)
+            show_sweep(found, unit_of(request))
         return 0
     best = capacity(request, side, apply)
     write_page(config, request, best.at_rate)
     if as_json:
         print_json(best.to_dict())
     else:
-        show_capacity(best)
+        show_capacity(best, unit_of(request))
     return 0
+
+
+def unit_of(request: ServingRequest) -> str:
+    """What a rate counts: of a trace it is how many times faster than recorded."""
+    return "times its speed" if request.traffic.trace else "requests/s"
 
 
 def apply_of(config: Mapping[str, Any]) -> Apply:
@@ -103,15 +123,15 @@ def apply_of(config: Mapping[str, Any]) -> Apply:
     return apply
 
 
-def show_capacity(best: Capacity) -> None:
+def show_capacity(best: Capacity, unit: str) -> None:
     """The rate, how sure it is, and what was tried."""
     tried = [(f"{rate:.4g}", f"{share:.1%}", "yes" if met else "no") for rate, share, met in sorted(best.tried)]
-    table("rates tried", ("requests/s", "had all of slo", "enough"), tried)
+    table("rates tried", (unit, "had all of slo", "enough"), tried)
     sure = f", {best.interval[0]:.4g} to {best.interval[1]:.4g} over {len(best.rates)} seeds" if best.rates[1:] else ""
-    say(f"capacity: {best.rate:.4g} requests/s{sure}, {best.requests_per_s_per_gpu:.4g} per GPU")
+    say(f"capacity: {best.rate:.4g} {unit}{sure}, {best.requests_per_s_per_gpu:.4g} per GPU")
     if best.rates_of_errors is not None:
         slow, fast = best.rates_of_errors
-        say(f"by 90 % of the errors of known steps: {f'{slow:.4g}' if slow else 'none'} to {fast:.4g} requests/s")
+        say(f"by 90 % of the errors of known steps: {f'{slow:.4g}' if slow else 'none'} to {fast:.4g} {unit}")
     show(best.at_rate)
 
 
@@ -292,9 +312,9 @@ def figures(spread: TimeSpread) -> tuple[str, ...]:
     return tuple(f"{value:,.1f}" for value in spread.to_dict().values())
 
 
-def show_sweep(found: list[tuple[float, ServingReport]]) -> None:
+def show_sweep(found: list[tuple[float, ServingReport]], unit: str) -> None:
     """Latency against rate."""
-    heads = ("requests/s", "TTFT p50", "TTFT p90", "TPOT p50", "TPOT p90", "tokens/s", "slo", "")
+    heads = (unit, "TTFT p50", "TTFT p90", "TPOT p50", "TPOT p90", "tokens/s", "slo", "")
     rows = [(f"{rate:.4g}", *sweep_figures(report)) for rate, report in found]
     table("latency against rate, milliseconds", heads, rows)
 

@@ -9,6 +9,7 @@ from .canonical import RequestError
 
 ARRIVALS = ("poisson", "gamma", "constant", "bursty", "ramp", "closed")
 LENGTHS = ("fixed", "uniform", "zipf", "normal", "empirical")
+MOST_RANKED = 1 << 24  # lengths that zipf has weights of
 TRACES = ("auto", "columns", "azure", "splitwise", "mooncake", "vidur")
 
 
@@ -38,6 +39,8 @@ class Lengths:
         whole(RequestError, f"{name}.high", self.high, 1)
         if self.low > self.high:
             raise RequestError(f"{name}.low={self.low} is more than {name}.high={self.high}")
+        if self.kind == "zipf" and self.high > MOST_RANKED:
+            raise RequestError(f"{name}.high={self.high} must be at most {MOST_RANKED:,} for {name}.kind=zipf")
         if self.kind == "empirical" and not self.values:
             raise RequestError(f"{name}.kind=empirical needs {name}.values=[…], the lengths seen")
         for each in self.values:
@@ -96,5 +99,11 @@ class RequestTraffic:
             raise RequestError("traffic.arrival=closed needs traffic.concurrency, the clients that send requests")
         if self.prefix_tokens and not self.prefixes:
             raise RequestError("traffic.prefix_tokens needs traffic.prefixes, how many contents there are")
+        if self.prefixes and not self.prefix_tokens:
+            raise RequestError(f"traffic.prefixes={self.prefixes} needs traffic.prefix_tokens, how long they are")
+        if self.trace is None and self.speed != 1:
+            raise RequestError(f"traffic.speed={self.speed} is of a trace: traffic.rate says how many requests come")
+        if self.trace is not None and (self.prefixes or self.turns > 1):
+            raise RequestError("traffic.turns and traffic.prefixes make requests: a trace has its own")
         if self.turns > 1 and (self.concurrency or self.prefixes):
             raise RequestError("traffic.turns goes with neither traffic.concurrency nor traffic.prefixes")

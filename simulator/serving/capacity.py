@@ -27,6 +27,7 @@ FAR, NEAR = 2.0, 1.1  # how far a step goes where nothing is known, and where an
 IDLE = 0.05  # share of the time below which a smaller rate changes nothing
 SEEDS = 5
 T90 = 2.132  # Student's t of SEEDS - 1 degrees of freedom, within which 90 % lie
+KEPT_UP = 0.9  # of the rate that is served where a run is long enough
 WARM_UP = 0.1  # of the requests, whose times do not count unless a number is given
 
 
@@ -128,8 +129,7 @@ def capacity(request: ServingRequest, side: PlayedReplicas, apply: Apply) -> Cap
     traffic = request.traffic
     if not request.slo.named:
         raise RequestError("capacity needs what users expect: slo.ttft_ms=500, slo.tpot_ms=30 or slo.e2e_ms=…")
-    if traffic.arrival == "closed":
-        raise RequestError("traffic.arrival=closed has no rate: take poisson for capacity")
+    _check_rate(request, "capacity")
     first = largest(side, request, traffic.speed if traffic.trace is not None else traffic.rate, FAR)
     if not first.rate:
         best = first.report.ttft_ms.p50, first.report.tpot_ms.p50
@@ -155,9 +155,25 @@ def capacity(request: ServingRequest, side: PlayedReplicas, apply: Apply) -> Cap
         rates_of_errors=(found[-2].rate, found[-1].rate) if known else None,
         requests_per_s_per_gpu=interval[0] / reports[0].devices,
         attained=tuple(each.slo_attainment for each in reports),
-        at_rate=reports[0],
+        at_rate=noted(reports[0], interval[0]) if traffic.trace is None else reports[0],
         tried=first.tried,
     )
+
+
+def noted(report: ServingReport, rate: float) -> ServingReport:
+    """The report, which says so where the traffic ends before the set-up has to keep up with it."""
+    if report.requests_per_s >= KEPT_UP * rate:
+        return report
+    note = (
+        f"the run is short: at {rate:.4g} requests/s it serves {report.requests_per_s:.4g} until the last has ended; "
+        f"take more of traffic.requests (now {report.requests:,}) for a rate that lasts"
+    )
+    return replace(report, notes=(*report.notes, note))
+
+
+def _check_rate(request: ServingRequest, what: str) -> None:
+    if request.traffic.arrival == "closed" and request.traffic.trace is None:
+        raise RequestError(f"traffic.arrival=closed has no rate: take poisson for {what}")
 
 
 def between(rates: Sequence[float]) -> tuple[float, float]:
@@ -173,6 +189,7 @@ def sweep(
 ) -> list[tuple[float, ServingReport]]:
     """The report at each rate; from a tenth of the request's rate to twice it where none is given."""
     request = warmed(request)
+    _check_rate(request, "sweep")
     usual = request.traffic.speed if request.traffic.trace is not None else request.traffic.rate
     asked = rates or [usual * share for share in (0.1, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)]
     return list(zip(asked, apply(side, [(rescaled(request, rate),) for rate in asked]), strict=True))

@@ -1,6 +1,6 @@
 """Distributions in bins of equal ratio: memory does not grow with what is counted.
 
-A bin is 0.1 % wide, from a microsecond to 32 hours; a percentile is wrong by less than that. Below a microsecond all is
+A bin is 0.1 % wide, from a microsecond to a year; a percentile is wrong by less than that. Below a microsecond all is
 one bin.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 RATIO = 0.001  # between neighbouring bins
-BINS = int(math.log(32 * 3600e6) / RATIO) + 2
+BINS = int(math.log(365 * 24 * 3600e6) / RATIO) + 2
 
 
 def bin_of(value_us: float) -> int:

@@ -66,10 +66,13 @@ def serve(
     began = time.perf_counter()
     kept = kept or Keeping()
     source = stream(request.traffic)
+    warmup = request.traffic.warmup or 0
+    if warmup >= source.requests:
+        raise RequestError(f"traffic.warmup={warmup} leaves none of {source.requests} requests to count")
     made = setups.setup(request, replica, decoder)
     shape = setups.shape(request, made, source.requests, source.longest, kept.iterations, BINS)
     made = setups.with_room_for(made, shape.seats)
-    ledger = Tally(replica.host.ttft_us, request.slo, kept.requests, request.traffic.warmup or 0)
+    ledger = Tally(replica.host.ttft_us, request.slo, kept.requests, warmup)
     state = empty_state(shape, min(1024, source.requests), request.traffic.seed)
     state, backlog = through(made, state, source, ledger, runner(request, source.outputs), progress)
     if unserved := int((state.totals["arrived"] - state.totals["completed"] - state.totals["rejected"])[0]):
@@ -190,8 +193,9 @@ def parts(chunk: RequestChunk, size: int) -> list[RequestChunk]:
 
 
 def rescaled(request: ServingRequest, rate: float) -> ServingRequest:
-    """The request at another rate; a trace is sent faster or slower."""
+    """The request at another rate; a trace is sent faster or slower, a ramp ends as many times faster."""
     traffic = request.traffic
     if traffic.trace is not None:
         return replace(request, traffic=replace(traffic, speed=rate))
-    return replace(request, traffic=replace(traffic, rate=rate))
+    end = traffic.rate_end * (rate / traffic.rate)
+    return replace(request, traffic=replace(traffic, rate=rate, rate_end=end))

@@ -76,6 +76,20 @@ def test_capacity_is_where_users_still_have_what_they_expect(capsys: pytest.Capt
     assert found["rates_of_errors"] is None
 
 
+def test_a_capacity_says_where_its_run_is_too_short_to_tell(capsys: pytest.CaptureFixture[str]) -> None:
+    note = asked(capsys, "capacity", "slo.ttft_ms=1e6")["at_rate"]["notes"][-1]
+    assert "more of traffic.requests (now 40)" in note
+
+
+def test_a_sweep_of_a_trace_is_by_its_speed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n0,100,10\n1,200,20\n", encoding="utf-8")
+    assert main(["serving", "sweep", "rates=[1,2]", f"traffic.trace={path}", *LAW]) == 0
+    assert "times its speed" in capsys.readouterr().out
+    assert main(["serving", f"traffic.trace={path}", "traffic.warmup=2", *LAW]) == 2
+    assert "leaves none of 2 requests" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_runs_in_processes_say_the_same(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     own, wall = asked(capsys, "sweep", "rates=[1,20,4]")["rates"], "wall_time_s"
@@ -120,6 +134,16 @@ def test_one_command_sets_pools_beside_replicas_that_do_both(capsys: pytest.Capt
         (["decode_pool.share=0.5"], "decode_pool.share=0.5 must be between 0 and 1, of replicas=2 or more"),
         (["decode_pool.share=0.5", "decode_pool.replicas=1", "replicas=2"], "say the same"),
         (["decode_pool.link_gbps=0", "decode_pool.replicas=1"], "decode_pool.link_gbps=0"),
+        (["decode_pool.max_seqs=3"], "decode_pool.max_seqs is not read: no replica only decodes"),
+        (["decode_pool.device=h100_sxm"], "decode_pool.device is not read: no replica only decodes"),
+        (["rates=[1,2]"], "rates=[1, 2] are of `opcast serving sweep`"),
+        (["sweep", "traffic.arrival=closed", "traffic.concurrency=2"], "take poisson for sweep"),
+        (["capacity", "slo.ttft_ms=60", "chakra=/tmp/x"], "chakra=/tmp/x is of one run"),
+        (["traffic.turns=7", "traffic.warmup=39"], "traffic.warmup=39 leaves none of 35 requests to count"),
+        (["traffic.speed=2"], "traffic.speed=2 is of a trace"),
+        (["traffic.prefixes=2"], "traffic.prefixes=2 needs traffic.prefix_tokens"),
+        (["traffic.trace=x.csv", "traffic.turns=2"], "a trace has its own"),
+        (["traffic.input.kind=zipf", "traffic.input.high=1000000000"], "must be at most 16,777,216"),
     ],
 )
 def test_bad_input_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from opcast.simulator.question.canonical import RequestError
+from opcast.simulator.question.serving import IterationLaw, KvMemory, ServingRequest
 from opcast.simulator.question.traffic import ARRIVALS, Lengths, RequestTraffic
 from opcast.simulator.serving import serve as serving
+from opcast.simulator.serving.histogram import Histogram
 from opcast.simulator.serving.requests import drawn, stream
 from opcast.simulator.serving.traces import RequestTraceError
 
@@ -201,3 +203,16 @@ def test_one_bad_row_of_a_million_is_named(tmp_path: Path) -> None:
     traffic = written(tmp_path / "long.csv", "arrival_s,input_tokens,output_tokens\n" + "\n".join(rows) + "\n")
     with pytest.raises(RequestTraceError, match="row 765433: output_tokens=none is no number"):
         stream(traffic)
+
+
+def test_a_ramp_at_another_rate_ends_as_many_times_faster() -> None:
+    traffic = RequestTraffic(arrival="ramp", rate=2.0, rate_end=10.0)
+    asked = ServingRequest(law=IterationLaw(base_us=5.0), kv=KvMemory(blocks=10), traffic=traffic)
+    faster = serving.rescaled(asked, 6.0).traffic
+    assert (faster.rate, faster.rate_end) == (6.0, 30.0)
+
+
+def test_percentiles_hold_for_weeks_of_waiting() -> None:
+    waited = Histogram()
+    waited.add(np.array([1.0, 14 * 24 * 3600e6, 28 * 24 * 3600e6]))
+    assert waited.percentiles(np.array([50.0]))[0] == pytest.approx(14 * 24 * 3600e6, rel=1e-3)
