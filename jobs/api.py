@@ -291,8 +291,10 @@ def serving(
     if isinstance(model, ServingRequest):
         sources = model.step.sources if model.step is not None else _sources(home, ORDER, None)
         return _served(model, sources, requests)
-    if law is not None and settings:
-        raise RequestError(f"{', '.join(settings)} say what a model runs on: with law there is none")
+    runs_on = {"model": model, "cluster": cluster, "stack": stack, "precision": precision}
+    beside = [*settings, *(name for name, value in runs_on.items() if value is not None)]
+    if law is not None and beside:
+        raise RequestError(f"{', '.join(beside)} say what a model runs on: with law there is none")
     given: dict[str, Any] = {"traffic": traffic, "scheduler": scheduler, "kv": kv, "slo": slo}
     given |= {"decode_pool": decode_pool, "speculation": speculation, "law": law}
     given = {name: dict(value) for name, value in given.items() if value is not None}

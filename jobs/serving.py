@@ -260,7 +260,9 @@ def show(report: ServingReport) -> None:
     for name, own in (("prefill", "prefill_e2e_ms"), ("KV transfer", "kv_transfer_ms"), ("decode", "decode_e2e_ms")):
         if getattr(report, own) is not None:
             spreads[name] = getattr(report, own)
-    table("milliseconds", ("", "mean", "p50", "p90", "p99"), [(name, *figures(each)) for name, each in spreads.items()])
+    if report.completed:
+        heads = ("", "mean", "p50", "p90", "p99")
+        table("milliseconds", heads, [(name, *figures(each)) for name, each in spreads.items()])
     rows: list[tuple[str, str]] = [
         ("requests", f"{report.completed:,} served, {report.rejected:,} rejected, in {report.duration_s:,.1f} s"),
         ("throughput", f"{report.requests_per_s:,.3g} requests/s, {report.output_tokens_per_s:,.0f} output tokens/s"),

@@ -63,6 +63,8 @@ def test_python_writes_every_request_down(tmp_path: Path) -> None:
         opcast.serving(law=law, requests=tmp_path / "no" / "such" / "x.parquet", **given)
     with pytest.raises(RequestError, match="tp say what a model runs on"):
         opcast.serving(law=law, tp=2, **given)
+    with pytest.raises(RequestError, match="model, cluster say what a model runs on"):
+        opcast.serving("llama3_8b", law=law, cluster="dgx_h100", **given)
 
 
 def test_capacity_is_where_users_still_have_what_they_expect(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,6 +76,13 @@ def test_capacity_is_where_users_still_have_what_they_expect(capsys: pytest.Capt
     assert len(found["attained"]) == len(set(found["rates"])) == 5
     assert sum(found["attained"]) / 5 >= 0.9
     assert found["rates_of_errors"] is None
+
+
+def test_there_are_no_times_of_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serving", *LAW, *FEW, "traffic.input.mean=1e9"]) == 0
+    shown = capsys.readouterr().out
+    assert "0 served, 40 rejected" in shown
+    assert "TTFT" not in shown
 
 
 def test_a_capacity_says_where_its_run_is_too_short_to_tell(capsys: pytest.CaptureFixture[str]) -> None:
