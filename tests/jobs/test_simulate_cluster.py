@@ -73,7 +73,7 @@ BAD = {
     "offload=[kv]": "offload=kv is for inference",
     "passes=null": "must be a list of names",
     "passes=[json:loads]": "pass 'json:loads' failed",
-    "options={zigzga:true}": "is not one of allocator, capacity",
+    "options={zigzga:true}": "is not one of allocator, attention_dtype",
     "stack.bucket_mib=x": "stack.bucket_mib='x' must be a number",
     "stack.overlap=[dp,everything]": "'everything' is not one of dp",
     "stack.gradient_dtype=int3": "is not one of same",

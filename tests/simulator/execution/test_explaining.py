@@ -115,14 +115,20 @@ def layers(count: int, beside: bool, rng: np.random.Generator, idle_us: float) -
 @settings(max_examples=30)
 @given(seed=st.integers(0, 1000), idle_us=st.floats(0, 400))
 def test_a_removed_overlap_is_the_largest_cause_beside_noise(seed: int, idle_us: float) -> None:
-    """The stream that computes stands still while the other one communicates: that is no idle time."""
+    """The stream that computes stands still while the other one communicates: that is no idle time.
+
+    What was hidden was hidden behind products and behind the up to ``idle_us / 4`` that they stood still; the last
+    all-reduce was never hidden.
+    """
     rng = np.random.default_rng(seed)
     beside, apart = layers(12, True, rng, idle_us / 4), layers(12, False, rng, idle_us)
     found = explain(RankedTraces({0: beside}), RankedTraces({0: apart})).causes
     assert (found[0].cause, found[0].what) == (OVERLAP, "all_reduce")
-    assert found[0].difference_us == pytest.approx(11 * 700, rel=0.1)  # the last one was never hidden
+    least, most = 0.94 * 11 * (700 - idle_us / 4), 1.06 * 11 * 700
+    assert least <= found[0].difference_us <= most
     back = explain(RankedTraces({0: apart}), RankedTraces({0: beside})).causes
-    assert (back[0].cause, back[0].difference_us) == (OVERLAP, pytest.approx(-11 * 700, rel=0.1))
+    assert back[0].cause == OVERLAP
+    assert least <= -back[0].difference_us <= most
 
 
 def processor_profile(path: Path, apart: bool) -> Path:
