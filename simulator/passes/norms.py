@@ -16,7 +16,7 @@ All come after sharding, which puts the all-reduces there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from ..graph import Graph
@@ -34,44 +34,33 @@ MOST_REDUCED = 2**20  # bytes: vLLM's limit of eight Blackwell GPUs (PassConfig.
 
 def carried(graph: Graph, plan: Plan) -> Graph:
     """The graph whose repeated layers leave their last add to the norm of the next."""
-    if NEXT_NORM not in plan.stack.fusion:
-        return graph
-    draft = Draft(graph)
-    released = freed(draft)
-    changed = [_carry(draft, section) for section in draft.sections]
-    if not any(changed):
-        return graph
-    free_after_last_use(draft, released)
-    return draft.graph()
+    return _rewritten(graph, plan, NEXT_NORM, _carry)
 
 
 def reduced(graph: Graph, plan: Plan) -> Graph:
     """The graph whose small all-reduces normalise too: what is a part of them is a kernel no more."""
-    if REDUCE_NORM not in plan.stack.fusion:
-        return graph
-    draft = Draft(graph)
-    released = freed(draft)
-    changed = [_normalise(draft, section) for section in draft.sections]
-    if not any(changed):
-        return graph
-    free_after_last_use(draft, released)
-    return draft.graph()
+    return _rewritten(graph, plan, REDUCE_NORM, _normalise)
 
 
 def summed(graph: Graph, plan: Plan) -> Graph:
     """The graph that reduces the sum of two tensors, where it summed two that were reduced."""
-    if REDUCE_ONCE not in plan.stack.fusion:
+    return _rewritten(graph, plan, REDUCE_ONCE, _sum_first)
+
+
+def _rewritten(graph: Graph, plan: Plan, rule: str, change: Callable[[Draft, Section], bool]) -> Graph:
+    """The graph with each section changed, if the stack has the rule; ``change`` says whether it did anything."""
+    if rule not in plan.stack.fusion:
         return graph
     draft = Draft(graph)
     released = freed(draft)
-    changed = [_sum_first(section) for section in draft.sections]
+    changed = [change(draft, section) for section in draft.sections]
     if not any(changed):
         return graph
     free_after_last_use(draft, released)
     return draft.graph()
 
 
-def _sum_first(section: Section) -> bool:
+def _sum_first(_: Draft, section: Section) -> bool:
     """Adds what two all-reduces would reduce and reduces the sum, where nobody else reads either before."""
     changed = False
     for item in [i for i in section.items if _kind(i) == "elementwise" and i.node.source.endswith(SUMS)]:
