@@ -5,8 +5,9 @@ from layer to layer beside what is added to it, so that each norm but the first 
 and SGLang, ``next_layer_layernorm`` of TensorRT-LLM). A layer that stands for many counts the first one's norm with an
 add, and the last norm of the model without.
 
-``reduce_norm``: an all-reduce of few bytes over tensor ranks adds the residual and normalises what it reduced, in the
-time of the all-reduce (FlashInfer's and TensorRT-LLM's fused one-shot kernels). Larger ones are reduced first.
+``reduced_norms``: an all-reduce of few bytes over tensor ranks adds the residual and normalises what it reduced, in the
+time of the all-reduce (FlashInfer's and TensorRT-LLM's fused kernels). Larger ones are reduced first. Engines do so on
+some devices and for some models alone (:class:`..question.plan.ReducedNorm`).
 
 ``reduce_once``: where two all-reduces of the same ranks are added, what is added is reduced once: shared experts and
 routed ones that tensor ranks share out (``final_hidden_states`` of all three engines).
@@ -18,39 +19,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
+from ...datasets.ops import Op
 from ..graph import Graph
-from ..question.plan import Plan
+from ..question.plan import Plan, ReducedNorm
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed
 
-NEXT_NORM, REDUCE_NORM, REDUCE_ONCE = "next_norm", "reduce_norm", "reduce_once"
-RULES = (NEXT_NORM, REDUCE_NORM, REDUCE_ONCE)
+NEXT_NORM, REDUCE_ONCE = "next_norm", "reduce_once"
+RULES = (NEXT_NORM, REDUCE_ONCE)
 NORMS = ("rms_norm", "layer_norm")
 ADDED = "fused.add_norm"
 SUMS = ("add", "add_", "pointwise")
-MOST_REDUCED = 2**20  # bytes: vLLM's limit of eight Blackwell GPUs (PassConfig.fi_allreduce_fusion_max_size_mb)
+EXPERTS = ("fused_moe", "grouped_gemm")
 
 
 def carried(graph: Graph, plan: Plan) -> Graph:
     """The graph whose repeated layers leave their last add to the norm of the next."""
-    return _rewritten(graph, plan, NEXT_NORM, _carry)
+    return _rewritten(graph, _carry) if NEXT_NORM in plan.stack.fusion else graph
 
 
 def reduced(graph: Graph, plan: Plan) -> Graph:
     """The graph whose small all-reduces normalise too: what is a part of them is a kernel no more."""
-    return _rewritten(graph, plan, REDUCE_NORM, _normalise)
+    mixture = any(node.op is not None and node.op.kind in EXPERTS for node in graph.nodes())
+    choices = [choice for choice in plan.stack.reduced_norms if mixture or not choice.mixtures]
+    return _rewritten(graph, partial(_normalise, choices=choices)) if choices else graph
 
 
 def summed(graph: Graph, plan: Plan) -> Graph:
     """The graph that reduces the sum of two tensors, where it summed two that were reduced."""
-    return _rewritten(graph, plan, REDUCE_ONCE, _sum_first)
+    return _rewritten(graph, _sum_first) if REDUCE_ONCE in plan.stack.fusion else graph
 
 
-def _rewritten(graph: Graph, plan: Plan, rule: str, change: Callable[[Draft, Section], bool]) -> Graph:
-    """The graph with each section changed, if the stack has the rule; ``change`` says whether it did anything."""
-    if rule not in plan.stack.fusion:
-        return graph
+def _rewritten(graph: Graph, change: Callable[[Draft, Section], bool]) -> Graph:
+    """The graph with each section changed; ``change`` says whether it did anything."""
     draft = Draft(graph)
     released = freed(draft)
     changed = [change(draft, section) for section in draft.sections]
@@ -140,25 +143,42 @@ def _ending(section: Section) -> tuple[Item, int] | None:
     return None
 
 
-def _normalise(draft: Draft, section: Section) -> bool:
-    """Takes norms with an add out where a small all-reduce of this layer or the one before made what they read."""
+def _normalise(draft: Draft, section: Section, choices: Sequence[ReducedNorm]) -> bool:
+    """Takes norms with an add out where a fitting all-reduce of this layer or the one before made what they read."""
     before = len(section.items)
-    small: list[int] = []  # tensors, those reduced last at the end
+    made: dict[int, Op] = {}  # what all-reduces wrote, those reduced last at the end
     for item in list(section.items):
         node = item.node
-        found = [t for t in small if t in node.reads]
-        if _adds(item) and found:
+        found = [t for t in made if t in node.reads and _joined(draft, item, made[t], choices)]
+        if found:
             _without(draft, section, item, found[-1])
             continue
-        small = [t for t in small if t not in node.writes]
-        if _kind(item) == "all_reduce" and node.op.size_bytes <= MOST_REDUCED:  # type: ignore[union-attr]
-            small += node.writes
+        made = {t: op for t, op in made.items() if t not in node.writes}
+        if node.op is not None and node.op.kind == "all_reduce":
+            made |= dict.fromkeys(node.writes, node.op)
     for item in section.items if section.repeat > 1 else ():
-        entered = [t for t in item.node.reads if section.steps.get(t, 0) and t + section.steps[t] in small]
-        if _adds(item) and entered:
+        before_it = {
+            t: made[last] for t in item.node.reads if (last := t + section.steps.get(t, 0)) != t and last in made
+        }
+        entered = [t for t, op in before_it.items() if _joined(draft, item, op, choices)]
+        if entered:
             _without(draft, section, item, entered[0])
             break
     return len(section.items) < before
+
+
+def _joined(draft: Draft, norm: Item, op: Op, choices: Sequence[ReducedNorm]) -> bool:
+    """Whether a kernel is a norm with an add that one of the choices does with the all-reduce before it."""
+    if not _adds(norm):
+        return False
+    weights = [t for t in norm.node.reads if draft.role(t) in ("weight", "frozen")]
+    tokens = _numel(norm) / draft.numel(weights[0]) if weights else 0
+
+    def fits(choice: ReducedNorm) -> bool:
+        limits = (choice.most_mib * 2**20, op.size_bytes), (choice.most_tokens, tokens)
+        return choice.ranks in (0, op.ranks) and all(not most or value <= most for most, value in limits)
+
+    return any(fits(choice) for choice in choices)
 
 
 def _without(draft: Draft, section: Section, norm: Item, reduced: int) -> None:

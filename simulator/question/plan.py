@@ -148,6 +148,29 @@ class KernelChoice:
 
 
 @dataclass(frozen=True)
+class ReducedNorm:
+    """All-reduces of tensor ranks in an inference engine that add the residual and normalise in the same kernel.
+
+    They are those of ``ranks`` ranks on devices of the compute capability ``sm``, of at most ``most_mib`` and
+    ``most_tokens`` tokens (0: any, each), and in models with experts alone where ``mixtures`` says so.
+    """
+
+    source: str
+    sm: float = 0.0
+    ranks: int = 0
+    most_mib: float = 0.0
+    most_tokens: int = 0
+    mixtures: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("sm", "most_mib"):
+            number(PlanError, f"stack.reduced_norms.{name}", getattr(self, name))
+        for name in ("ranks", "most_tokens"):
+            whole(PlanError, f"stack.reduced_norms.{name}", getattr(self, name))
+        flag(PlanError, "stack.reduced_norms.mixtures", self.mixtures)
+
+
+@dataclass(frozen=True)
 class Stack:
     """What a framework does with a plan. One YAML per framework in ``conf/stack``; figures are bytes and flags.
 
@@ -178,8 +201,9 @@ class Stack:
     exchanges them (:mod:`..passes.expert`). With ``recompute_early_stop`` full recomputation ends with the last tensor
     that the backward pass reads (torch's checkpoint), else it runs whole layers again (Megatron-LM's own). Of an
     inference engine, ``backend`` names whose predictors answer and ``collectives`` whose for communication (empty:
-    any); ``kernels`` are those that another table timed (:class:`KernelChoice`), ``gap_us`` passes between kernels that
-    no CUDA graph holds; ``kv_dtype`` is the format of the cache by that of the products.
+    any); ``kernels`` are those that another table timed (:class:`KernelChoice`), ``reduced_norms`` the all-reduces that
+    normalise, too (:class:`ReducedNorm`), ``gap_us`` passes between kernels that no CUDA graph holds; ``kv_dtype`` is
+    the format of the cache by that of the products.
     """
 
     id: str = "torch"
@@ -212,6 +236,7 @@ class Stack:
     backend: str = ""
     collectives: str = ""
     kernels: tuple[KernelChoice, ...] = ()
+    reduced_norms: tuple[ReducedNorm, ...] = ()
     kv_dtype: Mapping[str, str] = field(default_factory=dict)
     context_gib: float = 0.0
     fragmentation: float = 0.0

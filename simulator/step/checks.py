@@ -29,7 +29,7 @@ def prepared(plan: Plan, work: Work, device: Device, stored_format: str = "") ->
         check_trains(plan.stack)
         plan = _training(plan, work)
     else:
-        plan = _serving(plan, work, stored_format)
+        plan = _serving(plan, work, device, stored_format)
     for dtype in (plan.precision, plan.quantization):
         if dtype and not device.supports(dtype):
             raise DeviceError(f"{device.name} has no {dtype} matrix units; it has {', '.join(device.tensor_tflops)}")
@@ -118,8 +118,8 @@ def _training(plan: Plan, work: Work) -> Plan:
     return replace(plan, micro_batches=work.sequences // together, options=options)
 
 
-def _serving(plan: Plan, work: Work, stored_format: str) -> Plan:
-    """The plan with the format of weights that the checkpoint has, and of the cache that its engine takes."""
+def _serving(plan: Plan, work: Work, device: Device, stored_format: str) -> Plan:
+    """The plan with the format of weights that the checkpoint has, that of the cache and the kernels of the device."""
     plan = plan if plan.quantization else replace(plan, quantization=stored_format)
     kept = plan.stack.kv_dtype.get(plan.quantization)
     options = {"expert_load": work.expert_load, **({"kv_dtype": kept} if kept else {}), **plan.options}
@@ -128,7 +128,8 @@ def _serving(plan: Plan, work: Work, stored_format: str) -> Plan:
         raise PlanError(
             f"workload.batch={work.batch} does not divide into {plan.micro_batches} micro-batches; take {nearest}"
         )
-    return replace(plan, options=options)
+    reduced = tuple(choice for choice in plan.stack.reduced_norms if choice.sm in (0, device.sm))
+    return replace(plan, options=options, stack=replace(plan.stack, reduced_norms=reduced))
 
 
 def check_trains(stack: Stack) -> None:

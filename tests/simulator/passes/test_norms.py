@@ -7,21 +7,25 @@ from dataclasses import replace
 
 import pytest
 
-from opcast.datasets.clusters import load_cluster
+from opcast.datasets.clusters import load_cluster, one_node
+from opcast.datasets.devices import load_device
 from opcast.simulator.graph import Graph
 from opcast.simulator.passes.norms import carried, reduced
 from opcast.simulator.passes.order import INFERENCE, apply_passes
-from opcast.simulator.question.plan import Parallel, Plan, Stack, load_stack
+from opcast.simulator.question.plan import Parallel, Plan, PlanError, ReducedNorm, Stack, load_stack
+from opcast.simulator.question.work import Work
+from opcast.simulator.step.checks import prepared
 from opcast.simulator.trace import Workload, trace
 
 ENGINE = load_stack("vllm").fusion
-NORMS = ("next_norm", "reduce_norm", "reduce_once", "rounded_norms")
+NORMS = ("next_norm", "reduce_once", "rounded_norms")
+SMALL = ReducedNorm("a test", most_mib=1)
 WITHOUT = tuple(name for name in ENGINE if name not in NORMS)
 LAYERS = 4
 
 
-def plan(*more: str, tp: int = 1, quantization: str = "") -> Plan:
-    stack = Stack("engine", fusion=(*WITHOUT, *more))
+def plan(*more: str, tp: int = 1, quantization: str = "", reduced_norms: tuple[ReducedNorm, ...] = ()) -> Plan:
+    stack = Stack("engine", fusion=(*WITHOUT, *more), reduced_norms=reduced_norms)
     return Plan(Parallel(tp=tp), load_cluster("dgx_h100"), stack, quantization=quantization)
 
 
@@ -60,7 +64,8 @@ def test_layers_leave_their_last_add_to_the_next_norm(family, tp, small_model, a
 @pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
 def test_small_all_reduces_normalise_and_weigh_the_same(family, small_model, assert_sound):
     graph = step(small_model(family, layers=LAYERS))
-    before, after = (apply_passes(graph, plan("next_norm", *more, tp=2), INFERENCE) for more in ((), ("reduce_norm",)))
+    plans = (plan("next_norm", tp=2, reduced_norms=choices) for choices in ((), (SMALL,)))
+    before, after = (apply_passes(graph, each, INFERENCE) for each in plans)
     assert_sound(after)
     assert bytes_of(after, "weight") == bytes_of(before, "weight")
     one, other = kernels(before), kernels(after)
@@ -69,13 +74,41 @@ def test_small_all_reduces_normalise_and_weigh_the_same(family, small_model, ass
     assert {**one, "fused.add_norm": 0} == {**other, "fused.add_norm": 0}
 
 
+def norms(graph: Graph, tp: int, *choices: ReducedNorm) -> int:
+    return kernels(apply_passes(graph, plan(tp=tp, reduced_norms=choices), INFERENCE))["fused.add_norm"]
+
+
 def test_large_all_reduces_and_ranks_alone_leave_norms_to_themselves(small_model):
     large = step(small_model("llama", hidden_size=1024), "prefill", batch=2, length=400)
-    made = [kernels(apply_passes(large, plan(*more, tp=2), INFERENCE)) for more in ((), ("reduce_norm",))]
-    assert made[0] == made[1]
+    assert norms(large, 2, SMALL) == norms(large, 2) > 0
     small = step(small_model("llama"))
-    made = [kernels(apply_passes(small, plan(*more), INFERENCE)) for more in ((), ("reduce_norm",))]
-    assert made[0] == made[1]
+    assert norms(small, 1, SMALL) == norms(small, 1) > 0
+
+
+def test_what_normalises_depends_on_ranks_tokens_and_experts(small_model):
+    dense, mixture = (step(small_model(family), batch=3) for family in ("llama", "qwen3_moe"))
+    fewer = norms(dense, 2, SMALL)
+    assert fewer < norms(dense, 2)
+    for one, other in (
+        (ReducedNorm("a test", ranks=2), ReducedNorm("a test", ranks=4)),
+        (ReducedNorm("a test", most_tokens=3), ReducedNorm("a test", most_tokens=2)),
+        (ReducedNorm("a test"), ReducedNorm("a test", mixtures=True)),
+    ):
+        assert norms(dense, 2, one) == norms(dense, 2, other, one) == fewer
+        assert norms(dense, 2, other) == norms(dense, 2)
+    assert norms(mixture, 2, ReducedNorm("a test", mixtures=True)) < norms(mixture, 2)
+
+
+def test_devices_without_the_kernel_normalise_by_another() -> None:
+    def kept(device: str) -> tuple[ReducedNorm, ...]:
+        cluster = one_node(load_device(device))
+        asked = Plan(Parallel(tp=8), cluster, load_stack("vllm"))
+        return prepared(asked, Work("decode"), load_device(device)).stack.reduced_norms
+
+    assert {choice.sm for choice in kept("b200_sxm")} == {10.0}
+    assert kept("l40s") == kept("a100_sxm_80gb") == ()
+    with pytest.raises(PlanError, match=r"stack.reduced_norms.ranks=-1 must be a whole number"):
+        ReducedNorm("a test", ranks=-1)
 
 
 def test_without_names_a_graph_is_the_same_object(small_model):

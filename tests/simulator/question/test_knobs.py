@@ -19,7 +19,7 @@ from opcast.datasets.devices import load_device
 from opcast.simulator.engines import build_engine
 from opcast.simulator.passes.reorder import reorder
 from opcast.simulator.question.options import CHECKS, OF_INFERENCE, OF_TRAINING
-from opcast.simulator.question.plan import KernelChoice, Parallel, Plan, PlanError, Stack, load_stack
+from opcast.simulator.question.plan import KernelChoice, Parallel, Plan, PlanError, ReducedNorm, Stack, load_stack
 from opcast.simulator.question.work import Work
 from opcast.simulator.simulate import simulate
 
@@ -117,6 +117,7 @@ KNOBS: dict[str, dict[str, Row]] = {
         "ep_mode": (MOE, "alltoall"),
         "backend": (replace(DECODE, predicted=True), "trtllm"),
         "kernels": (replace(DECODE, predicted=True), (KernelChoice("gemm", "bf16", "trtllm:torch_flow", "a test"),)),
+        "reduced_norms": (replace(DECODE, parallel={"tp": 2}, stack="vllm"), (ReducedNorm("a test", ranks=4),)),
         "collectives": (replace(DECODE, predicted=True, parallel={"tp": 8}), "trtllm"),
         "kv_dtype": (replace(DECODE, plan={"quantization": "fp8"}), {"fp8": "fp8"}),
         "context_gib": (TRAIN, 3.0),
