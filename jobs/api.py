@@ -271,6 +271,11 @@ def serving(
     cluster: str | Cluster | None = None,
     stack: str | Stack | None = None,
     precision: str | None = None,
+    engine: str | None = None,
+    args: str = "",
+    calibrate: str | Path | None = None,
+    intervals: bool | None = None,
+    price_per_gpu_hour: float | None = None,
     requests: str | Path | None = None,
     home: str | Path | None = None,
     **settings: Any,
@@ -280,31 +285,39 @@ def serving(
     ``traffic``, ``scheduler``, ``kv``, ``slo``, ``decode_pool`` and ``speculation`` are mappings of the settings that
     ``opcast serving --help`` lists; ``law`` gives iteration times by hand, in place of a model. ``settings`` are those
     of :func:`simulate` that say what a replica is: ``tp``, ``pp``, ``nodes``, ... A :class:`ServingRequest` has all.
-    ``requests`` is a file that every request is written to as a row of Parquet.
+    ``engine`` is one as it is started, with its own ``args``, and ``calibrate`` its start-up log. ``intervals`` and
+    ``price_per_gpu_hour`` are as on the command line. ``requests`` is a file that every request is written to as a row
+    of Parquet.
 
-    Raises RequestError, KvError where the model leaves no KV memory, BadInputError for a file that cannot be written,
-    and the errors of :func:`simulate`.
+    Raises RequestError, KvError where the model leaves no KV memory, BadInputError for a file that cannot be read or
+    written, ServingEngineError for bad arguments, and the errors of :func:`simulate`.
     """
     from ..simulator.question.serving import ServingRequest
     from ..simulator.serving.connect import usual_serving_stack
+    from .serving_engine import keywords
 
     if isinstance(model, ServingRequest):
         sources = model.step.sources if model.step is not None else _sources(home, ORDER, None)
         return _served(model, sources, requests)
     runs_on = {"model": model, "cluster": cluster, "stack": stack, "precision": precision}
     beside = [*settings, *(name for name, value in runs_on.items() if value is not None)]
+    beside += ["device"] if device != THIS_MACHINE else []
+    beside += ["calibrate"] if calibrate is not None else []
     if law is not None and beside:
         raise RequestError(f"{', '.join(beside)} say what a model runs on: with law there is none")
     given: dict[str, Any] = {"traffic": traffic, "scheduler": scheduler, "kv": kv, "slo": slo}
     given |= {"decode_pool": decode_pool, "speculation": speculation, "law": law}
     given = {name: dict(value) for name, value in given.items() if value is not None}
+    given |= {"replicas": replicas, "attention_dp": attention_dp, "router": router}
+    given |= {"intervals": intervals, "price_per_gpu_hour": price_per_gpu_hour}
     sources = _sources(home, ORDER, None)
+    more = {**settings, "cluster": cluster, "stack": stack, "precision": precision}
+    if engine or args or calibrate:
+        more, given = keywords(model, more, given, engine or "", args, calibrate)
     if law is None and model is not None:
-        chosen = stack or usual_serving_stack(given.get("scheduler", {}).get("policy", "vllm"))
-        more = {**settings, "cluster": cluster, "stack": chosen, "precision": precision}
+        more["stack"] = more["stack"] or usual_serving_stack(given.get("scheduler", {}).get("policy", "vllm"))
         given["step"] = simulate_request(model, "decode", device, sources, more)
-    plain = {"replicas": replicas, "attention_dp": attention_dp, "router": router}
-    return _served(ServingRequest.from_dict({**given, **plain}), sources, requests)
+    return _served(ServingRequest.from_dict(given), sources, requests)
 
 
 def _served(request: ServingRequest, sources: Sources, requests: str | Path | None) -> ServingReport:

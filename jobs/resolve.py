@@ -18,6 +18,7 @@ from ..simulator.question.place import THIS_MACHINE
 from ..simulator.question.sources import Sources
 from ..simulator.workbench import SHIPPED_PREDICTORS, SHIPPED_STORE, Workbench, workbench
 from .serving_engine import with_engine
+from .serving_unread import check_arguments
 from .show import BadInputError
 
 if TYPE_CHECKING:
@@ -221,7 +222,9 @@ def serving_request(config: Mapping[str, Any]) -> ServingRequest:
     from ..simulator.question.serving import ServingRequest
     from ..simulator.serving.connect import usual_engine_stack
 
-    config = with_engine(config)
+    given, config = config, with_engine(config)
+    if config["law"] is not None:
+        check_arguments(given, config)
     parts = ("law", "traffic", "scheduler", "kv", "slo", "replicas", "attention_dp", "router", "decode_pool")
     values = {name: config[name] for name in (*parts, "price_per_gpu_hour", "intervals", "speculation")}
     step = None

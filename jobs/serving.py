@@ -14,6 +14,7 @@ from ..datasets.loading import choice, number, whole
 from ..simulator.report.served import ServingReport, TimeSpread
 from ..simulator.search.spread import Crew
 from . import resolve
+from .serving_unread import check_read, check_words
 from .show import BadInputError, print_json, say, table, wants_json
 from .validate import progress_bar
 from .writing import check_place, write
@@ -35,6 +36,12 @@ OF_ONE_RUN = {"capacity": ("requests", "trace", "chakra"), "sweep": ("requests",
 WORTH_S = 5.0  # of runs that are left, from which on processes for them pay
 
 
+def words(arguments: Sequence[str]) -> list[str]:
+    """The words of a call, checked: settings that would not be read are refused as they were typed."""
+    check_words(arguments)
+    return list(arguments)
+
+
 def run(config: dict[str, Any]) -> int:
     """Serve and print; returns the exit code."""
     choice(BadInputError, "what", config["what"], KINDS)
@@ -52,19 +59,6 @@ def run(config: dict[str, Any]) -> int:
                 f"{name}={config[name]} is of one run: leave it out of `opcast serving {config['what']}`"
             )
     return run_many(config, request, as_json)
-
-
-def check_read(config: Mapping[str, Any], request: ServingRequest) -> None:
-    """BadInputError for settings that this kind of run would not read."""
-    if config["rates"] and config["what"] != "sweep":
-        raise BadInputError(f"rates={config['rates']} are of `opcast serving sweep`: leave them out, or ask for it")
-    pool = request.decode_pool
-    if config["what"] == "compare" or pool.replicas:
-        return
-    usual = type(pool)()
-    unread = [name for name, value in (config["decode_pool"] or {}).items() if value != getattr(usual, name, None)]
-    if unread:
-        raise BadInputError(f"decode_pool.{unread[0]} is not read: no replica only decodes (decode_pool.replicas=0)")
 
 
 def run_many(config: dict[str, Any], request: ServingRequest, as_json: bool) -> int:
@@ -228,7 +222,7 @@ def most_iterations(request: ServingRequest) -> int:
     traffic = request.traffic
     if traffic.trace is not None:
         return MOST_LOGGED
-    return min(MOST_LOGGED, round(2 * traffic.requests * (traffic.output.mean + 1)) + FEW_LOGGED)
+    return min(MOST_LOGGED, round(2 * traffic.requests * (traffic.output.average + 1)) + FEW_LOGGED)
 
 
 def write_traces(served: ServedTraffic, folder: Path) -> None:

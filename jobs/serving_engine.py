@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .serving_unread import check_arguments
 from .settings import read
 from .show import CONFIG_DIRECTORY, BadInputError, say
 
@@ -33,16 +35,16 @@ SCHEDULER = {  # limits of an engine's arguments -> settings of the scheduler
 LARGEST_BYTES = 1 << 26
 
 
-def with_engine(config: Mapping[str, Any]) -> dict[str, Any]:
+def with_engine(config: Mapping[str, Any], tell: Callable[[str], None] = say) -> dict[str, Any]:
     """The configuration with what an engine's own arguments and its start-up log say.
 
-    ServingEngineError for an engine or argument that does not exist, KvError for a log that says nothing of memory,
-    BadInputError for arguments of no engine and a log that cannot be read.
+    ``tell`` is told which of them are not simulated. ServingEngineError for an engine or argument that does not exist,
+    KvError for a log that says nothing of memory, BadInputError for arguments of no engine and a log that is not there.
     """
     made = dict(config)
     name = (made.get("engine") or {}).get("serving")
     if name:
-        made = started(made, str(name), str(config.get("args") or ""))
+        made = started(made, str(name), str(config.get("args") or ""), tell)
     elif config.get("args"):
         raise BadInputError(f"args={config['args']!r} needs to know whose they are: engine=vllm, sglang or trtllm")
     if config.get("calibrate"):
@@ -51,7 +53,7 @@ def with_engine(config: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def started(config: dict[str, Any], name: str, text: str) -> dict[str, Any]:
+def started(config: dict[str, Any], name: str, text: str, tell: Callable[[str], None]) -> dict[str, Any]:
     """The configuration of an engine that is started with these arguments. BadInputError where settings contradict."""
     from ..simulator.serving.connect import usual_engine_stack
     from ..simulator.serving.engine_args import read_arguments
@@ -60,10 +62,12 @@ def started(config: dict[str, Any], name: str, text: str) -> dict[str, Any]:
     engine = load_serving_engine(name)
     given = read_arguments(engine, text)
     if given.not_simulated:
-        say(f"of {engine.id}'s arguments these are not simulated: {', '.join(given.not_simulated)}")
+        tell(f"of {engine.id}'s arguments these are not simulated: {', '.join(given.not_simulated)}")
     stack = config.get("stack") or usual_engine_stack(engine.id)
     made = config | {"stack": {**stack, **({"cuda_graph": False} if given.eager else {})}}
-    scheduler = {"policy": given.policy or engine.id, "prefix_caching": engine.prefix_caching}
+    scheduler: dict[str, Any] = {"policy": given.policy or engine.id}
+    if (config["scheduler"] or {}).get("prefix_caching") is None:
+        scheduler["prefix_caching"] = engine.prefix_caching
     scheduler |= {SCHEDULER[key]: value for key, value in given.limits.items() if key in SCHEDULER}
     if "overlapped" in given.host:
         scheduler["async_scheduling"] = given.host["overlapped"]
@@ -79,23 +83,67 @@ def started(config: dict[str, Any], name: str, text: str) -> dict[str, Any]:
     made["parallel"] = joined("parallel", config["parallel"], parallel)
     made["replicas"] = config["replicas"] * copies
     if ranks > 1:
+        if config["attention_dp"] not in (1, ranks):
+            raise BadInputError(f"args say {ranks} ranks of attention, but attention_dp={config['attention_dp']}")
         made["attention_dp"] = ranks
     made["kv"] = joined("kv", config["kv"], memory(given))
     if given.kv.get("dtype") not in (None, "same"):
-        made["options"] = {"kv_dtype": given.kv["dtype"]}
+        made["options"] = {**(config.get("options") or {}), "kv_dtype": given.kv["dtype"]}
     if given.quantization:
-        made["precision"] = dict(config["precision"]) | {"quantization": given.quantization}
+        made["precision"] = joined("precision", config["precision"], {"quantization": given.quantization})
     if given.speculation:
         made["speculation"] = joined("speculation", config["speculation"], {"tokens": given.speculation})
     return made
 
 
+def keywords(
+    model: Any, settings: Mapping[str, Any], given: Mapping[str, Any], engine: str, args: str, calibrate: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """``settings`` of a step and groups of a served request, as Python has them, with what the engine's arguments and
+    log say. The errors of :func:`with_engine`; what is not simulated is a warning."""
+    from ..simulator.question.keywords import OF_CLUSTER, clustered
+    from ..simulator.question.place import precision_of
+    from ..simulator.question.plan import Parallel, load_stack, stack_from_dict
+    from ..simulator.trace.models import resolve
+
+    own = {name: value for name, value in settings.items() if value is not None}
+    cluster = clustered(own.get("cluster"), {name: own[name] for name in OF_CLUSTER if name in own})
+    stack = load_stack(own["stack"]) if isinstance(own.get("stack"), str) else own.get("stack")
+    quantization = own.get("quantization") or precision_of(own.get("precision") or "auto")[1]
+    before: dict[str, Any] = {
+        "scheduler": {},
+        "kv": {},
+        "speculation": {},
+        **given,
+        "engine": {"serving": engine},
+        "args": args,
+        "calibrate": calibrate,
+        "cluster": None if cluster is None else cluster.to_dict(),
+        "model": {"config": {} if model is None else resolve(model).config or {}},
+        "stack": None if stack is None else asdict(stack),
+        "parallel": {each.name: own[each.name] for each in fields(Parallel) if each.name in own},
+        "precision": {"quantization": quantization},
+        "options": own.get("options"),
+    }
+    made = with_engine(before, lambda text: warnings.warn(text, stacklevel=4))
+    if given.get("law") is not None:
+        check_arguments(before, made)
+        return dict(settings), {name: made[name] for name in (*given, "scheduler", "kv")}
+    own |= {**made["parallel"], "options": made.get("options")}
+    own["quantization"] = made["precision"]["quantization"] or None
+    if made.get("stack"):
+        own["stack"] = stack_from_dict(made["stack"])
+    return own, {name: made[name] for name in (*given, "scheduler", "kv", "speculation")}
+
+
 def joined(group: str, own: Mapping[str, Any] | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a group with those of the arguments. BadInputError where a user set one of them otherwise."""
-    usual, settings = read(CONFIG_DIRECTORY / "serving.yaml").get(group) or {}, dict(own or {})
+    files = {"parallel": "parallel/default.yaml", "precision": "precision/auto.yaml"}
+    whole = read(CONFIG_DIRECTORY / files.get(group, "serving.yaml"))
+    usual, settings = whole if group in files else whole.get(group) or {}, dict(own or {})
     for name, value in given.items():
         set_to = settings.get(name)
-        if name != "policy" and set_to not in (value, None, 0, 1, False, usual.get(name)) and set_to != []:
+        if set_to not in (value, None, "", usual.get(name)) and set_to != []:
             raise BadInputError(f"args say {group}.{name}={value}, but it is set to {set_to}: leave out one of them")
     return settings | dict(given)
 

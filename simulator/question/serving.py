@@ -64,7 +64,7 @@ class Scheduler:
     long_prefill_tokens: int = 0
     whole_prompt: bool = True
     chunked_prefill: bool | None = None
-    prefix_caching: bool = False
+    prefix_caching: bool | None = False
     preemption: str = "recompute"
     mixed_chunk: bool = False
     async_scheduling: bool | None = None
@@ -92,6 +92,8 @@ class Scheduler:
         if number(RequestError, "scheduler.wait_share", self.wait_share) > 1:
             raise RequestError(f"scheduler.wait_share={self.wait_share} must be a share, at most 1")
         number(RequestError, "scheduler.conservativeness", self.conservativeness)
+        if self.prefix_caching is None:
+            object.__setattr__(self, "prefix_caching", False)
         for name in ("whole_prompt", "prefix_caching", "mixed_chunk", "ignore_eos"):
             flag(RequestError, f"scheduler.{name}", getattr(self, name))
         if self.watermark is not None and number(RequestError, "scheduler.watermark", self.watermark) >= 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 
 from ...datasets.loading import choice, number, whole
 from .canonical import RequestError
@@ -11,6 +11,15 @@ ARRIVALS = ("poisson", "gamma", "constant", "bursty", "ramp", "closed")
 LENGTHS = ("fixed", "uniform", "zipf", "normal", "empirical")
 MOST_RANKED = 1 << 24  # lengths that zipf has weights of
 TRACES = ("auto", "columns", "azure", "splitwise", "mooncake", "vidur")
+OF_KIND = {  # kind of lengths -> the settings that it reads
+    "fixed": ("mean",),
+    "uniform": ("low", "high"),
+    "zipf": ("low", "high", "exponent"),
+    "normal": ("mean", "std", "low", "high"),
+    "empirical": ("values",),
+}
+OF_ARRIVAL = {"cv": "gamma", "burst": "bursty", "rate_end": "ramp"}  # settings that one kind of arrivals alone reads
+NOT_OF_TRACE = ("rate", "cv", "burst", "rate_end", "requests", "think_s", "input", "output")  # a trace has its own
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,28 @@ class Lengths:
             raise RequestError(f"{name}.kind=empirical needs {name}.values=[…], the lengths seen")
         for each in self.values:
             whole(RequestError, f"{name}.values", each, 1)
+        for each in fields(self)[1:]:
+            value, usual = getattr(self, each.name), (each.default, getattr(USUAL[name], each.name), [])
+            if each.name not in OF_KIND[self.kind] and value not in usual:
+                raise RequestError(f"{name}.{each.name}={value} is not read with {name}.kind={self.kind}: leave it out")
+
+    @property
+    def average(self) -> float:
+        """Tokens on average."""
+        if self.kind == "uniform":
+            return (self.low + self.high) / 2
+        if self.kind == "empirical":
+            return sum(self.values) / len(self.values)
+        if self.kind == "zipf":
+            import numpy as np
+
+            ranks = np.arange(1, self.high - self.low + 2, dtype=float)
+            weights = ranks**-self.exponent
+            return float(self.low - 1 + (ranks * weights).sum() / weights.sum())
+        return self.mean
+
+
+USUAL = {"traffic.input": Lengths(), "traffic.output": Lengths(mean=128)}
 
 
 @dataclass(frozen=True)
@@ -68,8 +99,8 @@ class RequestTraffic:
     concurrency: int = 0
     requests: int = 1000
     warmup: int | None = None
-    input: Lengths = field(default_factory=Lengths)
-    output: Lengths = field(default_factory=lambda: Lengths(mean=128))
+    input: Lengths = USUAL["traffic.input"]
+    output: Lengths = USUAL["traffic.output"]
     prefixes: int = 0
     prefix_tokens: int = 0
     turns: int = 1
@@ -107,3 +138,28 @@ class RequestTraffic:
             raise RequestError("traffic.turns and traffic.prefixes make requests: a trace has its own")
         if self.turns > 1 and (self.concurrency or self.prefixes):
             raise RequestError("traffic.turns goes with neither traffic.concurrency nor traffic.prefixes")
+        self._check_read()
+
+    def _check_read(self) -> None:
+        """RequestError for a setting that is not the usual one and that nothing would read."""
+        usual = {each.name: each.default for each in fields(self)}
+        given = {name for name, value in usual.items() if getattr(self, name) != value}
+        if self.trace is not None:
+            for name in NOT_OF_TRACE:
+                if name in given:
+                    raise RequestError(f"traffic.{name} makes requests: a trace has its own, leave it out")
+            if self.arrival not in (usual["arrival"], "closed"):
+                raise RequestError(f"traffic.arrival={self.arrival} is not read: a trace says when requests come")
+            return
+        for name, kind in OF_ARRIVAL.items():
+            if name in given and self.arrival != kind:
+                raise RequestError(f"traffic.{name}={getattr(self, name)} is of traffic.arrival={kind}: leave it out")
+        if self.arrival == "closed" and "rate" in given:
+            raise RequestError(
+                f"traffic.rate={self.rate} is not read with traffic.arrival=closed: its clients send when they have an "
+                "answer; leave it out, or take poisson"
+            )
+        if "trace_format" in given:
+            raise RequestError(f"traffic.trace_format={self.trace_format} is of a file: name it as traffic.trace=FILE")
+        if "think_s" in given and self.turns == 1:
+            raise RequestError(f"traffic.think_s={self.think_s} is between turns: traffic.turns says how many")

@@ -31,7 +31,7 @@ def wanted(request: ServingRequest) -> bool:
     """Whether a run gets intervals: as asked, else where it is small."""
     if request.intervals is not None:
         return request.intervals
-    return request.traffic.trace is None and request.traffic.requests * request.traffic.output.mean <= SMALL
+    return request.traffic.trace is None and request.traffic.requests * request.traffic.output.average <= SMALL
 
 
 def shifted(replica: ServedReplica, z: float) -> ServedReplica:

@@ -17,7 +17,7 @@ from .engines import ServingEngine, UsualLimits, load_serving_engine
 from .host import fitted_hosts, host_name, layers_and_experts
 from .kv_memory import Overheads
 from .link import cache_link
-from .requests import most_tokens
+from .requests import sizes
 from .setup import LONGEST as NO_LIMIT
 from .setup import HostShare, ServedReplica, by_hand, rules
 from .surrogate import surrogate
@@ -74,12 +74,12 @@ def replica_of(
     limits = engine.limits_on(device.name, device.memory_gib) if known_engine else UsualLimits()
     bare = by_hand(IterationLaw(base_us=1.0), 1, kv.block_tokens or engine.kv.block_tokens, 0.0)
     probe = rules(scheduler, replace(bare, limits=limits))
-    most = min(most_tokens(request.traffic), LONGEST)
+    longest, prompt = sizes(request.traffic)
     seqs = min(probe.max_seqs, request.traffic.concurrency or probe.max_seqs, 1024)
     extent = Extent(
         sequences=_round(seqs * (1 + request.speculation.tokens), 64),
         tokens=_round(probe.max_tokens, FEW_TOKENS),
-        context=_round(most, 8192),
+        context=_round(min(longest, LONGEST), 8192),
     )
     known = surrogate(step, bench, extent, bench.graphs.parent / "surrogates")
     rule = engine.kv if kv.fraction is None else replace(engine.kv, fraction=kv.fraction)
@@ -90,13 +90,13 @@ def replica_of(
         tokens = memory.tokens
         memory = replace(memory, block_tokens=kv.block_tokens, blocks=kv.blocks or max(1, tokens // kv.block_tokens))
     host = fitted_hosts().of(host_name(engine.id, engine.host, overlapped=scheduler.async_scheduling))
-    clients, prompt = request.traffic.concurrency, request.traffic.input.mean
     described = resolve(step.model).config or {}
     layers = layers_and_experts(described)
+    first_us = host.first_token_us(request.traffic.concurrency, prompt, *layers)
     return ServedReplica(
         known.tables,
         memory,
-        HostShare(host.step_us, host.seq_us, overlapped=False, ttft_us=host.first_token_us(clients, prompt, *layers)),
+        HostShare(host.step_us, host.seq_us, overlapped=False, ttft_us=first_us),
         stages=plan.parallel.pp,
         devices=plan.parallel.tp * plan.parallel.pp * ranks,
         max_model_len=context_of(described),

@@ -29,11 +29,11 @@ def stream(traffic: RequestTraffic, size: int = CHUNK) -> RequestStream:
         sessions = max(1, traffic.requests // traffic.turns)
         made = with_turns(traffic, sessions)
         whole = int((made.input + made.output).max())
-        outputs = float(made.output.sum())
-        return RequestStream(iter([made]), sessions * traffic.turns, 0, whole, outputs, np.zeros(0, np.int64))
-    outputs = traffic.requests * float(lengths(traffic.output, generators(traffic.seed)[2], 100).mean())
+        outputs, prompt = float(made.output.sum()), float(made.input.mean())
+        return RequestStream(iter([made]), sessions * traffic.turns, 0, whole, outputs, prompt, np.zeros(0, np.int64))
+    outputs, prompt = traffic.requests * traffic.output.average, traffic.input.average
     chunks, keys = drawn(traffic, size), np.zeros(0, np.int64)
-    return RequestStream(chunks, traffic.requests, traffic.concurrency, longest, outputs, keys)
+    return RequestStream(chunks, traffic.requests, traffic.concurrency, longest, outputs, prompt, keys)
 
 
 def drawn(traffic: RequestTraffic, size: int) -> Iterator[RequestChunk]:
@@ -122,11 +122,10 @@ def _most(kind: Lengths) -> int:
     return max(kind.values) if kind.kind == "empirical" else kind.high
 
 
-def most_tokens(traffic: RequestTraffic) -> int:
-    """The most tokens that a request can have, prompt and answer, without reading a trace whole into chunks."""
-    if traffic.trace is not None or traffic.turns > 1:
-        return stream(traffic).longest
-    return _most(traffic.input) + _most(traffic.output)
+def sizes(traffic: RequestTraffic) -> tuple[int, float]:
+    """The most tokens that a request can have, prompt and answer, and those of a prompt on average."""
+    made = stream(traffic)
+    return made.longest, made.prompt
 
 
 def with_turns(traffic: RequestTraffic, sessions: int) -> RequestChunk:

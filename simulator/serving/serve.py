@@ -197,5 +197,5 @@ def rescaled(request: ServingRequest, rate: float) -> ServingRequest:
     traffic = request.traffic
     if traffic.trace is not None:
         return replace(request, traffic=replace(traffic, speed=rate))
-    end = traffic.rate_end * (rate / traffic.rate)
+    end = traffic.rate_end * (rate / traffic.rate) if traffic.arrival == "ramp" else traffic.rate_end
     return replace(request, traffic=replace(traffic, rate=rate, rate_end=end))

@@ -177,7 +177,7 @@ def shape(
         stages=max(made.stages, made.decode_stages),
         seats=min(max(made.rules.max_seqs, made.decode_rules.max_seqs), max(requests, 1)),
         blocks=most,
-        caching=request.scheduler.prefix_caching,
+        caching=bool(request.scheduler.prefix_caching),
         block_tokens=max(made.rules.block_tokens, made.decode_rules.block_tokens),
         most_blocks=min(most, -(-tokens // made.rules.block_tokens)) + 1,
         pools=2 if request.decode_pool.replicas else 1,

@@ -19,7 +19,7 @@ class RequestStream:
     """Requests to come: chunks in order of arrival, how many they are, and contents of blocks where a trace has them.
 
     ``longest`` are the most tokens of prompt and answer together that can come, ``outputs`` about how many tokens all
-    answers have.
+    answers have, ``prompt`` how many a prompt has on average.
     """
 
     chunks: Iterator[RequestChunk]
@@ -27,6 +27,7 @@ class RequestStream:
     concurrency: int
     longest: int
     outputs: float
+    prompt: float
     keys: np.ndarray
     key_tokens: int = 1
 

@@ -56,8 +56,8 @@ def trace_stream(traffic: RequestTraffic) -> RequestStream:
             shared = np.minimum(_tokens(path, known, "prefix_tokens", 0), inputs)
         shared = np.where(prefix < 0, 0, shared)
     made = chunk(times, inputs, outputs, prefix, shared, **more)
-    longest, answers = int((inputs + outputs).max()), float(outputs.sum())
-    return RequestStream(iter([made]), len(table), traffic.concurrency, longest, answers, keys, MOONCAKE_BLOCK)
+    longest, answers, mean = int((inputs + outputs).max()), float(outputs.sum()), float(inputs.mean())
+    return RequestStream(iter([made]), len(table), traffic.concurrency, longest, answers, mean, keys, MOONCAKE_BLOCK)
 
 
 def _table(path: Path) -> pd.DataFrame:

@@ -148,7 +148,7 @@ def lengths(nominal: int, shortest: float) -> Lengths:
     """Lengths from ``shortest`` of the nominal one up to it."""
     if shortest == 1.0:
         return Lengths(mean=nominal)
-    return Lengths("uniform", nominal, low=max(int(nominal * shortest), 1), high=nominal)
+    return Lengths("uniform", low=max(int(nominal * shortest), 1), high=nominal)
 
 
 def asked(row: ServingRow, kv: KvBudget) -> ServingRequest:

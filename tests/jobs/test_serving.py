@@ -129,9 +129,13 @@ def test_one_command_sets_pools_beside_replicas_that_do_both(capsys: pytest.Capt
         (["replicas=0"], "replicas=0 serves nobody"),
         (["scheduler.policy=vlm"], "scheduler.policy='vlm' is not one of vllm"),
         (["router=no.module:function"], "router=no.module:function cannot be loaded"),
-        (["traffic.trace=/nowhere.csv"], "/nowhere.csv does not exist"),
         (["capacity"], "capacity needs what users expect"),
         (["traffic.arrival=closed"], "opcast: traffic.arrival=closed needs traffic.concurrency"),
+        (["traffic.arrival=closed", "traffic.concurrency=2"], "traffic.rate=10 is not read"),
+        (["model=llama3_8b"], "model=llama3_8b says what a model runs on: with law there is none"),
+        (["parallel.tp=8"], "parallel.tp=8 says what a model runs on"),
+        (["decode_pool.replicas=1", "decode_pool.device=h100_sxm"], "decode_pool.device=h100_sxm says what"),
+        (["engine=vllm", "args=-tp 2 --max-num-seqs 8", "model=x"], "model=x says what a model runs on"),
         (["capacity", "slo.ttft_ms=1"], "no rate meets slo"),
         (["sweep", "rates=x"], "rates='x' must be a number"),
         (["sweep", "workers=-1"], "workers=-1"),
@@ -144,19 +148,30 @@ def test_one_command_sets_pools_beside_replicas_that_do_both(capsys: pytest.Capt
         (["decode_pool.share=0.5", "decode_pool.replicas=1", "replicas=2"], "say the same"),
         (["decode_pool.link_gbps=0", "decode_pool.replicas=1"], "decode_pool.link_gbps=0"),
         (["decode_pool.max_seqs=3"], "decode_pool.max_seqs is not read: no replica only decodes"),
-        (["decode_pool.device=h100_sxm"], "decode_pool.device is not read: no replica only decodes"),
         (["rates=[1,2]"], "rates=[1, 2] are of `opcast serving sweep`"),
-        (["sweep", "traffic.arrival=closed", "traffic.concurrency=2"], "take poisson for sweep"),
         (["capacity", "slo.ttft_ms=60", "chakra=/tmp/x"], "chakra=/tmp/x is of one run"),
         (["traffic.turns=7", "traffic.warmup=39"], "traffic.warmup=39 leaves none of 35 requests to count"),
         (["traffic.speed=2"], "traffic.speed=2 is of a trace"),
         (["traffic.prefixes=2"], "traffic.prefixes=2 needs traffic.prefix_tokens"),
-        (["traffic.trace=x.csv", "traffic.turns=2"], "a trace has its own"),
         (["traffic.input.kind=zipf", "traffic.input.high=1000000000"], "must be at most 16,777,216"),
     ],
 )
 def test_bad_input_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serving", *LAW, *FEW, *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["traffic.trace=/nowhere.csv"], "/nowhere.csv does not exist"),
+        (["traffic.trace=x.csv", "traffic.turns=2"], "a trace has its own"),
+        (["traffic.trace=x.csv", "traffic.rate=2"], "traffic.rate makes requests: a trace has its own"),
+        (["sweep", "traffic.arrival=closed", "traffic.concurrency=2"], "take poisson for sweep"),
+    ],
+)
+def test_other_traffic_that_cannot_be_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(["serving", *LAW, *words]) == 2
     assert said in capsys.readouterr().err
 
 
@@ -259,8 +274,42 @@ def test_data_ranks_are_in_lockstep_or_copies(model: str, engine: str, args: str
         (["calibrate=nowhere.log"], "nowhere.log"),
         (["engine=vllm", "args=-tp 16", "cluster=dgx_h100"], "args need 16 devices, cluster=dgx_h100"),
         (["engine=vllm", "args=--max-num-seqs 8", "scheduler.max_seqs=4"], "args say scheduler.max_seqs=8, but it is"),
+        (["engine=vllm", "scheduler.policy=sglang"], "args say scheduler.policy=vllm, but it is set to sglang"),
+        (
+            ["engine=vllm", "args=-q fp8", "precision=nvfp4"],
+            "args say precision.quantization=fp8",
+        ),
+        (
+            ["engine=vllm", "args=--no-enable-prefix-caching", "scheduler.prefix_caching=true"],
+            "args say scheduler.prefix_caching=False",
+        ),
+        (["engine=vllm", "args=--gpu-memory-utilization 0.8", *LAW], "args say kv.fraction=0.8, which needs a model"),
     ],
 )
 def test_arguments_that_no_engine_has_are_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture) -> None:
-    assert main(["serving", *words, *LAW, *FEW]) == 2
+    assert main(["serving", *words, *FEW]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_python_takes_an_engine_as_it_is_started(tmp_path: Path) -> None:
+    from opcast.jobs.serving_engine import keywords
+
+    log = tmp_path / "engine.log"
+    log.write_text(LOGS["vllm"])
+    args = "--tensor-parallel-size 2 --max-num-seqs 8 --kv-cache-dtype fp8 --enforce-eager --moe-backend triton"
+    plain = {"replicas": 1, "attention_dp": 1, "scheduler": {"prefix_caching": False}, "law": None}
+    with pytest.warns(UserWarning, match="not simulated: --moe-backend"):
+        step, given = keywords("llama3_8b", {"cluster": "dgx_h100", "nodes": 1}, plain, "vllm", args, log)
+    assert (step["tp"], step["options"], step["stack"].cuda_graph) == (2, {"kv_dtype": "fp8"}, False)
+    assert given["scheduler"] == {"policy": "vllm", "max_seqs": 8, "prefix_caching": False}
+    assert given["kv"]["seen"]["kv_tokens"] == 231_984
+    with pytest.raises(BadInputError, match="but it is set to 4"):
+        keywords("llama3_8b", {"cluster": "dgx_h100", "tp": 4}, plain, "vllm", "-tp 2", None)
+
+    law = {"law": {"base_us": 8000}, "kv": {"blocks": 2000}, "traffic": {"requests": 20, "rate": 20}}
+    one = opcast.serving(engine="vllm", args="--max-num-seqs 1", **law)
+    assert one.ttft_ms == opcast.serving(scheduler={"max_seqs": 1}, **law).ttft_ms
+    with pytest.raises(BadInputError, match="which needs a model"):
+        opcast.serving(engine="vllm", args="--kv-cache-dtype fp8", **law)
+    with pytest.raises(RequestError, match="device, calibrate say what a model runs on"):
+        opcast.serving(device="h100_sxm", calibrate=log, **law)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,6 @@ from opcast.simulator.serving.traces import RequestTraceError
 
 MANY = RequestTraffic(
     rate=50.0,
-    rate_end=200.0,
     concurrency=3,
     requests=4000,
     input=Lengths("normal", mean=500, std=100, low=10, high=900),
@@ -28,6 +28,11 @@ MANY = RequestTraffic(
 )
 
 
+def arriving(arrival: str, **more: Any) -> RequestTraffic:
+    own: dict[str, dict[str, float]] = {"closed": {"rate": 1.0}, "ramp": {"rate_end": 200.0}}
+    return RequestTraffic(**{**vars(MANY), "arrival": arrival, **own.get(arrival, {}), **more})
+
+
 def whole(traffic: RequestTraffic, size: int) -> list[np.ndarray]:
     chunks = list(drawn(traffic, size))
     return [np.concatenate([chunk[column] for chunk in chunks]) for column in range(5)]
@@ -35,7 +40,7 @@ def whole(traffic: RequestTraffic, size: int) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("arrival", ARRIVALS)
 def test_the_size_of_chunks_changes_nothing(arrival: str) -> None:
-    traffic = RequestTraffic(**{**vars(MANY), "arrival": arrival})
+    traffic = arriving(arrival)
     for one, other in zip(whole(traffic, 4000), whole(traffic, 333), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12)
     times = whole(traffic, 333)[0]
@@ -45,7 +50,7 @@ def test_the_size_of_chunks_changes_nothing(arrival: str) -> None:
 
 
 def test_a_ramp_goes_from_one_rate_to_the_other() -> None:
-    times = whole(RequestTraffic(**{**vars(MANY), "arrival": "ramp", "requests": 40_000}), 4000)[0] / 1e6
+    times = whole(arriving("ramp", requests=40_000), 4000)[0] / 1e6
     assert 400 / times[400] == pytest.approx(50, rel=0.15)
     assert 400 / (times[-1] - times[-401]) == pytest.approx(200, rel=0.15)
     assert times[-1] == pytest.approx(2 * 40_000 / 250, rel=0.05)
@@ -63,7 +68,7 @@ def test_lengths_are_as_asked() -> None:
 
 
 def test_gaps_of_gamma_are_as_irregular_as_asked() -> None:
-    gaps = np.diff(whole(RequestTraffic(**{**vars(MANY), "arrival": "gamma", "cv": 3.0}), 4000)[0])
+    gaps = np.diff(whole(arriving("gamma", cv=3.0), 4000)[0])
     assert gaps.std() / gaps.mean() == pytest.approx(3, rel=0.15)
 
 
@@ -76,6 +81,15 @@ def test_gaps_of_gamma_are_as_irregular_as_asked() -> None:
         ({"input": Lengths("uniform", low=9, high=3)}, "traffic.input.low=9"),
         ({"output": Lengths("empirical")}, "traffic.output.values"),
         ({"requests": -1}, "traffic.requests=-1"),
+        ({"cv": 3.0}, "traffic.cv=3.0 is of traffic.arrival=gamma"),
+        ({"burst": 3}, "traffic.burst=3 is of traffic.arrival=bursty"),
+        ({"arrival": "closed", "concurrency": 2, "rate": 3.0}, "traffic.rate=3.0 is not read"),
+        ({"think_s": 3.0}, "traffic.think_s=3.0 is between turns"),
+        ({"trace_format": "azure"}, "traffic.trace_format=azure is of a file"),
+        ({"trace": "x.csv", "requests": 3}, "traffic.requests makes requests"),
+        ({"trace": "x.csv", "arrival": "gamma"}, "traffic.arrival=gamma is not read"),
+        ({"input": Lengths("uniform", mean=500)}, "traffic.input.mean=500 is not read with traffic.input.kind=uniform"),
+        ({"output": Lengths(std=5.0)}, "traffic.output.std=5.0 is not read with traffic.output.kind=fixed"),
     ],
 )
 def test_traffic_that_cannot_be_is_one_line(values: dict, said: str) -> None:
@@ -184,8 +198,12 @@ def test_a_trace_that_is_none_is_one_line(tmp_path: Path) -> None:
 )
 def test_how_many_tokens_come_is_known_roughly_before(output: Lengths) -> None:
     for turns in (1, 2):
-        found = stream(RequestTraffic(requests=2000, output=output, turns=turns))
-        assert found.outputs == pytest.approx(sum(int(chunk.output.sum()) for chunk in found.chunks), rel=0.4)
+        found = stream(RequestTraffic(requests=2000, input=output, output=output, turns=turns))
+        prompts, answers = (
+            np.concatenate(each) for each in zip(*((chunk.input, chunk.output) for chunk in found.chunks), strict=True)
+        )
+        assert found.outputs == pytest.approx(answers.sum(), rel=0.1)
+        assert found.prompt == pytest.approx(prompts.mean(), rel=0.1)
 
 
 def test_machine_code_is_loaded_or_made_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
