@@ -54,10 +54,13 @@ class Lengths:
             raise RequestError(f"{name}.kind=empirical needs {name}.values=[…], the lengths seen")
         for each in self.values:
             whole(RequestError, f"{name}.values", each, 1)
-        for each in fields(self)[1:]:
-            value, usual = getattr(self, each.name), (each.default, getattr(USUAL[name], each.name), [])
-            if each.name not in OF_KIND[self.kind] and value not in usual:
-                raise RequestError(f"{name}.{each.name}={value} is not read with {name}.kind={self.kind}: leave it out")
+        for setting in fields(self)[1:]:
+            value = getattr(self, setting.name)
+            usual: tuple[object, ...] = (setting.default, getattr(USUAL[name], setting.name), [])
+            if setting.name not in OF_KIND[self.kind] and value not in usual:
+                raise RequestError(
+                    f"{name}.{setting.name}={value} is not read with {name}.kind={self.kind}: leave it out"
+                )
 
     @property
     def average(self) -> float:

@@ -52,7 +52,9 @@ CALLED_HERE = {
 }
 REAL, COUNT = r"[+-]?(\d+\.?\d*|\.\d+)(e-?\d+)?", r"([+-]?\d+(?:\.\d+(?=[kmgKMG]))?)([kmgKMG]?)"
 SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}  # as vLLM reads them
-ALIKE = 0.85  # of an unknown name and a known one, from which on it is taken for a misspelling
+ALIKE = 0.85  # of a name that may exist and a known one, from which on it is taken for a misspelling
+LIKE = 0.6  # of one that does not exist, from which on a known one is named
+SHORT = 4
 UNLIMITED = 1 << 30  # tokens of a chunk where prompts are not cut
 BALANCE = 50, 10  # iterations that TensorRT-LLM's attention ranks wait for each other, and to gather more
 
@@ -94,10 +96,10 @@ def read_arguments(engine: ServingEngine, text: str) -> EngineArguments:
     given: dict[str, Any] = {}
     ignored: list[str] = []
     unknown: list[str] = []
-    for name, value in _pairs(words, meanings):
+    for name, value, typed in _pairs(words, meanings):
         meaning = _meaning(name, meanings)
         if meaning is None:
-            _check_spelling(engine, name)
+            _check_known(engine, name, typed)
             unknown.append(name)
         elif not meaning:
             ignored.append(name)
@@ -114,8 +116,9 @@ def _plain(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _pairs(words: Sequence[str], meanings: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
-    """Names with their values, which are lists of words, or what stands in an object of JSON or in a file."""
+def _pairs(words: Sequence[str], meanings: Mapping[str, str]) -> Iterator[tuple[str, Any, bool]]:
+    """Names with their values, which are lists of words, or what stands in an object of JSON or in a file; and whether
+    the name itself was typed."""
     named: list[tuple[str, list[str]]] = []
     for word in words:
         if word.startswith("-") and not re.fullmatch(r"-[\d.]+", word):
@@ -126,11 +129,14 @@ def _pairs(words: Sequence[str], meanings: Mapping[str, str]) -> Iterator[tuple[
     for name, values in named:
         if _meaning(name, meanings) == "file":
             path = Path(" ".join(values)).expanduser()
-            yield from _flat("--", read_yaml(path, ServingEngineError, f"{name} {path}"))
+            found = _flat("--", read_yaml(path, ServingEngineError, f"{name} {path}"))
         elif len(values) == 1 and values[0].startswith("{"):
-            yield from _flat(f"{name}.", read_json(values[0], ServingEngineError, name))
+            found = _flat(f"{name}.", read_json(values[0], ServingEngineError, name))
         else:
-            yield name, values
+            yield name, values, True
+            continue
+        for inner, value in found:
+            yield inner, value, False
 
 
 def _flat(prefix: str, values: Any) -> Iterator[tuple[str, Any]]:
@@ -155,14 +161,21 @@ def _meaning(name: str, meanings: Mapping[str, str]) -> str | None:
     return "" if section != plain and meanings.get(section) == "" else None
 
 
-def _check_spelling(engine: ServingEngine, name: str) -> None:
-    """ServingEngineError for a name that looks like a known one, and is none that the engine has beside it."""
-    known = {_plain(each): each for each in (*engine.arguments, *engine.without_effect)}
-    close = get_close_matches(_plain(name), known, 1, ALIKE)
-    if close and _plain(name) not in map(_plain, engine.not_simulated) and len(name) > 4:
-        raise ServingEngineError(
-            f"engine={engine.id} has no argument {name!r} that opcast knows; did you mean {known[close[0]]}?"
-        )
+def _check_known(engine: ServingEngine, name: str, typed: bool) -> None:
+    """ServingEngineError for a name that the engine has not, as far as that is known: all that its command takes are
+    listed; of what stands in objects and files one that looks like a misspelt one."""
+    known = {_plain(each): each for each in (*engine.arguments, *engine.without_effect, *engine.not_simulated)}
+    head = _plain(name).partition(".")[0]
+    sections = {each.partition(".")[0] for each in known if "." in each}
+    if _plain(name) in known or f"--{head.removeprefix('--no-')}" in known or (not typed and len(name) <= SHORT):
+        return
+    if "." in name and typed and (head in known or head in sections):
+        typed = False
+    close = get_close_matches(_plain(name), known, 1, LIKE if typed else ALIKE)
+    if close or typed:
+        meant = f"did you mean {known[close[0]]}?" if close else "leave it out if another version has it"
+        version = f" {engine.version}" if engine.version else ""
+        raise ServingEngineError(f"engine={engine.id}{version} has no argument {name!r} that opcast knows; {meant}")
 
 
 def _value(name: str, meaning: str, value: Any) -> Any:

@@ -87,7 +87,7 @@ class HostRule:
 @dataclass(frozen=True)
 class ServingEngine:
     """An engine. ``arguments`` says what each of its own is here (:mod:`.engine_args`); those ``without_effect`` change
-    no time. ``not_simulated`` are some that may, whose names look like misspelt ones of these. ``data_parallel``: ranks
+    no time. ``not_simulated`` are all others that its ``version`` has on the command line. ``data_parallel``: ranks
     in lockstep, replicas of their own, or ``experts``: ranks where experts are shared, else replicas. With
     ``prefix_caching`` it caches prefixes unless told not to.
     """
@@ -99,6 +99,7 @@ class ServingEngine:
     limits: Sequence[UsualLimits] = ()
     host: HostRule = field(default_factory=HostRule)
     arguments: Mapping[str, str] = field(default_factory=dict)
+    version: str = ""
     without_effect: Sequence[str] = ()
     not_simulated: Sequence[str] = ()
     data_parallel: str = "ranks"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,7 @@ from opcast.simulator.question.sources import Sources
 from opcast.simulator.serving.budget import budget
 from opcast.simulator.serving.connect import context_of
 from opcast.simulator.serving.engine_args import FLAGS, read_arguments
-from opcast.simulator.serving.engines import ServingEngineError, known_serving_engines, load_serving_engine
+from opcast.simulator.serving.engines import DIRECTORY, ServingEngineError, known_serving_engines, load_serving_engine
 from opcast.simulator.serving.host import FIGURES, FittedHost, FittedHosts, HostTime, fitted_hosts, host_name
 from opcast.simulator.serving.kv import KvError
 from opcast.simulator.serving.kv_memory import (
@@ -132,6 +133,31 @@ def test_data_ranks_are_replicas_where_the_engine_has_it_so():
     assert (said.speculation, said.not_simulated) == (0, ("EAGLE without a number of tokens",))
 
 
+def test_an_argument_that_exists_and_changes_what_is_not_simulated_is_named():
+    text = "--moe-backend triton -O3 --no-enable-eplb --scheduling-policy fcfs --attention-config.backend=TRITON_MLA"
+    assert read_arguments(VLLM, text).not_simulated == (
+        "--moe-backend",
+        "-O3",
+        "--no-enable-eplb",
+        "--scheduling-policy",
+        "--attention-config.backend",
+    )
+    with pytest.raises(ServingEngineError, match="did you mean --max-running-requests"):
+        read_arguments(SGLANG, "--max-running-request 8")
+    with pytest.raises(ServingEngineError, match=r"trtllm 1\.2 has no argument '--max-num-seqs'.*--max_num_tokens"):
+        read_arguments(TRTLLM, "--max-num-seqs 8")
+
+
+def test_every_name_of_an_engine_is_listed_once():
+    for name in ENGINES:
+        engine = load_serving_engine(name)
+        names = [*engine.arguments, *engine.without_effect, *engine.not_simulated]
+        assert len(names) == len({each.replace("_", "-") for each in names})
+        lines = (DIRECTORY / f"{name}.yaml").read_text().splitlines()
+        keys = [found[1] for line in lines if (found := re.match(r"  (-[\w.-]+): ", line))]
+        assert len(keys) == len(set(keys)) == len(engine.arguments)
+
+
 def test_a_section_that_is_null_switches_graphs_off(tmp_path):
     (tmp_path / "extra.yml").write_text("cuda_graph_config: null\n")
     assert read_arguments(TRTLLM, f"--config {tmp_path / 'extra.yml'}").eager
@@ -142,6 +168,9 @@ def test_a_section_that_is_null_switches_graphs_off(tmp_path):
     ("text", "says"),
     [
         ("--tensor-paralel-size 4", "did you mean --tensor-parallel-size"),
+        ("--max-num-sequences 4", "did you mean --max-num-seqs"),
+        ("--max-batch-size 8", "engine=vllm 0.33.0 has no argument '--max-batch-size' that opcast knows; did you mean"),
+        ("--qwertzuiop 8", "leave it out if another version has it"),
         ("--max-num-seqs", "needs a value"),
         ("--max-num-seqs many", "--max-num-seqs=many must be a whole number"),
         ("--gpu-memory-utilization 1.5", "out of range"),

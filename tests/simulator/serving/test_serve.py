@@ -180,7 +180,7 @@ def test_turns_of_a_session_find_what_was_said_before(played: Play) -> None:
 
 
 def test_clients_of_a_closed_loop_send_when_they_have_an_answer(played: Play) -> None:
-    traffic = replace(SHORT, arrival="closed", concurrency=5, requests=50)
+    traffic = replace(SHORT, arrival="closed", rate=1.0, concurrency=5, requests=50)
     rows = played(replace(USUAL, traffic=traffic)).requests
     events = np.concatenate([rows["arrival_us"], rows["finish_us"]])
     change = np.concatenate([np.ones(50), -np.ones(50)])
