@@ -69,6 +69,7 @@ class Device:
     idle_w: float = 0.0  # draws with clocks up and nothing to do; 0 = unknown
     memory_w: float = 0.0  # memory draws beside long products
     steady_tflops: Mapping[str, float] = field(default_factory=dict)  # of long products at the data sheet's limit
+    boost_tflops: Mapping[str, float] = field(default_factory=dict)  # the same, before the limiter takes hold
     alpha: float = 2.0  # watts of compute units grow as their clock to this power
     die: str = ""  # the chip's code name: devices of one die differ in what is enabled, memory, links and power
     sm: float = 0.0  # compute capability of NVIDIA's, 0 elsewhere
@@ -102,7 +103,7 @@ class Device:
         return dataclasses.asdict(self)
 
     def __post_init__(self) -> None:
-        for name in ("tensor_tflops", "steady_tflops"):
+        for name in ("tensor_tflops", "steady_tflops", "boost_tflops"):
             if not isinstance(getattr(self, name), Mapping):
                 raise DeviceError(f"device.{name}={getattr(self, name)!r} must be rates by dtype, as {{bf16: 989}}")
         if finite(self.alpha) and not 1.0 <= self.alpha <= 3.0:

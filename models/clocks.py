@@ -2,7 +2,8 @@
 
 Operators timed for milliseconds run at boost clocks. Products that go on for tenths of a second draw more than the
 limit there, and the clock falls until they do not. Watts beyond idle and memory grow as the clock to the power
-``alpha``, so that one measured chip of a kind says what others of it sustain at other limits.
+``alpha``, so that one measured chip of a kind says what others of it sustain at other limits. At one clock they grow
+as the rate: a FLOP costs the same energy in a product that leaves units idle, so that it is slowed too, if less.
 """
 
 from __future__ import annotations
@@ -21,9 +22,14 @@ SAME_UNITS = 0.02  # by how much FLOPs a clock and unit may differ between chips
 
 @dataclass(frozen=True)
 class Anchor:
-    """What one chip sustains in one format: TFLOP/s at its limit, where compute units draw ``core_w`` of that."""
+    """What one chip sustains in one format: TFLOP/s at its limit, where compute units draw ``core_w`` of that.
+
+    ``boost_tflops`` is what its saturating products reach at ``clock_mhz``, until the limiter takes hold.
+    """
 
     tflops: float
+    boost_tflops: float
+    clock_mhz: float
     core_w: float
     compute_units: int
     alpha: float
@@ -43,12 +49,18 @@ def steady_rate(device: Device, dtype: str, limit_w: float) -> float:
 
 
 def core_w(device: Device, dtype: str, tflops: np.ndarray) -> np.ndarray:
-    """Watts of compute units where products run at rates [n]: the inverse of :func:`steady_rate`; 0 without anchor."""
+    """Watts of compute units at boost clock where products reach rates [n] there; 0 without anchor.
+
+    core_w_r · (T / S_r) · (max(T, B_r) / S_r) ^ (alpha - 1), with the anchor's steady rate S_r and boost rate B_r (by
+    units and clock of this device): what saturating products draw, in proportion for those that leave units idle.
+    """
     known = anchor(device, dtype)
     if known is None:
         return np.zeros_like(tflops)
-    made: np.ndarray = (tflops * known.compute_units / (known.tflops * device.compute_units)) ** known.alpha
-    return known.core_w * made
+    rate = tflops * known.compute_units / device.compute_units
+    boost = known.boost_tflops * device.clock_mhz / known.clock_mhz
+    made: np.ndarray = known.core_w * rate / known.tflops
+    return made * (np.maximum(rate, boost) / known.tflops) ** (known.alpha - 1.0)
 
 
 def idle_w(device: Device) -> float:
@@ -102,8 +114,9 @@ def anchor(device: Device, dtype: str) -> Anchor | None:
 
 
 def _of(device: Device, dtype: str) -> Anchor:
-    room = device.tdp_w - floor_w(device)
-    return Anchor(device.steady_tflops[dtype], room, device.compute_units, device.alpha)
+    room, steady = device.tdp_w - floor_w(device), device.steady_tflops[dtype]
+    boost = device.boost_tflops.get(dtype, steady)
+    return Anchor(steady, boost, device.clock_mhz, room, device.compute_units, device.alpha)
 
 
 def _each_clock(device: Device, dtype: str) -> float:

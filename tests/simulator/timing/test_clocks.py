@@ -48,7 +48,7 @@ def test_products_of_a_long_step_run_at_the_steady_rate(costs) -> None:
     factor = times(costs)
     assert factor[BF16] > 1.05
     rate = OPS[BF16].cost.flops / (costs[0].kernel_us[BF16] * factor[BF16]) * 1e-6
-    assert rate == pytest.approx(steady_rate(H100, "bf16", H100.tdp_w), rel=0.01)
+    assert rate == pytest.approx(steady_rate(H100, "bf16", H100.tdp_w), rel=0.03)
     assert (factor[[FEW, ATTENTION, COPY, RING]] == 1.0).all()
 
 
