@@ -35,6 +35,7 @@ from .rules import (
     ranks_of,
     replica_of,
     rules_of,
+    spare_blocks,
 )
 from .state import NONE, SIZES, LoopState
 
@@ -131,7 +132,8 @@ def can_run(rules: SchedulerRules, prompt: int, output: int) -> bool:
     whole = rules.policy == VLLM or rules.policy == TRTLLM or rules.policy == TRTLLM_MAX
     if (rules.policy == VLLM_V0 or (whole and not rules.chunked)) and prompt > rules.max_tokens:
         return False
-    return blocks_for(prompt + output, rules.block_tokens) + rules.watermark <= rules.blocks
+    spare = max(rules.watermark, spare_blocks(rules) if output > 1 else 0)
+    return blocks_for(prompt + output, rules.block_tokens) + spare <= rules.blocks
 
 
 def send(state: LoopState, setup: ServingSetup, slot: int, first: int, last: int) -> None:
@@ -163,16 +165,17 @@ def wake(state: LoopState, setup: ServingSetup, replica: int) -> None:
 def kick(state: LoopState, setup: ServingSetup, replica: int, seen_us: float) -> None:
     """Start batches on the idle lanes of a replica, as long as there is anything to do.
 
-    Requests count that came in by ``seen_us``; where there is nothing else to do, all.
+    Requests count that came in by ``seen_us``; where there is nothing else to do, all. Where the last that ran was
+    preempted, others may begin.
     """
-    now_us = state.totals[0].now_us
+    now_us, before = state.totals[0].now_us, state.totals[0].preemptions
     stages = setup.decode_stages if replica >= setup.first_decode else setup.stages
     width = len(state.lanes) // setup.replicas
     for lane in range(replica * width, replica * width + stages):
         if state.lanes[lane].busy:
             continue
         entries = form_batches(state, setup, replica, lane, seen_us)
-        if entries == 0 and seen_us < now_us:
+        if entries == 0 and (seen_us < now_us or state.totals[0].preemptions > before):
             entries = form_batches(state, setup, replica, lane, now_us)
         if entries == 0:
             return

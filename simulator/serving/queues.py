@@ -96,6 +96,8 @@ def put(state: LoopState, rules: SchedulerRules, rank: int, batch: int, slot: in
 
 def fits(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: int, tokens: int, spare: int) -> bool:
     """Whether a request that waits finds blocks for so many tokens, with ``spare`` left, its hits counted once."""
+    if caching(state) and state.ranks[rank].seats == 0:
+        return False
     own = state.slots[slot].blocks  # of a cache that came from another rank
     need = blocks_for(tokens, rules.block_tokens) - hit // rules.block_tokens - own
     if hit > 0:

@@ -8,21 +8,20 @@ the last bit, as those of iterations that are formed one by one.
 
 from __future__ import annotations
 
-from .blocks import blocks_for, caching
+from .blocks import blocks_for, caching, remember, take_blocks
 from .queues import first_waiting
 from .rules import (
     FASTER_TRANSFORMER,
+    KV_AWARE,
     LIGHTLLM,
     OWN,
     OWN_ROUTER,
-    SARATHI,
     SGLANG,
-    SPLITWISE,
     TRTLLM,
     TRTLLM_MAX,
-    VLLM_V0,
     SchedulerRules,
     ServingSetup,
+    spare_blocks,
 )
 from .sglang import eased, poll
 from .state import NONE, LoopState
@@ -32,10 +31,10 @@ FEWEST = 3  # iterations to come for which it pays
 
 def can_repeat(state: LoopState, setup: ServingSetup, rules: SchedulerRules) -> bool:
     """Whether batches of a rank may be repeated at all: one is in flight at a time, its requests get one token each,
-    and nobody but opcast's own functions looks at them."""
+    and nobody but opcast's own functions looks at them. With cached prefixes no router may look at their blocks."""
     known = rules.policy != FASTER_TRANSFORMER and rules.policy != OWN and setup.router != OWN_ROUTER
     single = setup.stages == 1 and setup.decode_stages == 1 and rules.drafts == 0
-    return known and single and not caching(state)
+    return known and single and not (caching(state) and setup.router == KV_AWARE)
 
 
 def look_ahead(state: LoopState, rules: SchedulerRules, rank: int, batch: int, preempted: bool) -> None:
@@ -96,11 +95,6 @@ def undisturbed(state: LoopState, rules: SchedulerRules, rank: int) -> bool:
     return first == NONE or first == own.refused
 
 
-def spare_blocks(rules: SchedulerRules) -> int:
-    """Blocks that must stay free beside decodes (:func:`.queues.decode_all`)."""
-    return 1 if rules.policy == VLLM_V0 or rules.policy == SPLITWISE or rules.policy == SARATHI else 0
-
-
 def begin(state: LoopState, rules: SchedulerRules, rank: int, batch: int) -> bool:
     """Count how often a batch can come again before a request ends, and how many take a block in which iteration;
     False where that is too seldom."""
@@ -125,10 +119,28 @@ def begin(state: LoopState, rules: SchedulerRules, rank: int, batch: int) -> boo
     return True
 
 
+def fill_blocks(state: LoopState, rules: SchedulerRules, rank: int, batch: int, formed: int) -> None:
+    """Take and remember the blocks of a batch that was repeated ``formed`` times, in the order in which iterations
+    formed one by one would."""
+    size = rules.block_tokens
+    for before in range(formed):
+        for entry in range(state.batches[batch].size):
+            slot = state.entries[batch, entry]
+            request = state.slots[slot]
+            tokens = request.computed + before
+            if tokens == request.blocks * size:
+                take_blocks(state, rank, slot, 1)
+                request.blocks += 1
+            if (tokens + 1) % size == 0:
+                remember(state, rules, rank, slot, tokens, tokens + 1)
+
+
 def catch_up(state: LoopState, rules: SchedulerRules, rank: int, batch: int, waits: int) -> None:
     """Bring the requests of a repeated batch up to date, whose last tokens are on their way (``waits`` 1) or given."""
     own = state.ranks[rank]
     formed = own.repeated
+    if caching(state):
+        fill_blocks(state, rules, rank, batch, formed)
     for entry in range(state.batches[batch].size):
         request = state.slots[state.entries[batch, entry]]
         request.computed += formed

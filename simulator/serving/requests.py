@@ -30,10 +30,14 @@ def stream(traffic: RequestTraffic, size: int = CHUNK) -> RequestStream:
         made = with_turns(traffic, sessions)
         whole = int((made.input + made.output).max())
         outputs, prompt = float(made.output.sum()), float(made.input.mean())
-        return RequestStream(iter([made]), sessions * traffic.turns, 0, whole, outputs, prompt, np.zeros(0, np.int64))
+        return RequestStream(
+            iter([made]), sessions * traffic.turns, 0, whole, outputs, prompt, True, np.zeros(0, np.int64)
+        )
     outputs, prompt = traffic.requests * traffic.output.average, traffic.input.average
     chunks, keys = drawn(traffic, size), np.zeros(0, np.int64)
-    return RequestStream(chunks, traffic.requests, traffic.concurrency, longest, outputs, prompt, keys)
+    return RequestStream(
+        chunks, traffic.requests, traffic.concurrency, longest, outputs, prompt, traffic.prefixes > 0, keys
+    )
 
 
 def drawn(traffic: RequestTraffic, size: int) -> Iterator[RequestChunk]:

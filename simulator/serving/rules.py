@@ -79,6 +79,11 @@ class ServingSetup(NamedTuple):
     move_exposed: float  # the share of it that prefill does not hide
 
 
+def spare_blocks(rules: SchedulerRules) -> int:
+    """Blocks that must stay free beside decodes (:func:`.queues.decode_all`)."""
+    return 1 if rules.policy == VLLM_V0 or rules.policy == SPLITWISE or rules.policy == SARATHI else 0
+
+
 def first_decode_rank(setup: ServingSetup) -> int:
     """The first rank that only decodes; the number of ranks where there is none."""
     return setup.first_decode * setup.ranks_per_replica

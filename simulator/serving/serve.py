@@ -63,9 +63,34 @@ def serve(
     ``progress`` is told how many more requests came in. Always ends: overload is reported, not waited for. Raises
     RequestError and RequestTraceError.
     """
+    kept, source = kept or Keeping(), stream(request.traffic)
+    if request.scheduler.prefix_caching and not source.shares and alike_without(request):
+        bare = replace(request, scheduler=replace(request.scheduler, prefix_caching=False))
+        served = once(bare, source, replica, decoder, kept, progress)
+        if not served.report.preemptions:
+            return served
+        source = stream(request.traffic)
+    return once(request, source, replica, decoder, kept, progress)
+
+
+def alike_without(request: ServingRequest) -> bool:
+    """Whether prefix caching changes nothing where prompts share nothing and nobody comes back after a preemption:
+    SGLang's sums of ends and caches that move to a pool differ with it, and a user's own function may look at it."""
+    own = request.scheduler.own or ":" in request.router
+    ends = request.scheduler.policy == "sglang" and request.scheduler.ignore_eos
+    return not (own or ends or request.decode_pool.replicas)
+
+
+def once(
+    request: ServingRequest,
+    source: RequestStream,
+    replica: ServedReplica,
+    decoder: ServedReplica | None,
+    kept: Keeping,
+    progress: Callable[[int], None] | None,
+) -> ServedTraffic:
+    """Serve the requests of a stream once."""
     began = time.perf_counter()
-    kept = kept or Keeping()
-    source = stream(request.traffic)
     warmup = request.traffic.warmup or 0
     if warmup >= source.requests:
         raise RequestError(f"traffic.warmup={warmup} leaves none of {source.requests} requests to count")

@@ -124,6 +124,11 @@ class StateSizes:
     block_tokens: int = 16
 
     @property
+    def rows(self) -> int:
+        """Rows of a rank's block table: of all that run, and where caches move to a pool as many on their way."""
+        return self.seats * self.pools if self.caching else 0
+
+    @property
     def ranks(self) -> int:
         """Schedulers in all."""
         return (self.replicas - self.decoders) * self.ranks_per_replica + self.decoders * self.decode_ranks
@@ -150,8 +155,7 @@ def empty_state(shape: StateSizes, slots: int, seed: int = 0) -> LoopState:
     totals["free_slots"], totals["width_us"], totals["least_gap_us"] = slots, 1000.0, np.inf
     totals["seed"] = 1 + seed % 2147483646
     batches = shape.batches
-    seats = shape.seats if shape.caching else 0
-    ranks["seats"] = seats
+    ranks["seats"] = shape.rows
     made = np.zeros(slots, SLOT)
     made["free"] = np.arange(slots)[::-1]
     return LoopState(
@@ -165,8 +169,8 @@ def empty_state(shape: StateSizes, slots: int, seed: int = 0) -> LoopState:
         entries=np.zeros((batches, shape.seats), np.int64),
         tree=tree_of(shape.lanes),
         blocks=_ring(shape),
-        table=np.zeros((shape.ranks, seats, shape.most_blocks if shape.caching else 0), np.int32),
-        seats=np.tile(np.arange(seats)[::-1], (shape.ranks, 1)),
+        table=np.zeros((shape.ranks, shape.rows, shape.most_blocks if shape.caching else 0), np.int32),
+        seats=np.tile(np.arange(shape.rows)[::-1], (shape.ranks, 1)),
         found=np.zeros((shape.ranks, 1 << (2 * shape.blocks).bit_length() if shape.caching else 1), np.int32),
         keys=np.zeros(0, np.int64),
         totals=totals,

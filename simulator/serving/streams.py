@@ -19,7 +19,7 @@ class RequestStream:
     """Requests to come: chunks in order of arrival, how many they are, and contents of blocks where a trace has them.
 
     ``longest`` are the most tokens of prompt and answer together that can come, ``outputs`` about how many tokens all
-    answers have, ``prompt`` how many a prompt has on average.
+    answers have, ``prompt`` how many a prompt has on average. ``shares``: whether prompts may begin alike.
     """
 
     chunks: Iterator[RequestChunk]
@@ -28,6 +28,7 @@ class RequestStream:
     longest: int
     outputs: float
     prompt: float
+    shares: bool
     keys: np.ndarray
     key_tokens: int = 1
 

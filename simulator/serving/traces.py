@@ -55,9 +55,12 @@ def trace_stream(traffic: RequestTraffic) -> RequestStream:
             known = table.assign(prefix_tokens=table["prefix_tokens"].where(prefix >= 0, 0))
             shared = np.minimum(_tokens(path, known, "prefix_tokens", 0), inputs)
         shared = np.where(prefix < 0, 0, shared)
+    shares = shared is not None and bool((shared > 0).any())
     made = chunk(times, inputs, outputs, prefix, shared, **more)
     longest, answers, mean = int((inputs + outputs).max()), float(outputs.sum()), float(inputs.mean())
-    return RequestStream(iter([made]), len(table), traffic.concurrency, longest, answers, mean, keys, MOONCAKE_BLOCK)
+    return RequestStream(
+        iter([made]), len(table), traffic.concurrency, longest, answers, mean, shares, keys, MOONCAKE_BLOCK
+    )
 
 
 def _table(path: Path) -> pd.DataFrame:

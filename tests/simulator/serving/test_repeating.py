@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from opcast.simulator.question.traffic import Lengths, RequestTraffic
 from opcast.simulator.serving import loop
 
 LAW = IterationLaw(base_us=5000.0, decode_us=20.3, decode_context_us=0.021, prefill_token_us=60.7, sample_us=3.1)
-SUMS = ("ranks", "totals", "gaps", "spans", "sizes")
+SUMS = ("ranks", "totals", "gaps", "spans", "sizes", "blocks", "found", "table", "seats")
 OWN = {"again", "given_us", "left", "refused"}  # of what only batches that repeat write
 Play = Callable[..., Any]
 
@@ -41,13 +42,19 @@ def requests(draw: st.DrawFn) -> ServingRequest:
         watermark=draw(st.sampled_from([None, 0.05])),
         async_scheduling=draw(st.sampled_from([None, True, False])),
         wait_iterations=draw(st.sampled_from([0, 4])) if trtllm or policy == "sglang" else 0,
+        prefix_caching=draw(st.booleans()),
     )
     arrival = draw(st.sampled_from(["poisson", "bursty", "closed"]))
+    turns = 1 if arrival == "closed" else draw(st.sampled_from([1, 1, 3]))
+    prefixes = draw(st.sampled_from([0, 2])) if turns == 1 else 0
     traffic = RequestTraffic(
         seed=draw(st.integers(0, 1000)),
-        rate=draw(st.sampled_from([2.0, 20.0, 200.0])),
+        rate=1.0 if arrival == "closed" else draw(st.sampled_from([2.0, 20.0, 200.0])),
         arrival=arrival,
         concurrency=5 if arrival == "closed" else 0,
+        turns=turns,
+        prefixes=prefixes,
+        prefix_tokens=40 * min(prefixes, 1),
         requests=20,
         input=Lengths("uniform", low=1, high=200),
         output=Lengths("uniform", low=1, high=50),
@@ -99,12 +106,15 @@ def test_every_policy_repeats_batches(policy: str, played: Play) -> None:
         input=Lengths("uniform", low=1, high=200),
         output=Lengths("uniform", low=10, high=100),
     )
-    request = ServingRequest(law=LAW, kv=KvMemory(300, 16), scheduler=Scheduler(policy), traffic=traffic)
-    assert both_ways(request, played) > 50
+    for prefixes in (0, 3):
+        asked = replace(traffic, prefixes=prefixes, prefix_tokens=20 * prefixes)
+        scheduler = Scheduler(policy, prefix_caching=prefixes > 0)
+        request = ServingRequest(law=LAW, kv=KvMemory(150, 16), scheduler=scheduler, traffic=asked)
+        assert both_ways(request, played) > 50
 
 
 @settings(
-    max_examples=15,
+    max_examples=20,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -421,3 +421,43 @@ def test_prompts_of_ranks_in_lockstep_come_together(played: Play, balance: int, 
     assert (together > 0.7 * some) == alike
     waited = report.ttft_ms.mean - played(replace(request, scheduler=Scheduler("trtllm"))).report.ttft_ms.mean
     assert (waited > 5 * (1 + gather)) == alike
+
+
+@pytest.mark.parametrize("policy", ["vllm", "sglang", "vllm_v0", "trtllm"])
+@pytest.mark.parametrize("blocks", [60, 4000])
+def test_prompts_that_share_nothing_are_served_as_without_a_cache_or_by_it(
+    played: Play, policy: str, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kv, scheduler = replace(USUAL.kv, blocks=blocks), Scheduler(policy, prefix_caching=True)
+    request = replace(USUAL, kv=kv, scheduler=scheduler, traffic=replace(SHORT, requests=40))
+    quick = played(request)
+    monkeypatch.setattr("opcast.simulator.serving.serve.alike_without", lambda request: False)
+    slow = played(request)
+    assert quick.requests.tobytes() == slow.requests.tobytes()
+    assert quick.iterations.tobytes() == slow.iterations.tobytes()
+    assert bool(len(quick.state.blocks)) == bool(quick.report.preemptions)
+    assert len(slow.state.blocks)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "blocks", "pool"),
+    [
+        (
+            Scheduler("trtllm", max_seqs=1, prefix_caching=True),
+            100,
+            2,
+        ),  # rows of the block table of caches on their way
+        (Scheduler("trtllm_max_utilization", max_seqs=1, preemption="swap", async_scheduling=False), 100, 2),
+        (Scheduler("splitwise", max_seqs=3), 82, 0),  # one request alone grows up to the blocks that stay free
+        (Scheduler("vllm_v0", max_seqs=3, prefix_caching=True), 82, 0),
+    ],
+)
+def test_scarce_memory_stops_nobody_for_good(played: Play, scheduler: Scheduler, blocks: int, pool: int) -> None:
+    for seed in range(5):
+        traffic = replace(
+            SHORT, arrival="bursty", rate=200.0, requests=20, seed=seed, input=Lengths("uniform", high=200)
+        )
+        kv = KvMemory(blocks, 3, 131072.0)
+        request = replace(USUAL, scheduler=scheduler, traffic=traffic, kv=kv, decode_pool=DecodePool(replicas=pool))
+        report = played(request, None if not pool else by_hand(LAW, blocks, 3, 131072.0)).report
+        assert report.completed + report.rejected == 20
