@@ -135,12 +135,14 @@ def show_ways(request: ServingRequest, found: list[WayOfServing], as_json: bool)
         named = [{"way": way.name, "prefill": way.prefill, "decode": way.decode} for way in found]
         print_json({"ways": [row | without_curves(way.report) for row, way in zip(named, found, strict=True)]})
         return 0
+    from ..simulator.serving.report import counted
+
     heads = ("", "GPUs", "TTFT p50", "p90", "TPOT p50", "p90", "KV transfer", "tokens/s/GPU", "goodput/GPU", "slo")
     rows: list[tuple[object, ...]] = []
     for way in found:
         report, moved = way.report, way.report.kv_transfer_ms
         times = (f"{value:,.1f}" for each in (report.ttft_ms, report.tpot_ms) for value in (each.p50, each.p90))
-        rate = (f"{report.output_tokens_per_s_per_gpu:,.1f}", f"{report.goodput / report.devices:,.3g}")
+        rate = (f"{report.output_tokens_per_s_per_gpu:,.1f}", counted(report.goodput / report.devices))
         share = f"{report.slo_attainment:.1%}" + (" overload" if report.overload else "")
         rows.append((way.name, f"{report.devices}", *times, f"{moved.p50:,.1f}" if moved else "", *rate, share))
     ranked = "goodput of a GPU" if request.slo.named else "output tokens of a GPU"
@@ -243,6 +245,8 @@ def without_curves(report: ServingReport) -> dict[str, Any]:
 
 def show(report: ServingReport) -> None:
     """Times, throughput, memory, and what a reader should know."""
+    from ..simulator.serving.report import counted
+
     spreads = {
         "TTFT": report.ttft_ms,
         "TPOT": report.tpot_ms,
@@ -259,9 +263,12 @@ def show(report: ServingReport) -> None:
         table("milliseconds", heads, [(name, *figures(each)) for name, each in spreads.items()])
     rows: list[tuple[str, str]] = [
         ("requests", f"{report.completed:,} served, {report.rejected:,} rejected, in {report.duration_s:,.1f} s"),
-        ("throughput", f"{report.requests_per_s:,.3g} requests/s, {report.output_tokens_per_s:,.0f} output tokens/s"),
+        (
+            "throughput",
+            f"{counted(report.requests_per_s)} requests/s, {report.output_tokens_per_s:,.0f} output tokens/s",
+        ),
         ("per GPU", f"{report.output_tokens_per_s_per_gpu:,.1f} output tokens/s ({report.devices} GPUs)"),
-        ("goodput", f"{report.goodput:,.3g} requests/s, {report.slo_attainment:.1%} of requests had all of slo"),
+        ("goodput", f"{counted(report.goodput)} requests/s, {report.slo_attainment:.1%} of requests had all of slo"),
         ("KV memory", f"{report.kv_peak:.0%} in use at most; {report.preemptions:,} preemptions"),
         ("iterations", f"{report.iterations:,}, {report.mean_batch:,.1f} tokens each; {report.utilisation:.0%} busy"),
     ]

@@ -35,6 +35,7 @@ ROUTERS = (
 MOST_SEQS = {"vllm": 1024, "trtllm": 2048, "trtllm_max_utilization": 2048, "sglang": 1024, "faster_transformer": 32}
 MOST_TOKENS = {"sglang": 16_384, "lightllm": 16_384, "vllm_v0": 4096, "splitwise": 2048}
 MOST_DRAFTS = 16
+MOST_RANKS = 1 << 16  # schedulers, which take some seconds with nothing to do
 SEEN = ("weights_gib", "activations_gib", "other_gib", "kv_gib", "kv_tokens")  # what start-up logs say
 SWAP_GBPS = 25.0  # of a cache to host memory and back, by PCIe 4
 
@@ -281,6 +282,13 @@ class ServingRequest(Request):
         if whole(RequestError, "replicas", self.replicas) == 0:
             raise RequestError("replicas=0 serves nobody: a pool needs one replica at least")
         whole(RequestError, "attention_dp", self.attention_dp, 1)
+        if self.ranks > MOST_RANKS:
+            more = f", decode_pool.replicas={self.decode_pool.replicas:,}" if self.decode_pool.replicas else ""
+            dp = f", attention_dp={self.attention_dp}" if self.attention_dp > 1 else ""
+            raise RequestError(
+                f"replicas={self.replicas:,}{more}{dp}: at most {MOST_RANKS:,} schedulers are simulated; replicas are "
+                "alike, so take a part of them, and the same part of traffic.rate"
+            )
         if ":" not in self.router:
             choice(RequestError, "router", self.router, ROUTERS)
         if (self.step is None) == (self.law is None):

@@ -17,6 +17,7 @@ from ..question.serving import ServingRequest
 from ..report.served import ServingReport
 from .confidence import met, shifted
 from .figures import Z90
+from .report import counted
 from .serve import rescaled, serve
 from .setup import ServedReplica
 
@@ -155,20 +156,30 @@ def capacity(request: ServingRequest, side: PlayedReplicas, apply: Apply) -> Cap
         rates_of_errors=(found[-2].rate, found[-1].rate) if known else None,
         requests_per_s_per_gpu=interval[0] / reports[0].devices,
         attained=tuple(each.slo_attainment for each in reports),
-        at_rate=noted(reports[0], interval[0]) if traffic.trace is None else reports[0],
+        at_rate=noted(reports[0], interval[0], request.traffic.trace is not None),
         tried=first.tried,
     )
 
 
-def noted(report: ServingReport, rate: float) -> ServingReport:
-    """The report, which says so where the traffic ends before the set-up has to keep up with it."""
-    if report.requests_per_s >= KEPT_UP * rate:
+def noted(report: ServingReport, rate: float, of_trace: bool) -> ServingReport:
+    """The report, which says so where the traffic ends before the set-up has to keep up with it. The rate of a trace is
+    how many times faster than recorded it is sent."""
+    sent = sent_per_s(report) if of_trace else rate
+    if report.requests_per_s >= KEPT_UP * sent:
         return report
+    way = "a longer trace" if of_trace else f"more of traffic.requests (now {report.requests:,})"
+    times = f" ({rate:.4g} times its speed)" if of_trace else ""
     note = (
-        f"the run is short: at {rate:.4g} requests/s it serves {report.requests_per_s:.4g} until the last has ended; "
-        f"take more of traffic.requests (now {report.requests:,}) for a rate that lasts"
+        f"the run is short: at {counted(sent)} requests/s{times} it serves {counted(report.requests_per_s)} until the "
+        f"last has ended; take {way} for a rate that lasts"
     )
     return replace(report, notes=(*report.notes, note))
+
+
+def sent_per_s(report: ServingReport) -> float:
+    """Requests a second that came, up to the last tenth of them; 0 where that is unknown."""
+    came = [each for each in report.backlog[:-1] if each["s"] > 0]
+    return came[-1]["came"] / came[-1]["s"] if came else 0.0
 
 
 def _check_rate(request: ServingRequest, what: str) -> None:

@@ -25,6 +25,11 @@ MOVED = ("prefill_e2e", "kv_transfer", "decode_e2e")
 SLO_SCALES = np.geomspace(0.1, 10, 61)
 
 
+def counted(value: float) -> str:
+    """A number with three digits, without an exponent where there are more."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
 def spread(times: Histogram) -> TimeSpread:
     """The spread of times in microseconds."""
     points = tuple((value / MS, share) for value, share in times.cdf(CDF_POINTS))
@@ -192,8 +197,8 @@ def overload(request: ServingRequest, backlog: list[tuple[float, int, int]], rej
     seconds = max((at[last][0] - at[half][0]) / 1e6, 1e-9)
     share = grown / max(1, last - half)
     return (
-        f"overload: when {last:,} requests had come {at[last][1]:,} waited, {grown / seconds:.3g} more every second; "
-        f"{share:.0%} of what comes is more than is served, so that times depend on how long the run is"
+        f"overload: when {last:,} requests had come {at[last][1]:,} waited, {counted(grown / seconds)} more every "
+        f"second; {share:.0%} of what comes is more than is served, so that times depend on how long the run is"
     )
 
 

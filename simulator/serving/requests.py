@@ -7,6 +7,7 @@ own.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -26,13 +27,10 @@ def stream(traffic: RequestTraffic, size: int = CHUNK) -> RequestStream:
         return trace_stream(traffic)
     longest = _most(traffic.input) + _most(traffic.output)
     if traffic.turns > 1:
-        sessions = max(1, traffic.requests // traffic.turns)
-        made = with_turns(traffic, sessions)
+        made = with_turns(traffic)
         whole = int((made.input + made.output).max())
         outputs, prompt = float(made.output.sum()), float(made.input.mean())
-        return RequestStream(
-            iter([made]), sessions * traffic.turns, 0, whole, outputs, prompt, True, np.zeros(0, np.int64)
-        )
+        return RequestStream(iter([made]), traffic.requests, 0, whole, outputs, prompt, True, np.zeros(0, np.int64))
     outputs, prompt = traffic.requests * traffic.output.average, traffic.input.average
     chunks, keys = drawn(traffic, size), np.zeros(0, np.int64)
     return RequestStream(
@@ -132,26 +130,33 @@ def sizes(traffic: RequestTraffic) -> tuple[int, float]:
     return made.longest, made.prompt
 
 
-def with_turns(traffic: RequestTraffic, sessions: int) -> RequestChunk:
+def with_turns(traffic: RequestTraffic) -> RequestChunk:
     """Sessions whose turns follow each other: each prompt begins with all that was said before.
 
-    Rows are ordered turn by turn, so that those of first turns are in order of arrival.
+    Rows are ordered turn by turn, so that those of first turns are in order of arrival. Rates and numbers are those of
+    requests: sessions begin so much more seldom, and the last of them are a turn shorter where requests do not come out
+    even.
     """
     arrivals, inputs, outputs, _ = generators(traffic.seed)
     turns = traffic.turns
+    sessions = -(-traffic.requests // turns)
+    begun = replace(traffic, turns=1, think_s=0.0, requests=sessions, warmup=None, rate=traffic.rate / turns)
+    if traffic.arrival == "ramp":
+        begun = replace(begun, rate_end=traffic.rate_end / turns)
     own = lengths(traffic.input, inputs, sessions * turns).reshape(turns, sessions)
     output = lengths(traffic.output, outputs, sessions * turns).reshape(turns, sessions)
     prompt = np.cumsum(own, axis=0) + np.cumsum(output, axis=0) - output
-    rows = np.arange(sessions * turns)
-    times = np.zeros(sessions * turns)
-    times[:sessions] = ArrivalClock(traffic, arrivals).take(sessions)
+    count = traffic.requests
+    rows = np.arange(count)
+    times = np.zeros(count)
+    times[:sessions] = ArrivalClock(begun, arrivals).take(sessions)
     return chunk(
         times,
-        prompt.ravel(),
-        output.ravel(),
+        prompt.ravel()[:count],
+        output.ravel()[:count],
         rows % sessions,
-        (prompt + output).ravel(),
+        (prompt + output).ravel()[:count],
         comes_after=(rows >= sessions).astype(np.int8),
-        follower=np.where(rows + sessions < len(rows), rows + sessions, NONE),
-        think_us=np.full(len(rows), traffic.think_s * SECOND_US),
+        follower=np.where(rows + sessions < count, rows + sessions, NONE),
+        think_us=np.full(count, traffic.think_s * SECOND_US),
     )

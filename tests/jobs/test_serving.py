@@ -90,6 +90,23 @@ def test_a_capacity_says_where_its_run_is_too_short_to_tell(capsys: pytest.Captu
     assert "more of traffic.requests (now 40)" in note
 
 
+def test_a_capacity_of_a_trace_says_so_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    rows = [f"{each},100,50" for each in range(20)]
+    path.write_text("arrival_s,input_tokens,output_tokens\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    assert main(["serving", "capacity", f"traffic.trace={path}", "slo.ttft_ms=1e6", *LAW]) == 0
+    said = capsys.readouterr()
+    assert "take a longer trace for a rate that lasts" in said.out + said.err
+    assert "e+" not in said.out + said.err
+
+
+def test_overload_is_said_without_exponents(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serving", *LAW, "traffic.rate=1e9", "traffic.requests=200", "traffic.output.mean=5"]) == 0
+    said = capsys.readouterr()
+    assert "overload: when 180 requests had come" in said.err
+    assert "e+" not in said.out + said.err
+
+
 def test_a_sweep_of_a_trace_is_by_its_speed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("arrival_s,input_tokens,output_tokens\n0,100,10\n1,200,20\n", encoding="utf-8")
@@ -150,7 +167,7 @@ def test_one_command_sets_pools_beside_replicas_that_do_both(capsys: pytest.Capt
         (["decode_pool.max_seqs=3"], "decode_pool.max_seqs is not read: no replica only decodes"),
         (["rates=[1,2]"], "rates=[1, 2] are of `opcast serving sweep`"),
         (["capacity", "slo.ttft_ms=60", "chakra=/tmp/x"], "chakra=/tmp/x is of one run"),
-        (["traffic.turns=7", "traffic.warmup=39"], "traffic.warmup=39 leaves none of 35 requests to count"),
+        (["replicas=1000000"], "replicas=1,000,000"),
         (["traffic.speed=2"], "traffic.speed=2 is of a trace"),
         (["traffic.prefixes=2"], "traffic.prefixes=2 needs traffic.prefix_tokens"),
         (["traffic.input.kind=zipf", "traffic.input.high=1000000000"], "must be at most 16,777,216"),

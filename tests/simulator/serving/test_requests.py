@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,18 @@ def test_how_many_tokens_come_is_known_roughly_before(output: Lengths) -> None:
         )
         assert found.outputs == pytest.approx(answers.sum(), rel=0.1)
         assert found.prompt == pytest.approx(prompts.mean(), rel=0.1)
+
+
+@pytest.mark.parametrize("arrival", ["poisson", "ramp"])
+def test_rates_and_numbers_are_of_requests_also_where_they_are_turns(arrival: str) -> None:
+    traffic = RequestTraffic(arrival=arrival, rate=50.0, rate_end=50.0 if arrival == "ramp" else 1.0, requests=20_000)
+    for turns in (1, 3, 7):
+        (found,) = stream(replace(traffic, turns=turns), 20_000).chunks
+        assert len(found.input) == 20_000
+        begun = found.arrival_us[found.comes_after == 0]
+        assert 20_000 / begun[-1] * 1e6 == pytest.approx(50, rel=0.05)
+        if turns > 1:
+            assert (found.follower[found.follower >= 0] == np.flatnonzero(found.comes_after)).all()
 
 
 def test_machine_code_is_loaded_or_made_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,7 @@ def test_overload_is_said_and_ends(played: Play) -> None:
     assert report.completed == 300
     assert report.overload.startswith("overload: ")
     assert played(replace(USUAL, traffic=replace(SHORT, rate=1.0))).report.overload == ""
-    sessions = replace(SHORT, rate=400.0, requests=300, turns=3)
+    sessions = replace(SHORT, rate=1200.0, requests=300, turns=3)
     assert played(replace(USUAL, traffic=sessions)).report.overload.startswith("overload: ")
     assert played(replace(USUAL, traffic=replace(sessions, rate=1.0))).report.overload == ""
 
@@ -172,7 +172,7 @@ def test_a_shared_prefix_is_computed_once(played: Play) -> None:
 
 
 def test_turns_of_a_session_find_what_was_said_before(played: Play) -> None:
-    traffic = replace(SHORT, turns=4, think_s=0.5, requests=40, rate=1.0, input=Lengths(mean=40))
+    traffic = replace(SHORT, turns=4, think_s=0.5, requests=40, rate=4.0, input=Lengths(mean=40))
     request = replace(USUAL, traffic=traffic, kv=KvMemory(2000, 16), scheduler=Scheduler(prefix_caching=True))
     rows = played(request).requests
     assert len(rows) == 40
