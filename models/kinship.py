@@ -23,7 +23,7 @@ import numpy as np
 
 from ..datasets.devices import Device
 from .analytical import latency_us, roofline_us
-from .donors import Donor
+from .donors import Donor, Moved
 from .features import Frame, frame
 from .intervals import COVERAGE, Intervals
 from .predictor import Prediction, Predictor, in_parts
@@ -74,7 +74,7 @@ class Kin:
             analytical = ops.analytical_us
             if dtype != self.dtype:
                 analytical = latency_us(kind_name, part, dtype, out_dtype, device, cache)
-            latency = analytical * np.exp(self.correction(ops))
+            latency = analytical * np.exp(self.correction(ops, (kind_name, part, self.dtype, output), cache))
             excess = np.min([each.envelope.excess(ops.matrix) for each in self.predictors], axis=0)
             spread = np.exp(intervals.widths(analytical, excess, np.zeros(len(latency))))
             return Prediction(latency, latency / spread, latency * spread, excess <= 0.0)
@@ -92,16 +92,23 @@ class Kin:
             output = donor.out_dtype or (out_dtype if donor.units else self.dtype)
             ops = frame(donor.kind, recast, self.dtype, output, device, cache)
             law = latency_us(*asked, device, cache)
-            latency = np.maximum(law * np.exp(donor.share * self.correction(ops)), roofline_us(*asked, device, cache))
+            short = donor.share * self.correction(ops, (donor.kind, recast, self.dtype, output), cache)
+            latency = np.maximum(law * np.exp(short), roofline_us(*asked, device, cache))
             inside = np.max([each.envelope.excess(ops.matrix) <= 0.0 for each in self.predictors], axis=0)
             spread = np.exp(self.intervals.widths(ops.analytical_us, np.zeros(len(law)), np.zeros(len(law))))
             return Prediction(latency, latency / spread, latency * spread, inside)
 
         return in_parts(columns, answer, [each.correction for each in self.predictors])
 
-    def correction(self, ops: Frame) -> np.ndarray:
-        """ln(latency / analytical) of n ops: the mean of all by their voices, nowhere below the device's roofline."""
-        parts = [each.correction.predict(ops.matrix) for each in self.predictors]
+    def correction(self, ops: Frame, asked: Moved, cache: str) -> np.ndarray:
+        """ln(latency / analytical) of n ops, as they were ``asked``: the mean of all by their voices.
+
+        It is nowhere below the device's roofline.
+        """
+        parts = [
+            each.shortfall(ops, latency_us(*asked, each.device, cache) if each.hidden_us else ops.analytical_us)
+            for each in self.predictors
+        ]
         mean = np.average(parts, axis=0, weights=self.voices)
         with np.errstate(divide="ignore"):  # what moves nothing has no roofline
             return np.asarray(np.maximum(mean, np.log(ops.roofline_us / ops.analytical_us)))

@@ -151,12 +151,26 @@ class Predictor:
 
     def predict_frame(self, ops: Frame, known_device: bool = True) -> Prediction:
         """The same for features that are already there."""
-        latency = ops.analytical_us * np.exp(self.correction.predict(ops.matrix))
+        latency = ops.analytical_us * np.exp(self.shortfall(ops, ops.analytical_us))
         latency = np.maximum(latency, 1e-3)
         excess = self.envelope.excess(ops.matrix) + (0.0 if known_device else 2.0)
         classes = classes_of(feature_names(self.kind), ops.matrix)
         spread = np.exp(self.intervals.widths(ops.analytical_us, excess, classes))
         return Prediction(latency, latency / spread, latency * spread, excess <= 0.0)
+
+    @property
+    def hidden_us(self) -> float:
+        """What takes less was timed with the host's dispatch, and left out of training; 0 where nothing was."""
+        return float(self.card.get("hidden_us", 0.0))
+
+    def shortfall(self, ops: Frame, law_us: np.ndarray) -> np.ndarray:
+        """ln(latency / analytical) of n ops that take ``law_us`` by physics on the device that was learned from.
+
+        Of ops that physics has far below :attr:`hidden_us`, training saw those alone that took many times longer. So
+        what it says of them counts as far as physics reaches up to there.
+        """
+        found: np.ndarray = self.correction.predict(ops.matrix)
+        return found * np.minimum(law_us / self.hidden_us, 1.0) if self.hidden_us else found
 
     def predict_ops(self, ops: Sequence[Op], device: Device | None = None, cache: str = "warm") -> Prediction:
         """Latency of a list of ops of this kind, dtypes mixed; an op asked about before is answered from memory.

@@ -57,6 +57,7 @@ class MeasurementTable:
     fingerprint: str = ""
     sources: Mapping[str, Any] = field(default_factory=dict)
     noise: np.ndarray | None = None  # half of what holds most samples of a row, in ln units; NaN where none is known
+    hidden_us: float = 0.0  # nothing faster is known: rows whose time includes the host's dispatch were left out
     site: np.ndarray | None = None  # who measured a row: the harness here, another site, a source of foreign rows
 
     def __len__(self) -> int:
@@ -117,8 +118,8 @@ def tables(
     keep = np.isfinite(latency) & (latency > 0)
     if KINDS[kind_name].family in ("gemm", "attention"):
         keep &= np.isin(dtype, [name for name in np.unique(dtype) if device.supports(str(name))])
-    if not eager:
-        keep &= _column(rows, "timer", "").astype(str) != EAGER
+    hidden = keep & (_column(rows, "timer", "").astype(str) == EAGER) & (not eager)
+    keep &= ~hidden
     backend = _column(rows, "backend", DEFAULT_BACKEND).astype(str)
     out_dtype, cache = _column(rows, "out_dtype", dtype).astype(str), _column(rows, "cache", "warm").astype(str)
     origin = rows.select([name for name in ORIGIN if name in rows.column_names])
@@ -131,7 +132,8 @@ def tables(
         own = origin.take(number_array(chosen))
         sources = {each: _distinct(own, each) for each in ORIGIN}
         known = MeasurementTable(kind_name, device, str(name), columns, *texts, latency[chosen], fingerprint, sources)
-        made.append(dataclasses.replace(known, noise=noise[chosen], site=site[chosen]))
+        least = float(latency[chosen].min()) if np.any(hidden & (backend == name)) else 0.0
+        made.append(dataclasses.replace(known, noise=noise[chosen], site=site[chosen], hidden_us=least))
     return made
 
 

@@ -323,6 +323,7 @@ def _predictor(
         "opcast_version": __version__,
         "seed": options.seed,
         "dtypes": sorted({str(each) for each in table.dtype}),
+        **({"hidden_us": table.hidden_us} if table.hidden_us else {}),
         "range": {name: [int(values.min()), int(values.max())] for name, values in table.columns.items()},
     }
     parts = learned.correction, learned.intervals, learned.envelope

@@ -3,8 +3,8 @@
 A file is about one publication. ``of`` names the kinds of rows, ``said`` the words by which they are told: a row
 belongs to the first file, by ``order`` and name, whose words it has. Files with ``every`` apply to all rows of their
 kinds, before that one. A rule counts where every condition of its ``when`` holds: it fills columns that a row leaves
-blank (``usual``), replaces what a row says (``set``) or says why the row cannot be simulated (``refuse``). Later rules
-see what earlier ones did. Columns called ``options.NAME`` are the simulator's options. Every rule names its source.
+blank (``usual``), replaces what a row says (``set``, or ``look_up`` by the row's own columns) or says why the row cannot
+be simulated (``refuse``). Later rules see what earlier ones did. Columns called ``options.NAME`` are the simulator's options. Every rule names its source.
 """
 
 from __future__ import annotations
@@ -32,7 +32,19 @@ class PublishedRule:
     when: Mapping[str, Any] = field(default_factory=dict)
     usual: Mapping[str, Any] = field(default_factory=dict)
     set: Mapping[str, Any] = field(default_factory=dict)
+    look_up: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     refuse: str = ""
+
+    def found(self, cells: Cells) -> dict[str, Any]:
+        """What ``look_up`` has for a row: by column ``{by: [columns], of: values nested by theirs}``; no gap is filled."""
+        made = {}
+        for name, table in self.look_up.items():
+            value: Any = table["of"]
+            for column in table["by"]:
+                value = value.get(cells.whole(column, 0)) if value is not None else None
+            if value is not None:
+                made[name] = value
+        return made
 
 
 @dataclass(frozen=True)
@@ -79,6 +91,7 @@ def applied(cells: Cells, rule: PublishedRule) -> Cells:
     if rule.refuse:
         raise TruthError(rule.refuse.format_map(_Facts(cells)))
     filled = {name: value for name, value in rule.usual.items() if not cells.has(name)} | dict(rule.set)
+    filled |= rule.found(cells)
     options = {name.removeprefix(OPTION): value for name, value in filled.items() if name.startswith(OPTION)}
     values = {name: written(value) for name, value in filled.items() if not name.startswith(OPTION)}
     return Cells({**cells.values, **values}, cells.line, {**cells.options, **options})
