@@ -3,8 +3,9 @@
 A file is about one publication. ``of`` names the kinds of rows, ``said`` the words by which they are told: a row
 belongs to the first file, by ``order`` and name, whose words it has. Files with ``every`` apply to all rows of their
 kinds, before that one. A rule counts where every condition of its ``when`` holds: it fills columns that a row leaves
-blank (``usual``), replaces what a row says (``set``, or ``look_up`` by the row's own columns) or says why the row cannot
-be simulated (``refuse``). Later rules see what earlier ones did. Columns called ``options.NAME`` are the simulator's options. Every rule names its source.
+blank (``usual``), replaces what a row says (``set``, or ``look_up`` by the row's own columns) or says why the row
+cannot be simulated (``refuse``). Later rules see what earlier ones did. Columns called ``options.NAME`` are the
+simulator's options. Every rule names its source.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class PublishedRule:
     refuse: str = ""
 
     def found(self, cells: Cells) -> dict[str, Any]:
-        """What ``look_up`` has for a row: by column ``{by: [columns], of: values nested by theirs}``; no gap is filled."""
+        """What ``look_up`` has for a row, by column: ``{by: [columns], of: values nested by those columns' own}``."""
         made = {}
         for name, table in self.look_up.items():
             value: Any = table["of"]

@@ -2,7 +2,11 @@
 
 Scores live in memory: per layer five bytes a (query, key, head) stay for the backward pass, the 5·a·s/h of Korthikanti
 et al. (arXiv 2205.05198, eq. 1). Causal masks save no arithmetic: products are over all pairs. ``eager`` attention
-scales and masks the scores by kernels of their own, as plain PyTorch code does.
+scales and masks the scores by kernels of their own, as plain PyTorch code does. Its products, and those of
+``transposed`` attention (FasterTransformer's), want each head in one piece: queries, keys and values are gathered by
+head before them, and what comes out is put back by token (``torch.matmul`` and ``contiguous`` in transformers, which
+gather the heads of a single sequence by a view; invokeAddQKVBiasTranspose and invokeTransposeQKV in FasterTransformer's
+UnfusedAttentionLayer.cc). Megatron's products read heads where they lie.
 """
 
 from __future__ import annotations
@@ -18,7 +22,15 @@ from .rewriting.draft import Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed
 from .sharding.attention import Attention, attention_of
 
-SCORE_KERNELS = {"unfused": 0, "eager": 2}  # between a product and its softmax: the scale, the mask
+SCORE_KERNELS = {"unfused": 0, "transposed": 0, "eager": 2}  # between a product and its softmax: the scale, the mask
+GATHERS = {"unfused": 0, "transposed": 1, "eager": 3}  # kernels that gather queries, keys and values by head
+
+
+class Extra(NamedTuple):
+    """Kernels that an attention in parts has beside its products and its softmax."""
+
+    scores: int
+    gathers: int
 
 
 class Kept(NamedTuple):
@@ -30,10 +42,10 @@ class Kept(NamedTuple):
 
 
 def unfuse_attention(graph: Graph, plan: Plan) -> Graph:
-    """The graph with every fused attention in parts, where ``plan.stack.attention`` is ``unfused`` or ``eager``."""
+    """The graph with every fused attention in parts, where ``plan.stack.attention`` is no fused kernel."""
     if plan.stack.attention in FUSED:
         return graph
-    before = SCORE_KERNELS[plan.stack.attention]
+    extra = Extra(SCORE_KERNELS[plan.stack.attention], GATHERS[plan.stack.attention])
     draft = Draft(graph)
     released = freed(draft)
     training = any(item.node.phase == "backward" for _, item in draft.walk())
@@ -46,9 +58,9 @@ def unfuse_attention(graph: Graph, plan: Plan) -> Graph:
                 items.append(item)
                 continue
             if call.backward:
-                nodes = _backward(draft, section, item.node, call, _recalled(kept, section, item.node), before)
+                nodes = _backward(draft, section, item.node, call, _recalled(kept, section, item.node), extra)
             else:
-                nodes = _forward(draft, section, item.node, call, kept if training else None, before)
+                nodes = _forward(draft, section, item.node, call, kept if training else None, extra)
             items += [Item(node) for node in nodes]
         section.items = items
     free_after_last_use(draft, released)
@@ -56,49 +68,96 @@ def unfuse_attention(graph: Graph, plan: Plan) -> Graph:
 
 
 def _forward(
-    draft: Draft, section: Section, node: Node, call: Attention, kept: dict[int, Kept] | None, before: int
+    draft: Draft, section: Section, node: Node, call: Attention, kept: dict[int, Kept] | None, extra: Extra
 ) -> list[Node]:
-    """``before`` is how many kernels change the scores before the softmax."""
     pairs, dtype = _pairs(call), call.op.dtype
     rows = make_op("softmax", rows=pairs // call.seq_kv, cols=call.seq_kv, dtype=dtype)
     query_key = _product(call, call.seq_q, call.seq_kv, call.width_k, "nt")
     weighted = _product(call, call.seq_q, call.width_v, call.seq_kv, "nn")
+    gathers, inputs = _by_head(draft, section, node, call, extra.gathers)
+    put_back, writes = _put_back(draft, section, node, call) if extra.gathers else ([], node.writes)
     if kept is None:  # nothing is dropped out, nothing kept
         scores, softmax = (draft.local(section, pairs * itemsize(dtype), dtype) for _ in range(2))
         return [
-            _node(node, query_key, node.reads, (scores,)),
-            *_changed(node, call, scores, before),
+            *gathers,
+            _node(node, query_key, inputs, (scores,)),
+            *_changed(node, call, scores, extra.scores),
             _node(node, rows, (scores,), (softmax,)),
-            _node(node, weighted, (softmax, *node.reads), node.writes),
+            _node(node, weighted, (softmax, *inputs), writes),
+            *put_back,
         ]
     scores, softmax, dropped = (draft.local(section, pairs * itemsize(dtype), dtype) for _ in range(3))
     mask = draft.local(section, pairs, "bool")
     for index, statistics in enumerate(section.ids(node.writes[-1]).tolist()):
         kept[statistics] = Kept(softmax + index, mask + index, dropped + index)
     return [
-        _node(node, query_key, node.reads, (scores,)),
-        *_changed(node, call, scores, before),
+        *gathers,
+        _node(node, query_key, inputs, (scores,)),
+        *_changed(node, call, scores, extra.scores),
         _node(node, rows, (scores,), (softmax,)),
         _node(node, _elements(pairs, 1, dtype), (softmax,), (dropped, mask)),
-        _node(node, weighted, (dropped, *node.reads), node.writes),
+        _node(node, weighted, (dropped, *inputs), writes),
+        *put_back,
     ]
 
 
-def _backward(draft: Draft, section: Section, node: Node, call: Attention, kept: Kept, before: int) -> list[Node]:
+def _backward(draft: Draft, section: Section, node: Node, call: Attention, kept: Kept, extra: Extra) -> list[Node]:
     grad, inputs = node.reads[0], node.reads[1:]
     pairs, dtype = _pairs(call), call.op.dtype
     coming, scores = (draft.local(section, pairs * itemsize(dtype), dtype) for _ in range(2))
     rows = make_op("softmax_backward", rows=pairs // call.seq_kv, cols=call.seq_kv, dtype=dtype)
+    gathers: list[Node] = []
+    if extra.gathers and call.batch > 1:
+        op = _elements(_width(call), 1, dtype)
+        gathered = draft.local(section, op.numel * itemsize(dtype), dtype)
+        gathers = [_node(node, op, (grad,), (gathered,), "by_head")]
+        grad = gathered
     d_query, d_key, d_value = node.writes[0], node.writes[-2], node.writes[-1]  # fewer where one storage holds them
+    numel = _inputs(call) // max(extra.gathers, 1)
+    put_back = [
+        _node(node, _elements(numel, 1, dtype), (each,), (each,), "put_back")
+        for each in (d_query, d_key, d_value)[: extra.gathers]
+    ]
     return [
+        *gathers,
         _node(node, _product(call, call.seq_kv, call.width_v, call.seq_q, "tn"), (kept.dropped, grad), (d_value,)),
         _node(node, _product(call, call.seq_q, call.seq_kv, call.width_v, "nt"), (grad, *inputs), (coming,)),
         _node(node, _elements(pairs, 2, dtype), (coming, kept.mask), (coming,)),
         _node(node, rows, (kept.softmax, coming), (scores,)),
-        *_changed(node, call, scores, before),
+        *_changed(node, call, scores, extra.scores),
         _node(node, _product(call, call.seq_q, call.width_k, call.seq_kv, "nn"), (scores, *inputs), (d_query,)),
         _node(node, _product(call, call.seq_kv, call.width_k, call.seq_q, "tn"), (scores, *inputs), (d_key,)),
+        *put_back,
     ]
+
+
+def _by_head(
+    draft: Draft, section: Section, node: Node, call: Attention, kernels: int
+) -> tuple[list[Node], tuple[int, ...]]:
+    """Kernels that gather queries, keys and values by head, and the tensors that the products then read."""
+    if not kernels or (call.batch == 1 and kernels > 1):
+        return [], node.reads
+    dtype, numel = call.op.dtype, _inputs(call) // kernels
+    pieces = [draft.local(section, numel * itemsize(dtype), dtype) for _ in range(kernels)]
+    made = [_node(node, _elements(numel, 1, dtype), node.reads, (each,), "by_head") for each in pieces]
+    return made, tuple(pieces)
+
+
+def _put_back(draft: Draft, section: Section, node: Node, call: Attention) -> tuple[list[Node], tuple[int, ...]]:
+    """The kernel that puts what comes out back by token, and what the last product writes before it."""
+    op = _elements(_width(call), 1, call.op.dtype)
+    out = draft.local(section, op.numel * itemsize(call.op.dtype), call.op.dtype)
+    return [_node(node, op, (out,), node.writes, "put_back")], (out, *node.writes[1:])
+
+
+def _inputs(call: Attention) -> int:
+    """Elements of queries, keys and values."""
+    return round((call.q_bytes(call.seq_q) + call.kv_bytes(call.seq_kv)) / itemsize(call.op.dtype))
+
+
+def _width(call: Attention) -> int:
+    """Elements that come out."""
+    return call.batch * call.seq_q * call.heads_q * call.width_v
 
 
 def _changed(node: Node, call: Attention, scores: int, times: int) -> list[Node]:
@@ -132,10 +191,8 @@ def _elements(pairs: int, inputs: int, dtype: str) -> Op:
     return make_op("elementwise", numel=pairs, inputs=inputs, dtype=dtype)
 
 
-def _node(like: Node, op: Op, reads: tuple[int, ...], writes: tuple[int, ...]) -> Node:
+def _node(like: Node, op: Op, reads: tuple[int, ...], writes: tuple[int, ...], name: str = "") -> Node:
     """One kernel in the place of the fused one."""
     cost = op.cost
-    moved = round(float(cost.read_bytes) + float(cost.write_bytes))
-    return replace(
-        like, op=op, source=f"unfused.{op.kind}", reads=reads, writes=writes, bytes_moved=moved, frees=(), host=NO_CALLS
-    )
+    moved, source = round(float(cost.read_bytes) + float(cost.write_bytes)), f"unfused.{name or op.kind}"
+    return replace(like, op=op, source=source, reads=reads, writes=writes, bytes_moved=moved, frees=(), host=NO_CALLS)

@@ -85,9 +85,25 @@ def test_a_device_with_the_figures_of_one_kin_gets_its_answer() -> None:
 def test_no_answer_is_below_the_roofline_of_the_device_asked_about() -> None:
     kin = Kin("generation", [product("h100_sxm")], [1.0], "bf16", errors()["gemm"]["generation"])
     ops = frame("gemm", OPS, "bf16", "bf16", load_device("h20_sxm"))
-    assert np.array_equal(kin.correction(ops), product("h100_sxm").correction.predict(ops.matrix))
+    asked = "gemm", OPS, "bf16", "bf16"
+    assert np.array_equal(kin.correction(ops, asked, "warm"), product("h100_sxm").correction.predict(ops.matrix))
     slow = Frame(ops.matrix, ops.analytical_us, 2.0 * ops.analytical_us)
-    assert np.allclose(kin.correction(slow), np.log(2.0))
+    assert np.allclose(kin.correction(slow, asked, "warm"), np.log(2.0))
+
+
+def test_what_the_host_hid_from_training_counts_as_far_as_physics_reaches() -> None:
+    found = SHIPPED.find("gemm", "a100_pcie_40gb", SHIPPED.learned("gemm", "a100_pcie_40gb", "torch", "fp32"))
+    assert found is not None
+    assert found.hidden_us > 40.0  # eager calls took 53 us, however small
+    small, large = ({"batch": 1, "m": m, "n": 768, "k": 768, "layout": 1} for m in (32, 32768))
+    for op, most in ((small, 30.0), (large, np.inf)):
+        columns = {name: np.array([value]) for name, value in op.items()}
+        ops = frame("gemm", columns, "fp32", "fp32", found.device)
+        latency = float(found.predict(columns, "fp32").latency_us[0])
+        share = min(float(ops.analytical_us[0]) / found.hidden_us, 1.0)
+        learned = float(found.correction.predict(ops.matrix)[0])
+        assert latency == pytest.approx(float(ops.analytical_us[0]) * np.exp(share * learned))
+        assert latency < most
 
 
 def test_a_format_nobody_learned_has_the_shortfall_of_one_on_the_same_units() -> None:

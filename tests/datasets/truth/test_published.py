@@ -103,14 +103,22 @@ def test_a_row_belongs_to_one_publication(kind: str, said: str, stack: str) -> N
     assert known(cells(source=said), kind).text("stack") == stack
 
 
+def test_a_rule_looks_a_value_up_by_the_columns_of_a_row() -> None:
+    table = {"by": ["input_len_tokens", "batch_size"], "of": {32: {1: 0.3, 4: 0.6}}}
+    rule = PublishedRule("a page", look_up={"options.real_tokens": table}, set={"options.real_tokens": 0.5})
+    for batch, share in (("1", 0.3), ("4.0", 0.6), ("8", 0.5)):
+        assert applied(cells(input_len_tokens="32", batch_size=batch), rule).options == {"real_tokens": share}
+    assert applied(cells(input_len_tokens="64", batch_size="1"), rule).options == {"real_tokens": 0.5}
+
+
 def test_every_rule_has_a_source_and_sets_what_exists() -> None:
     for publication in publications():
         assert set(publication.of) <= KINDS, publication.id
         re.compile(publication.said)
         for rule in publication.rules:
             assert len(rule.source) > 10, publication.id
-            assert rule.usual or rule.set or rule.refuse, publication.id
-            for name, value in {**rule.usual, **rule.set}.items():
+            assert rule.usual or rule.set or rule.look_up or rule.refuse, publication.id
+            for name, value in {**rule.usual, **rule.set, **rule.look_up}.items():
                 assert name.startswith(OPTION) or name in COLUMNS | TOLD, (publication.id, name)
                 if name == "stack":
                     assert (STACK_DIRECTORY / f"{value}.yaml").is_file(), value

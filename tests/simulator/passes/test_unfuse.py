@@ -56,6 +56,22 @@ def test_eager_attention_scales_and_masks_scores_by_kernels_of_their_own(graph: 
     assert peak_memory(eager).peak_gib == pytest.approx(peak_memory(plain).peak_gib)
 
 
+def test_heads_are_gathered_and_put_back_where_products_want_them_in_one_piece(graph: Graph) -> None:
+    def moved(attention: str, name: str, phase: str) -> list[int]:
+        made = unfuse_attention(graph, replace(PLAN, stack=Stack(attention=attention)))
+        return [n.op.numel for n in made.nodes() if n.op and n.source == f"unfused.{name}" and n.phase == phase]
+
+    op = next(n.op for n in graph.nodes() if n.op and n.op.kind == "attention_prefill")
+    out = BATCH * TOKENS * op.heads_q * op.head_dim
+    inputs = out + 2 * BATCH * TOKENS * op.heads_kv * op.head_dim
+    assert moved("unfused", "by_head", "forward") == moved("unfused", "put_back", "forward") == []
+    for attention, kernels in (("transposed", 1), ("eager", 3)):
+        gathered = moved(attention, "by_head", "forward")
+        assert sum(gathered) * kernels == pytest.approx(inputs * len(gathered), rel=1e-4)
+        assert set(moved(attention, "put_back", "forward")) == set(moved(attention, "by_head", "backward")) == {out}
+        assert len(moved(attention, "put_back", "backward")) == len(gathered)
+
+
 def test_five_bytes_a_pair_stay_for_the_backward_pass(graph: Graph) -> None:
     made = unfuse_attention(graph, PLAN)
     op = next(n.op for n in graph.nodes() if n.op and n.op.kind == "attention_prefill")
