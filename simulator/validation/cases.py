@@ -18,7 +18,7 @@ from ..question.work import Work
 from ..trace.workload import LORA_MODULES
 
 OVERLAPS = {"async_tp": "tp_forward"}  # what a row says of its framework -> communication beside compute
-PRACTICES = (*OVERLAPS, "optimizer", "kv_cache")  # the framework's affair, or what was timed; not the passes'
+PRACTICES = (*OVERLAPS, "optimizer", "kv_cache", "prompt")  # the framework's affair, or what was timed; not the passes'
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from ..question.calibration import RunKind, StepCalibration, cell_of, load_calib
 from ..question.plan import Plan
 from ..step.state import Executed, State
 from ..timing.phases import selected
-from .answers import Engines, inference_quantities, simulated_case, training_quantities
+from .answers import CACHED, Engines, inference_quantities, simulated_case, training_quantities
 from .cases import Question, ValidationSettings, inference_case, training_case
 
 FIXED = "fixed"  # what follows no family: sends between stages, data loading, gaps of CUDA graphs
@@ -119,6 +119,8 @@ def _observed(
     settings = {kind: run_kind(plan.stack.framework, device, plan.regime(kind)) for kind in kinds}
     left_out = "optimizer" if row.options.get("optimizer") == "none" else ""
     only = {"ttft": "prefill", "tpot": "decode"}.get(timed, "") if len(kinds) > 1 else ""
+    if row.options.get("prompt") == CACHED and "decode" in kinds:
+        only = "decode"
     parts = parts_of(state, left_out, only)
     usual = load_calibration(plan.calibration).host.get(plan.stack.framework, 1.0)
     applied = {}
