@@ -1,0 +1,48 @@
+"""What a report says of the quantities that a row of inference measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from opcast.datasets.truth import InferenceRow, read_table
+from opcast.simulator.question.plan import Plan
+from opcast.simulator.report.answer import InferenceReport
+from opcast.simulator.simulate import simulate
+from opcast.simulator.validation.answers import Engines, inference_quantities
+from opcast.simulator.validation.cases import ValidationSettings, inference_case
+
+TABLE = """source,model_canon,gpu_canon,num_gpus,precision,batch_size,input_len_tokens,output_len_tokens,latency_ms
+Koyeb GPU benchmarks,tiny_llama_100m,h100_sxm,1,bf16,2,64,8,10
+"""
+
+
+@pytest.fixture(scope="module")
+def row(tmp_path_factory: pytest.TempPathFactory) -> InferenceRow:
+    path = tmp_path_factory.mktemp("table") / "runs.csv"
+    path.write_text(TABLE)
+    (found,) = read_table(path).rows
+    assert isinstance(found, InferenceRow)
+    return found
+
+
+def test_a_cached_prompt_takes_no_longer_than_another_token(row: InferenceRow) -> None:
+    from opcast.simulator.engines.analytical import AnalyticalEngine
+
+    setting = ValidationSettings(lambda device, cluster: AnalyticalEngine(device), calibration="none")
+    case = inference_case(row, setting)
+    assert isinstance(case.plan, Plan)
+    engine = Engines(setting).of(case.device, case.plan.cluster)
+    report = simulate(case.config, case.work, case.plan, case.device, engine, None)
+    assert isinstance(report, InferenceReport)
+    assert row.options["prompt"] == "cached"  # conf/published/vllm.yaml
+    cached, whole = (inference_quantities(report, each) for each in (row, replace(row, options={})))
+    assert whole["e2e"].value == pytest.approx(report.e2e_ms)
+    assert cached["e2e"].value == pytest.approx(report.tpot_ms * row.output_len)
+    assert cached["ttft"].value == pytest.approx(report.tpot_ms)
+    assert cached["throughput"].value / whole["throughput"].value == pytest.approx(
+        whole["e2e"].value / cached["e2e"].value
+    )
+    low, high = cached["e2e"].interval
+    assert low < cached["e2e"].value < high
