@@ -278,18 +278,19 @@ def gelu_backward(d: Any) -> Cost:
 @define(
     *ROWS_COLS,
     Dim("block", low=0, default=0, help="elements a scale, 0 = one scale a row"),
-    Dim("part", low=0, default=0, choices=("all", "scale", "apply"), help="the maxima, the rounding by them, or both"),
+    Dim("part", low=0, default=0, choices=("all", "scale", "apply", "both"), help="the maxima, the rounding by them, all of it, or that along both dimensions"),
     family="pointwise",
     purpose="rounding",
 )
 def quantize(d: Any) -> Cost:
-    """Absolute maximum per block, then scale and round to ``out_dtype``: 3 FLOPs an element; writes fp32 scales."""
-    size, part = d.rows * d.cols, np.asarray(d.part)
+    """Absolute maximum per block, then scale and round to ``out_dtype``: 3 FLOPs an element; writes fp32 scales.
+
+    ``both`` reads once and writes what is rounded along the rows and along the columns.
+    """
+    size, part = d.rows * d.cols, np.asarray(d.part, dtype=np.int64)
     scales = d.rows * np.where(np.asarray(d.block) > 0, np.ceil(d.cols / np.maximum(d.block, 1)), 1.0)
-    rounded = np.where(part == 1, 0.0, size * d.out_itemsize)
-    return Cost(
-        np.where(part == 0, 3.0, 1.5) * size, size * d.itemsize, rounded + np.where(part == 2, 0.0, 4.0 * scales)
-    )
+    work, copies, factors = (np.array(each)[part] for each in ((3.0, 1.5, 1.5, 4.5), (1, 0, 1, 2), (1, 1, 0, 2)))
+    return Cost(work * size, size * d.itemsize, copies * size * d.out_itemsize + 4.0 * factors * scales)
 
 
 # --- elements ------------------------------------------------------------------------------------------

@@ -8,10 +8,15 @@ matches.
 An operand is rounded once, by a ``quantize`` node, for all products that read it. In training the weight's gradient
 multiplies along the other dimension, for which a second, transposed copy is made with the first, and kept for the
 backward pass in place of the 16-bit tensor (Transformer Engine's cast-transpose; DeepSeek-V3, arXiv 2412.19437, sec.
-3.3). Weights are rounded once a step, in its first micro-batch; what their rounded copies weigh is not counted. Frozen
-ones are rounded before the first step, and their products need no transposed copies; adapters stay in 16 bits. With
-``plan.options["fp8_scaling"]="current"`` the maximum is found in a pass of its own; with ``rowwise`` each row is
-rounded by its own as it is read, along both dimensions.
+3.3). Frameworks with ``stack.rounds_both`` make both in one kernel, and their products of FP8 with one scale a tensor
+need no transposed copy where matrix units take operands either way (compute capability 10: ``transformer_engine``,
+``nvte_is_non_tn_fp8_gemm_supported``). Weights are rounded once a step, in its first micro-batch; what their rounded
+copies weigh is not counted. Frozen ones are rounded before the first step, and their products need no transposed
+copies; adapters stay in 16 bits. With ``plan.options["fp8_scaling"]="current"`` the maximum is found in a pass of its
+own; with ``rowwise`` each row is rounded by its own as it is read, along both dimensions. NVFP4 has a scale of the
+tensor above those of its blocks, whose maximum is always found first, and what is rounded along the columns is turned
+before (a Hadamard transform), by a kernel of its own (Transformer Engine, ``NVFP4Quantizer::quantize_impl``; torchao's
+nvfp4_training does the same).
 
 ``tf32`` is no recipe of this kind: fp32 products run on matrix units as they are.
 
@@ -24,10 +29,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import ceil
 
 import numpy as np
 
+from ...datasets.devices import load_device
 from ...datasets.dtypes import itemsize
 from ...datasets.loading import choice, nearest
 from ...datasets.ops import KINDS, LAYOUT, Op, make_op
@@ -42,6 +49,7 @@ from .rewriting.nodes import kernel
 HIGH = ("bf16", "fp16")
 SKIP = r"lm_head|embed_out|(^|\.)(output|score|gate|router|lora_[ab])$"
 KV_FORMATS = ("fp8", "int8")
+EITHER_WAY_SM = 10  # compute capability whose FP8 products take operands in any layout (not 12's)
 ROWWISE = "rowwise"  # of ``options["fp8_scaling"]``
 
 
@@ -52,7 +60,8 @@ class Recipe:
     ``activation`` is the format inputs are rounded to (empty: they stay), ``weight`` the one weights are stored in,
     ``block`` the elements that share a scale (0: one per row or tensor), ``scale_bytes`` what one scale of a weight
     weighs and ``weight_block`` how many elements it is for. ``copies``: how the transposed operand of a weight gradient
-    comes about: ``quantize`` (its blocks lie the other way), ``copy``; empty: the recipe is for inference alone.
+    comes about: ``quantize`` (its blocks lie the other way), ``copy``; empty: the recipe is for inference alone. With
+    ``of_tensor`` the blocks' scales have one of the whole tensor above them, which training finds first.
     """
 
     activation: str
@@ -61,13 +70,14 @@ class Recipe:
     weight_block: int = 0
     scale_bytes: float = 4.0
     copies: str = ""
+    of_tensor: bool = False
 
 
 RECIPES: dict[str, Recipe] = {
     "fp8": Recipe("fp8", "fp8", copies="copy"),
     "fp8_block": Recipe("fp8_block", "fp8_block", 128, 128 * 128, copies="quantize"),
     "mxfp8": Recipe("mxfp8", "mxfp8", 32, 32, 1.0, "quantize"),
-    "nvfp4": Recipe("nvfp4", "nvfp4", 16, 16, 1.0, "quantize"),
+    "nvfp4": Recipe("nvfp4", "nvfp4", 16, 16, 1.0, "quantize", of_tensor=True),
     "int8": Recipe("int8", "int8"),
     "w8a16": Recipe("", "int8", weight_block=128, scale_bytes=2.0),
     "w4a16": Recipe("", "int4", weight_block=128, scale_bytes=2.0),
@@ -300,19 +310,34 @@ class _Rounding:
         dtype, out = self.draft.dtype(tensors[0]), self.draft.dtype(copies[0][0])
         whole = make_op("quantize", rows=rows, cols=cols, block=recipe.block, dtype=dtype, out_dtype=out)
         scaling = "" if recipe.block else str(self.plan.options.get("fp8_scaling") or "")
-        if scaling == "current":
+        reads = tensors
+        if scaling == "current" or (recipe.of_tensor and self.training):
             scale = self.draft.local(section, 4, "fp32")
-            add(whole.replace(part="scale"), "amax", tensors, (scale,))
-            add(whole.replace(part="apply"), "quantize", (*tensors, scale), copies[0])
-        else:
-            add(whole, "quantize", tensors, copies[0])
-        for copy in copies[1:]:
+            add(whole.replace(part="scale", block=0), "amax", tensors, (scale,))
+            reads = (*tensors, scale)
+            whole = whole if recipe.block else whole.replace(part="apply")
+        first, *others = copies
+        if others and self._at_once(scaling):
+            both = whole if self._either_way else whole.replace(part="both")
+            add(both, "quantize", reads, (*first, *others[0]))
+            return made
+        add(whole, "quantize", reads, first)
+        for copy in others:
             if recipe.copies == "copy" and scaling != ROWWISE:
                 size = ceil(rows * cols * itemsize(out))
-                add(make_op("copy", size_bytes=size, dtype="uint8"), "transpose", copies[0], copy)
+                add(make_op("copy", size_bytes=size, dtype="uint8"), "transpose", first, copy)
             else:
-                add(whole, "quantize", tensors, copy)
+                add(whole, "quantize", reads, copy)
         return made
+
+    def _at_once(self, scaling: str) -> bool:
+        """Whether one kernel writes what is rounded along both dimensions."""
+        return self.plan.stack.rounds_both and not self.recipe.of_tensor and scaling != ROWWISE
+
+    @cached_property
+    def _either_way(self) -> bool:
+        """Whether products read what is rounded along the rows as their transposed operand, too."""
+        return self.recipe.copies == "copy" and int(load_device(self.plan.cluster.device).sm) == EITHER_WAY_SM
 
     def _store(self, section: Section, tensor: int) -> None:
         """Store a weight in the recipe's format, its scales beside it."""

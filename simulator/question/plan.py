@@ -183,7 +183,8 @@ class Stack:
     and ``moment_dtype`` are ``same`` (as the weights) or a dtype; with ``fused_gradients`` products add weight
     gradients straight into those of that dtype. ``gradient_clipping`` scales by the norm, ``keep_gathered`` keeps for
     the backward pass what sequence parallelism gathered; with ``repeats_keys`` keys and values are repeated for all
-    query heads before attention, so that context ranks exchange as many. ``overlap`` names the groups whose
+    query heads before attention, so that context ranks exchange as many; with ``rounds_both`` one kernel rounds what
+    products read along both dimensions (Transformer Engine). ``overlap`` names the groups whose
     communication runs beside compute (``dp``, ``tp``, ``ep``, ``cp``, ``pp``; ``dp_gather``: ZeRO-1 gathers weights
     beside the next forward; ``tp_forward``: in forward passes and what is recomputed of them); with ``tensor_chunks``
     those of tensor ranks are cut in chunks that pipeline with their products (user buffers), else a gather runs beside
@@ -219,6 +220,7 @@ class Stack:
     gradient_clipping: bool = False
     keep_gathered: bool = False
     repeats_keys: bool = False
+    rounds_both: bool = False
     overlap: tuple[str, ...] = ()
     tensor_chunks: bool = True
     bucket_mib: float = 25.0
