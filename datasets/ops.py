@@ -278,7 +278,13 @@ def gelu_backward(d: Any) -> Cost:
 @define(
     *ROWS_COLS,
     Dim("block", low=0, default=0, help="elements a scale, 0 = one scale a row"),
-    Dim("part", low=0, default=0, choices=("all", "scale", "apply", "both"), help="the maxima, the rounding by them, all of it, or that along both dimensions"),
+    Dim(
+        "part",
+        low=0,
+        default=0,
+        choices=("all", "scale", "apply", "both"),
+        help="the maxima, the rounding by them, all of it, or that along both dimensions",
+    ),
     family="pointwise",
     purpose="rounding",
 )

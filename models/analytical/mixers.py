@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...datasets.mixer_ops import SSD, chosen_pairs, key_width, operands, state_elements
+from ...datasets.mixer_ops import SCORE_BYTES, SSD, chosen_pairs, key_width, operands, state_elements
 from .attention import BACKWARD_PRODUCTS, SUSTAINED, split_kv
 from .matmul import FILL_CLOCKS
 from .setting import Array, Dims, Setting, Terms
@@ -44,14 +44,34 @@ class Passes:
 # ssd: mamba_ssm/ops/triton/ssd_combined.py, _mamba_chunk_scan_combined_fwd and _bwd (without z). Delta rules:
 # fla/ops/gated_delta_rule/chunk.py; KDA's kernels take the same steps.
 # Forward, ssd: sums, chunk_state (x, B), state_passing, bmm_chunk (B, C), chunk_scan (x, C); states are written and
-# read in fp32, passed on and read in 16 bits; scores of bmm_chunk go to chunk_scan, which works the decays out. Delta: sums, scaled_dot_kkt (k), solve_tril, recompute_w_u (k, v; writes
-# w, u), fwd_h (k, w, u; writes v_new), fwd_o (k, q, v_new); states stay in registers, are written and read in 16 bits.
-FORWARD = Passes((5.0, 6.0, 6.0), (2.0, 2.5, 2.5), (2.0, 5.0, 5.0), (0.0, 2.0, 2.0), (12.0, 4.0, 4.0), (1.0, 1.0, 1.0), (1.0, 0.0, 0.0), 1.0)
+# read in fp32, passed on and read in 16 bits; chunk_scan reads bmm_chunk's scores, works the decays out. Delta: sums,
+# scaled_dot_kkt (k), solve_tril, recompute_w_u (k, v; writes w, u), fwd_h (k, w, u; writes v_new), fwd_o (k, q, v_new);
+# states stay in registers, are written and read in 16 bits.
+FORWARD = Passes(
+    kernels=(5.0, 6.0, 6.0),
+    keys=(2.0, 2.5, 2.5),
+    values=(2.0, 5.0, 5.0),
+    solved=(0.0, 2.0, 2.0),
+    state_bytes=(12.0, 4.0, 4.0),
+    decays=(1.0, 1.0, 1.0),
+    scores=(1.0, 0.0, 0.0),
+    walks=1.0,
+)
 # Backward, ssd: the first four again, then dstates (C, dy), state_passing_bwd, dx (x, B, dy), dB (x, B), dC (C, dy),
 # dcb (x, dy), two bmm_chunk_bwd (B, C), ddAcs (x, dy), sums; states 4 + 4 + 4 bytes to make them again, gradients
-# 4 + 4, the walk back 4 + 2 + 2, three reads of 2; dx, dcb and ddAcs work the decays out, dx and ddAcs read scores. Delta: recompute_w_u, fwd_h, dv_local (q, k, do), dhu (q, w, do,
-# dv), dqkwg (q, k, v_new, w, do, dv), prepare_wy_repr_bwd (k, v, dw, dv), two sums of gradients, sums.
-BACKWARD = Passes((14.0, 9.0, 9.0), (4.5, 4.0, 4.0), (9.0, 12.0, 12.0), (0.0, 6.0, 6.0), (34.0, 8.0, 8.0), (3.0, 2.0, 2.0), (2.0, 0.0, 0.0), 2.0)
+# 4 + 4, the walk back 4 + 2 + 2, three reads of 2; dx, dcb and ddAcs work the decays out, dx and ddAcs read scores.
+# Delta: recompute_w_u, fwd_h, dv_local (q, k, do), dhu (q, w, do, dv), dqkwg (q, k, v_new, w, do, dv),
+# prepare_wy_repr_bwd (k, v, dw, dv), two sums of gradients, sums.
+BACKWARD = Passes(
+    kernels=(14.0, 9.0, 9.0),
+    keys=(4.5, 4.0, 4.0),
+    values=(9.0, 12.0, 12.0),
+    solved=(0.0, 6.0, 6.0),
+    state_bytes=(34.0, 8.0, 8.0),
+    decays=(3.0, 2.0, 2.0),
+    scores=(2.0, 0.0, 0.0),
+    walks=2.0,
+)
 # On a decay, in _chunk_scan_fwd_kernel: a difference, the scale of its exponent, times the score, times the step, a
 # comparison, a choice, a rounding
 DECAY_LANES = 7.0
@@ -60,7 +80,6 @@ STATE_COLUMNS = 64.0  # of a state that one block walks with (fla/ops/common/chu
 # (mamba_ssm/ops/triton/selective_state_update.py), 8 values of a key of 128
 # (fla/ops/gated_delta_rule/fused_recurrent.py)
 VALUES_A_BLOCK = (512.0, 1024.0, 1024.0)
-SCORE_ITEM = 4.0  # bytes of a score of two tokens of a chunk
 # Of the indexer (tilelang's examples/deepseek_v32: fp8_lighting_indexer.py, topk_selector.py): scores in fp32 are
 # written, read for a histogram of their leading bits, and read for those above its threshold
 SCORE_PASSES, INDEX_KERNELS = 3.0, 2.0
@@ -96,7 +115,7 @@ def _scan(d: Dims, s: Setting, passes: Passes) -> Terms:
     products = s.cost.flops / (s.tensor_rate * SUSTAINED) + of_rule(passes.decays, d) * pairs / s.exp_rate
     ssd = d.rule == SSD
     lanes = of_rule(passes.decays, d) * pairs * DECAY_LANES / (s.vector_rate / 2.0)
-    scores = of_rule(passes.scores, d) * pairs * SCORE_ITEM / s.l2_rate
+    scores = of_rule(passes.scores, d) * pairs * SCORE_BYTES / s.l2_rate
     products = products + np.where(ssd, lanes + scores, 0.0)
     blocks = d.batch * d.heads * np.ceil(d.head_dim / STATE_COLUMNS)
     step = FILL_CLOCKS / s.device.clock_mhz + _step(d, size, s)

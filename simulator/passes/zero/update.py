@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from ....datasets.dtypes import itemsize
 from ....datasets.ops import make_op
 from ...graph import Node
 from ...question.plan import Group, Plan
+from ..micro_batches import REFRESH
 from ..rewriting.draft import Draft, Item
 from ..rewriting.nodes import collective, elementwise, kernel, reduction
 from .families import STATE, WeightFamily, summing
@@ -142,15 +144,36 @@ class _Part:
         return tuple(range(first, first + len(shares)))
 
     def gathered(self) -> list[Node]:
-        """Updated weights from the ranks that updated them, unless the next forward pass gathers them."""
+        """Updated weights from the ranks that updated them, unless the next forward pass gathers them.
+
+        ``plan.options["gather_dtype"]``: those that products read in few bits are rounded before (``fp8_param_gather``
+        of Megatron-Core).
+        """
         stage, overlap = self.plan.parallel.zero_stage, self.plan.stack.overlap
         if stage not in (1, 2) or self.ranks == 1 or "dp_gather" in overlap:
             return []
-        size = float(self.draft.sizes[list(self.own)].sum())
-        shard = self.family.shard
+        wire = str(self.plan.options.get("gather_dtype") or self.weight_dtype)
+        sizes = self.draft.sizes[list(self.own)].astype(float)
+        if wire != self.weight_dtype:
+            sizes *= np.where(self._rounded_apart(), itemsize(wire) / itemsize(self.weight_dtype), 1.0)
+        reads, shard = self.own, self.family.shard
         return [
-            collective("all_gather", size, shard, self.own, self.own, phase=PHASE, path=PATH, dtype=self.weight_dtype)
+            collective("all_gather", float(sizes.sum()), shard, reads, self.own, phase=PHASE, path=PATH, dtype=wire)
         ]
+
+    def _rounded_apart(self) -> np.ndarray:
+        """Which weights are rounded for their products once a step: each rank rounds its part of them."""
+        found = np.zeros(len(self.own), dtype=bool)
+        for section, item in self.draft.walk():
+            op = item.node.op
+            if op is None or op.kind != "quantize" or not item.node.source.startswith(REFRESH):
+                continue
+            mine = np.isin(self.own, np.concatenate([section.ids(t) for t in item.node.reads]))
+            if mine.any():
+                part = op.replace(rows=ceil(op.rows / self.ranks))
+                item.compute(part)
+                found |= mine
+        return found
 
 
 def _clipping(draft: Draft, plan: Plan, parts: Sequence[_Part]) -> list[Node]:

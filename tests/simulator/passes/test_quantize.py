@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from opcast.datasets.clusters import Cluster
 from opcast.datasets.dtypes import itemsize
+from opcast.datasets.ops import KINDS
 from opcast.simulator.graph import Graph, Node
 from opcast.simulator.memory.walk import peak_memory
 from opcast.simulator.passes.fuse import fuse
@@ -21,6 +22,7 @@ from opcast.simulator.passes.tensor import tensor_parallel
 from opcast.simulator.question.plan import Parallel, Plan, PlanError, Stack
 
 CLUSTER = Cluster("c", "c", "h100_sxm", nodes=1)
+BOTH = next(dim for dim in KINDS["quantize"].dims if dim.name == "part").choices.index("both")
 TRAINING = [name for name, recipe in RECIPES.items() if recipe.copies]
 MODELS = ("llama", "qwen3_moe", "deepseek_v3")
 RULES = ("rms_norm", "silu_mul", "rope", "qkv", "gate_up", "cross_entropy")
@@ -130,6 +132,43 @@ def test_current_scaling_looks_for_the_maximum_first(traced_small: Traced) -> No
     delayed, current = quantize(graph, plan("fp8")), quantize(graph, plan("fp8", fp8_scaling="current"))
     counts = [sum(k for n, k in g.weighted() if n.source.endswith("amax")) for g in (delayed, current)]
     assert counts[0] == 0 < counts[1]
+
+
+def test_one_kernel_writes_both_copies_where_the_framework_has_it(traced_small: Traced, assert_sound: Any) -> None:
+    graph = traced_small("llama")
+    for recipe in TRAINING:
+        apart = plan(recipe)
+        at_once = replace(apart, stack=replace(apart.stack, rounds_both=True))
+        made, whole = quantize(graph, apart), quantize(graph, at_once)
+        assert_sound(whole)
+        assert [node.op for node in products(made)] == [node.op for node in products(whole)]
+        rounded = [n for n, _ in whole.weighted() if n.source == "fused.quantize" and n.op is not None]
+        both = [n for n in rounded if n.op is not None and n.op.part == BOTH]
+        assert bool(both) == (recipe != "nvfp4")
+        assert all(len(n.writes) == 2 * len(n.reads) for n in both)
+        assert not [n for n, _ in whole.weighted() if n.source == "fused.transpose"]
+
+
+def test_products_of_blackwell_take_operands_of_one_scale_either_way(traced_small: Traced) -> None:
+    graph = traced_small("llama")
+
+    def read_and_written(device: str, recipe: str) -> float:
+        cluster = Cluster("c", "c", device, nodes=1)
+        own = Plan(Parallel(), cluster, Stack(rounds_both=True), quantization=recipe)
+        made = quantize(graph, own)
+        return sum(k * float(n.op.cost.bytes) for n, k in made.weighted() if n.op and n.op.kind == "quantize")
+
+    assert read_and_written("b200_sxm", "fp8") < read_and_written("h100_sxm", "fp8")
+    assert read_and_written("b200_sxm", "fp8_block") == read_and_written("h100_sxm", "fp8_block")
+
+
+def test_scales_of_nvfp4_have_one_of_the_tensor_above_them(traced_small: Traced) -> None:
+    graph = traced_small("llama")
+    trained = Counter(n.source for n, _ in quantize(graph, plan("nvfp4")).weighted())
+    assert trained["fused.amax"] > 0
+    assert trained["fused.quantize"] > trained["fused.amax"]  # along rows, and once more along columns
+    prompt = traced_small("llama", "prefill")
+    assert not [n for n, _ in quantize(prompt, plan("nvfp4")).weighted() if n.source == "fused.amax"]
 
 
 def test_rows_with_their_own_scale_are_rounded_along_both_dimensions(traced_small: Traced) -> None:

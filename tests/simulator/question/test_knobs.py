@@ -94,6 +94,7 @@ KNOBS: dict[str, dict[str, Row]] = {
         "fused_gradients": (Case(framework={"gradient_dtype": "fp32"}, work={"global_batch": 16}), True),
         "gradient_clipping": (TRAIN, True),
         "repeats_keys": (replace(CONTEXT, family="qwen3_moe", framework={"cuda_graph": True}), True),
+        "rounds_both": (replace(TRAIN, plan={"quantization": "fp8"}, framework={"cuda_graph": True}), True),
         "keep_gathered": (Case(parallel={"tp": 4, "sequence_parallel": True}), True),
         "overlap": (FSDP, ()),
         "tensor_chunks": (
