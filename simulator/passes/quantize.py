@@ -28,8 +28,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
 from math import ceil
 
 import numpy as np
@@ -38,10 +39,11 @@ from ...datasets.devices import load_device
 from ...datasets.dtypes import itemsize
 from ...datasets.loading import choice, nearest
 from ...datasets.ops import KINDS, LAYOUT, Op, make_op
-from ..graph import Graph, Node
+from ..graph import Block, Graph, Node, shift_path
 from ..question.plan import Plan, PlanError
 from .fusion.remake import Use, renamed
 from .micro_batches import REFRESH
+from .pipeline import slice_block
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed
 from .rewriting.nodes import kernel
@@ -99,6 +101,7 @@ def quantize(graph: Graph, plan: Plan) -> Graph:
         return graph
     if plan.quantization == "tf32":
         return _tf32(graph)
+    graph = _layers_apart(graph, _skipped(plan))
     draft = Draft(graph)
     if kv_dtype != "same":
         _store_keys(draft, kv_dtype)
@@ -114,6 +117,30 @@ def quantize(graph: Graph, plan: Plan) -> Graph:
     made = draft.graph()
     before, after = ([node.op for node, _ in each.weighted()] for each in (graph, made))
     return graph if kv_dtype == "same" and not attention and before == after else made
+
+
+def _skipped(plan: Plan) -> re.Pattern[str]:
+    """Modules that stay in 16 bits."""
+    return re.compile(f"{SKIP}|{plan.options.get('quantize_skip') or '(?!)'}")
+
+
+def _layers_apart(graph: Graph, skip: re.Pattern[str]) -> Graph:
+    """The graph with repetitions apart that differ in what is skipped: a pattern may name layers."""
+    blocks: list[Block] = []
+    for block in graph.blocks:
+        first = 0
+        for _, repetitions in groupby(_skipped_paths(block, skip)):
+            count = len(list(repetitions))
+            blocks.append(slice_block(block, first, count, None))
+            first += count
+    return replace(graph, blocks=tuple(blocks)) if len(blocks) > len(graph.blocks) else graph
+
+
+def _skipped_paths(block: Block, skip: re.Pattern[str]) -> list[frozenset[str]]:
+    """By repetition: the modules, named as in the first one, that are skipped."""
+    paths = {node.path for node in block.nodes}
+    moved = [at * block.stride for at in range(block.repeat)]
+    return [frozenset(p for p in paths if skip.search(shift_path(p, block.stack, layers))) for layers in moved]
 
 
 def scaled(graph: Graph, plan: Plan) -> Graph:
@@ -173,7 +200,7 @@ class _Rounding:
     def run(self) -> None:
         """Rewrite every section, then settle lifetimes."""
         self.released = freed(self.draft)
-        skip = re.compile(f"{SKIP}|{self.plan.options.get('quantize_skip') or '(?!)'}")
+        skip = _skipped(self.plan)
         weights: dict[int, tuple[Section, Op]] = {}
         others: set[int] = set()
         for section in self.draft.sections:

@@ -72,6 +72,20 @@ def test_heads_routers_and_attention_stay(traced_small: Traced) -> None:
     assert {n.op.dtype for n in products(skipped) if n.op is not None and "o_proj" in n.path} == {"bf16"}
 
 
+@pytest.mark.parametrize(("skip", "kept"), [(r"layers\.3\.", {3}), (r"layers\.[12]\.", {1, 2}), (r"layers\.0\.", {0})])
+def test_layers_that_a_pattern_names_stay(
+    skip: str, kept: set[int], traced_small: Traced, assert_sound: Callable[..., None]
+) -> None:
+    graph = traced_small("llama")
+    made = quantize(graph, plan("mxfp8", quantize_skip=skip))
+    assert_sound(made)
+    assert tensor_flops(made) == tensor_flops(graph)
+    for node in made.unrolled().nodes():
+        if node.op is not None and node.op.kind == "gemm" and ".layers." in f".{node.path}":
+            layer = int(node.path.split("layers.")[1].split(".")[0])
+            assert (node.op.dtype == "bf16") == (layer in kept), node.path
+
+
 def test_an_operand_is_rounded_once_for_all_that_read_it(traced_small: Traced) -> None:
     made = quantize(traced_small("llama"), plan("fp8"))
     forward = next(b for b in made.blocks if b.repeat > 1 and b.nodes[0].phase == "forward")
