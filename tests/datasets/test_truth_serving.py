@@ -100,6 +100,36 @@ def test_ranks_that_share_experts_are_attention_ranks_where_none_are_told(read):
     assert (row.layout.tp, row.layout.dp, row.layout.etp, row.hardware.devices) == (2, 2, 4, 4)
 
 
+@pytest.mark.parametrize(
+    ("line", "layout"),
+    [
+        ({"isl": "8192", "silicon_data_source": "silicon_concurrency=32; measured=2025-11-02"}, (8, 1, 8)),
+        ({"isl": "8192", "silicon_data_source": "silicon_concurrency=64; measured=2025-11-02"}, (1, 8, 8)),
+        ({"isl": "8192", "silicon_data_source": "silicon_concurrency=64; measured=2026-02-03"}, (8, 1, 1)),
+        (
+            {"isl": "8192", "silicon_data_source": "silicon_concurrency=64; measured=2025-11-02", "system": "b200_sxm"},
+            (8, 1, 8),
+        ),
+        ({"model_path": "openai/gpt-oss-120b", "precision": "fp4", "backend_version": "gpt-oss-dev"}, (8, 1, 8)),
+        ({"model_path": "MiniMaxAI/MiniMax-M2.5", "backend": "vllm", "backend_version": "0.18.0"}, (8, 1, 8)),
+    ],
+)
+def test_ranks_that_the_table_does_not_have_are_those_of_the_recipe(line, layout, read):
+    told = {"tp_size": "8", "moe_tp_size": "8", "moe_ep_size": "1", "backend_version": ""}
+    (row,) = read(R1 | told | {"precision": "fp8", "system": "h200_sxm"} | line).rows
+    assert (row.layout.tp, row.layout.dp, row.layout.ep) == layout
+
+
+def test_workers_of_four_gpus_share_their_heads_and_those_of_many_have_experts_twice(read):
+    four = {f"{pool}_{name}": "4" for pool in ("prefill", "decode") for name in ("attention_dp_size", "moe_tp_size")}
+    ones = {f"{pool}_{name}": "1" for pool in ("prefill", "decode") for name in ("tp_size", "moe_ep_size")}
+    wide = {"decode_attention_dp_size": "32", "decode_moe_ep_size": "32", "decode_tp_size": "1"}
+    gb200 = APART | {"backend": "sglang", "system": "gb200"}
+    table = read(gb200 | four | ones, gb200 | wide)
+    assert [(row.decoding.layout.tp, row.decoding.layout.dp) for row in table.rows] == [(4, 1), (1, 32)]
+    assert [row.options["expert_load"] for row in table.rows] == ["power_law:1.2", "balanced"]
+
+
 def test_a_rounded_copy_counts_once(read):
     table = read({"silicon_ttft_ms": "100.1234"}, {"silicon_ttft_ms": "100.12"})
     assert [(row.id, row.why) for row in table.unsupported] == [("run 1", "a copy of run 0")]
