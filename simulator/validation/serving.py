@@ -175,7 +175,7 @@ def asked(row: ServingRow, kv: KvBudget) -> ServingRequest:
             balance_iterations=int(given.get("balance_iterations", 0)),
             gather_iterations=int(given.get("gather_iterations", 0)),
             async_scheduling=not host_of(row).endswith(SERIAL),
-            ignore_eos=row.framework == "sglang",  # of its scheduler alone: benchmarks ask for it, and cache no prefixes
+            ignore_eos=row.framework == "sglang",  # only its scheduler counts on it; benchmarks ask for it
         ),
         attention_dp=dp,
         router="least_outstanding" if row.decoding is None or row.decoding.layout.dp > 1 else "round_robin",
