@@ -39,7 +39,9 @@ CARD, MODEL = "card.json", "model.npz"
 MEND = "train it again, or remove its folder for others to answer"
 CHUNK = 16_384  # ops that one thread answers at a time
 # no law of latency reads these
-UNTIMED = ("id", "name", "die", "sm", "sources", "idle_w", "memory_w", "steady_tflops", "alpha", "reuse")
+UNTIMED = (
+    *("id", "name", "die", "sm", "sources", "idle_w", "memory_w", "steady_tflops", "boost_tflops", "alpha", "reuse"),
+)
 FIGURES = tuple(each.name for each in fields(Device) if each.name not in UNTIMED)
 MEMO = 100_000  # answers to single ops that are kept
 NEAR = 0.75  # octaves between figures of devices that count as alike: H100 and H200, not H100 and B200
