@@ -78,6 +78,7 @@ CHECKS: dict[str, Callable[[Any], str]] = {
     "recompute_early_stop": _flag,
     "reduce_every_micro_batch": _flag,
     "reshard_after_forward": _flag,
+    "sampling": _one_of("top_p"),
     "sequence_lengths": _lengths,
     "token_drop": _flag,
     "zigzag": _flag,
@@ -89,7 +90,7 @@ OF_TRAINING = frozenset(
         *("reduce_every_micro_batch", "reshard_after_forward"),
     }
 )
-OF_INFERENCE = frozenset({"kv_dtype", "real_tokens"})
+OF_INFERENCE = frozenset({"kv_dtype", "real_tokens", "sampling"})
 
 
 def complaint(name: str, value: Any) -> str:

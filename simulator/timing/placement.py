@@ -19,6 +19,7 @@ from .attention import as_run
 from .clocks import sustained
 from .costs import Costs, cost_graphs, scaled, slowed, stepping, taking_turns
 from .phases import FIRST, LAST, MIDDLE, ONLY, ChunkTimes, PhaseTimes, Variant
+from .sampling import drawn
 from .schedule.pipeline import PipelineTimes, run_pipeline
 
 
@@ -73,6 +74,7 @@ def time_chunks(
     usual = {which: costs[id(next(iter(made.values())))] for which, made in variants.items()}
     found = sustained(found, device, plan.micro_batches * _busiest_us(pipelines, runs, usual))
     found = [stepping(as_run(each, plan.stack.attention, device), plan.stack.step_us) for each in found]
+    found = [drawn(each, str(plan.options.get("sampling") or ""), plan.parallel.tp, device) for each in found]
     found = [scaled(each, *scales[key]) for key, each in zip(distinct, found, strict=True)]
     costs = {key: taking_turns(each, plan.stack.turn_us) for key, each in zip(distinct, found, strict=True)}
     known: dict[tuple[int, float], ChunkTimes] = {}

@@ -175,6 +175,7 @@ KNOBS: dict[str, dict[str, Row]] = {
         "recompute_early_stop": (replace(TRAIN, plan={"recompute": "full"}), False),
         "reduce_every_micro_batch": (replace(FSDP, work={"global_batch": 16}), False),
         "reshard_after_forward": (FSDP, False),
+        "sampling": (PROMPT, "top_p"),
         "sequence_lengths": (CONTEXT, (512, 256, 256)),
         "token_drop": (replace(MOE, work={"expert_load": "zipf:1"}), True),
         "zigzag": (CONTEXT, False),
