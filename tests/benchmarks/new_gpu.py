@@ -63,8 +63,10 @@ def by_kin(table: MeasurementTable) -> float:
             found = {each.id: registry.find(table.kind, each.id, backend) for each, registry, backend in near}
             known = [made for name in heard if (made := found[name]) is not None]
             if known:
-                part = table.take(rows).frame()
-                correction[rows] = Kin(level, known, list(heard.values()), str(dtype), UNKNOWN).correction(part)
+                part = table.take(rows)
+                kin = Kin(level, known, list(heard.values()), str(dtype), UNKNOWN)
+                asked = table.kind, part.columns, str(dtype), str(dtype)
+                correction[rows] = kin.correction(part.frame(), asked, "warm")
                 break
     return median_error(ops.analytical_us * np.exp(correction), table)
 
