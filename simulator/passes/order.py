@@ -28,6 +28,7 @@ from .data import data_parallel
 from .expert import expert_parallel
 from .fuse import fuse
 from .gathered import keep_gathered
+from .layouts import laid_out
 from .norms import RULES, carried, reduced, summed
 from .offload import offload
 from .overlap import overlap
@@ -48,6 +49,7 @@ TRAINING: tuple[Pass, ...] = (
     tensor_parallel,
     keep_gathered,
     unfuse_attention,
+    laid_out,
     recompute,
     data_parallel,
     offload,

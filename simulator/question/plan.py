@@ -41,8 +41,9 @@ CONTEXT_STYLES = ("ring", "allgather", "ulysses", "dynamic")
 OFFLOAD = ("optimizer", "activations", "kv")
 FUSED = ("fused", "flash2", "flash1")  # kernels that keep no scores
 ATTENTION = (*FUSED, "unfused", "transposed", "eager")
+LAYOUTS = ("qkv", "gate_up")
+PRODUCTS = ("current", "cublas_12_1")  # libraries of matrix products
 OVERLAPS = ("dp", "dp_gather", "tp", "tp_forward", "cp", "ep", "pp")
-TURNS = ("inside", "between")  # a node, nodes
 OPTIONS = tuple(CHECKS)  # what passes look up in ``Plan.options``; a pass of one's own may look up more
 GROUPS = ("tp", "cp", "dp", "pp", "ep", "etp", "edp", "dp_cp")
 
@@ -178,13 +179,15 @@ class Stack:
 
     ``fusion`` names rules of :mod:`..passes.fuse` and :mod:`..passes.serving`; ``attention`` is ``fused`` (the kernel
     that opcast has times of), ``flash2`` or ``flash1`` (older ones, :mod:`..timing.attention`), ``unfused`` (two
-    products and a softmax) or ``eager`` (scores scaled and masked by kernels of their own); with ``all_logits`` a
+    products and a softmax) or ``eager`` (scores scaled and masked by kernels of their own); ``products`` is the library
+    of matrix products: ``current`` (the tables') or an older one (:mod:`..timing.products`); with ``all_logits`` a
     prompt gets logits of every position. ``master_weights`` keeps fp32 copies beside 16-bit weights; ``gradient_dtype``
     and ``moment_dtype`` are ``same`` (as the weights) or a dtype; with ``fused_gradients`` products add weight
     gradients straight into those of that dtype. ``gradient_clipping`` scales by the norm, ``keep_gathered`` keeps for
     the backward pass what sequence parallelism gathered; with ``repeats_keys`` keys and values are repeated for all
     query heads before attention, so that context ranks exchange as many; with ``rounds_both`` one kernel rounds what
-    products read along both dimensions (Transformer Engine). ``overlap`` names the groups whose
+    products read along both dimensions (Transformer Engine). ``layouts`` names tensors that are laid out anew where a
+    traced model has views: ``qkv``, ``gate_up`` (:mod:`..passes.layouts`). ``overlap`` names the groups whose
     communication runs beside compute (``dp``, ``tp``, ``ep``, ``cp``, ``pp``; ``dp_gather``: ZeRO-1 gathers weights
     beside the next forward; ``tp_forward``: in forward passes and what is recomputed of them); with ``tensor_chunks``
     those of tensor ranks are cut in chunks that pipeline with their products (user buffers), else a gather runs beside
@@ -195,10 +198,10 @@ class Stack:
     (:mod:`.calibration`). ``issue_us`` is what the framework's own Python takes before a kernel, by kind of op, family
     or ``*``, and once more for each ``expert`` of a grouped product that is issued expert by expert (``expert_fp8``: of
     that format); with ``waits_for_routing`` the host reads how many tokens each expert got before it issues their
-    products. ``turn_us`` is what every rank of a group adds to the host's time before a collective that layers wait
-    for, ``inside`` a node and ``between`` nodes: ranks that take turns on few cores. ``step_us`` is what each step of a
-    ring between nodes takes longer than the network's law says, by group (``*``: any), of ``all_reduce`` by its own
-    name. ``send_us`` is what the host adds to a send between pipeline stages, while both wait; ``ep_mode`` is how it
+    products. ``check_us`` is what every rank of a group adds to the host's time before a collective, where each is
+    checked before it is issued (``TORCH_DISTRIBUTED_DEBUG=DETAIL``). ``step_us`` is what each step of a ring between
+    nodes takes longer than the network's law says, by group (``*``: any), of ``all_reduce`` by its own name.
+    ``send_us`` is what the host adds to a send between pipeline stages, while both wait; ``ep_mode`` is how it
     exchanges them (:mod:`..passes.expert`). With ``recompute_early_stop`` full recomputation ends with the last tensor
     that the backward pass reads (torch's checkpoint), else it runs whole layers again (Megatron-LM's own). Of an
     inference engine, ``backend`` names whose predictors answer and ``collectives`` whose for communication (empty:
@@ -212,6 +215,7 @@ class Stack:
     like: str = ""
     fusion: tuple[str, ...] = ()
     attention: str = "fused"
+    products: str = "current"
     all_logits: bool = False
     master_weights: bool = False
     gradient_dtype: str = "same"
@@ -221,6 +225,7 @@ class Stack:
     keep_gathered: bool = False
     repeats_keys: bool = False
     rounds_both: bool = False
+    layouts: tuple[str, ...] = ()
     overlap: tuple[str, ...] = ()
     tensor_chunks: bool = True
     bucket_mib: float = 25.0
@@ -231,7 +236,7 @@ class Stack:
     gap_us: float = 0.0
     issue_us: Mapping[str, float] = field(default_factory=dict)
     waits_for_routing: bool = False
-    turn_us: Mapping[str, float] = field(default_factory=dict)
+    check_us: float = 0.0
     step_us: Mapping[str, float] = field(default_factory=dict)
     send_us: float = 0.0
     ep_mode: str = ""
@@ -258,17 +263,16 @@ class Stack:
                 flag(PlanError, name, value)
             elif isinstance(each.default, float):
                 number(PlanError, name, value)
-        for name, known in (("fusion", ()), ("overlap", OVERLAPS)):
+        for name, known in (("fusion", ()), ("overlap", OVERLAPS), ("layouts", LAYOUTS)):
             object.__setattr__(self, name, _names(f"stack.{name}", getattr(self, name), known))
         choice(PlanError, "stack.attention", self.attention, ATTENTION)
+        choice(PlanError, "stack.products", self.products, PRODUCTS)
         choice(PlanError, "stack.ep_mode", self.ep_mode or EP_MODES[0], EP_MODES)
         for name in ("gradient_dtype", "moment_dtype"):
             choice(PlanError, f"stack.{name}", getattr(self, name), ("same", "fp32", "bf16", "fp16"))
-        for name, places in (("turn_us", TURNS), ("step_us", (*GROUPS, "all_reduce", "*"))):
-            given = getattr(self, name)
-            for place, value in given.items() if isinstance(given, Mapping) else ():
-                choice(PlanError, f"stack.{name}", place, places)
-                number(PlanError, f"stack.{name}.{place}", value)
+        for place, value in self.step_us.items() if isinstance(self.step_us, Mapping) else ():
+            choice(PlanError, "stack.step_us", place, (*GROUPS, "all_reduce", "*"))
+            number(PlanError, f"stack.step_us.{place}", value)
         for device, factors in self.scale.items() if isinstance(self.scale, Mapping) else ():
             for family, factor in factors.items() if isinstance(factors, Mapping) else ():
                 number(PlanError, f"stack.scale.{device}.{family}", factor)

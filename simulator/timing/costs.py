@@ -19,7 +19,7 @@ from ..question.calibration import cell_of, family_of
 from .coldness import coldness_of, joined
 from .latencies import host_times, node_latencies, python_us
 
-WAITED_FOR = ("tp", "etp", "cp", "ep")  # groups whose collectives stand between the layers
+DATA_PARALLEL = ("dp", "dp_cp", "edp")  # groups that sum gradients and shard optimizers
 
 
 @dataclass(frozen=True)
@@ -117,11 +117,12 @@ def issue_of(op: Op | None, issue: Mapping[str, float]) -> float:
     return own + op.experts * issue.get(f"expert_{op.dtype}", issue.get("expert", 0.0))
 
 
-def taking_turns(costs: Costs, turn_us: Mapping[str, float]) -> Costs:
-    """The costs with what hosts that take turns add before collectives (``Stack.turn_us``)."""
-    if not turn_us:
+def checked(costs: Costs, check_us: float) -> Costs:
+    """The costs with what hosts take to check collectives before they issue them (``Stack.check_us``), once a rank."""
+    if not check_us:
         return costs
-    return replace(costs, host_us=costs.host_us + np.array([_turns(node, turn_us) for node in costs.nodes]))
+    ranks = [node.op.ranks if node.op is not None and node.group and _checks(node) else 0 for node in costs.nodes]
+    return replace(costs, host_us=costs.host_us + check_us * np.array(ranks))
 
 
 def stepping(costs: Costs, step_us: Mapping[str, float]) -> Costs:
@@ -131,12 +132,11 @@ def stepping(costs: Costs, step_us: Mapping[str, float]) -> Costs:
     return replace(costs, kernel_us=costs.kernel_us + np.array([_steps(node, step_us) for node in costs.nodes]))
 
 
-def _turns(node: Node, turn_us: Mapping[str, float]) -> float:
-    """What the host takes longer to issue a collective that layers wait for: a turn of every rank."""
-    if node.op is None or node.group not in WAITED_FOR or node.source.endswith(REST):
-        return 0.0
-    inside = node.op.ranks <= node.op.ranks_per_node
-    return turn_us.get("inside" if inside else "between", 0.0) * node.op.ranks
+def _checks(node: Node) -> bool:
+    """Whether a node is a collective that torch.distributed checks: sends are not, nor are ZeRO's coalesced ones."""
+    if node.op is None or KINDS[node.op.kind].family != "collective" or node.source.endswith(REST):
+        return False
+    return node.op.kind == "all_reduce" or node.group not in DATA_PARALLEL
 
 
 def _steps(node: Node, step_us: Mapping[str, float]) -> float:

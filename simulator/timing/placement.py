@@ -17,8 +17,9 @@ from ..question.orders import FORWARD, WEIGHT, Orders
 from ..question.plan import Plan
 from .attention import as_run
 from .clocks import sustained
-from .costs import Costs, cost_graphs, scaled, slowed, stepping, taking_turns
+from .costs import Costs, checked, cost_graphs, scaled, slowed, stepping
 from .phases import FIRST, LAST, MIDDLE, ONLY, ChunkTimes, PhaseTimes, Variant
+from .products import by_library
 from .sampling import drawn
 from .schedule.pipeline import PipelineTimes, run_pipeline
 
@@ -69,14 +70,15 @@ def time_chunks(
         for chunk in chunks
         for graph in variants[id(chunk.graph)].values()
     }
-    found = cost_graphs(list(distinct.values()), device, engine, plan.stack.issue_us)
+    asked = cost_graphs(list(distinct.values()), device, engine, plan.stack.issue_us)
+    found = [by_library(each, plan.stack.products, device) for each in asked]
     costs = dict(zip(distinct, found, strict=True))
     usual = {which: costs[id(next(iter(made.values())))] for which, made in variants.items()}
     found = sustained(found, device, plan.micro_batches * _busiest_us(pipelines, runs, usual))
     found = [stepping(as_run(each, plan.stack.attention, device), plan.stack.step_us) for each in found]
     found = [drawn(each, str(plan.options.get("sampling") or ""), plan.parallel.tp, device) for each in found]
     found = [scaled(each, *scales[key]) for key, each in zip(distinct, found, strict=True)]
-    costs = {key: taking_turns(each, plan.stack.turn_us) for key, each in zip(distinct, found, strict=True)}
+    costs = {key: checked(each, plan.stack.check_us) for key, each in zip(distinct, found, strict=True)}
     known: dict[tuple[int, float], ChunkTimes] = {}
     for chunks, factors in zip(pipelines, slowdowns, strict=True):
         for chunk, factor in zip(chunks, factors, strict=True):

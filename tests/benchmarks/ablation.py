@@ -84,7 +84,7 @@ MECHANISMS: Mapping[str, Patches] = {
     "caches that grow cold": ((costs, "coldness_of", warm),),
     "the host": (
         (placement, "cost_graphs", without_host(placement.cost_graphs)),
-        (placement, "taking_turns", lambda found, turn_us: found),
+        (placement, "checked", lambda found, check_us: found),
     ),
     "rings that wait": ((placement, "stepping", lambda found, step_us: found),),
     "collectives beyond their tables": ((LearnedEngine, "_go_on", lambda *given: None),),

@@ -149,7 +149,7 @@ def test_adapters_are_those_of_the_publication(tmp_path: Path, source: str, rank
 
 @pytest.mark.parametrize(
     ("nodes", "gbps", "framework"),
-    [("2", "420", "nanotron"), ("2", "320", "nanotron_waiting"), ("1", "320", "nanotron"), ("2", "", "nanotron")],
+    [("2", "420", "nanotron"), ("2", "320", "nanotron_checked"), ("1", "320", "nanotron"), ("2", "", "nanotron")],
 )
 def test_hosts_that_wait_are_told_by_what_their_network_measured(
     tmp_path: Path, nodes: str, gbps: str, framework: str

@@ -87,6 +87,8 @@ KNOBS: dict[str, dict[str, Row]] = {
     "framework": {
         "fusion": (TRAIN, ("rms_norm",)),
         "attention": (TRAIN, "unfused"),
+        "products": (replace(TRAIN, framework={"cuda_graph": True}), "cublas_12_1"),
+        "layouts": (replace(TRAIN, framework={"cuda_graph": True}), ("qkv",)),
         "all_logits": (PROMPT, True),
         "master_weights": (TRAIN, True),
         "gradient_dtype": (TRAIN, "fp32"),
@@ -111,7 +113,7 @@ KNOBS: dict[str, dict[str, Row]] = {
         "recompute_early_stop": (replace(TRAIN, plan={"recompute": "full"}), False),
         "gap_us": (TRAIN, 3.0),
         "issue_us": (TRAIN, {"*": 50.0}),
-        "turn_us": (Case(parallel={"tp": 4}), {"inside": 100.0}),
+        "check_us": (Case(parallel={"tp": 4}), 100.0),
         "step_us": (replace(TRAIN, nodes=2, parallel={"tp": 4}), {"*": 100.0, "all_reduce": 100.0}),
         "send_us": (PIPELINE, 500.0),
         "waits_for_routing": (replace(MOE, stack="torch"), True),

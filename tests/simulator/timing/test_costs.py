@@ -13,8 +13,10 @@ from opcast.datasets.ops import make_op
 from opcast.simulator.graph import REST, Graph, Node
 from opcast.simulator.question.plan import Parallel, Plan, Stack
 from opcast.simulator.timing.attention import BACKWARD, FORWARD, SLOWER, as_run
-from opcast.simulator.timing.costs import Costs, issue_of, stepping, taking_turns
+from opcast.simulator.timing.costs import Costs, checked, issue_of, stepping
 from opcast.simulator.timing.phases import PhaseTime, beside_another, routing_waits
+from opcast.simulator.timing.products import SLOWER as LIBRARIES
+from opcast.simulator.timing.products import by_library
 
 ISSUE = {"gemm": 80.0, "norm": 50.0, "expert": 20.0, "expert_fp8": 70.0, "grouped_gemm": 100.0, "*": 15.0}
 WAITING = Plan(Parallel(ep=8), load_cluster("dgx_h100"), Stack(waits_for_routing=True))
@@ -95,17 +97,19 @@ def costs_of(*parts: tuple[str, str, int, str]) -> Costs:
     return Costs(Graph("g", (), (), 0, 0), nodes, nobody, ones, ones, nobody, ones, ones, names, nobody == 0)
 
 
-def test_ranks_that_take_turns_hold_up_the_host_before_what_layers_wait_for() -> None:
+def test_checks_hold_the_host_before_collectives_but_not_before_coalesced_ones() -> None:
     costs = costs_of(
         ("all_gather", "tp", 4, ""),
         ("all_gather", "tp", 4, REST),
         ("all_gather", "tp", 16, ""),
         ("all_reduce", "dp", 4, ""),
+        ("reduce_scatter", "dp", 4, ""),
+        ("all_reduce", "", 4, ""),
     )
-    held = taking_turns(costs, {"inside": 10.0, "between": 30.0})
-    assert held.host_us.tolist() == [40.0, 0.0, 480.0, 0.0]
+    held = checked(costs, 10.0)
+    assert held.host_us.tolist() == [40.0, 0.0, 160.0, 40.0, 0.0, 0.0]
     assert held.kernel_us.tolist() == costs.kernel_us.tolist()
-    assert taking_turns(costs, {}) is costs
+    assert checked(costs, 0.0) is costs
 
 
 def test_steps_of_rings_between_nodes_take_longer() -> None:
@@ -132,3 +136,14 @@ def test_an_older_attention_takes_longer_on_the_gpus_that_it_was_not_written_for
     assert as_run(costs, "flash1", ampere).kernel_us.tolist() == [2.0, 2.0, 1.0]
     assert as_run(costs, "flash2", ampere) is costs
     assert as_run(costs, "fused", hopper) is costs
+
+
+def test_an_older_library_takes_longer_for_16_bit_products_on_hopper_alone() -> None:
+    ops = [make_op("gemm", m=8, n=8, k=8, dtype=name) for name in ("bf16", "fp16", "fp8")]
+    usual = costs_of(*[("all_reduce", "dp", 8, "")] * 4)
+    nodes = [replace(n, op=op, group="") for n, op in zip(usual.nodes, (*ops, usual.nodes[3].op), strict=True)]
+    costs, (hopper, ampere) = replace(usual, nodes=nodes), map(load_device, ("h100_sxm", "a100_sxm_80gb"))
+    longer = LIBRARIES["cublas_12_1"]["hopper"]
+    assert by_library(costs, "cublas_12_1", hopper).kernel_us.tolist() == [longer, longer, 1.0, 1.0]
+    assert by_library(costs, "cublas_12_1", ampere) is costs
+    assert by_library(costs, "current", hopper) is costs
