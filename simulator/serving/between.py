@@ -20,7 +20,8 @@ from ..graph import Node
 from ..step.state import State
 from ..timing.phases import ONLY
 
-FEW = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)  # sizes that are simulated, and the last
+# Sizes that are simulated, and the last.
+FEW = (1, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384)
 Executed = tuple[Node, float, float]  # a node, how often it runs, microseconds of once
 Told = Callable[[int, State], tuple[float, list[Executed]]]
 
