@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..question.requests import SimulateRequest
     from .bench import ServingBench as Workbench
 
-FORMAT = 5
+FORMAT = 6
 CHECKED = 16  # random batches that tables are checked on
 
 
