@@ -127,10 +127,11 @@ def over_time(state: LoopState, made: ServingSetup) -> dict[str, tuple[Mapping[s
     for (name, (part, own)), whole in zip(pools.items(), spans, strict=True):
         kept = whole[: used[-1] + 1] if len(used) else whole[:0]
         busy, count = np.maximum(kept["busy_us"], 1e-9), len(state.ranks[part])
+        stages = made.decode_stages if name == "decode" else made.stages
         columns = {
             "start_s": np.arange(len(kept)) * width_s,
             "iterations": kept["iterations"],
-            "busy_share": kept["busy_us"] / (width_s * 1e6 * count),
+            "busy_share": carried_on(kept["busy_us"] / (width_s * 1e6 * count * stages)),
             "decodes": kept["decodes"] / busy,
             "prefill_tokens": kept["prefill_tokens"] / np.maximum(kept["iterations"], 1),
             "kv_share": kept["blocks"] / busy / own.blocks,
@@ -139,6 +140,15 @@ def over_time(state: LoopState, made: ServingSetup) -> dict[str, tuple[Mapping[s
         rows = zip(*columns.values(), strict=True)
         found[name] = tuple(dict(zip(columns, map(float, row), strict=True)) for row in rows)
     return found
+
+
+def carried_on(shares: np.ndarray) -> np.ndarray:
+    """Shares of spans that iterations which began in them take, none above 1: what is more goes on in the next."""
+    found, left = [], 0.0
+    for share in shares.tolist():
+        found.append(min(share + left, 1.0))
+        left += share - found[-1]
+    return np.array(found)
 
 
 def pools(state: LoopState, made: ServingSetup, devices: tuple[int, int]) -> dict[str, dict[str, float]]:

@@ -23,6 +23,7 @@ from opcast.simulator.serving.capacity import PlayedReplicas, capacity
 from opcast.simulator.serving.confidence import chance_met
 from opcast.simulator.serving.figures import Z90, StepFigures, at_quantile
 from opcast.simulator.serving.iteration import iteration_us
+from opcast.simulator.serving.report import carried_on
 from opcast.simulator.serving.requests_table import columns
 from opcast.simulator.serving.setup import ServedReplica, by_hand
 from opcast.simulator.serving.timeline import tracks
@@ -184,3 +185,9 @@ def test_the_page_has_every_part_in_both_cases(known: ServedReplica, played: Pla
     over = next(section for section in pools.sections if section.id == "time")
     assert [name for name, _ in over.variants] == ["prefill", "decode"]
     assert all(set(part.variants) == {"prefill", "decode"} for part in over.parts if isinstance(part, Figure))
+
+
+def test_iterations_that_go_on_in_the_next_span_are_counted_there(played: Play) -> None:
+    spans = played(replace(USUAL, traffic=replace(TRAFFIC, rate=200.0))).report.over_time["all"]
+    assert 0.99 < max(each["busy_share"] for each in spans) <= 1.0
+    assert carried_on(np.array([0.5, 2.5, 0.0, 0.2])).tolist() == pytest.approx([0.5, 1.0, 1.0, 0.7])
