@@ -1,10 +1,10 @@
 """What whole steps of known runs say of predicted times: effects on families of ops, and how far off answers are.
 
 The time of a family of ops in a step is multiplied by ``exp`` of the sum of effects: of all runs, of the framework, the
-chip, the format, the regime (:func:`regime_of`), and of pairs of them. A format is that of the op: what a plan
-leaves in 16 bits follows 16-bit products, whatever the others run in; families of :data:`WITHOUT_FORMAT` move bytes and
-have none. Effects are drawn towards 0, which is physics: what nobody ran has the sum of what is known and a wide
-interval. ``opcast calibrate`` fits them (:mod:`..validation.calibration`) and writes the file that is read here.
+chip, the format, the regime (:func:`regime_of`), and of the framework on the chip. A format is that of the op: what a
+plan leaves in 16 bits follows 16-bit products, whatever the others run in; families of :data:`WITHOUT_FORMAT` move
+bytes and have none. Effects are drawn towards 0, which is physics: what nobody ran has the sum of what is known and a
+wide interval. ``opcast calibrate`` fits them (:mod:`..validation.calibration`) and writes the file that is read here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ ACROSS = "_across"
 WITHOUT_FORMAT = ("collective_inside", "collective_between", "rest", "host")
 EXPERTS = ("grouped_gemm", "fused_moe")
 PARTS = ("framework", "chip", "format", "regime")  # what an op of a question is made of
-PAIRS = (("framework", "chip"), ("framework", "format"), ("framework", "regime"), ("chip", "format"))
 MOST = 10.0  # that an effect, a width (both ln) or a factor of a calibration may be
 UNKNOWN = ("", "pair", "chip", "framework", "both")  # what of framework and chip no run had, the least first
 
@@ -106,10 +105,10 @@ class RunKind:
 
     def levels(self, format: str = "") -> tuple[str, ...]:
         """What effects on ops of a format are of; those that have none know no format."""
-        values = {"framework": self.framework, "chip": self.chip, "format": format, "regime": self.regime}
-        own = [f"{part}={values[part]}" for part in PARTS if values[part]]
-        pairs = [f"{a}={values[a]} {b}={values[b]}" for a, b in PAIRS if values[a] and values[b]]
-        return ("all", *own, *pairs)
+        values = zip(PARTS, (self.framework, self.chip, format, self.regime), strict=True)
+        own = {part: f"{part}={value}" for part, value in values if value}
+        pair = [f"{own['framework']} {own['chip']}"] if "framework" in own and "chip" in own else []
+        return ("all", *own.values(), *pair)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from .observed import FIXED, ObservedStep, table_of
 # Standard deviations of effects by what they are of. What is left out scores alike from a quarter to twice of them, and
 # with looser effects of frameworks or chips (docs/validation.md, other shapes of the effect model)
 PRIOR = {"all": 0.03, "framework": 0.12, "chip": 0.04, "format": 0.03, "regime": 0.03}
-PRIOR_OF_PAIR, PRIOR_OF_FRAMEWORK_ON_CHIP = 0.05, 0.1  # the same
+PRIOR_OF_PAIR = 0.05  # of a framework on a chip; other pairs make what is left out worse (the same)
 LOOSE = {"gemm": 1.0, "attention": 1.5, "experts": 1.5, "rest": 1.5, "collective_inside": 1.5, "host": 0.7}
 LOOSE |= {"collective_between": 1.0}
 FREEDOM = 4.0  # degrees of freedom of the errors
@@ -99,10 +99,7 @@ def _rank(of: str) -> tuple[int, str]:
 
 def _prior(key: tuple[str, str]) -> float:
     of, family = key
-    parts = [each.partition("=")[0] for each in of.split(" ")]
-    if len(parts) == 1:
-        return PRIOR[parts[0]] * LOOSE[family]
-    return (PRIOR_OF_FRAMEWORK_ON_CHIP if parts == ["framework", "chip"] else PRIOR_OF_PAIR) * LOOSE[family]
+    return (PRIOR_OF_PAIR if " " in of else PRIOR[of.partition("=")[0]]) * LOOSE[family]
 
 
 def corrected(each: ObservedStep, calibration: Calibration) -> float:

@@ -96,7 +96,7 @@ EFFECTS: Mapping[str, tuple[str, ...]] = {  # kind of effect -> the parts that t
     "effects of the chip": ("chip",),
     "effects of the format": ("format",),
     "effects of the regime": ("regime",),
-    "effects of pairs": ("framework chip", "framework format", "framework regime", "chip format"),
+    "effects of a framework on a chip": ("framework chip",),
 }
 
 
