@@ -39,7 +39,7 @@ STACK_DIRECTORY = Path(__file__).resolve().parents[2] / "conf" / "stack"
 
 CONTEXT_STYLES = ("ring", "allgather", "ulysses", "dynamic")
 OFFLOAD = ("optimizer", "activations", "kv")
-FUSED = ("fused", "flash2", "flash1")  # kernels that keep no scores
+FUSED = ("fused", "flash2", "flash1", "flash1_triton")  # kernels that keep no scores
 ATTENTION = (*FUSED, "unfused", "transposed", "eager")
 LAYOUTS = ("qkv", "gate_up")
 PRODUCTS = ("current", "cublas_12_1")  # libraries of matrix products
@@ -178,8 +178,8 @@ class Stack:
     ``like`` is the framework whose known runs and errors speak for it (empty: its own).
 
     ``fusion`` names rules of :mod:`..passes.fuse` and :mod:`..passes.serving`; ``attention`` is ``fused`` (the kernel
-    that opcast has times of), ``flash2`` or ``flash1`` (older ones, :mod:`..timing.attention`), ``unfused`` (two
-    products and a softmax) or ``eager`` (scores scaled and masked by kernels of their own); ``products`` is the library
+    that opcast has times of), ``flash2``, ``flash1``, ``flash1_triton`` (older: :mod:`..timing.attention`), ``unfused``
+    (two products and a softmax) or ``eager`` (scores scaled and masked by kernels of their own); ``products`` is the library
     of matrix products: ``current`` (the tables') or an older one (:mod:`..timing.products`); with ``all_logits`` a
     prompt gets logits of every position. ``master_weights`` keeps fp32 copies beside 16-bit weights; ``gradient_dtype``
     and ``moment_dtype`` are ``same`` (as the weights) or a dtype; with ``fused_gradients`` products add weight

@@ -134,6 +134,7 @@ def test_an_older_attention_takes_longer_on_the_gpus_that_it_was_not_written_for
     assert second == [SLOWER["flash2"]["hopper"][FORWARD], SLOWER["flash2"]["hopper"][BACKWARD], 1.0]
     assert first == [2 * second[0], 2 * second[1], 1.0]
     assert as_run(costs, "flash1", ampere).kernel_us.tolist() == [2.0, 2.0, 1.0]
+    assert as_run(costs, "flash1_triton", ampere).kernel_us.tolist() == [1.8, 1.8, 1.0]
     assert as_run(costs, "flash2", ampere) is costs
     assert as_run(costs, "fused", hopper) is costs
 
