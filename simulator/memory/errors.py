@@ -17,10 +17,13 @@ NINETY = 2.131847  # quantile 0.95 of Student's t with four degrees of freedom
 UNIT = math.sqrt(2.0)  # its standard deviation
 
 
-def spread_of(stack_id: str = "") -> float:
-    """Standard deviation of the log error of peaks under a framework; the pooled one where no run was published."""
+def spread_of(*stacks: str) -> float:
+    """Standard deviation of the log error of peaks under the first of these stacks that has published runs.
+
+    The pooled one where none has.
+    """
     known = _spreads()
-    return known.get(stack_id, known[""])
+    return next((known[name] for name in stacks if name in known), known[""])
 
 
 @lru_cache(maxsize=1)

@@ -111,7 +111,7 @@ def common(state: State, executed: Sequence[Executed], ledger: Ledger, network: 
         "coverage": COVERAGE,
         "memory": memory,
         "fits": memory.peak_gib <= device.memory_gib,
-        "p_oom": trust.probability_oom(memory.peak_gib, device.memory_gib, plan.stack.framework),
+        "p_oom": trust.probability_oom(memory.peak_gib, device.memory_gib, plan.stack.id, plan.stack.framework),
         "breakdown": parts,
         "provenance": provenance(ledger, state.total_us, parts.host_s),
         "trust": trust.shares(ledger.answered()),

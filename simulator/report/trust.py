@@ -72,8 +72,8 @@ def _named(op: Mapping[str, object]) -> str:
     )
 
 
-def probability_oom(peak_gib: float, capacity_gib: float, stack_id: str = "") -> float:
-    """P(the peak exceeds the device's memory), by what peaks of a framework (or of any) were found to be off."""
+def probability_oom(peak_gib: float, capacity_gib: float, *stacks: str) -> float:
+    """P(the peak exceeds the device's memory), by what peaks under the first known of ``stacks`` were off."""
     if peak_gib <= 0.0 or capacity_gib <= 0.0:
         return float(peak_gib > capacity_gib)
-    return 1.0 - within(math.log(capacity_gib / peak_gib), spread_of(stack_id))
+    return 1.0 - within(math.log(capacity_gib / peak_gib), spread_of(*stacks))

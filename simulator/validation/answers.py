@@ -23,6 +23,7 @@ from ...models.power import Limits
 from ..engines import Engine
 from ..memory.errors import interval, spread_of
 from ..predict.ops import predict_ops, with_power
+from ..question.plan import Stack
 from ..report.answer import Answer, InferenceReport, Memory, StepReport
 from ..report.distribution import quantile
 from .cases import Question, ValidationSettings, cluster_of, device_of, inference_case, training_case
@@ -121,7 +122,7 @@ def step_quantities(row: TrainingRow | InferenceRow, setting: ValidationSettings
     case = training_case(row, setting) if isinstance(row, TrainingRow) else inference_case(row, setting)
     report = simulated_case(case, setting, engines)
     timed = training_quantities if isinstance(row, TrainingRow) else inference_quantities
-    found = timed(report, row) | memory_quantities(report, row, case.plan.stack.framework)
+    found = timed(report, row) | memory_quantities(report, row, case.plan.stack)
     if isinstance(row, TrainingRow) and "activation_share" in row.measured:
         whole = replace(row, recompute="none", layout=replace(row.layout, sequence_parallel=False))
         kept = simulated_case(training_case(whole, setting), setting, engines).memory.by_class[KEPT]
@@ -166,11 +167,11 @@ def rate(row: InferenceRow, millis: float) -> float:
     return row.batch * row.output_len / millis * 1e3
 
 
-def memory_quantities(report: Answer, row: TrainingRow | InferenceRow, stack_id: str) -> Quantities:
+def memory_quantities(report: Answer, row: TrainingRow | InferenceRow, stack: Stack) -> Quantities:
     """The peak in GiB as the table counts it and on the device, and whether it fits."""
     counted = peak(report.memory, row.memory)
     return {
-        "peak_memory": Estimate(counted, interval(counted, spread_of(stack_id))),
+        "peak_memory": Estimate(counted, interval(counted, spread_of(stack.id, stack.framework))),
         "device_memory": Estimate(report.memory.peak_gib),
         "fits": Estimate(float(report.fits)),
     }
