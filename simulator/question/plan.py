@@ -179,15 +179,15 @@ class Stack:
 
     ``fusion`` names rules of :mod:`..passes.fuse` and :mod:`..passes.serving`; ``attention`` is ``fused`` (the kernel
     that opcast has times of), ``flash2``, ``flash1``, ``flash1_triton`` (older: :mod:`..timing.attention`), ``unfused``
-    (two products and a softmax) or ``eager`` (scores scaled and masked by kernels of their own); ``products`` is the library
-    of matrix products: ``current`` (the tables') or an older one (:mod:`..timing.products`); with ``all_logits`` a
-    prompt gets logits of every position. ``master_weights`` keeps fp32 copies beside 16-bit weights; ``gradient_dtype``
-    and ``moment_dtype`` are ``same`` (as the weights) or a dtype; with ``fused_gradients`` products add weight
-    gradients straight into those of that dtype. ``gradient_clipping`` scales by the norm, ``keep_gathered`` keeps for
-    the backward pass what sequence parallelism gathered; with ``repeats_keys`` keys and values are repeated for all
-    query heads before attention, so that context ranks exchange as many; with ``rounds_both`` one kernel rounds what
-    products read along both dimensions (Transformer Engine). ``layouts`` names tensors that are laid out anew where a
-    traced model has views: ``qkv``, ``gate_up`` (:mod:`..passes.layouts`). ``overlap`` names the groups whose
+    (two products and a softmax) or ``eager`` (scores scaled and masked by kernels of their own); ``products`` is the
+    library of matrix products: ``current`` (the tables') or an older one (:mod:`..timing.products`); with
+    ``all_logits`` a prompt gets logits of every position. ``master_weights`` keeps fp32 copies beside 16-bit weights;
+    ``gradient_dtype`` and ``moment_dtype`` are ``same`` (as the weights) or a dtype; with ``fused_gradients`` products
+    add weight gradients straight into those of that dtype. ``gradient_clipping`` scales by the norm, ``keep_gathered``
+    keeps for the backward pass what sequence parallelism gathered; with ``repeats_keys`` keys and values are repeated
+    for all query heads before attention, so that context ranks exchange as many; with ``rounds_both`` one kernel rounds
+    what products read along both dimensions (Transformer Engine). ``layouts`` names tensors that are laid out anew
+    where a traced model has views: ``qkv``, ``gate_up`` (:mod:`..passes.layouts`). ``overlap`` names the groups whose
     communication runs beside compute (``dp``, ``tp``, ``ep``, ``cp``, ``pp``; ``dp_gather``: ZeRO-1 gathers weights
     beside the next forward; ``tp_forward``: in forward passes and what is recomputed of them); with ``tensor_chunks``
     those of tensor ranks are cut in chunks that pipeline with their products (user buffers), else a gather runs beside
