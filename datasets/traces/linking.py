@@ -202,6 +202,8 @@ def _across_threads(threads: Mapping[tuple[str, ...], list[int]], found: _Edges)
             best = None
             for other, known in ends.items():
                 place = last_before([end for end, _ in known], float(found.start[row])) if other != key else -1
+                while place >= 0 and found.start[known[place][1]] >= found.start[row]:
+                    place -= 1  # took no time at this very moment: neither of the two came first
                 if place >= 0 and (best is None or known[place] > best):
                     best = known[place]
             if best is not None:

@@ -13,7 +13,7 @@ from opcast.jobs.cli import main
 from opcast.simulator.execution.run import read_run, simulate_run
 
 LAW = "law={base_us: 1000, decode_us: 20, prefill_token_us: 5}"
-ASKED = ["device=h100_sxm", LAW, "kv.blocks=4000", "traffic.requests=30", "traffic.output.mean=12", "traffic.rate=40",
+ASKED = [LAW, "kv.blocks=4000", "traffic.requests=30", "traffic.output.mean=12", "traffic.rate=40",
          "kv.bytes_per_token=1000"]  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def test_a_file_in_the_way_is_one_line(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_swapped_caches_are_stores_and_loads(tmp_path: Path) -> None:
     """Few blocks: requests are preempted to host memory and come back with as many tokens."""
-    small = ["device=h100_sxm", LAW, "kv.blocks=60", "traffic.input.mean=200", "kv.bytes_per_token=1000",
+    small = [LAW, "kv.blocks=60", "traffic.input.mean=200", "kv.bytes_per_token=1000",
              "traffic.requests=30", "traffic.output.mean=200", "traffic.rate=40",
              "scheduler.preemption=swap"]  # fmt: skip
     assert main(["serving", *small, f"chakra={tmp_path / 'run'}", "format=json"]) == 0
