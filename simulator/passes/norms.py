@@ -24,6 +24,7 @@ from functools import partial
 from ...datasets.ops import Op
 from ..graph import Graph
 from ..question.plan import Plan, ReducedNorm
+from .expert import PRODUCTS
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed
 
@@ -32,7 +33,6 @@ RULES = (NEXT_NORM, REDUCE_ONCE)
 NORMS = ("rms_norm", "layer_norm")
 ADDED = "fused.add_norm"
 SUMS = ("add", "add_", "pointwise")
-EXPERTS = ("fused_moe", "grouped_gemm")
 
 
 def carried(graph: Graph, plan: Plan) -> Graph:
@@ -42,7 +42,7 @@ def carried(graph: Graph, plan: Plan) -> Graph:
 
 def reduced(graph: Graph, plan: Plan) -> Graph:
     """The graph whose small all-reduces normalise too: what is a part of them is a kernel no more."""
-    mixture = any(node.op is not None and node.op.kind in EXPERTS for node in graph.nodes())
+    mixture = any(node.op is not None and node.op.kind in PRODUCTS for node in graph.nodes())
     choices = [choice for choice in plan.stack.reduced_norms if mixture or not choice.mixtures]
     return _rewritten(graph, partial(_normalise, choices=choices)) if choices else graph
 
@@ -157,10 +157,8 @@ def _normalise(draft: Draft, section: Section, choices: Sequence[ReducedNorm]) -
         if node.op is not None and node.op.kind == "all_reduce":
             made |= dict.fromkeys(node.writes, node.op)
     for item in section.items if section.repeat > 1 else ():
-        before_it = {
-            t: made[last] for t in item.node.reads if (last := t + section.steps.get(t, 0)) != t and last in made
-        }
-        entered = [t for t, op in before_it.items() if _joined(draft, item, op, choices)]
+        ended = {t: t + section.steps[t] for t in item.node.reads if section.steps.get(t, 0)}
+        entered = [t for t, last in ended.items() if last in made and _joined(draft, item, made[last], choices)]
         if entered:
             _without(draft, section, item, entered[0])
             break

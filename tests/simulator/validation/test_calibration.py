@@ -87,7 +87,7 @@ def test_a_pair_that_nobody_ran_has_the_sum_of_what_is_known() -> None:
     known = Calibration(fit(runs(0.01, skip=("fsdp", "ampere-108"))).effects())
     own = [each for each in runs(0.01) if each.settings["train"] == unseen]
     before = np.median([abs(np.log(each.measured)) for each in own])
-    assert np.median([abs(corrected(each, known)) for each in own]) < before
+    assert np.median([abs(corrected(each, known)) for each in own]) < 0.9 * before
     effects = {(each.of, each.family): each.value for each in known.effects}
     levels = ("all", "framework=fsdp", "chip=ampere-108", "regime=train")
     sums = {family: np.exp(sum(effects[of, family] for of in levels)) for family in ("rest", "gemm")}
