@@ -149,6 +149,7 @@ def linear_attention_decode(d: Any) -> Cost:
     ),
     family="pointwise",
     purpose="convolution",
+    law="causal_conv1d",
 )
 def causal_conv1d(d: Any) -> Cost:
     """Each column convolved over ``width`` tokens and SiLU of that: 2·width + 5 FLOPs an element (Dao's causal-conv1d).
@@ -160,7 +161,9 @@ def causal_conv1d(d: Any) -> Cost:
     return Cost((2.0 * d.width + 5.0) * size, size * d.itemsize + kept, size * d.out_itemsize + kept)
 
 
-@define("rows", "cols", Dim("width", default=4), family="pointwise", purpose="convolution", law="rows_and_weights")
+@define(
+    "rows", "cols", Dim("width", default=4), family="pointwise", purpose="convolution", law="causal_conv1d_backward"
+)
 def causal_conv1d_backward(d: Any) -> Cost:
     """Gradients of :func:`causal_conv1d` for its input and weights: reads x and dy, writes dx."""
     size = d.rows * d.cols

@@ -373,9 +373,16 @@ def cross_entropy_backward(d: Any) -> Cost:
 # --- mixture of experts --------------------------------------------------------------------------------
 
 
-@define("tokens", "experts", "topk", family="moe")
+@define(
+    *("tokens", "experts", "topk"),
+    Dim("kernels", low=0, default=0, choices=("fused", "topk"), help="a router's own, or torch.topk alone"),
+    family="moe",
+)
 def moe_route(d: Any) -> Cost:
-    """Router: softmax over experts, top-k, renormalise (arXiv 2101.03961, sec. 2.1): reads scores, writes k pairs."""
+    """Router: softmax over experts, top-k, renormalise (arXiv 2101.03961, sec. 2.1): reads scores, writes k pairs.
+
+    ``topk`` is the selection alone by ``torch.topk``, whose kernel goes over each row once for every two bits.
+    """
     size = d.tokens * d.experts
     return Cost(6.0 * size, size * d.itemsize, d.tokens * d.topk * (d.out_itemsize + 8.0))
 

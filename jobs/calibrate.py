@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from . import resolve
 from .show import BadInputError, print_json, say, table, wants_json
 from .validate import progress_bar
-from .writing import check_place, write_text
+from .writing import check_place, write, write_text
 
 if TYPE_CHECKING:
     from ..simulator.question.requests import CalibrateRequest
     from ..simulator.validation.calibrate import Calibrating
 
-WRITTEN = ("output", "scores", "picture")
+WRITTEN = ("output", "scores", "steps", "picture")
 HOW = ("physics", "fitted", "halves", "table", "framework", "chip")
 SERVED_HOW = ("none", "fitted", "groups", "backend", "system")
 SAID = ("no effects", "fitted on", "half left out", "table left out", "framework left out", "chip left out")
@@ -31,8 +31,10 @@ def run(config: dict[str, Any]) -> int:
     for name, path in outputs.items():
         check_place(name, path)
     if of_served_runs(request.tables):
-        if "picture" in outputs:
-            raise BadInputError("picture= is drawn of tables of steps; these are served runs")
+        if unknown := next((name for name in ("picture", "steps") if name in outputs), None):
+            raise BadInputError(f"{unknown}= is of tables of steps; these are served runs")
+        if request.start != "none":
+            raise BadInputError(f"start={request.start} is of effects on steps; these are served runs")
         return run_hosts(config, request, outputs)
     made = resolve.bench(config).calibrate(request, progress_bar)
     scores = made.scores()
@@ -40,15 +42,31 @@ def run(config: dict[str, Any]) -> int:
         write_text("output", outputs["output"], as_json(made.calibration))
     if "scores" in outputs:
         write_text("scores", outputs["scores"], json.dumps(scores, indent=1) + "\n")
+    if "steps" in outputs:
+        write_steps(outputs["steps"], made)
     if "picture" in outputs:
         write_text("picture", outputs["picture"], drawn(made))
     if wants_json(config):
-        print_json({"scores": scores, "effects": len(made.calibration.effects), "widths": made.calibration.widths})
+        found = {"effects": len(made.calibration.effects), "widths": made.calibration.widths}
+        print_json({"scores": scores, **found, "unanswered": made.unanswered})
     else:
         show(scores)
+        for name, count in made.unanswered.items():
+            if count:
+                say(f"{count} rows of {name} have no time or cannot be simulated: `opcast validate` says why")
         for name, path in outputs.items():
             say(f"{name}: {path}")
     return 0
+
+
+def write_steps(path: Path, made: Calibrating) -> None:
+    """What was simulated, so that it can be fitted again."""
+    import pyarrow.parquet as pq
+
+    from ..simulator.validation.simulated import as_table
+
+    steps = as_table(made.observed, made.errors["physics"])
+    write("steps", path, lambda temporary: pq.write_table(steps, temporary, compression="zstd"))
 
 
 def of_served_runs(tables: Sequence[str]) -> bool:

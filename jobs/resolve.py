@@ -297,7 +297,8 @@ def calibrate_request(config: Mapping[str, Any]) -> CalibrateRequest:
     tables = [given] if isinstance(given, str) else given
     if not isinstance(tables, list):
         raise BadInputError(f"tables={given} must be a list of files, as tables=[steps.csv]")
-    return CalibrateRequest(tuple(map(str, tables)), config["rows"], sources(config))
+    start = "none" if config["start"] is None else str(config["start"])
+    return CalibrateRequest(tuple(map(str, tables)), config["rows"], start, sources(config))
 
 
 def work(values: Mapping[str, Any]) -> Work:

@@ -18,18 +18,20 @@ ADDED = ("device.", "cluster.")
 
 
 def run(config: dict[str, Any]) -> int:
-    """Simulate a table and print the errors; returns the exit code, 1 where a row failed or none was simulated."""
+    """Simulate a table and print the errors; returns the exit code: 1 where a row failed, 2 where none can be used."""
     as_json = wants_json(config)
     request = resolve.validate_request(config)
     found = resolve.bench(config).validate(request, progress_bar)
     error = f"none of the {found.rows} rows of {found.table} was simulated" if not found.simulated else ""
+    if error and found.unsupported:
+        error += f": {Counter(row.why for row in found.unsupported).most_common(1)[0][0]}"
     if as_json:
         print_json({**found.to_dict(), **({"error": error} if error else {})})
     else:
         show(found)
     if error:
         say(f"opcast: {error}")
-    return 1 if found.failed or error else 0
+    return 1 if found.failed else 2 if error else 0
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..datasets.devices import DEVICE_DIRECTORY, RATE_OF, Device, DeviceError, load_device
 
+MEMORY_PJ = 100.0  # a byte: H200 110 to 120, B200 75 to 100 (aiconfigurator's tables with watts)
 IDLE_SHARE = 0.2  # of the limit, clocks up and nothing to do: H200 126 of 700 W, B200 241 of 1000 W (aiconfigurator)
 SAME_UNITS = 0.02  # by how much FLOPs a clock and unit may differ between chips that have the same units
 
@@ -61,6 +62,15 @@ def core_w(device: Device, dtype: str, tflops: np.ndarray) -> np.ndarray:
     boost = known.boost_tflops * device.clock_mhz / known.clock_mhz
     made: np.ndarray = known.core_w * rate / known.tflops
     return made * (np.maximum(rate, boost) / known.tflops) ** (known.alpha - 1.0)
+
+
+def adding_w(device: Device, sum_bytes: np.ndarray, latency_us: np.ndarray) -> np.ndarray:
+    """Watts of memory for products that add to fp32 sums of so many bytes [n], beyond those that write 16 bits.
+
+    Sums are read and written; half as many bytes are the usual result. Memory moves no more than its bandwidth.
+    """
+    gbps = np.minimum((2.0 - 0.5) * 1e-3 * sum_bytes / latency_us, device.memory_gbps)
+    return np.asarray(MEMORY_PJ * 1e-3 * gbps)
 
 
 def idle_w(device: Device) -> float:

@@ -71,10 +71,12 @@ class Kin:
         def answer(part: Mapping[str, np.ndarray]) -> Prediction:
             output = self.dtype if out_dtype == dtype else out_dtype
             ops = frame(kind_name, part, self.dtype, output, device, cache)
-            analytical = ops.analytical_us
+            analytical, least = ops.analytical_us, np.zeros(1)
             if dtype != self.dtype:
-                analytical = latency_us(kind_name, part, dtype, out_dtype, device, cache)
-            latency = analytical * np.exp(self.correction(ops, (kind_name, part, self.dtype, output), cache))
+                asked = kind_name, part, dtype, out_dtype
+                analytical, least = latency_us(*asked, device, cache), roofline_us(*asked, device, cache)
+            short = self.correction(ops, (kind_name, part, self.dtype, output), cache)
+            latency = np.maximum(analytical * np.exp(short), least)
             excess = np.min([each.envelope.excess(ops.matrix) for each in self.predictors], axis=0)
             spread = np.exp(intervals.widths(analytical, excess, np.zeros(len(latency))))
             return Prediction(latency, latency / spread, latency * spread, excess <= 0.0)
@@ -129,7 +131,9 @@ def generation(device: Device) -> tuple[str, int]:
 
 
 def units_apart(device: Device, other: Device, dtype: str) -> float:
-    """Octaves between the FLOPs a clock of two devices' units."""
+    """Octaves between the FLOPs a clock of two devices' units; 0 in fp32, whose lanes and kernels are alike on all."""
+    if dtype == "fp32":
+        return 0.0
     mine, theirs = (_per_clock(each, dtype) for each in (device, other))
     return abs(math.log2(mine / theirs))
 

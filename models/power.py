@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ..datasets.devices import Device
+from ..datasets.dtypes import itemsize
 from ..datasets.loading import finite
 from ..datasets.ops import Op, iterate_groups
-from ..datasets.vocabulary import KINDS
+from ..datasets.vocabulary import KINDS, cost_columns
 from . import analytical, clocks
-from .analytical.setting import FP32_PJ
+from .analytical.setting import fp32_pj
 from .features import Frame, frame
 from .predictor import Predictor
 from .registry import Registry
@@ -157,10 +158,23 @@ def demand_by_watts(device: Device, busy: Parts, power_w: np.ndarray) -> Demand:
     return Demand(idle, moving, power_w - idle - moving)
 
 
-def demand_by_rate(device: Device, dtype: str, busy: Parts, latency_us: np.ndarray) -> Demand:
-    """Of matrix products that take so long at full clock, by what :mod:`.clocks` knows of their rate."""
+def demand_by_rate(
+    device: Device, dtype: str, busy: Parts, latency_us: np.ndarray, added_bytes: np.ndarray | float = 0.0
+) -> Demand:
+    """Of matrix products that take so long at full clock, by what :mod:`.clocks` knows of their rate.
+
+    ``added_bytes`` are those of fp32 sums that products of narrower inputs add to.
+    """
     core = clocks.core_w(device, dtype, busy.tflops(latency_us))
-    return Demand(np.full(len(core), clocks.floor_w(device)), np.zeros(len(core)), core)
+    moving = np.where(core > 0.0, clocks.adding_w(device, np.broadcast_to(added_bytes, core.shape), latency_us), 0.0)
+    return Demand(np.full(len(core), clocks.floor_w(device)), moving, core)
+
+
+def _added_bytes(kind: str, columns: Mapping[str, np.ndarray], dtype: str, out_dtype: str) -> np.ndarray | float:
+    """Bytes of fp32 results of products in fewer bits: gradients of weights, which the product adds to."""
+    if out_dtype != "fp32" or itemsize(dtype) >= itemsize(out_dtype):
+        return 0.0
+    return np.asarray(cost_columns(kind, columns, dtype, out_dtype).write_bytes, dtype=float)
 
 
 def held(device: Device, busy: Parts, demands: Sequence[Demand], limits: Limits) -> tuple[np.ndarray, np.ndarray]:
@@ -222,14 +236,15 @@ def drawn(
         return Drawn(np.minimum(watts, limits.cap_w), np.ones(len(watts)), np.zeros(len(watts), dtype=bool))
     demands = [demand_by_watts(usual, busy, watts)]
     if limits.cap_w is not None and KINDS[kind].family in PRODUCTS:
-        demands.append(demand_by_rate(usual, dtype, busy, latency_us))
+        added = _added_bytes(kind, columns, dtype, out_dtype)
+        demands.append(demand_by_rate(usual, dtype, busy, latency_us, added))
     slower, power = held(usual, busy, demands, limits)
     return Drawn(power, slower, inside & (slower == 1.0) & (power == watts))
 
 
 def _knows_its_cap(kind: str, dtype: str, device: Device) -> bool:
     """Whether the law of latency itself says what a lower ``tdp_w`` leaves of the clock."""
-    product = dtype == "fp32" and KINDS[kind].family == "gemm" and device.architecture in FP32_PJ
+    product = dtype == "fp32" and KINDS[kind].family == "gemm" and fp32_pj(device) > 0.0
     return product and device.tdp_w < clocks.stock_limit_w(device)
 
 

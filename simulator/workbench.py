@@ -356,7 +356,7 @@ class Workbench:
         from .validation.calibrate import calibrate
 
         tables = [Path(table).expanduser() for table in request.tables]
-        return calibrate(tables, self._validation(), request.rows, progress or _silent)
+        return calibrate(tables, self._validation(), request.rows, progress or _silent, request.start)
 
     def fit_hosts(self, request: CalibrateRequest, progress: Progress | None = None) -> HostFit:
         """What the hosts of serving engines add to iterations and first tokens, fitted on tables of served runs."""

@@ -47,11 +47,13 @@ def read_table(path: Path, limit: int | None = None, setting: str = "truth") -> 
             raise TruthError(f"{setting}={path}: larger than {LARGEST_BYTES >> 20} MiB, which no table of results is")
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
-            columns = frozenset(reader.fieldnames or ())
+            names = list(reader.fieldnames or ())
             lines = [line for _, line in zip(range(limit or 1 << 62), reader, strict=False)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise TruthError(f"{setting}={path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    kind, read = kind_of(path, columns, setting)
+    kind, read = kind_of(path, frozenset(names), setting)
+    if twice := next((name for name in names if name and names.count(name) > 1), None):
+        raise TruthError(f"{setting}={path}: two columns are called {twice}")
     if not lines:
         raise TruthError(f"{setting}={path} holds no rows")
     rows: list[Row] = []
@@ -60,6 +62,8 @@ def read_table(path: Path, limit: int | None = None, setting: str = "truth") -> 
     for number, line in enumerate(lines, start=1):
         cells = Cells({key: value for key, value in line.items() if isinstance(key, str)}, number)
         try:
+            if None in line:  # a comma in a cell without quotes: what follows it would be read one column off
+                raise TruthError(f"{len(names) + len(line[None])} cells under {len(names)} columns")
             rows.append(read(cells, path.parent))
         except (TruthError, DeviceError, ClusterError, OpError) as error:
             unsupported.append(UnsupportedRow(cells.id, str(error)))

@@ -220,13 +220,13 @@ def peer(cells: Cells) -> dict[str, float]:
 def tags(
     cells: Cells, name: str, config: Mapping[str, Any], hardware: Hardware, layout: PublishedLayout, framework: str
 ) -> dict[str, str]:
-    """What rows are grouped by in reports."""
+    """What rows are grouped by in reports; ``times`` are ``measured``, or ``composed`` by another tool."""
     sizes = dimensions_of(config)
     per_node = int(hardware.cluster_figures["devices_per_node"])
     regime = "single node" if hardware.devices <= per_node else "multi-node"
     if layout.tp > per_node:
         regime = "TP across nodes"
-    return {
+    made = {
         "framework": framework,
         "gpu": hardware.gpu,
         "precision": cells.text("precision", "BF16"),
@@ -234,3 +234,4 @@ def tags(
         "architecture": "MoE" if sizes is not None and sizes.experts else "dense",
         "regime": regime,
     }
+    return made | ({"times": cells.text("times")} if cells.has("times") else {})

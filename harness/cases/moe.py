@@ -18,13 +18,18 @@ if TYPE_CHECKING:
 
 @case("moe_route")
 def moe_route(op: Op, inputs: Inputs) -> Run:
-    """fp32 softmax over the experts, top-k, renormalised, cast to ``out_dtype``: the router of Mixtral and Qwen3."""
+    """fp32 softmax over the experts, top-k, renormalised, cast to ``out_dtype``: the router of Mixtral and Qwen3.
+
+    ``kernels: topk`` is ``torch.topk`` of the scores alone.
+    """
     import torch
 
     if op.topk > op.experts:
         raise Unsupported(f"top {op.topk} of {op.experts} experts")
     scores = inputs.normal(op.tokens, op.experts, dtype=op.dtype)
     target = torch_dtype(op.out_dtype)
+    if op.kernels:
+        return partial(torch.topk, scores, op.topk, dim=-1)
 
     def run() -> tuple[torch.Tensor, torch.Tensor]:
         probabilities = torch.softmax(scores, -1, dtype=torch.float32)

@@ -39,6 +39,8 @@ LAWS: dict[str, Callable[[Dims, Setting], Terms]] = {
     "linear_attention_prefill": mixers.linear_attention_prefill,
     "linear_attention_backward": mixers.linear_attention_backward,
     "linear_attention_decode": mixers.linear_attention_decode,
+    "causal_conv1d": mixers.causal_conv1d,
+    "causal_conv1d_backward": mixers.causal_conv1d_backward,
     "sparse_attention_prefill": mixers.sparse_attention,
     "sparse_attention_decode": mixers.sparse_attention,
     "sparse_attention_backward": mixers.sparse_attention_backward,

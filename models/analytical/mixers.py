@@ -15,6 +15,7 @@ import numpy as np
 from ...datasets.mixer_ops import SCORE_BYTES, SSD, chosen_pairs, key_width, operands, state_elements
 from .attention import BACKWARD_PRODUCTS, SUSTAINED, split_kv
 from .matmul import FILL_CLOCKS
+from .rows import by_rows, by_rows_with_weight_gradient
 from .setting import Array, Dims, Setting, Terms
 
 ByRule = tuple[float, float, float]
@@ -75,6 +76,11 @@ BACKWARD = Passes(
 # On a decay, in _chunk_scan_fwd_kernel: a difference, the scale of its exponent, times the score, times the step, a
 # comparison, a choice, a rounding
 DECAY_LANES = 7.0
+# Bytes that one compute unit moves a clock in the kernels of a scan, however fast the memory is: they wait for their
+# own loads between small products. By TensorRT-LLM's table of FLA's Triton kernels (chunk_gated_delta_rule) 7.6 to 9.7
+# on Hopper and Blackwell with launches and walks, 10 without; on L40S and RTX PRO 6000 the memory is slower than that.
+# By its table of causal_conv1d 10 to 14 (python tests/benchmarks/scans.py FOLDER)
+SCAN_BYTES_A_CLOCK, CONVOLUTION_BYTES_A_CLOCK = 10.0, 12.5
 STATE_COLUMNS = 64.0  # of a state that one block walks with (fla/ops/common/chunk_delta_h.py: BV, 32 or 64)
 # Elements of states that one block of threads of a decode kernel takes: 512 for widths up to 128
 # (mamba_ssm/ops/triton/selective_state_update.py), 8 values of a key of 128
@@ -108,9 +114,11 @@ def _scan(d: Dims, s: Setting, passes: Passes) -> Terms:
     again = (of_rule(passes.keys, d) - 1.0) * (keys + gates) + (of_rule(passes.values, d) - 1.0) * values
     again = again + of_rule(passes.solved, d) * d.heads * d.state_dim
     states = chunks * of_rule(passes.state_bytes, d) * state_elements(d)
-    memory = s.traffic_us(s.cost.bytes + d.batch * d.seq * again * s.itemsize + states)
+    moved = s.cost.bytes + d.batch * d.seq * again * s.itemsize + states
+    memory = s.traffic_us(moved)
     if s.cpu:
         return Terms(s.cost.flops / s.tensor_rate, memory, launches)
+    memory = np.maximum(memory, _by_units(moved, SCAN_BYTES_A_CLOCK, s))
     pairs = 0.5 * d.batch * d.heads * chunks * size**2  # of tokens, one not after the other
     products = s.cost.flops / (s.tensor_rate * SUSTAINED) + of_rule(passes.decays, d) * pairs / s.exp_rate
     ssd = d.rule == SSD
@@ -123,6 +131,11 @@ def _scan(d: Dims, s: Setting, passes: Passes) -> Terms:
     hints = {"waves": blocks / s.units, "shared": 1.0 + products, "last": 1.0 + walk}
     apart = np.where(ssd, np.minimum(products, memory), 0.0)  # no kernel computes while another one moves states
     return Terms(products, memory, launches + walk + apart, hints=hints)
+
+
+def _by_units(size: Array, bytes_a_clock: float, s: Setting) -> Array:
+    """us that all compute units need to move so many bytes, each so many a clock."""
+    return size / (bytes_a_clock * s.device.clock_mhz * s.units)
 
 
 def _step(d: Dims, size: Array, s: Setting) -> Array:
@@ -140,6 +153,22 @@ def linear_attention_decode(d: Dims, s: Setting) -> Terms:
     return Terms(
         compute, np.maximum(s.traffic_us(s.cost.bytes), longest), s.device.launch_us, hints={"waves": blocks / s.units}
     )
+
+
+def causal_conv1d(d: Dims, s: Setting) -> Terms:
+    """A few tokens of each column, and SiLU: no unit keeps up with the memory of later chips."""
+    return _convolved(by_rows(d, s), s, np.asarray(d.update) > 0)
+
+
+def causal_conv1d_backward(d: Dims, s: Setting) -> Terms:
+    """The same of its gradients, which are half as many bytes more."""
+    return _convolved(by_rows_with_weight_gradient(d, s), s, np.zeros(np.shape(d.rows), dtype=bool))
+
+
+def _convolved(terms: Terms, s: Setting, one_token: Array) -> Terms:
+    slowest = _by_units(s.cost.bytes, CONVOLUTION_BYTES_A_CLOCK, s)
+    memory = terms.memory if s.cpu else np.where(one_token, terms.memory, np.maximum(terms.memory, slowest))
+    return Terms(terms.compute, memory, terms.overhead, hints=terms.hints)
 
 
 def sparse_attention(d: Dims, s: Setting) -> Terms:

@@ -26,11 +26,28 @@ KEPT, LOST = 1.25, 0.75  # of a working set in the last-level cache: all up to a
 SM_BYTES_PER_CLOCK = 64.0  # what one compute unit draws from L2 (NVIDIA tuning guides, A100 to B200)
 EXP_PER_CLOCK = 16.0  # special-function results of one compute unit a clock (CUDA programming guide, table 5)
 
+# A scheduler issues one instruction of 32 threads a clock. Where a unit has 128 fp32 lanes for its four schedulers, a
+# product takes a whole slot, and loads from shared memory take slots of products; with 64 lanes they are free (NVIDIA
+# GA102 whitepaper, 2020; Jia et al., arXiv 1804.06826: Volta issues a product every second clock). Pascal issues two
+# instructions a clock, Blackwell's products come in pairs (PTX ISA, fma.rn.f32x2 from sm_100 on).
+ISSUED = 0.83  # PyTorch's best rates (tests/benchmarks/lanes.py says whose): 0.81 of peak on H20, 0.98 on A100, A800
+MOST_FREE_LANES = 96.0  # of a unit: between 64 and 128
+ONE_ISSUE = (7.0, 10.0)  # compute capabilities, from Volta to before Blackwell
+
 # Energy of a fp32 FLOP in pJ with all that a device draws meanwhile: power limit over the rate that large products
 # sustain: a 70 W card runs at half of its boost clock. Medians of the linear layers of at least 5 GFLOP in NeuSight's
 # operator tables (arXiv 2407.13853), over what the tile law makes of their shapes, both splits alike: P4 and P100, T4,
-# A100 40GB, L4, MI100 and MI210. V100 and A100 80GB stay below their limits, Hopper and later are far from theirs.
-FP32_PJ = {"pascal": 34.5, "turing": 19.9, "ampere": 16.4, "ada": 8.0, "cdna": 10.4, "cdna2": 10.4}
+# A100 40GB, L4, MI100 and MI210. V100 and A100 80GB stay below their limits. GA10x is of another process than GA100,
+# with the energy that brings A100's answer to the rates of A40, RTX 3080 and 3090 (lanes.py). Hopper and
+# Blackwell are of Ada's process; among them only workstation cards come near their limits.
+FP32_PJ = {
+    "pascal": 34.5,
+    "turing": 19.9,
+    "ampere": 16.4,
+    "ampere 8.6": 13.7,
+    **dict.fromkeys(("ada", "hopper", "blackwell"), 8.0),
+    **dict.fromkeys(("cdna", "cdna2"), 10.4),
+}
 
 
 @dataclass(frozen=True)
@@ -73,9 +90,10 @@ class Setting:
 
     def lane_rate(self, peak: float) -> float:
         """Sustained FLOPs a microsecond of fp32 products: what ordinary lanes reach, or what the power limit allows."""
-        energy, limit = FP32_PJ.get(self.device.architecture, 0.0), self.device.tdp_w
+        energy, limit = fp32_pj(self.device), self.device.tdp_w
         allowed = limit / energy * 1e6 if energy and limit else peak
-        return min(peak * SUSTAINED_LANES, allowed)
+        issued = ISSUED if shares_slots(self.device) else 1.0
+        return min(peak * SUSTAINED_LANES * issued, allowed)
 
     @cached_property
     def vector_rate(self) -> float:
@@ -142,6 +160,17 @@ class Terms:
     @property
     def latency(self) -> Array:
         return self.overhead + np.maximum(self.compute, self.memory) + self.network + self.host
+
+
+def fp32_pj(device: Device) -> float:
+    """Energy of a fp32 FLOP of a device's process in pJ; 0 where none is known."""
+    return FP32_PJ.get(f"{device.architecture} {device.sm:g}", FP32_PJ.get(device.architecture, 0.0))
+
+
+def shares_slots(device: Device) -> bool:
+    """Whether fp32 products of a unit take all issue slots of its schedulers, so that loads take some of theirs."""
+    lanes = device.vector_tflops * 1e6 / (2.0 * device.clock_mhz * device.compute_units)
+    return device.vendor == "nvidia" and ONE_ISSUE[0] <= device.sm < ONE_ISSUE[1] and lanes > MOST_FREE_LANES
 
 
 Dims = SimpleNamespace  # one float64 array per dimension of the kind

@@ -6,13 +6,8 @@ from dataclasses import dataclass
 
 from ...datasets.devices import Device
 from ...models import analytical
+from ...models.intervals import UNCALIBRATED_FACTOR
 from .answers import Answers, Columns
-
-# Of the interval each way: nine in ten rows lie within it in the median of 120 tables, each of a kind and backend on a
-# device: aiconfigurator's of products, attention and experts on H100 and L40S, NeuSight's and Vidur's. Of 16-bit
-# products it is 1.3 to 2.7, of attention 1.5 to 10, of experts 2.2 to 15, of norms and element-wise kernels 1.4 to 7;
-# tests/benchmarks/accuracy_law.py
-UNCALIBRATED_FACTOR = 3.0
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from .analytical import AnalyticalEngine
 from .answers import Answers, Columns, Engine
 from .learned import LearnedEngine
 from .measured import MeasuredEngine
-from .network import NetworkEngine
+from .network import NetworkEngine, NodeEngine
 from .transfer import TransferEngine
 
 
@@ -71,8 +71,8 @@ def build_engine(
 ) -> FusedEngine:
     """The engines named in ``order`` over what is known of the device. Folders that do not exist are skipped.
 
-    ``network`` answers only where there is a ``cluster``; the learned engine then leaves it what crosses nodes. Of an
-    NCCL that is told what to take (``cluster.nccl``), nobody has measured anything: it answers all collectives.
+    Without a ``cluster``, ``network`` answers inside a usual node; with one, learned leaves it what crosses nodes. It
+    answers all collectives of an NCCL that is told what to take (``cluster.nccl``), of which nobody measured anything.
     ``module:function`` is an engine of the user's own: what the function makes of the device.
 
     Raises EngineError for a name that is no engine.
@@ -99,12 +99,15 @@ def build_engine(
         elif name == "network":
             if cluster is not None:
                 engines.append(NetworkEngine(device, cluster, known))
+            elif not device.synchronous:
+                engines.append(NodeEngine(NetworkEngine(device, one_node(device), known)))
         elif name == "analytical":
             engines.append(AnalyticalEngine(device))
         elif ":" in str(name):
             engines.append(own_engine(name, device))
         else:
-            raise EngineError(f"engine.order has {name!r}; {nearest(name, ORDER, 'choose from')}, or module:function")
+            choices = nearest(name, ORDER, "choose from")
+            raise EngineError(f"engine.order has {name!r}; {choices} (module:function will do, too)")
     if not engines:
         raise EngineError(f"engine.order={list(order)} leaves nothing that could answer; add learned or analytical")
     return FusedEngine(engines)

@@ -12,7 +12,7 @@ import numpy as np
 from ...datasets.clusters import Cluster, ClusterError, check_nccl
 from ...datasets.devices import Device
 from ...datasets.dtypes import itemsize
-from ...datasets.ops import KINDS
+from ...datasets.ops import KINDS, LINKS
 from ...datasets.store import Store
 from ..network.calibrate import ACROSS, INSIDE, fit
 from ..network.law import Tuning, collective_us
@@ -120,6 +120,28 @@ class NetworkEngine:
         inside = token_bytes * near / (groups.inside_gbps * settings.exchange)
         start = collective_us("all_to_all", np.zeros_like(ranks), groups, settings)
         return np.where(ranks > 1, start + np.maximum(inside, outside) / 1e3, 0.0)
+
+
+@dataclass(frozen=True)
+class NodeEngine:
+    """Collectives inside a node where no cluster is named, by the formula of the usual one; declines all others.
+
+    So a question has one answer with a cluster and without.
+    """
+
+    network: NetworkEngine
+    name: str = "network"
+
+    def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
+        answers = Answers.declined(len(next(iter(columns.values()))))
+        if KINDS[kind].family == "collective":
+            cluster, ranks = self.network.cluster, columns["ranks"]
+            inside = ranks <= np.minimum(columns["ranks_per_node"], cluster.devices)
+            only = self.network.device.link_gbps == 0  # whatever is asked, there is no other link
+            here = np.flatnonzero(inside & (only | (columns["link"] == LINKS.index(cluster.link))))
+            part = {name: values[here] for name, values in columns.items()}
+            answers.put(here, self.network.answer(kind, part, dtype, out_dtype, cache))
+        return answers
 
 
 def calibrated(engine: NetworkEngine, start: Tuning) -> Tuning:

@@ -52,7 +52,8 @@ class TransferEngine:
         if kin is not None:
             found = kin.predict(columns, dtype, out_dtype, self.device, cache)
             answers.latency_us[:] = found.latency_us
-            lab = apart("" if kin.donor else KINDS[kind].family, kin.predictors[0].card, found.latency_us)
+            by_labs = kin.donor is not None and not kin.donor.partly  # found on tables of several labs: held already
+            lab = apart("" if by_labs else KINDS[kind].family, kin.predictors[0].card, found.latency_us)
             held = brought(found.latency_us, found.low_us, found.high_us, kin.intervals.coverage)
             answers.low_us[:], answers.high_us[:] = between_labs(found.latency_us, *held, lab)
             answers.in_envelope[:] = found.in_envelope

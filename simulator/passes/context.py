@@ -6,6 +6,8 @@ Whatever works on tokens does 1/cp of it; only attention needs what others hold 
   their gradients follow them home (Liu et al. 2023, arXiv 2310.01889);
 - ``allgather``: keys and values are gathered before, their gradients summed and scattered after (Llama 3,
   arXiv 2407.21783, sec. 3.3.2);
+- ``ring_allgather``: keys and values are gathered before, attended to part by part as in a ring, partial results
+  summed in fp32; gradients of keys and values go round in fp32 (PyTorch's ``context_parallel``);
 - ``ulysses``: an all-to-all hands each rank all tokens of 1/cp of the heads, another one takes them back (Jacobs et
   al. 2023, arXiv 2309.14509);
 - ``dynamic``: every sequence of the batch is shared by as many ranks as suit its length, in a ring
@@ -37,11 +39,21 @@ from ..question.plan import Plan, PlanError
 from .dynamic_context import Assignment, Placement, attention_work, dynamic_context
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.tokens import share_tokens
-from .sharding.attention import SCANS, Attention, attention_of, gathered, partial, ring, scattered_heads, scattered_scan
+from .sharding.attention import (
+    SCANS,
+    Attention,
+    attention_of,
+    gathered,
+    gathered_ring,
+    partial,
+    ring,
+    scattered_heads,
+    scattered_scan,
+)
 
 CACHE = ROLES.index("cache")
 STATEFUL = ("linear_attention_decode", "causal_conv1d")
-STYLES = {"ring": ring, "allgather": gathered, "ulysses": scattered_heads}
+STYLES = {"ring": ring, "ring_allgather": gathered_ring, "allgather": gathered, "ulysses": scattered_heads}
 
 
 def context_parallel(graph: Graph, plan: Plan) -> Graph:

@@ -434,7 +434,7 @@ def _weights(draft: Draft, node: Node) -> tuple[int, ...]:
     return tuple(t for t in node.reads if draft.role(t) in ("weight", "frozen"))
 
 
-OTHERS = ("rounded_outputs", "rounded_norms", "ungrouped_decode")
+OTHERS = ("rounded_outputs", "rounded_norms", "ungrouped_decode", "reduce_each")
 STEPS: dict[str, Callable[[Draft, Section], None]] = {
     "absorbed_mla": _latent,
     "fused_moe": _experts,

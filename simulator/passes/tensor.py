@@ -5,6 +5,9 @@ it by rows; its result is a sum over ranks. The table of embeddings and the head
 With ``sequence_parallel`` (Korthikanti et al. 2022, arXiv 2205.05198) the residual stream is shared by tokens: gathered
 before columns (once more in backward, for their weights' gradients) and scattered as it is summed after rows.
 
+Summands that meet (attention and MLP side by side) are added and reduced once, but where each product reduces what it
+makes by itself (``reduce_each``: ``RowLinear`` of TensorRT-LLM 0.5 to 0.7).
+
 Nothing goes by names: :mod:`.sharding.linears` finds each weight's cut by data flow, :mod:`.sharding.shards` says what
 each tensor is to the ranks, :mod:`.sharding.sharing` what of each op is left to one of them, and here the walk over the
 graph puts the collectives where a sum meets an op that cannot go on with its summands, or a share one that needs the
@@ -117,7 +120,7 @@ class _TensorWalk:
         waiting = [t for t in node.reads if self.shards.pending[t] in (SUM, EXPERT_SUM)]
         alike = len({int(self.shards.numel[t]) for t in waiting}) == 1
         joint = node.op is not None and _adds(node.op) and node.source.startswith("fused.")
-        if len(waiting) > 1 and alike and joint and not self.sharing.sequence:
+        if len(waiting) > 1 and alike and joint and not self.sharing.sequence and not self.sharing.reduce_each:
             first, *others = waiting
             for other in others:
                 self._add(first, other, node)

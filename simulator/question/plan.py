@@ -37,7 +37,7 @@ from .ranks import (
 
 STACK_DIRECTORY = Path(__file__).resolve().parents[2] / "conf" / "stack"
 
-CONTEXT_STYLES = ("ring", "allgather", "ulysses", "dynamic")
+CONTEXT_STYLES = ("ring", "ring_allgather", "allgather", "ulysses", "dynamic")
 OFFLOAD = ("optimizer", "activations", "kv")
 FUSED = ("fused", "flash2", "flash1", "flash1_triton")  # kernels that keep no scores
 ATTENTION = (*FUSED, "unfused", "transposed", "eager")
@@ -199,15 +199,18 @@ class Stack:
     or ``*``, and once more for each ``expert`` of a grouped product that is issued expert by expert (``expert_fp8``: of
     that format); with ``waits_for_routing`` the host reads how many tokens each expert got before it issues their
     products. ``check_us`` is what every rank of a group adds to the host's time before a collective, where each is
-    checked before it is issued (``TORCH_DISTRIBUTED_DEBUG=DETAIL``). ``step_us`` is what each step of a ring between
-    nodes takes longer than the network's law says, by group (``*``: any), of ``all_reduce`` by its own name.
-    ``send_us`` is what the host adds to a send between pipeline stages, while both wait; ``ep_mode`` is how it
-    exchanges them (:mod:`..passes.expert`). With ``recompute_early_stop`` full recomputation ends with the last tensor
-    that the backward pass reads (torch's checkpoint), else it runs whole layers again (Megatron-LM's own). Of an
-    inference engine, ``backend`` names whose predictors answer and ``collectives`` whose for communication (empty:
-    any); ``kernels`` are those that another table timed (:class:`KernelChoice`), ``reduced_norms`` the all-reduces that
-    normalise, too (:class:`ReducedNorm`), ``gap_us`` passes between kernels that no CUDA graph holds; ``kv_dtype`` is
-    the format of the cache by that of the products.
+    checked before it is issued (``TORCH_DISTRIBUTED_DEBUG=DETAIL``), ``check_inside_us`` that inside a node, if less.
+    ``share_us`` is what the host takes for each rank's share of each weight where ZeRO-1 cuts them one by one in Python
+    (:mod:`..timing.hosts`). ``ring_factor`` is how many times longer gathers and scatters inside a node take than the
+    tables' NCCL has them, ``step_us`` what each step of a ring between nodes takes longer than the network's law says,
+    by group (``*``: any), of ``all_reduce`` by its own name. ``send_us`` is what the host adds to a send between
+    pipeline stages, while both wait; ``ep_mode`` is how it exchanges them (:mod:`..passes.expert`). With
+    ``recompute_early_stop`` full recomputation ends with the last tensor that the backward pass reads (torch's
+    checkpoint), else it runs whole layers again (Megatron-LM's own). Of an inference engine, ``backend`` names whose
+    predictors answer and ``collectives`` whose for communication (empty: any); ``kernels`` are those that another table
+    timed (:class:`KernelChoice`), ``reduced_norms`` the all-reduces that normalise, too (:class:`ReducedNorm`),
+    ``gap_us`` passes between kernels that no CUDA graph holds; ``kv_dtype`` is the format of the cache by that of the
+    products.
     """
 
     id: str = "torch"
@@ -237,6 +240,9 @@ class Stack:
     issue_us: Mapping[str, float] = field(default_factory=dict)
     waits_for_routing: bool = False
     check_us: float = 0.0
+    check_inside_us: float = 0.0
+    share_us: float = 0.0
+    ring_factor: float = 1.0
     step_us: Mapping[str, float] = field(default_factory=dict)
     send_us: float = 0.0
     ep_mode: str = ""

@@ -153,10 +153,14 @@ class ValidateRequest(Request):
 
 @dataclass(frozen=True)
 class CalibrateRequest(Request):
-    """Effects on the times of steps, fitted on at most so many ``rows`` of each table of published results."""
+    """Effects on the times of steps, fitted on at most so many ``rows`` of each table of published results.
+
+    ``start`` is the calibration that they join: ``none``, ``shipped`` or a file.
+    """
 
     tables: tuple[str, ...] = ()
     rows: int = 160
+    start: str = "none"
     sources: Sources = field(default_factory=Sources)
 
     def __post_init__(self) -> None:

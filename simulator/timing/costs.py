@@ -117,14 +117,6 @@ def issue_of(op: Op | None, issue: Mapping[str, float]) -> float:
     return own + op.experts * issue.get(f"expert_{op.dtype}", issue.get("expert", 0.0))
 
 
-def checked(costs: Costs, check_us: float) -> Costs:
-    """The costs with what hosts take to check collectives before they issue them (``Stack.check_us``), once a rank."""
-    if not check_us:
-        return costs
-    ranks = [node.op.ranks if node.op is not None and node.group and _checks(node) else 0 for node in costs.nodes]
-    return replace(costs, host_us=costs.host_us + check_us * np.array(ranks))
-
-
 def stepping(costs: Costs, step_us: Mapping[str, float]) -> Costs:
     """The costs with what the steps of rings between nodes take longer (``Stack.step_us``)."""
     if not step_us:
@@ -132,11 +124,18 @@ def stepping(costs: Costs, step_us: Mapping[str, float]) -> Costs:
     return replace(costs, kernel_us=costs.kernel_us + np.array([_steps(node, step_us) for node in costs.nodes]))
 
 
-def _checks(node: Node) -> bool:
-    """Whether a node is a collective that torch.distributed checks: sends are not, nor are ZeRO's coalesced ones."""
-    if node.op is None or KINDS[node.op.kind].family != "collective" or node.source.endswith(REST):
-        return False
-    return node.op.kind == "all_reduce" or node.group not in DATA_PARALLEL
+def ringing(costs: Costs, factor: float) -> Costs:
+    """The costs with gathers and scatters inside a node ``factor`` times longer (``Stack.ring_factor``)."""
+    if factor == 1.0:
+        return costs
+    own = np.array([_rings(node) for node in costs.nodes], dtype=bool)
+    return replace(costs, kernel_us=costs.kernel_us * np.where(own, factor, 1.0))
+
+
+def _rings(node: Node) -> bool:
+    """Whether a node is a gather or a scatter between the ranks of a node."""
+    op = node.op
+    return op is not None and op.kind in ("all_gather", "reduce_scatter") and op.ranks <= op.ranks_per_node
 
 
 def _steps(node: Node, step_us: Mapping[str, float]) -> float:

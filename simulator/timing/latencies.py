@@ -12,8 +12,8 @@ import numpy as np
 
 from ...datasets.devices import Device
 from ...datasets.ops import Op, make_op
+from ...models.intervals import UNCALIBRATED_FACTOR
 from ..engines import Answers, Engine, ask
-from ..engines.analytical import UNCALIBRATED_FACTOR
 from ..graph import REST, Node
 from .coldness import Coldness
 

@@ -17,7 +17,8 @@ from ..question.orders import FORWARD, WEIGHT, Orders
 from ..question.plan import Plan
 from .attention import as_run
 from .clocks import sustained
-from .costs import Costs, checked, cost_graphs, scaled, slowed, stepping
+from .costs import Costs, cost_graphs, ringing, scaled, slowed, stepping
+from .hosts import checked, shared
 from .phases import FIRST, LAST, MIDDLE, ONLY, ChunkTimes, PhaseTimes, Variant
 from .products import by_library
 from .sampling import drawn
@@ -76,9 +77,11 @@ def time_chunks(
     usual = {which: costs[id(next(iter(made.values())))] for which, made in variants.items()}
     found = sustained(found, device, plan.micro_batches * _busiest_us(pipelines, runs, usual))
     found = [stepping(as_run(each, plan.stack.attention, device), plan.stack.step_us) for each in found]
+    found = [ringing(each, plan.stack.ring_factor) for each in found]
     found = [drawn(each, str(plan.options.get("sampling") or ""), plan.parallel.tp, device) for each in found]
     found = [scaled(each, *scales[key]) for key, each in zip(distinct, found, strict=True)]
-    costs = {key: checked(each, plan.stack.check_us) for key, each in zip(distinct, found, strict=True)}
+    found = [shared(each, plan.stack.share_us) for each in found]
+    costs = {key: checked(each, plan.stack) for key, each in zip(distinct, found, strict=True)}
     known: dict[tuple[int, float], ChunkTimes] = {}
     for chunks, factors in zip(pipelines, slowdowns, strict=True):
         for chunk, factor in zip(chunks, factors, strict=True):

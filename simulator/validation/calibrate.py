@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from ...datasets.truth import InferenceRow, TrainingRow, TruthError, read_table
-from ..question.calibration import NONE, UNKNOWN, Calibration
+from ..question.calibration import NONE, UNKNOWN, Calibration, load_calibration
 from ..question.plan import Plan, PlanError
 from .answers import Engines
-from .calibration import corrected, fit, halves, interval_score, left_out, score, stated, widths
+from .calibration import NOTHING, corrected, halves, interval_score, known_of, left_out, score, stated, widths
 from .cases import ValidationSettings
 from .metrics import grouped
 from .observed import ObservedStep, group_of, observe, quantity
@@ -29,6 +30,7 @@ MOST_MISSED = 1.0  # ln: a run that nothing explains counts no more
 LEAST = 4  # runs
 HELD_OUT = ("halves", "table", "framework", "chip")  # ways of leaving out whose intervals are scored
 ROUNDS = 1  # of simulating under what was fitted
+COMPOSED = "composed"  # times that another tool put together: nothing is fitted to them
 Errors = Mapping[str, Mapping[str, float]]
 
 
@@ -43,6 +45,8 @@ class Calibrating:
     calibration: Calibration
     observed: tuple[ObservedStep, ...]
     errors: Errors
+    start: Calibration = NOTHING
+    unanswered: Mapping[str, int] = field(default_factory=dict)  # rows of each table without a time or an answer
 
     def scores(self) -> dict[str, dict[str, dict[str, float]]]:
         """Median, p90 and bias in percent, by table (``all``: of every run) and by how runs were answered.
@@ -50,7 +54,7 @@ class Calibrating:
         Of what was left out also how the 90 % intervals did (:func:`.calibration.interval_score`).
         """
         tables = grouped(self.observed, lambda each: each.table)
-        half_widths = {how: stated(self.observed, self.errors, how) for how in HELD_OUT}
+        half_widths = {how: stated(self.observed, self.errors, how, self.start) for how in HELD_OUT}
         made = {name: [each.id for each in members] for name, members in sorted(tables.items())}
         made["all"] = [each.id for each in self.observed]
         return {
@@ -72,17 +76,22 @@ def calibrate(
     setting: ValidationSettings,
     most: int,
     progress: Callable[[int], AbstractContextManager[Callable[[int], None]]],
+    start: str = NONE,
 ) -> Calibrating:
     """Effects on the rows of tables of published results, at most so many of each.
 
-    ``progress`` opens a bar of so many readings of tables, which is told of those done.
+    ``start`` is the calibration that the rows join: a name or a file. ``progress`` opens a bar of so many readings of
+    tables, which is told of those done. TruthError for two tables of one name.
     """
+    names = [path.stem for path in tables]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise TruthError(f"two tables are called {twice}: name each once, and rename one if they differ")
     with progress(len(tables) * (len(HOSTS) + ROUNDS)) as advance:
-        return _calibrated(tables, setting, most, advance)
+        return _calibrated(tables, setting, most, advance, start)
 
 
 def _calibrated(
-    tables: Sequence[Path], setting: ValidationSettings, most: int, advance: Callable[[int], None]
+    tables: Sequence[Path], setting: ValidationSettings, most: int, advance: Callable[[int], None], start: str
 ) -> Calibrating:
     from joblib import Parallel, delayed
 
@@ -99,6 +108,10 @@ def _calibrated(
             advance(1)
         return observed
 
+    try:
+        begun = load_calibration(start)
+    except PlanError as error:
+        raise PlanError(str(error).replace("calibration=", "start=", 1)) from None
     usual, *others, slowest = HOSTS
     by_host = {usual: simulated(NONE, {"": usual})}
     if len(by_host[usual]) < LEAST:
@@ -112,28 +125,54 @@ def _calibrated(
     for factor in others:
         found = {each.id: each for each in simulated(NONE, {"": factor}, wanted)}
         by_host[factor] = [found.get(each.id, each) for each in by_host[usual]]
-    hosts = chosen_hosts(by_host)
+    hosts = chosen_hosts(by_host, begun)
     observed = [each for factor, found in by_host.items() for each in found if hosts[each.framework] == factor]
     physics = {each.id: float(np.log(each.measured / each.predicted)) for each in by_host[1.0]}
-    known = _calibration(observed, hosts)
     for _ in range(ROUNDS):
+        known = _calibration(observed, hosts, begun)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "steps.json"
             path.write_text(as_json(known))
             observed = simulated(str(path), {})
-        known = _calibration(observed, hosts)
+    known, errors = concluded(observed, physics, hosts, begun)
+    made_by = f"opcast calibrate tables=[{','.join(path.name for path in tables)}] rows={most}"
+    whole = replace(known, made_by=made_by + ("" if start == NONE else f" start={start}"))
+    rows = Counter(each.table for each in observed)
+    return Calibrating(whole, tuple(observed), errors, begun, _unanswered(tables, most, rows))
+
+
+def concluded(
+    observed: Sequence[ObservedStep],
+    physics: Mapping[str, float],
+    hosts: Mapping[str, float],
+    begun: Calibration = NOTHING,
+) -> tuple[Calibration, Errors]:
+    """What simulated runs say: effects and widths, and the errors of each run by what was left out.
+
+    ``physics`` are the errors without effects by run, ``hosts`` the factors of frameworks.
+    """
+    known = _calibration(observed, hosts, begun)
     errors = {
         "physics": {each.id: physics[each.id] for each in observed},
         "fitted": {each.id: corrected(each, known) for each in observed},
-        "halves": halves(observed),
-        "table": left_out(observed, lambda each: each.table),
-        "framework": left_out(observed, lambda each: each.framework),
-        "chip": left_out(observed, lambda each: each.chip),
+        "halves": halves(observed, begun),
+        "table": left_out(observed, lambda each: each.table, begun),
+        "framework": left_out(observed, lambda each: each.framework, begun),
+        "chip": left_out(observed, lambda each: each.chip, begun),
     }
     rows = {name: len(members) for name, members in sorted(grouped(observed, lambda each: each.table).items())}
-    made_by = f"opcast calibrate tables=[{','.join(path.name for path in tables)}] rows={most}"
-    whole = replace(known, widths=widths(observed, errors), rows=rows, made_by=made_by)
-    return Calibrating(whole, tuple(observed), errors)
+    return replace(known, widths=widths(observed, errors, begun), rows={**begun.rows, **rows}), errors
+
+
+def _unanswered(tables: Sequence[Path], most: int, rows: Mapping[str, int]) -> dict[str, int]:
+    """How many rows of each table have no time, or were drawn and could not be simulated."""
+    made = {}
+    for path in tables:
+        read = read_table(path, setting="tables")
+        timed = sampled(read.rows, len(read.rows))
+        untimed = len(read.rows) + len(read.unsupported) + len(read.failed) - len(timed)
+        made[path.stem] = untimed + len(sampled(timed, most)) - rows.get(path.stem, 0)
+    return made
 
 
 def held_up(by_host: Mapping[float, Sequence[ObservedStep]]) -> set[str]:
@@ -143,7 +182,7 @@ def held_up(by_host: Mapping[float, Sequence[ObservedStep]]) -> set[str]:
     return {key for key, least in usual.items() if slowest.get(key, least) > FELT * least}
 
 
-def chosen_hosts(by_host: Mapping[float, Sequence[ObservedStep]]) -> dict[str, float]:
+def chosen_hosts(by_host: Mapping[float, Sequence[ObservedStep]], start: Calibration = NOTHING) -> dict[str, float]:
     """By framework: how many times longer its host takes than PyTorch's of today, of those that were simulated.
 
     Each is judged by its errors on the half of a framework's groups that its effects were not fitted on, over the runs
@@ -153,7 +192,7 @@ def chosen_hosts(by_host: Mapping[float, Sequence[ObservedStep]]) -> dict[str, f
     errors: dict[str, dict[float, float]] = {}
     for factor, found in by_host.items():
         for framework, own in grouped(found, lambda each: each.framework).items():
-            left, asked = halves(own), [each.id for each in own if each.id in felt]
+            left, asked = halves(own, start), [each.id for each in own if each.id in felt]
             missed = np.abs([left[key] for key in asked] or [0.0])
             errors.setdefault(framework, {})[factor] = float(np.mean(np.minimum(missed, MOST_MISSED)))
     best = {framework: min(tried.values()) for framework, tried in errors.items()}
@@ -165,9 +204,10 @@ def chosen_hosts(by_host: Mapping[float, Sequence[ObservedStep]]) -> dict[str, f
     }
 
 
-def _calibration(observed: Sequence[ObservedStep], hosts: Mapping[str, float]) -> Calibration:
+def _calibration(observed: Sequence[ObservedStep], hosts: Mapping[str, float], start: Calibration) -> Calibration:
     slower = {framework: factor for framework, factor in sorted(hosts.items()) if factor != 1.0}
-    return Calibration(fit(observed).effects(), slower, dict.fromkeys(UNKNOWN, 0.0))
+    made = known_of(observed, start)
+    return replace(made, host={**start.host, **slower}, widths=start.widths or dict.fromkeys(UNKNOWN, 0.0))
 
 
 def _observed(
@@ -195,8 +235,12 @@ def _observed(
 
 
 def sampled(rows: Iterable[Any], most: int) -> list[TrainingRow | InferenceRow]:
-    """At most so many rows that have a time: whole groups, by a hash of their names."""
-    timed = [row for row in rows if isinstance(row, (TrainingRow, InferenceRow)) and quantity(row)]
+    """At most so many rows that have a measured time: whole groups, by a hash of their names."""
+    timed = [
+        row
+        for row in rows
+        if isinstance(row, (TrainingRow, InferenceRow)) and quantity(row) and row.tags.get("times") != COMPOSED
+    ]
     groups = grouped(timed, group_of)
     order = sorted(groups, key=lambda name: sha256(name.encode()).digest()) if len(timed) > most else list(groups)
     made: list[TrainingRow | InferenceRow] = []

@@ -2,14 +2,15 @@
 
 The model of a run is ``ln measured = ln(sum of parts x exp(sum of effects)) + error``. Effects are normal around 0 with
 the standard deviations of ``PRIOR``, times that of their family in ``LOOSE``; errors follow Student's t, so that a few
-runs that nothing explains move little. The mode is found by Gauss-Newton with the weights of an expectation step
+runs that nothing explains move little. What an earlier calibration knew is where its effects start: they are normal
+around what it says, with its standard errors. The mode is found by Gauss-Newton with the weights of an expectation step
 (Lange, Little and Taylor 1989), standard errors from the curvature there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,8 +30,10 @@ LEAST_SHARE = 0.003  # a part of a step that small says nothing
 LONGEST, STEPS, ENOUGH = 0.3, 80, 1e-4  # of the search for the mode: longest step (ln), steps, and when it ends
 NINETY = 0.9  # of the errors are within a width
 LEAST_WIDTH = 0.01  # ln: no answer is surer
+LEAST_ERROR = 0.001  # ln: no effect is known better
 DRAWN = 4  # the width of a pair is drawn towards that of all pairs as by so many more rows
 DIGITS = 4
+NOTHING = Calibration()  # is known at the start
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,8 @@ class Fit:
         )
 
 
-def fit(observed: Sequence[ObservedStep]) -> Fit:
-    """The most probable effects of the runs."""
+def fit(observed: Sequence[ObservedStep], start: Calibration = NOTHING) -> Fit:
+    """The most probable effects of the runs, given what was known at the ``start``."""
     from scipy.sparse import csr_array
 
     share, row, levels = _cells(observed)  # shares without what was applied to them already
@@ -63,8 +66,11 @@ def fit(observed: Sequence[ObservedStep]) -> Fit:
     column = [place[key] for cell in levels for key in cell]
     design = csr_array((np.ones(len(column)), (at, column)), shape=(len(levels), len(keys)))
     runs = csr_array((np.ones(len(row)), (row, np.arange(len(row)))), shape=(len(observed), len(row)))
-    prior = np.array([_prior(key) for key in keys]) ** -2
-    beta = np.zeros(len(keys))
+    before = {(each.of, each.family): each for each in start.effects}
+    errors = (max(before[key].error, LEAST_ERROR) if key in before else _prior(key) for key in keys)
+    prior = np.fromiter(errors, float) ** -2
+    begun = np.array([before[key].value if key in before else 0.0 for key in keys])
+    beta = begun.copy()
     for _ in range(STEPS):
         parts = share * np.exp(design @ beta)
         total = runs @ parts
@@ -72,12 +78,21 @@ def fit(observed: Sequence[ObservedStep]) -> Fit:
         error = np.log(total) - wanted
         trust = weight * (FREEDOM + 1.0) / (FREEDOM + (error / ERROR) ** 2) / ERROR**2
         curvature = (slope * trust[:, None]).T @ slope + np.diag(prior)
-        step = np.linalg.solve(curvature, slope.T @ (trust * error) + beta * prior)
+        step = np.linalg.solve(curvature, slope.T @ (trust * error) + (beta - begun) * prior)
         beta -= np.clip(step, -LONGEST, LONGEST)
         if np.abs(step).max(initial=0.0) < ENOUGH:
             break
     rows = (slope > LEAST_SHARE).sum(axis=0)
     return Fit(tuple(keys), beta, np.sqrt(np.diag(np.linalg.inv(curvature))), rows)
+
+
+def known_of(observed: Sequence[ObservedStep], start: Calibration = NOTHING) -> Calibration:
+    """Effects of the runs, and of the ``start`` where they say nothing."""
+    made = {(each.of, each.family): each for each in start.effects}
+    for each in fit(observed, start).effects() if observed else ():
+        earlier = made.get((each.of, each.family))
+        made[each.of, each.family] = replace(each, rows=each.rows + earlier.rows) if earlier else each
+    return replace(start, effects=tuple(sorted(made.values(), key=lambda each: (_rank(each.of), each.family))))
 
 
 def _cells(observed: Sequence[ObservedStep]) -> tuple[np.ndarray, np.ndarray, list[list[tuple[str, str]]]]:
@@ -113,28 +128,42 @@ def corrected(each: ObservedStep, calibration: Calibration) -> float:
     return float(np.log(each.measured / each.predicted / total))
 
 
-def left_out(observed: Sequence[ObservedStep], by: Callable[[ObservedStep], str]) -> dict[str, float]:
+def left_out(
+    observed: Sequence[ObservedStep], by: Callable[[ObservedStep], str], start: Calibration = NOTHING
+) -> dict[str, float]:
     """Errors (ln of measured over answered) by row, those of each group under effects fitted without it."""
     found: dict[str, float] = {}
     for name in sorted({by(each) for each in observed}):
-        others = [each for each in observed if by(each) != name]
-        known = Calibration(fit(others).effects()) if others else Calibration()
+        known = known_of([each for each in observed if by(each) != name], start)
         found |= {each.id: corrected(each, known) for each in observed if by(each) == name}
     return found
 
 
-def halves(observed: Sequence[ObservedStep]) -> dict[str, float]:
+def halves(observed: Sequence[ObservedStep], start: Calibration = NOTHING) -> dict[str, float]:
     """Errors by row, each half of the groups under effects fitted on the other."""
-    return left_out(observed, _half)
+    return left_out(observed, _half, start)
 
 
-def widths(observed: Sequence[ObservedStep], errors: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def widths(
+    observed: Sequence[ObservedStep], errors: Mapping[str, Mapping[str, float]], start: Calibration = NOTHING
+) -> dict[str, float]:
     """What 90 % of the errors are within, by framework and chip (experts and groups across nodes apart) and by what is
     not known.
 
     ``errors`` are by row: of ``halves``, with the ``framework`` and the ``chip`` left out. What holds for all counts
-    each row as the fit does, so that no table speaks for the others; a pair's own is drawn towards it.
+    each row as the fit does, so that no table speaks for the others; a pair's own is drawn towards it. Widths of the
+    ``start`` stay, and a pair's own is drawn towards the one that it had.
     """
+    made = dict(start.widths) or _usual_widths(observed, errors)
+    for pair, of in grouped(observed, lambda each: pair_of(each.setting, each.has_experts)).items():
+        own = max(float(np.quantile([abs(errors["halves"][each.id]) for each in of], NINETY)), LEAST_WIDTH)
+        towards = start.widths.get(pair, made.get(ACROSS, made[""]) if of[0].setting.across else made[""])
+        made[pair] = float(np.exp((len(of) * np.log(own) + DRAWN * np.log(towards)) / (len(of) + DRAWN)))
+    return {name: round(width, DIGITS) for name, width in made.items()}
+
+
+def _usual_widths(observed: Sequence[ObservedStep], errors: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Widths by what is not known."""
     usual = [each for each in observed if not each.setting.across]
     made = {"": within(usual or observed, errors["halves"])}
     for name in ("chip", "framework"):
@@ -143,11 +172,7 @@ def widths(observed: Sequence[ObservedStep], errors: Mapping[str, Mapping[str, f
     made["both"] = float(np.hypot(made["chip"], made["framework"]))
     if len(usual) < len(observed):
         made[ACROSS] = max(within([each for each in observed if each.setting.across], errors["halves"]), made[""])
-    for pair, of in grouped(observed, lambda each: pair_of(each.setting, each.has_experts)).items():
-        own = max(float(np.quantile([abs(errors["halves"][each.id]) for each in of], NINETY)), LEAST_WIDTH)
-        towards = made[ACROSS if of[0].setting.across else ""]
-        made[pair] = float(np.exp((len(of) * np.log(own) + DRAWN * np.log(towards)) / (len(of) + DRAWN)))
-    return {name: round(width, DIGITS) for name, width in made.items()}
+    return made
 
 
 def within(observed: Sequence[ObservedStep], errors: Mapping[str, float]) -> float:
@@ -158,7 +183,9 @@ def within(observed: Sequence[ObservedStep], errors: Mapping[str, float]) -> flo
     return max(float(missed[order][np.searchsorted(reached, NINETY)]), LEAST_WIDTH)
 
 
-def stated(observed: Sequence[ObservedStep], errors: Mapping[str, Mapping[str, float]], how: str) -> dict[str, float]:
+def stated(
+    observed: Sequence[ObservedStep], errors: Mapping[str, Mapping[str, float]], how: str, start: Calibration = NOTHING
+) -> dict[str, float]:
     """By row: the half-width that it would get with so much left out, from widths of the other half of the groups."""
     found: dict[str, float] = {}
     for half in "01":
@@ -166,16 +193,17 @@ def stated(observed: Sequence[ObservedStep], errors: Mapping[str, Mapping[str, f
         others = [each for each in observed if _half(each, "widths") != half]
         if not own or not others:
             continue
-        known = widths(others, errors)
+        known = widths(others, errors, start)
         for each in own:
             if how in ("chip", "framework"):
-                known_of = {name: width for name, width in known.items() if getattr(each, how) not in name.split(" ")}
+                held = {name: width for name, width in known.items() if getattr(each, how) not in name.split(" ")}
             elif how == "table":
                 left = {pair_of(e.setting, e.has_experts) for e in others if e.table != each.table}
-                known_of = {name: width for name, width in known.items() if name in left or "-" not in name}
+                left |= set(start.widths)
+                held = {name: width for name, width in known.items() if name in left or "-" not in name}
             else:
-                known_of = known
-            one = calibrated(Calibration((Effect("gemm", "all", 0.0, 1.0, 1),), widths=known_of), each.setting)
+                held = known
+            one = calibrated(Calibration((Effect("gemm", "all", 0.0, 1.0, 1),), widths=held), each.setting)
             found[each.id] = float((one.width_experts if each.has_experts else one.width) or 0.0)
     return found
 

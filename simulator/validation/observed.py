@@ -10,14 +10,16 @@ import numpy as np
 
 from ...datasets.truth import InferenceRow, Row, TrainingRow
 from ..question.calibration import RunKind, StepCalibration, cell_of, load_calibration, run_kind
-from ..question.plan import Plan
+from ..question.plan import Plan, Stack
 from ..step.state import Executed, State
+from ..timing.hosts import checked, shared
 from ..timing.phases import selected
 from .answers import CACHED, Engines, inference_quantities, simulated_case, training_quantities
 from .cases import Question, ValidationSettings, inference_case, training_case
 
 FIXED = "fixed"  # what follows no family: sends between stages, data loading, gaps of CUDA graphs
-TIMED = ("step_time", "e2e", "throughput", "ttft", "tpot")  # what a row is observed by: the first that it has
+THROUGHPUT = "throughput"
+TIMED = ("step_time", "e2e", THROUGHPUT, "ttft", "tpot")  # what a row is observed by: the first that it has
 
 Part = tuple[str, str]  # cell (family and format of ops), regime
 
@@ -99,6 +101,12 @@ def quantity(row: TrainingRow | InferenceRow) -> str:
     return next((name for name in TIMED if row.measured.get(name, 0.0) > 0.0), "")
 
 
+def measured_of(row: TrainingRow | InferenceRow) -> float:
+    """What :func:`quantity` names, as a time: one over a throughput."""
+    timed = quantity(row)
+    return 1.0 / row.measured[timed] if timed == THROUGHPUT else row.measured[timed]
+
+
 def _observed(
     table: str,
     row: TrainingRow | InferenceRow,
@@ -109,9 +117,9 @@ def _observed(
 ) -> ObservedStep:
     report = simulated_case(case, setting, engines)
     quantities = training_quantities if isinstance(row, TrainingRow) else inference_quantities
-    predicted, measured = quantities(report, row)[timed].value, row.measured[timed]
-    if timed == "throughput":
-        predicted, measured = 1.0 / predicted, 1.0 / measured
+    predicted, measured = quantities(report, row)[timed].value, measured_of(row)
+    if timed == THROUGHPUT:
+        predicted = 1.0 / predicted
     assert report.state is not None
     state = report.state
     device, plan = state.device, state.plan
@@ -145,7 +153,7 @@ def parts_of(state: State, left_out: str = "", only: str = "") -> dict[Part, flo
         own: dict[str, float] = {}
         for stage in step.speaking:
             for each in step.executions(stage):
-                for family, us in _families(each) if each.phase != left_out else ():
+                for family, us in _families(each, state.plan.stack) if each.phase != left_out else ():
                     family = FIXED if family == "host" and graphs else family
                     own[family] = own.get(family, 0.0) + us
         worked, whole = sum(own.values()), step.total_us * step.times
@@ -158,8 +166,11 @@ def parts_of(state: State, left_out: str = "", only: str = "") -> dict[Part, flo
     return {part: us / total for part, us in found.items() if us > 0.0}
 
 
-def _families(each: Executed) -> Iterator[tuple[str, float]]:
-    """Microseconds of a phase by cell: computing, exposed communication, waiting for the host."""
+def _families(each: Executed, stack: Stack) -> Iterator[tuple[str, float]]:
+    """Microseconds of a phase by cell: computing, exposed communication, waiting for the host.
+
+    What hosts take for collectives beside issuing them (:mod:`..timing.hosts`) follows no factor.
+    """
     chosen = selected(each.costs, each.phase)
     busy: dict[bool, dict[str, float]] = {False: {}, True: {}}
     weights = (each.costs.kernel_us[chosen] * each.costs.repeats[chosen]).tolist()
@@ -172,7 +183,19 @@ def _families(each: Executed) -> Iterator[tuple[str, float]]:
         whole = sum(by_cell.values())
         for cell, us in by_cell.items():
             yield cell, us / whole * times[waited] * each.times if whole else 0.0
-    yield "host", each.time.host_us * each.times
+    apart = _apart(each, chosen, stack)
+    yield "host", each.time.host_us * each.times * (1.0 - apart)
+    yield FIXED, each.time.host_us * each.times * apart
+
+
+def _apart(each: Executed, chosen: np.ndarray, stack: Stack) -> float:
+    """The share of the host's time in a phase that no factor on the host reaches."""
+    if not (stack.check_us or stack.share_us):
+        return 0.0
+    costs = each.costs
+    alone = checked(shared(replace(costs, host_us=np.zeros(len(costs.nodes))), stack.share_us), stack).host_us
+    whole = float(costs.host_us[chosen] @ costs.repeats[chosen])
+    return float(alone[chosen] @ costs.repeats[chosen]) / whole if whole else 0.0
 
 
 def table_of(observed: Sequence[ObservedStep]) -> np.ndarray:

@@ -84,11 +84,15 @@ MECHANISMS: Mapping[str, Patches] = {
     "caches that grow cold": ((costs, "coldness_of", warm),),
     "the host": (
         (placement, "cost_graphs", without_host(placement.cost_graphs)),
-        (placement, "checked", lambda found, check_us: found),
+        (placement, "checked", lambda found, given: found),
+        (placement, "shared", lambda found, given: found),
     ),
-    "rings that wait": ((placement, "stepping", lambda found, step_us: found),),
+    "rings that wait": (
+        (placement, "stepping", lambda found, given: found),
+        (placement, "ringing", lambda found, given: found),
+    ),
     "collectives beyond their tables": ((LearnedEngine, "_go_on", lambda *given: None),),
-    "constants of NCCL by chip": ((formula, "tuning", lambda device, link: Tuning()),),
+    "constants of NCCL by chip": ((formula, "tuning", lambda *given: Tuning()),),
 }
 EFFECTS: Mapping[str, tuple[str, ...]] = {  # kind of effect -> the parts that those levels are of
     "effects of all runs": ("all",),

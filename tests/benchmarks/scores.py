@@ -30,7 +30,7 @@ SHORT = ("framework", "halves", "physics")  # the columns of the README
 ROWS = {  # how a row of the documents begins -> the table it is of
     "MPT 125 M to 70 B, llm-foundry": "train_llm_foundry_mpt",
     "llm-foundry, A100 and H100": "train_llm_foundry_mpt",
-    "GPT, Megatron-LM, 2 to 512 A100 (vTrain)": "train_vtrain_a100",
+    "GPT, Megatron-LM, 256 and 512 A100 (vTrain)": "train_vtrain_a100",
     "vTrain's A100 table": "train_vtrain_a100",
     "dense, MoE and Mamba recipes, Megatron-Bridge": "train_megatron_bridge",
     "Megatron-Bridge, H100 to GB300": "train_megatron_bridge",

@@ -67,7 +67,7 @@ OPS = {
     "embedding_backward": [{"tokens": 9, "vocab": 11, "hidden": 4}],
     "cross_entropy": [{"tokens": 6, "vocab": 13}],
     "cross_entropy_backward": [{"tokens": 6, "vocab": 13}],
-    "moe_route": [{"tokens": 6, "experts": 8, "topk": 3}],
+    "moe_route": [{"tokens": 6, "experts": 8, "topk": 3, **extra} for extra in ({}, {"kernels": "topk"})],
     "moe_permute": [
         {"tokens": 6, "hidden": 4, "topk": 3, "direction": "permute"},
         {"tokens": 6, "hidden": 4, "topk": 3, "direction": "unpermute"},
@@ -293,7 +293,7 @@ REFERENCES = {
     "embedding_backward": scatter_rows,
     "cross_entropy": lambda op, x, targets: nll(x, targets.long()),
     "cross_entropy_backward": lambda op, x, targets: gradients(lambda x: nll(x, targets.long()), (x,), None)[0],
-    "moe_route": route,
+    "moe_route": lambda op, scores: torch.topk(scores, op.topk) if op.kernels else route(op, scores),
     "moe_permute": permute,
     "fused_moe": reference_fused_moe,
     "copy": lambda op, x: x[:, : x.shape[1] // 2] if op.run_bytes else x,

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from opcast.jobs.cli import main
+from opcast.simulator.question.calibration import SHIPPED
+from opcast.simulator.validation.simulated import read_steps
 
 ROWS = 8
 HEAD = (
@@ -45,15 +49,36 @@ def test_steps_are_answered_as_ones_own_runs_were(table: Path, capsys: pytest.Ca
     assert physics["simulated"] == ROWS, physics["unsupported"]
     predicted = [row["quantities"]["step_time"]["predicted"] for row in physics["per_row"]]
     table.write_text(rows([seconds * SLOWER for seconds in predicted]))
-    output, scores, picture = (table.parent / name for name in ("mine.json", "scores.json", "errors.svg"))
-    files = (f"output={output}", f"scores={scores}", f"picture={picture}")
+    written = ("mine.json", "scores.json", "steps.parquet", "errors.svg")
+    output, scores, steps, picture = (table.parent / name for name in written)
+    files = (f"output={output}", f"scores={scores}", f"steps={steps}", f"picture={picture}")
     made = ask(capsys, "calibrate", f"tables=[{table}]", *files)
     assert json.loads(scores.read_text()) == made["scores"]
     assert made["scores"]["all"]["physics"]["rows"] == ROWS
     assert picture.read_text().count("h0") == ROWS
+    names = pq.read_table(steps).column("id").to_pylist()
+    found, physics = read_steps(steps, dict.fromkeys(names[1:], 2.0))  # the first was not measured
+    assert [each.id for each in found] == names[1:]
+    assert {each.measured for each in found} == {2.0}
+    assert all(sum(each.parts.values()) == pytest.approx(1.0) for each in found)
+    without_effects = [2.0 / float(np.exp(physics[name])) for name in names[1:]]
+    assert without_effects == pytest.approx(predicted[1:], rel=1e-6)
     assert made["scores"]["all"]["fitted"]["median"] < made["scores"]["all"]["physics"]["median"] / 3
     again = ask(capsys, "validate", f"truth={table}", f"calibration={output}")
     assert again["metrics"]["step_time"]["median_ape"] < 0.6 * made["scores"]["all"]["physics"]["median"]
+
+
+def test_ones_own_runs_join_what_ships(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table.write_text(rows([1.0] * ROWS) + rows([2.0]).splitlines()[1].replace("A100-80", "A999") + "\n")
+    output = table.parent / "mine.json"
+    made = ask(capsys, "calibrate", f"tables=[{table}]", "start=shipped", f"output={output}")
+    assert made["unanswered"] == {"mine": 1}
+    known, shipped = (json.loads(path.read_text()) for path in (output, SHIPPED))
+    at = {(each["of"], each["family"]): each for each in known["effects"]}
+    assert {(each["of"], each["family"]) for each in shipped["effects"]} <= set(at)
+    assert all(at[each["of"], each["family"]] == each for each in shipped["effects"] if "chip=ada" in each["of"])
+    assert at["framework=megatron", "gemm"]["rows"] > ROWS
+    assert set(shipped["widths"]) <= set(known["widths"])
 
 
 def test_tables_without_runs_are_one_line(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,6 +94,7 @@ def test_tables_without_runs_are_one_line(table: Path, capsys: pytest.CaptureFix
         (["tables=[/no/such.csv]"], "tables=/no/such.csv cannot be read"),
         (["rows=3"], "rows=3 must be a whole number of at least 8"),
         (["output=/no/folder/x.json"], "there is no folder"),
+        (["start=nothing.json"], "start=nothing.json does not exist"),
     ],
 )
 def test_bad_input_is_one_line(

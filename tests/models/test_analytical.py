@@ -172,6 +172,37 @@ def test_fp32_products_run_at_the_clock_that_the_power_limit_leaves(name: str, t
         assert latency("gemm", product, unlimited, "warm", "fp16") == latency("gemm", product, device, "warm", "fp16")
 
 
+@pytest.mark.parametrize(
+    ("device", "kind", "dims", "published_us"),
+    [  # vLLM's pull request 27299 (Triton's kernels of Mamba-2), TensorRT-LLM's tables in aiconfigurator
+        ("h100_sxm", "linear_attention_prefill", {"heads": 128, "groups": 1, "state_dim": 128, "seq": 16384}, 1268),
+        ("h100_sxm", "linear_attention_prefill", {"heads": 128, "groups": 1, "state_dim": 128, "seq": 65536}, 5921),
+        ("gb300", "causal_conv1d", {"rows": 32768, "cols": 6144}, 205),
+        ("b200_sxm", "causal_conv1d", {"rows": 32768, "cols": 6144}, 220),
+        ("h100_sxm", "causal_conv1d", {"rows": 32768, "cols": 6144}, 328),
+    ],
+)
+def test_kernels_of_scans_move_what_their_units_can(
+    device: str, kind: str, dims: dict[str, int], published_us: float
+) -> None:
+    given = {"batch": 1, "head_dim": 64, "chunk": 128, "rule": 0, "width": 4, "update": 0} | dims
+    columns = {name: np.array([given[name]]) for name in KINDS[kind].names}
+    latency = analytical.latency_us(kind, columns, "bf16", None, load_device(device))
+    assert latency[0] == pytest.approx(published_us, rel=0.25)
+
+
+# Whole routers in torch on H100, 16,384 tokens (FlashML-org/FreeToken, pull request 319), nearly all torch.topk
+@pytest.mark.parametrize(("experts", "published_us"), [(128, 137), (256, 254), (288, 293), (512, 458)])
+def test_selections_by_torch_take_their_clocks(experts: int, published_us: float) -> None:
+    device = load_device("h100_sxm")
+    dims = {"tokens": 16384, "experts": experts, "topk": 8, "kernels": 1}
+    columns = {name: np.array([value]) for name, value in dims.items()}
+    chosen = analytical.latency_us("moe_route", columns, "fp32", None, device)
+    own = analytical.latency_us("moe_route", columns | {"kernels": np.array([0])}, "fp32", None, device)
+    assert chosen[0] == pytest.approx(published_us, rel=0.25)
+    assert own[0] < chosen[0]
+
+
 def test_a_last_wave_costs_a_whole_one(gpu: Device) -> None:
     # 132 tiles of 128 x 256 fill an H100 once; one row of tiles more starts another wave, unless K is split
     even = {"batch": 1, "m": 128 * 12, "n": 256 * 11, "k": 512, "layout": 1}

@@ -10,12 +10,14 @@ import pytest
 
 from opcast.datasets.devices import known_devices, load_device
 from opcast.models import analytical
+from opcast.models.analytical.setting import shares_slots
 from opcast.models.donors import BACKWARD, EXPERTS
 from opcast.models.features import Frame, frame
 from opcast.models.kinship import TIERS, Kin, errors, generation, recast_share, tier, voices
 from opcast.models.predictor import Predictor
 from opcast.models.registry import Registry
 from opcast.tests.benchmarks.donors import SHARES, Told, best_share, shared
+from opcast.tests.benchmarks.lanes import answered
 
 SHIPPED = Registry(Path(__file__).resolve().parents[2] / "models" / "shipped")
 OPS = {
@@ -153,3 +155,27 @@ def test_the_part_that_carries_over_is_found_on_other_heads() -> None:
     found = shared(known)
     assert {each.group: each.share for each in found} == {"64": 1.0, "128": 0.5}
     assert all(abs(float(each.recast[0])) == 0.5 for each in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "shared"),
+    [("h100_sxm", True), ("l4", True), ("a40", True), ("a100_sxm_80gb", False), ("p4", False), ("b200_sxm", False),
+     ("mi300x", False)],
+)  # fmt: skip
+def test_loads_take_slots_of_products_where_a_scheduler_has_32_lanes_and_one_instruction(
+    name: str, shared: bool
+) -> None:
+    assert shares_slots(load_device(name)) == shared
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"), [("h100_sxm", 51.8), ("h200_sxm", 51.3), ("l40s", 46.9), ("rtx_a6000", 23.9), ("b200_sxm", 66.2)]
+)
+def test_products_in_fp32_run_as_fast_as_others_measured(name: str, rate: float) -> None:
+    assert answered(load_device(name), 8192)[0] == pytest.approx(rate, rel=0.1)
+
+
+def test_lanes_are_alike_in_fp32_whatever_matrix_units_do() -> None:
+    known = [load_device(name) for name in ("a100_pcie_40gb", "v100_pcie", "t4")]
+    heard = voices(load_device("h100_sxm"), known, "fp32")[1]
+    assert heard == pytest.approx(dict.fromkeys(heard, 1 / 3))

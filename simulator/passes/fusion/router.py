@@ -12,8 +12,14 @@ import re
 
 import numpy as np
 
+from ....datasets.ops import Op, make_op
 from ...graph import Node
-from ..rewriting.draft import Draft, Section
+from ..rewriting.draft import Draft, Item, Section
+
+# Tensors of [tokens, experts] in fp32 that go through memory around the selections: forward a copy and its random
+# numbers (forced balance), sigmoid, bias, mask, probabilities and map scattered into zeros, and the same once more for
+# the loss that balances; backward the gradients of those
+AROUND, AROUND_BACKWARD, SELECTIONS = 32, 12, 3
 
 GATE = re.compile(r"(^|\.)(gate|router)(\.\w+)?$")
 EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
@@ -39,6 +45,41 @@ def on_matrix_units(draft: Draft, released: np.ndarray) -> bool:
             item.compute(op)
             changed = True
     return changed
+
+
+def apart(draft: Draft, released: np.ndarray) -> bool:
+    """Routers in torch's own kernels beside their products (Megatron-Core without ``moe_router_fusion``).
+
+    ``megatron/core/transformer/moe/moe_utils.py``: ``group_limited_topk`` selects twice, even of one group, and
+    ``compute_routing_scores_for_aux_loss`` once more.
+    """
+    changed = False
+    for section in draft.sections:
+        for item in [each for each in section.items if each.node.op is not None and GATE.search(each.node.path)]:
+            op, node = item.node.op, item.node
+            assert op is not None
+            if op.kind == "moe_route" and node.phase == "forward":
+                chosen = op.replace(kernels="topk")
+                added = [_beside(chosen, "aten.topk", node)] * SELECTIONS
+                added.append(_moved(op.tokens * op.experts, AROUND, node))
+            elif node.source == "fused.moe" and node.phase == "backward" and op.kind == "elementwise":
+                added = [_moved(op.numel, AROUND_BACKWARD, node)]
+            else:
+                continue
+            place = section.place(item) + 1
+            section.items[place:place] = [Item(each) for each in added]
+            changed = True
+    return changed
+
+
+def _moved(numel: int, tensors: int, beside: Node) -> Node:
+    op = make_op("elementwise", numel=numel, inputs=tensors - 1, dtype="fp32")
+    return _beside(op, "fused.pointwise", beside)
+
+
+def _beside(op: Op, source: str, node: Node) -> Node:
+    """A kernel that works on what a node has written."""
+    return Node(op, source, node.path, node.phase, node.writes, node.writes, int(op.cost.bytes))
 
 
 def _before_cast(draft: Draft, node: Node, makers: dict[int, Node]) -> str:

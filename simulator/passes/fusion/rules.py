@@ -29,8 +29,9 @@ from .kernels import (
     route,
     row_wise,
 )
+from .mamba import split_scan
 from .patterns import Match, Pattern, Rule
-from .router import on_matrix_units
+from .router import apart, on_matrix_units
 
 ADDS = ("add", "add_")
 POINTWISE = (
@@ -194,6 +195,8 @@ SHIPPED: tuple[Rule, ...] = (
         remakes=False,
     ),
     Rule("router", rewrite=on_matrix_units),
+    Rule("router_apart", rewrite=apart),
+    Rule("mamba", rewrite=split_scan),
     _cross_entropy("cross_entropy", ("_to_copy",), False),
     _cross_entropy("cross_entropy_in_place", ("_to_copy",), True),
     _cross_entropy("cross_entropy_fp32", (), True),

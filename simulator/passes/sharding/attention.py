@@ -193,6 +193,38 @@ def gathered(draft: Draft, section: Section, node: Node, call: Attention, group:
     return nodes, (whole, *partial)
 
 
+def gathered_ring(draft: Draft, section: Section, node: Node, call: Attention, group: Group, zigzag: bool) -> Nodes:
+    """The parts of a ring on keys and values that are gathered at once, summed in fp32; gradients go round in fp32.
+
+    PyTorch's ``context_parallel`` with its usual ``rotate_method``, allgather
+    (``torch/distributed/tensor/experimental/_attention.py``, _templated_ring_attention and its backward). Nothing hides
+    the exchanges: under torch.compile each is waited for at once (``_functional_collectives.py``, _maybe_wrap_tensor).
+    """
+    if call.window:
+        return gathered(draft, section, node, call, group, zigzag)
+    tokens, dtype = call.seq_q // group.ranks, call.op.dtype
+    size, widened = call.kv_bytes(call.seq_kv), itemsize("fp32") / itemsize(dtype)
+    whole = draft.local(section, size, dtype)
+    options: dict[str, Any] = {"phase": node.phase, "path": node.path, "dtype": dtype}
+    nodes = [collective("all_gather", size, group, node.reads, (whole,), **options)]
+    reads, own = (*node.reads, whole), call.kv_bytes(tokens)
+    made = own + call.q_bytes(tokens) if call.backward else call.out_elements(tokens) * itemsize(dtype)
+    partial, sums = draft.local(section, made, dtype), draft.local(section, made * widened, "fp32")
+    home = (draft.local(section, own * widened, "fp32"),) if call.backward else ()
+    onward = {**options, "dtype": "fp32"}
+    for step, part in enumerate(ring_parts(tokens, group.ranks, call.causal, zigzag)):
+        nodes.append(_compute(node, call.of(*part), reads, (partial,) if step else node.writes))
+        news = (partial, sums) if step else node.writes
+        if call.backward:
+            elements = (call.kv_bytes(part.seq_kv) + call.q_bytes(part.seq_q)) / itemsize(dtype)
+            nodes.append(_merge(node, int(elements), news, (sums,), "fp32"))
+            nodes.append(collective("send_recv", own * widened, group, (sums,), home, **onward))
+        elif step:
+            both = (sums, *node.writes)
+            nodes.append(_merge(node, call.out_elements(part.seq_q), (*news, *node.writes), both, "fp32"))
+    return nodes, (whole, partial, sums, *home)
+
+
 def _gathered_parts(call: Attention, tokens: int, ranks: int, zigzag: bool) -> list[Op]:
     """An early and a late part of the queries, each against all keys up to it; without zigzag the last part only."""
     if not call.causal:
@@ -287,9 +319,10 @@ def _compute(node: Node, op: Op, reads: tuple[int, ...], writes: tuple[int, ...]
     )
 
 
-def _merge(node: Node, elements: int, reads: tuple[int, ...], writes: tuple[int, ...]) -> Node:
+def _merge(node: Node, elements: int, reads: tuple[int, ...], writes: tuple[int, ...], dtype: str = "") -> Node:
     """Adds a partial result to what there is, in place."""
-    op = make_op("elementwise", node.op.dtype if node.op else "bf16", numel=elements, inputs=2, fn="arithmetic")
+    dtype = dtype or (node.op.dtype if node.op else "bf16")
+    op = make_op("elementwise", dtype, numel=elements, inputs=2, fn="arithmetic")
     merged = replace(node, op=op, source="opcast.merge", reads=reads, writes=writes, bytes_moved=int(op.cost.bytes))
     return replace(merged, frees=(), host=NO_CALLS)
 

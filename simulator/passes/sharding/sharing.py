@@ -76,6 +76,11 @@ class Sharing:
         padded = -(-self.vocab // self.tp) * self.tp
         return (f"vocabulary of {self.vocab} padded to {padded} for tp={self.tp}",) if padded != self.vocab else ()
 
+    @property
+    def reduce_each(self) -> bool:
+        """Whether each product that makes summands is reduced by itself, though they meet in a sum."""
+        return "reduce_each" in self.plan.stack.fusion
+
     # --- sums that wait --------------------------------------------------------------------------------------
 
     def carried(self, node: Node) -> RankWork | None:
@@ -103,6 +108,8 @@ class Sharing:
         name = name_of(node)
         if hows == {GRADIENT_SUM}:
             return GRADIENT_SUM
+        if self.reduce_each and hows == {SUM} and len(waiting) > 1:
+            return 0
         if name in ADDS and hows <= {SUM, EXPERT_SUM} and not (self.sequence and EXPERT_SUM in hows):
             alone = any(t not in waiting for t in node.reads)
             return 0 if alone else SUM if SUM in hows else EXPERT_SUM

@@ -181,9 +181,10 @@ class _Gatherer:
 
 
 def buckets(draft: Draft, plan: Plan, family: WeightFamily) -> list[Bucket]:
-    """Gradients of a family in the order they are ready, cut at ``bucket_mib`` and where a layer ends.
+    """Gradients of a family in the order they are ready, cut where they reach ``bucket_mib``, and where a layer ends.
 
-    FSDP takes a layer whole.
+    FSDP takes a layer whole. DDP cuts between parameters (torch's ``compute_bucket_assignment_by_size``): what one
+    module makes is never cut, and what is left of a layer goes with its last bucket, where it has one.
     """
     mine = set(family.gradients.tolist())
     last: dict[int, tuple[int, int]] = {}
@@ -195,16 +196,23 @@ def buckets(draft: Draft, plan: Plan, family: WeightFamily) -> list[Bucket]:
     for tensor, place in last.items():
         ready.setdefault(place, []).append(tensor)
     limit = np.inf if plan.parallel.zero_stage == 3 else plan.stack.bucket_mib * 2**20
-    units_of = {place: layer_path(draft.sections[place[0]].items[place[1]].node.path) for place in ready}
+    path_of = {place: draft.sections[place[0]].items[place[1]].node.path for place in ready}
     made: list[Bucket] = []
     waiting: list[int] = []
+    begun = 0  # buckets before those of the layer at hand
     places = sorted(ready)
     for place, following in zip(places, [*places[1:], None], strict=True):
         waiting += ready[place]
-        ends = following is None or following[0] != place[0] or units_of[following] != units_of[place]
-        if ends or draft.sizes[waiting].sum() >= limit:
-            made.append((draft.sections[place[0]], place[1], units_of[place], tuple(waiting)))
+        own = layer_path(path_of[place])
+        ends = following is None or following[0] != place[0] or layer_path(path_of[following]) != own
+        whole = ends or following is None or path_of[following] != path_of[place]
+        full = draft.sizes[waiting].sum() >= limit
+        if ends and not full and len(made) > begun:
+            waiting = [*made.pop()[3], *waiting]
+        if ends or (full and whole):
+            made.append((draft.sections[place[0]], place[1], own, tuple(waiting)))
             waiting = []
+        begun = len(made) if ends else begun
     return made
 
 

@@ -35,6 +35,7 @@ TOLD = {
     "lora_rank",
     "lora_modules",
     "mtp_layers",
+    "times",
     *(f"serving_{name}" for name in STARTED),
     "model_path",
     *(

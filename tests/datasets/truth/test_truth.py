@@ -148,13 +148,21 @@ def test_adapters_are_those_of_the_publication(tmp_path: Path, source: str, rank
 
 
 @pytest.mark.parametrize(
-    ("nodes", "gbps", "framework"),
-    [("2", "420", "nanotron"), ("2", "320", "nanotron_checked"), ("1", "320", "nanotron"), ("2", "", "nanotron")],
+    ("nodes", "gathers", "scatters", "framework"),
+    [
+        ("2", "224", "223", "nanotron"),
+        ("2", "164", "160", "nanotron_checked"),
+        ("2", "129", "224", "nanotron"),  # one slow measurement
+        ("1", "164", "160", "nanotron"),
+        ("64", "44", "45", "nanotron"),
+        ("64", "6.5", "6.5", "nanotron_checked"),
+        ("2", "", "", "nanotron"),
+    ],
 )
 def test_hosts_that_wait_are_told_by_what_their_network_measured(
-    tmp_path: Path, nodes: str, gbps: str, framework: str
+    tmp_path: Path, nodes: str, gathers: str, scatters: str, framework: str
 ) -> None:
-    row = one(tmp_path, source="nanotron", nodes=nodes, nccl_allreduce_GBps=gbps)
+    row = one(tmp_path, source="nanotron", nodes=nodes, nccl_allgather_GBps=gathers, nccl_reducescatter_GBps=scatters)
     assert row.framework == framework
 
 

@@ -89,6 +89,20 @@ def test_no_answer_is_below_the_roofline() -> None:
             assert ask(build_engine(target, [], [SHIPPED]), [op]).latency_us[0] >= 0.999 * least[0]
 
 
+@pytest.mark.parametrize("device", ["h100_sxm", "l40s", "h800_sxm"])
+def test_what_one_lab_says_of_one_chip_is_no_surer_than_a_table(device: str) -> None:
+    """How attention's backward pass follows the forward pass rests on one paper."""
+    heads: dict[str, int] = {"heads_q": 32, "heads_kv": 8, "head_dim": 128, "v_head_dim": 128}
+    for tokens in (128, 8192):
+        ops = [
+            make_op(f"attention_{part}", batch=1, seq_q=tokens, seq_kv=tokens, **heads)
+            for part in ("prefill", "backward")
+        ]
+        found = ask(build_engine(load_device(device), [], [SHIPPED]), ops)
+        forward, backward = found.high_us / found.latency_us
+        assert backward > 0.99 * min(forward, 1.25)
+
+
 def test_copies_over_a_bus_are_nobodys() -> None:
     assert able("copy", {"size_bytes": np.ones(2), "direction": np.array([0, 1])}).tolist() == [True, False]
 

@@ -16,10 +16,10 @@ from opcast.datasets.ops import KINDS, make_op
 from opcast.datasets.schema import Measurement
 from opcast.datasets.store import Store
 from opcast.models import labs, power
+from opcast.models.intervals import UNCALIBRATED_FACTOR
 from opcast.models.registry import Registry
 from opcast.models.training import train
 from opcast.simulator.engines import EngineError, ask, build_engine
-from opcast.simulator.engines.analytical import UNCALIBRATED_FACTOR
 from opcast.simulator.predict.ops import predict_ops, with_power
 
 DEVICE = load_device("h100_sxm")

@@ -19,7 +19,7 @@ from opcast.simulator.question.plan import Parallel, Plan, PlanError
 from opcast.simulator.trace import Workload, trace
 
 CLUSTER = Cluster("c", "c", "h100_sxm", nodes=2)
-STYLES = ("ring", "allgather", "ulysses")
+STYLES = ("ring", "ring_allgather", "allgather", "ulysses")
 FAMILIES = ("llama", "qwen3_moe", "deepseek_v3", "gpt2")
 LENGTH = 32
 OF_TOKENS = ("attention_prefill", "attention_backward", "softmax", "softmax_backward", "embedding", "moe_route")
@@ -103,6 +103,20 @@ def test_gathering_sends_all_keys_and_scatters_their_gradients(graphs: dict[str,
     assert sent(shared, "backward", "reduce_scatter") == 3 * keys
 
 
+def test_pytorch_gathers_keys_once_and_sends_gradients_round_in_fp32(graphs: dict[str, Graph]):
+    graph, cp, layers = graphs["llama"], 4, 3
+    shared = context_parallel(graph, plan(cp, "ring_allgather"))
+    keys = 2 * (LENGTH // cp) * 2 * (16 + 16) * 2
+    for phase in ("forward", "backward"):
+        assert sent(shared, phase, "all_gather") == layers * cp * keys
+    assert sent(shared, "forward", "send_recv") == 0
+    assert sent(shared, "backward", "send_recv") == layers * cp * 2 * keys
+    merges = [(n, k) for n, k in shared.weighted() if n.source == "opcast.merge" and n.op is not None]
+    assert {n.op.dtype for n, _ in merges if n.op} == {"fp32"}
+    assert sum(k for n, k in merges if n.phase == "forward") == layers * (cp - 1)
+    assert tensor_flops(shared) == tensor_flops(context_parallel(graph, plan(cp)))
+
+
 def test_ulysses_exchanges_tokens_for_heads_and_back(graphs: dict[str, Graph]):
     shared = context_parallel(graphs["llama"], plan(2, "ulysses"))
     token = 2 * (LENGTH // 2) * 2  # batch, tokens, bytes
@@ -125,7 +139,7 @@ def test_zigzag_gives_every_rank_the_same_pairs(ranks: int, half: int):
 
 def test_without_zigzag_the_last_rank_decides(graphs: dict[str, Graph], assert_sound: Callable[..., None]):
     graph = graphs["llama"]
-    for style in ("ring", "allgather"):
+    for style in ("ring", "ring_allgather", "allgather"):
         even = tensor_flops(context_parallel(graph, plan(4, style)))
         slowest = context_parallel(graph, plan(4, style, zigzag=False))
         assert_sound(slowest)

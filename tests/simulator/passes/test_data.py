@@ -19,6 +19,7 @@ from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph
 from opcast.simulator.memory.walk import peak_memory
 from opcast.simulator.passes.data import data_parallel, micro_batch_variant
+from opcast.simulator.passes.order import TRAINING, apply_passes
 from opcast.simulator.question.plan import Parallel, Plan, Stack
 from opcast.simulator.trace import Workload, trace
 
@@ -215,6 +216,18 @@ def test_buckets_hold_whole_gradients_in_order(dense: Graph):
     assert sum(sizes) == 4 * dense.parameters
     assert len(sizes) > len(dense.blocks)
     assert np.all(np.array(sizes) > 0)
+
+
+def test_a_bucket_is_cut_between_parameters_and_takes_what_is_left_of_a_layer(dense: Graph):
+    """As torch's DDP assigns buckets: q, k, v of one product are one parameter; norms alone fill no bucket."""
+    merged = apply_passes(dense, plan(0, replace(OVERLAPPED, fusion=("qkv", "gate_up"), bucket_mib=0.005)), TRAINING)
+    found = [n for n in merged.nodes() if n.source == "sync.all_reduce"]
+    elements = {t: merged.tensor(t).size_bytes // 4 for n in found for t in n.reads}
+    first = [n for n in found if ".layers.3" in n.path or n.path.endswith("layers.3")]
+    parts = [sorted(elements[t] for t in n.reads) for n in first]
+    assert sum(map(sum, parts)) * 4 == sum(n.op.size_bytes for n in first if n.op)
+    assert all(4 * sum(part) >= 0.005 * 2**20 for part in parts)
+    assert [len(part) for part in parts] == [1, 2, 1 + 1, 3 + 1]  # down; gate and up; o and a norm; q, k, v and a norm
 
 
 def test_memory_is_that_of_fsdp_on_two_ranks(small_model: Make):

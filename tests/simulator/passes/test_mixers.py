@@ -9,12 +9,12 @@ import pytest
 
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.ops import KINDS
-from opcast.simulator.graph import Graph
+from opcast.simulator.graph import Graph, Node
 from opcast.simulator.passes.context import context_parallel
 from opcast.simulator.passes.fuse import fuse
 from opcast.simulator.passes.serving import serve
 from opcast.simulator.passes.tensor import tensor_parallel
-from opcast.simulator.question.plan import Parallel, Plan, PlanError, load_stack
+from opcast.simulator.question.plan import Parallel, Plan, PlanError, Stack, load_stack
 from opcast.simulator.trace import Workload, trace
 from opcast.simulator.trace.models import resolve
 
@@ -93,6 +93,37 @@ def test_tensor_ranks_share_all_work_of_a_hybrid(hybrid: Graph, ranks: int, sequ
         assert own[key] * ranks == pytest.approx(work), key
     scans = {node.op.groups for node, _ in shared.weighted() if node.op and node.op.kind.startswith("linear")}
     assert scans == {4 // ranks}
+
+
+def count(graph: Graph, phase: str, name: str) -> int:
+    """Nodes of a name in the mixers of a graph."""
+    return sum(
+        times for node, times in graph.weighted() if (node.phase, node.source) == (phase, name) and node.op is not None
+    )
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_megatron_gates_in_the_scan_and_convolves_again(batch: int) -> None:
+    eager = trace(HYBRID, Workload("train", batch=batch, seq_len=64, attention="fused"))
+    apart = fuse(eager, Plan(Parallel(), CLUSTER, Stack(fusion=("rms_norm",))))
+    one = fuse(eager, Plan(Parallel(), CLUSTER, Stack(fusion=("rms_norm", "mamba"))))
+    scans = count(eager, "forward", "opcast.linear_attention_prefill")
+    assert scans == count(one, "backward", "opcast.linear_attention_backward") == 2
+    assert count(apart, "backward", "opcast.causal_conv1d") == 0
+    assert count(one, "backward", "opcast.causal_conv1d") == scans
+    assert count(one, "forward", "fused.pointwise") == count(one, "backward", "fused.pointwise") == scans
+    assert count(apart, "backward", "aten.cat") == 2 * scans  # of what the mixer's parts got, and of its first product
+    several = scans if batch > 1 else 0
+    assert count(one, "backward", "aten.cat") == several
+    assert count(one, "forward", "aten.clone") - count(apart, "forward", "aten.clone") == 2 * several
+    halves = tensor_parallel(one, plan(tp=2))
+    for phase, tensors in (("forward", 2), ("backward", 6)):
+        moved = {node.op.cost.bytes for node, _ in halves.weighted() if gating(node, phase) and node.op}
+        assert moved == {tensors * batch * 64 * 8 * 16 * 2 / 2}
+
+
+def gating(node: Node, phase: str) -> bool:
+    return node.source == "fused.pointwise" and node.phase == phase and node.path.endswith("mixer")
 
 
 def test_heads_that_ranks_cannot_share_are_named(hybrid: Graph) -> None:

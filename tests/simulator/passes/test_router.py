@@ -28,6 +28,11 @@ def deepseek(small_model: Callable[..., dict[str, Any]]) -> Graph:
     )
 
 
+def kernels(graph: Graph, source: str) -> Counter[str]:
+    nodes = [(node, count) for node, count in graph.weighted() if node.source == source and node.path.endswith("gate")]
+    return Counter({phase: sum(k for n, k in nodes if n.phase == phase) for phase in ("forward", "backward")})
+
+
 def gates(graph: Graph) -> Counter[tuple[str, str, str]]:
     return Counter(
         (node.phase, node.op.dtype, node.op.out_dtype)
@@ -58,3 +63,15 @@ def test_rows_of_experts_move_in_their_own_bits_and_arithmetic_stays(deepseek: G
 def test_routers_that_never_were_in_fp32_stay(small_model: Callable[..., dict[str, Any]]) -> None:
     graph = trace(small_model("qwen3_moe", layers=4), Workload("train", batch=2, seq_len=16, attention="fused"), "bf16")
     assert gates(fused(graph, "moe", "router")) == gates(fused(graph, "moe"))
+
+
+def test_routers_in_kernels_of_torch_select_three_times(deepseek: Graph) -> None:
+    before, after = fused(deepseek, "moe"), fused(deepseek, "moe", "router_apart")
+    layers = kernels(before, "fused.moe")["forward"]
+    assert layers > 0
+    assert kernels(before, "aten.topk").total() == 0
+    assert kernels(after, "aten.topk") == Counter({"forward": 3 * layers, "backward": 0})
+    added = kernels(after, "fused.pointwise") - kernels(before, "fused.pointwise")
+    assert added == Counter({"forward": layers, "backward": layers})
+    ops = [n.op for n, _ in after.weighted() if n.source == "aten.topk"]
+    assert {(op.kind, op.kernels) for op in ops if op is not None} == {("moe_route", 1)}

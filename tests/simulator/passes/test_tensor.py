@@ -121,6 +121,17 @@ def test_volumes_are_those_of_megatron(family: str, traced: Traced, planned: Pla
     assert wire(plain, "forward") == pytest.approx(2 * (a_layer * layers + 1))
 
 
+@pytest.mark.parametrize("family", PARALLEL)
+def test_engines_whose_products_reduce_by_themselves_sum_twice_a_layer(
+    family: str, traced: Traced, planned: Planned
+) -> None:
+    plan = planned(tp=4)
+    each = replace(plan, stack=replace(plan.stack, fusion=(*plan.stack.fusion, "reduce_each")))
+    graph, layers = traced(family), LAYERS[family]
+    assert sums(tensor_parallel(fuse(graph, plan), plan), "forward", "all_reduce") == layers + 1
+    assert sums(tensor_parallel(graph, each), "forward", "all_reduce") == 2 * layers + 1
+
+
 @pytest.mark.parametrize("family", [name for name in DENSE if name not in PARALLEL])
 def test_sequence_parallelism_sends_as_much(family: str, traced: Traced, planned: Planned) -> None:
     graph, layers = traced(family), LAYERS[family]

@@ -143,13 +143,12 @@ def test_engines_answer_with_their_own_predictors(tmp_path):
     (tmp_path / "registry").mkdir()
     engine = build_engine(H100, [], [tmp_path / "registry"])
     own = engine_of(load_stack("fastertransformer"), engine)
-    assert [getattr(each, "backend", None) for each in own.engines] == ["nccl", "trtllm", None] * 2 + [None]
+    by_network, by_physics = None, None
+    backends = [getattr(each, "backend", None) for each in own.engines]
+    assert backends == ["nccl", "trtllm", None] * 2 + [by_network, by_physics]
     chosen = build_engine(H100, [], [tmp_path / "registry"], backend="sglang")
-    assert [getattr(e, "backend", None) for e in engine_of(load_stack("vllm"), chosen).engines] == [
-        "sglang",
-        "sglang",
-        None,
-    ]
+    backends = [getattr(each, "backend", None) for each in engine_of(load_stack("vllm"), chosen).engines]
+    assert backends == ["sglang", "sglang", by_network, by_physics]
     library, *others = engine_of(load_stack("torch"), engine).engines
     assert isinstance(library, LibraryEngine)
     assert [getattr(each, "backend", None) for each in others] == [None] * len(engine.engines)

@@ -13,7 +13,8 @@ from opcast.datasets.ops import make_op
 from opcast.simulator.graph import REST, Graph, Node
 from opcast.simulator.question.plan import Parallel, Plan, Stack
 from opcast.simulator.timing.attention import BACKWARD, FORWARD, SLOWER, as_run
-from opcast.simulator.timing.costs import Costs, checked, issue_of, stepping
+from opcast.simulator.timing.costs import Costs, issue_of, ringing, stepping
+from opcast.simulator.timing.hosts import checked, shared
 from opcast.simulator.timing.phases import PhaseTime, beside_another, routing_waits
 from opcast.simulator.timing.products import SLOWER as LIBRARIES
 from opcast.simulator.timing.products import by_library
@@ -106,10 +107,33 @@ def test_checks_hold_the_host_before_collectives_but_not_before_coalesced_ones()
         ("reduce_scatter", "dp", 4, ""),
         ("all_reduce", "", 4, ""),
     )
-    held = checked(costs, 10.0)
-    assert held.host_us.tolist() == [40.0, 0.0, 160.0, 40.0, 0.0, 0.0]
+    held = checked(costs, Stack(check_us=10.0, check_inside_us=5.0))
+    assert held.host_us.tolist() == [20.0, 0.0, 160.0, 20.0, 0.0, 0.0]
     assert held.kernel_us.tolist() == costs.kernel_us.tolist()
-    assert checked(costs, 0.0) is costs
+    assert checked(costs, Stack()) is costs
+    assert checked(costs, Stack(check_us=10.0)).host_us.tolist() == [40.0, 0.0, 160.0, 40.0, 0.0, 0.0]
+
+
+def test_shares_of_weights_are_cut_one_by_one_for_each_rank() -> None:
+    """Two layers of seven weights, of which three and two are merged: four each."""
+    costs = costs_of(("reduce_scatter", "dp", 16, ""), ("all_gather", "dp", 16, ""), ("all_reduce", "dp", 16, ""))
+    phases, tensors = ("backward", "optimizer", "backward"), (7, 14, 14)
+    nodes = [
+        replace(node, phase=phase, reads=tuple(range(count)))
+        for node, phase, count in zip(costs.nodes, phases, tensors, strict=True)
+    ]
+    merged = [replace(nodes[0], source=source, phase="forward", group="") for source in ("fused.qkv", "fused.gate_up")]
+    size = len(nodes) + len(merged)
+    costs = replace(
+        costs,
+        nodes=[*nodes, *merged],
+        host_us=np.zeros(size),
+        kernel_us=np.ones(size),
+        repeats=np.array([2, 1, 1, 2, 2]),
+    )
+    found = shared(costs, 10.0).host_us
+    assert found == pytest.approx([10 * 16 * 4, 10 * 16 * 8, 0, 0, 0])
+    assert shared(costs, 0.0) is costs
 
 
 def test_steps_of_rings_between_nodes_take_longer() -> None:
@@ -122,6 +146,17 @@ def test_steps_of_rings_between_nodes_take_longer() -> None:
     slow = stepping(costs, {"tp": 50.0, "*": 20.0, "all_reduce": 5.0})
     assert slow.kernel_us.tolist() == [1 + 15 * 50, 1 + 15 * 20, 1 + 30 * 5, 1]
     assert stepping(costs, {}) is costs
+
+
+def test_older_rings_take_longer_inside_a_node_alone() -> None:
+    costs = costs_of(
+        ("all_gather", "tp", 8, ""),
+        ("reduce_scatter", "dp", 4, ""),
+        ("all_gather", "tp", 16, ""),
+        ("all_reduce", "tp", 8, ""),
+    )
+    assert ringing(costs, 1.5).kernel_us.tolist() == [1.5, 1.5, 1.0, 1.0]
+    assert ringing(costs, 1.0) is costs
 
 
 def test_an_older_attention_takes_longer_on_the_gpus_that_it_was_not_written_for() -> None:

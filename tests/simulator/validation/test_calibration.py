@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import make_op
-from opcast.datasets.truth import read_table
+from opcast.datasets.truth import TrainingRow, read_table
 from opcast.simulator.question.calibration import (
     ACROSS,
     FAMILIES,
@@ -44,6 +44,7 @@ from opcast.simulator.validation.calibration import (
     fit,
     halves,
     interval_score,
+    known_of,
     left_out,
     score,
     stated,
@@ -103,6 +104,27 @@ def test_what_nothing_is_known_of_is_physics() -> None:
     assert {name: value for name, value in made.items() if " " not in name and name != "host"} == pytest.approx(usual)
     assert StepCalibration(made).factor("gemm fp8") == pytest.approx(usual["gemm"])  # a format that no run had
     assert all(0.8 < value < 1.25 for value in usual.values())
+
+
+def test_runs_join_what_was_known() -> None:
+    """A few runs of a new chip move what they are of, as far as it was not sure; without runs nothing moves."""
+    start = known_of(runs(0.01))
+    assert known_of([], start) == start
+    random = np.random.default_rng(2)
+    new = [replace(run(at, "megatron", "volta-80", random, 0.01), table="new") for at in range(8)]
+    new = [replace(each, measured=1.25 * each.measured) for each in new]
+    joined = known_of(new, start)
+    before, after = (np.median([abs(corrected(each, known)) for each in new]) for known in (start, joined))
+    assert after < 0.7 * before
+    old = [each for each in runs(0.01) if each.framework == "fsdp"]
+    kept, moved, alone = (
+        np.median([abs(corrected(each, known)) for each in old]) for known in (start, joined, known_of(new))
+    )
+    assert moved < kept + 0.03 < alone
+    at = {(each.of, each.family): each for each in start.effects}
+    for each in joined.effects:
+        earlier = at.get((each.of, each.family))
+        assert earlier is None or (each.error <= earlier.error + 1e-3 and each.rows >= earlier.rows)
 
 
 def test_what_was_applied_already_is_not_applied_twice() -> None:
@@ -229,11 +251,36 @@ def test_the_shipped_calibration_holds_together() -> None:
 
 @pytest.mark.reference
 def test_a_sample_of_a_table_holds_whole_groups(reference_data: Path) -> None:
-    rows = read_table(reference_data / "truth" / "train_vtrain_a100.csv").rows
-    found = sampled(rows, 100)
-    assert 80 < len(found) <= 100
+    rows = read_table(reference_data / "truth" / "train_llm_foundry_mpt.csv").rows
+    found = sampled(rows, 60)
+    assert 40 < len(found) <= 60
     inside = {group_of(row) for row in found}
     assert inside.isdisjoint({group_of(row) for row in sampled(rows, 2000) if row not in found})
+
+
+@pytest.mark.reference
+def test_nothing_is_fitted_to_times_that_another_tool_put_together(reference_data: Path) -> None:
+    rows = [
+        row
+        for row in read_table(reference_data / "truth" / "train_vtrain_a100.csv").rows
+        if isinstance(row, TrainingRow)
+    ]
+    assert {row.tags["times"] for row in rows if row.hardware.devices <= 8} == {"composed"}
+    found = sampled(rows, 2000)
+    assert {row.id for row in found} == {row.id for row in rows if row.hardware.devices > 8}
+    assert {row.tags["times"] for row in found} == {"measured"}
+    composed = {
+        (row.model, str(row.layout), row.micro_batch, row.global_batch // row.layout.dp // row.micro_batch): row
+        for row in rows
+        if row.tags["times"] == "composed"
+    }
+    series = [
+        [composed[(*alike, count)].measured["step_time"] for count in (2, 4, 8)]
+        for *alike, count in composed
+        if count == 8 and {(*alike, 2), (*alike, 4)} <= composed.keys()
+    ]
+    assert len(series) > 150
+    assert max(abs(2 * two + eight - 3 * four) for two, four, eight in series) < 1e-12  # seconds: a straight line
 
 
 @pytest.mark.reference

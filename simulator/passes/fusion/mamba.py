@@ -1,0 +1,90 @@
+"""Mamba-2 as Megatron-Core trains it: one autograd function from the mixer's first product to its last.
+
+``mamba_split_conv1d_scan_combined`` (``mamba_ssm/ops/triton/ssd_combined.py``) takes the gate into the scan's last
+kernel, which then writes its result twice, with and without the gate. For the backward pass it convolves once more and
+splits the gate's gradient from the scan's in a kernel of its own. Its kernels write the parts of the gradient where
+they belong: nothing is put together. Tokens come before sequences in Megatron-Core, sequences before tokens in the
+scan: micro-batches of several sequences are copied on the way in, out and back (``megatron/core/ssm/mamba_mixer.py``,
+``_ssm_training``; Transformer Engine makes gradients contiguous before it multiplies).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ....datasets.mixer_ops import SSD
+from ....datasets.ops import Op, make_op
+from ...graph import Node
+from ..rewriting.draft import Draft, Item, Section
+from ..rewriting.nodes import name_of
+
+SCANS = ("linear_attention_prefill", "linear_attention_backward")
+# Tensors as wide as the result that gating moves: z is read, the result written again; backward the gradient, the
+# result, z and x are read, two gradients written (_chunk_scan_fwd_kernel and _chunk_scan_bwd_dz with z)
+GATED_READS, GATED_READS_BACKWARD = 1, 5
+
+
+def split_scan(draft: Draft, released: np.ndarray) -> bool:
+    """The kernels around Mamba-2's scan, in every mixer of the graph."""
+    changed = False
+    for section in draft.sections:
+        for item in [each for each in section.items if _scans(each.node.op)]:
+            (_forward if item.node.phase == "forward" else _backward)(draft, section, item)
+            changed = True
+    return changed
+
+
+def _scans(op: Op | None) -> bool:
+    return op is not None and op.kind in SCANS and op.rule == SSD
+
+
+def _forward(draft: Draft, section: Section, scan: Item) -> None:
+    node, convolution = scan.node, _of(section, scan, "causal_conv1d")
+    out, projected = node.writes[0], (convolution or scan).node.reads[0]
+    several = scan.node.op.batch > 1  # type: ignore[union-attr]
+    after = [_gate(draft, node, out, GATED_READS)]
+    if several:
+        after.append(_copied(draft, node, out))
+        section.items.insert(section.place(convolution or scan), _copied(draft, node, projected))
+    place = section.place(scan) + 1
+    section.items[place:place] = after
+
+
+def _backward(draft: Draft, section: Section, scan: Item) -> None:
+    node, convolution = scan.node, _of(section, scan, "causal_conv1d_backward")
+    ahead = [_gate(draft, node, node.reads[0], GATED_READS_BACKWARD)]
+    if convolution is not None and convolution.node.op is not None:
+        of = convolution.node.op
+        again = make_op("causal_conv1d", rows=of.rows, cols=of.cols, width=of.width, dtype=of.dtype)
+        ahead.append(_added(again, "opcast.causal_conv1d", node, (convolution.node.reads[1],), ()))
+    joined = [each for each in section.items if each.node.path == node.path and name_of(each.node) == "cat"]
+    joined = [each for each in joined if each.node.phase == "backward" and each.node.op is not None]
+    whole = max(joined, key=lambda each: int(each.node.op.size_bytes), default=None)  # type: ignore[union-attr]
+    for each in joined:
+        if each is whole and node.op is not None and node.op.batch > 1:
+            each.compute(make_op("copy", size_bytes=draft.sizes[each.node.writes[0]], dtype=node.op.dtype))
+        else:
+            each.change(op=None, bytes_moved=0)
+    place = section.place(scan)
+    section.items[place:place] = ahead
+
+
+def _of(section: Section, scan: Item, kind: str) -> Item | None:
+    """The node of a kind that stands in the scan's module."""
+    return next((i for i in section.items if i.node.path == scan.node.path and i.node.source == f"opcast.{kind}"), None)
+
+
+def _gate(draft: Draft, node: Node, tensor: int, inputs: int) -> Item:
+    assert node.op is not None
+    op = make_op("elementwise", numel=draft.numel(tensor), inputs=inputs, dtype=node.op.dtype)
+    return _added(op, "fused.pointwise", node, (tensor,), (tensor,))
+
+
+def _copied(draft: Draft, node: Node, tensor: int) -> Item:
+    assert node.op is not None
+    op = make_op("copy", size_bytes=draft.sizes[tensor], dtype=node.op.dtype)
+    return _added(op, "aten.clone", node, (tensor,), (tensor,))
+
+
+def _added(op: Op, source: str, beside: Node, reads: tuple[int, ...], writes: tuple[int, ...]) -> Item:
+    return Item(Node(op, source, beside.path, beside.phase, reads, writes, int(op.cost.bytes)))
