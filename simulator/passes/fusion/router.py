@@ -48,21 +48,22 @@ def on_matrix_units(draft: Draft, released: np.ndarray) -> bool:
 
 
 def apart(draft: Draft, released: np.ndarray) -> bool:
-    """Routers in torch's own kernels beside their products (Megatron-Core without ``moe_router_fusion``).
+    """Routers that rule ``moe`` made, in torch's own kernels (Megatron-Core without ``moe_router_fusion``).
 
     ``megatron/core/transformer/moe/moe_utils.py``: ``group_limited_topk`` selects twice, even of one group, and
     ``compute_routing_scores_for_aux_loss`` once more.
     """
     changed = False
     for section in draft.sections:
-        for item in [each for each in section.items if each.node.op is not None and GATE.search(each.node.path)]:
+        for item in [each for each in section.items if GATE.search(each.node.path)]:
             op, node = item.node.op, item.node
-            assert op is not None
+            if op is None or node.source != "fused.moe":
+                continue
             if op.kind == "moe_route" and node.phase == "forward":
                 chosen = op.replace(kernels="topk")
                 added = [_beside(chosen, "aten.topk", node)] * SELECTIONS
                 added.append(_moved(op.tokens * op.experts, AROUND, node))
-            elif node.source == "fused.moe" and node.phase == "backward" and op.kind == "elementwise":
+            elif op.kind == "elementwise" and node.phase == "backward":
                 added = [_moved(op.numel, AROUND_BACKWARD, node)]
             else:
                 continue
