@@ -49,8 +49,9 @@ def json_lines() -> Iterator[None]:
 
 
 def print_json(value: Any) -> None:
-    """Exactly one JSON object on stdout. NaN and infinities become null."""
-    sys.stdout.write(json.dumps(_finite(value), indent=_INDENT.get(), ensure_ascii=False, allow_nan=False) + "\n")
+    """Exactly one JSON object on stdout, for who reads it while the command goes on. NaN and infinities become null."""
+    text = json.dumps(_finite(value), indent=_INDENT.get(), ensure_ascii=False, allow_nan=False)
+    print(text, flush=True)
 
 
 def _finite(value: Any) -> Any:

@@ -177,6 +177,7 @@ def test_a_token_must_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_command_serves_until_it_is_told_to_stop(tmp_path) -> None:
     command = [sys.executable, "-P", "-m", "opcast.jobs.cli", "api", "port=0", "format=json"]
     environment = {**os.environ, "OPCAST_HOME": str(tmp_path)}
+    environment.pop("PYTHONUNBUFFERED", None)  # who reads the address from a pipe has it while the service runs
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as server:
