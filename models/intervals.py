@@ -106,6 +106,11 @@ class Intervals:
         )
 
 
+def partly_physics(widths: np.ndarray, learned: np.ndarray) -> np.ndarray:
+    """Half-widths in ln [n] of answers that were ``learned`` to so large a part, of which the rest is physics alone."""
+    return np.asarray(np.maximum(widths, (1.0 - learned) * np.log(UNCALIBRATED_FACTOR)))
+
+
 def calibrate(
     residuals: np.ndarray, analytical_us: np.ndarray, classes: np.ndarray, coverage: float = COVERAGE
 ) -> Intervals:

@@ -25,7 +25,7 @@ from ..datasets.devices import Device
 from .analytical import latency_us, roofline_us
 from .donors import Donor, Moved
 from .features import Frame, frame
-from .intervals import COVERAGE, Intervals
+from .intervals import COVERAGE, Intervals, partly_physics
 from .predictor import Prediction, Predictor, in_parts
 
 OWN = "own"  # the device itself, of which another kind is known
@@ -75,10 +75,11 @@ class Kin:
             if dtype != self.dtype:
                 asked = kind_name, part, dtype, out_dtype
                 analytical, least = latency_us(*asked, device, cache), roofline_us(*asked, device, cache)
-            short = self.correction(ops, (kind_name, part, self.dtype, output), cache)
-            latency = np.maximum(analytical * np.exp(short), least)
+            laws = self.laws(ops, (kind_name, part, self.dtype, output), cache)
+            latency = np.maximum(analytical * np.exp(self.correction(ops, laws)), least)
             excess = np.min([each.envelope.excess(ops.matrix) for each in self.predictors], axis=0)
-            spread = np.exp(intervals.widths(analytical, excess, np.zeros(len(latency))))
+            widths = intervals.widths(analytical, excess, np.zeros(len(latency)))
+            spread = np.exp(partly_physics(widths, self.seen(laws)))
             return Prediction(latency, latency / spread, latency * spread, excess <= 0.0)
 
         return in_parts(columns, answer, [each.correction for each in self.predictors])
@@ -94,23 +95,31 @@ class Kin:
             output = donor.out_dtype or (out_dtype if donor.units else self.dtype)
             ops = frame(donor.kind, recast, self.dtype, output, device, cache)
             law = latency_us(*asked, device, cache)
-            short = donor.share * self.correction(ops, (donor.kind, recast, self.dtype, output), cache)
-            latency = np.maximum(law * np.exp(short), roofline_us(*asked, device, cache))
+            laws = self.laws(ops, (donor.kind, recast, self.dtype, output), cache)
+            latency = np.maximum(
+                law * np.exp(donor.share * self.correction(ops, laws)), roofline_us(*asked, device, cache)
+            )
             inside = np.max([each.envelope.excess(ops.matrix) <= 0.0 for each in self.predictors], axis=0)
-            spread = np.exp(self.intervals.widths(ops.analytical_us, np.zeros(len(law)), np.zeros(len(law))))
+            widths = self.intervals.widths(ops.analytical_us, np.zeros(len(law)), np.zeros(len(law)))
+            spread = np.exp(partly_physics(widths, self.seen(laws)))
             return Prediction(latency, latency / spread, latency * spread, inside)
 
         return in_parts(columns, answer, [each.correction for each in self.predictors])
 
-    def correction(self, ops: Frame, asked: Moved, cache: str) -> np.ndarray:
-        """ln(latency / analytical) of n ops, as they were ``asked``: the mean of all by their voices.
-
-        It is nowhere below the device's roofline.
-        """
-        parts = [
-            each.shortfall(ops, latency_us(*asked, each.device, cache) if each.hidden_us else ops.analytical_us)
-            for each in self.predictors
+    def laws(self, ops: Frame, asked: Moved, cache: str) -> list[np.ndarray]:
+        """Microseconds by physics of n ops, as they were ``asked``, by predictor: on its own device if that counts."""
+        return [
+            latency_us(*asked, each.device, cache) if each.hidden_us else ops.analytical_us for each in self.predictors
         ]
+
+    def seen(self, laws: Sequence[np.ndarray]) -> np.ndarray:
+        """How much of an answer was learned [n]: the mean of all by their voices."""
+        parts = [each.seen(law_us) for each, law_us in zip(self.predictors, laws, strict=True)]
+        return np.asarray(np.average(parts, axis=0, weights=self.voices))
+
+    def correction(self, ops: Frame, laws: Sequence[np.ndarray]) -> np.ndarray:
+        """ln(latency / analytical) of n ops: the mean of all by their voices, nowhere below the device's roofline."""
+        parts = [each.shortfall(ops, law_us) for each, law_us in zip(self.predictors, laws, strict=True)]
         mean = np.average(parts, axis=0, weights=self.voices)
         with np.errstate(divide="ignore"):  # what moves nothing has no roofline
             return np.asarray(np.maximum(mean, np.log(ops.roofline_us / ops.analytical_us)))

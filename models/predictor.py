@@ -32,7 +32,7 @@ from .envelope import Envelope
 from .features import FEATURES_VERSION, Frame, feature_names, frame
 from .features.device import device_distance
 from .forest import ForestError
-from .intervals import Intervals, classes_of
+from .intervals import Intervals, classes_of, partly_physics
 
 FORMAT = 2
 CARD, MODEL = "card.json", "model.npz"
@@ -157,7 +157,8 @@ class Predictor:
         latency = np.maximum(latency, 1e-3)
         excess = self.envelope.excess(ops.matrix) + (0.0 if known_device else 2.0)
         classes = classes_of(feature_names(self.kind), ops.matrix)
-        spread = np.exp(self.intervals.widths(ops.analytical_us, excess, classes))
+        widths = self.intervals.widths(ops.analytical_us, excess, classes)
+        spread = np.exp(partly_physics(widths, self.seen(ops.analytical_us)))
         return Prediction(latency, latency / spread, latency * spread, excess <= 0.0)
 
     @property
@@ -171,8 +172,11 @@ class Predictor:
         Of ops that physics has far below :attr:`hidden_us`, training saw those alone that took many times longer. So
         what it says of them counts as far as physics reaches up to there.
         """
-        found: np.ndarray = self.correction.predict(ops.matrix)
-        return found * np.minimum(law_us / self.hidden_us, 1.0) if self.hidden_us else found
+        return np.asarray(self.correction.predict(ops.matrix) * self.seen(law_us))
+
+    def seen(self, law_us: np.ndarray) -> np.ndarray:
+        """How far physics reaches up to :attr:`hidden_us` [n]: the rest of an answer is physics alone."""
+        return np.minimum(law_us / self.hidden_us, 1.0) if self.hidden_us else np.ones(len(law_us))
 
     def predict_ops(self, ops: Sequence[Op], device: Device | None = None, cache: str = "warm") -> Prediction:
         """Latency of a list of ops of this kind, dtypes mixed; an op asked about before is answered from memory.

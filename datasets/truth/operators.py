@@ -30,7 +30,10 @@ def operator_row(cells: Cells, folder: Path) -> OperatorRow:
     devices = op.ranks if op.kind in COLLECTIVES else 1
     hardware = hardware_of(cells, devices)
     tags = {"op": name, "gpu": hardware.gpu, "precision": cells.text("precision")}
-    return OperatorRow(id=cells.id, hardware=hardware, measured={"latency": millis}, tags=tags, op=op)
+    empty_us = cells.positive("empty_op_us") or 0.0
+    return OperatorRow(
+        id=cells.id, hardware=hardware, measured={"latency": millis}, tags=tags, op=op, empty_op_us=empty_us
+    )
 
 
 def _in_layer(cells: Cells) -> tuple[int, int, int, int]:

@@ -201,10 +201,15 @@ class ServingRow(ModelRow):
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorRow(Row):
-    """One op or collective on one device (or group). ``clock_mhz`` is the clock it was locked at, None: free."""
+    """One op or collective on one device (or group). ``clock_mhz`` is the clock it was locked at, None: free.
+
+    ``empty_op_us`` is what the timer says of an op without work: 0 where it sees kernels alone, else what the host's
+    call, the launch and the wait for the device take.
+    """
 
     op: Op
     clock_mhz: float | None = None
+    empty_op_us: float = 0.0
 
     @property
     def configuration(self) -> tuple[Any, ...]:

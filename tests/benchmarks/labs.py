@@ -28,6 +28,7 @@ from opcast.datasets.devices import Device, DeviceError, load_device
 from opcast.datasets.ops import KINDS, iterate_groups
 from opcast.datasets.store import Store
 from opcast.datasets.truth import OperatorRow, read_table
+from opcast.models.features import frame
 from opcast.models.intervals import COVERAGE
 from opcast.models.labs import EDGES_US, WIDTHS, band
 from opcast.models.predictor import Predictor
@@ -118,7 +119,10 @@ def of_tables(paths: Sequence[Path]) -> Iterator[Missed]:
 
 def _of_rows(name: str, device: Device, rows: Sequence[OperatorRow]) -> Iterator[Missed]:
     found: dict[str, list[Parts]] = {}
-    measured = np.array([1e3 * each.measured["latency"] for each in rows])
+    whole = 1e3 * np.array([each.measured["latency"] for each in rows])
+    beside = np.array([max(each.empty_op_us - device.launch_us, 0.0) for each in rows])
+    told = 2.0 * beside < whole  # an op that is mostly host says little of its kernel
+    rows, measured = [each for each, kept in zip(rows, told, strict=True) if kept], (whole - beside)[told]
     for kind, dtype, out_dtype, at, columns in iterate_groups([each.op for each in rows]):
         predictor = answers_for(device, kind, dtype) if KINDS[kind].family in FAMILIES else None
         if predictor is not None:
@@ -135,10 +139,15 @@ def missed(
     formats: tuple[str, str, str],
     measured_us: np.ndarray,
 ) -> Parts:
-    """Errors of ops, the half-widths of their own intervals, and how long they are."""
-    found = predictor.predict(columns, *formats[:2], known_as(device, predictor), formats[2])
+    """Errors of ops, the half-widths of their own intervals, and how long they are.
+
+    Answers that are physics for more than a half are left out: they say how far physics is off, not labs.
+    """
+    known = known_as(device, predictor)
+    found = predictor.predict(columns, *formats[:2], known, formats[2])
     error, own = np.abs(np.log(measured_us / found.latency_us)), np.log(found.high_us / found.latency_us)
-    return error, own, band(found.latency_us)
+    learned = predictor.seen(frame(predictor.kind, columns, *formats[:2], known, formats[2]).analytical_us) >= 0.5
+    return error[learned], own[learned], band(found.latency_us)[learned]
 
 
 def told(family: str, tables: Sequence[Missed], level: float) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def by_kin(table: MeasurementTable) -> float:
                 part = table.take(rows)
                 kin = Kin(level, known, list(heard.values()), str(dtype), UNKNOWN)
                 asked = table.kind, part.columns, str(dtype), str(dtype)
-                correction[rows] = kin.correction(part.frame(), asked, "warm")
+                correction[rows] = kin.correction(ops := part.frame(), kin.laws(ops, asked, "warm"))
                 break
     return median_error(ops.analytical_us * np.exp(correction), table)
 

@@ -89,7 +89,7 @@ def _answered(device: Device, table: MeasurementTable, name: str, dtype: str, mo
         if predictors:
             kin = Kin(level, predictors, list(heard.values()), dtype, UNKNOWN)
             judged = np.maximum(fold[own], 0) % 2 == 1
-            short = kin.correction(ops, (table.kind, part.columns, dtype, dtype), "warm")
+            short = kin.correction(ops, kin.laws(ops, (table.kind, part.columns, dtype, dtype), "warm"))
             yield Left(device.id, f"{name} {dtype}", level, law - short, law, ops.analytical_us, judged)
 
 

@@ -88,9 +88,11 @@ def test_no_answer_is_below_the_roofline_of_the_device_asked_about() -> None:
     kin = Kin("generation", [product("h100_sxm")], [1.0], "bf16", errors()["gemm"]["generation"])
     ops = frame("gemm", OPS, "bf16", "bf16", load_device("h20_sxm"))
     asked = "gemm", OPS, "bf16", "bf16"
-    assert np.array_equal(kin.correction(ops, asked, "warm"), product("h100_sxm").correction.predict(ops.matrix))
+    laws = kin.laws(ops, asked, "warm")
+    assert np.array_equal(kin.correction(ops, laws), product("h100_sxm").correction.predict(ops.matrix))
+    assert np.array_equal(kin.seen(laws), np.ones(len(ops.analytical_us)))  # timed without the host
     slow = Frame(ops.matrix, ops.analytical_us, 2.0 * ops.analytical_us)
-    assert np.allclose(kin.correction(slow, asked, "warm"), np.log(2.0))
+    assert np.allclose(kin.correction(slow, laws), np.log(2.0))
 
 
 def test_what_the_host_hid_from_training_counts_as_far_as_physics_reaches() -> None:
@@ -101,11 +103,13 @@ def test_what_the_host_hid_from_training_counts_as_far_as_physics_reaches() -> N
     for op, most in ((small, 30.0), (large, np.inf)):
         columns = {name: np.array([value]) for name, value in op.items()}
         ops = frame("gemm", columns, "fp32", "fp32", found.device)
-        latency = float(found.predict(columns, "fp32").latency_us[0])
+        made = found.predict(columns, "fp32")
+        latency = float(made.latency_us[0])
         share = min(float(ops.analytical_us[0]) / found.hidden_us, 1.0)
         learned = float(found.correction.predict(ops.matrix)[0])
         assert latency == pytest.approx(float(ops.analytical_us[0]) * np.exp(share * learned))
         assert latency < most
+        assert np.log(made.high_us / made.latency_us)[0] >= (1.0 - share) * np.log(3.0)  # the rest is physics alone
 
 
 def test_a_format_nobody_learned_has_the_shortfall_of_one_on_the_same_units() -> None:

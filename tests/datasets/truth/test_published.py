@@ -36,6 +36,7 @@ TOLD = {
     "lora_modules",
     "mtp_layers",
     "times",
+    "empty_op_us",
     *(f"serving_{name}" for name in STARTED),
     "model_path",
     *(

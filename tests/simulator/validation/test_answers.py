@@ -1,16 +1,18 @@
-"""What a report says of the quantities that a row of inference measured."""
+"""What a report says of the quantities that a row measured."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from opcast.datasets.truth import InferenceRow, read_table
+from opcast.datasets.devices import load_device
+from opcast.datasets.truth import InferenceRow, OperatorRow, read_table
 from opcast.simulator.question.plan import Plan
 from opcast.simulator.report.answer import InferenceReport
 from opcast.simulator.simulate import simulate
-from opcast.simulator.validation.answers import Engines, inference_quantities
+from opcast.simulator.validation.answers import Engines, Predictions, inference_quantities, operator_quantities
 from opcast.simulator.validation.cases import ValidationSettings, inference_case
 
 TABLE = """source,model_canon,gpu_canon,num_gpus,precision,batch_size,input_len_tokens,output_len_tokens,latency_ms
@@ -46,3 +48,28 @@ def test_a_cached_prompt_takes_no_longer_than_another_token(row: InferenceRow) -
     )
     low, high = cached["e2e"].interval
     assert low < cached["e2e"].value < high
+
+
+OPERATORS = """source,row_id,op,gpu_canon,precision,M,N,K,latency_ms,empty_op_us
+my timer,kernel,matmul,A100-80,fp16,64,64,64,0.02,
+my timer,call,matmul,A100-80,fp16,64,64,64,0.02,15
+LLMCompass,told,matmul,A100-80,fp16,64,64,64,0.02,
+"""
+
+
+def test_a_timer_that_sees_the_host_is_answered_with_the_host(tmp_path: Path) -> None:
+    from opcast.simulator.engines.analytical import AnalyticalEngine
+
+    (tmp_path / "ops.csv").write_text(OPERATORS)
+    rows = read_table(tmp_path / "ops.csv").rows
+    assert all(isinstance(row, OperatorRow) for row in rows)
+    setting = ValidationSettings(lambda device, cluster: AnalyticalEngine(device))
+    answers = Predictions()
+    operator_quantities(answers, rows, setting, Engines(setting))
+    assert not answers.failed
+    kernel, call, told = (answers.predicted[row.id]["latency"] for row in rows)
+    launch_us = load_device("a100_sxm_80gb").launch_us
+    assert call - kernel == pytest.approx((15.0 - launch_us) * 1e-3)  # the launch is in both
+    assert told - kernel == pytest.approx((21.0 - launch_us) * 1e-3)  # conf/published/llmcompass.yaml
+    bounds = [answers.intervals[row.id]["latency"] for row in rows]
+    assert bounds[1][1] - bounds[0][1] == pytest.approx(call - kernel)
