@@ -14,6 +14,7 @@ from ....datasets.loading import nearest
 from ....datasets.ops import Op
 from ...question.plan import PlanError
 from ..custom import called, load
+from .biases import biases_apart
 from .bookkeeping import accumulate, compute_once, skip_fills
 from .kernels import (
     NORM,
@@ -194,6 +195,7 @@ SHIPPED: tuple[Rule, ...] = (
         ),
         remakes=False,
     ),
+    Rule("bias_apart", rewrite=biases_apart),
     Rule("router", rewrite=on_matrix_units),
     Rule("router_apart", rewrite=apart),
     Rule("mamba", rewrite=split_scan),

@@ -17,7 +17,8 @@ from opcast.simulator.passes.fusion.rules import SHIPPED
 from opcast.simulator.question.plan import Parallel, Plan, PlanError, Stack
 
 CLUSTER = Cluster("c", "c", "h100_sxm", nodes=1)
-NAMES = [rule.name for rule in SHIPPED]
+APART = "bias_apart"  # the rule that takes a kernel apart: it moves more
+NAMES = [rule.name for rule in SHIPPED if rule.name != APART]
 MERGES = ("qkv", "gate_up")  # a merged product needs all of its operands at once
 MEGATRON = (
     *("rms_norm", "silu_mul", "gelu", "rope", "cross_entropy_in_place", "qkv", "gate_up", "bias", "moe"),
@@ -67,6 +68,22 @@ def test_merged_products_are_as_wide_as_their_parts(traced_small: Traced) -> Non
     block = next(b for b in fuse(traced_small("llama"), plan("qkv", "gate_up")).blocks if b.repeat > 1)
     shapes = {n.source: (n.op.m, n.op.n, n.op.k) for n in block.nodes if n.op is not None and "fused" in n.source}
     assert shapes == {"fused.qkv": (32, 64 + 2 * 32, 64), "fused.gate_up": (32, 2 * 128, 64)}
+
+
+def test_old_pytorch_adds_biases_by_kernels_of_their_own(
+    traced_small: Traced, assert_sound: Callable[..., None]
+) -> None:
+    graph = traced_small("gpt2", "prefill")
+    apart = fuse(graph, plan(APART))
+    products = [n for n, k in graph.weighted() for _ in range(k) if n.source == "aten.addmm" and n.op is not None]
+    count = Counter(n.source for n, k in apart.weighted() for _ in range(k))
+    before = Counter(n.source for n, k in graph.weighted() for _ in range(k))
+    assert products
+    assert count["aten.add_"] - before["aten.add_"] == len(products)
+    assert tensor_flops(apart) == tensor_flops(graph)
+    written = sum(n.op.m * n.op.n * 2 for n in products if n.op is not None)
+    assert bytes_moved(apart) - bytes_moved(graph) == 2 * written  # read once and written once
+    assert_sound(apart)
 
 
 @settings(deadline=None, max_examples=20)

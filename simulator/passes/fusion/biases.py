@@ -1,0 +1,38 @@
+"""Biases that a kernel of their own adds after a product.
+
+Before PyTorch 1.12 (pull request 72728; issue 39661) ``torch.nn.functional.linear`` ran ``addmm`` for inputs of two
+dimensions alone, and ``matmul`` and ``add_`` for all others. Models of sequences have three.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..rewriting.draft import Draft, Item
+from ..rewriting.nodes import elementwise, name_of
+
+
+def biases_apart(draft: Draft, released: np.ndarray) -> bool:
+    """An addition in place after every forward product that has a bias in its epilogue."""
+    changed = False
+    for section in draft.sections:
+        items: list[Item] = []
+        for item in section.items:
+            items.append(item)
+            node, op = item.node, item.node.op
+            if node.phase == "backward" or op is None or op.kind != "gemm" or name_of(node) != "addmm":
+                continue
+            written = node.writes[:1]
+            added = elementwise(
+                "aten.add_",
+                op.batch * op.m * op.n,
+                written,
+                written,
+                phase=node.phase,
+                path=node.path,
+                dtype=op.out_dtype,
+            )
+            items.append(Item(added))
+            changed = True
+        section.items = items
+    return changed
