@@ -30,7 +30,9 @@ def operator_row(cells: Cells, folder: Path) -> OperatorRow:
     devices = op.ranks if op.kind in COLLECTIVES else 1
     hardware = hardware_of(cells, devices)
     tags = {"op": name, "gpu": hardware.gpu, "precision": cells.text("precision")}
-    empty_us = cells.positive("empty_op_us") or 0.0
+    empty_us = cells.number("empty_op_us") or 0.0
+    if empty_us < 0.0:
+        raise TruthError(f"empty_op_us={empty_us:g} must be 0 or more")
     return OperatorRow(
         id=cells.id, hardware=hardware, measured={"latency": millis}, tags=tags, op=op, empty_op_us=empty_us
     )

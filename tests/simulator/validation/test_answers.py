@@ -54,6 +54,7 @@ OPERATORS = """source,row_id,op,gpu_canon,precision,M,N,K,latency_ms,empty_op_us
 my timer,kernel,matmul,A100-80,fp16,64,64,64,0.02,
 my timer,call,matmul,A100-80,fp16,64,64,64,0.02,15
 LLMCompass,told,matmul,A100-80,fp16,64,64,64,0.02,
+wrong,less,matmul,A100-80,fp16,64,64,64,0.02,-1
 """
 
 
@@ -61,8 +62,10 @@ def test_a_timer_that_sees_the_host_is_answered_with_the_host(tmp_path: Path) ->
     from opcast.simulator.engines.analytical import AnalyticalEngine
 
     (tmp_path / "ops.csv").write_text(OPERATORS)
-    rows = read_table(tmp_path / "ops.csv").rows
+    table = read_table(tmp_path / "ops.csv")
+    rows = table.rows
     assert all(isinstance(row, OperatorRow) for row in rows)
+    assert [(each.id, each.why) for each in table.unsupported] == [("less", "empty_op_us=-1 must be 0 or more")]
     setting = ValidationSettings(lambda device, cluster: AnalyticalEngine(device))
     answers = Predictions()
     operator_quantities(answers, rows, setting, Engines(setting))
