@@ -20,8 +20,11 @@ SLOW = Path(__file__).with_name("slow.txt")
 SLOW_S = 1.0  # of processor time, child processes included
 KEPT_S = 0.5  # of the cases of a slow test, in the fast lane
 
-# A busy machine is no failure: time is measured by the tests that are about time.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A busy machine is no failure: time is measured by the tests that are about time. The same examples are drawn in every
+# run, so that what passed once passes again; `pytest --hypothesis-profile=search` draws others, and more of them.
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("patient", PATIENT, derandomize=True)
+settings.register_profile("search", PATIENT, max_examples=1000)
 settings.load_profile("patient")
 
 
