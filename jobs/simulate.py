@@ -144,6 +144,11 @@ def price(report: StepReport | InferenceReport) -> list[tuple[str, str]]:
     return rows
 
 
+def target_of(report: StepReport | InferenceReport, device: Device) -> str:
+    """Where the step runs, and by which framework: two frameworks may be five times apart."""
+    return f"{device.name} ({report.stack})"
+
+
 def show_memory(report: StepReport | InferenceReport, target: Device) -> None:
     """What a step that does not fit would need, by class of tensor, and what would make it fit."""
     memory = report.memory
@@ -152,7 +157,7 @@ def show_memory(report: StepReport | InferenceReport, target: Device) -> None:
     }
     rows: list[tuple[object, ...]] = [*layout(report), *((name, f"{gib:,.2f} GiB") for name, gib in classes.items())]
     rows += [("peak", f"{memory.peak_gib:,.2f} GiB"), (f"{target.name} has", f"{target.memory_gib:,.2f} GiB")]
-    title = f"{report.model}: {report.workload} in {report.precision} DOES NOT FIT on {target.name}"
+    title = f"{report.model}: {report.workload} in {report.precision} DOES NOT FIT on {target_of(report, target)}"
     table(title, ("", ""), rows)
     if memory.where:
         say(f"fullest in {memory.where}")
@@ -185,7 +190,7 @@ def show(report: StepReport | InferenceReport, target: Device, within_s: float |
         ("time that is", listed(report.trust)),
         *price(report),
     ]
-    table(f"{report.model}: {report.workload} in {report.precision} on {target.name}", ("", ""), rows)
+    table(f"{report.model}: {report.workload} in {report.precision} on {target_of(report, target)}", ("", ""), rows)
     show_time(report, step_s)
     if report.measure_next and report.trust.get("measured", 0.0) < 0.5:
         say(f"measuring these would help most: {'; '.join(map(wanted, report.measure_next[:3]))}")

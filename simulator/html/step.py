@@ -46,7 +46,7 @@ def page(
     )
     return Page(
         title=f"{report.model}: {wording.workload(report.workload).lower()}",
-        subtitle=f"{report.precision} on {device.name if device else report.device}, simulated",
+        subtitle=f"{report.precision} on {device.name if device else report.device} ({report.stack}), simulated",
         facts=facts(report, device),
         cards=tuple(cards(report, device)),
         sections=tuple(section for section in found if section is not None),

@@ -64,6 +64,16 @@ def serve(graph: Graph, plan: Plan) -> Graph:
     return draft.graph()
 
 
+def absorb_latents(graph: Graph) -> Graph:
+    """The graph with latent attention as engines run it, and everything else as the model's code does."""
+    draft = Draft(graph)
+    released = freed(draft)
+    for section in draft.sections:
+        _latent(draft, section)
+    free_after_last_use(draft, released)
+    return draft.graph()
+
+
 def bare(graph: Graph, plan: Plan) -> Graph:
     """The graph without what an engine knows beforehand: positions, masks and rotary tables."""
     if "paged_attention" not in plan.stack.fusion:

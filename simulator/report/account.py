@@ -124,6 +124,7 @@ def common(state: State, executed: Sequence[Executed], ledger: Ledger, network: 
         "unmapped": ledger.unmapped(),
         "notes": tuple(dict.fromkeys(note for step in state.steps for note in step.graph.notes)),
         "network": network,
+        "stack": plan.stack.name,
         "state": state,
         **rates(state, seconds),
     }
@@ -148,15 +149,13 @@ def speakers(state: State) -> int:
 def rates(state: State, seconds: float) -> dict[str, Any]:
     """Throughput and utilisation per device. HFU divides what devices execute, MFU what the model defines.
 
-    Where an engine's kernels need less arithmetic than the model's own code (absorbed latent attention), theirs is what
-    counts.
+    MFU counts the tokens of all ranks alike, so that a busy rank of an uneven load does not raise it.
     """
     plan, devices = state.plan, state.plan.cluster.devices
     copies = plan.micro_batches * plan.dp
     model = sum(step.graph.model_flops * step.times for step in state.steps) * copies / devices
     stages = sum(tensor_flops(chunk.graph) * step.times for step in state.steps for chunk in step.chunks)
     hardware = stages * plan.micro_batches / plan.parallel.pp
-    model = model if state.work.kind == "train" else min(model, hardware)
     peak_tflops = state.device.tensor_rate(plan.quantization or plan.precision)
     return {
         "tokens_per_s_per_gpu": tokens(state) / seconds / devices,

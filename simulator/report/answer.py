@@ -85,9 +85,9 @@ class Answer:
     (:mod:`.trust`), ``measure_next`` what to measure to make it better, ``quantiles`` the distribution of the answer in
     its own unit. ``power_w`` is of one device, ``energy_j`` and ``cost`` of the whole step on all ``devices``;
     ``energy_measured`` is the share of the energy that is of ops whose watts were measured.
-    ``network`` says how the links of a cluster were simulated, and which were fullest. ``state`` is what it was all
-    read from, for timelines and pictures; ``timeline`` the nodes of one step in time (:func:`.timeline.timeline`),
-    where a page shows them. JSON has neither.
+    ``network`` says how the links of a cluster were simulated, and which were fullest; ``stack`` is the framework's
+    name. ``state`` is what it was all read from, for timelines and pictures; ``timeline`` the nodes of one step in time
+    (:func:`.timeline.timeline`), where a page shows them. JSON has neither.
     """
 
     model: str
@@ -119,6 +119,7 @@ class Answer:
     cost: float | None = None
     cost_per_million_tokens: float | None = None
     network: Mapping[str, Any] = field(default_factory=dict)
+    stack: str = ""
     state: State | None = field(default=None, repr=False, compare=False)
 
     def degrees(self) -> list[str]:
@@ -245,7 +246,8 @@ def _shown(answer: Answer, headline: list[tuple[str, str]]) -> str:
     rows = [(each.kind, time_text(1e6 * each.time_s), f"{each.time_s / total:.1%}") for each in kinds]
     table = ShownTable(("kind of op", "time", "of all kernels"), rows, [each.time_s / total for each in kinds])
     where = f"{answer.devices} x {answer.device}" if answer.devices > 1 else answer.device
-    title = " ".join([f"{answer.workload} of {answer.model} on {where},", answer.precision, *answer.degrees()])
+    what = f"{answer.workload} of {answer.model} on {where} ({answer.stack}),"
+    title = " ".join([what, answer.precision, *answer.degrees()])
     return displayed(title, facts, table, " ".join(answer.notes))
 
 

@@ -19,7 +19,9 @@ from ..graph import Graph
 from ..memory.amounts import GIB, Memory
 from ..memory.stage import stage_memory
 from ..memory.walk import ChunkWalk
+from ..passes import remembered
 from ..passes.mixed import mixed
+from ..passes.model_flops import count_model_flops
 from ..passes.order import INFERENCE, TRAINING, apply_passes
 from ..passes.pipeline import Chunk, split_pipeline
 from ..question.orders import Orders, forward_orders, make_orders, parts_of
@@ -107,10 +109,14 @@ def lay_out(model: Model, work: Work, plan: Plan, device: Device, cache_dir: Pat
     wanted = tuple(parts(work))
     orders = orders_of(work, plan)
     graphs = tuple(traced(model, work, plan, part, device, cache_dir) for part in wanted)
-    passes = TRAINING if work.kind == "train" else INFERENCE
-    rewritten = [apply_passes(graph, plan, passes) for graph in graphs]
+    if work.kind == "train":
+        rewritten = [apply_passes(graph, plan, TRAINING) for graph in graphs]
+    else:
+        graphs = tuple(remembered.run(count_model_flops, graph, plan) for graph in graphs)
+        rewritten = [apply_passes(graph, plan, INFERENCE) for graph in graphs]
     if work.kind == "batch":
         rewritten = [served(rewritten[0], model, work, plan, device, cache_dir)]
+        graphs = (replace(graphs[0], model_flops=rewritten[0].model_flops),)
     pipelines = tuple(split_pipeline(graph, plan) for graph in rewritten)
     walks: dict[int, ChunkWalk] = {}
     memories = [stage_memories(orders, chunks, plan, device, work, walks) for chunks in pipelines]

@@ -75,6 +75,32 @@ def test_ranks_share_weights_and_arithmetic(layout, run):
     assert set(shared.breakdown.by_parallelism) == set(layout)
 
 
+def model_flops(report):
+    """Model FLOPs of a step on all devices, up to the peak rate that both sides share."""
+    return report.mfu * report.e2e_ms * report.devices
+
+
+@pytest.mark.parametrize("kind", ["prefill", "decode"])
+def test_mfu_counts_the_same_arithmetic_whatever_code_runs_it(kind, run):
+    engine, eager = (run("deepseek_v3", kind, stack, {"input_len": 1024}) for stack in ("vllm", "torch"))
+    assert model_flops(engine) == pytest.approx(model_flops(eager))
+    assert engine.mfu == pytest.approx(engine.hfu)
+    if kind == "decode":  # transformers projects all cached latents up again, once a step
+        assert eager.hfu > 5 * eager.mfu
+
+
+@pytest.mark.parametrize("kind", ["prefill", "decode"])
+def test_an_uneven_load_lowers_mfu(kind, run):
+    even = run("deepseek_v3", kind, ep=4)
+    uneven = run(
+        "deepseek_v3", kind, work={"expert_load": "zipf:1.0"}, options={"options": {"expert_load": "zipf:1.0"}}, ep=4
+    )
+    assert model_flops(uneven) == pytest.approx(model_flops(even))
+    assert uneven.e2e_ms > even.e2e_ms
+    assert uneven.mfu < even.mfu
+    assert uneven.hfu * uneven.e2e_ms > even.hfu * even.e2e_ms  # what the busiest rank executes
+
+
 def test_data_ranks_serve_batches_of_their_own(run):
     alone, copies = run(), run(dp=4)
     assert copies.e2e_ms == pytest.approx(alone.e2e_ms)
