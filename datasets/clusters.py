@@ -64,6 +64,11 @@ class Cluster:
         """All devices of the cluster."""
         return self.nodes * self.devices_per_node
 
+    @property
+    def has_own_links(self) -> bool:
+        """Whether a file of the user's own gives every link and its rate."""
+        return "file" in self.topology
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as the YAML has them."""
         return dataclasses.asdict(self)

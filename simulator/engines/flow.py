@@ -136,10 +136,26 @@ class FlowEngine:
             stretch = np.where(measured, stretch / self.with_faults(()).stretch(kind, columns, moved), stretch)
         elif measured.any():
             stretch[measured] = 1.0  # on this very fabric
+        if self.network.cluster.has_own_links:
+            ruled = ~measured & (np.abs(stretch - 1.0) > NOTHING)
+            us = self._given_us(kind, columns, dtype, out_dtype)
+            stretch = np.where(ruled, us / answers.latency_us, stretch)
         for values in (answers.latency_us, answers.low_us, answers.high_us):
             values *= stretch
         moved_here = (answers.engine == self.network.name) | (np.abs(stretch - 1.0) > NOTHING)
         return replace(answers, engine=np.where(moved_here, self.name, answers.engine))
+
+    def _given_us(self, kind: str, columns: Columns, dtype: str, out_dtype: str) -> np.ndarray:
+        """Latency without bytes and what the links take at the rates that a file gives them, of n ops [n], us."""
+        moved = out_dtype if kind == "ep_combine" else dtype
+        moving = [
+            max(
+                (self._time(self._view(each.together), each, name, key[3]) for each, name in self._all(*key[:3])),
+                default=0.0,
+            )
+            for key in self._keys(kind, columns, moved)
+        ]
+        return self.network.still_us(kind, columns, dtype, out_dtype) + np.array(moving)
 
     def stretch(self, kind: str, columns: Columns, dtype: str) -> np.ndarray:
         """How many times longer each of n ops takes than on a fabric that never blocks [n]."""
@@ -148,7 +164,7 @@ class FlowEngine:
             _, ranks, together, _ = key
             if ranks > 1 and (ranks > together or self.faults_inside):
                 found[i] = self._stretch(key)
-            elif ranks > 1 and "file" in self.network.cluster.topology:  # slower links than the device's show
+            elif ranks > 1 and self.network.cluster.has_own_links:  # slower links than the device's show
                 found[i] = max(1.0, self._stretch(key))
         return found
 
@@ -185,9 +201,7 @@ class FlowEngine:
         """How long each op takes without any byte, by the formula: latency that uses no link [ops]."""
         found = np.zeros(len(ops))
         for kind, dtype, out_dtype, positions, columns in iterate_groups(list(ops)):
-            size = "size_bytes" if "size_bytes" in columns else "tokens"
-            empty = {**columns, size: np.zeros_like(columns[size])}
-            found[positions] = self.network.answer(kind, empty, dtype, out_dtype, "warm").latency_us
+            found[positions] = self.network.still_us(kind, columns, dtype, out_dtype)
         return found
 
     def _keys(self, kind: str, columns: Columns, dtype: str) -> list[tuple[str, int, int, int]]:

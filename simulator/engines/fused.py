@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,14 @@ class FusedEngine:
                 return found  # the usual case of a large table: nothing is copied
             answers = answers or Answers.declined(len(next(iter(columns.values()))))
             answers.put(waiting, found)
-        return answers or Answers.declined(len(next(iter(columns.values()))))
+        if answers is None or len(answers.open):
+            first = 0 if answers is None else int(answers.open[0])
+            raise EngineError(self._unanswered(kind, {name: int(c[first]) for name, c in columns.items()}, dtype))
+        return answers
+
+    def _unanswered(self, kind: str, dims: Mapping[str, int], dtype: str) -> str:
+        asked, sizes = ",".join(each.name for each in self.engines), " ".join(f"{n}={v}" for n, v in dims.items())
+        return f"no engine of engine.order=[{asked}] answers {kind} {sizes} {dtype}; measure it, or add analytical"
 
 
 def build_engine(

@@ -75,6 +75,12 @@ class NetworkEngine:
         answers.in_envelope[:] = groups.nodes == 1
         return answers
 
+    def still_us(self, kind: str, columns: Columns, dtype: str, out_dtype: str) -> np.ndarray:
+        """How long each of n ops takes without any byte: latency that uses no link [n]."""
+        size = "size_bytes" if "size_bytes" in columns else "tokens"
+        empty = {**columns, size: np.zeros_like(columns[size])}
+        return self.answer(kind, empty, dtype, out_dtype, "warm").latency_us
+
     def groups(self, columns: Columns) -> GroupShapes:
         """What the groups of n ops run over."""
         cluster, device = self.cluster, self.device

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ...datasets.ops import Op, bus_factor
+from ...datasets.ops import KINDS, Op, bus_factor
 from ..engines import Engine
 from ..engines.coverage import COVERAGE
 from ..engines.flow import NOTHING
@@ -134,9 +134,10 @@ def predict_collective(
     usual = algorithm is None and (taken == _choice(links.formula, op) or links.fidelity == "packet")
     formula = answer if usual else _by_formula(op, links, taken, answer)
     stretch = outcome.total_us / ideal if ideal > 0 else 1.0
-    if formula is None:
-        made = _within(answer, outcome.total_us, _spread(links, [group]))
-        made = replace(made, engine=links.fidelity, in_envelope=False)
+    given = links.formula.cluster.has_own_links and answer.engine != "measured"
+    if formula is None or given:
+        us = outcome.total_us + (_still_us(op, links.formula) if given else 0.0)
+        made = replace(_within(answer, us, _spread(links, [group])), engine=links.fidelity, in_envelope=False)
     else:
         made = _stretched(formula, stretch, links)
     found |= bandwidths(op.kind, len(group), op.size_bytes, made.latency_us)
@@ -145,6 +146,12 @@ def predict_collective(
     if faults_study:
         found["faults_study"] = study(links, asked, faults_study)
     return replace(bounded(op, made, links.formula, found), placed=_drawn(links, outcome))
+
+
+def _still_us(op: Op, formula: NetworkEngine) -> float:
+    """What NCCL adds to the rates of links that a user's own file gives: its latency without any byte."""
+    columns = {name: np.array([value]) for name, value in zip(KINDS[op.kind].names, op.dims, strict=True)}
+    return float(formula.still_us(op.kind, columns, op.dtype, op.out_dtype)[0])
 
 
 def _reduces(on: Fabric, transfer: Transfer) -> bool:

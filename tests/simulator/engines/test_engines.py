@@ -189,6 +189,16 @@ def test_a_measurement_is_never_certain_and_a_predictor_no_surer_than_the_sample
     assert exact.high_us / exact.latency_us > 1.25
 
 
+def test_what_no_engine_answers_is_refused_with_the_way_out(knowledge) -> None:
+    store, _ = knowledge
+    engine = build_engine(DEVICE, [store], [], ("measured",))
+    assert predict_ops([make_op("gemm", m=256, n=4096, k=4096)], DEVICE, engine)[0].engine == "measured"
+    with pytest.raises(
+        EngineError, match=r"engine.order=\[measured\] answers gemm .*m=257 .*; measure it, or add analyt"
+    ):
+        predict_ops([make_op("gemm", m=m, n=4096, k=4096) for m in (256, 257)], DEVICE, engine)
+
+
 def test_answers_keep_the_order_of_a_mixed_list():
     ops = [make_op("gemm", m=8, n=8, k=8), make_op("copy", size_bytes=2**20), make_op("gemm", m=4096, n=4096, k=4096)]
     together = ask(build_engine(DEVICE, [], []), ops).latency_us

@@ -116,6 +116,30 @@ def test_links_of_ones_own_count_inside_a_node_too(tmp_path: Path) -> None:
     assert times[1] == pytest.approx(usual)  # the device's own links stay what they are
 
 
+@pytest.mark.parametrize(
+    ("kind", "us"),
+    [  # on a ring of 8 by hand: 1 GiB to all others is 16 GiB times links crossed, and there are 16 directions
+        ("all_reduce", 2 * 7 / 8 * GIB / 50e3),
+        ("all_gather", 7 / 8 * GIB / 50e3),
+        ("all_to_all", GIB / 50e3),
+    ],
+)
+def test_rates_of_ones_own_links_are_taken_as_given(kind: str, us: float, tmp_path: Path, capsys) -> None:
+    file, moves = tmp_path / "own.yaml", tmp_path / "moves.yaml"
+    file.write_text("dimensions:\n- {shape: ring, size: 8, bandwidth_gbps: 50, kind: nvlink}\n")
+    moves.write_text(f"- {{collective: {kind}, group: [0,1,2,3,4,5,6,7], size_bytes: {GIB:.0f}}}\n")
+    call = ["predict", "cluster=dgx_h100", "cluster.nodes=1", f"cluster.topology.file={file}", "network=flow"]
+    times = []
+    for asked in ([f"op={kind}", f"op.size_bytes={GIB:.0f}", "op.ranks=8"], [f"transfers={moves}"]):
+        assert main([*call, *asked, "format=json", "store=nowhere"]) == 0
+        times.append(json.loads(capsys.readouterr().out)["latency_us"])
+    cluster = dataclasses.replace(CLUSTER, nodes=1, topology={"file": str(file)})
+    formula = NetworkEngine(H100, cluster)
+    columns = {"size_bytes": np.array([GIB]), "ranks": np.array([8]), "ranks_per_node": np.array([8])}
+    in_step = FlowEngine(formula, formula).answer(kind, columns, "bf16", "bf16", "warm").latency_us[0]
+    assert [*times, in_step] == pytest.approx([us] * 3, rel=0.01)
+
+
 def test_faults_are_applied_by_name() -> None:
     slow = fabric(CLUSTER, H100, [Fault("nic0-leaf0", bandwidth_factor=0.5)])
     assert slow.latency_us("all_reduce", range(32), GIB, "ring") > 1.9 * shaped(shape="rails").latency_us(
