@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from ..datasets.backends import means, ranked
+from ..datasets.backends import answers_anyone, means, ranked
+from ..datasets.devices import RATE_OF
 from ..datasets.files import write_atomically
 from .features import alike
 from .predictor import CARD, MEND, MODEL, Predictor, PredictorError, load, read_card
@@ -91,14 +92,19 @@ class Registry:
     ) -> str | None:
         """The backend meant by ``wanted``: itself, or the best of a framework (``vllm``, ``trtllm-1.3.0rc20``).
 
+        A format that none has learned is answered by those that know the units which it is computed on.
         ``preferences`` stand in for the lines of ``<root>/default``. None where no predictor fits; PredictorError
         where it takes the card of a damaged one to choose.
         """
         known = [each for each in self.backends(kind, device_id) if wanted is None or means(wanted, each)]
+        if wanted is None:
+            known = [each for each in known if answers_anyone(each, dtype)] or known
         if wanted in known or len(known) < 2:
             return wanted if wanted in known else next(iter(known), None)
         cards = {backend: self._card(kind, device_id, backend) for backend in known}
-        seen = [backend for backend in known if dtype is None or _learned(cards[backend], dtype)] or known
+        formats = () if dtype is None else (dtype, *RATE_OF.get(dtype, ()))
+        taught = ([backend for backend in known if _learned(cards[backend], each)] for each in formats)
+        seen = next(filter(None, taught), known)
         order = self.preferences() if preferences is None else preferences
         return ranked({backend: cards[backend].get("n", 0) for backend in seen}, wanted, order)[0]
 

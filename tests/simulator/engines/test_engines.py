@@ -21,6 +21,8 @@ from opcast.models.registry import Registry
 from opcast.models.training import train
 from opcast.simulator.engines import EngineError, ask, build_engine
 from opcast.simulator.predict.ops import predict_ops, with_power
+from opcast.simulator.question.plan import load_stack
+from opcast.simulator.step.build import engine_of
 
 DEVICE = load_device("h100_sxm")
 SHIPPED = Path(__file__).resolve().parents[3] / "models" / "shipped"
@@ -187,6 +189,20 @@ def test_a_measurement_is_never_certain_and_a_predictor_no_surer_than_the_sample
     assert bare.low_us < bare.latency_us < bare.high_us
     assert learned.high_us / learned.latency_us >= 0.999 * exact.high_us / exact.latency_us
     assert exact.high_us / exact.latency_us > 1.25
+
+
+@pytest.mark.parametrize("device_id", ["a100_sxm_80gb", "h100_sxm", "l40s"])
+@pytest.mark.parametrize("stack", [None, "vllm", "torch"])
+def test_fewer_bits_of_weights_never_cost_a_decode_step_time(device_id: str, stack: str | None) -> None:
+    device = load_device(device_id)
+    engine = build_engine(device, [], [SHIPPED])
+    engine = engine if stack is None else engine_of(load_stack(stack), engine)
+    for n, k in ((128, 8192), (1024, 8192), (8192, 1024), (28672, 8192)):
+        ops = [make_op("gemm", dtype, m=1, n=n, k=k) for dtype in ("bf16", "w8a16", "w4a16")]
+        us = ask(engine, ops, "cold").latency_us
+        assert us[1] < 1.3 * us[0], (n, k)  # unpacking takes time where a kernel is mostly its launch
+        assert us[2] < 1.05 * us[1], (n, k)
+    assert us[2] < 0.45 * us[0]  # large enough for bytes to count alone
 
 
 def test_what_no_engine_answers_is_refused_with_the_way_out(knowledge) -> None:
