@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from ..datasets.devices import Device
-from .analytical import latency_us, roofline_us
+from ..datasets.row_checks import unit_of
+from .analytical import BOUNDS, latency_us, limits, roofline_us
 from .donors import Donor, Moved
 from .features import Frame, frame
 from .intervals import COVERAGE, Intervals, partly_physics
@@ -75,8 +76,9 @@ class Kin:
             if dtype != self.dtype:
                 asked = kind_name, part, dtype, out_dtype
                 analytical, least = latency_us(*asked, device, cache), roofline_us(*asked, device, cache)
-            laws = self.laws(ops, (kind_name, part, self.dtype, output), cache)
-            latency = np.maximum(analytical * np.exp(self.correction(ops, laws)), least)
+            moved = kind_name, part, self.dtype, output
+            laws = self.laws(ops, moved, cache)
+            latency = np.maximum(analytical * np.exp(self.correction(ops, laws, moved, device, cache)), least)
             excess = np.min([each.envelope.excess(ops.matrix) for each in self.predictors], axis=0)
             widths = intervals.widths(analytical, excess, np.zeros(len(latency)))
             spread = np.exp(partly_physics(widths, self.seen(laws)))
@@ -95,10 +97,10 @@ class Kin:
             output = donor.out_dtype or (out_dtype if donor.units else self.dtype)
             ops = frame(donor.kind, recast, self.dtype, output, device, cache)
             law = latency_us(*asked, device, cache)
-            laws = self.laws(ops, (donor.kind, recast, self.dtype, output), cache)
-            latency = np.maximum(
-                law * np.exp(donor.share * self.correction(ops, laws)), roofline_us(*asked, device, cache)
-            )
+            moved = donor.kind, recast, self.dtype, output
+            laws = self.laws(ops, moved, cache)
+            shortfall = donor.share * self.correction(ops, laws, moved, device, cache)
+            latency = np.maximum(law * np.exp(shortfall), roofline_us(*asked, device, cache))
             inside = np.max([each.envelope.excess(ops.matrix) <= 0.0 for each in self.predictors], axis=0)
             widths = self.intervals.widths(ops.analytical_us, np.zeros(len(law)), np.zeros(len(law)))
             spread = np.exp(partly_physics(widths, self.seen(laws)))
@@ -117,12 +119,38 @@ class Kin:
         parts = [each.seen(law_us) for each, law_us in zip(self.predictors, laws, strict=True)]
         return np.asarray(np.average(parts, axis=0, weights=self.voices))
 
-    def correction(self, ops: Frame, laws: Sequence[np.ndarray]) -> np.ndarray:
+    def correction(
+        self, ops: Frame, laws: Sequence[np.ndarray], asked: Moved, device: Device, cache: str
+    ) -> np.ndarray:
         """ln(latency / analytical) of n ops: the mean of all by their voices, nowhere below the device's roofline."""
-        parts = [each.shortfall(ops, law_us) for each, law_us in zip(self.predictors, laws, strict=True)]
+        parts = [
+            each.shortfall(self._as_known(each, ops, asked, device, cache), law_us)
+            for each, law_us in zip(self.predictors, laws, strict=True)
+        ]
         mean = np.average(parts, axis=0, weights=self.voices)
         with np.errstate(divide="ignore"):  # what moves nothing has no roofline
             return np.asarray(np.maximum(mean, np.log(ops.roofline_us / ops.analytical_us)))
+
+    def _as_known(self, predictor: Predictor, ops: Frame, asked: Moved, device: Device, cache: str) -> Frame:
+        """Ops of matrix units with the features of the predictor's own device where memory bounds them on both.
+
+        There, what they take of arithmetic is no matter: a card with half of the FLOPs reads as well.
+        """
+        if unit_of(self.predictors[0].kind) != "tensor":
+            return ops
+        both = memory_bound(asked, device, cache) & memory_bound(asked, predictor.device, cache)
+        if not both.any():
+            return ops
+        kind_name, columns, dtype, out_dtype = asked
+        part = {name: np.asarray(values)[both] for name, values in columns.items()}
+        matrix = ops.matrix.copy(order="F")
+        matrix[both] = frame(kind_name, part, dtype, out_dtype, predictor.device, cache).matrix
+        return replace(ops, matrix=matrix)
+
+
+def memory_bound(asked: Moved, device: Device, cache: str) -> np.ndarray:
+    """Which of n ops a device waits for memory in, by physics [n]."""
+    return np.asarray(limits(*asked, device, cache)[1] == BOUNDS.index("memory"))
 
 
 def tier(device: Device, other: Device, dtype: str) -> str | None:

@@ -66,7 +66,8 @@ def by_kin(table: MeasurementTable) -> float:
                 part = table.take(rows)
                 kin = Kin(level, known, list(heard.values()), str(dtype), UNKNOWN)
                 asked = table.kind, part.columns, str(dtype), str(dtype)
-                correction[rows] = kin.correction(ops := part.frame(), kin.laws(ops, asked, "warm"))
+                mine = part.frame()
+                correction[rows] = kin.correction(mine, kin.laws(mine, asked, "warm"), asked, device, "warm")
                 break
     return median_error(ops.analytical_us * np.exp(correction), table)
 

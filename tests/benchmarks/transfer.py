@@ -89,7 +89,8 @@ def _answered(device: Device, table: MeasurementTable, name: str, dtype: str, mo
         if predictors:
             kin = Kin(level, predictors, list(heard.values()), dtype, UNKNOWN)
             judged = np.maximum(fold[own], 0) % 2 == 1
-            short = kin.correction(ops, kin.laws(ops, (table.kind, part.columns, dtype, dtype), "warm"))
+            asked = table.kind, part.columns, dtype, dtype
+            short = kin.correction(ops, kin.laws(ops, asked, "warm"), asked, device, "warm")
             yield Left(device.id, f"{name} {dtype}", level, law - short, law, ops.analytical_us, judged)
 
 

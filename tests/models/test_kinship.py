@@ -13,7 +13,7 @@ from opcast.models import analytical
 from opcast.models.analytical.setting import shares_slots
 from opcast.models.donors import BACKWARD, EXPERTS
 from opcast.models.features import Frame, frame
-from opcast.models.kinship import TIERS, Kin, errors, generation, recast_share, tier, voices
+from opcast.models.kinship import TIERS, Kin, errors, generation, memory_bound, recast_share, tier, voices
 from opcast.models.predictor import Predictor
 from opcast.models.registry import Registry
 from opcast.tests.benchmarks.donors import SHARES, Told, best_share, shared
@@ -86,13 +86,26 @@ def test_a_device_with_the_figures_of_one_kin_gets_its_answer() -> None:
 
 def test_no_answer_is_below_the_roofline_of_the_device_asked_about() -> None:
     kin = Kin("generation", [product("h100_sxm")], [1.0], "bf16", errors()["gemm"]["generation"])
-    ops = frame("gemm", OPS, "bf16", "bf16", load_device("h20_sxm"))
-    asked = "gemm", OPS, "bf16", "bf16"
+    h20, asked = load_device("h20_sxm"), ("gemm", OPS, "bf16", "bf16")
+    ops = frame(*asked, h20)
     laws = kin.laws(ops, asked, "warm")
-    assert np.array_equal(kin.correction(ops, laws), product("h100_sxm").correction.predict(ops.matrix))
+    assert not (memory_bound(asked, h20, "warm") & memory_bound(asked, load_device("h100_sxm"), "warm")).any()
+    found = kin.correction(ops, laws, asked, h20, "warm")
+    assert np.array_equal(found, product("h100_sxm").correction.predict(ops.matrix))
     assert np.array_equal(kin.seen(laws), np.ones(len(ops.analytical_us)))  # timed without the host
     slow = Frame(ops.matrix, ops.analytical_us, 2.0 * ops.analytical_us)
-    assert np.allclose(kin.correction(slow, laws), np.log(2.0))
+    assert np.allclose(kin.correction(slow, laws, asked, h20, "warm"), np.log(2.0))
+
+
+def test_where_memory_bounds_a_product_fewer_flops_change_nothing() -> None:
+    l40s, rtx_4090 = load_device("l40s"), load_device("rtx_4090")
+    assert rtx_4090.tensor_rate("fp16") < 0.6 * l40s.tensor_rate("fp16")
+    kin = Kin("die", [product("l40s")], [1.0], "bf16", errors()["gemm"]["vendor"])
+    thin = {"batch": [1, 1], "m": [1, 1], "n": [28672, 8192], "k": [4096, 28672], "layout": [1, 1]}
+    columns = {name: np.array(values) for name, values in thin.items()}
+    found = kin.predict(columns, "bf16", "bf16", rtx_4090, "cold").latency_us
+    own = product("l40s").predict(columns, "bf16", cache="cold").latency_us
+    assert found / own == pytest.approx(np.full(2, l40s.memory_gbps / rtx_4090.memory_gbps), rel=0.05)
 
 
 def test_what_the_host_hid_from_training_counts_as_far_as_physics_reaches() -> None:
