@@ -13,9 +13,10 @@ from ..graph import Node, Tensor
 from .accelerated import accelerate
 from .attention import fused_attention
 from .build import Built, quiet, uninitialised
+from .caches import cached_tensors, kept
 from .mixers import fused_mixers, index_sparsely
 from .nodes import as_eager, to_graph, to_node
-from .steps import cached_tensors, loss_of, prepare
+from .steps import loss_of, prepare
 from .tracer import ModulePaths, Tracer, real_paths
 from .workload import Workload
 
@@ -74,8 +75,7 @@ def _run(tracer: Tracer, built: Built, workload: Workload) -> dict[int, str]:
             with tracer.phase("backward"):
                 loss.backward()
     tracer.close()
-    kept = getattr(output, "past_key_values", None) or getattr(output, "cache_params", None)
-    roles |= _all(tracer, cached_tensors(kept), "cache")
+    roles |= _all(tracer, cached_tensors(kept(output)), "cache")
     return roles | _held_by(tracer, built.module, workload)
 
 

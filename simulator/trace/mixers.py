@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .caches import kept
+
 SPARSE = "opcast_sparse"  # transformers' name of an attention to chosen tokens
 
 
@@ -188,9 +190,8 @@ def choose_tokens(
     hidden_states: torch.Tensor,
     q_resid: torch.Tensor,
     position_embeddings: tuple[torch.Tensor, torch.Tensor],
-    attention_mask: Any = None,
-    position_ids: Any = None,
-    past_key_values: Any = None,
+    *_: Any,
+    **given: Any,
 ) -> torch.Tensor:
     """An indexer's forward pass, with one operator from its queries and keys to the chosen tokens."""
     with torch.no_grad():
@@ -202,8 +203,8 @@ def choose_tokens(
         (turned_q, plain_q), (turned_k, plain_k) = query.split(widths, dim=-1), key.split(widths, dim=-1)
         turned_q, turned_k = rotate(turned_q, turned_k, *position_embeddings, unsqueeze_dim=2)
         query, key = torch.cat([turned_q, plain_q], dim=-1), torch.cat([turned_k, plain_k], dim=-1).squeeze(2)
-        if past_key_values is not None:
-            key = past_key_values.update_indexer(key, self.layer_idx)
+        if (held := kept(given)) is not None:
+            key = held.update_indexer(key, self.layer_idx)
         weights = self.weights_proj(hidden_states.to(self.weights_proj.weight.dtype))
         chosen: torch.Tensor = operators().sparse_index(query, key, weights, self.index_topk)
         return chosen
