@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 NAMES = ("cache", "past_key_values", "cache_params")  # newest first: a model that takes two of them warns of the older
 
@@ -31,6 +32,8 @@ def kept(output: Any) -> Any:
 
 def cached_tensors(cache: Any) -> Iterator[torch.Tensor]:
     """The tensors that a cache of transformers holds, layer by layer: keys, values, states, those of the prompt too."""
+    import torch
+
     for part in (getattr(cache, "self_attention_cache", cache), getattr(cache, "cross_attention_cache", None)):
         for layer in getattr(part, "layers", ()):
             for value in vars(layer).values():
