@@ -12,7 +12,7 @@ from torch import nn
 from ..graph import Node, Tensor
 from .accelerated import accelerate
 from .attention import fused_attention
-from .build import Built, quiet, uninitialised
+from .build import Built, new_on_conversion, quiet, uninitialised
 from .caches import cached_tensors, kept
 from .mixers import fused_mixers, index_sparsely
 from .nodes import as_eager, to_graph, to_node
@@ -43,7 +43,7 @@ def record(make: Callable[[], Built], workload: Workload) -> tuple[Tracer, dict[
     tracer = Tracer(workload.expert_load)
     attention = fused_attention() if workload.attention == "fused" else nullcontext()
     with quiet(), tracer, real_paths(), attention, torch.random.fork_rng(devices=[]), ExitStack() as kernels:
-        with uninitialised():
+        with uninitialised(), new_on_conversion():
             built = make()
         if workload.attention == "fused":
             accelerate(built.module)

@@ -19,6 +19,10 @@ from torch import nn
 
 from .caches import kept
 
+INDEXERS = (
+    "DeepseekV32Indexer",
+    "GlmMoeDsaIndexer",
+)  # which choose tokens; others choose blocks or what stands for them
 SPARSE = "opcast_sparse"  # transformers' name of an attention to chosen tokens
 
 
@@ -156,7 +160,7 @@ REPLACED: dict[str, Callable[..., Any]] = {
 def index_sparsely(model: nn.Module) -> None:
     """Have a model with indexers attend to what they choose, instead of to all tokens under a mask."""
     config: Any = getattr(model, "config", None)
-    if not hasattr(config, "index_topk"):
+    if not any(type(part).__name__ in INDEXERS for part in model.modules()):
         return
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

@@ -138,14 +138,20 @@ def _encoder_call(model: nn.Module, tokens: torch.Tensor, workload: Workload) ->
 
 
 def _cache(model: nn.Module, workload: Workload, name: str) -> dict[str, Any]:
-    """Nothing for the cache that the model makes by itself, else one with room for the step."""
+    """Nothing for the cache that the model makes by itself, else one with room for the step.
+
+    Layers that transformers has no static cache for (DeepSeek-V4's compressed ones) keep the model's own.
+    """
     if workload.cache == "dynamic" or not name:
         return {}
     from transformers import StaticCache
 
     config: Any = model.config
     room = workload.seq_len + (workload.kind == "decode")
-    return {name: StaticCache(config=config, max_cache_len=room)}
+    try:
+        return {name: StaticCache(config=config, max_cache_len=room)}
+    except KeyError:
+        return {}
 
 
 def _last_logits(model: nn.Module, workload: Workload) -> dict[str, int]:
