@@ -16,6 +16,7 @@ Error = type[ValueError]
 DEEPEST = 100
 MOST = 3_000_000  # values of a YAML, each counted as often as an alias repeats it
 LARGEST = 10**300
+NESTING = "nesting depth"  # in what PyYAML's compiled parser says of it from 6.0.4 on; before, Python says it
 NO_TEXT = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # halves of a sign, which no file or terminal takes
 # What PyYAML raises beside YAMLError for scalars that are not what their tag says, and json for numbers of 5,000 digits
 UNREADABLE = (ValueError, RecursionError, ArithmeticError, LookupError, AttributeError, TypeError)
@@ -85,8 +86,8 @@ def _usable(values: Any, error: Error, what: str, most: float = float("inf")) ->
 
 def _reason(error: Exception) -> str:
     """What a parser stumbled over, in one line with the line number."""
-    if isinstance(error, RecursionError):
-        return "it is nested too deep"
     mark = getattr(error, "problem_mark", None)
     said = (str(getattr(error, "problem", None) or error).splitlines() or [type(error).__name__])[0]
+    if isinstance(error, RecursionError) or NESTING in said:
+        return "it is nested too deep"
     return f"line {mark.line + 1}: {said}" if mark is not None else said.partition(";")[0]

@@ -403,10 +403,11 @@ def child_environment(threads: int = 0) -> dict[str, str]:
     """The environment of a process that measures, or that runs a model to compare with measurements.
 
     This process's own, with a malloc that keeps freed memory (:data:`ALLOCATOR`, as a long-running model's
-    allocator does) and the thread count pinned (0 stands for :func:`default_threads`).
+    allocator does) and the thread count pinned (0 stands for :func:`default_threads`). Packages warn nobody there,
+    unless the user says so.
     """
     count = str(threads or default_threads())
-    return {**os.environ, **ALLOCATOR, **dict.fromkeys(THREAD_VARIABLES, count)}
+    return {"PYTHONWARNINGS": "ignore", **os.environ, **ALLOCATOR, **dict.fromkeys(THREAD_VARIABLES, count)}
 
 
 def use_loopback() -> None:

@@ -272,15 +272,16 @@ def host_us(touch: Toucher, sizes: Sequence[int]) -> list[float]:
 def tiny_decoder() -> tuple[Call, Sequence[Any]]:
     """One token through a small Llama of transformers with a cache of a few, and its layers."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
     sizes: Any = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
     model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=LAYERS, vocab_size=64)).eval()
-    cache = model(input_ids=torch.arange(8).view(1, 8), use_cache=True).past_key_values
+    cache = DynamicCache(config=model.config)
+    model(torch.arange(8).view(1, 8), None, None, cache)  # in its place, as releases differ in its name
     token = torch.ones(1, 1, dtype=torch.int64)
 
     def run() -> None:
-        model(input_ids=token, past_key_values=cache, use_cache=True)
+        model(token, None, None, cache, use_cache=True)
         cache.crop(-1)
 
     return run, model.model.layers

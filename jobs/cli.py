@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from ..datasets.loading import nearest
+from ..datasets.own_warnings import own_warnings
 from ..datasets.version import __version__
 from . import helping
 from .complaints import explain, no_word
@@ -81,7 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name that is no Unicode can be shown
     try:
-        code = answered(lambda: run(arguments[0], arguments[1:]), "format=json" in arguments)
+        with own_warnings():
+            code = answered(lambda: run(arguments[0], arguments[1:]), "format=json" in arguments)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:

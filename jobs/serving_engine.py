@@ -8,6 +8,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..datasets.own_warnings import OpcastWarning
 from .serving_unread import check_arguments
 from .settings import read
 from .show import CONFIG_DIRECTORY, BadInputError, say
@@ -125,7 +126,7 @@ def keywords(
         "precision": {"quantization": quantization},
         "options": own.get("options"),
     }
-    made = with_engine(before, lambda text: warnings.warn(text, stacklevel=4))
+    made = with_engine(before, lambda text: warnings.warn(text, OpcastWarning, stacklevel=4))
     if given.get("law") is not None:
         check_arguments(before, made)
         return dict(settings), {name: made[name] for name in (*given, "scheduler", "kv")}

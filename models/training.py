@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..datasets.devices import Device
+from ..datasets.own_warnings import own_warnings
 from ..datasets.vocabulary import kind
 from .candidates import Options
 from .evaluation import CrossFit, evaluate, summarise
@@ -281,6 +282,7 @@ def _fitted(
     yield from work(delayed(_attempt)(label, table, options) for label, table in jobs)
 
 
+@own_warnings()
 def _attempt(label: str, table: MeasurementTable, options: Options) -> tuple[str, TrainingOutcome | str]:
     try:
         return label, fit(table, options)

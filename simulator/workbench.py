@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..datasets.clusters import Cluster
 from ..datasets.devices import Device, DeviceError, load_device
+from ..datasets.own_warnings import own_warnings
 from ..datasets.store import Store
 from ..models import power
 from .engines import FusedEngine, build_engine
@@ -203,6 +204,7 @@ class Workbench:
 
     # --- answers ---------------------------------------------------------------------------------------
 
+    @own_warnings()
     def predict(self, request: PredictRequest) -> list[OpPrediction]:
         """The prediction of each op in order, or the one of all transfers.
 
@@ -227,6 +229,7 @@ class Workbench:
         """The report of a step. Raises WorkloadError, PlanError, DeviceError, TopologyError, those of tracing."""
         return self.answered(request).report
 
+    @own_warnings()
     def answered(self, request: SimulateRequest) -> Answered:
         """The report of a step, with the device and engines behind it."""
         from .question.requests import plan_of
@@ -256,6 +259,7 @@ class Workbench:
         report = simulate_workload(found, plan, engine, request.file.name, rates, request.file.vpp, study)
         return Answered(report, device, engine)
 
+    @own_warnings()
     def search(
         self,
         request: SearchRequest,
@@ -281,6 +285,7 @@ class Workbench:
             request, lambda made: Workers(Evaluator(made, self), crew, workbench), folder, progress or _silent
         )
 
+    @own_warnings()
     def search_serving(
         self, request: ServedSearchRequest, workers: int | Crew = 1, progress: Progress | None = None
     ) -> SearchReport:
@@ -313,6 +318,7 @@ class Workbench:
 
         return launch_serving(request, point, framework)
 
+    @own_warnings()
     def compare(
         self, request: SearchRequest, one: str, other: str, points: str | Path | None = None
     ) -> PointComparison:
@@ -326,6 +332,7 @@ class Workbench:
         made = asked(request)
         return compare(Evaluator(made, self), *(point_of(made, text, folder) for text in (one, other)))
 
+    @own_warnings()
     def compare_serving(
         self, request: ServedSearchRequest, one: str, other: str, points: str | Path | None = None
     ) -> ServedComparison:
@@ -337,6 +344,7 @@ class Workbench:
         made = asked(request)
         return compare_ways(request, way_named(made, one, file), way_named(made, other, file), self)
 
+    @own_warnings()
     def serving(
         self, request: ServingRequest, keep: Keeping | None = None, progress: Progress | None = None
     ) -> ServedTraffic:
@@ -351,6 +359,7 @@ class Workbench:
         with (progress or _silent)(request.traffic.requests) as advance:
             return serve_with_intervals(request, own, decoder, keep, advance)
 
+    @own_warnings()
     def calibrate(self, request: CalibrateRequest, progress: Progress | None = None) -> Calibrating:
         """Effects on the times of steps, fitted on the rows of tables, and how well they answer what was left out."""
         from .validation.calibrate import calibrate
@@ -358,6 +367,7 @@ class Workbench:
         tables = [Path(table).expanduser() for table in request.tables]
         return calibrate(tables, self._validation(), request.rows, progress or _silent, request.start)
 
+    @own_warnings()
     def fit_hosts(self, request: CalibrateRequest, progress: Progress | None = None) -> HostFit:
         """What the hosts of serving engines add to iterations and first tokens, fitted on tables of served runs."""
         from ..datasets.truth import read_table
@@ -367,6 +377,7 @@ class Workbench:
         with (progress or _silent)(len(rows)) as advance:
             return host_fit(observed(rows[: request.rows], self._validation(), advance))
 
+    @own_warnings()
     def validate(self, request: ValidateRequest, progress: Progress | None = None) -> Validation:
         """The errors of every row of a table. ``progress`` opens a bar of so many rows, which is told of those done."""
         from ..datasets.truth import read_table

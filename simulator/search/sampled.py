@@ -6,7 +6,6 @@ front. Trials are asked in waves, as large whatever the number of processes, so 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -39,11 +38,9 @@ def sampler_of(name: str, seed: int) -> optuna.samplers.BaseSampler:
     def constraints(trial: optuna.trial.FrozenTrial) -> Sequence[float]:
         return (float(trial.user_attrs[VIOLATION]),)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # constraints are called experimental
-        if name == "tpe":
-            return optuna.samplers.TPESampler(seed=seed, constraints_func=constraints, multivariate=True)
-        return optuna.samplers.NSGAIISampler(seed=seed, population_size=TRIALS_A_WAVE, constraints_func=constraints)
+    if name == "tpe":
+        return optuna.samplers.TPESampler(seed=seed, constraints_func=constraints, multivariate=True)
+    return optuna.samplers.NSGAIISampler(seed=seed, population_size=TRIALS_A_WAVE, constraints_func=constraints)
 
 
 def sample(made: Asked, crew: Workers, folder: Folder, advance: Any, name: str) -> list[Row]:

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ...datasets.own_warnings import own_warnings
 from ..question.sources import Sources
 from .bounds import probe
 from .evaluate import Bench, Evaluator, Row
@@ -82,6 +83,7 @@ def answers(evaluator: Evaluator, what: str, points: Sequence[Mapping[str, Any]]
 _HERE: dict[str, Evaluator] = {}
 
 
+@own_warnings()
 def in_process(
     bench_of: Callable[[Sources], Bench], text: str, what: str, points: Sequence[Mapping[str, Any]]
 ) -> list[Any]:

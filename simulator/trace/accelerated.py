@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .caches import kept
 from .mixers import choose_tokens
 
 
@@ -42,11 +43,11 @@ def _heads_joined(context: torch.Tensor) -> torch.Tensor:
     return context.transpose(1, 2).flatten(2)
 
 
-def _mpt(self: Any, hidden_states: torch.Tensor, *_: Any, past_key_values: Any = None, **__: Any) -> Any:
+def _mpt(self: Any, hidden_states: torch.Tensor, *_: Any, **given: Any) -> Any:
     parts = self.Wqkv(hidden_states).chunk(3, dim=2)
     query, key, value = (part.unflatten(2, (self.n_heads, self.head_dim)).transpose(1, 2) for part in parts)
-    if past_key_values is not None:
-        key, value = past_key_values.update(key, value, self.layer_idx)
+    if (cache := kept(given)) is not None:
+        key, value = cache.update(key, value, self.layer_idx)
     return self.out_proj(_heads_joined(_attend(query, key, value))), None
 
 

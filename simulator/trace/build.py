@@ -136,6 +136,28 @@ def uninitialised() -> AbstractContextManager[Any]:
 
 
 @contextmanager
+def new_on_conversion() -> Iterator[None]:
+    """``module.to(dtype)`` gives a module new parameters: torch would swap fake ones in place, and then refuses to."""
+    usual = nn.Module._apply
+
+    def convert(module: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        for child in module.children() if recurse else ():
+            child._apply(function)
+        with torch.no_grad():
+            for name, held in list(module.named_parameters(recurse=False)):
+                setattr(module, name, nn.Parameter(function(held), held.requires_grad))
+            for name, buffer in list(module.named_buffers(recurse=False)):
+                setattr(module, name, function(buffer))
+        return module
+
+    nn.Module._apply = convert  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module._apply = usual  # type: ignore[method-assign]
+
+
+@contextmanager
 def quiet() -> Iterator[None]:
     """Keep transformers' advice about configurations, and torch's tracebacks of what we catch, off the terminal."""
     loggers = {"transformers": logging.ERROR, "torch._subclasses.fake_tensor": logging.CRITICAL}

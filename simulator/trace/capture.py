@@ -12,10 +12,11 @@ from torch import nn
 from ..graph import Node, Tensor
 from .accelerated import accelerate
 from .attention import fused_attention
-from .build import Built, quiet, uninitialised
+from .build import Built, new_on_conversion, quiet, uninitialised
+from .caches import cached_tensors, kept
 from .mixers import fused_mixers, index_sparsely
 from .nodes import as_eager, to_graph, to_node
-from .steps import cached_tensors, loss_of, prepare
+from .steps import loss_of, prepare
 from .tracer import ModulePaths, Tracer, real_paths
 from .workload import Workload
 
@@ -42,7 +43,7 @@ def record(make: Callable[[], Built], workload: Workload) -> tuple[Tracer, dict[
     tracer = Tracer(workload.expert_load)
     attention = fused_attention() if workload.attention == "fused" else nullcontext()
     with quiet(), tracer, real_paths(), attention, torch.random.fork_rng(devices=[]), ExitStack() as kernels:
-        with uninitialised():
+        with uninitialised(), new_on_conversion():
             built = make()
         if workload.attention == "fused":
             accelerate(built.module)
@@ -74,8 +75,7 @@ def _run(tracer: Tracer, built: Built, workload: Workload) -> dict[int, str]:
             with tracer.phase("backward"):
                 loss.backward()
     tracer.close()
-    kept = getattr(output, "past_key_values", None) or getattr(output, "cache_params", None)
-    roles |= _all(tracer, cached_tensors(kept), "cache")
+    roles |= _all(tracer, cached_tensors(kept(output)), "cache")
     return roles | _held_by(tracer, built.module, workload)
 
 

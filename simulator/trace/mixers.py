@@ -17,6 +17,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from .caches import kept
+
+INDEXERS = (
+    "DeepseekV32Indexer",
+    "GlmMoeDsaIndexer",
+)  # which choose tokens; others choose blocks or what stands for them
 SPARSE = "opcast_sparse"  # transformers' name of an attention to chosen tokens
 
 
@@ -154,7 +160,7 @@ REPLACED: dict[str, Callable[..., Any]] = {
 def index_sparsely(model: nn.Module) -> None:
     """Have a model with indexers attend to what they choose, instead of to all tokens under a mask."""
     config: Any = getattr(model, "config", None)
-    if not hasattr(config, "index_topk"):
+    if not any(type(part).__name__ in INDEXERS for part in model.modules()):
         return
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -188,9 +194,8 @@ def choose_tokens(
     hidden_states: torch.Tensor,
     q_resid: torch.Tensor,
     position_embeddings: tuple[torch.Tensor, torch.Tensor],
-    attention_mask: Any = None,
-    position_ids: Any = None,
-    past_key_values: Any = None,
+    *_: Any,
+    **given: Any,
 ) -> torch.Tensor:
     """An indexer's forward pass, with one operator from its queries and keys to the chosen tokens."""
     with torch.no_grad():
@@ -202,8 +207,8 @@ def choose_tokens(
         (turned_q, plain_q), (turned_k, plain_k) = query.split(widths, dim=-1), key.split(widths, dim=-1)
         turned_q, turned_k = rotate(turned_q, turned_k, *position_embeddings, unsqueeze_dim=2)
         query, key = torch.cat([turned_q, plain_q], dim=-1), torch.cat([turned_k, plain_k], dim=-1).squeeze(2)
-        if past_key_values is not None:
-            key = past_key_values.update_indexer(key, self.layer_idx)
+        if (held := kept(given)) is not None:
+            key = held.update_indexer(key, self.layer_idx)
         weights = self.weights_proj(hidden_states.to(self.weights_proj.weight.dtype))
         chosen: torch.Tensor = operators().sparse_index(query, key, weights, self.index_topk)
         return chosen

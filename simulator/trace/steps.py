@@ -6,7 +6,7 @@ A model of transformers is called as its users call it; any other module is call
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from .build import encodes, translates
+from .caches import cache_name, kept
 from .next_tokens import with_next_tokens
 from .workload import TraceError, Workload
 
@@ -52,16 +53,14 @@ def prepare(model: nn.Module, workload: Workload, example: Callable[[Workload], 
         if workload.mtp_layers:
             return ForwardCall(lambda: with_next_tokens(model, tokens))
         return ForwardCall(lambda: model(input_ids=tokens, labels=tokens, use_cache=False))
-    keep, name = _last_logits(model, workload), _cache_name(model)
+    keep, name = _last_logits(model, workload), cache_name(model)
     cache = _cache(model, workload, name)
     if workload.kind == "prefill":
         return ForwardCall(lambda: model(input_ids=tokens, use_cache=True, **cache, **keep), cache.get(name))
     token = token_ids(model, workload.batch, 1)
-    filled = getattr(model(input_ids=tokens, use_cache=True, **cache, **keep), name, None)
+    filled = kept(model(input_ids=tokens, use_cache=True, **cache, **keep)) if name else None
     if filled is None:
-        raise TraceError(
-            f"{type(model).__name__} keeps no past_key_values, so that workload=decode has no cache to read"
-        )
+        raise TraceError(f"{type(model).__name__} keeps no keys and values, so that workload=decode has none to read")
     return ForwardCall(lambda: model(input_ids=token, use_cache=True, **{name: filled}, **keep), filled)
 
 
@@ -101,15 +100,6 @@ def loss_of(output: Any) -> torch.Tensor:
     raise TraceError("workload=train needs a forward that returns a scalar loss, or an output with one in .loss")
 
 
-def cached_tensors(cache: Any) -> Iterator[torch.Tensor]:
-    """The tensors that a cache of transformers holds, layer by layer: keys, values, states, those of the prompt too."""
-    for part in (getattr(cache, "self_attention_cache", cache), getattr(cache, "cross_attention_cache", None)):
-        for layer in getattr(part, "layers", ()):
-            for value in vars(layer).values():
-                states = value.values() if isinstance(value, dict) else (value,)
-                yield from (state for state in states if isinstance(state, torch.Tensor))
-
-
 def _example_call(model: nn.Module, inputs: Any) -> Call:
     if isinstance(inputs, Mapping):
         return lambda: model(**inputs)
@@ -131,10 +121,9 @@ def _translation(model: nn.Module, tokens: torch.Tensor, workload: Workload) -> 
         keep = workload.logits != "all"
         return ForwardCall(lambda: model(input_ids=tokens, decoder_input_ids=given, use_cache=keep))
     begun = model(input_ids=tokens, decoder_input_ids=given, use_cache=True)
-    filled, seen = begun.past_key_values, (begun.encoder_last_hidden_state,)
-    return ForwardCall(
-        lambda: model(encoder_outputs=seen, decoder_input_ids=given, past_key_values=filled, use_cache=True), filled
-    )
+    filled, seen = kept(begun), (begun.encoder_last_hidden_state,)
+    own = {cache_name(model): filled}
+    return ForwardCall(lambda: model(encoder_outputs=seen, decoder_input_ids=given, use_cache=True, **own), filled)
 
 
 def _encoder_call(model: nn.Module, tokens: torch.Tensor, workload: Workload) -> Call:
@@ -148,21 +137,21 @@ def _encoder_call(model: nn.Module, tokens: torch.Tensor, workload: Workload) ->
     return lambda: model(input_ids=tokens)
 
 
-def _cache_name(model: nn.Module) -> str:
-    """What a model calls its cache: models of states alone have a name of their own for it."""
-    known = inspect.signature(model.forward).parameters
-    return "cache_params" if "cache_params" in known and "past_key_values" not in known else "past_key_values"
-
-
 def _cache(model: nn.Module, workload: Workload, name: str) -> dict[str, Any]:
-    """Nothing for the cache that the model makes by itself, else one with room for the step."""
-    if workload.cache == "dynamic":
+    """Nothing for the cache that the model makes by itself, else one with room for the step.
+
+    Layers that transformers has no static cache for (DeepSeek-V4's compressed ones) keep the model's own.
+    """
+    if workload.cache == "dynamic" or not name:
         return {}
     from transformers import StaticCache
 
     config: Any = model.config
     room = workload.seq_len + (workload.kind == "decode")
-    return {name: StaticCache(config=config, max_cache_len=room)}
+    try:
+        return {name: StaticCache(config=config, max_cache_len=room)}
+    except KeyError:
+        return {}
 
 
 def _last_logits(model: nn.Module, workload: Workload) -> dict[str, int]:

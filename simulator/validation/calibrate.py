@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ...datasets.own_warnings import own_warnings
 from ...datasets.truth import InferenceRow, TrainingRow, TruthError, read_table
 from ..question.calibration import NONE, UNKNOWN, Calibration, load_calibration
 from ..question.plan import Plan, PlanError
@@ -210,6 +211,7 @@ def _calibration(observed: Sequence[ObservedStep], hosts: Mapping[str, float], s
     return replace(made, host={**start.host, **slower}, widths=start.widths or dict.fromkeys(UNKNOWN, 0.0))
 
 
+@own_warnings()
 def _observed(
     path: Path,
     setting: ValidationSettings,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import opcast
+from opcast.datasets.own_warnings import OpcastWarning
 from opcast.jobs import serving
 from opcast.jobs.cli import main
 from opcast.jobs.composing import as_override
@@ -315,7 +316,7 @@ def test_python_takes_an_engine_as_it_is_started(tmp_path: Path) -> None:
     log.write_text(LOGS["vllm"])
     args = "--tensor-parallel-size 2 --max-num-seqs 8 --kv-cache-dtype fp8 --enforce-eager --moe-backend triton"
     plain = {"replicas": 1, "attention_dp": 1, "scheduler": {"prefix_caching": False}, "law": None}
-    with pytest.warns(UserWarning, match="not simulated: --moe-backend"):
+    with pytest.warns(OpcastWarning, match="not simulated: --moe-backend"):
         step, given = keywords("llama3_8b", {"cluster": "dgx_h100", "nodes": 1}, plain, "vllm", args, log)
     assert (step["tp"], step["options"], step["stack"].cuda_graph) == (2, {"kv_dtype": "fp8"}, False)
     assert given["scheduler"] == {"policy": "vllm", "max_seqs": 8, "prefix_caching": False}

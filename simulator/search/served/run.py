@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ....datasets.clusters import Cluster
+from ....datasets.own_warnings import own_warnings
 from ...question.canonical import RequestError
 from ...question.sources import Sources
 from ...report.answer import InferenceReport
@@ -172,6 +173,7 @@ def all_replicas(
     return (each for group in answers for each in group)
 
 
+@own_warnings()
 def replicas_in_process(
     bench_of: BenchOf, text: str, wanted: Sequence[tuple[ReplicaLayout, str]]
 ) -> list[LayoutReplica | Refused]:
