@@ -92,7 +92,7 @@ def modules_of(path: str, source: str = "") -> tuple[str, ...]:
 
 def bare(name: str) -> str:
     """A module's name without what stands before the layers."""
-    plain = name.replace(".block_sparse_moe.", ".mlp.")
+    plain = ".".join("mlp" if word == "block_sparse_moe" else word for word in name.split("."))
     prefix = next((each for each in PREFIXES if plain.startswith(each)), "")
     return plain[len(prefix) :]
 
