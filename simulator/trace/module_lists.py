@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .stored import EVERY, ModuleRule, Packing
+from .stored import EVERY, ModuleRule, WeightFormat
 from .workload import TraceError
 
 PLAIN = re.compile(r"^[\w.-]+$")
@@ -41,15 +41,15 @@ def entries(value: Any, what: str) -> list[str]:
 
 def kept(said: Mapping[str, Any], globs: bool = True) -> tuple[ModuleRule, ...]:
     """The rules of the lists of modules that stay as they compute."""
-    return tuple(rule(Packing(), entries(said.get(key), key), key, globs) for key in SKIPPED if said.get(key))
+    return tuple(rule(WeightFormat(), entries(said.get(key), key), key, globs) for key in SKIPPED if said.get(key))
 
 
-def skipping(said: Mapping[str, Any], packing: Packing, globs: bool = False) -> tuple[ModuleRule, ...]:
+def skipping(said: Mapping[str, Any], weights: WeightFormat, globs: bool = False) -> tuple[ModuleRule, ...]:
     """All modules in one format but those that stay as they compute."""
-    return *kept(said, globs), ModuleRule(packing, patterns=EVERY)
+    return *kept(said, globs), ModuleRule(weights, patterns=EVERY)
 
 
-def rule(packing: Packing, listed: Iterable[str], what: str, globs: bool = True) -> ModuleRule:
+def rule(weights: WeightFormat, listed: Iterable[str], what: str, globs: bool = True) -> ModuleRule:
     """The rule of a list; without ``globs`` its patterns are regular expressions. TraceError for one that is none."""
     names, patterns = [], []
     for each in listed:
@@ -57,7 +57,7 @@ def rule(packing: Packing, listed: Iterable[str], what: str, globs: bool = True)
             names.append(each)
         else:
             patterns.append(_pattern(each, what, globs))
-    return ModuleRule(packing, tuple(sorted(names)), tuple(patterns))
+    return ModuleRule(weights, tuple(sorted(names)), tuple(patterns))
 
 
 def _pattern(entry: str, what: str, globs: bool) -> str:

@@ -23,13 +23,13 @@ OF_EXPERT = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "gate_up_pro
 
 
 @dataclass(frozen=True)
-class Packing:
+class WeightFormat:
     """How a weight is stored: a format of ``conf/precision`` (empty: as it computes), weights to a scale and its bytes.
 
     ``group`` and ``scale_bytes`` 0 are those that the format usually has.
     """
 
-    format: str = ""
+    name: str = ""
     group: int = 0
     scale_bytes: float = 0.0
 
@@ -38,7 +38,7 @@ class Packing:
 class ModuleRule:
     """Modules, by ``names`` and ``patterns``, whose weights are packed alike."""
 
-    packing: Packing
+    weights: WeightFormat
     names: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
 

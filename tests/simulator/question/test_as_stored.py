@@ -213,7 +213,7 @@ def test_a_precision_that_auto_chooses_can_be_typed_for_the_same_answer() -> Non
 
 def test_what_is_asked_goes_before_what_is_stored_and_is_said() -> None:
     made = plan("gpt_oss_20b", precision="bf16")
-    assert (made.precision, made.quantization, made.packings, made.options) == ("bf16", "", (), {})
+    assert (made.precision, made.quantization, made.weight_rules, made.options) == ("bf16", "", (), {})
     assert made.notes == ("the checkpoint stores mxfp4a16; simulated in bf16, as asked",)
     assert plan("gpt_oss_20b", quantization="fp8").quantization == "fp8"
     assert plan("gpt_oss_20b", options={"kv_dtype": "fp8"}).options["kv_dtype"] == "fp8"

@@ -12,8 +12,8 @@ from opcast.simulator.question.as_stored import WEIGHTS_ALONE
 from opcast.simulator.trace import TraceError
 from opcast.simulator.trace.checkpoints import TORCHAO, stored_format
 from opcast.simulator.trace.models import known_models, resolve
-from opcast.simulator.trace.packings import ALGORITHMS
-from opcast.simulator.trace.stored import Packing, modules_of
+from opcast.simulator.trace.stored import WeightFormat, modules_of
+from opcast.simulator.trace.weight_formats import ALGORITHMS
 
 FP8 = {"num_bits": 8, "type": "float"}
 INT4 = {"num_bits": 4, "type": "int", "group_size": 32, "strategy": "group"}
@@ -34,47 +34,47 @@ def packed(said: dict[str, Any], path: str, source: str = "aten.mm") -> str | No
     stored = stored_format(said)
     assert stored is not None
     names = modules_of(path, source)
-    return next((rule.packing.format for rule in stored.rules if any(map(rule.covers, names))), None)
+    return next((rule.weights.name for rule in stored.rules if any(map(rule.covers, names))), None)
 
 
-KNOWN: list[tuple[dict[str, Any] | None, Packing | None]] = [
+KNOWN: list[tuple[dict[str, Any] | None, WeightFormat | None]] = [
     (None, None),
     ({}, None),
-    ({"quant_method": "fp8", "weight_block_size": [128, 128]}, Packing("fp8_block")),
-    ({"quant_method": "fp8", "weight_block_size": [1, 32]}, Packing("mxfp8")),
-    ({"quant_method": "fp8"}, Packing("fp8")),
-    ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, Packing("fp8")),
-    ({"quant_method": "gptq", "bits": 4, "group_size": 64}, Packing("w4a16", 64, 2.0)),
-    ({"quant_method": "gptq", "bits": 8, "group_size": -1}, Packing("w8a16", 1 << 20, 2.0)),
-    ({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}, Packing("w4a16", 128, 2.5)),
-    ({"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True}, Packing("w4a16", 128, 2.0)),
-    ({"quant_method": "mxfp4"}, Packing("mxfp4a16")),
-    ({"quant_method": "bitsandbytes", "load_in_4bit": True}, Packing("w4a16", 64, 4.0)),
-    ({"load_in_4bit": True, "bnb_4bit_use_double_quant": True}, Packing("w4a16", 64, 1 + 4 / 256)),
-    ({"quant_method": "bitsandbytes", "load_in_8bit": True}, Packing("int8")),
-    ({"quant_method": "quanto", "weights": "int4"}, Packing("w4a16", 128, 2.0)),
-    ({"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnlyConfig"}}}, Packing("w4a16")),
-    ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4}}}, Packing("w4a16", 64, 4.0)),
-    (tensors(group(FP8, FP8)), Packing("fp8")),
-    (tensors(group(FP8 | {"strategy": "block", "block_structure": [128, 128]}, FP8)), Packing("fp8_block")),
-    (tensors(group(INT4)), Packing("w4a16", 32, 2.0)),
-    (tensors(group({"num_bits": 8, "type": "int"}, {"num_bits": 8, "type": "int"})), Packing("int8", 0, 2.0)),
-    (tensors(group(FP4, FP4), format="nvfp4-pack-quantized"), Packing("nvfp4")),
-    (tensors(group(FP4), format="nvfp4-pack-quantized"), Packing("w4a16", 16, 1.0)),
-    (tensors(group(FP4 | {"group_size": 32}), format="mxfp4-pack-quantized"), Packing("mxfp4a16")),
-    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, Packing("nvfp4")),
-    ({"quantization": {"quant_algo": "fp8_pb_wo"}}, Packing("fp8_block")),
-    ({"quantization": {"quant_algo": "W4A16_AWQ", "group_size": 64}}, Packing("w4a16", 64)),
-    ({"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}, Packing("")),
-    ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4"}}}, Packing("mxfp4a16")),
+    ({"quant_method": "fp8", "weight_block_size": [128, 128]}, WeightFormat("fp8_block")),
+    ({"quant_method": "fp8", "weight_block_size": [1, 32]}, WeightFormat("mxfp8")),
+    ({"quant_method": "fp8"}, WeightFormat("fp8")),
+    ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, WeightFormat("fp8")),
+    ({"quant_method": "gptq", "bits": 4, "group_size": 64}, WeightFormat("w4a16", 64, 2.0)),
+    ({"quant_method": "gptq", "bits": 8, "group_size": -1}, WeightFormat("w8a16", 1 << 20, 2.0)),
+    ({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}, WeightFormat("w4a16", 128, 2.5)),
+    ({"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True}, WeightFormat("w4a16", 128, 2.0)),
+    ({"quant_method": "mxfp4"}, WeightFormat("mxfp4a16")),
+    ({"quant_method": "bitsandbytes", "load_in_4bit": True}, WeightFormat("w4a16", 64, 4.0)),
+    ({"load_in_4bit": True, "bnb_4bit_use_double_quant": True}, WeightFormat("w4a16", 64, 1 + 4 / 256)),
+    ({"quant_method": "bitsandbytes", "load_in_8bit": True}, WeightFormat("int8")),
+    ({"quant_method": "quanto", "weights": "int4"}, WeightFormat("w4a16", 128, 2.0)),
+    ({"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnlyConfig"}}}, WeightFormat("w4a16")),
+    ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4}}}, WeightFormat("w4a16", 64, 4.0)),
+    (tensors(group(FP8, FP8)), WeightFormat("fp8")),
+    (tensors(group(FP8 | {"strategy": "block", "block_structure": [128, 128]}, FP8)), WeightFormat("fp8_block")),
+    (tensors(group(INT4)), WeightFormat("w4a16", 32, 2.0)),
+    (tensors(group({"num_bits": 8, "type": "int"}, {"num_bits": 8, "type": "int"})), WeightFormat("int8", 0, 2.0)),
+    (tensors(group(FP4, FP4), format="nvfp4-pack-quantized"), WeightFormat("nvfp4")),
+    (tensors(group(FP4), format="nvfp4-pack-quantized"), WeightFormat("w4a16", 16, 1.0)),
+    (tensors(group(FP4 | {"group_size": 32}), format="mxfp4-pack-quantized"), WeightFormat("mxfp4a16")),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, WeightFormat("nvfp4")),
+    ({"quantization": {"quant_algo": "fp8_pb_wo"}}, WeightFormat("fp8_block")),
+    ({"quantization": {"quant_algo": "W4A16_AWQ", "group_size": 64}}, WeightFormat("w4a16", 64)),
+    ({"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}, WeightFormat("")),
+    ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4"}}}, WeightFormat("mxfp4a16")),
 ]
 
 
-@pytest.mark.parametrize(("said", "packing"), KNOWN)
-def test_the_words_of_each_library_are_read(said: dict[str, Any] | None, packing: Packing | None) -> None:
+@pytest.mark.parametrize(("said", "weights"), KNOWN)
+def test_the_words_of_each_library_are_read(said: dict[str, Any] | None, weights: WeightFormat | None) -> None:
     stored = stored_format(said)
-    assert (stored and stored.rules[-1].packing) == packing
-    assert stored is None or stored.precision == packing.format  # type: ignore[union-attr]
+    assert (stored and stored.rules[-1].weights) == weights
+    assert stored is None or stored.precision == weights.name  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -215,8 +215,8 @@ def test_a_format_of_keys_and_values_that_is_not_simulated_is_said() -> None:
 
 
 def test_every_format_that_can_be_read_is_a_precision_and_has_a_recipe() -> None:
-    read = {packing.format for _, packing in KNOWN if packing} | {each.format for each in ALGORITHMS.values()}
-    read |= {*TORCHAO.values(), *WEIGHTS_ALONE, *(each.format for each in WEIGHTS_ALONE.values())}
+    read = {each.name for _, each in KNOWN if each} | {each.name for each in ALGORITHMS.values()}
+    read |= {*TORCHAO.values(), *WEIGHTS_ALONE, *(each.name for each in WEIGHTS_ALONE.values())}
     named = {precision_of(name)[1] for name in known_precisions()}
     assert read - {""} <= named
     assert named - {"", "tf32"} == set(RECIPES)
