@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from ..question.plan import Plan
-from ..trace.stored import WeightFormat, modules_of
+from ..trace.stored import ModuleRule, WeightFormat, modules_of
 
 SKIP = re.compile(r"lm_head|embed_out|(^|\.)(output|score|gate|router|lora_[ab])$")
+
+
+@lru_cache(maxsize=32)
+def _by_module(rules: tuple[ModuleRule, ...]) -> dict[tuple[str, str], WeightFormat | None]:
+    """What was found by these rules: a search asks for the same modules under many plans."""
+    return {}
 
 
 class ProductFormats:
@@ -17,7 +24,7 @@ class ProductFormats:
         self.rules, self.usual = plan.weight_rules, WeightFormat(plan.quantization)
         self.own = re.compile(str(plan.options.get("quantize_skip") or "(?!)"))
         self.by_layer = bool(self.rules or plan.options.get("quantize_skip"))
-        self._known: dict[tuple[str, str], WeightFormat | None] = {}
+        self._known = _by_module(self.rules) if self.rules and "quantize_skip" not in plan.options else {}
 
     def of(self, path: str, source: str) -> WeightFormat | None:
         """How the weights of a node are packed; None where they and its product stay in 16 bits."""

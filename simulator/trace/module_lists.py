@@ -2,8 +2,10 @@
 
 An entry is one of three. ``re:…`` is a regular expression from the start of the name (compressed-tensors
 ``match_name``, Quark). A plain name is a module and what is in it (ModelOpt and AutoAWQ look for it anywhere in a name,
-transformers at the start or the end of it, compressed-tensors for the whole of it). Anything else is a pattern: of
-transformers a regular expression that ends with a name (``should_convert_module``), of ModelOpt a glob (``fnmatch``).
+transformers at the start or the end of it, compressed-tensors for the whole of it); so is one with a star after it,
+which is how ModelOpt writes a module whose whole tree is left out (vLLM, ``apply_vllm_mapper``). Anything else is a
+pattern: of transformers a regular expression that ends with a name (``should_convert_module``), of ModelOpt a glob
+(``fnmatch``).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from .stored import EVERY, ModuleRule, WeightFormat
 from .workload import TraceError
 
 PLAIN = re.compile(r"^[\w.-]+$")
+TREE = re.compile(r"^([\w.-]*\w)\.?\*$")
 BOUNDARY = r"(?:(?<=\.)|(?=\.|$))"
 OF_CLASS = re.compile(r"^[A-Z]\w*$")  # a class of modules, as ``Linear``
 MOST_ENTRIES = 200_000
@@ -53,8 +56,9 @@ def rule(weights: WeightFormat, listed: Iterable[str], what: str, globs: bool = 
     """The rule of a list; without ``globs`` its patterns are regular expressions. TraceError for one that is none."""
     names, patterns = [], []
     for each in listed:
-        if PLAIN.match(each):
-            names.append(each)
+        tree = TREE.match(each) if globs else None
+        if tree or PLAIN.match(each):
+            names.append(tree[1] if tree else each)
         else:
             patterns.append(_pattern(each, what, globs))
     return ModuleRule(weights, tuple(sorted(names)), tuple(patterns))

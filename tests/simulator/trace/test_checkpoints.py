@@ -112,6 +112,7 @@ SKIPPING: list[tuple[dict[str, Any], str, str, str | None]] = [
     ({"quant_algo": "NVFP4", "ignore": ["model.language_model.layers.1*"]}, DOWN, "", ""),
     ({"quant_algo": "NVFP4", "ignore": ["backbone.layers.1.mixer.in_proj"]}, f"{LAYER}.mixer.in_proj", "", ""),
     ({"quant_algo": "NVFP4", "ignore": ["*.shared_experts.*"]}, f"{LAYER}.mlp.shared_experts", "fused.gate_up", ""),
+    ({"quant_algo": "NVFP4", "ignore": [f"{LAYER}.mlp.gate*"]}, f"{LAYER}.mlp", "fused.gate_up", "nvfp4"),
     ({"quant_algo": "NVFP4", "ignore": ["lm_head"]}, "language_model.lm_head", "", ""),
     # compressed-tensors: regular expressions from the start, and whole names
     (tensors(group(FP8, FP8), ignore=["re:.*self_attn.*"]), f"{LAYER}.self_attn", "fused.qkv", ""),
