@@ -29,14 +29,13 @@ RATE_OF = {
     "fp32": ("fp32", "tf32"),
     "fp8_e5m2": ("fp8",),
     "fp8_block": ("fp8",),
-    "mxfp8": ("mxfp8", "fp8"),
     "mxfp4": ("mxfp4", "nvfp4"),
     "int4": ("int8",),
     "w8a16": ("bf16", "fp16"),
     "w4a16": ("bf16", "fp16"),
     "mxfp4a16": ("bf16", "fp16"),
     "w4a8": ("fp8",),
-    "mxfp4a8": ("mxfp8", "fp8"),
+    "mxfp4a8": ("mxfp8",),
 }
 
 

@@ -71,8 +71,7 @@ def simulated(
 def laid_out(model: Model, work: Work, plan: Plan, device: Device, cache_dir: Path | None = None) -> LaidOut:
     """A workload as the plan cuts it and what it needs of memory, before anything is timed."""
     work = filled(plainest(work), plan)
-    stored = "" if work.kind == "train" or plan.quantization or device.synchronous else stored_format(model)
-    return lay_out(model, work, prepared(plan, work, device, stored), device, cache_dir)
+    return lay_out(model, work, prepared(plan, work, device), device, cache_dir)
 
 
 def timed_state(laid: LaidOut, engine: Engine) -> State:
@@ -110,12 +109,3 @@ def simulate_workload(
 def alone(device: Device, precision: str, stack: str = "torch") -> Plan:
     """The plan of a single device: a cluster of one, with PyTorch's own kernels unless told otherwise."""
     return Plan(Parallel(), one_device(device), load_stack(stack), precision=precision)
-
-
-def stored_format(model: Model) -> str:
-    """The format that a model's checkpoint stores its weights in; empty where they are as they compute."""
-    from .trace.checkpoints import weight_format
-    from .trace.models import resolve
-
-    source = resolve(model)
-    return weight_format(source.quantization, source.name)

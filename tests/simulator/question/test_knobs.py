@@ -22,6 +22,7 @@ from opcast.simulator.question.options import CHECKS, OF_INFERENCE, OF_TRAINING
 from opcast.simulator.question.plan import KernelChoice, Parallel, Plan, PlanError, ReducedNorm, Stack, load_stack
 from opcast.simulator.question.work import Work
 from opcast.simulator.simulate import simulate
+from opcast.simulator.trace.stored import ModuleRule, WeightFormat
 
 H100 = load_device("h100_sxm")
 NODE = load_cluster("dgx_h100")
@@ -157,6 +158,8 @@ KNOBS: dict[str, dict[str, Row]] = {
         "offload": (TRAIN, ("optimizer",)),
         "precision": (TRAIN, "fp16"),
         "quantization": (replace(TRAIN, family="wide"), "fp8"),
+        "weight_rules": (replace(DECODE, plan={"quantization": "fp8"}), (ModuleRule(WeightFormat("fp8"), ("mlp",)),)),
+        "notes": (TRAIN, ("said",)),
         "passes": (FSDP, (f"{reorder.__module__}:reorder",)),
         "slow_devices": (TRAIN, {3: 2.0}),
         "explicit_links": (BESIDE, True),

@@ -1,0 +1,116 @@
+"""A plan as a model's checkpoint has it: the format of its weights, keys and values, where the user leaves that open.
+
+Inference keeps what a checkpoint stores. What was chosen, and what is not as the checkpoint has it, is said in
+``Plan.notes``: a format is never dropped in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...datasets.devices import Device
+from ..trace.checkpoints import stored_format
+from ..trace.models import Source, resolve
+from ..trace.stored import EVERY, ModuleRule, StoredFormat, WeightFormat
+from ..trace.weight_formats import BLOCK, NVFP4_WEIGHTS, PER_CHANNEL
+from ..trace.workload import TraceError
+from .plan import Plan
+
+MOST_SHOWN = 3  # entries of the list of what stays in 16 bits
+WEIGHTS_ALONE = {  # format that a device may have no units for -> the same weights, unpacked for products in 16 bits
+    "fp8": WeightFormat("w8a16", PER_CHANNEL),
+    "fp8_block": WeightFormat("w8a16", BLOCK * BLOCK, 4.0),
+    "mxfp8": WeightFormat("w8a16", 32, 1.0),
+    "int8": WeightFormat("w8a16", PER_CHANNEL),
+    "nvfp4": NVFP4_WEIGHTS,
+    "mxfp4a8": WeightFormat("mxfp4a16"),
+    "w4a8": WeightFormat("w4a16"),
+}
+
+
+def as_stored(plan: Plan, model: Any, kind: str, asked: str, device: Device) -> Plan:
+    """The plan with what the checkpoint of a ``model`` says of formats, for work of a ``kind``.
+
+    ``asked`` is the precision that the user named, empty for ``auto``. TraceError for a model that is not there, and
+    under ``auto`` for a format that nobody knows.
+    """
+    source = resolve(model)
+    if kind == "train" or device.synchronous:
+        return _unpacked(plan, source, asked, kind)
+    if not asked and source.dtype == "float16" and device.supports("fp16"):
+        plan = replace(plan, precision="fp16")
+    stored = _read(source, strict=not asked)
+    if stored is None:
+        return plan
+    if isinstance(stored, str) or (asked and stored.precision and asked != stored.precision):
+        return _said(plan, f"the checkpoint stores {_format(stored)}; simulated in {asked}, as asked")
+    return _packed(plan, stored, asked, device)
+
+
+def _read(source: Source, strict: bool) -> StoredFormat | str | None:
+    """What a checkpoint stores: a format, words that nobody knows (TraceError where it is ``strict``), or nothing."""
+    try:
+        return stored_format(source.quantization, source.quantized_in, source.name)
+    except TraceError:
+        if strict:
+            raise
+    method = (source.quantization or {}).get("quant_method")
+    return f"weights in a format that opcast does not know (quant_method={method!r})"
+
+
+def _format(stored: StoredFormat | str) -> str:
+    return stored if isinstance(stored, str) else stored.precision or "keys and values in few bits"
+
+
+def _unpacked(plan: Plan, source: Source, asked: str, kind: str) -> Plan:
+    """The plan of work that does not take weights as a checkpoint stores them, with a note that says so."""
+    stored = _read(source, strict=False)
+    if stored is None or asked:
+        return plan
+    where = "training" if kind == "train" else "a CPU"
+    more = "" if isinstance(stored, str) else f" (precision={stored.precision} names it)"
+    return _said(plan, f"the checkpoint stores {_format(stored)}; {where} is simulated in {plan.precision}{more}")
+
+
+def _packed(plan: Plan, stored: StoredFormat, asked: str, device: Device) -> Plan:
+    """The plan with the formats of a checkpoint, as far as the device has units for them."""
+    rules, lacking = stored.rules, []
+    if not asked:
+        lacking = sorted({r.weights.name for r in rules if r.weights.name and not device.supports(r.weights.name)})
+        rules = tuple(
+            replace(r, weights=WEIGHTS_ALONE[r.weights.name]) if r.weights.name in lacking else r for r in rules
+        )
+    main = WEIGHTS_ALONE[stored.precision].name if stored.precision in lacking else stored.precision
+    plan = replace(
+        plan,
+        quantization=main,
+        weight_rules=() if rules == (ModuleRule(WeightFormat(main), patterns=EVERY),) else rules,
+        options={"kv_dtype": stored.kv_dtype or "same", **plan.options},
+    )
+    notes = [_chosen(stored, main)] if main else []
+    notes += [
+        f"{device.name} has no {name} units: such weights stay packed, products are in {plan.precision}"
+        for name in lacking
+    ]
+    if stored.kv_dtype and plan.options["kv_dtype"] == stored.kv_dtype:
+        notes.append(f"keys and values in {stored.kv_dtype}, as the checkpoint says ({stored.where})")
+    return _said(plan, *notes, *stored.remarks)
+
+
+def _chosen(stored: StoredFormat, main: str) -> str:
+    others = {each.weights.name for each in stored.rules} - {"", stored.precision}
+    also = f" and {', '.join(sorted(others))}" if others else ""
+    return f"weights in {main}{also}, as the checkpoint stores them ({stored.where}){_staying(stored.kept)}"
+
+
+def _staying(kept: Sequence[str]) -> str:
+    if not kept:
+        return ""
+    more = f" and {len(kept) - MOST_SHOWN:,} more" if len(kept) > MOST_SHOWN else ""
+    return f"; in 16 bits stay {', '.join(kept[:MOST_SHOWN])}{more}"
+
+
+def _said(plan: Plan, *notes: str) -> Plan:
+    return replace(plan, notes=(*plan.notes, *notes))
