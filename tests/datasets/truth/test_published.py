@@ -88,7 +88,7 @@ def test_a_rule_fills_replaces_and_refuses() -> None:
         ("training", "NeMo AutoModel docs", "nemo_automodel"),
         ("training", "MLPerf Training v5.1, NeMo on Megatron-Core", "nemo"),
         ("training", "SimuMax: Megatron-LM 0.14 with torch", "megatron_core"),
-        ("training", "Narayanan et al. SC21 Table 2 (PTD-P vs ZeRO-3) | ZeRO3", "deepspeed"),
+        ("training", "Narayanan et al. SC21 Table 2 (PTD-P vs ZeRO-3) | ZeRO3", "deepspeed_2021"),
         ("training", "Narayanan et al. SC21 Table 2 (PTD-P vs ZeRO-3) | PTD-P", "megatron2021"),
         ("training", "torchtitan benchmarks/llama3_h100_202412", "torchtitan_2024"),
         ("training", "torchtitan benchmarks/asyncTP", "torchtitan"),
