@@ -1,10 +1,11 @@
 """An optimizer on the host (ZeRO-Offload; Ren et al. 2021, arXiv 2101.06840): its states never come to the device.
 
 Gradients go out, the host's cores update masters and moments in the host's memory, weights come back. Where gradients
-are sharded (ZeRO-2 and 3) each shard leaves as soon as it is summed, beside the rest of the backward pass; its part of
-the norm is taken before. DeepSpeed sends a 16-bit shard out, back, and out again in fp32 (``stage3.py``,
-``partition_grads``). Else gradients go out before the update. FSDP's shards live on the host, too, and come before each
-gather (``CPUOffloadPolicy``); DeepSpeed's stay on the device in 16 bits.
+are sharded (ZeRO-2 and 3) each shard leaves as soon as it is summed, beside the rest of the backward pass; its part
+of the norm is taken before. Shards in 16 bits go out with each micro-batch, come back for the next one, and go out in
+fp32 with the last (DeepSpeed's ``stage3.py``, ``partition_grads``). Else gradients go out before the update. FSDP's
+shards live on the host, too, and come before each gather (``CPUOffloadPolicy``); DeepSpeed's stay on the device in 16
+bits.
 
 The update takes ``stack.host_bytes`` bytes of the host's memory for each parameter, at the rate that the cluster's host
 keeps up for one rank of many (:meth:`opcast.datasets.clusters.Cluster.host_share_gbps`). Nothing runs beside it:
@@ -37,8 +38,8 @@ def update_on_host(draft: Draft, plan: Plan) -> None:
     if not updates:
         return
     early = plan.parallel.zero_stage >= 2
-    left = _gradients_out(draft, plan, [item.node for item in updates]) if early else {}
     resident = plan.parallel.zero_stage < 3 or plan.stack.half_shards
+    left = _gradients_out(draft, resident, [item.node for item in updates]) if early else {}
     for section in draft.sections:
         items: list[Item] = []
         for item in section.items:
@@ -79,11 +80,11 @@ def _update(draft: Draft, plan: Plan, node: Node, left: dict[int, int], resident
     made.append(kernel(work, "host.adamw", node.path, node.phase, (*weights, *outside), (there,)))
     if resident:
         back = op.numel * itemsize(draft.dtype(weights[0]))
-        made.append(_come(back, (*weights, there), weights, node))
+        made.append(_come("copy.weights_in", back, (*weights, there), weights, node))
     return made
 
 
-def _gradients_out(draft: Draft, plan: Plan, updates: Sequence[Node]) -> dict[int, int]:
+def _gradients_out(draft: Draft, resident: bool, updates: Sequence[Node]) -> dict[int, int]:
     """Sends each gradient out behind its last writer; by gradient, the empty tensor that stands for it on the host."""
     wanted = {t for node in updates for t in node.reads if draft.roles[t] == GRADIENT}
     last: dict[int, tuple[Section, Item, int]] = {}
@@ -92,11 +93,11 @@ def _gradients_out(draft: Draft, plan: Plan, updates: Sequence[Node]) -> dict[in
             ids = section.ids(tensor).tolist()
             if len(ids) == section.repeat and wanted.issuperset(ids):  # else chunks of a loop add to it
                 last.update((t, (section, item, tensor)) for t in ids)
-    norm, insertions = _norm(draft), Insertions()
+    norm, insertions = _norm(draft) if resident else (), Insertions()
     left: dict[int, int] = {}
     for section, item, tensor in {(id(i), t): (s, i, t) for s, i, t in last.values()}.values():
         outside = draft.local(section, 0, "int8", "buffer")
-        leaving = _Leaving(tensor, outside, norm, updates[0].op.dtype, plan.stack.half_shards)  # type: ignore[union-attr]
+        leaving = _Leaving(tensor, outside, norm, updates[0].op.dtype, resident)  # type: ignore[union-attr]
         insertions.after(section, section.place(item), leaving.nodes(draft, section, item.node))
         left.update(zip(section.ids(tensor).tolist(), section.ids(outside).tolist(), strict=True))
     insertions.apply()
@@ -105,36 +106,37 @@ def _gradients_out(draft: Draft, plan: Plan, updates: Sequence[Node]) -> dict[in
 
 @dataclass(frozen=True)
 class _Leaving:
-    """A gradient that leaves for ``outside`` in the ``dtype`` of the update, its norm taken; DeepSpeed's takes a way
-    round."""
+    """A gradient that leaves for ``outside``, its norm taken. DeepSpeed's meets there what earlier micro-batches left,
+    which comes back for it, and goes once more in the ``dtype`` of the update with the last of them."""
 
     tensor: int
     outside: int
     norm: Ids
     dtype: str
-    round_trip: bool
+    summed_on_device: bool
 
     def nodes(self, draft: Draft, section: Section, writer: Node) -> list[Node]:
         """What follows the gradient's writer, in the same micro-batches."""
-        mine, size = (self.tensor,), float(draft.sizes[self.tensor])
+        mine: Ids = (self.tensor,)
+        size = float(draft.sizes[self.tensor])
         numel, dtype = draft.numel(self.tensor), draft.dtype(self.tensor)
-        phase, path = writer.phase, writer.path
-        stream = writer.stream if writer.stream != "compute" else COPY_OUT
-        made = []
+        last: list[Node] = []
         if self.norm:
-            part = reduction("aten._foreach_norm", numel, mine, self.norm, phase=phase, path=path, dtype=dtype)
-            made.append(replace(part, stream=stream))
-        if self.round_trip and dtype != self.dtype:
-            back = draft.local(section, 0, "int8", "buffer")
-            made.append(_gone(size, mine, (back,), writer))
-            come = copied(
-                "copy.gradients_in", size, (back,), mine, phase=phase, path=path, direction="h2d", stream=COPY
+            stream = writer.stream if writer.stream != "compute" else COPY_OUT
+            node = reduction(
+                "aten._foreach_norm", numel, mine, self.norm, phase=writer.phase, path=writer.path, dtype=dtype
             )
-            made.append(come)
-        wide = numel * itemsize(self.dtype) if self.round_trip else size
-        made.append(replace(_gone(wide, mine, (self.outside,), writer), frees=mine))
+            last.append(replace(node, stream=stream))
+        made: list[Node] = []
+        if self.summed_on_device and dtype != self.dtype:
+            earlier = draft.local(section, size, dtype, "buffer")
+            made.append(_come("copy.gradients_in", size, mine, (earlier,), writer))
+            last.append(_gone(float(numel * itemsize(self.dtype)), (*mine, earlier), (self.outside,), writer))
+            mine = (*mine, earlier)
+        made += [replace(node, source=SYNC + node.source) for node in last]
+        made.append(replace(_gone(size, mine, (self.outside,), writer), frees=mine))
         prefix = SYNC if writer.source.startswith(SYNC) else ""
-        return [replace(node, source=prefix + node.source) for node in made]
+        return [node if node.source.startswith(SYNC) else replace(node, source=prefix + node.source) for node in made]
 
 
 def _gone(size: float, reads: Ids, writes: Ids, near: Node) -> Node:
@@ -151,11 +153,9 @@ def _gone(size: float, reads: Ids, writes: Ids, near: Node) -> Node:
     )
 
 
-def _come(size: float, reads: Ids, writes: Ids, near: Node) -> Node:
-    """A copy of weights from the host."""
-    return copied(
-        "copy.weights_in", size, reads, writes, phase=near.phase, path=near.path, direction="h2d", stream=COPY
-    )
+def _come(source: str, size: float, reads: Ids, writes: Ids, near: Node) -> Node:
+    """A copy from the host."""
+    return copied(source, size, reads, writes, phase=near.phase, path=near.path, direction="h2d", stream=COPY)
 
 
 def _norm(draft: Draft) -> Ids:
@@ -174,9 +174,9 @@ def _weights_in(draft: Draft) -> None:
             if node.phase != "optimizer" and shards:
                 size = float(draft.sizes[list(shards)].sum())
                 staging = draft.local(section, size, draft.dtype(shards[0]), "buffer")
-                items.append(Item(_come(size, node.reads, (staging,), node)))
+                items.append(Item(_come("copy.weights_in", size, node.reads, (staging,), node)))
                 item.change(reads=(staging, *(t for t in node.reads if t not in shards)))
                 item.free(staging)
             items.append(item)
         section.items = items
-    draft.sizes[draft.roles == WEIGHT] = 0
+    draft.sizes[draft.roles == WEIGHT] >>= 20  # next to nothing, by which pipeline stages still share the update

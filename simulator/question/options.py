@@ -48,7 +48,7 @@ def _one_of(*known: str) -> Callable[[Any], str]:
 def loss_wrong(value: Any) -> str:
     """What is wrong with a way to compute the loss (:mod:`..passes.chunked_loss`), empty if nothing is."""
     chunks = re.fullmatch(r"chunks:([1-9]\d{0,4})", value) if isinstance(value, str) else None
-    return "" if chunks or value in ("", WHOLE, LIGER) else f"is not one of {WHOLE}, {LIGER}, chunks:8"
+    return "" if chunks or value in ("", WHOLE, LIGER) else f"is none of {WHOLE}, {LIGER}, chunks:8 (or another number)"
 
 
 def _pattern(value: Any) -> str:

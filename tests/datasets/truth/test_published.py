@@ -91,7 +91,7 @@ def test_a_rule_fills_replaces_and_refuses() -> None:
         ("training", "Narayanan et al. SC21 Table 2 (PTD-P vs ZeRO-3) | ZeRO3", "deepspeed_2021"),
         ("training", "Narayanan et al. SC21 Table 2 (PTD-P vs ZeRO-3) | PTD-P", "megatron2021"),
         ("training", "torchtitan benchmarks/llama3_h100_202412", "torchtitan_2024"),
-        ("training", "torchtitan benchmarks/asyncTP", "torchtitan"),
+        ("training", "torchtitan benchmarks/asyncTP", "torchtitan_early_2026"),
         ("training", "torchtitan benchmarks/asyncTP_llama3_h100_2025-06", "torchtitan_2025"),
         ("training", "torchtitan benchmarks/llama3-8b_h200_202506", "torchtitan_2025"),
         ("training", "", "megatron"),
