@@ -197,25 +197,27 @@ class Stack:
     ``dp_gather``: ZeRO-1 gathers weights beside the next forward; ``tp_forward``: in forward passes and what is
     recomputed of them); with ``tensor_chunks`` those of tensor ranks are cut in chunks that pipeline with their
     products (user buffers), else a gather runs beside the product of the rank's own rows alone, and a scatter beside
-    that of the weight's gradient (:mod:`..passes.overlap`). ``compute_slowdown`` is how much longer a kernel takes
-    beside communication (NCCL keeps some 16 of 132 compute units), ``communication_slowdown`` the reverse. ``scale``
-    multiplies predicted times by device id and kind or family of ops (or ``*``): constants of a user's own, in place
-    of the calibration's factors (:mod:`.calibration`). ``issue_us`` is what the framework's own Python takes before a
-    kernel, by kind of op, family or ``*``, and once more for each ``expert`` of a grouped product that is issued
-    expert by expert (``expert_fp8``: of that format); with ``waits_for_routing`` the host reads how many tokens each
-    expert got before it issues their products. ``check_us`` is what every rank of a group adds to the host's time
-    before a collective, where each is checked before it is issued (``TORCH_DISTRIBUTED_DEBUG=DETAIL``),
-    ``check_inside_us`` that inside a node, if less. ``share_us`` is what the host takes for each rank's share of each
-    weight where ZeRO-1 cuts them one by one in Python (:mod:`..timing.hosts`). ``ring_factor`` is how many times
-    longer gathers and scatters inside a node take than the tables' NCCL has them, ``step_us`` what each step of a
-    ring between nodes takes longer than the network's law says, by group (``*``: any), of ``all_reduce`` by its own
-    name. ``send_us`` is what the host adds to a send between pipeline stages, while both wait; ``ep_mode`` is how it
-    exchanges them (:mod:`..passes.expert`). With ``recompute_early_stop`` full recomputation ends with the last
-    tensor that the backward pass reads (torch's checkpoint), else it runs whole layers again (Megatron-LM's own). Of
-    an inference engine, ``backend`` names whose predictors answer and ``collectives`` whose for communication (empty:
-    any); ``kernels`` are those that another table timed (:class:`KernelChoice`), ``reduced_norms`` the all-reduces
-    that normalise, too (:class:`ReducedNorm`), ``gap_us`` passes between kernels that no CUDA graph holds;
-    ``kv_dtype`` is the format of the cache by that of the products.
+    that of the weight's gradient (:mod:`..passes.overlap`). Gradients are summed in buckets of ``bucket_mib``; with
+    ``bucket_buffer`` those of ZeRO-2 and 3 wait in one buffer that is kept for good. ``compute_slowdown`` is how much
+    longer a kernel takes beside communication (NCCL keeps some 16 of 132 compute units), ``communication_slowdown``
+    the reverse. ``scale`` multiplies predicted times by device id and kind or family of ops (or ``*``): constants of
+    a user's own, in place of the calibration's factors (:mod:`.calibration`). ``issue_us`` is what the framework's
+    own Python takes before a kernel, by kind of op, family or ``*``, and once more for each ``expert`` of a grouped
+    product that is issued expert by expert (``expert_fp8``: of that format); with ``waits_for_routing`` the host
+    reads how many tokens each expert got before it issues their products. ``check_us`` is what every rank of a group
+    adds to the host's time before a collective, where each is checked before it is issued
+    (``TORCH_DISTRIBUTED_DEBUG=DETAIL``), ``check_inside_us`` that inside a node, if less. ``share_us`` is what the
+    host takes for each rank's share of each weight where ZeRO-1 cuts them one by one in Python
+    (:mod:`..timing.hosts`). ``ring_factor`` is how many times longer gathers and scatters inside a node take than the
+    tables' NCCL has them, ``step_us`` what each step of a ring between nodes takes longer than the network's law
+    says, by group (``*``: any), of ``all_reduce`` by its own name. ``send_us`` is what the host adds to a send
+    between pipeline stages, while both wait; ``ep_mode`` is how it exchanges them (:mod:`..passes.expert`). With
+    ``recompute_early_stop`` full recomputation ends with the last tensor that the backward pass reads (torch's
+    checkpoint), else it runs whole layers again (Megatron-LM's own). Of an inference engine, ``backend`` names whose
+    predictors answer and ``collectives`` whose for communication (empty: any); ``kernels`` are those that another
+    table timed (:class:`KernelChoice`), ``reduced_norms`` the all-reduces that normalise, too (:class:`ReducedNorm`),
+    ``gap_us`` passes between kernels that no CUDA graph holds; ``kv_dtype`` is the format of the cache by that of the
+    products.
     """
 
     id: str = "torch"
