@@ -21,7 +21,15 @@ from .reading import read_yaml
 
 CLUSTER_DIRECTORY = Path(__file__).resolve().parent.parent / "conf" / "cluster"
 MOST_DEVICES = 2**20
-COUNTS = ("nodes", "devices_per_node", "nics_per_node")
+COUNTS = ("nodes", "devices_per_node", "nics_per_node", "host_cores")
+POSITIVE = ("nic_gbps", "host_gbps")
+HOST_SUSTAINED = 0.4
+"""Of the memory bandwidth by the data sheet, between two published runs of DeepSpeedCPUAdam. One process on a DGX-2
+takes 0.22 s for a billion parameters and 2.57 s for ten, 30 bytes each of 256 GB/s: 53 and 46 % (ZeRO-Offload, arXiv
+2101.06840, table 4). Two on a DGX A100 take 1.1 s longer with offload than without for 1.5 billion, some 46 bytes each
+of 410 GB/s, copies among them: 20 to 25 % (DeepSpeed's blogs/zenflow-corebinding)."""
+CORE_GBPS = 10.0
+"""Of one core: it waits for 16 cache lines of 64 bytes at a time (line fill buffers), some 100 ns each."""
 NCCL_ALGORITHMS = ("ring", "tree", "nvls", "collnet")
 NCCL_PROTOCOLS = ("LL", "LL128", "Simple")
 NCCL_SETTINGS = {"algorithm": NCCL_ALGORITHMS, "protocol": NCCL_PROTOCOLS}
@@ -40,7 +48,9 @@ class Cluster:
     larger than a chassis (NVL72) is one node here. ``topology`` describes the fabric beyond the NICs for the network
     simulator (empty: a full-bisection switch). ``nccl`` tells NCCL what to take: an ``algorithm``, a ``protocol``, at
     most so many ``channels`` (as NCCL_ALGO, NCCL_PROTO and NCCL_MAX_NCHANNELS do); empty: its own choice. With
-    ``peers`` cards on PCIe reach each other's memory, whatever the host did that their tables are of.
+    ``peers`` cards on PCIe reach each other's memory, whatever the host did that their tables are of. ``host_gbps`` is
+    the bandwidth of a node's host memory by its data sheet, ``host_cores`` its processor cores: what is offloaded is
+    computed with them (usual: two processors of 64 cores with eight channels of DDR4-3200 each).
     """
 
     id: str
@@ -56,6 +66,8 @@ class Cluster:
     topology: Mapping[str, Any] = field(default_factory=dict)
     nccl: Mapping[str, Any] = field(default_factory=dict)
     peers: bool = False
+    host_gbps: float = 409.6
+    host_cores: int = 128
     price_per_device_hour: float = 0.0
     sources: Mapping[str, str] = field(default_factory=dict)
 
@@ -69,6 +81,14 @@ class Cluster:
         """Whether a file of the user's own gives every link and its rate."""
         return "file" in self.topology
 
+    def host_share_gbps(self, threads: int = 0) -> float:
+        """GB/s of host memory that one device's process keeps up while those of all others do the same.
+
+        ``threads`` are those that it runs (0: its share of the cores).
+        """
+        cores = threads or self.host_cores / self.devices_per_node
+        return float(min(HOST_SUSTAINED * self.host_gbps / self.devices_per_node, cores * CORE_GBPS))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as the YAML has them."""
         return dataclasses.asdict(self)
@@ -81,9 +101,9 @@ class Cluster:
                 f"cluster.nodes={self.nodes} of {self.devices_per_node} devices are more than the {MOST_DEVICES:,} "
                 "devices that are simulated"
             )
-        for name in ("nic_gbps", "nic_latency_us", "price_per_device_hour"):
+        for name in (*POSITIVE, "nic_latency_us", "price_per_device_hour"):
             value = getattr(self, name)
-            if not finite(value) or value < 0 or (name == "nic_gbps" and value == 0):
+            if not finite(value) or value < 0 or (name in POSITIVE and value == 0):
                 raise ClusterError(f"cluster.{name}={value!r} must be a positive number")
         for name in ("link", "fabric"):
             choice(ClusterError, f"cluster.{name}", getattr(self, name), LINKS)
@@ -98,8 +118,16 @@ class Cluster:
 
 
 def one_device(device: Device) -> Cluster:
-    """A device by itself, as a cluster."""
-    return Cluster(device.id, device.name, device.id, devices_per_node=1, nics_per_node=1, link="pcie")
+    """A device by itself, as a cluster, with its part of a usual node's host."""
+    host_gbps, host_cores = Cluster.host_gbps / 8, Cluster.host_cores // 8  # of a node of eight
+    return Cluster(
+        *(device.id, device.name, device.id),
+        devices_per_node=1,
+        nics_per_node=1,
+        link="pcie",
+        host_gbps=host_gbps,
+        host_cores=host_cores,
+    )
 
 
 def one_node(device: Device) -> Cluster:

@@ -472,5 +472,13 @@ def host_overhead(d: Any) -> Cost:
     return Cost(0.0 * d.calls, 0.0 * d.calls, 0.0 * d.calls, "host")
 
 
+@define(
+    "size_bytes", Dim("host_mbps", help="MB/s of its memory that the host's cores keep up for this rank"), family="host"
+)
+def host_pass(d: Any) -> Cost:
+    """Bytes that the host's cores read and write in its own memory: an optimizer that runs there (ZeRO-Offload)."""
+    return Cost(0.0 * d.size_bytes, 0.0 * d.size_bytes, 0.0 * d.size_bytes, "host")
+
+
 from . import mixer_ops  # noqa: E402, F401  kinds are listed as they are defined: these last
 from .collective_ops import LINKS, bus_factor  # noqa: E402

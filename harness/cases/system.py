@@ -101,6 +101,14 @@ def _across(inputs: Inputs, numel: int, dtype: str, to_device: bool) -> Run:
     return partial(target.copy_, source, non_blocking=True)
 
 
+@case("host_pass", clock="host")
+def host_pass(op: Op, inputs: Inputs) -> Run:
+    """A multiplication in place in the host's memory, by as many threads as torch has: half is read, half written."""
+    import torch
+
+    return partial(torch.ones(max(op.size_bytes // 8, 1)).mul_, 1.0)
+
+
 @case("host_overhead", clock="host")
 def host_overhead(op: Op, inputs: Inputs) -> Run:
     """As :func:`..launch.host_calls` says; torch is driven from Python, as a model drives it."""

@@ -57,6 +57,7 @@ LAWS: dict[str, Callable[[Dims, Setting], Terms]] = {
     "adamw": rows.adamw,
     "copy": rows.copy,
     "host_overhead": network.host_overhead,
+    "host_pass": network.host_pass,
     "expert_exchange": network.expert_exchange,
     **{name: partial(network.collective, name) for name, each in KINDS.items() if each.family == "collective"},
 }

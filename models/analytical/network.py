@@ -94,3 +94,9 @@ def host_overhead(d: Dims, s: Setting) -> Terms:
     """Calls times the device's time for an eager operator, weighted by what a call does."""
     weight = np.array(HOST_COST["cpu" if s.cpu else "gpu"])[d.what.astype(np.int64)]
     return Terms(0.0 * d.calls, 0.0 * d.calls, 0.0 * d.calls, host=d.calls * weight * s.device.dispatch_us)
+
+
+def host_pass(d: Dims, s: Setting) -> Terms:
+    """Bytes over the rate that the op names: no figure of the device has a part in it."""
+    none = 0.0 * d.size_bytes
+    return Terms(none, none, none, host=d.size_bytes / d.host_mbps)

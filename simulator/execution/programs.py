@@ -35,8 +35,8 @@ COLLECTIVES = {
     "ep_dispatch": CollectiveKind.ALL_TO_ALL,
     "ep_combine": CollectiveKind.ALL_TO_ALL,
 }
-OFFLOADED = {"copy.states": "optimizer_states", "copy.cache": "kv_cache", "copy.out": "activations",
-             "copy.in": "activations"}  # fmt: skip
+OFFLOADED = {"copy.gradients": "gradients", "copy.weights": "weights", "copy.cache": "kv_cache",
+             "copy.out": "activations", "copy.in": "activations"}  # fmt: skip
 """What the copies of :mod:`..passes.offload` bring to the host and back, by the beginning of their source."""
 TYPE_NAMES = {dtype: name for name, dtype in TENSOR_TYPES.items()}
 

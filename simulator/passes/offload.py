@@ -1,7 +1,6 @@
 """Offload: what waits in host memory, and the copies that bring it and take it away, on a stream of their own.
 
-``optimizer``: the states of AdamW stay on the host; each update copies them in and out, a staging buffer at a time
-(as ZeRO-Offload streams them; Ren et al. 2021, arXiv 2101.06840). ``activations``: what a layer keeps for its backward
+``optimizer``: the host updates weights (:mod:`.host_update`). ``activations``: what a layer keeps for its backward
 pass is copied out after its forward nodes and back before its backward nodes, one layer ahead. ``kv``: keys and values
 live on the host; those that a layer attends to are copied in one layer ahead, in halves of a double buffer, and what it
 appends is copied out, both beside compute (as FlexGen does; Sheng et al. 2023, arXiv 2303.06865, sec. 4.1).
@@ -16,17 +15,15 @@ import numpy as np
 from ...datasets.loading import choice
 from ..graph import ROLES, Graph, Node
 from ..question.plan import OFFLOAD, Plan, PlanError
+from .host_update import COPY, COPY_OUT, update_on_host
 from .pipeline import layer_stack
 from .rewriting.draft import Draft, Insertions, Item, Section
 from .rewriting.layers import Layer, covers, found_layers, mapping, read_ids
 from .rewriting.lifetimes import free_late, unfree
 from .rewriting.nodes import copied
 from .sharding.attention import attention_of
-from .zero.families import STATE
 
 ACTIVATION, CACHE = ROLES.index("activation"), ROLES.index("cache")
-STAGING_BYTES = 512 * 2**20  # of optimizer state on the device at a time
-COPY, COPY_OUT = "copy", "copy_out"  # from the host and, of caches, to it: PCIe carries both at once
 WHOLE_NUMBERS = ("int64", "int32", "bool")
 
 
@@ -38,54 +35,12 @@ def offload(graph: Graph, plan: Plan) -> Graph:
         choice(PlanError, "offload", what, tuple(OFFLOAD))
     draft = Draft(graph)
     if "optimizer" in plan.offload:
-        _optimizer(draft)
+        update_on_host(draft, plan)
     if "kv" in plan.offload:
         _caches(draft)
     if "activations" in plan.offload:
         _activations(draft, layer_stack(graph)[0])
     return draft.graph()
-
-
-def _optimizer(draft: Draft) -> None:
-    """Copies states in before each update and out after it; on the device there is a staging buffer only."""
-    insertions = Insertions()
-    states = draft.roles == STATE
-    for section in draft.sections:
-        for position, item in enumerate(section.items):
-            node = item.node
-            if node.op is None or node.op.kind != "adamw":
-                continue
-            held = tuple(t for t in node.reads if states[t])
-            size = float(draft.sizes[list(held)].sum())
-            staging = draft.new(min(size, 2 * STAGING_BYTES), "fp32")
-            weights = tuple(t for t in node.reads if draft.role(t) == "weight")
-            phase, path = node.phase, node.path
-            come = copied(
-                "copy.states_in",
-                size,
-                (*weights, *held),
-                (staging,),
-                phase=phase,
-                path=path,
-                direction="h2d",
-                stream=COPY,
-            )
-            go = copied(
-                "copy.states_out",
-                size,
-                (*weights, staging),
-                held,
-                phase=phase,
-                path=path,
-                direction="d2h",
-                frees=(staging,),
-                stream=COPY,
-            )
-            item.change(reads=(*node.reads, staging))
-            insertions.before(section, position, [come])
-            insertions.after(section, position, [go])
-    insertions.apply()
-    draft.sizes[states[: len(draft.sizes)].nonzero()[0]] = 0
 
 
 def _caches(draft: Draft) -> None:

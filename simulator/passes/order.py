@@ -2,8 +2,9 @@
 
 Training: kernels are fused and quantized before work is shared out, so that what a rank runs is shared kernels;
 attention is cut in parts after sharding, for its heads and tokens are then a rank's own; recomputation comes after
-sharding, so that it repeats a rank's own collectives; data parallelism sees what is left of each weight; what is
-offloaded is what a rank holds then; streams come last, when every communication is there.
+sharding, so that it repeats a rank's own collectives; data parallelism sees what is left of each weight; the loss is
+cut in chunks of a rank's own tokens then, between gathered weights and reduced gradients; what is offloaded is what a
+rank holds then; streams come last, when every communication is there.
 
 Inference: an engine's own kernels (:mod:`.serving`) take the place of the model's code first, for the rules of fusion
 look for what is left of it. Attention is cut in parts before fusion, so that a rule may see its parts. What an engine
@@ -22,6 +23,7 @@ from dataclasses import replace
 from ..graph import Graph
 from ..question.plan import Plan
 from . import remembered
+from .chunked_loss import chunk_loss
 from .context import context_parallel
 from .custom import load_pass
 from .data import data_parallel
@@ -52,6 +54,7 @@ TRAINING: tuple[Pass, ...] = (
     laid_out,
     recompute,
     data_parallel,
+    chunk_loss,
     offload,
     overlap,
 )

@@ -17,6 +17,7 @@ EP_MODES = ("normal", "low_latency", "alltoall", "replicated")
 KV_FORMATS = ("fp8", "int8")
 ATTENTION_FORMATS = ("fp8",)
 ALLOCATORS = ("native", "expandable")
+WHOLE, LIGER = "whole", "liger"  # ways to compute a loss
 
 
 def _number(value: Any) -> str:
@@ -42,6 +43,12 @@ def _one_of(*known: str) -> Callable[[Any], str]:
     return lambda value: (
         "" if value == "" or value in known else f"is not one of {', '.join(known)}{meant(value, known)}"
     )
+
+
+def loss_wrong(value: Any) -> str:
+    """What is wrong with a way to compute the loss (:mod:`..passes.chunked_loss`), empty if nothing is."""
+    chunks = re.fullmatch(r"chunks:([1-9]\d{0,4})", value) if isinstance(value, str) else None
+    return "" if chunks or value in ("", WHOLE, LIGER) else f"is none of {WHOLE}, {LIGER}, chunks:8 (or another number)"
 
 
 def _pattern(value: Any) -> str:
@@ -73,6 +80,7 @@ CHECKS: dict[str, Callable[[Any], str]] = {
     "fp8_scaling": _one_of("delayed", "current", "rowwise"),
     "gather_dtype": _one_of(*BITS),
     "kv_dtype": _one_of("same", *KV_FORMATS),
+    "loss": loss_wrong,
     "quantize_skip": _pattern,
     "real_tokens": _share,
     "recompute_early_stop": _flag,
@@ -86,8 +94,8 @@ CHECKS: dict[str, Callable[[Any], str]] = {
 
 OF_TRAINING = frozenset(
     {
-        *("attention_dtype", "ep_overlap", "flat_parameters", "fp8_scaling", "gather_dtype", "recompute_early_stop"),
-        *("reduce_every_micro_batch", "reshard_after_forward"),
+        *("attention_dtype", "ep_overlap", "flat_parameters", "fp8_scaling", "gather_dtype", "loss"),
+        *("recompute_early_stop", "reduce_every_micro_batch", "reshard_after_forward"),
     }
 )
 OF_INFERENCE = frozenset({"kv_dtype", "real_tokens", "sampling"})

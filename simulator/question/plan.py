@@ -21,7 +21,7 @@ from ...datasets.reading import read_yaml
 from ..trace.stored import ModuleRule
 from .calibration import NONE, StepCalibration, regime_of
 from .errors import PlanError as PlanError
-from .options import CHECKS, EP_MODES, complaint
+from .options import CHECKS, EP_MODES, WHOLE, complaint, loss_wrong
 from .orders import SCHEDULES
 from .ranks import (
     ORDER,
@@ -179,37 +179,44 @@ class Stack:
     ``like`` is the framework whose known runs and errors speak for it (empty: its own).
 
     ``fusion`` names rules of :mod:`..passes.fuse` and :mod:`..passes.serving`; ``attention`` is ``fused`` (the kernel
-    that opcast has times of), ``flash2``, ``flash1``, ``flash1_triton`` (older: :mod:`..timing.attention`), ``unfused``
-    (two products and a softmax) or ``eager`` (scores scaled and masked by kernels of their own); ``products`` is the
-    library of matrix products: ``current`` (the tables') or an older one (:mod:`..timing.products`); with
-    ``all_logits`` a prompt gets logits of every position. ``master_weights`` keeps fp32 copies beside 16-bit weights;
-    ``gradient_dtype`` and ``moment_dtype`` are ``same`` (as the weights) or a dtype; with ``fused_gradients`` products
-    add weight gradients straight into those of that dtype. ``gradient_clipping`` scales by the norm, ``keep_gathered``
-    keeps for the backward pass what sequence parallelism gathered; with ``repeats_keys`` keys and values are repeated
-    for all query heads before attention, so that context ranks exchange as many; with ``rounds_both`` one kernel rounds
-    what products read along both dimensions (Transformer Engine). ``layouts`` names tensors that are laid out anew
-    where a traced model has views: ``qkv``, ``gate_up`` (:mod:`..passes.layouts`). ``overlap`` names the groups whose
-    communication runs beside compute (``dp``, ``tp``, ``ep``, ``cp``, ``pp``; ``dp_gather``: ZeRO-1 gathers weights
-    beside the next forward; ``tp_forward``: in forward passes and what is recomputed of them); with ``tensor_chunks``
-    those of tensor ranks are cut in chunks that pipeline with their products (user buffers), else a gather runs beside
-    the product of the rank's own rows alone, and a scatter beside that of the weight's gradient
-    (:mod:`..passes.overlap`). ``compute_slowdown`` is how much longer a kernel takes beside communication (NCCL keeps
-    some 16 of 132 compute units), ``communication_slowdown`` the reverse. ``scale`` multiplies predicted times by
-    device id and kind or family of ops (or ``*``): constants of a user's own, in place of the calibration's factors
-    (:mod:`.calibration`). ``issue_us`` is what the framework's own Python takes before a kernel, by kind of op, family
-    or ``*``, and once more for each ``expert`` of a grouped product that is issued expert by expert (``expert_fp8``: of
-    that format); with ``waits_for_routing`` the host reads how many tokens each expert got before it issues their
-    products. ``check_us`` is what every rank of a group adds to the host's time before a collective, where each is
-    checked before it is issued (``TORCH_DISTRIBUTED_DEBUG=DETAIL``), ``check_inside_us`` that inside a node, if less.
-    ``share_us`` is what the host takes for each rank's share of each weight where ZeRO-1 cuts them one by one in Python
+    that opcast has times of), ``flash2``, ``flash1``, ``flash1_triton`` (older: :mod:`..timing.attention`),
+    ``unfused`` (two products and a softmax) or ``eager`` (scores scaled and masked by kernels of their own);
+    ``products`` is the library of matrix products: ``current`` (the tables') or an older one
+    (:mod:`..timing.products`); with ``all_logits`` a prompt gets logits of every position; ``loss`` is how training
+    computes it: ``whole``, or in chunks of tokens, ``liger`` or ``chunks:N`` (:mod:`..passes.chunked_loss`).
+    ``master_weights`` keeps fp32 copies beside 16-bit weights; ``gradient_dtype`` and ``moment_dtype`` are ``same``
+    (as the weights) or a dtype; with ``fused_gradients`` products add weight gradients straight into those of that
+    dtype. With ``half_shards`` ZeRO-3 keeps shards of the weights in their own dtype, beside fp32 masters among the
+    optimizer's states (DeepSpeed), else the masters are the shards (FSDP). ``host_bytes`` is what an optimizer that
+    runs on the host reads and writes there for each fp32 parameter, with ``host_threads`` threads a process (0: its
+    share of the node's cores; :mod:`..passes.host_update`). ``gradient_clipping`` scales by the norm,
+    ``keep_gathered`` keeps for the backward pass what sequence parallelism gathered; with ``repeats_keys`` keys and
+    values are repeated for all query heads before attention, so that context ranks exchange as many; with
+    ``rounds_both`` one kernel rounds what products read along both dimensions (Transformer Engine). ``layouts`` names
+    tensors that are laid out anew where a traced model has views: ``qkv``, ``gate_up`` (:mod:`..passes.layouts`).
+    ``overlap`` names the groups whose communication runs beside compute (``dp``, ``tp``, ``ep``, ``cp``, ``pp``;
+    ``dp_gather``: ZeRO-1 gathers weights beside the next forward; ``tp_forward``: in forward passes and what is
+    recomputed of them); with ``tensor_chunks`` those of tensor ranks are cut in chunks that pipeline with their
+    products (user buffers), else a gather runs beside the product of the rank's own rows alone, and a scatter beside
+    that of the weight's gradient (:mod:`..passes.overlap`). Gradients are summed in buckets of ``bucket_mib``; with
+    ``bucket_buffer`` those of ZeRO-2 and 3 wait in one buffer that is kept for good. ``compute_slowdown`` is how much
+    longer a kernel takes beside communication (NCCL keeps some 16 of 132 compute units), ``communication_slowdown``
+    the reverse. ``scale`` multiplies predicted times by device id and kind or family of ops (or ``*``): constants of
+    a user's own, in place of the calibration's factors (:mod:`.calibration`). ``issue_us`` is what the framework's
+    own Python takes before a kernel, by kind of op, family or ``*``, and once more for each ``expert`` of a grouped
+    product that is issued expert by expert (``expert_fp8``: of that format); with ``waits_for_routing`` the host
+    reads how many tokens each expert got before it issues their products. ``check_us`` is what every rank of a group
+    adds to the host's time before a collective, where each is checked before it is issued
+    (``TORCH_DISTRIBUTED_DEBUG=DETAIL``), ``check_inside_us`` that inside a node, if less. ``share_us`` is what the
+    host takes for each rank's share of each weight where ZeRO-1 cuts them one by one in Python
     (:mod:`..timing.hosts`). ``ring_factor`` is how many times longer gathers and scatters inside a node take than the
-    tables' NCCL has them, ``step_us`` what each step of a ring between nodes takes longer than the network's law says,
-    by group (``*``: any), of ``all_reduce`` by its own name. ``send_us`` is what the host adds to a send between
-    pipeline stages, while both wait; ``ep_mode`` is how it exchanges them (:mod:`..passes.expert`). With
+    tables' NCCL has them, ``step_us`` what each step of a ring between nodes takes longer than the network's law
+    says, by group (``*``: any), of ``all_reduce`` by its own name. ``send_us`` is what the host adds to a send
+    between pipeline stages, while both wait; ``ep_mode`` is how it exchanges them (:mod:`..passes.expert`). With
     ``recompute_early_stop`` full recomputation ends with the last tensor that the backward pass reads (torch's
     checkpoint), else it runs whole layers again (Megatron-LM's own). Of an inference engine, ``backend`` names whose
-    predictors answer and ``collectives`` whose for communication (empty: any); ``kernels`` are those that another table
-    timed (:class:`KernelChoice`), ``reduced_norms`` the all-reduces that normalise, too (:class:`ReducedNorm`),
+    predictors answer and ``collectives`` whose for communication (empty: any); ``kernels`` are those that another
+    table timed (:class:`KernelChoice`), ``reduced_norms`` the all-reduces that normalise, too (:class:`ReducedNorm`),
     ``gap_us`` passes between kernels that no CUDA graph holds; ``kv_dtype`` is the format of the cache by that of the
     products.
     """
@@ -221,10 +228,14 @@ class Stack:
     attention: str = "fused"
     products: str = "current"
     all_logits: bool = False
+    loss: str = WHOLE
     master_weights: bool = False
     gradient_dtype: str = "same"
     moment_dtype: str = "same"
     fused_gradients: bool = False
+    half_shards: bool = False
+    host_bytes: float = 28.0
+    host_threads: int = 0
     gradient_clipping: bool = False
     keep_gathered: bool = False
     repeats_keys: bool = False
@@ -233,6 +244,7 @@ class Stack:
     overlap: tuple[str, ...] = ()
     tensor_chunks: bool = True
     bucket_mib: float = 25.0
+    bucket_buffer: bool = False
     compute_slowdown: float = 0.12
     communication_slowdown: float = 0.1
     cuda_graph: bool = False
@@ -270,9 +282,12 @@ class Stack:
                 flag(PlanError, name, value)
             elif isinstance(each.default, float):
                 number(PlanError, name, value)
+        whole(PlanError, "stack.host_threads", self.host_threads, 0)
         for name, known in (("fusion", ()), ("overlap", OVERLAPS), ("layouts", LAYOUTS)):
             object.__setattr__(self, name, _names(f"stack.{name}", getattr(self, name), known))
         choice(PlanError, "stack.attention", self.attention, ATTENTION)
+        if wrong := loss_wrong(self.loss):
+            raise PlanError(f"stack.loss={self.loss!r} {wrong}")
         choice(PlanError, "stack.products", self.products, PRODUCTS)
         choice(PlanError, "stack.ep_mode", self.ep_mode or EP_MODES[0], EP_MODES)
         for name in ("gradient_dtype", "moment_dtype"):

@@ -298,7 +298,7 @@ REFERENCES = {
     "fused_moe": reference_fused_moe,
     "copy": lambda op, x: x[:, : x.shape[1] // 2] if op.run_bytes else x,
 }
-SPECIAL = {"grouped_gemm", "quantize", "adamw", "host_overhead"}
+SPECIAL = {"grouped_gemm", "quantize", "adamw", "host_overhead", "host_pass"}
 SPECIAL |= {
     kind for kind in KINDS if kind.startswith(("linear_attention", "causal_conv1d", "sparse_"))
 }  # test_mixers.py

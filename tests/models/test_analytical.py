@@ -25,6 +25,7 @@ GROWING = {
     "copy": ("size_bytes",),
     "all_reduce": ("size_bytes",),
     "host_overhead": ("calls",),
+    "host_pass": ("size_bytes",),
 }
 
 

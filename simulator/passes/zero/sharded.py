@@ -74,8 +74,8 @@ class _Gatherer:
 
     @property
     def _mastered(self) -> bool:
-        """Whether shards are fp32 masters; what no optimizer updates needs none."""
-        return self.plan.stack.master_weights and self.family.trained
+        """Whether shards are fp32 masters; what no optimizer updates needs none, and DeepSpeed keeps them apart."""
+        return self.plan.stack.master_weights and self.family.trained and not self.plan.stack.half_shards
 
     def shard(self, unit: Unit) -> np.ndarray:
         """A rank's part of a unit's weights, in fp32 where masters are kept: one tensor for every repetition."""
@@ -227,23 +227,38 @@ def reduces_every_micro_batch(plan: Plan) -> bool:
 def scatter_gradients(draft: Draft, plan: Plan, family: WeightFamily) -> np.ndarray:
     """Gradients of each bucket are cast, reduced and let go of; returns the ids of the shards that stay."""
     every = reduces_every_micro_batch(plan)
-    insertions, shards = Insertions(), []
+    insertions, shards, buffer = Insertions(), [], _bucket_buffer(draft, plan, family)
     for section, position, path, gradients in buckets(draft, plan, family):
-        shard, nodes = _scattered(draft, plan, family, section, path, gradients, "fsdp." if every else SYNC)
+        shard, nodes = _scattered(draft, plan, family, section, path, gradients, "fsdp." if every else SYNC, buffer)
         insertions.after(section, position, nodes)
         shards.append(section.ids(shard))
     insertions.apply()
     return np.concatenate(shards) if shards else np.zeros(0, dtype=np.int64)
 
 
+def _bucket_buffer(draft: Draft, plan: Plan, family: WeightFamily) -> int:
+    """The buffer that gradients wait in, where the framework keeps one for good; -1 for none."""
+    if not plan.stack.bucket_buffer or family.shard.ranks == 1:
+        return -1
+    return draft.new(plan.stack.bucket_mib * 2**20, draft.dtype(int(family.gradients[0])), "buffer")
+
+
 def _scattered(
-    draft: Draft, plan: Plan, family: WeightFamily, section: Section, path: str, gradients: tuple[int, ...], prefix: str
+    draft: Draft,
+    plan: Plan,
+    family: WeightFamily,
+    section: Section,
+    path: str,
+    gradients: tuple[int, ...],
+    prefix: str,
+    buffer: int,
 ) -> tuple[int, list[Node]]:
     stack, old, ranks = plan.stack, draft.dtype(gradients[0]), family.shard.ranks
     dtype = old if stack.gradient_dtype == "same" else stack.gradient_dtype
     numel = float(draft.elements(np.array(gradients)).sum())
     size = numel * itemsize(dtype)
-    flat = draft.local(section, size, dtype)
+    fits = buffer >= 0 and size <= draft.sizes[buffer]
+    flat = buffer if fits else draft.local(section, size, dtype)
     shard = draft.local(section, np.ceil(numel / ranks) * itemsize(dtype), dtype, "gradient")
     source, into = f"{prefix}flatten", (flat if ranks > 1 else shard,)
     place: dict[str, Any] = {"phase": "backward", "path": path, "frees": gradients}
@@ -253,7 +268,7 @@ def _scattered(
         else elementwise(source, numel, gradients, into, dtype=old, out_dtype=dtype, fn="cast", **place)
     ]
     steps = [
-        ("reduce_scatter", size, family.shard, (flat,), (flat,)),
+        ("reduce_scatter", size, family.shard, (flat,), () if fits else (flat,)),
         ("all_reduce", size / ranks, family.replicas, (shard,), ()),
     ]
     for kind, amount, group, reads, frees in steps:

@@ -114,7 +114,7 @@ class _Part:
         draft.sizes[states] = (shares * itemsize(moment)).astype(np.int64)[:, None]
         draft.dtypes[states] = draft.code(moment)
         held: Ids = tuple(states.T.ravel().tolist())
-        apart = self.mastered and stage < 3
+        apart = self.mastered and (stage < 3 or self.plan.stack.half_shards)
         masters = self._masters(shares) if apart else ()
         target = masters or self.own
         op = make_op("adamw", numel=round(self.numel), tensors=len(self.own), dtype=dtype, out_dtype=moment)

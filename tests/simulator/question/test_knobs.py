@@ -65,6 +65,7 @@ BESIDE = Case(  # exchanges of keys and gathers of weights at a time
 )
 PIPELINE = Case(parallel={"pp": 2}, work={"global_batch": 32})
 CONTEXT = Case(parallel={"cp": 4}, work={"seq_len": 1024})
+ON_HOST = replace(FSDP, plan={"offload": ("optimizer",)})
 
 Row = tuple[Case, Any]
 KNOBS: dict[str, dict[str, Row]] = {
@@ -92,6 +93,10 @@ KNOBS: dict[str, dict[str, Row]] = {
         "layouts": (replace(TRAIN, framework={"cuda_graph": True}), ("qkv",)),
         "all_logits": (PROMPT, True),
         "master_weights": (TRAIN, True),
+        "half_shards": (replace(FSDP, framework={"master_weights": True}), True),
+        "host_bytes": (ON_HOST, 46.0),
+        "host_threads": (ON_HOST, 8),
+        "loss": (TRAIN, "chunks:4"),
         "gradient_dtype": (TRAIN, "fp32"),
         "moment_dtype": (TRAIN, "fp32"),
         "fused_gradients": (Case(framework={"gradient_dtype": "fp32"}, work={"global_batch": 16}), True),
@@ -105,6 +110,7 @@ KNOBS: dict[str, dict[str, Row]] = {
             False,
         ),
         "bucket_mib": (Case(framework={"overlap": ("dp",), "cuda_graph": True}), 0.1),
+        "bucket_buffer": (FSDP, True),
         "compute_slowdown": (Case(parallel={"zero_stage": 3}, framework={"overlap": ("dp",), "cuda_graph": True}), 2.0),
         "communication_slowdown": (
             Case(parallel={"zero_stage": 3}, framework={"overlap": ("dp",), "cuda_graph": True}),
@@ -178,6 +184,7 @@ KNOBS: dict[str, dict[str, Row]] = {
         "fp8_scaling": (replace(TRAIN, family="wide", plan={"quantization": "fp8"}), "current"),
         "gather_dtype": (FSDP, "fp32"),
         "kv_dtype": (DECODE, "fp8"),
+        "loss": (TRAIN, "liger"),
         "quantize_skip": (replace(TRAIN, family="wide", plan={"quantization": "fp8"}), "mlp"),
         "real_tokens": (PROMPT, 0.5),
         "recompute_early_stop": (replace(TRAIN, plan={"recompute": "full"}), False),
