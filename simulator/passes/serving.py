@@ -153,6 +153,7 @@ def _paged(draft: Draft, section: Section) -> None:
 
     Weights lie as products want them, whichever way the model's code stores them.
     """
+    _windowed(draft, section)
     caches = {t for item in section.items if _kind(item) in CACHING for t in item.node.reads}
     latent = draft.code("int64")  # appended positions are numbers, keys and values are not
     appended: dict[int, tuple[int, ...]] = {}
@@ -174,6 +175,19 @@ def _paged(draft: Draft, section: Section) -> None:
     for item in section.items:
         if _kind(item) == "gemm" and _weights(draft, item.node):
             item.change(op=item.node.op.replace(layout="nt"))  # type: ignore[union-attr]
+
+
+def _windowed(draft: Draft, section: Section) -> None:
+    """Attention that appends to the caches of a window, too, where the prompt is longer than it.
+
+    The model's code attends to keys and values of the whole prompt then, and makes the cache of its last ones beside.
+    """
+    for attention in [item for item in section.items if _kind(item) in CACHING]:
+        own = [i for i in section.items if i.node.path == attention.node.path and i is not attention]
+        made = {t for i in own if i.node.source in APPENDS for t in i.node.writes if draft.role(t) == "cache"}
+        made -= set(attention.node.reads)
+        section.items = [i for i in section.items if i is attention or made.isdisjoint(i.node.writes)]
+        attention.change(reads=(*attention.node.reads, *sorted(made)))
 
 
 def _turned(draft: Draft, section: Section, attention: Item) -> None:
