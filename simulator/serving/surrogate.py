@@ -142,7 +142,7 @@ def random_batches(extent: Extent, count: int, seed: int = 0) -> list[Work]:
         if place % 3 != 0:
             left = log_uniform(64, extent.tokens)
             for _ in range(int(random.integers(1, 4))):
-                new = min(log_uniform(16, extent.tokens), left)
+                new = min(log_uniform(16, extent.tokens), left, extent.context)
                 cached = int(random.integers(0, 2)) * log_uniform(1, max(extent.context / 2 - new, 1))
                 if new > 0:
                     prompts.append((new, cached))

@@ -92,7 +92,7 @@ def tabulated(simulate: Simulate, engine: Engine, extent: Extent, points: TableP
     mixed = between(prompts, tokens, FEW if usual else (), engine, partial(_token_wise, PROMPT, {}, head_us[1]))
     longest = prompts.at(tokens[-1])
     attending = reaching(points.attending, extent.sequences)
-    attend = _attend(_kernels(decoding.at(rows[-1]), DECODE, engine), engine, attending, contexts, extent.context)
+    attend = _attend(decoding, engine, attending, contexts, extent.context)
     chunks = _kernels(longest, PROMPT, engine)
     prompt = _prompt(chunks, engine, lengths, contexts)
     cached = _projected(chunks, engine, (0, *contexts)) if any(k.op.kind == "gemm" for k in chunks) else None
@@ -211,10 +211,17 @@ def _asked(kernels: Sequence[Kernel], engine: Engine, sized: Callable[[Kernel, i
 
 
 def _attend(
-    kernels: Sequence[Kernel], engine: Engine, rows: Sequence[int], contexts: Sequence[int], reach: int
+    steps: Simulated, engine: Engine, rows: Sequence[int], contexts: Sequence[int], reach: int
 ) -> np.ndarray:
-    """Decode attention [rows, contexts]: kernels whose keys are fewer than the context see no further back."""
+    """Decode attention [rows, contexts]: kernels whose keys are fewer than the context see no further back.
+
+    Windows of few sequences stay in the cache from step to step: how much faster a kernel is for it goes from that of
+    one simulated step to that of the next.
+    """
     grid = [(row, context) for row in rows for context in contexts]
+    known = {size: _kernels(steps.at(size), DECODE, engine) for size in sorted(steps.known)}
+    kernels = known[max(known)]
+    alike = {size: each for size, each in known.items() if len(each) == len(kernels)}
 
     def sized(kernel: Kernel, place: int) -> Op:
         row, context = grid[place]
@@ -225,7 +232,11 @@ def _attend(
         keys = min(context + 1, kernel.op.seq_kv) if kernel.op.seq_kv < reach else context + 1
         return kernel.op.replace(batch=row, seq_kv=keys)
 
-    return _asked(kernels, engine, sized, len(grid)).reshape(len(rows), len(contexts))
+    found = np.zeros((len(rows), len(contexts)))
+    for place, kernel in enumerate(kernels):
+        factors = np.interp(rows, list(alike), [each[place].factor / kernel.factor for each in alike.values()])
+        found += factors[:, None] * _asked([kernel], engine, sized, len(grid)).reshape(found.shape)
+    return found
 
 
 def _prompt(kernels: Sequence[Kernel], engine: Engine, lengths: Sequence[int], contexts: Sequence[int]) -> np.ndarray:
