@@ -38,15 +38,16 @@ class FailedRow:
 class Hardware:
     """The machine of a run: ids of ``conf/device`` and ``conf/cluster``, and figures in which it differs from them.
 
-    ``devices`` are spread over nodes as evenly as they come; ``cluster`` is empty where only an op was run.
+    ``devices`` are spread over nodes as evenly as they come; ``cluster`` is empty where only an op was run. Two machines
+    are the same where all of it is; their hash leaves figures out.
     """
 
     gpu: str
     device: str
     cluster: str
     devices: int
-    device_figures: Mapping[str, Any] = field(default_factory=dict)
-    cluster_figures: Mapping[str, Any] = field(default_factory=dict)
+    device_figures: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    cluster_figures: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,8 @@ class ServingRow(ModelRow):
         """What two runs share that are repeats of each other."""
         return (
             *(self.model, self.hardware.gpu, self.hardware.devices, self.quantization, self.framework, self.version),
-            *(self.layout, self.concurrency, self.input_len, self.output_len, self.decoding),
+            *(self.layout, self.concurrency, self.input_len, self.output_len, self.shortest, self.decoding),
+            *sorted(self.serving.items()),
         )
 
 

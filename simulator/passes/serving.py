@@ -33,6 +33,8 @@ ACTIVATIONS = ("silu_mul", "gelu")
 COMPILED = (*ACTIVATIONS, "rms_norm", "layer_norm", "elementwise")
 SPARSE = ("sparse_attention_prefill", "sparse_attention_decode")
 CACHING = (*ATTENTION, *SPARSE, "sparse_index_prefill", "sparse_index_decode")  # kernels that append to their caches
+KEEPING = (*CACHING, "linear_attention_prefill")
+READING = (*CACHING, "causal_conv1d", "linear_attention_decode")
 APPENDS = ("aten.index_copy_", "aten.copy_", "aten.cat")
 LAYOUTS = ("aten.clone", "aten.contiguous")
 WHOLE_NUMBERS = ("int64", "int32", "bool")
@@ -163,6 +165,7 @@ def _paged(draft: Draft, section: Section) -> None:
 
     Weights lie as products want them, whichever way the model's code stores them.
     """
+    _kept(draft, section)
     caches = {t for item in section.items if _kind(item) in CACHING for t in item.node.reads}
     latent = draft.code("int64")  # appended positions are numbers, keys and values are not
     appended: dict[int, tuple[int, ...]] = {}
@@ -184,6 +187,20 @@ def _paged(draft: Draft, section: Section) -> None:
     for item in section.items:
         if _kind(item) == "gemm" and _weights(draft, item.node):
             item.change(op=item.node.op.replace(layout="nt"))  # type: ignore[union-attr]
+
+
+def _kept(draft: Draft, section: Section) -> None:
+    """Kernels that write what a prompt leaves in caches that its own attention does not read.
+
+    The model's code attends to all keys and values of a prompt longer than a window, or scans it, and copies the last
+    ones, or the state, into a new cache beside it.
+    """
+    for keeper in [item for item in section.items if _kind(item) in KEEPING]:
+        beside = [i for i in section.items if i.node.path == keeper.node.path and _kind(i) not in KEEPING]
+        made = {t for i in beside if i.node.source in APPENDS for t in i.node.writes if draft.role(t) == "cache"}
+        made -= {t for item in section.items if _kind(item) in READING for t in item.node.reads}
+        section.items = [i for i in section.items if _kind(i) in KEEPING or made.isdisjoint(i.node.writes)]
+        keeper.change(reads=(*keeper.node.reads, *sorted(made)))
 
 
 def _turned(draft: Draft, section: Section, attention: Item) -> None:

@@ -8,6 +8,7 @@ ends, all sizes between them are simulated.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -77,10 +78,7 @@ def last_layer(steps: Simulated, samples: Sequence[int], engine: Engine) -> dict
     """Microseconds of the last layer by samples: of what differs where nothing else does."""
     ends = samples[0], samples[-1]
     pairs = [executed(steps.at(row)) for row in ends]
-    if len(pairs[0]) != len(pairs[1]):
-        raise ValueError("steps that differ in samples alone have other kernels")
-    kept = [place for place, (one, other) in enumerate(zip(*pairs, strict=True)) if one[0].op != other[0].op]
-    heads = [[own[place] for place in kept] for own in pairs]
+    heads = [_without(pairs[0], pairs[1]), _without(pairs[1], pairs[0])]
     first_us = sum(times * each_us for _, times, each_us in heads[0])
     last_us = first_us + steps.at(ends[1]).total_us - steps.at(ends[0]).total_us
     shape = asked(ends, (heads[0], heads[1]), samples[1:-1], engine)
@@ -88,6 +86,20 @@ def last_layer(steps: Simulated, samples: Sequence[int], engine: Engine) -> dict
         return {row: first_us + steps.at(row).total_us - steps.at(ends[0]).total_us for row in samples}
     off = np.interp(samples, ends, (first_us / shape[0], last_us / shape[-1]))
     return dict(zip(samples, (shape * off).tolist(), strict=True))
+
+
+def _without(own: Sequence[Executed], other: Sequence[Executed]) -> list[Executed]:
+    """What a step runs that another does not."""
+    left = Counter((node.path, node.source, node.op, times) for node, times, _ in other)
+    found = []
+    for each in own:
+        node, times, _ = each
+        key = node.path, node.source, node.op, times
+        if left[key]:
+            left[key] -= 1
+        else:
+            found.append(each)
+    return found
 
 
 def asked(

@@ -8,6 +8,8 @@ from ..question.requests import plan_of
 from ..question.work import Work
 from ..simulate import simulated
 from ..step.state import State
+from ..trace.models import resolve
+from .context import long_context
 from .engines import KvRule
 from .kv import KvBudget
 from .kv_memory import Overheads, kv_budget
@@ -37,4 +39,5 @@ def budget(
     def state(work: Work) -> State:
         return simulated(request.model, work, plan, device, engine, bench.graphs)
 
-    return kv_budget(state, device.memory_gib, rule, plan.parallel, max_tokens, learned, sequences)
+    long = long_context(resolve(request.model).config or {})
+    return kv_budget(state, device.memory_gib, rule, plan.parallel, max_tokens, learned, sequences, long)

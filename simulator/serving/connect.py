@@ -13,12 +13,12 @@ from ..question.serving import IterationLaw, KvMemory, ServingRequest
 from ..trace.models import resolve
 from .bench import ServingBench
 from .budget import budget
+from .context import context_of
 from .engines import ServingEngine, UsualLimits, load_serving_engine
 from .host import fitted_hosts, host_name, layers_and_experts
 from .kv_memory import Overheads
 from .link import cache_link
 from .requests import sizes
-from .setup import LONGEST as NO_LIMIT
 from .setup import HostShare, ServedReplica, by_hand, rules
 from .surrogate import surrogate
 from .tabulate import Extent
@@ -76,10 +76,11 @@ def replica_of(
     probe = rules(scheduler, replace(bare, limits=limits))
     longest, prompt = sizes(request.traffic)
     seqs = min(probe.max_seqs, request.traffic.concurrency or probe.max_seqs, 1024)
+    described = resolve(step.model).config or {}
     extent = Extent(
         sequences=_round(seqs * (1 + request.speculation.tokens), 64),
         tokens=_round(probe.max_tokens, FEW_TOKENS),
-        context=_round(min(longest, LONGEST), 8192),
+        context=min(_round(min(longest, LONGEST), 8192), context_of(described)),
     )
     known = surrogate(step, bench, extent, bench.graphs.parent / "surrogates")
     rule = engine.kv if kv.fraction is None else replace(engine.kv, fraction=kv.fraction)
@@ -90,7 +91,6 @@ def replica_of(
         tokens = memory.tokens
         memory = replace(memory, block_tokens=kv.block_tokens, blocks=kv.blocks or max(1, tokens // kv.block_tokens))
     host = fitted_hosts().of(host_name(engine.id, engine.host, overlapped=scheduler.async_scheduling))
-    described = resolve(step.model).config or {}
     layers = layers_and_experts(described)
     first_us = host.first_token_us(request.traffic.concurrency, prompt, *layers)
     return ServedReplica(
@@ -107,16 +107,6 @@ def replica_of(
         price_per_hour=price if price is not None else plan.cluster.price_per_device_hour,
         graphs=graph_sizes(request, engine, kv, plan.parallel.tp, probe.max_seqs),
     )
-
-
-def context_of(described: Mapping[str, Any]) -> int:
-    """The most tokens of a sequence by a model's configuration, stretched as its positions are; no limit where it does
-    not say."""
-    text = described.get("text_config")
-    sizes = text if isinstance(text, Mapping) else described
-    rope = sizes.get("rope_scaling") or sizes.get("rope_parameters") or {}
-    stretched = float(rope.get("factor") or 0) * float(rope.get("original_max_position_embeddings") or 0)
-    return int(max(float(sizes.get("max_position_embeddings") or NO_LIMIT), stretched))
 
 
 def layers_of(model: Any) -> int:

@@ -23,13 +23,13 @@ from ..passes.mixed import DECODE
 from ..question.plan import Parallel
 from ..question.work import Work
 from ..step.state import State
+from .context import LONG
 from .engines import KvRule
 from .kv import KvBudget, KvError
 
 MIB = 1 / 1024
 STATEFUL = ("linear_attention_decode", "causal_conv1d")  # what keeps something of a sequence, not of its tokens
 MOST_STATES = 0.9 / 1.9  # SGLang's mamba_full_memory_ratio, states over keys and values (``server_args.py``)
-LONG = 32768  # tokens of a sequence that is longer than any window
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ def blocks_of(rule: KvRule, available: float, tokens: TokenBytes, copies: int = 
     )
 
 
-def token_bytes(state: State) -> TokenBytes:
-    """Bytes of a token's keys and values on a GPU of the fullest stage, of a decode step with :data:`LONG` tokens."""
+def token_bytes(state: State, long: int = LONG) -> TokenBytes:
+    """Bytes of a token's keys and values on a GPU of the fullest stage, of a decode step after ``long`` tokens."""
     stages: dict[int, list[float]] = {}
     for chunk in state.steps[0].chunks:
         sums = stages.setdefault(chunk.stage, [0.0, 0.0, 0.0])
@@ -123,8 +123,8 @@ def token_bytes(state: State) -> TokenBytes:
             if node.op.kind in STATEFUL:
                 sums[2] += times * _state_bytes(node.op)
             elif node.op.kind in DECODE:
-                sums[node.op.seq_kv < LONG] += times * _bytes(node.op)
-    return TokenBytes(*max(stages.values(), key=lambda sums: sums[0] + sums[1] + sums[2] / LONG))
+                sums[node.op.seq_kv < long] += times * _bytes(node.op)
+    return TokenBytes(*max(stages.values(), key=lambda sums: sums[0] + sums[1] + sums[2] / long))
 
 
 def _state_bytes(op: Op) -> float:
@@ -153,10 +153,12 @@ def kv_budget(
     max_tokens: int = 8192,
     learned: Overheads | None = None,
     sequences: int = 256,
+    long: int = LONG,
 ) -> KvBudget:
     """The KV memory of a replica (of one attention-DP rank) under an engine's rule, on devices of ``total_gib``.
 
-    States of linear attention are kept apart for ``sequences`` of them.
+    States of linear attention are kept apart for ``sequences`` of them. ``long`` is how many tokens of one sequence the
+    model can have cached.
 
     ``simulate`` simulates its steps. ``learned`` takes the place of what is simulated, figure by figure. KvError where
     nothing is left.
@@ -180,7 +182,7 @@ def kv_budget(
     available = said.kv_gib
     if available is None:
         available = available_gib(rule, replace(found, **given), max_tokens, ranks=p.tp * p.pp)
-    each = token_bytes(simulate(Work("decode", batch=1, input_len=LONG, cache="static")))
+    each = token_bytes(simulate(Work("decode", batch=1, input_len=long, cache="static")), long)
     if said.kv_gib is None and each.state:
         available = beside_states(available, each, sequences)
     if said.bytes_per_token is not None:

@@ -27,7 +27,9 @@ from .kv import KvBudget
 from .tabulate import Extent, Simulate, tabulated
 
 if TYPE_CHECKING:
+    from ..engines import Engine
     from ..question.requests import SimulateRequest
+    from ..step.state import State
     from .bench import ServingBench as Workbench
 
 FORMAT = 6
@@ -88,6 +90,15 @@ def surrogate(request: SimulateRequest, bench: Workbench, extent: Extent, folder
 
 def made(request: SimulateRequest, bench: Workbench, extent: Extent) -> Surrogate:
     """The surrogate, tabulated and checked now."""
+    simulate, engine = stepper(request, bench)
+    seen = SeenSteps(simulate)
+    tables = tabulated(seen, engine, extent)
+    errors = held_out(Surrogate(tables, HeldOut(0, 0, 0, 0, 0)), simulate, extent)
+    return Surrogate(tables, errors, seen.figures)
+
+
+def stepper(request: SimulateRequest, bench: Workbench) -> tuple[Simulate, Engine]:
+    """What simulates a step of a request's model, layout, stack and device, and the engine that answers its kernels."""
     from ..question.requests import plan_of
     from ..simulate import simulated
     from ..step.build import engine_of
@@ -96,14 +107,11 @@ def made(request: SimulateRequest, bench: Workbench, extent: Extent) -> Surrogat
     plan = plan_of(request, device)
     engine = bench.engine_with_links(device, request.cluster, request.network, plan)
 
-    def simulate(work: Work) -> Any:
+    def simulate(work: Work) -> State:
         own = replace(work, expert_load=request.work.expert_load, cache="static")
         return simulated(request.model, own, plan, device, engine, bench.graphs)
 
-    seen = SeenSteps(simulate)
-    tables = tabulated(seen, engine_of(plan.stack, engine), extent)
-    errors = held_out(Surrogate(tables, HeldOut(0, 0, 0, 0, 0)), simulate, extent)
-    return Surrogate(tables, errors, seen.figures)
+    return simulate, engine_of(plan.stack, engine)
 
 
 def held_out(own: Surrogate, simulate: Simulate, extent: Extent, count: int = CHECKED, seed: int = 0) -> HeldOut:
@@ -134,7 +142,7 @@ def random_batches(extent: Extent, count: int, seed: int = 0) -> list[Work]:
         if place % 3 != 0:
             left = log_uniform(64, extent.tokens)
             for _ in range(int(random.integers(1, 4))):
-                new = min(log_uniform(16, extent.tokens), left)
+                new = min(log_uniform(16, extent.tokens), left, extent.context)
                 cached = int(random.integers(0, 2)) * log_uniform(1, max(extent.context / 2 - new, 1))
                 if new > 0:
                     prompts.append((new, cached))

@@ -19,7 +19,7 @@ import numpy as np
 from ...datasets.ops import Op
 from ..engines import Engine, ask
 from ..graph import Node
-from ..passes.mixed import ABSORBED, DECODE, PROMPT
+from ..passes.mixed import ABSORBED, DECODE, PROMPT, SCAN
 from ..question.work import Work
 from ..step.state import State
 from .between import FEW, Executed, Simulated, between, executed, last_layer
@@ -36,6 +36,7 @@ CONTEXTS = (*FEW_KEYS, 4096, 5120, 6144, 8192, 10240, 12288, 16384, 20480, 24576
 PROMPTS = (1, 16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 32768)
 SAMPLES = (1, 8, 32, 64, 128, 256, 512, 1024)
 EXPERTS = ("fused_moe", "grouped_gemm")
+MIXING = (*PROMPT, SCAN)  # what runs over prompts alone, whoever decodes beside them
 SHORTEST = 64  # tokens of a prompt: batches of many shorter ones are beyond what engines know, and hardly attend
 
 
@@ -89,11 +90,11 @@ def tabulated(simulate: Simulate, engine: Engine, extent: Extent, points: TableP
     decoding = Simulated(lambda row: simulate(Work("batch", decodes=((row, extent.context - 1),))))
     prompts = Simulated(lambda count: simulate(Work("batch", prompts=((count, 1),), samples=0)))
     decode = between(decoding, rows, FEW if usual else (), engine, partial(_token_wise, DECODE, head_us, 0.0))
-    mixed = between(prompts, tokens, FEW if usual else (), engine, partial(_token_wise, PROMPT, {}, head_us[1]))
+    mixed = between(prompts, tokens, FEW if usual else (), engine, partial(_token_wise, MIXING, {}, head_us[1]))
     longest = prompts.at(tokens[-1])
     attending = reaching(points.attending, extent.sequences)
-    attend = _attend(_kernels(decoding.at(rows[-1]), DECODE, engine), engine, attending, contexts, extent.context)
-    chunks = _kernels(longest, PROMPT, engine)
+    attend = _attend(decoding, engine, attending, contexts, extent.context)
+    chunks = _kernels(longest, MIXING, engine)
     prompt = _prompt(chunks, engine, lengths, contexts)
     cached = _projected(chunks, engine, (0, *contexts)) if any(k.op.kind == "gemm" for k in chunks) else None
     cached_axis = np.array([0.0, *map(float, contexts)])
@@ -173,7 +174,7 @@ def _of_attention(state: State, kinds: Sequence[str]) -> list[tuple[Node, float,
             return node.op.kind in DECODE or (node.source in ABSORBED and not sparse)
         above = node.path.rpartition(".")[0]
         projects = node.op.kind == "gemm" and node.op.batch == 1 and node.op.k == ranks.get(above)
-        return node.op.kind in PROMPT or projects
+        return node.op.kind in MIXING or projects
 
     return [each for each in nodes if belongs(each[0])]
 
@@ -211,10 +212,17 @@ def _asked(kernels: Sequence[Kernel], engine: Engine, sized: Callable[[Kernel, i
 
 
 def _attend(
-    kernels: Sequence[Kernel], engine: Engine, rows: Sequence[int], contexts: Sequence[int], reach: int
+    steps: Simulated, engine: Engine, rows: Sequence[int], contexts: Sequence[int], reach: int
 ) -> np.ndarray:
-    """Decode attention [rows, contexts]: kernels whose keys are fewer than the context see no further back."""
+    """Decode attention [rows, contexts]: kernels whose keys are fewer than the context see no further back.
+
+    Windows of few sequences stay in the cache from step to step: how much faster a kernel is for it goes from that of
+    one simulated step to that of the next.
+    """
     grid = [(row, context) for row in rows for context in contexts]
+    known = {size: _kernels(steps.at(size), DECODE, engine) for size in sorted(steps.known)}
+    kernels = known[max(known)]
+    alike = {size: each for size, each in known.items() if len(each) == len(kernels)}
 
     def sized(kernel: Kernel, place: int) -> Op:
         row, context = grid[place]
@@ -225,7 +233,11 @@ def _attend(
         keys = min(context + 1, kernel.op.seq_kv) if kernel.op.seq_kv < reach else context + 1
         return kernel.op.replace(batch=row, seq_kv=keys)
 
-    return _asked(kernels, engine, sized, len(grid)).reshape(len(rows), len(contexts))
+    found = np.zeros((len(rows), len(contexts)))
+    for place, kernel in enumerate(kernels):
+        factors = np.interp(rows, list(alike), [each[place].factor / kernel.factor for each in alike.values()])
+        found += factors[:, None] * _asked([kernel], engine, sized, len(grid)).reshape(found.shape)
+    return found
 
 
 def _prompt(kernels: Sequence[Kernel], engine: Engine, lengths: Sequence[int], contexts: Sequence[int]) -> np.ndarray:
@@ -240,7 +252,9 @@ def _prompt(kernels: Sequence[Kernel], engine: Engine, lengths: Sequence[int], c
         if kernel.op.kind == "gemm":
             ops, parts = [kernel.op.replace(m=tokens) for tokens, _ in grid], np.ones(len(grid))
         else:
-            ops = [kernel.op.replace(batch=n, seq_q=new, seq_kv=keys) for n, new, keys, _ in shapes]
+            scan = kernel.op.kind == SCAN
+            sizes = [{"seq": new} if scan else {"seq_q": new, "seq_kv": keys} for _, new, keys, _ in shapes]
+            ops = [kernel.op.replace(batch=shape[0], **each) for shape, each in zip(shapes, sizes, strict=True)]
             parts = np.array([part for *_, part in shapes])
         total += kernel.times * kernel.factor * ask(engine, ops, "cold").latency_us * parts
     return total.reshape(len(lengths), len(contexts))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import numpy as np
 from ...datasets.devices import load_device
 from ...datasets.truth import Row, TrainingRow, TruthTable
 from ..report.answer import ape
-from .answers import Predictions, Progress, bounded, joined, simulated
+from .answers import Estimate, Predictions, Progress, bounded, joined, simulated
 from .baseline import constant_mfu
 from .cases import ValidationSettings
 from .metrics import grouped, score, spearman, spread
@@ -30,11 +32,29 @@ def validate(
 ) -> Validation:
     """Simulate the rows of a table and score the answers; ``rival`` names a peer to ask too.
 
-    RivalError for a rival that does not exist or is not installed.
+    What is made of the answers is made of the measured values first, as if opcast had said them: it takes no time, and
+    what fails there fails before the simulation. RivalError for a rival that does not exist or is not installed.
     """
     started = time.perf_counter()
-    ask = ask_rival(rival) if rival else None
-    answers = simulated(table.rows, setting, progress)
+    peer = (rival, ask_rival(rival)(table.rows)) if rival else None
+    json.dumps(summary(table, as_measured(table.rows), peer, details=True).to_dict())
+    found = summary(table, simulated(table.rows, setting, progress), peer, details)
+    return replace(found, wall_time_s=time.perf_counter() - started)
+
+
+def as_measured(rows: Sequence[Row]) -> Predictions:
+    """What a tool would say that knows all that was measured."""
+    answers = Predictions()
+    for row in rows:
+        said = {name: Estimate(value, None if name == "fits" else (value, value)) for name, value in row.measured.items()}
+        answers.note(row, said)
+    return answers
+
+
+def summary(
+    table: TruthTable, answers: Predictions, peer: tuple[str, tuple[Predicted, tuple[Any, ...]]] | None, details: bool
+) -> Validation:
+    """Errors of the answers, in all and by group, beside a baseline, the noise of repeats and what a peer answered."""
     return Validation(
         table=table.name,
         kind=table.kind,
@@ -47,9 +67,8 @@ def validate(
         baseline=baseline(answers.predicted, table.rows),
         rank_correlation=rank_correlation(answers.predicted, table.rows),
         noise_floor=noise_floor(table.rows),
-        rival=compared(rival, ask(table.rows), answers.predicted, table.rows) if ask else None,
+        rival=compared(*peer, answers.predicted, table.rows) if peer else None,
         per_row=per_row(answers, table.rows) if details else None,
-        wall_time_s=time.perf_counter() - started,
     )
 
 

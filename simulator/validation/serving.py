@@ -20,6 +20,7 @@ from ..question.plan import Parallel, Plan
 from ..question.serving import DecodePool, IterationLaw, KvMemory, Scheduler, ServingRequest
 from ..question.traffic import Lengths, RequestTraffic
 from ..question.work import Work
+from ..serving.context import long_context
 from ..serving.engines import load_serving_engine
 from ..serving.host import SERIAL, FittedHosts, fitted_hosts, host_name, layers_and_experts
 from ..serving.kv import KvBudget
@@ -84,7 +85,13 @@ class Replicas:
                 key,
                 lambda: tabulated(simulate, engine_of(plan.stack, engine), extent),
                 lambda: kv_budget(
-                    simulate, device.memory_gib, rule, plan.parallel, extent.tokens, sequences=extent.sequences
+                    simulate,
+                    device.memory_gib,
+                    rule,
+                    plan.parallel,
+                    extent.tokens,
+                    sequences=extent.sequences,
+                    long=long_context(row.config),
                 ),
                 plan.parallel.pp,
                 row.hardware.devices,

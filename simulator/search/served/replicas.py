@@ -10,26 +10,22 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ....datasets.clusters import Cluster
 from ...question.plan import load_stack
 from ...question.requests import SimulateRequest, plan_of
 from ...question.serving import IterationLaw, Scheduler
-from ...question.work import Work
 from ...serving.bench import ServingBench
 from ...serving.connect import ENGINES
+from ...serving.context import long_context
 from ...serving.engines import ServingEngine, load_serving_engine
 from ...serving.host import HostTime, fitted_hosts, host_name, layers_and_experts
 from ...serving.iteration import IterationTables
 from ...serving.kv import KvBudget
 from ...serving.kv_memory import kv_budget
 from ...serving.setup import HostShare, ServedReplica, by_hand, rules
-from ...serving.surrogate import HeldOut, Surrogate, key_of, read, write
+from ...serving.surrogate import HeldOut, Surrogate, key_of, read, stepper, write
 from ...serving.tabulate import Extent, TablePoints, tabulated
-from ...simulate import simulated
-from ...step.build import engine_of
-from ...step.state import State
 from ...trace.models import resolve
 from .request import ReplicaLayout, ServedSearchRequest, step_of
 
@@ -86,11 +82,10 @@ def replica_of(
     own = load_serving_engine(engine)
     step = step_of(request, layout, clusters)
     step = step if step.stack is not None else replace(step, stack=load_stack(own.stack))
-    simulate, usual = simulating(step, bench)
+    simulate, usual = stepper(step, bench)
     device = bench.device(step.device, step.cluster)
-    kv = kv_budget(
-        simulate, device.memory_gib, own.kv, plan_of(step, device).parallel, max(chunks), sequences=max(batches)
-    )
+    long, parallel = long_context(resolve(step.model).config or {}), plan_of(step, device).parallel
+    kv = kv_budget(simulate, device.memory_gib, own.kv, parallel, max(chunks), sequences=max(batches), long=long)
     held = request.input_len + request.output_len / 2
     batches = [batch for batch in batches if batch * held <= kv.tokens] or [min(batches)]
     sequences = max(max(batches), max((own.graphs.sizes(layout.tp, max(batches))), default=1), 2)
@@ -99,19 +94,6 @@ def replica_of(
     points = table_points(request, batches, chunks)
     tables = kept(step, bench, extent, points, lambda: tabulated(simulate, usual, extent, points))
     return LayoutReplica(layout, own, step, tables, kv, host_of(own, step))
-
-
-def simulating(step: SimulateRequest, bench: ServingBench) -> tuple[Callable[[Work], State], Any]:
-    """A function that simulates iterations of a step, and the engine that answers it."""
-    device = bench.device(step.device, step.cluster)
-    plan = plan_of(step, device)
-    engine = bench.engine_with_links(device, step.cluster, step.network, plan)
-
-    def simulate(work: Work) -> State:
-        made = replace(work, expert_load=step.work.expert_load, cache="static")
-        return simulated(step.model, made, plan, device, engine, bench.graphs)
-
-    return simulate, engine_of(plan.stack, engine)
 
 
 def table_points(request: ServedSearchRequest, batches: Sequence[int], chunks: Sequence[int]) -> TablePoints:

@@ -158,3 +158,17 @@ def test_engines_attend_sparsely_to_latents(kind: str) -> None:
     assert kinds[f"sparse_index_{kind}"].heads == 2  # every rank chooses for itself
     with pytest.raises(PlanError, match=r"an indexer chooses; take parallel\.cp=1"):
         context_parallel(served, plan("sglang", cp=2))
+
+
+def test_scans_leave_their_states_where_engines_keep_them(assert_sound):
+    workload = Workload("prefill", batch=2, seq_len=32, cache="static", optimizer="none", attention="fused")
+    graph = trace(HYBRID, workload, "bf16")
+    served = serve(graph, Plan(Parallel(), CLUSTER, Stack("engine", fusion=("paged_attention",))))
+    assert_sound(served)
+    copies = [
+        {n.source for n in g.nodes() for t in n.writes if g.tensor(t).role == "cache"} & {"aten.zeros", "aten.copy_"}
+        for g in (graph, served)
+    ]
+    assert copies == [{"aten.zeros", "aten.copy_"}, set()]
+    kept = [sum(t.size_bytes * t.count for t in g.tensors if t.role == "cache") for g in (graph, served)]
+    assert kept[0] == kept[1] > 0

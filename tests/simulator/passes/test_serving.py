@@ -70,6 +70,20 @@ def test_kernels_append_to_caches_as_large_as_before(small_model):
     assert caches[0] == caches[1] > 0
 
 
+def test_kernels_of_a_prompt_write_the_cache_of_a_window_themselves(small_model, assert_sound):
+    graph = step(small_model("gemma2"), "prefill", length=17)
+    served = serve(graph, plan("paged_attention"))
+    assert_sound(served)
+    assert {"aten.zeros", "aten.copy_"} <= filling(graph)
+    assert not {"aten.zeros", "aten.copy_"} & filling(served)
+    caches = [sum(t.size_bytes * t.count for t in g.tensors if t.role == "cache") for g in (graph, served)]
+    assert caches[0] == caches[1] > 0
+
+
+def filling(graph: Graph) -> set[str]:
+    return {node.source for node in graph.nodes() for t in node.writes if graph.tensor(t).role == "cache"}
+
+
 def test_only_kernels_of_an_engine_are_left(small_model):
     names = plan("paged_attention")
     found = kinds(bare(serve(step(small_model("llama")), names), names))

@@ -16,7 +16,7 @@ from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.question.serving import IterationLaw, Scheduler
 from opcast.simulator.question.sources import Sources
 from opcast.simulator.serving.budget import budget
-from opcast.simulator.serving.connect import context_of
+from opcast.simulator.serving.context import context_of
 from opcast.simulator.serving.engine_args import FLAGS, read_arguments
 from opcast.simulator.serving.engines import DIRECTORY, ServingEngineError, known_serving_engines, load_serving_engine
 from opcast.simulator.serving.host import FIGURES, FittedHost, FittedHosts, HostTime, fitted_hosts, host_name

@@ -1,0 +1,26 @@
+"""How long a sequence of a model may be, by its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+NO_LIMIT = 1 << 30
+LONG = 32768  # tokens of a sequence that is longer than any window
+
+
+def context_of(described: Mapping[str, Any]) -> int:
+    """The most tokens of a sequence by a model's configuration, stretched as its positions are; no limit where it does
+    not say."""
+    text = described.get("text_config")
+    sizes = text if isinstance(text, Mapping) else described
+    rope = sizes.get("rope_scaling") or sizes.get("rope_parameters") or {}
+    stretched = float(rope.get("factor") or 0) * float(rope.get("original_max_position_embeddings") or 0)
+    positions = sizes.get("max_position_embeddings") or sizes.get("n_positions") or NO_LIMIT
+    return int(max(float(positions), stretched))
+
+
+def long_context(described: Mapping[str, Any], most: int = LONG) -> int:
+    """Tokens that are cached before the last of the longest sequence, of at most ``most``: models whose positions are a
+    table have none beyond."""
+    return min(most, context_of(described) - 1)

@@ -1,0 +1,51 @@
+"""What ``serving`` says of an iteration is what ``simulate`` says of the same batch, for every shipped model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from opcast.datasets.clusters import load_cluster
+from opcast.simulator.question.plan import load_stack
+from opcast.simulator.question.requests import SimulateRequest
+from opcast.simulator.question.sources import Sources
+from opcast.simulator.question.work import Work
+from opcast.simulator.serving.context import context_of
+from opcast.simulator.serving.surrogate import HeldOut, Surrogate, stepper
+from opcast.simulator.serving.tabulate import Extent, TablePoints, tabulated
+from opcast.simulator.trace.models import resolve
+from opcast.simulator.workbench import Workbench
+
+MODELS = sorted(path.stem for path in (Path(__file__).parents[3] / "conf" / "model").glob("*.yaml"))
+ENCODERS = ("bert_base", "bert_large")
+WINDOWED = ("gemma2_2b", "gemma3_1b")  # soft caps, windows shorter than the context and of another width
+IN_CACHE = {"gemma3_1b": 0.05}  # windows of 64 sequences stay in the last-level cache, and less of them beside a prompt
+CONTEXT = 4095  # of 64 sequences, which no last-level cache holds
+POINTS = TablePoints(rows=(16,), tokens=(64,), samples=(16,), attending=(16,), contexts=(128,), prompts=(256,))
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
+    home = str(tmp_path_factory.mktemp("home"))
+    return Workbench(Sources.at(home, order=("network", "analytical"), calibration="none"))
+
+
+def cases() -> list[object]:
+    marks = {name: pytest.mark.essential for name in WINDOWED}
+    return [pytest.param(name, marks=marks.get(name, ())) for name in MODELS if name not in ENCODERS]
+
+
+@pytest.mark.parametrize("name", cases())
+def test_an_iteration_takes_as_long_in_serving_as_simulated(name: str, bench: Workbench) -> None:
+    """By physics alone, whose times grow with every size; the tables' axes have the sizes of the batches."""
+    request = SimulateRequest(
+        model=name, cluster=load_cluster("dgx_h100"), device="h100_sxm", stack=load_stack("vllm"), sources=bench.sources
+    )
+    simulate, engine = stepper(request, bench)
+    context = min(CONTEXT, context_of(resolve(name).config or {}) - 1)
+    own = Surrogate(tabulated(simulate, engine, Extent(64, 256, context + 1), POINTS), HeldOut(0, 0, 0, 0, 0))
+    for decodes, prompts in (((64, context), ()), ((16, context), ()), ((64, context), ((256, 0),))):
+        work = Work("batch", decodes=(decodes,), prompts=prompts)
+        off = own.iteration_us(work) / simulate(work).total_us - 1
+        assert abs(off) < (IN_CACHE.get(name, 0.01) if prompts else 0.01), work
