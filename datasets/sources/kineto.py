@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..device_names import cuda_device_id
-from ..devices import DeviceError, load_device
+from ..devices import DeviceError
 from ..dtypes import itemsize
 from ..loading import finite
 from ..ops import LINKS
@@ -239,7 +239,7 @@ def _collective(
     if dtype is None or not isinstance(elements, int) or not isinstance(ranks, int) or elements <= 0 or ranks < 2:
         raise Unmapped(f"NCCL's {name}: size, type or group not told")
     per_node = _per_node(arguments, trace, ranks)
-    link = options.link or _link(device_id, ranks, per_node)
+    link = options.link or _link(device_id, ranks, per_node, options)
     dims = {"size_bytes": int(elements * itemsize(dtype)), "ranks": ranks, "ranks_per_node": per_node}
     return kind_name, {**dims, "link": LINKS.index(link), "dtype": dtype}
 
@@ -255,11 +255,11 @@ def _per_node(arguments: Mapping[str, Any], trace: Mapping[str, Any], ranks: int
     return max(nodes.values(), default=min(ranks, gpus))
 
 
-def _link(device_id: str, ranks: int, per_node: int) -> str:
+def _link(device_id: str, ranks: int, per_node: int, options: ImportOptions) -> str:
     if ranks > per_node:
         return "ib"
     try:
-        return "nvlink" if load_device(device_id).link_gbps > 0 else "pcie"
+        return "nvlink" if options.figures(device_id).link_gbps > 0 else "pcie"
     except DeviceError:
         return "nvlink"
 
@@ -278,7 +278,7 @@ def _device(
     name = next(iter(used)) if len(used) == 1 else ""
     if not name and not options.device:
         raise SourceError(f"{file.name} does not name one device: say device=…")
-    return {"device_id": options.device or cuda_device_id(name), "device_name": name}
+    return {"device_id": options.device_id or cuda_device_id(name), "device_name": name}
 
 
 def _measured_at(trace: Mapping[str, Any], kernels: list[Event], file: Path) -> datetime:

@@ -353,6 +353,8 @@ def test_a_trace_that_names_no_device_asks_for_it(store: Store, recorder: Record
     with pytest.raises(SourceError, match="say device="):
         import_into(store, "kineto", file)
     import_into(store, "kineto", file, ImportOptions(device="mi300x"))
+    with pytest.raises(SourceError, match=r"calls itself 'AMD Radeon Graphics'.*say device="):
+        import_into(store, "kineto", recorder.write(tmp_path / "u.json", device="AMD Radeon Graphics"))
     assert store.devices() == ["mi300x"]
 
 
