@@ -35,6 +35,11 @@ MEANING = ("device", "link")
 KERNELS = frozenset({"kernel", "Kernel"})
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver", "Runtime"})
 OPERATORS = frozenset({"cpu_op", "Operator"})
+COPIES = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset"})
+MARKS = frozenset({"user_annotation", "gpu_user_annotation", "python_function", "overhead", "cpu_instant_event",
+                   "external_correlation", "cuda_sync", "cuda_event", "Trace"})  # fmt: skip
+"""Categories of events that are no work: what else Kineto knows (``ActivityType``) is of a device, and is not read."""
+DEVICE_CALLS = re.compile(r"^(?:cuda|hip|cu)[A-Z]\w*(?:Launch|Memcpy|Memset)|^(?:cuda|hip|cu)(?:Launch|Memcpy|Memset)")
 EPOCH_US = 1e15  # time stamps above this count from 1970, below from the trace's own start
 COLLECTIVES = {
     "allreduce": ("all_reduce", "In msg nelems"),
@@ -60,7 +65,7 @@ def read(file: Path, options: ImportOptions) -> Iterator[RowBatch]:
     events = spans(trace)
     kernels = [event for event in events if event.get("cat") in KERNELS and "correlation" in event["args"]]
     if not kernels:
-        raise SourceError(f"{file.name} has no kernels: profile with CUDA activities")
+        raise SourceError(f"{file.name} has no kernels{of_a_device(events)}: profile with CUDA activities")
     nccl = [kernel for kernel in kernels if is_collective(kernel)]
     calls = operator_calls(events, [kernel for kernel in kernels if not is_collective(kernel)])
     if not nccl and not any(call.shapes for call, _, _ in calls):
@@ -90,6 +95,25 @@ def spans(trace: Mapping[str, Any]) -> list[Event]:
     return [
         {**e, "args": e["args"] if isinstance(e.get("args"), dict) else {}, "name": str(e.get("name"))} for e in timed
     ]
+
+
+def unread(events: Iterable[Event]) -> str:
+    """How many events there are of categories that opcast does not read, by category; "" for none."""
+    known = KERNELS | LAUNCHES | OPERATORS | COPIES | MARKS
+    found = Counter(str(event["cat"]) for event in events if event.get("cat") and event["cat"] not in known)
+    return ", ".join(f"{count:,} {category}" for category, count in found.most_common())
+
+
+def of_a_device(events: Iterable[Event]) -> str:
+    """What in a profile speaks of a device, in brackets; "" for a run on a processor alone."""
+    events = list(events)
+    calls = sum(event.get("cat") in LAUNCHES and bool(DEVICE_CALLS.search(event["name"])) for event in events)
+    copies = sum(event.get("cat") in COPIES for event in events)
+    other = unread(events)
+    parts = [f"{calls:,} calls of the host that launch or copy"] if calls else []
+    parts += [f"{copies:,} copies"] if copies else []
+    parts += [f"{other}, which opcast does not read"] if other else []
+    return f" ({'; '.join(parts)})" if parts else ""
 
 
 def is_collective(kernel: Event) -> bool:
