@@ -148,6 +148,14 @@ def check_nccl(settings: Any) -> None:
             choice(ClusterError, f"cluster.nccl.{name}", value, NCCL_SETTINGS[name])
 
 
+def cluster_of_file(path: Path) -> Cluster:
+    """The cluster that a file in the format of ``conf/cluster`` describes. ClusterError for one that cannot be read."""
+    path = path.expanduser()
+    if not path.is_file():
+        raise ClusterError(f"cluster={path}: there is no such file, nor a cluster of that name")
+    return Cluster.from_dict(read_yaml(path, ClusterError, f"cluster={path}"))
+
+
 def known_clusters() -> list[str]:
     """The ids of the clusters that ship with opcast."""
     return sorted(path.stem for path in CLUSTER_DIRECTORY.glob("*.yaml"))

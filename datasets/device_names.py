@@ -84,6 +84,11 @@ def cuda_device_id(name: str) -> str:
     return slug(re.sub(r"nvidia|amd|tesla|geforce", "", plain))
 
 
+def unknown_name(name: str) -> str:
+    """What is wrong with a device whose name leads to no file of ``conf/device``, and the way out, in one line."""
+    return f"the device calls itself {name!r}, which opcast does not know: say device=… (an id, or a file of figures)"
+
+
 def seen_device_id(name: str, compute_units: int, memory_gib: float, l2_mib: float = 0.0) -> str:
     """The id of a GPU by its name and by what it says of itself.
 

@@ -150,6 +150,19 @@ def overridden(known: Device, figures: Mapping[str, Any]) -> Device:
     return dataclasses.replace(made, tensor_tflops=tensor, **rates)
 
 
+def device_of_file(path: Path) -> Device:
+    """The device that a file in the format of ``conf/device`` describes. DeviceError for one that cannot be read."""
+    path = path.expanduser()
+    if not path.is_file():
+        raise DeviceError(f"device={path}: there is no such file, nor a device of that name")
+    return Device.from_dict(read_yaml(path, DeviceError, f"device={path}"))
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a device or cluster is named by a file of its figures."""
+    return name.endswith((".yaml", ".yml"))
+
+
 def known_devices() -> list[str]:
     """The ids of the devices that ship with opcast; not the names of the machine at hand (``cpu``, ``local``)."""
     return sorted(path.stem for path in DEVICE_DIRECTORY.glob("*.yaml") if path.stem not in AT_HAND)

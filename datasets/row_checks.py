@@ -15,10 +15,12 @@ import pyarrow.compute as pc
 
 from .columns import codes, group_keys, numbers
 from .devices import RATE_OF, Device
+from .link_limits import between_nodes, crossing_bytes, fabric_gbps
 from .ops import KINDS, LINKS, bus_factor, cost_columns
 from .schema import ENVIRONMENT, row_ops
 
 IMPOSSIBLE = 0.3  # of the time that a device's peak rates allow: no rounding of a data sheet explains less
+OVER_PEAK = 1.1  # of a link's rate: what rounding of sizes and of data sheets explains
 OUTLIER = 2.0  # times faster or slower than rows of similar cost
 OUTLIER_SCALES = 6.0  # and so many robust standard deviations of theirs
 NEIGHBOURS = 8
@@ -134,7 +136,7 @@ def _impossible(rows: Rows) -> Iterator[Finding]:
     if rows.device is None or rows.device.synchronous:
         return
     least = least_us(rows, rows.device)
-    ratio = np.where(rows.ok, least / rows.latency_us, 0.0)
+    ratio = np.where(rows.ok & ~beyond_link(rows, rows.device), least / rows.latency_us, 0.0)
     if ratio.max() > 1.0 / IMPOSSIBLE:
         worst = int(np.argmax(ratio))
         what = (
@@ -142,6 +144,36 @@ def _impossible(rows: Rows) -> Iterator[Finding]:
         )
         do = f"at peak rates it takes {least[worst]:.3g} us: check what was timed, and move the run's files away"
         yield Finding("error", rows.where, what, do)
+
+
+def beyond_link(rows: Rows, device: Device) -> np.ndarray:
+    """Bool [n]: collectives that move bytes faster than their link can."""
+    if device.synchronous or KINDS[rows.kind].family != "collective":
+        return np.zeros(len(rows.table), dtype=bool)
+    return rows.ok & (_link_use(rows, device) > OVER_PEAK)
+
+
+def _link_use(rows: Rows, device: Device) -> np.ndarray:
+    """Of the rate of its link, what each collective uses at least; 0 where the link's is not known."""
+    inside = rows.numbers("size_bytes") * np.minimum(bus_factor(rows.kind, rows.numbers("ranks")), 1.0)
+    moved = np.where(between_nodes(rows.numbers("link")), _crossing(rows), inside)
+    return np.asarray(moved / rows.latency_us / link_rate(rows, device))
+
+
+def _crossing(rows: Rows) -> np.ndarray:
+    """Bytes that must leave or enter a node, of each row."""
+    return crossing_bytes(rows.kind, rows.costs[1], {name: rows.numbers(name) for name in KINDS[rows.kind].names})
+
+
+def _beyond_links(rows: Rows) -> Iterator[Finding]:
+    """Collectives faster than their link, for one of processes that ran each for itself."""
+    if rows.device is None or not (beyond := beyond_link(rows, rows.device)).any():
+        return
+    use = np.where(beyond, _link_use(rows, rows.device), 0.0)
+    worst = int(np.argmax(use))
+    what = f"{beyond.sum()} rows move bytes faster than their link; worst {rows.describe(worst)}: {use[worst]:.3g} x"
+    do = "see whether its processes knew of each other, which link and how many ranks it had; move the run's files away"
+    yield Finding("error", rows.where, what, do)
 
 
 def exceeded(rows: Rows) -> Iterator[tuple[str, int, float]]:
@@ -158,7 +190,14 @@ def slow_links(rows: Rows) -> Iterator[Finding]:
         return
     moved = rows.numbers("size_bytes") * bus_factor(rows.kind, rows.numbers("ranks"))
     share = moved / rows.latency_us / link_rate(rows, rows.device)
-    large = rows.ok & (rows.numbers("size_bytes") >= LARGE_BYTES) & (moved > 0) & np.isfinite(share) & (share > 0)
+    large = (
+        rows.ok
+        & ~between_nodes(rows.numbers("link"))
+        & (rows.numbers("size_bytes") >= LARGE_BYTES)
+        & (moved > 0)
+        & np.isfinite(share)
+        & (share > 0)
+    )
     slow: list[tuple[float, int, str]] = []
     key = group_keys(rows.table, ["backend", "ranks", "link"])
     for one in np.unique(key[large]):
@@ -180,7 +219,7 @@ def least_us(rows: Rows, device: Device) -> np.ndarray:
     """
     flops, read, write = rows.costs
     if unit_of(rows.kind) == "network":
-        return read / link_rate(rows, device)
+        return np.where(between_nodes(rows.numbers("link")), _crossing(rows), read) / link_rate(rows, device)
     fits = read + write < 2.0 * device.l2_mib * 2**20
     cache_rate = np.inf if device.synchronous else max(device.l2_gbps, device.memory_gbps) * 1e3
     cached = np.where(fits, cache_rate, device.memory_gbps * 1e3)
@@ -206,9 +245,14 @@ def _peak(kind_name: str, device: Device, dtype: str) -> float:
 
 
 def link_rate(rows: Rows, device: Device) -> np.ndarray:
-    """Bytes a microsecond over the slowest link of each row; infinite where the device does not say."""
+    """Bytes a microsecond over the slowest link of each row; infinite where the device does not say.
+
+    Of NVLink and PCIe those of one rank, of a fabric those of all ranks of a node at most.
+    """
     known = {"nvlink": device.link_gbps, "pcie": device.pcie_gbps}
-    return np.array([known.get(name, 0.0) * 1e3 or np.inf for name in LINKS])[rows.numbers("link")]
+    link = rows.numbers("link")
+    of_rank = np.array([known.get(name, 0.0) * 1e3 or np.inf for name in LINKS])[link]
+    return np.where(between_nodes(link), fabric_gbps(device, rows.numbers("ranks_per_node")) * 1e3, of_rank)
 
 
 def _outliers(rows: Rows) -> Iterator[Finding]:
@@ -333,6 +377,7 @@ RULES: tuple[Callable[[Rows], Iterator[Finding]], ...] = (
     _throttled,
     _failures,
     _impossible,
+    _beyond_links,
     _outliers,
     _repeats,
     _drift,

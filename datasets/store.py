@@ -2,7 +2,8 @@
 
 ``<store>/op=<kind>/device=<device_id>/<run_id>-<part>.parquet``. Writers in any number of processes never meet: a
 part's name is random. Nothing is edited or deleted; a correction is a new row and a note in ``manifest.json``.
-Devices whose figures were measured, the CPU for one, are kept beside the rows as ``devices/<device_id>.json``.
+Devices whose figures were measured, the CPU for one, or come from a user's file, are kept beside the rows as
+``devices/<device_id>.json``.
 """
 
 from __future__ import annotations
@@ -214,11 +215,11 @@ class Store:
         return self.device(device_id) or load_device(device_id)
 
     def measured_devices(self) -> list[str]:
-        """Ids of the devices whose figures were measured into this store."""
+        """Ids of the devices whose figures are kept in this store."""
         return sorted(path.stem for path in self.path.glob("devices/*.json"))
 
     def save_device(self, device: Device) -> Path:
-        """Keep a device's measured figures."""
+        """Keep a device's figures: those measured on this machine, or those of a file that a user wrote."""
         _check_name("device_id", device.id)
         self._prepare()
         return _write_json(self.path / "devices" / f"{device.id}.json", device.to_dict())

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from ..datasets.clusters import Cluster
-from ..datasets.devices import Device
+from ..datasets.clusters import Cluster, cluster_of_file
+from ..datasets.devices import Device, device_of_file, is_file_name
 from ..datasets.ops import Op
 from ..simulator.network.transfers import Transfer
 from ..simulator.question.canonical import RequestError
@@ -79,6 +79,8 @@ def predict(
     ``home`` is where measurements and predictors lie, by default ``$OPCAST_HOME``, else ``~/.opcast``. ``power_cap_w``
     and ``sm_clock_mhz`` ask about a device that may draw or clock no more.
 
+    ``device`` and ``cluster`` are names, figures, or files of figures (``my_gpu.yaml``) in the format of ``conf``.
+
     With a ``cluster`` (its name and ``nodes``) a collective runs on the devices of ``group``, or on the first
     ``ranks`` that are ``stride`` apart, with ``all_groups`` beside all groups like it; ``network`` is analytical, flow
     or packet, and ``faults``, ``fault_draw`` and ``faults_study`` are those of the command line. Instead of an op,
@@ -98,7 +100,8 @@ def predict(
     }
     asked |= {"stride": stride, "all_groups": all_groups, "algorithm": algorithm, "network": network}
     asked |= {"faults": faults, "fault_draw": fault_draw, "faults_study": faults_study}
-    request = predict_request(op, device, cluster, _sources(home, engines, backend), asked, dims)
+    place = _device(device), _cluster(cluster)
+    request = predict_request(op, *place, _sources(home, engines, backend), asked, dims)
     found = _bench(request.sources).predict(request)
     return found[0] if isinstance(op, (str, Op)) or request.transfers else found
 
@@ -121,7 +124,8 @@ def simulate(
 
     ``model``: a name in ``conf/model``, a folder or config.json, a hub id, ``module:callable``, a transformers
     configuration as a mapping, or a function that returns an ``nn.Module``; or a :class:`SimulateRequest`, with no
-    other argument. ``workload`` is a :class:`Work` or its kind. ``settings`` are plain names:
+    other argument. ``device`` and ``cluster`` are names, figures, or files of figures (``my_cluster.yaml``).
+    ``workload`` is a :class:`Work` or its kind. ``settings`` are plain names:
 
     - of the workload: ``seq_len``, ``micro_batch``, ``global_batch``, ``batch``, ``input_len``, ``output_len``, …,
     - of the layout: ``tp``, ``pp``, ``vpp``, ``dp``, ``cp``, ``ep``, ``etp``, ``zero_stage``, ``schedule``, …,
@@ -140,8 +144,8 @@ def simulate(
         if settings or cluster is not None or stack is not None or precision is not None:
             raise RequestError("a request says all that is asked: change it with dataclasses.replace")
         return timed(_bench(model.sources).simulate(model))
-    given = {**settings, "cluster": cluster, "stack": stack, "precision": precision}
-    request = simulate_request(model, workload, device, _sources(home, engines, backend, calibration), given)
+    given = {**settings, "cluster": _cluster(cluster), "stack": stack, "precision": precision}
+    request = simulate_request(model, workload, _device(device), _sources(home, engines, backend, calibration), given)
     return timed(_bench(request.sources).simulate(request))
 
 
@@ -179,7 +183,7 @@ def search(
 
     if not isinstance(model, SearchRequest):
         base = simulate_request(
-            model, "train", THIS_MACHINE, _sources(home, ORDER, None), {**settings, "cluster": cluster}
+            model, "train", THIS_MACHINE, _sources(home, ORDER, None), {**settings, "cluster": _cluster(cluster)}
         )
         given = {} if space is None else space
         axes = given if isinstance(given, Space) else load(Space, _lists(given), RequestError, "space", "axis")
@@ -237,7 +241,7 @@ def search_serving(
         )
         model = ServedSearchRequest(
             step=simulate_request(
-                model, "decode", THIS_MACHINE, _sources(home, ORDER, None), {**settings, "cluster": cluster}
+                model, "decode", THIS_MACHINE, _sources(home, ORDER, None), {**settings, "cluster": _cluster(cluster)}
             ),
             space=axes,
             slo=load(ServingTargets, dict(slo or {}), RequestError, "slo"),
@@ -311,12 +315,12 @@ def serving(
     given |= {"replicas": replicas, "attention_dp": attention_dp, "router": router}
     given |= {"intervals": intervals, "price_per_gpu_hour": price_per_gpu_hour}
     sources = _sources(home, ORDER, None)
-    more = {**settings, "cluster": cluster, "stack": stack, "precision": precision}
+    more = {**settings, "cluster": _cluster(cluster), "stack": stack, "precision": precision}
     if engine or args or calibrate:
         more, given = keywords(model, more, given, engine or "", args, calibrate)
     if law is None and model is not None:
         more["stack"] = more["stack"] or usual_serving_stack(given.get("scheduler", {}).get("policy", "vllm"))
-        given["step"] = simulate_request(model, "decode", device, sources, more)
+        given["step"] = simulate_request(model, "decode", _device(device), sources, more)
     return _served(ServingRequest.from_dict(given), sources, requests)
 
 
@@ -332,6 +336,16 @@ def _served(request: ServingRequest, sources: Sources, requests: str | Path | No
     served = _bench(sources).serving(request, Keeping(requests=True))
     write_rows(served, Path(requests))
     return served.report
+
+
+def _device(device: str | Device) -> str | Device:
+    """The device itself, or that of a file of its figures."""
+    return device_of_file(Path(device)) if isinstance(device, str) and is_file_name(device) else device
+
+
+def _cluster(cluster: str | Cluster | None) -> str | Cluster | None:
+    """The cluster itself, or that of a file of its figures."""
+    return cluster_of_file(Path(cluster)) if isinstance(cluster, str) and is_file_name(cluster) else cluster
 
 
 def _lists(axes: Mapping[str, Any]) -> dict[str, Any]:
@@ -364,8 +378,8 @@ def simulate_file(
 
     request = SimulateRequest(
         file=workload_file.read(path, busbw, vpp),
-        device=device,
-        cluster=clustered(cluster, {} if nodes is None else {"nodes": nodes}),
+        device=_device(device),
+        cluster=clustered(_cluster(cluster), {} if nodes is None else {"nodes": nodes}),
         network=NetworkChoice.of(network, faults, fault_draw, faults_study),
         sources=_sources(home, engines, backend),
     )

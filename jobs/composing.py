@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ..datasets.devices import is_file_name
 from . import complaints, settings
 from .show import CONFIG_DIRECTORY, BadInputError
 
@@ -30,7 +31,7 @@ def as_override(module: ModuleType, text: str) -> str:
             continue
         if "," in choice and (CONFIG_DIRECTORY / group).is_dir():  # a sweep over Hydra's own choices
             continue
-        if group == "cluster" and choice == "null":
+        if choice == "null" and group in ("cluster", "device") and free.startswith("+"):  # a group that may be left out
             continue
         if not (CONFIG_DIRECTORY / group / f"{choice}.yaml").is_file():
             return f"{free}={quoted(choice)}"
@@ -106,7 +107,7 @@ def plain(config: DictConfig) -> dict[str, Any]:
     if isinstance(found.get("cluster"), dict) and "path" in found["cluster"]:
         found["cluster"] = cluster_of_file(found["cluster"])
     device = found.get("device")
-    if isinstance(device, dict) and str(device.get("id")).endswith((".yaml", ".yml")):
+    if isinstance(device, dict) and is_file_name(str(device.get("id"))):
         found["device"] = of_file("device", Path(device["id"]), device, "id")
         Device.from_dict(found["device"])  # says what the file lacks
     return found

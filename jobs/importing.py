@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..datasets.devices import Device, known_devices, load_device
 from ..datasets.loading import load
 from ..datasets.sources.options import ImportOptions
 from ..datasets.store import Store
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 SUBJECT = "source"
 SHARED = ("home", "store", "predictors", "format", "source", "path", "hydra")
 """Settings that are no option of a source."""
+FREE_CHOICE = {"device": "++device.id"}
 LISTS = ("systems", "tables", "frameworks")
 LONGEST = 40  # reasons shown on a terminal; format=json has all
 
@@ -32,10 +34,10 @@ def run(config: dict[str, Any]) -> int:
     as_json = wants_json(config)
     if config["source"] in (None, "???"):
         raise BadInputError(f"say what to import: source={'|'.join(SOURCES)}")
-    chosen = load(ImportOptions, options(config), RequestError, "import")
+    store = Store(Path(config["store"]).expanduser())
+    chosen = load(ImportOptions, options(config, store), RequestError, "import")
     own = {name: config[name] for name in ("source", "path", "store")}
     request = load(ImportRequest, {**own, "options": chosen}, RequestError, "import")
-    store = Store(Path(request.store).expanduser())
     with progress_bar() as progress:
         report = import_into(store, request.source, request.path, request.options, progress)
     if as_json:
@@ -45,12 +47,19 @@ def run(config: dict[str, Any]) -> int:
     return 0
 
 
-def options(config: dict[str, Any]) -> dict[str, Any]:
-    """The settings that a source may take: of a device its id, a single name as a list of it."""
+def options(config: dict[str, Any], store: Store) -> dict[str, Any]:
+    """The settings that a source may take: a known device as its id, a single name as a list of it.
+
+    DeviceError for a device that neither opcast nor the store knows, or whose figures are none.
+    """
     chosen = {name: value for name, value in config.items() if name not in SHARED}
     chosen |= {name: [chosen[name]] for name in LISTS if isinstance(chosen.get(name), str)}
-    if isinstance(chosen.get("device"), dict):
-        chosen["device"] = chosen["device"]["id"]
+    if isinstance(given := chosen.get("device"), dict):
+        if set(given) == {"id"}:
+            chosen["device"] = store.known_device(str(given["id"])).id
+        else:
+            own = Device.from_dict(given)
+            chosen["device"] = own.id if own.id in known_devices() and own == load_device(own.id) else own
     return chosen
 
 

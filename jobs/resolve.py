@@ -277,12 +277,15 @@ def validate_request(config: Mapping[str, Any]) -> ValidateRequest:
     from ..simulator.question.plan import stack_from_dict
     from ..simulator.question.requests import ValidateRequest
 
+    own = dict(config.get("device") or {})
+    if set(own) == {"id"}:  # a name that is no file of ``conf/device``
+        own = bench(config).device(str(own["id"])).to_dict()
     return ValidateRequest(
         truth=str(config["truth"] or ""),
         limit=config["limit"],
         rival=str(config["rival"] or ""),
         details=bool(config["details"]),
-        device=dict(config.get("device") or {}),
+        device=own,
         cluster=dict(config.get("cluster") or {}),
         stack=stack_from_dict(config["stack"]) if config.get("stack") else None,
         sources=sources(config),

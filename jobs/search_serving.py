@@ -17,7 +17,7 @@ from .show import print_json, say, table, wants_json
 from .validate import progress_bar
 from .writing import check_place, write, write_text
 
-FREE_CHOICE = {"device": "device.id", "model": "+model.path"}
+FREE_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}
 ADDED = ("device.", "cluster.", "stack.", "options", "precision.quantization", "crew.options.")
 WORDS = search.WORDS
 

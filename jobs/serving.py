@@ -26,7 +26,13 @@ if TYPE_CHECKING:
     from ..simulator.serving.serve import ServedTraffic
 
 SUBJECT = "what"
-FREE_CHOICE = {"device": "device.id", "model": "+model.path", "engine": "engine.serving", "args": "args"}
+FREE_CHOICE = {
+    "device": "device.id",
+    "cluster": "+cluster.path",
+    "model": "+model.path",
+    "engine": "engine.serving",
+    "args": "args",
+}
 ADDED = ("device.", "cluster.", "stack.", "precision.quantization", "law", "decode_pool.")
 KINDS = ("run", "capacity", "sweep", "compare")
 INTERVALS = {"ttft_ms.p50": "TTFT p50", "tpot_ms.p50": "TPOT p50", "output_tokens_per_s": "tokens/s"}

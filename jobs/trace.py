@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..datasets.loading import nearest, whole
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
-from .trace_files import files_of, given, run_at
+from .trace_files import files_of, given, run_at, sighted
 
 if TYPE_CHECKING:
     from ..datasets.traces.linking import LinkReport
@@ -77,6 +77,9 @@ def link(config: dict[str, Any]) -> int:
     rows = [linked_row(rank, report) for rank, report in list(reports.items())[:SHOWN]]
     heads = ("rank", "nodes", "kernels with a launch", "host events in the host trace", "edges", "gaps")
     table(f"{output}: {len(traces):,} ranks", heads, rows)
+    for rank, each in reports.items():
+        if each.note:
+            say(f"rank {rank}: {each.note}")
     return 0
 
 
@@ -130,7 +133,9 @@ def explain(config: dict[str, Any]) -> int:
     from ..simulator.execution import explaining
 
     predicted = run_at(given(config, "predicted", "the traces that `opcast simulate chakra=DIR` wrote"))
-    measured = run_at(given(config, "measured", "a profile or execution traces of the same step"))
+    path = given(config, "measured", "a profile or execution traces of the same step")
+    measured = run_at(path)
+    sighted(measured, path)
     steps = whole(BadInputError, "steps", config["steps"], 1)
     found = explaining.explain(
         predicted, measured, steps=steps, paths=(str(config["predicted"]), str(config["measured"]))
@@ -206,9 +211,13 @@ def measure(config: dict[str, Any]) -> int:
 
 def show(path: Path, accounts: Sequence[RankAccount]) -> None:
     """The accounts as tables."""
-    rows = [(each.rank, *(microseconds(us) for us in (each.total_us, each.compute_us, each.exposed_us, each.idle_us)))
-            for each in accounts[:SHOWN]]  # fmt: skip
+    rows = []
+    for each in accounts[:SHOWN]:
+        parts = [microseconds(us) for us in (each.compute_us, each.exposed_us, each.idle_us)]
+        rows.append((each.rank, microseconds(each.total_us), *(["not recorded"] * 3 if each.blind else parts)))
     table(f"{path}: {len(accounts):,} ranks", ("rank", "time", "compute", "exposed communication", "idle"), rows)
+    if lacking := [(each.rank, each.note) for each in accounts if each.note]:
+        table("what is missing", ("rank", "note"), lacking[:SHOWN])
     first = accounts[0]
     shares = [(s.name, f"{s.count:,}", microseconds(s.total_us), *(microseconds(us) for us in s.quantiles_us))
               for s in first.classes]  # fmt: skip

@@ -30,6 +30,8 @@ def run(config: dict[str, Any]) -> int:
     check_place("output", output)
     predicted = read_run(Path(str(config["predicted"])).expanduser())
     profile = read_profile(files_of(Path(str(config["measured"])).expanduser())[0])
+    if profile.blind:
+        raise BadInputError(f"{profile.path}: {profile.note}")
     first = predicted.traces[min(predicted.traces)]
     about = {name: str(value) for name, _, value in first.about.items(0, first.words)}
     base = load_calibration(about.get("calibration", "shipped"))

@@ -30,6 +30,15 @@ def files_of(path: Path) -> list[Path]:
     return sorted(found, key=lambda each: [int(part) for part in re.findall(r"\d+", each.name)])
 
 
+def sighted(run: RankedTraces, path: Path) -> None:
+    """BadInputError where profiles hold no kernels: nothing can be compared with what the device did."""
+    from ..datasets.traces.classes import is_blind, note_of
+
+    for trace in run.traces.values():
+        if is_blind(trace):
+            raise BadInputError(f"{path}: {note_of(trace)}")
+
+
 def run_at(path: Path) -> RankedTraces:
     """The traces of a file or folder, profiles linked on the way."""
     from ..datasets.traces.groups import RankedTraces

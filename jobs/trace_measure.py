@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..datasets.devices import device_of_file, is_file_name
 from ..datasets.store import Store
 from . import resolve
 from .show import BadInputError, print_json, say, wants_json
@@ -20,7 +21,8 @@ def run(config: dict[str, Any]) -> int:
         raise BadInputError("`opcast trace measure` needs path=…: a profile of PyTorch, or a folder of them")
     path = Path(str(config["path"])).expanduser()
     store = Store(Path(str(config["store"])).expanduser())
-    options = ImportOptions(device=str(config["measured_on"]) if config["measured_on"] else None)
+    named = str(config["measured_on"] or "")
+    options = ImportOptions(device=device_of_file(Path(named)) if is_file_name(named) else named or None)
     report = import_into(store, "kineto", str(path), options)
     trained = learned(config, store, sorted(report.written)) if config["train"] and report.written else {}
     if wants_json(config):

@@ -133,6 +133,8 @@ def show(results: Mapping[str, Mapping[str, Any]], target: Device) -> None:
             rows.append((kind, *[""] * 9, result["error"]))
             continue
         name = result["predictor"] if result.get("promoted", True) else f"{result['predictor']}, not current"
+        if "why_not" in result:
+            name += f", {result['chosen']}: {result['why_not']}"
         for mode, report in result["evaluations"].items():
             if "error" in report:
                 rows.append((kind, mode, *[""] * 8, report["error"]))

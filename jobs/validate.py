@@ -14,6 +14,7 @@ from .show import print_json, say, table, wants_json
 
 TAGS = 12  # groups of one tag that a person is shown
 INTERVALS = ("coverage", "interval_width", "interval_score")
+FREE_CHOICE = {"device": "++device.id", "cluster": "+cluster.path"}
 ADDED = ("device.", "cluster.")
 
 

@@ -247,6 +247,19 @@ class Options:
             made = _merged(made, f"predictor.families.{name}", values)
         return made
 
+    @property
+    def named(self) -> str:
+        """The one algorithm that the user named; "" where the best of several is taken."""
+        return self.candidates[0] if len(self.candidates) == 1 else ""
+
+    def why_not(self, chosen: str, rows: int) -> str:
+        """Why the algorithm that was named did not learn a table of so many rows; "" where it did, or none was."""
+        if self.named in ("", chosen):
+            return ""
+        sized = self.candidate(self.named)
+        limits = f"{sized.min_rows:,} to {sized.max_rows:,}" if isinstance(sized, Sized) else "other"
+        return f"{self.named} takes {limits} rows, not {rows:,} (predictor.{self.named}.min_rows, max_rows)"
+
     def candidate(self, name: str) -> Candidate:
         found: Candidate = getattr(self, name)
         return found

@@ -18,7 +18,7 @@ import numpy as np
 from .baselines import BASELINES, SAMPLE
 from .candidates import Options
 from .features import Frame
-from .intervals import calibrate_grouped, classes_of
+from .intervals import calibrate, calibrate_grouped, classes_of
 from .learning import Learned, choose, fold_count, held_out, learn, prepare, task_of
 from .splits import Split, splits
 from .table import MeasurementTable, take
@@ -90,8 +90,12 @@ def cross_fit(
     weights: np.ndarray,
     folds: Split,
     coverage: float,
+    grouped: bool = True,
 ) -> CrossFit:
-    """Score the procedure from each candidate's held-out residuals [n]; ``classes`` [n] as intervals take them."""
+    """Score the procedure from each candidate's held-out residuals [n]; ``classes`` [n] as intervals take them.
+
+    ``grouped``: whether the procedure calibrates its intervals by groups, as :func:`.learning.learn` does.
+    """
     count = len(analytical_us)
     residual, width, chosen = np.full(count, np.nan), np.full(count, np.nan), []
     for index in range(folds.count):
@@ -100,9 +104,8 @@ def cross_fit(
         name = choose(residuals, weights, others)
         chosen.append(name)
         residual[own] = residuals[name][own]
-        intervals = calibrate_grouped(
-            residuals[name][others], analytical_us[others], classes[others], folds.fold[others], coverage
-        )
+        known = residuals[name][others], analytical_us[others], classes[others]
+        intervals = calibrate_grouped(*known, folds.fold[others], coverage) if grouped else calibrate(*known, coverage)
         width[own] = intervals.widths(analytical_us[own], np.zeros(len(own)), classes[own])
     rows = folds.scored
     residual, width = residual[rows], width[rows]

@@ -258,12 +258,16 @@ def _save_model(path: Path, trained: Trained) -> None:
     """The folder MLflow wants: the predictor's own files, and which module loads them."""
     import mlflow.pyfunc
 
+    from .mlflow_model import example_of, signature_of
+
     metadata: Mapping[str, Any] = {"predictor": trained.predictor.name, "version": trained.predictor.version}
     mlflow.pyfunc.save_model(
         str(path),
         loader_module=LOADER,
         data_path=str(trained.path),
         pip_requirements=["opcast"],
+        signature=signature_of(trained.predictor.kind),
+        input_example=example_of(trained.outcome.table),
         metadata=dict(metadata),
     )
 

@@ -20,6 +20,7 @@ from ..datasets.vocabulary import kind
 from .candidates import Options
 from .evaluation import CrossFit, evaluate, summarise
 from .features import Frame
+from .few_rows import mended
 from .learning import Learned, learn
 from .predictor import Predictor, PredictorError
 from .promotion import judge
@@ -41,7 +42,6 @@ __all__ = [
 ]
 
 MIN_ROWS = 5
-FEW_ROWS = 1000  # up to which a model over devices may know more than a table does
 SHIPPED = Path(__file__).parent / "shipped"
 SIDE_BY_SIDE = 20_000  # rows from which starting processes pays
 
@@ -95,6 +95,8 @@ def fit(table: MeasurementTable, options: Options | None = None) -> TrainingOutc
     reports, crossed = _evaluations(table, ops, options, learned)
     main = next(name for name in [*crossed, "groups"] if name in reports)
     result = _result_of(table, ops, learned, reports, main)
+    if why_not := options.why_not(learned.chosen, len(table)):
+        result["why_not"] = why_not
     if options.trials:
         result["tuned"] = dataclasses.asdict(options.lightgbm)
     if sites is not None:
@@ -176,11 +178,10 @@ def train_and_register(
     options = options or Options()
     results: dict[str, dict[str, Any]] = {}
     trained = []
-    for label, outcome in outcomes(store, device, kinds, options, progress):
+    for label, outcome in outcomes(store, device, kinds, options, progress, registry):
         if isinstance(outcome, str):
             results[label] = {"error": outcome}
             continue
-        outcome = _mended(outcome, registry)
         current = _current(registry, outcome.predictor)
         answered = _mean_error(current, outcome) if current else None
         verdict = judge(outcome.predictor.card, current.card if current else None, options.promote, answered)
@@ -192,26 +193,6 @@ def train_and_register(
                 f"{predictor.name}@{predictor.version} does not become current: {verdict.why} (promote=true forces)"
             )
     return results, trained
-
-
-def _mended(outcome: TrainingOutcome, registry: Registry) -> TrainingOutcome:
-    """An outcome of few rows, answered as other devices are and corrected by them where that is better.
-
-    Known are the registry's and the shipped predictors. All ways are compared on the same held-out groups, so a model
-    that has seen rows of this device is left out.
-    """
-    from .transfer import adapt, bases_of
-
-    table = outcome.table
-    if len(table) > FEW_ROWS or table.device.synchronous:
-        return outcome
-    bases = bases_of([registry, Registry(SHIPPED)], table)
-    made = adapt(bases, table, outcome.options) if bases else outcome.predictor
-    if "adapted_from" not in made.card:
-        return outcome
-    told = {name: made.card[name] for name in made.card if name in outcome.result or name == "adapted_from"}
-    predictor = dataclasses.replace(made, card={**outcome.predictor.card, **made.card})
-    return dataclasses.replace(outcome, predictor=predictor, result={**outcome.result, **told})
 
 
 def _named(outcome: TrainingOutcome, predictor: Predictor) -> dict[str, Any]:
@@ -238,8 +219,12 @@ def outcomes(
     kinds: Iterable[str] | None = None,
     options: Options | None = None,
     progress: Callable[[str], None] | None = None,
+    registry: Registry | None = None,
 ) -> Iterator[tuple[str, TrainingOutcome | str]]:
-    """Each kind and backend by label as soon as it is trained; the reason in place of an outcome where it cannot be."""
+    """Each kind and backend by label as soon as it is trained; the reason in place of an outcome where it cannot be.
+
+    With a registry, its predictors and those that ship may answer for a device of few rows, corrected by these.
+    """
     target = _device(store, device)
     known = list(store.kinds())
     wanted = list(kinds) if kinds is not None else known
@@ -259,6 +244,8 @@ def outcomes(
     if progress:
         progress(f"training {len(jobs)} tables, {sum(len(table) for _, table in jobs):,} rows")
     for position, (label, outcome) in enumerate(_fitted(jobs, options), 1):
+        if registry is not None and not isinstance(outcome, str):
+            outcome = mended(outcome, [registry, Registry(SHIPPED)])
         if progress:
             told = outcome if isinstance(outcome, str) else _told(outcome)
             progress(f"{position} of {len(jobs)}: {label}, {told}")
@@ -292,7 +279,8 @@ def _attempt(label: str, table: MeasurementTable, options: Options) -> tuple[str
 
 def _told(outcome: TrainingOutcome) -> str:
     result = outcome.result
-    return f"{result['n']:,} rows, {result['chosen']}: median error {result['test_median_ape']:.1f} % held out"
+    told = f"{result['n']:,} rows, {result['chosen']}: median error {result['test_median_ape']:.1f} % held out"
+    return f"{told}; {result['why_not']}" if "why_not" in result else told
 
 
 def _across_devices(store: MeasurementStore, outcome: TrainingOutcome, options: Options) -> TrainingOutcome:

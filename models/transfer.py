@@ -13,7 +13,7 @@ it, else its rows of the same formats.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from .intervals import Intervals, calibrate, classes_of
 from .learning import Learned, choose, learn, weigh
 from .predictor import ANY, Predictor, PredictorError
 from .registry import Registry
+from .splits import Split
 from .table import MeasurementStore, MeasurementTable, TrainingError, default_backend, tables, take
 
 DONOR_ROWS = 12_000  # of one device: more weigh one device against the others, and teach little about a new one
@@ -37,6 +38,7 @@ SCORED_ROWS = 4_000
 POINTS = (0, 50, 200, 1000)
 SEEDS = 3  # draws of points that an evaluation averages over, one where a draw has 500 or more
 MIN_LEAF = 20  # rows a leaf of the pooled model needs: finer ones are habits of one device
+ALONE = "alone"  # the way that asks no other device
 FEW = ("calibrated", "interpolation")  # what corrects another device's answer on few rows
 MOST_BASES = 2  # that few rows correct in turn
 
@@ -78,6 +80,55 @@ def pool(donors: Sequence[MeasurementTable], options: Options | None = None) -> 
     )
 
 
+@dataclass(frozen=True, eq=False)
+class Ways:
+    """A device's rows learned in every way that there is: ``alone``, or as a correction of another device's answer.
+
+    ``chosen`` is the way that missed held-out groups least, ``bases`` are the predictors that are corrected.
+    """
+
+    table: MeasurementTable
+    options: Options
+    ops: Frame
+    weights: np.ndarray
+    learned: Mapping[str, Learned]
+    bases: Mapping[str, Predictor]
+    chosen: str
+
+    @property
+    def loss(self) -> dict[str, np.ndarray]:
+        """ln(measured / predicted) [n] of rows held out, by way."""
+        return {label: made.residuals[made.chosen] for label, made in self.learned.items()}
+
+    @property
+    def folds(self) -> Split:
+        return self.learned[ALONE].folds
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self.learned[ALONE].names
+
+
+def learned_ways(
+    bases: Sequence[Predictor], table: MeasurementTable, options: Options, folds: Split | None = None
+) -> Ways:
+    """All ways to learn a table, compared on the same held-out groups, with options of its kind.
+
+    Few rows correct another device's answer by what suits few, unless the user named an algorithm.
+    """
+    ops = table.frame()
+    usual = len(table) > options.interpolation.max_rows or options.named
+    few = options if usual else dataclasses.replace(options, candidates=FEW)
+    weights = weigh(ops.analytical_us, options.weight_power)
+    ways = {ALONE: learn(table, ops, options, folds)}
+    nearest = {_label(base): base for base in nearest_bases(bases, table, ops, weights)}
+    for label, base in nearest.items():
+        answered = Frame(ops.matrix, ops.analytical_us * np.exp(base.correction.predict(ops.matrix)), ops.roofline_us)
+        ways[label] = learn(table, answered, few, folds)
+    loss = {label: made.residuals[made.chosen] for label, made in ways.items()}
+    return Ways(table, options, ops, weights, ways, nearest, choose(loss, weights, ways[ALONE].folds.scored))
+
+
 def adapt(bases: Sequence[Predictor], table: MeasurementTable, options: Options | None = None) -> Predictor:
     """A device's predictor from those of others and rows of the device, or from the rows alone where that is better.
 
@@ -89,20 +140,16 @@ def adapt(bases: Sequence[Predictor], table: MeasurementTable, options: Options 
         raise TrainingError(f"{strange.name} cannot be adapted to {table.kind}")
     if len(table) < 5:
         raise TrainingError(f"{table.kind} on {table.device.id} has {len(table)} usable rows; 5 are needed to adapt")
-    options = (options or Options()).for_kind(table.kind)
-    ops = table.frame()
-    few = dataclasses.replace(options, candidates=FEW) if len(table) <= options.interpolation.max_rows else options
-    weights = weigh(ops.analytical_us, options.weight_power)
-    ways = {"alone": learn(table, ops, options)}
-    chosen = {_label(base): base for base in nearest_bases(bases, table, ops, weights)}
-    for label, base in chosen.items():
-        answered = Frame(ops.matrix, ops.analytical_us * np.exp(base.correction.predict(ops.matrix)), ops.roofline_us)
-        ways[label] = learn(table, answered, few)
-    loss = {label: made.residuals[made.chosen] for label, made in ways.items()}
-    rows = ways["alone"].folds.scored
-    label = choose(loss, weights, rows)
-    made, residual = ways[label], loss[label][rows]
-    correction = joined(chosen[label].correction, made.correction) if label in chosen else made.correction
+    return adapted(learned_ways(bases, table, (options or Options()).for_kind(table.kind)))
+
+
+def adapted(ways: Ways) -> Predictor:
+    """The predictor of the way that was chosen."""
+    table, ops, options, label = ways.table, ways.ops, ways.options, ways.chosen
+    rows, made = ways.folds.scored, ways.learned[label]
+    residual = ways.loss[label][rows]
+    base = ways.bases.get(label)
+    correction = joined(base.correction, made.correction) if base else made.correction
     intervals = _own_intervals(made, residual, take(ops, rows), options.coverage)
     if table.noise is not None:
         intervals = intervals.at_least(table.noise, ops.analytical_us, classes_of(made.names, ops.matrix))
@@ -111,8 +158,8 @@ def adapt(bases: Sequence[Predictor], table: MeasurementTable, options: Options 
         **{f"test_{key}": value for key, value in summarise(residual).items()},
         "chosen": f"{label}: {made.chosen}",
         "split": made.folds.label,
-        **({"adapted_from": label} if label in chosen else {}),
-        "candidates": {key: summarise(each[rows])["median_ape"] for key, each in loss.items()},
+        **({"adapted_from": label} if base else {}),
+        "candidates": {key: summarise(each[rows])["median_ape"] for key, each in ways.loss.items()},
         "fingerprint": table.fingerprint,
         "sources": dict(table.sources),
         "stated_coverage": options.coverage,
@@ -164,11 +211,13 @@ def joined(first: Correction, second: Correction) -> Correction:
     """A correction that answers the sum of two, of which at most one interpolates. ValueError otherwise."""
     from .forest import joined as joined_forests
 
-    if first.kriging is not None and second.kriging is not None:
+    if (first.kriging is not None and second.kriging is not None) or first.lines is not None:
         raise ValueError("two interpolations cannot be joined")
     forests = [each.forest for each in (first, second) if each.forest is not None]
     forest = joined_forests(*forests) if len(forests) == 2 else next(iter(forests), None)
-    return Correction(first.features, first.offset + second.offset, forest, first.kriging or second.kriging)
+    return Correction(
+        first.features, first.offset + second.offset, forest, first.kriging or second.kriging, second.lines
+    )
 
 
 def donors_of(

@@ -7,13 +7,14 @@ all rows; ``where``, which rows are meant. See docs/importing.md for an example.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from ..devices import Device, device_of_file, is_file_name
 from ..dtypes import BITS, canonical_dtype, itemsize
 from ..loading import nearest
 from ..ops import Dim, OpKind, kind
@@ -55,7 +56,7 @@ def read(file: Path, options: ImportOptions) -> Iterator[RowBatch]:
 
 
 def load_mapping(options: ImportOptions) -> dict[str, Any]:
-    """The checked mapping: ``kind``, and ``columns``, ``constants``, ``where`` as dicts.
+    """The checked mapping: ``kind``, ``columns``, ``constants``, ``where`` as dicts, and ``devices`` of the user's own.
 
     SourceError names an unknown key or column, or one that the kind needs and nothing gives.
     """
@@ -71,10 +72,36 @@ def load_mapping(options: ImportOptions) -> dict[str, Any]:
         if not isinstance(section, dict):
             raise SourceError(f"mapping {path}: {name} must be a list of name: value")
     specs = {name: _spec(name, spec, path) for name, spec in sections["columns"].items()}
-    if options.device and "device_id" not in specs:
-        sections["constants"] = {"device_id": options.device, **sections["constants"]}
+    if options.device_id and "device_id" not in specs:
+        sections["constants"] = {"device_id": options.device_id, **sections["constants"]}
     _check_names(kind(str(values["kind"])), {**specs, **sections["constants"]}, path)
-    return {**sections, "columns": specs, "kind": str(values["kind"])}
+    own = _name_devices(specs, sections["constants"], path)
+    return {**sections, "columns": specs, "kind": str(values["kind"]), "devices": own}
+
+
+def devices(options: ImportOptions) -> list[Device]:
+    """The devices that ``device=`` or ``device_id`` of the mapping give the figures of, as files."""
+    given = [options.device] if isinstance(options.device, Device) else []
+    return [*given, *load_mapping(options)["devices"]]
+
+
+def _name_devices(specs: dict[str, dict[str, Any]], constants: dict[str, Any], mapping: Path) -> list[Device]:
+    """The devices that a mapping names by files of their figures; from now on it names them by their ids."""
+    values = specs.get("device_id", {}).get("values") or {}
+    own = _files_of_devices([constants.get("device_id"), *values.values()], mapping)
+    for section, name in [(constants, "device_id"), *((values, old) for old in values)]:
+        if str(section.get(name)) in own:
+            section[name] = own[str(section[name])].id
+    return list(own.values())
+
+
+def _files_of_devices(names: Iterable[Any], mapping: Path) -> dict[str, Device]:
+    """The devices among some names that are files: they lie beside the mapping, or where the name leads from here."""
+    found = {}
+    for name in (str(each) for each in names if is_file_name(str(each))):
+        beside = mapping.parent / name
+        found[name] = device_of_file(beside if beside.is_file() else Path(name))
+    return found
 
 
 def _spec(name: str, spec: Any, path: Path) -> dict[str, Any]:

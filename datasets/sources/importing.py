@@ -12,6 +12,7 @@ A source is a module of this folder, named in :data:`SOURCES`, with::
 ``files`` lists what to read in a fixed order (SourceError when ``path`` cannot be used); ``read`` turns one file into
 :class:`RowBatch` es of columns in the terms of the store: dims of the kind, dtypes, ``device_id``, us, bytes. Units
 and conventions are converted there and nowhere else. Rows that ``read`` cannot map it counts as :class:`Rejected`.
+A source whose settings name files of devices lists these as well (``devices(options) -> list[Device]``).
 An exception of Arrow, of the file system or a SourceError in ``read`` costs that file alone.
 
 The rest is done here, the same for all: rows that cannot be (:func:`.plausible.sift`) are kept out, rows of one
@@ -35,6 +36,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..devices import Device, known_devices, load_device
 from ..files import locked
 from ..loading import nearest
 from ..reading import UNREADABLE
@@ -120,6 +122,8 @@ def import_into(
     module = load_source(source)
     options.check(source, module.OPTIONS)
     files: list[Path] = module.files(None if path is None else Path(path).expanduser(), options)
+    for device in getattr(module, "devices", _devices)(options):
+        _keep(store, device)
     report = ImportReport(source, files=len(files))
     root = os.path.commonpath([file.parent for file in files])
     for number, file in enumerate(files):
@@ -133,6 +137,18 @@ def import_into(
     if not report.rows_written and not report.skipped:
         raise SourceError(f"nothing usable in {_where(path, files)}: {_why(report)}")
     return report
+
+
+def _devices(options: ImportOptions) -> list[Device]:
+    """The devices that came with their figures."""
+    return [options.device] if isinstance(options.device, Device) else []
+
+
+def _keep(store: Store, device: Device) -> None:
+    """Keep the figures of a device of the user's own, so that every verb knows its id from now on."""
+    if device.id in known_devices() and device != load_device(device.id):
+        raise SourceError(f"{device.id} is a device of opcast's with other figures: give yours an id of its own")
+    store.save_device(device)
 
 
 def _import_file(
@@ -152,7 +168,7 @@ def _import_file(
     run_id = f"{source}-{_fingerprint(module, file, options)}"
     for kind_name, table, problems in combined(batches, source, file):
         report.rejected += problems
-        table, problems = sift(store, kind_name, table, where)
+        table, problems = sift(store, kind_name, table, where, "device" in module.OPTIONS)
         report.rejected += problems
         table, gone = merged(kind_name, table)
         report.merged += gone
@@ -197,7 +213,7 @@ def _fingerprint(module: ModuleType, file: Path, options: ImportOptions) -> str:
     """A hash of a file's content and of what its rows' meaning depends on."""
     digest = hashlib.sha256(f"{module.VERSION}".encode())
     for name in sorted(getattr(module, "MEANING", ())):
-        value = getattr(options, name)
+        value = options.device_id if name == "device" else getattr(options, name)
         if isinstance(value, str) and Path(value).is_file():
             value = hashlib.sha256(Path(value).read_bytes()).hexdigest()
         digest.update(f"|{name}={value}".encode())

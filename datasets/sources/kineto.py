@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..device_names import cuda_device_id
-from ..devices import DeviceError, load_device
+from ..devices import DeviceError
 from ..dtypes import itemsize
 from ..loading import finite
 from ..ops import LINKS
@@ -35,6 +35,11 @@ MEANING = ("device", "link")
 KERNELS = frozenset({"kernel", "Kernel"})
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver", "Runtime"})
 OPERATORS = frozenset({"cpu_op", "Operator"})
+COPIES = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset"})
+MARKS = frozenset({"user_annotation", "gpu_user_annotation", "python_function", "overhead", "cpu_instant_event",
+                   "external_correlation", "cuda_sync", "cuda_event", "Trace"})  # fmt: skip
+"""Categories of events that are no work: what else Kineto knows (``ActivityType``) is of a device, and is not read."""
+DEVICE_CALLS = re.compile(r"^(?:cuda|hip|cu)[A-Z]\w*(?:Launch|Memcpy|Memset)|^(?:cuda|hip|cu)(?:Launch|Memcpy|Memset)")
 EPOCH_US = 1e15  # time stamps above this count from 1970, below from the trace's own start
 COLLECTIVES = {
     "allreduce": ("all_reduce", "In msg nelems"),
@@ -60,7 +65,7 @@ def read(file: Path, options: ImportOptions) -> Iterator[RowBatch]:
     events = spans(trace)
     kernels = [event for event in events if event.get("cat") in KERNELS and "correlation" in event["args"]]
     if not kernels:
-        raise SourceError(f"{file.name} has no kernels: profile with CUDA activities")
+        raise SourceError(f"{file.name} has no kernels{of_a_device(events)}: profile with CUDA activities")
     nccl = [kernel for kernel in kernels if is_collective(kernel)]
     calls = operator_calls(events, [kernel for kernel in kernels if not is_collective(kernel)])
     if not nccl and not any(call.shapes for call, _, _ in calls):
@@ -90,6 +95,25 @@ def spans(trace: Mapping[str, Any]) -> list[Event]:
     return [
         {**e, "args": e["args"] if isinstance(e.get("args"), dict) else {}, "name": str(e.get("name"))} for e in timed
     ]
+
+
+def unread(events: Iterable[Event]) -> str:
+    """How many events there are of categories that opcast does not read, by category; "" for none."""
+    known = KERNELS | LAUNCHES | OPERATORS | COPIES | MARKS
+    found = Counter(str(event["cat"]) for event in events if event.get("cat") and event["cat"] not in known)
+    return ", ".join(f"{count:,} {category}" for category, count in found.most_common())
+
+
+def of_a_device(events: Iterable[Event]) -> str:
+    """What in a profile speaks of a device, in brackets; "" for a run on a processor alone."""
+    events = list(events)
+    calls = sum(event.get("cat") in LAUNCHES and bool(DEVICE_CALLS.search(event["name"])) for event in events)
+    copies = sum(event.get("cat") in COPIES for event in events)
+    other = unread(events)
+    parts = [f"{calls:,} calls of the host that launch or copy"] if calls else []
+    parts += [f"{copies:,} copies"] if copies else []
+    parts += [f"{other}, which opcast does not read"] if other else []
+    return f" ({'; '.join(parts)})" if parts else ""
 
 
 def is_collective(kernel: Event) -> bool:
@@ -239,7 +263,7 @@ def _collective(
     if dtype is None or not isinstance(elements, int) or not isinstance(ranks, int) or elements <= 0 or ranks < 2:
         raise Unmapped(f"NCCL's {name}: size, type or group not told")
     per_node = _per_node(arguments, trace, ranks)
-    link = options.link or _link(device_id, ranks, per_node)
+    link = options.link or _link(device_id, ranks, per_node, options)
     dims = {"size_bytes": int(elements * itemsize(dtype)), "ranks": ranks, "ranks_per_node": per_node}
     return kind_name, {**dims, "link": LINKS.index(link), "dtype": dtype}
 
@@ -255,11 +279,11 @@ def _per_node(arguments: Mapping[str, Any], trace: Mapping[str, Any], ranks: int
     return max(nodes.values(), default=min(ranks, gpus))
 
 
-def _link(device_id: str, ranks: int, per_node: int) -> str:
+def _link(device_id: str, ranks: int, per_node: int, options: ImportOptions) -> str:
     if ranks > per_node:
         return "ib"
     try:
-        return "nvlink" if load_device(device_id).link_gbps > 0 else "pcie"
+        return "nvlink" if options.figures(device_id).link_gbps > 0 else "pcie"
     except DeviceError:
         return "nvlink"
 
@@ -278,7 +302,7 @@ def _device(
     name = next(iter(used)) if len(used) == 1 else ""
     if not name and not options.device:
         raise SourceError(f"{file.name} does not name one device: say device=…")
-    return {"device_id": options.device or cuda_device_id(name), "device_name": name}
+    return {"device_id": options.device_id or cuda_device_id(name), "device_name": name}
 
 
 def _measured_at(trace: Mapping[str, Any], kernels: list[Event], file: Path) -> datetime:

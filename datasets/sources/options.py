@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ..devices import Device, load_device
 from ..loading import choice
 from ..ops import LINKS
 from .tables import SourceError
@@ -15,10 +16,11 @@ from .tables import SourceError
 class ImportOptions:
     """Null or empty is not given. A source says in its ``OPTIONS`` which of these it takes, and what they mean there.
 
-    SourceError for a link that does not exist.
+    ``device`` is an id, or the figures of a device that nobody else knows: they are kept in the store. SourceError for
+    a link that does not exist.
     """
 
-    device: str | None = None
+    device: Device | str | None = None
     systems: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
     frameworks: tuple[str, ...] = ()
@@ -30,6 +32,16 @@ class ImportOptions:
     def __post_init__(self) -> None:
         if self.link is not None:
             choice(SourceError, "link", self.link, LINKS)
+
+    @property
+    def device_id(self) -> str | None:
+        """The id of the device that was given."""
+        return self.device.id if isinstance(self.device, Device) else self.device
+
+    def figures(self, device_id: str) -> Device:
+        """The figures of a device: those given, or those that ship. DeviceError for an unknown one."""
+        given = self.device
+        return given if isinstance(given, Device) and given.id == device_id else load_device(device_id)
 
     def check(self, source: str, taken: Mapping[str, Any]) -> None:
         """SourceError for an option that was given to a source which does not take it."""

@@ -13,20 +13,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..columns import group_keys, matching, numbers
+from ..device_names import cuda_device_id, unknown_name
 from ..devices import DeviceError
-from ..ops import KINDS, bus_factor
-from ..row_checks import IMPOSSIBLE, Rows, least_us, link_rate, unit_of
+from ..ops import KINDS
+from ..row_checks import IMPOSSIBLE, Rows, beyond_link, least_us, unit_of
 from ..schema import impossible_values, row_ops
 from ..store import Store
 from .tables import Rejected
 
 SMALL = 2.0  # launches: what peak rates do in this time is an op that any kernel finishes at once
 HOST_BOUND = 20.0  # launches: what such an op takes when a host dispatches it (kernels: at most 9, hosts: from 25)
-OVER_PEAK = 1.1  # of a link's rate: what rounding of sizes and of data sheets explains
 
 
-def sift(store: Store, kind_name: str, table: pa.Table, where: str) -> tuple[pa.Table, list[Rejected]]:
-    """The rows that can be, and what was wrong with the others; ``where`` names the file they are from."""
+def sift(
+    store: Store, kind_name: str, table: pa.Table, where: str, nameable: bool = False
+) -> tuple[pa.Table, list[Rejected]]:
+    """The rows that can be, and what was wrong with the others; ``where`` names the file they are from.
+
+    ``nameable``: whether a user may say which device the rows are from.
+    """
     rejected: list[Rejected] = []
     while broken := list(impossible_values(kind_name, table)):
         wrong = np.zeros(len(table), dtype=bool)
@@ -41,7 +46,8 @@ def sift(store: Store, kind_name: str, table: pa.Table, where: str) -> tuple[pa.
         try:
             rows = Rows(kind_name, device_id, part, store.known_device(device_id))
         except DeviceError as error:
-            rejected.append(Rejected(str(error), len(part), where))
+            reason = (nameable and _printed_name(part)) or str(error)
+            rejected.append(Rejected(reason, len(part), where))
             continue
         wrong = np.zeros(len(part), dtype=bool)
         for reason, found in _too_fast(rows):
@@ -54,6 +60,13 @@ def sift(store: Store, kind_name: str, table: pa.Table, where: str) -> tuple[pa.
     return pa.concat_tables(parts) if parts else table.slice(0, 0), [one for one in rejected if one.rows]
 
 
+def _printed_name(part: pa.Table) -> str:
+    """What is wrong with the name that the device of some rows gave itself; "" where their id was not made of that."""
+    names = [name for name in pc.unique(part["device_name"]).to_pylist() if name]
+    made = len(names) == 1 and cuda_device_id(names[0]) == part["device_id"][0].as_py()
+    return unknown_name(names[0]) if made else ""
+
+
 def _too_fast(rows: Rows) -> Iterator[tuple[str, np.ndarray]]:
     """Reasons why rows cannot be that fast, and which (bool [n])."""
     device = rows.device
@@ -64,10 +77,7 @@ def _too_fast(rows: Rows) -> Iterator[tuple[str, np.ndarray]]:
         least = np.maximum(least, device.launch_us)
     reason = f"{rows.kind}: latency below {IMPOSSIBLE} of what peak rates and a launch allow"
     yield reason, rows.ok & (rows.latency_us < IMPOSSIBLE * least)
-    if KINDS[rows.kind].family == "collective":
-        moved = rows.numbers("size_bytes") * np.minimum(bus_factor(rows.kind, rows.numbers("ranks")), 1.0)
-        rate = moved / rows.latency_us
-        yield f"{rows.kind}: bandwidth above the link's peak", rows.ok & (rate > OVER_PEAK * link_rate(rows, device))
+    yield f"{rows.kind}: bandwidth above the link's peak", beyond_link(rows, device)
 
 
 def _timed(rows: Rows) -> pa.Table:

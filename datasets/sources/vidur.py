@@ -166,8 +166,8 @@ def _shared(file: Path, device_id: str, backend: str) -> dict[str, Any]:
 
 def _device(file: Path, folder: str, ids: Mapping[str, str], options: ImportOptions) -> str:
     """The device that a file's place tells; SourceError when it does not."""
-    if options.device:
-        return options.device
+    if options.device_id:
+        return options.device_id
     parts = file.resolve().parts[:-1]
     after = parts[len(parts) - parts[::-1].index(folder) :] if folder in parts else parts[-1:]
     name = after[0] if after else ""

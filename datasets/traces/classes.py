@@ -22,6 +22,10 @@ HANDS_OVER = re.compile(r"c10d::|_?c10d_functional::|record_param_comms|(?:gloo|
 """Operators of a host that hand a collective over to another thread or a device, or wait for it."""
 PROCESSOR = "processor"
 """The attribute (bool) of a trace whose device is the processor that its host runs on."""
+NOTE = "note"
+"""The attribute (string) of a trace that says what its profile lacks of the device."""
+BLIND = "blind"
+"""The attribute (bool) of a trace whose profile has no kernels, though a device ran: its compute is not known."""
 COMPUTE = ("gemm", "attention", "elementwise", "other")
 COLLECTIVES = tuple(each.name.lower() for each in CollectiveKind)
 CLASSES = (*COMPUTE, "memory", "gap", "host", *COLLECTIVES, "collective", "send_recv", "metadata")
@@ -97,6 +101,16 @@ def is_network(codes: np.ndarray) -> np.ndarray:
 def on_processor(trace: ExecutionTrace) -> bool:
     """Whether a trace's device is the processor of its host (:data:`PROCESSOR`)."""
     return any(name == PROCESSOR for name, _, _ in trace.about.items(0, trace.words))
+
+
+def note_of(trace: ExecutionTrace) -> str:
+    """What a trace's profile lacks of the device (:data:`NOTE`); "" for nothing."""
+    return next((str(value) for name, _, value in trace.about.items(0, trace.words) if name == NOTE), "")
+
+
+def is_blind(trace: ExecutionTrace) -> bool:
+    """Whether a trace's profile has no kernels, though a device ran (:data:`BLIND`)."""
+    return any(name == BLIND for name, _, _ in trace.about.items(0, trace.words))
 
 
 def working(trace: ExecutionTrace, codes: np.ndarray) -> np.ndarray:

@@ -22,7 +22,7 @@ from ..ops import Op, OpError, make_op
 from ..sources.kineto import Event, kernels_of_calls
 from ..sources.kineto_ops import Unmapped, op_of
 from .builder import Attribute, TraceBuilder
-from .classes import GAP, OP, PROCESSOR, SHARE
+from .classes import BLIND, GAP, NOTE, OP, PROCESSOR, SHARE
 from .gaps import ROUNDED_US, filled
 from .matching import HostMatch, match
 from .profiles import (
@@ -53,7 +53,7 @@ THREAD_WAITS_US = 100.0  # a thread that does nothing for so long goes on from a
 class LinkReport:
     """What was linked: nodes; kernels, and those whose launch is known; host events, and those that the host trace has.
 
-    ``gap_us`` is time that no edge explains, over all threads and streams.
+    ``gap_us`` is time that no edge explains, over all threads and streams; ``note`` says what of the device is missing.
     """
 
     nodes: int
@@ -63,6 +63,7 @@ class LinkReport:
     matched: int
     edges: Mapping[str, int]
     gap_us: float
+    note: str = ""
 
 
 class _Edges:
@@ -120,7 +121,7 @@ def link(
     trace = _built(profile, events, host, lanes, timed)
     matched = sum(row in host.rows for row in range(len(profile.host))) if host else 0
     report = LinkReport(len(trace), len(profile.device), len(launcher), len(profile.host), matched, dict(found.counts),
-                        float(np.sum((timed.end - timed.start)[timed.gap])))  # fmt: skip
+                        float(np.sum((timed.end - timed.start)[timed.gap])), profile.note)  # fmt: skip
     return trace, report
 
 
@@ -224,7 +225,10 @@ def _built(
     lane_of = {row: key for key, rows in lanes.items() for row in rows}
     ops = _ops(profile)
     about: list[Attribute] = [("schema", "string", "linked"), ("source", "string", profile.path.name)]
-    if not any(event.get("cat") in ON_DEVICE and not is_collective(event) for event in events):
+    about += [(NOTE, "string", profile.note)] if profile.note else []
+    if profile.blind:
+        about.append((BLIND, "bool", True))
+    elif not any(event.get("cat") in ON_DEVICE and not is_collective(event) for event in events):
         about.append((PROCESSOR, "bool", True))
     builder = TraceBuilder([*about, *([("rank", "int32", profile.rank)] if profile.rank is not None else [])])
     parents: list[list[int]] = [[] for _ in timed.row]

@@ -18,6 +18,7 @@ from typing import Any
 from ..dtypes import itemsize
 from ..ops import Op, OpError, make_op
 from ..sources.kineto import (
+    COPIES,
     KERNELS,
     LAUNCHES,
     NCCL_TYPES,
@@ -26,13 +27,14 @@ from ..sources.kineto import (
     call_of,
     is_collective,
     load,
+    of_a_device,
     spans,
+    unread,
 )
 from ..sources.kineto_ops import Unmapped, op_of
 from ..sources.tables import SourceError
 from .schema import CollectiveKind, TraceFileError
 
-COPIES = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset"})
 ON_DEVICE = KERNELS | COPIES
 ON_HOST = OPERATORS | LAUNCHES
 WAITS = re.compile(r"(?:cuda|hip)(?:Stream|Device|Event)Synchronize|(?:cuda|hip)Memcpy$|cuStreamSynchronize")
@@ -58,7 +60,8 @@ _KINDS = {
 @dataclass(frozen=True)
 class Profile:
     """The events of one rank. Times are microseconds of the file's own clock; ``steps`` are begin and end of each step
-    that the program marked (``ProfilerStep#N``, or what :func:`opcast.harness.collecting.collect` gives)."""
+    that the program marked (``ProfilerStep#N``, or what :func:`opcast.harness.collecting.collect` gives). ``note`` says
+    what of the device is missing; ``blind`` that it has no kernels at all, though a device ran."""
 
     path: Path
     rank: int | None
@@ -66,6 +69,8 @@ class Profile:
     device: Sequence[Event]
     groups: Mapping[str, tuple[int, ...]]
     steps: Sequence[tuple[float, float]] = ()
+    note: str = ""
+    blind: bool = False
 
     @property
     def begin_us(self) -> float:
@@ -82,16 +87,21 @@ def read_profile(path: Path) -> Profile:
     events = spans(trace)
     device = [event for event in events if event.get("cat") in ON_DEVICE]
     host = [event for event in events if event.get("cat") in ON_HOST]
-    if not any(event.get("cat") in KERNELS for event in device):
+    kernels, other = any(event.get("cat") in KERNELS for event in device), unread(events)
+    seen = "" if kernels else of_a_device(events)
+    note = f"no kernels were recorded{seen}: what the device did is not known" if seen else ""
+    note = note or (f"opcast does not read {other} of it" if other else "")
+    if not kernels and not seen:
         host, own = _on_processor(host, events)
         device += own
     if not host and not device:
-        raise TraceFileError(f"{path} holds neither operators nor kernels: it is no profile of a run")
+        why = f" ({note})" if note else ""
+        raise TraceFileError(f"{path} holds neither operators nor kernels: it is no profile of a run{why}")
     about = trace.get("distributedInfo")
     about = about if isinstance(about, dict) else {}
     rank = about.get("rank")
     return Profile(path, rank if isinstance(rank, int) and rank >= 0 else None, host, device, _groups(about, device),
-                   _steps(events, host))  # fmt: skip
+                   _steps(events, host), note, bool(seen))  # fmt: skip
 
 
 # --- runs on a processor ---------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...datasets.traces.classes import CLASSES, classes, is_network, working
+from ...datasets.traces.classes import CLASSES, classes, is_blind, is_network, note_of, working
 from ...datasets.traces.gaps import ROUNDED_US
 from ...datasets.traces.groups import JoinedCall, RankedTraces, joined_calls
 from ...datasets.traces.table import ExecutionTrace
@@ -42,7 +42,8 @@ class RankAccount:
     """The time of a rank: ``compute_us``, ``exposed_us`` (communication alone) and ``idle_us`` add up to ``total_us``.
 
     ``communication_us`` is all time with communication. ``parents`` are the mean and the most data parents of a node,
-    ``parents_cdf`` how many nodes have at :data:`CDF_SHARES`, fewest first.
+    ``parents_cdf`` how many nodes have at :data:`CDF_SHARES`, fewest first. ``note`` says what its profile lacks;
+    ``blind`` that compute and idle time are not known, as no kernels were recorded.
     """
 
     rank: int
@@ -55,6 +56,8 @@ class RankAccount:
     parents: tuple[float, int]
     classes: tuple[ClassShare, ...]
     parents_cdf: tuple[float, ...] = ()
+    note: str = ""
+    blind: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ def account(trace: ExecutionTrace, rank: int, start: np.ndarray, end: np.ndarray
     return RankAccount(rank, len(trace), total, compute, covered_us(start[network], end[network]), both - compute,
                        total - both, (float(parents.mean()) if len(parents) else 0.0, int(parents.max(initial=0))),
                        tuple(sorted(shares, key=lambda share: -share.total_us)),
-                       _curve(parents))  # fmt: skip
+                       _curve(parents), note_of(trace), is_blind(trace))  # fmt: skip
 
 
 def _curve(values: np.ndarray) -> tuple[float, ...]:

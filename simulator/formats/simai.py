@@ -72,6 +72,12 @@ def read_workload(text: str) -> SimaiWorkload:
     count = _whole(lines[1][0], "the number of layers", lines[1][1].strip())
     if len(lines) - 2 != count:
         raise FormatError(f"line {lines[1][0]} promises {count} layers, {len(lines) - 2} follow")
+    if "all_gpus" not in figures:  # files of ASTRA-sim's first version have none
+        needed = figures.get("model_parallel_NPU_group", 1) * figures.get("pp", 1)
+        raise FormatError(
+            f"line {lines[0][0]} lacks all_gpus, the number of GPUs that the workload is for: add all_gpus: N, "
+            f"a multiple of {needed}"
+        )
     degrees = {mine: figures.pop(theirs, 1) for theirs, mine in HEADER.items()}
     for theirs, mine in HEADER.items():
         if degrees[mine] < 1:

@@ -49,11 +49,12 @@ def _ranks(accounts: Sequence[RankAccount]) -> PageSection:
     bars = []
     for each in accounts[:SHOWN]:
         whole = each.total_us or 1.0
-        values = (each.compute_us, each.exposed_us, each.idle_us)
+        values = (0.0, 0.0, 0.0) if each.blind else (each.compute_us, each.exposed_us, each.idle_us)
         pieces = [Piece(part, units.duration(us), us / whole, colour)
                   for (part, colour), us in zip(PARTS, values, strict=True) if us > 0]  # fmt: skip
         bars.append(StackedBar(f"rank {each.rank}: {units.duration(each.total_us)}", tuple(pieces)))
     text = "Time in which a rank's device computes, in which it only communicates, and in which it does neither."
+    text += "".join(f" Rank {each.rank}: {each.note}." for each in accounts[:SHOWN] if each.note)
     return PageSection("ranks", "Ranks", text, tuple(bars))
 
 

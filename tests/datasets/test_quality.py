@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from opcast.datasets.devices import load_device
+from opcast.datasets.link_limits import crossing_bytes, fabric_gbps
 from opcast.datasets.ops import KINDS, Op, cost_columns, make_op
 from opcast.datasets.quality import Finding, check, summary
 from opcast.datasets.schema import Measurement, schema_for, table_from
@@ -273,7 +274,8 @@ def test_rows_faster_than_the_hardware_are_errors(clean: Store) -> None:
         (make_op("gemm", m=4096, n=4096, k=4096, dtype="fp32"), 400.0, "warm", False),  # fp32 through TF32 units
         (make_op("all_reduce", size_bytes=1 << 30, ranks=8), 800.0, "warm", True),  # 2.3 TB/s over NVLink
         (make_op("all_reduce", size_bytes=1 << 30, ranks=8), 4000.0, "warm", False),
-        (make_op("all_reduce", size_bytes=1 << 30, ranks=16, link="ib"), 800.0, "warm", False),  # unknown NIC
+        (make_op("all_reduce", size_bytes=1 << 30, ranks=16, link="ib"), 800.0, "warm", True),  # 1.3 TB/s out of a node
+        (make_op("all_reduce", size_bytes=1 << 30, ranks=16, link="ib"), 2700.0, "warm", False),  # 398 of 400 GB/s
         (make_op("host_overhead", calls=1), 0.001, "warm", False),
     ],
 )
@@ -377,3 +379,52 @@ def test_a_large_store_is_checked_whole(store: Store) -> None:
     rows = summary(store)
     assert rows[0].rows == 100_000
     assert all("repeat an op" in finding.what for finding in found)
+
+
+def test_rows_that_outrun_their_link_are_told(store: Store) -> None:
+    """375 GB/s out of one V100, whose slot carries 16: two processes that knew nothing of each other."""
+    for us, device_id in ((3.49e3, "v100_sxm_16gb"), (105e3, "v100_sxm_16gb"), (3.49e3, "b200_sxm")):
+        op = make_op("all_reduce", size_bytes=1310720000, ranks=2, ranks_per_node=1, link="roce", dtype="fp32")
+        row = Measurement(op=op, device_id=device_id, run_id=f"r{us:.0f}", measured_at=NOW, latency_us=us)
+        store.write([row], row.run_id)
+    beyond = {finding.where: finding.what for finding in check(store) if finding.severity == "error"}
+    assert set(beyond) == {"all_reduce on v100_sxm_16gb", "all_reduce on b200_sxm"}
+    assert "1 rows move bytes faster than their link" in beyond["all_reduce on v100_sxm_16gb"]
+    assert "23.5 x" in beyond["all_reduce on v100_sxm_16gb"]
+    assert "5.87 x" in beyond["all_reduce on b200_sxm"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dims", "crossing"),
+    [  # of two nodes of eight: what node 0 must send to node 1
+        ("all_reduce", {"size_bytes": 1600}, 1600),
+        ("all_gather", {"size_bytes": 1600}, 800),
+        ("all_to_all", {"size_bytes": 1600}, 8 * 800),
+        ("send_recv", {"size_bytes": 1600}, 1600),
+        ("ep_dispatch", {"tokens": 10, "hidden": 100, "topk": 8, "experts": 64, "mode": 1}, 8 * 10 * 100 * 2 * 8 * 0.5),
+        ("ep_dispatch", {"tokens": 10, "hidden": 100, "topk": 1, "experts": 64}, 8 * 10 * 100 * 2 * 0.5),
+        # a token of eight experts has one on the other node but for 1 in 256, and goes there once
+        ("ep_dispatch", {"tokens": 10, "hidden": 100, "topk": 8, "experts": 64}, 8 * 10 * 100 * 2 * (1 - 0.5**8)),
+    ],
+)
+def test_what_must_leave_a_node(kind: str, dims: dict[str, int], crossing: float) -> None:
+    op = make_op(kind, **dims, ranks=16, ranks_per_node=8, link="ib", dtype="bf16")
+    columns = {name: np.array([getattr(op, name)]) for name in KINDS[kind].names}
+    sent = cost_columns(kind, columns, "bf16").read_bytes
+    assert crossing_bytes(kind, sent, columns) == pytest.approx([crossing])
+    alone = {**columns, "ranks": np.array([8])}
+    assert crossing_bytes(kind, cost_columns(kind, alone, "bf16").read_bytes, alone) == pytest.approx([0.0])
+
+
+@pytest.mark.parametrize(
+    ("device_id", "ranks_per_node", "gbps"),
+    [
+        ("h100_sxm", 8, 400.0),  # eight NICs of 400 Gb/s
+        ("h100_sxm", 1, 64.0),  # one slot of PCIe 5.0
+        ("a100_sxm_40gb", 8, 200.0),  # DGX A100, though the only node with this device that ships has half of that
+        ("v100_sxm", 16, 100.0),  # DGX-2: twice the GPUs and NICs of a DGX-1
+        ("l40s", 4, 128.0),  # four slots of PCIe 4.0
+    ],
+)
+def test_how_fast_a_node_sends_at_most(device_id: str, ranks_per_node: int, gbps: float) -> None:
+    assert fabric_gbps(load_device(device_id), ranks_per_node) == pytest.approx(gbps)

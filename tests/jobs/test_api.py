@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 
 import opcast
-from opcast.datasets.clusters import load_cluster
+from opcast.datasets.clusters import ClusterError, load_cluster
+from opcast.datasets.devices import DeviceError
 from opcast.datasets.ops import make_op
 from opcast.datasets.schema import Measurement
 from opcast.datasets.store import Store
@@ -50,6 +52,23 @@ def test_devices_folders_and_options_are_told_apart(tmp_path: Path) -> None:
     assert opcast.predict("gemm", "l4", home=tmp_path, cache="cold", **SHAPE).latency_us >= base.latency_us
     assert opcast.predict("gemm", "l4", home=tmp_path, engines=["analytical"], **SHAPE).engine == "analytical"
     assert opcast.predict("gemm", "h100_sxm", home=tmp_path, **SHAPE).latency_us < base.latency_us
+
+
+def test_files_of_figures_name_devices_and_clusters(tmp_path: Path) -> None:
+    device = replace(opcast.load_device("l4"), id="my_gpu", name="My GPU", memory_gbps=600.0)
+    cluster = replace(load_cluster("pcie_4xl40s"), id="mine", device="my_gpu", nodes=2)
+    for name, figures in (("my_gpu.yaml", device), ("mine.yaml", cluster)):
+        (tmp_path / name).write_text(json.dumps(figures.to_dict()))
+    files = {"device": str(tmp_path / "my_gpu.yaml"), "cluster": str(tmp_path / "mine.yaml")}
+    own: dict[str, Any] = {"device": device, "cluster": cluster}
+    asked = {"size_bytes": "64MiB", "ranks": 8, "ranks_per_node": 4, "link": "roce", "home": tmp_path}
+    assert opcast.predict("all_reduce", **files, **asked) == opcast.predict("all_reduce", **own, **asked)
+    step = {"seq_len": 64, "global_batch": 8, "dp": 8, "home": tmp_path}
+    assert opcast.simulate(TINY, **files, **step).step_time_s == opcast.simulate(TINY, **own, **step).step_time_s
+    with pytest.raises(DeviceError, match=r"none\.yaml: there is no such file"):
+        opcast.predict("gemm", str(tmp_path / "none.yaml"), home=tmp_path, **SHAPE)
+    with pytest.raises(ClusterError, match=r"my_gpu\.yaml: there is no such file"):
+        opcast.simulate(TINY, cluster="my_gpu.yaml")
 
 
 TINY = {

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from opcast.datasets.devices import load_device
 from opcast.datasets.sources.importing import SOURCES, load_source
 from opcast.datasets.store import Store
 from opcast.jobs.cli import compose, main
@@ -80,7 +81,7 @@ def test_words_say_what_was_kept_out_and_again_adds_nothing(tables: Path, capsys
         (["aiconfigurator", "path={tables}", "systems=[h101]"], "no table for systems=h101; there are h100_sxm"),
         (["aiconfigurator", "path={tables}", "device=h100_sxm"], "takes no device=…"),
         (["aiconfigurator", "path={tables}/h100_sxm__gemm__torch__2.0.parquet"], "nothing usable in 1 files"),
-        (["aiconfigurator", "path={tables}", "device=h101"], "device=h101 does not exist"),
+        (["aiconfigurator", "path={tables}", "device=h101"], "unknown device 'h101'; did you mean h100"),
         (["aiconfigurator", "path={tables}", "format=xml"], "choose text or json"),
     ],
 )
@@ -95,10 +96,66 @@ def test_bad_input_is_one_line(
     assert not printed.out
 
 
-def test_every_option_of_every_source_is_a_setting() -> None:
-    settings = options(compose("import", ["source=csv", "device=a40"]))
+def test_every_option_of_every_source_is_a_setting(tmp_path: Path) -> None:
+    settings = options(compose("import", ["source=csv", "device=a40"]), Store(tmp_path))
     assert set(settings) == {name for source in SOURCES for name in load_source(source).OPTIONS}
 
 
-def test_a_device_is_given_by_its_name() -> None:
-    assert options(compose("import", ["source=vidur", "device=a40"]))["device"] == "a40"
+def test_a_device_is_given_by_its_name(tmp_path: Path) -> None:
+    assert options(compose("import", ["source=vidur", "device=a40"]), Store(tmp_path))["device"] == "a40"
+
+
+# --- a device of one's own -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the file of a device, rows measured on it, and mappings; it is the working directory."""
+    figures = {**load_device("a40").to_dict(), "id": "my_gpu", "name": "My GPU"}
+    (tmp_path / "my_gpu.yaml").write_text(json.dumps(figures))
+    (tmp_path / "gemm.csv").write_text("m,n,k,us\n" + "".join(f"{m},1024,1024,{m / 20}\n" for m in (1024, 2048, 4096)))
+    columns = "kind: gemm\ncolumns: {m: m, n: n, k: k, latency_us: {column: us, unit: us}}\n"
+    (tmp_path / "plain.yaml").write_text(columns + "constants: {dtype: bf16}\n")
+    (tmp_path / "named.yaml").write_text(columns + "constants: {dtype: bf16, device_id: my_gpu.yaml}\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "given", [["mapping=plain.yaml", "device=my_gpu.yaml"], ["mapping=named.yaml"]], ids=["setting", "mapping"]
+)
+def test_a_file_of_figures_names_a_device(own: Path, given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The rows are checked by its figures, and every verb knows the device from then on."""
+    assert main(["import", "source=csv", "path=gemm.csv", *given, "store=store", "format=json"]) == 0
+    assert json.loads(capsys.readouterr().out)["by_kind_and_device"] == [
+        {"kind": "gemm", "device": "my_gpu", "rows": 3}
+    ]
+    for device in ("my_gpu.yaml", "my_gpu"):
+        asked = ["predict", "op=gemm", "op.m=2048", "op.n=1024", "op.k=1024", f"device={device}"]
+        assert main([*asked, "store=store", "format=json"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert (answer["latency_us"], answer["engine"]) == (102.4, "measured")
+
+
+def test_figures_of_a_file_bound_what_is_taken(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (own / "gemm.csv").write_text("m,n,k,us\n8192,8192,8192,10\n")  # 110 PFLOP/s
+    assert main(["import", "source=csv", "path=gemm.csv", "mapping=named.yaml", "store=store"]) == 2
+    assert "peak rates" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ({}, "lacks"),
+        ({"id": "a40", "tdp_w": 1.0}, "a40 is a device of opcast's with other figures: give yours an id of its own"),
+    ],
+)
+def test_figures_that_cannot_be_kept_are_refused(
+    own: Path, file: dict[str, Any], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (own / "my_gpu.yaml").write_text(json.dumps(file and {**load_device("a40").to_dict(), **file}))
+    given = ["source=csv", "path=gemm.csv", "mapping=plain.yaml", "store=store", "device=my_gpu.yaml"]
+    assert main(["import", *given]) == 2
+    printed = capsys.readouterr()
+    assert says in printed.err
+    assert printed.err.count("\n") == 1

@@ -123,7 +123,7 @@ def test_a_row_that_fails_leaves_the_others_answered(
         (["truth={ops}", "limit=0"], "at least 1"),
         (["truth={ops}", "rival=nobody"], "choose from table, aiconfigurator"),
         (["truth={ops}", "device.memory_gb=3"], "no figure 'memory_gb'"),
-        (["truth={ops}", "device=h100_sx"], "does not exist"),
+        (["truth={ops}", "device=h100_sx"], "unknown device 'h100_sx'; did you mean h100_sxm"),
         (["truth={ops}", "format=xml"], "choose text or json"),
     ],
 )

@@ -84,6 +84,22 @@ def test_the_registered_model_answers_by_its_device_alias_without_pickle(
     assert model.predict(ops)["latency_us"].tolist() == expected.latency_us.tolist()
 
 
+def test_the_registered_model_says_what_it_takes(tracked: Tracked, uri: str) -> None:
+    import pandas
+
+    mlflow.set_tracking_uri(uri)
+    found = mlflow.models.get_model_info("models:/opcast-gemm@cpu_two_threads")
+    assert found.signature is not None
+    assert found.signature.inputs.required_input_names() == ["m", "n", "k"]
+    assert found.signature.outputs.input_names() == ["latency_us", "low_us", "high_us", "in_envelope"]
+    model = mlflow.pyfunc.load_model("models:/opcast-gemm@cpu_two_threads")
+    answers = model.predict(model.input_example)
+    assert (answers["latency_us"] > 0).all()
+    ops = pandas.DataFrame({"m": [64], "n": [2048], "k": [1024], "dtype": ["fp32"]})
+    named, numbered = (model.predict(ops.assign(layout=[layout])) for layout in ("nt", 1))
+    assert named["latency_us"].tolist() == numbered["latency_us"].tolist()
+
+
 def test_training_again_moves_the_alias(trained: Trained, client: mlflow.MlflowClient, uri: str) -> None:
     (again,) = log([trained], uri)
     assert str(client.get_model_version_by_alias("opcast-gemm", "cpu_two_threads").version) == again.version

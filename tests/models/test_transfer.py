@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -238,11 +239,23 @@ def test_pools_are_registered_for_any_device_by_framework(store: Memory, fast: O
         train_pooled(store, registry, ["copy"], fast)
 
 
-def test_training_on_few_rows_starts_from_a_pool_that_never_saw_the_device(fast: Options, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def pooled(fast: Options, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A registry with the pool of all devices but the newest."""
     others = Memory({name: measured(device) for name, device in DEVICES.items() if name != "newest"})
+    folder = tmp_path_factory.mktemp("pooled")
+    train_pooled(others, Registry(folder), options=fast)
+    return folder
+
+
+@pytest.fixture
+def registry(pooled: Path, tmp_path: Path) -> Registry:
+    """A copy of that registry."""
+    return Registry(shutil.copytree(pooled, tmp_path / "registry"))
+
+
+def test_training_on_few_rows_starts_from_a_pool_that_never_saw_the_device(fast: Options, registry: Registry) -> None:
     few = Memory({"newest": measured(DEVICES["newest"], 40, level=1.3)})
-    registry = Registry(tmp_path)
-    train_pooled(others, registry, options=fast)
     found = train(few, "newest", options=fast, registry=registry)["gemm"]
     assert found["adapted_from"].startswith("gemm@lib/any")
     alone = train(few, "newest", options=fast)["gemm"]
@@ -252,6 +265,49 @@ def test_training_on_few_rows_starts_from_a_pool_that_never_saw_the_device(fast:
     asked = tables("gemm", measured(DEVICES["newest"], 200, seed=5, level=1.3), DEVICES["newest"])[0]
     answer = made.predict_frame(asked.frame())
     assert summarise(np.log(asked.latency_us / answer.latency_us))["median_ape"] < 8.0
+
+
+@pytest.mark.parametrize("evaluations", [("groups",), ("random", "extrapolate")])
+def test_scores_are_those_of_what_is_registered(
+    fast: Options, registry: Registry, evaluations: tuple[str, ...]
+) -> None:
+    """Another device corrected by few rows is told and scored as that, in the table, the progress and the card."""
+    few = Memory({"newest": measured(DEVICES["newest"], 60, level=1.3)})
+    said: list[str] = []
+    chosen = dataclasses.replace(fast, evaluations=evaluations)
+    alone = train(few, "newest", options=chosen)["gemm"]
+    found = train(few, "newest", options=chosen, registry=registry, progress=said.append)["gemm"]
+    made = registry.find("gemm", "newest")
+    assert made is not None
+    main = found["evaluations"][evaluations[0]]
+    for name in ("median_ape", "mean_ape", "p90_ape"):
+        assert found[f"test_{name}"] == main[name] == made.card[f"test_{name}"] != alone[f"test_{name}"]
+    assert (found["coverage"], found["split"]) == (main["coverage"], main["split"])
+    assert f"{found['chosen']}: median error {found['test_median_ape']:.1f} % held out" in said[-1]
+    asked = tables("gemm", measured(DEVICES["newest"], 300, seed=5, level=1.3), DEVICES["newest"])[0]
+    if evaluations == ("groups",):
+        assert errors(made, asked)["median_ape"] == pytest.approx(found["test_median_ape"], rel=0.5)
+
+
+def test_a_named_algorithm_is_the_one_that_learns(fast: Options, registry: Registry) -> None:
+    few = Memory({"newest": measured(DEVICES["newest"], 90, level=1.3)})
+    files = set()
+    for name in ("random_forest", "lightgbm"):
+        found = train(few, "newest", options=dataclasses.replace(fast, candidates=(name,)), registry=registry)["gemm"]
+        assert found["chosen"].endswith(name)
+        assert "why_not" not in found
+        files |= {load(each.path).model_bytes() for each in registry.list() if each.device_id == "newest"}
+    assert len(files) == 2
+
+
+def test_a_named_algorithm_that_cannot_learn_a_table_says_why(fast: Options, tmp_path: Path) -> None:
+    few = Memory({"newest": measured(DEVICES["newest"], 12, level=1.3)})
+    options, said = dataclasses.replace(fast, candidates=("random_forest",)), list[str]()
+    found = train(few, "newest", options=options, registry=Registry(tmp_path), progress=said.append)["gemm"]
+    assert found["chosen"].endswith("calibrated")
+    why = "random_forest takes 30 to 5,000 rows, not 12 (predictor.random_forest.min_rows, max_rows)"
+    assert found["why_not"] == why
+    assert said[-1].endswith(why)
 
 
 def test_a_pool_that_saw_the_device_is_not_compared_on_its_rows(store: Memory, fast: Options, tmp_path: Path) -> None:

@@ -186,6 +186,65 @@ def test_what_is_no_profile_is_one_line(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().err.count("\n") == 3
 
 
+def event(category: str, name: str, at_us: float, us: float, **arguments: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": at_us, "dur": us, "args": arguments}
+
+
+LAUNCHES = [event("cuda_runtime", "cudaLaunchKernel", 10.0 * i, 9.0, correlation=i) for i in range(4)]
+COUNTERS = [event("cuda_profiler_range", "kernel_name_0", 10.0 * i, 5.0, smsp__inst_executed=9) for i in range(4)]
+OPERATORS = [event("cpu_op", "aten::mm", 10.0 * i, 9.0) for i in range(4)]
+CCP = [event("mtia_ccp_events", "FC", 10.0 * i, 5.0) for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("events", "says"),
+    [
+        (LAUNCHES + COUNTERS, "4 calls of the host that launch or copy; 4 cuda_profiler_range, which opcast does not"),
+        (OPERATORS + CCP, "3 mtia_ccp_events, which opcast does not read"),
+        ([*OPERATORS, event("gpu_memcpy", "Memcpy HtoD", 5.0, 1.0, stream=7)], "1 copies"),
+    ],
+)
+def test_a_profile_without_kernels_of_a_device_says_so(
+    events: list[dict[str, Any]], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Host time is not shown as compute, in text, JSON, page and linked traces."""
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    assert main(["trace", "link", f"path={path}", f"output={tmp_path / 'linked'}"]) == 0
+    assert f"no kernels were recorded ({says}" in capsys.readouterr().err
+    for given_path in (path, tmp_path / "linked"):
+        page = tmp_path / "page.html"
+        assert main(["trace", "analyse", f"path={given_path}", "format=json", f"report={page}"]) == 0
+        (rank,) = json.loads(capsys.readouterr().out)["by_rank"]
+        assert rank["blind"]
+        assert f"no kernels were recorded ({says}" in rank["note"]
+        assert rank["compute_us"] <= 1.0  # the copy
+        assert says.partition(",")[0] in page.read_text()
+        assert main(["trace", "analyse", f"path={given_path}"]) == 0
+        assert capsys.readouterr().out.count("not recorded") == 3
+    explained = ["trace", "explain", f"predicted={tmp_path / 'linked'}", f"measured={path}"]
+    assert main(explained) == 2
+    assert "no kernels were recorded" in capsys.readouterr().err
+
+
+def test_categories_that_are_not_read_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kernels = [event("kernel", "gemm", 10.0 * i + 9, 5.0, correlation=i, stream=7, device=0) for i in range(4)]
+    (tmp_path / "p.json").write_text(json.dumps({"traceEvents": LAUNCHES + kernels + CCP}))
+    assert main(["trace", "analyse", f"path={tmp_path / 'p.json'}", "format=json"]) == 0
+    (rank,) = json.loads(capsys.readouterr().out)["by_rank"]
+    assert (rank["note"], rank["blind"]) == ("opcast does not read 3 mtia_ccp_events of it", False)
+    assert rank["compute_us"] == pytest.approx(20.0)
+
+
+def test_a_run_on_a_processor_needs_no_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    beside = [event("cuda_runtime", "cudaGetDeviceCount", 1.0, 1.0), event("python_function", "train", 0.0, 40.0)]
+    (tmp_path / "p.json").write_text(json.dumps({"traceEvents": OPERATORS + beside}))
+    assert main(["trace", "analyse", f"path={tmp_path / 'p.json'}", "format=json"]) == 0
+    (rank,) = json.loads(capsys.readouterr().out)["by_rank"]
+    assert (rank["note"], rank["blind"]) == ("", False)
+    assert rank["compute_us"] > 30.0
+
+
 def test_gaps_are_no_work() -> None:
     host = [
         {"cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": at, "dur": 1.0, "args": {}} for at in (0.0, 9.0)

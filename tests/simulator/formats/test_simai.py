@@ -118,6 +118,7 @@ def test_a_workload_takes_its_compute_and_its_collectives() -> None:
         (TEXT.replace("ALLGATHER", "GOSSIP"), "line 3: 'GOSSIP' is not one of ALLREDUCE, ALLGATHER"),
         (TEXT.replace("\t5000", "\tmany"), "line 3: .*many"),
         (TEXT.replace("\t100\n", "\n"), "line 3 has 11 fields, not 12"),
+        (TEXT.replace("all_gpus: 16", ""), "line 1 lacks all_gpus, .* add all_gpus: N, a multiple of 4"),
         (TEXT.replace("all_gpus: 16", "all_gpus: x"), "line 1: all_gpus is 'x', which is no whole number"),
         (TEXT.replace("all_gpus: 16", "all_gpus: 0"), "line 1: all_gpus: 0 must be at least 1"),
         (TEXT.replace("pp_comm 1024", "pp_comm"), "line 1: pp_comm is 'nothing'"),

@@ -1,0 +1,99 @@
+"""A device with few rows: answered as other devices are and corrected by them where that is better, and its scores.
+
+What is registered is scored as any other predictor (:mod:`.evaluation`): by answers to rows that neither fitted it nor
+chose the way, whatever way was chosen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .evaluation import ALIKE, CrossFit, cross_fit, report
+from .intervals import classes_of
+from .learning import fold_count
+from .predictor import Predictor
+from .registry import Registry
+from .splits import Split, splits
+from .table import take
+from .transfer import ALONE, Ways, adapted, bases_of, learned_ways
+
+if TYPE_CHECKING:
+    from .training import TrainingOutcome
+
+FEW_ROWS = 1000  # up to which a model over devices may know more than a table does
+
+
+def mended(outcome: TrainingOutcome, registries: Sequence[Registry]) -> TrainingOutcome:
+    """The outcome of few rows as it was, or of another device's predictor that these rows correct.
+
+    All ways are compared on the same held-out groups, so a model that has seen rows of this device is left out.
+    """
+    table = outcome.table
+    if len(table) > FEW_ROWS or table.device.synchronous or not (bases := bases_of(registries, table)):
+        return outcome
+    ways = learned_ways(bases, table, outcome.options)
+    if ways.chosen == ALONE:
+        return outcome
+    reports, crossed = _evaluations(bases, ways)
+    main = next(name for name in [*outcome.result["evaluations"], "groups"] if name in crossed)
+    made, chief = adapted(ways), reports[main]
+    told: dict[str, Any] = {name: made.card[name] for name in ("adapted_from", "candidates", "chosen")}
+    told |= {f"test_{name}": chief[name] for name in ("median_ape", "mean_ape", "p90_ape", "max_ape", "bias")}
+    told |= {name: chief[name] for name in ("coverage", "interval_width", "split")}
+    told["evaluations"] = {**outcome.result["evaluations"], **reports}
+    predictor = dataclasses.replace(made, card={**outcome.predictor.card, **made.card, **told})
+    return dataclasses.replace(
+        outcome,
+        predictor=predictor,
+        result={**outcome.result, **told},
+        held_out=crossed[main].rows,
+        held_out_us=table.latency_us[crossed[main].rows] / np.exp(crossed[main].residual),
+    )
+
+
+def _evaluations(bases: Sequence[Predictor], ways: Ways) -> tuple[dict[str, dict[str, Any]], dict[str, CrossFit]]:
+    """Reports by name, and the answers behind them, of the modes asked for; by groups where none of them can be."""
+    table, options = ways.table, ways.options
+    found: dict[str, tuple[Split, CrossFit]] = {}
+    reports: dict[str, dict[str, Any]] = {}
+    for mode in options.evaluations:
+        if mode == "groups":
+            found[mode] = ways.folds, _alike(ways)
+        elif mode != "device":  # needs other devices' tables: the store's affair
+            made, why = splits(table.kind, mode, table.columns, fold_count(len(table), options), options.seed)
+            reports |= {} if made else {mode: {"error": why}}
+            for name, folds in made.items():
+                again = learned_ways(bases, table, options, folds) if mode in ALIKE else None
+                found[name] = folds, _alike(again) if again else _unlike(bases, ways, folds)
+    if not found:
+        found["groups"] = ways.folds, _alike(ways)
+    for name, (folds, crossed) in found.items():
+        reports[name] = report(table, ways.ops, folds, crossed, options.seed)
+    return reports, {name: crossed for name, (_, crossed) in found.items()}
+
+
+def _alike(ways: Ways) -> CrossFit:
+    """Each fold answered by the way that did best on the others, with the interval calibrated on these."""
+    classes = classes_of(ways.names, ways.ops.matrix)
+    coverage = ways.options.coverage
+    return cross_fit(ways.loss, ways.ops.analytical_us, classes, ways.weights, ways.folds, coverage, grouped=False)
+
+
+def _unlike(bases: Sequence[Predictor], ways: Ways, folds: Split) -> CrossFit:
+    """Each fold answered by the whole procedure on the other rows."""
+    count = len(ways.table)
+    residual, width, chosen = np.full(count, np.nan), np.full(count, np.nan), []
+    for index in range(folds.count):
+        seen, unseen = folds.held_out(index)
+        made = learned_ways(bases, ways.table.take(seen), ways.options)
+        answer = adapted(made).predict_frame(take(ways.ops, unseen))
+        residual[unseen] = np.log(ways.table.latency_us[unseen] / answer.latency_us)
+        width[unseen] = np.log(answer.high_us / answer.latency_us)
+        chosen.append(made.chosen)
+    rows = folds.scored
+    residual, width = residual[rows], width[rows]
+    return CrossFit(rows, residual, np.abs(residual) <= width, width, tuple(chosen))
