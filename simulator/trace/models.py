@@ -33,6 +33,13 @@ SIZES = (  # settings of a configuration that are whole numbers of at least 1
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("head_dim", "vocab_size", "max_position_embeddings", "n_embd", "n_head", "n_layer", "n_positions", "d_model"),
 )
+OF_A_CHECKPOINT = (  # settings that say where weights, code and words came from: no shape hangs on them, nobody reads them
+    *("_name_or_path", "name_or_path", "base_model_name_or_path", "_commit_hash", "transformers_version"),
+    *("auto_map", "custom_pipelines", "trust_remote_code", "task_specific_params", "license", "license_link"),
+)
+DTYPE_NAMES = re.compile(r"auto|half|float|double|bool|(b?float|u?int|complex)\d+(_\w+)?")
+DTYPE_SETTINGS = ("dtype", "torch_dtype", "router_dtype")  # what transformers looks up as an attribute of torch
+DEEPEST = 20  # mappings and lists of a configuration within each other
 MOST_LAYERS = 1000
 MOST_EXPERTS = 4096
 LARGEST_SIZE = 2**31 - 1
@@ -124,8 +131,29 @@ def _from_config(name: str, config: Mapping[str, Any]) -> Source:
     if not config.get("model_type"):
         raise TraceError(f"model {name}: the configuration has no model_type, so transformers cannot know its class")
     _check_sizes(name, config)
-    kept = {key: value for key, value in config.items() if key not in ("name", "quantization_config", "auto_map")}
+    given = {key: value for key, value in config.items() if key not in ("name", "quantization_config")}
+    kept = _shaping(name, given, "model.config")
     return Source(name, kept, None, "config:" + digest(kept), config.get("quantization_config"))
+
+
+def _shaping(name: str, value: Any, setting: str, depth: int = 0) -> Any:
+    """A configuration without what only says where a checkpoint came from, in the parts of it too.
+
+    TraceError for what Python or torch would take for one of their own names, and for what is too deep to be one.
+    """
+    if depth > DEEPEST:
+        raise TraceError(f"model {name}: {setting} has more than {DEEPEST} mappings or lists within each other")
+    if isinstance(value, (list, tuple)):
+        return [_shaping(name, each, setting, depth + 1) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    for key, each in value.items():
+        if str(key).startswith("__"):
+            raise TraceError(f"model {name}: {setting} has {str(key)[:60]!r}, which is no setting of a model")
+        if key in DTYPE_SETTINGS and isinstance(each, str) and not DTYPE_NAMES.fullmatch(each):
+            raise TraceError(f"model {name}: {setting}.{key}={each[:60]!r} is no dtype, such as bfloat16")
+    kept = {key: each for key, each in value.items() if key not in OF_A_CHECKPOINT}
+    return {key: _shaping(name, each, f"{setting}.{key}", depth + 1) for key, each in kept.items()}
 
 
 def _check_sizes(name: str, config: Mapping[str, Any]) -> None:
