@@ -33,7 +33,7 @@ SIZES = (  # settings of a configuration that are whole numbers of at least 1
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("head_dim", "vocab_size", "max_position_embeddings", "n_embd", "n_head", "n_layer", "n_positions", "d_model"),
 )
-OF_A_CHECKPOINT = (  # settings that say where weights, code and words came from: no shape hangs on them, nobody reads them
+OF_A_CHECKPOINT = (  # settings that say where weights, code and words came from; a trace does without
     *("_name_or_path", "name_or_path", "base_model_name_or_path", "_commit_hash", "transformers_version"),
     *("auto_map", "custom_pipelines", "trust_remote_code", "task_specific_params", "license", "license_link"),
 )
