@@ -50,6 +50,7 @@ from .tables import answer_table, read_stream
 ARROW_BODY = {"requestBody": {"required": True, "content": {ARROW: {"schema": {"type": "string", "format": "binary"}}}}}
 EVENT_STREAM = "text/event-stream"
 EVENTS = {"responses": {"200": {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}}}}
+UNPACKED = 4  # times the largest body that a table may have once it is unpacked
 CLIENT_GONE = 499  # nobody reads it; what logs and metrics call a client that left
 LISTS: dict[str, Callable[[Mapping[str, Any]], listing.Rows]] = {
     "devices": listing.devices,
@@ -167,7 +168,8 @@ def _op_routes(
         sm_clock_mhz: float | None = None,
     ) -> Response:
         """The latency of a table of ops: an Arrow IPC stream with a column per dim in, one with the answers out."""
-        table = read_stream(await request.body(), settings.batch)
+        most = settings.batch, UNPACKED * settings.body_mib
+        table = await ops.call(read_stream, await request.body(), *most)
         sources = SourceBody(backend=backend, engines=None).sources(settings.sources)
         given = (table, device, kind, cache, Limits(power_cap_w, sm_clock_mhz), sources)
         parts = await ops.call(answer_table, *given)
