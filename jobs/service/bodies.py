@@ -5,22 +5,26 @@ A body names what ships with opcast or lies in the server's store (:mod:`.naming
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import MISSING, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Annotated, Any, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from ...datasets.loading import load
 from ...datasets.ops import KINDS, make_op
+from ...simulator.network.faults import SHORT, Fault
 from ...simulator.question.canonical import RequestError
 from ...simulator.question.keywords import given_dims, predict_request, simulate_request
+from ...simulator.question.options import CHECKS
 from ...simulator.question.place import THIS_MACHINE
 from ...simulator.question.plan import Parallel
 from ...simulator.question.predictions import PredictRequest
 from ...simulator.question.requests import SimulateRequest
-from ...simulator.question.serving import KvMemory, ServingRequest, ServingTargets
+from ...simulator.question.serving import DecodePool, KvMemory, Scheduler, ServingRequest, ServingTargets
 from ...simulator.question.sources import Sources
+from ...simulator.question.stragglers import Straggler
+from ...simulator.question.traffic import RequestTraffic
 from ...simulator.question.work import Work
 from ...simulator.search.request import SearchRequest
 from ...simulator.search.served.request import ServedSearchRequest, ServedSpace
@@ -125,6 +129,23 @@ def _plainly(kind: Any) -> Any:
     return Count if kind is int else kind
 
 
+def _settings(kind: type, more: Sequence[str] = ()) -> dict[str, Any]:
+    """The schema of a mapping of a dataclass's settings: their names, and those of the dataclasses among them."""
+    types = get_type_hints(kind)
+    made = {each.name: _setting(types[each.name]) for each in fields(kind)} | {name: {} for name in more}
+    return {"properties": made}
+
+
+def _setting(kind: Any) -> dict[str, Any]:
+    inner = next((each for each in (kind, *get_args(kind)) if is_dataclass(each)), None)
+    return {} if inner is None or inner is SimulateRequest else _settings(inner)
+
+
+def _each(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a list of mappings."""
+    return {"items": schema}
+
+
 WORK = _fields_of(Work, ("kind",))
 LAYOUT = _fields_of(Parallel)
 
@@ -143,10 +164,14 @@ class StepBody(SourceBody):
     recompute: Name | None = None
     offload: list[Name] | None = Field(None, max_length=10)
     micro_batches: Count | None = None
-    options: dict[str, Any] | None = None
-    stragglers: list[dict[str, Any]] | None = Field(None, max_length=1000)
+    options: dict[str, Any] | None = Field(None, json_schema_extra={"properties": {name: {} for name in CHECKS}})
+    stragglers: list[dict[str, Any]] | None = Field(
+        None, max_length=1000, json_schema_extra=_each(_settings(Straggler))
+    )
     network: Name | None = None
-    faults: list[dict[str, Any]] | None = Field(None, max_length=10_000)
+    faults: list[dict[str, Any]] | None = Field(
+        None, max_length=10_000, json_schema_extra=_each(_settings(Fault, tuple(SHORT)))
+    )
     price_per_gpu_hour: float | None = None
     power_cap_w: float | None = None
 
@@ -252,11 +277,15 @@ def served_search_of(body: ServedSearchBody, usual: Sources) -> ServedSearchRequ
 class ServingBody(StepBody):
     """Traffic on a served model, as ``opcast.serving`` takes it; what a replica is says the step's own fields."""
 
-    traffic: dict[str, Any] = Field({}, description="arrival, rate, concurrency, requests, input, output, …")
-    scheduler: dict[str, Any] = Field({}, description="policy, max_tokens, max_seqs, prefix_caching, …")
-    kv: dict[str, Any] = Field({}, description="blocks, block_tokens; null: what the engine finds free")
-    slo: dict[str, Any] = Field({}, description="ttft_ms, tpot_ms, e2e_ms, share")
-    decode_pool: dict[str, Any] = Field({}, description="replicas that only decode, link_gbps, …")
+    traffic: dict[str, Any] = Field({}, description="what comes", json_schema_extra=_settings(RequestTraffic))
+    scheduler: dict[str, Any] = Field({}, description="how it is scheduled", json_schema_extra=_settings(Scheduler))
+    kv: dict[str, Any] = Field(
+        {}, description="blocks null: what the engine finds free", json_schema_extra=_settings(KvMemory)
+    )
+    slo: dict[str, Any] = Field({}, description="what users expect", json_schema_extra=_settings(ServingTargets))
+    decode_pool: dict[str, Any] = Field(
+        {}, description="replicas that only decode; step is not taken here", json_schema_extra=_settings(DecodePool)
+    )
     replicas: Count = 1
     attention_dp: Count = 1
     router: Name = "round_robin"

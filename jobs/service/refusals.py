@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -56,7 +55,7 @@ def places(settings: ServiceSettings) -> tuple[tuple[str, str], ...]:
     sources = settings.sources
     named = [(sources.store, "the store"), (sources.predictors, "the predictors"), (sources.graphs, "the graphs")]
     named += [(sources.calibration, "the calibration")] if os.sep in sources.calibration else []
-    named += [(str(PACKAGE), "opcast"), (str(Path.home()), "~"), (os.getcwd(), "."), (tempfile.gettempdir(), "tmp")]
+    named += [(str(PACKAGE), "opcast"), (str(Path.home()), "~"), (os.getcwd(), ".")]
     found = {spelled: name for place, name in named for spelled in _spellings(place) if len(spelled) > 1}
     return tuple(sorted(found.items(), key=lambda each: -len(each[0])))
 
