@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import re
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -19,6 +20,7 @@ from .near import did_you_mean, meant
 
 T = TypeVar("T")
 Error = type[ValueError]
+LONGEST_PATTERN = 2000  # characters of a regular expression
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "null"}
 
 
@@ -63,6 +65,21 @@ def flag(error: Error, name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise error(f"{name}={value!r} must be true or false")
     return value
+
+
+def no_pattern(value: Any) -> str:
+    """What is wrong with a regular expression of a user; empty where nothing is."""
+    if not isinstance(value, str):
+        return "must be a regular expression, in quotes"
+    if len(value) > LONGEST_PATTERN:
+        return f"has {len(value):,} characters: a regular expression may have {LONGEST_PATTERN:,}"
+    try:
+        re.compile(value)
+    except (re.error, OverflowError) as error:
+        return f"is no regular expression: {error}"
+    except RecursionError:
+        return "is no regular expression that can be read: its brackets are too deep within each other"
+    return ""
 
 
 def choice(error: Error, name: str, value: Any, known: Sequence[Any]) -> None:

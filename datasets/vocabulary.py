@@ -173,7 +173,7 @@ class OpKind:
         """The output format of an op that names none: that of the input, but of products of small floats bf16."""
         return product_dtype(dtype) if self.family in PRODUCTS else dtype
 
-    def op(self, dtype: str = "bf16", out_dtype: str | None = None, **dims: object) -> Op:
+    def op(self, /, dtype: str = "bf16", out_dtype: str | None = None, **dims: object) -> Op:
         """One op of this kind. Missing dims take their default; OpError names what is wrong."""
         unknown = [name for name in dims if name not in self.names]
         if unknown:
@@ -252,7 +252,7 @@ def kind(name: str) -> OpKind:
         raise OpError(f"unknown op {name!r}; {hint}") from None
 
 
-def make_op(kind_name: str, dtype: str = "bf16", out_dtype: str | None = None, **dims: object) -> Op:
+def make_op(kind_name: str, /, dtype: str = "bf16", out_dtype: str | None = None, **dims: object) -> Op:
     """One checked op: ``make_op("gemm", m=4096, n=4096, k=4096, dtype="bf16")``."""
     return kind(kind_name).op(dtype, out_dtype, **dims)
 

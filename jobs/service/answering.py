@@ -2,20 +2,25 @@
 
 An op takes less than a millisecond and a hundred take little more, so ops that came while others were answered are
 answered together. A step can take minutes and cannot be stopped inside Python, so that it runs in a process of a pool,
-which is ended when its time is over or nobody waits for it any more.
+which is ended when its time is over or nobody waits for it any more. So does code of one's own that the service was
+started with (``allow``): it may end its process, which is replaced, and never this one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
+from pebble import ProcessExpired, ProcessPool
+
 from ...simulator.question.predictions import PredictRequest
 from ...simulator.report.answer import OpPrediction
+from ...simulator.trace.models import HUB_ID
 from ...simulator.workbench import workbench
 from .settings import ServiceSettings
 
@@ -34,6 +39,24 @@ class SlowError(Exception):
 
 class GoneError(Exception):
     """Nobody waits for the answer any more."""
+
+
+class DiedError(Exception):
+    """The process that answered ended by itself, or the system ended it."""
+
+
+class EndedError(ValueError):
+    """What was asked for ends the process that runs it, as ``sys.exit`` does."""
+
+
+def contained(work: Callable[..., A], *given: Any) -> A:
+    """``work(*given)``; what is meant to end the process (SystemExit and its like) is an EndedError."""
+    try:
+        return work(*given)
+    except Exception:
+        raise
+    except BaseException as end:
+        raise EndedError(f"what was asked for ended with {type(end).__name__} instead of an answer") from None
 
 
 class Together(Generic[A]):
@@ -58,7 +81,7 @@ class Together(Generic[A]):
 
     async def call(self, work: Callable[..., B], *given: Any) -> B:
         """Run something else in the same thread: the engines are one caller's at a time."""
-        return await asyncio.get_running_loop().run_in_executor(self.thread, work, *given)
+        return await asyncio.get_running_loop().run_in_executor(self.thread, contained, work, *given)
 
     async def _answer_all(self) -> None:
         loop = asyncio.get_running_loop()
@@ -67,7 +90,7 @@ class Together(Generic[A]):
             asked = [question for question, _ in taken]
             found: list[A | Exception]
             try:
-                found = await loop.run_in_executor(self.thread, self.answer, asked)
+                found = await loop.run_in_executor(self.thread, contained, self.answer, asked)
             except Exception as error:
                 found = [error] * len(taken)
             for (_, promised), answer in zip(taken, found, strict=True):
@@ -124,6 +147,13 @@ def _this_machine() -> str:
     return this_machine()
 
 
+def apart(offline: bool) -> None:
+    """Keep a process that answers from kernels of the hub, and where no model of the hub is allowed from all of it."""
+    os.environ["USE_HUB_KERNELS"] = "0"
+    if offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+
+
 class Processes:
     """Runs questions in processes: ``workers`` at once, ``waiting`` more in a queue, each for ``timeout_s`` at most."""
 
@@ -139,7 +169,7 @@ class Processes:
         gone: Callable[[], Any] | None = None,
         limit: str = "timeout_s",
     ) -> A:
-        """The result of ``work(*given)`` in a process. BusyError, SlowError, GoneError, and what it raises itself.
+        """The result of ``work(*given)`` in a process. BusyError, SlowError, GoneError, DiedError, and what it raises.
 
         ``gone`` is awaited now and then: once it is true, or when this call is cancelled, the process is ended.
         ``limit`` names the setting that says how long it may take.
@@ -148,7 +178,7 @@ class Processes:
         if self.under_way >= settings.workers + settings.waiting:
             raise BusyError(f"{self.under_way} steps are under way or wait: ask again in a moment")
         self.under_way += 1
-        future: Future[A] = self._started().schedule(work, args=given, timeout=timeout_s)
+        future: Future[A] = self._started().schedule(contained, args=(work, *given), timeout=timeout_s)
         try:
             wrapped = asyncio.wrap_future(future)
             while True:
@@ -159,6 +189,8 @@ class Processes:
                     raise GoneError
         except TimeoutError:
             raise SlowError(f"it took longer than {timeout_s} s: ask for less, or start with {limit}=…") from None
+        except ProcessExpired as error:
+            raise DiedError(f"the process that answered ended (exit code {error.exitcode}): ask for less") from None
         finally:
             future.cancel()
             self.under_way -= 1
@@ -168,9 +200,9 @@ class Processes:
         if self._pool is None:
             from multiprocessing import get_context
 
-            from pebble import ProcessPool
-
-            self._pool = ProcessPool(self.settings.workers, context=get_context("spawn"))
+            offline = not any(HUB_ID.match(each) for each in self.settings.allow)
+            count, context = self.settings.workers, get_context("spawn")
+            self._pool = ProcessPool(count, initializer=apart, initargs=(offline,), context=context)
         return self._pool
 
     def close(self) -> None:

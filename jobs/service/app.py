@@ -20,7 +20,7 @@ from ...simulator.question.serving import ServingRequest
 from ...simulator.report.answer import OpPrediction
 from .. import listing
 from ..show import BadInputError, one_line
-from .answering import BusyError, GoneError, Processes, SlowError, Together, predict_all
+from .answering import BusyError, DiedError, GoneError, Processes, SlowError, Together, predict_all
 from .bodies import (
     BatchBody,
     PredictBody,
@@ -37,9 +37,11 @@ from .bodies import (
     simulate_of,
 )
 from .following import followed
-from .guard import ARROW, Guard, encoded, error_body
+from .guard import ARROW, Guard, encoded
 from .measures import Measured, Measures
+from .naming import AdmittedRoute
 from .pages import index
+from .refusals import Refusals
 from .searching import events
 from .settings import ServiceSettings
 from .streaming import begun, taken
@@ -48,6 +50,7 @@ from .tables import answer_table, read_stream
 ARROW_BODY = {"requestBody": {"required": True, "content": {ARROW: {"schema": {"type": "string", "format": "binary"}}}}}
 EVENT_STREAM = "text/event-stream"
 EVENTS = {"responses": {"200": {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}}}}
+UNPACKED = 4  # times the largest body that a table may have once it is unpacked
 CLIENT_GONE = 499  # nobody reads it; what logs and metrics call a client that left
 LISTS: dict[str, Callable[[Mapping[str, Any]], listing.Rows]] = {
     "devices": listing.devices,
@@ -62,6 +65,7 @@ KEPT_TO_OURSELVES = ("folder",)  # columns that tell how the server's disk looks
 STATUS: dict[type[Exception], tuple[int, str]] = {
     BusyError: (429, "busy"),
     SlowError: (504, "slow"),
+    DiedError: (500, "died"),
     GoneError: (CLIENT_GONE, "gone"),
 }
 
@@ -70,7 +74,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     """The service as an ASGI application, its limits around it."""
     ops: Together[list[OpPrediction]] = Together(predict_all, settings.connections)
     processes = Processes(settings)
-    measures = Measures()
+    measures, refusals = Measures(), Refusals(settings)
 
     @asynccontextmanager
     async def alive(_: FastAPI) -> AsyncIterator[None]:
@@ -85,13 +89,16 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         description="How long LLM training and inference take, before you pay for the GPUs.",
         lifespan=alive,
     )
-    app.add_middleware(Guard, settings=settings)
+    app.state.allow = frozenset(settings.allow)
+    app.router.route_class = AdmittedRoute
+    app.add_middleware(Guard, settings=settings, refusals=refusals)
     app.add_middleware(Measured, measures=measures)
-    _explain_errors(app)
+    _explain_errors(app, refusals)
 
     _service_routes(app, processes, measures)
-    _op_routes(app, settings, ops, measures)
+    _op_routes(app, settings, ops, processes, measures)
     _step_routes(app, settings, processes)
+    _search_routes(app, settings, processes, refusals)
     return app
 
 
@@ -114,8 +121,19 @@ def _service_routes(app: FastAPI, processes: Processes, measures: Measures) -> N
         return Response(measures.text(), media_type=measures.media_type)
 
 
-def _op_routes(app: FastAPI, settings: ServiceSettings, ops: Together[list[OpPrediction]], measures: Measures) -> None:
+def _op_routes(
+    app: FastAPI,
+    settings: ServiceSettings,
+    ops: Together[list[OpPrediction]],
+    processes: Processes,
+    measures: Measures,
+) -> None:
     """What is known, and latencies of ops."""
+
+    async def answered(call: Request, request: PredictRequest) -> list[OpPrediction]:
+        if any(":" in name for name in request.sources.order):  # an engine of one's own
+            return await processes.run(predicted, (request,), call.is_disconnected)
+        return await ops.ask(request)
 
     @app.get("/v1/{what}", tags=["what is known"])
     async def known(what: Listed) -> Response:
@@ -123,19 +141,19 @@ def _op_routes(app: FastAPI, settings: ServiceSettings, ops: Together[list[OpPre
         return as_json({what: await ops.call(listed, what, settings)})
 
     @app.post("/v1/predict", tags=["predict"])
-    async def predict(body: PredictBody) -> Response:
+    async def predict(call: Request, body: PredictBody) -> Response:
         """The latency of one op on a device, or of a collective on a cluster, with its interval and who answered."""
-        found = await ops.ask(predict_of(body, settings.sources))
+        found = await answered(call, predict_of(body, settings.sources))
         measures.ops(1)
         return as_json(found[0].to_dict())
 
     @app.post("/v1/predict/batch", tags=["predict"])
-    async def predict_batch(body: BatchBody) -> Response:
+    async def predict_batch(call: Request, body: BatchBody) -> Response:
         """The latency of many ops, in their order. Tables of thousands go faster as Arrow: ``/v1/predict/table``."""
         if not 0 < len(body.ops) <= settings.batch:
             raise BadInputError(f"ops must hold 1 to {settings.batch:,} ops, not {len(body.ops):,}")
         request = await ops.call(predict_of, body, settings.sources)
-        found = await ops.ask(request)
+        found = await answered(call, request)
         measures.ops(len(found))
         return as_json({"predictions": [each.to_dict() for each in found]})
 
@@ -150,7 +168,8 @@ def _op_routes(app: FastAPI, settings: ServiceSettings, ops: Together[list[OpPre
         sm_clock_mhz: float | None = None,
     ) -> Response:
         """The latency of a table of ops: an Arrow IPC stream with a column per dim in, one with the answers out."""
-        table = read_stream(await request.body(), settings.batch)
+        most = settings.batch, UNPACKED * settings.body_mib
+        table = await ops.call(read_stream, await request.body(), *most)
         sources = SourceBody(backend=backend, engines=None).sources(settings.sources)
         given = (table, device, kind, cache, Limits(power_cap_w, sm_clock_mhz), sources)
         parts = await ops.call(answer_table, *given)
@@ -159,18 +178,18 @@ def _op_routes(app: FastAPI, settings: ServiceSettings, ops: Together[list[OpPre
 
 
 def _step_routes(app: FastAPI, settings: ServiceSettings, processes: Processes) -> None:
-    """Steps, served loads and searches, each in a process of its own."""
+    """Steps, served loads and pictures of links, each in a process of its own."""
 
     @app.post("/v1/simulate", tags=["simulate"])
     async def simulate(request: Request, body: SimulateBody) -> Response:  # type: ignore[valid-type]
         """One training or inference step of a model on a device or a cluster, in a process of its own."""
-        asked = simulate_of(body, settings.sources, settings.allow)
+        asked = simulate_of(body, settings.sources)
         return as_json(await processes.run(simulated, (asked,), request.is_disconnected))
 
     @app.post("/v1/simulate/report", tags=["simulate"])
     async def simulate_report(request: Request, body: SimulateBody) -> Response:  # type: ignore[valid-type]
         """The same as a self-contained HTML page with its pictures."""
-        asked = simulate_of(body, settings.sources, settings.allow)
+        asked = simulate_of(body, settings.sources)
         made = await processes.run(reported, (asked,), request.is_disconnected)
         return Response(made, media_type="text/html")
 
@@ -180,24 +199,28 @@ def _step_routes(app: FastAPI, settings: ServiceSettings, processes: Processes) 
         asked = serving_of(body, settings)
         return as_json(await processes.run(served, (asked,), request.is_disconnected, "search_s"))
 
-    @app.post("/v1/search", tags=["search"], openapi_extra=EVENTS)
-    async def search(body: SearchBody) -> Response:
-        """The best layouts of a training step: server-sent events with progress, then the answer."""
-        asked = search_of(body, settings.sources, settings.allow)
-        return await begun(events(asked, processes), EVENT_STREAM)
-
-    @app.post("/v1/search/serving", tags=["search"], openapi_extra=EVENTS)
-    async def search_serving(body: ServedSearchBody) -> Response:
-        """The best ways to serve a model: server-sent events with progress, then the answer."""
-        asked = served_search_of(body, settings.sources, settings.allow)
-        return await begun(events(asked, processes), EVENT_STREAM)
-
     @app.post("/v1/predict/report", tags=["predict"])
     async def predict_report(request: Request, body: PredictBody) -> Response:
         """A collective on the links of a cluster as a self-contained HTML page: how full which links are, and when."""
         asked = fabric_of(body, settings.sources)
         made = await processes.run(pictured, (asked,), request.is_disconnected)
         return Response(made, media_type="text/html")
+
+
+def _search_routes(app: FastAPI, settings: ServiceSettings, processes: Processes, refusals: Refusals) -> None:
+    """Searches, each in a process of its own, as streams."""
+
+    @app.post("/v1/search", tags=["search"], openapi_extra=EVENTS)
+    async def search(body: SearchBody) -> Response:
+        """The best layouts of a training step: server-sent events with progress, then the answer."""
+        asked = search_of(body, settings.sources)
+        return await begun(events(asked, processes, refusals), EVENT_STREAM)
+
+    @app.post("/v1/search/serving", tags=["search"], openapi_extra=EVENTS)
+    async def search_serving(body: ServedSearchBody) -> Response:
+        """The best ways to serve a model: server-sent events with progress, then the answer."""
+        asked = served_search_of(body, settings.sources)
+        return await begun(events(asked, processes, refusals), EVENT_STREAM)
 
 
 def as_json(value: Any) -> Response:
@@ -226,6 +249,14 @@ def op_kind(kind: OpKind) -> dict[str, Any]:
         for dim in kind.dims
     ]
     return {"kind": kind.name, "family": kind.family, "dims": dims, "is": kind.doc.splitlines()[0]}
+
+
+def predicted(request: PredictRequest) -> list[OpPrediction]:
+    """The answer to a request about ops. Runs in a process of its own."""
+    from ...simulator.workbench import workbench
+    from ..resolve import this_machine
+
+    return workbench(request.sources, this_machine).predict(request)
 
 
 def simulated(request: SimulateRequest) -> dict[str, Any]:
@@ -267,11 +298,11 @@ def reported(request: SimulateRequest) -> str:
     return page_of(answered.report, answered.device, answered.engine)
 
 
-def _explain_errors(app: FastAPI) -> None:
-    """Every failure is one JSON object; what nobody foresaw tells nothing of the server."""
+def _explain_errors(app: FastAPI, refusals: Refusals) -> None:
+    """Every refusal is one JSON object; what nobody foresaw goes through to :class:`.guard.Guard`."""
 
     def refused(status: int, code: str, message: str) -> Response:
-        return Response(error_body(code, message), status, media_type="application/json")
+        return Response(refusals.body(status, code, message), status, media_type="application/json")
 
     @app.exception_handler(RequestValidationError)
     async def misshapen(_: Request, error: RequestValidationError) -> Response:
@@ -285,16 +316,12 @@ def _explain_errors(app: FastAPI) -> None:
 
     @app.exception_handler(ValueError)
     async def bad_input(_: Request, error: ValueError) -> Response:
-        if type(error).__module__.startswith("opcast"):
-            return refused(400, "bad_input", one_line(error))
-        return refused(500, "unexpected", f"unexpected {type(error).__name__}, please report")
+        if not type(error).__module__.startswith("opcast"):
+            raise error
+        return refused(400, "bad_input", one_line(error))
 
     for kind, (status, code) in STATUS.items():
         app.add_exception_handler(kind, _stopped(status, code, refused))
-
-    @app.exception_handler(Exception)
-    async def unforeseen(_: Request, error: Exception) -> Response:
-        return refused(500, "unexpected", f"unexpected {type(error).__name__}, please report")
 
 
 def _stopped(status: int, code: str, refused: Callable[[int, str, str], Response]) -> Any:

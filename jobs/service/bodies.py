@@ -1,32 +1,34 @@
 """What may be asked over HTTP: bodies in the words of ``opcast.predict`` and ``opcast.simulate``, and their requests.
 
-A body names what ships with opcast or lies in the server's store. Files, hub ids, ``module:callable`` and passes of
-one's own are refused, but for models that the server was started with (``allow``).
+A body names what ships with opcast or lies in the server's store (:mod:`.naming` sees to it before one is made).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import MISSING, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Annotated, Any, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from ...datasets.loading import load
 from ...datasets.ops import KINDS, make_op
+from ...simulator.network.faults import SHORT, Fault
 from ...simulator.question.canonical import RequestError
-from ...simulator.question.keywords import predict_request, simulate_request
+from ...simulator.question.keywords import given_dims, predict_request, simulate_request
+from ...simulator.question.options import CHECKS
 from ...simulator.question.place import THIS_MACHINE
 from ...simulator.question.plan import Parallel
 from ...simulator.question.predictions import PredictRequest
 from ...simulator.question.requests import SimulateRequest
-from ...simulator.question.serving import KvMemory, ServingRequest, ServingTargets
+from ...simulator.question.serving import DecodePool, KvMemory, Scheduler, ServingRequest, ServingTargets
 from ...simulator.question.sources import Sources
+from ...simulator.question.stragglers import Straggler
+from ...simulator.question.traffic import RequestTraffic
 from ...simulator.question.work import Work
 from ...simulator.search.request import SearchRequest
 from ...simulator.search.served.request import ServedSearchRequest, ServedSpace
 from ...simulator.search.space import Space
-from ...simulator.trace.models import known_models
 from .settings import ServiceSettings
 
 LONGEST_NAME = 200
@@ -94,9 +96,9 @@ class BatchBody(PlaceBody):
 def predict_of(body: PredictBody | BatchBody, usual: Sources) -> PredictRequest:
     """The request of a body. Raises the errors of :func:`opcast.predict`."""
     many = body.ops if isinstance(body, BatchBody) else [body.op]
-    ops = [make_op(each.kind, **(each.model_extra or {})) for each in many]
     asked: dict[str, Any] = {"group": None, "stride": None, "all_groups": False, "algorithm": None}
     asked |= {name: getattr(body, name) for name in asked if hasattr(body, name)}
+    ops = [make_op(each.kind, **given_dims(each.model_extra or {}, asked["group"])) for each in many]
     asked |= {name: getattr(body, name) for name in ("nodes", "cache", "network", "power_cap_w", "sm_clock_mhz")}
     return predict_request(ops, body.device, body.cluster, body.sources(usual), asked, {})
 
@@ -127,6 +129,23 @@ def _plainly(kind: Any) -> Any:
     return Count if kind is int else kind
 
 
+def _settings(kind: type, more: Sequence[str] = ()) -> dict[str, Any]:
+    """The schema of a mapping of a dataclass's settings: their names, and those of the dataclasses among them."""
+    types = get_type_hints(kind)
+    made = {each.name: _setting(types[each.name]) for each in fields(kind)} | {name: {} for name in more}
+    return {"properties": made}
+
+
+def _setting(kind: Any) -> dict[str, Any]:
+    inner = next((each for each in (kind, *get_args(kind)) if is_dataclass(each)), None)
+    return {} if inner is None or inner is SimulateRequest else _settings(inner)
+
+
+def _each(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a list of mappings."""
+    return {"items": schema}
+
+
 WORK = _fields_of(Work, ("kind",))
 LAYOUT = _fields_of(Parallel)
 
@@ -145,10 +164,14 @@ class StepBody(SourceBody):
     recompute: Name | None = None
     offload: list[Name] | None = Field(None, max_length=10)
     micro_batches: Count | None = None
-    options: dict[str, Any] | None = None
-    stragglers: list[dict[str, Any]] | None = Field(None, max_length=1000)
+    options: dict[str, Any] | None = Field(None, json_schema_extra={"properties": {name: {} for name in CHECKS}})
+    stragglers: list[dict[str, Any]] | None = Field(
+        None, max_length=1000, json_schema_extra=_each(_settings(Straggler))
+    )
     network: Name | None = None
-    faults: list[dict[str, Any]] | None = Field(None, max_length=10_000)
+    faults: list[dict[str, Any]] | None = Field(
+        None, max_length=10_000, json_schema_extra=_each(_settings(Fault, tuple(SHORT)))
+    )
     price_per_gpu_hour: float | None = None
     power_cap_w: float | None = None
 
@@ -195,9 +218,8 @@ class SearchBody(SourceBody):
 OF_SEARCH = ("objectives", "constraints", "top", "sampler", "trials", "seed")
 
 
-def search_of(body: SearchBody, usual: Sources, allow: tuple[str, ...] = ()) -> SearchRequest:
-    """The request of a body. RequestError for a model that is not offered over HTTP."""
-    _check_model(body.model, allow)
+def search_of(body: SearchBody, usual: Sources) -> SearchRequest:
+    """The request of a body. RequestError for what cannot be searched."""
     left_out = {"model", "space", "backend", "engines", *OF_SEARCH}
     given = body.model_dump(exclude_none=True, exclude=left_out)
     base = simulate_request(body.model, "train", THIS_MACHINE, body.sources(usual), given)
@@ -239,9 +261,8 @@ class ServedSearchBody(SourceBody):
 OF_SERVED_SEARCH = ("input_len", "output_len", "link_gbps", "objectives", "constraints", "top")
 
 
-def served_search_of(body: ServedSearchBody, usual: Sources, allow: tuple[str, ...] = ()) -> ServedSearchRequest:
-    """The request of a body. RequestError for a model that is not offered over HTTP."""
-    _check_model(body.model, allow)
+def served_search_of(body: ServedSearchBody, usual: Sources) -> ServedSearchRequest:
+    """The request of a body. RequestError for what cannot be searched."""
     left_out = {"model", "space", "slo", "backend", "engines", *OF_SERVED_SEARCH}
     given = body.model_dump(exclude_none=True, exclude=left_out)
     step = simulate_request(body.model, "decode", THIS_MACHINE, body.sources(usual), given)
@@ -256,11 +277,15 @@ def served_search_of(body: ServedSearchBody, usual: Sources, allow: tuple[str, .
 class ServingBody(StepBody):
     """Traffic on a served model, as ``opcast.serving`` takes it; what a replica is says the step's own fields."""
 
-    traffic: dict[str, Any] = Field({}, description="arrival, rate, concurrency, requests, input, output, …")
-    scheduler: dict[str, Any] = Field({}, description="policy, max_tokens, max_seqs, prefix_caching, …")
-    kv: dict[str, Any] = Field({}, description="blocks, block_tokens; null: what the engine finds free")
-    slo: dict[str, Any] = Field({}, description="ttft_ms, tpot_ms, e2e_ms, share")
-    decode_pool: dict[str, Any] = Field({}, description="replicas that only decode, link_gbps, …")
+    traffic: dict[str, Any] = Field({}, description="what comes", json_schema_extra=_settings(RequestTraffic))
+    scheduler: dict[str, Any] = Field({}, description="how it is scheduled", json_schema_extra=_settings(Scheduler))
+    kv: dict[str, Any] = Field(
+        {}, description="blocks null: what the engine finds free", json_schema_extra=_settings(KvMemory)
+    )
+    slo: dict[str, Any] = Field({}, description="what users expect", json_schema_extra=_settings(ServingTargets))
+    decode_pool: dict[str, Any] = Field(
+        {}, description="replicas that only decode; step is not taken here", json_schema_extra=_settings(DecodePool)
+    )
     replicas: Count = 1
     attention_dp: Count = 1
     router: Name = "round_robin"
@@ -271,17 +296,11 @@ OF_TRAFFIC = ("traffic", "scheduler", "kv", "slo", "decode_pool", "replicas", "a
 
 
 def serving_of(body: ServingBody, settings: ServiceSettings) -> ServingRequest:
-    """The request of a body. RequestError for a trace, a function of one's own, or more requests than are taken."""
+    """The request of a body. RequestError for a question within a question, or more requests than are taken."""
     from ...simulator.serving.connect import usual_serving_stack
 
-    _check_model(body.model, settings.allow)
     own = {name: getattr(body, name) for name in OF_TRAFFIC}
     policy = str(body.scheduler.get("policy", "vllm"))
-    for name, value in (("router", body.router), ("scheduler.policy", policy)):
-        if ":" in value:
-            raise RequestError(f"{name}={value} is a function of one's own, which is not taken over HTTP")
-    if body.traffic.get("trace") is not None:
-        raise RequestError("traffic.trace names a file, which is not taken over HTTP: use `opcast serving`")
     if body.decode_pool.get("step") is not None:
         raise RequestError("decode_pool.step is not taken over HTTP: use `opcast serving` or Python")
     made = ServingRequest.from_dict({**own, "law": {"base_us": 1.0}, "kv": {"blocks": 1, **_given(body.kv)}})
@@ -301,10 +320,9 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def simulate_of(body: StepBody, usual: Sources, allow: tuple[str, ...] = ()) -> SimulateRequest:
-    """The request of a body. RequestError for a model that is not offered over HTTP."""
+def simulate_of(body: StepBody, usual: Sources) -> SimulateRequest:
+    """The request of a body. RequestError for a step that needs a file, or has no place to run on."""
     given = body.model_dump(exclude_none=True, exclude={"model", "workload", "device", "backend", "engines"})
-    _check_model(body.model, allow)
     if body.workload == "simai":
         raise RequestError("workload=simai needs a file, which is not taken over HTTP: use `opcast simulate`")
     made: SimulateRequest = simulate_request(
@@ -313,11 +331,3 @@ def simulate_of(body: StepBody, usual: Sources, allow: tuple[str, ...] = ()) -> 
     if body.device is None and made.cluster is None:
         raise RequestError("a step needs a device or a cluster: name one of GET /v1/devices or GET /v1/clusters")
     return made
-
-
-def _check_model(model: str | Mapping[str, Any], allow: tuple[str, ...]) -> None:
-    if isinstance(model, str) and model not in known_models() and model not in allow:
-        raise RequestError(
-            f"model={model!r} is not offered here: take an id of GET /v1/models or send a transformers configuration; "
-            "paths, hub ids and module:callable only where the server was started with allow=[…]"
-        )

@@ -17,14 +17,18 @@ import numpy as np
 
 from ...simulator.search.request import SearchRequest
 from ...simulator.search.served.request import ServedSearchRequest
+from ..cli import unforeseen
 from ..show import one_line
-from .answering import Processes, SlowError
+from .answering import DiedError, Processes, SlowError
 from .guard import encoded
+from .refusals import Refusals
 
 LOOK_S = 0.5  # between two looks at the progress
 
 
-async def events(request: SearchRequest | ServedSearchRequest, processes: Processes) -> AsyncGenerator[bytes, None]:
+async def events(
+    request: SearchRequest | ServedSearchRequest, processes: Processes, refusals: Refusals
+) -> AsyncGenerator[bytes, None]:
     """``progress`` events (``done`` and ``total`` points), then one ``answer``, or one ``error`` as of other calls.
 
     BusyError in place of the first event where too much is under way.
@@ -44,17 +48,21 @@ async def events(request: SearchRequest | ServedSearchRequest, processes: Proces
                     told = now
                 await asyncio.wait({running}, timeout=LOOK_S)
             yield event("answer", running.result())
-        except SlowError as error:
-            yield event("error", {"code": "slow", "message": str(error)})
-        except ValueError as error:
-            ours = type(error).__module__.startswith("opcast")
-            said = one_line(error) if ours else f"unexpected {type(error).__name__}, please report"
-            yield event("error", {"code": "bad_input" if ours else "unexpected", "message": said})
         except Exception as error:
-            yield event("error", {"code": "unexpected", "message": f"unexpected {type(error).__name__}, please report"})
+            yield event("error", failure(error, refusals))
         finally:
             running.cancel()
             del counts
+
+
+def failure(error: Exception, refusals: Refusals) -> dict[str, str]:
+    """Why a search has no answer, in the words of other calls."""
+    if isinstance(error, (SlowError, DiedError)):
+        return {"code": "slow" if isinstance(error, SlowError) else "died", "message": str(error)}
+    if isinstance(error, ValueError) and type(error).__module__.startswith("opcast"):
+        return {"code": "bad_input", "message": refusals.outside(one_line(error))}
+    refusals.log(f"a search: {unforeseen(error)}")
+    return {"code": "unexpected", "message": f"unexpected {type(error).__name__}, please report"}
 
 
 def event(kind: str, value: Any) -> bytes:

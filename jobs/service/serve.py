@@ -19,6 +19,7 @@ def run(config: dict[str, Any]) -> int:
         import uvicorn
 
         from .app import create_app
+        from .connections import timed
     except ImportError as error:
         raise BadInputError(f"the service needs {error.name}: pip install 'opcast[api]'") from None
     listening = bound(settings)
@@ -30,6 +31,8 @@ def run(config: dict[str, Any]) -> int:
     server = uvicorn.Server(
         uvicorn.Config(
             create_app(settings),
+            http=timed(),
+            ws="none",
             log_level="warning",
             access_log=False,
             server_header=False,

@@ -10,6 +10,8 @@ from contextlib import aclosing
 
 from starlette.responses import StreamingResponse
 
+from .answering import contained
+
 
 async def begun(parts: AsyncGenerator[bytes, None], media_type: str) -> StreamingResponse:
     """The response of some parts. What goes wrong before the first of them is raised here, and has a status."""
@@ -37,7 +39,7 @@ async def taken(parts: Iterator[bytes], executor: Executor) -> AsyncGenerator[by
                 return
             loop.call_soon_threadsafe(held.put_nowait, each)
 
-    running = loop.run_in_executor(executor, run)
+    running = loop.run_in_executor(executor, contained, run)
     running.add_done_callback(lambda _: held.put_nowait(None))
     try:
         while (each := await held.get()) is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...datasets.ops import KINDS
 from ...models.forest import compile_walks
@@ -19,23 +20,32 @@ from ...simulator.workbench import workbench
 from .. import shapes
 from ..resolve import this_machine
 from ..show import BadInputError
+from .unpacking import UnpackedSize, unpacked_size
 
 BODY = Path("body")  # what messages call the table
 PART = 2**16  # rows that are answered and sent together
 PARTS = 2  # answered at a time
+LONGEST = 200  # bytes of a text
+MOST_MESSAGES = 10_000  # batches and dictionaries of a stream
+COLUMNS = frozenset(shapes.FORMATS) | {name for kind in KINDS.values() for name in kind.names}
+TEXTS = (pa.types.is_string, pa.types.is_large_string)
+NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_null)
 LARGE = 2**17  # rows of a table from which compiled trees repay being loaded (models/forest.py)
 OPTIONS = pa.ipc.IpcWriteOptions(unify_dictionaries=False)  # a part may have other texts than the one before
 
 
-def read_stream(body: bytes, most: int) -> pa.Table:
-    """The table of an Arrow IPC stream. BadInputError for what is none, is empty or has more than ``most`` rows."""
+def read_stream(body: bytes, most: int, most_mib: int) -> pa.Table:
+    """The table of an Arrow IPC stream; its columns are looked at first, then its size, and only then is it unpacked.
+
+    BadInputError for what is none, is empty, holds what no op has, has more than ``most`` rows, or more than
+    ``most_mib`` once unpacked.
+    """
     try:
         with pa.ipc.open_stream(pa.BufferReader(body)) as reader:
-            batches, rows = [], 0
+            check_schema(reader.schema)
+            check_size(unpacked_size(body), most, most_mib)
+            batches = []
             for batch in reader:
-                rows += batch.num_rows
-                if rows > most:
-                    raise BadInputError(f"the table has more than {most:,} rows, the most that are answered at once")
                 batch.validate(full=True)
                 batches.append(batch)
             table = pa.Table.from_batches(batches, reader.schema)
@@ -43,9 +53,42 @@ def read_stream(body: bytes, most: int) -> pa.Table:
         raise BadInputError(f"the body is no Arrow IPC stream: {' '.join(str(error).split())[:200]}") from None
     if not len(table):
         raise BadInputError("the table holds no rows")
-    if len(set(table.column_names)) < len(table.column_names):
-        raise BadInputError("the table has two columns of one name")
+    check_texts(table)
     return table
+
+
+def check_schema(schema: pa.Schema) -> None:
+    """BadInputError for columns that no op has, or that are neither numbers nor texts."""
+    if len(set(schema.names)) < len(schema.names):
+        raise BadInputError("the table has two columns of one name")
+    for field in schema:
+        if field.name not in COLUMNS:
+            raise BadInputError(f"the table has a column {field.name[:60]!r}, which no op has; see GET /v1/ops")
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        if not any(is_kind(kind) for is_kind in (TEXTS if kind is not field.type else (*NUMBERS, *TEXTS))):
+            raise BadInputError(f"column {field.name} is {str(field.type)[:60]}: take whole numbers or texts")
+
+
+def check_size(size: UnpackedSize, most: int, most_mib: int) -> None:
+    """BadInputError for more rows, bytes or parts than are taken."""
+    if size.rows > most:
+        raise BadInputError(f"the table has more than {most:,} rows, the most that are answered at once")
+    if size.size_bytes > most_mib * 2**20:
+        raise BadInputError(f"the table has {size.size_bytes / 2**20:,.0f} MiB once unpacked, more than {most_mib:,}")
+    if size.messages > MOST_MESSAGES:
+        raise BadInputError(f"the table comes in {size.messages:,} parts: give it in at most {MOST_MESSAGES:,}")
+
+
+def check_texts(table: pa.Table) -> None:
+    """BadInputError for a text longer than any name: one that stands for many rows would fill the memory."""
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        for chunk in column.chunks:
+            texts = chunk.dictionary if pa.types.is_dictionary(chunk.type) else chunk
+            if (
+                any(is_text(texts.type) for is_text in TEXTS)
+                and (pc.max(pc.binary_length(texts)).as_py() or 0) > LONGEST
+            ):
+                raise BadInputError(f"column {name} has a text of more than {LONGEST} bytes")
 
 
 def answer_table(

@@ -50,7 +50,7 @@ def predict_request(
     moved: tuple[Transfer, ...] = ()
     names: tuple[str, ...] = ()
     if isinstance(op, str):
-        ops = (make_op(op, **_dims(dims, group)),)
+        ops = (make_op(op, **given_dims(dims, group)),)
     elif dims:
         name = next(iter(dims))
         raise RequestError(f"{name}={dims[name]!r} is for an op by its name, as predict('gemm', m=1, n=2, k=3)")
@@ -170,7 +170,7 @@ def _network(given: Mapping[str, Any], cluster: object) -> NetworkChoice:
     return NetworkChoice.of(given.get("network", "auto"), *(given.get(name) for name in NETWORK[1:]))
 
 
-def _dims(dims: Mapping[str, Any], group: tuple[int, ...] | None) -> dict[str, Any]:
+def given_dims(dims: Mapping[str, Any], group: Sequence[int] | None) -> dict[str, Any]:
     """The dims of an op; sizes may have units, and a group says how many ranks there are."""
     made = dict(dims)
     if isinstance(made.get("size_bytes"), str):

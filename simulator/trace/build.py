@@ -160,7 +160,7 @@ def new_on_conversion() -> Iterator[None]:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep transformers' advice about configurations, and torch's tracebacks of what we catch, off the terminal."""
-    loggers = {"transformers": logging.ERROR, "torch._subclasses.fake_tensor": logging.CRITICAL}
+    loggers = {"transformers": logging.CRITICAL, "torch._subclasses.fake_tensor": logging.CRITICAL}
     before = {name: logging.getLogger(name).level for name in loggers}
     for name, level in loggers.items():
         logging.getLogger(name).setLevel(level)

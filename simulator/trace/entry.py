@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,18 +54,27 @@ def trace_source(source: Source, workload: Workload, precision: str, every_layer
 
 
 def _folded(source: Source, workload: Workload, precision: str, config: Any) -> Graph:
-    from .build import build, one_line
+    from .build import build
     from .capture import capture
 
-    try:
+    with foreign_code(source, workload):
         step = capture(lambda: build(source, workload, precision, config), workload)
-    except TraceError:
-        raise
-    except Exception as error:  # whatever a model's own code raises
-        hint = beyond_positions(source, workload) or one_line(error)
-        raise TraceError(f"model {source.name} does not run workload={workload.kind}: {hint}") from error
     about = {"name": source.name, "parameters": step.parameters, "model_flops": 0.0}
     return fold(assemble(step.nodes, step.tensors, **about))
+
+
+@contextmanager
+def foreign_code(source: Source, workload: Workload) -> Iterator[None]:
+    """Within, whatever a model's own code raises is a TraceError in one line."""
+    from .build import one_line
+
+    try:
+        yield
+    except TraceError:
+        raise
+    except Exception as error:
+        hint = beyond_positions(source, workload) or one_line(error)
+        raise TraceError(f"model {source.name} does not run workload={workload.kind}: {hint}") from error
 
 
 def beyond_positions(source: Source, workload: Workload) -> str:
@@ -84,19 +94,20 @@ def _from_few_layers(source: Source, workload: Workload, precision: str) -> Grap
     from .deepen import DeepenError, deepen
     from .depth import layer_kinds, plan, shortened
 
-    config = load_config(source)
-    whole = structure(source, workload, precision, config)
-    planned = plan(whole, config)
-    if planned is None:
-        return None
-    try:
-        short = shortened(config, planned.traced)
-        few = structure(source, workload, precision, short).get_submodule(planned.stack)
-    except (ValueError, AttributeError, TypeError):
-        return None  # the configuration ties other settings to the number of layers
-    wanted = layer_kinds(whole.get_submodule(planned.stack), config.get_text_config())[: planned.traced]
-    if layer_kinds(few, short.get_text_config()) != wanted:
-        return None
+    with foreign_code(source, workload):
+        config = load_config(source)
+        whole = structure(source, workload, precision, config)
+        planned = plan(whole, config)
+        if planned is None:
+            return None
+        try:
+            short = shortened(config, planned.traced)
+            few = structure(source, workload, precision, short).get_submodule(planned.stack)
+        except (ValueError, AttributeError, TypeError):
+            return None  # the configuration ties other settings to the number of layers
+        wanted = layer_kinds(whole.get_submodule(planned.stack), config.get_text_config())[: planned.traced]
+        if layer_kinds(few, short.get_text_config()) != wanted:
+            return None
     try:
         graph = deepen(_folded(source, workload, precision, short), planned.stack, planned.first, planned.missing)
     except DeepenError:

@@ -37,6 +37,13 @@ SIZES = (  # settings of a configuration that are whole numbers of at least 1
 QUANTIZATION = ("quantization_config", "compression_config")  # where a configuration has the format of weights
 PARTS = ("text_config", "llm_config", "language_config")  # the language model of a configuration with several
 BESIDE = "hf_quant_config.json"
+OF_A_CHECKPOINT = (  # settings that say where weights, code and words came from; a trace does without
+    *("_name_or_path", "name_or_path", "base_model_name_or_path", "_commit_hash", "transformers_version"),
+    *("auto_map", "custom_pipelines", "trust_remote_code", "task_specific_params", "license", "license_link"),
+)
+DTYPE_NAMES = re.compile(r"auto|half|float|double|bool|(b?float|u?int|complex)\d+(_\w+)?")
+DTYPE_SETTINGS = ("dtype", "torch_dtype", "router_dtype")  # what transformers looks up as an attribute of torch
+DEEPEST = 20  # mappings and lists of a configuration within each other
 MOST_LAYERS = 1000
 MOST_EXPERTS = 4096
 LARGEST_SIZE = 2**31 - 1
@@ -134,7 +141,7 @@ def _from_config(name: str, config: Mapping[str, Any], beside: Mapping[str, Any]
     if not config.get("model_type"):
         raise TraceError(f"model {name}: the configuration has no model_type, so transformers cannot know its class")
     _check_sizes(name, config)
-    kept = {key: value for key, value in config.items() if key not in ("name", "auto_map", *QUANTIZATION)}
+    kept = {key: value for key, value in config.items() if key not in ("name", *QUANTIZATION)}
     said, where = _quantization(config), "quantization_config of its config.json"
     for part in PARTS:
         if isinstance(kept.get(part), Mapping):
@@ -142,6 +149,7 @@ def _from_config(name: str, config: Mapping[str, Any], beside: Mapping[str, Any]
             kept[part] = {key: value for key, value in kept[part].items() if key not in QUANTIZATION}
     if not said:
         said, where = beside, f"its {BESIDE}"
+    kept = _shaping(name, kept, "model.config")
     return Source(name, kept, None, "config:" + digest(kept), said, where if said else "", _dtype(config))
 
 
@@ -156,6 +164,26 @@ def _dtype(config: Mapping[str, Any]) -> str:
     parts = (config, *(config[part] for part in PARTS if isinstance(config.get(part), Mapping)))
     named = (each.get(key) for each in parts for key in ("dtype", "torch_dtype"))
     return str(next((each for each in named if isinstance(each, str)), "")).removeprefix("torch.")
+
+
+def _shaping(name: str, value: Any, setting: str, depth: int = 0) -> Any:
+    """A configuration without what only says where a checkpoint came from, in the parts of it too.
+
+    TraceError for what Python or torch would take for one of their own names, and for what is too deep to be one.
+    """
+    if depth > DEEPEST:
+        raise TraceError(f"model {name}: {setting} has more than {DEEPEST} mappings or lists within each other")
+    if isinstance(value, (list, tuple)):
+        return [_shaping(name, each, setting, depth + 1) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    for key, each in value.items():
+        if str(key).startswith("__"):
+            raise TraceError(f"model {name}: {setting} has {str(key)[:60]!r}, which is no setting of a model")
+        if key in DTYPE_SETTINGS and isinstance(each, str) and not DTYPE_NAMES.fullmatch(each):
+            raise TraceError(f"model {name}: {setting}.{key}={each[:60]!r} is no dtype, such as bfloat16")
+    kept = {key: each for key, each in value.items() if key not in OF_A_CHECKPOINT}
+    return {key: _shaping(name, each, f"{setting}.{key}", depth + 1) for key, each in kept.items()}
 
 
 def _check_sizes(name: str, config: Mapping[str, Any]) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from dataclasses import dataclass
 from typing import Any
 
-from ...datasets.loading import whole
+from ...datasets.loading import no_pattern, whole
 from ...datasets.near import meant
 
 KINDS = ("train", "prefill", "decode")
@@ -17,6 +16,7 @@ OPTIMIZERS = ("adamw", "none")
 ATTENTIONS = ("sdpa", "fused")
 STEEPEST = 20  # exponent of zipf loads: beyond it all goes to the first experts
 LOGITS = ("last", "all")
+LONGEST_QUOTE = 200  # characters of a value in a message
 LORA_MODULES = "attn|attention"  # what the paper adapts, and MLPerf's benchmark
 
 
@@ -97,10 +97,8 @@ def check_trained(given: Any, name: str = "") -> None:
     """TraceError for a rank that is none, and patterns that cannot be read. ``name`` goes before what is wrong."""
     whole(TraceError, f"{name}lora_rank", given.lora_rank, 0)
     for what, pattern in (("frozen", given.frozen), ("lora_modules", given.lora_modules)):
-        try:
-            re.compile(pattern)
-        except (re.error, TypeError) as error:
-            raise TraceError(f"{name}{what}={pattern!r} is no regular expression: {error}") from None
+        if wrong := no_pattern(pattern):
+            raise TraceError(f"{name}{what}={str(pattern)[:LONGEST_QUOTE]!r} {wrong}")
 
 
 def choose(what: str, value: str, known: tuple[str, ...]) -> str:

@@ -1,10 +1,17 @@
-"""A real server of the service in this process, on a port of its own."""
+"""A real server of the service in this process, on a port of its own; and one in a process of its own."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -55,3 +62,59 @@ def address(serve: Callable[..., Any]) -> Iterator[str]:
 def client(address: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=address, timeout=60) as made:
         yield made
+
+
+WATCHED = Path(__file__).with_name("watched.py")
+
+
+@dataclass(frozen=True)
+class OwnServer:
+    """A server in a process of its own: where it answers, where it runs, and what it has said."""
+
+    address: str
+    process: subprocess.Popen[str]
+    folder: Path
+
+    def seen(self) -> list[str]:
+        """What it imported, opened or started that it should not."""
+        return (self.folder / "seen").read_text().splitlines()
+
+    def said(self) -> str:
+        """Its log."""
+        return (self.folder / "said").read_text()
+
+
+@contextmanager
+def own_server(folder: Path, *settings: str, **environment: str) -> Iterator[OwnServer]:
+    """A server that is watched, started in ``folder / "here"``, until the end of the block."""
+    here = folder / "here"
+    here.mkdir(parents=True, exist_ok=True)
+    (folder / "home").mkdir(exist_ok=True)
+    (folder / "seen").touch()
+    (folder / "tmp").mkdir(exist_ok=True)
+    own = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(here)}
+    own |= {"OPCAST_HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp")}
+    own.pop("OPCAST_API_TOKEN", None)
+    command = [sys.executable, "-P", str(WATCHED), str(folder / "seen"), *settings]
+    with (
+        (folder / "said").open("w") as said,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=said, text=True, cwd=here, env=own | environment
+        ) as process,
+    ):
+        try:
+            yield OwnServer(_address(process), process, folder)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(30)
+
+
+def _address(process: subprocess.Popen[str]) -> str:
+    text = ""
+    assert process.stdout is not None
+    while not text.rstrip().endswith("}"):
+        line = process.stdout.readline()
+        assert line, "the service does not start"
+        text += line
+    found: str = json.loads(text)["address"]
+    return found

@@ -1,0 +1,65 @@
+"""How the service says no: an object for the caller that tells no folder of the server, a line for its operator."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from ...simulator.workbench import PACKAGE
+from ..show import say
+from .settings import ServiceSettings
+
+LINES_A_SECOND = 10  # of a flood of bad calls the rest are counted
+LONGEST_LINE = 300
+
+
+class Refusals:
+    """Bodies of refusals. What they say of the server's folders is left out, and told to its operator alone."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        self.hidden = places(settings)
+        self._second, self._told, self._untold = 0, 0, 0
+
+    def body(self, status: int, code: str, message: str) -> bytes:
+        """``{"error": {"code": …, "message": …}}``, with a line in the log."""
+        self.log(f"{status} {code}: {message}")
+        return msgspec.json.encode({"error": {"code": code, "message": self.outside(message)}})
+
+    def outside(self, message: str) -> str:
+        """A message without the server's folders."""
+        for place, name in self.hidden:
+            message = message.replace(place, name)
+        return message
+
+    def log(self, message: str) -> None:
+        """One line for the operator, of at most so many a second."""
+        now = int(time.monotonic())
+        if now != self._second:
+            if self._untold:
+                say(f"opcast: … and {self._untold:,} more")
+            self._second, self._told, self._untold = now, 0, 0
+        if self._told < LINES_A_SECOND:
+            self._told += 1
+            line = "".join(each if each.isprintable() else " " for each in message)
+            say(f"opcast: {line if len(line) <= LONGEST_LINE else f'{line[:LONGEST_LINE]}…'}")
+        else:
+            self._untold += 1
+
+
+def places(settings: ServiceSettings) -> tuple[tuple[str, str], ...]:
+    """Folders that no caller is told of, and what they are called instead; the longest first."""
+    sources = settings.sources
+    named = [(sources.store, "the store"), (sources.predictors, "the predictors"), (sources.graphs, "the graphs")]
+    named += [(sources.calibration, "the calibration")] if os.sep in sources.calibration else []
+    named += [(str(PACKAGE), "opcast"), (str(Path.home()), "~"), (os.getcwd(), ".")]
+    found = {spelled: name for place, name in named for spelled in _spellings(place) if len(spelled) > 1}
+    return tuple(sorted(found.items(), key=lambda each: -len(each[0])))
+
+
+def _spellings(place: str) -> Iterable[str]:
+    path = Path(place).expanduser()
+    return place, str(path), str(path.resolve())
