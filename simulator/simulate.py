@@ -23,6 +23,7 @@ from .question.plan import Parallel, Plan, load_stack
 from .question.work import Work, plainest
 from .report.account import report_of
 from .report.answer import InferenceReport, StepReport
+from .report.checkpoint import model_notes
 from .report.network import links_report
 from .report.notes import notes
 from .report.workload_file import FileReport, file_report
@@ -58,7 +59,9 @@ def simulate(
         trials = studies.study(state, own, faults_study) if faults_study else None
         network = links_report(flows, state.main.shared, trials)
     report = report_of(state, started, network)
-    return replace(report, notes=(*report.notes, *notes(report, work, state)))
+    return replace(
+        report, notes=(*report.notes, *notes(report, work, state), *model_notes(model, state.work, state.plan))
+    )
 
 
 def simulated(
@@ -71,7 +74,7 @@ def simulated(
 def laid_out(model: Model, work: Work, plan: Plan, device: Device, cache_dir: Path | None = None) -> LaidOut:
     """A workload as the plan cuts it and what it needs of memory, before anything is timed."""
     work = filled(plainest(work), plan)
-    stored = "" if work.kind == "train" or plan.quantization or device.synchronous else stored_format(model)
+    stored = "" if plan.quantization or device.synchronous else stored_format(model, work)
     return lay_out(model, work, prepared(plan, work, device, stored), device, cache_dir)
 
 
@@ -112,10 +115,12 @@ def alone(device: Device, precision: str, stack: str = "torch") -> Plan:
     return Plan(Parallel(), one_device(device), load_stack(stack), precision=precision)
 
 
-def stored_format(model: Model) -> str:
-    """The format that a model's checkpoint stores its weights in; empty where they are as they compute."""
-    from .trace.checkpoints import weight_format
+def stored_format(model: Model, work: Work) -> str:
+    """The format in which a work runs the weights of a model's checkpoint; empty where they are as they compute."""
+    from .trace.checkpoints import trained_format, weight_format
     from .trace.models import resolve
 
     source = resolve(model)
+    if work.kind == "train":
+        return trained_format(source.quantization, source.name, adapters=work.lora_rank > 0)
     return weight_format(source.quantization, source.name)

@@ -42,6 +42,7 @@ from ...datasets.ops import KINDS, LAYOUT, Op, make_op
 from ..graph import Block, Graph, Node, shift_path
 from ..question.plan import Plan, PlanError
 from .fusion.remake import Use, renamed
+from .kbit import KbitWeights, check_kbit
 from .micro_batches import REFRESH
 from .pipeline import slice_block
 from .rewriting.draft import Draft, Item, Section
@@ -62,8 +63,10 @@ class Recipe:
     ``activation`` is the format inputs are rounded to (empty: they stay), ``weight`` the one weights are stored in,
     ``block`` the elements that share a scale (0: one per row or tensor), ``scale_bytes`` what one scale of a weight
     weighs and ``weight_block`` how many elements it is for. ``copies``: how the transposed operand of a weight gradient
-    comes about: ``quantize`` (its blocks lie the other way), ``copy``; empty: the recipe is for inference alone. With
-    ``of_tensor`` the blocks' scales have one of the whole tensor above them, which training finds first.
+    comes about: ``quantize`` (its blocks lie the other way), ``copy``; empty: the recipe is for inference, and for
+    frozen weights where activations stay (:mod:`.kbit`). With ``of_tensor`` the blocks' scales have one of the whole
+    tensor above them, which training finds first; with ``packed_scales`` scales are stored in few bits, too.
+    ``product`` is the format of ops in inference (empty: the recipe's own name).
     """
 
     activation: str
@@ -73,6 +76,8 @@ class Recipe:
     scale_bytes: float = 4.0
     copies: str = ""
     of_tensor: bool = False
+    packed_scales: bool = False
+    product: str = ""
 
 
 RECIPES: dict[str, Recipe] = {
@@ -86,7 +91,13 @@ RECIPES: dict[str, Recipe] = {
     "w4a8": Recipe("fp8", "int4", weight_block=128, scale_bytes=2.0),
     "mxfp4a16": Recipe("", "mxfp4", weight_block=32, scale_bytes=1.0),
     "mxfp4a8": Recipe("mxfp8", "mxfp4", 32, 32, 1.0),
+    "nf4": Recipe("", "nf4", weight_block=64, scale_bytes=1 + 4 / 256, packed_scales=True, product="w4a16"),
+    "nf4_fp32_scales": Recipe("", "nf4", weight_block=64, product="w4a16"),
 }
+
+
+PREPARED = tuple(name for name, recipe in RECIPES.items() if recipe.weight == "nf4")
+"""Formats of bitsandbytes: what is trained beside such weights is prepared by peft (:mod:`..trace.kbit`)."""
 
 
 def quantize(graph: Graph, plan: Plan) -> Graph:
@@ -111,12 +122,21 @@ def quantize(graph: Graph, plan: Plan) -> Graph:
         recipe = _recipe(plan.quantization)
         training = any(item.node.phase == "backward" for _, item in draft.walk())
         if training and not recipe.copies:
-            able = ", ".join(name for name, known in RECIPES.items() if known.copies)
-            raise PlanError(f"quantization={plan.quantization} is for inference; training can take {able}")
-        _Rounding(draft, plan, recipe, training).run()
+            _keep_packed(draft, plan, recipe)
+        else:
+            _Rounding(draft, plan, recipe, training).run()
     made = draft.graph()
     before, after = ([node.op for node, _ in each.weighted()] for each in (graph, made))
     return graph if kv_dtype == "same" and not attention and before == after else made
+
+
+def _keep_packed(draft: Draft, plan: Plan, recipe: Recipe) -> None:
+    """Frozen weights in a format that is for inference; PlanError where that cannot be."""
+    able = ", ".join(name for name, known in RECIPES.items() if known.copies)
+    if recipe.activation:
+        raise PlanError(f"quantization={plan.quantization} is for inference; training can take {able}")
+    check_kbit(plan, any(draft.role(t) == "frozen" for t in range(len(draft.roles))), able)
+    KbitWeights(draft, recipe, _skipped(plan)).run()
 
 
 def _skipped(plan: Plan) -> re.Pattern[str]:
@@ -257,7 +277,7 @@ class _Rounding:
         names.update((t, rounded[t, across]) for t in fresh)
         if self.training and node.phase == "forward":
             made += self._weights(section, node, op, [t for t in own if self.draft.role(t) == "weight"])
-        changed = op.replace(dtype=self.plan.quantization, out_dtype=op.out_dtype)
+        changed = op.replace(dtype=self.recipe.product or self.plan.quantization, out_dtype=op.out_dtype)
         reads = tuple(dict.fromkeys(names.get(t, t) for t in node.reads))
         item.compute(changed, reads=reads)
         return made

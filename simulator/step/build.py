@@ -22,6 +22,7 @@ from ..memory.walk import ChunkWalk
 from ..passes.mixed import mixed
 from ..passes.order import INFERENCE, TRAINING, apply_passes
 from ..passes.pipeline import Chunk, split_pipeline
+from ..passes.quantize import PREPARED
 from ..question.orders import Orders, forward_orders, make_orders, parts_of
 from ..question.plan import Plan, Stack
 from ..question.stragglers import stage_slowdowns
@@ -173,6 +174,7 @@ def traced(model: Model, work: Work, plan: Plan, part: Part, device: Device, cac
             lora_rank=work.lora_rank,
             lora_modules=work.lora_modules,
             mtp_layers=work.mtp_layers,
+            kbit=plan.quantization in PREPARED,
         )
         return trace(model, usual, plan.precision, cache_dir)
     engine = "paged_attention" in plan.stack.fusion

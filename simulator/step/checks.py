@@ -18,8 +18,8 @@ FILLING = 4  # micro-batches of each data rank for each stage of a pipeline, whe
 def prepared(plan: Plan, work: Work, device: Device, stored_format: str = "") -> Plan:
     """The plan as the work runs it: micro-batches, the experts' load, the format of weights and cache.
 
-    ``stored_format`` is that of the model's checkpoint, which inference keeps. PlanError for what does not go together,
-    DeviceError for a dtype that the device lacks.
+    ``stored_format`` is the one in which the work runs what the model's checkpoint stores. PlanError for what does not
+    go together, DeviceError for a dtype that the device lacks.
     """
     _check_kind(plan, work)
     check_plan(plan)
@@ -27,7 +27,7 @@ def prepared(plan: Plan, work: Work, device: Device, stored_format: str = "") ->
         _check_batch(plan)
     if work.kind == "train":
         check_trains(plan.stack)
-        plan = _training(plan, work)
+        plan = _training(plan if plan.quantization else replace(plan, quantization=stored_format), work)
     else:
         plan = _serving(plan, work, device, stored_format)
     for dtype in (plan.precision, plan.quantization):

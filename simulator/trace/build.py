@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from .adapters import choose_trained
+from .kbit import prepare_kbit
 from .models import Source
 from .next_tokens import add_next_tokens
 from .switches import settle_switches
@@ -51,7 +52,7 @@ def build(source: Source, workload: Workload, precision: str, config: Any = None
     dtype = getattr(torch, TORCH_DTYPES[precision])
     if source.factory is not None:
         made = _made(source, dtype)
-        return Built(choose_trained(made.module, workload, source.name), made.example) if workload.trains_part else made
+        return Built(_as_trained(made.module, workload, source.name), made.example)
     config = copy.deepcopy(config) if config is not None else load_config(source)
     experts = {"experts_implementation": workload.experts} if workload.experts else {}
     with quiet():
@@ -63,7 +64,14 @@ def build(source: Source, workload: Workload, precision: str, config: Any = None
     settle_switches(module)
     if workload.training and workload.mtp_layers:
         add_next_tokens(module, workload.mtp_layers, source.name)
-    return Built(choose_trained(module, workload, source.name) if workload.trains_part else module)
+    return Built(_as_trained(module, workload, source.name))
+
+
+def _as_trained(module: nn.Module, workload: Workload, name: str) -> nn.Module:
+    """The module with what the workload trains of it, and what it keeps in few bits prepared for that."""
+    if workload.trains_part:
+        module = choose_trained(module, workload, name)
+    return prepare_kbit(module) if workload.kbit else module
 
 
 def encodes(config: Any) -> bool:

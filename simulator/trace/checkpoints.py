@@ -35,6 +35,25 @@ def weight_format(said: Mapping[str, Any] | None, name: str = "model") -> str:
     raise TraceError(f"model {name}: quantization_config with quant_method={method!r} is not known; name precision=…")
 
 
+def trained_format(said: Mapping[str, Any] | None, name: str = "model", adapters: bool = False) -> str:
+    """The recipe that trains adapters beside a checkpoint's weights as they are stored; empty where they are unpacked.
+
+    Weights that train, and formats that no library trains beside, are unpacked to 16 bits when they are loaded.
+    TraceError for weights of 8 bits of bitsandbytes, which no recipe stands for in training.
+    """
+    method = str(said.get("quant_method", "")).lower() if isinstance(said, Mapping) else ""
+    if not adapters or not isinstance(said, Mapping):
+        return ""
+    if method == "bitsandbytes" and said.get("load_in_8bit"):
+        raise TraceError(
+            f"model {name}: adapters beside load_in_8bit weights are not simulated; take precision=nf4 (load_in_4bit) "
+            "or precision=w8a16"
+        )
+    if method == "bitsandbytes":
+        return "nf4" if said.get("bnb_4bit_use_double_quant") else "nf4_fp32_scales"
+    return weight_format(said, name) if method in ("gptq", "awq", "auto-round", "hqq") else ""
+
+
 def _weight_only(bits: int, method: str, name: str) -> str:
     if bits not in (4, 8):
         raise TraceError(f"model {name}: {method} with {bits} bits is not known; 4 and 8 are")

@@ -44,6 +44,7 @@ class Workload:
     ``frozen`` is a pattern of names of weights that are not trained. With ``lora_rank`` no weight of the model is, but
     low-rank adapters beside Linears whose path matches ``lora_modules`` (:mod:`.adapters`).
     With ``mtp_layers`` it also learns to predict so many tokens further on (:mod:`.next_tokens`).
+    ``kbit`` is how peft prepares a model whose frozen weights are stored in few bits (:mod:`.kbit`).
     """
 
     kind: str
@@ -60,6 +61,7 @@ class Workload:
     lora_rank: int = 0
     lora_modules: str = LORA_MODULES
     mtp_layers: int = 0
+    kbit: bool = False
 
     def __post_init__(self) -> None:
         choose("workload", self.kind, KINDS)
