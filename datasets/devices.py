@@ -36,7 +36,6 @@ RATE_OF = {
     "w4a16": ("bf16", "fp16"),
     "mxfp4a16": ("bf16", "fp16"),
     "nf4": ("bf16", "fp16"),
-    "nf4_fp32_scales": ("bf16", "fp16"),
     "w4a8": ("fp8",),
     "mxfp4a8": ("mxfp8", "fp8"),
 }

@@ -133,7 +133,7 @@ def stacks(config: Mapping[str, Any]) -> Rows:
 
 def precisions(config: Mapping[str, Any]) -> Rows:
     """Formats of a step: what computes, and what linear layers are quantized to."""
-    from ..simulator.question.place import known_precisions, precision_of
+    from ..datasets.precisions import known_precisions, precision_of
 
     return ("id", "dtype", "quantization"), [(name, *precision_of(name)) for name in known_precisions()]
 

@@ -102,7 +102,7 @@ def keywords(
     """``settings`` of a step and groups of a served request, as Python has them, with what the engine's arguments and
     log say. The errors of :func:`with_engine`; what is not simulated is a warning."""
     from ..simulator.question.keywords import OF_CLUSTER, clustered
-    from ..simulator.question.place import precision_of
+    from ..datasets.precisions import precision_of
     from ..simulator.question.plan import Parallel, load_stack, stack_from_dict
     from ..simulator.trace.models import resolve
 

@@ -23,7 +23,6 @@ from .question.plan import Parallel, Plan, load_stack
 from .question.work import Work, plainest
 from .report.account import report_of
 from .report.answer import InferenceReport, StepReport
-from .report.checkpoint import model_notes
 from .report.network import links_report
 from .report.notes import notes
 from .report.workload_file import FileReport, file_report
@@ -59,9 +58,7 @@ def simulate(
         trials = studies.study(state, own, faults_study) if faults_study else None
         network = links_report(flows, state.main.shared, trials)
     report = report_of(state, started, network)
-    return replace(
-        report, notes=(*report.notes, *notes(report, work, state), *model_notes(model, state.work, state.plan))
-    )
+    return replace(report, notes=(*report.notes, *notes(report, work, state)))
 
 
 def simulated(
@@ -74,8 +71,7 @@ def simulated(
 def laid_out(model: Model, work: Work, plan: Plan, device: Device, cache_dir: Path | None = None) -> LaidOut:
     """A workload as the plan cuts it and what it needs of memory, before anything is timed."""
     work = filled(plainest(work), plan)
-    stored = "" if plan.quantization or device.synchronous else stored_format(model, work)
-    return lay_out(model, work, prepared(plan, work, device, stored), device, cache_dir)
+    return lay_out(model, work, prepared(plan, work, device), device, cache_dir)
 
 
 def timed_state(laid: LaidOut, engine: Engine) -> State:
@@ -113,14 +109,3 @@ def simulate_workload(
 def alone(device: Device, precision: str, stack: str = "torch") -> Plan:
     """The plan of a single device: a cluster of one, with PyTorch's own kernels unless told otherwise."""
     return Plan(Parallel(), one_device(device), load_stack(stack), precision=precision)
-
-
-def stored_format(model: Model, work: Work) -> str:
-    """The format in which a work runs the weights of a model's checkpoint; empty where they are as they compute."""
-    from .trace.checkpoints import trained_format, weight_format
-    from .trace.models import resolve
-
-    source = resolve(model)
-    if work.kind == "train":
-        return trained_format(source.quantization, source.name, adapters=work.lora_rank > 0)
-    return weight_format(source.quantization, source.name)

@@ -8,30 +8,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .. import precisions
 from .rows import TruthError
 
 BLANK = {"", "nan", "none", "null", "n/a", "-"}
 
-# Published name of a number format -> (dtype of weights and activations, format of the matrix products).
-PRECISIONS = {
-    "fp32": ("fp32", ""),
-    "tf32": ("fp32", "tf32"),
-    "bf16": ("bf16", ""),
-    "amp_bf16": ("bf16", ""),
-    "amp_fp8": ("bf16", "fp8"),  # Composer's: Transformer Engine's layers under autocast
-    "fp16": ("fp16", ""),
-    "fp8": ("bf16", "fp8"),
-    "fp8-cs": ("bf16", "fp8"),  # current scaling: one scale a tensor
-    "fp8-ds": ("bf16", "fp8"),  # delayed scaling
-    "fp8-tensorwise": ("bf16", "fp8"),
-    "fp8-rowwise": ("bf16", "fp8"),
-    "fp8-sc": ("bf16", "fp8_block"),
-    "fp8-mx": ("bf16", "mxfp8"),
-    "mxfp8": ("bf16", "mxfp8"),
-    "mxfp8-rceil": ("bf16", "mxfp8"),
-    "nvfp4": ("bf16", "nvfp4"),
-    "fp4": ("bf16", "nvfp4"),
-    "int8": ("fp16", "int8"),
+# What tables call a precision where opcast has another name for it.
+SPELLINGS = {
+    "amp_bf16": "bf16",
+    "amp_fp8": "fp8",  # Composer's: Transformer Engine's layers under autocast
+    "fp8-cs": "fp8",  # current scaling: one scale a tensor
+    "fp8-ds": "fp8",  # delayed scaling
+    "fp8-tensorwise": "fp8",
+    "fp8-rowwise": "fp8",
+    "fp8-sc": "fp8_block",
+    "fp8-mx": "mxfp8",
+    "mxfp8-rceil": "mxfp8",
+    "fp4": "nvfp4",
 }
 
 
@@ -116,7 +109,8 @@ class Cells:
 
 def precision_of(text: str) -> tuple[str, str]:
     """(dtype, format of matrix products) of a published name; TruthError for one that nobody knows."""
-    name = re.sub(r"\(.*\)|\?", "", text).strip().lower()
-    if name not in PRECISIONS:
+    said = re.sub(r"\(.*\)|\?", "", text).strip().lower()
+    name = SPELLINGS.get(said, said)
+    if name == "auto" or name not in precisions.known_precisions():
         raise TruthError(f"precision {text!r} is not known" if text else "the precision is not published")
-    return PRECISIONS[name]
+    return precisions.precision_of(name)

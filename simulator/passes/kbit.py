@@ -9,7 +9,7 @@ model and adapters stay as they are.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil
 from typing import TYPE_CHECKING
@@ -44,78 +44,90 @@ def check_kbit(plan: Plan, frozen: bool, able: str) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Packed:
+    """A weight in few bits: its elements, and the recipe that it is packed by."""
+
+    numel: int
+    recipe: Recipe
+
+
 @dataclass
 class KbitWeights:
-    """One rewrite of a draft: frozen matrices are packed, and unpacked before each product that reads them."""
+    """One rewrite of a draft: frozen matrices are packed, and unpacked before each product that reads them.
+
+    ``recipe_of`` has the recipe of a node by its path and source, None where its weights stay in 16 bits.
+    """
 
     draft: Draft
-    recipe: Recipe
-    skip: re.Pattern[str]
-    numel: dict[int, int] = field(default_factory=dict)  # elements of packed weights, by any of their ids
-    scaled: set[int] = field(default_factory=set)  # those whose scales are there
+    recipe_of: Callable[[str, str], Recipe | None]
+    packed: dict[int, Packed] = field(default_factory=dict)  # by any id of a weight
+    scaled: set[int] = field(default_factory=set)  # weights whose scales are there
 
     def run(self) -> None:
         """Rewrite every section, then settle lifetimes."""
         released = freed(self.draft)
-        self.numel = self._packed()
+        self.packed = self._found()
         for section in self.draft.sections:
             items: list[Item] = []
             for item in section.items:
                 items += self._unpack(section, item)
                 items.append(item)
             section.items = items
-        ids = list(self.numel)
-        self.draft.sizes[ids] = [ceil(numel * itemsize(self.recipe.weight)) for numel in self.numel.values()]
-        self.draft.dtypes[ids] = self.draft.code(self.recipe.weight)
+        for tensor, packed in self.packed.items():
+            self.draft.sizes[tensor] = ceil(packed.numel * itemsize(packed.recipe.weight))
+            self.draft.dtypes[tensor] = self.draft.code(packed.recipe.weight)
         free_after_last_use(self.draft, released)
 
-    def _packed(self) -> dict[int, int]:
-        """Elements of every frozen matrix that nothing but products reads, by id."""
-        read: dict[int, int] = {}
+    def _found(self) -> dict[int, Packed]:
+        """Every frozen matrix that nothing but products in few bits reads."""
+        read: dict[int, Packed] = {}
         others: set[int] = set()
         for section, item in self.draft.walk():
             for tensor in self._frozen(item.node):
-                ids = section.ids(tensor).tolist()
-                if self._multiplies(item.node, tensor):
-                    read.update(dict.fromkeys(ids, self.draft.numel(tensor)))
-                else:
+                ids, recipe = section.ids(tensor).tolist(), self._recipe(item.node, tensor)
+                if recipe is None:
                     others.update(ids)
-        return {tensor: numel for tensor, numel in read.items() if tensor not in others}
+                else:
+                    read.update(dict.fromkeys(ids, Packed(self.draft.numel(tensor), recipe)))
+        return {tensor: packed for tensor, packed in read.items() if tensor not in others}
 
     def _frozen(self, node: Node) -> list[int]:
         draft = self.draft
         return [t for t in node.reads if draft.role(t) == "frozen" and draft.dtype(t) in SIXTEEN_BITS]
 
-    def _multiplies(self, node: Node, tensor: int) -> bool:
-        """Whether a node is a product with a matrix, not one that adds it as a bias or is left in 16 bits."""
-        product = node.op is not None and node.op.kind in PRODUCTS and self.skip.search(node.path) is None
-        return product and node.op is not None and self.draft.numel(tensor) > node.op.n
+    def _recipe(self, node: Node, tensor: int) -> Recipe | None:
+        """How a weight of a product is packed; None for one that is added as a bias, or read by anything else."""
+        if node.op is None or node.op.kind not in PRODUCTS or self.draft.numel(tensor) <= node.op.n:
+            return None
+        return self.recipe_of(node.path, node.source)
 
     def _unpack(self, section: Section, item: Item) -> list[Item]:
         """The kernels that unpack what a product reads; the product reads the copies."""
-        copies, made = {}, []
-        for tensor in (t for t in item.node.reads if t in self.numel):
-            numel = self.numel[tensor]
+        copies: dict[int, int] = {}
+        made: list[Item] = []
+        for tensor in (t for t in item.node.reads if t in self.packed):
+            numel, recipe = self.packed[tensor].numel, self.packed[tensor].recipe
             copies[tensor] = self.draft.local(section, numel * itemsize("bf16"), "bf16")
             reads = (tensor, *self._scales(section, tensor))
-            made += self._scales_unpacked(section, item.node, numel) if self.recipe.packed_scales else []
-            made.append(self._kernel("dequantize_4bit", numel, item.node, reads, copies[tensor], self.recipe.weight))
+            made += self._scales_unpacked(section, item.node, self.packed[tensor]) if recipe.packed_scales else []
+            made.append(self._kernel("dequantize_4bit", numel, item.node, reads, copies[tensor], recipe.weight))
         if copies:
             item.change(reads=tuple(copies.get(t, t) for t in item.node.reads))
         return made
 
     def _scales(self, section: Section, tensor: int) -> tuple[int, ...]:
         """The scales of a weight, made where it is first read; later readers find them in memory."""
-        ids = section.ids(tensor).tolist()
+        ids, packed = section.ids(tensor).tolist(), self.packed[tensor]
         if self.scaled.issuperset(ids):
             return ()
         self.scaled.update(ids)
-        size = max(ceil(self.numel[tensor] / self.recipe.weight_block) * self.recipe.scale_bytes, 4)
+        size = max(ceil(packed.numel / packed.recipe.weight_block) * packed.recipe.scale_bytes, 4)
         return (self.draft.local(section, size, "uint8", "buffer"),)
 
-    def _scales_unpacked(self, section: Section, near: Node, numel: int) -> list[Item]:
+    def _scales_unpacked(self, section: Section, near: Node, packed: Packed) -> list[Item]:
         """Scales that are packed themselves in fp32, and their mean added."""
-        count = ceil(numel / self.recipe.weight_block)
+        count = ceil(packed.numel / packed.recipe.weight_block)
         scales = self.draft.local(section, count * itemsize("fp32"), "fp32")
         first = self._kernel("dequantize_blockwise", count, near, (), scales, "uint8", "fp32")
         return [first, self._kernel("add_", count, near, (scales,), scales, "fp32", "fp32")]

@@ -3,7 +3,7 @@
 ``plan.quantization`` names a recipe (:data:`RECIPES`). Products with weights take its format: forward, input gradient
 and weight gradient alike, dense and grouped, and keep the dtype of their results. The head of the language model,
 routers and attention stay as they are, and so do modules that ``plan.options["quantize_skip"]`` (a regular expression)
-matches.
+matches. Where a checkpoint says it of each module, ``plan.packings`` decide (:mod:`.packings`).
 
 An operand is rounded once, by a ``quantize`` node, for all products that read it. In training the weight's gradient
 multiplies along the other dimension, for which a second, transposed copy is made with the first, and kept for the
@@ -26,10 +26,9 @@ stores keys and values so.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import groupby
 from math import ceil
 
@@ -41,18 +40,21 @@ from ...datasets.loading import choice, nearest
 from ...datasets.ops import KINDS, LAYOUT, Op, make_op
 from ..graph import Block, Graph, Node, shift_path
 from ..question.plan import Plan, PlanError
+from ..trace.stored import Packing
 from .fusion.remake import Use, renamed
 from .kbit import KbitWeights, check_kbit
 from .micro_batches import REFRESH
+from .packings import Packings
 from .pipeline import slice_block
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed
 from .rewriting.nodes import kernel
 
 HIGH = ("bf16", "fp16")
-SKIP = r"lm_head|embed_out|(^|\.)(output|score|gate|router|lora_[ab])$"
+PRODUCTS = ("gemm", "grouped_gemm", "fused_moe")
 KV_FORMATS = ("fp8", "int8")
 EITHER_WAY_SM = 10  # compute capability whose FP8 products take operands in any layout (not 12's)
+DOUBLE_QUANTIZED = 4.0  # bytes of a scale of bitsandbytes that is stored as it is
 ROWWISE = "rowwise"  # of ``options["fp8_scaling"]``
 
 
@@ -65,8 +67,8 @@ class Recipe:
     weighs and ``weight_block`` how many elements it is for. ``copies``: how the transposed operand of a weight gradient
     comes about: ``quantize`` (its blocks lie the other way), ``copy``; empty: the recipe is for inference, and for
     frozen weights where activations stay (:mod:`.kbit`). With ``of_tensor`` the blocks' scales have one of the whole
-    tensor above them, which training finds first; with ``packed_scales`` scales are stored in few bits, too.
-    ``product`` is the format of ops in inference (empty: the recipe's own name).
+    tensor above them, which training finds first. ``product`` is the format of ops in inference (empty: the recipe's
+    own name).
     """
 
     activation: str
@@ -76,8 +78,12 @@ class Recipe:
     scale_bytes: float = 4.0
     copies: str = ""
     of_tensor: bool = False
-    packed_scales: bool = False
     product: str = ""
+
+    @property
+    def packed_scales(self) -> bool:
+        """Whether the scales are stored in few bits, too (double quantization)."""
+        return self.weight == "nf4" and self.scale_bytes < DOUBLE_QUANTIZED
 
 
 RECIPES: dict[str, Recipe] = {
@@ -91,12 +97,11 @@ RECIPES: dict[str, Recipe] = {
     "w4a8": Recipe("fp8", "int4", weight_block=128, scale_bytes=2.0),
     "mxfp4a16": Recipe("", "mxfp4", weight_block=32, scale_bytes=1.0),
     "mxfp4a8": Recipe("mxfp8", "mxfp4", 32, 32, 1.0),
-    "nf4": Recipe("", "nf4", weight_block=64, scale_bytes=1 + 4 / 256, packed_scales=True, product="w4a16"),
-    "nf4_fp32_scales": Recipe("", "nf4", weight_block=64, product="w4a16"),
+    "nf4": Recipe("", "nf4", weight_block=64, scale_bytes=1 + 4 / 256, product="w4a16"),
 }
 
 
-PREPARED = tuple(name for name, recipe in RECIPES.items() if recipe.weight == "nf4")
+PREPARED = ("nf4",)
 """Formats of bitsandbytes: what is trained beside such weights is prepared by peft (:mod:`..trace.kbit`)."""
 
 
@@ -112,7 +117,8 @@ def quantize(graph: Graph, plan: Plan) -> Graph:
         return graph
     if plan.quantization == "tf32":
         return _tf32(graph)
-    graph = _layers_apart(graph, _skipped(plan))
+    packings = Packings(plan)
+    graph = _layers_apart(graph, packings) if packings.by_layer else graph
     draft = Draft(graph)
     if kv_dtype != "same":
         _store_keys(draft, kv_dtype)
@@ -122,45 +128,48 @@ def quantize(graph: Graph, plan: Plan) -> Graph:
         recipe = _recipe(plan.quantization)
         training = any(item.node.phase == "backward" for _, item in draft.walk())
         if training and not recipe.copies:
-            _keep_packed(draft, plan, recipe)
+            _keep_packed(draft, plan, packings)
         else:
-            _Rounding(draft, plan, recipe, training).run()
+            _Rounding(draft, plan, packings, training).run()
     made = draft.graph()
     before, after = ([node.op for node, _ in each.weighted()] for each in (graph, made))
     return graph if kv_dtype == "same" and not attention and before == after else made
 
 
-def _keep_packed(draft: Draft, plan: Plan, recipe: Recipe) -> None:
+def _keep_packed(draft: Draft, plan: Plan, packings: Packings) -> None:
     """Frozen weights in a format that is for inference; PlanError where that cannot be."""
     able = ", ".join(name for name, known in RECIPES.items() if known.copies)
-    if recipe.activation:
+    if _recipe(plan.quantization).activation:
         raise PlanError(f"quantization={plan.quantization} is for inference; training can take {able}")
     check_kbit(plan, any(draft.role(t) == "frozen" for t in range(len(draft.roles))), able)
-    KbitWeights(draft, recipe, _skipped(plan)).run()
+
+    def recipe(path: str, source: str) -> Recipe | None:
+        packing = packings.of(path.removesuffix(".base"), source)  # what stands beside an adapter
+        return None if packing is None else recipe_of(packing)
+
+    KbitWeights(draft, recipe).run()
 
 
-def _skipped(plan: Plan) -> re.Pattern[str]:
-    """Modules that stay in 16 bits."""
-    return re.compile(f"{SKIP}|{plan.options.get('quantize_skip') or '(?!)'}")
-
-
-def _layers_apart(graph: Graph, skip: re.Pattern[str]) -> Graph:
-    """The graph with repetitions apart that differ in what is skipped: a pattern may name layers."""
+def _layers_apart(graph: Graph, packings: Packings) -> Graph:
+    """The graph with repetitions apart whose products are packed in other ways: a pattern may name layers."""
     blocks: list[Block] = []
     for block in graph.blocks:
         first = 0
-        for _, repetitions in groupby(_skipped_paths(block, skip)):
+        for _, repetitions in groupby(_packed_alike(block, packings)):
             count = len(list(repetitions))
             blocks.append(slice_block(block, first, count, None))
             first += count
     return replace(graph, blocks=tuple(blocks)) if len(blocks) > len(graph.blocks) else graph
 
 
-def _skipped_paths(block: Block, skip: re.Pattern[str]) -> list[frozenset[str]]:
-    """By repetition: the modules, named as in the first one, that are skipped."""
-    paths = {node.path for node in block.nodes}
+def _packed_alike(block: Block, packings: Packings) -> list[tuple[Packing | None, ...]]:
+    """By repetition: how the weights of each product are packed."""
+    products = [node for node in block.nodes if node.op is not None and node.op.kind in PRODUCTS]
+    named = list(dict.fromkeys((node.path, node.source) for node in products))
     moved = [at * block.stride for at in range(block.repeat)]
-    return [frozenset(p for p in paths if skip.search(shift_path(p, block.stack, layers))) for layers in moved]
+    return [
+        tuple(packings.of(shift_path(path, block.stack, layers), source) for path, source in named) for layers in moved
+    ]
 
 
 def scaled(graph: Graph, plan: Plan) -> Graph:
@@ -168,12 +177,15 @@ def scaled(graph: Graph, plan: Plan) -> Graph:
 
     Passes that share weights out know nothing of the scales beside them.
     """
-    recipe = RECIPES.get(plan.quantization or "")
-    if recipe is None or not recipe.weight_block:
+    if plan.quantization not in RECIPES:
         return graph
-    draft = Draft(graph)
+    draft, packings = Draft(graph), Packings(plan)
     for section, item in draft.walk():
-        reads = item.node.reads
+        node, reads = item.node, item.node.reads
+        packing = packings.of(node.path, node.source) if node.op is not None and node.op.kind in PRODUCTS else None
+        recipe = packing and recipe_of(packing)
+        if not recipe or not recipe.weight_block:
+            continue
         stored = [t for t in reads if draft.role(t) in ("weight", "frozen") and draft.dtype(t) == recipe.weight]
         scales = [t for t in reads if draft.role(t) == "buffer" and draft.dtype(t) == "uint8"]
         if len(stored) == len(scales):
@@ -203,6 +215,15 @@ def _recipe(name: str) -> Recipe:
     return RECIPES[name]
 
 
+@lru_cache
+def recipe_of(packing: Packing) -> Recipe:
+    """The recipe of a packing, with its own scales."""
+    usual = _recipe(packing.format)
+    block, scale_bytes = packing.group or usual.weight_block, packing.scale_bytes or usual.scale_bytes
+    return replace(usual, weight_block=block, scale_bytes=scale_bytes)
+
+
+Rounded = dict[tuple[int, str, bool], int]  # tensor, format, whether along the other dimension -> its rounded copy
 ABSORBED = ("fused.absorb_keys", "fused.absorb_values")  # engines keep these weights in 16 bits, one matrix a head
 
 
@@ -212,7 +233,7 @@ class _Rounding:
 
     draft: Draft
     plan: Plan
-    recipe: Recipe
+    packings: Packings
     training: bool
     released: np.ndarray = field(init=False)
     kept: dict[int, tuple[Section, int, int]] = field(default_factory=dict)  # by any id: made in, tensor, its copy
@@ -220,64 +241,65 @@ class _Rounding:
     def run(self) -> None:
         """Rewrite every section, then settle lifetimes."""
         self.released = freed(self.draft)
-        skip = _skipped(self.plan)
-        weights: dict[int, tuple[Section, Op]] = {}
+        weights: dict[int, tuple[Section, Recipe]] = {}
         others: set[int] = set()
         for section in self.draft.sections:
-            rounded: dict[tuple[int, bool], int] = {}
+            rounded: Rounded = {}
             items: list[Item] = []
             for item in section.items:
-                if self._product(item.node, skip):
-                    items += self._round(section, item, rounded, weights)
+                packing = self._packing(item.node)
+                if packing is not None:
+                    items += self._round(section, item, packing, rounded, weights)
                 else:
                     others.update(t for t in item.node.reads if self._weight(t))
-                for tensor in item.node.writes:  # what is written anew has to be rounded anew
-                    for transposed in (False, True):
-                        rounded.pop((tensor, transposed), None)
+                written = set(item.node.writes)  # what is written anew has to be rounded anew
+                for key in [key for key in rounded if key[0] in written]:
+                    rounded.pop(key)
                 items.append(item)
             section.items = items
         if not self.training:
-            for tensor, (section, _) in weights.items():
+            for tensor, (section, recipe) in weights.items():
                 if tensor not in others:
-                    self._store(section, tensor)
+                    self._store(section, tensor, recipe)
         free_after_last_use(self.draft, self.released)
 
     def _weight(self, tensor: int) -> bool:
         return self.draft.role(tensor) in ("weight", "frozen")
 
-    def _product(self, node: Node, skip: re.Pattern[str]) -> bool:
-        """Whether a node is a product with (or for) a weight that the recipe covers."""
-        if node.op is None or node.op.kind not in ("gemm", "grouped_gemm", "fused_moe") or node.op.dtype not in HIGH:
-            return False
+    def _packing(self, node: Node) -> Packing | None:
+        """How the weights of a product with (or for) them are packed; None for any other node and in 16 bits."""
+        if node.op is None or node.op.kind not in PRODUCTS or node.op.dtype not in HIGH:
+            return None
         if node.source in ABSORBED:
-            return False
+            return None
         of_weight = any(self._weight(t) for t in node.reads) or any(
             self.draft.role(t) == "gradient" for t in node.writes
         )
-        return of_weight and skip.search(node.path) is None
+        return self.packings.of(node.path, node.source) if of_weight else None
 
     def _round(
         self,
         section: Section,
         item: Item,
-        rounded: dict[tuple[int, bool], int],
-        weights: dict[int, tuple[Section, Op]],
+        packing: Packing,
+        rounded: Rounded,
+        weights: dict[int, tuple[Section, Recipe]],
     ) -> list[Item]:
         """Give a product its format; the nodes that round what it reads."""
-        node, op = item.node, item.node.op
+        node, op, recipe = item.node, item.node.op, recipe_of(packing)
         assert op is not None
         own = [t for t in node.reads if self._weight(t) and self._matrix(t, op)]
         trained = not own or any(self.draft.role(t) == "weight" for t in own)
-        operands = [t for t in node.reads if self.recipe.activation and self._operand(t, op)]
-        weights.update((t, (section, op)) for t in own)
+        operands = [t for t in node.reads if recipe.activation and self._operand(t, op)]
+        weights.update((t, (section, recipe)) for t in own)
         across = op.kind != "fused_moe" and op.layout == LAYOUT.choices.index("tn")
-        names = {t: self._standing(section, item, t, across, rounded) for t in operands}
+        names = {t: self._standing(section, item, (t, recipe.activation, across), rounded) for t in operands}
         fresh = [t for t, name in names.items() if name < 0]
-        made = self._operands(section, node, op, fresh, rounded, self.training and trained) if fresh else []
-        names.update((t, rounded[t, across]) for t in fresh)
+        made = self._operands(section, node, op, recipe, fresh, rounded, self.training and trained) if fresh else []
+        names.update((t, rounded[t, recipe.activation, across]) for t in fresh)
         if self.training and node.phase == "forward":
-            made += self._weights(section, node, op, [t for t in own if self.draft.role(t) == "weight"])
-        changed = op.replace(dtype=self.recipe.product or self.plan.quantization, out_dtype=op.out_dtype)
+            made += self._weights(section, node, op, recipe, [t for t in own if self.draft.role(t) == "weight"])
+        changed = op.replace(dtype=recipe.product or packing.format, out_dtype=op.out_dtype)
         reads = tuple(dict.fromkeys(names.get(t, t) for t in node.reads))
         item.compute(changed, reads=reads)
         return made
@@ -292,46 +314,47 @@ class _Rounding:
         wide = self.draft.dtype(tensor) in HIGH and self.draft.role(tensor) in ("activation", "input")
         return bool(wide and self.draft.sizes[tensor] > 2 * _tokens(op))
 
-    def _standing(
-        self, section: Section, item: Item, tensor: int, across: bool, rounded: dict[tuple[int, bool], int]
-    ) -> int:
+    def _standing(self, section: Section, item: Item, key: tuple[int, str, bool], rounded: Rounded) -> int:
         """The rounded copy of an operand kept since the forward pass or made for an earlier product; -1 for none."""
+        tensor = key[0]
         if item.node.phase == "backward" and tensor in self.kept:
             source, original, copy = self.kept[tensor]
             names = renamed(source, original, [copy], Use(section, item, tensor))
             if names:
                 section.steps.update({name: step for name, step in names.items() if step})
                 return next(iter(names))
-        return rounded.get((tensor, across), -1)
+        return rounded.get(key, -1)
 
     def _operands(
         self,
         section: Section,
         node: Node,
         op: Op,
+        recipe: Recipe,
         tensors: Sequence[int],
-        rounded: dict[tuple[int, bool], int],
+        rounded: Rounded,
         both: bool,
     ) -> list[Item]:
         """The nodes that round operands side by side, along ``both`` dimensions where their weight has a gradient."""
         copies: list[tuple[int, ...]] = []
         for transposed in (False, True)[: 1 + both]:
-            copies.append(tuple(self._copy(section, t, self.recipe.activation) for t in tensors))
-            rounded.update(((t, transposed), copy) for t, copy in zip(tensors, copies[-1], strict=True))
+            copies.append(tuple(self._copy(section, t, recipe.activation) for t in tensors))
+            keys = ((t, recipe.activation, transposed) for t in tensors)
+            rounded.update(zip(keys, copies[-1], strict=True))
         if both and node.phase != "backward":
             for tensor, copy in zip(tensors, copies[1], strict=True):
                 self.kept.update((int(i), (section, tensor, copy)) for i in section.ids(tensor))
         numel = sum(map(self.draft.numel, tensors))
         rows = _tokens(op) if numel % _tokens(op) == 0 else 1
-        return self._nodes(section, node, tuple(tensors), copies, rows, numel // rows)
+        return self._nodes(section, node, recipe, tuple(tensors), copies, rows, numel // rows)
 
-    def _weights(self, section: Section, node: Node, op: Op, tensors: Sequence[int]) -> list[Item]:
+    def _weights(self, section: Section, node: Node, op: Op, recipe: Recipe, tensors: Sequence[int]) -> list[Item]:
         """The nodes that round weights, in the first micro-batch of a step."""
         if not tensors:
             return []
         rows = ceil(sum(map(self.draft.numel, tensors)) / op.k)
-        copies = tuple(self._copy(section, t, self.recipe.weight) for t in tensors)
-        made = self._nodes(section, node, tuple(tensors), [copies], rows, op.k)
+        copies = tuple(self._copy(section, t, recipe.weight) for t in tensors)
+        made = self._nodes(section, node, recipe, tuple(tensors), [copies], rows, op.k)
         for item in made:
             item.change(source=f"{REFRESH}{item.node.source}")
         return made
@@ -343,13 +366,14 @@ class _Rounding:
         self,
         section: Section,
         node: Node,
+        recipe: Recipe,
         tensors: tuple[int, ...],
         copies: Sequence[tuple[int, ...]],
         rows: int,
         cols: int,
     ) -> list[Item]:
         """Rounding of [rows, cols] elements into each of the copies."""
-        recipe, made = self.recipe, []
+        made: list[Item] = []
 
         def add(op: Op, name: str, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
             made.append(Item(kernel(op, f"fused.{name}", node.path, node.phase, reads, writes)))
@@ -364,8 +388,9 @@ class _Rounding:
             reads = (*tensors, scale)
             whole = whole if recipe.block else whole.replace(part="apply")
         first, *others = copies
-        if others and self._at_once(scaling):
-            both = whole if self._either_way else whole.replace(part="both")
+        if others and self._at_once(recipe, scaling):
+            either_way = recipe.copies == "copy" and self._takes_either_way
+            both = whole if either_way else whole.replace(part="both")
             add(both, "quantize", reads, (*first, *others[0]))
             return made
         add(whole, "quantize", reads, first)
@@ -377,24 +402,24 @@ class _Rounding:
                 add(whole, "quantize", reads, copy)
         return made
 
-    def _at_once(self, scaling: str) -> bool:
+    def _at_once(self, recipe: Recipe, scaling: str) -> bool:
         """Whether one kernel writes what is rounded along both dimensions."""
-        return self.plan.stack.rounds_both and not self.recipe.of_tensor and scaling != ROWWISE
+        return self.plan.stack.rounds_both and not recipe.of_tensor and scaling != ROWWISE
 
     @cached_property
-    def _either_way(self) -> bool:
-        """Whether products read what is rounded along the rows as their transposed operand, too."""
-        return self.recipe.copies == "copy" and int(load_device(self.plan.cluster.device).sm) == EITHER_WAY_SM
+    def _takes_either_way(self) -> bool:
+        """Whether products of FP8 read what is rounded along the rows as their transposed operand, too."""
+        return int(load_device(self.plan.cluster.device).sm) == EITHER_WAY_SM
 
-    def _store(self, section: Section, tensor: int) -> None:
+    def _store(self, section: Section, tensor: int, recipe: Recipe) -> None:
         """Store a weight in the recipe's format, its scales beside it."""
         draft, ids = self.draft, section.ids(tensor)
         if draft.dtype(tensor) not in HIGH:
             return
         numel = draft.numel(tensor)
-        draft.sizes[ids] = ceil(numel * itemsize(self.recipe.weight))
-        draft.dtypes[ids] = draft.code(self.recipe.weight)
-        held = draft.local(section, _scale_bytes(self.recipe, numel), "uint8", "buffer")
+        draft.sizes[ids] = ceil(numel * itemsize(recipe.weight))
+        draft.dtypes[ids] = draft.code(recipe.weight)
+        held = draft.local(section, _scale_bytes(recipe, numel), "uint8", "buffer")
         for item in section.items:
             if tensor in item.node.reads:
                 item.change(reads=(*item.node.reads, held))

@@ -10,11 +10,11 @@ from ...datasets.clusters import Cluster, load_cluster
 from ...datasets.devices import Device
 from ...datasets.loading import nearest
 from ...datasets.ops import Op, make_op
+from ...datasets.precisions import precision_of
 from ...models.power import Limits
 from ..network.transfers import Transfer
 from .canonical import RequestError
 from .network import NetworkChoice, needs_cluster, shown
-from .place import precision_of
 from .predictions import PredictRequest
 from .sources import Sources
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from ...datasets.clusters import load_cluster
 from ...datasets.devices import AT_HAND, DEVICE_DIRECTORY, Device, load_device
-from ...datasets.loading import nearest
-from ...datasets.reading import read_yaml
-from .canonical import RequestError
 
 THIS_MACHINE = "cpu"
 LOCAL = "local"  # what this machine was last measured on: its GPU or its CPU
-PRECISION_DIRECTORY = DEVICE_DIRECTORY.parent / "precision"
 
 
 def shipped(device: Device | str) -> Device | str:
@@ -38,20 +33,3 @@ def looked_up(values: Mapping[str, Any], names: Sequence[str] = ("cluster", "sta
         given = made["network"]
         made["network"] = NetworkChoice.from_plain({"fidelity": given} if isinstance(given, str) else given)
     return made
-
-
-def known_precisions() -> list[str]:
-    """Names in ``conf/precision``."""
-    return sorted(path.stem for path in PRECISION_DIRECTORY.glob("*.yaml"))
-
-
-@lru_cache
-def precision_of(name: str) -> tuple[str, str]:
-    """The dtype and the format of linear layers that a precision in ``conf/precision`` stands for."""
-    known = known_precisions()
-    if name not in known:
-        raise RequestError(
-            f"precision={name!r} does not exist; {nearest(name, known).replace('it has', 'choose from')}"
-        )
-    values = read_yaml(PRECISION_DIRECTORY / f"{name}.yaml", RequestError, f"precision={name}")
-    return str(values["dtype"]), str(values.get("quantization") or "")

@@ -18,6 +18,7 @@ from ...datasets.clusters import Cluster
 from ...datasets.loading import choice, flag, load, nearest, number, whole
 from ...datasets.ops import KINDS
 from ...datasets.reading import read_yaml
+from ..trace.stored import ModuleRule
 from .calibration import NONE, StepCalibration, regime_of
 from .errors import PlanError as PlanError
 from .options import CHECKS, EP_MODES, complaint
@@ -293,7 +294,9 @@ class Plan:
     ``slow_devices`` takes so many times longer (:mod:`.stragglers`). With ``explicit_links`` communications wait for
     each other on the links of the fabric alone (:mod:`..contention.fixed_point`). ``calibration`` names what known runs
     say of predicted times (:mod:`.calibration`), ``calibrated`` is that for this plan, by regime
-    (:func:`..step.checks.prepared`).
+    (:func:`..step.checks.prepared`). ``quantization`` is the format of linear layers; where a checkpoint has several,
+    ``packings`` say which modules have which, and those that no rule names stay in ``precision``. ``notes`` say what
+    was chosen for the user (:mod:`.as_stored`).
     """
 
     parallel: Parallel
@@ -304,12 +307,14 @@ class Plan:
     offload: tuple[str, ...] = ()
     precision: str = "bf16"
     quantization: str = ""
+    packings: tuple[ModuleRule, ...] = ()
     passes: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     slow_devices: Mapping[int, float] = field(default_factory=dict)
     explicit_links: bool = False
     calibration: str = NONE
     calibrated: Mapping[str, StepCalibration] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, known in (("offload", OFFLOAD), ("passes", ())):

@@ -18,6 +18,7 @@ from ...models.power import Limits
 from ..formats.simai import SimaiWorkload, read_busbw, read_workload
 from ..network.astra import FormatError
 from ..network.build import check_settings
+from .as_stored import as_stored
 from .canonical import Request, RequestError
 from .network import NetworkChoice, needs_cluster
 from .place import THIS_MACHINE, looked_up, shipped
@@ -172,12 +173,13 @@ class CalibrateRequest(Request):
 def plan_of(request: SimulateRequest, device: Device) -> Plan:
     """How a request's model is spread: over its cluster, or on the device alone, which is a cluster of one.
 
-    PlanError for a straggler that is not there.
+    Formats that the request leaves open are those of the model's checkpoint. PlanError for a straggler that is not
+    there, TraceError for a model that is not, or whose checkpoint has a format that nobody knows.
     """
     cluster = request.cluster or one_device(device)
     if request.price_per_gpu_hour is not None:
         cluster = replace(cluster, price_per_device_hour=request.price_per_gpu_hour)
-    return Plan(
+    plan = Plan(
         parallel=request.parallel,
         cluster=cluster,
         stack=request.stack
@@ -192,6 +194,8 @@ def plan_of(request: SimulateRequest, device: Device) -> Plan:
         slow_devices=slow_devices(request.stragglers, cluster) if request.stragglers else {},
         calibration=request.sources.calibration,
     )
+    asked = request.quantization or ("" if request.precision == "auto" else request.precision)
+    return as_stored(plan, request.model, request.work, asked, device)
 
 
 def usual_stack(work_kind: str, alone: bool) -> Stack:

@@ -122,7 +122,7 @@ def common(state: State, executed: Sequence[Executed], ledger: Ledger, network: 
         "cost": price,
         "cost_per_million_tokens": None if price is None else price / tokens(state) * 1e6,
         "unmapped": ledger.unmapped(),
-        "notes": tuple(dict.fromkeys(note for step in state.steps for note in step.graph.notes)),
+        "notes": (*plan.notes, *dict.fromkeys(note for step in state.steps for note in step.graph.notes)),
         "network": network,
         "state": state,
         **rates(state, seconds),

@@ -8,8 +8,9 @@ from typing import Any
 
 from ...datasets.clusters import Cluster, load_cluster
 from ...datasets.loading import choice, number, whole
+from ...datasets.precisions import precision_of
 from ..question.canonical import Request, RequestError
-from ..question.place import THIS_MACHINE, looked_up, precision_of
+from ..question.place import THIS_MACHINE, looked_up
 from ..question.plan import Parallel
 from ..question.requests import SimulateRequest, usual_stack
 from .expressions import Expression, contradiction, parse

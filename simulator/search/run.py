@@ -236,7 +236,7 @@ def lower_losses(made: Asked, points: Points, bounds: Bounds, evaluator: Evaluat
 
 def dtypes(made: Asked, points: Points) -> list[str]:
     """What each point's products compute in, as rates of devices know it."""
-    from ..question.place import precision_of
+    from ...datasets.precisions import precision_of
     from ..question.requests import usual_precision
 
     found: dict[tuple[str, str], str] = {}

@@ -16,9 +16,9 @@ import numpy as np
 
 from ...datasets.clusters import Cluster, load_cluster
 from ...datasets.loading import choice, flag, whole
+from ...datasets.precisions import precision_of
 from ..question.canonical import RequestError
 from ..question.orders import SCHEDULES
-from ..question.place import precision_of
 from ..question.plan import OVERLAPS, Stack
 from ..trace import Model
 from ..trace.models import resolve

@@ -15,11 +15,10 @@ MOST_MICRO_BATCHES = 2**16
 FILLING = 4  # micro-batches of each data rank for each stage of a pipeline, where no batch is given
 
 
-def prepared(plan: Plan, work: Work, device: Device, stored_format: str = "") -> Plan:
-    """The plan as the work runs it: micro-batches, the experts' load, the format of weights and cache.
+def prepared(plan: Plan, work: Work, device: Device) -> Plan:
+    """The plan as the work runs it: micro-batches, the experts' load, the format of the cache.
 
-    ``stored_format`` is the one in which the work runs what the model's checkpoint stores. PlanError for what does not
-    go together, DeviceError for a dtype that the device lacks.
+    PlanError for what does not go together, DeviceError for a dtype that the device lacks.
     """
     _check_kind(plan, work)
     check_plan(plan)
@@ -27,10 +26,10 @@ def prepared(plan: Plan, work: Work, device: Device, stored_format: str = "") ->
         _check_batch(plan)
     if work.kind == "train":
         check_trains(plan.stack)
-        plan = _training(plan if plan.quantization else replace(plan, quantization=stored_format), work)
+        plan = _training(plan, work)
     else:
-        plan = _serving(plan, work, device, stored_format)
-    for dtype in (plan.precision, plan.quantization):
+        plan = _serving(plan, work, device)
+    for dtype in (plan.precision, plan.quantization, *(rule.packing.format for rule in plan.packings)):
         if dtype and not device.supports(dtype):
             raise DeviceError(f"{device.name} has no {dtype} matrix units; it has {', '.join(device.tensor_tflops)}")
     return replace(plan, calibrated=_calibrated(plan, work, device))
@@ -118,9 +117,8 @@ def _training(plan: Plan, work: Work) -> Plan:
     return replace(plan, micro_batches=work.sequences // together, options=options)
 
 
-def _serving(plan: Plan, work: Work, device: Device, stored_format: str) -> Plan:
-    """The plan with the format of weights that the checkpoint has, that of the cache and the kernels of the device."""
-    plan = plan if plan.quantization else replace(plan, quantization=stored_format)
+def _serving(plan: Plan, work: Work, device: Device) -> Plan:
+    """The plan with the format of the cache and the kernels of the device."""
     kept = plan.stack.kv_dtype.get(plan.quantization)
     options = {"expert_load": work.expert_load, **({"kv_dtype": kept} if kept else {}), **plan.options}
     if work.kind != "batch" and work.batch % plan.micro_batches:

@@ -1,72 +1,217 @@
-"""The number format that a checkpoint says its weights are stored in (``quantization_config`` of a config.json)."""
+"""The number format that a checkpoint says its weights are stored in, as :class:`.stored.StoredFormat`.
+
+It is said in ``quantization_config`` of a config.json, or in the ``hf_quant_config.json`` beside it (ModelOpt). Each
+library has words of its own; :data:`METHODS` reads them, by ``quant_method``. What none of them reads is refused, never
+taken for 16 bits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from .checkpoint_groups import compressed_tensors, modelopt, quark
+from .module_lists import SKIPPED, checked, entries, kept, rule, skipping
+from .packings import BLOCK, UnknownFormatError, fp8_blocks, weight_only
+from .stored import EVERY, ModuleRule, Packing, StoredFormat
 from .workload import TraceError
 
+Said = Mapping[str, Any]
+Rules = tuple[ModuleRule, ...]
 
-def weight_format(said: Mapping[str, Any] | None, name: str = "model") -> str:
-    """The recipe that serves a checkpoint: ``fp8``, ``w4a16``, …; empty for weights that are stored as they compute.
+KEPT = Packing()
 
-    ``said`` is its ``quantization_config``. TraceError for a method that no recipe stands for: its weights would weigh
-    and run as something else.
+
+def stored_format(said: Said | None, where: str = "", name: str = "model") -> StoredFormat | None:
+    """What a checkpoint says of its format; None where its weights are stored as they compute.
+
+    ``said`` is its ``quantization_config`` or what its ``hf_quant_config.json`` holds. TraceError, with the way out,
+    for words that nobody knows.
     """
-    if not isinstance(said, Mapping):
-        return ""
-    method = str(said.get("quant_method", "")).lower()
-    if method in ("fp8", "fbgemm_fp8"):
-        return "fp8_block" if said.get("weight_block_size") else "fp8"
-    if method == "mxfp4":
-        return "mxfp4a16"
-    if method in ("gptq", "awq", "auto-round", "hqq"):
-        return _weight_only(int(said.get("bits", said.get("nbits", 4))), method, name)
-    if method == "bitsandbytes":
-        return "int8" if said.get("load_in_8bit") else "w4a16"
-    if method == "compressed-tensors":
-        return _compressed(said, name)
-    if method == "modelopt":
-        algorithm = str(said.get("quant_algo", "")).lower()
-        found = {"fp8": "fp8", "nvfp4": "nvfp4", "w4a16_awq": "w4a16", "w4a8_awq": "w4a8"}.get(algorithm)
-        if found:
-            return found
-    raise TraceError(f"model {name}: quantization_config with quant_method={method!r} is not known; name precision=…")
-
-
-def trained_format(said: Mapping[str, Any] | None, name: str = "model", adapters: bool = False) -> str:
-    """The recipe that trains adapters beside a checkpoint's weights as they are stored; empty where they are unpacked.
-
-    Weights that train, and formats that no library trains beside, are unpacked to 16 bits when they are loaded.
-    TraceError for weights of 8 bits of bitsandbytes, which no recipe stands for in training.
-    """
-    method = str(said.get("quant_method", "")).lower() if isinstance(said, Mapping) else ""
-    if not adapters or not isinstance(said, Mapping):
-        return ""
-    if method == "bitsandbytes" and said.get("load_in_8bit"):
+    if not isinstance(said, Mapping) or not said:
+        return None
+    place = where or "quantization_config"
+    try:
+        rules = _reader(said)(said)
+        kv_dtype, remarks = _kv_dtype(said)
+        listed = [each for key in SKIPPED for each in entries(_block(said).get(key), key)]
+    except UnknownFormatError as unknown:
         raise TraceError(
-            f"model {name}: adapters beside load_in_8bit weights are not simulated; take precision=nf4 (load_in_4bit) "
-            "or precision=w8a16"
-        )
-    if method == "bitsandbytes":
-        return "nf4" if said.get("bnb_4bit_use_double_quant") else "nf4_fp32_scales"
-    return weight_format(said, name) if method in ("gptq", "awq", "auto-round", "hqq") else ""
+            f"model {name}: {place} says {unknown}, which opcast does not know: name the nearest with precision=… "
+            "(`opcast list precisions`)"
+        ) from None
+    except TraceError as error:
+        raise TraceError(f"model {name}: {place}: {error}") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise TraceError(f"model {name}: {place} cannot be read ({error}): name precision=…") from None
+    return StoredFormat(_main(rules), rules, kv_dtype, place, tuple(listed), remarks)
 
 
-def _weight_only(bits: int, method: str, name: str) -> str:
-    if bits not in (4, 8):
-        raise TraceError(f"model {name}: {method} with {bits} bits is not known; 4 and 8 are")
-    return f"w{bits}a16"
+def _reader(said: Said) -> Callable[[Said], Rules]:
+    """What reads these words: by their ``quant_method``, and where that is missing by what only one library says."""
+    method = str(said.get("quant_method") or "").lower()
+    known = {name: read for names, read in METHODS.items() for name in names}
+    for word, usual in USUAL.items() if not method else ():
+        if said.get(word):
+            method = usual
+    if method not in known:
+        raise UnknownFormatError(f"quant_method={said.get('quant_method')!r}")
+    return known[method]
 
 
-def _compressed(said: Mapping[str, Any], name: str) -> str:
-    """compressed-tensors names formats by group of modules; the first group stands for all."""
-    group: Mapping[str, Any] = next(iter(dict(said.get("config_groups") or {}).values()), {})
-    weights, inputs = group.get("weights") or {}, group.get("input_activations")
-    bits, kind = int(weights.get("num_bits", 8)), str(weights.get("type", "int"))
-    if kind == "float" and bits == 4:
-        return "nvfp4"
-    if kind == "float":
-        return "fp8_block" if weights.get("block_structure") else "fp8"
-    return "int8" if inputs and bits == 8 else _weight_only(bits, "compressed-tensors", name)
+def _main(rules: Rules) -> str:
+    """The format that most modules have: the one of all others, else the one that most are named with."""
+    every = [each.packing.format for each in rules if each.patterns == EVERY and each.packing.format]
+    counts = Counter[str]()
+    for each in rules:
+        if each.packing.format:
+            counts[each.packing.format] += len(each.names) + len(each.patterns)
+    return every[0] if every else counts.most_common(1)[0][0] if counts else ""
+
+
+def _block(said: Said) -> Said:
+    """Where ModelOpt's own file has its settings, one level down."""
+    inner = said.get("quantization")
+    return inner if isinstance(inner, Mapping) else said
+
+
+def _kv_dtype(said: Said) -> tuple[str, tuple[str, ...]]:
+    """The format of keys and values (empty: that of activations), and what of it is not simulated."""
+    block = _block(said)
+    scheme = block.get("kv_cache_scheme")
+    words = str(block.get("kv_cache_quant_algo") or "")
+    if isinstance(scheme, Mapping):
+        words = f"{scheme.get('type', 'float')}{scheme.get('num_bits', 8)}"
+    elif "fp8" in str(block.get("kv_cache_quant_config") or ""):  # Quark: what keys and values are rounded to
+        words = "fp8"
+    known = {"": "", "none": "", "auto": "", "fp8": "fp8", "float8": "fp8", "int8": "int8"}
+    if words.lower() in known:
+        return known[words.lower()], ()
+    return "", (f"keys and values in {words}, as the checkpoint says, are not simulated: they stay in 16 bits",)
+
+
+def _fp8(said: Said) -> Rules:
+    block = said.get("weight_block_size")
+    return skipping(said, fp8_blocks(block) if block else Packing("fp8"))
+
+
+def _mxfp4(said: Said) -> Rules:
+    """Experts alone are packed (transformers ``Mxfp4GptOssExperts``, vLLM ``Mxfp4Config``)."""
+    return *kept(said, globs=False), ModuleRule(Packing("mxfp4a16"), ("experts",))
+
+
+def _gptq(said: Said) -> Rules:
+    def packed(own: Said) -> Packing:
+        bits, group = int(own.get("bits", said.get("bits", 4))), int(own.get("group_size", said.get("group_size", 128)))
+        return weight_only(bits, group, bool(own.get("sym", said.get("sym", True))))
+
+    rules = []
+    dynamic = said.get("dynamic")
+    for key, own in dynamic.items() if isinstance(dynamic, Mapping) else ():
+        pattern = checked(str(key).lstrip("+-").removeprefix(":"), "dynamic")
+        rules.append(ModuleRule(KEPT if str(key).startswith("-") else packed(own or {}), patterns=(pattern,)))
+    if said.get("lm_head") is True:
+        rules.append(ModuleRule(packed({}), ("lm_head",)))
+    chosen = said.get("modules_in_block_to_quantize")
+    if chosen:
+        names = [each for some in chosen for each in (some if isinstance(some, (list, tuple)) else [some])]
+        return *rules, ModuleRule(packed({}), tuple(sorted(map(str, names))))
+    return *rules, *skipping(said, packed({}))
+
+
+def _awq(said: Said) -> Rules:
+    bits = int(said.get("bits", said.get("w_bit", 4)))
+    group = int(said.get("group_size", said.get("q_group_size", BLOCK)))
+    return skipping(said, weight_only(bits, group, not said.get("zero_point", True)))
+
+
+def _auto_round(said: Said) -> Rules:
+    """AutoRound; ``extra_config`` has modules with settings of their own, by name or regular expression."""
+
+    def packed(own: Said) -> Packing:
+        bits, group = (int(own.get(key, said.get(key, usual))) for key, usual in (("bits", 4), ("group_size", BLOCK)))
+        kind = str(own.get("data_type", said.get("data_type", "int"))).lower()
+        if bits >= 16:
+            return KEPT
+        if kind.startswith("mx_fp"):
+            return Packing("mxfp4a16" if bits == 4 else "mxfp8")
+        if kind.startswith("nv_fp"):
+            return Packing("nvfp4")
+        if kind.startswith("fp"):
+            return Packing("fp8")
+        return weight_only(bits, group, bool(own.get("sym", said.get("sym", True))))
+
+    extra = said.get("extra_config")
+    rules = [
+        rule(packed(own or {}), [name], "extra_config", globs=False)
+        for name, own in (extra.items() if isinstance(extra, Mapping) else ())
+    ]
+    return *rules, *skipping(said, packed({}))
+
+
+def _hqq(said: Said) -> Rules:
+    params = (said.get("quant_config") or {}).get("weight_quant_params") or said
+    bits, group = int(params.get("nbits", said.get("bits", 4))), int(params.get("group_size") or 64)
+    return skipping(said, weight_only(bits, group, scale_bytes=4.0))
+
+
+def _bitsandbytes(said: Said) -> Rules:
+    """LLM.int8 or NF4 (a scale of 4 bytes for 64 weights; with double quantization, one byte)."""
+    if said.get("load_in_8bit"):
+        return skipping(said, Packing("int8"))
+    scale_bytes = 1 + 4 / 256 if said.get("bnb_4bit_use_double_quant") else 4.0
+    return skipping(said, Packing("nf4", 64, scale_bytes))
+
+
+def _quanto(said: Said) -> Rules:
+    weights = str(said.get("weights", "int8")).lower()
+    if weights.startswith("float8"):
+        return skipping(said, Packing("w8a16"))
+    if weights not in ("int8", "int4"):
+        raise UnknownFormatError(f"weights={weights!r}")
+    return skipping(said, weight_only(int(weights[3:]), BLOCK))
+
+
+TORCHAO = {
+    "int4weightonly": "w4a16",
+    "int8weightonly": "w8a16",
+    "float8weightonly": "w8a16",
+    "int8dynamicactivationint8weight": "int8",
+    "float8dynamicactivationfloat8weight": "fp8",
+}
+
+
+def _torchao(said: Said) -> Rules:
+    kind = said.get("quant_type")
+    if isinstance(kind, Mapping):
+        kind = (kind.get("default") or {}).get("_type")
+    word = str(kind or "").lower().replace("_", "").removesuffix("config")
+    if word not in TORCHAO:
+        raise UnknownFormatError(f"quant_type={kind!r}")
+    return skipping(said, Packing(TORCHAO[word]))
+
+
+USUAL = {  # a setting that only one library has -> its ``quant_method``
+    "load_in_4bit": "bitsandbytes",
+    "load_in_8bit": "bitsandbytes",
+    "config_groups": "compressed-tensors",
+    "weight_block_size": "fp8",
+    "quant_algo": "modelopt",
+    "quantization": "modelopt",
+}
+METHODS: dict[tuple[str, ...], Callable[[Said], Rules]] = {
+    ("fp8", "fbgemm_fp8"): _fp8,
+    ("mxfp4", "gpt_oss_mxfp4"): _mxfp4,
+    ("gptq", "gptq_marlin"): _gptq,
+    ("awq", "awq_marlin"): _awq,
+    ("auto-round", "auto_round", "intel/auto-round"): _auto_round,
+    ("hqq",): _hqq,
+    ("bitsandbytes",): _bitsandbytes,
+    ("quanto",): _quanto,
+    ("eetq",): lambda said: skipping(said, Packing("w8a16")),
+    ("torchao",): _torchao,
+    ("compressed-tensors", "compressed_tensors"): compressed_tensors,
+    ("modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8"): modelopt,
+    ("quark",): quark,
+}

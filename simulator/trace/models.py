@@ -10,7 +10,8 @@ import importlib.util
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ SIZES = (  # settings of a configuration that are whole numbers of at least 1
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("head_dim", "vocab_size", "max_position_embeddings", "n_embd", "n_head", "n_layer", "n_positions", "d_model"),
 )
+QUANTIZATION = ("quantization_config", "compression_config")  # where a configuration has the format of weights
+PARTS = ("text_config", "llm_config", "language_config")  # the language model of a configuration with several
+BESIDE = "hf_quant_config.json"
 MOST_LAYERS = 1000
 MOST_EXPERTS = 4096
 LARGEST_SIZE = 2**31 - 1
@@ -47,7 +51,8 @@ class Source:
 
     ``config`` is its transformers configuration, or None for a ``factory`` (a function, or ``module:callable``).
     ``identity`` is what a cached graph is keyed by; None means that nothing identifies the model, so that its
-    graphs are not cached. ``quantization`` is what its checkpoint says of the format of weights.
+    graphs are not cached. ``quantization`` is what its checkpoint says of the format of weights, ``quantized_in``
+    where; ``dtype`` is that of weights which are in no other format, in torch's words (empty: it does not say).
     """
 
     name: str
@@ -55,6 +60,8 @@ class Source:
     factory: str | Factory | None
     identity: str | None
     quantization: Mapping[str, Any] | None = None
+    quantized_in: str = ""
+    dtype: str = ""
 
 
 def known_models() -> dict[str, str]:
@@ -119,13 +126,36 @@ def _shipped(name: str) -> Mapping[str, Any]:
     return values
 
 
-def _from_config(name: str, config: Mapping[str, Any]) -> Source:
-    """A source for a configuration. Weights' formats are left out: a trace has no weights to unpack."""
+def _from_config(name: str, config: Mapping[str, Any], beside: Mapping[str, Any] | None = None) -> Source:
+    """A source for a configuration. Weights' formats are left out: a trace has no weights to unpack.
+
+    ``beside`` is what an ``hf_quant_config.json`` says of the format, where the configuration says nothing.
+    """
     if not config.get("model_type"):
         raise TraceError(f"model {name}: the configuration has no model_type, so transformers cannot know its class")
     _check_sizes(name, config)
-    kept = {key: value for key, value in config.items() if key not in ("name", "quantization_config", "auto_map")}
-    return Source(name, kept, None, "config:" + digest(kept), config.get("quantization_config"))
+    kept = {key: value for key, value in config.items() if key not in ("name", "auto_map", *QUANTIZATION)}
+    said, where = _quantization(config), "quantization_config of its config.json"
+    for part in PARTS:
+        if isinstance(kept.get(part), Mapping):
+            said = said or _quantization(kept[part])
+            kept[part] = {key: value for key, value in kept[part].items() if key not in QUANTIZATION}
+    if not said:
+        said, where = beside, f"its {BESIDE}"
+    return Source(name, kept, None, "config:" + digest(kept), said, where if said else "", _dtype(config))
+
+
+def _quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What a configuration says of the format of its weights."""
+    found = (config.get(key) for key in QUANTIZATION)
+    return next((each for each in found if isinstance(each, Mapping) and each), None)
+
+
+def _dtype(config: Mapping[str, Any]) -> str:
+    """The dtype that a configuration or its language model names, as ``float16``."""
+    parts = (config, *(config[part] for part in PARTS if isinstance(config.get(part), Mapping)))
+    named = (each.get(key) for each in parts for key in ("dtype", "torch_dtype"))
+    return str(next((each for each in named if isinstance(each, str)), "")).removeprefix("torch.")
 
 
 def _check_sizes(name: str, config: Mapping[str, Any]) -> None:
@@ -161,7 +191,18 @@ def _from_path(path: Path) -> Source:
     config = read_json(file, TraceError, f"model {file}")
     if not isinstance(config, dict):
         raise TraceError(f"model {file}: not a transformers configuration (a JSON object)")
-    return _from_config((path if path.is_dir() else path.resolve().parent).resolve().name, config)
+    return _from_config((path if path.is_dir() else path.resolve().parent).resolve().name, config, _beside(file))
+
+
+def _beside(file: Path) -> Mapping[str, Any] | None:
+    """What the ``hf_quant_config.json`` beside a config.json says, as ModelOpt writes it; None where there is none."""
+    own = file.parent / BESIDE
+    if not own.is_file():
+        return None
+    said = read_json(own, TraceError, f"model {own}")
+    if not isinstance(said, dict):
+        raise TraceError(f"model {own}: not what ModelOpt writes (a JSON object)")
+    return said
 
 
 def _from_hub(name: str) -> Source:
@@ -181,9 +222,18 @@ def _from_hub(name: str) -> Source:
         raise TraceError(
             f"model {name}: not in the local hub cache, and the hub {reason}; give a folder or config.json instead"
         ) from None
-    file = Path(cached)
-    config = _from_path(file)
-    return Source(name, config.config, None, config.identity, config.quantization)
+    _fetch_beside(name, Path(cached))
+    return replace(_from_path(Path(cached)), name=name)
+
+
+@lru_cache(maxsize=64)
+def _fetch_beside(name: str, file: Path) -> None:
+    """Have the hub's ``hf_quant_config.json`` beside a cached config.json that says nothing of formats."""
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    if try_to_load_from_cache(name, BESIDE) is None and "quantization_config" not in file.read_text(encoding="utf-8"):
+        with suppress(Exception):  # whatever the hub answers: most models have none
+            hf_hub_download(name, BESIDE, etag_timeout=HUB_TIMEOUT_S)
 
 
 def _source_of(name: str) -> str:

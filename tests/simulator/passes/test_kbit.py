@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ from opcast.datasets.devices import load_device
 from opcast.simulator.graph import Graph
 from opcast.simulator.passes.order import apply_passes
 from opcast.simulator.question.plan import Parallel, Plan, PlanError, load_stack
+from opcast.simulator.question.requests import SimulateRequest, plan_of
 from opcast.simulator.question.work import Work
 from opcast.simulator.simulate import laid_out
-from opcast.simulator.step.build import lay_out
+from opcast.simulator.step.build import LaidOut, lay_out
 from opcast.simulator.step.checks import prepared
 from opcast.simulator.trace import TraceError, Workload, trace
+from opcast.simulator.trace.stored import EVERY, ModuleRule, Packing
 
 LAYERS, HIDDEN, FFN, VOCABULARY, RANK = 3, 256, 512, 1024, 8
 MODEL: dict[str, Any] = {
@@ -70,7 +73,8 @@ def test_each_weight_weighs_half_a_byte_and_its_scales(packed: Graph) -> None:
 
 
 def test_scales_that_are_not_packed(traced: Graph) -> None:
-    plainly = apply_passes(traced, plan("nf4_fp32_scales"))
+    single = ModuleRule(Packing("nf4", 64, 4.0), patterns=EVERY)
+    plainly = apply_passes(traced, replace(plan(), packings=(single,)))
     assert held(plainly, "buffer", "uint8") == LINEAR / 64 * 4
     assert kernels(plainly, "forward")["bitsandbytes.dequantize_blockwise"] == 0
 
@@ -99,30 +103,41 @@ def test_recomputation_unpacks_once_more(traced: Graph) -> None:
     assert again["bitsandbytes.dequantize_4bit"] >= 6 * LAYERS  # torch ends with the last tensor that is read
 
 
+def asked(stored: dict[str, Any], rank: int = RANK, precision: str = "auto") -> LaidOut:
+    work = Work("train", seq_len=32, lora_rank=rank)
+    request = SimulateRequest(model=MODEL | {"quantization_config": stored}, work=work, device=A10G)
+    return laid_out(request.model, work, plan_of(replace(request, precision=precision), A10G), A10G)
+
+
 def test_checkpoint_of_bitsandbytes_is_trained_as_it_is_stored() -> None:
-    work = Work("train", seq_len=32, lora_rank=RANK)
-    stored = laid_out(MODEL | {"quantization_config": BNB}, work, plan(""), A10G)
-    assert stored.plan.quantization == "nf4"
-    single = laid_out(MODEL | {"quantization_config": BNB | {"bnb_4bit_use_double_quant": False}}, work, plan(""), A10G)
-    assert single.plan.quantization == "nf4_fp32_scales"
-    groups = laid_out(MODEL | {"quantization_config": {"quant_method": "gptq", "bits": 4}}, work, plan(""), A10G)
+    double = asked(BNB)
+    assert double.plan.quantization == "nf4"
+    assert held(double.pipelines[0][0].graph, "frozen", "nf4") == LINEAR // 2
+    assert any("weights in nf4, as the checkpoint stores them" in note for note in double.plan.notes)
+    single = asked(BNB | {"bnb_4bit_use_double_quant": False})
+    assert held(single.pipelines[0][0].graph, "buffer", "uint8") == LINEAR / 64 * 4
+
+
+def test_checkpoint_of_gptq_leaves_the_rest_in_16_bits() -> None:
+    groups = asked({"quant_method": "gptq", "bits": 4, "group_size": 128})
     assert groups.plan.quantization == "w4a16"
     graph = groups.pipelines[0][0].graph
     assert held(graph, "frozen", "int4") == LINEAR // 2
-    assert held(graph, "frozen", "bf16") == 2 * LEFT  # peft casts nothing of these
+    assert held(graph, "frozen", "bf16") == 2 * LEFT
 
 
-def test_weights_that_train_are_unpacked() -> None:
-    laid = laid_out(MODEL | {"quantization_config": BNB}, Work("train", seq_len=32), plan(""), A10G)
+@pytest.mark.parametrize(("stored", "rank"), [(BNB, 0), ({"quant_method": "fp8"}, RANK)])
+def test_what_is_unpacked_says_so(stored: dict[str, Any], rank: int) -> None:
+    laid = asked(stored, rank)
     assert laid.plan.quantization == ""
+    assert any("training is simulated in bf16" in note for note in laid.plan.notes)
 
 
 def test_what_cannot_be_trained_says_the_way_out() -> None:
     with pytest.raises(PlanError, match=r"workload\.lora_rank=16"):
         laid_out(MODEL, Work("train", seq_len=32), plan(), A10G)
-    eight = {"quant_method": "bitsandbytes", "load_in_8bit": True}
     with pytest.raises(TraceError, match="take precision=nf4"):
-        laid_out(MODEL | {"quantization_config": eight}, Work("train", seq_len=32, lora_rank=RANK), plan(""), A10G)
+        asked({"quant_method": "bitsandbytes", "load_in_8bit": True})
     cut = Plan(Parallel(tp=2), load_cluster("dgx_h100"), load_stack("torch"), quantization="nf4")
     with pytest.raises(PlanError, match=r"parallel\.tp=2 .* parallel\.zero_stage=3"):
         laid_out(MODEL, Work("train", seq_len=32, lora_rank=RANK), cut, load_device("h100_sxm"))

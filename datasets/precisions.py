@@ -1,0 +1,36 @@
+"""The precisions of a step by name: files of ``conf/precision``, the one list for every verb, face, table and checkpoint.
+
+A precision is the dtype of weights and activations, and the format of linear layers where that is another.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from .loading import nearest
+from .reading import read_yaml
+
+PRECISION_DIRECTORY = Path(__file__).resolve().parents[1] / "conf" / "precision"
+
+
+class PrecisionError(ValueError):
+    """A precision that nobody knows, with the nearest names that exist."""
+
+
+@lru_cache
+def known_precisions() -> tuple[str, ...]:
+    """Names in ``conf/precision``."""
+    return tuple(sorted(path.stem for path in PRECISION_DIRECTORY.glob("*.yaml")))
+
+
+@lru_cache
+def precision_of(name: str) -> tuple[str, str]:
+    """The dtype and the format of linear layers (empty: the dtype) that a name stands for."""
+    known = known_precisions()
+    if name not in known:
+        raise PrecisionError(
+            f"precision={name!r} does not exist; {nearest(name, known).replace('it has', 'choose from')}"
+        )
+    values = read_yaml(PRECISION_DIRECTORY / f"{name}.yaml", PrecisionError, f"precision={name}")
+    return str(values["dtype"]), str(values.get("quantization") or "")

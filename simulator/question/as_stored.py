@@ -1,0 +1,145 @@
+"""A plan as a model's checkpoint has it: the format of its weights, keys and values, where the user leaves that open.
+
+Inference keeps what a checkpoint stores. What was chosen, and what is not as the checkpoint has it, is said in
+``Plan.notes``: a format is never dropped in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...datasets.devices import Device
+from ..trace.checkpoints import stored_format
+from ..trace.models import Source, resolve
+from ..trace.packings import BLOCK, NVFP4_WEIGHTS, PER_CHANNEL
+from ..trace.stored import EVERY, ModuleRule, Packing, StoredFormat
+from ..trace.workload import TraceError
+from .plan import Plan
+from .work import Work
+
+BESIDE_ADAPTERS = ("bitsandbytes", "gptq", "awq", "hqq", "auto-round")  # libraries that peft trains adapters with
+KBIT = ("nf4", "w4a16", "w8a16")  # weights that are unpacked for each product
+MOST_SHOWN = 3  # entries of the list of what stays in 16 bits
+WEIGHTS_ALONE = {  # format that a device may have no units for -> the same weights, unpacked for products in 16 bits
+    "fp8": Packing("w8a16", PER_CHANNEL),
+    "fp8_block": Packing("w8a16", BLOCK * BLOCK, 4.0),
+    "mxfp8": Packing("w8a16", 32, 1.0),
+    "int8": Packing("w8a16", PER_CHANNEL),
+    "nvfp4": NVFP4_WEIGHTS,
+    "mxfp4a8": Packing("mxfp4a16"),
+    "w4a8": Packing("w4a16"),
+}
+
+
+def as_stored(plan: Plan, model: Any, work: Work, asked: str, device: Device) -> Plan:
+    """The plan with what the checkpoint of a ``model`` says of formats, for some work.
+
+    ``asked`` is the precision that the user named, empty for ``auto``. TraceError for a model that is not there, and
+    under ``auto`` for a format that nobody knows.
+    """
+    source = resolve(model)
+    if work.kind == "train" and not device.synchronous and not asked:
+        return _trained(plan, source, work, device)
+    if work.kind == "train" or device.synchronous:
+        return _unpacked(plan, source, asked, work.kind)
+    if not asked and source.dtype == "float16" and device.supports("fp16"):
+        plan = replace(plan, precision="fp16")
+    stored = _read(source, strict=not asked)
+    if stored is None:
+        return plan
+    if isinstance(stored, str) or (asked and stored.precision and asked != stored.precision):
+        return _said(plan, f"the checkpoint stores {_format(stored)}; simulated in {asked}, as asked")
+    return _packed(plan, stored, asked, device)
+
+
+def _read(source: Source, strict: bool) -> StoredFormat | str | None:
+    """What a checkpoint stores: a format, words that nobody knows (TraceError where it is ``strict``), or nothing."""
+    try:
+        return stored_format(source.quantization, source.quantized_in, source.name)
+    except TraceError:
+        if strict:
+            raise
+    method = (source.quantization or {}).get("quant_method")
+    return f"weights in a format that opcast does not know (quant_method={method!r})"
+
+
+def _format(stored: StoredFormat | str) -> str:
+    return stored if isinstance(stored, str) else stored.precision or "keys and values in few bits"
+
+
+def _trained(plan: Plan, source: Source, work: Work, device: Device) -> Plan:
+    """The plan of a training step: adapters leave weights packed where a library trains them so (QLoRA).
+
+    TraceError for 8 bits of bitsandbytes, which it multiplies forward in another format than backward.
+    """
+    stored = _read(source, strict=False) if work.lora_rank else None
+    if not isinstance(stored, StoredFormat) or _method(source) not in BESIDE_ADAPTERS:
+        return _unpacked(plan, source, "", work.kind)
+    if stored.precision not in KBIT:
+        raise TraceError(
+            f"model {source.name}: adapters beside weights in {stored.precision} of {_method(source)} are not "
+            f"simulated; take precision={' or '.join(KBIT)}, or bf16"
+        )
+    return replace(_packed(plan, stored, "", device), options=plan.options)  # there is no cache
+
+
+def _method(source: Source) -> str:
+    """Which library packed a checkpoint, in its own word."""
+    said = source.quantization or {}
+    return str(said.get("quant_method") or ("bitsandbytes" if said.get("load_in_4bit") else "")).lower()
+
+
+def _unpacked(plan: Plan, source: Source, asked: str, kind: str) -> Plan:
+    """The plan of work that does not take weights as a checkpoint stores them, with a note that says so."""
+    stored = _read(source, strict=False)
+    if stored is None or asked:
+        return plan
+    where = "training" if kind == "train" else "a CPU"
+    more = "" if isinstance(stored, str) else f" (precision={stored.precision} names it)"
+    return _said(plan, f"the checkpoint stores {_format(stored)}; {where} is simulated in {plan.precision}{more}")
+
+
+def _packed(plan: Plan, stored: StoredFormat, asked: str, device: Device) -> Plan:
+    """The plan with the formats of a checkpoint, as far as the device has units for them."""
+    rules, lacking = stored.rules, []
+    if not asked:
+        lacking = sorted(
+            {r.packing.format for r in rules if r.packing.format and not device.supports(r.packing.format)}
+        )
+        rules = tuple(
+            replace(r, packing=WEIGHTS_ALONE[r.packing.format]) if r.packing.format in lacking else r for r in rules
+        )
+    main = WEIGHTS_ALONE[stored.precision].format if stored.precision in lacking else stored.precision
+    plan = replace(
+        plan,
+        quantization=main,
+        packings=() if rules == (ModuleRule(Packing(main), patterns=EVERY),) else rules,
+        options={"kv_dtype": stored.kv_dtype or "same", **plan.options},
+    )
+    notes = [_chosen(stored, main)] if main else []
+    notes += [
+        f"{device.name} has no {name} units: such weights stay packed, products are in {plan.precision}"
+        for name in lacking
+    ]
+    if stored.kv_dtype and plan.options["kv_dtype"] == stored.kv_dtype:
+        notes.append(f"keys and values in {stored.kv_dtype}, as the checkpoint says ({stored.where})")
+    return _said(plan, *notes, *stored.remarks)
+
+
+def _chosen(stored: StoredFormat, main: str) -> str:
+    others = {each.packing.format for each in stored.rules} - {"", stored.precision}
+    also = f" and {', '.join(sorted(others))}" if others else ""
+    return f"weights in {main}{also}, as the checkpoint stores them ({stored.where}){_staying(stored.kept)}"
+
+
+def _staying(kept: Sequence[str]) -> str:
+    if not kept:
+        return ""
+    more = f" and {len(kept) - MOST_SHOWN:,} more" if len(kept) > MOST_SHOWN else ""
+    return f"; in 16 bits stay {', '.join(kept[:MOST_SHOWN])}{more}"
+
+
+def _said(plan: Plan, *notes: str) -> Plan:
+    return replace(plan, notes=(*plan.notes, *notes))

@@ -1,0 +1,115 @@
+"""What a checkpoint stores: the format of each module's weights, by rules that name modules as its libraries do.
+
+A rule names modules in two ways. A name (``lm_head``, ``model.layers.0.mlp.gate``) is a module and all that is in it. A
+pattern is a regular expression that has to match from the start of a module's whole name. Names are compared without
+what stands before the layers: wrappers call them ``model.language_model.layers``, ``language_model.model.layers`` or
+``backbone.layers``, and patterns see every one of these spellings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "backbone.", "model.")
+PARTS = {  # modules that one node of a graph stands for -> their names in a checkpoint
+    "fused.qkv": ("q_proj", "k_proj", "v_proj"),
+    "fused.gate_up": ("gate_proj", "up_proj"),
+    "fused.latent_down": ("q_a_proj", "kv_a_proj_with_mqa"),
+}
+OF_EXPERT = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "gate_up_proj")
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a weight is stored: a format of ``conf/precision`` (empty: as it computes), weights to a scale and its bytes.
+
+    ``group`` and ``scale_bytes`` 0 are those that the format usually has.
+    """
+
+    format: str = ""
+    group: int = 0
+    scale_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class ModuleRule:
+    """Modules, by ``names`` and ``patterns``, whose weights are packed alike."""
+
+    packing: Packing
+    names: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+
+    @cached_property
+    def bare_names(self) -> frozenset[str]:
+        return frozenset(map(bare, self.names))
+
+    @cached_property
+    def compiled(self) -> tuple[re.Pattern[str], ...]:
+        return tuple(map(re.compile, self.patterns))
+
+    def names_it(self, name: str) -> bool:
+        """Whether one of the names is that of a module, or of one that it is in."""
+        return bool(self.names) and any(part in self.bare_names for part in _stretches(bare(name)))
+
+    def covers(self, name: str) -> bool:
+        """Whether the rule is about a module."""
+        if self.names_it(name):
+            return True
+        return any(each.match(spelling) for each in self.compiled for spelling in spellings(name))
+
+
+EVERY = (".*",)  # the pattern of a rule for all modules that no other rule names
+
+
+@dataclass(frozen=True)
+class StoredFormat:
+    """The format of a checkpoint's weights, and of its keys and values.
+
+    ``precision`` is the format that most of them have, ``rules`` are asked in order, and a module that none of them
+    names is stored as it computes. ``where`` it was read, ``kept`` are the first entries of the list of what stays in
+    16 bits as they were written, ``remarks`` what was read but is not simulated.
+    """
+
+    precision: str
+    rules: tuple[ModuleRule, ...]
+    kv_dtype: str = ""
+    where: str = ""
+    kept: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+def modules_of(path: str, source: str = "") -> tuple[str, ...]:
+    """The modules that a node of a graph stands for, as a checkpoint has them: one by one where they were merged."""
+    if source in PARTS:
+        return tuple(f"{path}.{part}" for part in PARTS[source])
+    if path.rpartition(".")[2] == "experts":
+        return (path, *(f"{path}.0.{part}" for part in OF_EXPERT))
+    return (path,)
+
+
+def bare(name: str) -> str:
+    """A module's name without what stands before the layers."""
+    plain = name.replace(".block_sparse_moe.", ".mlp.")
+    prefix = next((each for each in PREFIXES if plain.startswith(each)), "")
+    return plain[len(prefix) :]
+
+
+def spellings(name: str) -> Iterator[str]:
+    """The names that checkpoints have for a module; for one of the language model also those of wrappers."""
+    own = bare(name)
+    known = PREFIXES if own.startswith(("layers.", "lm_head")) else ("model.",)
+    yield name
+    yield from (prefix + own for prefix in ("", *known) if prefix + own != name)
+    if ".mlp." in own:
+        yield "model." + own.replace(".mlp.", ".block_sparse_moe.")
+
+
+def _stretches(name: str) -> Iterator[str]:
+    """Every run of words of a name: ``a.b``, ``a``, ``b`` of ``a.b``."""
+    words = name.split(".")
+    for first in range(len(words)):
+        for last in range(len(words), first, -1):
+            yield ".".join(words[first:last])
