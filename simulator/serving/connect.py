@@ -90,7 +90,7 @@ def replica_of(
         tokens = memory.tokens
         memory = replace(memory, block_tokens=kv.block_tokens, blocks=kv.blocks or max(1, tokens // kv.block_tokens))
     host = fitted_hosts().of(host_name(engine.id, engine.host, overlapped=scheduler.async_scheduling))
-    described = resolve(step.model).config or {}
+    described = resolve(step.model).language
     layers = layers_and_experts(described)
     first_us = host.first_token_us(request.traffic.concurrency, prompt, *layers)
     return ServedReplica(

@@ -175,6 +175,8 @@ def traced(model: Model, work: Work, plan: Plan, part: Part, device: Device, cac
             lora_modules=work.lora_modules,
             mtp_layers=work.mtp_layers,
             kbit=plan.quantization in PREPARED,
+            images=work.images,
+            image_px=work.image_px,
         )
         return trace(model, usual, plan.precision, cache_dir)
     engine = "paged_attention" in plan.stack.fusion
@@ -187,6 +189,8 @@ def traced(model: Model, work: Work, plan: Plan, part: Part, device: Device, cac
         attention=attention,
         expert_load=traced_load(work.expert_load),
         logits="all" if plan.stack.all_logits else "last",
+        images=work.images if part.kind == "prefill" else 0,
+        image_px=work.image_px,
     )
     if part.kind == "batch":
         batch = work.iteration

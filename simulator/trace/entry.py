@@ -69,7 +69,7 @@ def _folded(source: Source, workload: Workload, precision: str, config: Any) -> 
 
 def beyond_positions(source: Source, workload: Workload) -> str:
     """What to do where a sequence is longer than the positions that a model has; "" where it is not."""
-    config = source.config or {}
+    config = source.language
     positions = config.get("max_position_embeddings") or config.get("n_positions")
     if not isinstance(positions, int) or workload.seq_len <= positions:
         return ""

@@ -35,7 +35,7 @@ SIZES = (  # settings of a configuration that are whole numbers of at least 1
     *("head_dim", "vocab_size", "max_position_embeddings", "n_embd", "n_head", "n_layer", "n_positions", "d_model"),
 )
 QUANTIZATION = ("quantization_config", "compression_config")  # where a configuration has the format of weights
-PARTS = ("text_config", "llm_config", "language_config")  # the language model of a configuration with several
+LANGUAGE = ("text_config", "llm_config", "language_config")  # the language model of a configuration with several
 BESIDE = "hf_quant_config.json"
 MOST_LAYERS = 1000
 MOST_EXPERTS = 4096
@@ -62,6 +62,12 @@ class Source:
     quantization: Mapping[str, Any] | None = None
     quantized_in: str = ""
     dtype: str = ""
+
+    @property
+    def language(self) -> Mapping[str, Any]:
+        """The configuration of its language model; empty for a factory."""
+        config = self.config or {}
+        return {**config, **(language_of(config) or {})}
 
 
 def known_models() -> dict[str, str]:
@@ -96,6 +102,11 @@ def resolve(model: Model) -> Source:
         shipped, sorted(p.stem for p in MODEL_DIRECTORY.glob("*.yaml")), "`opcast list models` names them"
     )
     raise TraceError(f"unknown model {name!r}; {hint} (a folder, config.json, org/name or module:callable will do too)")
+
+
+def language_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The part of a wrapper's configuration that is its language model; None where there is none."""
+    return next((config[part] for part in LANGUAGE if isinstance(config.get(part), Mapping)), None)
 
 
 def canonical_name(name: str) -> str:
@@ -136,7 +147,7 @@ def _from_config(name: str, config: Mapping[str, Any], beside: Mapping[str, Any]
     _check_sizes(name, config)
     kept = {key: value for key, value in config.items() if key not in ("name", "auto_map", *QUANTIZATION)}
     said, where = _quantization(config), "quantization_config of its config.json"
-    for part in PARTS:
+    for part in LANGUAGE:
         if isinstance(kept.get(part), Mapping):
             said = said or _quantization(kept[part])
             kept[part] = {key: value for key, value in kept[part].items() if key not in QUANTIZATION}
@@ -153,7 +164,7 @@ def _quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _dtype(config: Mapping[str, Any]) -> str:
     """The dtype that a configuration or its language model names, as ``float16``."""
-    parts = (config, *(config[part] for part in PARTS if isinstance(config.get(part), Mapping)))
+    parts = (config, *(config[part] for part in LANGUAGE if isinstance(config.get(part), Mapping)))
     named = (each.get(key) for each in parts for key in ("dtype", "torch_dtype"))
     return str(next((each for each in named if isinstance(each, str)), "")).removeprefix("torch.")
 
