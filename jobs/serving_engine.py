@@ -120,7 +120,7 @@ def keywords(
         "args": args,
         "calibrate": calibrate,
         "cluster": None if cluster is None else cluster.to_dict(),
-        "model": {"config": {} if model is None else resolve(model).config or {}},
+        "model": {"config": {} if model is None else resolve(model).language},
         "stack": None if stack is None else asdict(stack),
         "parallel": {each.name: own[each.name] for each in fields(Parallel) if each.name in own},
         "precision": {"quantization": quantization},

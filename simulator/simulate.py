@@ -28,6 +28,7 @@ from .report.notes import notes
 from .report.workload_file import FileReport, file_report
 from .step.build import LaidOut, build, engine_of, lay_out
 from .step.checks import filled, prepared
+from .step.images import with_images
 from .step.state import State
 from .step.workload_file import run_file, study
 from .trace import Model
@@ -70,7 +71,7 @@ def simulated(
 
 def laid_out(model: Model, work: Work, plan: Plan, device: Device, cache_dir: Path | None = None) -> LaidOut:
     """A workload as the plan cuts it and what it needs of memory, before anything is timed."""
-    work = filled(plainest(work), plan)
+    work = with_images(model, filled(plainest(work), plan))
     return lay_out(model, work, prepared(plan, work, device), device, cache_dir)
 
 

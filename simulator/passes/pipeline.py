@@ -47,7 +47,7 @@ def split_pipeline(graph: Graph, plan: Plan) -> tuple[Chunk, ...]:
     """The chunks of a graph in the order of the layers. PlanError where there are more chunks than layers."""
     p = plan.parallel
     stack, depth = layer_stack(graph)
-    bounds = boundaries(depth, p.pp * p.vpp, p.stages, f"{graph.name} ({stack or 'no layers'})")
+    bounds = boundaries(depth, p.pp * p.vpp, p.stages, f"{graph.name} ({stack or 'no list of layers'})")
     if len(bounds) == 2:
         return (Chunk(graph, 0, 0, depth, 0.0),)
     cutter = _Cutter(graph, stack, bounds)
@@ -82,7 +82,9 @@ def boundaries(depth: int, chunks: int, given: Sequence[int], what: str) -> list
                 f"parallel.stages={list(given)} must be {chunks} numbers of layers that add up to the {depth} of {what}"
             )
         return [0, *np.cumsum(given).tolist()]
-    if chunks > depth + 2 * (depth > 0 and chunks > 2):  # the first may hold the embedding alone, the last the loss
+    if chunks > 1 and not depth:
+        raise PlanError(f"{what} cannot be cut into pp x vpp = {chunks} chunks; take parallel.pp=1 parallel.vpp=1")
+    if chunks > 1 and chunks > depth + 2 * (chunks > 2):  # the first may hold the embedding alone, the last the loss
         raise PlanError(f"pp x vpp = {chunks} chunks, but {what} has {depth} layers; take pp x vpp of at most {depth}")
     base, more = divmod(depth, chunks)
     order = sorted(range(chunks), key=lambda c: (c in (0, chunks - 1), c))  # ends also hold embedding and loss

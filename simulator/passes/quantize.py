@@ -42,6 +42,7 @@ from ..graph import Block, Graph, Node, shift_path
 from ..question.plan import Plan, PlanError
 from ..trace.stored import WeightFormat
 from .fusion.remake import Use, renamed
+from .kbit import KbitWeights, check_kbit
 from .micro_batches import REFRESH
 from .pipeline import slice_block
 from .product_formats import ProductFormats
@@ -53,6 +54,7 @@ HIGH = ("bf16", "fp16")
 PRODUCTS = ("gemm", "grouped_gemm", "fused_moe")
 KV_FORMATS = ("fp8", "int8")
 EITHER_WAY_SM = 10  # compute capability whose FP8 products take operands in any layout (not 12's)
+DOUBLE_QUANTIZED = 4.0  # bytes of a scale of bitsandbytes that is stored as it is
 ROWWISE = "rowwise"  # of ``options["fp8_scaling"]``
 
 
@@ -63,8 +65,10 @@ class Recipe:
     ``activation`` is the format inputs are rounded to (empty: they stay), ``weight`` the one weights are stored in,
     ``block`` the elements that share a scale (0: one per row or tensor), ``scale_bytes`` what one scale of a weight
     weighs and ``weight_block`` how many elements it is for. ``copies``: how the transposed operand of a weight gradient
-    comes about: ``quantize`` (its blocks lie the other way), ``copy``; empty: the recipe is for inference alone. With
-    ``of_tensor`` the blocks' scales have one of the whole tensor above them, which training finds first.
+    comes about: ``quantize`` (its blocks lie the other way), ``copy``; empty: the recipe is for inference, and for
+    frozen weights where activations stay (:mod:`.kbit`). With ``of_tensor`` the blocks' scales have one of the whole
+    tensor above them, which training finds first. ``product`` is the format of ops in inference (empty: the recipe's
+    own name).
     """
 
     activation: str
@@ -74,6 +78,12 @@ class Recipe:
     scale_bytes: float = 4.0
     copies: str = ""
     of_tensor: bool = False
+    product: str = ""
+
+    @property
+    def packed_scales(self) -> bool:
+        """Whether the scales are stored in few bits, too (double quantization)."""
+        return self.weight == "nf4" and self.scale_bytes < DOUBLE_QUANTIZED
 
 
 RECIPES: dict[str, Recipe] = {
@@ -87,7 +97,12 @@ RECIPES: dict[str, Recipe] = {
     "w4a8": Recipe("fp8", "int4", weight_block=128, scale_bytes=2.0),
     "mxfp4a16": Recipe("", "mxfp4", weight_block=32, scale_bytes=1.0),
     "mxfp4a8": Recipe("mxfp8", "mxfp4", 32, 32, 1.0),
+    "nf4": Recipe("", "nf4", weight_block=64, scale_bytes=1 + 4 / 256, product="w4a16"),
 }
+
+
+PREPARED = ("nf4",)
+"""Formats of bitsandbytes: what is trained beside such weights is prepared by peft (:mod:`..trace.kbit`)."""
 
 
 def quantize(graph: Graph, plan: Plan) -> Graph:
@@ -113,12 +128,26 @@ def quantize(graph: Graph, plan: Plan) -> Graph:
         recipe = _recipe(plan.quantization)
         training = any(item.node.phase == "backward" for _, item in draft.walk())
         if training and not recipe.copies:
-            able = ", ".join(name for name, known in RECIPES.items() if known.copies)
-            raise PlanError(f"quantization={plan.quantization} is for inference; training can take {able}")
-        _Rounding(draft, plan, formats, training).run()
+            _keep_packed(draft, plan, formats)
+        else:
+            _Rounding(draft, plan, formats, training).run()
     made = draft.graph()
     before, after = ([node.op for node, _ in each.weighted()] for each in (graph, made))
     return graph if kv_dtype == "same" and not attention and before == after else made
+
+
+def _keep_packed(draft: Draft, plan: Plan, formats: ProductFormats) -> None:
+    """Frozen weights in a format that is for inference; PlanError where that cannot be."""
+    able = ", ".join(name for name, known in RECIPES.items() if known.copies)
+    if _recipe(plan.quantization).activation:
+        raise PlanError(f"quantization={plan.quantization} is for inference; training can take {able}")
+    check_kbit(plan, any(draft.role(t) == "frozen" for t in range(len(draft.roles))), able)
+
+    def recipe(path: str, source: str) -> Recipe | None:
+        weights = formats.of(path.removesuffix(".base"), source)  # what stands beside an adapter
+        return None if weights is None else recipe_of(weights)
+
+    KbitWeights(draft, recipe).run()
 
 
 def _layers_apart(graph: Graph, formats: ProductFormats) -> Graph:
@@ -270,7 +299,7 @@ class _Rounding:
         names.update((t, rounded[t, recipe.activation, across]) for t in fresh)
         if self.training and node.phase == "forward":
             made += self._weights(section, node, op, recipe, [t for t in own if self.draft.role(t) == "weight"])
-        changed = op.replace(dtype=weight_format.name, out_dtype=op.out_dtype)
+        changed = op.replace(dtype=recipe.product or weight_format.name, out_dtype=op.out_dtype)
         reads = tuple(dict.fromkeys(names.get(t, t) for t in node.reads))
         item.compute(changed, reads=reads)
         return made

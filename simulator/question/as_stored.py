@@ -17,7 +17,10 @@ from ..trace.stored import EVERY, ModuleRule, StoredFormat, WeightFormat
 from ..trace.weight_formats import BLOCK, NVFP4_WEIGHTS, PER_CHANNEL
 from ..trace.workload import TraceError
 from .plan import Plan
+from .work import Work
 
+BESIDE_ADAPTERS = ("bitsandbytes", "gptq", "awq", "hqq", "auto-round")  # libraries that peft trains adapters with
+KBIT = ("nf4", "w4a16", "w8a16")  # weights that are unpacked for each product
 MOST_SHOWN = 3  # entries of the list of what stays in 16 bits
 WEIGHTS_ALONE = {  # format that a device may have no units for -> the same weights, unpacked for products in 16 bits
     "fp8": WeightFormat("w8a16", PER_CHANNEL),
@@ -30,15 +33,17 @@ WEIGHTS_ALONE = {  # format that a device may have no units for -> the same weig
 }
 
 
-def as_stored(plan: Plan, model: Any, kind: str, asked: str, device: Device) -> Plan:
-    """The plan with what the checkpoint of a ``model`` says of formats, for work of a ``kind``.
+def as_stored(plan: Plan, model: Any, work: Work, asked: str, device: Device) -> Plan:
+    """The plan with what the checkpoint of a ``model`` says of formats, for some work.
 
     ``asked`` is the precision that the user named, empty for ``auto``. TraceError for a model that is not there, and
     under ``auto`` for a format that nobody knows.
     """
     source = resolve(model)
-    if kind == "train" or device.synchronous:
-        return _unpacked(plan, source, asked, kind)
+    if work.kind == "train" and not device.synchronous and not asked:
+        return _trained(plan, source, work, device)
+    if work.kind == "train" or device.synchronous:
+        return _unpacked(plan, source, asked, work.kind)
     if not asked and source.dtype == "float16" and device.supports("fp16"):
         plan = replace(plan, precision="fp16")
     stored = _read(source, strict=not asked)
@@ -62,6 +67,28 @@ def _read(source: Source, strict: bool) -> StoredFormat | str | None:
 
 def _format(stored: StoredFormat | str) -> str:
     return stored if isinstance(stored, str) else stored.precision or "keys and values in few bits"
+
+
+def _trained(plan: Plan, source: Source, work: Work, device: Device) -> Plan:
+    """The plan of a training step: adapters leave weights packed where a library trains them so (QLoRA).
+
+    TraceError for 8 bits of bitsandbytes, which it multiplies forward in another format than backward.
+    """
+    stored = _read(source, strict=False) if work.lora_rank else None
+    if not isinstance(stored, StoredFormat) or _method(source) not in BESIDE_ADAPTERS:
+        return _unpacked(plan, source, "", work.kind)
+    if stored.precision not in KBIT:
+        raise TraceError(
+            f"model {source.name}: adapters beside weights in {stored.precision} of {_method(source)} are not "
+            f"simulated; take precision={' or '.join(KBIT)}, or bf16"
+        )
+    return replace(_packed(plan, stored, "", device), options=plan.options)  # there is no cache
+
+
+def _method(source: Source) -> str:
+    """Which library packed a checkpoint, in its own word."""
+    said = source.quantization or {}
+    return str(said.get("quant_method") or ("bitsandbytes" if said.get("load_in_4bit") else "")).lower()
 
 
 def _unpacked(plan: Plan, source: Source, asked: str, kind: str) -> Plan:

@@ -20,6 +20,7 @@ from ..network.astra import FormatError
 from ..network.build import check_settings
 from .as_stored import as_stored
 from .canonical import Request, RequestError
+from .left_out import left_out
 from .network import NetworkChoice, needs_cluster
 from .place import THIS_MACHINE, looked_up, shipped
 from .plan import Parallel, Plan, Stack, load_stack
@@ -195,7 +196,8 @@ def plan_of(request: SimulateRequest, device: Device) -> Plan:
         calibration=request.sources.calibration,
     )
     asked = request.quantization or ("" if request.precision == "auto" else request.precision)
-    return as_stored(plan, request.model, request.work.kind, asked, device)
+    plan = as_stored(plan, request.model, request.work, asked, device)
+    return replace(plan, notes=(*plan.notes, *left_out(request.model, request.work)))
 
 
 def usual_stack(work_kind: str, alone: bool) -> Stack:

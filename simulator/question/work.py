@@ -28,7 +28,8 @@ class Work:
     over ``prompts`` (new and cached tokens of each chunk) and ``decodes`` (sequences and their cached tokens), of which
     ``samples`` yield a token, on ``padded_tokens`` (:class:`.iteration.Iteration`). ``data_loading_ms`` is what a
     training step on a cluster waits for its batch. ``frozen``, ``lora_rank``, ``lora_modules`` and ``mtp_layers`` say
-    what it trains (:class:`..trace.workload.Workload`).
+    what it trains (:class:`..trace.workload.Workload`). ``images`` go before the text of each sequence, in addition to
+    its tokens, with ``image_px`` pixels a side (0: as the model has them).
     """
 
     kind: str = "train"
@@ -45,6 +46,8 @@ class Work:
     lora_rank: int = 0
     lora_modules: str = LORA_MODULES
     mtp_layers: int = 0
+    images: int = 0
+    image_px: int = 0
     prompts: tuple[tuple[int, int], ...] = ()
     decodes: tuple[tuple[int, int], ...] = ()
     samples: int | None = None
@@ -70,10 +73,21 @@ class Work:
         parse_load(self.expert_load)
         check_trained(self, "workload.")
         whole(WorkloadError, "workload.mtp_layers", self.mtp_layers, 0)
+        self._check_images()
         self._check_batch()
         if self.kind == "train" and self.sequences % self.micro_batch:
             raise WorkloadError(
                 f"workload.global_batch={self.global_batch} is no multiple of workload.micro_batch={self.micro_batch}"
+            )
+
+    def _check_images(self) -> None:
+        """WorkloadError for images where no prompt or sequence begins with them."""
+        for name in ("images", "image_px"):
+            whole(WorkloadError, f"workload.{name}", getattr(self, name), 0)
+        if self.images and self.kind in ("decode", "batch"):
+            where = "workload.input_len" if self.kind == "decode" else "workload.prompts"
+            raise WorkloadError(
+                f"workload.images is of prompts: for workload={self.kind} count their tokens in {where}"
             )
 
     def _check_batch(self) -> None:

@@ -227,7 +227,7 @@ def launch_file(request: SimulateRequest, framework: str) -> str:
     """
     if framework not in FRAMEWORKS:
         raise RequestError(f"launch={framework} is no framework; {nearest(framework, FRAMEWORKS, 'choose from')}")
-    launch = Launch(request, dict(resolve(request.model).config or {}))
+    launch = Launch(request, dict(resolve(request.model).language))
     if launch.parallel.schedule in ("zb-h1", "dualpipe", "gpipe") and framework != "torchtitan":
         raise LaunchError(f"schedule={launch.parallel.schedule} is none of Megatron's: take space.schedule=1f1b")
     if framework == "torchtitan":

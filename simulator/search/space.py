@@ -113,7 +113,7 @@ class Facts:
 
 def facts_of(model: Model, seq_len: int, global_batch: int) -> Facts:
     """The facts of a model from its configuration; a function has none. TraceError for a model that is not there."""
-    config = dict(resolve(model).config or {})
+    config = dict(resolve(model).language)
     config |= {k: v for k, v in dict(config.get("text_config") or {}).items() if k not in config}
 
     def figure(*names: str) -> int:

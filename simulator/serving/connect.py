@@ -76,7 +76,7 @@ def replica_of(
     probe = rules(scheduler, replace(bare, limits=limits))
     longest, prompt = sizes(request.traffic)
     seqs = min(probe.max_seqs, request.traffic.concurrency or probe.max_seqs, 1024)
-    described = resolve(step.model).config or {}
+    described = resolve(step.model).language
     extent = Extent(
         sequences=_round(seqs * (1 + request.speculation.tokens), 64),
         tokens=_round(probe.max_tokens, FEW_TOKENS),

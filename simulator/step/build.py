@@ -24,6 +24,7 @@ from ..passes.mixed import mixed
 from ..passes.model_flops import count_model_flops
 from ..passes.order import INFERENCE, TRAINING, apply_passes
 from ..passes.pipeline import Chunk, split_pipeline
+from ..passes.quantize import PREPARED
 from ..question.orders import Orders, forward_orders, make_orders, parts_of
 from ..question.plan import Plan, Stack
 from ..question.stragglers import stage_slowdowns
@@ -179,6 +180,9 @@ def traced(model: Model, work: Work, plan: Plan, part: Part, device: Device, cac
             lora_rank=work.lora_rank,
             lora_modules=work.lora_modules,
             mtp_layers=work.mtp_layers,
+            kbit=plan.quantization in PREPARED,
+            images=work.images,
+            image_px=work.image_px,
         )
         return trace(model, usual, plan.precision, cache_dir)
     engine = "paged_attention" in plan.stack.fusion
@@ -191,6 +195,8 @@ def traced(model: Model, work: Work, plan: Plan, part: Part, device: Device, cac
         attention=attention,
         expert_load=traced_load(work.expert_load),
         logits="all" if plan.stack.all_logits else "last",
+        images=work.images if part.kind == "prefill" else 0,
+        image_px=work.image_px,
     )
     if part.kind == "batch":
         batch = work.iteration

@@ -32,6 +32,8 @@ def fused_attention() -> Iterator[None]:
         enable_gqa: bool = False,
     ) -> Any:
         window = windows.get(id(attn_mask), 0)
+        if torch.is_autocast_enabled("cpu"):  # attention is a product
+            query, key, value = (each.to(torch.get_autocast_dtype("cpu")) for each in (query, key, value))
         return operator(query, key, value, None if window else attn_mask, is_causal or bool(window), window)[0]
 
     functional.scaled_dot_product_attention = attention

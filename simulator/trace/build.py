@@ -14,9 +14,12 @@ import torch
 from torch import nn
 
 from .adapters import choose_trained
+from .classes import known_config, loader, wraps
+from .kbit import prepare_kbit
 from .models import Source
 from .next_tokens import add_next_tokens
 from .switches import settle_switches
+from .vision import left_to_language
 from .workload import TraceError, Workload
 
 TORCH_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -34,9 +37,9 @@ def load_config(source: Source) -> Any:
     """transformers' configuration object; TraceError when transformers does not take it."""
     from transformers import AutoConfig
 
-    config = dict(source.config or {})
-    model_type = config.pop("model_type")
     with quiet():
+        config = known_config(source.name, copy.deepcopy(source.config or {}))  # some write into it
+        model_type = config.pop("model_type")
         try:
             return AutoConfig.for_model(model_type, **config)
         except Exception as error:
@@ -51,43 +54,30 @@ def build(source: Source, workload: Workload, precision: str, config: Any = None
     dtype = getattr(torch, TORCH_DTYPES[precision])
     if source.factory is not None:
         made = _made(source, dtype)
-        return Built(choose_trained(made.module, workload, source.name), made.example) if workload.trains_part else made
+        return Built(_as_trained(made.module, workload, source.name), made.example)
     config = copy.deepcopy(config) if config is not None else load_config(source)
     experts = {"experts_implementation": workload.experts} if workload.experts else {}
     with quiet():
         try:
-            module = _loader(config, workload).from_config(config, dtype=dtype, **experts)
+            module = loader(source.name, config, workload).from_config(config, dtype=dtype, **experts)
+        except TraceError:
+            raise
         except Exception as error:
             raise TraceError(f"model {source.name}: {one_line(error)}") from None
+    if wraps(config) and not workload.images:
+        module = left_to_language(module)
     module.tie_weights()  # part of the initialisation that a trace leaves out
     settle_switches(module)
     if workload.training and workload.mtp_layers:
         add_next_tokens(module, workload.mtp_layers, source.name)
-    return Built(choose_trained(module, workload, source.name) if workload.trains_part else module)
+    return Built(_as_trained(module, workload, source.name))
 
 
-def encodes(config: Any) -> bool:
-    """Whether a configuration is an encoder's: every token sees all others, and none is generated."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
-
-    generates = getattr(config, "is_decoder", False) or getattr(config, "is_encoder_decoder", False)
-    return getattr(config, "model_type", None) in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not generates
-
-
-def translates(config: Any) -> bool:
-    """Whether a configuration is that of an encoder with a decoder, as T5's."""
-    return bool(getattr(config, "is_encoder_decoder", False))
-
-
-def _loader(config: Any, workload: Workload) -> Any:
-    """transformers' factory of decoders, of encoders with one, of encoders that learn masked tokens or have no head."""
-    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
-
-    if translates(config):
-        return AutoModelForSeq2SeqLM
-    if not encodes(config):
-        return AutoModelForCausalLM
-    return AutoModelForMaskedLM if workload.training else AutoModel
+def _as_trained(module: nn.Module, workload: Workload, name: str) -> nn.Module:
+    """The module with what the workload trains of it, and what it keeps in few bits prepared for that."""
+    if workload.trains_part:
+        module = choose_trained(module, workload, name)
+    return prepare_kbit(module) if workload.kbit else module
 
 
 def structure(source: Source, workload: Workload, precision: str, config: Any = None) -> nn.Module:

@@ -24,7 +24,7 @@ from .workload import Workload
 KEPT = 32  # graphs of files that were read
 
 PACKAGES = ("torch", "transformers")
-LATER = ("mtp_layers",)  # settings that graphs of before them do not have, off in these
+LATER = ("mtp_layers", "kbit", "images", "image_px")  # settings that graphs of before them do not have, off in these
 
 
 def key(source: Source, workload: Workload, precision: str) -> str:

@@ -14,6 +14,7 @@ from .accelerated import accelerate
 from .attention import fused_attention
 from .build import Built, new_on_conversion, quiet, uninitialised
 from .caches import cached_tensors, kept
+from .kbit import autocast
 from .mixers import fused_mixers, index_sparsely
 from .nodes import as_eager, to_graph, to_node
 from .steps import loss_of, prepare
@@ -67,7 +68,7 @@ def _run(tracer: Tracer, built: Built, workload: Workload) -> dict[int, str]:
                 parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         roles = dict.fromkeys(tracer.alive(), "input")
         roles |= _all(tracer, cached_tensors(step.cache), "cache")
-        with tracer.phase("forward"), paths.watch():
+        with tracer.phase("forward"), paths.watch(), autocast(built.module, workload):
             output = step.run()
         if workload.training:
             loss = loss_of(output)

@@ -161,7 +161,7 @@ def _bitsandbytes(said: Said) -> Rules:
     if said.get("load_in_8bit"):
         return skipping(said, WeightFormat("int8"))
     scale_bytes = 1 + 4 / 256 if said.get("bnb_4bit_use_double_quant") else 4.0
-    return skipping(said, WeightFormat("w4a16", 64, scale_bytes))
+    return skipping(said, WeightFormat("nf4", 64, scale_bytes))
 
 
 def _quanto(said: Said) -> Rules:

@@ -79,7 +79,7 @@ def foreign_code(source: Source, workload: Workload) -> Iterator[None]:
 
 def beyond_positions(source: Source, workload: Workload) -> str:
     """What to do where a sequence is longer than the positions that a model has; "" where it is not."""
-    config = source.config or {}
+    config = source.language
     positions = config.get("max_position_embeddings") or config.get("n_positions")
     if not isinstance(positions, int) or workload.seq_len <= positions:
         return ""

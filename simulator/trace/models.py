@@ -35,7 +35,7 @@ SIZES = (  # settings of a configuration that are whole numbers of at least 1
     *("head_dim", "vocab_size", "max_position_embeddings", "n_embd", "n_head", "n_layer", "n_positions", "d_model"),
 )
 QUANTIZATION = ("quantization_config", "compression_config")  # where a configuration has the format of weights
-PARTS = ("text_config", "llm_config", "language_config")  # the language model of a configuration with several
+LANGUAGE = ("text_config", "llm_config", "language_config")  # the language model of a configuration with several
 BESIDE = "hf_quant_config.json"
 OF_A_CHECKPOINT = (  # settings that say where weights, code and words came from; a trace does without
     *("_name_or_path", "name_or_path", "base_model_name_or_path", "_commit_hash", "transformers_version"),
@@ -70,6 +70,12 @@ class Source:
     quantized_in: str = ""
     dtype: str = ""
 
+    @property
+    def language(self) -> Mapping[str, Any]:
+        """The configuration of its language model; empty for a factory."""
+        config = self.config or {}
+        return {**config, **(language_of(config) or {})}
+
 
 def known_models() -> dict[str, str]:
     """Shipped models: name and where its shape was published."""
@@ -103,6 +109,11 @@ def resolve(model: Model) -> Source:
         shipped, sorted(p.stem for p in MODEL_DIRECTORY.glob("*.yaml")), "`opcast list models` names them"
     )
     raise TraceError(f"unknown model {name!r}; {hint} (a folder, config.json, org/name or module:callable will do too)")
+
+
+def language_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The part of a wrapper's configuration that is its language model; None where there is none."""
+    return next((config[part] for part in LANGUAGE if isinstance(config.get(part), Mapping)), None)
 
 
 def canonical_name(name: str) -> str:
@@ -143,7 +154,7 @@ def _from_config(name: str, config: Mapping[str, Any], beside: Mapping[str, Any]
     _check_sizes(name, config)
     kept = {key: value for key, value in config.items() if key not in ("name", *QUANTIZATION)}
     said, where = _quantization(config), "quantization_config of its config.json"
-    for part in PARTS:
+    for part in LANGUAGE:
         if isinstance(kept.get(part), Mapping):
             said = said or _quantization(kept[part])
             kept[part] = {key: value for key, value in kept[part].items() if key not in QUANTIZATION}
@@ -161,7 +172,7 @@ def _quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _dtype(config: Mapping[str, Any]) -> str:
     """The dtype that a configuration or its language model names, as ``float16``."""
-    parts = (config, *(config[part] for part in PARTS if isinstance(config.get(part), Mapping)))
+    parts = (config, *(config[part] for part in LANGUAGE if isinstance(config.get(part), Mapping)))
     named = (each.get(key) for each in parts for key in ("dtype", "torch_dtype"))
     return str(next((each for each in named if isinstance(each, str)), "")).removeprefix("torch.")
 

@@ -57,8 +57,15 @@ def _prime_length(model: Model, workload: Workload, windows: bool = False) -> in
 
     With ``windows`` also for models whose layers see no further back than a window.
     """
-    config = resolve(model).config
-    if config is None or workload.training or workload.cache != "static" or workload.expert_load != "balanced":
+    source = resolve(model)
+    config = source.language
+    if (
+        source.config is None
+        or workload.images
+        or workload.training
+        or workload.cache != "static"
+        or workload.expert_load != "balanced"
+    ):
         return 0
     figures = [value for value in _figures(config) if value > 0]
     room = min((config[name] for name in POSITIONS if config.get(name)), default=LENGTHS[0])

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from .build import encodes, translates
 from .caches import cache_name, kept
+from .classes import encodes, translates
 from .next_tokens import with_next_tokens
+from .vision import joined, with_head
 from .workload import TraceError, Workload
 
 Call = Callable[[], Any]
@@ -49,6 +50,8 @@ def prepare(model: nn.Module, workload: Workload, example: Callable[[Workload], 
         return ForwardCall(_encoder_call(model, tokens, workload))
     if translates(model.config):
         return _translation(model, tokens, workload)
+    if workload.images:
+        return _before_text(model, workload)
     if workload.training:
         if workload.mtp_layers:
             return ForwardCall(lambda: with_next_tokens(model, tokens))
@@ -62,6 +65,22 @@ def prepare(model: nn.Module, workload: Workload, example: Callable[[Workload], 
     if filled is None:
         raise TraceError(f"{type(model).__name__} keeps no keys and values, so that workload=decode has none to read")
     return ForwardCall(lambda: model(input_ids=token, use_cache=True, **{name: filled}, **keep), filled)
+
+
+def _before_text(model: nn.Module, workload: Workload) -> ForwardCall:
+    """A training step or a prompt of images and text."""
+    if workload.training:
+
+        def train() -> Any:
+            embedded, tokens = joined(model, workload)
+            return with_head(model)(inputs_embeds=embedded, labels=tokens, use_cache=False)
+
+        return ForwardCall(train)
+    keep, cache = _last_logits(model, workload), _cache(model, workload, name := cache_name(model))
+    return ForwardCall(
+        lambda: with_head(model)(inputs_embeds=joined(model, workload)[0], use_cache=True, **cache, **keep),
+        cache.get(name),
+    )
 
 
 def training_step(model: nn.Module, workload: Workload, example: Callable[[Workload], Any] | None = None) -> Call:

@@ -44,6 +44,8 @@ class Workload:
     ``frozen`` is a pattern of names of weights that are not trained. With ``lora_rank`` no weight of the model is, but
     low-rank adapters beside Linears whose path matches ``lora_modules`` (:mod:`.adapters`).
     With ``mtp_layers`` it also learns to predict so many tokens further on (:mod:`.next_tokens`).
+    ``images`` of each sequence are part of its tokens (:mod:`.vision`), with ``image_px`` pixels a side (0: usual).
+    ``kbit`` is how peft prepares a model whose frozen weights are stored in few bits (:mod:`.kbit`).
     """
 
     kind: str
@@ -60,6 +62,9 @@ class Workload:
     lora_rank: int = 0
     lora_modules: str = LORA_MODULES
     mtp_layers: int = 0
+    kbit: bool = False
+    images: int = 0
+    image_px: int = 0
 
     def __post_init__(self) -> None:
         choose("workload", self.kind, KINDS)
@@ -74,6 +79,8 @@ class Workload:
         parse_load(self.expert_load)
         check_trained(self)
         whole(TraceError, "mtp_layers", self.mtp_layers, 0)
+        whole(TraceError, "images", self.images, 0)
+        whole(TraceError, "image_px", self.image_px, 0)
 
     @property
     def training(self) -> bool:

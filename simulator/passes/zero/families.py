@@ -55,7 +55,7 @@ class Unit:
 
 
 def families(draft: Draft, plan: Plan) -> list[WeightFamily]:
-    """Dense weights and experts; where weights are sharded, frozen ones too. A family without weights is left out."""
+    """Dense weights and experts; where weights are sharded, frozen ones too, by format. None is without weights."""
     expert = _experts(draft)
     found = []
     for name, group, mine in (("dense", "dp_cp", ~expert), ("expert", "edp", expert)):
@@ -65,8 +65,9 @@ def families(draft: Draft, plan: Plan) -> list[WeightFamily]:
         if len(weights):
             found.append(WeightFamily(name, weights, gradients, whole, *halves(whole, plan)))
         frozen = np.flatnonzero(mine & (draft.roles == FROZEN)) if plan.parallel.zero_stage == 3 else weights[:0]
-        if len(frozen):
-            found.append(WeightFamily(f"frozen {name}", frozen, gradients[:0], whole, *halves(whole, plan)))
+        for code in np.unique(draft.dtypes[frozen]):  # what is gathered at once has one format
+            alike, dtype = frozen[draft.dtypes[frozen] == code], draft.dtype_names[code]
+            found.append(WeightFamily(f"frozen {name} {dtype}", alike, gradients[:0], whole, *halves(whole, plan)))
     return found
 
 

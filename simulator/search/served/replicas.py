@@ -55,7 +55,7 @@ class LayoutReplica:
 def host_of(engine: ServingEngine, step: SimulateRequest) -> HostTime:
     """The fitted host of an engine, with what the layers of a step's model add to a first token in its constant."""
     host = fitted_hosts().of(host_name(engine.id, engine.host))
-    return replace(host, ttft_us=host.first_token_us(0, 0.0, *layers_and_experts(resolve(step.model).config or {})))
+    return replace(host, ttft_us=host.first_token_us(0, 0.0, *layers_and_experts(resolve(step.model).language)))
 
 
 def engine_name(policy: str) -> str:

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.ops import make_op
@@ -125,3 +127,25 @@ def test_stages_of_the_users_own_choice(small_model) -> None:
 def test_ends_are_the_shortest() -> None:
     assert boundaries(10, 4, (), "model") == [0, 2, 5, 8, 10]
     assert boundaries(8, 4, (), "model") == [0, 2, 4, 6, 8]
+
+
+class Bare(nn.Module):
+    """A module without a list of layers, and what it is called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.narrow(self.wide(x).relu()).square().mean()
+
+    def example_inputs(self, work: Workload) -> tuple[torch.Tensor, ...]:
+        return (torch.zeros(work.batch, 32),)
+
+
+def test_a_model_without_layers_is_one_chunk() -> None:
+    graph = trace(Bare, WORK, "fp32")
+    (whole,) = split_pipeline(graph, plan(1))
+    assert whole.graph is graph
+    with pytest.raises(PlanError, match=r"no list of layers.* take parallel\.pp=1 parallel\.vpp=1"):
+        split_pipeline(graph, plan(2))

@@ -1,0 +1,150 @@
+"""Frozen weights in few bits under adapters that train (QLoRA, Dettmers et al. 2023, arXiv 2305.14314).
+
+Each product with such a weight, in the forward pass and in the backward pass, first unpacks all of it into a 16-bit
+copy, which dies with the product: ``MatMul4Bit`` of bitsandbytes calls ``dequantize_4bit`` in both, and keeps the
+packed weight alone in between. So do the layers of GPTQ and AWQ that train. Where the scales are packed, too (double
+quantization), they are unpacked before (``dequantize_blockwise``), and their mean is added. The head of the language
+model and adapters stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import ceil
+from typing import TYPE_CHECKING
+
+from ...datasets.dtypes import itemsize
+from ..graph import Node
+from ..question.plan import Plan, PlanError
+from .rewriting.draft import Draft, Item, Section
+from .rewriting.lifetimes import free_after_last_use, freed
+from .rewriting.nodes import elementwise
+
+if TYPE_CHECKING:
+    from .quantize import Recipe
+
+PRODUCTS = ("gemm", "grouped_gemm")
+SIXTEEN_BITS = ("bf16", "fp16")
+
+
+def check_kbit(plan: Plan, frozen: bool, able: str) -> None:
+    """PlanError for packed weights without adapters beside them, or with ranks that would have to cut them."""
+    name, p = plan.quantization, plan.parallel
+    if not frozen:
+        raise PlanError(
+            f"quantization={name} is for inference, and for frozen weights beside adapters (QLoRA): take "
+            f"workload.lora_rank=16; training of all weights can take {able}"
+        )
+    cut = [f"parallel.{axis}={getattr(p, axis)}" for axis in ("tp", "ep") if getattr(p, axis) > 1]
+    if cut:
+        raise PlanError(
+            f"{', '.join(cut)} would cut weights that are packed as {name}, which bitsandbytes cannot; take "
+            "parallel.zero_stage=3"
+        )
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A weight in few bits: its elements, and the recipe that it is packed by."""
+
+    numel: int
+    recipe: Recipe
+
+
+@dataclass
+class KbitWeights:
+    """One rewrite of a draft: frozen matrices are packed, and unpacked before each product that reads them.
+
+    ``recipe_of`` has the recipe of a node by its path and source, None where its weights stay in 16 bits.
+    """
+
+    draft: Draft
+    recipe_of: Callable[[str, str], Recipe | None]
+    packed: dict[int, Packed] = field(default_factory=dict)  # by any id of a weight
+    scaled: set[int] = field(default_factory=set)  # weights whose scales are there
+
+    def run(self) -> None:
+        """Rewrite every section, then settle lifetimes."""
+        released = freed(self.draft)
+        self.packed = self._found()
+        for section in self.draft.sections:
+            items: list[Item] = []
+            for item in section.items:
+                items += self._unpack(section, item)
+                items.append(item)
+            section.items = items
+        for tensor, packed in self.packed.items():
+            self.draft.sizes[tensor] = ceil(packed.numel * itemsize(packed.recipe.weight))
+            self.draft.dtypes[tensor] = self.draft.code(packed.recipe.weight)
+        free_after_last_use(self.draft, released)
+
+    def _found(self) -> dict[int, Packed]:
+        """Every frozen matrix that nothing but products in few bits reads."""
+        read: dict[int, Packed] = {}
+        others: set[int] = set()
+        for section, item in self.draft.walk():
+            for tensor in self._frozen(item.node):
+                ids, recipe = section.ids(tensor).tolist(), self._recipe(item.node, tensor)
+                if recipe is None:
+                    others.update(ids)
+                else:
+                    read.update(dict.fromkeys(ids, Packed(self.draft.numel(tensor), recipe)))
+        return {tensor: packed for tensor, packed in read.items() if tensor not in others}
+
+    def _frozen(self, node: Node) -> list[int]:
+        draft = self.draft
+        return [t for t in node.reads if draft.role(t) == "frozen" and draft.dtype(t) in SIXTEEN_BITS]
+
+    def _recipe(self, node: Node, tensor: int) -> Recipe | None:
+        """How a weight of a product is packed; None for one that is added as a bias, or read by anything else."""
+        if node.op is None or node.op.kind not in PRODUCTS or self.draft.numel(tensor) <= node.op.n:
+            return None
+        return self.recipe_of(node.path, node.source)
+
+    def _unpack(self, section: Section, item: Item) -> list[Item]:
+        """The kernels that unpack what a product reads; the product reads the copies."""
+        copies: dict[int, int] = {}
+        made: list[Item] = []
+        for tensor in (t for t in item.node.reads if t in self.packed):
+            numel, recipe = self.packed[tensor].numel, self.packed[tensor].recipe
+            copies[tensor] = self.draft.local(section, numel * itemsize("bf16"), "bf16")
+            reads = (tensor, *self._scales(section, tensor))
+            made += self._scales_unpacked(section, item.node, self.packed[tensor]) if recipe.packed_scales else []
+            made.append(self._kernel("dequantize_4bit", numel, item.node, reads, copies[tensor], recipe.weight))
+        if copies:
+            item.change(reads=tuple(copies.get(t, t) for t in item.node.reads))
+        return made
+
+    def _scales(self, section: Section, tensor: int) -> tuple[int, ...]:
+        """The scales of a weight, made where it is first read; later readers find them in memory."""
+        ids, packed = section.ids(tensor).tolist(), self.packed[tensor]
+        if self.scaled.issuperset(ids):
+            return ()
+        self.scaled.update(ids)
+        size = max(ceil(packed.numel / packed.recipe.weight_block) * packed.recipe.scale_bytes, 4)
+        return (self.draft.local(section, size, "uint8", "buffer"),)
+
+    def _scales_unpacked(self, section: Section, near: Node, packed: Packed) -> list[Item]:
+        """Scales that are packed themselves in fp32, and their mean added."""
+        count = ceil(packed.numel / packed.recipe.weight_block)
+        scales = self.draft.local(section, count * itemsize("fp32"), "fp32")
+        first = self._kernel("dequantize_blockwise", count, near, (), scales, "uint8", "fp32")
+        return [first, self._kernel("add_", count, near, (scales,), scales, "fp32", "fp32")]
+
+    def _kernel(
+        self, name: str, numel: int, near: Node, reads: tuple[int, ...], made: int, dtype: str, out_dtype: str = "bf16"
+    ) -> Item:
+        return Item(
+            elementwise(
+                f"bitsandbytes.{name}",
+                numel,
+                reads,
+                (made,),
+                phase=near.phase,
+                path=near.path,
+                dtype=dtype,
+                out_dtype=out_dtype,
+                fn="cast",
+            )
+        )
