@@ -1,13 +1,18 @@
 """Set up ``.venv`` beside this checkout and run opcast in it. Standard library only, any Python from 3.11 on.
 
     python3 jobs/bootstrap.py quickstart [ARGUMENTS OF opcast quickstart]
-    python3 jobs/bootstrap.py test [fast] [ARGUMENTS OF pytest]
+    python3 jobs/bootstrap.py test [newest | lowest] [fast] [ARGUMENTS OF pytest]
     python3 jobs/bootstrap.py install
 
 ``quickstart`` installs what the main job needs and runs it. ``test`` also installs the developer's tools, then runs
 the linter, the format check, the type check, the import contracts and the tests, on up to four processors at once; CI
 runs this very command. ``test fast`` leaves slow tests out (``tests/conftest.py`` says which). ``install`` sets up what
 both need and runs nothing.
+
+Packages come in the versions of ``jobs/constraints.txt``, those that CI had, where there are such for this Python and
+machine, and else in what the ranges of ``pyproject.toml`` allow. ``test newest`` takes the newest of every dependency,
+beyond its range too, ``test lowest`` the lowest that its range names; both keep the torch of the usual set-up, have a
+folder of their own beside ``.venv``, and run the tests alone.
 
 torch comes first, so that nothing later can choose it. Where a GPU is present, the torch of the calling interpreter is
 kept if a product on the GPU succeeds with it (its site-packages are added to ``.venv``); else builds are tried, those
@@ -41,7 +46,7 @@ STAMP = VENV / "bootstrap.json"
 CONSTRAINTS = VENV / "constraints.txt"
 TORCH_CPU = "torch==2.13.0+cpu"  # a local version: the package index itself only has CUDA builds, and never this one
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-TORCH_ANY = "torch>=2.6"
+TORCH_ANY = "torch>=2.6,<3"
 TORCH_INDEX = "https://download.pytorch.org/whl/"
 TORCH_CUDA = (  # build, oldest driver, least compute capability; newest first, "" is what the package index has
     ("", 580, 7.5),
@@ -50,12 +55,15 @@ TORCH_CUDA = (  # build, oldest driver, least compute capability; newest first, 
     ("cu118", 450, 3.7),  # torch 2.7 is its last
 )
 TORCH_ROCM = ("rocm7.1", "rocm7.0", "rocm6.4", "rocm6.3")
-PACKETS = ("--no-deps", "--only-binary", ":all:", "ns3>=3.44")  # without Python bindings, which take minutes to build
+PINS = ROOT / "jobs" / "constraints.txt"
+KINDS = ("newest", "lowest")  # of versions that `test` can be asked to take instead
+NVML = "nvidia-ml-py>=12.535.77,<14"
+PACKETS = ("--no-deps", "--only-binary", ":all:", "ns3>=3.44,<4")  # no Python bindings, which take minutes to build
 CHAKRA = (  # tests hold traces against them; what they use besides drags Jupyter in
     "--no-deps",
-    "mlc-chakra>=1.0.0",
-    "HolisticTraceAnalysis>=0.5.0",
-    "psutil>=5",
+    "mlc-chakra>=1.0.0,<2",
+    "HolisticTraceAnalysis>=0.5.0,<1",
+    "psutil>=5,<8",
 )
 EXTRAS = {"quickstart": ("hf", "mlflow", "fast"), "test": ("dev",), "install": ("dev",)}  # dev includes them
 SOURCE = VENV / "src"  # holds a link `opcast` to the checkout, which mypy and import-linter read as the package
@@ -65,6 +73,7 @@ CHECKS = (  # name, folder to run in, command
     ("types", ROOT, ("mypy",)),
     ("imports", SOURCE, ("lint-imports", "--config", str(ROOT / "pyproject.toml"))),
 )
+REQUIREMENT = re.compile(r"([\w.-]+)(\[[\w,]+\])?([^;]*)(;.*)?")  # name, extras, range, marker
 TORCH_PROBE = "import torch; v = torch.version; print(torch.__version__, v.cuda or getattr(v, 'hip', '') or '')"
 GPU_PROBE = "import torch; x = torch.ones(8, 8, device='cuda'); assert float((x @ x).sum()) == 512.0"
 KFD = Path("/sys/class/kfd/kfd/topology/nodes")  # devices of AMD's compute driver
@@ -92,11 +101,21 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] not in EXTRAS:
         refuse("say what to run: quickstart or test (or install), as in `python3 jobs/bootstrap.py quickstart`")
     verb, rest = arguments[0], arguments[1:]
-    if not is_ready(verb):
-        set_up(verb)
+    kind = rest.pop(0) if verb == "test" and rest and rest[0] in KINDS else ""
+    move_to(kind)
+    if kind == "newest" or not is_ready(verb):  # what is newest may have changed since
+        set_up(verb, kind)
     if verb == "install":
         return 0
-    return run_checks(rest) if verb == "test" else become([str(tool("opcast")), "quickstart", *rest])
+    return run_checks(rest, () if kind else CHECKS) if verb == "test" else become([str(tool("opcast")), verb, *rest])
+
+
+def move_to(kind: str) -> None:
+    """Work in the environment of a kind of versions: ``.venv``, or one beside it."""
+    global VENV, LOG, STAMP, CONSTRAINTS, SOURCE
+    VENV = ROOT / (f".venv-{kind}" if kind else ".venv")
+    LOG, STAMP, CONSTRAINTS = VENV / "bootstrap.log", VENV / "bootstrap.json", VENV / "constraints.txt"
+    SOURCE = VENV / "src"
 
 
 # ---- what is there already
@@ -105,7 +124,7 @@ def main(arguments: list[str]) -> int:
 def fingerprint() -> str:
     """Hash of all that decides what is installed: the project file, this file, and where the checkout lies."""
     digest = hashlib.sha256(str(ROOT).encode())
-    for path in (ROOT / "pyproject.toml", Path(__file__)):
+    for path in (ROOT / "pyproject.toml", Path(__file__), PINS):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -192,14 +211,14 @@ def fitting_builds(driver: float | None, capability: float | None) -> list[str]:
 # ---- setting up
 
 
-def set_up(verb: str) -> None:
+def set_up(verb: str, kind: str = "") -> None:
     """Create or repair ``.venv`` for the verb; the stamp is written last, so that a broken-off run is taken up."""
     began = time.monotonic()
     STAMP.unlink(missing_ok=True)
     create_venv()
     vendor = gpu_vendor()
     hold(install_torch(vendor))
-    install_opcast(verb, vendor)
+    install_opcast(verb, vendor, kind)
     verbs = {"quickstart"} if verb == "quickstart" else set(EXTRAS)
     STAMP.write_text(json.dumps({"fingerprint": fingerprint(), "verbs": sorted(verbs)}))
     say(f"{VENV} is ready after {time.monotonic() - began:.0f} s")
@@ -299,17 +318,64 @@ def hold(torch_version: str) -> None:
     settings.write_text(f"[global]\nconstraint = {CONSTRAINTS.as_uri()}\n")  # as_uri: a path with blanks would be split
 
 
-def install_opcast(verb: str, vendor: str) -> None:
-    """Editable install of this checkout with the verb's extras."""
+def install_opcast(verb: str, vendor: str, kind: str) -> None:
+    """Editable install of this checkout with the verb's extras, in a kind of versions."""
     extras = ",".join(EXTRAS[verb])
-    say(f"installing opcast[{extras}]")
-    tools = ["nvidia-ml-py>=12"] if vendor == "nvidia" else []
+    say(f"installing opcast[{extras}]" + (f" with the {kind} of each dependency" if kind else ""))
+    wanted = [NVML] if vendor == "nvidia" else []
+    here = ["--editable", f"{ROOT}[{extras}]"]
     lost = f"opcast[{extras}] could not be installed: see the end of {LOG}, then run the same command again"
-    pip("--editable", f"{ROOT}[{extras}]", *tools, lost=lost)
-    if verb != "quickstart" and shutil.which("c++") and not attempt(*PACKETS):
+    if kind == "newest":
+        unbounded = [without_ceiling(each) for each in [*requirements(EXTRAS[verb]), *wanted]]
+        pip("--upgrade", "--upgrade-strategy", "eager", *unbounded, lost=lost)
+        pip("--no-deps", "--editable", str(ROOT), lost=lost)
+        pins = []
+    else:
+        pins = ["--constraint", str(lowest_pins(requirements(EXTRAS[verb])) if kind else PINS)]
+        if not attempt(*here, *wanted, *pins):
+            if kind:
+                refuse(lost, code=1)
+            say(f"the versions that CI had cannot all be had here (pip's words: {LOG}): taking what their ranges allow")
+            pins = []
+            pip(*here, *wanted, lost=lost)
+    if verb != "quickstart" and shutil.which("c++") and not attempt(*PACKETS, *pins):
         say("ns-3 has no wheel for this Python: its tests are skipped")
-    if verb == "test" and not attempt(*CHAKRA):
+    if verb == "test" and not attempt(*CHAKRA, *pins):
         say("the reference tools of Chakra cannot be had: tests against them are skipped")
+
+
+def requirements(extras: tuple[str, ...]) -> list[str]:
+    """What opcast and some of its extras require as ``pyproject.toml`` says it, without torch, which comes first."""
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    waiting, listed = [*project["dependencies"], f"opcast[{','.join(extras)}]"], []
+    while waiting:
+        text = waiting.pop(0)
+        name, inner, _, _ = REQUIREMENT.fullmatch(text).groups()  # type: ignore[union-attr]
+        if name == "opcast":
+            waiting += [each for extra in inner[1:-1].split(",") for each in project["optional-dependencies"][extra]]
+        elif name != "torch" and text not in listed:
+            listed.append(text)
+    return listed
+
+
+def without_ceiling(requirement: str) -> str:
+    """A requirement of any version from its lowest on."""
+    name, extras, bounds, marker = REQUIREMENT.fullmatch(requirement).groups("")  # type: ignore[union-attr]
+    floors = [each for each in bounds.split(",") if not each.strip().startswith("<")]
+    return name + extras + ",".join(floors) + marker
+
+
+def lowest_pins(required: list[str]) -> Path:
+    """A constraints file with the lowest version of each requirement; what these require themselves stays free."""
+    path = VENV / "lowest.txt"
+    lines = []
+    for each in required:
+        name, _, bounds, marker = REQUIREMENT.fullmatch(each).groups("")  # type: ignore[union-attr]
+        lines += [f"{name}=={bound.strip()[2:]}{marker}\n" for bound in bounds.split(",") if ">=" in bound]
+    path.write_text("".join(lines))
+    return path
 
 
 def pip(*arguments: str, lost: str) -> None:
@@ -386,12 +452,12 @@ def chosen(arguments: list[str]) -> list[str]:
     return [*lane, "-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder", *arguments]
 
 
-def run_checks(pytest_arguments: list[str]) -> int:
+def run_checks(pytest_arguments: list[str], checks: tuple = CHECKS) -> int:
     """Static checks, then the tests, all of them even when one fails. pytest prints the last line when all is well."""
     failed = []
     link_source()
     pytest_arguments = chosen(pytest_arguments)
-    for name, folder, command in CHECKS:
+    for name, folder, command in checks:
         say(f"{name}: {' '.join(command)}")
         if run([str(tool(command[0])), *command[1:]], cwd=folder) != 0:
             failed.append(name)

@@ -9,10 +9,14 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 SHARED = ("--dist", "loadfile", "--no-loadscope-reorder")
 FAKE_TORCH = """\
@@ -44,7 +48,8 @@ def checkout(root: Path, tmp_path: Path) -> Path:
     """A checkout, in a folder with a blank in its name, of which only the set-up script and project file are there."""
     folder = tmp_path / "a checkout"
     (folder / "jobs").mkdir(parents=True)
-    shutil.copy(root / "jobs" / "bootstrap.py", folder / "jobs")
+    for name in ("bootstrap.py", "constraints.txt"):
+        shutil.copy(root / "jobs" / name, folder / "jobs")
     shutil.copy(root / "pyproject.toml", folder)
     return folder
 
@@ -141,7 +146,7 @@ def test_the_cuda_torch_of_the_caller_is_kept_and_held(checkout: Path, tmp_path:
     assert "torch==2.9.1+cu128" in upgrade.stdout + upgrade.stderr
 
 
-# ---- a GPU's torch
+# ---- versions
 
 
 @pytest.fixture
@@ -153,6 +158,83 @@ def bootstrap(root: Path, tmp_path: Path) -> ModuleType:
     spec.loader.exec_module(module)
     module.CONSTRAINTS = tmp_path / "constraints.txt"
     return module
+
+
+def project(root: Path) -> dict[str, Any]:
+    return tomllib.loads((root / "pyproject.toml").read_text())["project"]
+
+
+def test_every_dependency_has_a_range_and_a_version_of_ci_inside_it(root: Path) -> None:
+    held = dict(
+        line.split("==") for line in (root / "jobs" / "constraints.txt").read_text().splitlines() if "==" in line
+    )
+    held = {canonicalize_name(name): version for name, version in held.items()}
+    assert not {"torch", "triton", "opcast", "pip"} & held.keys(), "these are chosen by the machine"
+    extras = project(root)["optional-dependencies"]
+    used = [*project(root)["dependencies"], *(each for name in ("all", "dev") for each in extras[name])]
+    for text in [*used, *(each for extra in extras.values() for each in extra)]:
+        asked = Requirement(text)
+        if asked.name == "opcast":
+            continue
+        assert {each.operator for each in asked.specifier} == {">=", "<"}, text
+        version = held.get(canonicalize_name(asked.name))
+        assert version in asked.specifier if version else asked.name == "torch" or text not in used, text
+
+
+def test_requirements_of_extras_within_extras_are_found(bootstrap: ModuleType, root: Path) -> None:
+    listed = bootstrap.requirements(("dev",))
+    names = {Requirement(text).name for text in listed}
+    assert {"numpy", "transformers", "mlflow", "uvicorn", "pytest"} <= names
+    assert not {"torch", "opcast"} & names
+    assert {Requirement(text).name for text in bootstrap.requirements(("fast",))} == {
+        *(Requirement(text).name for text in project(root)["dependencies"]),
+        "numba",
+    }
+
+
+def test_the_newest_has_no_ceiling_and_the_lowest_is_exact(
+    bootstrap: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = ["uvicorn[standard]>=0.30,<1", "vllm>=0.10,<1; platform_system == 'Linux'"]
+    assert [bootstrap.without_ceiling(each) for each in some] == [
+        "uvicorn[standard]>=0.30",
+        "vllm>=0.10; platform_system == 'Linux'",
+    ]
+    monkeypatch.setattr(bootstrap, "VENV", tmp_path)
+    assert bootstrap.lowest_pins(some).read_text() == "uvicorn==0.30\nvllm==0.10; platform_system == 'Linux'\n"
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_versions_of_ci_are_taken_where_they_can_be_had(
+    bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch, reachable: bool
+) -> None:
+    calls: list[tuple[str, ...]] = []
+    said: list[str] = []
+    monkeypatch.setattr(bootstrap, "say", said.append)
+    monkeypatch.setattr(
+        bootstrap, "attempt", lambda *given: calls.append(given) or reachable or "--constraint" not in given
+    )
+    bootstrap.install_opcast("quickstart", "", "")
+    assert str(bootstrap.PINS) in calls[0]
+    assert len(calls) == (1 if reachable else 2)
+    assert any("taking what their ranges allow" in line for line in said) is not reachable
+    assert reachable or "--constraint" not in calls[-1]
+
+
+@pytest.mark.parametrize("kind", ["", "newest", "lowest"])
+def test_other_versions_have_a_folder_of_their_own_and_run_the_tests_alone(
+    bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    done: list[Any] = []
+    monkeypatch.setattr(bootstrap, "is_ready", lambda verb: True)
+    monkeypatch.setattr(bootstrap, "set_up", lambda verb, kind: done.append((verb, kind)))
+    monkeypatch.setattr(bootstrap, "run_checks", lambda given, checks: done.append((given, bool(checks))) or 0)
+    assert bootstrap.main(["test", *([kind] if kind else []), "fast", "-x"]) == 0
+    assert done == [*([("test", kind)] if kind == "newest" else []), (["fast", "-x"], not kind)]
+    assert bootstrap.python().parent.parent.name == (f".venv-{kind}" if kind else ".venv")
+
+
+# ---- a GPU's torch
 
 
 @pytest.mark.parametrize(

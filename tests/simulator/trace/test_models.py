@@ -100,43 +100,6 @@ ROUTED = (
     "glm4_moe",
     "minimax_m2",
 )
-PUBLISHED = {  # parameters in billions, as their makers state them
-    "llama3_1_405b": 405.9,
-    "qwen2_5_72b": 72.7,
-    "qwen3_235b_a22b": 235.1,
-    "mixtral_8x22b": 140.6,
-    "gemma2_27b": 27.2,
-    "gemma3_27b": 27.0,
-    "gpt2_xl": 1.56,
-    "bert_base": 0.110,
-    "bert_large": 0.335,
-    "gpt_1t": 1008.0,
-    "gpt_22b": 22.0,
-    "mpt_7b": 6.65,
-    "falcon_180b": 179.0,
-    "opt_66b": 65.7,
-    "bloom_176b": 176.2,
-    "gpt_j_6b": 6.05,
-    "deepseek_v2": 236.0,
-    "moonlight_16b_a3b": 16.0,
-    "kimi_k2": 1026.0,
-    "gpt_oss_20b": 20.9,
-    "gpt_oss_120b": 116.8,
-    "llama4_scout": 107.8,
-    "llama4_maverick": 400.7,
-    "nemotron4_340b": 341.0,
-    "glm4_5_air_106b_a12b": 106.9,
-    "deepseek_r1": 671.0,
-    "glm_5": 744.0,
-    "qwen3_5_397b_a17b": 397.0,
-    "nemotron_3_nano_30b_a3b": 31.6,
-    "nemotron_3_super_120b_a12b": 120.7,
-    "nemotron_3_ultra_550b_a55b": 549.3,
-    "qwen3_next_80b_a3b": 79.7,
-    "kimi_linear_48b_a3b": 49.1,
-    "mamba2_2_7b": 2.703,
-    "deepseek_v3_2": 671.9,
-}
 
 
 def families() -> dict[str, str]:
@@ -172,15 +135,6 @@ def test_every_shipped_model_is_one_that_transformers_builds(name: str):
     config = load_config(source)
     for key in ("hidden_size", "num_hidden_layers", "vocab_size"):
         assert getattr(config, key) > 0
-
-
-@pytest.mark.parametrize("name", sorted(PUBLISHED))
-def test_parameters_are_as_published(name: str):
-    from opcast.simulator.trace.build import structure
-
-    module = structure(resolve(name), Workload(kind="train"), "bf16")
-    parameters = {id(p): p.numel() for p in module.parameters()}
-    assert sum(parameters.values()) / 1e9 == pytest.approx(PUBLISHED[name], rel=0.005)
 
 
 @pytest.mark.parametrize(

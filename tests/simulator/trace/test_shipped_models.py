@@ -1,0 +1,182 @@
+"""All models that come along, at their real widths: they train, read prompts and generate, in their published size.
+
+``published_parameters.yaml`` says what their makers count. Keys and values are counted here by hand, layer by layer,
+from the configuration alone. Steps have as few layers as there are kinds of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from opcast.datasets.devices import load_device
+from opcast.datasets.dtypes import itemsize
+from opcast.simulator.engines import build_engine
+from opcast.simulator.graph import Node
+from opcast.simulator.question.work import Work
+from opcast.simulator.simulate import alone, laid_out, timed_state
+from opcast.simulator.trace import TraceError, Workload, known_models, trace
+from opcast.simulator.trace.build import encodes, load_config, structure
+from opcast.simulator.trace.models import resolve
+
+pytestmark = pytest.mark.filterwarnings("error::FutureWarning")  # of what the newest transformers is about to drop
+
+Config = dict[str, Any]
+PUBLISHED = yaml.safe_load(Path(__file__).with_name("published_parameters.yaml").read_text())
+DEVICE = load_device("h100_sxm")
+CONTEXTS = (255, 895)  # tokens before the one that is generated: inside and beyond windows of 512, beyond those of 128
+FAST = ("bert_base", "llama3_8b", "mpt_7b", "gpt_oss_20b", "deepseek_v3_2", "mamba2_2_7b")  # a kind of memory each
+ENCODERS = ("bert_base", "bert_large")  # which generate nothing
+STATES = ("mamba2_2_7b",)  # of which a step takes as long after any context
+PLAIN = ("neusight_switch_xl_4",)  # attends in plain products, for its bias of positions
+HEADS = ("num_key_value_heads", "num_kv_heads", "n_heads", "n_head", "num_attention_heads")
+WIDTHS = ("hidden_size", "n_embd", "d_model")
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_decoder_layers")
+ROUNDS = {
+    "gemma3_text": 6,
+    "qwen3_next": 4,
+    "qwen3_5_moe_text": 4,
+    "kimi_linear": 4,
+    "llama4_text": 4,
+}  # until all kinds
+
+
+def all_models(left_out: tuple[str, ...] = ()) -> list[Any]:
+    """Every shipped model but those, slow ones marked."""
+    names = [name for name in sorted(known_models()) if name not in left_out]
+    return [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+def settings(name: str) -> Config:
+    return dict(resolve(name).config or {})
+
+
+def first(config: Config, names: tuple[str, ...]) -> int:
+    return next(config[name] for name in names if name in config)
+
+
+def shallow(name: str) -> Config:
+    """A model's configuration with a layer of each kind, and never less than two."""
+    config = settings(name)
+    layers = config.get("first_k_dense_replace", 0) + ROUNDS.get(config["model_type"], 2)
+    if "hybrid_override_pattern" in config:
+        layers = config["hybrid_override_pattern"].index("*") + 1
+        config["hybrid_override_pattern"] = config["hybrid_override_pattern"][:layers]
+    config |= {each: layers for each in (*LAYERS, "num_layers") if each in config}
+    config |= {each: 1 for each in ("num_sparse_encoder_layers", "num_sparse_decoder_layers") if each in config}
+    return config
+
+
+# --- parameters --------------------------------------------------------------------------------------------
+
+
+def counted_by_hand(config: dict[str, Any]) -> float:
+    """Parameters of a shape that nobody published a count for."""
+    layers, width, vocabulary = first(config, LAYERS), first(config, WIDTHS), config["vocab_size"]
+    if config["model_type"] == "gpt2":
+        return 12 * layers * width**2 * (1 + 13 / 12 / width) + (vocabulary + config["n_positions"]) * width
+    if config["model_type"] == "mpt":
+        return 12 * layers * width**2 + vocabulary * width
+    if config["model_type"] == "llama":
+        shared = config["num_key_value_heads"] / config["num_attention_heads"]
+        layer = width * ((2 + 2 * shared) * width + 3 * config["intermediate_size"])
+        return layers * layer + (1 if config["tie_word_embeddings"] else 2) * vocabulary * width
+    assert config["model_type"] == "switch_transformers"
+    attention = 4 * width * config["num_heads"] * config["d_kv"]
+    dense, experts = 2 * width * config["d_ff"], config["num_experts"]
+    sparse = config["num_sparse_encoder_layers"] + config["num_sparse_decoder_layers"]
+    both = config["num_layers"] + layers
+    return (
+        (config["num_layers"] + 2 * layers) * attention + (both + (experts - 1) * sparse) * dense + vocabulary * width
+    )
+
+
+@pytest.mark.parametrize("name", all_models())
+def test_every_model_has_its_published_size(name: str) -> None:
+    module = structure(resolve(name), Workload("train"), "bf16")
+    expected = PUBLISHED[name][0] * 1e9 if name in PUBLISHED else counted_by_hand(settings(name))
+    assert sum({id(p): p.numel() for p in module.parameters()}.values()) == pytest.approx(expected, rel=0.01)
+
+
+def test_the_table_speaks_of_shipped_models_alone() -> None:
+    assert not PUBLISHED.keys() - known_models().keys()
+
+
+# --- steps -------------------------------------------------------------------------------------------------
+
+
+def layers_by_hand(config: Config) -> Iterator[tuple[float, int]]:
+    """Of every layer that keeps something of each token: bytes of a token in bf16, and how many tokens it sees."""
+    family, layers, whole = config["model_type"], first(config, LAYERS), 1 << 30
+    if family == "mamba2":
+        return
+    if "kv_lora_rank" in config:
+        latent = 2 * (config["kv_lora_rank"] + config["qk_rope_head_dim"])
+        index = 2 * config["index_head_dim"] if "index_topk" in config else 0
+        linear = 3 * layers // 4 if family == "kimi_linear" else 0
+        yield from [(latent + index, whole)] * (layers - linear)
+        return
+    heads = config.get("num_kv_heads") or (1 if config.get("multi_query") else first(config, HEADS))
+    query_heads = config.get("num_attention_heads") or first(config, HEADS)
+    token = 2 * 2 * heads * (config.get("head_dim") or first(config, WIDTHS) // query_heads)
+    every = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6}.get(family, 1)  # the last of so many sees all
+    for layer in range(layers):
+        if family in ("qwen3_next", "qwen3_5_moe_text") and layer % 4 != 3:
+            continue
+        if family == "nemotron_h" and config["hybrid_override_pattern"][layer] != "*":
+            continue
+        yield token, (config["sliding_window"] if layer % every != every - 1 else whole)
+
+
+def bytes_read(node: Node) -> float:
+    """Bytes of keys and values that an op of a decode step reads of one sequence."""
+    op = node.op
+    if op is None or op.kind not in READ:
+        return 0.0
+    return float(op.seq_kv * READ[op.kind](op) * itemsize(op.dtype))
+
+
+READ: dict[str, Any] = {
+    "attention_decode": lambda op: op.heads_kv * (op.head_dim + op.v_head_dim),
+    "mla_decode": lambda op: op.kv_lora_rank + op.qk_rope_head_dim,
+    "sparse_attention_decode": lambda op: op.head_dim,
+    "sparse_index_decode": lambda op: op.head_dim,
+}
+
+
+@pytest.mark.parametrize("name", all_models(ENCODERS))
+def test_a_step_of_generation_reads_what_came_before_and_no_prompt(name: str) -> None:
+    engine, plan = build_engine(DEVICE, (), (), order=("analytical",)), alone(DEVICE, "bf16", "vllm")
+    config, times = shallow(name), []
+    for context in CONTEXTS:
+        laid = laid_out(config, Work("decode", batch=4, input_len=context), plan, DEVICE)
+        nodes = list(laid.pipelines[0][0].graph.weighted())
+        assert not [node.op.kind for node, _ in nodes if node.op and "prefill" in node.op.kind]
+        if name not in PLAIN:
+            read = sum(count * bytes_read(node) for node, count in nodes)
+            assert read == sum(token * min(context + 1, seen) for token, seen in layers_by_hand(config))
+        times.append(timed_state(laid, engine).total_us)
+    assert times[1] == times[0] if name in STATES else times[1] > times[0]
+
+
+@pytest.mark.parametrize("name", all_models())
+def test_every_model_trains_and_reads_prompts(name: str) -> None:
+    for kind in ("train", "prefill"):
+        graph = trace(shallow(name), Workload(kind, batch=1, seq_len=64, attention="fused", optimizer="none"))
+        assert not [node.op.kind for node, _ in graph.weighted() if node.op and "decode" in node.op.kind]
+        assert any(node.phase == "backward" for node, _ in graph.weighted()) == (kind == "train")
+        assert graph.model_flops > 0
+
+
+@pytest.mark.parametrize("name", sorted(known_models()))
+def test_encoders_and_only_they_generate_nothing(name: str) -> None:
+    assert encodes(load_config(resolve(name))) == (name in ENCODERS)
+
+
+def test_an_encoder_says_that_it_generates_nothing() -> None:
+    with pytest.raises(TraceError, match="is an encoder, which generates nothing: take workload=prefill or train"):
+        trace(ENCODERS[0], Workload("decode", batch=1, seq_len=64, attention="fused", optimizer="none"))
