@@ -29,6 +29,7 @@ RATE_OF = {
     "fp32": ("fp32", "tf32"),
     "fp8_e5m2": ("fp8",),
     "fp8_block": ("fp8",),
+    "mxfp8": ("mxfp8", "fp8"),
     "mxfp4": ("mxfp4", "nvfp4"),
     "int4": ("int8",),
     "w8a16": ("bf16", "fp16"),
@@ -36,8 +37,9 @@ RATE_OF = {
     "mxfp4a16": ("bf16", "fp16"),
     "nf4": ("bf16", "fp16"),
     "w4a8": ("fp8",),
-    "mxfp4a8": ("mxfp8",),
+    "mxfp4a8": ("mxfp8", "fp8"),
 }
+UNITS_OF = RATE_OF | {"mxfp8": ("mxfp8",), "mxfp4a8": ("mxfp8",)}  # scales of 32 need units that multiply them in
 
 
 class DeviceError(ValueError):
@@ -89,11 +91,11 @@ class Device:
 
     def supports(self, dtype: str) -> bool:
         """Whether the device has a rate for matrix products in this dtype."""
-        return any(name in self.tensor_tflops for name in RATE_OF.get(dtype, (dtype,)))
+        return any(name in self.tensor_tflops for name in UNITS_OF.get(dtype, (dtype,)))
 
     def tensor_rate(self, dtype: str) -> float:
         """Peak TFLOP/s of matrix products; DeviceError when the device lacks the dtype."""
-        for name in RATE_OF.get(dtype, (dtype,)):
+        for name in UNITS_OF.get(dtype, (dtype,)):
             if name in self.tensor_tflops:
                 return self.tensor_tflops[name]
         raise DeviceError(f"{self.name} has no {dtype} matrix units; it has {', '.join(self.tensor_tflops)}")

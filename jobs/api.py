@@ -135,7 +135,8 @@ def simulate(
     - of its links: ``network`` (analytical, flow or packet), ``faults``, ``fault_draw`` and ``faults_study``,
 
     or a ``plan`` in place of layout, cluster and framework. ``precision`` is a name in ``conf/precision``; it defaults
-    to fp32 on a CPU and bf16 elsewhere. RequestError, with the nearest name, for a setting that is none.
+    to what the model's checkpoint stores, else to bf16, and to fp32 on a CPU. RequestError, with the nearest name, for
+    a setting that is none.
     """
     from ..simulator.question.requests import SimulateRequest
     from ..simulator.report.fits import timed

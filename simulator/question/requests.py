@@ -57,8 +57,8 @@ class SimulateRequest(Request):
     ``model`` is a name in ``conf/model``, a path, a hub id, ``module:callable``, a transformers configuration as a
     mapping, or a function (which has no JSON). Without a ``cluster`` one ``device`` runs it. Without a ``stack``
     PyTorch runs on one device, on a cluster Megatron-LM trains and TensorRT-LLM serves. ``precision`` ``auto`` is what
-    is usual on the device; ``quantization`` the format of linear layers. ``power_cap_w`` is what a device may draw.
-    The other fields are those of :class:`Plan`.
+    the model's checkpoint stores, else what is usual on the device; ``quantization`` the format of linear layers.
+    ``power_cap_w`` is what a device may draw. The other fields are those of :class:`Plan`.
     """
 
     model: Any = ""
