@@ -137,7 +137,7 @@ def _settings(kind: type, more: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _setting(kind: Any) -> dict[str, Any]:
-    inner = next((each for each in (kind, *get_args(kind)) if is_dataclass(each)), None)
+    inner = next((each for each in (kind, *get_args(kind)) if isinstance(each, type) and is_dataclass(each)), None)
     return {} if inner is None or inner is SimulateRequest else _settings(inner)
 
 

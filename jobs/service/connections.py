@@ -26,7 +26,7 @@ def most_connections() -> int:
     return MOST if files < 0 else max(min(MOST, files - SPARE_FILES), 64)
 
 
-def timed(head_s: float = HEAD_S, take_s: float = TAKE_S, most: int | None = None) -> type[asyncio.Protocol]:
+def timed(head_s: float = HEAD_S, take_s: float = TAKE_S, most: float | None = None) -> type[asyncio.Protocol]:
     """uvicorn's protocol for HTTP, with these limits."""
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 

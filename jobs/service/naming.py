@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -57,7 +57,7 @@ RULES = tuple(
 class AdmittedRoute(APIRoute):
     """A route whose calls are looked at by :func:`admit` before anything is made of them."""
 
-    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler, behind the check."""
         handler = super().get_route_handler()
 

@@ -18,8 +18,7 @@ def run(config: dict[str, Any]) -> int:
     try:
         import uvicorn
 
-        from .app import create_app
-        from .connections import timed
+        config = config_of(settings)
     except ImportError as error:
         raise BadInputError(f"the service needs {error.name}: pip install 'opcast[api]'") from None
     listening = bound(settings)
@@ -28,21 +27,29 @@ def run(config: dict[str, Any]) -> int:
     if as_json:
         print_json({"address": address, "token": settings.token is not None})
     say(f"opcast answers at {address} (page), {address}/docs (all calls); stop it with Ctrl-C")
-    server = uvicorn.Server(
-        uvicorn.Config(
-            create_app(settings),
-            http=timed(),
-            ws="none",
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=GRACE_S,
-            timeout_keep_alive=30,
-            h11_max_incomplete_event_size=64 * 1024,
-        )
-    )
+    server = uvicorn.Server(config)
     server.run(sockets=[listening])
     return 0
+
+
+def config_of(settings: ServiceSettings, **limits: float) -> Any:
+    """How uvicorn serves; ``limits`` are those of :func:`.connections.timed`. ImportError where it is not installed."""
+    import uvicorn
+
+    from .app import create_app
+    from .connections import timed
+
+    return uvicorn.Config(
+        create_app(settings),
+        http=timed(**limits),
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_S,
+        timeout_keep_alive=30,
+        h11_max_incomplete_event_size=64 * 1024,
+    )
 
 
 def bound(settings: ServiceSettings) -> Any:

@@ -35,7 +35,7 @@ class ServiceSettings:
     ``workers`` processes simulate, each one question at a time; ``waiting`` more questions may queue for them.
     ``connections`` requests may be under way at once, of ``body_mib`` each, of at most ``batch`` ops; a question takes
     ``timeout_s`` at most (searches and served loads ``search_s``), and so does the reading of a body. ``allow`` are
-    models besides those that ship with opcast that may be named: paths, hub ids, ``module:callable``. Every
+    texts that may name code or a file (:mod:`.naming`): paths and hub ids of models, ``module:callable``. Every
     ``follow_s`` seconds the aliases of MLflow at ``follow`` are looked at (:mod:`....models.following`).
     """
 
@@ -73,7 +73,7 @@ def settings_of(config: Mapping[str, Any]) -> ServiceSettings:
     counts = {name: _count(name, config[name], *bounds) for name, bounds in COUNTS.items()}
     allow = config["allow"] or []
     if not isinstance(allow, list) or not all(isinstance(each, str) for each in allow):
-        raise BadInputError(f"allow={allow!r} must be a list of models, as allow=[./my_model,org/name]")
+        raise BadInputError(f"allow={allow!r} must be a list of names, as allow=[./my_model,org/name,my_engines:make]")
     made = ServiceSettings(
         host=str(config["host"]),
         token=_token(config),

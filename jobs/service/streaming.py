@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from concurrent.futures import Executor
-from contextlib import aclosing
+from contextlib import aclosing, closing
 
 from starlette.responses import StreamingResponse
 
@@ -26,7 +26,7 @@ async def begun(parts: AsyncGenerator[bytes, None], media_type: str) -> Streamin
     return StreamingResponse(whole(), media_type=media_type)
 
 
-async def taken(parts: Iterator[bytes], executor: Executor) -> AsyncGenerator[bytes, None]:
+async def taken(parts: Generator[bytes, None, None], executor: Executor) -> AsyncGenerator[bytes, None]:
     """What an iterator gives, run in ``executor`` as fast as it goes; it ends with who reads it.
 
     A slow reader holds nobody up: what waits for it is at most the whole answer.
@@ -34,10 +34,11 @@ async def taken(parts: Iterator[bytes], executor: Executor) -> AsyncGenerator[by
     loop, held, left = asyncio.get_running_loop(), asyncio.Queue[bytes | None](), threading.Event()
 
     def run() -> None:
-        for each in parts:
-            if left.is_set():
-                return
-            loop.call_soon_threadsafe(held.put_nowait, each)
+        with closing(parts):
+            for each in parts:
+                if left.is_set():
+                    return
+                loop.call_soon_threadsafe(held.put_nowait, each)
 
     running = loop.run_in_executor(executor, contained, run)
     running.add_done_callback(lambda _: held.put_nowait(None))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,7 @@ def check_texts(table: pa.Table) -> None:
 
 def answer_table(
     table: pa.Table, device: str, kind: str | None, cache: str, limits: Limits, sources: Sources
-) -> Iterator[bytes]:
+) -> Generator[bytes, None, None]:
     """The predictions of a table of ops, a row each in order, as an Arrow IPC stream in parts.
 
     Columns are those of ``opcast predict shapes=… output=…``, texts as dictionaries. ``kind`` is that
@@ -122,7 +122,9 @@ def answer_table(
     return written(chunks, lambda chunk: shapes.answered(chunk, ask, target.id, cache, names, encoded=True))
 
 
-def written(chunks: Sequence[shapes.RowsChunk], answered: Callable[[shapes.RowsChunk], pa.Table]) -> Iterator[bytes]:
+def written(
+    chunks: Sequence[shapes.RowsChunk], answered: Callable[[shapes.RowsChunk], pa.Table]
+) -> Generator[bytes, None, None]:
     """An Arrow IPC stream of the answers, in parts: one is written while the next ones are answered."""
     sink = Pieces()
     writer: pa.ipc.RecordBatchStreamWriter | None = None

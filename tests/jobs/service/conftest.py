@@ -18,17 +18,16 @@ import httpx
 import pytest
 import uvicorn
 
-from opcast.jobs.service.app import create_app
-from opcast.jobs.service.serve import bound
+from opcast.jobs.service.serve import bound, config_of
 from opcast.jobs.service.settings import ServiceSettings
 from opcast.simulator.question.sources import Sources
 
 
 @contextmanager
-def running(settings: ServiceSettings) -> Iterator[str]:
-    """The address of a server with these settings, until the end of the block."""
+def running(settings: ServiceSettings, **limits: float) -> Iterator[str]:
+    """The address of a server with these settings, and limits of connections, until the end of the block."""
     listening = bound(settings)
-    server = uvicorn.Server(uvicorn.Config(create_app(settings), log_level="warning", server_header=False))
+    server = uvicorn.Server(config_of(settings, **limits))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:

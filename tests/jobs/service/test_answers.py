@@ -17,6 +17,8 @@ import opcast
 from opcast.datasets.devices import known_devices
 from opcast.datasets.ops import KINDS
 from opcast.jobs.service.guard import ARROW
+from opcast.jobs.service.tables import read_stream
+from opcast.jobs.show import BadInputError
 
 GEMM = {"kind": "gemm", "m": 512, "n": 1024, "k": 2048, "dtype": "bf16"}
 STEP = {"model": "tiny_llama_100m", "device": "h100_sxm", "seq_len": 512}
@@ -82,6 +84,81 @@ def test_what_is_no_table(serve, content, said: str) -> None:
         found = httpx.post(f"{address}/v1/predict/table?kind=gemm", content=body, headers=KIND)
     assert found.status_code == 400, found.text
     assert said in found.json()["error"]["message"]
+
+
+def packed(table: pa.Table) -> bytes:
+    """A table as an Arrow IPC stream that is compressed."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def test_a_packed_table(client: httpx.Client) -> None:
+    """Compressed columns and dictionaries are taken, and answered as plain ones are."""
+    rows = {"m": [64, 128] * 500, "n": [64] * 1000, "k": [64] * 1000}
+    table = pa.table({**rows, "dtype": pa.array(["bf16", "fp16"] * 500).dictionary_encode()})
+    path = "/v1/predict/table?kind=gemm&device=h100_sxm"
+    found, usual = (client.post(path, content=each, headers=KIND) for each in (packed(table), stream(table)))
+    assert found.status_code == 200, found.text
+    both = [pa.ipc.open_stream(each.content).read_all()["latency_us"] for each in (found, usual)]
+    assert both[0] == both[1]
+
+
+def bombs() -> dict[str, pa.Table]:
+    """Tables that are small to send and large to hold."""
+    rows = pa.array(np.zeros(1_000_000, np.int32))
+    text = pa.DictionaryArray.from_arrays(rows, ["x" * 100_000])
+    return {
+        "rows": pa.table({"m": np.zeros(20_000_000, np.int8)}),
+        "bytes": pa.table(
+            {"m": np.zeros(1_000_000), **{name: np.zeros(1_000_000) for name in ("n", "k", "batch", "ranks")}}
+        ),
+        "texts": pa.table({"dtype": text}),
+        "columns": pa.table({"x": np.zeros(100_000_000, np.int8)}),
+        "kinds": pa.table({"m": pa.array([[0] * 10] * 10)}),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("rows", "more than"),
+        ("bytes", "once unpacked"),
+        ("texts", "text of"),
+        ("columns", "no op has"),
+        ("kinds", "list"),
+    ],
+)
+def test_a_table_is_not_unpacked_before_it_is_looked_at(name: str, said: str) -> None:
+    """What a table takes is known before it is unpacked: the whole of what is held stays below a few MiB."""
+    content = packed(bombs()[name])
+    assert len(content) < 200_000
+    usual = pa.default_memory_pool()
+    counting = pa.proxy_memory_pool(usual)
+    pa.set_memory_pool(counting)
+    try:
+        with pytest.raises(BadInputError, match=said):
+            read_stream(content, 1_000_000, 16)
+    finally:
+        pa.set_memory_pool(usual)
+    assert counting.max_memory() < 8 * 2**20
+
+
+def test_sizes_have_units_as_everywhere(client: httpx.Client, home: str) -> None:
+    """``1GiB`` as on the command line and in Python, and a group says how many ranks there are."""
+    op = {"kind": "all_reduce", "size_bytes": "1GiB", "ranks": 8}
+    asked = [{**op, "size_bytes": size} for size in ("1GiB", "1024 MiB", 2**30)]
+    place = {"cluster": "dgx_h100", "device": "h100_sxm"}
+    found = [client.post("/v1/predict", json={"op": each, **place}).json()["latency_us"] for each in asked]
+    usual = opcast.predict("all_reduce", "h100_sxm", cluster="dgx_h100", size_bytes="1GiB", ranks=8, home=home)
+    assert found == [usual.latency_us] * 3
+    group = {"op": {"kind": "all_reduce", "size_bytes": "1GiB"}, "group": list(range(8)), **place}
+    assert client.post("/v1/predict", json=group).json()["latency_us"] == usual.latency_us
+    batch = client.post("/v1/predict/batch", json={"ops": asked, **place}).json()["predictions"]
+    assert [each["latency_us"] for each in batch] == found
+    wrong = client.post("/v1/predict", json={"op": {**op, "size_bytes": "1GiX"}, **place})
+    assert (wrong.status_code, "1GiX" in wrong.text) == (400, True)
 
 
 def test_a_step(client: httpx.Client, home: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from http.client import HTTPConnection
 
 import httpx
 import pytest
@@ -64,6 +66,34 @@ def test_another_sites_page_cannot_ask(client: httpx.Client) -> None:
     assert client.post("/v1/predict", json=OP, headers={"Host": "evil.example"}).status_code == 403
     form = client.post("/v1/predict", content=json.dumps(OP), headers={"Content-Type": "text/plain"})
     assert form.status_code == 415
+
+
+@pytest.mark.parametrize("host", ["[", "]", "[::1", "a:b:c", "[]:80", "", "evil.example:80"])
+def test_a_name_that_is_none_is_refused(address: str, host: str) -> None:
+    connection = HTTPConnection(address.removeprefix("http://"), timeout=20)
+    connection.putrequest("GET", "/health", skip_host=True)
+    connection.putheader("Host", host)
+    connection.endheaders()
+    assert connection.getresponse().status == 403
+    connection.close()
+
+
+@pytest.mark.parametrize("packing", ["gzip", "deflate", "zstd", "br"])
+def test_packed_bodies_are_not_taken(client: httpx.Client, packing: str) -> None:
+    """Nothing is unpacked for who has not been let in; tables have a packing of their own."""
+    content = gzip.compress(json.dumps(OP).encode() + b" " * 10_000_000)
+    headers = {"Content-Type": "application/json", "Content-Encoding": packing}
+    found = client.post("/v1/predict", content=content, headers=headers)
+    assert (found.status_code, packing in found.json()["error"]["message"]) == (415, True)
+
+
+def test_a_token_is_not_guessed(serve) -> None:
+    """Wrong tokens do not keep those with the right one out, and neither is in the log."""
+    with serve(token=SECRET) as address, httpx.Client(base_url=address) as client:
+        for guess in range(300):
+            found = client.post("/v1/predict", json=OP, headers={"Authorization": f"Bearer {SECRET[:-1]}{guess}"})
+            assert found.status_code == 401
+        assert client.post("/v1/predict", json=OP, headers={"Authorization": f"Bearer {SECRET}"}).status_code == 200
 
 
 def test_too_much(serve) -> None:

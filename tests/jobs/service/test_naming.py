@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
+import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
 
@@ -20,7 +23,7 @@ from opcast.jobs.service.settings import ServiceSettings
 from opcast.simulator.question.canonical import RequestError
 
 from .conftest import OwnServer, own_server
-from .test_traversal import BODIES, within
+from .test_traversal import BODIES, OP, within
 
 CODE = "def f(*_):\n    open('/etc/hostname').read()\n\n\nf()\n"
 ODD = (  # no field takes them
@@ -168,6 +171,66 @@ def test_no_field_takes_code_or_a_file(path: str, watched: OwnServer) -> None:
         assert status in (400, 422), (body, answer)
     assert watched.seen() == []
     assert len(asked(path, ODD, may=False)) > 80
+
+
+def test_no_question_of_a_table_names_code_or_a_file(watched: OwnServer) -> None:
+    call = Caller(watched.address)
+    known = [each["name"] for each in description()["paths"]["/v1/predict/table"]["post"]["parameters"]]
+    assert "device" in known
+    for name in known:
+        for text in (each for each in ODD if not rule_of(name).fullmatch(each)):
+            assert call(f"/v1/predict/table?{name}={quote(text, safe='')}", {})[0] in (400, 422), (name, text)
+    assert watched.seen() == []
+
+
+BAD: dict[str, tuple[str, Any, str]] = {  # what was 500 with a traceback: the call, and what is said of it
+    "a dim called self": ("/v1/predict", {"op": {**OP["op"], "__proto__": {}, "self": 1}}, "no dimension '__proto__'"),
+    "self alone": ("/v1/predict", {"op": {**OP["op"], "self": 1}}, "no dimension 'self'"),
+    "a dtype that is none": ("/v1/simulate", {"model": {**SMALL, "torch_dtype": "__class__"}}, "is no dtype"),
+    "a part of torch": ("/v1/simulate", {"model": {**SMALL, "text_config": {"dtype": "nn"}}}, "is no dtype"),
+    "a method": ("/v1/simulate", {"model": {**SMALL, "get_text_config": 1}}, "model llama"),
+    "a name of Python": ("/v1/simulate", {"model": {**SMALL, "__deepcopy__": 1}}, "no setting of a model"),
+    "too many brackets": ("/v1/simulate", {"options": {"quantize_skip": "(" * 20_000}}, "20,000 characters"),
+    "brackets too deep": ("/v1/simulate", {"options": {"quantize_skip": "(" * 950 + ")" * 950}}, "too deep"),
+    "a count too large": ("/v1/simulate", {"frozen": "a{99999999999999}"}, "no regular expression"),
+    "a body too deep": ("/v1/predict", {"op": json.loads("[" * 40 + "]" * 40)}, "within each other"),
+    "this machine": ("/v1/predict", {"device": "local"}, "nothing was measured"),
+}
+
+
+def test_what_cannot_be_is_one_line(watched: OwnServer) -> None:
+    """Refused in one line to the caller and one line in the log; no folder of the server is told."""
+    call = Caller(watched.address)
+    for name, (path, changed, said) in BAD.items():
+        time.sleep(1.0 if name == next(iter(BAD)) else 0.15)  # the log has so many lines a second
+        before = len(watched.said().splitlines())
+        status, answer = call(path, {**BODIES[path], **changed})
+        assert (status, said in answer) == (400, True), (name, answer)
+        assert str(watched.folder) not in answer
+        told = [line for line in watched.said().splitlines()[before:] if not line.startswith("opcast: … and")]
+        assert len(told) == 1, (name, told)
+
+
+def test_a_model_that_is_allowed_is_read_as_a_configuration(folder: Path, tmp_path: Path) -> None:
+    """Of its folder only config.json is opened: no pickle, no code of its own, no weights."""
+    model = tmp_path / "here/model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text(json.dumps({**SMALL, "auto_map": {"AutoModelForCausalLM": "evil.M"}}))
+    (model / "evil.py").write_text(CODE)
+    for name in ("pytorch_model.bin", "model.pkl", "training_args.bin", "optimizer.pt"):
+        (model / name).write_bytes(pickle.dumps(Ends()))
+    with own_server(tmp_path, "allow=[./model]", "workers=1") as server:
+        call, step = Caller(server.address), {**BODIES["/v1/simulate"], "model": "./model"}
+        assert call("/v1/simulate", step)[0] == 200
+        assert {line.rpartition("/")[2] for line in server.seen()} == {"config.json"}
+        assert call("/v1/simulate", {**step, "model": "model"})[0] == 400
+
+
+class Ends:
+    """What ends the process that unpickles it."""
+
+    def __reduce__(self) -> Any:
+        return sys.exit, ()
 
 
 @pytest.mark.slow
