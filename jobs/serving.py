@@ -137,8 +137,8 @@ def show_ways(request: ServingRequest, found: list[WayOfServing], as_json: bool)
         return 0
     from ..simulator.serving.report import counted
 
-    heads = ("", "GPUs", "TTFT p50", "p90", "TPOT p50", "p90", "KV transfer")
-    heads = (*heads, "KV tokens", "tokens/s/GPU", "goodput/GPU", "slo")
+    times_of = ("TTFT p50", "p90", "TPOT p50", "p90", "KV transfer")
+    heads = ("", "GPUs", *times_of, "KV tokens", "tokens/s/GPU", "goodput/GPU", "slo")
     rows: list[tuple[object, ...]] = []
     for way in found:
         report, moved = way.report, way.report.kv_transfer_ms

@@ -269,8 +269,8 @@ def pools_section(report: ServingReport) -> PageSection | None:
          Cell(units.count(each["kv_tokens"])), Cell(units.share(each["kv_peak"]), bar=each["kv_peak"]))
         for name, each in report.pools.items()
     ]  # fmt: skip
-    columns = Column("pool", words=True), Column("replicas"), Column("GPUs"), Column("busy")
-    columns = (*columns, Column("KV tokens a replica"), Column("most KV memory"))
+    numbers = ("replicas", "GPUs", "busy", "KV tokens a replica", "most KV memory")
+    columns = (Column("pool", words=True), *map(Column, numbers))
     moved = units.scaled(report.kv_transfer_bytes, "B")
     text = f"One pool prefills, one decodes; {moved} of caches moved between them."
     return PageSection("pools", "Pools", text, (Table("Pools", columns, rows),))

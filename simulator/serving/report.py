@@ -110,7 +110,7 @@ def kv_peak(state: LoopState, made: ServingSetup) -> float:
     return float((state.ranks["peak"] / blocks).max())
 
 
-def kv_tokens(ranks: np.ndarray, rules: SchedulerRules, ranks_per_replica: int) -> dict[str, int]:
+def kv_tokens(ranks: np.ndarray, rules: SchedulerRules, ranks_per_replica: int) -> dict[str, Any]:
     """Tokens that fit into the KV memory of a replica, of each of its ranks, and the most that any rank had in use."""
     fit = rules.blocks * rules.block_tokens
     most = int(ranks["peak"].max()) * rules.block_tokens

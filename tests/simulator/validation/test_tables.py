@@ -1,4 +1,4 @@
-"""``opcast validate`` of every table of published runs ends; what can fail by construction fails before it simulates."""
+"""``opcast validate`` of every table of published runs ends; what can fail by construction fails before a simulation."""
 
 from __future__ import annotations
 
