@@ -1,4 +1,4 @@
-"""``opcast validate`` of every table of published runs ends; what can fail by construction fails before a simulation."""
+"""``opcast validate`` of every published table ends; what can fail by construction fails before the simulation."""
 
 from __future__ import annotations
 
