@@ -128,10 +128,10 @@ def show_capacity(best: Capacity, unit: str) -> None:
     tried = [(f"{rate:.4g}", f"{share:.1%}", "yes" if met else "no") for rate, share, met in sorted(best.tried)]
     table("rates tried", (unit, "had all of slo", "enough"), tried)
     sure = f", {best.interval[0]:.4g} to {best.interval[1]:.4g} over {len(best.rates)} seeds" if best.rates[1:] else ""
-    say(f"capacity: {best.rate:.4g} {unit}{sure}, {best.requests_per_s_per_gpu:.4g} per GPU")
+    print(f"capacity: {best.rate:.4g} {unit}{sure}, {best.requests_per_s_per_gpu:.4g} per GPU")
     if best.rates_of_errors is not None:
         slow, fast = best.rates_of_errors
-        say(f"by 90 % of the errors of known steps: {f'{slow:.4g}' if slow else 'none'} to {fast:.4g} {unit}")
+        print(f"by 90 % of the errors of known steps: {f'{slow:.4g}' if slow else 'none'} to {fast:.4g} {unit}")
     show(best.at_rate)
 
 
@@ -143,14 +143,16 @@ def show_ways(request: ServingRequest, found: list[WayOfServing], as_json: bool)
         return 0
     from ..simulator.serving.report import counted
 
-    heads = ("", "GPUs", "TTFT p50", "p90", "TPOT p50", "p90", "KV transfer", "tokens/s/GPU", "goodput/GPU", "slo")
+    times_of = ("TTFT p50", "p90", "TPOT p50", "p90", "KV transfer")
+    heads = ("", "GPUs", *times_of, "KV tokens", "tokens/s/GPU", "goodput/GPU", "slo")
     rows: list[tuple[object, ...]] = []
     for way in found:
         report, moved = way.report, way.report.kv_transfer_ms
         times = (f"{value:,.1f}" for each in (report.ttft_ms, report.tpot_ms) for value in (each.p50, each.p90))
         rate = (f"{report.output_tokens_per_s_per_gpu:,.1f}", counted(report.goodput / report.devices))
         share = f"{report.slo_attainment:.1%}" + (" overload" if report.overload else "")
-        rows.append((way.name, f"{report.devices}", *times, f"{moved.p50:,.1f}" if moved else "", *rate, share))
+        kept = " / ".join(f"{kv['kv_tokens']:,.0f}" for kv in (report.pools or {"": vars(report)}).values())
+        rows.append((way.name, f"{report.devices}", *times, f"{moved.p50:,.1f}" if moved else "", kept, *rate, share))
     ranked = "goodput of a GPU" if request.slo.named else "output tokens of a GPU"
     table(f"co-located and disaggregated, milliseconds, by {ranked}", heads, rows)
     return 0
@@ -275,7 +277,7 @@ def show(report: ServingReport) -> None:
         ),
         ("per GPU", f"{report.output_tokens_per_s_per_gpu:,.1f} output tokens/s ({report.devices} GPUs)"),
         ("goodput", f"{counted(report.goodput)} requests/s, {report.slo_attainment:.1%} of requests had all of slo"),
-        ("KV memory", f"{report.kv_peak:.0%} in use at most; {report.preemptions:,} preemptions"),
+        ("KV memory", f"{kv_text(vars(report))}; {report.preemptions:,} preemptions"),
         ("iterations", f"{report.iterations:,}, {report.mean_batch:,.1f} tokens each; {report.utilisation:.0%} busy"),
     ]
     if report.tokens_per_decode > 1:
@@ -283,7 +285,7 @@ def show(report: ServingReport) -> None:
     if report.prefix_hit_share:
         rows.append(("prefix cache", f"{report.prefix_hit_share:.0%} of tokens were found"))
     rows += [
-        (f"{name} pool", f"{each['utilisation']:.0%} busy, {each['kv_peak']:.0%} of KV memory at most")
+        (f"{name} pool", f"{each['utilisation']:.0%} busy; KV memory: {kv_text(each)}")
         for name, each in report.pools.items()
     ]
     rows += price(report)
@@ -295,6 +297,13 @@ def show(report: ServingReport) -> None:
     for note in (report.overload, *report.notes):
         if note:
             say(note)
+
+
+def kv_text(kv: Mapping[str, Any]) -> str:
+    """How many tokens fit into the KV memory of a replica, and how much of it was in use."""
+    ranks = round(kv["kv_tokens"] / kv["kv_rank_tokens"])
+    each = f" ({ranks} ranks of {kv['kv_rank_tokens']:,.0f})" if ranks > 1 else ""
+    return f"{kv['kv_tokens']:,.0f} tokens a replica{each}, {kv['kv_peak']:.0%} in use at most"
 
 
 def price(report: ServingReport) -> list[tuple[str, str]]:
@@ -326,6 +335,11 @@ def show_sweep(found: list[tuple[float, ServingReport]], unit: str) -> None:
     heads = (unit, "TTFT p50", "TTFT p90", "TPOT p50", "TPOT p90", "tokens/s", "slo", "")
     rows = [(f"{rate:.4g}", *sweep_figures(report)) for rate, report in found]
     table("latency against rate, milliseconds", heads, rows)
+    fullest = max((report for _, report in found), key=lambda report: report.kv_peak)
+    for name, kv in (fullest.pools or {"": vars(fullest)}).items():
+        print(f"KV memory{f' of the {name} pool' if name else ''}: {kv_text(kv)}")
+    for note in dict.fromkeys(note for _, report in found for note in report.notes):
+        say(note)
 
 
 def sweep_figures(report: ServingReport) -> tuple[str, ...]:

@@ -50,7 +50,8 @@ def with_engine(config: Mapping[str, Any], tell: Callable[[str], None] = say) ->
         raise BadInputError(f"args={config['args']!r} needs to know whose they are: engine=vllm, sglang or trtllm")
     if config.get("calibrate"):
         kv = dict(made.get("kv") or {})
-        made["kv"] = kv | {"seen": dict(kv.get("seen") or {}) | start_up(Path(str(config["calibrate"])).expanduser())}
+        seen = start_up(Path(str(config["calibrate"])).expanduser(), tell)
+        made["kv"] = kv | {"seen": dict(kv.get("seen") or {}) | seen}
     return made
 
 
@@ -69,6 +70,8 @@ def started(config: dict[str, Any], name: str, text: str, tell: Callable[[str], 
     scheduler: dict[str, Any] = {"policy": given.policy or engine.id}
     if (config["scheduler"] or {}).get("prefix_caching") is None:
         scheduler["prefix_caching"] = engine.prefix_caching
+    if (config["scheduler"] or {}).get("max_model_len") in (None, "auto"):
+        scheduler["max_model_len"] = None
     scheduler |= {SCHEDULER[key]: value for key, value in given.limits.items() if key in SCHEDULER}
     if "overlapped" in given.host:
         scheduler["async_scheduling"] = given.host["overlapped"]
@@ -178,8 +181,8 @@ def memory(given: EngineArguments) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def start_up(path: Path) -> dict[str, Any]:
-    """What an engine's start-up log says of its memory."""
+def start_up(path: Path, tell: Callable[[str], None]) -> dict[str, Any]:
+    """What an engine's start-up log says of its memory; ``tell`` is told where its lines disagree."""
     from ..simulator.serving.kv_memory import overheads_of
 
     try:
@@ -188,4 +191,5 @@ def start_up(path: Path) -> dict[str, Any]:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         raise BadInputError(f"calibrate={path} cannot be read: {error.strerror}") from None
-    return {name: value for name, value in asdict(overheads_of(lines, str(path))).items() if value is not None}
+    said = asdict(overheads_of(lines, f"calibrate={path}", tell))
+    return {name: value for name, value in said.items() if value is not None}

@@ -38,8 +38,8 @@ class FailedRow:
 class Hardware:
     """The machine of a run: ids of ``conf/device`` and ``conf/cluster``, and figures in which it differs from them.
 
-    ``devices`` are spread over nodes as evenly as they come; ``cluster`` is empty where only an op was run. Two machines
-    are the same where all of it is; their hash leaves figures out.
+    ``devices`` are spread over nodes as evenly as they come; ``cluster`` is empty where only an op was run. Two
+    machines are the same where all of it is; their hash leaves figures out.
     """
 
     gpu: str

@@ -76,7 +76,8 @@ def cards(report: ServingReport) -> list[Card]:
     per_gpu = ("output tokens/s per GPU", units.three(report.output_tokens_per_s_per_gpu))
     busy = ("GPUs busy", units.share(report.utilisation))
     made.append(Card("Throughput", (("requests/s", rate),), (per_gpu, busy)))
-    lines = [("most KV memory", units.share(report.kv_peak)), ("preemptions", units.count(report.preemptions))]
+    lines = [("most KV memory", units.share(report.kv_peak)), ("KV tokens a replica", units.count(report.kv_tokens))]
+    lines += [("preemptions", units.count(report.preemptions))]
     if report.slo:
         enough = report.slo_attainment >= report.slo["share"] and not report.overload
         chance = report.p_slo_met
@@ -265,10 +266,11 @@ def pools_section(report: ServingReport) -> PageSection | None:
     rows = [
         (Cell(name), Cell(units.count(each["replicas"])), Cell(units.count(each["devices"])),
          Cell(units.share(each["utilisation"]), bar=each["utilisation"]),
-         Cell(units.share(each["kv_peak"]), bar=each["kv_peak"]))
+         Cell(units.count(each["kv_tokens"])), Cell(units.share(each["kv_peak"]), bar=each["kv_peak"]))
         for name, each in report.pools.items()
     ]  # fmt: skip
-    columns = Column("pool", words=True), Column("replicas"), Column("GPUs"), Column("busy"), Column("most KV memory")
+    numbers = ("replicas", "GPUs", "busy", "KV tokens a replica", "most KV memory")
+    columns = (Column("pool", words=True), *map(Column, numbers))
     moved = units.scaled(report.kv_transfer_bytes, "B")
     text = f"One pool prefills, one decodes; {moved} of caches moved between them."
     return PageSection("pools", "Pools", text, (Table("Pools", columns, rows),))

@@ -34,6 +34,7 @@ ROUTERS = (
 )
 MOST_SEQS = {"vllm": 1024, "trtllm": 2048, "trtllm_max_utilization": 2048, "sglang": 1024, "faster_transformer": 32}
 MOST_TOKENS = {"sglang": 16_384, "lightllm": 16_384, "vllm_v0": 4096, "splitwise": 2048}
+AUTO = "auto"  # of max_model_len: as long as the model and its KV memory allow
 MOST_DRAFTS = 16
 MOST_RANKS = 1 << 16  # schedulers, which take some seconds with nothing to do
 SEEN = ("weights_gib", "activations_gib", "other_gib", "kv_gib", "kv_tokens")  # what start-up logs say
@@ -53,14 +54,15 @@ class Scheduler:
     beside decodes for so many iterations, or until the batch has ``wait_share`` of its tokens; sglang looks for new
     requests every so many decodes alone. ``balance_iterations``: prompts of trtllm's ranks of attention data
     parallelism wait beside decodes until each rank has one, at most so many iterations, and then
-    ``gather_iterations`` more (0: they do not wait).
+    ``gather_iterations`` more (0: they do not wait). ``max_model_len`` null is the model's own length, with which an
+    engine may not start; ``auto`` is as much of it as its KV memory holds.
     """
 
     policy: str = "vllm"
     max_tokens: int | None = None
     max_seqs: int | None = None
     chunk: int | None = None
-    max_model_len: int | None = None
+    max_model_len: int | str | None = AUTO
     watermark: float | None = None
     long_prefill_tokens: int = 0
     whole_prompt: bool = True
@@ -84,7 +86,7 @@ class Scheduler:
             choice(RequestError, "scheduler.policy", self.policy, POLICIES)
         choice(RequestError, "scheduler.preemption", self.preemption, ("recompute", "swap"))
         for name in ("max_tokens", "max_seqs", "chunk", "max_model_len"):
-            if getattr(self, name) is not None:
+            if getattr(self, name) not in (None, AUTO if name == "max_model_len" else None):
                 whole(RequestError, f"scheduler.{name}", getattr(self, name), 1)
         whole(RequestError, "scheduler.long_prefill_tokens", self.long_prefill_tokens)
         whole(RequestError, "scheduler.prefill_every", self.prefill_every, 1)

@@ -30,6 +30,8 @@ class ServingReport:
     """What came of the traffic. Times in milliseconds; ``goodput`` is requests a second that met all targets.
 
     ``over_time`` are spans of equal length with means over their iterations, by pool (``all`` where there is one).
+    ``kv_tokens`` fit into the KV memory of a replica (one that prefills, where pools are apart: ``pools`` has both),
+    ``kv_rank_tokens`` into that of each of its ranks; ``kv_peak_tokens`` were in use on one of them at most.
     ``kv_peak`` is the largest share of KV blocks in use on any rank. ``overload`` says in words that the queue grew
     without end; empty where it did not. ``slo_curve`` is the share of requests that would meet all targets if they
     were so many times as long. ``power_w`` is the mean of a device, energy and cost are of a million tokens made.
@@ -54,7 +56,10 @@ class ServingReport:
     total_tokens_per_s: float
     goodput: float
     slo_attainment: float
+    kv_tokens: int
+    kv_rank_tokens: int
     kv_peak: float
+    kv_peak_tokens: int
     preemptions: int
     swaps: int
     prefix_hit_share: float
@@ -95,7 +100,7 @@ class ServingReport:
             ("requests/s", f"{self.requests_per_s:,.4g}"),
             ("goodput", f"{self.goodput:,.4g} requests/s"),
             ("output tokens/s a GPU", f"{self.output_tokens_per_s_per_gpu:,.0f}"),
-            ("KV memory at most", f"{self.kv_peak:.0%}"),
+            ("KV memory", f"{self.kv_tokens:,} tokens a replica, {self.kv_peak:.0%} in use at most"),
         ]
         title = f"Traffic on {self.replicas} replicas, {self.devices} GPUs"
         note = " ".join(each for each in (self.overload, *self.notes) if each)

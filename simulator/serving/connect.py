@@ -20,6 +20,7 @@ from .kv_memory import Overheads
 from .link import cache_link
 from .requests import sizes
 from .setup import HostShare, ServedReplica, by_hand, rules
+from .start import longest_served
 from .surrogate import surrogate
 from .tabulate import Extent
 
@@ -82,7 +83,6 @@ def replica_of(
         tokens=_round(probe.max_tokens, FEW_TOKENS),
         context=min(_round(min(longest, LONGEST), 8192), context_of(described)),
     )
-    known = surrogate(step, bench, extent, bench.graphs.parent / "surrogates")
     rule = engine.kv if kv.fraction is None else replace(engine.kv, fraction=kv.fraction)
     memory = budget(step, bench, rule, max_tokens=probe.max_tokens, learned=learned(kv), sequences=seqs)
     if kv.blocks:
@@ -90,6 +90,10 @@ def replica_of(
     if kv.block_tokens:
         tokens = memory.tokens
         memory = replace(memory, block_tokens=kv.block_tokens, blocks=kv.blocks or max(1, tokens // kv.block_tokens))
+    longest, shortened = context_of(described), ""
+    if known_engine:
+        longest, shortened = longest_served(engine, scheduler, memory, longest)
+    known = surrogate(step, bench, extent, bench.graphs.parent / "surrogates")
     host = fitted_hosts().of(host_name(engine.id, engine.host, overlapped=scheduler.async_scheduling))
     layers = layers_and_experts(described)
     first_us = host.first_token_us(request.traffic.concurrency, prompt, *layers)
@@ -99,7 +103,8 @@ def replica_of(
         HostShare(host.step_us, host.seq_us, overlapped=False, ttft_us=first_us),
         stages=plan.parallel.pp,
         devices=plan.parallel.tp * plan.parallel.pp * ranks,
-        max_model_len=context_of(described),
+        max_model_len=longest,
+        shortened=shortened,
         limits=limits,
         layer_share=1 / layers_of(step.model),
         notes=plan.notes,

@@ -194,7 +194,7 @@ def _value(name: str, meaning: str, value: Any) -> Any:
 
 def _number(name: str, meaning: str, text: str) -> Any:
     if meaning == "limits.max_model_len" and text in ("auto", "-1"):
-        return None
+        return "auto"
     found = re.fullmatch(REAL if meaning in NUMBERS else COUNT, text)
     if not found:
         raise ServingEngineError(f"{name}={text} must be {'a number' if meaning in NUMBERS else 'a whole number'}")

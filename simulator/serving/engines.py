@@ -85,6 +85,16 @@ class HostRule:
 
 
 @dataclass(frozen=True)
+class TooLong:
+    """What an engine does about sequences longer than its KV memory: it ``stops`` at its start, or serves shorter ones.
+    ``argument`` says how long they may be; with ``beyond_model`` it takes those that are longer than its model's."""
+
+    argument: str = ""
+    stops: bool = False
+    beyond_model: str = ""
+
+
+@dataclass(frozen=True)
 class ServingEngine:
     """An engine. ``arguments`` says what each of its own is here (:mod:`.engine_args`); those ``without_effect`` change
     no time. ``not_simulated`` are all others that its ``version`` has on the command line. ``data_parallel``: ranks
@@ -98,6 +108,7 @@ class ServingEngine:
     graphs: GraphSizes = field(default_factory=GraphSizes)
     limits: Sequence[UsualLimits] = ()
     host: HostRule = field(default_factory=HostRule)
+    too_long: TooLong = field(default_factory=TooLong)
     arguments: Mapping[str, str] = field(default_factory=dict)
     version: str = ""
     without_effect: Sequence[str] = ()

@@ -234,16 +234,25 @@ LINES = {  # what stands in several groups adds up
         r"for max tokens in paged KV cache \(([\d,]+)\)",
     ),
 }
+CONCURRENCY = r"Maximum concurrency for ([\d,]+) tokens per request:\s*([\d.]+)x"
+APART = 0.05  # of two figures for the same, from which on they disagree
 BLOCKS = r"# GPU blocks: (\d+)", 16  # how vLLM before 0.8 said it, and tokens of its blocks
 
 
-def overheads_of(lines: Iterable[str], name: str = "the log") -> Overheads:
+def overheads_of(
+    lines: Iterable[str], name: str = "the log", tell: Callable[[str], None] = lambda _: None
+) -> Overheads:
     """What a start-up log of vLLM, SGLang or TensorRT-LLM says of memory, the last word of each figure.
 
-    KvError for a log that says nothing of it.
+    vLLM's line of the KV cache's size says a part of what fits for a model with several kinds of cache; that of the
+    largest concurrency goes before it, and ``tell`` is told where they disagree. KvError for a log that says nothing of
+    memory.
     """
     found: dict[str, float | int] = {}
+    at_once = 0
     for line in lines:
+        if match := re.search(CONCURRENCY, line):
+            at_once = round(int(match[1].replace(",", "")) * float(match[2]))
         for figure, patterns in LINES.items():
             for pattern in patterns:
                 if match := re.search(pattern, line):
@@ -251,6 +260,13 @@ def overheads_of(lines: Iterable[str], name: str = "the log") -> Overheads:
                     found[figure] = int(texts[0]) if figure == "kv_tokens" else sum(map(float, texts))
         if match := re.search(BLOCKS[0], line):
             found["kv_tokens"] = int(match.group(1)) * BLOCKS[1]
+    sized = found.get("kv_tokens", at_once)
+    if at_once and abs(sized / at_once - 1) > APART:
+        tell(
+            f"{name}: its line of the KV cache's size says {sized:,} tokens, that of the largest concurrency "
+            f"{at_once:,}, which are taken: the first counts blocks of several kinds of cache as one"
+        )
+        found["kv_tokens"] = at_once
     if not found:
         raise KvError(f"{name} has no line of an engine's memory, such as 'Available KV cache memory: 5.65 GiB'")
     return Overheads(**found)  # type: ignore[arg-type]

@@ -77,6 +77,7 @@ def report_of(
         goodput=attained * totals["arrived"] / seconds,
         slo_attainment=attained,
         kv_peak=kv_peak(state, made),
+        **kv_tokens(state.ranks[: first_decode_rank(made)], made.rules, request.attention_dp),
         preemptions=totals["preemptions"],
         swaps=totals["swaps"],
         prefix_hit_share=totals["hit_tokens"] / max(1, totals["hit_tokens"] + totals["computed_tokens"]),
@@ -94,10 +95,10 @@ def report_of(
         kwh_per_million_tokens=None if joules is None else joules / 3.6e6 / million,
         cost_per_million_tokens=price / million if price else None,
         tokens_per_decode=1 + totals["guessed"] / max(totals["guesses"], 1),
-        pools=pools(state, made, counts) if pool.replicas else {},
+        pools=pools(state, made, counts, (request.attention_dp, request.decode_dp)) if pool.replicas else {},
         **moved,
         kv_transfer_bytes=totals["moved_tokens"] * replicas[1].kv.bytes_per_token,
-        notes=(*dict.fromkeys(note for each in replicas for note in each.notes), *notes(request, totals)),
+        notes=notes(request, totals, replicas),
         wall_time_s=wall_s,
     )
 
@@ -107,6 +108,13 @@ def kv_peak(state: LoopState, made: ServingSetup) -> float:
     first = first_decode_rank(made)
     blocks = np.where(np.arange(len(state.ranks)) < first, made.rules.blocks, made.decode_rules.blocks)
     return float((state.ranks["peak"] / blocks).max())
+
+
+def kv_tokens(ranks: np.ndarray, rules: SchedulerRules, ranks_per_replica: int) -> dict[str, Any]:
+    """Tokens that fit into the KV memory of a replica, of each of its ranks, and the most that any rank had in use."""
+    fit = rules.blocks * rules.block_tokens
+    most = int(ranks["peak"].max()) * rules.block_tokens
+    return {"kv_tokens": fit * ranks_per_replica, "kv_rank_tokens": fit, "kv_peak_tokens": most}
 
 
 def parts(state: LoopState, made: ServingSetup) -> dict[str, tuple[slice, SchedulerRules]]:
@@ -151,8 +159,10 @@ def carried_on(shares: np.ndarray) -> np.ndarray:
     return np.array(found)
 
 
-def pools(state: LoopState, made: ServingSetup, devices: tuple[int, int]) -> dict[str, dict[str, float]]:
-    """Replicas and devices of each pool, the share of the time that they compute, and the most KV memory in use."""
+def pools(
+    state: LoopState, made: ServingSetup, devices: tuple[int, int], ranks: tuple[int, int]
+) -> dict[str, dict[str, float]]:
+    """Replicas and devices of each pool, the share of the time that they compute, KV memory, the most of it in use."""
     duration_us = float(state.totals["now_us"][0]) or 1.0
     return {
         name: {
@@ -160,8 +170,9 @@ def pools(state: LoopState, made: ServingSetup, devices: tuple[int, int]) -> dic
             "devices": float(count),
             "utilisation": float(state.ranks["busy_us"][part].mean()) / duration_us,
             "kv_peak": float(state.ranks["peak"][part].max()) / own.blocks,
+            **kv_tokens(state.ranks[part], own, dp),
         }
-        for (name, (part, own)), count in zip(parts(state, made).items(), devices, strict=True)
+        for (name, (part, own)), count, dp in zip(parts(state, made).items(), devices, ranks, strict=True)
     }
 
 
@@ -212,9 +223,12 @@ def overload(request: ServingRequest, backlog: list[tuple[float, int, int]], rej
     )
 
 
-def notes(request: ServingRequest, totals: Mapping[str, Any]) -> tuple[str, ...]:
+def notes(
+    request: ServingRequest, totals: Mapping[str, Any], replicas: tuple[ServedReplica, ServedReplica]
+) -> tuple[str, ...]:
     """What a reader should know."""
-    said = []
+    own = (note for replica in replicas for note in (*replica.notes, replica.shortened) if note)
+    said = list(dict.fromkeys(own))
     if (request.traffic.prefixes or request.traffic.turns > 1) and not request.scheduler.prefix_caching:
         said.append(
             "prompts begin alike, and each is computed whole: scheduler.prefix_caching=true finds what was before"

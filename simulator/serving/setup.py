@@ -59,6 +59,7 @@ class ServedReplica:
     stages: int = 1
     devices: int = 1
     max_model_len: int = LONGEST
+    shortened: str = ""  # what to say where that is less than its model's
     limits: UsualLimits = field(default_factory=UsualLimits)
     graphs: tuple[int, ...] = ()
     figures: StepFigures | None = None
@@ -84,6 +85,7 @@ def rules(
 ) -> SchedulerRules:
     """The rules of an engine's scheduler on a replica, with the engine's own defaults for what is null."""
     policy, kv, usual = scheduler.policy, replica.kv, replica.limits
+    longest = scheduler.max_model_len
     seqs = max_seqs or scheduler.max_seqs or usual.max_seqs or MOST_SEQS.get(policy, 256)
     tokens = scheduler.max_tokens or usual.max_tokens or MOST_TOKENS.get(policy, 8192)
     share = scheduler.watermark if scheduler.watermark is not None else WATERMARK.get(policy, 0.0)
@@ -94,7 +96,7 @@ def rules(
         max_tokens=tokens,
         max_seqs=seqs,
         chunk=scheduler.chunk or usual.chunk or CHUNKS.get(policy, 8192),
-        max_model_len=scheduler.max_model_len or replica.max_model_len,
+        max_model_len=longest if isinstance(longest, int) else replica.max_model_len,
         blocks=kv.blocks,
         block_tokens=kv.block_tokens,
         watermark=int(share * kv.blocks),

@@ -211,9 +211,7 @@ def _asked(kernels: Sequence[Kernel], engine: Engine, sized: Callable[[Kernel, i
     return total
 
 
-def _attend(
-    steps: Simulated, engine: Engine, rows: Sequence[int], contexts: Sequence[int], reach: int
-) -> np.ndarray:
+def _attend(steps: Simulated, engine: Engine, rows: Sequence[int], contexts: Sequence[int], reach: int) -> np.ndarray:
     """Decode attention [rows, contexts]: kernels whose keys are fewer than the context see no further back.
 
     Windows of few sequences stay in the cache from step to step: how much faster a kernel is for it goes from that of

@@ -46,8 +46,8 @@ def as_measured(rows: Sequence[Row]) -> Predictions:
     """What a tool would say that knows all that was measured."""
     answers = Predictions()
     for row in rows:
-        said = {name: Estimate(value, None if name == "fits" else (value, value)) for name, value in row.measured.items()}
-        answers.note(row, said)
+        sure = {name: None if name == "fits" else (value, value) for name, value in row.measured.items()}
+        answers.note(row, {name: Estimate(value, sure[name]) for name, value in row.measured.items()})
     return answers
 
 

@@ -43,6 +43,30 @@ def test_the_answer_has_what_the_contract_names(capsys: pytest.CaptureFixture[st
     assert rows.tpot_ms.mean() == pytest.approx(found["tpot_ms"]["mean"])
 
 
+def test_how_many_tokens_fit_is_in_every_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    """2,000 blocks of 16 tokens; four ranks have as many each, and so has each pool."""
+    found = asked(capsys)
+    assert (found["kv_tokens"], found["kv_rank_tokens"]) == (32_000, 32_000)
+    assert found["kv_peak_tokens"] == round(found["kv_peak"] * 32_000) > 0
+    assert asked(capsys, "attention_dp=4")["kv_tokens"] == 128_000
+    pools = asked(capsys, "decode_pool.replicas=1")["pools"]
+    assert [pool["kv_tokens"] for pool in pools.values()] == [32_000, 32_000]
+    for words, said in (
+        ((), "32,000 tokens a replica"),
+        (("attention_dp=4",), "128,000 tokens a replica (4 ranks of 32,000)"),
+        (("decode_pool.replicas=1",), "KV memory: 32,000 tokens a replica"),
+        (("sweep", "rates=[5,10]"), "KV memory: 32,000 tokens a replica"),
+        (("compare", "replicas=2"), "32,000 / 32,000"),
+    ):
+        assert main(["serving", *words, *LAW, *FEW]) == 0
+        assert said in capsys.readouterr().out, words
+
+
+def test_the_verdict_of_a_capacity_is_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serving", "capacity", "slo.ttft_ms=60", *LAW, *FEW]) == 0
+    assert "capacity: " in capsys.readouterr().out
+
+
 def test_python_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     lengths = {"input": {"mean": 200}, "output": {"mean": 20}}
     report = opcast.serving(
@@ -319,7 +343,7 @@ def test_python_takes_an_engine_as_it_is_started(tmp_path: Path) -> None:
     with pytest.warns(OpcastWarning, match="not simulated: --moe-backend"):
         step, given = keywords("llama3_8b", {"cluster": "dgx_h100", "nodes": 1}, plain, "vllm", args, log)
     assert (step["tp"], step["options"], step["stack"].cuda_graph) == (2, {"kv_dtype": "fp8"}, False)
-    assert given["scheduler"] == {"policy": "vllm", "max_seqs": 8, "prefix_caching": False}
+    assert given["scheduler"] == {"policy": "vllm", "max_seqs": 8, "max_model_len": None, "prefix_caching": False}
     assert given["kv"]["seen"]["kv_tokens"] == 231_984
     with pytest.raises(BadInputError, match="but it is set to 4"):
         keywords("llama3_8b", {"cluster": "dgx_h100", "tp": 4}, plain, "vllm", "-tp 2", None)

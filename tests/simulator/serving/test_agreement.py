@@ -32,7 +32,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
 
 
 def cases() -> list[object]:
-    marks = {name: pytest.mark.essential for name in WINDOWED}
+    marks = dict.fromkeys(WINDOWED, pytest.mark.essential)
     return [pytest.param(name, marks=marks.get(name, ())) for name in MODELS if name not in ENCODERS]
 
 

@@ -277,6 +277,19 @@ def test_a_start_up_log_says_what_memory_went_to():
         overheads_of(["nothing of it"], "engine.log")
 
 
+def test_of_several_kinds_of_cache_the_line_of_concurrency_says_what_fits():
+    """Qwen3.5-27B on H20, https://github.com/vllm-project/vllm/issues/40691: 33.04 x 32,768 tokens fit."""
+    said: list[str] = []
+    size = "GPU KV cache size: 290,864 tokens"
+    log = [size, "Maximum concurrency for 32,768 tokens per request: 33.04x"]
+    assert overheads_of(log, tell=said.append).kv_tokens == 1_082_655
+    assert "290,864" in said[0]
+    assert "1,082,655" in said[0]
+    alike = [size, "Maximum concurrency for 8,192 tokens per request: 35.51x"]
+    assert overheads_of(alike, tell=said.append).kv_tokens == 290_864
+    assert len(said) == 1
+
+
 def test_a_budget_is_simulated_and_a_log_goes_before_it(small_model, tmp_path):
     bench = Workbench(Sources.at(str(tmp_path), order=("network", "analytical")))
     request = SimulateRequest(
