@@ -15,6 +15,7 @@ def run(config: dict[str, Any]) -> int:
     """Import a profile's operators and collectives; with ``train`` learn the kinds that got rows."""
     from ..datasets.sources.importing import import_into
     from ..datasets.sources.options import ImportOptions
+    from ..datasets.sources.tables import SourceError
     from .importing import show
 
     if not config["path"]:
@@ -23,7 +24,10 @@ def run(config: dict[str, Any]) -> int:
     store = Store(Path(str(config["store"])).expanduser())
     named = str(config["measured_on"] or "")
     options = ImportOptions(device=device_of_file(Path(named)) if is_file_name(named) else named or None)
-    report = import_into(store, "kineto", str(path), options)
+    try:
+        report = import_into(store, "kineto", str(path), options)
+    except SourceError as error:  # in the words of this verb's settings
+        raise BadInputError(str(error).replace("say device=…", "say measured_on=…")) from None
     trained = learned(config, store, sorted(report.written)) if config["train"] and report.written else {}
     if wants_json(config):
         print_json({**report.to_dict(), "store": str(store.path), "trained": trained})

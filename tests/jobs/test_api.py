@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import time
 from dataclasses import replace
@@ -18,6 +19,8 @@ from opcast.datasets.devices import DeviceError
 from opcast.datasets.ops import make_op
 from opcast.datasets.schema import Measurement
 from opcast.datasets.store import Store
+from opcast.jobs.composing import as_override, compose
+from opcast.jobs.settings import names
 from opcast.simulator.question.plan import Parallel, Plan, load_stack
 
 SHAPE = {"m": 300, "n": 640, "k": 384, "dtype": "bf16"}
@@ -54,13 +57,36 @@ def test_devices_folders_and_options_are_told_apart(tmp_path: Path) -> None:
     assert opcast.predict("gemm", "h100_sxm", home=tmp_path, **SHAPE).latency_us < base.latency_us
 
 
-def test_files_of_figures_name_devices_and_clusters(tmp_path: Path) -> None:
-    device = replace(opcast.load_device("l4"), id="my_gpu", name="My GPU", memory_gbps=600.0)
-    cluster = replace(load_cluster("pcie_4xl40s"), id="mine", device="my_gpu", nodes=2)
-    for name, figures in (("my_gpu.yaml", device), ("mine.yaml", cluster)):
-        (tmp_path / name).write_text(json.dumps(figures.to_dict()))
-    files = {"device": str(tmp_path / "my_gpu.yaml"), "cluster": str(tmp_path / "mine.yaml")}
-    own: dict[str, Any] = {"device": device, "cluster": cluster}
+OWN: dict[str, Any] = {
+    "device": replace(opcast.load_device("l4"), id="my_gpu", name="My GPU", memory_gbps=600.0),
+    "cluster": replace(load_cluster("pcie_4xl40s"), id="mine", device="my_gpu", nodes=2),
+}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    """Files of the figures of :data:`OWN`."""
+    found = {name: str(tmp_path / f"{figures.id}.yaml") for name, figures in OWN.items()}
+    for name, figures in OWN.items():
+        Path(found[name]).write_text(json.dumps(figures.to_dict()))
+    return found
+
+
+@pytest.mark.parametrize(
+    "verb", ["predict", "simulate", "serving", "search", "search_serving", "validate", "train", "import"]
+)
+def test_every_verb_takes_files_of_figures(verb: str, files: dict[str, str]) -> None:
+    words = [f"{name}={file}" for name, file in files.items() if name in names(verb)]
+    assert len(words) == (1 if verb in ("train", "import") else 2)
+    module = importlib.import_module(f"opcast.jobs.{'importing' if verb == 'import' else verb}")
+    config = compose(verb, [as_override(module, word) for word in words])
+    for name in files:
+        if name in names(verb):
+            assert type(OWN[name]).from_dict(config[name]) == OWN[name]
+
+
+def test_files_of_figures_name_devices_and_clusters(tmp_path: Path, files: dict[str, str]) -> None:
+    own = OWN
     asked = {"size_bytes": "64MiB", "ranks": 8, "ranks_per_node": 4, "link": "roce", "home": tmp_path}
     assert opcast.predict("all_reduce", **files, **asked) == opcast.predict("all_reduce", **own, **asked)
     step = {"seq_len": 64, "global_batch": 8, "dp": 8, "home": tmp_path}
