@@ -84,6 +84,29 @@ def cuda_device_id(name: str) -> str:
     return slug(re.sub(r"nvidia|amd|tesla|geforce", "", plain))
 
 
+WORDS = re.compile(  # of a driver's name, beside those that tell the GPU
+    r"nvidia|amd|instinct|tesla|geforce|gpu|sxm\d?|pcie|nvl|oam|hbm\d?e?|\d+gb?|server|workstation|max|q|edition|3e"
+    r"|blackwell|ada|generation|super|ti|rtx|pro"
+)
+
+
+def shipped_device_id(name: str) -> str:
+    """The id of a shipped device by the name of a driver or a shop, such as ``H100-SXM5-80GB``; empty for another."""
+    found = cuda_device_id(name)
+    words = re.split(r"[-_\s]+", name.strip().lower())
+    known = all(word in found.split("_") or WORDS.fullmatch(word) for word in words)
+    return found if known and figures_of_file(found) else ""
+
+
+def unknown_gpu(name: str, where: str) -> str:
+    """What to do about a GPU of a log that no device stands for, by the name that is printed there."""
+    sample = ", which an engineering sample is called," if "graphics device" in name.lower() else ""
+    return (
+        f"{where} names its GPU {name!r}{sample} and opcast has no such device: say which it is with device=… "
+        "(`opcast list devices`)"
+    )
+
+
 def seen_device_id(name: str, compute_units: int, memory_gib: float, l2_mib: float = 0.0) -> str:
     """The id of a GPU by its name and by what it says of itself.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..device_names import cuda_device_id
+from ..device_names import cuda_device_id, unknown_gpu
 from ..devices import DeviceError, load_device
 from ..dtypes import canonical_dtype
 from ..loading import choice
@@ -184,7 +184,7 @@ def _conditions(run: ProgramRun, file: Path, options: ImportOptions) -> dict[str
     return {
         "ranks": nodes * per_node,
         "ranks_per_node": per_node,
-        "link": options.link or _link(device_id, nodes),
+        "link": options.link or _link(device_id, nodes, "" if options.device else name, file),
         "device_id": device_id,
         "device_name": name,
         "backend": f"{library}{'-' + run.nccl if run.nccl else ''}:{library}",
@@ -194,13 +194,14 @@ def _conditions(run: ProgramRun, file: Path, options: ImportOptions) -> dict[str
     }
 
 
-def _link(device_id: str, nodes: int) -> str:
+def _link(device_id: str, nodes: int, name: str, file: Path) -> str:
+    """The link between ranks; SourceError for a device that is not known, by the ``name`` that the log has for it."""
     if nodes > 1:
         return "ib"
     try:
         return "nvlink" if load_device(device_id).link_gbps > 0 else "pcie"
     except DeviceError as error:
-        raise SourceError(f"{error}; or say device=…") from None
+        raise SourceError(unknown_gpu(name, file.name) if name else f"{error}; or say device=…") from None
 
 
 def _named(file: Path) -> str:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..columns import group_keys, matching, numbers
+from ..device_names import cuda_device_id, unknown_gpu
 from ..devices import DeviceError
 from ..ops import KINDS, bus_factor
 from ..row_checks import IMPOSSIBLE, Rows, least_us, link_rate, unit_of
@@ -41,7 +42,7 @@ def sift(store: Store, kind_name: str, table: pa.Table, where: str) -> tuple[pa.
         try:
             rows = Rows(kind_name, device_id, part, store.known_device(device_id))
         except DeviceError as error:
-            rejected.append(Rejected(str(error), len(part), where))
+            rejected.append(Rejected(_unknown(part, device_id) or str(error), len(part), where))
             continue
         wrong = np.zeros(len(part), dtype=bool)
         for reason, found in _too_fast(rows):
@@ -52,6 +53,13 @@ def sift(store: Store, kind_name: str, table: pa.Table, where: str) -> tuple[pa.
         kept = Rows(kind_name, device_id, part.filter(pa.array(~wrong)), rows.device)
         parts.append(_timed(kept))
     return pa.concat_tables(parts) if parts else table.slice(0, 0), [one for one in rejected if one.rows]
+
+
+def _unknown(part: pa.Table, device_id: str) -> str:
+    """What to do about rows of an unknown GPU, by the name that their file has for it; empty where it has none."""
+    names = pc.unique(part["device_name"]).to_pylist() if "device_name" in part.column_names else []
+    printed = next((each for each in names if each and cuda_device_id(each) == device_id), "")
+    return unknown_gpu(printed, "the file") if printed else ""
 
 
 def _too_fast(rows: Rows) -> Iterator[tuple[str, np.ndarray]]:

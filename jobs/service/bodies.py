@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, replace
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from ...datasets.loading import load
+from ...datasets.model_names import shipped_ids, shipped_model
 from ...datasets.ops import KINDS, make_op
 from ...simulator.question.canonical import RequestError
 from ...simulator.question.keywords import predict_request, simulate_request
@@ -26,7 +28,6 @@ from ...simulator.question.work import Work
 from ...simulator.search.request import SearchRequest
 from ...simulator.search.served.request import ServedSearchRequest, ServedSpace
 from ...simulator.search.space import Space
-from ...simulator.trace.models import known_models
 from .settings import ServiceSettings
 
 LONGEST_NAME = 200
@@ -315,8 +316,13 @@ def simulate_of(body: StepBody, usual: Sources, allow: tuple[str, ...] = ()) -> 
     return made
 
 
+def _shipped(model: str) -> bool:
+    """Whether a name is that of a model that ships, and of no folder of the server."""
+    return model in shipped_ids() or (shipped_model(model) is not None and not Path(model).exists())
+
+
 def _check_model(model: str | Mapping[str, Any], allow: tuple[str, ...]) -> None:
-    if isinstance(model, str) and model not in known_models() and model not in allow:
+    if isinstance(model, str) and not _shipped(model) and model not in allow:
         raise RequestError(
             f"model={model!r} is not offered here: take an id of GET /v1/models or send a transformers configuration; "
             "paths, hub ids and module:callable only where the server was started with allow=[…]"

@@ -178,12 +178,23 @@ def test_faster_than_the_link_is_refused(store: Store, tmp_path: Path) -> None:
         ("hello\n", "no table of nccl-tests"),
         (HEADER + ROWS["all_reduce"], "does not list its ranks"),
         (printed(hosts=("a", "a", "a", "b")), "unevenly"),
-        (printed(device="NVIDIA Mystery 9000"), "mystery_9000"),
+        (printed(device="NVIDIA Mystery 9000"), r"names its GPU 'NVIDIA Mystery 9000' .* device=…"),
+        (
+            printed(device="NVIDIA Graphics Device"),
+            r"GPU 'NVIDIA Graphics Device', which an engineering sample .* device=",
+        ),
+        (printed(hosts=("a", "b"), device="NVIDIA Graphics Device"), r"'NVIDIA Graphics Device'.* say which it is"),
     ],
 )
 def test_what_cannot_be_used_is_one_clear_error(store: Store, tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(SourceError, match=message):
         imported(store, tmp_path, text, collective="all_reduce")
+
+
+@pytest.mark.parametrize("name", ["h100_sxm", "H100-SXM5-80GB", "h100"])
+def test_the_device_is_told_in_any_spelling(store: Store, tmp_path: Path, name: str) -> None:
+    imported(store, tmp_path, printed(device="NVIDIA Graphics Device"), device=name)
+    assert {row["device_id"] for row in store.read("all_reduce").to_pylist()} == {"h100_sxm"}
 
 
 @pytest.mark.parametrize(("option", "value"), [("link", "wifi"), ("collective", "gossip"), ("measured_at", "soon")])
