@@ -40,6 +40,7 @@ RATE_OF = {
     "w4a8": ("fp8",),
     "mxfp4a8": ("mxfp8", "fp8"),
 }
+UNITS_OF = RATE_OF | {"mxfp8": ("mxfp8",), "mxfp4a8": ("mxfp8",)}  # scales of 32 need units that multiply them in
 
 
 class DeviceError(ValueError):
@@ -91,11 +92,11 @@ class Device:
 
     def supports(self, dtype: str) -> bool:
         """Whether the device has a rate for matrix products in this dtype."""
-        return any(name in self.tensor_tflops for name in RATE_OF.get(dtype, (dtype,)))
+        return any(name in self.tensor_tflops for name in UNITS_OF.get(dtype, (dtype,)))
 
     def tensor_rate(self, dtype: str) -> float:
         """Peak TFLOP/s of matrix products; DeviceError when the device lacks the dtype."""
-        for name in RATE_OF.get(dtype, (dtype,)):
+        for name in UNITS_OF.get(dtype, (dtype,)):
             if name in self.tensor_tflops:
                 return self.tensor_tflops[name]
         raise DeviceError(f"{self.name} has no {dtype} matrix units; it has {', '.join(self.tensor_tflops)}")

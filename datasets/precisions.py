@@ -1,4 +1,4 @@
-"""The precisions of a step by name: files of ``conf/precision``, the one list for every verb, face, table and checkpoint.
+"""The precisions of a step by name: ``conf/precision``, the one list for every verb, face, table and checkpoint.
 
 A precision is the dtype of weights and activations, and the format of linear layers where that is another.
 """

@@ -101,8 +101,8 @@ def keywords(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """``settings`` of a step and groups of a served request, as Python has them, with what the engine's arguments and
     log say. The errors of :func:`with_engine`; what is not simulated is a warning."""
-    from ..simulator.question.keywords import OF_CLUSTER, clustered
     from ..datasets.precisions import precision_of
+    from ..simulator.question.keywords import OF_CLUSTER, clustered
     from ..simulator.question.plan import Parallel, load_stack, stack_from_dict
     from ..simulator.trace.models import resolve
 

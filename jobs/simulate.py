@@ -158,6 +158,8 @@ def show_memory(report: StepReport | InferenceReport, target: Device) -> None:
         say(f"fullest in {memory.where}")
     if memory.advice:
         say(memory.advice)
+    for note in report.state.plan.notes if report.state else ():
+        say(note)
 
 
 def show(report: StepReport | InferenceReport, target: Device, within_s: float | None = None) -> None:

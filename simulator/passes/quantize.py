@@ -3,7 +3,7 @@
 ``plan.quantization`` names a recipe (:data:`RECIPES`). Products with weights take its format: forward, input gradient
 and weight gradient alike, dense and grouped, and keep the dtype of their results. The head of the language model,
 routers and attention stay as they are, and so do modules that ``plan.options["quantize_skip"]`` (a regular expression)
-matches. Where a checkpoint says it of each module, ``plan.packings`` decide (:mod:`.packings`).
+matches. Where a checkpoint says it of each module, ``plan.weight_rules`` decide (:mod:`.product_formats`).
 
 An operand is rounded once, by a ``quantize`` node, for all products that read it. In training the weight's gradient
 multiplies along the other dimension, for which a second, transposed copy is made with the first, and kept for the
@@ -40,12 +40,12 @@ from ...datasets.loading import choice, nearest
 from ...datasets.ops import KINDS, LAYOUT, Op, make_op
 from ..graph import Block, Graph, Node, shift_path
 from ..question.plan import Plan, PlanError
-from ..trace.stored import Packing
+from ..trace.stored import WeightFormat
 from .fusion.remake import Use, renamed
 from .kbit import KbitWeights, check_kbit
 from .micro_batches import REFRESH
-from .packings import Packings
 from .pipeline import slice_block
+from .product_formats import ProductFormats
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed
 from .rewriting.nodes import kernel
@@ -117,8 +117,8 @@ def quantize(graph: Graph, plan: Plan) -> Graph:
         return graph
     if plan.quantization == "tf32":
         return _tf32(graph)
-    packings = Packings(plan)
-    graph = _layers_apart(graph, packings) if packings.by_layer else graph
+    formats = ProductFormats(plan)
+    graph = _layers_apart(graph, formats) if formats.by_layer else graph
     draft = Draft(graph)
     if kv_dtype != "same":
         _store_keys(draft, kv_dtype)
@@ -128,15 +128,15 @@ def quantize(graph: Graph, plan: Plan) -> Graph:
         recipe = _recipe(plan.quantization)
         training = any(item.node.phase == "backward" for _, item in draft.walk())
         if training and not recipe.copies:
-            _keep_packed(draft, plan, packings)
+            _keep_packed(draft, plan, formats)
         else:
-            _Rounding(draft, plan, packings, training).run()
+            _Rounding(draft, plan, formats, training).run()
     made = draft.graph()
     before, after = ([node.op for node, _ in each.weighted()] for each in (graph, made))
     return graph if kv_dtype == "same" and not attention and before == after else made
 
 
-def _keep_packed(draft: Draft, plan: Plan, packings: Packings) -> None:
+def _keep_packed(draft: Draft, plan: Plan, formats: ProductFormats) -> None:
     """Frozen weights in a format that is for inference; PlanError where that cannot be."""
     able = ", ".join(name for name, known in RECIPES.items() if known.copies)
     if _recipe(plan.quantization).activation:
@@ -144,31 +144,31 @@ def _keep_packed(draft: Draft, plan: Plan, packings: Packings) -> None:
     check_kbit(plan, any(draft.role(t) == "frozen" for t in range(len(draft.roles))), able)
 
     def recipe(path: str, source: str) -> Recipe | None:
-        packing = packings.of(path.removesuffix(".base"), source)  # what stands beside an adapter
-        return None if packing is None else recipe_of(packing)
+        found = formats.of(path.removesuffix(".base"), source)  # what stands beside an adapter
+        return None if found is None else recipe_of(found)
 
     KbitWeights(draft, recipe).run()
 
 
-def _layers_apart(graph: Graph, packings: Packings) -> Graph:
+def _layers_apart(graph: Graph, formats: ProductFormats) -> Graph:
     """The graph with repetitions apart whose products are packed in other ways: a pattern may name layers."""
     blocks: list[Block] = []
     for block in graph.blocks:
         first = 0
-        for _, repetitions in groupby(_packed_alike(block, packings)):
+        for _, repetitions in groupby(_formats_of(block, formats)):
             count = len(list(repetitions))
             blocks.append(slice_block(block, first, count, None))
             first += count
     return replace(graph, blocks=tuple(blocks)) if len(blocks) > len(graph.blocks) else graph
 
 
-def _packed_alike(block: Block, packings: Packings) -> list[tuple[Packing | None, ...]]:
+def _formats_of(block: Block, formats: ProductFormats) -> list[tuple[WeightFormat | None, ...]]:
     """By repetition: how the weights of each product are packed."""
     products = [node for node in block.nodes if node.op is not None and node.op.kind in PRODUCTS]
     named = list(dict.fromkeys((node.path, node.source) for node in products))
     moved = [at * block.stride for at in range(block.repeat)]
     return [
-        tuple(packings.of(shift_path(path, block.stack, layers), source) for path, source in named) for layers in moved
+        tuple(formats.of(shift_path(path, block.stack, layers), source) for path, source in named) for layers in moved
     ]
 
 
@@ -179,11 +179,11 @@ def scaled(graph: Graph, plan: Plan) -> Graph:
     """
     if plan.quantization not in RECIPES:
         return graph
-    draft, packings = Draft(graph), Packings(plan)
+    draft, formats = Draft(graph), ProductFormats(plan)
     for section, item in draft.walk():
         node, reads = item.node, item.node.reads
-        packing = packings.of(node.path, node.source) if node.op is not None and node.op.kind in PRODUCTS else None
-        recipe = packing and recipe_of(packing)
+        weight_format = formats.of(node.path, node.source) if node.op is not None and node.op.kind in PRODUCTS else None
+        recipe = weight_format and recipe_of(weight_format)
         if not recipe or not recipe.weight_block:
             continue
         stored = [t for t in reads if draft.role(t) in ("weight", "frozen") and draft.dtype(t) == recipe.weight]
@@ -216,10 +216,10 @@ def _recipe(name: str) -> Recipe:
 
 
 @lru_cache
-def recipe_of(packing: Packing) -> Recipe:
-    """The recipe of a packing, with its own scales."""
-    usual = _recipe(packing.format)
-    block, scale_bytes = packing.group or usual.weight_block, packing.scale_bytes or usual.scale_bytes
+def recipe_of(weight_format: WeightFormat) -> Recipe:
+    """The recipe of a format of weights, with its own scales."""
+    usual = _recipe(weight_format.name)
+    block, scale_bytes = weight_format.group or usual.weight_block, weight_format.scale_bytes or usual.scale_bytes
     return replace(usual, weight_block=block, scale_bytes=scale_bytes)
 
 
@@ -233,7 +233,7 @@ class _Rounding:
 
     draft: Draft
     plan: Plan
-    packings: Packings
+    formats: ProductFormats
     training: bool
     released: np.ndarray = field(init=False)
     kept: dict[int, tuple[Section, int, int]] = field(default_factory=dict)  # by any id: made in, tensor, its copy
@@ -247,9 +247,9 @@ class _Rounding:
             rounded: Rounded = {}
             items: list[Item] = []
             for item in section.items:
-                packing = self._packing(item.node)
-                if packing is not None:
-                    items += self._round(section, item, packing, rounded, weights)
+                weight_format = self._format(item.node)
+                if weight_format is not None:
+                    items += self._round(section, item, weight_format, rounded, weights)
                 else:
                     others.update(t for t in item.node.reads if self._weight(t))
                 written = set(item.node.writes)  # what is written anew has to be rounded anew
@@ -266,7 +266,7 @@ class _Rounding:
     def _weight(self, tensor: int) -> bool:
         return self.draft.role(tensor) in ("weight", "frozen")
 
-    def _packing(self, node: Node) -> Packing | None:
+    def _format(self, node: Node) -> WeightFormat | None:
         """How the weights of a product with (or for) them are packed; None for any other node and in 16 bits."""
         if node.op is None or node.op.kind not in PRODUCTS or node.op.dtype not in HIGH:
             return None
@@ -275,18 +275,18 @@ class _Rounding:
         of_weight = any(self._weight(t) for t in node.reads) or any(
             self.draft.role(t) == "gradient" for t in node.writes
         )
-        return self.packings.of(node.path, node.source) if of_weight else None
+        return self.formats.of(node.path, node.source) if of_weight else None
 
     def _round(
         self,
         section: Section,
         item: Item,
-        packing: Packing,
+        weight_format: WeightFormat,
         rounded: Rounded,
         weights: dict[int, tuple[Section, Recipe]],
     ) -> list[Item]:
         """Give a product its format; the nodes that round what it reads."""
-        node, op, recipe = item.node, item.node.op, recipe_of(packing)
+        node, op, recipe = item.node, item.node.op, recipe_of(weight_format)
         assert op is not None
         own = [t for t in node.reads if self._weight(t) and self._matrix(t, op)]
         trained = not own or any(self.draft.role(t) == "weight" for t in own)
@@ -299,7 +299,7 @@ class _Rounding:
         names.update((t, rounded[t, recipe.activation, across]) for t in fresh)
         if self.training and node.phase == "forward":
             made += self._weights(section, node, op, recipe, [t for t in own if self.draft.role(t) == "weight"])
-        changed = op.replace(dtype=recipe.product or packing.format, out_dtype=op.out_dtype)
+        changed = op.replace(dtype=recipe.product or weight_format.name, out_dtype=op.out_dtype)
         reads = tuple(dict.fromkeys(names.get(t, t) for t in node.reads))
         item.compute(changed, reads=reads)
         return made

@@ -13,8 +13,8 @@ from typing import Any
 from ...datasets.devices import Device
 from ..trace.checkpoints import stored_format
 from ..trace.models import Source, resolve
-from ..trace.packings import BLOCK, NVFP4_WEIGHTS, PER_CHANNEL
-from ..trace.stored import EVERY, ModuleRule, Packing, StoredFormat
+from ..trace.stored import EVERY, ModuleRule, StoredFormat, WeightFormat
+from ..trace.weight_formats import BLOCK, NVFP4_WEIGHTS, PER_CHANNEL
 from ..trace.workload import TraceError
 from .plan import Plan
 from .work import Work
@@ -23,13 +23,13 @@ BESIDE_ADAPTERS = ("bitsandbytes", "gptq", "awq", "hqq", "auto-round")  # librar
 KBIT = ("nf4", "w4a16", "w8a16")  # weights that are unpacked for each product
 MOST_SHOWN = 3  # entries of the list of what stays in 16 bits
 WEIGHTS_ALONE = {  # format that a device may have no units for -> the same weights, unpacked for products in 16 bits
-    "fp8": Packing("w8a16", PER_CHANNEL),
-    "fp8_block": Packing("w8a16", BLOCK * BLOCK, 4.0),
-    "mxfp8": Packing("w8a16", 32, 1.0),
-    "int8": Packing("w8a16", PER_CHANNEL),
+    "fp8": WeightFormat("w8a16", PER_CHANNEL),
+    "fp8_block": WeightFormat("w8a16", BLOCK * BLOCK, 4.0),
+    "mxfp8": WeightFormat("w8a16", 32, 1.0),
+    "int8": WeightFormat("w8a16", PER_CHANNEL),
     "nvfp4": NVFP4_WEIGHTS,
-    "mxfp4a8": Packing("mxfp4a16"),
-    "w4a8": Packing("w4a16"),
+    "mxfp4a8": WeightFormat("mxfp4a16"),
+    "w4a8": WeightFormat("w4a16"),
 }
 
 
@@ -105,17 +105,15 @@ def _packed(plan: Plan, stored: StoredFormat, asked: str, device: Device) -> Pla
     """The plan with the formats of a checkpoint, as far as the device has units for them."""
     rules, lacking = stored.rules, []
     if not asked:
-        lacking = sorted(
-            {r.packing.format for r in rules if r.packing.format and not device.supports(r.packing.format)}
-        )
+        lacking = sorted({r.weights.name for r in rules if r.weights.name and not device.supports(r.weights.name)})
         rules = tuple(
-            replace(r, packing=WEIGHTS_ALONE[r.packing.format]) if r.packing.format in lacking else r for r in rules
+            replace(r, weights=WEIGHTS_ALONE[r.weights.name]) if r.weights.name in lacking else r for r in rules
         )
-    main = WEIGHTS_ALONE[stored.precision].format if stored.precision in lacking else stored.precision
+    main = WEIGHTS_ALONE[stored.precision].name if stored.precision in lacking else stored.precision
     plan = replace(
         plan,
         quantization=main,
-        packings=() if rules == (ModuleRule(Packing(main), patterns=EVERY),) else rules,
+        weight_rules=() if rules == (ModuleRule(WeightFormat(main), patterns=EVERY),) else rules,
         options={"kv_dtype": stored.kv_dtype or "same", **plan.options},
     )
     notes = [_chosen(stored, main)] if main else []
@@ -129,7 +127,7 @@ def _packed(plan: Plan, stored: StoredFormat, asked: str, device: Device) -> Pla
 
 
 def _chosen(stored: StoredFormat, main: str) -> str:
-    others = {each.packing.format for each in stored.rules} - {"", stored.precision}
+    others = {each.weights.name for each in stored.rules} - {"", stored.precision}
     also = f" and {', '.join(sorted(others))}" if others else ""
     return f"weights in {main}{also}, as the checkpoint stores them ({stored.where}){_staying(stored.kept)}"
 

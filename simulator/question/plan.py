@@ -295,8 +295,8 @@ class Plan:
     each other on the links of the fabric alone (:mod:`..contention.fixed_point`). ``calibration`` names what known runs
     say of predicted times (:mod:`.calibration`), ``calibrated`` is that for this plan, by regime
     (:func:`..step.checks.prepared`). ``quantization`` is the format of linear layers; where a checkpoint has several,
-    ``packings`` say which modules have which, and those that no rule names stay in ``precision``. ``notes`` say what
-    was chosen for the user (:mod:`.as_stored`).
+    ``weight_rules`` say which modules have which, and those that no rule names stay in ``precision``. ``notes`` say
+    what was chosen for the user (:mod:`.as_stored`).
     """
 
     parallel: Parallel
@@ -307,7 +307,7 @@ class Plan:
     offload: tuple[str, ...] = ()
     precision: str = "bf16"
     quantization: str = ""
-    packings: tuple[ModuleRule, ...] = ()
+    weight_rules: tuple[ModuleRule, ...] = ()
     passes: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     slow_devices: Mapping[int, float] = field(default_factory=dict)

@@ -102,6 +102,7 @@ def replica_of(
         max_model_len=context_of(described),
         limits=limits,
         layer_share=1 / layers_of(step.model),
+        notes=plan.notes,
         figures=known.figures,
         price_per_hour=price if price is not None else plan.cluster.price_per_device_hour,
         graphs=graph_sizes(request, engine, kv, plan.parallel.tp, probe.max_seqs),

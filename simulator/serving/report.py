@@ -97,7 +97,7 @@ def report_of(
         pools=pools(state, made, counts) if pool.replicas else {},
         **moved,
         kv_transfer_bytes=totals["moved_tokens"] * replicas[1].kv.bytes_per_token,
-        notes=notes(request, totals),
+        notes=(*dict.fromkeys(note for each in replicas for note in each.notes), *notes(request, totals)),
         wall_time_s=wall_s,
     )
 

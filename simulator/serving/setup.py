@@ -64,6 +64,7 @@ class ServedReplica:
     figures: StepFigures | None = None
     price_per_hour: float = 0.0  # of a device
     layer_share: float = 1 / 32  # of its model that one layer is
+    notes: tuple[str, ...] = ()  # what was chosen of its model's formats
     link: tuple[float, float] | None = None  # of one that decodes: GB/s and microseconds of the way of a cache to it
 
 

@@ -29,7 +29,7 @@ def prepared(plan: Plan, work: Work, device: Device) -> Plan:
         plan = _training(plan, work)
     else:
         plan = _serving(plan, work, device)
-    for dtype in (plan.precision, plan.quantization, *(rule.packing.format for rule in plan.packings)):
+    for dtype in (plan.precision, plan.quantization, *(rule.weights.name for rule in plan.weight_rules)):
         if dtype and not device.supports(dtype):
             raise DeviceError(f"{device.name} has no {dtype} matrix units; it has {', '.join(device.tensor_tflops)}")
     return replace(plan, calibrated=_calibrated(plan, work, device))

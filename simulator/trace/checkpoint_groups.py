@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from .module_lists import OF_CLASS, entries, kept, rule, skipping
-from .packings import UnknownFormatError, algorithm, group_packing
-from .stored import EVERY, ModuleRule, Packing
+from .stored import EVERY, ModuleRule, WeightFormat
+from .weight_formats import UnknownFormatError, algorithm, group_format
 
 Said = Mapping[str, Any]
 Rules = tuple[ModuleRule, ...]
@@ -23,12 +23,12 @@ def compressed_tensors(said: Said) -> Rules:
         raise UnknownFormatError("compressed-tensors without config_groups")
     named, patterned, classes = [], [], []
     for group in groups.values():
-        packing = group_packing(group, str(said.get("format") or ""))
+        weights = group_format(group, str(said.get("format") or ""))
         targets = entries(group.get("targets"), "targets")
-        listed = rule(packing, [each for each in targets if not OF_CLASS.match(each)], "targets")
-        named += [ModuleRule(packing, names=listed.names)] if listed.names else []
-        patterned += [ModuleRule(packing, patterns=listed.patterns)] if listed.patterns else []
-        classes += [ModuleRule(packing, patterns=EVERY)] if any(map(OF_CLASS.match, targets)) else []
+        listed = rule(weights, [each for each in targets if not OF_CLASS.match(each)], "targets")
+        named += [ModuleRule(weights, names=listed.names)] if listed.names else []
+        patterned += [ModuleRule(weights, patterns=listed.patterns)] if listed.patterns else []
+        classes += [ModuleRule(weights, patterns=EVERY)] if any(map(OF_CLASS.match, targets)) else []
     return *kept(said), *named, *patterned, *classes
 
 
@@ -48,38 +48,39 @@ def _named_layers(block: Said) -> Rules:
     layers = block.get("quantized_layers")
     if not isinstance(layers, Mapping) or not layers:
         return compressed_tensors({**block, "ignore": ()})
-    by_packing: dict[Packing, list[str]] = {}
+    by_format: dict[WeightFormat, list[str]] = {}
     for name, own in layers.items():
-        by_packing.setdefault(algorithm(own.get("quant_algo"), own.get("group_size")), []).append(str(name))
-    return tuple(rule(packing, names, "quantized_layers") for packing, names in by_packing.items())
+        by_format.setdefault(algorithm(own.get("quant_algo"), own.get("group_size")), []).append(str(name))
+    return tuple(rule(weights, names, "quantized_layers") for weights, names in by_format.items())
 
 
 def quark(said: Said) -> Rules:
     """AMD's Quark: ``global_quant_config`` for all, ``layer_quant_config`` for what globs name, but for ``exclude``."""
     own = said.get("layer_quant_config")
     layers = [
-        rule(_quark_packing(each or {}), [str(name)], "layer_quant_config")
+        rule(_quark_format(each or {}), [str(name)], "layer_quant_config")
         for name, each in (own.items() if isinstance(own, Mapping) else ())
     ]
     usual = said.get("global_quant_config") or {}
-    return *kept(said), *layers, ModuleRule(_quark_packing(usual), patterns=EVERY)
+    return *kept(said), *layers, ModuleRule(_quark_format(usual), patterns=EVERY)
 
 
-def _quark_packing(own: Said) -> Packing:
+def _quark_format(own: Said) -> WeightFormat:
     def spec(name: str) -> Said:
-        found = own.get(name) or {}
-        return found[0] if isinstance(found, (list, tuple)) and found else found
+        found: Any = own.get(name) or {}
+        first: Said = found[0] if isinstance(found, (list, tuple)) and found else found
+        return first
 
     weight, inputs = spec("weight"), spec("input_tensors")
     dtype, into = str(weight.get("dtype") or ""), str(inputs.get("dtype") or "")
     if not dtype:
-        return Packing()
+        return WeightFormat()
     if dtype == "fp4" and (into in ("", "fp4") or into.startswith("fp8")):
-        return Packing("mxfp4a8" if into.startswith("fp8") else "mxfp4a16")
+        return WeightFormat("mxfp4a8" if into.startswith("fp8") else "mxfp4a16")
     if dtype.startswith("fp8") and into.startswith("fp8"):
-        return Packing("fp8")
+        return WeightFormat("fp8")
     if dtype == "int8" and into == "int8":
-        return Packing("int8")
+        return WeightFormat("int8")
     if dtype in ("int4", "uint4", "int8") and not into:
-        return Packing("w8a16" if dtype == "int8" else "w4a16", int(weight.get("group_size") or 0))
+        return WeightFormat("w8a16" if dtype == "int8" else "w4a16", int(weight.get("group_size") or 0))
     raise UnknownFormatError(f"weights of {dtype} with activations in {into or '16 bits'}")

@@ -13,14 +13,14 @@ from typing import Any
 
 from .checkpoint_groups import compressed_tensors, modelopt, quark
 from .module_lists import SKIPPED, checked, entries, kept, rule, skipping
-from .packings import BLOCK, UnknownFormatError, fp8_blocks, weight_only
-from .stored import EVERY, ModuleRule, Packing, StoredFormat
+from .stored import EVERY, ModuleRule, StoredFormat, WeightFormat
+from .weight_formats import BLOCK, UnknownFormatError, fp8_blocks, weight_only
 from .workload import TraceError
 
 Said = Mapping[str, Any]
 Rules = tuple[ModuleRule, ...]
 
-KEPT = Packing()
+KEPT = WeightFormat()
 
 
 def stored_format(said: Said | None, where: str = "", name: str = "model") -> StoredFormat | None:
@@ -62,11 +62,11 @@ def _reader(said: Said) -> Callable[[Said], Rules]:
 
 def _main(rules: Rules) -> str:
     """The format that most modules have: the one of all others, else the one that most are named with."""
-    every = [each.packing.format for each in rules if each.patterns == EVERY and each.packing.format]
+    every = [each.weights.name for each in rules if each.patterns == EVERY and each.weights.name]
     counts = Counter[str]()
     for each in rules:
-        if each.packing.format:
-            counts[each.packing.format] += len(each.names) + len(each.patterns)
+        if each.weights.name:
+            counts[each.weights.name] += len(each.names) + len(each.patterns)
     return every[0] if every else counts.most_common(1)[0][0] if counts else ""
 
 
@@ -93,16 +93,16 @@ def _kv_dtype(said: Said) -> tuple[str, tuple[str, ...]]:
 
 def _fp8(said: Said) -> Rules:
     block = said.get("weight_block_size")
-    return skipping(said, fp8_blocks(block) if block else Packing("fp8"))
+    return skipping(said, fp8_blocks(block) if block else WeightFormat("fp8"))
 
 
 def _mxfp4(said: Said) -> Rules:
     """Experts alone are packed (transformers ``Mxfp4GptOssExperts``, vLLM ``Mxfp4Config``)."""
-    return *kept(said, globs=False), ModuleRule(Packing("mxfp4a16"), ("experts",))
+    return *kept(said, globs=False), ModuleRule(WeightFormat("mxfp4a16"), ("experts",))
 
 
 def _gptq(said: Said) -> Rules:
-    def packed(own: Said) -> Packing:
+    def packed(own: Said) -> WeightFormat:
         bits, group = int(own.get("bits", said.get("bits", 4))), int(own.get("group_size", said.get("group_size", 128)))
         return weight_only(bits, group, bool(own.get("sym", said.get("sym", True))))
 
@@ -129,17 +129,17 @@ def _awq(said: Said) -> Rules:
 def _auto_round(said: Said) -> Rules:
     """AutoRound; ``extra_config`` has modules with settings of their own, by name or regular expression."""
 
-    def packed(own: Said) -> Packing:
+    def packed(own: Said) -> WeightFormat:
         bits, group = (int(own.get(key, said.get(key, usual))) for key, usual in (("bits", 4), ("group_size", BLOCK)))
         kind = str(own.get("data_type", said.get("data_type", "int"))).lower()
         if bits >= 16:
             return KEPT
         if kind.startswith("mx_fp"):
-            return Packing("mxfp4a16" if bits == 4 else "mxfp8")
+            return WeightFormat("mxfp4a16" if bits == 4 else "mxfp8")
         if kind.startswith("nv_fp"):
-            return Packing("nvfp4")
+            return WeightFormat("nvfp4")
         if kind.startswith("fp"):
-            return Packing("fp8")
+            return WeightFormat("fp8")
         return weight_only(bits, group, bool(own.get("sym", said.get("sym", True))))
 
     extra = said.get("extra_config")
@@ -159,15 +159,15 @@ def _hqq(said: Said) -> Rules:
 def _bitsandbytes(said: Said) -> Rules:
     """LLM.int8 or NF4 (a scale of 4 bytes for 64 weights; with double quantization, one byte)."""
     if said.get("load_in_8bit"):
-        return skipping(said, Packing("int8"))
+        return skipping(said, WeightFormat("int8"))
     scale_bytes = 1 + 4 / 256 if said.get("bnb_4bit_use_double_quant") else 4.0
-    return skipping(said, Packing("nf4", 64, scale_bytes))
+    return skipping(said, WeightFormat("nf4", 64, scale_bytes))
 
 
 def _quanto(said: Said) -> Rules:
     weights = str(said.get("weights", "int8")).lower()
     if weights.startswith("float8"):
-        return skipping(said, Packing("w8a16"))
+        return skipping(said, WeightFormat("w8a16"))
     if weights not in ("int8", "int4"):
         raise UnknownFormatError(f"weights={weights!r}")
     return skipping(said, weight_only(int(weights[3:]), BLOCK))
@@ -189,7 +189,7 @@ def _torchao(said: Said) -> Rules:
     word = str(kind or "").lower().replace("_", "").removesuffix("config")
     if word not in TORCHAO:
         raise UnknownFormatError(f"quant_type={kind!r}")
-    return skipping(said, Packing(TORCHAO[word]))
+    return skipping(said, WeightFormat(TORCHAO[word]))
 
 
 USUAL = {  # a setting that only one library has -> its ``quant_method``
@@ -209,7 +209,7 @@ METHODS: dict[tuple[str, ...], Callable[[Said], Rules]] = {
     ("hqq",): _hqq,
     ("bitsandbytes",): _bitsandbytes,
     ("quanto",): _quanto,
-    ("eetq",): lambda said: skipping(said, Packing("w8a16")),
+    ("eetq",): lambda said: skipping(said, WeightFormat("w8a16")),
     ("torchao",): _torchao,
     ("compressed-tensors", "compressed_tensors"): compressed_tensors,
     ("modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8"): modelopt,

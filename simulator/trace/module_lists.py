@@ -2,8 +2,10 @@
 
 An entry is one of three. ``re:…`` is a regular expression from the start of the name (compressed-tensors
 ``match_name``, Quark). A plain name is a module and what is in it (ModelOpt and AutoAWQ look for it anywhere in a name,
-transformers at the start or the end of it, compressed-tensors for the whole of it). Anything else is a pattern: of
-transformers a regular expression that ends with a name (``should_convert_module``), of ModelOpt a glob (``fnmatch``).
+transformers at the start or the end of it, compressed-tensors for the whole of it); so is one with a star after it,
+which is how ModelOpt writes a module whose whole tree is left out (vLLM, ``apply_vllm_mapper``). Anything else is a
+pattern: of transformers a regular expression that ends with a name (``should_convert_module``), of ModelOpt a glob
+(``fnmatch``).
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .stored import EVERY, ModuleRule, Packing
+from .stored import EVERY, ModuleRule, WeightFormat
 from .workload import TraceError
 
 PLAIN = re.compile(r"^[\w.-]+$")
+TREE = re.compile(r"^([\w.-]*\w)\.?\*$")
 BOUNDARY = r"(?:(?<=\.)|(?=\.|$))"
 OF_CLASS = re.compile(r"^[A-Z]\w*$")  # a class of modules, as ``Linear``
 MOST_ENTRIES = 200_000
@@ -41,23 +44,24 @@ def entries(value: Any, what: str) -> list[str]:
 
 def kept(said: Mapping[str, Any], globs: bool = True) -> tuple[ModuleRule, ...]:
     """The rules of the lists of modules that stay as they compute."""
-    return tuple(rule(Packing(), entries(said.get(key), key), key, globs) for key in SKIPPED if said.get(key))
+    return tuple(rule(WeightFormat(), entries(said.get(key), key), key, globs) for key in SKIPPED if said.get(key))
 
 
-def skipping(said: Mapping[str, Any], packing: Packing, globs: bool = False) -> tuple[ModuleRule, ...]:
+def skipping(said: Mapping[str, Any], weights: WeightFormat, globs: bool = False) -> tuple[ModuleRule, ...]:
     """All modules in one format but those that stay as they compute."""
-    return *kept(said, globs), ModuleRule(packing, patterns=EVERY)
+    return *kept(said, globs), ModuleRule(weights, patterns=EVERY)
 
 
-def rule(packing: Packing, listed: Iterable[str], what: str, globs: bool = True) -> ModuleRule:
+def rule(weights: WeightFormat, listed: Iterable[str], what: str, globs: bool = True) -> ModuleRule:
     """The rule of a list; without ``globs`` its patterns are regular expressions. TraceError for one that is none."""
     names, patterns = [], []
     for each in listed:
-        if PLAIN.match(each):
-            names.append(each)
+        tree = TREE.match(each) if globs else None
+        if tree or PLAIN.match(each):
+            names.append(tree[1] if tree else each)
         else:
             patterns.append(_pattern(each, what, globs))
-    return ModuleRule(packing, tuple(sorted(names)), tuple(patterns))
+    return ModuleRule(weights, tuple(sorted(names)), tuple(patterns))
 
 
 def _pattern(entry: str, what: str, globs: bool) -> str:

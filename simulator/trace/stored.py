@@ -23,13 +23,13 @@ OF_EXPERT = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "gate_up_pro
 
 
 @dataclass(frozen=True)
-class Packing:
+class WeightFormat:
     """How a weight is stored: a format of ``conf/precision`` (empty: as it computes), weights to a scale and its bytes.
 
     ``group`` and ``scale_bytes`` 0 are those that the format usually has.
     """
 
-    format: str = ""
+    name: str = ""
     group: int = 0
     scale_bytes: float = 0.0
 
@@ -38,7 +38,7 @@ class Packing:
 class ModuleRule:
     """Modules, by ``names`` and ``patterns``, whose weights are packed alike."""
 
-    packing: Packing
+    weights: WeightFormat
     names: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
 
@@ -92,7 +92,7 @@ def modules_of(path: str, source: str = "") -> tuple[str, ...]:
 
 def bare(name: str) -> str:
     """A module's name without what stands before the layers."""
-    plain = name.replace(".block_sparse_moe.", ".mlp.")
+    plain = ".".join("mlp" if word == "block_sparse_moe" else word for word in name.split("."))
     prefix = next((each for each in PREFIXES if plain.startswith(each)), "")
     return plain[len(prefix) :]
 

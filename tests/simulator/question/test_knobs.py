@@ -22,6 +22,7 @@ from opcast.simulator.question.options import CHECKS, OF_INFERENCE, OF_TRAINING
 from opcast.simulator.question.plan import KernelChoice, Parallel, Plan, PlanError, ReducedNorm, Stack, load_stack
 from opcast.simulator.question.work import Work
 from opcast.simulator.simulate import simulate
+from opcast.simulator.trace.stored import ModuleRule, WeightFormat
 
 H100 = load_device("h100_sxm")
 NODE = load_cluster("dgx_h100")
@@ -56,6 +57,7 @@ MANY = {"prompts": ((32, 0),) * 64, "decodes": ((4, 99),)}
 SERVED = Case(kind="batch", stack="vllm", work={"prompts": ((64, 64),), "decodes": ((4, 99),)})
 PROMPT = Case(kind="prefill", stack="vllm")
 MOE = Case("qwen3_moe", parallel={"ep": 4}, stack="megatron")
+SEEING = Case("mistral3", kind="prefill", stack="vllm", work={"image_px": 32})
 FSDP = Case(parallel={"zero_stage": 3})
 BESIDE = Case(  # exchanges of keys and gathers of weights at a time
     parallel={"cp": 4, "zero_stage": 3},
@@ -150,6 +152,8 @@ KNOBS: dict[str, dict[str, Row]] = {
         "lora_rank": (TRAIN, 8),
         "lora_modules": (replace(TRAIN, work={"lora_rank": 8}), "proj"),
         "mtp_layers": (TRAIN, 1),
+        "images": (SEEING, 2),
+        "image_px": (replace(SEEING, work={"images": 1, "image_px": 32}), 64),
     },
     "plan": {
         "micro_batches": (replace(DECODE, parallel={"pp": 2}), 2),
@@ -157,6 +161,8 @@ KNOBS: dict[str, dict[str, Row]] = {
         "offload": (TRAIN, ("optimizer",)),
         "precision": (TRAIN, "fp16"),
         "quantization": (replace(TRAIN, family="wide"), "fp8"),
+        "weight_rules": (replace(DECODE, plan={"quantization": "fp8"}), (ModuleRule(WeightFormat("fp8"), ("mlp",)),)),
+        "notes": (TRAIN, ("said",)),
         "passes": (FSDP, (f"{reorder.__module__}:reorder",)),
         "slow_devices": (TRAIN, {3: 2.0}),
         "explicit_links": (BESIDE, True),

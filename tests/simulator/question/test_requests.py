@@ -190,7 +190,7 @@ def test_a_device_alone_is_a_cluster_of_one_with_pytorch() -> None:
     plan = plan_of(SimulateRequest("llama3_8b", device=device, price_per_gpu_hour=2.0), device)
     assert (plan.cluster.devices, plan.stack.id, plan.precision) == (1, "torch", "bf16")
     assert plan.cluster.price_per_device_hour == 2.0
-    assert plan_of(SimulateRequest("x", cluster=DGX), device).stack.id == "megatron"
-    assert plan_of(SimulateRequest("x", Work("decode"), cluster=DGX), device).stack.id == "trtllm"
-    slow = SimulateRequest("x", cluster=DGX, stragglers=(Straggler(1.5, node=3), Straggler(2.0, device=31)))
+    assert plan_of(SimulateRequest("llama3_8b", cluster=DGX), device).stack.id == "megatron"
+    assert plan_of(SimulateRequest("llama3_8b", Work("decode"), cluster=DGX), device).stack.id == "trtllm"
+    slow = SimulateRequest("llama3_8b", cluster=DGX, stragglers=(Straggler(1.5, node=3), Straggler(2.0, device=31)))
     assert plan_of(slow, device).slow_devices == {**dict.fromkeys(range(24, 31), 1.5), 31: 2.0}
