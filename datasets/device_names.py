@@ -86,7 +86,22 @@ def cuda_device_id(name: str) -> str:
 
 def unknown_name(name: str) -> str:
     """What is wrong with a device whose name leads to no file of ``conf/device``, and the way out, in one line."""
-    return f"the device calls itself {name!r}, which opcast does not know: say device=… (an id, or a file of figures)"
+    sample = " (an engineering sample)" if "graphics device" in name.lower() else ""
+    return f"the device calls itself {name!r}{sample}, which opcast does not know: say device=… (an id, or a file of figures)"
+
+
+WORDS = re.compile(  # of a driver's name, beside those that tell the GPU
+    r"nvidia|amd|instinct|tesla|geforce|gpu|sxm\d?|pcie|nvl|oam|hbm\d?e?|\d+gb?|server|workstation|max|q|edition|3e"
+    r"|blackwell|ada|generation|super|ti|rtx|pro"
+)
+
+
+def shipped_device_id(name: str) -> str:
+    """The id of a shipped device by the name of a driver or a shop, such as ``H100-SXM5-80GB``; empty for another."""
+    found = cuda_device_id(name)
+    words = re.split(r"[-_\s]+", name.strip().lower())
+    known = all(word in found.split("_") or WORDS.fullmatch(word) for word in words)
+    return found if known and figures_of_file(found) else ""
 
 
 def seen_device_id(name: str, compute_units: int, memory_gib: float, l2_mib: float = 0.0) -> str:

@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from .device_names import shipped_device_id
 from .loading import finite, load
 from .near import did_you_mean
 from .reading import read_json, read_yaml
@@ -176,6 +177,13 @@ def measured_machines() -> list[str]:
     return sorted(path.stem for path in MEASURED_DIRECTORY.glob("*.json"))
 
 
+def device_id_of(name: str) -> str:
+    """The id of a device by an alias (``conf/aliases.yaml``) or a driver's name for it; the name itself of no such."""
+    if (DEVICE_DIRECTORY / f"{name}.yaml").is_file():
+        return name
+    return str(read_yaml(ALIASES, DeviceError)["device"].get(name.lower()) or shipped_device_id(name) or name)
+
+
 @lru_cache
 def load_device(device_id: str) -> Device:
     """A shipped device by id or alias (``conf/aliases.yaml``), or a measured machine that ships.
@@ -186,10 +194,9 @@ def load_device(device_id: str) -> Device:
     if measured.is_file() and measured.parent == MEASURED_DIRECTORY:
         return Device.from_dict(read_json(measured, DeviceError, "a device's figures"))
     if not path.is_file() or path.parent != DEVICE_DIRECTORY:
-        aliases = read_yaml(ALIASES, DeviceError)["device"]
-        if device_id.lower() in aliases:
-            return load_device(aliases[device_id.lower()])
-        short = [*AT_HAND, *aliases]  # what a person types is a short name
+        if (meant := device_id_of(device_id)) != device_id:
+            return load_device(meant)
+        short = [*AT_HAND, *read_yaml(ALIASES, DeviceError)["device"]]  # what a person types is a short name
         hint = did_you_mean(device_id, [*short, *known_devices()], "see `opcast list devices`")
         raise DeviceError(f"unknown device {device_id!r}; {hint}")
     return Device.from_dict(read_yaml(path, DeviceError))

@@ -33,9 +33,20 @@ def as_override(module: ModuleType, text: str) -> str:
             continue
         if choice == "null" and group in ("cluster", "device") and free.startswith("+"):  # a group that may be left out
             continue
+        if group == "model":
+            choice = shipped_choice(choice)
+            text = f"{group}={choice}"
         if not (CONFIG_DIRECTORY / group / f"{choice}.yaml").is_file():
             return f"{free}={quoted(choice)}"
     return text
+
+
+def shipped_choice(name: str) -> str:
+    """A model's own name for another spelling of it that says nothing of the format of its weights."""
+    from ..datasets.model_names import shipped_model
+
+    meant = None if Path(name).expanduser().exists() else shipped_model(name)
+    return meant.id if meant is not None and meant.quantization is None else name
 
 
 def quoted(value: str) -> str:

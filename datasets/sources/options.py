@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ..devices import Device, load_device
+from ..devices import Device, device_id_of, load_device
 from ..loading import choice
 from ..ops import LINKS
 from .tables import SourceError
@@ -30,6 +30,8 @@ class ImportOptions:
     mapping: str | None = None
 
     def __post_init__(self) -> None:
+        if self.device is not None:
+            object.__setattr__(self, "device", device_id_of(self.device))
         if self.link is not None:
             choice(SourceError, "link", self.link, LINKS)
 

@@ -14,11 +14,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ..model_names import MODEL_DIRECTORY, canonical_name, shipped_model
 from ..reading import read_yaml
 from .cells import Cells
 from .rows import TruthError
 
-MODEL_DIRECTORY = Path(__file__).resolve().parents[2] / "conf" / "model"
 DIMENSIONS_FILE = "model_dims.csv"
 
 NAMES = {  # of a shape, per family of configurations
@@ -48,7 +48,7 @@ def model_of(cells: Cells, folder: Path, seq_len: int) -> tuple[str, dict[str, A
     name = cells.text("model_canon") or cells.text("model")
     if cells.has("config"):
         return name, fitted(written(cells), seq_len)
-    config = shipped(cells.text("shape") or name) or from_dimensions(folder, name)
+    config = shipped(cells.text("shape") or name) or from_dimensions(folder, name) or otherwise_named(name)
     if cells.text("positions") == "counted" and cells.has("num_params"):
         config = counted(config, cells.needed("num_params"), seq_len)
     if config is None and "bert" in name and cells.has("layers", "heads", "head_dim"):
@@ -78,9 +78,14 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 def shipped(name: str) -> dict[str, Any] | None:
     """The configuration of a model that ships with opcast, by any spelling of its name."""
-    slug = re.sub(r"[-.\s]+", "_", name.strip().lower())
-    path = MODEL_DIRECTORY / f"{slug}.yaml"
+    path = MODEL_DIRECTORY / f"{canonical_name(name)}.yaml"
     return dict(_read(path)) if path.is_file() else None
+
+
+def otherwise_named(name: str) -> dict[str, Any] | None:
+    """The configuration of a shipped model by its hub id, or by what people write of it."""
+    meant = shipped_model(name)
+    return None if meant is None else shipped(meant.id)
 
 
 @lru_cache(maxsize=8)

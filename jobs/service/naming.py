@@ -12,13 +12,15 @@ import json
 import re
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
+from ...datasets.model_names import shipped_ids, shipped_model
 from ...simulator.question.canonical import RequestError
-from ...simulator.trace.models import OF_A_CHECKPOINT, canonical_name, known_models
+from ...simulator.trace.models import OF_A_CHECKPOINT
 
 LONGEST = 2000  # characters of a text
 LONGEST_KEY = 200
@@ -116,17 +118,12 @@ def rule_of(path: str) -> re.Pattern[str]:
 
 
 def _check_model(name: str) -> None:
-    if canonical_name(name) not in offered():
+    """A model that ships, by its id or a usual spelling of it; no folder of the server of that name."""
+    if name not in shipped_ids() and (shipped_model(name) is None or Path(name).exists()):
         raise RequestError(
             f"model={shown(name)!r} is not offered here: take an id of GET /v1/models or send a transformers "
             "configuration; paths, hub ids and module:callable only where the server was started with allow=[…]"
         )
-
-
-@lru_cache
-def offered() -> frozenset[str]:
-    """The models that ship."""
-    return frozenset(known_models())
 
 
 def shown(text: str) -> str:

@@ -116,12 +116,13 @@ def replica_of(
 
 def layers_of(model: Any) -> int:
     """Layers of a model by its configuration; 32 where that does not say."""
+    from ...datasets.model_names import shipped_model
     from ..trace.models import shipped_config
 
     known = model if isinstance(model, Mapping) else {}
     if isinstance(model, str):
         with suppress(ValueError):
-            known = shipped_config(model)
+            known = shipped_config(meant.id) if (meant := shipped_model(model)) else {}
     return int(known.get("num_hidden_layers") or known.get("n_layer") or 32)
 
 

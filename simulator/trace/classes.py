@@ -22,7 +22,7 @@ OTHERS = {  # lists of transformers -> what such models work on
     "MODEL_FOR_CTC_MAPPING_NAMES": "sound",
     "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES": "sound",
 }
-OWN_INPUTS = "give it as module:callable that returns (module, function of its inputs) (docs: extending)"
+OWN_INPUTS = "give it as module:callable that returns a module and a function of its inputs"
 
 
 def known_config(name: str, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,11 +16,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ...datasets.model_names import MODEL_DIRECTORY, ShippedModel, canonical_name, shipped_ids, shipped_model
 from ...datasets.near import did_you_mean
 from ...datasets.reading import read_json, read_yaml
 from .workload import TraceError
 
-MODEL_DIRECTORY = Path(__file__).resolve().parents[2] / "conf" / "model"
 HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 FACTORY = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
 
@@ -85,10 +85,10 @@ def known_models() -> dict[str, str]:
 def resolve(model: Model) -> Source:
     """Find a model; TraceError in one line when there is none.
 
-    ``model`` is a name in conf/model, a folder with a config.json, such a file, a hub id (``org/name``),
-    ``module:callable``, a transformers configuration as a mapping with ``model_type``, or a function that returns
-    a module. A factory may also return (module, function): the function is given the workload and returns example
-    inputs, a tuple or a mapping.
+    ``model`` is a name in conf/model or another spelling of it (:mod:`...datasets.model_names`), a folder with a
+    config.json, such a file, a hub id (``org/name``), ``module:callable``, a transformers configuration as a mapping
+    with ``model_type``, or a function that returns a module. A factory may also return (module, function): the function
+    is given the workload and returns example inputs, a tuple or a mapping.
     """
     if isinstance(model, Mapping):
         return _from_config(str(model.get("name", model.get("model_type", "config"))), model)
@@ -96,29 +96,33 @@ def resolve(model: Model) -> Source:
         return Source(getattr(model, "__name__", type(model).__name__), None, model, None)
     name = str(model).strip()
     shipped = canonical_name(name)
-    if (MODEL_DIRECTORY / f"{shipped}.yaml").is_file():
+    if shipped in shipped_ids():
         return _from_config(shipped, _shipped(shipped).get("config", {}))
     if FACTORY.match(name):
         return Source(name, None, name, _source_of(name))
     path = Path(name).expanduser()
     if path.exists():
         return _from_path(path)
+    if (meant := shipped_model(name)) is not None:
+        return _named(name, meant)
     if HUB_ID.match(name):
         return _from_hub(name)
-    hint = did_you_mean(
-        shipped, sorted(p.stem for p in MODEL_DIRECTORY.glob("*.yaml")), "`opcast list models` names them"
-    )
+    hint = did_you_mean(shipped, shipped_ids(), "`opcast list models` names them")
     raise TraceError(f"unknown model {name!r}; {hint} (a folder, config.json, org/name or module:callable will do too)")
+
+
+def _named(name: str, meant: ShippedModel) -> Source:
+    """A shipped model by another name of it, with the format of weights that the name tells."""
+    source = _from_config(meant.id, _shipped(meant.id).get("config", {}))
+    if meant.quantization is None:
+        return source
+    said = meant.quantization or None
+    return replace(source, quantization=said, quantized_in=f"its name, {name}" if said else "")
 
 
 def language_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The part of a wrapper's configuration that is its language model; None where there is none."""
     return next((config[part] for part in LANGUAGE if isinstance(config.get(part), Mapping)), None)
-
-
-def canonical_name(name: str) -> str:
-    """The spelling of shipped names: lower case, and underscores for every separator."""
-    return re.sub(r"[-.\s]+", "_", name.strip().lower())
 
 
 def shipped_config(name: str) -> Mapping[str, Any]:
@@ -258,8 +262,10 @@ def _from_hub(name: str) -> Source:
     except Exception as error:
         known = type(error).__name__
         reason = next((why for part, why in HUB_REFUSALS.items() if part in known), f"cannot be reached ({known})")
+        shipped = did_you_mean(canonical_name(name.rpartition("/")[2]), shipped_ids())
         raise TraceError(
-            f"model {name}: not in the local hub cache, and the hub {reason}; give a folder or config.json instead"
+            f"model {name}: does not come along, is not in the local hub cache, and the hub {reason}; "
+            f"{f'{shipped} Or give' if shipped else 'give'} a folder or config.json instead"
         ) from None
     _fetch_beside(name, Path(cached))
     return replace(_from_path(Path(cached)), name=name)

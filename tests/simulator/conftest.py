@@ -24,6 +24,18 @@ SMALL: dict[str, dict[str, Any]] = {
     "bert": {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 256},
     "gemma2": ATTENTION | {"intermediate_size": 128, "head_dim": 16, "sliding_window": 8},
     "mistral": ATTENTION | {"intermediate_size": 128, "head_dim": 16, "sliding_window": 8},
+    "mistral3": {
+        "spatial_merge_size": 2,
+        "text_config": {"model_type": "mistral", "num_hidden_layers": 2, "intermediate_size": 128, **ATTENTION},
+        "vision_config": {
+            "model_type": "pixtral",
+            "patch_size": 16,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+        },
+    },
     "deepseek_v3": ATTENTION
     | {
         "num_key_value_heads": 4,

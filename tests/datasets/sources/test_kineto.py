@@ -347,6 +347,14 @@ def test_time_is_that_of_the_trace(store: Store, recorder: Recorder, tmp_path: P
     assert only(store, "gemm")["measured_at"].isoformat() == "2025-07-01T23:00:36+00:00"
 
 
+def test_a_gpu_that_is_not_known_is_called_as_it_is_printed(store: Store, recorder: Recorder, tmp_path: Path) -> None:
+    recorder.operator("aten::mm", [[512, 768], [768, 1024]])
+    file = recorder.write(tmp_path / "t.json", device="AMD Radeon Graphics")
+    with pytest.raises(SourceError, match=r"'AMD Radeon Graphics'.* device=…"):
+        import_into(store, "kineto", file)
+    assert store.devices() == []
+
+
 def test_a_trace_that_names_no_device_asks_for_it(store: Store, recorder: Recorder, tmp_path: Path) -> None:
     recorder.operator("aten::mm", [[512, 768], [768, 1024]])
     file = recorder.write(tmp_path / "t.json", device="")

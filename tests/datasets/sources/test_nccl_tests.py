@@ -200,6 +200,12 @@ def test_what_cannot_be_used_is_one_clear_error(store: Store, tmp_path: Path, te
         imported(store, tmp_path, text, collective="all_reduce")
 
 
+@pytest.mark.parametrize("name", ["h100_sxm", "H100-SXM5-80GB", "h100"])
+def test_the_device_is_told_in_any_spelling(store: Store, tmp_path: Path, name: str) -> None:
+    imported(store, tmp_path, printed(device="NVIDIA Graphics Device"), device=name)
+    assert {row["device_id"] for row in store.read("all_reduce").to_pylist()} == {"h100_sxm"}
+
+
 @pytest.mark.parametrize(("option", "value"), [("link", "wifi"), ("collective", "gossip"), ("measured_at", "soon")])
 def test_wrong_options_are_named(store: Store, tmp_path: Path, option: str, value: str) -> None:
     with pytest.raises(SourceError, match=value):

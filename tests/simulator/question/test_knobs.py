@@ -57,6 +57,7 @@ MANY = {"prompts": ((32, 0),) * 64, "decodes": ((4, 99),)}
 SERVED = Case(kind="batch", stack="vllm", work={"prompts": ((64, 64),), "decodes": ((4, 99),)})
 PROMPT = Case(kind="prefill", stack="vllm")
 MOE = Case("qwen3_moe", parallel={"ep": 4}, stack="megatron")
+SEEING = Case("mistral3", kind="prefill", stack="vllm", work={"image_px": 32})
 FSDP = Case(parallel={"zero_stage": 3})
 BESIDE = Case(  # exchanges of keys and gathers of weights at a time
     parallel={"cp": 4, "zero_stage": 3},
@@ -157,6 +158,8 @@ KNOBS: dict[str, dict[str, Row]] = {
         "lora_rank": (TRAIN, 8),
         "lora_modules": (replace(TRAIN, work={"lora_rank": 8}), "proj"),
         "mtp_layers": (TRAIN, 1),
+        "images": (SEEING, 2),
+        "image_px": (replace(SEEING, work={"images": 1, "image_px": 32}), 64),
     },
     "plan": {
         "micro_batches": (replace(DECODE, parallel={"pp": 2}), 2),
