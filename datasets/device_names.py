@@ -87,7 +87,8 @@ def cuda_device_id(name: str) -> str:
 def unknown_name(name: str) -> str:
     """What is wrong with a device whose name leads to no file of ``conf/device``, and the way out, in one line."""
     sample = " (an engineering sample)" if "graphics device" in name.lower() else ""
-    return f"the device calls itself {name!r}{sample}, which opcast does not know: say device=… (an id, or a file of figures)"
+    known = f"{name!r}{sample}, which opcast does not know"
+    return f"the device calls itself {known}: say device=… (an id, or a file of figures)"
 
 
 WORDS = re.compile(  # of a driver's name, beside those that tell the GPU

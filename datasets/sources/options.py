@@ -30,7 +30,7 @@ class ImportOptions:
     mapping: str | None = None
 
     def __post_init__(self) -> None:
-        if self.device is not None:
+        if isinstance(self.device, str):
             object.__setattr__(self, "device", device_id_of(self.device))
         if self.link is not None:
             choice(SourceError, "link", self.link, LINKS)
