@@ -71,8 +71,15 @@ def simulated(
 def laid_out(model: Model, work: Work, plan: Plan, device: Device, cache_dir: Path | None = None) -> LaidOut:
     """A workload as the plan cuts it and what it needs of memory, before anything is timed."""
     work = filled(plainest(work), plan)
-    stored = "" if work.kind == "train" or plan.quantization or device.synchronous else stored_format(model)
-    return lay_out(model, work, prepared(plan, work, device, stored), device, cache_dir)
+    return lay_out(model, work, checked_plan(model, work, plan, device), device, cache_dir)
+
+
+def checked_plan(model: Model, work: Work, plan: Plan, device: Device) -> Plan:
+    """The plan as the work runs it, with what the model's checkpoint says of the formats of weights and of the cache."""
+    if work.kind == "train" or device.synchronous:
+        return prepared(plan, work, device)
+    weights = "" if plan.quantization else stored_format(model)
+    return prepared(plan, work, device, weights, stored_kv_dtype(model))
 
 
 def timed_state(laid: LaidOut, engine: Engine) -> State:
@@ -110,6 +117,14 @@ def simulate_workload(
 def alone(device: Device, precision: str, stack: str = "torch") -> Plan:
     """The plan of a single device: a cluster of one, with PyTorch's own kernels unless told otherwise."""
     return Plan(Parallel(), one_device(device), load_stack(stack), precision=precision)
+
+
+def stored_kv_dtype(model: Model) -> str:
+    """The format that a model's checkpoint wants keys and values in; empty where it does not say."""
+    from .trace.checkpoints import cache_format
+    from .trace.models import resolve
+
+    return cache_format(resolve(model).quantization)
 
 
 def stored_format(model: Model) -> str:

@@ -10,7 +10,7 @@ look for what is left of it. Attention is cut in parts before fusion, so that a 
 knows beforehand goes after fusion, which reads it to tell a rotary embedding; what is rounded for a product is merged
 into its maker after quantization has put it there. Sharding follows as in training. Norms take
 adds and all-reduces along when those are there (:mod:`.norms`); caches are offloaded when each rank
-has its own part of them. ``ungrouped`` and ``packed`` only change how much an attention reads and how many rows are
+has its own part of them, of the size that an engine gives it (:mod:`.caches`). ``ungrouped`` and ``packed`` only change how much an attention reads and how many rows are
 real, so that they come after everything that asks what an op is.
 """
 
@@ -22,6 +22,7 @@ from dataclasses import replace
 from ..graph import Graph
 from ..question.plan import Plan
 from . import remembered
+from .caches import sized_caches
 from .context import context_parallel
 from .custom import load_pass
 from .data import data_parallel
@@ -77,6 +78,7 @@ INFERENCE: tuple[Pass, ...] = (
     carried,
     reduced,
     scaled,
+    sized_caches,
     offload,
     overlap,
     ungrouped,

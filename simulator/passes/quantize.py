@@ -50,7 +50,6 @@ from .rewriting.nodes import kernel
 
 HIGH = ("bf16", "fp16")
 SKIP = r"lm_head|embed_out|(^|\.)(output|score|gate|router|lora_[ab])$"
-KV_FORMATS = ("fp8", "int8")
 EITHER_WAY_SM = 10  # compute capability whose FP8 products take operands in any layout (not 12's)
 ROWWISE = "rowwise"  # of ``options["fp8_scaling"]``
 
@@ -90,12 +89,11 @@ RECIPES: dict[str, Recipe] = {
 
 
 def quantize(graph: Graph, plan: Plan) -> Graph:
-    """The graph with products in ``plan.quantization`` and its cache in ``options["kv_dtype"]``; itself where none is.
+    """The graph with products in ``plan.quantization`` and its cache in ``plan.kv_dtype``; itself where none is.
 
     PlanError names a format that no recipe knows, or one that cannot train.
     """
-    kv_dtype = str(plan.options.get("kv_dtype") or "same")
-    choice(PlanError, "kv_dtype", kv_dtype, ("same", *KV_FORMATS))
+    kv_dtype = plan.kv_dtype or "same"
     attention = str(plan.options.get("attention_dtype") or "")
     if not plan.quantization and kv_dtype == "same" and not attention:
         return graph

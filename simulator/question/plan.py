@@ -20,7 +20,7 @@ from ...datasets.ops import KINDS
 from ...datasets.reading import read_yaml
 from .calibration import NONE, StepCalibration, regime_of
 from .errors import PlanError as PlanError
-from .options import CHECKS, EP_MODES, complaint
+from .options import CHECKS, EP_MODES, KV_FORMATS, complaint
 from .orders import SCHEDULES
 from .ranks import (
     ORDER,
@@ -42,6 +42,7 @@ OFFLOAD = ("optimizer", "activations", "kv")
 FUSED = ("fused", "flash2", "flash1", "flash1_triton")  # kernels that keep no scores
 ATTENTION = (*FUSED, "unfused", "transposed", "eager")
 LAYOUTS = ("qkv", "gate_up")
+WINDOWS = ("own", "alike")
 PRODUCTS = ("current", "cublas_12_1")  # libraries of matrix products
 OVERLAPS = ("dp", "dp_gather", "tp", "tp_forward", "cp", "ep", "pp")
 OPTIONS = tuple(CHECKS)  # what passes look up in ``Plan.options``; a pass of one's own may look up more
@@ -210,7 +211,7 @@ class Stack:
     predictors answer and ``collectives`` whose for communication (empty: any); ``kernels`` are those that another table
     timed (:class:`KernelChoice`), ``reduced_norms`` the all-reduces that normalise, too (:class:`ReducedNorm`),
     ``gap_us`` passes between kernels that no CUDA graph holds; ``kv_dtype`` is the format of the cache by that of the
-    products.
+    products; with ``windows`` ``alike`` layers that see a window have blocks for all tokens, else for its own alone.
     """
 
     id: str = "torch"
@@ -251,6 +252,7 @@ class Stack:
     kernels: tuple[KernelChoice, ...] = ()
     reduced_norms: tuple[ReducedNorm, ...] = ()
     kv_dtype: Mapping[str, str] = field(default_factory=dict)
+    windows: str = "own"
     context_gib: float = 0.0
     fragmentation: float = 0.0
     step_overhead_us: float = 0.0
@@ -273,6 +275,7 @@ class Stack:
             object.__setattr__(self, name, _names(f"stack.{name}", getattr(self, name), known))
         choice(PlanError, "stack.attention", self.attention, ATTENTION)
         choice(PlanError, "stack.products", self.products, PRODUCTS)
+        choice(PlanError, "stack.windows", self.windows, WINDOWS)
         choice(PlanError, "stack.ep_mode", self.ep_mode or EP_MODES[0], EP_MODES)
         for name in ("gradient_dtype", "moment_dtype"):
             choice(PlanError, f"stack.{name}", getattr(self, name), ("same", "fp32", "bf16", "fp16"))
@@ -288,7 +291,8 @@ class Stack:
 class Plan:
     """A checked way to run one step: layout, framework, cluster and how the batch is cut.
 
-    ``micro_batches`` are run one after the other by each data rank. ``recompute`` is a policy or the layers it names;
+    ``micro_batches`` are run one after the other by each data rank. ``kv_dtype`` is the format of keys and values
+    (empty: :func:`..step.checks.prepared` finds it), ``context`` the tokens of a sequence that are cached after a step. ``recompute`` is a policy or the layers it names;
     ``offload`` what lives in host memory; ``passes`` are the user's own (``module:function``). Compute on
     ``slow_devices`` takes so many times longer (:mod:`.stragglers`). With ``explicit_links`` communications wait for
     each other on the links of the fabric alone (:mod:`..contention.fixed_point`). ``calibration`` names what known runs
@@ -304,6 +308,8 @@ class Plan:
     offload: tuple[str, ...] = ()
     precision: str = "bf16"
     quantization: str = ""
+    kv_dtype: str = ""
+    context: int = 0
     passes: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     slow_devices: Mapping[int, float] = field(default_factory=dict)
@@ -321,6 +327,8 @@ class Plan:
         for name, value in self.options.items():
             if wrong := complaint(name, value):
                 raise PlanError(wrong)
+        object.__setattr__(self, "kv_dtype", self.kv_dtype or str(self.options.get("kv_dtype") or ""))
+        choice(PlanError, "kv_dtype", self.kv_dtype or "same", ("same", *KV_FORMATS))
 
     def scales(self, device_id: str, regime: str) -> tuple[Mapping[str, float], Mapping[str, float]]:
         """What multiplies times by kind or family of ops: the stack's own constants, then the calibration's factors."""

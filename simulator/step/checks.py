@@ -15,10 +15,10 @@ MOST_MICRO_BATCHES = 2**16
 FILLING = 4  # micro-batches of each data rank for each stage of a pipeline, where no batch is given
 
 
-def prepared(plan: Plan, work: Work, device: Device, stored_format: str = "") -> Plan:
+def prepared(plan: Plan, work: Work, device: Device, stored_format: str = "", stored_kv_dtype: str = "") -> Plan:
     """The plan as the work runs it: micro-batches, the experts' load, the format of weights and cache.
 
-    ``stored_format`` is that of the model's checkpoint, which inference keeps. PlanError for what does not go together,
+    ``stored_format`` and ``stored_kv_dtype`` are those of the model's checkpoint, which inference keeps. PlanError for what does not go together,
     DeviceError for a dtype that the device lacks.
     """
     _check_kind(plan, work)
@@ -29,7 +29,7 @@ def prepared(plan: Plan, work: Work, device: Device, stored_format: str = "") ->
         check_trains(plan.stack)
         plan = _training(plan, work)
     else:
-        plan = _serving(plan, work, device, stored_format)
+        plan = _serving(plan, work, device, stored_format, stored_kv_dtype)
     for dtype in (plan.precision, plan.quantization):
         if dtype and not device.supports(dtype):
             raise DeviceError(f"{device.name} has no {dtype} matrix units; it has {', '.join(device.tensor_tflops)}")
@@ -70,6 +70,7 @@ def _check_kind(plan: Plan, work: Work) -> None:
     amiss = [f"offload={each}" for each in plan.offload if (each == "kv") == train]
     others = OF_INFERENCE if train else OF_TRAINING
     amiss += [f"options.{name}={value}" for name, value in plan.options.items() if name in others and value is not None]
+    amiss += [f"kv_dtype={plan.kv_dtype}"] if train and plan.kv_dtype and "kv_dtype" not in plan.options else []
     if not train:
         amiss += [f"parallel.zero_stage={p.zero_stage}"] if p.zero_stage else []
         amiss += [f"parallel.schedule={p.schedule}"] if p.schedule != Parallel.schedule else []
@@ -118,18 +119,28 @@ def _training(plan: Plan, work: Work) -> Plan:
     return replace(plan, micro_batches=work.sequences // together, options=options)
 
 
-def _serving(plan: Plan, work: Work, device: Device, stored_format: str) -> Plan:
+def _serving(plan: Plan, work: Work, device: Device, stored_format: str, stored_kv_dtype: str) -> Plan:
     """The plan with the format of weights that the checkpoint has, that of the cache and the kernels of the device."""
     plan = plan if plan.quantization else replace(plan, quantization=stored_format)
-    kept = plan.stack.kv_dtype.get(plan.quantization)
-    options = {"expert_load": work.expert_load, **({"kv_dtype": kept} if kept else {}), **plan.options}
+    options = {"expert_load": work.expert_load, **plan.options}
     if work.kind != "batch" and work.batch % plan.micro_batches:
         nearest = next(m for m in range(plan.micro_batches, 0, -1) if work.batch % m == 0)
         raise PlanError(
             f"workload.batch={work.batch} does not divide into {plan.micro_batches} micro-batches; take {nearest}"
         )
     reduced = tuple(choice for choice in plan.stack.reduced_norms if choice.sm in (0, device.sm))
-    return replace(plan, options=options, stack=replace(plan.stack, reduced_norms=reduced))
+    return replace(
+        plan,
+        options=options,
+        kv_dtype=_kv_dtype(plan, stored_kv_dtype),
+        stack=replace(plan.stack, reduced_norms=reduced),
+    )
+
+
+def _kv_dtype(plan: Plan, stored: str) -> str:
+    """The format of keys and values: what is asked, else the checkpoint's, else what the framework has with such
+    products, else that of activations."""
+    return plan.kv_dtype or stored or plan.stack.kv_dtype.get(plan.quantization, "same")
 
 
 def check_trains(stack: Stack) -> None:

@@ -1,4 +1,4 @@
-"""The number format that a checkpoint says its weights are stored in (``quantization_config`` of a config.json)."""
+"""The number formats of weights and caches that a checkpoint says it has (``quantization_config`` of a config.json)."""
 
 from __future__ import annotations
 
@@ -51,3 +51,14 @@ def _compressed(said: Mapping[str, Any], name: str) -> str:
     if kind == "float":
         return "fp8_block" if weights.get("block_structure") else "fp8"
     return "int8" if inputs and bits == 8 else _weight_only(bits, "compressed-tensors", name)
+
+
+def cache_format(said: Mapping[str, Any] | None) -> str:
+    """The format of keys and values that a checkpoint brings scales for: ``fp8``, ``int8``; empty where it has none."""
+    if not isinstance(said, Mapping):
+        return ""
+    scheme = said.get("kv_cache_scheme")
+    if isinstance(scheme, Mapping) and int(scheme.get("num_bits", 0)) == 8:
+        return "fp8" if scheme.get("type") == "float" else "int8"
+    algorithm = str(said.get("kv_cache_quant_algo") or "").lower()
+    return algorithm if algorithm in ("fp8", "int8") else ""
