@@ -117,7 +117,7 @@ def simulate(
     home: str | Path | None = None,
     **settings: Any,
 ) -> StepReport | InferenceReport | FileReport:
-    """One step of a model on a device, or on a cluster of devices; a step that does not fit has no times.
+    """One step of a model on a device, or on a cluster of devices; ``fits`` says whether it fits into memory.
 
     ``model``: a name in ``conf/model``, a folder or config.json, a hub id, ``module:callable``, a transformers
     configuration as a mapping, or a function that returns an ``nn.Module``; or a :class:`SimulateRequest`, with no
@@ -134,15 +134,14 @@ def simulate(
     to fp32 on a CPU and bf16 elsewhere. RequestError, with the nearest name, for a setting that is none.
     """
     from ..simulator.question.requests import SimulateRequest
-    from ..simulator.report.fits import timed
 
     if isinstance(model, SimulateRequest):
         if settings or cluster is not None or stack is not None or precision is not None:
             raise RequestError("a request says all that is asked: change it with dataclasses.replace")
-        return timed(_bench(model.sources).simulate(model))
+        return _bench(model.sources).simulate(model)
     given = {**settings, "cluster": cluster, "stack": stack, "precision": precision}
     request = simulate_request(model, workload, device, _sources(home, engines, backend, calibration), given)
-    return timed(_bench(request.sources).simulate(request))
+    return _bench(request.sources).simulate(request)
 
 
 def search(

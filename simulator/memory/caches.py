@@ -84,9 +84,10 @@ def kept_bytes(graphs: Iterable[Graph], context: int) -> KeptBytes:
     sums = [0.0, 0.0, 0.0]
     for graph in graphs:
         seen = np.zeros(graph.tensor_count, dtype=bool)
-        for block, node in ((block, node) for block in graph.blocks for node in block.nodes):
-            if keeps(node.op):
-                sums[_class(node.op, context)] += _unseen(graph, block, node, seen)
+        for block in graph.blocks:
+            for node in block.nodes:
+                if keeps(node.op):
+                    sums[_class(node.op, context)] += _unseen(graph, block, node, seen)
     return KeptBytes(*sums)
 
 

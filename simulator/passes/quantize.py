@@ -37,7 +37,7 @@ import numpy as np
 
 from ...datasets.devices import load_device
 from ...datasets.dtypes import itemsize
-from ...datasets.loading import choice, nearest
+from ...datasets.loading import nearest
 from ...datasets.ops import KINDS, LAYOUT, Op, make_op
 from ..graph import Block, Graph, Node, shift_path
 from ..question.plan import Plan, PlanError

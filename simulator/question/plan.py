@@ -19,6 +19,7 @@ from ...datasets.loading import choice, flag, load, nearest, number, whole
 from ...datasets.ops import KINDS
 from ...datasets.reading import read_yaml
 from .calibration import NONE, StepCalibration, regime_of
+from .errors import DegreeError
 from .errors import PlanError as PlanError
 from .options import CHECKS, EP_MODES, KV_FORMATS, complaint
 from .orders import SCHEDULES
@@ -292,12 +293,12 @@ class Plan:
     """A checked way to run one step: layout, framework, cluster and how the batch is cut.
 
     ``micro_batches`` are run one after the other by each data rank. ``kv_dtype`` is the format of keys and values
-    (empty: :func:`..step.checks.prepared` finds it), ``context`` the tokens of a sequence that are cached after a step. ``recompute`` is a policy or the layers it names;
-    ``offload`` what lives in host memory; ``passes`` are the user's own (``module:function``). Compute on
-    ``slow_devices`` takes so many times longer (:mod:`.stragglers`). With ``explicit_links`` communications wait for
-    each other on the links of the fabric alone (:mod:`..contention.fixed_point`). ``calibration`` names what known runs
-    say of predicted times (:mod:`.calibration`), ``calibrated`` is that for this plan, by regime
-    (:func:`..step.checks.prepared`).
+    (empty: :func:`..step.checks.prepared` finds it), ``context`` the tokens of a sequence that are cached after a step.
+    ``recompute`` is a policy or the layers it names; ``offload`` what lives in host memory; ``passes`` are the user's
+    own (``module:function``). Compute on ``slow_devices`` takes so many times longer (:mod:`.stragglers`). With
+    ``explicit_links`` communications wait for each other on the links of the fabric alone
+    (:mod:`..contention.fixed_point`). ``calibration`` names what known runs say of predicted times
+    (:mod:`.calibration`), ``calibrated`` is that for this plan, by regime (:func:`..step.checks.prepared`).
     """
 
     parallel: Parallel
@@ -398,9 +399,10 @@ def check_plan(plan: Plan) -> Plan:
     """
     p, devices = plan.parallel, plan.cluster.devices
     if devices % p.model_ranks:
-        raise PlanError(
+        raise DegreeError(
             f"tp x cp x pp = {p.tp} x {p.cp} x {p.pp} = {p.model_ranks} does not divide the {devices} devices of "
-            f"{plan.cluster.id}; {_nearest_degree(p, devices)}"
+            f"{plan.cluster.id}",
+            *_nearest_degree(p, devices),
         )
     if p.dp and p.dp * p.model_ranks != devices:
         raise PlanError(
@@ -409,17 +411,17 @@ def check_plan(plan: Plan) -> Plan:
         )
     stage = devices // p.pp
     if stage % (p.ep * p.etp):
-        raise PlanError(
-            f"parallel.ep x etp = {p.ep * p.etp} does not divide the {stage} ranks of a pipeline stage; "
-            f"{_nearest('ep', p.ep, stage // p.etp)}"
+        raise DegreeError(
+            f"parallel.ep x etp = {p.ep * p.etp} does not divide the {stage} ranks of a pipeline stage",
+            *_nearest("ep", p.ep, stage // p.etp),
         )
     check_devices(p.placement, devices, plan.cluster.id)
     if p.shard and not p.zero_stage:
         raise PlanError(f"parallel.shard={p.shard} shards nothing; take parallel.zero_stage=3, or 1 or 2")
     if p.shard and plan.dp * p.cp % p.shard:
         ranks = plan.dp * p.cp
-        raise PlanError(
-            f"parallel.shard={p.shard} does not divide the {ranks} data ranks; {_nearest('shard', p.shard, ranks)}"
+        raise DegreeError(
+            f"parallel.shard={p.shard} does not divide the {ranks} data ranks", *_nearest("shard", p.shard, ranks)
         )
     return plan
 
@@ -443,12 +445,13 @@ def load_stack(stack_id: str) -> Stack:
     return stack_from_dict(read_yaml(path, PlanError, f"stack={stack_id}"))
 
 
-def _nearest(name: str, value: int, whole: int) -> str:
+def _nearest(name: str, value: int, whole: int) -> tuple[str, int, int]:
+    """The degree, what it is, and the nearest value that divides."""
     valid = [d for d in range(1, max(whole, 1) + 1) if whole % d == 0]
-    return f"take parallel.{name}={min(valid, key=lambda d: (abs(d - value), d))}"
+    return name, value, min(valid, key=lambda d: (abs(d - value), d))
 
 
-def _nearest_degree(parallel: Parallel, devices: int) -> str:
+def _nearest_degree(parallel: Parallel, devices: int) -> tuple[str, int, int]:
     """What to take instead of the degree that does not fit: the first one beyond what the others leave."""
     left = devices
     for name in ("tp", "cp", "pp"):

@@ -228,7 +228,7 @@ def stage_memories(
         graphs = [chunks[part].graph for part in parts_of(orders, stage)]
         key = tuple(map(id, graphs)), tuple(counts)
         if key not in made:
-            made[key] = stage_memory(graphs, counts, plan, device, walks, work)
+            made[key] = stage_memory(graphs, counts, plan, device, walks)
         found.append(made[key])
     return found
 

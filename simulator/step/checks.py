@@ -18,8 +18,8 @@ FILLING = 4  # micro-batches of each data rank for each stage of a pipeline, whe
 def prepared(plan: Plan, work: Work, device: Device, stored_format: str = "", stored_kv_dtype: str = "") -> Plan:
     """The plan as the work runs it: micro-batches, the experts' load, the format of weights and cache.
 
-    ``stored_format`` and ``stored_kv_dtype`` are those of the model's checkpoint, which inference keeps. PlanError for what does not go together,
-    DeviceError for a dtype that the device lacks.
+    ``stored_format`` and ``stored_kv_dtype`` are those of the model's checkpoint, which inference keeps. PlanError
+    for what does not go together, DeviceError for a dtype that the device lacks.
     """
     _check_kind(plan, work)
     check_plan(plan)

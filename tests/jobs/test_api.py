@@ -149,12 +149,15 @@ def test_no_op_of_many_is_dropped(tmp_path: Path) -> None:
         opcast.predict(op, "l4", home=tmp_path, m=3)
 
 
-def test_a_step_that_does_not_fit_has_no_times(tmp_path: Path) -> None:
+def test_a_step_that_does_not_fit_has_its_times_all_the_same(tmp_path: Path) -> None:
+    roomy = opcast.simulate(TINY, "train", "l4", home=tmp_path, seq_len=64)
     found = opcast.simulate(TINY, "train", replace(opcast.load_device("l4"), memory_gib=0.1), home=tmp_path, seq_len=64)
     assert not found.fits
-    assert (found.step_time_s, found.mfu, found.breakdown) == (None, None, None)
     assert found.memory.peak_gib > 0.1
-    assert found.to_dict()["step_time_s"] is None
+    assert (found.step_time_s, found.mfu) == (roomy.step_time_s, roomy.mfu)
+    told = found.to_dict()
+    assert (told["fits"], told["step_time_s"]) == (False, roomy.step_time_s)
+    assert "does not fit" in found._repr_html_()
 
 
 def test_a_request_is_answered_as_its_keywords_are(tmp_path: Path) -> None:

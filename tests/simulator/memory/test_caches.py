@@ -32,9 +32,19 @@ NODE = load_cluster("dgx_h100")
 LONG = 1024
 WIDE = {"hidden_size": 256, "num_attention_heads": 16, "head_dim": 16, "max_position_embeddings": 1 << 17}
 STATES = {
-    **{"linear_num_value_heads": 8, "linear_num_key_heads": 8, "linear_key_head_dim": 16, "linear_value_head_dim": 16},
-    **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "vocab_size": 256, "head_dim": 16},
-    **{"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 64},
+    "linear_num_value_heads": 8,
+    "linear_num_key_heads": 8,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "vocab_size": 256,
+    "head_dim": 16,
+    "hidden_size": 64,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
     "layer_types": ["linear_attention"] * 3 + ["full_attention"],
 }
 Make = Callable[..., dict[str, Any]]
@@ -138,15 +148,22 @@ def test_the_keys_of_an_indexer_are_kept_beside_the_latent() -> None:
     index = make_op("sparse_index_decode", batch=2, heads=8, head_dim=128, seq_q=1, seq_kv=4096, topk=2048)
     latent = make_op(
         "sparse_attention_decode",
-        **{"batch": 2, "heads_q": 16, "heads_kv": 1, "head_dim": 576, "v_head_dim": 512},
-        **{"seq_q": 1, "seq_kv": 4096, "topk": 2048, "latent": "yes"},
+        batch=2,
+        heads_q=16,
+        heads_kv=1,
+        head_dim=576,
+        v_head_dim=512,
+        seq_q=1,
+        seq_kv=4096,
+        topk=2048,
+        latent="yes",
     )
     assert cache_bytes(index) + cache_bytes(latent) == 2 * 4096 * (576 + 128) * 2
 
 
 @pytest.mark.parametrize("tp", [1, 2, 8])
 def test_states_of_linear_attention_are_shared_out_and_heads_are_whole(tp: int, lay: Lay) -> None:
-    """Qwen3-Next 80B: 12 layers with 2 heads of 256; 36 with a state of 32 x 128 x 128 in fp32 and 4 tokens of 8,192."""
+    """Qwen3-Next 80B: 12 layers with 2 heads of 256; 36 with 32 states of 128 x 128 in fp32 and 4 x 8,192."""
     work = {"batch": 8, "input_len": 32767}
     heads, state = max(1, 2 // tp), (32 * 128 * 128 * 4 + 4 * 8192 * 2) / tp
     right = 8 * (32768 * 12 * heads * 512 * 2 + 36 * state)

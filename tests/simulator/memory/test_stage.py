@@ -189,19 +189,6 @@ def test_an_unknown_allocator_is_named(graphs: dict[str, Graph]):
         stage_memory([graphs["llama"]], [1], replace(plan(), options={"allocator": "jemalloc"}))
 
 
-@pytest.mark.parametrize(
-    ("zero", "gib", "words"),
-    [(0, 0.5, "too much"), (1, 0.5, "too much")],
-)
-def test_an_oom_says_what_to_shrink(zero: int, gib: float, words: str, graphs: dict[str, Graph]):
-    p = plan(zero_stage=zero, micro_batches=2)
-    small = replace(load_device("h100_sxm"), memory_gib=gib)
-    memory = stage_memory([data_parallel(graphs["llama"], p)], [1], p, small)
-    assert words in memory.advice
-    assert "GiB" in memory.advice
-    assert memory.peak_gib > gib
-
-
 @pytest.mark.reference
 @pytest.mark.parametrize("name", ["l12_tp1_pp2_dp4_mbc4", "tp2_pp1_dp4_l12_mbc4", "l12_tp8_pp1_dp1_mbc4"])
 def test_allocated_memory_of_megatron_on_b200(
