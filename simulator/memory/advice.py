@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...datasets.devices import Device
 from ..question.plan import Plan
@@ -53,7 +54,8 @@ def changes(memory: Memory, work: Work, plan: Plan, device: Device) -> Iterator[
 
 def with_degrees(plan: Plan, **degrees: int) -> Plan:
     """The plan with other degrees; data ranks are what they leave, where they were given."""
-    p = replace(plan.parallel, **degrees)
+    changed: dict[str, Any] = dict(degrees)
+    p = replace(plan.parallel, **changed)
     return replace(plan, parallel=replace(p, dp=max(plan.cluster.devices // p.model_ranks, 1) if p.dp else 0))
 
 

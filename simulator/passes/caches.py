@@ -1,4 +1,4 @@
-"""Caches of an engine: as large as :mod:`..memory.caches` says of the kernel that keeps them.
+"""Caches of an engine: as large as :mod:`.kept` says of the kernel that keeps them.
 
 A traced model keeps what its own code does, and its caches are cut with what is written into them; engines have blocks
 of their own. So each kernel's caches get the size that its op asks for, after everything that shares work out among
@@ -10,8 +10,8 @@ from __future__ import annotations
 from math import ceil
 
 from ..graph import Graph
-from ..memory.caches import TOKENWISE, cache_bytes, keeps
 from ..question.plan import Plan
+from .kept import TOKENWISE, cache_bytes, keeps
 from .rewriting.draft import Draft, Item, Section
 
 WHOLE_NUMBERS = ("int64", "int32", "bool")

@@ -17,7 +17,7 @@ from math import floor
 
 from ..graph import Graph
 from ..memory.amounts import GIB
-from ..memory.caches import kept_bytes
+from ..passes.kept import kept_bytes
 from ..question.plan import Parallel
 from ..question.work import Work
 from ..step.state import State

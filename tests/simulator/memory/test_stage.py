@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opcast.datasets.clusters import Cluster, load_cluster
-from opcast.datasets.devices import load_device
 from opcast.simulator.graph import Block, Graph, Node, Tensor
 from opcast.simulator.memory.allocator import Allocator
 from opcast.simulator.memory.amounts import GIB

@@ -22,8 +22,14 @@ H100 = load_device("h100_sxm")
 NODE = load_cluster("dgx_h100")
 ENGINE = build_engine(H100, [], [], ("network", "analytical"), cluster=NODE)
 PHI4 = {
-    **{"model_type": "phi3", "hidden_size": 5120, "intermediate_size": 17920, "num_attention_heads": 40},
-    **{"num_key_value_heads": 10, "num_hidden_layers": 2, "vocab_size": 100352, "pad_token_id": 0},
+    "model_type": "phi3",
+    "hidden_size": 5120,
+    "intermediate_size": 17920,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 10,
+    "num_hidden_layers": 2,
+    "vocab_size": 100352,
+    "pad_token_id": 0,
 }
 LLAMA_70B = {**shipped_config("llama3_70b"), "num_hidden_layers": 8}
 DECODE, TRAIN = Work("decode", batch=1, input_len=1024), Work("train", seq_len=8192, global_batch=8)

@@ -15,7 +15,7 @@ from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import make_op
 from opcast.simulator.memory.amounts import GIB
-from opcast.simulator.memory.caches import cache_bytes, keeps, kept_bytes
+from opcast.simulator.passes.kept import cache_bytes, keeps, kept_bytes
 from opcast.simulator.question.plan import Parallel, Plan, load_stack
 from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.question.sources import Sources
