@@ -126,8 +126,8 @@ def simulate(
     - of the workload: ``seq_len``, ``micro_batch``, ``global_batch``, ``batch``, ``input_len``, ``output_len``, …,
     - of the layout: ``tp``, ``pp``, ``vpp``, ``dp``, ``cp``, ``ep``, ``etp``, ``zero_stage``, ``schedule``, …,
     - of the cluster: ``nodes``, ``devices_per_node``, ``nic_gbps``, ``topology``, …,
-    - ``recompute``, ``offload``, ``quantization``, ``passes``, ``options``, ``stragglers``, ``power_cap_w``,
-      ``price_per_gpu_hour``,
+    - ``recompute``, ``offload``, ``quantization``, ``kv_dtype``, ``passes``, ``options``, ``stragglers``,
+      ``power_cap_w``, ``price_per_gpu_hour``,
     - of its links: ``network`` (analytical, flow or packet), ``faults``, ``fault_draw`` and ``faults_study``,
 
     or a ``plan`` in place of layout, cluster and framework. ``precision`` is a name in ``conf/precision``; it defaults

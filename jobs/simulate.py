@@ -26,6 +26,7 @@ ADDED = (
     "stack.",
     "options",
     "precision.quantization",
+    "precision.kv_dtype",
 )  # checked where they are used
 
 
