@@ -120,7 +120,7 @@ def simulate(
     home: str | Path | None = None,
     **settings: Any,
 ) -> StepReport | InferenceReport | FileReport:
-    """One step of a model on a device, or on a cluster of devices; a step that does not fit has no times.
+    """One step of a model on a device, or on a cluster of devices; ``fits`` says whether it fits into memory.
 
     ``model``: a name in ``conf/model``, a folder or config.json, a hub id, ``module:callable``, a transformers
     configuration as a mapping, or a function that returns an ``nn.Module``; or a :class:`SimulateRequest`, with no
@@ -130,8 +130,8 @@ def simulate(
     - of the workload: ``seq_len``, ``micro_batch``, ``global_batch``, ``batch``, ``input_len``, ``output_len``, …,
     - of the layout: ``tp``, ``pp``, ``vpp``, ``dp``, ``cp``, ``ep``, ``etp``, ``zero_stage``, ``schedule``, …,
     - of the cluster: ``nodes``, ``devices_per_node``, ``nic_gbps``, ``topology``, …,
-    - ``recompute``, ``offload``, ``quantization``, ``passes``, ``options``, ``stragglers``, ``power_cap_w``,
-      ``price_per_gpu_hour``,
+    - ``recompute``, ``offload``, ``quantization``, ``kv_dtype``, ``passes``, ``options``, ``stragglers``,
+      ``power_cap_w``, ``price_per_gpu_hour``,
     - of its links: ``network`` (analytical, flow or packet), ``faults``, ``fault_draw`` and ``faults_study``,
 
     or a ``plan`` in place of layout, cluster and framework. ``precision`` is a name in ``conf/precision``; it defaults
@@ -139,15 +139,14 @@ def simulate(
     a setting that is none.
     """
     from ..simulator.question.requests import SimulateRequest
-    from ..simulator.report.fits import timed
 
     if isinstance(model, SimulateRequest):
         if settings or cluster is not None or stack is not None or precision is not None:
             raise RequestError("a request says all that is asked: change it with dataclasses.replace")
-        return timed(_bench(model.sources).simulate(model))
+        return _bench(model.sources).simulate(model)
     given = {**settings, "cluster": _cluster(cluster), "stack": stack, "precision": precision}
     request = simulate_request(model, workload, _device(device), _sources(home, engines, backend, calibration), given)
-    return timed(_bench(request.sources).simulate(request))
+    return _bench(request.sources).simulate(request)
 
 
 def search(

@@ -162,6 +162,7 @@ def simulate_request(config: Mapping[str, Any]) -> SimulateRequest:
         stack=stack(config, str(values["kind"])),
         precision=str(config["precision"]["dtype"]),
         quantization=str(config["precision"].get("quantization") or ""),
+        kv_dtype=str(config["precision"].get("kv_dtype") or ""),
         recompute=str(values.get("recompute", "none")),
         offload=config["offload"],
         passes=config["passes"],

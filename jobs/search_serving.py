@@ -18,7 +18,7 @@ from .validate import progress_bar
 from .writing import check_place, write, write_text
 
 FREE_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}
-ADDED = ("device.", "cluster.", "stack.", "options", "precision.quantization", "crew.options.")
+ADDED = ("device.", "cluster.", "stack.", "options", "precision.quantization", "precision.kv_dtype", "crew.options.")
 WORDS = search.WORDS
 
 

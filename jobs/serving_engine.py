@@ -91,10 +91,10 @@ def started(config: dict[str, Any], name: str, text: str, tell: Callable[[str], 
             raise BadInputError(f"args say {ranks} ranks of attention, but attention_dp={config['attention_dp']}")
         made["attention_dp"] = ranks
     made["kv"] = joined("kv", config["kv"], memory(given))
-    if given.kv.get("dtype") not in (None, "same"):
-        made["options"] = {**(config.get("options") or {}), "kv_dtype": given.kv["dtype"]}
-    if given.quantization:
-        made["precision"] = joined("precision", config["precision"], {"quantization": given.quantization})
+    formats = {"quantization": given.quantization, "kv_dtype": given.kv.get("dtype", "auto").replace("auto", "")}
+    if any(formats.values()):
+        said = {name: value for name, value in formats.items() if value}
+        made["precision"] = joined("precision", config["precision"], said)
     if given.speculation:
         made["speculation"] = joined("speculation", config["speculation"], {"tokens": given.speculation})
     return made
@@ -126,15 +126,14 @@ def keywords(
         "model": {"config": {} if model is None else resolve(model).language},
         "stack": None if stack is None else asdict(stack),
         "parallel": {each.name: own[each.name] for each in fields(Parallel) if each.name in own},
-        "precision": {"quantization": quantization},
-        "options": own.get("options"),
+        "precision": {"quantization": quantization, "kv_dtype": own.get("kv_dtype")},
     }
     made = with_engine(before, lambda text: warnings.warn(text, OpcastWarning, stacklevel=4))
     if given.get("law") is not None:
         check_arguments(before, made)
         return dict(settings), {name: made[name] for name in (*given, "scheduler", "kv")}
-    own |= {**made["parallel"], "options": made.get("options")}
-    own["quantization"] = made["precision"]["quantization"] or None
+    own |= made["parallel"]
+    own |= {name: made["precision"].get(name) or None for name in ("quantization", "kv_dtype")}
     if made.get("stack"):
         own["stack"] = stack_from_dict(made["stack"])
     return own, {name: made[name] for name in (*given, "scheduler", "kv", "speculation")}

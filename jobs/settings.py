@@ -69,7 +69,7 @@ LISTS = (
 )
 PARTS = {  # of groups that no loader checks
     "engine": ("order", "serving"),
-    "precision": ("dtype", "quantization"),
+    "precision": ("dtype", "quantization", "kv_dtype"),
     "model": ("name", "source", "config", "path"),
 }
 DEEPEST = 20  # brackets in a word of the command line

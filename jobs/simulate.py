@@ -13,7 +13,6 @@ from ..simulator.engines import FusedEngine
 from ..simulator.question.network import LINK_FAULTS
 from ..simulator.report import trust
 from ..simulator.report.answer import InferenceReport, MissingMeasurement, StepReport
-from ..simulator.report.fits import timed
 from ..simulator.report.workload_file import FileReport
 from . import resolve, trace_run, workload_file
 from .links import show_links
@@ -27,6 +26,7 @@ ADDED = (
     "stack.",
     "options",
     "precision.quantization",
+    "precision.kv_dtype",
 )  # checked where they are used
 
 
@@ -48,7 +48,7 @@ def run(config: dict[str, Any]) -> int:
     answered = resolve.bench(config).answered(request)
     report, target, engine = answered.report, answered.device, answered.engine
     assert not isinstance(report, FileReport)
-    if config["strict"] is not None and config["strict"] is not False and report.fits:
+    if config["strict"] is not None and config["strict"] is not False:
         trust.check_strict(report.trust, report.measure_next, strictness(config["strict"]))
     if config["report"]:
         say(f"report: {write_report(report, Path(str(config['report'])), target, engine)}")
@@ -62,19 +62,19 @@ def run(config: dict[str, Any]) -> int:
         say(f"execution traces: {trace_run.write(report, str(config['chakra']))}")
     if as_json:
         print_json(answer(report, within_s))
-    elif report.fits:
+    else:
+        if not report.fits:
+            show_memory(report, target)
         show(report, target, within_s)
         show_links(report.network, "step", "step")
-    else:
-        show_memory(report, target)
     return 0
 
 
 def answer(report: StepReport | InferenceReport, within_s: float | None) -> dict[str, Any]:
-    """The JSON object. A step that does not fit into memory has no time: whatever follows from it is null."""
-    values = timed(report).to_dict()
+    """The JSON object. Of a step that does not fit into memory (``fits`` false) the times are those if it did."""
+    values = report.to_dict()
     if within_s is not None:
-        values["p_within"] = report.probability_within(within_s) if report.fits else None
+        values["p_within"] = report.probability_within(within_s)
     return values
 
 
@@ -163,8 +163,7 @@ def show_memory(report: StepReport | InferenceReport, target: Device) -> None:
         say(f"fullest in {memory.where}")
     if memory.advice:
         say(memory.advice)
-    for note in report.state.plan.notes if report.state else ():
-        say(note)
+    say("it is timed all the same: what follows are its times if it did fit")
 
 
 def show(report: StepReport | InferenceReport, target: Device, within_s: float | None = None) -> None:
@@ -186,13 +185,18 @@ def show(report: StepReport | InferenceReport, target: Device, within_s: float |
         (f"{report.coverage:.0%} interval", f"{microseconds(low * 1e6)} to {microseconds(high * 1e6)}"),
         ("tokens/s per device", f"{report.tokens_per_s_per_gpu:,.0f}"),
         ("model TFLOP/s", f"{report.tflops_per_gpu:.4g}  (MFU {report.mfu:.1%}, HFU {report.hfu:.1%})"),
-        ("peak memory", f"{memory.peak_gib:.2f} GiB of {target.memory_gib:.0f} GiB, fits"),
+        (
+            "peak memory",
+            f"{memory.peak_gib:.2f} GiB of {target.memory_gib:.0f} GiB, {'fits' if report.fits else 'DOES NOT FIT'}",
+        ),
         *([] if report.p_oom is None else [("P(out of memory)", f"{report.p_oom:.1%}")]),
         ("answered by", listed(report.provenance)),
         ("time that is", listed(report.trust)),
         *price(report),
     ]
-    table(f"{report.model}: {report.workload} in {report.precision} on {target_of(report, target)}", ("", ""), rows)
+    unfit = "" if report.fits else " (does not fit)"
+    title = f"{report.model}: {report.workload} in {report.precision} on {target_of(report, target)}{unfit}"
+    table(title, ("", ""), rows)
     show_time(report, step_s)
     if report.measure_next and report.trust.get("measured", 0.0) < 0.5:
         say(f"measuring these would help most: {'; '.join(map(wanted, report.measure_next[:3]))}")

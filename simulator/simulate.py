@@ -19,6 +19,8 @@ from .contention.fixed_point import share_links
 from .engines import Engine, FusedEngine
 from .engines.flow import flow_engine
 from .formats.simai import SimaiWorkload
+from .memory.amounts import Memory
+from .question.errors import DegreeError
 from .question.plan import Parallel, Plan, load_stack
 from .question.work import Work, plainest
 from .report.account import report_of
@@ -26,6 +28,7 @@ from .report.answer import InferenceReport, StepReport
 from .report.network import links_report
 from .report.notes import notes
 from .report.workload_file import FileReport, file_report
+from .step.advice import Attempt, fitting, other_degree
 from .step.build import LaidOut, build, engine_of, lay_out
 from .step.checks import filled, prepared
 from .step.images import with_images
@@ -52,6 +55,7 @@ def simulate(
     """
     started, work = time.perf_counter(), plainest(work)
     state = simulated(model, work, plan, device, engine, cache_dir)
+    state = replace(state, memories=advised(state, model, work, plan, device, cache_dir))
     own = engine_of(state.plan.stack, engine)
     flows = flow_engine(own) if plan.cluster.devices > 1 else None
     network: Mapping[str, Any] = {}
@@ -66,7 +70,31 @@ def simulated(
     model: Model, work: Work, plan: Plan, device: Device, engine: Engine, cache_dir: Path | None = None
 ) -> State:
     """The state of a workload, its communication as long as the links make it where they are simulated."""
-    return timed_state(laid_out(model, work, plan, device, cache_dir), engine)
+    try:
+        laid = laid_out(model, work, plan, device, cache_dir)
+    except DegreeError as error:
+        raise other_degree(error, work, plan, device, attempt(model, device, cache_dir)) from None
+    return timed_state(laid, engine)
+
+
+def advised(
+    state: State, model: Model, work: Work, plan: Plan, device: Device, cache_dir: Path | None
+) -> tuple[Memory, ...]:
+    """The memory of the stages, the fullest with what would make it fit where it does not."""
+    fullest = max(state.memories, key=lambda memory: memory.peak_gib)
+    if fullest.peak_gib <= device.memory_gib:
+        return state.memories
+    told = replace(fullest, advice=fitting(fullest, work, plan, device, attempt(model, device, cache_dir)))
+    return tuple(told if each is fullest else each for each in state.memories)
+
+
+def attempt(model: Model, device: Device, cache_dir: Path | None) -> Attempt:
+    """A function that lays a question about a model out, for what its fullest device needs in GiB."""
+
+    def peak_gib(work: Work, plan: Plan) -> float:
+        return laid_out(model, work, plan, device, cache_dir).peak_gib
+
+    return peak_gib
 
 
 def laid_out(model: Model, work: Work, plan: Plan, device: Device, cache_dir: Path | None = None) -> LaidOut:

@@ -261,11 +261,10 @@ def predicted(request: PredictRequest) -> list[OpPrediction]:
 
 def simulated(request: SimulateRequest) -> dict[str, Any]:
     """The answer to a request about a step, as plain values. Runs in a process of its own."""
-    from ...simulator.report.fits import timed
     from ...simulator.workbench import workbench
     from ..resolve import this_machine
 
-    return timed(workbench(request.sources, this_machine).simulate(request)).to_dict()
+    return workbench(request.sources, this_machine).simulate(request).to_dict()
 
 
 def served(request: ServingRequest) -> dict[str, Any]:

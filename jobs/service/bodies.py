@@ -161,6 +161,7 @@ class StepBody(SourceBody):
     stack: Name | None = Field(None, description="an id of GET /v1/stacks")
     precision: Name | None = Field(None, description="an id of GET /v1/precisions")
     quantization: Name | None = None
+    kv_dtype: Name | None = Field(None, description="format of keys and values: same, fp8 or int8")
     recompute: Name | None = None
     offload: list[Name] | None = Field(None, max_length=10)
     micro_batches: Count | None = None

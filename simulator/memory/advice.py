@@ -1,68 +1,148 @@
-"""What to shrink where a step does not fit: the cheapest change that is enough, from what memory is spent on."""
+"""What may make a step fit: changes of its question, what costs least first, from what memory is spent on.
+
+They are proposals: :mod:`..step.advice` tries each before it is told.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ...datasets.devices import Device
 from ..question.plan import Plan
 from ..question.work import Work
 from .amounts import Memory
 
-SHOWN = 3  # changes that are named where none is enough alone
+MOST_TIMES = 64  # as many devices or nodes as there are, at most
 
 
-def advice(memory: Memory, plan: Plan, device: Device, work: Work) -> str:
-    """The cheapest change of which the step fits; the largest ones where no single change is enough."""
-    over = memory.peak_gib - device.memory_gib
-    changes = _training if work.kind == "train" else _serving
-    options = [each for each in changes(memory, plan, device, work) if each[0] > 0]
-    enough = [text for saved, text in options if saved >= over]
-    chosen = enough[:1] or [text for _, text in sorted(options, reverse=True)[:SHOWN]]
-    return f"{over:.1f} GiB too much for {device.memory_gib:g} GiB; shrink " + " and ".join(chosen)
+@dataclass(frozen=True)
+class Change:
+    """A question changed: ``spent`` says on what memory goes, ``settings`` what to set, ``saves_gib`` about how much.
+
+    ``alone`` says that it is more devices, which nothing is added to.
+    """
+
+    spent: str
+    settings: str
+    work: Work
+    plan: Plan
+    saves_gib: float
+    alone: bool = False
 
 
-def _training(memory: Memory, plan: Plan, device: Device, work: Work) -> Iterator[tuple[float, str]]:
-    """(GiB saved, what to do) of a training step, what costs least time and money first."""
-    p, whole = plan.parallel, 1 - 1 / plan.group("dp_cp").ranks
-    kept = memory.by_class.get("activations kept for the backward pass", 0.0)
-    state = memory.weights_gib + memory.gradients_gib
-    activations = f"activations {memory.activations_gib:.1f} GiB"
-    optimizer = f"optimizer {memory.optimizer_gib:.1f} GiB"
-    if p.zero_stage < 1:
-        yield memory.optimizer_gib * whole, f"{optimizer}: parallel.zero_stage=1"
-    if work.micro_batch > 1:
-        yield memory.activations_gib / 2, f"{activations}: workload.micro_batch={work.micro_batch // 2}"
-    if p.zero_stage < 3:
-        sharded = state + memory.optimizer_gib * (p.zero_stage < 1)
-        yield sharded * whole, f"weights and gradients {state:.1f} GiB: parallel.zero_stage=3"
-    if plan.recompute != "full":
-        yield 0.9 * kept, f"activations {kept:.1f} GiB: workload.recompute=full"
-    if "optimizer" not in plan.offload:
-        yield memory.optimizer_gib, f"{optimizer}: offload=[optimizer]"
-    everything = state + memory.optimizer_gib
-    yield from _spread(everything, "weights, gradients and optimizer", memory, plan, device)
-    shorter = f"workload.seq_len={work.seq_len // 2}, or parallel.cp={2 * p.cp}"
-    yield memory.activations_gib / 2, f"{activations}: {shorter}"
+def changes(memory: Memory, work: Work, plan: Plan, device: Device) -> Iterator[Change]:
+    """Changes of a step that does not fit, what costs least time and money first."""
+    over_gib = memory.peak_gib - device.memory_gib
+    if work.kind == "train":
+        yield from _of_states(memory, work, plan)
+        yield from _of_activations(memory, work, plan)
+        yield from _offloaded(memory, work, plan)
+        held_gib = memory.weights_gib + memory.gradients_gib + memory.optimizer_gib
+        yield from _spread(f"weights, gradients and optimizer {held_gib:.1f} GiB", held_gib, work, plan)
+        yield from _shorter(memory, work, plan)
+    else:
+        cache_gib = memory.by_class.get("KV cache", 0.0)
+        yield from _of_cache(cache_gib, over_gib, work, plan)
+        held_gib = memory.weights_gib + cache_gib
+        yield from _spread(f"weights and KV cache {held_gib:.1f} GiB", held_gib, work, plan)
+        if not plan.quantization and device.supports("fp8"):
+            spent = f"weights {memory.weights_gib:.1f} GiB"
+            yield Change(spent, "precision=fp8", work, replace(plan, quantization="fp8"), memory.weights_gib / 2)
 
 
-def _serving(memory: Memory, plan: Plan, device: Device, work: Work) -> Iterator[tuple[float, str]]:
-    """(GiB saved, what to do) of an inference step, what costs least first."""
-    cache_gib = memory.by_class.get("KV cache", 0.0)
-    over = memory.peak_gib - device.memory_gib
-    fitting = int(work.batch * (cache_gib - over) / cache_gib) if cache_gib > over else 0
-    if fitting >= 1:
-        yield over, f"the KV cache {cache_gib:.1f} GiB: workload.batch={fitting}"
-    yield from _spread(memory.weights_gib + cache_gib, "weights and KV cache", memory, plan, device)
+def with_degrees(plan: Plan, **degrees: int) -> Plan:
+    """The plan with other degrees; data ranks are what they leave, where they were given."""
+    changed: dict[str, Any] = dict(degrees)
+    p = replace(plan.parallel, **changed)
+    return replace(plan, parallel=replace(p, dp=max(plan.cluster.devices // p.model_ranks, 1) if p.dp else 0))
 
 
-def _spread(spread_gib: float, what: str, memory: Memory, plan: Plan, device: Device) -> Iterator[tuple[float, str]]:
-    """(GiB saved, what to do) by spreading a model over more devices: twice as many each time until it fits."""
+def degrees_text(plan: Plan, *names: str) -> str:
+    """Degrees of a plan as they are typed, with data ranks where they were given."""
     p = plan.parallel
-    shards = p.tp * p.pp
-    for factor in (2**power for power in range(1, 24)):
-        saved = spread_gib * (1 - 1 / factor)
-        if memory.peak_gib - saved <= device.memory_gib or factor == 2**23:
-            more = "" if shards * factor <= plan.cluster.devices else f" on {shards * factor} devices or more"
-            yield saved, f"{what} {spread_gib:.1f} GiB: tp x pp = {shards * factor} instead of {shards}{more}"
-            return
+    return " ".join(f"parallel.{name}={getattr(p, name)}" for name in (*names, *(("dp",) if p.dp else ())))
+
+
+def _of_states(memory: Memory, work: Work, plan: Plan) -> Iterator[Change]:
+    p, whole = plan.parallel, 1 - 1 / plan.group("dp_cp").ranks
+    if not whole:
+        return
+    if p.zero_stage < 1:
+        spent, saves = f"optimizer {memory.optimizer_gib:.1f} GiB", memory.optimizer_gib * whole
+        yield Change(spent, "parallel.zero_stage=1", work, replace(plan, parallel=replace(p, zero_stage=1)), saves)
+    if p.zero_stage < 3:
+        state = memory.weights_gib + memory.gradients_gib
+        saves = (state + memory.optimizer_gib * (p.zero_stage < 1)) * whole
+        made = replace(plan, parallel=replace(p, zero_stage=3))
+        yield Change(f"weights and gradients {state:.1f} GiB", "parallel.zero_stage=3", work, made, saves)
+
+
+def _of_activations(memory: Memory, work: Work, plan: Plan) -> Iterator[Change]:
+    spent, size = f"activations {memory.activations_gib:.1f} GiB", work.micro_batch // 2
+    while size >= 1:
+        saves = memory.activations_gib * (1 - size / work.micro_batch)
+        yield Change(spent, f"workload.micro_batch={size}", replace(work, micro_batch=size), plan, saves)
+        size //= 2
+    kept = memory.by_class.get("activations kept for the backward pass", 0.0)
+    if plan.recompute != "full":
+        made = replace(plan, recompute="full")
+        yield Change(f"activations {kept:.1f} GiB", "workload.recompute=full", work, made, kept)
+
+
+def _offloaded(memory: Memory, work: Work, plan: Plan) -> Iterator[Change]:
+    if "optimizer" not in plan.offload:
+        made = replace(plan, offload=(*plan.offload, "optimizer"))
+        spent = f"optimizer {memory.optimizer_gib:.1f} GiB"
+        yield Change(spent, f"offload=[{','.join(made.offload)}]", work, made, memory.optimizer_gib)
+
+
+def _of_cache(cache_gib: float, over_gib: float, work: Work, plan: Plan) -> Iterator[Change]:
+    spent = f"the KV cache {cache_gib:.1f} GiB"
+    fewer = int(work.batch * (cache_gib - over_gib) / cache_gib) if cache_gib > over_gib else 0
+    for batch in dict.fromkeys((fewer, int(0.98 * fewer), fewer * 9 // 10)) if work.kind != "batch" else ():
+        whole = batch // plan.micro_batches * plan.micro_batches
+        if whole >= 1:
+            saves = cache_gib * (1 - whole / work.batch)
+            yield Change(spent, f"workload.batch={whole}", replace(work, batch=whole), plan, saves)
+    if plan.kv_dtype in ("", "same") and cache_gib:
+        yield Change(spent, "precision.kv_dtype=fp8", work, replace(plan, kv_dtype="fp8"), cache_gib / 2)
+
+
+def _spread(spent: str, held_gib: float, work: Work, plan: Plan) -> Iterator[Change]:
+    """More tensor and pipeline ranks on the devices that there are, then more devices."""
+    p, cluster, whole = plan.parallel, plan.cluster, plan.parallel.tp * plan.parallel.pp
+    if cluster.devices == 1:
+        for count in (2, 4, 8):
+            made = with_degrees(replace(plan, cluster=replace(cluster, devices_per_node=count)), tp=count)
+            settings = f"{count} such devices (cluster=…) and parallel.tp={count}"
+            yield Change(spent, settings, work, made, held_gib * (1 - 1 / count), alone=True)
+        return
+    for nodes in (cluster.nodes * 2**power for power in range(MOST_TIMES.bit_length())):
+        wider = replace(plan, cluster=replace(cluster, nodes=nodes))
+        more = "" if nodes == cluster.nodes else f"cluster.nodes={nodes} "
+        for tp in (p.tp * 2**power for power in range(MOST_TIMES.bit_length())):
+            pp = max(p.pp, p.pp * nodes // cluster.nodes)
+            for stages in dict.fromkeys((p.pp, pp)):
+                if (
+                    whole < tp * stages
+                    and tp <= cluster.devices_per_node
+                    and tp * stages * p.cp <= wider.cluster.devices
+                ):
+                    made = with_degrees(wider, tp=tp, pp=stages)
+                    changed = [name for name in ("tp", "pp") if getattr(made.parallel, name) != getattr(p, name)]
+                    saves = held_gib * (1 - whole / (tp * stages))
+                    yield Change(spent, more + degrees_text(made, *changed), work, made, saves, alone=bool(more))
+
+
+def _shorter(memory: Memory, work: Work, plan: Plan) -> Iterator[Change]:
+    spent, p = f"activations {memory.activations_gib:.1f} GiB", plan.parallel
+    for times in (2, 4, 8):
+        share = memory.activations_gib * (1 - 1 / times)
+        if p.model_ranks * times <= plan.cluster.devices:
+            made = with_degrees(plan, cp=p.cp * times)
+            yield Change(spent, degrees_text(made, "cp"), work, made, share, alone=True)
+        length = work.seq_len // times
+        if length:
+            yield Change(spent, f"workload.seq_len={length}", replace(work, seq_len=length), plan, share, alone=True)

@@ -19,8 +19,6 @@ from ...datasets.devices import Device
 from ..graph import Graph, Node
 from ..passes.micro_batches import micro_batch_variant
 from ..question.plan import GROUPS, Plan
-from ..question.work import Work
-from .advice import advice
 from .amounts import GIB, Memory
 from .walk import ACTIVATIONS, BUCKETS, CACHE, GRADIENTS, OPTIMIZER, OTHER, WEIGHTS, ChunkWalk, amounts, walk_chunk
 
@@ -35,13 +33,12 @@ def stage_memory(
     plan: Plan,
     device: Device | None = None,
     walks: dict[int, ChunkWalk] | None = None,
-    work: Work | None = None,
 ) -> Memory:
     """Peak memory of the rank that runs ``chunks`` (each the graph of a step's only micro-batch).
 
     ``in_flight`` is the largest number of micro-batches of each chunk that are past their forward pass, or in it, and
-    not past their backward pass. Keys and values are those of all micro-batches of the plan. With a ``device`` the note
-    of what to shrink names what would fit it and the ``work``. ``walks`` keeps what was found about a graph, by its
+    not past their backward pass. Keys and values are those of all micro-batches of the plan.
+    ``walks`` keeps what was found about a graph, by its
     identity, for the other stages that hold it.
     """
     known = {} if walks is None else walks
@@ -66,10 +63,7 @@ def stage_memory(
     best[CACHE] += (plan.micro_batches - 1) * sum(walk.living[CACHE].max(initial=0.0) for walk in held)
     reserved = _replayed(held, in_flight, str(plan.options["allocator"])) if plan.options.get("allocator") else None
     trains = any(len(walk.optimizing) and walk.optimizing.any() for walk in held) or bool(best[GRADIENTS])
-    memory = _with_framework(best, where, kept, plan, device, trains, reserved)
-    if device is None or memory.peak_gib <= device.memory_gib:
-        return memory
-    return replace(memory, advice=advice(memory, plan, device, work or Work()))
+    return _with_framework(best, where, kept, plan, device, trains, reserved)
 
 
 def _replayed(held: Sequence[ChunkWalk], in_flight: Sequence[int], allocator: str) -> int:

@@ -35,6 +35,7 @@ import numpy as np
 from ...datasets.devices import load_device
 from ...datasets.ops import KINDS
 from ..graph import ROLES, Graph, Node
+from ..question.errors import DegreeError
 from ..question.plan import Plan, PlanError
 from .dynamic_context import Assignment, Placement, attention_work, dynamic_context
 from .rewriting.draft import Draft, Item, Section
@@ -175,11 +176,11 @@ def _check(calls: list[Attention], length: int, plan: Plan) -> None:
         )
     if length % parts:
         fits = max(d for d in range(1, cp + 1) if d == 1 or length % (d * parts // cp) == 0)
-        raise PlanError(f"sequences of {length} tokens cannot be cut into {parts} equal parts; take parallel.cp={fits}")
+        raise DegreeError(f"sequences of {length} tokens cannot be cut into {parts} equal parts", "cp", cp, fits)
     heads = min(call.heads_q for call in calls)
     if plan.parallel.cp_style == "ulysses" and heads % cp:
         fits = max(d for d in range(1, cp + 1) if heads % d == 0)
-        raise PlanError(f"parallel.cp={cp} does not divide {heads} heads (cp_style=ulysses); take parallel.cp={fits}")
+        raise DegreeError(f"parallel.cp={cp} does not divide {heads} heads (cp_style=ulysses)", "cp", cp, fits)
 
 
 def zigzag(plan: Plan) -> bool:

@@ -39,6 +39,7 @@ from ...datasets.dtypes import itemsize
 from ...datasets.loading import choice
 from ...datasets.ops import LAYOUT, Op, make_op
 from ..graph import ROLES, Graph, Node
+from ..question.errors import DegreeError
 from ..question.options import EP_MODES
 from ..question.plan import Group, Plan, PlanError
 from ..trace.values import expert_counts
@@ -120,7 +121,7 @@ def _check(graph: Graph, counts: set[int], plan: Plan) -> None:
         raise PlanError(f"{degree} shares out routed experts, and {graph.name} has none; take parallel.{name}=1")
     for count in sorted(counts):
         if count % ep:
-            raise PlanError(f"parallel.ep={ep} does not divide {count} experts; take parallel.ep={nearest(count, ep)}")
+            raise DegreeError(f"parallel.ep={ep} does not divide {count} experts", "ep", ep, nearest(count, ep))
     choice(PlanError, "ep_mode", mode, tuple(EP_MODES))
 
 

@@ -11,8 +11,8 @@ look for what is left of it. Attention is cut in parts before fusion, so that a 
 knows beforehand goes after fusion, which reads it to tell a rotary embedding; what is rounded for a product is merged
 into its maker after quantization has put it there. Sharding follows as in training. Norms take
 adds and all-reduces along when those are there (:mod:`.norms`); caches are offloaded when each rank
-has its own part of them. ``ungrouped`` and ``packed`` only change how much an attention reads and how many rows are
-real, so that they come after everything that asks what an op is.
+has its own part of them, of the size that an engine gives it (:mod:`.caches`). ``ungrouped`` and ``packed`` only change
+how much an attention reads and how many rows are real, so that they come after everything that asks what an op is.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from dataclasses import replace
 from ..graph import Graph
 from ..question.plan import Plan
 from . import remembered
+from .caches import sized_caches
 from .chunked_loss import chunk_loss
 from .context import context_parallel
 from .custom import load_pass
@@ -80,6 +81,7 @@ INFERENCE: tuple[Pass, ...] = (
     carried,
     reduced,
     scaled,
+    sized_caches,
     offload,
     overlap,
     ungrouped,

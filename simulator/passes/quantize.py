@@ -20,7 +20,7 @@ nvfp4_training does the same).
 
 ``tf32`` is no recipe of this kind: fp32 products run on matrix units as they are.
 
-In inference weights are stored in the recipe's format with their scales. ``plan.options["kv_dtype"]`` (fp8 or int8)
+In inference weights are stored in the recipe's format with their scales. ``plan.kv_dtype`` (fp8 or int8)
 stores keys and values so.
 """
 
@@ -36,7 +36,7 @@ import numpy as np
 
 from ...datasets.devices import load_device
 from ...datasets.dtypes import itemsize
-from ...datasets.loading import choice, nearest
+from ...datasets.loading import nearest
 from ...datasets.ops import KINDS, LAYOUT, Op, make_op
 from ..graph import Block, Graph, Node, shift_path
 from ..question.plan import Plan, PlanError
@@ -52,7 +52,6 @@ from .rewriting.nodes import kernel
 
 HIGH = ("bf16", "fp16")
 PRODUCTS = ("gemm", "grouped_gemm", "fused_moe")
-KV_FORMATS = ("fp8", "int8")
 EITHER_WAY_SM = 10  # compute capability whose FP8 products take operands in any layout (not 12's)
 DOUBLE_QUANTIZED = 4.0  # bytes of a scale of bitsandbytes that is stored as it is
 ROWWISE = "rowwise"  # of ``options["fp8_scaling"]``
@@ -106,12 +105,11 @@ PREPARED = ("nf4",)
 
 
 def quantize(graph: Graph, plan: Plan) -> Graph:
-    """The graph with products in ``plan.quantization`` and its cache in ``options["kv_dtype"]``; itself where none is.
+    """The graph with products in ``plan.quantization`` and its cache in ``plan.kv_dtype``; itself where none is.
 
     PlanError names a format that no recipe knows, or one that cannot train.
     """
-    kv_dtype = str(plan.options.get("kv_dtype") or "same")
-    choice(PlanError, "kv_dtype", kv_dtype, ("same", *KV_FORMATS))
+    kv_dtype = plan.kv_dtype or "same"
     attention = str(plan.options.get("attention_dtype") or "")
     if not plan.quantization and kv_dtype == "same" and not attention:
         return graph

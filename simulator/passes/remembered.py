@@ -22,7 +22,7 @@ MADE = 32  # graphs that are kept of what one pass made of one graph: a search h
 Question = tuple[Any, ...]
 _FIELDS = {each.name for each in fields(Plan)} - {"parallel"}
 _DEGREES = {each.name for each in fields(Parallel)}
-_ANSWERS = ("group", "members", "stage_devices", "neighbours", "scale")  # asked as a whole, whatever they look at
+_ANSWERS = ("group", "members", "stage_devices", "neighbours", "scales")  # asked as a whole, whatever they look at
 _KNOWN: OrderedDict[tuple[int, Callable[[Graph, Plan], Graph]], _Entry] = OrderedDict()
 
 

@@ -24,7 +24,8 @@ import numpy as np
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import KINDS, Op
 from ..graph import ROLES, Graph, Node
-from ..question.plan import Group, Plan, PlanError
+from ..question.errors import DegreeError
+from ..question.plan import Group, Plan
 from ..trace.optimizer import MOMENTS
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.nodes import collective, elementwise
@@ -62,15 +63,12 @@ def _check(sharing: Sharing, name: str) -> None:
         if broken:
             valid = [d for d in range(1, 2 * value) if all(limit.allows(d) for limit in limits)]
             take = min(valid, key=lambda d: (abs(d - value), d))
-            raise PlanError(
-                f"parallel.{degree}={value} does not divide the {broken[0].size} {broken[0].what} of {name}; "
-                f"take parallel.{degree}={take}"
-            )
+            why = f"parallel.{degree}={value} does not divide the {broken[0].size} {broken[0].what} of {name}"
+            raise DegreeError(why, degree, value, take)
     if sharing.sequence and sharing.tokens % sharing.tp:
-        raise PlanError(
-            f"parallel.sequence_parallel shares {sharing.tokens} tokens, which tp={sharing.tp} does not divide; "
-            f"take parallel.tp={nearest(sharing.tokens, sharing.tp)} or sequence_parallel=false"
-        )
+        why = f"parallel.sequence_parallel shares {sharing.tokens} tokens, which tp={sharing.tp} does not divide"
+        take = nearest(sharing.tokens, sharing.tp)
+        raise DegreeError(why, "tp", sharing.tp, take, " or sequence_parallel=false")
 
 
 class _TensorWalk:

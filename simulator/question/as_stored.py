@@ -82,7 +82,7 @@ def _trained(plan: Plan, source: Source, work: Work, device: Device) -> Plan:
             f"model {source.name}: adapters beside weights in {stored.precision} of {_method(source)} are not "
             f"simulated; take precision={' or '.join(KBIT)}, or bf16"
         )
-    return replace(_packed(plan, stored, "", device), options=plan.options)  # there is no cache
+    return replace(_packed(plan, stored, "", device), kv_dtype=plan.kv_dtype)  # there is no cache
 
 
 def _method(source: Source) -> str:
@@ -114,14 +114,14 @@ def _packed(plan: Plan, stored: StoredFormat, asked: str, device: Device) -> Pla
         plan,
         quantization=main,
         weight_rules=() if rules == (ModuleRule(WeightFormat(main), patterns=EVERY),) else rules,
-        options={"kv_dtype": stored.kv_dtype or "same", **plan.options},
+        kv_dtype=plan.kv_dtype or stored.kv_dtype or "same",
     )
     notes = [_chosen(stored, main)] if main else []
     notes += [
         f"{device.name} has no {name} units: such weights stay packed, products are in {plan.precision}"
         for name in lacking
     ]
-    if stored.kv_dtype and plan.options["kv_dtype"] == stored.kv_dtype:
+    if stored.kv_dtype and plan.kv_dtype == stored.kv_dtype:
         notes.append(f"keys and values in {stored.kv_dtype}, as the checkpoint says ({stored.where})")
     return _said(plan, *notes, *stored.remarks)
 

@@ -22,6 +22,7 @@ OF_CLUSTER = ("nodes", "devices_per_node", "link", "fabric", "nics_per_node", "n
 NETWORK = ("network", "faults", "fault_draw", "faults_study")
 OF_STEP = (
     "quantization",
+    "kv_dtype",
     "recompute",
     "offload",
     "passes",
@@ -139,7 +140,9 @@ def _planned(given: Mapping[str, Any], common: dict[str, Any], of_plan: Sequence
         dtype, named = precision_of(given["precision"])
         quantization = named or quantization
     slow = tuple(Straggler(slowdown, device=at) for at, slowdown in plan.slow_devices.items())
-    own = {name: getattr(plan, name) for name in ("recompute", "offload", "passes", "options", "micro_batches")}
+    own = {
+        name: getattr(plan, name) for name in ("kv_dtype", "recompute", "offload", "passes", "options", "micro_batches")
+    }
     own |= {"quantization": quantization} | {name: given[name] for name in OF_STEP if name in given}
     layout = {"cluster": plan.cluster, "parallel": plan.parallel, "stack": plan.stack, "precision": dtype}
     late = stragglers(given["stragglers"]) if given.get("stragglers") else slow

@@ -20,8 +20,9 @@ from ...datasets.ops import KINDS
 from ...datasets.reading import read_yaml
 from ..trace.stored import ModuleRule
 from .calibration import NONE, StepCalibration, regime_of
+from .errors import DegreeError
 from .errors import PlanError as PlanError
-from .options import CHECKS, EP_MODES, WHOLE, complaint, loss_wrong
+from .options import CHECKS, EP_MODES, KV_FORMATS, WHOLE, complaint, loss_wrong
 from .orders import SCHEDULES
 from .ranks import (
     ORDER,
@@ -43,6 +44,7 @@ OFFLOAD = ("optimizer", "activations", "kv")
 FUSED = ("fused", "flash2", "flash1", "flash1_triton")  # kernels that keep no scores
 ATTENTION = (*FUSED, "unfused", "transposed", "eager")
 LAYOUTS = ("qkv", "gate_up")
+WINDOWS = ("own", "alike")
 PRODUCTS = ("current", "cublas_12_1")  # libraries of matrix products
 OVERLAPS = ("dp", "dp_gather", "tp", "tp_forward", "cp", "ep", "pp")
 OPTIONS = tuple(CHECKS)  # what passes look up in ``Plan.options``; a pass of one's own may look up more
@@ -218,7 +220,7 @@ class Stack:
     predictors answer and ``collectives`` whose for communication (empty: any); ``kernels`` are those that another
     table timed (:class:`KernelChoice`), ``reduced_norms`` the all-reduces that normalise, too (:class:`ReducedNorm`),
     ``gap_us`` passes between kernels that no CUDA graph holds; ``kv_dtype`` is the format of the cache by that of the
-    products.
+    products; with ``windows`` ``alike`` layers that see a window have blocks for all tokens, else for its own alone.
     """
 
     id: str = "torch"
@@ -264,6 +266,7 @@ class Stack:
     kernels: tuple[KernelChoice, ...] = ()
     reduced_norms: tuple[ReducedNorm, ...] = ()
     kv_dtype: Mapping[str, str] = field(default_factory=dict)
+    windows: str = "own"
     context_gib: float = 0.0
     fragmentation: float = 0.0
     step_overhead_us: float = 0.0
@@ -289,6 +292,7 @@ class Stack:
         if wrong := loss_wrong(self.loss):
             raise PlanError(f"stack.loss={self.loss!r} {wrong}")
         choice(PlanError, "stack.products", self.products, PRODUCTS)
+        choice(PlanError, "stack.windows", self.windows, WINDOWS)
         choice(PlanError, "stack.ep_mode", self.ep_mode or EP_MODES[0], EP_MODES)
         for name in ("gradient_dtype", "moment_dtype"):
             choice(PlanError, f"stack.{name}", getattr(self, name), ("same", "fp32", "bf16", "fp16"))
@@ -304,14 +308,16 @@ class Stack:
 class Plan:
     """A checked way to run one step: layout, framework, cluster and how the batch is cut.
 
-    ``micro_batches`` are run one after the other by each data rank. ``recompute`` is a policy or the layers it names;
-    ``offload`` what lives in host memory; ``passes`` are the user's own (``module:function``). Compute on
-    ``slow_devices`` takes so many times longer (:mod:`.stragglers`). With ``explicit_links`` communications wait for
-    each other on the links of the fabric alone (:mod:`..contention.fixed_point`). ``calibration`` names what known runs
-    say of predicted times (:mod:`.calibration`), ``calibrated`` is that for this plan, by regime
-    (:func:`..step.checks.prepared`). ``quantization`` is the format of linear layers; where a checkpoint has several,
-    ``weight_rules`` say which modules have which, and those that no rule names stay in ``precision``. ``notes`` say
-    what was chosen for the user (:mod:`.as_stored`).
+    ``micro_batches`` are run one after the other by each data rank. ``kv_dtype`` is the format of keys and values
+    (empty: :func:`..step.checks.prepared` finds it), ``context`` the tokens of a sequence that are cached after a step.
+    ``recompute`` is a policy or the layers it names; ``offload`` what lives in host memory; ``passes`` are the user's
+    own (``module:function``). Compute on ``slow_devices`` takes so many times longer (:mod:`.stragglers`). With
+    ``explicit_links`` communications wait for each other on the links of the fabric alone
+    (:mod:`..contention.fixed_point`). ``calibration`` names what known runs say of predicted times
+    (:mod:`.calibration`), ``calibrated`` is that for this plan, by regime (:func:`..step.checks.prepared`).
+    ``quantization`` is the format of linear layers; where a checkpoint has several, ``weight_rules`` say which modules
+    have which, and those that no rule names stay in ``precision``. ``notes`` say what was chosen for the user
+    (:mod:`.as_stored`).
     """
 
     parallel: Parallel
@@ -323,6 +329,8 @@ class Plan:
     precision: str = "bf16"
     quantization: str = ""
     weight_rules: tuple[ModuleRule, ...] = ()
+    kv_dtype: str = ""
+    context: int = 0
     passes: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     slow_devices: Mapping[int, float] = field(default_factory=dict)
@@ -341,6 +349,8 @@ class Plan:
         for name, value in self.options.items():
             if wrong := complaint(name, value):
                 raise PlanError(wrong)
+        object.__setattr__(self, "kv_dtype", self.kv_dtype or str(self.options.get("kv_dtype") or ""))
+        choice(PlanError, "kv_dtype", self.kv_dtype or "same", ("same", *KV_FORMATS))
 
     def scales(self, device_id: str, regime: str) -> tuple[Mapping[str, float], Mapping[str, float]]:
         """What multiplies times by kind or family of ops: the stack's own constants, then the calibration's factors."""
@@ -410,9 +420,10 @@ def check_plan(plan: Plan) -> Plan:
     """
     p, devices = plan.parallel, plan.cluster.devices
     if devices % p.model_ranks:
-        raise PlanError(
+        raise DegreeError(
             f"tp x cp x pp = {p.tp} x {p.cp} x {p.pp} = {p.model_ranks} does not divide the {devices} devices of "
-            f"{plan.cluster.id}; {_nearest_degree(p, devices)}"
+            f"{plan.cluster.id}",
+            *_nearest_degree(p, devices),
         )
     if p.dp and p.dp * p.model_ranks != devices:
         raise PlanError(
@@ -421,17 +432,17 @@ def check_plan(plan: Plan) -> Plan:
         )
     stage = devices // p.pp
     if stage % (p.ep * p.etp):
-        raise PlanError(
-            f"parallel.ep x etp = {p.ep * p.etp} does not divide the {stage} ranks of a pipeline stage; "
-            f"{_nearest('ep', p.ep, stage // p.etp)}"
+        raise DegreeError(
+            f"parallel.ep x etp = {p.ep * p.etp} does not divide the {stage} ranks of a pipeline stage",
+            *_nearest("ep", p.ep, stage // p.etp),
         )
     check_devices(p.placement, devices, plan.cluster.id)
     if p.shard and not p.zero_stage:
         raise PlanError(f"parallel.shard={p.shard} shards nothing; take parallel.zero_stage=3, or 1 or 2")
     if p.shard and plan.dp * p.cp % p.shard:
         ranks = plan.dp * p.cp
-        raise PlanError(
-            f"parallel.shard={p.shard} does not divide the {ranks} data ranks; {_nearest('shard', p.shard, ranks)}"
+        raise DegreeError(
+            f"parallel.shard={p.shard} does not divide the {ranks} data ranks", *_nearest("shard", p.shard, ranks)
         )
     return plan
 
@@ -455,12 +466,13 @@ def load_stack(stack_id: str) -> Stack:
     return stack_from_dict(read_yaml(path, PlanError, f"stack={stack_id}"))
 
 
-def _nearest(name: str, value: int, whole: int) -> str:
+def _nearest(name: str, value: int, whole: int) -> tuple[str, int, int]:
+    """The degree, what it is, and the nearest value that divides."""
     valid = [d for d in range(1, max(whole, 1) + 1) if whole % d == 0]
-    return f"take parallel.{name}={min(valid, key=lambda d: (abs(d - value), d))}"
+    return name, value, min(valid, key=lambda d: (abs(d - value), d))
 
 
-def _nearest_degree(parallel: Parallel, devices: int) -> str:
+def _nearest_degree(parallel: Parallel, devices: int) -> tuple[str, int, int]:
     """What to take instead of the degree that does not fit: the first one beyond what the others leave."""
     left = devices
     for name in ("tp", "cp", "pp"):

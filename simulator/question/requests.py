@@ -57,8 +57,9 @@ class SimulateRequest(Request):
     ``model`` is a name in ``conf/model``, a path, a hub id, ``module:callable``, a transformers configuration as a
     mapping, or a function (which has no JSON). Without a ``cluster`` one ``device`` runs it. Without a ``stack``
     PyTorch runs on one device, on a cluster Megatron-LM trains and TensorRT-LLM serves. ``precision`` ``auto`` is what
-    the model's checkpoint stores, else what is usual on the device; ``quantization`` the format of linear layers.
-    ``power_cap_w`` is what a device may draw. The other fields are those of :class:`Plan`.
+    the model's checkpoint stores, else what is usual on the device; ``quantization`` the format of linear layers,
+    ``kv_dtype`` that of keys and values (``same``, ``fp8`` or ``int8``; empty: as the checkpoint says). ``power_cap_w``
+    is what a device may draw. The other fields are those of :class:`Plan`.
     """
 
     model: Any = ""
@@ -69,6 +70,7 @@ class SimulateRequest(Request):
     stack: Stack | None = None
     precision: str = "auto"
     quantization: str = ""
+    kv_dtype: str = ""
     recompute: str = "none"
     offload: tuple[str, ...] = ()
     passes: tuple[str, ...] = ()
@@ -190,6 +192,7 @@ def plan_of(request: SimulateRequest, device: Device) -> Plan:
         offload=request.offload,
         precision=usual_precision(device) if request.precision == "auto" else request.precision,
         quantization=request.quantization,
+        kv_dtype=request.kv_dtype,
         passes=request.passes,
         options=request.options,
         slow_devices=slow_devices(request.stragglers, cluster) if request.stragglers else {},

@@ -15,7 +15,6 @@ from ..question.plan import Plan
 from ..question.requests import plan_of
 from ..report.account import report_of
 from ..report.answer import StepReport
-from ..report.fits import timed
 from ..report.trust import LEANING
 from ..simulate import laid_out, timed_state
 from .request import Asked, request_of
@@ -76,7 +75,7 @@ class Evaluator:
                 return _row(
                     point, TOO_LARGE, f"{laid.peak_gib:.1f} GiB of {device.memory_gib:g}", peak_gib=laid.peak_gib
                 )
-            report = timed(report_of(timed_state(laid, engine), started, {}))
+            report = report_of(timed_state(laid, engine), started, {})
         except ValueError as error:
             if not type(error).__module__.startswith("opcast"):
                 raise

@@ -36,8 +36,7 @@ LISTS = ("graphs.sizes",)
 CALLED_HERE = {
     "fp8_e4m3": "fp8",
     "fp8_e5m2": "fp8",
-    "auto": "same",
-    "bfloat16": "same",
+    **dict.fromkeys(("bfloat16", "float16", "bf16", "fp16"), "same"),
     "modelopt": "",
     "compressed-tensors": "",
     "mxfp4": "",

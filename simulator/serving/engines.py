@@ -15,7 +15,6 @@ from ...datasets.reading import read_yaml
 
 DIRECTORY = Path(__file__).resolve().parents[2] / "conf" / "serving_engine"
 KV_RULES = ("of_total", "static", "of_free")
-WINDOWS = ("own", "alike")
 DATA_PARALLEL = ("ranks", "replicas", "experts")
 
 
@@ -30,12 +29,10 @@ class KvRule:
     rule: str
     fraction: float
     block_tokens: int
-    windows: str = "own"
     spare_gib: float = 0.0
 
     def __post_init__(self) -> None:
         choice(ServingEngineError, "kv.rule", self.rule, KV_RULES)
-        choice(ServingEngineError, "kv.windows", self.windows, WINDOWS)
         whole(ServingEngineError, "kv.block_tokens", self.block_tokens, 1)
         number(ServingEngineError, "kv.spare_gib", self.spare_gib)
         if not 0 <= self.fraction <= 1:

@@ -15,11 +15,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import floor
 
-from ...datasets.dtypes import itemsize
-from ...datasets.mixer_ops import STATE_BYTES, state_elements
-from ...datasets.ops import Op
+from ..graph import Graph
 from ..memory.amounts import GIB
-from ..passes.mixed import DECODE
+from ..passes.kept import kept_bytes
 from ..question.plan import Parallel
 from ..question.work import Work
 from ..step.state import State
@@ -28,7 +26,6 @@ from .engines import KvRule
 from .kv import KvBudget, KvError
 
 MIB = 1 / 1024
-STATEFUL = ("linear_attention_decode", "causal_conv1d")  # what keeps something of a sequence, not of its tokens
 MOST_STATES = 0.9 / 1.9  # SGLang's mamba_full_memory_ratio, states over keys and values (``server_args.py``)
 
 
@@ -44,18 +41,15 @@ class EngineMemory:
 
 @dataclass(frozen=True)
 class TokenBytes:
-    """Bytes of keys and values that a token takes on one GPU: of layers that see all, and of those with a window.
+    """Bytes of keys and values on one GPU: ``whole`` of each token, in layers that keep all of a long sequence.
 
-    ``state`` is what a sequence takes whatever its length: states of linear attention and of short convolutions.
+    ``windowed`` is what the windows of a sequence take, ``state`` its states of linear attention and of short
+    convolutions, both whatever its length.
     """
 
     whole: float
     windowed: float = 0.0
     state: float = 0.0
-
-    def of(self, windows: str) -> float:
-        """Bytes that a long sequence's token takes: windows ``alike`` have blocks for all tokens too."""
-        return self.whole + (self.windowed if windows == "alike" else 0.0)
 
 
 @dataclass(frozen=True)
@@ -106,43 +100,19 @@ def usual_fraction(total_gib: float, chunk: int, graphs: int, ranks: int) -> flo
 
 def blocks_of(rule: KvRule, available: float, tokens: TokenBytes, copies: int = 1) -> KvBudget:
     """The budget of so many GiB on each GPU; a replica holds ``copies`` times a GPU's bytes of each token."""
-    each = tokens.of(rule.windows)
-    return KvBudget(
-        max(floor(available * GIB / (each * rule.block_tokens)), 1), rule.block_tokens, bytes_per_token=each * copies
-    )
+    blocks = floor(available * GIB / (tokens.whole * rule.block_tokens))
+    return KvBudget(max(blocks, 1), rule.block_tokens, bytes_per_token=tokens.whole * copies)
 
 
 def token_bytes(state: State, long: int = LONG) -> TokenBytes:
-    """Bytes of a token's keys and values on a GPU of the fullest stage, of a decode step after ``long`` tokens."""
-    stages: dict[int, list[float]] = {}
+    """Of a decode step of one sequence with ``long`` tokens before it, on a GPU of the fullest stage."""
+    stages: dict[int, list[Graph]] = {}
     for chunk in state.steps[0].chunks:
-        sums = stages.setdefault(chunk.stage, [0.0, 0.0, 0.0])
-        for node, times in chunk.graph.weighted():
-            if node.op is None:
-                continue
-            if node.op.kind in STATEFUL:
-                sums[2] += times * _state_bytes(node.op)
-            elif node.op.kind in DECODE:
-                sums[node.op.seq_kv < long] += times * _bytes(node.op)
-    return TokenBytes(*max(stages.values(), key=lambda sums: sums[0] + sums[1] + sums[2] / long))
-
-
-def _state_bytes(op: Op) -> float:
-    """Bytes that a sequence keeps in a layer of linear attention: its states, or the last tokens of its channels."""
-    if op.kind == "causal_conv1d":
-        return float(op.cols * op.width * itemsize(op.dtype))
-    return float(STATE_BYTES * state_elements(op)) / op.batch
-
-
-def _bytes(op: Op) -> float:
-    size = 1.0 if getattr(op, "kv_dtype", 0) else itemsize(op.dtype)
-    if op.kind == "mla_decode":
-        return (op.kv_lora_rank + op.qk_rope_head_dim) * size
-    if op.kind == "sparse_index_decode":
-        return op.head_dim * itemsize(op.dtype)
-    if op.kind == "sparse_attention_decode" and op.latent:
-        return op.head_dim * size
-    return op.heads_kv * (op.head_dim + op.v_head_dim) * size
+        stages.setdefault(chunk.stage, []).append(chunk.graph)
+    fullest = max((kept_bytes(graphs, long) for graphs in stages.values()), key=lambda kept: kept.all)
+    if state.plan.stack.windows == "alike":
+        return TokenBytes((fullest.whole + fullest.windowed) / (long + 1), state=fullest.state)
+    return TokenBytes(fullest.whole / (long + 1), fullest.windowed, fullest.state)
 
 
 def kv_budget(
@@ -188,7 +158,7 @@ def kv_budget(
     if said.bytes_per_token is not None:
         each = TokenBytes(said.bytes_per_token)
     elif said.kv_tokens is not None:
-        available = said.kv_tokens * each.of(rule.windows) / GIB
+        available = said.kv_tokens * each.whole / GIB
     return blocks_of(rule, available, each, copies=p.tp * p.pp)
 
 

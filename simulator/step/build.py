@@ -20,6 +20,7 @@ from ..memory.amounts import GIB, Memory
 from ..memory.stage import stage_memory
 from ..memory.walk import ChunkWalk
 from ..passes import remembered
+from ..passes.caches import sized_caches
 from ..passes.mixed import mixed
 from ..passes.model_flops import count_model_flops
 from ..passes.order import INFERENCE, TRAINING, apply_passes
@@ -46,6 +47,11 @@ class Part:
     kind: str
     seq_len: int
     times: float = 1.0
+
+    @property
+    def context(self) -> int:
+        """Tokens of a sequence that are cached after the step."""
+        return self.seq_len + (self.kind == "decode")
 
 
 def parts(work: Work) -> Iterator[Part]:
@@ -110,11 +116,14 @@ def lay_out(model: Model, work: Work, plan: Plan, device: Device, cache_dir: Pat
     wanted = tuple(parts(work))
     orders = orders_of(work, plan)
     graphs = tuple(traced(model, work, plan, part, device, cache_dir) for part in wanted)
-    if work.kind == "train":
-        rewritten = [apply_passes(graph, plan, TRAINING) for graph in graphs]
-    else:
+    passes = TRAINING
+    if work.kind != "train":
         graphs = tuple(remembered.run(count_model_flops, graph, plan) for graph in graphs)
-        rewritten = [apply_passes(graph, plan, INFERENCE) for graph in graphs]
+        passes = INFERENCE
+    rewritten = [
+        apply_passes(graph, replace(plan, context=part.context), passes)
+        for graph, part in zip(graphs, wanted, strict=True)
+    ]
     if work.kind == "batch":
         rewritten = [served(rewritten[0], model, work, plan, device, cache_dir)]
         graphs = (replace(graphs[0], model_flops=rewritten[0].model_flops),)
@@ -207,13 +216,14 @@ def traced(model: Model, work: Work, plan: Plan, part: Part, device: Device, cac
 
 def served(prompts: Graph, model: Model, work: Work, plan: Plan, device: Device, cache_dir: Path | None) -> Graph:
     """A pass over all tokens of a batch, after all passes, with the attention of its chunks and decoding sequences."""
-    batch, decodes = work.iteration, None
+    batch, decodes, own = work.iteration, None, plan
     if batch.decoding:
         context = max(round(batch.decode_context / batch.decoding), 1)
         alone = replace(work, kind="decode", batch=batch.decoding, input_len=context)
         graph = traced(model, alone, plan, Part("decode", context), device, cache_dir)
-        decodes = apply_passes(graph, plan, INFERENCE)
-    return mixed(prompts, decodes, batch)
+        own = replace(plan, context=context + 1)
+        decodes = apply_passes(graph, own, INFERENCE)
+    return sized_caches(mixed(prompts, decodes, batch), own)
 
 
 def stage_memories(
@@ -230,7 +240,7 @@ def stage_memories(
         graphs = [chunks[part].graph for part in parts_of(orders, stage)]
         key = tuple(map(id, graphs)), tuple(counts)
         if key not in made:
-            made[key] = stage_memory(graphs, counts, plan, device, walks, work)
+            made[key] = stage_memory(graphs, counts, plan, device, walks)
         found.append(made[key])
     return found
 

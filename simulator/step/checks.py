@@ -69,6 +69,7 @@ def _check_kind(plan: Plan, work: Work) -> None:
     amiss = [f"offload={each}" for each in plan.offload if (each == "kv") == train]
     others = OF_INFERENCE if train else OF_TRAINING
     amiss += [f"options.{name}={value}" for name, value in plan.options.items() if name in others and value is not None]
+    amiss += [f"kv_dtype={plan.kv_dtype}"] if train and plan.kv_dtype and "kv_dtype" not in plan.options else []
     if not train:
         amiss += [f"parallel.zero_stage={p.zero_stage}"] if p.zero_stage else []
         amiss += [f"parallel.schedule={p.schedule}"] if p.schedule != Parallel.schedule else []
@@ -119,15 +120,25 @@ def _training(plan: Plan, work: Work) -> Plan:
 
 def _serving(plan: Plan, work: Work, device: Device) -> Plan:
     """The plan with the format of the cache and the kernels of the device."""
-    kept = plan.stack.kv_dtype.get(plan.quantization)
-    options = {"expert_load": work.expert_load, **({"kv_dtype": kept} if kept else {}), **plan.options}
+    options = {"expert_load": work.expert_load, **plan.options}
     if work.kind != "batch" and work.batch % plan.micro_batches:
         nearest = next(m for m in range(plan.micro_batches, 0, -1) if work.batch % m == 0)
         raise PlanError(
             f"workload.batch={work.batch} does not divide into {plan.micro_batches} micro-batches; take {nearest}"
         )
     reduced = tuple(choice for choice in plan.stack.reduced_norms if choice.sm in (0, device.sm))
-    return replace(plan, options=options, stack=replace(plan.stack, reduced_norms=reduced))
+    return replace(
+        plan,
+        options=options,
+        kv_dtype=_kv_dtype(plan),
+        stack=replace(plan.stack, reduced_norms=reduced),
+    )
+
+
+def _kv_dtype(plan: Plan) -> str:
+    """The format of keys and values: what is asked or the checkpoint says, else what the framework has with such
+    products, else that of activations."""
+    return plan.kv_dtype or plan.stack.kv_dtype.get(plan.quantization, "same")
 
 
 def check_trains(stack: Stack) -> None:

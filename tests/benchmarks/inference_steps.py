@@ -41,7 +41,7 @@ def processes(repeat: int, home: str) -> None:
         cold, answer = run(f"simulate {arguments}", home)
         warm = min(run(f"simulate {arguments}", home)[0] for _ in range(repeat))
         tpot = answer["tpot_ms"]
-        shown = "does not fit" if tpot is None else f"TPOT {tpot:.2f} ms"
+        shown = f"TPOT {tpot:.2f} ms" + ("" if answer["fits"] else ", does not fit")
         print(f"{name:34} {warm:6.2f} s warm ({warm / bound:.1f}x), {cold:6.2f} s cold; {shown}")
 
 

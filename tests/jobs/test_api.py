@@ -194,12 +194,15 @@ def test_no_op_of_many_is_dropped(tmp_path: Path) -> None:
         opcast.predict(op, "l4", home=tmp_path, m=3)
 
 
-def test_a_step_that_does_not_fit_has_no_times(tmp_path: Path) -> None:
+def test_a_step_that_does_not_fit_has_its_times_all_the_same(tmp_path: Path) -> None:
+    roomy = opcast.simulate(TINY, "train", "l4", home=tmp_path, seq_len=64)
     found = opcast.simulate(TINY, "train", replace(opcast.load_device("l4"), memory_gib=0.1), home=tmp_path, seq_len=64)
     assert not found.fits
-    assert (found.step_time_s, found.mfu, found.breakdown) == (None, None, None)
     assert found.memory.peak_gib > 0.1
-    assert found.to_dict()["step_time_s"] is None
+    assert (found.step_time_s, found.mfu) == (roomy.step_time_s, roomy.mfu)
+    told = found.to_dict()
+    assert (told["fits"], told["step_time_s"]) == (False, roomy.step_time_s)
+    assert "does not fit" in found._repr_html_()
 
 
 def test_a_request_is_answered_as_its_keywords_are(tmp_path: Path) -> None:
@@ -218,3 +221,22 @@ def test_a_request_is_answered_as_its_keywords_are(tmp_path: Path) -> None:
 
 def test_every_public_name_is_there() -> None:
     assert all(getattr(opcast, name) is not None for name in opcast.__all__)
+
+
+def test_the_format_of_the_cache_is_a_setting_of_every_face(tmp_path: Path) -> None:
+    from opcast.jobs import simulate as verb
+    from opcast.jobs.composing import as_override, compose
+    from opcast.jobs.resolve import simulate_request
+    from opcast.jobs.service.bodies import SimulateBody
+
+    asked = {"cluster": "dgx_h100", "stack": "vllm", "batch": 8, "input_len": 500, "home": tmp_path}
+    usual, fewer = (opcast.simulate(TINY, "decode", **asked, kv_dtype=kind).memory.by_class for kind in (None, "fp8"))
+    assert fewer["KV cache"] == pytest.approx(usual["KV cache"] / 2, rel=0.01)
+    with pytest.raises(ValueError, match="kv_dtype='fp3' is not one of same, fp8, int8"):
+        opcast.simulate(TINY, "decode", **asked, kv_dtype="fp3")
+    with pytest.raises(ValueError, match=r"kv_dtype=fp8 is for inference"):
+        opcast.simulate(TINY, "train", home=tmp_path, device="l4", kv_dtype="fp8")
+    assert SimulateBody(model="tiny_llama_100m", kv_dtype="fp8").kv_dtype == "fp8"
+    words = ["workload=decode", "device=h100_sxm", "precision.kv_dtype=fp8"]
+    config = compose("simulate", [as_override(verb, word) for word in words])
+    assert simulate_request(config).kv_dtype == "fp8"

@@ -342,7 +342,7 @@ def test_python_takes_an_engine_as_it_is_started(tmp_path: Path) -> None:
     plain = {"replicas": 1, "attention_dp": 1, "scheduler": {"prefix_caching": False}, "law": None}
     with pytest.warns(OpcastWarning, match="not simulated: --moe-backend"):
         step, given = keywords("llama3_8b", {"cluster": "dgx_h100", "nodes": 1}, plain, "vllm", args, log)
-    assert (step["tp"], step["options"], step["stack"].cuda_graph) == (2, {"kv_dtype": "fp8"}, False)
+    assert (step["tp"], step["kv_dtype"], step["stack"].cuda_graph) == (2, "fp8", False)
     assert given["scheduler"] == {"policy": "vllm", "max_seqs": 8, "max_model_len": None, "prefix_caching": False}
     assert given["kv"]["seen"]["kv_tokens"] == 231_984
     with pytest.raises(BadInputError, match="but it is set to 4"):

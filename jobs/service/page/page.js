@@ -207,8 +207,8 @@
       async answer(values, signal) {
         const body = this.body(values);
         const found = await call("/v1/simulate", body, signal);
-        const page = found.fits ? await call("/v1/simulate/report", body, signal) : null;
-        return { path: "/v1/simulate", body, found, shown: [page ? reportFrame(page) : tooLarge(found)], figures: stepFigures(found) };
+        const page = await call("/v1/simulate/report", body, signal);
+        return { path: "/v1/simulate", body, found, shown: [found.fits ? null : tooLarge(found), reportFrame(page)], figures: stepFigures(found) };
       },
     },
     serving: {
@@ -369,7 +369,7 @@
   }
   function tooLarge(found) {
     return make("div", { class: "cards" }, card("Does not fit", `${rounded(found.memory.peak_gib)} GiB`,
-      [["weights", `${rounded(found.memory.weights_gib)} GiB`], ["activations", `${rounded(found.memory.activations_gib)} GiB`], ["times", "none: it would run out of memory"]], "poor"));
+      [["weights", `${rounded(found.memory.weights_gib)} GiB`], ["activations", `${rounded(found.memory.activations_gib)} GiB`], ["to make it fit", found.memory.advice], ["times below", "if it did fit"]], "poor"));
   }
   function reportFrame(page) {
     const frame = make("iframe", { title: "Report of the step: breakdown, memory, timeline, provenance", loading: "lazy" });

@@ -100,10 +100,12 @@ def prefilling(request: ServedSearchRequest, own: LayoutReplica, max_tokens: int
     return Prefilling(total, 1.0)
 
 
-def transfer_us(request: ServedSearchRequest, own: LayoutReplica) -> float:
-    """Microseconds that the cache of a prompt takes to the pool that decodes: each rank sends its part."""
-    each = own.kv.bytes_per_token / (own.layout.tp * own.layout.pp)
-    return request.link_us + SECOND_US * each * request.input_len / (request.link_gbps * 1e9)
+def transfer_us(request: ServedSearchRequest, prefill: LayoutReplica, decode: LayoutReplica) -> float:
+    """Microseconds that the cache of a prompt takes to the pool that decodes: the bytes that land there, over the links
+    of the ranks of whichever side has fewer."""
+    links = min(each.layout.tp * each.layout.pp for each in (prefill, decode))
+    landing = decode.kv.bytes_per_token * request.input_len
+    return request.link_us + SECOND_US * landing / (links * request.link_gbps * 1e9)
 
 
 def apart(
@@ -120,7 +122,7 @@ def apart(
     The best ratio serves most on all devices among those that give users what they expect, where any does. Empty where
     no ratio fits the devices.
     """
-    own, moved_us = prefilling(request, prefill, max_tokens), transfer_us(request, prefill)
+    own, moved_us = prefilling(request, prefill, max_tokens), transfer_us(request, prefill, decode)
     decode_us = decode_iteration_us(request, decode, batch)
     tpot_us = decode.host.iteration_us(decode_us, batch)
     first, second = ratios(request, prefill.layout.devices, decode.layout.devices, devices)

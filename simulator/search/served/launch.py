@@ -38,6 +38,7 @@ VLLM: dict[str, Rule] = {
     "--max-num-batched-tokens": lambda x: x.max_tokens,
     "--max-model-len": lambda x: x.max_len,
     "--quantization": lambda x: {"fp8": "fp8"}.get(x.quantization),
+    "--kv-cache-dtype": lambda x: {"fp8": "fp8"}.get(x.kv_dtype),
     "--kv-transfer-config": lambda x: None if x.role == BOTH else _connector(x),
     "--port": lambda x: PORTS[x.role],
 }
@@ -50,6 +51,7 @@ SGLANG: dict[str, Rule] = {
     "--chunked-prefill-size": lambda x: x.max_tokens * x.dp,
     "--context-length": lambda x: x.max_len,
     "--quantization": lambda x: {"fp8": "fp8"}.get(x.quantization),
+    "--kv-cache-dtype": lambda x: {"fp8": "fp8_e4m3"}.get(x.kv_dtype),
     "--disaggregation-mode": lambda x: x.role or None,
     "--disaggregation-transfer-backend": lambda x: "nixl" if x.role else None,
     "--disaggregation-bootstrap-port": lambda x: BOOTSTRAP_PORT if x.role == PREFILL else None,
@@ -131,6 +133,7 @@ def _files(framework: str, servers: list[ServedRole]) -> list[str]:
     lines: list[str] = []
     for each in servers:
         said = [f"enable_attention_dp: {str(each.dp > 1).lower()}"]
+        said += ["kv_cache_config:", f"  dtype: {each.kv_dtype}"] if each.kv_dtype else []
         said += ["cache_transceiver_config:", "  backend: DEFAULT"] if each.role else []
         lines += [f"cat > {each.role or 'both'}.yaml <<'END'", *said, "END"]
     if len(servers) > 1:

@@ -26,6 +26,7 @@ class ServedRole:
     max_tokens: int
     max_len: int
     quantization: str
+    kv_dtype: str
     replicas: int
 
     @property
@@ -42,8 +43,9 @@ class ServedRole:
 def roles(request: ServedSearchRequest, row: Mapping[str, Any]) -> list[ServedRole]:
     """The servers of a point: one role, or one that prefills and one that decodes."""
     max_len = request.input_len + request.output_len
-    quantization = row["precision"]
-    rest = {"max_len": max_len, "quantization": quantization}
+    asked = request.step.kv_dtype or str(request.step.options.get("kv_dtype") or "")
+    kv_dtype = "" if asked == "same" else asked
+    rest = {"max_len": max_len, "quantization": row["precision"], "kv_dtype": kv_dtype}
     degrees = dict(zip(("tp", "pp", "dp", "ep"), (row[name] for name in LAYOUT), strict=True))
     own = {**degrees, "batch": row["batch"], **rest, "replicas": row["replicas"]}
     if row["pools"] == "together":

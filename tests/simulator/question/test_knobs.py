@@ -134,6 +134,7 @@ KNOBS: dict[str, dict[str, Row]] = {
         "reduced_norms": (replace(DECODE, parallel={"tp": 2}, stack="vllm"), (ReducedNorm("a test", ranks=4),)),
         "collectives": (replace(DECODE, predicted=True, parallel={"tp": 8}), "trtllm"),
         "kv_dtype": (replace(DECODE, plan={"quantization": "fp8"}), {"fp8": "fp8"}),
+        "windows": (replace(DECODE, family="gemma2", work={"input_len": 64}), "alike"),
         "context_gib": (TRAIN, 3.0),
         "fragmentation": (TRAIN, 0.5),
         "step_overhead_us": (TRAIN, 1000.0),
@@ -169,6 +170,7 @@ KNOBS: dict[str, dict[str, Row]] = {
         "quantization": (replace(TRAIN, family="wide"), "fp8"),
         "weight_rules": (replace(DECODE, plan={"quantization": "fp8"}), (ModuleRule(WeightFormat("fp8"), ("mlp",)),)),
         "notes": (TRAIN, ("said",)),
+        "kv_dtype": (DECODE, "fp8"),
         "passes": (FSDP, (f"{reorder.__module__}:reorder",)),
         "slow_devices": (TRAIN, {3: 2.0}),
         "explicit_links": (BESIDE, True),
@@ -204,7 +206,7 @@ KINDS_OF_KNOB: dict[str, set[str]] = {
     "framework": {each.name for each in fields(Stack)} - {"id", "name", "like", "sources"},  # what it is called
     "work": {each.name for each in fields(Work)},
     "plan": {each.name for each in fields(Plan)}
-    - {"parallel", "cluster", "stack", "options", "calibrated"},  # own parts
+    - {"parallel", "cluster", "stack", "options", "calibrated", "context"},  # own parts, and what the work says
     "options": set(CHECKS),
 }
 REFUSED = {("parallel", "dp"): "take parallel.dp=4"}

@@ -1,0 +1,59 @@
+"""Caches of an engine: as large as :mod:`.kept` says of the kernel that keeps them.
+
+A traced model keeps what its own code does, and its caches are cut with what is written into them; engines have blocks
+of their own. So each kernel's caches get the size that its op asks for, after everything that shares work out among
+ranks; what walks over memory, copies to the host and transfers then count the same bytes.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from ..graph import Graph
+from ..question.plan import Plan
+from .kept import TOKENWISE, cache_bytes, keeps
+from .rewriting.draft import Draft, Item, Section
+
+WHOLE_NUMBERS = ("int64", "int32", "bool")
+
+
+def sized_caches(graph: Graph, plan: Plan) -> Graph:
+    """The graph with the caches of an engine; itself where the model's own code keeps them.
+
+    Under ``stack.windows`` ``alike`` layers with a window keep all tokens of ``plan.context`` too.
+    """
+    if "paged_attention" not in plan.stack.fusion:
+        return graph
+    context = ceil(plan.context / plan.parallel.cp) if plan.stack.windows == "alike" else 0
+    draft = Draft(graph)
+    for section in draft.sections:
+        _size(draft, section, context)
+    return draft.graph()
+
+
+def _size(draft: Draft, section: Section, context: int) -> None:
+    """Give the caches of each kernel, in equal parts, the bytes that it keeps; one of its own where the trace has none.
+
+    What the model's code keeps beside them is not there.
+    """
+    own = [(item, _caches(draft, item)) for item in section.items if keeps(item.node.op)]
+    for item, held in own:
+        op = item.node.op
+        assert op is not None
+        size = cache_bytes(op, context if op.kind in TOKENWISE else 0)
+        if not held:
+            held.append(draft.local(section, size, op.dtype, "cache"))
+            item.change(reads=(*item.node.reads, *held))
+        for tensor in held:
+            draft.sizes[section.span(tensor)] = ceil(size / len(held))
+    known = {t for _, held in own for t in held}
+    for item in [i for i in section.items if own and not keeps(i.node.op)]:
+        for tensor in set(_caches(draft, item)) - known:
+            draft.sizes[section.span(tensor)] = 0
+        item.change(writes=tuple(t for t in item.node.writes if t not in known))
+
+
+def _caches(draft: Draft, item: Item) -> list[int]:
+    """The caches that a node touches, without counters of positions."""
+    touched = dict.fromkeys((*item.node.reads, *item.node.writes))
+    return [t for t in touched if draft.role(t) == "cache" and draft.dtype(t) not in WHOLE_NUMBERS]

@@ -1,0 +1,107 @@
+"""Advice that was tried: what to take instead of a degree that does not divide, and what makes a step fit.
+
+Each check knows its own constraint alone, and what it would pass another may refuse. So a proposal is laid out like the
+question itself, by every check and the whole walk over memory, before it is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from ...datasets.devices import Device
+from ..memory.advice import Change, changes, degrees_text, with_degrees
+from ..memory.amounts import Memory
+from ..question.errors import DegreeError, PlanError
+from ..question.plan import Plan
+from ..question.work import Work
+
+Attempt = Callable[[Work, Plan], float]  # GiB of the fullest device of a question
+NEAR = 0.7  # of what is too much: a change that saves less by its estimate is not tried alone
+MOST_TRIED = 12
+
+
+def other_degree(error: DegreeError, work: Work, plan: Plan, device: Device, attempt: Attempt) -> PlanError:
+    """The error with the nearest value that every check passes and that fits, else the nearest that they pass."""
+    devices = plan.cluster.devices
+    able = (d for d in range(1, devices + 1) if devices % d == 0 and d != error.value)
+    passed = []
+    for degree in sorted(able, key=lambda d: (abs(d - error.value), d)):
+        made = with_degrees(plan, **{error.name: degree}) if error.name != "dp" else _with_data(plan, degree)
+        peak = _peak(attempt, work, made)
+        if peak is None:
+            continue
+        settings = degrees_text(made, error.name) if error.name != "dp" else f"parallel.dp={degree}"
+        if peak <= device.memory_gib:
+            return PlanError(f"{error.why}; take {settings}")
+        passed.append(f"{settings}, of which a device needs {peak:.1f} GiB and has {device.memory_gib:g}")
+    if passed:
+        return PlanError(f"{error.why}; take {passed[0]}")
+    return PlanError(f"{error.why}; with the other settings as they are no parallel.{error.name} goes")
+
+
+def fitting(memory: Memory, work: Work, plan: Plan, device: Device, attempt: Attempt) -> str:
+    """What makes a step fit: the first change that is enough alone, else several together, each tried."""
+    over = memory.peak_gib - device.memory_gib
+    much = f"{over:.1f} GiB too much for {device.memory_gib:g} GiB"
+    proposed = list(changes(memory, work, plan, device))
+    able = [each for each in proposed if each.saves_gib >= NEAR * over]
+    for each in able[:MOST_TRIED]:
+        peak = _peak(attempt, each.work, each.plan)
+        if peak is not None and peak <= device.memory_gib:
+            return f"{much}; shrink {each.spent}: {each.settings}"
+    return f"{much}; {_together(memory.peak_gib, proposed, work, plan, device, attempt)}"
+
+
+def _together(
+    peak_gib: float, proposed: Iterable[Change], work: Work, plan: Plan, device: Device, attempt: Attempt
+) -> str:
+    """Changes that are enough together, one added to the other where it lowers the peak; what is left if none are."""
+    taken: dict[str, str] = {}
+    least = peak_gib
+    for each in [each for each in proposed if not each.alone][:MOST_TRIED]:
+        both = _added(work, plan, each)
+        peak = _peak(attempt, *both)
+        if peak is None or peak >= least:
+            continue
+        least, (work, plan) = peak, both
+        taken[each.settings.partition("=")[0]] = each.settings
+        if least <= device.memory_gib:
+            return f"take {' and '.join(taken.values())}"
+    if not taken:
+        return "no single change that opcast tried is enough"
+    return (
+        f"with {' and '.join(taken.values())} it still needs {least:.1f} GiB: take more devices or a shorter sequence"
+    )
+
+
+def _added(work: Work, plan: Plan, change: Change) -> tuple[Work, Plan]:
+    """A question with one more change, of the settings that a change may have."""
+    p, own = plan.parallel, change.plan.parallel
+    degrees = replace(
+        p, tp=max(p.tp, own.tp), pp=max(p.pp, own.pp), zero_stage=max(p.zero_stage, own.zero_stage), dp=own.dp
+    )
+    made = replace(
+        plan,
+        parallel=degrees,
+        recompute="full" if "full" in (plan.recompute, change.plan.recompute) else plan.recompute,
+        offload=tuple(dict.fromkeys((*plan.offload, *change.plan.offload))),
+        quantization=plan.quantization or change.plan.quantization,
+        kv_dtype=plan.kv_dtype or change.plan.kv_dtype,
+    )
+    batches = {name: min(getattr(work, name), getattr(change.work, name)) for name in ("micro_batch", "batch")}
+    return replace(work, **batches), made
+
+
+def _with_data(plan: Plan, ranks: int) -> Plan:
+    return replace(plan, parallel=replace(plan.parallel, dp=ranks))
+
+
+def _peak(attempt: Attempt, work: Work, plan: Plan) -> float | None:
+    """What a question needs, or None where a check refuses it."""
+    try:
+        return attempt(work, plan)
+    except ValueError as error:
+        if not type(error).__module__.startswith("opcast"):
+            raise
+        return None
