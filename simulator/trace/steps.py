@@ -136,13 +136,19 @@ def _translation(model: nn.Module, tokens: torch.Tensor, workload: Workload) -> 
     if workload.training:
         return ForwardCall(lambda: model(input_ids=tokens, decoder_input_ids=tokens, labels=tokens, use_cache=False))
     given = tokens if workload.logits == "all" and workload.kind == "prefill" else tokens[:, :1]
+    any_model: Any = model
+
+    def answered(seen: Any, keep: bool = True, **held: Any) -> Any:
+        return model(encoder_outputs=seen, decoder_input_ids=given, use_cache=keep, **held)
+
+    def read() -> Any:  # by itself, for some encoders refuse use_cache, which their models hand on to them
+        return any_model.get_encoder()(input_ids=tokens)
+
     if workload.kind == "prefill":
-        keep = workload.logits != "all"
-        return ForwardCall(lambda: model(input_ids=tokens, decoder_input_ids=given, use_cache=keep))
-    begun = model(input_ids=tokens, decoder_input_ids=given, use_cache=True)
-    filled, seen = kept(begun), (begun.encoder_last_hidden_state,)
-    own = {cache_name(model): filled}
-    return ForwardCall(lambda: model(encoder_outputs=seen, decoder_input_ids=given, use_cache=True, **own), filled)
+        return ForwardCall(lambda: answered(read(), workload.logits != "all"))
+    seen = read()
+    filled = kept(answered(seen))
+    return ForwardCall(lambda: answered(seen, **{cache_name(model): filled}), filled)
 
 
 def _encoder_call(model: nn.Module, tokens: torch.Tensor, workload: Workload) -> Call:

@@ -67,6 +67,8 @@ def shallow(name: str) -> Config:
         layers = config["hybrid_override_pattern"].index("*") + 1
         config["hybrid_override_pattern"] = config["hybrid_override_pattern"][:layers]
     config |= {each: layers for each in (*LAYERS, "num_layers") if each in config}
+    if config["model_type"] == "kimi_linear":
+        config["layer_types"] = [*["linear_attention"] * (layers - 1), "full_attention"]
     config |= {each: 1 for each in ("num_sparse_encoder_layers", "num_sparse_decoder_layers") if each in config}
     return config
 
