@@ -26,7 +26,7 @@ from ..question.plan import Plan, PlanError
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed
 from .rewriting.nodes import added, elementwise, kernel
-from .rewriting.split import share
+from .rewriting.split import axes, share
 
 HELD = ("weight", "frozen", "buffer")  # roles of the output weights, before and after they are gathered
 
@@ -141,7 +141,8 @@ def _shrink(draft: Draft, loop: Section, tokens: int, parts: Fraction) -> None:
             names[tensor] = draft.local(loop, float(size), draft.dtype(tensor), draft.role(tensor))
     for item in loop.items:
         op = item.node.op
-        if op is not None and not (op.kind == "elementwise" and not sums.isdisjoint(item.node.reads)):
+        adds = op is not None and op.kind == "elementwise" and not sums.isdisjoint(item.node.reads)
+        if op is not None and not adds and "tokens" in axes(op):
             item.compute(share(op, "tokens", parts, uneven=True))
         item.rename(names)
         item.change(phase="forward")
