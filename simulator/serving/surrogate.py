@@ -159,7 +159,7 @@ def key_of(request: SimulateRequest, bench: Workbench, extent: Extent) -> str:
 
     RequestError for a model that is a function, which nothing identifies.
     """
-    from ..trace.models import resolve
+    from ..trace.models import digest, resolve
 
     source = resolve(request.model)
     if source.identity is None:
@@ -167,6 +167,7 @@ def key_of(request: SimulateRequest, bench: Workbench, extent: Extent) -> str:
     about = {
         "request": replace(request, work=Work("batch", decodes=((1, 1),), expert_load=request.work.expert_load)).key(),
         "model": source.identity,
+        "stored": digest([source.quantization, source.dtype]),
         "device": repr(bench.device(request.device, request.cluster)),
         "known": bench.stamp,
         "extent": [extent.sequences, extent.tokens, extent.context],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -120,6 +121,14 @@ def test_whatever_changes_the_answer_changes_the_key(made, bench):
     keys |= {key_of(replace(request, quantization="fp8"), bench, EXTENT)}
     assert len(keys) == 4
     assert key_of(replace(request, work=Work("decode", batch=7)), bench, EXTENT) in keys
+
+
+def test_the_format_of_a_folder_changes_the_key(small_model, bench, tmp_path):
+    request = SimulateRequest(str(tmp_path), Work("decode"), "h100_sxm")
+    (tmp_path / "config.json").write_text(json.dumps(small_model("llama", 2)))
+    plain = key_of(request, bench, EXTENT)
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
+    assert key_of(request, bench, EXTENT) != plain
 
 
 def test_axes_reach_as_far_as_asked():
