@@ -104,8 +104,8 @@ def _check(path: str, text: str, allow: Collection[str]) -> None:
         return _check_model(text)
     if not rule_of(path).fullmatch(text):
         raise RequestError(
-            f"{path}={shown(text)} could name a file or code of the server, which is not taken over HTTP: give a plain "
-            "name; the service takes it only where it was started with it, as allow=[…]"
+            f"{path}={shown(text)} could name a file or code, which is taken over HTTP only where the service was "
+            "started with it, as allow=[…]"
         )
 
 
