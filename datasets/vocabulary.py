@@ -252,7 +252,7 @@ def kind(name: str) -> OpKind:
         raise OpError(f"unknown op {name!r}; {hint}") from None
 
 
-def make_op(kind_name: str, /, dtype: str = "bf16", out_dtype: str | None = None, **dims: object) -> Op:
+def make_op(kind_name: str, dtype: str = "bf16", out_dtype: str | None = None, **dims: object) -> Op:
     """One checked op: ``make_op("gemm", m=4096, n=4096, k=4096, dtype="bf16")``."""
     return kind(kind_name).op(dtype, out_dtype, **dims)
 

@@ -70,7 +70,7 @@ def show_one(found: OpPrediction, device_name: str) -> None:
         rows = [("all done after", microseconds(found.latency_us)), ("interval", interval)]
         table(f"{found.op['count']} transfers on {found.network['topology']}", ("", ""), rows)
         return links.show(found.network, many=True)
-    op = make_op(str(found.op["kind"]), **{k: v for k, v in found.op.items() if k != "kind"})
+    op = make_op(**{"kind_name": found.op["kind"], **{k: v for k, v in found.op.items() if k != "kind"}})
     cost = op.cost
     seconds = found.latency_us * 1e-6
     rows = [

@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from ...datasets.loading import load
-from ...datasets.ops import KINDS, make_op
+from ...datasets.ops import KINDS, kind
 from ...simulator.network.faults import SHORT, Fault
 from ...simulator.question.canonical import RequestError
 from ...simulator.question.keywords import given_dims, predict_request, simulate_request
@@ -98,7 +98,7 @@ def predict_of(body: PredictBody | BatchBody, usual: Sources) -> PredictRequest:
     many = body.ops if isinstance(body, BatchBody) else [body.op]
     asked: dict[str, Any] = {"group": None, "stride": None, "all_groups": False, "algorithm": None}
     asked |= {name: getattr(body, name) for name in asked if hasattr(body, name)}
-    ops = [make_op(each.kind, **given_dims(each.model_extra or {}, asked["group"])) for each in many]
+    ops = [kind(each.kind).op(**given_dims(each.model_extra or {}, asked["group"])) for each in many]
     asked |= {name: getattr(body, name) for name in ("nodes", "cache", "network", "power_cap_w", "sm_clock_mhz")}
     return predict_request(ops, body.device, body.cluster, body.sources(usual), asked, {})
 

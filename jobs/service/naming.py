@@ -98,17 +98,27 @@ def admit(call: Any, allow: Collection[str] = (), path: str = "", depth: int = 0
 
 
 def _check(path: str, text: str, allow: Collection[str]) -> None:
-    if text in allow:
+    if fits(path, text) or text in allow:
         return
     if len(text) > LONGEST:
         raise RequestError(f"{path}={text[:QUOTED]}… has {len(text):,} characters: a text may have {LONGEST:,}")
     if path == "model":
-        return _check_model(text)
-    if not rule_of(path).fullmatch(text):
         raise RequestError(
-            f"{path}={shown(text)} could name a file or code of the server, which is not taken over HTTP: give a plain "
-            "name; the service takes it only where it was started with it, as allow=[…]"
+            f"model={shown(text)!r} is not offered here: take an id of GET /v1/models or send a transformers "
+            "configuration; paths, hub ids and module:callable only where the server was started with allow=[…]"
         )
+    raise RequestError(
+        f"{path}={shown(text)} could name a file or code, which is taken over HTTP only where the service was "
+        "started with it, as allow=[…]"
+    )
+
+
+@lru_cache(maxsize=4096)
+def fits(path: str, text: str) -> bool:
+    """Whether a text may stand in the field at a path, whatever is allowed besides."""
+    if path == "model":
+        return offered(text)
+    return len(text) <= LONGEST and rule_of(path).fullmatch(text) is not None
 
 
 @lru_cache(maxsize=4096)
@@ -117,13 +127,9 @@ def rule_of(path: str) -> re.Pattern[str]:
     return next(text for field, text in RULES if field.fullmatch(path))
 
 
-def _check_model(name: str) -> None:
-    """A model that ships, by its id or a usual spelling of it; no folder of the server of that name."""
-    if name not in shipped_ids() and (shipped_model(name) is None or Path(name).exists()):
-        raise RequestError(
-            f"model={shown(name)!r} is not offered here: take an id of GET /v1/models or send a transformers "
-            "configuration; paths, hub ids and module:callable only where the server was started with allow=[…]"
-        )
+def offered(model: str) -> bool:
+    """Whether a model ships: by its id, or a usual spelling that is no folder of the server."""
+    return model in shipped_ids() or (shipped_model(model) is not None and not Path(model).exists())
 
 
 def shown(text: str) -> str:

@@ -18,7 +18,7 @@ def run(config: dict[str, Any]) -> int:
     try:
         import uvicorn
 
-        served = config_of(settings)
+        server = uvicorn.Server(config_of(settings))
     except ImportError as error:
         raise BadInputError(f"the service needs {error.name}: pip install 'opcast[api]'") from None
     listening = bound(settings)
@@ -27,7 +27,6 @@ def run(config: dict[str, Any]) -> int:
     if as_json:
         print_json({"address": address, "token": settings.token is not None})
     say(f"opcast answers at {address} (page), {address}/docs (all calls); stop it with Ctrl-C")
-    server = uvicorn.Server(served)
     server.run(sockets=[listening])
     return 0
 

@@ -73,6 +73,8 @@ def foreign_code(source: Source, workload: Workload) -> Iterator[None]:
     except TraceError:
         raise
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in cache.PACKAGES:
+            raise  # the command names what brings it
         hint = beyond_positions(source, workload) or one_line(error)
         raise TraceError(f"model {source.name} does not run workload={workload.kind}: {hint}") from error
 

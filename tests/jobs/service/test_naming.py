@@ -185,6 +185,11 @@ def test_no_question_of_a_table_names_code_or_a_file(watched: OwnServer) -> None
 
 BAD: dict[str, tuple[str, Any, str]] = {  # what was 500 with a traceback: the call, and what is said of it
     "a dim called self": ("/v1/predict", {"op": {**OP["op"], "__proto__": {}, "self": 1}}, "no dimension '__proto__'"),
+    "a dim called as an argument": (
+        "/v1/predict",
+        {"op": {**OP["op"], "kind_name": 1}},
+        "no dimension 'kind_name'",
+    ),
     "self alone": ("/v1/predict", {"op": {**OP["op"], "self": 1}}, "no dimension 'self'"),
     "a dtype that is none": ("/v1/simulate", {"model": {**SMALL, "torch_dtype": "__class__"}}, "is no dtype"),
     "a part of torch": ("/v1/simulate", {"model": {**SMALL, "text_config": {"dtype": "nn"}}}, "is no dtype"),
