@@ -154,6 +154,7 @@ def search(
     space: Space | Mapping[str, Any] | None = None,
     *,
     cluster: str | Cluster | None = None,
+    device: str | Device = THIS_MACHINE,
     workers: int = 1,
     points: str | Path | None = None,
     objectives: Sequence[str] = ("step_time", "memory"),
@@ -172,8 +173,9 @@ def search(
 
     ``space`` is a :class:`Space` or its axes as a mapping (``{"tp": [4, 8]}``); an axis without values takes natural
     ones. ``settings`` are those of :func:`simulate` that are not searched: ``nodes``, ``seq_len``, ``global_batch``,
-    ``stack``, ``precision``, ... ``workers`` are processes: the answer is the same for any number. ``points`` is a
-    folder where all points are kept as Parquet. A :class:`SearchRequest` has all but ``workers`` and ``points`` in it.
+    ``stack``, ``precision``, ... ``device`` gives figures of the cluster's devices. ``workers`` are processes: the
+    answer is the same for any number. ``points`` is a folder where all points are kept as Parquet. A
+    :class:`SearchRequest` has all but ``workers`` and ``points`` in it.
 
     Raises RequestError for an empty space or rules that contradict each other, and the errors of :func:`simulate`.
     """
@@ -183,7 +185,7 @@ def search(
 
     if not isinstance(model, SearchRequest):
         base = simulate_request(
-            model, "train", THIS_MACHINE, _sources(home, ORDER, None), {**settings, "cluster": _cluster(cluster)}
+            model, "train", _device(device), _sources(home, ORDER, None), {**settings, "cluster": _cluster(cluster)}
         )
         given = {} if space is None else space
         axes = given if isinstance(given, Space) else load(Space, _lists(given), RequestError, "space", "axis")
@@ -207,6 +209,7 @@ def search_serving(
     space: ServedSpace | Mapping[str, Any] | None = None,
     *,
     cluster: str | Cluster | None = None,
+    device: str | Device = THIS_MACHINE,
     input_len: int = 1024,
     output_len: int = 256,
     slo: Mapping[str, Any] | None = None,
@@ -241,7 +244,11 @@ def search_serving(
         )
         model = ServedSearchRequest(
             step=simulate_request(
-                model, "decode", THIS_MACHINE, _sources(home, ORDER, None), {**settings, "cluster": _cluster(cluster)}
+                model,
+                "decode",
+                _device(device),
+                _sources(home, ORDER, None),
+                {**settings, "cluster": _cluster(cluster)},
             ),
             space=axes,
             slo=load(ServingTargets, dict(slo or {}), RequestError, "slo"),

@@ -39,7 +39,7 @@ COPIES = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset"})
 MARKS = frozenset({"user_annotation", "gpu_user_annotation", "python_function", "overhead", "cpu_instant_event",
                    "external_correlation", "cuda_sync", "cuda_event", "Trace"})  # fmt: skip
 """Categories of events that are no work: what else Kineto knows (``ActivityType``) is of a device, and is not read."""
-DEVICE_CALLS = re.compile(r"^(?:cuda|hip|cu)[A-Z]\w*(?:Launch|Memcpy|Memset)|^(?:cuda|hip|cu)(?:Launch|Memcpy|Memset)")
+DEVICE_CALLS = re.compile(r"^(?:cuda|hip|cu)(?:[A-Z]\w*)?(?:Launch|Memcpy|Memset)")
 EPOCH_US = 1e15  # time stamps above this count from 1970, below from the trace's own start
 COLLECTIVES = {
     "allreduce": ("all_reduce", "In msg nelems"),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..devices import known_devices, load_device
+from ..devices import Device, known_devices
 from .options import ImportOptions
 from .tables import Rejected, RowBatch, SourceError
 from .text_files import floats, listed, read_table, require, texts
@@ -110,7 +110,7 @@ def _collectives(table: pa.Table, file: Path, options: ImportOptions) -> Iterato
         raise SourceError(f"{_place(file)} holds {name!r}; known are {', '.join(COLLECTIVES)}")
     device_id = _device(file, "network", NETWORK, options)
     ranks, per_node = floats(table, "num_workers"), floats(table, "devices_per_node")
-    link = _links(file.parent.name, device_id, ranks, per_node)
+    link = _links(file.parent.name, options.figures(device_id), ranks, per_node)
     timed = _timed(table, name, file)
     timed["latency_p10_us"], timed["latency_p90_us"] = timed["latency_min_us"], timed["latency_max_us"]
     steady = timed["latency_max_us"] <= UNSTEADY * timed["latency_min_us"]
@@ -125,13 +125,13 @@ def _collectives(table: pa.Table, file: Path, options: ImportOptions) -> Iterato
         yield RowBatch(rejected=(Rejected(reason, int((~known).sum()), _place(file)),))
 
 
-def _links(node: str, device_id: str, ranks: np.ndarray, per_node: np.ndarray) -> np.ndarray:
+def _links(node: str, device: Device, ranks: np.ndarray, per_node: np.ndarray) -> np.ndarray:
     """The slowest link each group crosses, as index of nvlink, pcie, ib; -1 where it is none of them.
 
     Cards of a pairwise node have a bridge to one neighbour; the rates of A40 pairs (4 GB/s) are those of PCIe.
     """
     pairwise = "pairwise" in node
-    bridged = load_device(device_id).link_gbps > 0 and device_id != "a40"
+    bridged = device.link_gbps > 0 and device.id != "a40"
     inside = np.where((ranks > 2) & pairwise, 1, 0) if bridged else np.ones(len(ranks), dtype=np.int64)
     return np.where(ranks <= per_node, inside, -1 if pairwise else 2)
 
