@@ -37,6 +37,7 @@ def _size(draft: Draft, section: Section, context: int) -> None:
     What the model's code keeps beside them is not there.
     """
     own = [(item, _caches(draft, item)) for item in section.items if keeps(item.node.op)]
+    own = [(item, held) for item, held in own if held or not _encodes(item)]
     for item, held in own:
         op = item.node.op
         assert op is not None
@@ -51,6 +52,12 @@ def _size(draft: Draft, section: Section, context: int) -> None:
         for tensor in set(_caches(draft, item)) - known:
             draft.sizes[section.span(tensor)] = 0
         item.change(writes=tuple(t for t in item.node.writes if t not in known))
+
+
+def _encodes(item: Item) -> bool:
+    """Whether a kernel attends in both directions, as encoders do, which no step reads again."""
+    op = item.node.op
+    return op is not None and op.kind in ("attention_prefill", "mla_prefill") and not op.causal
 
 
 def _caches(draft: Draft, item: Item) -> list[int]:

@@ -298,3 +298,13 @@ def test_what_keeps_nothing_is_told() -> None:
     assert not keeps(make_op("gemm", m=1, n=1, k=1))
     assert not keeps(make_op("causal_conv1d", rows=4, cols=64))
     assert keeps(make_op("causal_conv1d", rows=4, cols=64, update="yes"))
+
+
+def test_an_encoder_keeps_nothing(lay: Lay, small_model: Make) -> None:
+    laid = lay(
+        small_model("bert", max_position_embeddings=8192),
+        "fastertransformer_fused",
+        kind="prefill",
+        work={"batch": 2, "input_len": 64},
+    )
+    assert kv_gib(laid) == 0.0

@@ -116,3 +116,15 @@ def test_one_device_is_sent_to_several(ask: Ask) -> None:
         LLAMA_70B, replace(DECODE, input_len=64), cluster=one_device(H100), device=replace(H100, memory_gib=14)
     )
     assert re.search(r"[248] such devices \(cluster=…\) and parallel\.tp=[248]$", report.memory.advice)
+
+
+def test_the_command_shows_times_and_that_it_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from opcast.jobs.cli import main
+
+    words = ["workload=decode", "model=llama3_8b", "model.config.num_hidden_layers=2", "device=h100_sxm", "stack=vllm"]
+    words += ["device.memory_gib=2", "workload.batch=64", "workload.input_len=4096", f"home={tmp_path}"]
+    assert main(["simulate", *words]) == 0
+    shown = capsys.readouterr()
+    assert "DOES NOT FIT" in shown.out
+    assert "TPOT" in shown.out
+    assert "GiB too much for 2 GiB; " in shown.err + shown.out

@@ -235,7 +235,8 @@ def test_context_ranks_share_the_cache(kind, stack, layout, run):
     )
     part = shared.memory.by_class["KV cache"] / alone.memory.by_class["KV cache"]
     if kind == "decode":
-        assert part == pytest.approx(1 / 4, rel=1e-3)
+        whole_tokens = {"torch": 1 / 4, "vllm": 513 / 2049}  # an engine's rank keeps whole tokens
+        assert part == pytest.approx(whole_tokens[stack], rel=1e-3)
     assert part < 0.35  # of what a prompt's layers have filled when memory is fullest
     assert shared.breakdown.compute_s < alone.breakdown.compute_s
     assert shared.breakdown.by_parallelism["cp"] > 0
