@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..step.state import State
     from .bench import ServingBench as Workbench
 
-FORMAT = 6
+FORMAT = 7
 CHECKED = 16  # random batches that tables are checked on
 
 

@@ -19,7 +19,7 @@ from opcast.simulator.workbench import Workbench
 
 MODELS = sorted(path.stem for path in (Path(__file__).parents[3] / "conf" / "model").glob("*.yaml"))
 ENCODERS = ("bert_base", "bert_large")
-WINDOWED = ("gemma2_2b", "gemma3_1b")  # soft caps, windows shorter than the context and of another width
+FAST = "gemma2_2b"  # soft caps, and windows shorter than the context
 IN_CACHE = {"gemma3_1b": 0.05}  # windows of 64 sequences stay in the last-level cache, and less of them beside a prompt
 CONTEXT = 4095  # of 64 sequences, which no last-level cache holds
 POINTS = TablePoints(rows=(16,), tokens=(64,), samples=(16,), attending=(16,), contexts=(128,), prompts=(256,))
@@ -32,8 +32,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
 
 
 def cases() -> list[object]:
-    marks = dict.fromkeys(WINDOWED, pytest.mark.essential)
-    return [pytest.param(name, marks=marks.get(name, ())) for name in MODELS if name not in ENCODERS]
+    """Every model, one of them in the fast lane."""
+    marks = {name: pytest.mark.essential if name == FAST else pytest.mark.slow for name in MODELS}
+    return [pytest.param(name, marks=marks[name]) for name in MODELS if name not in ENCODERS]
 
 
 @pytest.mark.parametrize("name", cases())
