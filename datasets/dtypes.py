@@ -22,7 +22,6 @@ BITS: Final[dict[str, int]] = {
     "int8": 8,
     "mxfp4": 4,
     "nvfp4": 4,
-    "nf4": 4,  # of bitsandbytes: stored in blocks of 64, never multiplied
     "int4": 4,
     "w8a16": 16,  # int8 weights, 16-bit activations and arithmetic
     "w4a16": 16,  # int4 weights in groups, 16-bit activations and arithmetic
@@ -34,6 +33,7 @@ BITS: Final[dict[str, int]] = {
     "int16": 16,
     "uint8": 8,
     "bool": 8,
+    "nf4": 4,  # of bitsandbytes: stored in blocks of 64, never multiplied
 }
 
 WEIGHT_BITS: Final[dict[str, int]] = {"w8a16": 8, "w4a16": 4, "mxfp4a16": 4, "w4a8": 4, "mxfp4a8": 4}

@@ -29,11 +29,13 @@ NEEDS_TORCH = {
         "build",
         "capture",
         "depth",
+        "kbit",
         "mixers",
         "next_tokens",
         "steps",
         "switches",
         "tracer",
+        "vision",
     )
 }
 BARE_NODE = {"numpy", "pyarrow", "torch", "triton", "opcast"} | set(sys.stdlib_module_names)

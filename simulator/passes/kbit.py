@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil
-from typing import TYPE_CHECKING
 
 from ...datasets.dtypes import itemsize
 from ..graph import Node
@@ -20,9 +19,6 @@ from ..question.plan import Plan, PlanError
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed
 from .rewriting.nodes import elementwise
-
-if TYPE_CHECKING:
-    from .quantize import Recipe
 
 PRODUCTS = ("gemm", "grouped_gemm")
 SIXTEEN_BITS = ("bf16", "fp16")
@@ -45,22 +41,36 @@ def check_kbit(plan: Plan, frozen: bool, able: str) -> None:
 
 
 @dataclass(frozen=True)
+class KbitFormat:
+    """How frozen weights are packed: their dtype, and the bytes of a scale for each ``block`` of them."""
+
+    dtype: str
+    block: int
+    scale_bytes: float
+
+    @property
+    def packed_scales(self) -> bool:
+        """Whether the scales are stored in few bits, too (double quantization)."""
+        return self.dtype == "nf4" and self.scale_bytes < itemsize("fp32")
+
+
+@dataclass(frozen=True)
 class Packed:
-    """A weight in few bits: its elements, and the recipe that it is packed by."""
+    """A weight in few bits: its elements, and the format that they are packed in."""
 
     numel: int
-    recipe: Recipe
+    format: KbitFormat
 
 
 @dataclass
 class KbitWeights:
     """One rewrite of a draft: frozen matrices are packed, and unpacked before each product that reads them.
 
-    ``recipe_of`` has the recipe of a node by its path and source, None where its weights stay in 16 bits.
+    ``format_of`` has the format of a node by its path and source, None where its weights stay in 16 bits.
     """
 
     draft: Draft
-    recipe_of: Callable[[str, str], Recipe | None]
+    format_of: Callable[[str, str], KbitFormat | None]
     packed: dict[int, Packed] = field(default_factory=dict)  # by any id of a weight
     scaled: set[int] = field(default_factory=set)  # weights whose scales are there
 
@@ -75,8 +85,8 @@ class KbitWeights:
                 items.append(item)
             section.items = items
         for tensor, packed in self.packed.items():
-            self.draft.sizes[tensor] = ceil(packed.numel * itemsize(packed.recipe.weight))
-            self.draft.dtypes[tensor] = self.draft.code(packed.recipe.weight)
+            self.draft.sizes[tensor] = ceil(packed.numel * itemsize(packed.format.dtype))
+            self.draft.dtypes[tensor] = self.draft.code(packed.format.dtype)
         free_after_last_use(self.draft, released)
 
     def _found(self) -> dict[int, Packed]:
@@ -85,33 +95,33 @@ class KbitWeights:
         others: set[int] = set()
         for section, item in self.draft.walk():
             for tensor in self._frozen(item.node):
-                ids, recipe = section.ids(tensor).tolist(), self._recipe(item.node, tensor)
-                if recipe is None:
+                ids, found = section.ids(tensor).tolist(), self._format(item.node, tensor)
+                if found is None:
                     others.update(ids)
                 else:
-                    read.update(dict.fromkeys(ids, Packed(self.draft.numel(tensor), recipe)))
+                    read.update(dict.fromkeys(ids, Packed(self.draft.numel(tensor), found)))
         return {tensor: packed for tensor, packed in read.items() if tensor not in others}
 
     def _frozen(self, node: Node) -> list[int]:
         draft = self.draft
         return [t for t in node.reads if draft.role(t) == "frozen" and draft.dtype(t) in SIXTEEN_BITS]
 
-    def _recipe(self, node: Node, tensor: int) -> Recipe | None:
+    def _format(self, node: Node, tensor: int) -> KbitFormat | None:
         """How a weight of a product is packed; None for one that is added as a bias, or read by anything else."""
         if node.op is None or node.op.kind not in PRODUCTS or self.draft.numel(tensor) <= node.op.n:
             return None
-        return self.recipe_of(node.path, node.source)
+        return self.format_of(node.path, node.source)
 
     def _unpack(self, section: Section, item: Item) -> list[Item]:
         """The kernels that unpack what a product reads; the product reads the copies."""
         copies: dict[int, int] = {}
         made: list[Item] = []
         for tensor in (t for t in item.node.reads if t in self.packed):
-            numel, recipe = self.packed[tensor].numel, self.packed[tensor].recipe
+            numel, stored = self.packed[tensor].numel, self.packed[tensor].format
             copies[tensor] = self.draft.local(section, numel * itemsize("bf16"), "bf16")
             reads = (tensor, *self._scales(section, tensor))
-            made += self._scales_unpacked(section, item.node, self.packed[tensor]) if recipe.packed_scales else []
-            made.append(self._kernel("dequantize_4bit", numel, item.node, reads, copies[tensor], recipe.weight))
+            made += self._scales_unpacked(section, item.node, self.packed[tensor]) if stored.packed_scales else []
+            made.append(self._kernel("dequantize_4bit", numel, item.node, reads, copies[tensor], stored.dtype))
         if copies:
             item.change(reads=tuple(copies.get(t, t) for t in item.node.reads))
         return made
@@ -122,12 +132,12 @@ class KbitWeights:
         if self.scaled.issuperset(ids):
             return ()
         self.scaled.update(ids)
-        size = max(ceil(packed.numel / packed.recipe.weight_block) * packed.recipe.scale_bytes, 4)
+        size = max(ceil(packed.numel / packed.format.block) * packed.format.scale_bytes, 4)
         return (self.draft.local(section, size, "uint8", "buffer"),)
 
     def _scales_unpacked(self, section: Section, near: Node, packed: Packed) -> list[Item]:
         """Scales that are packed themselves in fp32, and their mean added."""
-        count = ceil(packed.numel / packed.recipe.weight_block)
+        count = ceil(packed.numel / packed.format.block)
         scales = self.draft.local(section, count * itemsize("fp32"), "fp32")
         first = self._kernel("dequantize_blockwise", count, near, (), scales, "uint8", "fp32")
         return [first, self._kernel("add_", count, near, (scales,), scales, "fp32", "fp32")]

@@ -42,7 +42,7 @@ from ..graph import Block, Graph, Node, shift_path
 from ..question.plan import Plan, PlanError
 from ..trace.stored import WeightFormat
 from .fusion.remake import Use, renamed
-from .kbit import KbitWeights, check_kbit
+from .kbit import KbitFormat, KbitWeights, check_kbit
 from .micro_batches import REFRESH
 from .pipeline import slice_block
 from .product_formats import ProductFormats
@@ -53,7 +53,6 @@ from .rewriting.nodes import kernel
 HIGH = ("bf16", "fp16")
 PRODUCTS = ("gemm", "grouped_gemm", "fused_moe")
 EITHER_WAY_SM = 10  # compute capability whose FP8 products take operands in any layout (not 12's)
-DOUBLE_QUANTIZED = 4.0  # bytes of a scale of bitsandbytes that is stored as it is
 ROWWISE = "rowwise"  # of ``options["fp8_scaling"]``
 
 
@@ -78,11 +77,6 @@ class Recipe:
     copies: str = ""
     of_tensor: bool = False
     product: str = ""
-
-    @property
-    def packed_scales(self) -> bool:
-        """Whether the scales are stored in few bits, too (double quantization)."""
-        return self.weight == "nf4" and self.scale_bytes < DOUBLE_QUANTIZED
 
 
 RECIPES: dict[str, Recipe] = {
@@ -141,11 +135,12 @@ def _keep_packed(draft: Draft, plan: Plan, formats: ProductFormats) -> None:
         raise PlanError(f"quantization={plan.quantization} is for inference; training can take {able}")
     check_kbit(plan, any(draft.role(t) == "frozen" for t in range(len(draft.roles))), able)
 
-    def recipe(path: str, source: str) -> Recipe | None:
-        weights = formats.of(path.removesuffix(".base"), source)  # what stands beside an adapter
-        return None if weights is None else recipe_of(weights)
+    def kbit(path: str, source: str) -> KbitFormat | None:
+        found = formats.of(path.removesuffix(".base"), source)  # what stands beside an adapter
+        recipe = None if found is None else recipe_of(found)
+        return None if recipe is None else KbitFormat(recipe.weight, recipe.weight_block, recipe.scale_bytes)
 
-    KbitWeights(draft, recipe).run()
+    KbitWeights(draft, kbit).run()
 
 
 def _layers_apart(graph: Graph, formats: ProductFormats) -> Graph:

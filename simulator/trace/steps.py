@@ -51,7 +51,7 @@ def prepare(model: nn.Module, workload: Workload, example: Callable[[Workload], 
     if translates(model.config):
         return _translation(model, tokens, workload)
     if workload.images:
-        return _before_text(model, workload)
+        return _before_text(model, tokens, workload)
     if workload.training:
         if workload.mtp_layers:
             return ForwardCall(lambda: with_next_tokens(model, tokens))
@@ -67,18 +67,16 @@ def prepare(model: nn.Module, workload: Workload, example: Callable[[Workload], 
     return ForwardCall(lambda: model(input_ids=token, use_cache=True, **{name: filled}, **keep), filled)
 
 
-def _before_text(model: nn.Module, workload: Workload) -> ForwardCall:
+def _before_text(model: nn.Module, tokens: torch.Tensor, workload: Workload) -> ForwardCall:
     """A training step or a prompt of images and text."""
+    called = with_head(model)
     if workload.training:
-
-        def train() -> Any:
-            embedded, tokens = joined(model, workload)
-            return with_head(model)(inputs_embeds=embedded, labels=tokens, use_cache=False)
-
-        return ForwardCall(train)
+        return ForwardCall(
+            lambda: called(inputs_embeds=joined(model, tokens, workload), labels=tokens, use_cache=False)
+        )
     keep, cache = _last_logits(model, workload), _cache(model, workload, name := cache_name(model))
     return ForwardCall(
-        lambda: with_head(model)(inputs_embeds=joined(model, workload)[0], use_cache=True, **cache, **keep),
+        lambda: called(inputs_embeds=joined(model, tokens, workload), use_cache=True, **cache, **keep),
         cache.get(name),
     )
 

@@ -28,18 +28,15 @@ def left_to_language(module: nn.Module) -> nn.Module:
     return module
 
 
-def joined(model: nn.Module, workload: Workload) -> tuple[torch.Tensor, torch.Tensor]:
-    """Embeddings [batch, seq_len, hidden] of images and text, and token ids [batch, seq_len] to learn from."""
-    from .steps import token_ids
-
+def joined(model: nn.Module, tokens: torch.Tensor, workload: Workload) -> torch.Tensor:
+    """Embeddings [batch, seq_len, hidden] of images, then of as many ``tokens`` as there is room for."""
     images = _features(model, workload)
     count = images.shape[0] // workload.batch
     if count >= workload.seq_len:
         raise TraceError(f"workload.images={workload.images} are {count} tokens, which leaves none of the text")
-    tokens = token_ids(model, workload.batch, workload.seq_len)
     embed: Any = model
     text = embed.get_input_embeddings()(tokens[:, count:])
-    return torch.cat([images.view(workload.batch, count, -1).to(text.dtype), text], dim=1), tokens
+    return torch.cat([images.view(workload.batch, count, -1).to(text.dtype), text], dim=1)
 
 
 def with_head(model: nn.Module) -> nn.Module:

@@ -166,6 +166,8 @@ def test_a_step(client: httpx.Client, home: str) -> None:
     usual = opcast.simulate("tiny_llama_100m", device="h100_sxm", seq_len=512, home=home)
     assert math.isclose(found["step_time_s"], usual.step_time_s, rel_tol=1e-9)
     assert found["memory"]["peak_gib"] == pytest.approx(usual.memory.peak_gib)
+    spelled = client.post("/v1/simulate", json={**STEP, "model": "Tiny-Llama-100M", "device": "H100-SXM5-80GB"}).json()
+    assert spelled["step_time_s"] == found["step_time_s"]
     report = client.post("/v1/simulate/report", json=STEP)
     assert report.headers["content-type"].startswith("text/html")
     assert "tiny_llama_100m" in report.text
@@ -264,7 +266,7 @@ def events(text: str) -> list[tuple[str, dict]]:
         ("/v1/predict/batch", {"ops": [GEMM, {**GEMM, "dtype": "fp3"}]}, 400, "fp3"),
         ("/v1/simulate", {"model": "os:system", "device": "h100_sxm"}, 400, "not offered"),
         ("/v1/simulate", {"model": "../conf/model/llama3_8b.yaml", "device": "h100_sxm"}, 400, "not offered"),
-        ("/v1/simulate", {"model": "meta-llama/Llama-3.1-8B", "device": "h100_sxm"}, 400, "not offered"),
+        ("/v1/simulate", {"model": "meta-llama/Llama-9-8B", "device": "h100_sxm"}, 400, "not offered"),
         ("/v1/simulate", {"model": "llama3_8b"}, 400, "device or a cluster"),
         ("/v1/simulate", {"model": "llama3_8b", "cluster": "dgx_h100", "tp": 3}, 400, "tp"),
         (
