@@ -18,7 +18,7 @@ from opcast.simulator.trace.models import resolve
 from opcast.simulator.workbench import Workbench
 
 MODELS = sorted(path.stem for path in (Path(__file__).parents[3] / "conf" / "model").glob("*.yaml"))
-ENCODERS = ("bert_base", "bert_large")
+ENCODERS = ("bert_base", "bert_large", "neusight_switch_xl_4")  # nothing to generate
 FAST = "gemma2_2b"  # soft caps, and windows shorter than the context
 IN_CACHE = {"gemma3_1b": 0.05}  # windows of 64 sequences stay in the last-level cache, and less of them beside a prompt
 CONTEXT = 4095  # of 64 sequences, which no last-level cache holds
