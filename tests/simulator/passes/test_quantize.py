@@ -242,7 +242,9 @@ def test_bad_formats_are_named(traced_small: Traced) -> None:
     assert quantize(graph, plan("")) is graph
     with pytest.raises(PlanError, match="'fp9' has no recipe; did you mean fp8"):
         quantize(graph, plan("fp9"))
-    with pytest.raises(PlanError, match=r"w4a16 is for inference, .*lora_rank=16; .* can take fp8, fp8_block, mxfp8, nvfp4"):
+    with pytest.raises(
+        PlanError, match=r"w4a16 is for inference, .*lora_rank=16; .* take fp8, fp8_block, mxfp8, nvfp4"
+    ):
         quantize(graph, plan("w4a16"))
     with pytest.raises(PlanError, match="kv_dtype='fp3' is not one of same, fp8, int8"):
         quantize(graph, plan("", kv_dtype="fp3"))
