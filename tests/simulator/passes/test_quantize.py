@@ -243,11 +243,7 @@ def test_bad_formats_are_named(traced_small: Traced) -> None:
     with pytest.raises(PlanError, match="'fp9' has no recipe; did you mean fp8"):
         quantize(graph, plan("fp9"))
     with pytest.raises(
-<<<<<<< HEAD
-        PlanError, match=r"w4a16 is for inference, .*lora_rank=16; .* can take fp8, fp8_block, mxfp8, nvfp4"
-=======
         PlanError, match=r"w4a16 is for inference, .*lora_rank=16; .* take fp8, fp8_block, mxfp8, nvfp4"
->>>>>>> models
     ):
         quantize(graph, plan("w4a16"))
     with pytest.raises(PlanError, match="kv_dtype='fp3' is not one of same, fp8, int8"):
