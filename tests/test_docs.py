@@ -236,6 +236,8 @@ def settings_of(verb: str) -> frozenset[str]:
             found.add(group)
             for choice in (CONF / group).glob("*.yaml"):
                 walk(yaml.safe_load(choice.read_text()), f"{group}.")
+    parts = importlib.import_module("opcast.jobs.settings").PARTS
+    found |= {f"{group}.{name}" for group, names in parts.items() if group in found for name in names}
     if "cluster" in found:
         found |= {f"cluster.topology.{name}" for name in (*FIGURES, "shape", "routing")}
     if verb == "predict":

@@ -186,28 +186,6 @@ def test_the_format_of_the_cache_is_what_is_asked_else_the_engines(model: str, s
     assert size(quantization="fp8") == pytest.approx(usual / 2 if exported else usual, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"},
-        {
-            "quant_method": "compressed-tensors",
-            "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}},
-            "kv_cache_scheme": {"num_bits": 8, "type": "float"},
-        },
-    ],
-)
-def test_a_checkpoint_says_the_format_of_its_cache(said: dict[str, Any], lay: Lay) -> None:
-    config = of_shipped("llama3_8b")
-    work = {"batch": 8, "input_len": 4096}
-    without = {name: value for name, value in said.items() if not name.startswith("kv_")}
-    usual = lay({**config, "quantization_config": without}, work=work)
-    stored = lay({**config, "quantization_config": said}, work=work)
-    assert (usual.plan.kv_dtype, stored.plan.kv_dtype) == ("same", "fp8")
-    assert kv_gib(stored) == pytest.approx(kv_gib(usual) / 2, rel=1e-3)
-    assert lay({**config, "quantization_config": said}, kv_dtype="same", work=work).plan.kv_dtype == "same"
-
-
 def test_a_served_batch_keeps_what_its_sequences_have_come_to(lay: Lay) -> None:
     batch = {"prompts": ((512, 0), (512, 1000)), "decodes": ((64, 394),)}
     for stack in ("vllm", "trtllm"):

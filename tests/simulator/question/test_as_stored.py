@@ -121,7 +121,7 @@ def test_what_modelopt_says_beside_the_configuration_is_read(folder: Folder, lay
     said = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
     laid = lay_out(folder(LLAMA, said))
     assert weighed(laid) == pytest.approx(2 * WHOLE + LAYERS * (ATTENTION + MLP), rel=1e-6)
-    assert laid.plan.options["kv_dtype"] == "fp8"
+    assert laid.plan.kv_dtype == "fp8"
     assert "its hf_quant_config.json" in laid.plan.notes[0]
     assert "keys and values in fp8" in laid.plan.notes[1]
 
@@ -129,7 +129,7 @@ def test_what_modelopt_says_beside_the_configuration_is_read(folder: Folder, lay
 def test_a_checkpoint_without_a_format_of_the_cache_has_none(folder: Folder) -> None:
     said = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None}}
     made = plan(folder(LLAMA, said), cluster=load_cluster("dgx_h100"), stack=load_stack("trtllm"))
-    assert made.options["kv_dtype"] == "same"
+    assert made.kv_dtype == "same"
     assert plan("llama3_8b", cluster=load_cluster("dgx_h100")).options == {}
 
 
@@ -216,7 +216,7 @@ def test_what_is_asked_goes_before_what_is_stored_and_is_said() -> None:
     assert (made.precision, made.quantization, made.weight_rules, made.options) == ("bf16", "", (), {})
     assert made.notes == ("the checkpoint stores mxfp4a16; simulated in bf16, as asked",)
     assert plan("gpt_oss_20b", quantization="fp8").quantization == "fp8"
-    assert plan("gpt_oss_20b", options={"kv_dtype": "fp8"}).options["kv_dtype"] == "fp8"
+    assert plan("gpt_oss_20b", options={"kv_dtype": "fp8"}).kv_dtype == "fp8"
 
 
 def test_a_format_that_nobody_knows_is_refused_unless_a_precision_is_named(folder: Folder) -> None:

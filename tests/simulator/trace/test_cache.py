@@ -62,6 +62,9 @@ def test_everything_that_matters_is_in_the_key(monkeypatch: pytest.MonkeyPatch, 
             "lora_rank": 8,
             "lora_modules": "q_proj",
             "mtp_layers": 1,
+            "kbit": True,
+            "images": 1,
+            "image_px": 256,
         }.items()
     ]
     assert len(keys) == 3 + len(TRAIN.to_dict())  # a new field must be tried above, too

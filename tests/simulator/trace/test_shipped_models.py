@@ -20,7 +20,8 @@ from opcast.simulator.graph import Node
 from opcast.simulator.question.work import Work
 from opcast.simulator.simulate import alone, laid_out, timed_state
 from opcast.simulator.trace import TraceError, Workload, known_models, trace
-from opcast.simulator.trace.build import encodes, load_config, structure
+from opcast.simulator.trace.build import load_config, structure
+from opcast.simulator.trace.classes import encodes
 from opcast.simulator.trace.models import resolve
 
 pytestmark = pytest.mark.filterwarnings("error::FutureWarning")  # of what the newest transformers is about to drop
