@@ -41,7 +41,7 @@ OF_A_CHECKPOINT = (  # settings that say where weights, code and words came from
     *("_name_or_path", "name_or_path", "base_model_name_or_path", "_commit_hash", "transformers_version"),
     *("auto_map", "custom_pipelines", "trust_remote_code", "task_specific_params", "license", "license_link"),
 )
-DTYPE_NAMES = re.compile(r"auto|half|float|double|bool|(b?float|u?int|complex)\d+(_\w+)?")
+DTYPE_NAMES = re.compile(r"(torch\.)?(auto|half|float|double|bool|(b?float|u?int|complex)\d+(_\w+)?)")
 DTYPE_SETTINGS = ("dtype", "torch_dtype", "router_dtype")  # what transformers looks up as an attribute of torch
 DEEPEST = 20  # mappings and lists of a configuration within each other
 MOST_LAYERS = 1000

@@ -364,7 +364,9 @@ def shipped(name: str, device: str) -> CampaignPlan:
 
 def test_the_full_campaign_covers_every_computing_kind() -> None:
     plan = shipped("full", "cuda")
-    wanted = {name for name, kind in KINDS.items() if not kind.collective}
+    wanted = {name for name, kind in KINDS.items() if not kind.collective} - {
+        "host_pass"
+    }  # its dims say how fast it is
     assert {c.op.kind for c in plan.cases} == wanted
     assert {"bf16", "fp16", "fp8"} <= {c.op.dtype for c in plan.cases if c.op.kind == "gemm"}
 
