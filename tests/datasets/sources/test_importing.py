@@ -132,7 +132,7 @@ def test_a_flipped_bit_costs_that_file_alone(tmp_path: Path, store: Store) -> No
         ({"m": [1.0, 2.0, 2.5, 8.0, 16.0, 32.0]}, "gemm.m is not an integer"),
         ({"m": [1.0, 2.0, np.nan, 8.0, 16.0, 32.0]}, "gemm.m is not an integer"),
         ({"gemm_dtype": ["bfloat16", "bfloat16", "fp7", "bfloat16", "bfloat16", "bfloat16"]}, "dtype='fp7'"),
-        ({"device": [*["NVIDIA H100 80GB HBM3"] * 2, "NVIDIA Z1", *["NVIDIA H100 80GB HBM3"] * 3]}, "unknown device 'z1'"),
+        ({"device": [*["NVIDIA H100 80GB HBM3"] * 2, "NVIDIA Z1", *["NVIDIA H100 80GB HBM3"] * 3]}, "device 'z1'"),
     ],
 )
 def test_what_cannot_be_is_counted_and_kept_out(
