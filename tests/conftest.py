@@ -59,6 +59,8 @@ def private_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip ``gpu`` and ``reference`` tests where what they need is missing."""
+    if item.get_closest_marker("sibling") is not None and not item.config.getoption("--every-model"):
+        pytest.skip("another model of its architecture is tried (--every-model tries all)")
     if item.get_closest_marker("gpu") is not None and not has_cuda():
         pytest.skip("needs an NVIDIA GPU and a CUDA torch")
     if item.get_closest_marker("reference") is not None and not (reference_folder() / "data").is_dir():
@@ -78,8 +80,9 @@ taken_s: Counter[str] = Counter()  # processor time by test function, of this pr
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--times FILE``: where to write the list of slow tests."""
+    """``--times FILE``: where to write the list of slow tests; ``--every-model``: siblings of models, too."""
     parser.addoption("--times", help="write tests of more than a second, and their seconds, to this file")
+    parser.addoption("--every-model", action="store_true", help="also models whose code another model's test runs")
 
 
 def function_of(item: pytest.Item) -> str:

@@ -32,9 +32,16 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
 
 
 def cases() -> list[object]:
-    """Every model, one of them in the fast lane."""
-    marks = {name: pytest.mark.essential if name == FAST else pytest.mark.slow for name in MODELS}
-    return [pytest.param(name, marks=marks[name]) for name in MODELS if name not in ENCODERS]
+    """Every model: one of them in the fast lane, the first of each architecture in every run."""
+    seen: set[str] = set()
+    params = []
+    for name in (FAST, *(each for each in MODELS if each not in (FAST, *ENCODERS))):
+        family = str((resolve(name).config or {})["model_type"])
+        marks = [pytest.mark.essential if name == FAST else pytest.mark.slow]
+        marks += [pytest.mark.sibling] if family in seen else []
+        seen.add(family)
+        params.append(pytest.param(name, marks=marks))
+    return params
 
 
 @pytest.mark.parametrize("name", cases())
