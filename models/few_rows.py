@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .evaluation import ALIKE, CrossFit, cross_fit, report
 from .intervals import classes_of
 from .learning import fold_count
+from .outcome import TrainingOutcome
 from .predictor import Predictor
 from .registry import Registry
 from .splits import Split, splits
 from .table import take
 from .transfer import ALONE, Ways, adapted, bases_of, learned_ways
-
-if TYPE_CHECKING:
-    from .training import TrainingOutcome
 
 FEW_ROWS = 1000  # up to which a model over devices may know more than a table does
 

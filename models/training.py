@@ -22,6 +22,7 @@ from .evaluation import CrossFit, evaluate, summarise
 from .features import Frame
 from .few_rows import mended
 from .learning import Learned, learn
+from .outcome import TrainingOutcome
 from .predictor import Predictor, PredictorError
 from .promotion import judge
 from .registry import Registry
@@ -44,22 +45,6 @@ __all__ = [
 MIN_ROWS = 5
 SHIPPED = Path(__file__).parent / "shipped"
 SIDE_BY_SIDE = 20_000  # rows from which starting processes pays
-
-
-@dataclass(frozen=True, eq=False)
-class TrainingOutcome:
-    """A trained predictor with its evaluation.
-
-    ``held_out_us`` [s] are the answers to rows ``held_out`` of models that had not seen them; ``options`` are those
-    of the kind, with what a search found.
-    """
-
-    predictor: Predictor
-    table: MeasurementTable
-    held_out: np.ndarray
-    held_out_us: np.ndarray
-    result: Mapping[str, Any]
-    options: Options
 
 
 @dataclass(frozen=True, eq=False)

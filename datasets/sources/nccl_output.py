@@ -35,7 +35,7 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class Timing:
+class NcclTiming:
     """One timing as printed: microseconds, GB/s, and the wrong elements (``N/A`` where nothing was checked)."""
 
     time: str
@@ -63,7 +63,7 @@ class Line:
 
     size_bytes: int
     type: str
-    timings: tuple[Timing, ...] = ()
+    timings: tuple[NcclTiming, ...] = ()
 
 
 @dataclass
@@ -114,7 +114,7 @@ def _note(run: ProgramRun, line: str) -> None:
         run.collective = program[1]
 
 
-def _timings(rest: str, columns: list[str]) -> Iterator[Timing]:
+def _timings(rest: str, columns: list[str]) -> Iterator[NcclTiming]:
     """Out-of-place and in-place, of the fields after the type. Fields not filled in are blank."""
     fields = rest.split()
     before = columns.index("time") - columns.index("type") - 1
@@ -125,7 +125,7 @@ def _timings(rest: str, columns: list[str]) -> Iterator[Timing]:
         timing = fields[at : at + 4]
         if len(fields) >= at + width and all(map(_is_number, timing[:3])) and _is_number(timing[3].replace("N/A", "0")):
             time, algbw, busbw, wrong = timing
-            yield Timing(time, algbw, busbw, wrong if "wrong" in columns or wrong == "N/A" else "0")
+            yield NcclTiming(time, algbw, busbw, wrong if "wrong" in columns or wrong == "N/A" else "0")
 
 
 # --- JSON ----------------------------------------------------------------------------------------------
@@ -166,10 +166,10 @@ def _parts(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [part for place in ("out_of_place", "in_place") if isinstance(part := values.get(place), dict)]
 
 
-def _timing_of_json(values: Mapping[str, Any]) -> Iterator[Timing]:
+def _timing_of_json(values: Mapping[str, Any]) -> Iterator[NcclTiming]:
     wrong = "N/A" if values.get("nwrong") is None else str(values["nwrong"])
     time, algbw, busbw = (str(values.get(name)) for name in ("time", "alg_bw", "bus_bw"))
-    made = Timing(time, algbw, busbw, wrong)
+    made = NcclTiming(time, algbw, busbw, wrong)
     if all(map(_is_number, (made.time, made.algbw, made.busbw, wrong.replace("N/A", "0")))):
         yield made
 

@@ -18,7 +18,7 @@ from ..devices import DeviceError
 from ..dtypes import canonical_dtype
 from ..loading import choice
 from ..ops import LINKS, bus_factor
-from .nccl_output import Line, ProgramRun, Rank, Timing, missing_rank, runs
+from .nccl_output import Line, NcclTiming, ProgramRun, Rank, missing_rank, runs
 from .options import ImportOptions
 from .tables import Rejected, RowBatch, SourceError
 from .text_files import content, listed, moment, written_at
@@ -104,7 +104,7 @@ def _rows(lines: list[Line], kind: str, ranks: int) -> tuple[list[tuple[int, str
     return rows, refused
 
 
-def _refusal(timing: Timing, size_bytes: int, checked: bool, kind: str, ranks: int) -> str:
+def _refusal(timing: NcclTiming, size_bytes: int, checked: bool, kind: str, ranks: int) -> str:
     """Why one timing cannot be used; "" where it can. ``checked``: whether results of its size were looked at."""
     if timing.wrong != "N/A" and float(timing.wrong) != 0:
         return "wrong results"

@@ -18,7 +18,7 @@ MOST_TIMES = 64  # as many devices or nodes as there are, at most
 
 
 @dataclass(frozen=True)
-class Change:
+class MemoryChange:
     """A question changed: ``spent`` says on what memory goes, ``settings`` what to set, ``saves_gib`` about how much.
 
     ``alone`` says that it is more devices, which nothing is added to.
@@ -32,7 +32,7 @@ class Change:
     alone: bool = False
 
 
-def changes(memory: Memory, work: Work, plan: Plan, device: Device) -> Iterator[Change]:
+def changes(memory: Memory, work: Work, plan: Plan, device: Device) -> Iterator[MemoryChange]:
     """Changes of a step that does not fit, what costs least time and money first."""
     over_gib = memory.peak_gib - device.memory_gib
     if work.kind == "train":
@@ -49,7 +49,7 @@ def changes(memory: Memory, work: Work, plan: Plan, device: Device) -> Iterator[
         yield from _spread(f"weights and KV cache {held_gib:.1f} GiB", held_gib, work, plan)
         if not plan.quantization and device.supports("fp8"):
             spent = f"weights {memory.weights_gib:.1f} GiB"
-            yield Change(spent, "precision=fp8", work, replace(plan, quantization="fp8"), memory.weights_gib / 2)
+            yield MemoryChange(spent, "precision=fp8", work, replace(plan, quantization="fp8"), memory.weights_gib / 2)
 
 
 def with_degrees(plan: Plan, **degrees: int) -> Plan:
@@ -65,59 +65,61 @@ def degrees_text(plan: Plan, *names: str) -> str:
     return " ".join(f"parallel.{name}={getattr(p, name)}" for name in (*names, *(("dp",) if p.dp else ())))
 
 
-def _of_states(memory: Memory, work: Work, plan: Plan) -> Iterator[Change]:
+def _of_states(memory: Memory, work: Work, plan: Plan) -> Iterator[MemoryChange]:
     p, whole = plan.parallel, 1 - 1 / plan.group("dp_cp").ranks
     if not whole:
         return
     if p.zero_stage < 1:
         spent, saves = f"optimizer {memory.optimizer_gib:.1f} GiB", memory.optimizer_gib * whole
-        yield Change(spent, "parallel.zero_stage=1", work, replace(plan, parallel=replace(p, zero_stage=1)), saves)
+        yield MemoryChange(
+            spent, "parallel.zero_stage=1", work, replace(plan, parallel=replace(p, zero_stage=1)), saves
+        )
     if p.zero_stage < 3:
         state = memory.weights_gib + memory.gradients_gib
         saves = (state + memory.optimizer_gib * (p.zero_stage < 1)) * whole
         made = replace(plan, parallel=replace(p, zero_stage=3))
-        yield Change(f"weights and gradients {state:.1f} GiB", "parallel.zero_stage=3", work, made, saves)
+        yield MemoryChange(f"weights and gradients {state:.1f} GiB", "parallel.zero_stage=3", work, made, saves)
 
 
-def _of_activations(memory: Memory, work: Work, plan: Plan) -> Iterator[Change]:
+def _of_activations(memory: Memory, work: Work, plan: Plan) -> Iterator[MemoryChange]:
     spent, size = f"activations {memory.activations_gib:.1f} GiB", work.micro_batch // 2
     while size >= 1:
         saves = memory.activations_gib * (1 - size / work.micro_batch)
-        yield Change(spent, f"workload.micro_batch={size}", replace(work, micro_batch=size), plan, saves)
+        yield MemoryChange(spent, f"workload.micro_batch={size}", replace(work, micro_batch=size), plan, saves)
         size //= 2
     kept = memory.by_class.get("activations kept for the backward pass", 0.0)
     if plan.recompute != "full":
         made = replace(plan, recompute="full")
-        yield Change(f"activations {kept:.1f} GiB", "workload.recompute=full", work, made, kept)
+        yield MemoryChange(f"activations {kept:.1f} GiB", "workload.recompute=full", work, made, kept)
 
 
-def _offloaded(memory: Memory, work: Work, plan: Plan) -> Iterator[Change]:
+def _offloaded(memory: Memory, work: Work, plan: Plan) -> Iterator[MemoryChange]:
     if "optimizer" not in plan.offload:
         made = replace(plan, offload=(*plan.offload, "optimizer"))
         spent = f"optimizer {memory.optimizer_gib:.1f} GiB"
-        yield Change(spent, f"offload=[{','.join(made.offload)}]", work, made, memory.optimizer_gib)
+        yield MemoryChange(spent, f"offload=[{','.join(made.offload)}]", work, made, memory.optimizer_gib)
 
 
-def _of_cache(cache_gib: float, over_gib: float, work: Work, plan: Plan) -> Iterator[Change]:
+def _of_cache(cache_gib: float, over_gib: float, work: Work, plan: Plan) -> Iterator[MemoryChange]:
     spent = f"the KV cache {cache_gib:.1f} GiB"
     fewer = int(work.batch * (cache_gib - over_gib) / cache_gib) if cache_gib > over_gib else 0
     for batch in dict.fromkeys((fewer, int(0.98 * fewer), fewer * 9 // 10)) if work.kind != "batch" else ():
         whole = batch // plan.micro_batches * plan.micro_batches
         if whole >= 1:
             saves = cache_gib * (1 - whole / work.batch)
-            yield Change(spent, f"workload.batch={whole}", replace(work, batch=whole), plan, saves)
+            yield MemoryChange(spent, f"workload.batch={whole}", replace(work, batch=whole), plan, saves)
     if plan.kv_dtype in ("", "same") and cache_gib:
-        yield Change(spent, "precision.kv_dtype=fp8", work, replace(plan, kv_dtype="fp8"), cache_gib / 2)
+        yield MemoryChange(spent, "precision.kv_dtype=fp8", work, replace(plan, kv_dtype="fp8"), cache_gib / 2)
 
 
-def _spread(spent: str, held_gib: float, work: Work, plan: Plan) -> Iterator[Change]:
+def _spread(spent: str, held_gib: float, work: Work, plan: Plan) -> Iterator[MemoryChange]:
     """More tensor and pipeline ranks on the devices that there are, then more devices."""
     p, cluster, whole = plan.parallel, plan.cluster, plan.parallel.tp * plan.parallel.pp
     if cluster.devices == 1:
         for count in (2, 4, 8):
             made = with_degrees(replace(plan, cluster=replace(cluster, devices_per_node=count)), tp=count)
             settings = f"{count} such devices (cluster=…) and parallel.tp={count}"
-            yield Change(spent, settings, work, made, held_gib * (1 - 1 / count), alone=True)
+            yield MemoryChange(spent, settings, work, made, held_gib * (1 - 1 / count), alone=True)
         return
     for nodes in (cluster.nodes * 2**power for power in range(MOST_TIMES.bit_length())):
         wider = replace(plan, cluster=replace(cluster, nodes=nodes))
@@ -133,16 +135,18 @@ def _spread(spent: str, held_gib: float, work: Work, plan: Plan) -> Iterator[Cha
                     made = with_degrees(wider, tp=tp, pp=stages)
                     changed = [name for name in ("tp", "pp") if getattr(made.parallel, name) != getattr(p, name)]
                     saves = held_gib * (1 - whole / (tp * stages))
-                    yield Change(spent, more + degrees_text(made, *changed), work, made, saves, alone=bool(more))
+                    yield MemoryChange(spent, more + degrees_text(made, *changed), work, made, saves, alone=bool(more))
 
 
-def _shorter(memory: Memory, work: Work, plan: Plan) -> Iterator[Change]:
+def _shorter(memory: Memory, work: Work, plan: Plan) -> Iterator[MemoryChange]:
     spent, p = f"activations {memory.activations_gib:.1f} GiB", plan.parallel
     for times in (2, 4, 8):
         share = memory.activations_gib * (1 - 1 / times)
         if p.model_ranks * times <= plan.cluster.devices:
             made = with_degrees(plan, cp=p.cp * times)
-            yield Change(spent, degrees_text(made, "cp"), work, made, share, alone=True)
+            yield MemoryChange(spent, degrees_text(made, "cp"), work, made, share, alone=True)
         length = work.seq_len // times
         if length:
-            yield Change(spent, f"workload.seq_len={length}", replace(work, seq_len=length), plan, share, alone=True)
+            yield MemoryChange(
+                spent, f"workload.seq_len={length}", replace(work, seq_len=length), plan, share, alone=True
+            )

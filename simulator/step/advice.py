@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from ...datasets.devices import Device
-from ..memory.advice import Change, changes, degrees_text, with_degrees
+from ..memory.advice import MemoryChange, changes, degrees_text, with_degrees
 from ..memory.amounts import Memory
 from ..question.errors import DegreeError, PlanError
 from ..question.plan import Plan
@@ -54,7 +54,7 @@ def fitting(memory: Memory, work: Work, plan: Plan, device: Device, attempt: Att
 
 
 def _together(
-    peak_gib: float, proposed: Iterable[Change], work: Work, plan: Plan, device: Device, attempt: Attempt
+    peak_gib: float, proposed: Iterable[MemoryChange], work: Work, plan: Plan, device: Device, attempt: Attempt
 ) -> str:
     """Changes that are enough together, one added to the other where it lowers the peak; what is left if none are."""
     taken: dict[str, str] = {}
@@ -75,7 +75,7 @@ def _together(
     )
 
 
-def _added(work: Work, plan: Plan, change: Change) -> tuple[Work, Plan]:
+def _added(work: Work, plan: Plan, change: MemoryChange) -> tuple[Work, Plan]:
     """A question with one more change, of the settings that a change may have."""
     p, own = plan.parallel, change.plan.parallel
     degrees = replace(

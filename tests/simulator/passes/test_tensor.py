@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from opcast.datasets.dtypes import itemsize
 from opcast.datasets.ops import bus_factor
 from opcast.simulator.graph import Graph, Node
 from opcast.simulator.passes.fuse import fuse
@@ -75,8 +76,8 @@ def test_ranks_add_up_to_the_model(family: str, tp: int, sequence: bool, traced:
     assert tensor_flops(shared) == pytest.approx((total - whole) / tp + whole, rel=1e-12)
     assert held(shared, "gradient") == held(shared, "weight")
     assert held(shared, "optimizer_state") == 2 * held(shared, "weight")
-    optimizer = next(node.op for node, _ in shared.weighted() if node.phase == "optimizer" and node.op.kind == "adamw")
-    assert optimizer.numel * 2 == held(shared, "weight")
+    updates = [node.op for node, _ in shared.weighted() if node.phase == "optimizer" and node.op.kind == "adamw"]
+    assert sum(op.numel * itemsize(op.dtype) for op in updates) == held(shared, "weight")  # routers may be in fp32
     assert held(shared, "activation") < held(graph, "activation")
     assert shared.model_flops == graph.model_flops
     assert shared.parameters == graph.parameters
