@@ -275,6 +275,20 @@ def test_ctrl_c_is_130_before_the_first_case_too(home: Path):
     assert "Traceback" not in err
 
 
+def test_ctrl_c_inside_generated_code_is_130_too(tmp_path: Path):
+    """``python -m`` ends by the signal when Ctrl-C came inside ``exec`` of a text, as dataclasses do, caught or not."""
+    (tmp_path / "interrupted.py").write_text(
+        "import sys\nfrom opcast.jobs import cli\n"
+        "cli.run = lambda *_: exec('raise KeyboardInterrupt')\n"
+        "sys.argv[1:] = ['list']\n"
+        "sys.exit(cli.main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "interrupted"], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr) == (130, "opcast: interrupted; what was measured is kept\n")
+
+
 def test_ctrl_c_that_python_loses_comes_again():
     """A weak reference's callback, as imports have, is no place for an exception: Python drops it."""
     program = (
