@@ -93,13 +93,14 @@ def beyond_positions(source: Source, workload: Workload) -> str:
 def _from_few_layers(source: Source, workload: Workload, precision: str) -> Graph | None:
     """The graph of all layers from a trace of a few, or None when the model does not allow it."""
     from .build import load_config, structure
-    from .deepen import DeepenError, deepen
+    from .deepen import FEWEST_ROUNDS, DeepenError, deepen
     from .depth import layer_kinds, plan, shortened
 
     with foreign_code(source, workload):
         config = load_config(source)
         whole = structure(source, workload, precision, config)
-        planned = plan(whole, config)
+        # of frozen weights the first layer's backward pass stops early, so that a round more is alike
+        planned = plan(whole, config, FEWEST_ROUNDS + workload.trains_part)
         if planned is None:
             return None
         try:
