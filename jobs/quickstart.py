@@ -51,7 +51,9 @@ def run(config: dict[str, Any]) -> int:
     if config["models"] not in ("one", "all"):
         raise BadInputError(f"models={config['models']!r} does not exist; choose one or all")
     if config["device"].get("id") not in HERE:
-        raise BadInputError(f"device={config['device'].get('id')}: opcast quickstart measures this machine; hardware=cuda or cpu")
+        raise BadInputError(
+            f"device={config['device'].get('id')}: opcast quickstart measures this machine; hardware=cuda or cpu"
+        )
     if config["models"] == "all":
         from . import quickstart_all
 
