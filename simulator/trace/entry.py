@@ -93,13 +93,14 @@ def beyond_positions(source: Source, workload: Workload) -> str:
 def _from_few_layers(source: Source, workload: Workload, precision: str) -> Graph | None:
     """The graph of all layers from a trace of a few, or None when the model does not allow it."""
     from .build import load_config, structure
-    from .deepen import DeepenError, deepen
+    from .deepen import FEWEST_ROUNDS, DeepenError, deepen
     from .depth import layer_kinds, plan, shortened
 
     with foreign_code(source, workload):
         config = load_config(source)
         whole = structure(source, workload, precision, config)
-        planned = plan(whole, config)
+        # of frozen weights the first layer's backward pass stops early, so that a round more is alike
+        planned = plan(whole, config, FEWEST_ROUNDS + workload.trains_part)
         if planned is None:
             return None
         try:
@@ -131,13 +132,16 @@ def _held_bytes(module: nn.Module) -> int:
 
 
 def model_flops(graph: Graph, workload: Workload) -> float:
-    """Matrix products and attention of the forward pass, three times in training (backward costs two forwards).
+    """Matrix products and attention of the forward pass, in training with those of its backward pass.
 
-    Where weights are frozen, backward costs what it computes.
+    Backward costs two forwards, and less where it computes less: no gradient of inputs or of frozen weights. What it
+    computes beyond that (attention's scores again) is not the model's, unless part of the model is frozen.
     """
-    if workload.trains_part:
-        return phase_flops(graph, "forward") + phase_flops(graph, "backward")
-    return phase_flops(graph, "forward") * (3 if workload.training else 1)
+    forward = phase_flops(graph, "forward")
+    if not workload.training:
+        return forward
+    backward = phase_flops(graph, "backward")
+    return forward + (backward if workload.trains_part else min(backward, 2 * forward))
 
 
 def phase_flops(graph: Graph, phase: str) -> float:

@@ -102,6 +102,11 @@ def test_bad_input_with_json_is_one_object_on_stdout(capsys: pytest.CaptureFixtu
         ([*GEMM, "device=cpuu"], "did you mean cpu?"),
         ([*GEMM, "device=none.yaml"], "there is no such file, nor a device of that name"),
         ([*GEMM, f"device={CONFIG_DIRECTORY}/cluster/dgx_h100.yaml"], "device has no figure 'device'"),
+        ([*STEP, f"cluster={CONFIG_DIRECTORY}/device/h100_sxm.yaml"], "cluster has no figure 'vendor'"),
+        (
+            ["search", "serving", "model=bloom_560m", "cluster=dgx_h100", "precision.kv_dtype=fp4"],
+            "kv_dtype='fp4' is not",
+        ),
         (["serving", "polcy=vllm"], "did you mean scheduler.policy?"),
         (["serving", "rate=4"], "did you mean traffic.rate"),
         (["simulate", "tp=8"], "did you mean parallel.tp"),

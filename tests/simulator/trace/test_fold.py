@@ -224,6 +224,20 @@ def test_a_few_layers_stand_for_all(family: str, kind: str, small_model: Callabl
     assert entry._from_few_layers(source, workload, "bf16") == folded
 
 
+@pytest.mark.parametrize(
+    ("family", "trained"),
+    [("llama", {"lora_rank": 4, "kbit": True}), ("qwen3_moe", {"lora_rank": 4}), ("llama", {"frozen": "embed_tokens"})],
+)
+def test_a_few_layers_stand_for_all_of_a_model_that_is_partly_frozen(
+    family: str, trained: dict[str, Any], small_model: Callable[..., Config]
+):
+    """The first layer's backward pass ends at its adapters, so it is none of those that repeat."""
+    source, workload = resolve(small_model(family, 6)), Workload("train", 2, 16, **trained)
+    few = entry._from_few_layers(source, workload, "bf16")
+    assert few is not None
+    assert few == entry._folded(source, workload, "bf16", None)
+
+
 def test_dense_layers_before_experts_and_alternating_windows_stay_apart(small_model: Callable[..., Config]):
     mixed = entry.trace(small_model("deepseek_v3", 9, first_k_dense_replace=3), Workload("train", 1, 8))
     assert [(b.repeat, b.stride) for b in mixed.blocks if b.repeat > 1] == [(3, 1), (6, 1), (6, -1), (3, -1)]
