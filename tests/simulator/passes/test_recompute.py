@@ -111,7 +111,12 @@ def test_layers_that_do_not_repeat_run_again_too():
         "is_encoder_decoder": True,
         **dict.fromkeys(("num_layers", "num_decoder_layers"), 4),
         **dict.fromkeys(("num_sparse_encoder_layers", "num_sparse_decoder_layers"), 2),
-        **{"d_model": 64, "d_kv": 16, "d_ff": 128, "num_heads": 4, "num_experts": 4, "vocab_size": 256},
+        "d_model": 64,
+        "d_kv": 16,
+        "d_ff": 128,
+        "num_heads": 4,
+        "num_experts": 4,
+        "vocab_size": 256,
     }
     graph = trace(switch, Workload("train", batch=2, seq_len=16, attention="fused"), "bf16")
     less = recompute(graph, plan("full", recompute_early_stop=False))
