@@ -102,6 +102,9 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] not in EXTRAS:
         refuse("say what to run: quickstart or test (or install), as in `python3 jobs/bootstrap.py quickstart`")
     verb, rest = arguments[0], arguments[1:]
+    if verb == "test":  # which starts hundreds of processes: each would compile opcast anew
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        sys.dont_write_bytecode = False
     kind = rest.pop(0) if verb == "test" and rest and rest[0] in KINDS else ""
     move_to(kind)
     if kind == "newest" or not is_ready(verb):  # what is newest may have changed since
@@ -388,9 +391,9 @@ def pip(*arguments: str, lost: str) -> None:
 def attempt(*arguments: str) -> bool:
     """Run pip with its talk in the log; on a terminal its latest line is shown. Returns whether it could.
 
-    Of 25,000 modules most are never imported: Python compiles those that are, when they are.
+    Of 25,000 modules most are never imported: Python compiles those that are, when they are, unless it may not.
     """
-    options = ("--no-compile", "--no-input", "--disable-pip-version-check")
+    options = ["--no-input", "--disable-pip-version-check", *(() if sys.dont_write_bytecode else ("--no-compile",))]
     command = [str(python()), "-m", "pip", "install", *options, *arguments]
     live = sys.stderr.isatty()
     width = shutil.get_terminal_size().columns - 1

@@ -227,11 +227,15 @@ def test_other_versions_have_a_folder_of_their_own_and_run_the_tests_alone(
 ) -> None:
     done: list[Any] = []
     monkeypatch.setattr(bootstrap, "is_ready", lambda verb: True)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setattr(bootstrap, "set_up", lambda verb, kind: done.append((verb, kind)))
     monkeypatch.setattr(bootstrap, "run_checks", lambda given, checks: done.append((given, bool(checks))) or 0)
     assert bootstrap.main(["test", *([kind] if kind else []), "fast", "-x"]) == 0
     assert done == [*([("test", kind)] if kind == "newest" else []), (["fast", "-x"], not kind)]
     assert bootstrap.python().parent.parent.name == (f".venv-{kind}" if kind else ".venv")
+    assert not sys.dont_write_bytecode
+    assert "PYTHONDONTWRITEBYTECODE" not in os.environ, "each process of the tests would compile opcast"
 
 
 @pytest.mark.parametrize("types", [0, 1])
