@@ -29,7 +29,7 @@ class DepthPlan:
     missing: int
 
 
-def plan(model: nn.Module, config: Any) -> DepthPlan | None:
+def plan(model: nn.Module, config: Any, rounds: int = FEWEST_ROUNDS) -> DepthPlan | None:
     """What to trace of a model, or None when that is all of it. TraceError for a model without layers."""
     text = config.get_text_config()
     layers = getattr(text, "num_hidden_layers", None)
@@ -40,7 +40,7 @@ def plan(model: nn.Module, config: Any) -> DepthPlan | None:
         return None
     kinds = layer_kinds(model.get_submodule(stacks[0]), text, listed(text))
     choices = [_tail(kinds, period) for period in range(1, min(LONGEST_PERIOD, layers) + 1)]
-    traced, first = min((first + FEWEST_ROUNDS * period, first) for first, period in choices)
+    traced, first = min((first + rounds * period, first) for first, period in choices)
     return DepthPlan(stacks[0], first, traced, layers - traced) if traced < layers else None
 
 

@@ -93,13 +93,14 @@ def beyond_positions(source: Source, workload: Workload) -> str:
 def _from_few_layers(source: Source, workload: Workload, precision: str) -> Graph | None:
     """The graph of all layers from a trace of a few, or None when the model does not allow it."""
     from .build import load_config, structure
-    from .deepen import DeepenError, deepen, with_unread
+    from .deepen import FEWEST_ROUNDS, DeepenError, deepen, with_unread
     from .depth import layer_kinds, listed, plan, shortened
 
     with foreign_code(source, workload):
         config = load_config(source)
         whole = structure(source, workload, precision, config)
-        planned = plan(whole, config)
+        # where backward ends in the first layer that trains, this one is unlike those after it
+        planned = plan(whole, config, FEWEST_ROUNDS + workload.trains_part)
         if planned is None:
             return None
         try:

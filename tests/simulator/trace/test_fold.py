@@ -274,3 +274,8 @@ def test_an_index_that_some_layers_have_or_a_list_lists_makes_no_difference(mode
 def test_ids_of_tokens_as_many_as_layers_are_none_of_their_settings(small_model: Callable[..., Config]):
     source, workload = resolve(small_model("llama", 6, eos_token_id=[1, 2, 3])), Workload("prefill", 1, 16)
     assert entry._from_few_layers(source, workload, "bf16") is not None
+
+
+def test_backward_of_adapters_ends_in_the_first_layer_and_the_others_are_alike(small_model: Callable[..., Config]):
+    source, workload = resolve(small_model("llama", 6)), Workload("train", 1, 16, optimizer="none", lora_rank=4)
+    assert entry._from_few_layers(source, workload, "bf16") == entry._folded(source, workload, "bf16", None)
