@@ -38,6 +38,7 @@ LAW = "physics"
 """Clauses of the rule, as answers name them."""
 
 OWN_ROWS = "own rows"  # the source of what was timed here; others go by the names of their labs
+CORRECTED = f", corrected by {OWN_ROWS}"  # behind the name of a lab whose table they correct
 
 SIXTEEN_BITS = ("bf16", "fp16", "fp32", "tf32")  # linear layers that engines leave to PyTorch
 PYTORCH = ("cublas", "torch", "rowwise")  # what PyTorch calls for a product, as the harness names it

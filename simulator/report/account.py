@@ -263,8 +263,9 @@ def sources(ledger: Ledger) -> dict[str, float]:
 
 def mixture(shares: Mapping[str, float]) -> tuple[str, ...]:
     """A note where a step is put together of own rows and of other people's tables; none elsewhere."""
-    own = shares.get(OWN_ROWS, 0.0)
-    others = {name: share for name, share in shares.items() if name not in (OWN_ROWS, *NO_MACHINE) and share >= TOLD}
+    own = sum(share for name, share in shares.items() if name.endswith(OWN_ROWS))
+    known = {name: share for name, share in shares.items() if not name.endswith(OWN_ROWS) and share >= TOLD}
+    others = {name: share for name, share in known.items() if name not in NO_MACHINE}
     if own < TOLD or not others:
         return ()
     told = ", ".join(f"{share:.0%} by {name}" for name, share in others.items())
