@@ -60,7 +60,7 @@ CASES: Mapping[str, tuple[Caller, str, str, Sequence[str], str | None]] = {
     "experts of an engine": (VLLM, "fused_moe", "fp8_block", ["torch", "vllm:fused_experts"], "vllm:fused_experts"),
     "experts one by one are no grouped product": (MEGATRON, "grouped_gemm", "bf16", ["loop", "torch"], "torch"),
     "nobody said who launches": (ANYONE, "rope", "bf16", ["torch", "triton:rope"], "triton:rope"),
-    "and nothing else is known": (ANYONE, "rope", "bf16", ["torch"], "torch"),
+    "and several kernels are another kernel": (ANYONE, "rope", "bf16", ["torch"], None),
 }
 
 

@@ -1,39 +1,32 @@
 """What was measured on the device itself reaches every answer: the kernel that is launched, and nothing gets worse.
 
-A synthetic H100 takes 1.4 times as long as the tables that ship say. Rows of a small campaign are made of it: each
-kernel with that time, each form of several kernels with twice that and 3 us a kernel.
+Rows of a small campaign are made on a synthetic device (``tests/simulator/synthetic_h100.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
-from functools import cache
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from opcast.datasets.devices import load_device
 from opcast.datasets.launches import operators
 from opcast.datasets.ops import Op, make_op
-from opcast.datasets.schema import Measurement
 from opcast.datasets.store import Store
 from opcast.models.choice import ANY, BEYOND, LIBRARY, OTHER, OWN, OWN_ROWS, ROW, TABLE
 from opcast.models.registry import Registry
 from opcast.models.training import train
 from opcast.simulator.engines import Answers, Engine, FusedEngine, ask, build_engine
-from opcast.simulator.engines.answers import Columns
 from opcast.simulator.question.plan import load_stack
 from opcast.simulator.question.work import Work
 from opcast.simulator.simulate import alone, simulate
 from opcast.simulator.step.build import engine_of
 from opcast.simulator.workbench import SHIPPED_PREDICTORS
+from opcast.tests.simulator.synthetic_h100 import H100, SLOWER, SyntheticH100, measured, shipped, truth
 
-DEVICE = load_device("h100_sxm")
-SLOWER = 1.4
 NEAR = 0.12  # of the truth, of predictors that learned from a dozen rows
 NODE = {"ranks": 8, "ranks_per_node": 8, "link": "nvlink"}
 
@@ -58,29 +51,6 @@ def cases() -> Iterator[tuple[Op, str]]:
         yield make_op("all_reduce", size_bytes=size, **NODE), "nccl"
 
 
-@cache
-def shipped() -> Engine:
-    return build_engine(DEVICE, [], [SHIPPED_PREDICTORS])
-
-
-def truth(ops: list[Op], state: str) -> np.ndarray:
-    """What the synthetic H100 takes."""
-    return SLOWER * ask(shipped(), ops, state).latency_us
-
-
-def measured(op: Op, backend: str, state: str, us: float, source: str = "harness") -> Measurement:
-    count = operators(op.kind, backend)
-    us = us if count == 1 else 2 * us + 3 * count
-    times = {"latency_us": us, "latency_p10_us": 0.99 * us, "latency_p90_us": 1.01 * us}
-    place = {
-        "device_id": DEVICE.id,
-        "run_id": "r",
-        "measured_at": datetime(2026, 1, 1, tzinfo=UTC),
-        "timer": "cuda_graph",
-    }
-    return Measurement(op=op, backend=backend, cache=state, source=source, **times, **place)
-
-
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of the rows and what was learned from them."""
@@ -90,13 +60,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         asked = list(cases())
         times = truth([op for op, _ in asked], state).tolist()
         store.write([measured(*case, state, us) for case, us in zip(asked, times, strict=True)], "r")
-    train(store, DEVICE, registry=Registry(folder / "predictors"))
+    train(store, H100, registry=Registry(folder / "predictors"))
     return folder
 
 
 @pytest.fixture(scope="module")
 def engine(home: Path) -> Engine:
-    return build_engine(DEVICE, [home / "store"], [home / "predictors", SHIPPED_PREDICTORS])
+    return build_engine(H100, [home / "store"], [home / "predictors", SHIPPED_PREDICTORS])
 
 
 def answered(engine: Engine, stack: str | None, op: Op) -> Answers:
@@ -124,7 +94,7 @@ ANSWERS = [
     ("torch", ROUNDING, OWN, "quantize@torch/"),
     ("vllm", LATENT, ANY, "mla_decode@trtllm"),
     ("sglang", LATENT, TABLE, "mla_decode@sglang"),
-    (None, LATENT, OWN, "mla_decode@torch/"),
+    (None, LATENT, ANY, "mla_decode@trtllm"),
     ("vllm", DECODE, TABLE, "attention_decode@vllm"),
     ("torch", DECODE, OWN, "attention_decode@sdpa/"),
     ("torchtitan", SUM, OWN, "all_reduce@nccl/"),
@@ -170,36 +140,25 @@ def test_a_row_of_this_very_op_goes_first_and_other_labs_rows_after_what_own_one
     imported = Store(tmp_path)
     imported.write([measured(op, "torch:aten", "cold", 1.0, "kineto") for op in (mine, theirs)], "r")
     stores, registries = [home / "store", tmp_path], [home / "predictors", SHIPPED_PREDICTORS]
-    engine = build_engine(DEVICE, stores, registries)
+    engine = build_engine(H100, stores, registries)
     assert answered(engine, "vllm", mine).engine[0] == "measured"
     assert answered(engine, "vllm", mine).rule[0] == OWN
     assert answered(engine, "vllm", theirs).engine[0] == "learned"
-    alone = build_engine(DEVICE, stores[1:], registries[1:])
+    alone = build_engine(H100, stores[1:], registries[1:])
     found = answered(alone, "vllm", theirs)
     assert (found.engine[0], found.rule[0], found.source[0]) == ("measured", ROW, "kineto")
 
 
 def test_own_rows_of_another_kernel_answer_where_no_table_of_the_framework_does(home: Path) -> None:
-    engine = build_engine(DEVICE, [home / "store"], [home / "predictors"])
+    engine = build_engine(H100, [home / "store"], [home / "predictors"])
     assert answered(engine, "vllm", DECODE).rule[0] == OTHER
     assert answered(engine, "vllm", SUM).rule[0] == OTHER
     assert answered(engine, "vllm", LATENT).engine[0] == "analytical"  # several kernels: never
 
 
 def test_rows_correct_the_table_of_their_device(home: Path) -> None:
-    card = Registry(home / "predictors").find("gemm", DEVICE.id, "cublas").card
+    card = Registry(home / "predictors").find("gemm", H100.id, "cublas").card
     assert card["adapted_from"].endswith("/h100_sxm@1")
-
-
-class Truth:
-    """The synthetic H100 itself."""
-
-    name = "truth"
-
-    def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, state: str) -> Answers:
-        found = shipped().answer(kind, columns, dtype, out_dtype, state)
-        latency = found.latency_us * (1.0 if kind == "host_overhead" else SLOWER)
-        return Answers(latency, latency, latency, found.engine, found.predictor, found.in_envelope)
 
 
 LLAMA = {
@@ -223,9 +182,10 @@ STEPS = [
 def test_steps_move_towards_the_truth_and_say_whose_rows_they_are(
     engine: Engine, tmp_path: Path, stack: str, work: Work
 ) -> None:
-    plan = replace(alone(DEVICE, "bf16"), stack=load_stack(stack))
+    plan = replace(alone(H100, "bf16"), stack=load_stack(stack))
     before, after, real = (
-        simulate(LLAMA, work, plan, DEVICE, each, tmp_path) for each in (shipped(), engine, FusedEngine([Truth()]))
+        simulate(LLAMA, work, plan, H100, each, tmp_path)
+        for each in (shipped(), engine, FusedEngine([SyntheticH100()]))
     )
     times = [getattr(each, "step_time_s", None) or each.e2e_ms for each in (before, after, real)]
     assert times[0] < times[1] <= times[2] * (1 + NEAR)
