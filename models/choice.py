@@ -129,6 +129,8 @@ def _attention(caller: Caller, kind: str) -> tuple[str, ...]:
     compiled = (*FUSED, DEFAULT_BACKEND) if kind.startswith(("sparse", "mla")) else ()
     if caller.attention == "flash2":
         return (*FLASH2, *compiled)
+    if caller.attention != "fused":  # older than any kernel that torch has
+        return compiled
     known = _by_architecture(caller.framework, caller.architecture) or SDPA
     return (*known, *compiled)
 

@@ -14,6 +14,7 @@ TRTLLM = Caller("trtllm_2023", "trtllm", "nccl", architecture="ampere", eager=Fa
 TITAN = Caller("torchtitan", architecture="hopper", eager=False)
 TITAN_2025 = Caller("torchtitan_2025", attention="flash2", architecture="hopper", eager=False)
 MEGATRON = Caller("megatron_core", architecture="hopper", eager=False)
+OLDER = Caller("llm_foundry", attention="flash1_triton", architecture="ampere", eager=False)
 EAGER = Caller("torch", architecture="hopper", eager=True)
 
 
@@ -51,6 +52,7 @@ CASES: Mapping[str, tuple[Caller, str, str, Sequence[str], str | None]] = {
     ),
     "cuDNN's attention on Hopper": (TITAN, "attention_prefill", "bf16", ["sdpa", "flash2", "cudnn"], "cudnn"),
     "FlashAttention-2 where a stack says so": (TITAN_2025, "attention_prefill", "bf16", ["sdpa", "flash2"], "flash2"),
+    "FlashAttention of before": (OLDER, "attention_prefill", "bf16", ["sdpa", "flash2"], None),
     "what torch picks": (EAGER, "attention_backward", "bf16", ["math", "efficient", "sdpa"], "sdpa"),
     "plain NCCL by a trainer": (MEGATRON, "all_reduce", "bf16", ["nccl"], "nccl"),
     "no plain NCCL in place of a custom all-reduce": (VLLM, "all_reduce", "bf16", ["nccl"], None),
