@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from ..simulator.report.answer import InferenceReport, MissingMeasurement, StepR
 from ..simulator.report.workload_file import FileReport
 from . import resolve, trace_run, workload_file
 from .links import show_links
-from .show import BadInputError, microseconds, print_json, say, table, wants_json, with_units
+from .show import BadInputError, listed, microseconds, print_json, say, table, wants_json, with_units
 
 FREE_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}
 ADDED = (
@@ -66,6 +65,8 @@ def run(config: dict[str, Any]) -> int:
         if not report.fits:
             show_memory(report, target)
         show(report, target, within_s)
+        if config["detail"]:
+            show_knowledge(report)
         show_links(report.network, "step", "step")
     return 0
 
@@ -125,11 +126,6 @@ def wanted(missing: MissingMeasurement) -> str:
     """An op whose measurement would help, with its share of the time."""
     dims = (f"{name}={value}" for name, value in missing.op.items() if name != "kind" and value not in ("same", 0))
     return with_units(f"{missing.op['kind']} {' '.join(dims)} ({missing.share:.0%})")
-
-
-def listed(shares: Mapping[str, float]) -> str:
-    """Shares that matter, in percent."""
-    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
 
 
 def price(report: StepReport | InferenceReport) -> list[tuple[str, str]]:
@@ -192,6 +188,7 @@ def show(report: StepReport | InferenceReport, target: Device, within_s: float |
         *([] if report.p_oom is None else [("P(out of memory)", f"{report.p_oom:.1%}")]),
         ("answered by", listed(report.provenance)),
         ("time that is", listed(report.trust)),
+        ("measured by", listed(report.sources)),
         *price(report),
     ]
     unfit = "" if report.fits else " (does not fit)"
@@ -204,6 +201,16 @@ def show(report: StepReport | InferenceReport, target: Device, within_s: float |
         say(f"costed by bytes alone: {', '.join(report.unmapped)}")
     for note in report.notes:
         say(note)
+
+
+def show_knowledge(report: StepReport | InferenceReport) -> None:
+    """Which rows or predictors answered for each kind of op, and by which clause of the rule."""
+    rows: list[tuple[object, ...]] = [
+        (share.kind, microseconds(each.time_s * 1e6), each.predictor, each.clause, each.source)
+        for share in report.breakdown.by_op
+        for each in share.known_by
+    ]
+    table("which measurements answered", ("op", "time", "row or predictor", "because it is", "measured by"), rows)
 
 
 def show_time(report: StepReport | InferenceReport, step_s: float) -> None:

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 import numpy as np
 
 from ...datasets.ops import Op, iterate_groups
 
+
+@dataclass(frozen=True, order=True)
+class Witness:
+    """Who answered for an op: the clause of the rule, who measured what that one knows, and its name."""
+
+    clause: str = ""
+    source: str = ""
+    predictor: str = ""
+
+
 Columns = Mapping[str, np.ndarray]
+NOBODY = np.array("", dtype=object)
 MOST_KNOWN = 100_000  # ops whose answers an engine keeps; longer lists are not looked up
 
 
@@ -20,7 +31,8 @@ class Answers:
 
     ``low_us`` and ``high_us`` bound the latency with :data:`.coverage.COVERAGE`; ``engine`` and ``predictor`` name
     who answered (one for all: an array of stride 0, which cannot be written); ``in_envelope`` is False where a
-    predictor had to extrapolate.
+    predictor had to extrapolate. ``clause`` is that of :mod:`...models.choice` by which it was asked, ``source``
+    who measured what it knows; empty where an engine does not say.
     """
 
     latency_us: np.ndarray
@@ -29,6 +41,13 @@ class Answers:
     engine: np.ndarray
     predictor: np.ndarray
     in_envelope: np.ndarray
+    clause: np.ndarray = field(default_factory=lambda: NOBODY)
+    source: np.ndarray = field(default_factory=lambda: NOBODY)
+
+    def __post_init__(self) -> None:
+        for name in ("clause", "source"):
+            if getattr(self, name) is NOBODY:
+                setattr(self, name, np.full(len(self.latency_us), "", dtype=object))
 
     @classmethod
     def declined(cls, n: int) -> Answers:
@@ -43,15 +62,34 @@ class Answers:
             np.zeros(n, dtype=bool),
         )
 
+    def by(self, clause: str, source: str) -> Answers:
+        """The same, all by one clause and source."""
+        self.clause, self.source = (
+            np.broadcast_to(np.array(each, dtype=object), self.clause.shape) for each in (clause, source)
+        )
+        return self
+
     @property
     def open(self) -> np.ndarray:
         """Positions that nobody answered yet."""
         return np.flatnonzero(np.isnan(self.latency_us))
 
+    def witnesses(self) -> np.ndarray:
+        """Who answered for each op: :class:`Witness` [n]."""
+        found = np.empty(len(self.latency_us), dtype=object)
+        columns = (self.clause.tolist(), self.source.tolist(), self.engine.tolist(), self.predictor.tolist())
+        for at, (clause, source, engine, predictor) in enumerate(zip(*columns, strict=True)):
+            found[at] = Witness(clause or engine, source or engine, predictor or engine)
+        return found
+
+    def take(self, chosen: np.ndarray) -> Answers:
+        """Some of the entries."""
+        return Answers(*(getattr(self, f.name)[chosen] for f in fields(self)))
+
     def put(self, positions: np.ndarray | slice, other: Answers) -> None:
         """Copy the entries of ``other`` to ``positions`` of this one."""
         for f in fields(self):
-            getattr(self, f.name)[positions] = getattr(other, f.name)
+            getattr(self, f.name)[positions] = getattr(other, f.name, "")
 
 
 class Engine(Protocol):

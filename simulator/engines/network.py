@@ -14,6 +14,7 @@ from ...datasets.devices import Device
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import KINDS, LINKS
 from ...datasets.store import Store
+from ...models.choice import NETWORK
 from ..network.calibrate import ACROSS, INSIDE, fit
 from ..network.law import Tuning, collective_us
 from ..network.nccl import GroupShapes
@@ -72,6 +73,7 @@ class NetworkEngine:
         answers.latency_us[:] = np.maximum(latency, self.device.launch_us)
         answers.low_us[:], answers.high_us[:] = answers.latency_us / spread, answers.latency_us * spread
         answers.engine[:] = self.name
+        answers.clause[:] = answers.source[:] = NETWORK
         answers.in_envelope[:] = groups.nodes == 1
         return answers
 

@@ -31,6 +31,8 @@ class Predicted:
     in_envelope: np.ndarray
     roofline_us: np.ndarray
     bound: np.ndarray
+    clause: np.ndarray
+    source: np.ndarray
     power_w: np.ndarray
     energy_mj: np.ndarray
     energy_in_envelope: np.ndarray
@@ -80,6 +82,8 @@ def predict_columns(
         found.predictor,
         inside,
         *analytical.limits(kind, columns, dtype, out_dtype, device),
+        found.clause,
+        found.source,
         watts,
         energy,
         known,
