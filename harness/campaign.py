@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..datasets.device_names import figures_of_file
 from ..datasets.ops import KINDS
 from .environment import ALLOCATOR
+from .formats import WRITTEN_FOR, in_format_of
 from .ledger import CampaignError, CampaignLedger, claim
 from .parts import CampaignPart, campaign_id, cut
 from .plan import FIRST_OF_KIND, CampaignPlan, Case, localize
@@ -109,7 +110,7 @@ def run(
         try:
             environment = measurer.start()
             campaign = campaign_id(plan)
-            plan = localized(plan, environment)
+            plan = fitted(localized(plan, environment), environment)
             identifier = run_id(plan, environment)
             path = Path("runs") / f"{identifier}.json"
             record = {"environment": environment, "allocator": dict(ALLOCATOR), "plan": json.loads(plan.to_json())}
@@ -171,6 +172,13 @@ def localized(plan: CampaignPlan, environment: Mapping[str, Any]) -> CampaignPla
     here = environment["link"], environment["ranks_per_node"]
     cases = dict.fromkeys(localize(case, *here) for case in plan.cases)
     return replace(plan, cases=tuple(cases), canaries=tuple(localize(case, *here) for case in plan.canaries))
+
+
+def fitted(plan: CampaignPlan, environment: Mapping[str, Any]) -> CampaignPlan:
+    """The plan in the formats that this device has units for: on T4 and V100 bf16 is only emulated."""
+    if plan.settings.formats == "planned":
+        return plan
+    return in_format_of(plan, environment.get("format") or WRITTEN_FOR)
 
 
 def _ensure_figures(store: Store, measurer: Measurer, environment: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..datasets.ops import KINDS
+from .accelerator import best_format
 from .environment import clocks, energy_j, environment
 from .plan import Case, Settings
 from .provenance import gpu_facts
@@ -40,7 +41,7 @@ class Ranks(Protocol):
 
 
 def abilities(settings: Settings, group: Ranks | None) -> dict[str, Any]:
-    """Provenance columns, and the link, ranks per node and placement of collectives.
+    """Provenance columns, the ``format`` that a GPU has units for, and link, ranks per node, placement of collectives.
 
     Raises ValueError when the device is not here, IllDeviceError when it is but does not compute.
     """
@@ -54,7 +55,7 @@ def abilities(settings: Settings, group: Ranks | None) -> dict[str, Any]:
         check_device()
     found: dict[str, Any] = environment(settings.device, settings.threads)
     if settings.device == "cuda":
-        found |= gpu_facts()
+        found |= gpu_facts() | {"format": best_format(torch.cuda.get_device_properties(torch.cuda.current_device()))}
     if group is None:
         return {**found, "link": "", "ranks_per_node": 1}
     return {**found, "link": group.link, "ranks_per_node": group.ranks_per_node, "placement": group.placement}

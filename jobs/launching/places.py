@@ -51,7 +51,7 @@ class Ray:
     parts: int = 8
     address: str = "auto"
     cpus: float = 1
-    gpus: float = 0
+    gpus: float | None = None
     restarts: int = 20
 
 
