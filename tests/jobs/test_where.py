@@ -85,6 +85,10 @@ def test_what_slurm_is_asked_for() -> None:
     assert made["srun_args"] == ["--container-image=nvcr.io#opcast", "--container-mounts=/data:/data"]
     assert made["additional_parameters"] == {"requeue": True, "mem": "8G"}
     assert "partition" not in made
+    assert (made["cpus_per_task"], made["mem"]) == (4, "0")
+    assert parameters(Slurm(cpus=2, memory_gib=16), "full-1")["mem"] == "16384M"
+    defaults = parameters(Slurm(cpus=None, memory_gib=None), "full-1")
+    assert not {"cpus_per_task", "mem"} & set(defaults)
 
 
 @pytest.mark.parametrize(
