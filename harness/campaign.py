@@ -20,7 +20,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,7 +30,8 @@ from .environment import ALLOCATOR
 from .formats import WRITTEN_FOR, in_format_of
 from .ledger import CampaignError, CampaignLedger, claim
 from .parts import CampaignPart, campaign_id, cut
-from .plan import FIRST_OF_KIND, CampaignPlan, Case, localize
+from .plan import FIRST_OF_KIND, CampaignPlan, Case
+from .rank_map import localized
 from .sessions import Heart, Progress, TakenOverError
 from .supervisor import InterruptError, Supervisor
 
@@ -163,15 +164,6 @@ def _beating(
 
 def _ranks(plan: CampaignPlan) -> int:
     return max((case.op.ranks for case in (*plan.cases, *plan.canaries) if KINDS[case.op.kind].collective), default=1)
-
-
-def localized(plan: CampaignPlan, environment: Mapping[str, Any]) -> CampaignPlan:
-    """The plan with the link and ranks per node of its collectives as they are here."""
-    if plan.settings.link == "planned" or not environment.get("link"):
-        return plan
-    here = environment["link"], environment["ranks_per_node"]
-    cases = dict.fromkeys(localize(case, *here) for case in plan.cases)
-    return replace(plan, cases=tuple(cases), canaries=tuple(localize(case, *here) for case in plan.canaries))
 
 
 def fitted(plan: CampaignPlan, environment: Mapping[str, Any]) -> CampaignPlan:

@@ -19,6 +19,7 @@ from .plan import Case, Settings
 from .provenance import gpu_facts
 
 if TYPE_CHECKING:
+    from .rank_map import RankMap
     from .timer import Timing
 
 PR_SET_PDEATHSIG = 1
@@ -32,9 +33,13 @@ class NoMemoryError(MemoryError):
 class Ranks(Protocol):
     """What measures collectives: rank 0 of a group."""
 
-    link: str
     ranks_per_node: int
+    rank_map: RankMap
     placement: Mapping[str, Any]
+
+    @property
+    def link(self) -> str:
+        """The slowest link that all ranks together cross."""
 
     def measure(self, case: Case) -> Timing:
         """Time one case on its ranks."""
@@ -58,7 +63,8 @@ def abilities(settings: Settings, group: Ranks | None) -> dict[str, Any]:
         found |= gpu_facts() | {"format": best_format(torch.cuda.get_device_properties(torch.cuda.current_device()))}
     if group is None:
         return {**found, "link": "", "ranks_per_node": 1}
-    return {**found, "link": group.link, "ranks_per_node": group.ranks_per_node, "placement": group.placement}
+    told = {"link": group.link, "ranks_per_node": group.ranks_per_node, "rank_map": group.rank_map.to_dict()}
+    return {**found, **told, "placement": group.placement}
 
 
 def measured_figures(device: str) -> dict[str, Any]:

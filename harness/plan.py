@@ -432,14 +432,6 @@ def whole_shards(op: Op) -> Op:
     return op.replace(size_bytes=max(op.size_bytes // shard, 1) * shard)
 
 
-def localize(case: Case, link: str, ranks_per_node: int) -> Case:
-    """A planned collective with the link and the ranks per node that it really has; other cases as they are."""
-    if not KINDS[case.op.kind].collective:
-        return case
-    op = case.op.replace(link=LINKS.index(link), ranks_per_node=min(ranks_per_node, case.op.ranks))
-    return Case(op, case.backend, case.cache)
-
-
 def _backends(op: Op, wanted: str, settings: Settings) -> list[str]:
     """The backend names that ``usual``, ``all`` or a plain name stands for."""
     if wanted not in (USUAL, ALL):

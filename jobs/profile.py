@@ -207,7 +207,7 @@ def placed(config: dict[str, Any], place: Place) -> dict[str, Any]:
     BadInputError where nothing says what it is.
     """
     spec = config["campaign"].get("settings")
-    told = (spec if isinstance(spec, Mapping) else {}) | (config.get("settings") or {})
+    told = {**(spec if isinstance(spec, Mapping) else {}), **(config.get("settings") or {})}
     if told.get("device") == "cuda" and isinstance(place, (Ray, Kubernetes)) and not place.gpus:
         raise BadInputError(f"where={place.name} gives a part no GPU to measure: where.gpus=1")
     if told.get("device") != "auto":
