@@ -118,8 +118,8 @@ def engines() -> ModuleType:
     """The module beside this file that installs engines, however this one was started."""
     place = Path(__file__).with_name("bootstrap_engines.py")
     spec = importlib.util.spec_from_file_location(place.stem, place)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
     return module
 
 
