@@ -242,19 +242,20 @@ def gpu_device_id() -> str:
 
 
 def _nccl_version() -> str | None:
-    """NCCL's version, and its settings behind it: with others it is another library."""
+    """NCCL's version (AMD's as ``rccl``), and its settings behind it: with others it is another library."""
     import torch
 
     if not torch.distributed.is_available() or not torch.distributed.is_nccl_available():
         return None
     version = torch.cuda.nccl.version()
     dotted = ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
-    return " ".join([dotted, *nccl_settings()])
+    return " ".join([f"rccl {dotted}" if torch.version.hip else dotted, *nccl_settings()])
 
 
 def nccl_settings() -> list[str]:
-    """``NCCL_*`` variables of this process that bear on speed, as ``NAME=VALUE``, in order of their names."""
-    named = (name for name in sorted(os.environ) if name.startswith("NCCL_") and not name.startswith(NCCL_ELSE))
+    """``NCCL_*`` and ``RCCL_*`` variables of this process that bear on speed, as ``NAME=VALUE``, in order of names."""
+    families = ("NCCL_", "RCCL_")
+    named = (name for name in sorted(os.environ) if name.startswith(families) and not name.startswith(NCCL_ELSE))
     return [f"{name}={os.environ[name]}" for name in named]
 
 

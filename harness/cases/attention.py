@@ -143,7 +143,7 @@ def check_flash(device: str) -> None:
     """Unsupported, before inputs are made, where torch's FlashAttention-2 does not run: V100, T4 and older."""
     import torch
 
-    if device != "cuda" or torch.version.hip:
+    if device != "cuda" or torch.version.hip or not torch.cuda.is_available():
         return
     major, minor = torch.cuda.get_device_capability()
     if major < 8:
