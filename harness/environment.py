@@ -1,11 +1,12 @@
 """What a measurement was made in: device, software, clocks, memory; and the environment of child processes.
 
 The only module of the harness that reads environment variables. Clocks come from NVML through ``nvidia-ml-py``
-where that is installed, else they are unknown (None); a clock is read, never set.
+where that is installed (:mod:`.amd` asks amdsmi), else they are unknown (None); a clock is read, never set.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -13,16 +14,19 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ..datasets.device_names import seen_device_id, slug
 from ..datasets.version import __version__
+from . import amd
+from .clock_reading import Clocks
 from .gpu_cache import last_level_bytes
+from .network_interfaces import interface_to
 
 CPUINFO = Path("/proc/cpuinfo")
+FABRIC_COMPLETED = 3  # NVML_GPU_FABRIC_STATE_COMPLETED
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 NODE, JOB = "OPCAST_NODE", "OPCAST_JOB"
 """Environment variables in which a launcher names the node and the job, where the machine cannot tell (containers)."""
@@ -50,25 +54,7 @@ CLOCK_REASONS: Mapping[int, str] = {
     0x080: "power_brake",
     0x100: "display_clocks",
 }
-# The power cap is where a large matrix product lives on a modern GPU: a state of the device, not a disturbance.
 NCCL_ELSE = ("NCCL_DEBUG", "NCCL_COMM_ID", "NCCL_HOSTID", "NCCL_TOPO_DUMP", "NCCL_GRAPH_DUMP")  # they change no time
-DISTURBANCES = frozenset({"hw_slowdown", "sw_thermal", "hw_thermal", "power_brake"})
-
-
-@dataclass(frozen=True, slots=True)
-class Clocks:
-    """Clocks and conditions at one moment; None where the machine does not tell."""
-
-    sm_clock_mhz: float | None = None
-    mem_clock_mhz: float | None = None
-    temperature_c: float | None = None
-    power_w: float | None = None
-    reasons: tuple[str, ...] | None = None  # why the clock is where it is, names of CLOCK_REASONS
-
-    @property
-    def throttled(self) -> bool | None:
-        """Whether heat or a failing supply slows the device; None when unknown. The power cap does not count."""
-        return None if self.reasons is None else bool(DISTURBANCES.intersection(self.reasons))
 
 
 # --- the device ----------------------------------------------------------------------------------------
@@ -239,19 +225,20 @@ def gpu_device_id() -> str:
 
 
 def _nccl_version() -> str | None:
-    """NCCL's version, and its settings behind it: with others it is another library."""
+    """NCCL's version (AMD's as ``rccl``), and its settings behind it: with others it is another library."""
     import torch
 
     if not torch.distributed.is_available() or not torch.distributed.is_nccl_available():
         return None
     version = torch.cuda.nccl.version()
     dotted = ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
-    return " ".join([dotted, *nccl_settings()])
+    return " ".join([f"rccl {dotted}" if torch.version.hip else dotted, *nccl_settings()])
 
 
 def nccl_settings() -> list[str]:
-    """``NCCL_*`` variables of this process that bear on speed, as ``NAME=VALUE``, in order of their names."""
-    named = (name for name in sorted(os.environ) if name.startswith("NCCL_") and not name.startswith(NCCL_ELSE))
+    """``NCCL_*`` and ``RCCL_*`` variables of this process that bear on speed, as ``NAME=VALUE``, in order of names."""
+    families = ("NCCL_", "RCCL_")
+    named = (name for name in sorted(os.environ) if name.startswith(families) and not name.startswith(NCCL_ELSE))
     return [f"{name}={os.environ[name]}" for name in named]
 
 
@@ -319,7 +306,7 @@ def clocks(device: str = "cuda", index: int = 0) -> Clocks:
         return Clocks(sm_clock_mhz=_cpu_clock_mhz())
     handle = _nvml_handle(index)
     if handle is None:
-        return Clocks()
+        return amd.clocks(index)
     nvml = _nvml()
     asked = (_ask(getattr(nvml, name), handle) for name in REASON_QUESTIONS if hasattr(nvml, name))
     reasons = next((bits for bits in asked if bits is not None), None)  # an old driver lacks the newer question
@@ -350,6 +337,25 @@ def has_nvlink(index: int = 0) -> bool | None:
     return any(state == nvml.NVML_FEATURE_ENABLED for state in links)
 
 
+def nvlink_domain(index: int = 0) -> str:
+    """The NVLink domain of a GPU that reaches beyond its machine (NVL72), as NVML names it; "" elsewhere.
+
+    A board with NVSwitch alone has a fabric without an id.
+    """
+    nvml, handle = _nvml(), _nvml_handle(index)
+    if handle is None or not hasattr(nvml, "nvmlDeviceGetGpuFabricInfo"):
+        return ""
+    found = nvml.c_nvmlGpuFabricInfo_t()
+    try:
+        nvml.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(found))
+    except nvml.NVMLError:
+        return ""
+    identity = bytes(found.clusterUuid)
+    if found.state != FABRIC_COMPLETED or not any(identity):
+        return ""
+    return hashlib.sha256(identity + bytes([found.cliqueId % 256])).hexdigest()[:10]
+
+
 def boost_clock_mhz(index: int = 0) -> float | None:
     """The highest clock of a GPU's compute units; None where NVML does not tell."""
     nvml, handle = _nvml(), _nvml_handle(index)
@@ -359,7 +365,9 @@ def boost_clock_mhz(index: int = 0) -> float | None:
 def power_limit_w(index: int = 0) -> float | None:
     """The watts that a GPU may draw; None where NVML does not tell."""
     nvml, handle = _nvml(), _nvml_handle(index)
-    milliwatts = None if handle is None else _ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    if handle is None:
+        return amd.power_limit_w(index)
+    milliwatts = _ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     return None if milliwatts is None else milliwatts / 1000
 
 
@@ -413,6 +421,30 @@ def child_environment(threads: int = 0) -> dict[str, str]:
 def use_loopback() -> None:
     """Have gloo's ranks on this machine talk over the loopback interface, unless the user names another."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if platform.system() == "Darwin" else "lo")
+
+
+def use_route_to_master() -> None:
+    """Have gloo's ranks on several machines talk over the interface that leads to the master, unless told another.
+
+    gloo itself takes the one that the host's name stands for, which on Debian and in containers is the loopback's.
+    """
+    name = interface_to(os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT") or 1))
+    if name:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+def gloo_words() -> str:
+    """What to set when gloo's ranks do not find each other."""
+    taken = os.environ.get("GLOO_SOCKET_IFNAME") or "what the host's name stands for"
+    return (
+        f"gloo uses the network interface {taken} here: set GLOO_SOCKET_IFNAME to the one that joins the nodes "
+        "(`ip -br addr` lists them), on every node"
+    )
+
+
+def threads_beside(threads: int, processes: int) -> int:
+    """Threads for each of so many processes on a machine, together as many as one would use."""
+    return max(1, (threads or default_threads()) // max(processes, 1))
 
 
 def torchrun_rank() -> tuple[int, int, int] | None:

@@ -97,6 +97,14 @@ def read() -> NodeTopology:
     return parse(reply.stdout)
 
 
+def uuids() -> dict[str, str]:
+    """The UUID of each GPU of this machine by its name in the matrix, as torch writes it; none without nvidia-smi."""
+    smi = shutil.which("nvidia-smi")
+    question = [smi or "", "--query-gpu=index,uuid", "--format=csv,noheader"]
+    reply = subprocess.run(question, capture_output=True, text=True, check=False).stdout if smi else ""
+    return {f"GPU{index}": uuid for index, uuid in re.findall(r"^(\d+), *GPU-(\S+)", reply, re.MULTILINE)}
+
+
 def cluster(found: NodeTopology, ports: Sequence[Nic], device_id: str, nodes: int = 1) -> dict[str, Any]:
     """A cluster of such nodes in ``conf/cluster`` format, each figure with its source."""
     used = [port for port in ports if not found.legend or port.name in found.legend.values()] or list(ports)

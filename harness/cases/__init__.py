@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
 
 from ...datasets.loading import nearest
 from ...datasets.ops import Op
@@ -28,6 +29,7 @@ __all__ = [
 
 FAMILIES = (attention, elements, fused, gather, gemm, mixers, moe, paged, rows, served, system)
 CPU_OUT_OF_MEMORY = "can't allocate memory"  # torch's words; on a GPU it has an exception of its own
+HARNESS = Path(__file__).resolve().parent.parent
 GLIBC_LARGEST_THRESHOLD = 32 << 20  # DEFAULT_MMAP_THRESHOLD_MAX of glibc's malloc on 64-bit machines
 
 
@@ -47,8 +49,8 @@ def prepare(op: Op, backend: str, device: str, seed: int = 0) -> Prepared:
     the inputs do not fit in memory.
     """
     builder = _builder(op, backend, device)
+    _refuse_more_than_memory(op, device)
     if device == "cpu":
-        _refuse_more_than_memory(op)
         _settle_allocator()
     inputs = Inputs(device, seed)
     with refusals():
@@ -98,7 +100,7 @@ def refusals() -> Iterator[None]:
             raise
         raise Unsupported(_first_line(error)) from error
     except Exception as error:
-        if _refused_by_triton(error):
+        if _refused_by_triton(error) or _refused_by_package(error):
             raise Unsupported(_first_line(error)) from error
         raise
 
@@ -110,6 +112,17 @@ def _refused_by_triton(error: Exception) -> bool:
     return any(
         each.__module__.startswith("triton.") and each.__name__ in TRITON_REFUSALS for each in type(error).__mro__
     )
+
+
+def _refused_by_package(error: Exception) -> bool:
+    """Whether a package lacks something or asserts that it can do without: its words, not an error of ours."""
+    if isinstance(error, ImportError):
+        return True
+    raised = error.__traceback__
+    while raised is not None and raised.tb_next is not None:
+        raised = raised.tb_next
+    ours = raised is not None and Path(raised.tb_frame.f_code.co_filename).is_relative_to(HARNESS)
+    return isinstance(error, AssertionError) and not ours
 
 
 def _is_crash(error: RuntimeError) -> bool:
@@ -127,12 +140,12 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
-def _refuse_more_than_memory(op: Op) -> None:
-    """A CPU process that takes too much memory is killed without a word, so ask first."""
+def _refuse_more_than_memory(op: Op, device: str) -> None:
+    """A CPU process that takes too much memory is killed without a word, so ask first; a small GPU need not try."""
     import torch
 
-    needed, available = float(op.cost.bytes), free_memory_bytes("cpu")
-    if needed > 0.9 * available:
+    needed, available = float(op.cost.bytes), free_memory_bytes(device)
+    if needed > (0.9 if device == "cpu" else 1.0) * available:
         raise torch.OutOfMemoryError(f"{op} needs {needed / 2**30:.1f} GiB of {available / 2**30:.1f} GiB available")
 
 
