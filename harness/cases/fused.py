@@ -8,7 +8,7 @@ from typing import Any
 
 from ...datasets.ops import Op
 from .base import Inputs, Run, Unsupported, case, torch_dtype
-from .rows import EPSILON, LARGEST, matrix, same_dtype
+from .rows import ALL, EPSILON, LARGEST, matrix, same_dtype, whole
 
 CUDA = ("cuda",)
 
@@ -56,6 +56,7 @@ def rope(op: Op, inputs: Inputs) -> Run:
 @case("quantize", "triton:quantize", devices=CUDA)
 def quantize(op: Op, inputs: Inputs) -> Run:
     """Maximum, scale and cast in one pass."""
+    whole(op, ALL)
     if op.out_dtype not in LARGEST:
         raise Unsupported(f"quantize writes {', '.join(LARGEST)}, not {op.out_dtype}: set out_dtype")
     x, target = matrix(op, inputs), torch_dtype(op.out_dtype)

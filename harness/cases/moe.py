@@ -83,7 +83,7 @@ def fused_moe(op: Op, inputs: Inputs) -> Run:
     x = inputs.normal(op.tokens, op.hidden, dtype=op.dtype)
     up = inputs.normal(local, (1 + op.gated) * width, op.hidden, dtype=op.dtype).transpose(-2, -1)
     down = inputs.normal(local, op.hidden, width, dtype=op.dtype).transpose(-2, -1)
-    rows = int((torch.topk(scores, op.topk, dim=-1)[1] < local).sum())
+    rows = inputs.count(torch.topk(scores, op.topk, dim=-1)[1] < local, 1 / op.ep)
     experts = torch.arange(local, device=inputs.device)
 
     def run() -> torch.Tensor:

@@ -19,6 +19,10 @@ EXTRAS = {
     "mamba_ssm": "pip install mamba-ssm (it builds its kernels)",
     "causal_conv1d": "pip install causal-conv1d (it builds its kernels)",
     "fla": "pip install flash-linear-attention",
+    "sglang": "pip install sglang (in an environment of its own)",
+    "flash_mla": "build github.com/deepseek-ai/FlashMLA",
+    "transformer_engine": "pip install 'transformer-engine[pytorch]'",
+    "transformer_engine_torch": "pip install 'transformer-engine[pytorch]'",
     "deep_gemm": "build github.com/deepseek-ai/DeepGEMM",
     "deep_ep": "build github.com/deepseek-ai/DeepEP",
 }
@@ -27,6 +31,11 @@ EXTRAS = {
 def package(name: str, inputs: Inputs | None = None) -> Any:
     """A module, whose package and version go into ``inputs.kernel``. Unsupported with the way to it where it is not."""
     root = name.partition(".")[0]
+    if inputs is not None and inputs.outline:
+        from .outline import StandIn
+
+        inputs.kernel = root
+        return StandIn()
     try:
         module = importlib.import_module(name)
     except (ImportError, OSError, AttributeError) as error:  # a build for another torch or CUDA fails in its own way
