@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from .base import Inputs, Unsupported
+from .outline import StandIn
 
 EXTRAS = {
     "flash_attn": "pip install 'opcast[flash_attn]'",
@@ -32,8 +33,6 @@ def package(name: str, inputs: Inputs | None = None) -> Any:
     """A module, whose package and version go into ``inputs.kernel``. Unsupported with the way to it where it is not."""
     root = name.partition(".")[0]
     if inputs is not None and inputs.outline:
-        from .outline import StandIn
-
         inputs.kernel = root
         return StandIn()
     try:

@@ -152,7 +152,7 @@ def gelu_backward(op: Op, inputs: Inputs) -> Run:
 ALL, SCALE, APPLY, BOTH = range(4)  # parts of rounding
 
 
-def whole(op: Op, *parts: int) -> None:
+def check_part(op: Op, *parts: int) -> None:
     """Unsupported for a part of rounding that a kernel does not do by itself."""
     if op.part not in parts:
         names = [each.name for each in KINDS["quantize"].dims].index("part")
@@ -166,7 +166,7 @@ def quantize(op: Op, inputs: Inputs) -> Run:
 
     Returns the quantized matrix and fp32 scales [rows, blocks]. Unsupported when blocks do not fill a row.
     """
-    whole(op, ALL)
+    check_part(op, ALL)
     if op.out_dtype not in LARGEST:
         raise Unsupported(f"quantize writes {', '.join(LARGEST)}, not {op.out_dtype}: set out_dtype")
     block = op.block or op.cols

@@ -10,7 +10,7 @@ from .attention import CUDA
 from .base import Inputs, Run, Unsupported, case, torch_dtype
 from .gemm import NT, expert_ends
 from .packages import package
-from .rows import ALL, APPLY, EPSILON, matrix, same_dtype, whole
+from .rows import ALL, APPLY, EPSILON, matrix, same_dtype, check_part
 
 if TYPE_CHECKING:
     import torch
@@ -53,12 +53,12 @@ def silu_mul(op: Op, inputs: Inputs) -> Run:
     import torch
 
     same_dtype(op)
-    _vllm(inputs)  # registers torch.ops._C
-    x = inputs.normal(op.rows, 2 * op.cols, dtype=op.dtype)
+    x, loaded = inputs.normal(op.rows, 2 * op.cols, dtype=op.dtype), _vllm(inputs)
+    kernel = loaded.silu_and_mul if inputs.outline else torch.ops._C.silu_and_mul  # which the package registers
 
     def run() -> torch.Tensor:
         out = x.new_empty(op.rows, op.cols)
-        torch.ops._C.silu_and_mul(out, x)
+        kernel(out, x)
         return out
 
     return run
@@ -83,7 +83,7 @@ def quantize(op: Op, inputs: Inputs) -> Run:
     """e4m3 with one scale for each row; of ``apply`` with one that is known, as static checkpoints have it."""
     import torch
 
-    whole(op, ALL, APPLY)
+    check_part(op, ALL, APPLY)
     known = {"scale": torch.ones(1, device=inputs.device)} if op.part == APPLY else {"use_per_token_if_dynamic": True}
     return partial(_vllm(inputs).scaled_fp8_quant, matrix(op, inputs), **known)
 
@@ -91,7 +91,7 @@ def quantize(op: Op, inputs: Inputs) -> Run:
 @case("quantize", "vllm:per_token_group_quant_fp8", devices=CUDA, when=lambda op, device: op.out_dtype == "fp8_block")
 def quantize_blocks(op: Op, inputs: Inputs) -> Run:
     """e4m3 with a scale for every 128 elements of a row, laid out as the product reads them: column by column."""
-    whole(op, ALL)
+    check_part(op, ALL)
     if op.block != BLOCK or op.cols % BLOCK:
         raise Unsupported(f"vLLM rounds blocks of {BLOCK} elements, of which rows must have whole ones")
     module = package("vllm.model_executor.layers.quantization.utils.fp8_utils", inputs)
@@ -107,7 +107,7 @@ def quantize_fp4(op: Op, inputs: Inputs) -> Run:
     """e2m1 with an e4m3 scale for every 16 elements and one for the matrix, which is known."""
     import torch
 
-    whole(op, ALL, APPLY)
+    check_part(op, ALL, APPLY)
     if op.block not in (0, FP4_BLOCK) or op.cols % FP4_BLOCK:
         raise Unsupported(f"nvfp4 has a scale for {FP4_BLOCK} elements, of which rows must have whole ones")
     return partial(_vllm(inputs).scaled_fp4_quant, matrix(op, inputs), torch.ones(1, device=inputs.device))
