@@ -201,7 +201,7 @@ def fitted(plan: CampaignPlan, config: dict[str, Any]) -> CampaignPlan:
     return plan_of({**config, "campaign": in_format(config["campaign"], here.precision)}, extra=model_ops(config))
 
 
-def plan_of(config: dict[str, Any], extra: Iterable[Op] = (), exclude: Iterable[Op] = ()) -> CampaignPlan:
+def plan_of(config: dict[str, Any], extra: Iterable[Op | Mapping[str, Any]] = (), exclude: Iterable[Op] = ()) -> CampaignPlan:
     """The plan of ``campaign=…`` with ``settings.…`` laid over it. Raises PlanError and OpError."""
     from ..harness.plan import build_plan
 
@@ -209,22 +209,26 @@ def plan_of(config: dict[str, Any], extra: Iterable[Op] = (), exclude: Iterable[
     if not isinstance(spec.get("settings") or {}, Mapping):
         raise BadInputError(f"campaign.settings={spec['settings']} must be settings, as campaign.settings.device=cpu")
     spec["settings"] = {**(spec.get("settings") or {}), **(config.get("settings") or {})}
-    if ops := [op.to_dict() for op in extra]:
+    if ops := [op.to_dict() if isinstance(op, Op) else dict(op) for op in extra]:
         spec["ops"] = [*spec.get("ops", []), *ops]
     if left_out := [op.to_dict() for op in exclude]:
         spec["exclude"] = [*spec.get("exclude", []), *left_out]
     return build_plan(spec)
 
 
-def model_ops(config: dict[str, Any]) -> list[Op]:
-    """For ``campaign=model``: every op of the ``steps``, or of the model's workloads where there are none."""
+def model_ops(config: dict[str, Any]) -> list[Op] | list[dict[str, Any]]:
+    """For ``campaign=model``: every op of the ``steps``, or of the model's workloads where there are none.
+
+    Ops of steps come with the kernels that the step's stack runs.
+    """
     wanted = config["campaign"].get("name")
     if wanted != "model":
         return []
     if config["steps"]:
-        from .planning import shares_of
+        from .planning import cases_of, shares_of
 
-        return list(shares_of(config))
+        shares_of(config)  # says what is wrong with a step
+        return cases_of(config)
     from ..simulator.trace import Workload, trace
     from . import resolve
 
