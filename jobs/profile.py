@@ -201,7 +201,9 @@ def fitted(plan: CampaignPlan, config: dict[str, Any]) -> CampaignPlan:
     return plan_of({**config, "campaign": in_format(config["campaign"], here.precision)}, extra=model_ops(config))
 
 
-def plan_of(config: dict[str, Any], extra: Iterable[Op | Mapping[str, Any]] = (), exclude: Iterable[Op] = ()) -> CampaignPlan:
+def plan_of(
+    config: dict[str, Any], extra: Iterable[Op | Mapping[str, Any]] = (), exclude: Iterable[Op] = ()
+) -> CampaignPlan:
     """The plan of ``campaign=…`` with ``settings.…`` laid over it. Raises PlanError and OpError."""
     from ..harness.plan import build_plan
 

@@ -1,4 +1,4 @@
-"""``opcast profile coverage``: what of a step can be measured on its hardware, by which case, and how long that takes."""
+"""``opcast profile coverage``: what of a step can be measured on its hardware, by which case, and in which time."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class Coverage:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
-        return {**asdict(self), "op": self.op.to_dict(), "backends": list(self.backends), "packages": list(self.packages)}
+        lists = {"backends": list(self.backends), "packages": list(self.packages)}
+        return {**asdict(self), "op": self.op.to_dict(), **lists}
 
 
 def run(config: dict[str, Any]) -> int:
@@ -65,7 +66,8 @@ def run(config: dict[str, Any]) -> int:
     answered = resolve.bench(config).answered(request)
     state = getattr(answered.report, "state", None)
     if state is None:
-        raise BadInputError(f"workload={config['workload'].get('kind')} is no step of a model: take train, prefill or decode")
+        kind = config["workload"].get("kind")
+        raise BadInputError(f"workload={kind} is no step of a model: take train, prefill or decode")
     from ..simulator.report.needs import needs
 
     stack = str((config.get("stack") or {}).get("id") or "")

@@ -157,7 +157,9 @@ def check_part(op: Op, *parts: int) -> None:
     if op.part not in parts:
         names = [each.name for each in KINDS["quantize"].dims].index("part")
         choices = KINDS["quantize"].dims[names].choices
-        raise Unsupported(f"this kernel does part={' or '.join(choices[each] for each in parts)}, not {choices[op.part]}")
+        raise Unsupported(
+            f"this kernel does part={' or '.join(choices[each] for each in parts)}, not {choices[op.part]}"
+        )
 
 
 @case("quantize")
