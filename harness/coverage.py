@@ -60,7 +60,7 @@ def ways(op: Op, device: Device, stack: str = "") -> list[Way]:
 
 
 def to_measure(found: Sequence[Way]) -> list[Way]:
-    """The ways that answer for a step: the stack's libraries and torch's best; none of libraries that it does not run."""
+    """The ways that answer for a step: those of the stack's libraries and torch's best; else the first that can."""
     able = [way for way in found if way.runs]
     libraries_own = [way for way in able if way.own and way.package][:MOST_OF_LIBRARIES]
     own = [*libraries_own, *[way for way in able if way.own and not way.package][:1]]

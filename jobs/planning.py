@@ -65,7 +65,7 @@ def cases_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     for step in config["steps"]:
         request = request_of(step, config)
         answered: Any = bench.answered(request)
-        stack = request.stack if isinstance(request.stack, str) else request.stack.id
+        stack = getattr(request.stack, "id", None) or str(request.stack or "")
         for need in needs(answered.report.state):
             ways_of_op = to_measure(ways(need.op, answered.device, stack))
             found.update(dict.fromkeys((need.op, way.backend) for way in ways_of_op))
