@@ -103,7 +103,7 @@ def _way(op: Op, backend: str, device: Device, stack: str) -> Way:
 
 def _collectives(op: Op, device: Device, stack: str) -> list[Way]:
     """The ways of a collective; as an engine captures it first, where the stack is one. They need all of its ranks."""
-    names = ("gloo",) if device.synchronous else (COLLECTIVE,)
+    names: tuple[str, ...] = ("gloo",) if device.synchronous else (COLLECTIVE,)
     if libraries(stack) and not device.synchronous and not stack.startswith(TRAINS):
         names = (*SERVED_BY.get(op.kind, ()), *names)
     return [_collective(op, name, device) for name in names]
