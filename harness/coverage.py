@@ -82,6 +82,7 @@ def _place(way: MeasuringWay, order: Sequence[str]) -> int:
 def _way(op: Op, backend: str, device: Device, stack: str) -> MeasuringWay:
     from .cases import Unsupported
     from .cases.outline import outline
+    from .cases.system import IN_PIECES
 
     package = package_of(backend)
     own = not package or any(backend == name or backend.startswith(f"{name}:") for name in libraries(stack))
@@ -96,7 +97,7 @@ def _way(op: Op, backend: str, device: Device, stack: str) -> MeasuringWay:
         drawn = outline(op, backend, (major, minor))
     except Unsupported as error:
         return MeasuringWay(backend, package, str(error), 0, None, count, own)
-    if drawn.bytes > device.memory_gib * 2**30 and op.kind != "adamw":  # which is then measured in pieces
+    if drawn.bytes > device.memory_gib * 2**30 and op.kind not in IN_PIECES:
         why = f"it needs {drawn.bytes / 2**30:.1f} GiB of {device.memory_gib:g} GiB"
     return MeasuringWay(backend, package, why, drawn.bytes, drawn.kernel, count, own)
 

@@ -603,7 +603,7 @@ ON_CUDA = [
     ),
     ("gemm", "cublas", {**SCALED, "dtype": "mxfp8"}),
     ("gemm", "cublas", {**SCALED, "dtype": "nvfp4"}),
-    ("gemm", "cublas", {**SCALED, "dtype": "w4a16"}),
+    ("gemm", "tinygemm", {**SCALED, "dtype": "w4a16"}),
     ("grouped_gemm", "torch", {"experts": 4, "tokens": 32, "n": 32, "k": 64, "dtype": "fp8"}),
     ("rms_norm_backward", "torch", {"rows": 6, "cols": 20}),
     ("layer_norm_backward", "torch", {"rows": 6, "cols": 20}),
