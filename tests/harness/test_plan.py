@@ -381,7 +381,11 @@ def test_no_attention_on_a_gpu_is_given_a_mask() -> None:
 
     class Shapes(Inputs):
         def __init__(self) -> None:
-            self.device, self.seed, self.bytes = "cuda", 0, 0
+            self.device, self.seed, self.bytes, self.kernel = "cuda", 0, 0, None
+
+        @property
+        def capability(self) -> tuple[int, int]:
+            return 9, 0
 
         def normal(self, *shape: int, dtype: str) -> Any:
             return torch.empty(shape, dtype={"bf16": torch.bfloat16, "fp16": torch.float16}[dtype], device="cuda")
