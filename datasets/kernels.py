@@ -21,7 +21,7 @@ KERNELS: Mapping[tuple[str, str], int] = {
     ("mla_decode", "torch"): 3,
     ("cross_entropy", "torch"): 2,
     ("cross_entropy_backward", "torch"): 2,
-    ("moe_route", "torch"): 4,
+    ("moe_route", "torch"): 4,  # vLLM's is one
     ("fused_moe", "torch"): 17,
     # packages: what their sources launch for one call
     ("fused_moe", "vllm:fused_experts"): 7,

@@ -32,6 +32,7 @@ CASES: list[tuple[str, Op, int]] = [  # backend, op, major compute capability
         ("vllm:fused_experts", make_op("fused_moe", d, o, **MOE), 9)
         for d, o in (("bf16", "bf16"), ("fp8", "bf16"), ("fp8_block", "bf16"))
     ],
+    ("vllm:fused_topk", make_op("moe_route", "fp32", "fp32", tokens=256, experts=64, topk=4), 9),
     ("vllm:fused_experts", make_op("fused_moe", "fp8_block", "bf16", **MOE, ep=2), 9),
     *[("sglang:fused_experts", make_op("fused_moe", d, "bf16", **MOE), 9) for d in ("bf16", "fp8_block")],
     *[("vllm:marlin", make_op("fused_moe", d, "bf16", **MOE), 9) for d in ("mxfp4a16", "w4a16")],

@@ -286,6 +286,7 @@ def test_every_backend_of_a_package_says_so_where_it_is_not(monkeypatch: pytest.
     ops |= {
         "mla_decode": make_op("mla_decode", **latent),
         "mla_prefill": make_op("mla_prefill", **latent),
+        "moe_route": make_op("moe_route", "fp32", tokens=2, experts=4, topk=2),
         "rms_norm_backward": make_op("rms_norm_backward", rows=2, cols=8),
         "silu_mul_backward": make_op("silu_mul_backward", rows=2, cols=8),
     }
