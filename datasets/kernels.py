@@ -145,7 +145,10 @@ def lacking(op: Op, backend: str, device: Device) -> str:
     """Why a device cannot run an op on a backend, or nothing."""
     needs = [CHIPS.get(backend) or CHIPS.get(package_of(backend)), FORMATS.get((backend, op.dtype))]
     if KINDS[op.kind].family in ("gemm", "moe", "attention"):
-        needs.append(NARROW.get(op.dtype))
+        if device.vendor == "nvidia":
+            needs.append(NARROW.get(op.dtype))
+        elif not device.supports(op.dtype):
+            return f"{device.name} has no units for {op.dtype}"
     return next((why for need in needs if need is not None and (why := need.lacks(device))), "")
 
 

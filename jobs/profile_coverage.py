@@ -177,7 +177,7 @@ def show(found: list[Coverage], device: str, stack: str, least: float) -> None:
     totals, rest = shares(found), sum(each.seconds for each in found)
     say(
         f"measured {totals[MEASURED]:.1%}, measurable {totals[MEASURABLE]:.1%}, not measurable {totals[NOT]:.1%} "
-        f"of the step; what lacks takes about {rest / 60:.0f} min, beside what packages compile"
+        f"of the step; what lacks takes about {rest / 60:.1f} min, beside what packages compile"
     )
     for name, words in installs(found).items():
         say(f"needs {name}: {words}")
