@@ -30,8 +30,10 @@ def run(config: dict[str, Any]) -> int:
     """Run the campaign, start it elsewhere (``where=…``), write its plan (``plan_out=FILE``) or say how far it is."""
     as_json = wants_json(config)
     if config["what"] not in ("run", "status", "topology"):
-        near = meant(config["what"], ("status", "topology"))
-        raise BadInputError(f"`opcast profile` takes nothing, `status` or `topology`, not {config['what']!r}{near}")
+        near = meant(config["what"], ("coverage", "status", "topology"))
+        raise BadInputError(
+            f"`opcast profile` takes nothing, `coverage`, `status` or `topology`, not {config['what']!r}{near}"
+        )
     if config["what"] == "topology":
         return topology(config, as_json)
     if config["what"] == "status":
@@ -236,7 +238,9 @@ def target_device(place: Place, only_written: bool) -> str:
     return "cuda"
 
 
-def plan_of(config: dict[str, Any], extra: Iterable[Op] = (), exclude: Iterable[Op] = ()) -> CampaignPlan:
+def plan_of(
+    config: dict[str, Any], extra: Iterable[Op | Mapping[str, Any]] = (), exclude: Iterable[Op] = ()
+) -> CampaignPlan:
     """The plan of ``campaign=…`` with ``settings.…`` laid over it. Raises PlanError and OpError."""
     from ..harness.plan import build_plan
 
@@ -244,22 +248,26 @@ def plan_of(config: dict[str, Any], extra: Iterable[Op] = (), exclude: Iterable[
     if not isinstance(spec.get("settings") or {}, Mapping):
         raise BadInputError(f"campaign.settings={spec['settings']} must be settings, as campaign.settings.device=cpu")
     spec["settings"] = {**(spec.get("settings") or {}), **(config.get("settings") or {})}
-    if ops := [op.to_dict() for op in extra]:
+    if ops := [op.to_dict() if isinstance(op, Op) else dict(op) for op in extra]:
         spec["ops"] = [*spec.get("ops", []), *ops]
     if left_out := [op.to_dict() for op in exclude]:
         spec["exclude"] = [*spec.get("exclude", []), *left_out]
     return build_plan(spec)
 
 
-def model_ops(config: dict[str, Any]) -> list[Op]:
-    """For ``campaign=model``: every op of the ``steps``, or of the model's workloads where there are none."""
+def model_ops(config: dict[str, Any]) -> list[Op] | list[dict[str, Any]]:
+    """For ``campaign=model``: every op of the ``steps``, or of the model's workloads where there are none.
+
+    Ops of steps come with the kernels that the step's stack runs.
+    """
     wanted = config["campaign"].get("name")
     if wanted != "model":
         return []
     if config["steps"]:
-        from .planning import shares_of
+        from .planning import cases_of, shares_of
 
-        return list(shares_of(config))
+        shares_of(config)  # says what is wrong with a step
+        return cases_of(config)
     from ..simulator.trace import Workload, trace
     from . import resolve
 
