@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from random import Random
 
 from opcast.datasets.clusters import Cluster, load_cluster
@@ -70,7 +70,11 @@ class World:
     device: Device
     cluster: Cluster
     shipped: bool  # whether the device has a file, and perhaps tables, among those that ship
-    salt: str = field(default="")
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """As CUDA counts generations: a card for players is of Ada's."""
+        return (8, 9) if self.cluster.link == "pcie" else (9, 0)
 
     def factor(self, spread: float, *about: object) -> float:
         """A constant of this world, lognormal around 1, of whatever is named."""

@@ -1,6 +1,6 @@
 """The harness's own builders, run on tensors without memory: what they refuse, and which kernels they launch.
 
-``with emulated(memory_gib, capability):`` makes torch show a GPU that is not there. Tensors for ``cuda`` are torch's meta
+``with emulator.shown():`` makes torch show a GPU that is not there. Tensors for ``cuda`` are torch's meta
 tensors: they have shapes, types and strides, so that a builder and torch refuse what they refuse on a GPU. Packages of
 serving engines are stand-ins that take anything and launch one kernel a call.
 """
@@ -145,11 +145,26 @@ class OnCuda(TorchFunctionMode):
 
 @dataclass
 class Emulator:
-    """Runs builders; ``known`` keeps what they launched."""
+    """Runs builders on a GPU of so much memory and that compute capability. What they launch is kept in ``known``."""
 
-    memory_bytes: float
-    recorder: Recorder
+    memory_gib: float
+    capability: tuple[int, int] = (9, 0)
+    recorder: Recorder = field(default_factory=Recorder)
     known: dict[tuple[Op, str], tuple[Launch, ...]] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Torch shows the GPU, and packages are there, for as long as this lasts."""
+        finder: Any = StandIns()
+        with pytest.MonkeyPatch.context() as patch:
+            for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES or name in PACKAGES]:
+                patch.delitem(sys.modules, name)
+            patch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+            _patch(patch, self.capability)
+            with self.recorder, OnCuda(self.recorder):
+                yield
+            for name in [name for name in sys.modules if isinstance(sys.modules[name], Anything)]:
+                del sys.modules[name]
 
     def run(self, op: Op, backend: str, seed: int = 0) -> tuple[str | None, tuple[Launch, ...]]:
         """The kernel that a builder names, and the kernels of an eager form; () where it is one.
@@ -167,7 +182,7 @@ class Emulator:
         try:
             with refusals():
                 call = builder.build(op, inputs)
-                if inputs.bytes + float(op.cost.write_bytes) > self.memory_bytes:
+                if inputs.bytes + float(op.cost.write_bytes) > 0.95 * self.memory_gib * 2**30:
                     raise torch.OutOfMemoryError("CUDA out of memory")
                 self._recorded(call)
         except (Unsupported, RuntimeError, AttributeError) as error:
@@ -190,7 +205,8 @@ class Emulator:
         """The kernels of an eager form; () where it is one kernel, or where nobody can tell."""
         if (op, backend) not in self.known:
             try:
-                self.known[op, backend] = self.run(op, backend)[1]
+                with self.shown():
+                    self.known[op, backend] = self.run(op, backend)[1]
             except Exception:  # noqa: BLE001  whatever a builder refuses has no eager form
                 self.known[op, backend] = ()
         return self.known[op, backend]
@@ -204,34 +220,21 @@ def _pick(operands: Any, arguments: dict[str, Any]) -> str:
     return "efficient" if query.shape[1] == key.shape[1] else "math"
 
 
-@contextlib.contextmanager
-def emulated(memory_gib: float, capability: tuple[int, int] = (9, 0)) -> Iterator[Emulator]:
-    """A GPU that is not there, and an emulator of its builders."""
+def _patch(patch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
+    """What torch and the harness are asked about a GPU."""
     from torch.optim import adam, adamw, optimizer
 
     from opcast.harness.cases import attention, packages
 
-    finder: Any = StandIns()
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES or name in PACKAGES]:
-            patch.delitem(sys.modules, name)
-        patch.setattr(sys, "meta_path", [finder, *sys.meta_path])
-        patch.setattr(packages, "version", lambda root: "1.0")
-        patch.setattr(attention, "picked", _pick)
-        patch.setattr(torch.ops, "_C", Anything("_C"), raising=False)
-        shown = {"is_available": lambda: True, "current_device": lambda: 0, "device_count": lambda: 1}
-        shown |= {"get_device_capability": lambda *_: capability, "synchronize": lambda *_: None}
-        shown |= {"is_current_stream_capturing": lambda: False}
-        for name, value in shown.items():
-            patch.setattr(torch.cuda, name, value)
-        for module in (adam, adamw, optimizer):
-            if hasattr(module, "_get_fused_kernels_supported_devices"):
-                patch.setattr(module, "_get_fused_kernels_supported_devices", lambda: ["meta", "cuda", "cpu"])
-            if hasattr(module, "_get_capturable_supported_devices"):
-                patch.setattr(module, "_get_capturable_supported_devices", lambda *_: ["meta", "cuda"])
-        patch.setattr(torch, "Generator", Generator)
-        recorder = Recorder()
-        with recorder, OnCuda(recorder):
-            yield Emulator(memory_gib * 2**30 * 0.95, recorder)
-        for name in [name for name in sys.modules if isinstance(sys.modules[name], Anything)]:
-            del sys.modules[name]
+    patch.setattr(packages, "version", lambda root: "1.0")
+    patch.setattr(attention, "picked", _pick)
+    patch.setattr(torch.ops, "_C", Anything("_C"), raising=False)
+    patch.setattr(torch, "Generator", Generator)
+    shown = {"is_available": lambda: True, "current_device": lambda: 0, "device_count": lambda: 1}
+    shown |= {"get_device_capability": lambda *_: capability, "synchronize": lambda *_: None}
+    for name, value in (shown | {"is_current_stream_capturing": lambda: False}).items():
+        patch.setattr(torch.cuda, name, value)
+    for module in (adam, adamw, optimizer):
+        for name in ("_get_fused_kernels_supported_devices", "_get_capturable_supported_devices"):
+            if hasattr(module, name):
+                patch.setattr(module, name, lambda *_, **__: ["meta", "cuda", "cpu"])
