@@ -1,12 +1,9 @@
-"""Names of backends: what a wish means, and which one answers where nobody wished.
+"""Names of backends, and what a wish for one means. Which one answers is :mod:`..models.choice`.
 
-A backend is named ``framework-version:kernel`` (``vllm-0.24.0:linear``) or by one word (``torch``, ``nccl``). Measured
-rows and predictors are chosen among by the same rules, so that an op has one answer whoever gives it.
+A backend is named ``framework-version:kernel`` (``vllm-0.24.0:linear``) or by one word (``torch``, ``nccl``).
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
 
 from .dtypes import WEIGHT_BITS
 
@@ -34,19 +31,3 @@ def version(backend: str) -> str:
 def answers_anyone(backend: str, dtype: str | None) -> bool:
     """Whether a backend may speak for who named none: plug-ins of an engine do not, for 8- and 4-bit weights."""
     return dtype not in WEIGHT_BITS or not backend.partition(":")[2].startswith(PLUGINS)
-
-
-def ranked(rows: Mapping[str, int], wanted: str | None, preferences: Sequence[str]) -> list[str]:
-    """The backends that may answer, best first; ``rows`` says how many rows each has.
-
-    With a wish those that it means, itself first; without one all, ``torch`` first. Then the order of
-    ``preferences`` (backends, versions or frameworks), then most rows, then the name.
-    """
-    first = DEFAULT_BACKEND if wanted is None else wanted
-    known = [each for each in rows if wanted is None or means(wanted, each)]
-
-    def order(backend: str) -> tuple[bool, bool, int, int, str]:
-        place = next((at for at, each in enumerate(preferences) if means(each, backend)), len(preferences))
-        return backend != first, not means(first, backend), place, -rows[backend], backend
-
-    return sorted(known, key=order)

@@ -3,8 +3,7 @@
 A version is never changed once written. ``current`` beside the versions names the one in use and is replaced
 atomically, so readers and a training run never meet half a model. No server, no database.
 
-Of several backends one that has learned the format asked about answers, if any has: of those the one that
-:func:`opcast.datasets.backends.ranked` puts first, by the lines of ``<root>/default``: a backend or its framework
+Of several backends one answers by :mod:`.choice`, with the lines of ``<root>/default``: a backend or its framework
 (``vllm``, ``trtllm-1.3.0rc20``) each, best first.
 """
 
@@ -15,15 +14,13 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from ..datasets.backends import answers_anyone, means, ranked
-from ..datasets.devices import RATE_OF
 from ..datasets.files import write_atomically
-from .features import alike
+from .choice import ANYONE, Caller, has_learned, is_own, launched, matching, place, sources_of
 from .predictor import CARD, MEND, MODEL, Predictor, PredictorError, load, read_card
 
 CURRENT, DEFAULT = "current", "default"
@@ -89,36 +86,52 @@ class Registry:
         wanted: str | None,
         dtype: str | None = None,
         preferences: Sequence[str] | None = None,
+        caller: Caller = ANYONE,
+        foreign: bool = False,
     ) -> str | None:
         """The backend meant by ``wanted``: itself, or the best of a framework (``vllm``, ``trtllm-1.3.0rc20``).
 
-        A format that none has learned is answered by those that know the units which it is computed on.
-        ``preferences`` stand in for the lines of ``<root>/default``. None where no predictor fits; PredictorError
-        where it takes the card of a damaged one to choose.
+        ``preferences`` stand in for the lines of ``<root>/default``; ``foreign`` leaves out those of own rows. None
+        where no predictor fits; PredictorError where it takes the card of a damaged one to choose.
         """
-        known = [each for each in self.backends(kind, device_id) if wanted is None or means(wanted, each)]
-        if wanted is None:
-            known = [each for each in known if answers_anyone(each, dtype)] or known
-        if wanted in known or len(known) < 2:
-            return wanted if wanted in known else next(iter(known), None)
-        cards = {backend: self._card(kind, device_id, backend) for backend in known}
-        formats = () if dtype is None else (dtype, *RATE_OF.get(dtype, ()))
-        taught = ([backend for backend in known if _learned(cards[backend], each)] for each in formats)
-        seen = next(filter(None, taught), known)
         order = self.preferences() if preferences is None else preferences
-        return ranked({backend: cards[backend].get("n", 0) for backend in seen}, wanted, order)[0]
+        card_of = partial(self._card, kind, device_id)
+        known = self.backends(kind, device_id)
+        if foreign:
+            known = [each for each in known if not is_own(sources_of(card_of(each)))]
+        return matching(known, card_of, wanted, dtype, order, kind, caller)
 
     def learned(
-        self, kind: str, device_id: str, wanted: str | None, dtype: str, preferences: Sequence[str] | None = None
+        self,
+        kind: str,
+        device_id: str,
+        wanted: str | None,
+        dtype: str,
+        preferences: Sequence[str] | None = None,
+        caller: Caller = ANYONE,
     ) -> str | None:
         """:meth:`matching`, where its predictor has learned the format."""
-        backend = self.matching(kind, device_id, wanted, dtype, preferences)
-        return backend if backend and _learned(self._card(kind, device_id, backend), dtype) else None
+        backend = self.matching(kind, device_id, wanted, dtype, preferences, caller)
+        return backend if backend and has_learned(self._card(kind, device_id, backend), dtype) else None
+
+    def launched(
+        self, kind: str, device_id: str, dtype: str, preferences: Sequence[str] | None, caller: Caller
+    ) -> str | None:
+        """The backend of own rows that a caller launches, of those whose predictor has learned the format."""
+        known = [each for each in self.backends(kind, device_id) if place(caller, kind, dtype, each) is not None]
+        cards = {each: self._card(kind, device_id, each) for each in known}
+        rows = {
+            backend: card.get("n", 0)
+            for backend, card in cards.items()
+            if is_own(sources_of(card)) and has_learned(card, dtype)
+        }
+        order = self.preferences() if preferences is None else preferences
+        return next(iter(launched(rows, order, kind, dtype, caller)), None)
 
     def calling(self, kind: str, device_id: str, calls: str, dtype: str) -> str | None:
         """The backend with most rows of those with ``calls`` in their names whose predictor has learned the format."""
         cards = {each: self._card(kind, device_id, each) for each in self.backends(kind, device_id) if calls in each}
-        known = [each for each in cards if _learned(cards[each], dtype)]
+        known = [each for each in cards if has_learned(cards[each], dtype)]
         return max(known, key=lambda each: (cards[each].get("n", 0), each), default=None)
 
     def devices(self) -> list[str]:
@@ -213,11 +226,6 @@ class Registry:
 @lru_cache(maxsize=512)
 def _loaded(path: Path, stamp: tuple[int, ...]) -> Predictor:
     return load(path)
-
-
-def _learned(card: dict[str, Any], dtype: str) -> bool:
-    """Whether a predictor has rows of a format; formats of 16 bits are alike to it."""
-    return alike(dtype) in {alike(name) for name in card.get("dtypes", ())}
 
 
 def _current(folder: Path) -> str | None:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ..datasets.backends import DEFAULT_BACKEND, ranked
+from ..datasets.backends import DEFAULT_BACKEND
 from ..datasets.columns import number_array
 from ..datasets.devices import Device
 from ..datasets.vocabulary import KINDS, kind
+from .choice import ranked
 from .features import Frame, feature_names, frame
 from .intervals import PERCENTILES, wider
 from .splits import combined
@@ -139,7 +140,8 @@ def tables(
 
 def default_backend(backends: list[MeasurementTable]) -> str | None:
     """The backend that answers when none is named, as in :meth:`.registry.Registry.default_backend`."""
-    return next(iter(ranked({table.backend: len(table) for table in backends}, None, ())), None)
+    kind_name = backends[0].kind if backends else ""
+    return next(iter(ranked({table.backend: len(table) for table in backends}, None, (), kind_name)), None)
 
 
 def _column(rows: pa.Table, name: str, default: Any = None) -> np.ndarray:

@@ -63,7 +63,8 @@ class Degraded:
         try:
             flows = self.flows.with_faults((*self.flows.faults, *faults))
             factors = flows.stretches(self.ops) / stretch
-            sends = self._sends(FusedEngine([flows if each is self.flows else each for each in self.engine.engines]))
+            engines = [flows if each is self.flows else each for each in self.engine.engines]
+            sends = self._sends(FusedEngine(engines, stack=self.engine.stack))
         except PartitionError:
             return np.inf
         key = factors.tobytes() + sends.onward_us.tobytes()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ...datasets.devices import Device
 from ...models import analytical
+from ...models.choice import LAW
 from ...models.intervals import UNCALIBRATED_FACTOR
 from .answers import Answers, Columns
 
@@ -24,4 +25,4 @@ class AnalyticalEngine:
         answers.low_us[:] = latency / UNCALIBRATED_FACTOR
         answers.high_us[:] = latency * UNCALIBRATED_FACTOR
         answers.engine[:] = self.name
-        return answers
+        return answers.by(LAW, LAW)

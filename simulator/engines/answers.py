@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from ...datasets.ops import Op, iterate_groups
 
 Columns = Mapping[str, np.ndarray]
+NOBODY = np.array("", dtype=object)
 MOST_KNOWN = 100_000  # ops whose answers an engine keeps; longer lists are not looked up
 
 
@@ -20,7 +21,8 @@ class Answers:
 
     ``low_us`` and ``high_us`` bound the latency with :data:`.coverage.COVERAGE`; ``engine`` and ``predictor`` name
     who answered (one for all: an array of stride 0, which cannot be written); ``in_envelope`` is False where a
-    predictor had to extrapolate.
+    predictor had to extrapolate. ``rule`` is the clause of :mod:`...models.choice` by which it was asked, ``source``
+    who measured what it knows; empty where an engine does not say.
     """
 
     latency_us: np.ndarray
@@ -29,6 +31,13 @@ class Answers:
     engine: np.ndarray
     predictor: np.ndarray
     in_envelope: np.ndarray
+    rule: np.ndarray = field(default_factory=lambda: NOBODY)
+    source: np.ndarray = field(default_factory=lambda: NOBODY)
+
+    def __post_init__(self) -> None:
+        for name in ("rule", "source"):
+            if getattr(self, name) is NOBODY:
+                setattr(self, name, np.full(len(self.latency_us), "", dtype=object))
 
     @classmethod
     def declined(cls, n: int) -> Answers:
@@ -43,15 +52,26 @@ class Answers:
             np.zeros(n, dtype=bool),
         )
 
+    def by(self, rule: str, source: str) -> Answers:
+        """The same, all by one clause and source."""
+        self.rule, self.source = (
+            np.broadcast_to(np.array(each, dtype=object), self.rule.shape) for each in (rule, source)
+        )
+        return self
+
     @property
     def open(self) -> np.ndarray:
         """Positions that nobody answered yet."""
         return np.flatnonzero(np.isnan(self.latency_us))
 
+    def take(self, chosen: np.ndarray) -> Answers:
+        """Some of the entries."""
+        return Answers(*(getattr(self, f.name)[chosen] for f in fields(self)))
+
     def put(self, positions: np.ndarray | slice, other: Answers) -> None:
         """Copy the entries of ``other`` to ``positions`` of this one."""
         for f in fields(self):
-            getattr(self, f.name)[positions] = getattr(other, f.name)
+            getattr(self, f.name)[positions] = getattr(other, f.name, "")
 
 
 class Engine(Protocol):

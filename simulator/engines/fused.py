@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from ...datasets.store import Store
 from ...models.registry import Registry
 from ..question.sources import ORDER
 from .analytical import AnalyticalEngine
+from ..question.plan import Stack
 from .answers import Answers, Columns, Engine
+from .chain import chained
 from .learned import LearnedEngine
 from .measured import MeasuredEngine
 from .network import NetworkEngine, NodeEngine
@@ -32,6 +35,7 @@ class EngineError(ValueError):
 class FusedEngine:
     """Tries ``engines`` in order; each sees only the ops that those before it declined.
 
+    What they know is asked clause by clause, as :mod:`.chain` puts it for a ``stack`` or for nobody in particular.
     ``memo`` is for who asks about single ops again and again: what was predicted, by op and cache state; ``answered``
     are the answers behind it (:func:`.answers.ask`). ``derived`` are these engines as
     frameworks want them, by backends.
@@ -39,13 +43,19 @@ class FusedEngine:
 
     engines: Sequence[Engine]
     name: str = "fused"
+    stack: Stack | None = None
     memo: dict[tuple[Op, str], Any] = field(default_factory=dict, compare=False, repr=False)
     answered: dict[tuple[str, Op], tuple[Any, ...]] = field(default_factory=dict, compare=False, repr=False)
-    derived: dict[tuple[str, ...], FusedEngine] = field(default_factory=dict, compare=False, repr=False)
+    derived: dict[str, FusedEngine] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def chain(self) -> Sequence[Engine]:
+        """The engines in the order of the clauses."""
+        return chained(self.engines, self.stack)
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
         answers: Answers | None = None
-        for engine in self.engines:
+        for engine in self.chain:
             waiting = slice(None) if answers is None else answers.open
             if not isinstance(waiting, slice) and not len(waiting):
                 break

@@ -11,11 +11,13 @@ import numpy as np
 from ...datasets.backends import framework
 from ...datasets.devices import Device
 from ...datasets.ops import KINDS, LINKS
+from ...models.choice import ANY as ANY_TABLE
+from ...models.choice import ANYONE, OTHER, OWN, OWN_ROWS, TABLE, Caller, place
 from ...models.predictor import ANY, Prediction, Predictor
 from ...models.registry import Registry
 from .answers import Answers, Columns
 from .coverage import apart, between_labs, brought
-from .library import known_as
+from .library import known_as, source_of
 from .network import NetworkEngine
 
 COMMUNICATION = ("collective", "expert_parallel")
@@ -27,7 +29,9 @@ class LearnedEngine:
     """Asks the first registry with a predictor of the kind on this device, then on the device that it is a variant of,
     then the first with one over devices; declines kinds without any.
 
-    ``backend`` may be a whole backend, a version or a framework; ``preferences`` order several, as for measured rows.
+    ``backend`` may be a whole backend, a version or a framework; of several that answers which :mod:`...models.choice`
+    puts first for the ``caller``. ``rows`` are ``any``, those of one clause of the rule (``own``: of the kernel that
+    is launched, on this very device) or those of other labs (``others``).
     Predictors over devices learned from GPUs: they do not answer
     for a CPU, nor do those that learned from matrix units answer for fp32 products. With ``inside_node``, groups that
     leave their node, or what was measured of it, are a network's affair; not those of CPUs, whose links nobody knows.
@@ -42,6 +46,8 @@ class LearnedEngine:
     preferences: Sequence[str] | None = None
     network: NetworkEngine | None = None
     name: str = "learned"
+    rows: str = "any"
+    caller: Caller = ANYONE
     _found: dict[tuple[str, str], Predictor | None] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
@@ -57,6 +63,7 @@ class LearnedEngine:
             for name in (self.name, f"{predictor.name}@{predictor.version}")
         )
         answers = Answers(found.latency_us, low, high, engine, who, found.in_envelope)
+        answers.by(self._rule(predictor, dtype), source_of(predictor))
         if self.inside_node and not self.device.synchronous and KINDS[kind].family in COMMUNICATION:
             leaves = columns["ranks"] > columns["ranks_per_node"]
             answers.latency_us[leaves | ~answers.in_envelope] = np.nan
@@ -126,7 +133,16 @@ class LearnedEngine:
         pairs = zip(dataclasses.astuple(usual), dataclasses.astuple(found), strict=True)
         return Prediction(*(np.where(better, one, other) for one, other in pairs))
 
+    def _rule(self, predictor: Predictor, dtype: str) -> str:
+        """The clause by which a predictor answers."""
+        if source_of(predictor) == OWN_ROWS:
+            launched = place(self.caller, predictor.kind, dtype, predictor.backend) is not None
+            return OWN if launched else OTHER
+        return ANY_TABLE if self.backend is None else TABLE
+
     def _find(self, kind: str, dtype: str) -> Predictor | None:
+        if self.rows == "own":
+            return self._usable(self._launched(kind, dtype), kind, dtype)
         places = [(self.device.id, self.backend)]
         if self.device.variant_of:
             places.append((self.device.variant_of, self.backend))
@@ -134,11 +150,22 @@ class LearnedEngine:
             places.append((ANY, None if self.backend is None else framework(self.backend)))
         for device_id, wanted in places:
             for registry in self.registries:
-                backend = registry.matching(kind, device_id, wanted, dtype, self.preferences)
+                asked = kind, device_id, wanted, dtype, self.preferences, self.caller
+                backend = registry.matching(*asked, foreign=self.rows == "others")
                 if backend is not None:
-                    found = registry.find(kind, device_id, backend)
-                    return None if found is None or _on_lanes(found, kind, dtype) else found
+                    return self._usable(registry.find(kind, device_id, backend), kind, dtype)
         return None
+
+    def _launched(self, kind: str, dtype: str) -> Predictor | None:
+        """The predictor of own rows of the kernel that is launched."""
+        for registry in self.registries:
+            backend = registry.launched(kind, self.device.id, dtype, self.preferences, self.caller)
+            if backend is not None:
+                return registry.find(kind, self.device.id, backend)
+        return None
+
+    def _usable(self, predictor: Predictor | None, kind: str, dtype: str) -> Predictor | None:
+        return None if predictor is None or _on_lanes(predictor, kind, dtype) else predictor
 
 
 def _communicates(kind: str) -> bool:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ...datasets.backends import framework, ranked
+from ...datasets.backends import framework
 from ...datasets.devices import Device
+from ...models.choice import LIBRARY, OWN_ROWS, is_own, ranked, sources_of
 from ...models.features import alike
 from ...models.predictor import Prediction, Predictor
 from ...models.registry import Registry
@@ -48,6 +49,7 @@ class LibraryEngine:
         answers.in_envelope[:] = np.all([each.in_envelope for each in read], axis=0)
         answers.engine[:] = self.name
         answers.predictor[:] = ", ".join(f"{each.name}@{each.version}" for each in known)
+        answers.rule[:], answers.source[:] = LIBRARY, source_of(*known)
         return answers
 
     def readings(self, dtype: str) -> tuple[Predictor, ...]:
@@ -64,7 +66,7 @@ class LibraryEngine:
                     predictor = registry.find("gemm", device_id, backend) if calls_library(backend) else None
                     if predictor is not None and alike(dtype) in map(alike, predictor.card.get("dtypes", ())):
                         rows.setdefault(framework(backend), {})[backend] = predictor.card.get("n", 0)
-                best = [ranked(own, None, ())[0] for _, own in sorted(rows.items())]
+                best = [ranked(one, None, (), "gemm")[0] for _, one in sorted(rows.items())]
                 found = [registry.find("gemm", device_id, backend) for backend in best]
                 if found:
                     return tuple(each for each in found if each is not None)
@@ -74,6 +76,12 @@ class LibraryEngine:
 def calls_library(backend: str) -> bool:
     """Whether a backend's name says that PyTorch called its product."""
     return CALLED in backend.partition(":")[2]
+
+
+def source_of(*predictors: Predictor) -> str:
+    """Whose rows predictors learned from."""
+    sources = [sources_of(each.card) for each in predictors]
+    return OWN_ROWS if any(map(is_own, sources)) else ", ".join(sorted({name for each in sources for name in each}))
 
 
 def known_as(device: Device, predictor: Predictor) -> Device:

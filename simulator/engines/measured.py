@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ...datasets.backends import ranked
 from ...datasets.devices import Device
 from ...datasets.ops import KINDS
 from ...datasets.store import Exact, Store
+from ...models.choice import ANYONE, OTHER, OWN, OWN_ROWS, ROW, Caller, is_own, launched, ranked
 from ...models.intervals import PERCENTILES
 from .answers import Answers, Columns
 from .coverage import brought
@@ -23,12 +23,18 @@ TRACES = {"kineto": "a profile of PyTorch"}
 """Sources of rows that were read out of a run's trace: neither warmed up nor repeated as the harness does."""
 
 
+Places = Mapping[str, int]  # of the backends that may answer, best first
+Table = tuple[Mapping[tuple[Any, ...], list[Exact]], Places]
+
+
 @dataclass
 class MeasuredEngine:
     """Exact hits in the first store that has one; every other op is declined.
 
     ``backend`` may be a whole backend, a version or a framework. Of several that fit, and of all without one, that
-    answers which :func:`opcast.datasets.backends.ranked` puts first by ``preferences``; of its measurements the newest.
+    answers which :mod:`...models.choice` puts first for the ``caller``; of its measurements the newest. ``rows`` are
+    ``any``, or those of one clause of the rule: ``own`` (of the kernel that is launched), ``others`` (of other labs) or
+    ``rest`` (own ones of another kernel).
     """
 
     device: Device
@@ -36,13 +42,13 @@ class MeasuredEngine:
     backend: str | None = None
     preferences: Sequence[str] = ()
     name: str = "measured"
-    _tables: dict[tuple[str, str], list[tuple[Mapping[tuple[Any, ...], list[Exact]], Mapping[str, int]]]] = field(
-        default_factory=dict, init=False, repr=False
-    )
+    rows: str = "any"
+    caller: Caller = ANYONE
+    _tables: dict[tuple[str, str, str], list[Table]] = field(default_factory=dict, init=False, repr=False)
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
         answers = Answers.declined(len(next(iter(columns.values()))))
-        tables = self._lookup(kind, cache)
+        tables = self._lookup(kind, dtype, cache)
         if not tables:
             return answers
         dims = np.stack([columns[name] for name in KINDS[kind].names], axis=1).tolist()
@@ -50,7 +56,7 @@ class MeasuredEngine:
         for position, values in enumerate(dims):
             key = (*values, dtype, out_dtype)
             for table, places in tables:
-                found = [exact for exact in table.get(key, ()) if exact.backend in places]
+                found = [exact for exact in table.get(key, ()) if exact.backend in places and self._counts(exact)]
                 if found:
                     positions.append(position)
                     hits.append(min(found, key=lambda exact: places[exact.backend]))
@@ -59,21 +65,32 @@ class MeasuredEngine:
             self._put(answers, np.array(positions), hits)
         return answers
 
-    def _lookup(self, kind: str, cache: str) -> list[tuple[Mapping[tuple[Any, ...], list[Exact]], Mapping[str, int]]]:
-        """For each store with rows of a kind: measurements by op, and the places of the backends that may answer."""
-        if (kind, cache) not in self._tables:
-            asked = kind, self.device.id, cache
-            found = ((store.lookup(*asked), self._places(store.backend_rows(*asked))) for store in self.stores)
-            self._tables[kind, cache] = [(table, places) for table, places in found if places]
-        return self._tables[kind, cache]
+    def _counts(self, exact: Exact) -> bool:
+        """Whether a row is one of those that are asked for."""
+        return self.rows == "any" or is_own((exact.source,)) == (self.rows != "others")
 
-    def _places(self, rows: Mapping[str, int]) -> dict[str, int]:
-        return {backend: at for at, backend in enumerate(ranked(rows, self.backend, self.preferences))}
+    def _lookup(self, kind: str, dtype: str, cache: str) -> list[Table]:
+        """For each store with rows of a kind: measurements by op, and the places of the backends that may answer."""
+        key = kind, dtype, cache
+        if key not in self._tables:
+            asked = kind, self.device.id, cache
+            tables = (
+                (store.lookup(*asked), self._places(kind, dtype, store.backend_rows(*asked))) for store in self.stores
+            )
+            self._tables[key] = [(table, places) for table, places in tables if places]
+        return self._tables[key]
+
+    def _places(self, kind: str, dtype: str, rows: Mapping[str, int]) -> Places:
+        mine = launched(rows, self.preferences, kind, dtype, self.caller)
+        order = mine if self.rows == "own" else ranked(rows, self.backend, self.preferences, kind, self.caller)
+        return {each: at for at, each in enumerate(order) if self.rows != "rest" or each not in mine}
 
     def _put(self, answers: Answers, positions: np.ndarray, hits: Sequence[Exact]) -> None:
         for at, each in zip(positions.tolist(), hits, strict=True):
-            if each.source in TRACES:
-                answers.predictor[at] = TRACES[each.source]
+            answers.predictor[at] = TRACES.get(each.source)
+            mine = is_own((each.source,))
+            answers.source[at] = OWN_ROWS if mine else each.source
+            answers.rule[at] = (OTHER if self.rows == "rest" else OWN) if mine else ROW
         latency, low, high = np.array([each[:3] for each in hits], dtype=np.float64).T
         untold = (low >= latency) & (high <= latency)
         least = np.where(untold, UNREPEATED_FACTOR, LEAST_FACTOR)

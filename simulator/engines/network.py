@@ -18,6 +18,7 @@ from ..network.calibrate import ACROSS, INSIDE, fit
 from ..network.law import Tuning, collective_us
 from ..network.nccl import GroupShapes
 from ..network.tunings import tuning
+from ...models.choice import NETWORK
 from .answers import Answers, Columns
 from .coverage import widened
 
@@ -72,6 +73,7 @@ class NetworkEngine:
         answers.latency_us[:] = np.maximum(latency, self.device.launch_us)
         answers.low_us[:], answers.high_us[:] = answers.latency_us / spread, answers.latency_us * spread
         answers.engine[:] = self.name
+        answers.rule[:] = answers.source[:] = NETWORK
         answers.in_envelope[:] = groups.nodes == 1
         return answers
 

@@ -14,6 +14,7 @@ import numpy as np
 from ...datasets.backends import framework
 from ...datasets.devices import RATE_OF, Device, DeviceError, load_device
 from ...datasets.ops import KINDS
+from ...models.choice import ANYONE, KIN, Caller
 from ...models.donors import ANY_FORMAT, Donor, able, donors, group
 from ...models.intervals import Intervals
 from ...models.kinship import OWN, TIERS, Kin, constant, errors, recast_share, recast_widths, tier, voices, wider
@@ -43,6 +44,7 @@ class TransferEngine:
     inside_cluster: bool = False
     preferences: Sequence[str] | None = None
     name: str = "transfer"
+    caller: Caller = ANYONE
     _found: dict[tuple[str, str], Kin | None] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
@@ -59,6 +61,7 @@ class TransferEngine:
             answers.in_envelope[:] = found.in_envelope
             answers.engine[:] = self.name
             answers.predictor[:] = kin.name
+            answers.rule[:] = answers.source[:] = KIN
             if communication:  # over links that kin do not have, their answers say nothing
                 answers.latency_us[~found.in_envelope] = np.nan
             answers.latency_us[~able(kind, columns)] = np.nan
@@ -105,7 +108,10 @@ class TransferEngine:
         """The device itself, asked as another kind, or kin as near as there are any that ``known`` has intervals of."""
         wanted = self.backend and framework(self.backend)
         calls = donor.calls if donor is not None else ""
-        places = {each[0].id: each for each in learned(self.registries, kind, dtype, wanted, self.preferences, calls)}
+        places = {
+            each[0].id: each
+            for each in learned(self.registries, kind, dtype, wanted, self.preferences, calls, self.caller)
+        }
         for name in (self.device.id, self.device.variant_of) if donor is not None else ():
             own = _predictor(kind, places[name]) if name in places else None
             if own is not None:
@@ -139,6 +145,7 @@ def learned(
     backend: str | None,
     preferences: Sequence[str] | None,
     calls: str = "",
+    caller: Caller = ANYONE,
 ) -> list[Place]:
     """Each device with a predictor of the kind that has learned the format, where it lies, and of which backend.
 
@@ -154,7 +161,7 @@ def learned(
             if calls:
                 name = registry.calling(kind, device_id, calls, dtype)
             else:
-                name = registry.learned(kind, device_id, backend, dtype, preferences)
+                name = registry.learned(kind, device_id, backend, dtype, preferences, caller)
             if name is not None:
                 found.setdefault(device_id, (device, registry, name))
     return list(found.values())

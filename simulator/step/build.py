@@ -11,10 +11,7 @@ import numpy as np
 from ...datasets.devices import Device
 from ..engines import Engine, FusedEngine
 from ..engines.flow import FlowEngine
-from ..engines.kernels import KernelsEngine
 from ..engines.learned import LearnedEngine
-from ..engines.library import LibraryEngine
-from ..engines.transfer import TransferEngine
 from ..graph import Graph
 from ..memory.amounts import GIB, Memory
 from ..memory.stage import stage_memory
@@ -246,29 +243,14 @@ def stage_memories(
 
 
 def engine_of(stack: Stack, engine: Engine) -> Engine:
-    """The engine with the stack's own predictors in the place of whoever's, unless a backend was asked for.
-
-    Products of a stack that has none are those of the library that PyTorch calls (:mod:`..engines.library`).
-    """
+    """The engine as a stack asks it: what that one launches goes first (:mod:`..engines.chain`)."""
     if not isinstance(engine, FusedEngine):
         return engine
-    key = stack.collectives, stack.backend, repr(stack.kernels)
+    key = repr((stack.id, stack.backend, stack.collectives, stack.attention, stack.fusion, stack.kernels))
     if key not in engine.derived:
-        engine.derived[key] = _own_engine(stack, engine)
+        engines = [
+            replace(each, beneath=engine_of(stack, each.beneath)) if isinstance(each, FlowEngine) else each
+            for each in engine.engines
+        ]
+        engine.derived[key] = FusedEngine(engines, stack=stack)
     return engine.derived[key]
-
-
-def _own_engine(stack: Stack, engine: FusedEngine) -> FusedEngine:
-    engines: list[Engine] = []
-    for each in engine.engines:
-        if isinstance(each, (LearnedEngine, TransferEngine)) and each.backend is None:
-            if isinstance(each, LearnedEngine) and stack.kernels:
-                engines.append(KernelsEngine(each, stack.kernels))
-            if isinstance(each, LearnedEngine) and not stack.backend:
-                engines.append(LibraryEngine(each.device, each.registries))
-            names = [name for name in (stack.collectives, stack.backend) if name]
-            engines += [replace(each, backend=name) for name in names]
-        if isinstance(each, FlowEngine):
-            each = replace(each, beneath=engine_of(stack, each.beneath))
-        engines.append(each)
-    return FusedEngine(engines)

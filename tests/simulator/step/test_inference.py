@@ -11,6 +11,7 @@ from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import DeviceError, load_device
 from opcast.simulator.engines import build_engine
 from opcast.simulator.engines.library import LibraryEngine
+from opcast.simulator.engines.own import OwnEngine
 from opcast.simulator.passes.order import INFERENCE, apply_passes
 from opcast.simulator.question.plan import Parallel, Plan, PlanError, Stack, load_stack
 from opcast.simulator.question.work import Work
@@ -168,16 +169,22 @@ def test_what_does_not_fit_says_what_would(small_model, graphs):
 def test_engines_answer_with_their_own_predictors(tmp_path):
     (tmp_path / "registry").mkdir()
     engine = build_engine(H100, [], [tmp_path / "registry"])
-    own = engine_of(load_stack("fastertransformer"), engine)
+
+    def asked(stack, engine):
+        """The backends that are asked after own rows."""
+        own, *others = engine_of(load_stack(stack), engine).chain
+        assert isinstance(own, OwnEngine)
+        return others
+
     by_network, by_physics = None, None
-    backends = [getattr(each, "backend", None) for each in own.engines]
+    backends = [getattr(each, "backend", None) for each in asked("fastertransformer", engine)]
     assert backends == ["nccl", "trtllm", None] * 2 + [by_network, by_physics]
-    chosen = build_engine(H100, [], [tmp_path / "registry"], backend="sglang")
-    backends = [getattr(each, "backend", None) for each in engine_of(load_stack("vllm"), chosen).engines]
-    assert backends == ["sglang", "sglang", by_network, by_physics]
-    library, *others = engine_of(load_stack("torch"), engine).engines
+    library, *others = asked("torch", engine)
     assert isinstance(library, LibraryEngine)
     assert [getattr(each, "backend", None) for each in others] == [None] * len(engine.engines)
+    chosen = build_engine(H100, [], [tmp_path / "registry"], backend="sglang")
+    backends = [getattr(each, "backend", None) for each in engine_of(load_stack("vllm"), chosen).chain]
+    assert backends == ["sglang", "sglang", by_network, by_physics]
 
 
 @pytest.mark.parametrize(
