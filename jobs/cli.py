@@ -49,7 +49,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "completion": ("completing", "what makes bash, zsh or fish complete verbs, settings and choices"),
 }
 # a verb and the word after it -> the module and configuration of their own that they have
-PAIRS: dict[tuple[str, ...], str] = {("search", "serving"): "search_serving"}
+PAIRS: dict[tuple[str, ...], str] = {
+    ("search", "serving"): "search_serving",
+    ("profile", "coverage"): "profile_coverage",
+}
 # Hydra's flags -> the words that may follow it ("*": any); a flag with words that is no INFO needs one
 HYDRA_FLAGS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("--help", "-h", "--hydra-help", "--multirun", "-m", "--resolve"), ()),

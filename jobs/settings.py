@@ -73,7 +73,7 @@ PARTS = {  # of groups that no loader checks
     "model": ("name", "source", "config", "path"),
 }
 DEEPEST = 20  # brackets in a word of the command line
-READERS = ("predict", "simulate", "serving", "search", "search_serving", "validate", "list")
+READERS = ("predict", "simulate", "serving", "search", "search_serving", "profile_coverage", "validate", "list")
 """Verbs that only read a store and predictors; all others write there, or say themselves that nothing is there."""
 
 

@@ -12,7 +12,23 @@ from functools import lru_cache
 from ...datasets.loading import nearest
 from ...datasets.ops import Op
 from ..environment import free_memory_bytes
-from . import attention, elements, fused, gather, gemm, mixers, moe, paged, rows, served, system
+from . import (
+    attention,
+    compiled,
+    elements,
+    experts,
+    fused,
+    gather,
+    gemm,
+    latent,
+    mixers,
+    moe,
+    paged,
+    rows,
+    served,
+    system,
+    transformer_engine,
+)
 from .base import BUILDERS, Builder, Inputs, Prepared, Run, Unsupported
 
 __all__ = [
@@ -26,7 +42,23 @@ __all__ = [
     "prepare",
 ]
 
-FAMILIES = (attention, elements, fused, gather, gemm, mixers, moe, paged, rows, served, system)
+FAMILIES = (
+    attention,
+    compiled,
+    elements,
+    experts,
+    fused,
+    gather,
+    gemm,
+    latent,
+    mixers,
+    moe,
+    paged,
+    rows,
+    served,
+    system,
+    transformer_engine,
+)
 CPU_OUT_OF_MEMORY = "can't allocate memory"  # torch's words; on a GPU it has an exception of its own
 GLIBC_LARGEST_THRESHOLD = 32 << 20  # DEFAULT_MMAP_THRESHOLD_MAX of glibc's malloc on 64-bit machines
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 FORWARD = ("attention_prefill", "attention_decode")
 CUDA = ("cuda",)
+FLASH2 = (8, 0)  # the least compute capability that torch's FlashAttention-2 runs on
 
 
 def window(op: Op) -> int:
@@ -89,11 +90,13 @@ def _sdpa_arguments(op: Op, device: str) -> dict[str, Any]:
     return arguments
 
 
-def picked(operands: Sequence[torch.Tensor], arguments: dict[str, Any]) -> str:
+def picked(operands: Sequence[torch.Tensor], arguments: dict[str, Any], inputs: Inputs) -> str:
     """The kernel that SDPA takes for these operands: flash, efficient, cudnn, overrideable or math."""
     import torch
     from torch.nn.attention import SDPBackend
 
+    if inputs.outline:
+        return "flash" if inputs.capability >= FLASH2 and operands[0].itemsize == 2 else "efficient"
     choose: Any = torch._fused_sdp_choice
     mask, causal, grouped = arguments["attn_mask"], arguments["is_causal"], arguments.get("enable_gqa", False)
     with torch.set_grad_enabled(any(operand.requires_grad for operand in operands)):
@@ -112,12 +115,12 @@ def sdpa(op: Op, inputs: Inputs) -> Run:
     """
     from torch.nn import functional
 
-    if inputs.device == "cuda" and needs_mask(op):
+    if inputs.on_gpu and needs_mask(op):
         inputs.kernel = "flash2"
         return flash2(op, inputs)
     query, key, value = _query_key_value(op, inputs)
     arguments = _sdpa_arguments(op, inputs.device)
-    inputs.kernel = picked((query, key, value), arguments)
+    inputs.kernel = picked((query, key, value), arguments, inputs)
     return partial(functional.scaled_dot_product_attention, query, key, value, **arguments)
 
 
@@ -204,16 +207,16 @@ for _kind in FORWARD:
 @case("attention_backward", "sdpa")
 def sdpa_backward(op: Op, inputs: Inputs) -> Run:
     """The backward of what :func:`sdpa` runs for these shapes when gradients are needed."""
-    if inputs.device == "cuda" and needs_mask(op):
+    if inputs.on_gpu and needs_mask(op):
         inputs.kernel = "flash2"
         return flash2_backward(op, inputs)
-    operands = [operand.requires_grad_() for operand in _query_key_value(op, Inputs(inputs.device, inputs.seed))]
-    chosen = picked(operands, _sdpa_arguments(op, inputs.device))
+    operands = [operand.requires_grad_() for operand in _query_key_value(op, inputs.another())]
+    chosen = picked(operands, _sdpa_arguments(op, inputs.device), inputs)
     del operands
     inputs.kernel = chosen
     if inputs.device == "cpu" and chosen == "flash":
         return _flash_cpu_backward(op, inputs)
-    if chosen == "math" and inputs.device == "cuda":
+    if chosen == "math" and inputs.on_gpu:
         raise Unsupported("torch has no fused backward for these shapes; measure backend math")
     builders = {"flash": flash2_backward, "efficient": efficient_backward, "cudnn": cudnn_backward}
     return builders.get(chosen, math_backward)(op, inputs)

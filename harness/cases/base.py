@@ -63,7 +63,10 @@ class Inputs:
     """Seeded random, non-zero tensors on one device. ``bytes`` counts what they occupy.
 
     ``kernel`` is where a builder says which kernel runs, when its backend chooses among several or is another package.
+    ``outline`` is true of inputs without memory (:mod:`.outline`), for which packages are stand-ins.
     """
+
+    outline = False
 
     def __init__(self, device: str, seed: int) -> None:
         import torch
@@ -73,6 +76,22 @@ class Inputs:
         self.bytes = 0
         self.kernel: str | None = None
         self.generator = torch.Generator(device).manual_seed(seed)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the op runs on a GPU, or is outlined for one."""
+        return self.device != "cpu"
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """The compute capability of the GPU."""
+        import torch
+
+        return torch.cuda.get_device_capability()
+
+    def count(self, mask: torch.Tensor, share: float) -> int:
+        """How many entries are true, of which ``share`` is expected where there is no memory to look into."""
+        return int(mask.sum())
 
     def normal(self, *shape: int, dtype: str) -> torch.Tensor:
         """Standard normal values; integers from 1 to 99 and booleans are uniform instead."""
@@ -101,6 +120,14 @@ class Inputs:
         import torch
 
         return self._count(torch.randperm(count, generator=self.generator, device=self.device))
+
+    def another(self) -> Inputs:
+        """Inputs of the same kind and seed, whose bytes are counted apart."""
+        return Inputs(self.device, self.seed)
+
+    def pinned(self, numel: int, dtype: str) -> torch.Tensor:
+        """Random values in the host's memory, where the device reads and writes them directly."""
+        return Inputs("cpu", self.seed).normal(numel, dtype=dtype).pin_memory()
 
     def runs(self, numel: int, run: int, dtype: str) -> torch.Tensor:
         """``numel`` elements, each ``run`` of them contiguous and followed by as many that are skipped.

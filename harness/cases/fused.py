@@ -8,13 +8,16 @@ from typing import Any
 
 from ...datasets.ops import Op
 from .base import Inputs, Run, Unsupported, case, torch_dtype
-from .rows import EPSILON, LARGEST, matrix, same_dtype
+from .outline import StandIn
+from .rows import ALL, EPSILON, LARGEST, matrix, same_dtype, check_part
 
 CUDA = ("cuda",)
 
 
-def kernels() -> Any:
+def kernels(inputs: Inputs) -> Any:
     """The kernel package; Unsupported where triton is not installed."""
+    if inputs.outline:
+        return StandIn()
     try:
         return importlib.import_module("..kernels", __package__)
     except ImportError as error:
@@ -26,20 +29,20 @@ def rms_norm(op: Op, inputs: Inputs) -> Run:
     """One program for each row, or for a few short rows."""
     same_dtype(op)
     weight = inputs.normal(op.cols, dtype=op.dtype)
-    return partial(kernels().rms_norm, matrix(op, inputs), weight, EPSILON)
+    return partial(kernels(inputs).rms_norm, matrix(op, inputs), weight, EPSILON)
 
 
 @case("softmax", "triton:softmax", devices=CUDA)
 def softmax(op: Op, inputs: Inputs) -> Run:
     """A row in registers where it fits, two passes where it does not."""
-    return partial(kernels().softmax, matrix(op, inputs), torch_dtype(op.out_dtype))
+    return partial(kernels(inputs).softmax, matrix(op, inputs), torch_dtype(op.out_dtype))
 
 
 @case("silu_mul", "triton:silu_mul", devices=CUDA)
 def silu_mul(op: Op, inputs: Inputs) -> Run:
     """Both halves read once, no intermediate."""
     same_dtype(op)
-    return partial(kernels().silu_mul, inputs.normal(op.rows, 2 * op.cols, dtype=op.dtype))
+    return partial(kernels(inputs).silu_mul, inputs.normal(op.rows, 2 * op.cols, dtype=op.dtype))
 
 
 @case("rope", "triton:rope", devices=CUDA)
@@ -50,13 +53,14 @@ def rope(op: Op, inputs: Inputs) -> Run:
         raise Unsupported("rope rotates pairs: head_dim must be even")
     x = inputs.normal(op.tokens, op.heads, op.head_dim, dtype=op.dtype)
     angles = inputs.normal(op.tokens, op.head_dim // 2, dtype="fp32")
-    return partial(kernels().rope, x, angles.cos(), angles.sin())
+    return partial(kernels(inputs).rope, x, angles.cos(), angles.sin())
 
 
 @case("quantize", "triton:quantize", devices=CUDA)
 def quantize(op: Op, inputs: Inputs) -> Run:
     """Maximum, scale and cast in one pass."""
+    check_part(op, ALL)
     if op.out_dtype not in LARGEST:
         raise Unsupported(f"quantize writes {', '.join(LARGEST)}, not {op.out_dtype}: set out_dtype")
     x, target = matrix(op, inputs), torch_dtype(op.out_dtype)
-    return partial(kernels().quantize, x, op.block or op.cols, target, LARGEST[op.out_dtype])
+    return partial(kernels(inputs).quantize, x, op.block or op.cols, target, LARGEST[op.out_dtype])

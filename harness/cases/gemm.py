@@ -11,6 +11,7 @@ from itertools import accumulate
 from random import Random
 from typing import TYPE_CHECKING
 
+from ...datasets.dtypes import WEIGHT_BITS
 from ...datasets.ops import Op
 from .base import Inputs, Run, Unsupported, case, torch_dtype
 from .scaled import NARROW, grouped_fp8
@@ -32,7 +33,7 @@ def _stored(inputs: Inputs, batch: int, rows: int, cols: int, flipped: bool, dty
     return tensor.transpose(-2, -1) if flipped else tensor
 
 
-@case("gemm", "cublas", devices=("cuda",))
+@case("gemm", "cublas", devices=("cuda",), when=lambda op, device: op.dtype not in WEIGHT_BITS)
 @case("gemm", "torch", devices=("cpu",))
 def gemm(op: Op, inputs: Inputs) -> Run:
     """The product of two matrices by the routine that torch has for the dtype."""
@@ -72,11 +73,17 @@ def _int8(op: Op, inputs: Inputs) -> Run:
 
 
 def _scaled_operands(op: Op, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """A row major and B column major, all that the 8-bit routines take. e5m2 is a gradient: only A has it."""
+    """A row major and B column major, all that the 8-bit routines take. e5m2 is a gradient: only A has it.
+
+    Of other layouts an operand lies transposed already: TransformerEngine and torchao write it so when they round it,
+    which is an op of its own (``quantize`` with part=both, or a copy).
+    """
     if inputs.device == "cpu":
         raise Unsupported("8-bit floating point products on the CPU are emulated: nothing to measure")
-    if op.layout != NT or op.batch > 1:
-        raise Unsupported("scaled 8-bit products need layout=nt and batch=1")
+    if op.batch > 1:
+        raise Unsupported("scaled 8-bit products need batch=1")
+    if op.layout != NT:
+        inputs.kernel = "cublas nt, operands transposed before"
     a = inputs.normal(op.m, op.k, dtype=op.dtype)
     b = inputs.normal(op.n, op.k, dtype="fp8").t()
     return a, b
@@ -87,14 +94,17 @@ def _scales(inputs: Inputs, rows: int, cols: int) -> torch.Tensor:
 
 
 def _tensorwise(op: Op, inputs: Inputs) -> Run:
-    """``torch._scaled_mm`` with one scale for each operand, accumulated fast as inference libraries do."""
+    """``torch._scaled_mm`` with one scale for each operand.
+
+    Forward products are accumulated fast; gradients are not, as TransformerEngine and torchao have it.
+    """
     import torch
 
     a, b = _scaled_operands(op, inputs)
     one = torch.ones((), device=inputs.device)
     result_scale = {"scale_result": one} if op.out_dtype in FP8 else {}
     out = torch_dtype(op.out_dtype)
-    return partial(torch._scaled_mm, a, b, one, one, out_dtype=out, use_fast_accum=True, **result_scale)
+    return partial(torch._scaled_mm, a, b, one, one, out_dtype=out, use_fast_accum=op.layout == NT, **result_scale)
 
 
 @case("gemm", "rowwise", devices=("cuda",), when=lambda op, device: op.dtype in FP8)
@@ -105,13 +115,14 @@ def rowwise(op: Op, inputs: Inputs) -> Run:
     a, b = _scaled_operands(op, inputs)
     scale_a, scale_b = _scales(inputs, op.m, 1), _scales(inputs, 1, op.n)
     out = torch_dtype(op.out_dtype)
-    return partial(torch._scaled_mm, a, b, scale_a, scale_b, out_dtype=out, use_fast_accum=True)
+    return partial(torch._scaled_mm, a, b, scale_a, scale_b, out_dtype=out, use_fast_accum=op.layout == NT)
 
 
 def _blockwise(op: Op, inputs: Inputs) -> Run:
     """``torch.nn.functional.scaled_mm``: 1x128 blocks of A, 128x128 blocks of B (DeepSeek-V3, arXiv 2412.19437).
 
-    cuBLAS wants A's scales with the rows contiguous, and B's with k contiguous and padded to four blocks.
+    cuBLAS wants A's scales with the rows contiguous, and B's with k contiguous and padded to four blocks. A block at an
+    edge may be part of one. Both operands of a weight gradient (tn) are activations, in blocks of 1x128.
     """
     import torch
     from torch.nn import functional
@@ -119,11 +130,16 @@ def _blockwise(op: Op, inputs: Inputs) -> Run:
     if not hasattr(functional, "scaled_mm"):
         raise Unsupported(f"torch {torch.__version__} has no block-scaled product; 2.10 brought it")
     a, b = _scaled_operands(op, inputs)
-    if op.k % BLOCK or op.n % BLOCK:
-        raise Unsupported(f"block scales need k and n in multiples of {BLOCK}")
-    padded = -(-op.k // BLOCK // SCALE_PADDING) * SCALE_PADDING
-    scale_a, scale_b = _scales(inputs, op.k // BLOCK, op.m).t(), _scales(inputs, op.n // BLOCK, padded).t()
+    blocks = -(-op.k // BLOCK)
     kind = functional.ScalingType
+    scale_a = _scales(inputs, blocks, op.m).t()
+    if op.layout == TN:
+        scale_b, kind_b = _scales(inputs, blocks, op.n).t(), kind.BlockWise1x128
+    else:
+        padded = -(-blocks // SCALE_PADDING) * SCALE_PADDING
+        scale_b, kind_b = _scales(inputs, -(-op.n // BLOCK), padded).t(), kind.BlockWise128x128
+    if inputs.outline and (op.k % BLOCK or op.n % BLOCK):
+        return lambda: None  # without memory torch counts whole blocks alone; on a GPU it counts those at edges too
     return partial(
         functional.scaled_mm,
         a,
@@ -131,7 +147,7 @@ def _blockwise(op: Op, inputs: Inputs) -> Run:
         scale_a,
         kind.BlockWise1x128,
         scale_b,
-        kind.BlockWise128x128,
+        kind_b,
         output_dtype=torch_dtype(op.out_dtype),
     )
 
@@ -199,7 +215,8 @@ def grouped_gemm_loop(op: Op, inputs: Inputs) -> Run:
     """One ``torch.mm`` per expert that has tokens, into slices of one result: the plain way to run experts."""
     import torch
 
-    if op.out_dtype != op.dtype:
+    wider = {} if op.out_dtype == op.dtype else {"out_dtype": torch_dtype(op.out_dtype)}
+    if wider and (op.layout != TN or not inputs.on_gpu):
         raise Unsupported(f"a loop of products of {op.dtype} is written in {op.dtype}, not in {op.out_dtype}")
     a, b = _grouped_operands(op, inputs)
     ends = expert_ends(op, inputs.seed)
@@ -208,9 +225,9 @@ def grouped_gemm_loop(op: Op, inputs: Inputs) -> Run:
         parts = [(a[:, start:end], b[start:end], i) for i, start, end in spans]
 
         def weight_gradients() -> torch.Tensor:
-            out = torch.zeros(op.experts, op.k, op.n, dtype=a.dtype, device=a.device)
+            out = torch.zeros(op.experts, op.k, op.n, dtype=torch_dtype(op.out_dtype), device=a.device)
             for x, dy, i in parts:
-                torch.mm(x, dy, out=out[i])
+                torch.mm(x, dy, **wider, out=out[i])
             return out
 
         return weight_gradients

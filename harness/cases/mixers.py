@@ -170,17 +170,18 @@ def _fla(op: Op, inputs: Inputs, which: int) -> Any:
     return getattr(package(f"fla.ops.{names[0]}", inputs), names[which])
 
 
-def _fla_operands(op: Op, inputs: Inputs, tokens: int) -> tuple[torch.Tensor, ...]:
-    """Operands with a key head for each value head, as the kernels take them."""
-    query, key, *others = scan_operands(op, inputs, tokens)
+def _fla_operands(op: Op, inputs: Inputs, tokens: int) -> dict[str, torch.Tensor]:
+    """Operands with a key head for each value head, by the names of the kernels' arguments: their order has changed."""
+    query, key, value, decay, gate = scan_operands(op, inputs, tokens)
     each = op.heads // op.groups
-    return query.repeat_interleave(each, 2), key.repeat_interleave(each, 2), *others
+    heads = {"q": query.repeat_interleave(each, 2), "k": key.repeat_interleave(each, 2)}
+    return {**heads, "v": value, "g": decay, "beta": gate}
 
 
 @case("linear_attention_prefill", "fla:chunk", devices=CUDA, when=_ruled(1, KDA))
 def fla_chunk(op: Op, inputs: Inputs) -> Run:
     """``chunk_gated_delta_rule`` or ``chunk_kda``."""
-    return partial(_fla(op, inputs, 1), *_fla_operands(op, inputs, op.seq))
+    return partial(_fla(op, inputs, 1), **_fla_operands(op, inputs, op.seq))
 
 
 @case("linear_attention_backward", "fla:chunk", devices=CUDA, when=_ruled(1, KDA), capturable=lambda op: False)
@@ -193,19 +194,23 @@ def fla_chunk_backward(op: Op, inputs: Inputs) -> Run:
 def fla_recurrent(op: Op, inputs: Inputs) -> Run:
     """``fused_recurrent_gated_delta_rule`` or ``fused_recurrent_kda`` of one token."""
     state = inputs.normal(op.batch, op.heads, op.state_dim, op.head_dim, dtype="fp32")
-    return partial(_fla(op, inputs, 2), *_fla_operands(op, inputs, 1), initial_state=state, output_final_state=True)
+    return partial(_fla(op, inputs, 2), **_fla_operands(op, inputs, 1), initial_state=state, output_final_state=True)
 
 
 def _through_autograd(op: Op, inputs: Inputs, forward: Any) -> Run:
     """Gradients of all floating operands of a prepared call."""
     import torch
 
-    operands = [x.detach().requires_grad_() for x in forward.args if isinstance(x, torch.Tensor)]
-    kept = iter(operands)
-    given = [next(kept) if isinstance(x, torch.Tensor) else x for x in forward.args]
+    def own(value: Any) -> Any:
+        return value.detach().requires_grad_() if isinstance(value, torch.Tensor) else value
+
+    given, named = [own(x) for x in forward.args], {name: own(x) for name, x in forward.keywords.items()}
+    operands = [x for x in (*given, *named.values()) if isinstance(x, torch.Tensor)]
     with torch.enable_grad():
-        made = forward.func(*given, **forward.keywords)
+        made = forward.func(*given, **named)
     out = made[0] if isinstance(made, tuple) else made
+    if inputs.outline:
+        return lambda: out
     gradient = inputs.normal(*out.shape, dtype=op.dtype)
     return partial(torch.autograd.grad, out, operands, gradient, retain_graph=True, allow_unused=True)
 

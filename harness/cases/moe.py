@@ -6,6 +6,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
+from ...datasets.dtypes import WEIGHT_BITS
 from ...datasets.experts import power_law
 from ...datasets.ops import Op
 from .base import Inputs, Run, Unsupported, case, torch_dtype
@@ -14,6 +15,8 @@ from .rows import same_dtype
 
 if TYPE_CHECKING:
     import torch
+
+PACKED = ("fp8", "fp8_block", "nvfp4", "mxfp4", "mxfp8", *WEIGHT_BITS)  # experts of these formats need their scales
 
 
 @case("moe_route")
@@ -66,7 +69,7 @@ def _permute(op: Op, inputs: Inputs) -> Run:
     return partial(x.__getitem__, token_of_row)
 
 
-@case("fused_moe", capturable=lambda op: one_kernel_for_all())
+@case("fused_moe", when=lambda op, device: op.dtype not in PACKED, capturable=lambda op: one_kernel_for_all())
 def fused_moe(op: Op, inputs: Inputs) -> Run:
     """Route, permute, both grouped products with the gate between them, and the weighted sum, on the first rank.
 
@@ -83,7 +86,7 @@ def fused_moe(op: Op, inputs: Inputs) -> Run:
     x = inputs.normal(op.tokens, op.hidden, dtype=op.dtype)
     up = inputs.normal(local, (1 + op.gated) * width, op.hidden, dtype=op.dtype).transpose(-2, -1)
     down = inputs.normal(local, op.hidden, width, dtype=op.dtype).transpose(-2, -1)
-    rows = int((torch.topk(scores, op.topk, dim=-1)[1] < local).sum())
+    rows = inputs.count(torch.topk(scores, op.topk, dim=-1)[1] < local, 1 / op.ep)
     experts = torch.arange(local, device=inputs.device)
 
     def run() -> torch.Tensor:

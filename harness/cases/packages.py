@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from .base import Inputs, Unsupported
+from .outline import StandIn
 
 EXTRAS = {
     "flash_attn": "pip install 'opcast[flash_attn]'",
@@ -19,6 +20,10 @@ EXTRAS = {
     "mamba_ssm": "pip install mamba-ssm (it builds its kernels)",
     "causal_conv1d": "pip install causal-conv1d (it builds its kernels)",
     "fla": "pip install flash-linear-attention",
+    "sglang": "pip install sglang (in an environment of its own)",
+    "flash_mla": "build github.com/deepseek-ai/FlashMLA",
+    "transformer_engine": "pip install 'transformer-engine[pytorch]'",
+    "transformer_engine_torch": "pip install 'transformer-engine[pytorch]'",
     "deep_gemm": "build github.com/deepseek-ai/DeepGEMM",
     "deep_ep": "build github.com/deepseek-ai/DeepEP",
 }
@@ -27,6 +32,9 @@ EXTRAS = {
 def package(name: str, inputs: Inputs | None = None) -> Any:
     """A module, whose package and version go into ``inputs.kernel``. Unsupported with the way to it where it is not."""
     root = name.partition(".")[0]
+    if inputs is not None and inputs.outline:
+        inputs.kernel = root
+        return StandIn()
     try:
         module = importlib.import_module(name)
     except (ImportError, OSError, AttributeError) as error:  # a build for another torch or CUDA fails in its own way

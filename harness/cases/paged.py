@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...datasets.ops import Op
 from .attention import CUDA, FORWARD, check, flash_operands, window
-from .base import Inputs, Run, Unsupported, case
+from .base import Inputs, Run, Unsupported, case, torch_dtype
 from .packages import package
 
 if TYPE_CHECKING:
@@ -24,6 +24,14 @@ VLLM_PAGE = 16  # tokens: vLLM's default block, and FlashInfer's usual one
 FLASH_PAGE = 256  # FlashAttention 2 takes multiples of this
 WORKSPACE_BYTES = 384 << 20  # FlashInfer's, as vLLM sizes it
 FP8_CACHE = 1
+GRAPH_SPLITS = 32  # of keys over blocks at most: vLLM's flash_attn_max_num_splits_for_cuda_graph
+
+
+def starts(batch: int, each: int, inputs: Inputs) -> torch.Tensor:
+    """Where each sequence begins when it has ``each`` entries, and the end: int32 [batch + 1]."""
+    import torch
+
+    return torch.arange(batch + 1, dtype=torch.int32, device=inputs.device) * each
 
 
 def span(op: Op) -> tuple[int, int]:
@@ -42,31 +50,32 @@ class PagedCache:
     last_page: int  # tokens in the last page of a sequence
 
     @classmethod
-    def fill(cls, op: Op, inputs: Inputs, page: int) -> PagedCache:
-        """Random keys and values for every sequence of an op. Unsupported where their widths differ."""
+    def fill(cls, op: Op, inputs: Inputs, page: int, heads_first: bool = False) -> PagedCache:
+        """Random keys and values for every sequence of an op, [pages, page, heads, dim] or head by head.
+
+        Unsupported where their widths differ.
+        """
         import torch
 
         if op.v_head_dim != op.head_dim:
             raise Unsupported("a paged cache has keys and values of one width: set v_head_dim=head_dim")
         each = -(-op.seq_kv // page)
         dtype = "fp8" if op.kv_dtype == FP8_CACHE else op.dtype
-        shape = (op.batch * each, page, op.heads_kv, op.head_dim)
+        inner = (op.heads_kv, page) if heads_first else (page, op.heads_kv)
+        shape = (op.batch * each, *inner, op.head_dim)
         key, value = inputs.normal(*shape, dtype=dtype), inputs.normal(*shape, dtype=dtype)
         table = inputs.permutation(op.batch * each).to(torch.int32).view(op.batch, each)
         lengths = torch.full((op.batch,), op.seq_kv, dtype=torch.int32, device=inputs.device)
         return cls(key, value, table, lengths, op.seq_kv - (each - 1) * page)
 
-    def starts(self, each: int) -> torch.Tensor:
-        """Where each sequence's part begins when it has ``each`` entries, and the end: int32 [batch + 1]."""
-        import torch
 
-        count = len(self.table) + 1
-        return torch.arange(count, dtype=torch.int32, device=self.table.device) * each
+def queries(op: Op, inputs: Inputs, rounded: bool = False) -> torch.Tensor:
+    """The new tokens of all sequences one after the other: [batch · seq_q, heads_q, head_dim].
 
-
-def queries(op: Op, inputs: Inputs) -> torch.Tensor:
-    """The new tokens of all sequences one after the other: [batch · seq_q, heads_q, head_dim]."""
-    return inputs.normal(op.batch * op.seq_q, op.heads_q, op.head_dim, dtype=op.dtype)
+    ``rounded`` is true of kernels that want them in fp8 where the cache is.
+    """
+    dtype = "fp8" if rounded and op.kv_dtype == FP8_CACHE else op.dtype
+    return inputs.normal(op.batch * op.seq_q, op.heads_q, op.head_dim, dtype=dtype)
 
 
 def causal(op: Op) -> bool:
@@ -99,6 +108,8 @@ def flash_attention_backward(module_name: str, op: Op, inputs: Inputs) -> Run:
     with torch.enable_grad():
         out = module.flash_attn_func(*operands, causal=causal(op), window_size=span(op))
     out = out[0] if isinstance(out, tuple) else out
+    if inputs.outline:
+        return lambda: out
     return partial(torch.autograd.grad, out, operands, torch.ones_like(out), retain_graph=True)
 
 
@@ -106,7 +117,10 @@ def flash_attention_backward(module_name: str, op: Op, inputs: Inputs) -> Run:
 
 
 def flashinfer(op: Op, inputs: Inputs) -> Run:
-    """Its wrappers of paged decoding (one new token) and paged prompts, planned once."""
+    """Its wrappers of paged decoding (one new token) and paged prompts, planned once.
+
+    Decoding is in graph mode and on tensor cores, as vLLM has it; which kernels that takes is in the row.
+    """
     import torch
 
     check(op, (0, FP8_CACHE))
@@ -115,44 +129,114 @@ def flashinfer(op: Op, inputs: Inputs) -> Run:
     query = queries(op, inputs)
     workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=inputs.device)
     last = torch.full_like(cache.lengths, cache.last_page)
-    pages = (cache.starts(cache.table.shape[1]), cache.table.view(-1), last)
+    pages = (starts(op.batch, cache.table.shape[1], inputs), cache.table.view(-1), last)
     heads = (op.heads_q, op.heads_kv, op.head_dim, VLLM_PAGE)
     more = {"window_left": span(op)[0], "q_data_type": query.dtype, "kv_data_type": cache.key.dtype}
     if op.seq_q == 1:
-        wrapper = module.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=op.heads_q > op.heads_kv)
+        names = ("paged_kv_indptr_buffer", "paged_kv_indices_buffer", "paged_kv_last_page_len_buffer")
+        buffers = {name: tensor.clone() for name, tensor in zip(names, pages, strict=True)}
+        wrapper = module.BatchDecodeWithPagedKVCacheWrapper(
+            workspace, "NHD", use_cuda_graph=True, use_tensor_cores=True, **buffers
+        )
         wrapper.plan(*pages, *heads, **more)
+        if isinstance(resolved := getattr(wrapper, "resolved_backend", None), str):
+            inputs.kernel = f"{inputs.kernel} {resolved}"
     else:
         wrapper = module.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
-        wrapper.plan(cache.starts(op.seq_q), *pages, *heads, causal=causal(op), **more)
+        wrapper.plan(starts(op.batch, op.seq_q, inputs), *pages, *heads, causal=causal(op), **more)
     return partial(wrapper.run, query, (cache.key, cache.value))
+
+
+def trtllm(op: Op, inputs: Inputs) -> Run:
+    """TensorRT-LLM's generated kernels for SM10x, which vLLM takes first there; keys of a page lie head by head."""
+    import torch
+
+    check(op, (0, FP8_CACHE))
+    module = package("flashinfer", inputs)
+    cache = PagedCache.fill(op, inputs, VLLM_PAGE, heads_first=True)
+    more: dict[str, Any] = {
+        "query": queries(op, inputs, rounded=True),
+        "kv_cache": (cache.key, cache.value),
+        "workspace_buffer": torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=inputs.device),
+        "block_tables": cache.table,
+        "seq_lens": cache.lengths,
+        "bmm1_scale": op.head_dim**-0.5,
+        "bmm2_scale": 1.0,
+        "window_left": span(op)[0],
+        "out_dtype": torch_dtype(op.dtype),
+    }
+    if op.kind == "attention_decode":
+        decode = module.decode.trtllm_batch_decode_with_kv_cache
+        return partial(decode, **more, max_seq_len=op.seq_kv, q_len_per_req=op.seq_q)
+    return partial(
+        module.prefill.trtllm_batch_context_with_kv_cache,
+        **more,
+        max_q_len=op.seq_q,
+        max_kv_len=op.seq_kv,
+        batch_size=op.batch,
+        cum_seq_lens_q=starts(op.batch, op.seq_q, inputs),
+        cum_seq_lens_kv=starts(op.batch, op.seq_kv, inputs),
+        causal=causal(op),
+    )
 
 
 # --- vLLM ----------------------------------------------------------------------------------------------
 
 
 def vllm(op: Op, inputs: Inputs) -> Run:
-    """vLLM's build of FlashAttention, in the version that it takes on the device: 3 on SM90, 4 on SM10x, else 2."""
-    import torch
+    """vLLM's build of FlashAttention, in the version that it takes on the device: 3 on SM90, 4 on SM10x, else 2.
 
-    check(op)
+    3 is scheduled once for all layers of a step, before. It alone reads caches in fp8, with queries in fp8.
+    """
+    generation = {9: 3, 10: 4}.get(inputs.capability[0], 2)
+    check(op, (0, FP8_CACHE) if generation == 3 else (0,))
     module = package("vllm.vllm_flash_attn", inputs)
-    generation = {9: 3, 10: 4}.get(torch.cuda.get_device_capability()[0], 2)
     inputs.kernel = f"{inputs.kernel} flash_attn {generation}"
     cache = PagedCache.fill(op, inputs, VLLM_PAGE)
+    query, begins = queries(op, inputs, rounded=True), starts(op.batch, op.seq_q, inputs)
+    more = _scheduled(op, inputs, module, cache, begins) if generation == 3 else {}
     return partial(
         module.flash_attn_varlen_func,
-        queries(op, inputs),
+        query,
         cache.key,
         cache.value,
         max_seqlen_q=op.seq_q,
-        cu_seqlens_q=cache.starts(op.seq_q),
+        cu_seqlens_q=begins,
         max_seqlen_k=op.seq_kv,
         seqused_k=cache.lengths,
         block_table=cache.table,
         causal=causal(op),
         window_size=list(span(op)),
         fa_version=generation,
+        **more,
     )
+
+
+def _scheduled(op: Op, inputs: Inputs, module: Any, cache: PagedCache, begins: torch.Tensor) -> dict[str, Any]:
+    """FlashAttention 3's schedule, the splits that graphs of decoding are captured with, and scales of fp8."""
+    import torch
+
+    splits = GRAPH_SPLITS if op.kind == "attention_decode" else 0
+    schedule = module.get_scheduler_metadata(
+        batch_size=op.batch,
+        max_seqlen_q=op.seq_q,
+        max_seqlen_k=op.seq_kv,
+        num_heads_q=op.heads_q,
+        num_heads_kv=op.heads_kv,
+        headdim=op.head_dim,
+        cache_seqlens=cache.lengths,
+        qkv_dtype=cache.key.dtype,
+        cu_seqlens_q=begins,
+        page_size=VLLM_PAGE,
+        causal=causal(op),
+        window_size=span(op),
+        num_splits=splits,
+    )
+    more = {"scheduler_metadata": schedule, "num_splits": splits}
+    if op.kv_dtype == FP8_CACHE:
+        one = torch.ones(op.batch, op.heads_kv, device=inputs.device)
+        more |= dict.fromkeys(("q_descale", "k_descale", "v_descale"), one)
+    return more
 
 
 def _served(op: Op, device: str) -> bool:
@@ -164,6 +248,7 @@ WAYS: dict[str, Build] = {
     "flash_attn:2": partial(flash_attention, "flash_attn", "block_table"),
     "flash_attn:3": partial(flash_attention, "flash_attn_interface", "page_table"),
     "flashinfer:paged": flashinfer,
+    "flashinfer:trtllm": trtllm,
     "vllm:paged": vllm,
 }
 for _kind in FORWARD:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ...datasets.ops import Op
+from ...datasets.ops import KINDS, Op
 from .base import Inputs, Run, Unsupported, case, torch_dtype
 
 if TYPE_CHECKING:
@@ -149,13 +149,24 @@ def gelu_backward(op: Op, inputs: Inputs) -> Run:
     return partial(torch.ops.aten.gelu_backward, matrix(op, inputs), matrix(op, inputs))
 
 
+ALL, SCALE, APPLY, BOTH = range(4)  # parts of rounding
+
+
+def check_part(op: Op, *parts: int) -> None:
+    """Unsupported for a part of rounding that a kernel does not do by itself."""
+    if op.part not in parts:
+        names = [each.name for each in KINDS["quantize"].dims].index("part")
+        choices = KINDS["quantize"].dims[names].choices
+        raise Unsupported(f"this kernel does part={' or '.join(choices[each] for each in parts)}, not {choices[op.part]}")
+
+
 @case("quantize")
 def quantize(op: Op, inputs: Inputs) -> Run:
     """Absolute maximum, division, clamp (int8: round) and cast as separate ops: quantization without a fused kernel.
 
     Returns the quantized matrix and fp32 scales [rows, blocks]. Unsupported when blocks do not fill a row.
     """
-
+    check_part(op, ALL)
     if op.out_dtype not in LARGEST:
         raise Unsupported(f"quantize writes {', '.join(LARGEST)}, not {op.out_dtype}: set out_dtype")
     block = op.block or op.cols

@@ -10,11 +10,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...datasets.ops import Op
-from .base import Inputs, Run, Unsupported, torch_dtype
+from .base import Inputs, Run, Unsupported, case, torch_dtype
 
 if TYPE_CHECKING:
     import torch
 
+TN = 2  # the layout of a weight gradient
 MX_BLOCK = 32  # elements that share a power of two (OCP Microscaling Formats 1.0)
 NVFP4_BLOCK = 16  # elements that share an e4m3 scale, beside one fp32 scale for the matrix
 SCALE_ROWS, SCALE_COLS = 128, 4  # tiles in which tensor cores of SM100 read scales
@@ -106,8 +107,9 @@ def nvfp4(op: Op, inputs: Inputs) -> Run:
     )
 
 
+@case("gemm", "tinygemm", devices=("cuda",), when=lambda op, device: op.dtype == "w4a16")
 def int4_weights(op: Op, inputs: Inputs) -> Run:
-    """``aten._weight_int4pack_mm``: bf16 activations, int4 weights in groups of 128 along k."""
+    """``aten._weight_int4pack_mm`` of tinygemm: bf16 activations, int4 weights in groups of 128 along k."""
     import torch
 
     tile = INT4_TILE_K * INT4_INNER
@@ -118,23 +120,39 @@ def int4_weights(op: Op, inputs: Inputs) -> Run:
     shape = (op.n // INT4_TILE_N, op.k // tile, 32, INT4_INNER // 2)
     packed = inputs.integers(*shape, high=2**31 - 1, dtype="int32")
     scales_and_zeros = inputs.normal(op.k // INT4_GROUP, op.n, 2, dtype="bf16")
+    if inputs.outline:
+        return lambda: None  # torch has no shape check for tensors without memory
     return partial(torch.ops.aten._weight_int4pack_mm, a, packed, INT4_GROUP, scales_and_zeros)
 
 
-NARROW = {"mxfp8": mxfp8, "nvfp4": nvfp4, "w4a16": int4_weights}
+NARROW = {"mxfp8": mxfp8, "nvfp4": nvfp4}
 
 
 def grouped_fp8(op: Op, inputs: Inputs, ends: list[int]) -> Run:
-    """``torch._scaled_grouped_mm``: e4m3 rows and weights, a scale for each row and each column of each expert."""
+    """``torch._scaled_grouped_mm``: e4m3 rows and weights, a scale for each row and each column of each expert.
+
+    Operands of nn and tn lie transposed already, as in plain products.
+    """
     import torch
 
-    _nt(op, inputs, 16, 16)
+    if inputs.device == "cpu":
+        raise Unsupported("8-bit floating point products on the CPU are emulated: nothing to measure")
+    if op.k % 16 or op.n % 16:
+        raise Unsupported("grouped products in fp8 need k and n in multiples of 16")
     if not hasattr(torch, "_scaled_grouped_mm"):
         raise Unsupported(f"torch {torch.__version__} has no grouped product in fp8; 2.8 brought it")
-    rows = inputs.normal(op.tokens, op.k, dtype="fp8")
-    weights = inputs.normal(op.experts, op.n, op.k, dtype="fp8").transpose(-2, -1)
-    scale_a = torch.ones(op.tokens, dtype=torch.float32, device=inputs.device)
-    scale_b = torch.ones(op.experts, op.n, dtype=torch.float32, device=inputs.device)
+    if op.layout == TN:
+        whole = -(-op.tokens // 16) * 16  # rows in whole 16-byte lines
+        rows, weights = inputs.normal(op.k, whole, dtype="fp8"), inputs.normal(op.n, whole, dtype="fp8").t()
+        lengths = op.k * op.experts, op.n * op.experts
+        ends = [min(-(-end // 16) * 16, whole) for end in ends]
+    else:
+        rows = inputs.normal(op.tokens, op.k, dtype="fp8")
+        weights = inputs.normal(op.experts, op.n, op.k, dtype="fp8").transpose(-2, -1)
+        lengths = op.tokens, (op.experts, op.n)
+    if op.layout != 1:
+        inputs.kernel = "operands transposed before"
+    scale_a, scale_b = (torch.ones(each, dtype=torch.float32, device=inputs.device) for each in lengths)
     offsets = torch.tensor(ends, dtype=torch.int32, device=inputs.device)
     return partial(
         torch._scaled_grouped_mm,
@@ -144,5 +162,5 @@ def grouped_fp8(op: Op, inputs: Inputs, ends: list[int]) -> Run:
         scale_b,
         offs=offsets,
         out_dtype=torch_dtype(op.out_dtype),
-        use_fast_accum=True,
+        use_fast_accum=op.layout == 1,
     )

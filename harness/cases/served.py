@@ -1,4 +1,4 @@
-"""Kernels that serving engines run around attention: vLLM's rows, products and experts, and DeepGEMM's products."""
+"""Kernels that serving engines run around attention: vLLM's rows and products, and DeepGEMM's products."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from ...datasets.ops import Op
 from .attention import CUDA
 from .base import Inputs, Run, Unsupported, case, torch_dtype
 from .gemm import NT, expert_ends
-from .moe import gumbel_scores, share
 from .packages import package
-from .rows import EPSILON, matrix, same_dtype
+from .rows import ALL, APPLY, EPSILON, matrix, same_dtype, check_part
 
 if TYPE_CHECKING:
     import torch
 
 BLOCK = 128  # side of a block of fp8 weights that share one scale, and length of one of activations
+SM100 = 10  # major compute capability
+FP4_BLOCK = 16  # elements of nvfp4 that share a scale
+INT4_GROUP = 128  # int4 weights that share a scale
+MARLIN_BLOCKS = 4  # locks for each multiprocessor: MARLIN_MAX_BLOCKS_PER_SM
 PADDING = -1  # the expert of rows that only fill a tile of DeepGEMM's
 
 
@@ -50,12 +53,12 @@ def silu_mul(op: Op, inputs: Inputs) -> Run:
     import torch
 
     same_dtype(op)
-    _vllm(inputs)  # registers torch.ops._C
-    x = inputs.normal(op.rows, 2 * op.cols, dtype=op.dtype)
+    x, loaded = inputs.normal(op.rows, 2 * op.cols, dtype=op.dtype), _vllm(inputs)
+    kernel = loaded.silu_and_mul if inputs.outline else torch.ops._C.silu_and_mul  # which the package registers
 
     def run() -> torch.Tensor:
         out = x.new_empty(op.rows, op.cols)
-        torch.ops._C.silu_and_mul(out, x)
+        kernel(out, x)
         return out
 
     return run
@@ -77,8 +80,37 @@ def rope(op: Op, inputs: Inputs) -> Run:
 
 @case("quantize", "vllm:scaled_fp8_quant", devices=CUDA, when=lambda op, device: op.out_dtype == "fp8" and not op.block)
 def quantize(op: Op, inputs: Inputs) -> Run:
-    """e4m3 with one scale for each row."""
-    return partial(_vllm(inputs).scaled_fp8_quant, matrix(op, inputs), use_per_token_if_dynamic=True)
+    """e4m3 with one scale for each row; of ``apply`` with one that is known, as static checkpoints have it."""
+    import torch
+
+    check_part(op, ALL, APPLY)
+    known = {"scale": torch.ones(1, device=inputs.device)} if op.part == APPLY else {"use_per_token_if_dynamic": True}
+    return partial(_vllm(inputs).scaled_fp8_quant, matrix(op, inputs), **known)
+
+
+@case("quantize", "vllm:per_token_group_quant_fp8", devices=CUDA, when=lambda op, device: op.out_dtype == "fp8_block")
+def quantize_blocks(op: Op, inputs: Inputs) -> Run:
+    """e4m3 with a scale for every 128 elements of a row, laid out as the product reads them: column by column."""
+    check_part(op, ALL)
+    if op.block != BLOCK or op.cols % BLOCK:
+        raise Unsupported(f"vLLM rounds blocks of {BLOCK} elements, of which rows must have whole ones")
+    module = package("vllm.model_executor.layers.quantization.utils.fp8_utils", inputs)
+    x, packed = matrix(op, inputs), inputs.capability[0] >= SM100
+    if packed:
+        return partial(module.per_token_group_quant_fp8_packed_for_deepgemm, x, BLOCK, use_ue8m0=True)
+    scales = {"column_major_scales": True, "tma_aligned_scales": True}
+    return partial(module.per_token_group_quant_fp8, x, BLOCK, use_ue8m0=False, **scales)
+
+
+@case("quantize", "vllm:scaled_fp4_quant", devices=CUDA, when=lambda op, device: op.out_dtype == "nvfp4")
+def quantize_fp4(op: Op, inputs: Inputs) -> Run:
+    """e2m1 with an e4m3 scale for every 16 elements and one for the matrix, which is known."""
+    import torch
+
+    check_part(op, ALL, APPLY)
+    if op.block not in (0, FP4_BLOCK) or op.cols % FP4_BLOCK:
+        raise Unsupported(f"nvfp4 has a scale for {FP4_BLOCK} elements, of which rows must have whole ones")
+    return partial(_vllm(inputs).scaled_fp4_quant, matrix(op, inputs), torch.ones(1, device=inputs.device))
 
 
 # --- products ------------------------------------------------------------------------------------------
@@ -98,20 +130,69 @@ def cutlass_scaled_mm(op: Op, inputs: Inputs) -> Run:
     return partial(ops.cutlass_scaled_mm, a, b, scale_a, scale_b, torch_dtype(op.out_dtype))
 
 
-def _deep_operand(inputs: Inputs, *shape: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """An e4m3 operand [..., rows, k] and a scale for each ``rows`` x 128 block of it."""
+def _int4_check(op: Op) -> None:
+    if op.layout != NT or op.batch > 1 or op.k % INT4_GROUP or op.n % 64 or op.out_dtype != "bf16":
+        raise Unsupported("int4 kernels need layout=nt, batch=1, k in multiples of 128, n of 64, and write bf16")
+
+
+@case("gemm", "vllm:marlin", devices=CUDA, when=lambda op, device: op.dtype == "w4a16")
+def marlin(op: Op, inputs: Inputs) -> Run:
+    """vLLM's Marlin kernel: int4 weights in groups of 128 along k (GPTQ), widened in registers."""
+    import torch
+
+    _int4_check(op)
+    ops, types = _vllm(inputs), package("vllm.scalar_type", inputs).scalar_types
+    utils = package("vllm.model_executor.layers.quantization.utils.marlin_utils", inputs)
+    a = inputs.normal(op.m, op.k, dtype="bf16")
+    weights = inputs.integers(op.k // 16, 2 * op.n, high=2**31 - 1, dtype="int32")
+    scales = inputs.normal(op.k // INT4_GROUP, op.n, dtype="bf16")
+    locks = utils.marlin_make_workspace_new(torch.device(inputs.device), MARLIN_BLOCKS)
+    sizes = (types.uint4b8, op.m, op.n, op.k)
+    return partial(
+        ops.marlin_gemm, a, None, weights, None, scales, None, None, None, locks, *sizes, use_fp32_reduce=True
+    )
+
+
+@case("gemm", "vllm:machete", devices=CUDA, when=lambda op, device: op.dtype == "w4a16")
+def machete(op: Op, inputs: Inputs) -> Run:
+    """vLLM's Machete kernel for SM90: the same weights, in the order that it makes of them once."""
+    _int4_check(op)
+    ops, types = _vllm(inputs), package("vllm.scalar_type", inputs).scalar_types
+    a = inputs.normal(op.m, op.k, dtype="bf16")
+    packed = inputs.integers(op.n, op.k // 8, high=2**31 - 1, dtype="int32").t()
+    scales = inputs.normal(op.k // INT4_GROUP, op.n, dtype="bf16")
+    weights = ops.machete_prepack_B(packed, a.dtype, types.uint4b8, scales.dtype)
+    return partial(
+        ops.machete_mm, a, weights, types.uint4b8, a.dtype, b_group_scales=scales, b_group_size=INT4_GROUP
+    )
+
+
+def _deep_operand(module: Any, inputs: Inputs, *shape: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """An e4m3 operand [..., rows, k] and a scale for each ``rows`` x 128 block of it.
+
+    Scales are brought once into the layout that the kernel reads, as engines hand them over: columns aligned for the
+    memory accelerator on SM90, packed powers of two on SM100. Else every call would begin with kernels that do it.
+    """
     import torch
 
     *lead, count, k = shape
-    scales = torch.ones(*lead, -(-count // rows), k // BLOCK, dtype=torch.float32, device=inputs.device)
-    return inputs.normal(*shape, dtype="fp8"), scales
+    scales = torch.ones(*lead, -(-count // rows), -(-k // BLOCK), dtype=torch.float32, device=inputs.device)
+    laid = module.transform_sf_into_required_layout(
+        sf=scales,
+        mn=count,
+        k=k,
+        recipe=(1, BLOCK, BLOCK),
+        num_groups=lead[0] if lead else None,
+        is_sfa=rows == 1,
+    )
+    return inputs.normal(*shape, dtype="fp8"), laid
 
 
-def _deep_check(op: Op) -> None:
-    if op.layout != NT or getattr(op, "batch", 1) > 1 or op.k % BLOCK or op.n % 64:
-        raise Unsupported("DeepGEMM needs layout=nt, batch=1, k in multiples of 128 and n in multiples of 64")
-    if op.out_dtype != "bf16":
-        raise Unsupported("DeepGEMM writes bf16: set out_dtype=bf16")
+def _deep_check(op: Op, *out: str) -> None:
+    if op.layout != NT or getattr(op, "batch", 1) > 1 or op.n % 64 or op.k % 64:
+        raise Unsupported("DeepGEMM needs layout=nt, batch=1, and n and k in multiples of 64")
+    if op.out_dtype not in out:
+        raise Unsupported(f"DeepGEMM writes {' or '.join(out)}: set out_dtype={out[0]}")
 
 
 @case("gemm", "deep_gemm:fp8", devices=CUDA, when=lambda op, device: op.dtype == "fp8_block")
@@ -119,10 +200,10 @@ def deep_gemm(op: Op, inputs: Inputs) -> Run:
     """DeepGEMM's product with 1x128 and 128x128 blocks."""
     import torch
 
-    _deep_check(op)
+    _deep_check(op, "bf16", "fp32")
     module = package("deep_gemm", inputs)
-    a, b = _deep_operand(inputs, op.m, op.k, rows=1), _deep_operand(inputs, op.n, op.k, rows=BLOCK)
-    out = torch.empty(op.m, op.n, dtype=torch.bfloat16, device=inputs.device)
+    a, b = _deep_operand(module, inputs, op.m, op.k, rows=1), _deep_operand(module, inputs, op.n, op.k, rows=BLOCK)
+    out = torch.empty(op.m, op.n, dtype=torch_dtype(op.out_dtype), device=inputs.device)
     return partial(module.fp8_gemm_nt, a, b, out)
 
 
@@ -131,11 +212,11 @@ def deep_grouped_gemm(op: Op, inputs: Inputs) -> Run:
     """DeepGEMM's product of all experts in one kernel; each expert's rows are filled up to whole tiles, as it wants."""
     import torch
 
-    _deep_check(op)
+    _deep_check(op, "bf16")
     module = package("deep_gemm", inputs)
     experts = padded_experts(expert_ends(op, inputs.seed), _tile_rows(module))
-    a = _deep_operand(inputs, len(experts), op.k, rows=1)
-    b = _deep_operand(inputs, op.experts, op.n, op.k, rows=BLOCK)
+    a = _deep_operand(module, inputs, len(experts), op.k, rows=1)
+    b = _deep_operand(module, inputs, op.experts, op.n, op.k, rows=BLOCK)
     out = torch.empty(len(experts), op.n, dtype=torch.bfloat16, device=inputs.device)
     of_row = torch.tensor(experts, dtype=torch.int32, device=inputs.device)
     return partial(module.m_grouped_fp8_gemm_nt_contiguous, a, b, out, of_row)
@@ -153,30 +234,3 @@ def padded_experts(ends: list[int], tile: int) -> list[int]:
     for expert, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
         rows += [expert] * (end - start) + [PADDING] * (-(end - start) % tile)
     return rows
-
-
-# --- experts -------------------------------------------------------------------------------------------
-
-
-@case("fused_moe", "vllm:fused_experts", devices=CUDA, when=lambda op, device: bool(op.gated))
-def fused_experts(op: Op, inputs: Inputs) -> Run:
-    """vLLM's router and its experts in triton; a map skips experts of other ranks, as under expert parallelism."""
-    import torch
-
-    same_dtype(op)
-    module = package("vllm.model_executor.layers.fused_moe", inputs)
-    local, width = share(op)
-    scores = gumbel_scores(op, inputs)
-    x = inputs.normal(op.tokens, op.hidden, dtype=op.dtype)
-    up = inputs.normal(local, 2 * width, op.hidden, dtype=op.dtype)
-    down = inputs.normal(local, op.hidden, width, dtype=op.dtype)
-    places = None
-    if op.ep > 1:
-        places = torch.full((op.experts,), -1, dtype=torch.int32, device=inputs.device)
-        places[:local] = torch.arange(local, dtype=torch.int32, device=inputs.device)
-
-    def run() -> torch.Tensor:
-        weights, chosen = module.fused_topk(x, scores, op.topk, True)[:2]
-        return module.fused_experts(x, up, down, weights, chosen, global_num_experts=op.experts, expert_map=places)
-
-    return run

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ...datasets.ops import KINDS, Op
+from ..environment import free_memory_bytes
 from ..launch import LAUNCH_QUEUE, host_calls
 from .base import Inputs, Run, Unsupported, case, torch_dtype
 from .rows import same_dtype
@@ -14,13 +16,17 @@ if TYPE_CHECKING:
     import torch
 
 
-def _parameters(op: Op, inputs: Inputs) -> list[torch.Tensor]:
-    """``tensors`` parameters that share ``numel`` as evenly as they can, each with its gradient."""
+ADAMW_TENSORS = 4  # parameter, gradient and two moments
+MEMORY_SHARE = 0.8  # of what is free, that parameters may take
+
+
+def _parameters(op: Op, inputs: Inputs, pieces: int = 1) -> list[torch.Tensor]:
+    """``tensors`` parameters that share ``numel`` (a piece of it) as evenly as they can, each with its gradient."""
     import torch
 
-    if op.tensors > op.numel:
-        raise Unsupported(f"{op.numel} elements cannot be spread over {op.tensors} tensors")
-    share, extra = divmod(op.numel, op.tensors)
+    if op.tensors > op.numel // pieces:
+        raise Unsupported(f"{op.numel // pieces} elements cannot be spread over {op.tensors} tensors")
+    share, extra = divmod(op.numel // pieces, op.tensors)
     parameters: list[torch.Tensor] = []
     for i in range(op.tensors):
         size = share + (i < extra)
@@ -31,14 +37,35 @@ def _parameters(op: Op, inputs: Inputs) -> list[torch.Tensor]:
 
 
 def _adamw(op: Op, inputs: Inputs, *, fused: bool = False, foreach: bool = False) -> Run:
-    """``torch.optim.AdamW.step``, its Python included; torch keeps the moments in the parameters' dtype."""
+    """``torch.optim.AdamW.step``, its Python included; torch keeps the moments in the parameters' dtype.
+
+    Where a GPU has no room for all parameters, one piece of them is updated so often that as many bytes move.
+    """
     import torch
 
     same_dtype(op)
-    cuda = inputs.device == "cuda"
-    optimizer = torch.optim.AdamW(_parameters(op, inputs), lr=1e-3, capturable=cuda, fused=fused, foreach=foreach)
+    cuda, pieces = inputs.on_gpu, _pieces(op, inputs)
+    parameters = _parameters(op, inputs, pieces)
+    if pieces > 1:
+        inputs.kernel = f"a piece of 1/{pieces}, {pieces} times"
+    if inputs.outline:
+        return lambda: parameters
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3, capturable=cuda, fused=fused, foreach=foreach)
     optimizer.step()
-    return partial(optimizer.step)
+
+    def run() -> None:
+        for _ in range(pieces):
+            optimizer.step()
+
+    return run
+
+
+def _pieces(op: Op, inputs: Inputs) -> int:
+    """Into how many pieces the parameters are cut, so that one fits into the memory of the GPU."""
+    if inputs.device != "cuda":
+        return 1
+    needed = ADAMW_TENSORS * op.numel * torch_dtype(op.dtype).itemsize
+    return max(1, math.ceil(needed / (MEMORY_SHARE * free_memory_bytes("cuda"))))
 
 
 @case("adamw", "torch")
@@ -59,7 +86,7 @@ def adamw_loop(op: Op, inputs: Inputs) -> Run:
     return _adamw(op, inputs)
 
 
-@case("copy", capturable=lambda op: not _is_item(op))
+@case("copy", capturable=lambda op: not is_item(op))
 def copy(op: Op, inputs: Inputs) -> Run:
     """d2d: ``clone``, or ``contiguous`` of a source in runs. h2d, d2h: ``copy_`` between device and pinned memory.
 
@@ -70,7 +97,7 @@ def copy(op: Op, inputs: Inputs) -> Run:
     if direction == "d2d":
         source = inputs.runs(numel, run, op.dtype)
         return source.clone if source.is_contiguous() else source.contiguous
-    if _is_item(op):
+    if is_item(op):
         return inputs.normal(1, dtype=op.dtype).item
     if inputs.device == "cpu":
         raise Unsupported(f"copy {direction}: the CPU has one memory")
@@ -79,7 +106,7 @@ def copy(op: Op, inputs: Inputs) -> Run:
     return _across(inputs, numel, op.dtype, direction == "h2d")
 
 
-def _is_item(op: Op) -> bool:
+def is_item(op: Op) -> bool:
     """Whether the copy is a number that Python waits for."""
     to_host = KINDS["copy"].dims[1].choices[op.direction] == "d2h"
     return to_host and op.size_bytes == torch_dtype(op.dtype).itemsize
@@ -95,7 +122,7 @@ def _elements(op: Op) -> tuple[int, int]:
 def _across(inputs: Inputs, numel: int, dtype: str, to_device: bool) -> Run:
     import torch
 
-    host = Inputs("cpu", inputs.seed).normal(numel, dtype=dtype).pin_memory()
+    host = inputs.pinned(numel, dtype)
     device = torch.empty_like(inputs.normal(numel, dtype=dtype)) if to_device else inputs.normal(numel, dtype=dtype)
     target, source = (device, host) if to_device else (host, device)
     return partial(target.copy_, source, non_blocking=True)
@@ -113,6 +140,6 @@ def host_pass(op: Op, inputs: Inputs) -> Run:
 def host_overhead(op: Op, inputs: Inputs) -> Run:
     """As :func:`..launch.host_calls` says; torch is driven from Python, as a model drives it."""
     what = KINDS["host_overhead"].dims[0].choices[op.what]
-    if inputs.device == "cuda" and what == "launch" and op.calls > LAUNCH_QUEUE:
+    if inputs.on_gpu and what == "launch" and op.calls > LAUNCH_QUEUE:
         raise Unsupported(f"at most {LAUNCH_QUEUE} launches fit the queue: the host would wait for the device")
     return host_calls(what, op.calls, inputs.device)
