@@ -71,11 +71,6 @@ class World:
     cluster: Cluster
     shipped: bool  # whether the device has a file, and perhaps tables, among those that ship
 
-    @property
-    def capability(self) -> tuple[int, int]:
-        """As CUDA counts generations: a card for players is of Ada's."""
-        return (8, 9) if self.cluster.link == "pcie" else (9, 0)
-
     def factor(self, spread: float, *about: object) -> float:
         """A constant of this world, lognormal around 1, of whatever is named."""
         text = f"{self.name} {self.seed} {about}".encode()
@@ -222,7 +217,7 @@ def _sheet(name: str, chip: Chip, links: Links, random: Random, link: str) -> tu
         dispatch_us=said(chip.host_us["dispatch"]),
         tdp_w=watts,
         idle_w=0.15 * watts,
-        sm=9.0,
+        sm=9.0 if link == "nvlink" else 8.9,
     )
     cluster = Cluster(
         id=f"{name}_node",

@@ -13,19 +13,30 @@ SDPA = {"flash": "flash2", "flash2": "flash2", "efficient": "efficient", "cudnn"
 BEHIND = {
     "cublas": "cublas",
     "torch": "aten",
-    "rowwise": "rowwise",
-    "flash2": "flash2",
-    "cudnn": "cudnn",
-    "efficient": "efficient",
     "flash_attn:2": "flash2",
     "flash_attn:3": "flash3",
-    "flashinfer:paged": "flashinfer",
     "vllm:cutlass_scaled_mm": "cutlass",
     "vllm:fused_experts": "triton_experts",
-    "deep_gemm:fp8": "deep_gemm",
+    "sglang:fused_experts": "triton_experts",
+    "vllm:marlin": "marlin",
+    "vllm:machete": "machete",
+    "flashinfer:cutlass": "cutlass",
+    "vllm:flash_mla": "flash_mla",
+    "flash_mla:dense": "flash_mla",
+    "transformer_engine:gemm": "cublas",
+    "transformer_engine:grouped_gemm": "cublas",
+    "transformer_engine:attention": "cudnn",
 }
+FLASH = ("vllm:paged", "vllm:flash_attn", "vllm:flash_attn_mla")  # vLLM's build: 3 on Hopper, else 2
 ATTENTION = ("attention_prefill", "attention_decode", "attention_backward", "mla_prefill", "mla_decode")
-OWN = {"torch": "aten", "torchtitan": "inductor", "megatron_core": "te", "vllm": "vllm", "sglang": "flashinfer", "trtllm": "trtllm"}
+OWN = {
+    "torch": "aten",
+    "torchtitan": "inductor",
+    "megatron_core": "transformer_engine",
+    "vllm": "vllm",
+    "sglang": "flashinfer",
+    "trtllm": "trtllm",
+}
 ENGINES = ("vllm", "sglang", "trtllm")
 
 
@@ -33,12 +44,11 @@ def kernel_behind(op: Op, backend: str, said: str | None) -> str:
     """The kernel of a backend of the harness; ``said``: what its builder says of SDPA's choice."""
     if backend == "sdpa":
         return SDPA.get(str(said), "flash2")
-    if backend in ("vllm:paged", "vllm:mla"):
-        return "flash3" if "flash_attn 3" in str(said) or backend == "vllm:mla" else "flash2"
-    if backend in BEHIND:
-        return BEHIND[backend]
-    package, _, name = backend.partition(":")
-    return package if KINDS[op.kind].collective is False or package != "nccl" else backend
+    if backend in FLASH:
+        return "flash2" if "flash_attn 2" in str(said) else "flash3"
+    if backend.startswith("flashinfer:trtllm"):
+        return "trtllm"
+    return BEHIND.get(backend) or (backend if KINDS[op.kind].collective else backend.partition(":")[0])
 
 
 def kernel_launched(world: World, stack: str, op: Op) -> str:
@@ -52,16 +62,22 @@ def kernel_launched(world: World, stack: str, op: Op) -> str:
     if op.kind in ATTENTION:
         return _attention(world, stack, op)
     if op.kind == "gemm":
-        return _product(stack, op)
+        return _product(world, stack, op)
     if op.kind == "grouped_gemm":
         return "deep_gemm" if op.dtype == "fp8_block" else "aten"
     if op.kind == "fused_moe":
-        return {"trtllm": "trtllm"}.get(stack, "triton_experts")
+        return _experts(stack, op)
     return OWN[stack]
 
 
+def _experts(stack: str, op: Op) -> str:
+    if stack == "trtllm":
+        return "cutlass"
+    return "marlin" if op.dtype in ("mxfp4a16", "w4a16") else "triton_experts"
+
+
 def _attention(world: World, stack: str, op: Op) -> str:
-    new = world.name != "slow_pcie"  # Hopper's generation and later
+    new = world.device.sm >= 9.0
     if stack == "torch":
         return "flash2"
     if stack in ("torchtitan", "megatron_core"):
@@ -71,9 +87,9 @@ def _attention(world: World, stack: str, op: Op) -> str:
     return "flash3" if new else "flash2"
 
 
-def _product(stack: str, op: Op) -> str:
+def _product(world: World, stack: str, op: Op) -> str:
     if op.dtype == "fp8_block":
-        return "deep_gemm" if stack in ENGINES else "cublas"
+        return ("deep_gemm" if world.device.sm >= 9.0 else "cutlass") if stack in ENGINES else "cublas"
     if op.dtype == "fp8" and stack == "vllm":
         return "cutlass"
     if op.dtype == "fp8" and stack == "trtllm":

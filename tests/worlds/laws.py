@@ -12,11 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from opcast.datasets.dtypes import itemsize
 from opcast.datasets.experts import expert_loads, rows_and_touched
-from opcast.datasets.ops import KINDS, Op, attended_pairs
+from opcast.datasets.ops import KINDS, Op
 from opcast.tests.worlds.chip import World
 from opcast.tests.worlds.links import collective_us
 
@@ -27,6 +26,7 @@ MATRIX = ("gemm", "grouped_gemm", "fused_moe")
 ATTENTION = ("attention_prefill", "attention_decode", "attention_backward", "mla_prefill", "mla_decode")
 # Of the rate of products that a kernel of attention reaches at its best, forward and backward.
 ATTENTION_RATE = {
+    "flash_mla": (0.7, 0.5),
     "flash2": (0.55, 0.45),
     "flash3": (0.78, 0.62),
     "cudnn": (0.80, 0.65),
@@ -125,7 +125,7 @@ def _reach(op: Op) -> float:
     if op.kind == "adamw":
         reach *= 0.92
     if op.kind == "reduce":
-        blocks = op.outer * max(op.inner / 256.0, 1.0)
+        blocks = op.outer * max(op.inner / 256.0, 1.0) * max(op.length / 8192.0, 1.0)
         reach *= min(1.0, blocks / 128.0) ** 0.5 if blocks < 128 else 1.0
     return max(reach, 0.02)
 
@@ -274,9 +274,4 @@ def held_back(world: World, op: Op, burst_us: float) -> float:
     return 1.0 + busy * (1.0 / clock - 1.0)
 
 
-def figures(op: Op) -> dict[str, Any]:
-    """The dims of an op by name, for messages."""
-    return dict(zip(KINDS[op.kind].names, op.dims, strict=True))
-
-
-__all__ = ["Launch", "attended_pairs", "bytes_us", "figures", "held_back", "latency_us", "rate"]
+__all__ = ["Launch", "bytes_us", "held_back", "latency_us", "rate"]
