@@ -78,10 +78,8 @@ def bytes_us(world: World, size: float, cache: str, reach: float = 1.0) -> float
     """Time to move so many bytes: from the cache as far as they fit there and it is warm, else from memory."""
     chip = world.chip
     held = 1.0 / (1.0 + (size / (0.6 * chip.l2_mib * 2**20)) ** 3) if cache == "warm" else 0.0
-    full = size / (size + chip.memory_half_bytes) if size else 1.0
-    far = size / (chip.memory_gbps * 1e3 * full * reach)
-    near = size / (chip.l2_gbps * 1e3 * full * reach)
-    return held * near + (1.0 - held) * far
+    taken = size / reach + chip.memory_half_bytes  # the first bytes wait for the memory, whatever their number
+    return taken * (held / chip.l2_gbps + (1.0 - held) / chip.memory_gbps) / 1e3
 
 
 def _launch_us(world: World, launch: Launch, cache: str) -> float:
@@ -109,7 +107,7 @@ def _moving_us(world: World, op: Op, cache: str) -> float:
 def _reach(op: Op) -> float:
     """Share of the bandwidth that a shape's accesses reach."""
     reach = 1.0
-    if KINDS[op.kind].row_wise:
+    if KINDS[op.kind].row_wise and KINDS[op.kind].family == "norm":
         width = op.cols * itemsize(op.dtype)
         reach *= width / (width + 400.0)
         if width > 65536:
