@@ -20,16 +20,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..datasets.device_names import figures_of_file
 from ..datasets.ops import KINDS
 from .environment import ALLOCATOR
+from .formats import WRITTEN_FOR, in_format_of
 from .ledger import CampaignError, CampaignLedger, claim
 from .parts import CampaignPart, campaign_id, cut
-from .plan import FIRST_OF_KIND, CampaignPlan, Case, localize
+from .plan import FIRST_OF_KIND, CampaignPlan, Case
+from .rank_map import localized
 from .sessions import Heart, Progress, TakenOverError
 from .supervisor import InterruptError, Supervisor
 
@@ -109,7 +111,7 @@ def run(
         try:
             environment = measurer.start()
             campaign = campaign_id(plan)
-            plan = localized(plan, environment)
+            plan = fitted(localized(plan, environment), environment)
             identifier = run_id(plan, environment)
             path = Path("runs") / f"{identifier}.json"
             record = {"environment": environment, "allocator": dict(ALLOCATOR), "plan": json.loads(plan.to_json())}
@@ -164,13 +166,11 @@ def _ranks(plan: CampaignPlan) -> int:
     return max((case.op.ranks for case in (*plan.cases, *plan.canaries) if KINDS[case.op.kind].collective), default=1)
 
 
-def localized(plan: CampaignPlan, environment: Mapping[str, Any]) -> CampaignPlan:
-    """The plan with the link and ranks per node of its collectives as they are here."""
-    if plan.settings.link == "planned" or not environment.get("link"):
+def fitted(plan: CampaignPlan, environment: Mapping[str, Any]) -> CampaignPlan:
+    """The plan in the formats that this device has units for: on T4 and V100 bf16 is only emulated."""
+    if plan.settings.formats == "planned":
         return plan
-    here = environment["link"], environment["ranks_per_node"]
-    cases = dict.fromkeys(localize(case, *here) for case in plan.cases)
-    return replace(plan, cases=tuple(cases), canaries=tuple(localize(case, *here) for case in plan.canaries))
+    return in_format_of(plan, environment.get("format") or WRITTEN_FOR)
 
 
 def _ensure_figures(store: Store, measurer: Measurer, environment: Mapping[str, Any]) -> None:

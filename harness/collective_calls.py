@@ -33,7 +33,7 @@ class CallSetting:
 
     op: Op
     group: ProcessGroup
-    rank: int
+    rank: int  # in the group
     device: str
     in_place: bool
 
@@ -47,6 +47,10 @@ class CallSetting:
     def rows(self, count: int, dtype: str) -> torch.Tensor:
         """Random values [count, hidden] of an exchange between experts."""
         return self._random(count * self.op.hidden, torch_dtype(dtype)).view(count, self.op.hidden)
+
+    def peer(self, member: int) -> int:
+        """The rank of a member of the group among all ranks, which is how torch's point-to-point calls name it."""
+        return dist.get_global_rank(self.group, member) if self.group else member
 
     def _random(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         tile = torch.rand(min(numel, TILE_ELEMENTS), device=self.device).mul_(100).to(dtype)
@@ -97,7 +101,7 @@ def _broadcast(s: CallSetting) -> ReadyCollective:
 def _send_recv(s: CallSetting) -> ReadyCollective:
     """To the next rank of the ring and from the one before, as nccl-tests' sendrecv."""
     source, target = s.buffer(s.op.size_bytes), s.buffer(s.op.size_bytes)
-    after, before = (s.rank + 1) % s.op.ranks, (s.rank - 1) % s.op.ranks
+    after, before = (s.peer((s.rank + step) % s.op.ranks) for step in (1, -1))
 
     def run() -> None:
         send = dist.P2POp(dist.isend, source, after, s.group)

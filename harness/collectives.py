@@ -5,10 +5,11 @@ several nodes torchrun starts the same ranks::
 
     torchrun --nnodes 2 --nproc-per-node 8 -m opcast.harness.collectives PLAN.json STORE
 
-``size_bytes`` is the buffer that nccl-tests reports for the collective, and the ranks of a case are the first ones
-of the group. One sample is a block of back-to-back calls after an untimed one that aligns the ranks: each rank's
-mean per call, then the maximum over the ranks. ``latency_us`` is the median of these over the blocks. The calls are
-the ones that torch has: all_reduce and broadcast in place, the others from one buffer to another; the backends
+``size_bytes`` is the buffer that nccl-tests reports for the collective. The ranks of a case are the first ones of one
+node, or as many of each of several nodes (:mod:`.rank_map`). One sample is a block of back-to-back calls after an
+untimed one that aligns the ranks: each rank's mean per call, then the maximum over the ranks. ``latency_us`` is the
+median of these over the blocks. The calls are the ones that torch has: all_reduce and broadcast in place, the others
+from one buffer to another; the backends
 ``nccl:inplace`` and ``gloo:inplace`` run all_gather and reduce_scatter in place, as nccl-tests' second column.
 """
 
@@ -31,17 +32,25 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, TCPStore
 
-from ..datasets.ops import LINKS
-from .cases.base import Unsupported
+from .cases import Unsupported, refusals
 from .collective_calls import CALLS, IN_PLACE, CallSetting, ReadyCollective
 from .collective_timer import make_block
 from .command import execute, refuse
-from .deep_ep_calls import DEEP_EP
-from .environment import clocks, has_nvlink, machine_name, torchrun_rank, use_loopback
+from .deep_ep_calls import BUFFERS, DEEP_EP, buffer_key
+from .environment import (
+    clocks,
+    gloo_words,
+    machine_name,
+    threads_beside,
+    torchrun_rank,
+    use_loopback,
+    use_route_to_master,
+)
 from .ledger import CampaignError
-from .measuring import IllDeviceError, NoMemoryError, abilities, die_with, measured_figures, outcome
-from .placement import here, node_facts, placement
+from .measuring import IllDeviceError, NoMemoryError, abilities, die_with, first_line, measured_figures, outcome
+from .placement import here, node_facts, placement, rank_map
 from .plan import CampaignPlan, Case, Settings
+from .rank_map import RankMap
 from .stopping import MedianWidth
 from .supervisor import InterruptError
 from .timer import Timing, collect, summarise
@@ -51,28 +60,7 @@ MOST_CALLS = 20  # in a block: nccl-tests' default number of iterations
 WARMUP_CALLS = 5  # nccl-tests' default
 GRACE_S = 3.0
 IDLE = timedelta(days=7)
-INFINIBAND = Path("/sys/class/infiniband")
-
-
-# --- links ---------------------------------------------------------------------------------------------
-
-
-def detect_link(device: str, nodes: int) -> str:
-    """The slowest link that ranks on so many nodes cross, as well as the machine tells; a name of LINKS.
-
-    LINKS has no name for plain Ethernet: between nodes without InfiniBand the answer is ``roce``.
-    """
-    if nodes > 1:
-        layers = {path.read_text().strip() for path in INFINIBAND.glob("*/ports/*/link_layer")}
-        return "ib" if "InfiniBand" in layers else "roce"
-    if device == "cpu":
-        return "loopback"
-    joined = has_nvlink()
-    if joined is None:
-        raise CampaignError(
-            "NVML does not say what joins the GPUs: pip install nvidia-ml-py, or settings.link=nvlink|pcie"
-        )
-    return "nvlink" if joined else "pcie"
+Members = tuple[int, ...]
 
 
 def device_of(local_rank: int, local_ranks: int, visible: int) -> int:
@@ -85,7 +73,7 @@ def device_of(local_rank: int, local_ranks: int, visible: int) -> int:
     if visible < local_ranks:
         raise CampaignError(
             f"{local_ranks} ranks on a node whose tasks see {visible} GPUs each: start one rank for each GPU, "
-            "or show each task its own (--gpus-per-task=1)"
+            "and show it all of its node's (srun --gpus-per-node=8 --gpu-bind=none)"
         )
     return local_rank
 
@@ -105,14 +93,14 @@ class RankGroup:
     ranks: int
     ranks_per_node: int
     control: ProcessGroup
+    rank_map: RankMap
     placement: Mapping[str, Any]
-    link: str = field(init=False)
-    groups: dict[tuple[int, str], tuple[ProcessGroup, ProcessGroup]] = field(default_factory=dict, init=False)
+    groups: dict[tuple[Members, str], tuple[ProcessGroup, ProcessGroup]] = field(default_factory=dict, init=False)
 
-    def __post_init__(self) -> None:
-        nodes = -(-self.ranks // self.ranks_per_node)
-        wanted = self.settings.link
-        self.link = wanted if wanted in LINKS else detect_link(self.settings.device, nodes)
+    @property
+    def link(self) -> str:
+        """The slowest link that all ranks together cross."""
+        return self.rank_map.link(range(self.ranks))
 
     @classmethod
     def local(cls, settings: Settings, ranks: int) -> RankGroup | None:
@@ -144,31 +132,24 @@ class RankGroup:
 
     @classmethod
     def torchrun(cls, settings: Settings, rank: int, ranks: int, local_ranks: int) -> RankGroup:
-        """This process as one of torchrun's ranks."""
-        if ranks == local_ranks:
-            use_loopback()
+        """This process as one of torchrun's ranks. CampaignError when they do not reach each other."""
+        use_loopback() if ranks == local_ranks else use_route_to_master()
         return cls._join(settings, rank, ranks, None)
 
     @classmethod
     def _join(cls, settings: Settings, rank: int, ranks: int, store: Any) -> RankGroup:
         """Which ranks share a node is asked of them all: a launcher that starts each alone does not say."""
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if settings.device == "cuda" else "gloo",
-            store=store,
-            rank=rank,
-            world_size=ranks,
-            timeout=timedelta(seconds=2 * settings.case_timeout_s),
-        )
-        control = dist.new_group(backend="gloo", timeout=IDLE)
-        nodes: list[str] = [""] * ranks
-        dist.all_gather_object(nodes, machine_name(), group=control)
+        control, nodes = _meet(settings, rank, ranks, store)
         beside = [other for other, node in enumerate(nodes) if node == nodes[rank]]
+        if rank or settings.device == "cuda":
+            torch.set_num_threads(threads_beside(settings.threads, len(beside)))
         if settings.device == "cuda":
             torch.cuda.set_device(device_of(beside.index(rank), len(beside), torch.cuda.device_count()))
         told: list[Any] = [None] * ranks
         facts = node_facts(settings.device) if rank == beside[0] else {}
         dist.all_gather_object(told, (here(settings.device), facts), group=control)
-        return cls(settings, rank, ranks, len(beside), control, placement(told))
+        ranks_of = rank_map(nodes, told, settings)
+        return cls(settings, rank, ranks, len(beside), control, ranks_of, placement(told))
 
     def measure(self, case: Case) -> Timing:
         """Time one case on its ranks. Raises Unsupported or NoMemoryError where the ranks agree that it cannot run.
@@ -196,6 +177,7 @@ class RankGroup:
         self._leave()
 
     def _leave(self) -> None:
+        BUFFERS.make_way()
         dist.destroy_process_group()
 
     def _broadcast(self, value: Any, group: ProcessGroup) -> Any:
@@ -211,28 +193,36 @@ class RankGroup:
         for unsupported, text in filter(None, problems):
             raise Unsupported(text) if unsupported else NoMemoryError(text)
 
-    def _group(self, ranks: int, backend: str) -> tuple[ProcessGroup, ProcessGroup]:
-        """The first ``ranks`` ranks: a group for data and one for control. Every rank must call this."""
-        if (ranks, backend) not in self.groups:
-            members = list(range(ranks))
+    def _group(self, members: Members, backend: str) -> tuple[ProcessGroup, ProcessGroup]:
+        """These ranks: a group for data and one for control. Every rank must call this."""
+        if (members, backend) not in self.groups:
             limit = timedelta(seconds=2 * self.settings.case_timeout_s)
-            data = dist.new_group(members, backend=backend, timeout=limit)
-            self.groups[ranks, backend] = data, dist.new_group(members, backend="gloo", timeout=IDLE)
-        return self.groups[ranks, backend]
+            data = dist.new_group(list(members), backend=backend, timeout=limit)
+            self.groups[members, backend] = data, dist.new_group(list(members), backend="gloo", timeout=IDLE)
+        return self.groups[members, backend]
+
+    def _members(self, case: Case) -> Members:
+        """The ranks of a case, rank 0 among them; the first ones where a planned spread is none of these nodes'."""
+        ranks = case.op.ranks
+        return self.rank_map.members(ranks, case.op.ranks_per_node) or tuple(range(ranks))
 
     def _run(self, case: Case) -> Timing | None:
         """This rank's part of a case, and on rank 0 the result. Ranks beyond the case's return at once."""
         backend, _, variant = case.backend.partition(":")
         self._refuse(case, backend, variant)
-        builders = DEEP_EP if backend == "deep_ep" else CALLS
-        data, control = self._group(case.op.ranks, "nccl" if backend == "deep_ep" else backend)
-        if self.rank >= case.op.ranks:
+        members, builders = self._members(case), DEEP_EP if backend == "deep_ep" else CALLS
+        data, control = self._group(members, "nccl" if backend == "deep_ep" else backend)
+        if backend == "deep_ep":
+            BUFFERS.make_way(buffer_key(case.op, members))
+        if self.rank not in members:
             return None
         made: ReadyCollective | None = None
         problem: Exception | None = None
+        place = members.index(self.rank)
         try:
-            made = builders[case.op.kind](CallSetting(case.op, data, self.rank, self.settings.device, bool(variant)))
-        except (Unsupported, RuntimeError) as error:  # out of memory is a RuntimeError
+            with refusals():
+                made = builders[case.op.kind](CallSetting(case.op, data, place, self.settings.device, bool(variant)))
+        except (Unsupported, MemoryError, torch.OutOfMemoryError) as error:
             problem = error
         self._agree(problem, control, case.op.ranks)
         assert made is not None
@@ -285,6 +275,24 @@ class RankGroup:
         table = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(table, dist.ReduceOp.MAX, group=control)
         return table.tolist()
+
+
+def _meet(settings: Settings, rank: int, ranks: int, store: Any) -> tuple[ProcessGroup, list[str]]:
+    """A control group of all ranks, and the machine of each. CampaignError when they do not reach each other."""
+    nodes: list[str] = [""] * ranks
+    try:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if settings.device == "cuda" else "gloo",
+            store=store,
+            rank=rank,
+            world_size=ranks,
+            timeout=timedelta(seconds=2 * settings.case_timeout_s),
+        )
+        control = dist.new_group(backend="gloo", timeout=IDLE)
+        dist.all_gather_object(nodes, machine_name(), group=control)
+    except RuntimeError as error:
+        raise CampaignError(f"the ranks do not reach each other: {first_line(error)}. {gloo_words()}") from None
+    return control, nodes
 
 
 @dataclass

@@ -17,6 +17,7 @@ from .plan import Settings
 CASE_S = 0.3  # of a case beside its repetitions: allocation, warm-up, bookkeeping
 FEWEST_CALLS = 8  # of a case, however long one takes
 FILL_GBPS = 200.0  # at which random inputs are made
+MOST_OF_LIBRARIES = 3
 COLLECTIVE = "nccl"
 EAGER = "operators one by one: this stack runs them as one kernel"
 
@@ -56,6 +57,14 @@ def ways(op: Op, device: Device, stack: str = "") -> list[Way]:
     found = [_way(op, name, device, stack) for name in names]
     order = libraries(stack)
     return sorted(found, key=lambda way: (not way.runs, _place(way, order)))
+
+
+def to_measure(found: Sequence[Way]) -> list[Way]:
+    """The ways that answer for a step: those of the stack's libraries and torch's best; else the first that can."""
+    able = [way for way in found if way.runs]
+    libraries_own = [way for way in able if way.own and way.package][:MOST_OF_LIBRARIES]
+    own = [*libraries_own, *[way for way in able if way.own and not way.package][:1]]
+    return own or able[:1]
 
 
 def _place(way: Way, order: Sequence[str]) -> int:

@@ -8,32 +8,69 @@ waiting for the host. Combining moves the rows of a dispatch back. Tokens travel
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ..datasets.ops import Op
 from .cases.base import Unsupported
 from .cases.packages import package
 from .collective_calls import CallSetting, ReadyCollective
 
 LOW_LATENCY = 1  # of the dim mode
 SHARED_BYTES = 1 << 30  # of NVLink, or of RDMA, that the kernels of the normal mode go through
+MOST_FAST_TOKENS = 256  # of the low-latency mode, whose memory grows with them
 COMMON_NODE = 8  # ranks that reach each other over NVLink
 
 
-@lru_cache(maxsize=1)
-def normal_buffer(group: Any) -> Any:
-    """The memory that a group shares for the normal mode: made once, which takes seconds."""
-    return package("deep_ep").Buffer(group, SHARED_BYTES, SHARED_BYTES if group.size() > COMMON_NODE else 0)
+Key = tuple[Any, ...]
 
 
-@lru_cache(maxsize=1)
-def fast_buffer(group: Any, tokens: int, hidden: int, experts: int) -> Any:
-    """The memory that a group shares for the low-latency mode, which depends on the shape."""
-    buffers, ranks = package("deep_ep").Buffer, group.size()
-    needed = buffers.get_low_latency_rdma_size_hint(tokens, hidden, ranks, experts)
-    return buffers(group, 0, needed, low_latency_mode=True, num_qps_per_rank=experts // ranks)
+def buffer_key(op: Op, members: tuple[int, ...]) -> Key:
+    """What two cases have in common that go through the same memory; that of the low-latency mode has a shape."""
+    shape = (max(op.tokens, MOST_FAST_TOKENS), op.hidden, op.experts) if op.mode == LOW_LATENCY else ()
+    return (members, op.mode, *shape)
+
+
+@dataclass
+class SharedBuffer:
+    """The memory that one group of ranks shares: made in seconds, by all of them, and ended by all.
+
+    Ending it waits for every rank of its group, and NVSHMEM of the low-latency mode exists once in a process. So ranks
+    end it together, before any of them makes another; they see the same cases in the same order, so that they agree.
+    """
+
+    buffer: Any = None
+    key: Key = ()
+
+    def make_way(self, key: Key = ()) -> None:
+        """End what other cases went through. Every rank calls this before a case, whether it takes part or not."""
+        if key != self.key and self.buffer is not None:
+            ended, self.buffer = self.buffer, None
+            ended.destroy()
+        self.key = key
+
+    def normal(self, group: Any) -> Any:
+        """The memory of the normal mode."""
+        if self.buffer is None:
+            apart = SHARED_BYTES if group.size() > COMMON_NODE else 0
+            self.buffer = package("deep_ep").Buffer(group, SHARED_BYTES, apart, explicitly_destroy=True)
+        return self.buffer
+
+    def fast(self, group: Any, op: Op) -> Any:
+        """The memory of the low-latency mode, for as many tokens as are measured, clean for this op's."""
+        kind, experts, ranks = package("deep_ep").Buffer, op.experts, group.size()
+        if self.buffer is None:
+            most = max(op.tokens, MOST_FAST_TOKENS)
+            needed = kind.get_low_latency_rdma_size_hint(most, op.hidden, ranks, experts)
+            mode = {"low_latency_mode": True, "num_qps_per_rank": experts // ranks}
+            self.buffer = kind(group, 0, needed, **mode, explicitly_destroy=True)
+        self.buffer.clean_low_latency_buffer(op.tokens, op.hidden, experts)
+        return self.buffer
+
+
+BUFFERS = SharedBuffer()
 
 
 def _routed(s: CallSetting) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -55,7 +92,7 @@ def _exchange(s: CallSetting) -> tuple[torch.Tensor, Callable[[], Any], Callable
     op = s.op
     tokens, experts, weights = _routed(s)
     if op.mode == LOW_LATENCY:
-        buffer = fast_buffer(s.group, op.tokens, op.hidden, op.experts)
+        buffer = BUFFERS.fast(s.group, op)
 
         def dispatch_fast() -> Any:
             return buffer.low_latency_dispatch(tokens, experts, op.tokens, op.experts, use_fp8=False)
@@ -67,7 +104,7 @@ def _exchange(s: CallSetting) -> tuple[torch.Tensor, Callable[[], Any], Callable
             lambda: buffer.low_latency_combine(arrived, experts, weights, handle),
             arrived,
         )
-    buffer = normal_buffer(s.group)
+    buffer = BUFFERS.normal(s.group)
     per_rank, per_node, per_expert, inside, _ = buffer.get_dispatch_layout(experts, op.experts)
     arrived, _, _, _, handle, _ = buffer.dispatch(
         tokens,

@@ -6,6 +6,7 @@ where that is installed, else they are unknown (None); a clock is read, never se
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -21,8 +22,10 @@ from typing import Any
 from ..datasets.device_names import seen_device_id, slug
 from ..datasets.version import __version__
 from .gpu_cache import last_level_bytes
+from .network_interfaces import interface_to
 
 CPUINFO = Path("/proc/cpuinfo")
+FABRIC_COMPLETED = 3  # NVML_GPU_FABRIC_STATE_COMPLETED
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 NODE, JOB = "OPCAST_NODE", "OPCAST_JOB"
 """Environment variables in which a launcher names the node and the job, where the machine cannot tell (containers)."""
@@ -350,6 +353,25 @@ def has_nvlink(index: int = 0) -> bool | None:
     return any(state == nvml.NVML_FEATURE_ENABLED for state in links)
 
 
+def nvlink_domain(index: int = 0) -> str:
+    """The NVLink domain of a GPU that reaches beyond its machine (NVL72), as NVML names it; "" elsewhere.
+
+    A board with NVSwitch alone has a fabric without an id.
+    """
+    nvml, handle = _nvml(), _nvml_handle(index)
+    if handle is None or not hasattr(nvml, "nvmlDeviceGetGpuFabricInfo"):
+        return ""
+    found = nvml.c_nvmlGpuFabricInfo_t()
+    try:
+        nvml.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(found))
+    except nvml.NVMLError:
+        return ""
+    identity = bytes(found.clusterUuid)
+    if found.state != FABRIC_COMPLETED or not any(identity):
+        return ""
+    return hashlib.sha256(identity + bytes([found.cliqueId % 256])).hexdigest()[:10]
+
+
 def boost_clock_mhz(index: int = 0) -> float | None:
     """The highest clock of a GPU's compute units; None where NVML does not tell."""
     nvml, handle = _nvml(), _nvml_handle(index)
@@ -413,6 +435,30 @@ def child_environment(threads: int = 0) -> dict[str, str]:
 def use_loopback() -> None:
     """Have gloo's ranks on this machine talk over the loopback interface, unless the user names another."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if platform.system() == "Darwin" else "lo")
+
+
+def use_route_to_master() -> None:
+    """Have gloo's ranks on several machines talk over the interface that leads to the master, unless told another.
+
+    gloo itself takes the one that the host's name stands for, which on Debian and in containers is the loopback's.
+    """
+    name = interface_to(os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT") or 1))
+    if name:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+def gloo_words() -> str:
+    """What to set when gloo's ranks do not find each other."""
+    taken = os.environ.get("GLOO_SOCKET_IFNAME") or "what the host's name stands for"
+    return (
+        f"gloo uses the network interface {taken} here: set GLOO_SOCKET_IFNAME to the one that joins the nodes "
+        "(`ip -br addr` lists them), on every node"
+    )
+
+
+def threads_beside(threads: int, processes: int) -> int:
+    """Threads for each of so many processes on a machine, together as many as one would use."""
+    return max(1, (threads or default_threads()) // max(processes, 1))
 
 
 def torchrun_rank() -> tuple[int, int, int] | None:

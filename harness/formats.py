@@ -3,9 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from .plan import CampaignPlan, Case
+
 WRITTEN_FOR = "bf16"
+
+
+def in_format_of(plan: CampaignPlan, precision: str) -> CampaignPlan:
+    """A made plan with ``precision`` in place of bf16, as :func:`in_format` changes a specification.
+
+    Called where the plan runs: a plan that was made elsewhere does not know its device.
+    """
+    if precision == WRITTEN_FOR:
+        return plan
+    cases = tuple(dict.fromkeys(_case_in(case, precision) for case in plan.cases))
+    return replace(plan, cases=cases, canaries=tuple(_case_in(case, precision) for case in plan.canaries))
+
+
+def _case_in(case: Case, precision: str) -> Case:
+    op = case.op
+    if op.dtype != op.out_dtype and {op.dtype, op.out_dtype} == {WRITTEN_FOR, precision}:
+        return case  # a cast
+    renamed = (precision if name == WRITTEN_FOR else name for name in (op.dtype, op.out_dtype))
+    dtype, out_dtype = renamed
+    return replace(case, op=op.replace(dtype=dtype, out_dtype=out_dtype))
 
 
 def in_format(spec: Any, precision: str) -> Any:

@@ -13,11 +13,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..datasets.ops import KINDS
+from .accelerator import best_format
 from .environment import clocks, energy_j, environment
 from .plan import Case, Settings
 from .provenance import gpu_facts
 
 if TYPE_CHECKING:
+    from .rank_map import RankMap
     from .timer import Timing
 
 PR_SET_PDEATHSIG = 1
@@ -31,16 +33,20 @@ class NoMemoryError(MemoryError):
 class Ranks(Protocol):
     """What measures collectives: rank 0 of a group."""
 
-    link: str
     ranks_per_node: int
+    rank_map: RankMap
     placement: Mapping[str, Any]
+
+    @property
+    def link(self) -> str:
+        """The slowest link that all ranks together cross."""
 
     def measure(self, case: Case) -> Timing:
         """Time one case on its ranks."""
 
 
 def abilities(settings: Settings, group: Ranks | None) -> dict[str, Any]:
-    """Provenance columns, and the link, ranks per node and placement of collectives.
+    """Provenance columns, the ``format`` that a GPU has units for, and link, ranks per node, placement of collectives.
 
     Raises ValueError when the device is not here, IllDeviceError when it is but does not compute.
     """
@@ -54,10 +60,11 @@ def abilities(settings: Settings, group: Ranks | None) -> dict[str, Any]:
         check_device()
     found: dict[str, Any] = environment(settings.device, settings.threads)
     if settings.device == "cuda":
-        found |= gpu_facts()
+        found |= gpu_facts() | {"format": best_format(torch.cuda.get_device_properties(torch.cuda.current_device()))}
     if group is None:
         return {**found, "link": "", "ranks_per_node": 1}
-    return {**found, "link": group.link, "ranks_per_node": group.ranks_per_node, "placement": group.placement}
+    told = {"link": group.link, "ranks_per_node": group.ranks_per_node, "rank_map": group.rank_map.to_dict()}
+    return {**found, **told, "placement": group.placement}
 
 
 def measured_figures(device: str) -> dict[str, Any]:

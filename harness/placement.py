@@ -1,4 +1,8 @@
-"""Where the ranks of collectives are: their nodes and GPUs, and what joins these inside a node and to the others."""
+"""Where the ranks of collectives are: their nodes and GPUs, and what joins these inside a node and to the others.
+
+Inside a node NVIDIA's GPUs are joined as ``nvidia-smi topo -m`` shows it, AMD's as amdsmi says. xGMI counts as NVLink,
+for which opcast has a name.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ..datasets.ops import LINKS
 from . import topology
-from .environment import node_name
+from .environment import node_name, nvlink_domain
 from .ledger import CampaignError
+from .plan import Settings
 from .provenance import uuid_hash
+from .rank_map import FABRICS, RankMap, islands, numbered
+
+Told = tuple[dict[str, Any], dict[str, Any]]  # of a rank: its place; and its node, where it is the first one there
 
 
 def here(device: str) -> dict[str, Any]:
@@ -22,6 +31,8 @@ def here(device: str) -> dict[str, Any]:
         index = torch.cuda.current_device()
         uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
         place |= {"device": index, "gpu": uuid_hash(uuid)}
+        if domain := nvlink_domain(index):
+            place["domain"] = domain
     return place
 
 
@@ -35,12 +46,57 @@ def node_facts(device: str) -> dict[str, Any]:
             for (first, second), link in found.links.items():
                 links[first][second] = link
             facts |= {"links": links, "nic_names": dict(found.legend), "nvlinks": found.nvlinks, "rails": found.rails}
+            facts["gpus"] = {name: uuid_hash(uuid) for name, uuid in topology.uuids().items()}
+        if (xgmi := topology.has_xgmi()) is not None:
+            facts["xgmi"] = xgmi
     return facts
 
 
-def placement(told: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
+def placement(told: Sequence[Told]) -> dict[str, Any]:
     """Of what every rank tells, in order (:func:`here`, :func:`node_facts`): ranks, and facts once for each node."""
     nodes: dict[str, Any] = {}
     for place, facts in told:
         nodes.setdefault(place["node"], facts)
     return {"ranks": [place for place, _ in told], "nodes": nodes}
+
+
+def rank_map(machines: Sequence[str], told: Sequence[Told], settings: Settings) -> RankMap:
+    """Node and island of every rank by the machines that they are on and what they tell, as :func:`placement` has it.
+
+    ``settings.link`` names what joins the ranks of a node, or nodes where there are several and it is a fabric.
+    CampaignError where neither the machine nor the settings say what joins GPUs.
+    """
+    nodes = numbered([place.get("domain") or machine for machine, (place, _) in zip(machines, told, strict=True)])
+    several, given = len(set(nodes)) > 1, settings.link if settings.link in LINKS else ""
+    apart = several and given in FABRICS
+    inside = "loopback" if settings.device == "cpu" else ""
+    if given and not apart:
+        inside = given
+    between = given if apart else fabric()
+    if inside:
+        return RankMap(nodes, nodes, inside, between)
+    joined = [pair for machine in dict.fromkeys(machines) for pair in _joined(machine, machines, told)]
+    ours = range(len(told))
+    joined += [(a, b) for a in ours for b in ours if a < b and told[a][0].get("domain") and nodes[a] == nodes[b]]
+    return RankMap(nodes, islands(len(told), joined), inside, between)
+
+
+def fabric() -> str:
+    """What joins this machine to others. LINKS has no name for plain Ethernet, which is ``roce`` here."""
+    return "ib" if any(port.fabric == "ib" for port in topology.nics()) else "roce"
+
+
+def _joined(machine: str, machines: Sequence[str], told: Sequence[Told]) -> list[tuple[int, int]]:
+    """Pairs of a machine's ranks whose GPUs have links of their own between them."""
+    ranks = [rank for rank, each in enumerate(machines) if each == machine]
+    facts = next((told[rank][1] for rank in ranks if told[rank][1]), {})
+    pairs = [(first, second) for first in ranks for second in ranks if first < second]
+    if "xgmi" in facts:
+        return pairs if facts["xgmi"] else []
+    names = {gpu: name for name, gpu in facts.get("gpus", {}).items()}
+    seen = {rank: names.get(told[rank][0].get("gpu")) for rank in ranks}
+    if pairs and not all(seen.values()):
+        raise CampaignError(
+            "neither nvidia-smi nor amdsmi says what joins the GPUs: settings.link=nvlink (xGMI too) or pcie says it"
+        )
+    return [(a, b) for a, b in pairs if facts["links"][seen[a]][seen[b]].startswith("NV")]

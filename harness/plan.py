@@ -106,6 +106,7 @@ class Settings:
     energy_s: float = 0.0  # a GPU then repeats a warm call for so long, for its watts; 0 = no watts, else 1 at least
     pin: bool = True  # bind the threads to one logical processor each, where the system can
     link: str = "auto"  # that collectives cross: found out, as planned in the ops (planned), or one of LINKS
+    formats: str = "auto"  # bf16 becomes what the device has units for, or stays as planned in the ops (planned)
     max_bytes: int = 0  # memory a case may take, 0 = what is free
     case_timeout_s: float = 120.0  # * a case that takes longer is killed
     start_timeout_s: float = 300.0  # * a worker that is not ready by then is killed
@@ -133,6 +134,7 @@ class Settings:
             raise CampaignPlanError(f"settings.device={made.device!r} must be cpu or cuda")
         if made.link not in ("auto", "planned", *LINKS):
             raise CampaignPlanError(f"settings.link={made.link!r} must be auto, planned or one of {', '.join(LINKS)}")
+        choice(CampaignPlanError, "settings.formats", made.formats, ("auto", "planned"))
         if 0 < made.energy_s < LEAST_S:
             raise CampaignPlanError(
                 f"settings.energy_s={made.energy_s:g} is too short for the energy counter: "
@@ -428,14 +430,6 @@ def whole_shards(op: Op) -> Op:
         return op
     shard = 16 * op.ranks
     return op.replace(size_bytes=max(op.size_bytes // shard, 1) * shard)
-
-
-def localize(case: Case, link: str, ranks_per_node: int) -> Case:
-    """A planned collective with the link and the ranks per node that it really has; other cases as they are."""
-    if not KINDS[case.op.kind].collective:
-        return case
-    op = case.op.replace(link=LINKS.index(link), ranks_per_node=min(ranks_per_node, case.op.ranks))
-    return Case(op, case.backend, case.cache)
 
 
 def _backends(op: Op, wanted: str, settings: Settings) -> list[str]:

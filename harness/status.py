@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -74,7 +76,9 @@ def _campaign(
 ) -> CampaignStatus:
     plan = CampaignPlan.from_json(plan_text(record))
     count = int(record["parts"])
-    done, failures = _rows(store, plan, {(each.device_id, each.run_id) for each in spoken.values()})
+    runs = {(each.device_id, each.run_id) for each in spoken.values()}
+    plan = _as_run(Path(store.path), plan, [run_id for _, run_id in sorted(runs)])
+    done, failures = _rows(store, plan, runs)
     by_part: dict[str, list[tuple[Path, Session]]] = {}
     for path, each in sorted(spoken.items(), key=lambda item: item[1].started_at):
         by_part.setdefault(each.part, []).append((path, each))
@@ -97,9 +101,16 @@ def _campaign(
 
 def plan_text(record: Mapping[str, Any]) -> str:
     """The plan of an announced campaign as text."""
-    import json
-
     return json.dumps(record["plan"])
+
+
+def _as_run(store: Path, plan: CampaignPlan, runs: Sequence[str]) -> CampaignPlan:
+    """The plan as it runs: with the links, ranks and formats of the device, which its announcement does not know."""
+    for run_id in runs:
+        path = store / "runs" / f"{run_id}.json"
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return CampaignPlan.from_json(plan_text(json.loads(path.read_text("utf-8"))))
+    return plan
 
 
 def _rows(store: Store, plan: CampaignPlan, runs: Iterable[tuple[str, str]]) -> tuple[int, dict[str, int]]:

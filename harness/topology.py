@@ -20,6 +20,7 @@ from .ledger import CampaignError
 INFINIBAND = Path("/sys/class/infiniband")
 NEAR = ("PIX", "PXB")  # a GPU and a NIC under one switch
 LATENCY_US = {"ib": 2.0, "roce": 3.0}  # as the clusters that come with opcast assume
+XGMI = 2  # of amdsmi's kinds of links
 LINK = re.compile(r"X|NV\d+|PIX|PXB|PHB|NODE|SYS|N/A")
 
 
@@ -95,6 +96,29 @@ def read() -> NodeTopology:
     if reply.returncode:
         raise CampaignError(f"nvidia-smi topo -m failed: {(reply.stderr or reply.stdout).strip()[:200]}")
     return parse(reply.stdout)
+
+
+def uuids() -> dict[str, str]:
+    """The UUID of each GPU of this machine by its name in the matrix, as torch writes it; none without nvidia-smi."""
+    smi = shutil.which("nvidia-smi")
+    question = [smi or "", "--query-gpu=index,uuid", "--format=csv,noheader"]
+    reply = subprocess.run(question, capture_output=True, text=True, check=False).stdout if smi else ""
+    return {f"GPU{index}": uuid for index, uuid in re.findall(r"^(\d+), *GPU-(\S+)", reply, re.MULTILINE)}
+
+
+def has_xgmi() -> bool | None:
+    """Whether xGMI joins every two of AMD's GPUs here; None where amdsmi does not say."""
+    try:
+        import amdsmi
+    except (ImportError, OSError, KeyError):  # KeyError: it wants the folder of ROCm in the environment
+        return None
+    try:
+        amdsmi.amdsmi_init()
+        gpus = amdsmi.amdsmi_get_processor_handles()
+        kinds = [amdsmi.amdsmi_topo_get_link_type(a, b)["type"] for a in gpus for b in gpus if a is not b]
+    except amdsmi.AmdSmiException:
+        return None
+    return bool(kinds) and all(int(getattr(kind, "value", kind)) == XGMI for kind in kinds)
 
 
 def cluster(found: NodeTopology, ports: Sequence[Nic], device_id: str, nodes: int = 1) -> dict[str, Any]:

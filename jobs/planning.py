@@ -54,6 +54,25 @@ def shares_of(config: Mapping[str, Any]) -> dict[Op, float]:
     return shares(found)
 
 
+def cases_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The ops of ``steps`` as a campaign's explicit ops, each on the kernels that the step's stack runs."""
+    from ..harness.coverage import to_measure, ways
+    from ..simulator.report.needs import needs
+    from . import resolve
+
+    bench = resolve.bench({**config, "engine": {"order": ["measured", "learned", "transfer", "network", "analytical"]}})
+    found: dict[tuple[Op, str], None] = {}
+    for step in config["steps"]:
+        request = request_of(step, config)
+        answered: Any = bench.answered(request)
+        stack = getattr(request.stack, "id", None) or str(request.stack or "")
+        for need in needs(answered.report.state):
+            ways_of_op = to_measure(ways(need.op, answered.device, stack))
+            found.update(dict.fromkeys((need.op, way.backend) for way in ways_of_op))
+    warm = {op: {"cache": "warm"} if KINDS[op.kind].collective else {} for op, _ in found}
+    return [{**op.to_dict(), "backend": backend, **warm[op]} for op, backend in found]
+
+
 def computing(ops: Mapping[Op, float]) -> dict[Op, float]:
     """Those ops that one device runs by itself."""
     return {

@@ -43,9 +43,10 @@ def run(config: dict[str, Any]) -> int:
         raise BadInputError(f"part={config['part']} is a part that runs here: leave out where={place.name}")
     if config["campaign"].get("name") == "active":
         return run_active(config, as_json)
+    config = placed(config, place)
     plan = plan_of(config, extra=model_ops(config))
     if plan.settings.device == "cuda" and not config["plan_out"] and place.name == "here":
-        plan = fitted(plan, config)
+        check_gpu(plan)
     if config["plan_out"]:
         path = Path(str(config["plan_out"])).expanduser()
         write_text("plan_out", path, plan.to_json())
@@ -187,21 +188,57 @@ def topology(config: dict[str, Any], as_json: bool) -> int:
     return 0
 
 
-def fitted(plan: CampaignPlan, config: dict[str, Any]) -> CampaignPlan:
-    """The plan in a format that the GPU at hand has; BadInputError, before anything is measured, when it is ill."""
+def check_gpu(plan: CampaignPlan) -> None:
+    """BadInputError, before anything is measured, when the GPU at hand is ill. Says so where it has no fast bf16."""
     from ..harness import accelerator
-    from ..harness.formats import in_format
+    from ..harness.formats import WRITTEN_FOR
 
     here = accelerator.ask()
     if here.hardware != "cuda":
         raise BadInputError(f"{here.trouble or 'torch sees no GPU here'}; +settings.device=cpu measures the CPU")
-    if here.precision == "bf16" or "bf16" not in {case.op.dtype for case in plan.cases}:
-        return plan
-    say(f"{here.name} has no fast bf16: {here.precision} is measured in its place")
-    return plan_of({**config, "campaign": in_format(config["campaign"], here.precision)}, extra=model_ops(config))
+    planned = {case.op.dtype for case in plan.cases}
+    if here.precision != WRITTEN_FOR and WRITTEN_FOR in planned and plan.settings.formats == "auto":
+        say(f"{here.name} has no fast bf16: {here.precision} is measured in its place")
 
 
-def plan_of(config: dict[str, Any], extra: Iterable[Op] = (), exclude: Iterable[Op] = ()) -> CampaignPlan:
+def placed(config: dict[str, Any], place: Place) -> dict[str, Any]:
+    """The settings with the device of the nodes that will measure, where ``auto`` would mean that of this machine.
+
+    BadInputError where nothing says what it is.
+    """
+    spec = config["campaign"].get("settings")
+    told = {**(spec if isinstance(spec, Mapping) else {}), **(config.get("settings") or {})}
+    if told.get("device") == "cuda" and isinstance(place, (Ray, Kubernetes)) and not place.gpus:
+        raise BadInputError(f"where={place.name} gives a part no GPU to measure: where.gpus=1")
+    if told.get("device") != "auto":
+        return config
+    device = target_device(place, bool(config["plan_out"]))
+    return config if device == "auto" else {**config, "settings": {**(config.get("settings") or {}), "device": device}}
+
+
+def target_device(place: Place, only_written: bool) -> str:
+    """``cuda`` or ``cpu`` for a campaign that runs elsewhere, ``auto`` for one that runs here. BadInputError."""
+    if not isinstance(place, Here):
+        if place.gpus is None:
+            raise BadInputError(
+                f"where={place.name}: what its nodes measure is not known here: ask for a GPU (where.gpus=1), "
+                "or name the device (+settings.device=cuda, or cpu)"
+            )
+        return "cuda" if place.gpus else "cpu"
+    if not only_written:
+        return "auto"
+    from ..harness.environment import default_device
+
+    if default_device() == "cpu":
+        raise BadInputError(
+            "plan_out: there is no GPU here, so name the device that the plan is for: +settings.device=cuda, or cpu"
+        )
+    return "cuda"
+
+
+def plan_of(
+    config: dict[str, Any], extra: Iterable[Op | Mapping[str, Any]] = (), exclude: Iterable[Op] = ()
+) -> CampaignPlan:
     """The plan of ``campaign=…`` with ``settings.…`` laid over it. Raises PlanError and OpError."""
     from ..harness.plan import build_plan
 
@@ -209,22 +246,26 @@ def plan_of(config: dict[str, Any], extra: Iterable[Op] = (), exclude: Iterable[
     if not isinstance(spec.get("settings") or {}, Mapping):
         raise BadInputError(f"campaign.settings={spec['settings']} must be settings, as campaign.settings.device=cpu")
     spec["settings"] = {**(spec.get("settings") or {}), **(config.get("settings") or {})}
-    if ops := [op.to_dict() for op in extra]:
+    if ops := [op.to_dict() if isinstance(op, Op) else dict(op) for op in extra]:
         spec["ops"] = [*spec.get("ops", []), *ops]
     if left_out := [op.to_dict() for op in exclude]:
         spec["exclude"] = [*spec.get("exclude", []), *left_out]
     return build_plan(spec)
 
 
-def model_ops(config: dict[str, Any]) -> list[Op]:
-    """For ``campaign=model``: every op of the ``steps``, or of the model's workloads where there are none."""
+def model_ops(config: dict[str, Any]) -> list[Op] | list[dict[str, Any]]:
+    """For ``campaign=model``: every op of the ``steps``, or of the model's workloads where there are none.
+
+    Ops of steps come with the kernels that the step's stack runs.
+    """
     wanted = config["campaign"].get("name")
     if wanted != "model":
         return []
     if config["steps"]:
-        from .planning import shares_of
+        from .planning import cases_of, shares_of
 
-        return list(shares_of(config))
+        shares_of(config)  # says what is wrong with a step
+        return cases_of(config)
     from ..simulator.trace import Workload, trace
     from . import resolve
 

@@ -1,21 +1,25 @@
-"""``opcast profile coverage``: what of a step can be measured on its hardware, by which case, and how long that takes."""
+"""``opcast profile coverage``: what of a step can be measured on its hardware, by which case, and in which time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..datasets.devices import Device
 from ..datasets.kernels import package_of
 from ..datasets.ops import KINDS, Op
 from ..datasets.store import Store
-from ..harness.coverage import Way, seconds, ways
+from ..harness.coverage import Way, seconds, to_measure, ways
+from ..harness.plan import Settings
 from . import resolve
 from .show import BadInputError, print_json, say, table, wants_json
 from .simulate import ADDED, FREE_CHOICE
 
 if TYPE_CHECKING:
+    from ..simulator.engines import Engine
     from ..simulator.report.needs import Need
 
 __all__ = ["ADDED", "FREE_CHOICE", "run"]
@@ -48,7 +52,8 @@ class Coverage:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
-        return {**asdict(self), "op": self.op.to_dict(), "backends": list(self.backends), "packages": list(self.packages)}
+        lists = {"backends": list(self.backends), "packages": list(self.packages)}
+        return {**asdict(self), "op": self.op.to_dict(), **lists}
 
 
 def run(config: dict[str, Any]) -> int:
@@ -61,11 +66,13 @@ def run(config: dict[str, Any]) -> int:
     answered = resolve.bench(config).answered(request)
     state = getattr(answered.report, "state", None)
     if state is None:
-        raise BadInputError(f"workload={config['workload'].get('kind')} is no step of a model: take train, prefill or decode")
+        kind = config["workload"].get("kind")
+        raise BadInputError(f"workload={kind} is no step of a model: take train, prefill or decode")
     from ..simulator.report.needs import needs
 
     stack = str((config.get("stack") or {}).get("id") or "")
-    found = coverage(needs(state), answered.device, Store(Path(str(config["store"])).expanduser()), stack)
+    store = Store(Path(str(config["store"])).expanduser())
+    found = coverage(needs(state), answered.device, answered.engine, store, stack)
     if as_json:
         print_json(described(found, answered.device.id, stack))
     else:
@@ -73,15 +80,19 @@ def run(config: dict[str, Any]) -> int:
     return 0
 
 
-def coverage(needed: Iterable[Need], device: Any, store: Store, stack: str) -> list[Coverage]:
+def coverage(needed: Iterable[Need], device: Device, engine: Engine, store: Store, stack: str) -> list[Coverage]:
     """Each op of a step, those with most time first."""
+    from ..simulator.engines.answers import ask
+
     listed = [need for need in needed if KINDS[need.op.kind].family != "host"]
-    whole = sum(need.us for need in listed) or 1.0
-    return [_covered(need, need.us / whole, device, store, stack) for need in listed]
+    whole, once = sum(need.us for need in listed) or 1.0, ask(engine, [need.op for need in listed]).latency_us
+    return [
+        _covered(need.op, need.us, need.us / whole, float(us), device, store, stack)
+        for need, us in zip(listed, once, strict=True)
+    ]
 
 
-def _covered(need: Need, share: float, device: Any, store: Store, stack: str) -> Coverage:
-    op = need.op
+def _covered(op: Op, us: float, share: float, once_us: float, device: Device, store: Store, stack: str) -> Coverage:
     known = measured_by(op, device.id, store)
     found = ways(op, device, stack)
     able = [way for way in found if way.runs]
@@ -89,20 +100,16 @@ def _covered(need: Need, share: float, device: Any, store: Store, stack: str) ->
     backends = known or tuple(way.backend for way in able)
     packages = tuple(dict.fromkeys(filter(None, map(package_of, backends))))
     why = "" if able or known else _words(found)
-    once = _once(op, able)
-    cost_s = seconds(once, able[0].bytes, _settings(), 1 if KINDS[op.kind].collective else 2) if able else 0.0
-    return Coverage(op, share, need.us, status, backends, packages, why, 0.0 if known else cost_s)
+    caches = 1 if KINDS[op.kind].collective else 2
+    chosen = () if known else to_measure(found)
+    cost_s = sum(seconds(once_us, way.bytes, _settings(), caches) for way in chosen)
+    return Coverage(op, share, us, status, backends, packages, why, cost_s)
 
 
-def _once(op: Op, able: list[Way]) -> float:
-    """Microseconds of one call by physics alone, which is enough to plan with."""
-    return float(op.cost.bytes) / 1e6 + float(op.cost.flops) / 2e8 if able else 0.0
-
-
-def _settings() -> Any:
+@lru_cache
+def _settings() -> Settings:
     """The protocol of ``campaign=model``, which measures the ops of a step."""
     from ..datasets.reading import read_yaml
-    from ..harness.plan import Settings
     from .show import CONFIG_DIRECTORY
 
     values = read_yaml(CONFIG_DIRECTORY / "campaign" / "model.yaml", BadInputError, "campaign=model")["settings"]

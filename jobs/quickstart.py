@@ -77,7 +77,7 @@ def run_one(config: dict[str, Any], here: Accelerator, started: float, as_json: 
     graphs = trace_all(model, traced_on(workloads, here.hardware), precision, Path(config["graphs"]).expanduser())
     store = Store(Path(config["store"]).expanduser())
     campaign = in_format(config["campaign"], precision) if here.hardware != "cpu" else config["campaign"]
-    settings = {"campaign": campaign, "settings": {"device": here.hardware}}
+    settings = {"campaign": campaign, "settings": {"device": here.hardware, "formats": "planned"}}
     plan = plan_of({**config, **settings}, exclude=ops_of(graphs.values()))
     for line in announcement(here, plan, store, precision):
         say(line)

@@ -163,9 +163,7 @@ def marlin_experts(op: Op, inputs: Inputs) -> Run:
     width = _padded(width, MARLIN_INTER) if mx else width
     routed, x = Routed.draw(op, inputs), inputs.normal(op.tokens, hidden, dtype="bf16")
     up, down = (_marlin_weights(inputs, local, n, k) for n, k in ((2 * width, hidden), (hidden, width)))
-    up_scale, down_scale = (
-        _marlin_scales(inputs, local, n, k, mx) for n, k in ((2 * width, hidden), (hidden, width))
-    )
+    up_scale, down_scale = (_marlin_scales(inputs, local, n, k, mx) for n, k in ((2 * width, hidden), (hidden, width)))
     return partial(
         marlin.fused_marlin_moe,
         x,
@@ -209,26 +207,35 @@ def _nvfp4_scales(inputs: Inputs, experts: int, rows: int, cols: int) -> torch.T
     return _bytes(inputs, experts, _padded(rows, 128), _padded(cols // NVFP4_BLOCK, 4)).view(torch.int32)
 
 
-def _cutlass(op: Op, inputs: Inputs, local: int, width: int) -> tuple[Any, Any, list[torch.Tensor], dict[str, Any]]:
-    """Both weights, scales in the kernel's order, and the switch for their format."""
-    import torch
+@dataclass(frozen=True)
+class CutlassWeights:
+    """Both weights of all experts, their scales in the kernel's order, and the switch for their format."""
 
-    up, down = (2 * width, op.hidden), (op.hidden, width)
-    if op.dtype == "fp8_block":
-        weights = [inputs.normal(local, *each, dtype="fp8") for each in (up, down)]
-        scales = [_block_scales(inputs, local, *each) for each in (up, down)]
-        return *weights, scales, {"use_deepseek_fp8_block_scale": True}
-    if op.dtype == "nvfp4":
-        weights = [_bytes(inputs, local, n, k // 2).view(torch.int64) for n, k in (up, down)]
-        blocks = [_nvfp4_scales(inputs, local, *each) for each in (up, down)]
-        one, each = _ones(inputs, 1).squeeze(0), _ones(inputs, local)
-        return *weights, [one, blocks[0], each, one, blocks[1], each], {}
-    if op.dtype == "mxfp4a16":
-        weights = [_bytes(inputs, local, n, k // 2) for n, k in (up, down)]
-        scales = [_bytes(inputs, local, k // MX_BLOCK // 4, 4 * n) for n, k in (up, down)]
-        return *weights, scales, {"use_w4_group_scaling": True}
-    weights = [inputs.normal(local, *each, dtype=op.dtype) for each in (up, down)]
-    return *weights, [], {}
+    up: torch.Tensor
+    down: torch.Tensor
+    scales: list[torch.Tensor]
+    switch: dict[str, bool]
+
+    @classmethod
+    def draw(cls, op: Op, inputs: Inputs, local: int, width: int) -> CutlassWeights:
+        """Random weights in the op's format."""
+        import torch
+
+        shapes = (2 * width, op.hidden), (op.hidden, width)
+        if op.dtype == "nvfp4":
+            up, down = (_bytes(inputs, local, n, k // 2).view(torch.int64) for n, k in shapes)
+            blocks = [_nvfp4_scales(inputs, local, *each) for each in shapes]
+            one, each = _ones(inputs, 1).squeeze(0), _ones(inputs, local)
+            return cls(up, down, [one, blocks[0], each, one, blocks[1], each], {})
+        if op.dtype == "mxfp4a16":
+            up, down = (_bytes(inputs, local, n, k // 2) for n, k in shapes)
+            scales = [_bytes(inputs, local, k // MX_BLOCK // 4, 4 * n) for n, k in shapes]
+            return cls(up, down, scales, {"use_w4_group_scaling": True})
+        up, down = (inputs.normal(local, *each, dtype=op.dtype) for each in shapes)
+        if op.dtype == "fp8_block":
+            scales = [_block_scales(inputs, local, *each) for each in shapes]
+            return cls(up, down, scales, {"use_deepseek_fp8_block_scale": True})
+        return cls(up, down, [], {})
 
 
 @case("fused_moe", "flashinfer:cutlass", devices=CUDA, when=_formats("bf16", "fp16", "fp8_block", "nvfp4", "mxfp4a16"))
@@ -240,21 +247,21 @@ def cutlass_experts(op: Op, inputs: Inputs) -> Run:
         raise Unsupported(f"FlashInfer's kernels need hidden and inter / tp in multiples of {BLOCK}")
     module = package("flashinfer.fused_moe", inputs)
     routed, x = Routed.draw(op, inputs), inputs.normal(op.tokens, op.hidden, dtype=out)
-    up, down, scales, switch = _cutlass(op, inputs, local, width)
+    weights = CutlassWeights.draw(op, inputs, local, width)
     return partial(
         module.cutlass_fused_moe,
         x,
         routed.experts,
         routed.weights,
-        up,
-        down,
+        weights.up,
+        weights.down,
         x.dtype,
-        scales,
+        weights.scales,
         ep_size=op.ep,
         ep_rank=0,
         tp_size=op.tp,
         tp_rank=0,
-        **switch,
+        **weights.switch,
     )
 
 
@@ -313,7 +320,7 @@ def _trtllm_fp4(op: Op, inputs: Inputs, module: Any, routed: Any, size: tuple[in
     up, down = (_bytes(inputs, local, n, k // 2) for n, k in shapes)
     up_scale, down_scale = (_bytes(inputs, local, n, k // block).view(torch.float8_e4m3fn) for n, k in shapes)
     x, x_scale = _narrow_tokens(op, inputs, hidden)
-    outputs = {name: None for name in ("gemm1_bias", "gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit", "gemm2_bias")}
+    outputs = dict.fromkeys(("gemm1_bias", "gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit", "gemm2_bias"))
     scalars = ("output1_scale_scalar", "output1_scale_gate_scalar", "output2_scale_scalar")
     return partial(
         module.trtllm_fp4_block_scale_routed_moe,

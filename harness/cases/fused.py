@@ -9,7 +9,7 @@ from typing import Any
 from ...datasets.ops import Op
 from .base import Inputs, Run, Unsupported, case, torch_dtype
 from .outline import StandIn
-from .rows import ALL, EPSILON, LARGEST, matrix, same_dtype, check_part
+from .rows import ALL, EPSILON, LARGEST, check_part, matrix, same_dtype
 
 CUDA = ("cuda",)
 

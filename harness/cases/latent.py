@@ -1,8 +1,8 @@
 """Multi-head latent attention by the kernels that serving engines run, called as vLLM 0.33 and SGLang 0.5.23 call them.
 
 Decoding reads a cache in pages, [pages, page, rank + rope]: the first ``rank`` columns of a token are its key and its
-value, the others its rotated key. A prompt has a key and a value for each head. What an engine plans once for all layers
-of a step is not in the time.
+value, the others its rotated key. A prompt has a key and a value for each head. What an engine plans once for all
+layers of a step is not in the time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Whether a backend can run an op on some GPU, asked of the real builder without that GPU.
 
 The builder runs on tensors without memory, on which torch checks shapes, strides and dtypes and computes nothing. A
-package that is not installed is a stand-in that takes any call. What chips refuse is a table: :mod:`....datasets.kernels`.
+package that is not installed is a stand-in that takes any call. What chips refuse is a table
+(:mod:`....datasets.kernels`).
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def package(name: str, inputs: Inputs | None = None) -> Any:
         return StandIn()
     try:
         module = importlib.import_module(name)
-    except (ImportError, OSError, AttributeError) as error:  # a build for another torch or CUDA fails in its own way
+    except Exception as error:  # a build for another torch, CUDA or NCCL fails in its own way: by an assertion, too
         raise Unsupported(f"{name} is not installed ({first_words(error)}): {EXTRAS[root]}") from error
     if inputs is not None:
         inputs.kernel = f"{root} {version(root)}".strip()

@@ -155,9 +155,9 @@ ALL, SCALE, APPLY, BOTH = range(4)  # parts of rounding
 def check_part(op: Op, *parts: int) -> None:
     """Unsupported for a part of rounding that a kernel does not do by itself."""
     if op.part not in parts:
-        names = [each.name for each in KINDS["quantize"].dims].index("part")
-        choices = KINDS["quantize"].dims[names].choices
-        raise Unsupported(f"this kernel does part={' or '.join(choices[each] for each in parts)}, not {choices[op.part]}")
+        choices = next(each for each in KINDS["quantize"].dims if each.name == "part").choices
+        able = " or ".join(choices[each] for each in parts)
+        raise Unsupported(f"this kernel does part={able}, not {choices[op.part]}")
 
 
 @case("quantize")

@@ -7,7 +7,7 @@ Linear stores it, [n, k].
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...datasets.ops import Op
 from .base import Inputs, Run, Unsupported, case, torch_dtype
@@ -144,7 +144,7 @@ def grouped_fp8(op: Op, inputs: Inputs, ends: list[int]) -> Run:
     if op.layout == TN:
         whole = -(-op.tokens // 16) * 16  # rows in whole 16-byte lines
         rows, weights = inputs.normal(op.k, whole, dtype="fp8"), inputs.normal(op.n, whole, dtype="fp8").t()
-        lengths = op.k * op.experts, op.n * op.experts
+        lengths: tuple[Any, Any] = op.k * op.experts, op.n * op.experts
         ends = [min(-(-end // 16) * 16, whole) for end in ends]
     else:
         rows = inputs.normal(op.tokens, op.k, dtype="fp8")

@@ -10,7 +10,7 @@ from .attention import CUDA
 from .base import Inputs, Run, Unsupported, case, torch_dtype
 from .gemm import NT, expert_ends
 from .packages import package
-from .rows import ALL, APPLY, EPSILON, matrix, same_dtype, check_part
+from .rows import ALL, APPLY, EPSILON, check_part, matrix, same_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -162,9 +162,7 @@ def machete(op: Op, inputs: Inputs) -> Run:
     packed = inputs.integers(op.n, op.k // 8, high=2**31 - 1, dtype="int32").t()
     scales = inputs.normal(op.k // INT4_GROUP, op.n, dtype="bf16")
     weights = ops.machete_prepack_B(packed, a.dtype, types.uint4b8, scales.dtype)
-    return partial(
-        ops.machete_mm, a, weights, types.uint4b8, a.dtype, b_group_scales=scales, b_group_size=INT4_GROUP
-    )
+    return partial(ops.machete_mm, a, weights, types.uint4b8, a.dtype, b_group_scales=scales, b_group_size=INT4_GROUP)
 
 
 def _deep_operand(module: Any, inputs: Inputs, *shape: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:

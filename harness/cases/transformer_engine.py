@@ -14,7 +14,7 @@ from .attention import CUDA, check, is_causal, window
 from .base import Inputs, Run, Unsupported, case, torch_dtype
 from .gemm import NN, NT, TN, expert_ends
 from .packages import package
-from .rows import ALL, APPLY, BOTH, EPSILON, matrix, same_dtype, check_part
+from .rows import ALL, APPLY, BOTH, EPSILON, check_part, matrix, same_dtype
 
 if TYPE_CHECKING:
     import torch

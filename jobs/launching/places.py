@@ -29,6 +29,8 @@ class Slurm:
     qos: str | None = None
     constraint: str | None = None
     gpus: int | None = None
+    cpus: int | None = 4
+    memory_gib: float | None = 32
     exclusive: bool = False
     time_min: int = 240
     restarts: int = 20
@@ -51,7 +53,7 @@ class Ray:
     parts: int = 8
     address: str = "auto"
     cpus: float = 1
-    gpus: float = 0
+    gpus: float | None = None
     restarts: int = 20
 
 

@@ -26,7 +26,7 @@ def run_parts(place: Ray, store: Path, campaign: str) -> Iterator[tuple[str, dic
             ray.init(address=place.address, log_to_driver=False)
         except (ConnectionError, ValueError) as error:
             raise BadInputError(f"where.address={place.address}: no Ray cluster answers ({error})") from None
-    wanted = {"num_cpus": place.cpus, "num_gpus": place.gpus, "max_retries": place.restarts}
+    wanted = {"num_cpus": place.cpus, "num_gpus": place.gpus or 0, "max_retries": place.restarts}
     task = ray.remote(_part).options(**wanted, scheduling_strategy="SPREAD", name=campaign)
     names = [f"{index}/{place.parts}" for index in range(place.parts)]
     waiting = {task.remote(str(store), campaign, name): name for name in names}

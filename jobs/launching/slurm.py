@@ -18,6 +18,7 @@ from .places import Slurm
 if TYPE_CHECKING:
     from submitit import Job
 
+SRUN_CPUS = "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"  # srun does not ask sbatch's since Slurm 22.05
 WARNING_S = 90  # before the end of a task's time: enough to end a case and to write
 
 
@@ -48,7 +49,8 @@ def submit(place: Slurm, store: Path, campaign: str) -> list[Job[dict[str, Any]]
     try:
         return executor.map_array(PartJob(str(store), campaign), parts)
     except Exception as error:  # submitit has no class of its own for what sbatch says
-        raise BadInputError(f"Slurm takes no job: {error}") from None
+        asked = f"where.cpus={place.cpus} where.memory_gib={place.memory_gib} where.gpus={place.gpus}"
+        raise BadInputError(f"Slurm takes no job ({asked}): {error}") from None
 
 
 def executor_of(place: Slurm, store: Path, campaign: str) -> Any:
@@ -81,6 +83,13 @@ def interpreter(place: Slurm) -> str | None:
     return shlex.join([*words, place.container, python])
 
 
+def memory(place: Slurm) -> str | None:
+    """What ``--mem`` says, in MiB; all of a node's where the part has it alone."""
+    if place.exclusive:
+        return "0"
+    return None if place.memory_gib is None else f"{round(1024 * place.memory_gib)}M"
+
+
 def parameters(place: Slurm, campaign: str) -> dict[str, Any]:
     """submitit's parameters, those that are not set left out."""
     entered = place.container and place.runtime == "pyxis"
@@ -98,9 +107,11 @@ def parameters(place: Slurm, campaign: str) -> dict[str, Any]:
         "qos": place.qos,
         "constraint": place.constraint,
         "gpus_per_node": place.gpus,
+        "cpus_per_task": place.cpus,
+        "mem": memory(place),
         "exclusive": place.exclusive or None,
         "srun_args": container or None,
-        "setup": ["export OPCAST_NODE=$SLURMD_NODENAME", *place.setup],
+        "setup": ["export OPCAST_NODE=$SLURMD_NODENAME", *([SRUN_CPUS] if place.cpus else []), *place.setup],
         "additional_parameters": {"requeue": True, **place.extra},
     }
     return {name: value for name, value in given.items() if value is not None}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -366,14 +367,29 @@ def test_deep_gemm_is_given_scales_for_its_blocks(monkeypatch: pytest.MonkeyPatc
 class DeepEpBuffer:
     """deep_ep.Buffer as it is documented: what a rank sends, it gets back, twice over."""
 
-    def __init__(self, group: Any, nvl: int = 0, rdma: int = 0, low_latency_mode: bool = False, **queues: int) -> None:
+    def __init__(
+        self,
+        group: Any,
+        nvl: int = 0,
+        rdma: int = 0,
+        low_latency_mode: bool = False,
+        explicitly_destroy: bool = False,
+        **queues: int,
+    ) -> None:
         assert low_latency_mode == bool(queues)
+        assert explicitly_destroy
         assert (nvl > 0) != low_latency_mode
         self.calls: list[tuple[str, Any]] = []
 
     @staticmethod
     def get_low_latency_rdma_size_hint(tokens: int, hidden: int, ranks: int, experts: int) -> int:
         return tokens * hidden * ranks * experts
+
+    def clean_low_latency_buffer(self, tokens: int, hidden: int, experts: int) -> None:
+        self.calls.append(("clean", tokens))
+
+    def destroy(self) -> None:
+        self.calls.append(("destroy", None))
 
     def get_dispatch_layout(self, topk_idx: Any, num_experts: int) -> tuple[Any, ...]:
         assert topk_idx.dtype == torch.int64
@@ -422,8 +438,7 @@ def test_deep_ep_exchanges_tokens_by_a_layout_made_once(
             made.append(self)
 
     monkeypatch.setitem(sys.modules, "deep_ep", SimpleNamespace(Buffer=Kept))
-    deep_ep_calls.normal_buffer.cache_clear()
-    deep_ep_calls.fast_buffer.cache_clear()
+    monkeypatch.setattr(deep_ep_calls, "BUFFERS", deep_ep_calls.SharedBuffer())
     op = make_op(kind, "bf16", tokens=16, hidden=64, topk=2, experts=8, ranks=2, mode=mode)
     group = type("Group", (), {"size": lambda self: 2})()
     setting = CallSetting(op, group, 0, "cpu", False)
@@ -434,6 +449,79 @@ def test_deep_ep_exchanges_tokens_by_a_layout_made_once(
     assert made[0].calls == [timed, timed]
     with pytest.raises(Unsupported, match="divide evenly"):
         deep_ep_calls.DEEP_EP[kind](CallSetting(op.replace(experts=9), setting.group, 0, "cpu", False))
+
+
+def test_a_group_of_deep_ep_ends_its_memory_before_another_makes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every rank of the old group, whether the next case has it or not: ending it waits for all."""
+    from opcast.harness import deep_ep_calls
+    from opcast.harness.deep_ep_calls import SharedBuffer, buffer_key
+
+    alive: list[DeepEpBuffer] = []
+
+    class Counted(DeepEpBuffer):
+        def __init__(self, *given: Any, **more: Any) -> None:
+            assert not alive, "two groups at a time"
+            super().__init__(*given, **more)
+            alive.append(self)
+
+        def destroy(self) -> None:
+            alive.remove(self)
+
+    monkeypatch.setitem(sys.modules, "deep_ep", SimpleNamespace(Buffer=Counted))
+    rank, group = SharedBuffer(), type("Group", (), {"size": lambda self: 4})()
+    fast = make_op("ep_dispatch", "bf16", tokens=16, hidden=64, topk=2, experts=8, ranks=4, mode="low_latency")
+    plain = fast.replace(mode="normal")
+    four, two = (0, 1, 2, 3), (0, 1)
+    rank.make_way(buffer_key(plain, four))
+    first = rank.normal(group)
+    rank.make_way(buffer_key(plain.replace(tokens=64), four))
+    assert rank.normal(group) is first
+    rank.make_way(buffer_key(plain, two))  # this rank is in no group of two
+    assert not alive
+    rank.make_way(buffer_key(fast, four))
+    quick = rank.fast(group, fast)
+    rank.make_way(buffer_key(fast.replace(tokens=128), four))
+    assert rank.fast(group, fast.replace(tokens=128)) is quick
+    assert quick.calls == [("clean", 16), ("clean", 128)]
+    rank.make_way(buffer_key(fast.replace(hidden=128), four))
+    assert not alive
+    rank.make_way()
+    assert deep_ep_calls.BUFFERS.buffer is None
+
+
+BROKEN = {
+    "assertion": "raise AssertionError('NCCL 2.27 is loaded, but 2.28 is linked')",
+    "symbol": "raise ImportError('undefined symbol: _ZN3c10')",
+    "driver": "raise RuntimeError('0 active drivers')",
+    "name": "raise NameError('triton')",
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_package_that_fails_at_its_import_is_unsupported_with_its_words(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from opcast.harness.cases.packages import package
+
+    (tmp_path / "deep_ep.py").write_text(BROKEN[how] + "\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = BROKEN[how].split("'")[1]
+    with pytest.raises(Unsupported, match=f"{words}.*build github.com/deepseek-ai/DeepEP"):
+        package("deep_ep")
+
+
+def test_an_assertion_of_a_package_at_its_first_use_is_unsupported_and_ours_is_an_error(tmp_path: Path) -> None:
+    """DeepGEMM asserts that it finds nvcc when its first kernel is built."""
+    from opcast.harness.cases import refusals
+
+    foreign = compile("assert cuda_home is not None, 'no CUDA toolkit'", str(tmp_path / "deep_gemm" / "jit.py"), "exec")
+    with pytest.raises(Unsupported, match="no CUDA toolkit"), refusals():
+        exec(foreign, {"cuda_home": None})
+    from opcast.harness.cases import packages
+
+    own = compile("assert False, 'a slip of ours'", packages.__file__, "exec")
+    with pytest.raises(AssertionError, match="a slip of ours"), refusals():
+        exec(own)
 
 
 @pytest.mark.gpu

@@ -202,12 +202,12 @@ def test_a_store_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str], h
 
 @pytest.mark.parametrize("place", ["", "missing/plan.json", "/proc/plan.json"])
 def test_a_plan_that_cannot_be_written(capsys: pytest.CaptureFixture[str], home: Path, place: str):
-    assert main(["profile", f"plan_out={home / place}"]) == 2
+    assert main(["profile", f"plan_out={home / place}", "+settings.device=cpu"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_plan_is_one_object(capsys: pytest.CaptureFixture[str], home: Path):
-    assert main(["profile", f"plan_out={home / 'plan.json'}", "format=json"]) == 0
+    assert main(["profile", f"plan_out={home / 'plan.json'}", "+settings.device=cpu", "format=json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["cases"] == len(json.loads((home / "plan.json").read_text())["cases"])
 

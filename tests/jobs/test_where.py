@@ -85,6 +85,10 @@ def test_what_slurm_is_asked_for() -> None:
     assert made["srun_args"] == ["--container-image=nvcr.io#opcast", "--container-mounts=/data:/data"]
     assert made["additional_parameters"] == {"requeue": True, "mem": "8G"}
     assert "partition" not in made
+    assert (made["cpus_per_task"], made["mem"]) == (4, "0")
+    assert parameters(Slurm(cpus=2, memory_gib=16), "full-1")["mem"] == "16384M"
+    defaults = parameters(Slurm(cpus=None, memory_gib=None), "full-1")
+    assert not {"cpus_per_task", "mem"} & set(defaults)
 
 
 @pytest.mark.parametrize(
@@ -174,3 +178,33 @@ def test_watching_follows_a_campaign_of_another_process_to_its_end(
     assert (seen[0], seen[-1]) == ((0, count), (count, count))
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert f"{count} of {count} cases" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "device"),
+    [
+        (["where=slurm"], None),
+        (["where=ray"], None),
+        (["where=ray", "+settings.device=cuda"], None),
+        (["plan_out=plan.json"], None),
+        (["where=slurm", "where.gpus=1"], "cuda"),
+        (["where=slurm", "+settings.device=cuda"], "cuda"),
+        (["where=slurm", "+settings.device=cpu"], "cpu"),
+        (["where=ray", "where.gpus=0"], "cpu"),
+        (["where=kubernetes", "where.image=x", "where.claim=y"], "cuda"),
+        (["plan_out=plan.json", "+settings.device=cuda"], "cuda"),
+    ],
+)
+def test_a_campaign_that_runs_elsewhere_measures_the_device_of_its_nodes(words: list[str], device: str | None) -> None:
+    """This machine's processor is not what eight GPU nodes are held for."""
+    from opcast.jobs.composing import compose
+    from opcast.jobs.profile import placed
+
+    pytest.importorskip("torch")
+    config = compose("profile", words)
+    if device is None:
+        with pytest.raises(BadInputError, match=r"where\.gpus=1|settings\.device=cuda"):
+            placed(config, place_of(config["where"]))
+        return
+    settled = placed(config, place_of(config["where"]))
+    assert {**settled["campaign"]["settings"], **settled["settings"]}["device"] == device

@@ -27,6 +27,7 @@ from opcast.jobs.launching.places import Ray, Slurm
 pytest.importorskip("torch")
 
 PARTS = 8
+SMALL: dict[str, Any] = {"cpus": 1, "memory_gib": 0.5}  # the nodes of this Slurm have a processor and 1000 MB
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
 
 
@@ -110,7 +111,7 @@ def test_an_array_with_parts_killed_and_requeued_equals_an_undisturbed_run(
     plan = plan_of(PARTS * 12)
     announce(store.path, plan, PARTS, "slurm")
     assert [each.not_started for each in status(store)] == [PARTS]
-    jobs = submit(Slurm(parts=PARTS, time_min=10), store.path, campaign_id(plan))
+    jobs = submit(Slurm(parts=PARTS, time_min=10, **SMALL), store.path, campaign_id(plan))
     array = jobs[0].job_id.split("_")[0]
     ways = ["node died", "preempted", "out of time"]
     hit: set[str] = set()
@@ -157,7 +158,7 @@ def test_an_array_whose_disk_fills_turns_read_only_and_loses_half_a_file_goes_on
     try:
         store, plan = figures_in(Store(disk / "store")), plan_of(24, 0.01)
         announce(store.path, plan, 2, "slurm")
-        place = Slurm(parts=2, time_min=10, logs=str(tmp_path / "logs"))
+        place = Slurm(parts=2, time_min=10, logs=str(tmp_path / "logs"), **SMALL)
 
         def asked_again() -> str:
             """What the parts of a new array wrote to stderr before they ended."""
@@ -210,7 +211,13 @@ def test_parts_run_through_the_runtime_of_their_container(
     plan = plan_of(4, 0.01)
     announce(store.path, plan, 2, "slurm")
     place = Slurm(
-        parts=2, time_min=10, container="o.sif", runtime="apptainer", mounts=str(tmp_path), python=sys.executable
+        parts=2,
+        time_min=10,
+        container="o.sif",
+        runtime="apptainer",
+        mounts=str(tmp_path),
+        python=sys.executable,
+        **SMALL,
     )
     array = submit(place, store.path, campaign_id(plan))[0].job_id.split("_")[0]
     wait_for(slurm, array)
@@ -219,6 +226,26 @@ def test_parts_run_through_the_runtime_of_their_container(
     asked = (tmp_path / "asked").read_text().splitlines()
     assert len(asked) == 2
     assert all(each.startswith(f"exec --bind {tmp_path} o.sif {sys.executable} -u -m submitit") for each in asked)
+
+
+def test_slurm_grants_the_processors_and_memory_that_a_part_needs(
+    slurm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not its default of one core and next to no memory; a cluster without so much says what was asked."""
+    from opcast.jobs.launching.slurm import submit
+    from opcast.jobs.show import BadInputError
+
+    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+    job = submit(Slurm(parts=1, time_min=1, **SMALL), tmp_path, "none-1")[0].job_id
+    told = slurm.command("scontrol", "show", "job", job)
+    slurm.command("scancel", job)
+    assert "CPUs/Task=1" in told
+    assert "MinMemoryNode=512M" in told
+    whole = submit(Slurm(parts=1, time_min=1, exclusive=True, cpus=1), tmp_path, "none-1")[0].job_id
+    assert "MinMemoryNode=0" in slurm.command("scontrol", "show", "job", whole)
+    slurm.command("scancel", whole)
+    with pytest.raises(BadInputError, match=r"where\.cpus=4"):
+        submit(Slurm(parts=1, time_min=1), tmp_path, "none-1")
 
 
 @pytest.mark.slow
