@@ -32,7 +32,7 @@ FILES = (
     "points",
     "launch",
 )
-FLAGS = ("all_groups", "details", "promote", "power", "watch", "set_aside", "rollback")
+FLAGS = ("all_groups", "detail", "details", "promote", "power", "watch", "set_aside", "rollback")
 GROUPS = (
     "engine",
     "device",

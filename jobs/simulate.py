@@ -66,6 +66,8 @@ def run(config: dict[str, Any]) -> int:
         if not report.fits:
             show_memory(report, target)
         show(report, target, within_s)
+        if config["detail"]:
+            show_knowledge(report)
         show_links(report.network, "step", "step")
     return 0
 
@@ -192,6 +194,7 @@ def show(report: StepReport | InferenceReport, target: Device, within_s: float |
         *([] if report.p_oom is None else [("P(out of memory)", f"{report.p_oom:.1%}")]),
         ("answered by", listed(report.provenance)),
         ("time that is", listed(report.trust)),
+        ("measured by", listed(report.sources)),
         *price(report),
     ]
     unfit = "" if report.fits else " (does not fit)"
@@ -204,6 +207,16 @@ def show(report: StepReport | InferenceReport, target: Device, within_s: float |
         say(f"costed by bytes alone: {', '.join(report.unmapped)}")
     for note in report.notes:
         say(note)
+
+
+def show_knowledge(report: StepReport | InferenceReport) -> None:
+    """Which rows or predictors answered for each kind of op, and by which clause of the rule."""
+    rows: list[tuple[object, ...]] = [
+        (share.kind, microseconds(each.time_s * 1e6), each.predictor, each.rule, each.source)
+        for share in report.breakdown.by_op
+        for each in share.known_by
+    ]
+    table("which measurements answered", ("op", "time", "row or predictor", "because it is", "measured by"), rows)
 
 
 def show_time(report: StepReport | InferenceReport, step_s: float) -> None:

@@ -1,4 +1,7 @@
-"""A device with few rows: answered as other devices are and corrected by them where that is better, and its scores.
+"""A device with few rows: answered as others know it and corrected by the rows where that is better, and its scores.
+
+Up to :data:`ENOUGH_ROWS`, tables of this very device by other labs are tried; up to :data:`FEW_ROWS`, other devices'
+predictors as well.
 
 What is registered is scored as any other predictor (:mod:`.evaluation`): by answers to rows that neither fitted it nor
 chose the way, whatever way was chosen.
@@ -19,19 +22,23 @@ from .outcome import TrainingOutcome
 from .predictor import Predictor
 from .registry import Registry
 from .splits import Split, splits
-from .table import take
+from .table import MeasurementTable, take
 from .transfer import ALONE, Ways, adapted, bases_of, learned_ways
 
 FEW_ROWS = 1000  # up to which a model over devices may know more than a table does
+ENOUGH_ROWS = 4000  # of one kind and backend: more know themselves what a table of another lab could tell
 
 
 def mended(outcome: TrainingOutcome, registries: Sequence[Registry]) -> TrainingOutcome:
-    """The outcome of few rows as it was, or of another device's predictor that these rows correct.
+    """The outcome of few rows as it was, or of another predictor that these rows correct.
 
     All ways are compared on the same held-out groups, so a model that has seen rows of this device is left out.
     """
     table = outcome.table
-    if len(table) > FEW_ROWS or table.device.synchronous or not (bases := bases_of(registries, table)):
+    if len(table) > ENOUGH_ROWS or table.device.synchronous:
+        return outcome
+    bases = [each for each in bases_of(registries, table) if len(table) <= FEW_ROWS or _same_device(each, table)]
+    if not bases:
         return outcome
     ways = learned_ways(bases, table, outcome.options)
     if ways.chosen == ALONE:
@@ -51,6 +58,10 @@ def mended(outcome: TrainingOutcome, registries: Sequence[Registry]) -> Training
         held_out=crossed[main].rows,
         held_out_us=table.latency_us[crossed[main].rows] / np.exp(crossed[main].residual),
     )
+
+
+def _same_device(base: Predictor, table: MeasurementTable) -> bool:
+    return base.device_id == table.device.id
 
 
 def _evaluations(bases: Sequence[Predictor], ways: Ways) -> tuple[dict[str, dict[str, Any]], dict[str, CrossFit]]:

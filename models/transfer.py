@@ -22,6 +22,7 @@ import numpy as np
 from ..datasets.backends import framework
 from ..datasets.devices import Device, DeviceError, load_device
 from .candidates import Options, Task
+from .choice import is_own, sources_of
 from .correction import Correction
 from .envelope import surround
 from .evaluation import summarise
@@ -182,7 +183,8 @@ def nearest_bases(
 
 
 def bases_of(registries: Sequence[Registry], table: MeasurementTable) -> list[Predictor]:
-    """What is known of a kind elsewhere: current predictors of other devices and pools that never saw this device.
+    """What is known of a kind by others: tables of this device by other labs, current predictors of other devices,
+    and pools that never saw this device.
 
     Of formats that the table has; of two that a backend of a device has, the first registry's.
     """
@@ -190,12 +192,14 @@ def bases_of(registries: Sequence[Registry], table: MeasurementTable) -> list[Pr
     formats = {str(each) for each in np.unique(table.dtype)}
     for registry in registries:
         for device_id in registry.devices():
-            for backend in registry.backends(table.kind, device_id) if device_id != table.device.id else ():
+            for backend in registry.backends(table.kind, device_id):
                 try:
                     base = registry.find(table.kind, device_id, backend)
                 except PredictorError:  # damaged, or of another version
                     continue
                 if base is None or base.device.synchronous or (device_id, backend) in found:
+                    continue
+                if device_id == table.device.id and is_own(sources_of(base.card)):
                     continue
                 seen = {table.device.id}.intersection(base.card.get("devices", ()))
                 if not seen and formats.intersection(base.card.get("dtypes", ())):

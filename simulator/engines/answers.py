@@ -10,6 +10,16 @@ import numpy as np
 
 from ...datasets.ops import Op, iterate_groups
 
+
+@dataclass(frozen=True, order=True)
+class Witness:
+    """Who answered for an op: the clause of the rule, who measured what that one knows, and its name."""
+
+    rule: str = ""
+    source: str = ""
+    predictor: str = ""
+
+
 Columns = Mapping[str, np.ndarray]
 NOBODY = np.array("", dtype=object)
 MOST_KNOWN = 100_000  # ops whose answers an engine keeps; longer lists are not looked up
@@ -63,6 +73,14 @@ class Answers:
     def open(self) -> np.ndarray:
         """Positions that nobody answered yet."""
         return np.flatnonzero(np.isnan(self.latency_us))
+
+    def witnesses(self) -> np.ndarray:
+        """Who answered for each op: :class:`Witness` [n]."""
+        found = np.empty(len(self.latency_us), dtype=object)
+        columns = (self.rule.tolist(), self.source.tolist(), self.engine.tolist(), self.predictor.tolist())
+        for at, (rule, source, engine, predictor) in enumerate(zip(*columns, strict=True)):
+            found[at] = Witness(rule or engine, source or engine, predictor or engine)
+        return found
 
     def take(self, chosen: np.ndarray) -> Answers:
         """Some of the entries."""

@@ -16,9 +16,9 @@ from ...datasets.loading import nearest
 from ...datasets.ops import Op
 from ...datasets.store import Store
 from ...models.registry import Registry
+from ..question.plan import Stack
 from ..question.sources import ORDER
 from .analytical import AnalyticalEngine
-from ..question.plan import Stack
 from .answers import Answers, Columns, Engine
 from .chain import chained
 from .learned import LearnedEngine

@@ -14,11 +14,11 @@ from ...datasets.devices import Device
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import KINDS, LINKS
 from ...datasets.store import Store
+from ...models.choice import NETWORK
 from ..network.calibrate import ACROSS, INSIDE, fit
 from ..network.law import Tuning, collective_us
 from ..network.nccl import GroupShapes
 from ..network.tunings import tuning
-from ...models.choice import NETWORK
 from .answers import Answers, Columns
 from .coverage import widened
 

@@ -22,7 +22,7 @@ MOST_RATIO = 4.0  # that own rows and a table of the same device differ by: more
 
 @dataclass(frozen=True)
 class OwnEngine:
-    """Answers by ``learned`` (predictors of own rows), outside of their envelope by the first of ``tables`` inside its."""
+    """Answers by ``learned`` (predictors of own rows), beyond their envelope by the first table that knows the op."""
 
     learned: LearnedEngine
     tables: Sequence[Engine]

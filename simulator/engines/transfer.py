@@ -14,7 +14,7 @@ import numpy as np
 from ...datasets.backends import framework
 from ...datasets.devices import RATE_OF, Device, DeviceError, load_device
 from ...datasets.ops import KINDS
-from ...models.choice import ANYONE, KIN, Caller
+from ...models.choice import ALIKE, ANYONE, KIN, Caller
 from ...models.donors import ANY_FORMAT, Donor, able, donors, group
 from ...models.intervals import Intervals
 from ...models.kinship import OWN, TIERS, Kin, constant, errors, recast_share, recast_widths, tier, voices, wider
@@ -23,6 +23,7 @@ from ...models.registry import Registry
 from .answers import Answers, Columns
 from .coverage import apart, between_labs, brought
 from .learned import COMMUNICATION
+from .library import source_of
 
 NEARNESS = (OWN, *TIERS)
 WAITING = ("norm", "pointwise", "optimizer", "copy")  # families that wait for memory
@@ -61,7 +62,7 @@ class TransferEngine:
             answers.in_envelope[:] = found.in_envelope
             answers.engine[:] = self.name
             answers.predictor[:] = kin.name
-            answers.rule[:] = answers.source[:] = KIN
+            answers.rule[:], answers.source[:] = (ALIKE, source_of(*kin.predictors)) if kin.tier == OWN else (KIN, KIN)
             if communication:  # over links that kin do not have, their answers say nothing
                 answers.latency_us[~found.in_envelope] = np.nan
             answers.latency_us[~able(kind, columns)] = np.nan

@@ -28,6 +28,8 @@ class Predicted:
     coverage: np.ndarray
     engine: np.ndarray
     predictor: np.ndarray
+    rule: np.ndarray
+    source: np.ndarray
     in_envelope: np.ndarray
     roofline_us: np.ndarray
     bound: np.ndarray
@@ -78,6 +80,8 @@ def predict_columns(
         np.full(len(latency), COVERAGE),
         found.engine,
         found.predictor,
+        found.rule,
+        found.source,
         inside,
         *analytical.limits(kind, columns, dtype, out_dtype, device),
         watts,

@@ -15,16 +15,20 @@ from typing import Any
 
 import numpy as np
 
+from ...models.choice import LAW, NETWORK, OWN_ROWS
+from ..engines import Witness
 from ..graph import Graph
 from ..question.calibration import EXPERTS, StepCalibration
 from ..question.plan import Plan
 from ..question.work import COVERAGE, tokens_of
 from ..step.state import Executed, State, Step
 from . import distribution, trust
-from .answer import Breakdown, InferenceReport, OpShare, StageShare, StepReport
+from .answer import Breakdown, InferenceReport, Knowledge, OpShare, StageShare, StepReport
 from .energy import cost, energy
 from .ledger import Ledger, ledger_of
 
+NO_MACHINE = (NETWORK, LAW, "bytes")  # sources that are no measurements of an op
+TOLD = 0.01  # of the kernels' time: less of another machine is not worth a note
 LEAST = 1e-3  # of the whole: a lower bound is no less
 ROUNDED = 1e-9  # of the whole: less than this is what sums of floats leave
 
@@ -100,6 +104,7 @@ def common(state: State, executed: Sequence[Executed], ledger: Ledger, network: 
     seconds, devices = state.total_us * 1e-6, plan.cluster.devices
     parts = breakdown(state, executed, ledger)
     spent = energy(device, devices, ledger.drawn(state, speakers(state)), seconds)
+    shares = sources(ledger)
     price = cost(plan.cluster.price_per_device_hour, devices, seconds)
     return {
         "model": state.steps[0].graph.name,
@@ -115,6 +120,7 @@ def common(state: State, executed: Sequence[Executed], ledger: Ledger, network: 
         "breakdown": parts,
         "provenance": provenance(ledger, state.total_us, parts.host_s),
         "trust": trust.shares(ledger.answered()),
+        "sources": shares,
         "measure_next": trust.missing(ledger.asked()),
         "power_w": spent.power_w,
         "energy_j": spent.energy_j,
@@ -122,7 +128,11 @@ def common(state: State, executed: Sequence[Executed], ledger: Ledger, network: 
         "cost": price,
         "cost_per_million_tokens": None if price is None else price / tokens(state) * 1e6,
         "unmapped": ledger.unmapped(),
-        "notes": (*plan.notes, *dict.fromkeys(note for step in state.steps for note in step.graph.notes)),
+        "notes": (
+            *plan.notes,
+            *dict.fromkeys(note for step in state.steps for note in step.graph.notes),
+            *mixture(shares),
+        ),
         "network": network,
         "stack": plan.stack.name,
         "state": state,
@@ -232,9 +242,33 @@ def sending_us(step: Step) -> float:
 def by_op(ledger: Ledger, total_us: float) -> tuple[OpShare, ...]:
     """Time by kind of op, most first."""
     rows = [
-        OpShare(kind, round(count), us * 1e-6, us / total_us, engines) for kind, count, us, engines in ledger.by_kind()
+        OpShare(kind, round(count), us * 1e-6, us / total_us, engines, known_by(witnesses))
+        for kind, count, us, engines, witnesses in ledger.by_kind()
     ]
     return tuple(sorted(rows, key=lambda share: -share.time_s))
+
+
+def known_by(witnesses: Mapping[Witness, float]) -> tuple[Knowledge, ...]:
+    """Whose measurements answered, most of the time first; ``witnesses`` are microseconds."""
+    ordered = sorted(witnesses.items(), key=lambda item: (-item[1], item[0]))
+    return tuple(Knowledge(who.rule, who.source, who.predictor, us * 1e-6) for who, us in ordered)
+
+
+def sources(ledger: Ledger) -> dict[str, float]:
+    """Share of kernel time by whose measurements answered, most first."""
+    shares = ledger.by_source()
+    whole = sum(shares.values()) or 1.0
+    return {name: us / whole for name, us in sorted(shares.items(), key=lambda item: (-item[1], item[0]))}
+
+
+def mixture(shares: Mapping[str, float]) -> tuple[str, ...]:
+    """A note where a step is put together of own rows and of other people's tables; none elsewhere."""
+    own = shares.get(OWN_ROWS, 0.0)
+    others = {name: share for name, share in shares.items() if name not in (OWN_ROWS, *NO_MACHINE) and share >= TOLD}
+    if own < TOLD or not others:
+        return ()
+    told = ", ".join(f"{share:.0%} by {name}" for name, share in others.items())
+    return (f"several machines speak for this step: {own:.0%} of its kernels' time by your own rows, {told}",)
 
 
 def by_phase(state: State, ledger: Ledger) -> dict[str, float]:

@@ -19,14 +19,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Knowledge:
+    """Whose measurements answered for how much of a step, by which clause of the rule (``models/choice.py``)."""
+
+    rule: str
+    source: str
+    predictor: str
+    time_s: float
+
+
+@dataclass(frozen=True)
 class OpShare:
-    """One kind's part of a step: ``count`` executions, their time and share, who answered."""
+    """One kind's part of a step: ``count`` executions, their time and share, who answered and by whose measurements."""
 
     kind: str
     count: int
     time_s: float
     share: float
     engines: tuple[str, ...]
+    known_by: tuple[Knowledge, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,6 +92,7 @@ class Answer:
     """What training and inference reports have in common.
 
     ``coverage`` is the chance that the interval holds the truth; ``provenance`` the share of the time by who answered;
+    ``sources`` the share of kernel time by who measured what answered: ``own rows``, labs, ``physics``;
     ``unmapped`` lists operators that are costed by their bytes alone. ``trust`` is the share of kernel time by source
     (:mod:`.trust`), ``measure_next`` what to measure to make it better, ``quantiles`` the distribution of the answer in
     its own unit. ``power_w`` is of one device, ``energy_j`` and ``cost`` of the whole step on all ``devices``;
@@ -110,6 +122,7 @@ class Answer:
     devices: int = 1
     parallel: Mapping[str, Any] = field(default_factory=dict)
     trust: Mapping[str, float] = field(default_factory=dict)
+    sources: Mapping[str, float] = field(default_factory=dict)
     measure_next: tuple[MissingMeasurement, ...] = ()
     quantiles: Mapping[str, float] = field(default_factory=dict)
     p_oom: float | None = None
@@ -201,6 +214,8 @@ class OpPrediction:
     roofline_us: float
     bound: str
     cache: str
+    rule: str = ""  # the clause by which it was asked (models/choice.py)
+    source: str = ""  # whose measurements it learned from
     power_w: float | None = None  # while it runs again and again; None where nothing is known
     energy_mj: float | None = None  # of one execution
     energy_in_envelope: bool = False
@@ -219,6 +234,7 @@ class OpPrediction:
             ("latency", time_text(self.latency_us)),
             (f"{self.coverage:.0%} interval", _span(self.low_us, self.high_us)),
             ("answered by", by if self.in_envelope else f"{by}, outside what was measured"),
+            ("which is", self.rule),
             ("roofline", f"{time_text(self.roofline_us)}, {self.bound} bound"),
             ("power", "" if self.power_w is None else f"{self.power_w:.0f} W"),
         ]

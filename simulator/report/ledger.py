@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from ...datasets.ops import Op
+from ..engines import Witness
 from ..graph import Node
 from ..step.state import Executed, State
 from ..timing.latencies import step_interval
 from ..timing.phases import selected
 from .energy import DrawnEnergy, drawn_by
 
+Name = TypeVar("Name", bound=Hashable)
+
 
 @dataclass(frozen=True)
 class Ledger:
     """Columns of n rows: the node, the stage that ran it, microseconds and number of executions in the whole workload,
-    factors that bound the time, who answered, and whether inside what that one knows.
+    factors that bound the time, who answered, whether inside what that one knows, and whose measurements those are.
     """
 
     nodes: Sequence[Node]
@@ -30,32 +34,33 @@ class Ledger:
     high: np.ndarray
     engine: np.ndarray
     inside: np.ndarray
+    witness: np.ndarray
 
     def kinds(self) -> list[str]:
         """The kind of op of every row; of an operator without kind its own name."""
         return [node.op.kind if node.op else node.source for node in self.nodes]
 
-    def by_kind(self) -> Iterator[tuple[str, float, float, tuple[str, ...]]]:
-        """(kind, executions, microseconds, engines) of every kind."""
+    def by_kind(self) -> Iterator[tuple[str, float, float, tuple[str, ...], dict[Witness, float]]]:
+        """(kind, executions, microseconds, engines, microseconds by who knows) of every kind."""
         found: dict[str, list[int]] = {}
         for row, kind in enumerate(self.kinds()):
             found.setdefault(kind, []).append(row)
         for kind, rows in found.items():
-            yield kind, float(self.count[rows].sum()), float(self.us[rows].sum()), tuple(sorted(set(self.engine[rows])))
+            engines, witnesses = tuple(sorted(set(self.engine[rows]))), self.witness[rows].tolist()
+            us = self.us[rows]
+            yield kind, float(self.count[rows].sum()), float(us.sum()), engines, _sums(witnesses, us)
 
     def by_phase(self) -> dict[str, float]:
         """Microseconds by phase."""
-        return self._sums([node.phase for node in self.nodes])
+        return _sums([node.phase for node in self.nodes], self.us)
 
     def by_engine(self) -> dict[str, float]:
         """Microseconds by who answered."""
-        return self._sums(self.engine.tolist())
+        return _sums(self.engine.tolist(), self.us)
 
-    def _sums(self, names: Sequence[str]) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for name, us in zip(names, self.us.tolist(), strict=True):
-            found[name] = found.get(name, 0.0) + us
-        return found
+    def by_source(self) -> dict[str, float]:
+        """Microseconds by whose measurements answered."""
+        return _sums([witness.source for witness in self.witness.tolist()], self.us)
 
     def drawn(self, state: State, stages: int) -> DrawnEnergy:
         """What a device draws in kernels, the mean of so many stages."""
@@ -88,6 +93,13 @@ class Ledger:
         return total_us * low / work, total_us * high / work
 
 
+def _sums(names: Sequence[Name], us: np.ndarray) -> dict[Name, float]:
+    found: dict[Name, float] = {}
+    for name, each in zip(names, us.tolist(), strict=True):
+        found[name] = found.get(name, 0.0) + each
+    return found
+
+
 def ledger_of(executed: Sequence[Executed]) -> Ledger:
     """The ledger of what stages executed."""
     nodes: list[Node] = []
@@ -105,6 +117,7 @@ def ledger_of(executed: Sequence[Executed]) -> Ledger:
                 costs.high[chosen],
                 costs.engine[chosen],
                 costs.in_envelope[chosen],
+                costs.witness[chosen],
             )
         )
     return Ledger(nodes, *(np.concatenate(column) for column in zip(*columns, strict=True)))

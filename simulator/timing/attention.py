@@ -15,8 +15,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from ...datasets.devices import Device
+from ...models.choice import BEYOND, OWN
 from .costs import Costs, longer
 
+AS_RUN = (OWN, BEYOND)  # clauses under which the very kernel was timed
 FORWARD, BACKWARD = "attention_prefill", "attention_backward"
 FLASH3_SPEEDUP = {FORWARD: 1.73, BACKWARD: 1.62}  # over FlashAttention-2, on Hopper
 FLASH2_SPEEDUP = {"flash1": 2.0, "flash1_triton": 1.80}  # over FlashAttention, of forward and backward passes
@@ -35,8 +37,13 @@ SLOWER: Mapping[str, Mapping[str, Mapping[str, float]]] = {
 
 
 def as_run(costs: Costs, attention: str, device: Device) -> Costs:
-    """The costs with the attention that a framework runs (``Stack.attention``); the very same where tables have it."""
+    """The costs with the attention that a framework runs (``Stack.attention``); the very same where tables have it.
+
+    Own rows of the kernel that it launches are as they were measured.
+    """
     slower = SLOWER.get(attention, {}).get(device.architecture, {})
     if not slower:
         return costs
-    return longer(costs, np.array([slower.get(node.op.kind, 1.0) if node.op else 1.0 for node in costs.nodes]))
+    asked = zip(costs.nodes, costs.witness.tolist(), strict=True)
+    ops = [None if witness.rule in AS_RUN else node.op for node, witness in asked]
+    return longer(costs, np.array([slower.get(op.kind, 1.0) if op else 1.0 for op in ops]))

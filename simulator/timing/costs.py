@@ -27,7 +27,7 @@ class Costs:
     """Stored nodes of a graph with their times; arrays have one entry per stored node.
 
     ``repeats`` is how often each runs, ``block`` the block it stands in. ``kernel_us`` is the work, ``host_us`` what
-    the host spends to issue it; ``low`` and ``high`` bound the work as factors.
+    the host spends to issue it; ``low`` and ``high`` bound the work as factors; ``witness`` says who knows the work.
     """
 
     graph: Graph
@@ -40,6 +40,7 @@ class Costs:
     high: np.ndarray
     engine: np.ndarray
     in_envelope: np.ndarray
+    witness: np.ndarray
 
 
 def cost_graphs(
@@ -55,7 +56,7 @@ def cost_graphs(
     stored = [[node for block in graph.blocks for node in block.nodes] for graph in graphs]
     nodes = [node for each in stored for node in each]
     cold = joined([coldness_of(graph, device) for graph in graphs])
-    kernel, low, high, names, inside = node_latencies(nodes, cold, device, engine)
+    kernel, *others = node_latencies(nodes, cold, device, engine)
     host = host_times(nodes, device, engine) + python_us(nodes, cold)
     if issue:
         host = host + np.array([0.0 if node.source.endswith(REST) else issue_of(node.op, issue) for node in nodes])
@@ -66,7 +67,7 @@ def cost_graphs(
         lengths = [len(block.nodes) for block in graph.blocks]
         block = np.repeat(np.arange(len(graph.blocks)), lengths)
         repeats = np.repeat([block.repeat for block in graph.blocks], lengths)
-        found.append(Costs(graph, own, block, repeats, kernel[at], host[at], low[at], high[at], names[at], inside[at]))
+        found.append(Costs(graph, own, block, repeats, kernel[at], host[at], *(each[at] for each in others)))
         start = at.stop
     return found
 

@@ -13,17 +13,18 @@ import numpy as np
 from ...datasets.devices import Device
 from ...datasets.ops import Op, make_op
 from ...models.intervals import UNCALIBRATED_FACTOR
-from ..engines import Answers, Engine, ask
+from ..engines import Answers, Engine, Witness, ask
 from ..graph import REST, Node
 from .coldness import Coldness
 
+BY_BYTES = Witness("bytes", "bytes", "bytes")
 HOST_BATCH = 128  # calls in the host_overhead op that a per-call cost is read off; campaigns measure as many
 
 
 def node_latencies(
     nodes: Sequence[Node], cold: Coldness, device: Device, engine: Engine
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(latency_us, low factor, high factor, engine, in_envelope) per node.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(latency_us, low factor, high factor, engine, in_envelope, witness) per node.
 
     Each distinct op is asked once warm and once cold; a node lies between the two by how cold its inputs are, and by
     how cold its code is as far as that explains the difference. Communication between CPUs counts as
@@ -38,7 +39,8 @@ def node_latencies(
 
     if not ops:
         far, nobody = np.full(len(nodes), UNCALIBRATED_FACTOR), np.zeros(len(nodes), dtype=bool)
-        return by_bytes, 1.0 / far, far, np.full(len(nodes), "bytes", dtype=object), nobody
+        nameless = np.full(len(nodes), "bytes", dtype=object)
+        return by_bytes, 1.0 / far, far, nameless, nobody, _each(BY_BYTES, len(nodes))
     known = where >= 0
     fast = warm.latency_us[where]
     extra = np.maximum(chilled.latency_us[where] - fast, 0.0)
@@ -54,7 +56,13 @@ def node_latencies(
     low = np.where(known, mixed(*_relative(warm, chilled, "low_us")), 1.0 / UNCALIBRATED_FACTOR)
     high = np.where(known, mixed(*_relative(warm, chilled, "high_us")), UNCALIBRATED_FACTOR)
     names = np.where(known, warm.engine[where], "bytes")
-    return latency, low, high, names, np.where(known, warm.in_envelope[where], False)
+    witnesses = np.where(known, warm.witnesses()[where], _each(BY_BYTES, len(nodes)))
+    return latency, low, high, names, np.where(known, warm.in_envelope[where], False), witnesses
+
+
+def _each(witness: Witness, count: int) -> np.ndarray:
+    """The same witness for so many nodes."""
+    return np.full(count, witness, dtype=object)
 
 
 def _relative(warm: Answers, chilled: Answers, bound: str) -> tuple[np.ndarray, np.ndarray]:

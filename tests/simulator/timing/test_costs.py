@@ -95,7 +95,7 @@ def costs_of(*parts: tuple[str, str, int, str]) -> Costs:
     nodes = [replace(node, group=group) for node, (_, group, *_) in zip(made, parts, strict=True)]
     ones, nobody = np.ones(len(nodes)), np.zeros(len(nodes))
     names = np.full(len(nodes), "network", dtype=object)
-    return Costs(Graph("g", (), (), 0, 0), nodes, nobody, ones, ones, nobody, ones, ones, names, nobody == 0)
+    return Costs(Graph("g", (), (), 0, 0), nodes, nobody, ones, ones, nobody, ones, ones, names, nobody == 0, names)
 
 
 def test_checks_hold_the_host_before_collectives_but_not_before_coalesced_ones() -> None:
