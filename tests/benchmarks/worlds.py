@@ -55,7 +55,9 @@ def show(title: str, answers: Mapping[str, Sequence[Spoken]], ops: int) -> None:
         print(f"{first.step:24}{first.true_ms:10.2f}" + "".join(f"{cell:>18}" for cell in cells))
         for budget in budgets[1:] if ops else ():
             for name, part, error, engine in answers[budget][place].worst[:ops]:
-                print(f"    {budget:8} {100 * part * error:+6.1f} % of the step: {error:+6.0%} {engine:10} {name[:110]}")
+                print(
+                    f"    {budget:8} {100 * part * error:+6.1f} % of the step: {error:+6.0%} {engine:10} {name[:110]}"
+                )
     for budget in budgets:
         found = summary(answers[budget])
         print(f"{budget:10}" + " ".join(f"{name} {value:6.1%}" for name, value in found.items()), end="")
@@ -78,7 +80,11 @@ def main() -> None:
     for name in given.world:
         for seed in given.seed:
             place = folder / f"{name}_{seed}"
-            show(f"{name}, seed {seed}", dict(prove(make_world(name, seed), place, graphs, given.budget, steps)), given.ops)
+            show(
+                f"{name}, seed {seed}",
+                dict(prove(make_world(name, seed), place, graphs, given.budget, steps)),
+                given.ops,
+            )
 
 
 if __name__ == "__main__":

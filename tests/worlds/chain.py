@@ -14,6 +14,7 @@ from typing import Any
 from opcast.datasets.ops import KINDS, Op
 from opcast.datasets.store import Store
 from opcast.harness import campaign
+from opcast.harness.coverage import to_measure, ways
 from opcast.harness.plan import CampaignPlan
 from opcast.jobs import profile
 from opcast.jobs.composing import compose
@@ -29,6 +30,7 @@ from opcast.tests.worlds.steps import STEPS, StepAsked
 from opcast.tests.worlds.truth import TruthEngine, true_report
 
 MEASURED = ("measured", "learned")  # engines that answer from rows; the predictor says whose
+NODES = 8  # that the user has: torchrun joins them
 Say = Callable[[str], None]
 
 
@@ -107,12 +109,15 @@ class Proof:
         store, statuses = Store(home / "store"), {}
         for plan in plans:
             began = time.perf_counter()
-            summary = campaign.run(plan, store, measurer=WorldMeasurer(self.world, self.emulator, plan.settings))
+            measurer = WorldMeasurer(self.world, self.emulator, plan.settings, NODES)
+            summary = campaign.run(plan, store, measurer=measurer)
             for status, count in summary.statuses.items():
                 statuses[status] = statuses.get(status, 0) + count
             say(f"{plan.name}: {dict(summary.statuses)} in {time.perf_counter() - began:.0f} s")
         began = time.perf_counter()
-        config = compose("train", [f"home={home}", f"store={home}/store", f"predictors={home}/predictors", "tracking=null"])
+        config = compose(
+            "train", [f"home={home}", f"store={home}/store", f"predictors={home}/predictors", "tracking=null"]
+        )
         results = fit_and_register(store, self.world.device, train_request(config, self.world.device))
         say(f"{len(results)} tables trained in {time.perf_counter() - began:.0f} s")
         return statuses
@@ -125,7 +130,7 @@ def _worst(said: Sequence[Need], true: Mapping[Op, float]) -> tuple[tuple[str, f
     return tuple(sorted(found, key=lambda row: -abs(row[1] * row[2])))
 
 
-def plan_of(name: str, *overrides: str, extra: Sequence[Op] = ()) -> CampaignPlan:
+def plan_of(name: str, *overrides: str, extra: Sequence[Mapping[str, Any]] = ()) -> CampaignPlan:
     """The real plan of a shipped campaign, for a GPU."""
     return profile.plan_of(compose("profile", [f"campaign={name}", "+settings.device=cuda", *overrides]), extra=extra)
 
@@ -135,14 +140,24 @@ def share(plan: CampaignPlan, part: float) -> CampaignPlan:
     return replace(plan, name=f"{plan.name}_part", cases=plan.cases[: max(1, round(part * len(plan.cases)))])
 
 
-def model_plan(needed: Mapping[str, Sequence[Need]]) -> CampaignPlan:
-    """``campaign=model`` for the ops that steps need."""
-    ops = dict.fromkeys(need.op for each in needed.values() for need in each)
-    return plan_of("model", extra=list(ops))
+def model_plan(world: World, steps: Sequence[StepAsked], needed: Mapping[str, Sequence[Need]]) -> CampaignPlan:
+    """``campaign=model`` for what steps need, each op on the kernels that the step's stack runs, as the verb plans it."""
+    found: dict[tuple[Op, str], None] = {}
+    for asked in steps:
+        for need in needed[asked.name]:
+            for way in to_measure(ways(need.op, world.device, asked.settings["stack"])):
+                found[need.op, way.backend] = None
+    warm = {op: {"cache": "warm"} if KINDS[op.kind].collective else {} for op, _ in found}
+    return plan_of("model", extra=[{**op.to_dict(), "backend": backend, **warm[op]} for op, backend in found])
 
 
 def prove(
-    world: World, folder: Path, graphs: Path, budgets: Sequence[str], steps: Sequence[StepAsked] = STEPS, say: Say = print
+    world: World,
+    folder: Path,
+    graphs: Path,
+    budgets: Sequence[str],
+    steps: Sequence[StepAsked] = STEPS,
+    say: Say = print,
 ) -> Iterator[tuple[str, list[Spoken]]]:
     """What opcast says of the steps before anything is measured, then after each budget: ``full``, ``model``, ``quarter``."""
     proof = Proof(world, Emulator(world.device), graphs, steps)
@@ -151,13 +166,15 @@ def prove(
     for budget in budgets:
         home = folder / budget
         if not (home / "predictors").is_dir():
-            proof.measure(home, list(_plans(budget, needed)), say)
+            proof.measure(home, list(_plans(world, budget, steps, needed)), say)
         yield budget, proof.ask(home)[0]
 
 
-def _plans(budget: str, needed: Mapping[str, Sequence[Need]]) -> Iterator[CampaignPlan]:
+def _plans(
+    world: World, budget: str, steps: Sequence[StepAsked], needed: Mapping[str, Sequence[Need]]
+) -> Iterator[CampaignPlan]:
     if budget == "model":
-        yield model_plan(needed)
+        yield model_plan(world, steps, needed)
         return
     kinds = {need.op.kind for each in needed.values() for need in each}
     part = {"full": 1.0, "quarter": 0.25}.get(budget) or float(budget)
@@ -167,9 +184,4 @@ def _plans(budget: str, needed: Mapping[str, Sequence[Need]]) -> Iterator[Campai
         yield replace(cut, cases=tuple(case for case in cut.cases if case.op.kind in kinds))  # saves the test's time
 
 
-def of_collectives(op: Op) -> bool:
-    """Whether several ranks run it."""
-    return KINDS[op.kind].collective
-
-
-__all__ = ["Proof", "Spoken", "TruthEngine", "milliseconds", "model_plan", "of_collectives", "plan_of", "prove", "share"]
+__all__ = ["Proof", "Spoken", "TruthEngine", "milliseconds", "model_plan", "plan_of", "prove", "share"]

@@ -131,7 +131,9 @@ def _like_h100(seed: int, random: Random) -> World:
         bus_gbps=off(device.pcie_gbps, 0.85),
         host_us=_host(random, 1.0),
     )
-    return World("like_h100", seed, chip, _links(random, off(device.link_gbps, 0.8), off(50.0, 0.88)), device, cluster, True)
+    return World(
+        "like_h100", seed, chip, _links(random, off(device.link_gbps, 0.8), off(50.0, 0.88)), device, cluster, True
+    )
 
 
 def _unlike_any(seed: int, random: Random) -> World:
@@ -141,7 +143,9 @@ def _unlike_any(seed: int, random: Random) -> World:
     chip = _chip(
         random,
         units=random.choice((56, 76, 96, 160, 208, 304)),
-        tflops=_rates(best, random, {"fp8": (1.5, 2.1), "fp8_block": (1.3, 1.9), "tf32": (0.3, 0.6), "fp32": (0.05, 0.2)})
+        tflops=_rates(
+            best, random, {"fp8": (1.5, 2.1), "fp8_block": (1.3, 1.9), "tf32": (0.3, 0.6), "fp32": (0.05, 0.2)}
+        )
         | {"fp64": random.uniform(5.0, 50.0), "mxfp8": 1.7 * best, "nvfp4": 3.1 * best, "mxfp4": 3.1 * best},
         vector_tflops=random.uniform(0.04, 0.12) * best,
         memory_gbps=memory,
@@ -162,7 +166,9 @@ def _slow_pcie(seed: int, random: Random) -> World:
     chip = _chip(
         random,
         units=random.choice((70, 82, 128, 170)),
-        tflops=_rates(best, random, {"fp8": (1.6, 2.1), "fp8_block": (1.2, 1.9), "tf32": (0.4, 0.55), "fp32": (0.3, 0.5)})
+        tflops=_rates(
+            best, random, {"fp8": (1.6, 2.1), "fp8_block": (1.2, 1.9), "tf32": (0.4, 0.55), "fp32": (0.3, 0.5)}
+        )
         | {"fp64": 1.0},
         vector_tflops=random.uniform(0.3, 0.5) * best,
         memory_gbps=random.uniform(600.0, 1700.0),
@@ -172,7 +178,10 @@ def _slow_pcie(seed: int, random: Random) -> World:
         bus_gbps=random.uniform(12.0, 50.0),
         host_us=_host(random, random.uniform(0.8, 1.5)),
     )
-    links = replace(_links(random, chip.bus_gbps * random.uniform(0.35, 0.7), random.uniform(3.0, 12.0)), near_us=random.uniform(3.0, 8.0))
+    links = replace(
+        _links(random, chip.bus_gbps * random.uniform(0.35, 0.7), random.uniform(3.0, 12.0)),
+        near_us=random.uniform(3.0, 8.0),
+    )
     return World("slow_pcie", seed, chip, links, *_sheet("slow_pcie", chip, links, random, "pcie"), False)
 
 

@@ -141,7 +141,11 @@ def rate(world: World, dtype: str) -> float:
 
 
 def _weight_bytes(dtype: str) -> float:
-    return 2.0 * WEIGHT_ONLY[dtype] if dtype in WEIGHT_ONLY else float({"mxfp4a8": 0.53, "nvfp4": 0.56}.get(dtype, itemsize(dtype)))
+    return (
+        2.0 * WEIGHT_ONLY[dtype]
+        if dtype in WEIGHT_ONLY
+        else float({"mxfp4a8": 0.53, "nvfp4": 0.56}.get(dtype, itemsize(dtype)))
+    )
 
 
 def _gemm_us(world: World, op: Op, cache: str) -> float:
@@ -200,7 +204,9 @@ def _grouped_us(world: World, op: Op, cache: str) -> float:
 def _experts_us(world: World, op: Op, cache: str) -> float:
     """Routing, both products of all experts with what is between them, and the sum: five kernels."""
     chip = world.chip
-    rows, touched = (float(each) for each in rows_and_touched(*expert_loads(op.tokens, op.topk, op.experts, op.ep, op.skew)))
+    rows, touched = (
+        float(each) for each in rows_and_touched(*expert_loads(op.tokens, op.topk, op.experts, op.ep, op.skew))
+    )
     rows = max(op.tokens * op.topk / op.ep, 1.0)
     width, each = max(op.inter // op.tp, 1), max(rows / max(touched, 1.0), 1.0)
     spread = [each * (0.5 + i / max(touched - 1.0, 1.0)) for i in range(max(int(touched), 1))]
@@ -242,7 +248,12 @@ def _decode_us(world: World, op: Op, cache: str) -> float:
     alone = op.batch * heads < chip.units and op.seq_kv > 256
     work = float(cost.flops) / (rate(world, op.dtype) * 1e6 * (0.45 if op.kind.startswith("mla") else 0.25))
     moving = bytes_us(world, float(cost.bytes), cache, 0.9 * spread)
-    return (1.6 if alone else 1.0) * chip.kernel_us + 0.8 * chip.prologue_us + max(work, moving) + chip.both * min(work, moving)
+    return (
+        (1.6 if alone else 1.0) * chip.kernel_us
+        + 0.8 * chip.prologue_us
+        + max(work, moving)
+        + chip.both * min(work, moving)
+    )
 
 
 # --- host and clocks -----------------------------------------------------------------------------------

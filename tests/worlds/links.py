@@ -39,17 +39,25 @@ def _nccl_us(world: World, op: Op, nodes: int) -> float:
         inside = min(op.ranks_per_node, op.ranks) / op.ranks
         sent = op.size_bytes * (op.ranks - 1) / op.ranks
         near, far = (sent * inside, sent * (1.0 - inside)) if nodes > 1 else (sent, 0.0)
-        hops = links.base_us + 0.35 * links.near_us * op.ranks + (links.far_us * math.log2(nodes + 1) if nodes > 1 else 0.0)
+        hops = (
+            links.base_us
+            + 0.35 * links.near_us * op.ranks
+            + (links.far_us * math.log2(nodes + 1) if nodes > 1 else 0.0)
+        )
         each = op.size_bytes / op.ranks
-        return hops + max(_move(world, near, each, False) , _move(world, far, each, True, nodes)) / links.exchange
-    hops = links.base_us + (links.far_us if nodes > 1 else links.near_us) * (1 if op.kind == "send_recv" else math.log2(op.ranks))
+        return hops + max(_move(world, near, each, False), _move(world, far, each, True, nodes)) / links.exchange
+    hops = links.base_us + (links.far_us if nodes > 1 else links.near_us) * (
+        1 if op.kind == "send_recv" else math.log2(op.ranks)
+    )
     return hops + _move(world, float(op.size_bytes), float(op.size_bytes), nodes > 1, nodes)
 
 
 def _move(world: World, size: float, message: float, far: bool, nodes: int = 1) -> float:
     """Time of bytes on a rank's link, in messages of a size."""
     links = world.links
-    rate = links.far_gbps * (1.0 - links.far_loss) ** max(math.log2(max(nodes, 1)) - 1.0, 0.0) if far else links.near_gbps
+    rate = (
+        links.far_gbps * (1.0 - links.far_loss) ** max(math.log2(max(nodes, 1)) - 1.0, 0.0) if far else links.near_gbps
+    )
     return size / (rate * 1e3 * message / (message + links.half_bytes)) if size > 0 else 0.0
 
 
@@ -71,7 +79,11 @@ def _ring_us(world: World, op: Op, nodes: int, rate: float, hop: float) -> float
 def _tree_us(world: World, op: Op, nodes: int, rate: float, hop: float) -> float:
     links = world.links
     inside = min(op.ranks, op.ranks_per_node)
-    hops = 2.0 * hop * (links.near_us * (inside - 1 if nodes > 1 else math.log2(inside) * 1.5) + links.far_us * math.log2(nodes))
+    hops = (
+        2.0
+        * hop
+        * (links.near_us * (inside - 1 if nodes > 1 else math.log2(inside) * 1.5) + links.far_us * math.log2(nodes))
+    )
     sent = 2.0 * op.size_bytes * (op.ranks - 1) / op.ranks
     message = op.size_bytes / 8.0
     moving = _move(world, sent, message, False)
@@ -96,7 +108,9 @@ def _exchange_us(world: World, op: Op, kernel: str) -> float:
     sent = float(cost.bytes) / 2.0
     inside = min(op.ranks_per_node, op.ranks) / op.ranks if nodes > 1 else 1.0
     fast = bool(op.mode)
-    hops = (links.far_us if nodes > 1 else links.near_us) * (1.5 if fast else 4.0) + (0.4 if fast else 1.6) * links.base_us
+    hops = (links.far_us if nodes > 1 else links.near_us) * (1.5 if fast else 4.0) + (
+        0.4 if fast else 1.6
+    ) * links.base_us
     message = float(op.hidden) * (8.0 if fast else 64.0)
     near = _move(world, sent * inside, message, False)
     far = _move(world, sent * (1.0 - inside), message, True, nodes)

@@ -18,6 +18,7 @@ from opcast.datasets.version import __version__
 from opcast.harness.cases import Unsupported
 from opcast.harness.measuring import _status, first_line
 from opcast.harness.plan import Case, Settings
+from opcast.harness.rank_map import RankMap
 from opcast.harness.timer import Collected, summarise
 from opcast.tests.worlds.chip import World
 from opcast.tests.worlds.emulation import Emulator
@@ -29,12 +30,12 @@ SAMPLES = 40
 
 @dataclass
 class WorldMeasurer:
-    """What :func:`opcast.harness.campaign.run` asks: one node of a world with ``ranks`` ranks."""
+    """What :func:`opcast.harness.campaign.run` asks: rank 0 of so many nodes of a world."""
 
     world: World
     emulator: Emulator
     settings: Settings
-    ranks: int = 8
+    nodes: int = 1
     restarts: int = 0
 
     def interrupt(self) -> None:
@@ -42,7 +43,13 @@ class WorldMeasurer:
 
     def start(self) -> dict[str, Any]:
         """Provenance columns of the machine that is not there."""
-        known = {"driver": "590.1", "cuda": "13.0", "torch": "2.14.0", "nccl": "2.30.1", "node": f"{self.world.name}-node"}
+        known = {
+            "driver": "590.1",
+            "cuda": "13.0",
+            "torch": "2.14.0",
+            "nccl": "2.30.1",
+            "node": f"{self.world.name}-node",
+        }
         cluster = self.world.cluster
         return {
             **known,
@@ -51,9 +58,16 @@ class WorldMeasurer:
             "opcast_version": __version__,
             "source": "harness",
             "power_limit_w": self.world.device.tdp_w,
-            "link": cluster.link,
+            "link": cluster.link if self.nodes == 1 else cluster.fabric,
             "ranks_per_node": cluster.devices_per_node,
+            "rank_map": self._rank_map().to_dict(),
+            "format": "bf16",
         }
+
+    def _rank_map(self) -> RankMap:
+        """Ranks in order of their nodes, those of each joined by its links."""
+        nodes = tuple(node for node in range(self.nodes) for _ in range(self.world.cluster.devices_per_node))
+        return RankMap(nodes, nodes, self.world.cluster.link, self.world.cluster.fabric)
 
     def probe(self) -> dict[str, Any]:
         """The sheet: what is said of the device, not what is true."""
@@ -87,8 +101,6 @@ class WorldMeasurer:
 
         backend, _, variant = case.backend.partition(":")
         RankGroup._refuse(SimpleNamespace(settings=self.settings), case, backend, variant)  # type: ignore[arg-type]
-        if case.op.ranks > self.ranks:
-            raise Unsupported(f"{case.op.kind} wants {case.op.ranks} ranks, here are {self.ranks}")
         if backend == "deep_ep" and LINKS[case.op.link] == "pcie":
             raise Unsupported("DeepEP needs NVLink")
 

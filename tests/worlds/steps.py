@@ -44,9 +44,33 @@ PROMPT: dict[str, Any] = {"batch": 2, "input_len": 4096}
 TWO_NODES: dict[str, Any] = {"nodes": 2, "pp": 2}  # 671 GB of weights do not fit into one
 STEPS = (
     _training("8b torchtitan bf16", "llama3_8b", "torchtitan", nodes=1, dp=8, global_batch=8, **FSDP),
-    _training("70b torchtitan float8", "llama3_70b", "torchtitan", nodes=8, dp=64, global_batch=64, precision="fp8", **FSDP),
-    _training("8b megatron bf16", "llama3_8b", "megatron_core", nodes=1, tp=2, dp=4, zero_stage=1, global_batch=32, precision="bf16"),
-    _training("70b megatron fp8", "llama3_70b", "megatron_core", nodes=4, tp=8, pp=4, dp=1, seq_len=4096, global_batch=16, precision="fp8", recompute="selective"),
+    _training(
+        "70b torchtitan float8", "llama3_70b", "torchtitan", nodes=8, dp=64, global_batch=64, precision="fp8", **FSDP
+    ),
+    _training(
+        "8b megatron bf16",
+        "llama3_8b",
+        "megatron_core",
+        nodes=1,
+        tp=2,
+        dp=4,
+        zero_stage=1,
+        global_batch=32,
+        precision="bf16",
+    ),
+    _training(
+        "70b megatron fp8",
+        "llama3_70b",
+        "megatron_core",
+        nodes=4,
+        tp=8,
+        pp=4,
+        dp=1,
+        seq_len=4096,
+        global_batch=16,
+        precision="fp8",
+        recompute="selective",
+    ),
     _training("8b torch eager", "llama3_8b", "torch", nodes=1, dp=8, seq_len=2048, global_batch=8, **FSDP),
     _training("8b torch compiled", "llama3_8b", "torchtitan", nodes=2, dp=16, seq_len=4096, global_batch=16, **FSDP),
     _serving("v3 prefill vllm", "deepseek_v3", "prefill", "vllm", **PROMPT, **TWO_NODES),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opcast.datasets.ops import LINKS, Op, make_op
@@ -16,6 +16,7 @@ LITTLE = 1.12  # what the unexplained part of a shape, and tiles that fit better
 MADE = {(name, seed): make_world(name, seed) for name in WORLDS for seed in (1, 2, 3)}
 worlds = st.sampled_from(list(MADE.values()))
 sizes = st.integers(4, 14).map(lambda power: 2**power)
+FEW = settings(max_examples=40)
 caches = st.sampled_from(("warm", "cold"))
 
 
@@ -26,6 +27,7 @@ def us(world: World, op: Op, kernel: str = "cublas", cache: str = "warm") -> flo
     return found
 
 
+@FEW
 @given(world=worlds, m=sizes, n=sizes, k=sizes, cache=caches, more=st.sampled_from("mnk"))
 def test_more_work_is_never_faster(world: World, m: int, n: int, k: int, cache: str, more: str) -> None:
     dims = {"m": m, "n": n, "k": k}
@@ -33,6 +35,7 @@ def test_more_work_is_never_faster(world: World, m: int, n: int, k: int, cache: 
     assert us(world, make_op("gemm", **dims), cache=cache) < LITTLE * us(world, larger, cache=cache)
 
 
+@FEW
 @given(world=worlds, m=sizes, n=sizes, k=sizes, dtype=st.sampled_from(("bf16", "fp8", "fp32")))
 def test_no_product_is_faster_than_the_chip(world: World, m: int, n: int, k: int, dtype: str) -> None:
     op = make_op("gemm", dtype, m=m, n=n, k=k)
@@ -40,6 +43,7 @@ def test_no_product_is_faster_than_the_chip(world: World, m: int, n: int, k: int
     assert us(world, op) > 0.85 * max(best, world.chip.kernel_us)
 
 
+@FEW
 @given(world=worlds, rows=sizes, cols=sizes, kind=st.sampled_from(("rms_norm", "silu_mul", "softmax", "gelu_backward")))
 def test_bytes_take_as_long_as_the_memory_needs(world: World, rows: int, cols: int, kind: str) -> None:
     op = make_op(kind, rows=rows, cols=cols)
@@ -49,7 +53,10 @@ def test_bytes_take_as_long_as_the_memory_needs(world: World, rows: int, cols: i
     assert us(world, op.replace(rows=2 * rows), "triton", "cold") * LITTLE > cold
 
 
-@given(world=worlds, batch=st.integers(1, 64), seq=sizes, kind=st.sampled_from(("attention_decode", "attention_prefill")))
+@FEW
+@given(
+    world=worlds, batch=st.integers(1, 64), seq=sizes, kind=st.sampled_from(("attention_decode", "attention_prefill"))
+)
 def test_attention_grows_with_its_context(world: World, batch: int, seq: int, kind: str) -> None:
     seq_q = 1 if kind == "attention_decode" else seq
     heads = {"heads_q": 32, "heads_kv": 8, "head_dim": 128, "v_head_dim": 128}
@@ -59,6 +66,7 @@ def test_attention_grows_with_its_context(world: World, batch: int, seq: int, ki
     assert us(world, short, "flash3") < 1.3 * us(world, short, "flash2")
 
 
+@FEW
 @given(world=worlds, rows=sizes, cols=sizes)
 def test_an_eager_form_is_slower_than_one_kernel(world: World, rows: int, cols: int) -> None:
     op = make_op("silu_mul", rows=rows, cols=cols)
@@ -67,6 +75,7 @@ def test_an_eager_form_is_slower_than_one_kernel(world: World, rows: int, cols: 
     assert eager > us(world, op, "aten", "cold")
 
 
+@FEW
 @given(
     world=worlds,
     kind=st.sampled_from(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")),
@@ -86,6 +95,7 @@ def test_collectives_are_bound_by_their_links(world: World, kind: str, size: int
         assert found * LITTLE > us(world, inside, "nccl")
 
 
+@FEW
 @given(world=worlds, m=sizes, n=sizes, k=sizes)
 def test_the_power_limit_slows_what_computes_most(world: World, m: int, n: int, k: int) -> None:
     op = make_op("gemm", m=m, n=n, k=k)
