@@ -1,11 +1,12 @@
 """Whether measuring pays: errors of steps in worlds whose laws are known, before and after campaigns.
 
-    python tests/benchmarks/worlds.py [--world NAME …] [--seed N …] [--budget full|model|quarter …] [--step WORDS] [--ops N]
+    python tests/benchmarks/worlds.py [--world NAME …] [--seed N …] [--budget full|model|quarter …] [--step WORDS]
+    [--ops N]
 
 In each world (``tests/worlds``) the real plan runs through the real builders and store, ``opcast train`` learns, and
 twelve steps are asked before and after. Printed are, by step, the error and whether the interval holds the truth, and
-``worse`` where measuring made it so; by world and budget the median and the worst error, the coverage and the width of the
-intervals. ``--ops N`` lists the ops whose error moves each step most. ``--folder`` keeps stores and predictors.
+``worse`` where measuring made it so; by world and budget the median and the worst error, the coverage and the width of
+the intervals. ``--ops N`` lists the ops whose error moves each step most. ``--folder`` keeps stores and predictors.
 """
 
 from __future__ import annotations

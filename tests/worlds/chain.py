@@ -105,7 +105,7 @@ class Proof:
         return said, needed
 
     def measure(self, home: Path, plans: Sequence[CampaignPlan], say: Say = print) -> dict[str, int]:
-        """Run campaigns into the store of a home and train what they bring; statuses of the rows."""
+        """Run campaigns into the store of a home; statuses of the rows."""
         store, statuses = Store(home / "store"), {}
         for plan in plans:
             began = time.perf_counter()
@@ -114,13 +114,16 @@ class Proof:
             for status, count in summary.statuses.items():
                 statuses[status] = statuses.get(status, 0) + count
             say(f"{plan.name}: {dict(summary.statuses)} in {time.perf_counter() - began:.0f} s")
-        began = time.perf_counter()
+        return statuses
+
+    def train(self, home: Path, say: Say = print) -> None:
+        """Train what the store of a home holds, as the verb does."""
+        store, began = Store(home / "store"), time.perf_counter()
         config = compose(
             "train", [f"home={home}", f"store={home}/store", f"predictors={home}/predictors", "tracking=null"]
         )
         results = fit_and_register(store, self.world.device, train_request(config, self.world.device))
         say(f"{len(results)} tables trained in {time.perf_counter() - began:.0f} s")
-        return statuses
 
 
 def _worst(said: Sequence[Need], true: Mapping[Op, float]) -> tuple[tuple[str, float, float, str], ...]:
@@ -141,7 +144,7 @@ def share(plan: CampaignPlan, part: float) -> CampaignPlan:
 
 
 def model_plan(world: World, steps: Sequence[StepAsked], needed: Mapping[str, Sequence[Need]]) -> CampaignPlan:
-    """``campaign=model`` for what steps need, each op on the kernels that the step's stack runs, as the verb plans it."""
+    """``campaign=model`` for what steps need, each op on the kernels of the step's stack, as the verb plans it."""
     found: dict[tuple[Op, str], None] = {}
     for asked in steps:
         for need in needed[asked.name]:
@@ -159,14 +162,16 @@ def prove(
     steps: Sequence[StepAsked] = STEPS,
     say: Say = print,
 ) -> Iterator[tuple[str, list[Spoken]]]:
-    """What opcast says of the steps before anything is measured, then after each budget: ``full``, ``model``, ``quarter``."""
+    """What opcast says of the steps before anything is measured, then after each budget: full, model, quarter."""
     proof = Proof(world, Emulator(world.device), graphs, steps)
     said, needed = proof.ask(folder / "nothing")
     yield "before", said
     for budget in budgets:
         home = folder / budget
-        if not (home / "predictors").is_dir():
+        if not (home / "store").is_dir():
             proof.measure(home, list(_plans(world, budget, steps, needed)), say)
+        if budget != "model" and not (home / "predictors").is_dir():  # rows of a model's campaign answer themselves
+            proof.train(home, say)
         yield budget, proof.ask(home)[0]
 
 

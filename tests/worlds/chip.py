@@ -1,7 +1,7 @@
 """The figures of worlds that are not there: chips, their hosts and their links, all drawn from a seed.
 
-A world has *true* figures, which its laws use, and a *sheet*: what a data sheet, a driver or a probe would say of it. The
-two differ as they do on real machines. Nothing here is taken from opcast's own models.
+A world has *true* figures, which its laws use, and a *sheet*: what a data sheet, a driver or a probe would say of it.
+The two differ as they do on real machines. Nothing here is taken from opcast's own models.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def _sheet(name: str, chip: Chip, links: Links, random: Random, link: str) -> tu
         id=name,
         name=f"{name} accelerator",
         vendor="nvidia",
-        architecture="other",
+        architecture="hopper" if link == "nvlink" else "ada",  # by compute capability, as the probe names it
         compute_units=chip.units,
         clock_mhz=random.uniform(1400.0, 2600.0),
         tensor_tflops={dtype: said(rate, 0.95, 1.05) for dtype, rate in chip.tflops.items() if dtype != "fp8_block"},

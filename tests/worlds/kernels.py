@@ -1,7 +1,8 @@
 """Which kernel runs an op: behind a backend of the harness, and in a framework.
 
-Names are those of libraries; a world knows by them how implementations differ (:mod:`.laws`). What a framework launches is
-read off its sources, as ``conf/stack`` quotes them; whether a campaign measures that very kernel is what is tested.
+Names are those of libraries; a world knows by them how implementations differ (:mod:`.laws`). What a framework
+launches is read off its sources, as ``conf/stack`` quotes them; whether a campaign measures that very kernel is what
+is tested.
 """
 
 from __future__ import annotations
@@ -55,8 +56,7 @@ def kernel_launched(world: World, stack: str, op: Op) -> str:
     """The kernel that a framework launches for an op."""
     family = KINDS[op.kind].family
     if family == "collective":
-        small = stack in ("vllm", "sglang", "trtllm") and op.kind == "all_reduce" and op.size_bytes <= 2**23
-        return "custom" if small else "nccl"
+        return _reduction(world, stack, op)
     if family == "expert_parallel":
         return "deep_ep" if stack in ENGINES else "nccl"
     if op.kind in ATTENTION:
@@ -74,6 +74,12 @@ def _experts(stack: str, op: Op) -> str:
     if stack == "trtllm":
         return "cutlass"
     return "marlin" if op.dtype in ("mxfp4a16", "w4a16") else "triton_experts"
+
+
+def _reduction(world: World, stack: str, op: Op) -> str:
+    """Engines have a kernel of their own for small sums between GPUs that NVLink joins, and NCCL for all others."""
+    own = stack in ENGINES and op.kind == "all_reduce" and op.size_bytes <= 2**23
+    return "custom" if own and world.cluster.link == "nvlink" else "nccl"
 
 
 def _attention(world: World, stack: str, op: Op) -> str:

@@ -1,10 +1,10 @@
 """How long a kernel takes in a world: laws of a few lines each, written for this purpose alone.
 
-:func:`latency_us` is the truth about one op run by one kernel. None of opcast's own physics is used, only what an op *is*:
-its dims, FLOPs and bytes (``datasets.ops``). The laws are simple, but not simpler than what makes GPUs hard to predict:
-tiles and waves of products, splits of long sums, few rows that cannot fill the chip, kernels that never fall below a floor,
-bandwidth that small sizes do not reach, a cache that holds some operands, formats and layouts that are faster or slower,
-implementations that differ, and a part of every shape that no law tells.
+:func:`latency_us` is the truth about one op run by one kernel. None of opcast's own physics is used, only what an op
+*is*: its dims, FLOPs and bytes (``datasets.ops``). The laws are simple, but not simpler than what makes GPUs hard to
+predict: tiles and waves of products, splits of long sums, few rows that cannot fill the chip, kernels that never fall
+below a floor, bandwidth that small sizes do not reach, a cache that holds some operands, formats and layouts that are
+faster or slower, implementations that differ, and a part of every shape that no law tells.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def _kernel_us(world: World, op: Op, kernel: str, cache: str) -> float:
         )
     if op.kind in ATTENTION:
         return world.factor(0.6 * spread, kernel, op.kind) * _attention_us(world, op, kernel, cache)
-    return world.factor(spread, kernel, op.kind) * _moving_us(world, op, cache)
+    plain = KINDS[op.kind].family in ("pointwise", "copy", "optimizer")  # one pass over memory: hard to do badly
+    return world.factor(0.4 * spread if plain else spread, kernel, op.kind) * _moving_us(world, op, cache)
 
 
 # --- memory --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""How long collectives take in a world: hops, rates that short messages do not reach, rings and trees, and their choice."""
+"""How long collectives take in a world: hops, rates that short messages do not reach, rings and trees, the best."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _move(world: World, size: float, message: float, far: bool, nodes: int = 1) 
 
 
 def _ring_us(world: World, op: Op, nodes: int, rate: float, hop: float) -> float:
-    """Every rank passes its share on, once round (twice for an all-reduce); with NICs for each rank, rings share them."""
+    """Every rank passes its share on, once round, for an all-reduce twice; rings share the NICs of a node."""
     links, rounds = world.links, SHARES[op.kind]
     steps = rounds * (op.ranks - 1)
     sent = rounds * op.size_bytes * (op.ranks - 1) / op.ranks

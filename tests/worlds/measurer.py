@@ -1,7 +1,8 @@
 """A campaign's measurer in a world: the real plan, builders, ledger and store; only the clock is the world's.
 
 A case is built by the harness's own builder on tensors without memory (:mod:`.emulation`). What it refuses is a row of
-status ``unsupported``, what does not fit is ``oom``, as on a machine. What it launches takes what the laws say, with noise.
+status ``unsupported``, what does not fit is ``oom``, as on a machine. What it launches takes what the laws say, with
+noise.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class WorldMeasurer:
         """The columns of one case."""
         try:
             kernel, launches = self._built(case)
-        except Exception as error:  # noqa: BLE001  as harness.measuring: whatever it raises becomes a status
+        except Exception as error:
             return {"status": _status(error), "error": first_line(error)}
         true_us = latency_us(self.world, case.op, kernel_behind(case.op, case.backend, kernel), case.cache, launches)
         seed = zlib.crc32(f"{self.world.name} {self.world.seed} {case}".encode())

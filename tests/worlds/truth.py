@@ -1,8 +1,9 @@
-"""What steps truly take in a world: opcast's own schedule, its ops answered by the laws for the kernels that a stack runs.
+"""What steps truly take in a world: opcast's own schedule, its ops answered by the laws for the kernels that a stack
+runs.
 
-So the schedule, overlap and memory are not what is tested, only the times of ops: plan, builders, store, predictors, the
-choice of a row and the intervals. What the simulator does to kernel times of its own (power limit, older kernels, rings) is
-left out: the laws already say what happens.
+So the schedule, overlap and memory are not what is tested, only the times of ops: plan, builders, store, predictors,
+the choice of a row and the intervals. What the simulator does to kernel times of its own (power limit, older kernels,
+rings) is left out: the laws already say what happens.
 """
 
 from __future__ import annotations
