@@ -83,6 +83,7 @@ CHIPS: Mapping[str, ChipNeed] = {
     "vllm": AMPERE,
     "sglang": AMPERE,
     "flash_mla": HOPPER,
+    "symm_mem:multimem": HOPPER_ON,
     "deep_gemm": HOPPER_ON,
     "transformer_engine": AMPERE,
 }
@@ -109,6 +110,8 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "nemo": ("transformer_engine",),
 }
 """By the start of a stack's name, whose kernels it launches beside torch's, the likeliest first."""
+OF_TORCH = ("nccl", "gloo", "symm_mem", "triton")
+"""Backends with a colon that are no package to install beside torch (which brings triton)."""
 FUSED_ALONE = ("rope", "silu_mul", "silu_mul_backward", "quantize", "mla_decode", "fused_moe")
 """Kinds that are in a graph only where the stack runs them as one: their operators one by one are no answer."""
 
@@ -116,6 +119,8 @@ FUSED_ALONE = ("rope", "silu_mul", "silu_mul_backward", "quantize", "mla_decode"
 def package_of(backend: str) -> str:
     """The package of a backend; empty for what torch has itself."""
     name = backend.partition(":")[0]
+    if name in OF_TORCH:
+        return ""
     return {"flash_attn": "flash_attn_interface" if backend.endswith(":3") else "flash_attn"}.get(
         name, name if ":" in backend else ""
     )

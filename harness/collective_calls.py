@@ -25,6 +25,7 @@ class ReadyCollective:
     run: Callable[[], object]
     source: torch.Tensor
     target: torch.Tensor
+    calls: int = 1  # that one ``run`` makes
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class CallSetting:
     group: ProcessGroup
     rank: int  # in the group
     device: str
-    in_place: bool
+    in_place: bool = False
+    control: ProcessGroup | None = None  # the same ranks over gloo
 
     def buffer(self, size_bytes: int) -> torch.Tensor:
         """Random values in so many bytes; Unsupported when they are no whole number of elements."""

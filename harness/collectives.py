@@ -33,10 +33,11 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup, TCPStore
 
 from .cases import Unsupported, refusals
-from .collective_calls import CALLS, IN_PLACE, CallSetting, ReadyCollective
+from .collective_calls import CallSetting, ReadyCollective
 from .collective_timer import make_block
+from .collective_variants import Variant, variant
 from .command import execute, refuse
-from .deep_ep_calls import BUFFERS, DEEP_EP, buffer_key
+from .deep_ep_calls import BUFFERS, buffer_key
 from .environment import (
     clocks,
     gloo_words,
@@ -208,11 +209,10 @@ class RankGroup:
 
     def _run(self, case: Case) -> Timing | None:
         """This rank's part of a case, and on rank 0 the result. Ranks beyond the case's return at once."""
-        backend, _, variant = case.backend.partition(":")
-        self._refuse(case, backend, variant)
-        members, builders = self._members(case), DEEP_EP if backend == "deep_ep" else CALLS
-        data, control = self._group(members, "nccl" if backend == "deep_ep" else backend)
-        if backend == "deep_ep":
+        way = self._way(case)
+        members = self._members(case)
+        data, control = self._group(members, "nccl" if self.settings.device == "cuda" else "gloo")
+        if case.backend == "deep_ep":
             BUFFERS.make_way(buffer_key(case.op, members))
         if self.rank not in members:
             return None
@@ -221,36 +221,33 @@ class RankGroup:
         place = members.index(self.rank)
         try:
             with refusals():
-                made = builders[case.op.kind](CallSetting(case.op, data, place, self.settings.device, bool(variant)))
+                made = way.build(CallSetting(case.op, data, place, self.settings.device, control=control))
         except (Unsupported, MemoryError, torch.OutOfMemoryError) as error:
             problem = error
         self._agree(problem, control, case.op.ranks)
         assert made is not None
-        return self._time(case, made.run, control)
+        return self._time(case, made, control)
 
-    def _refuse(self, case: Case, backend: str, variant: str) -> None:
-        """Unsupported where every rank can tell by itself."""
-        if case.op.kind not in CALLS:
-            raise Unsupported(f"{case.op.kind} is no collective")
-        usual = "nccl" if self.settings.device == "cuda" else "gloo"
-        if (backend, variant) == ("deep_ep", "") and case.op.kind in DEEP_EP and self.settings.device == "cuda":
-            usual = backend
-        if backend != usual or variant not in ("", "inplace"):
-            raise Unsupported(f"no backend {case.backend!r} for collectives on {self.settings.device}: use {usual}")
-        if variant and case.op.kind not in IN_PLACE:
-            raise Unsupported(f"torch runs {case.op.kind} in one way only; in-place variants: {', '.join(IN_PLACE)}")
+    def _way(self, case: Case) -> Variant:
+        """How the case is run; Unsupported where every rank can tell by itself that it is not."""
+        way = variant(case.op, case.backend, self.settings.device)
         if case.cache != "warm":
             raise Unsupported("collectives are measured warm")
         if case.op.ranks < 2:
             raise Unsupported("a collective needs at least 2 ranks")
+        return way
 
-    def _time(self, case: Case, call: Callable[[], object], control: ProcessGroup) -> Timing | None:
+    def _time(self, case: Case, made: ReadyCollective, control: ProcessGroup) -> Timing | None:
         """Blocks of calls on every rank, as many as rank 0 decides."""
         for _ in range(WARMUP_CALLS):
-            call()
-        block = make_block(call, self.settings.device, lambda: dist.barrier(group=control))
+            made.run()
+        timed = make_block(made.run, self.settings.device, lambda: dist.barrier(group=control))
+
+        def block(calls: int) -> float:
+            return timed(calls) / made.calls
+
         shortest = min(block(1) for _ in range(3))
-        calls = self._broadcast(max(1, min(MOST_CALLS, round(BLOCK_US / max(shortest, 1.0)))), control)
+        calls = self._broadcast(max(1, min(MOST_CALLS, round(BLOCK_US / max(shortest * made.calls, 1.0)))), control)
 
         def blocks(count: int) -> list[float]:
             return self._maximum([block(calls) for _ in range(count)], control)
@@ -268,7 +265,8 @@ class RankGroup:
         probe = (lambda: clocks("cuda")) if self.settings.device == "cuda" else None
         found = collect(sampler, MedianWidth(self.settings.ci_width), deadline, probe)
         self._broadcast(0, control)
-        return summarise(found, calls, "cuda_event" if self.settings.device == "cuda" else "cpu_clock", case.cache)
+        timer = "cuda_event" if self.settings.device == "cuda" else "cpu_clock"
+        return summarise(found, calls * made.calls, timer, case.cache)
 
     def _maximum(self, values: list[float], control: ProcessGroup) -> list[float]:
         """Element by element the largest over the ranks."""

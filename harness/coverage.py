@@ -19,6 +19,13 @@ FEWEST_CALLS = 8  # of a case, however long one takes
 FILL_GBPS = 200.0  # at which random inputs are made
 MOST_OF_LIBRARIES = 3
 COLLECTIVE = "nccl"
+VLLM_ALL_REDUCE, VLLM_MOST_BYTES = "vllm:custom_all_reduce", 8 << 20  # CustomAllreduce's max_size
+SERVED_BY = {
+    "all_reduce": (VLLM_ALL_REDUCE, "nccl:graph"),
+    "all_gather": ("nccl:graph",),
+    "reduce_scatter": ("nccl:graph",),
+}
+TRAINS = ("megatron", "nemo")
 EAGER = "operators one by one: this stack runs them as one kernel"
 
 
@@ -52,7 +59,7 @@ def ways(op: Op, device: Device, stack: str = "") -> list[Way]:
     from .cases import backends
 
     if KINDS[op.kind].collective:
-        return [_collective(op)]
+        return _collectives(op, device, stack)
     names = backends(op, "cpu" if device.synchronous else "cuda")
     found = [_way(op, name, device, stack) for name in names]
     order = libraries(stack)
@@ -94,15 +101,25 @@ def _way(op: Op, backend: str, device: Device, stack: str) -> Way:
     return Way(backend, package, why, drawn.bytes, drawn.kernel, count, own)
 
 
-def _collective(op: Op) -> Way:
-    """Collectives need as many devices as they have ranks, on as many nodes."""
-    ranks = getattr(op, "ranks", 1)
+def _collectives(op: Op, device: Device, stack: str) -> list[Way]:
+    """The ways of a collective; as an engine captures it first, where the stack is one. They need all of its ranks."""
+    names = ("gloo",) if device.synchronous else (COLLECTIVE,)
+    if libraries(stack) and not device.synchronous and not stack.startswith(TRAINS):
+        names = (*SERVED_BY.get(op.kind, ()), *names)
+    return [_collective(op, name, device) for name in names]
+
+
+def _collective(op: Op, backend: str, device: Device) -> Way:
+    ranks, nodes = op.ranks, -(-op.ranks // op.ranks_per_node)
+    why = lacking(op, backend, device)
     if getattr(op, "experts", ranks) % ranks:
-        return Way(COLLECTIVE, refusal=f"{op.experts} experts do not divide by {ranks} ranks")
-    if ranks < 2:
-        return Way(COLLECTIVE, refusal="a collective needs at least 2 ranks")
-    nodes = -(-ranks // op.ranks_per_node)
-    return Way(COLLECTIVE, bytes=int(2 * op.cost.bytes), kernel=f"{ranks} GPUs on {nodes} node{'s' * (nodes > 1)}")
+        why = f"{op.experts} experts do not divide by {ranks} ranks"
+    elif ranks < 2:
+        why = "a collective needs at least 2 ranks"
+    elif backend == VLLM_ALL_REDUCE and (nodes > 1 or op.size_bytes > VLLM_MOST_BYTES or ranks not in (2, 4, 6, 8)):
+        why = "vLLM leaves it to NCCL: its kernel is for up to 8 MiB on 2, 4, 6 or 8 GPUs of one node"
+    where = f"{ranks} GPUs on {nodes} node{'s' * (nodes > 1)}"
+    return Way(backend, package_of(backend), why, int(2 * op.cost.bytes), where)
 
 
 def seconds(latency_us: float, size_bytes: float, settings: Settings, caches: int = 2) -> float:

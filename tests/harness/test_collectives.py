@@ -209,7 +209,7 @@ def test_what_cannot_run_is_said_and_the_ranks_go_on(tmp_path: Path) -> None:
     assert summary.statuses == {"ok": 2, "unsupported": 6, "error": 1}
     assert summary.restarts == 1
     errors = " | ".join(row["error"] or "" for row in rows(store))
-    for words in ("whole number of fp32", "no multiple of ranks", "at least 2 ranks", "'nccl'", "one way only", "warm"):
+    for words in ("whole number of fp32", "no multiple of ranks", "at least 2 ranks", "'nccl'", "does not run", "warm"):
         assert words in errors
 
 
