@@ -28,7 +28,7 @@ SCHEMA_VERSION = 1
 STATUSES = ("ok", "oom", "unsupported", "timeout", "error")
 CACHES = ("cold", "warm")
 CLOCKS = ("burst", "steady")
-"""How long calls were repeated: milliseconds, at boost clocks, or a second, at those that the power limit leaves."""
+"""At which clocks calls were repeated: boost (for milliseconds), or those that the power limit leaves."""
 
 
 class SchemaError(ValueError):
@@ -65,6 +65,7 @@ class Measurement:
     power_limit_w: float | None = None
     throttled: bool | None = None
     clocks: str | None = None
+    event_overhead_us: float | None = None  # what was taken off each sample for events and the launch of a graph
     kernel: str | None = None  # what the backend chose where it has a choice, or the package and version it comes from
     device_healthy: bool | None = None  # after a failure: whether the device then passed its check
     cache: str = "warm"

@@ -7,7 +7,9 @@ nor the launch of the graph shows.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from statistics import median
 from typing import TYPE_CHECKING
@@ -31,7 +33,16 @@ SURELY_WORK_US = 20.0  # longer than the launch of an empty graph takes
 RAMP_US = 20_000.0  # replays before the first sample: capturing left the device idle
 FLUSH_CACHES = 3  # the buffer that empties the last-level cache is this many times as large
 CYCLES_PER_US = 3500.0  # no GPU runs faster (RTX 40 and 50 reach 3100), so a wait in cycles is never too short
+FIXED_CYCLES_PER_US = 100.0  # of the clock that torch's Sleep.cu reads on RDNA 3 (__GFX11__)
 LONGEST_BLOCK_US = 20_000.0
+LATE_TRIES = 3
+MARGINS = (1.5, 3.0, 10.0)  # the device is kept busy so many times as long as issuing the calls should take
+SPIN_CYCLES = 400_000  # 0.2 ms: long beside the launch, short beside a batch
+OVERHEAD_EVERY_S = 60.0
+FALL = 0.03  # of the clock, from which on the power limit has taken hold: boost steps are 15 MHz
+REST_S = 0.1  # lets the limiter go: it averages over some tens of milliseconds
+BOOST_MHZ: dict[int, float] = {}  # of each device when it was last rested
+OVERHEADS: dict[int, tuple[float, float]] = {}  # when it was measured, and what it was, by device
 CALIBRATION_CYCLES = 1000
 CALIBRATION_CALLS = 200
 CALIBRATION_SAMPLES = 50
@@ -50,11 +61,8 @@ def cuda_sampler(prepared: Prepared, cache: str, warmup_s: float, now_ns: Clock)
     Capturing needs a stream of its own. All else stays on the current one, where autograd runs what it recorded.
     """
     call_us, host_us = _estimate(prepared.run, warmup_s, now_ns)
-    if prepared.capturable:
-        found = _graph_sampler(prepared.run, cache, call_us)
-        if found is not None:
-            return found
-    return _eager_sampler(prepared.run, cache, call_us, host_us)
+    found = _graph_sampler(prepared.run, cache, call_us) if prepared.capturable else None
+    return found or _eager_sampler(prepared.run, cache, call_us, host_us)
 
 
 def _estimate(run: Run, warmup_s: float, now_ns: Clock) -> tuple[float, float]:
@@ -189,12 +197,21 @@ def flush() -> None:
     buffer.sum()
 
 
-@lru_cache
 def event_overhead_us(device: int) -> float:
     """What events and the launch of a graph add to one short kernel, beside what it takes in a row of its kind.
 
-    Measured with a kernel that touches no memory. Subtracted from cold samples, which hold one call each.
+    Subtracted from cold samples, which hold one call each. Measured anew every :data:`OVERHEAD_EVERY_S`, so that it
+    moves with the device as the samples do.
     """
+    at, known = OVERHEADS.get(device, (-math.inf, 0.0))
+    if time.monotonic() - at > OVERHEAD_EVERY_S:
+        known = _measured_overhead_us()
+        OVERHEADS[device] = time.monotonic(), known
+    return known
+
+
+def _measured_overhead_us() -> float:
+    """With a kernel that touches no memory, on a device that is under way."""
 
     def spin() -> None:
         torch.cuda._sleep(CALIBRATION_CYCLES)
@@ -205,6 +222,8 @@ def event_overhead_us(device: int) -> float:
         single, row = capture(spin, 1, stream), capture(spin, CALIBRATION_CALLS, stream)
         if single is None or row is None:
             return 0.0
+        row_us = min(elapsed_us(row.replay, 2))
+        elapsed_us(row.replay, max(1, int(RAMP_US / max(row_us, 1.0))))
         alone = median(elapsed_us(single.replay, CALIBRATION_SAMPLES, flush))
         together = median(elapsed_us(row.replay, BATCH)) / CALIBRATION_CALLS
     return max(0.0, alone - together)
@@ -219,7 +238,7 @@ def _cold_graph_sampler(single: torch.cuda.CUDAGraph, single_us: float, stream: 
         return [max(span - overhead, NO_KERNEL_US) for span in spans]
 
     take(_batch(single_us))
-    return Sampler(take, 1, "cuda_graph", _batch(single_us))
+    return Sampler(take, 1, "cuda_graph", _batch(single_us), overhead_us=overhead)
 
 
 # --- without graphs ------------------------------------------------------------------------------------
@@ -227,7 +246,44 @@ def _cold_graph_sampler(single: torch.cuda.CUDAGraph, single_us: float, stream: 
 
 def block(microseconds: float) -> None:
     """Keep the stream busy for at least that long, so that the host can queue work behind it."""
-    torch.cuda._sleep(int(min(microseconds, LONGEST_BLOCK_US) * CYCLES_PER_US))
+    torch.cuda._sleep(int(min(microseconds, LONGEST_BLOCK_US) * cycles_per_us(torch.cuda.current_device())))
+
+
+@lru_cache
+def cycles_per_us(device: int) -> float:
+    """Cycles that torch's waiting kernel counts in a microsecond, at most; on RDNA 3 those of a fixed clock."""
+    target = str(getattr(torch.cuda.get_device_properties(device), "gcnArchName", ""))
+    return FIXED_CYCLES_PER_US if target.startswith("gfx11") else CYCLES_PER_US
+
+
+def counted_clock(pause: Callable[[float], None]) -> CountedClock | None:
+    """The clock of the current device, which rests first where it still feels the case before; None on AMD's.
+
+    Those count with a clock of their own, or cannot say it.
+    """
+    if torch.version.hip:
+        return None
+    made, device = CountedClock(), torch.cuda.current_device()
+    made.fastest_mhz = made.mhz()
+    if made.fastest_mhz < (1.0 - FALL) * BOOST_MHZ.get(device, 0.0):
+        pause(REST_S)
+        made.fastest_mhz = BOOST_MHZ[device] = made.mhz()
+    BOOST_MHZ[device] = max(BOOST_MHZ.get(device, 0.0), made.fastest_mhz)
+    return made
+
+
+@dataclass
+class CountedClock:
+    """The clock of the current device, by how long a kernel takes to count cycles.
+
+    Unlike NVML's it is that under load: a reading of NVML takes milliseconds, in which the device idles.
+    """
+
+    fastest_mhz: float = 0.0
+
+    def mhz(self) -> float:
+        """The clock now, a per cent or two low: the span holds the launch."""
+        return SPIN_CYCLES / min(elapsed_us(lambda: torch.cuda._sleep(SPIN_CYCLES), 2))
 
 
 def _eager_sampler(run: Run, cache: str, call_us: float, host_us: float) -> Sampler:
@@ -241,9 +297,60 @@ def _eager_sampler(run: Run, cache: str, call_us: float, host_us: float) -> Samp
     def before() -> None:
         if cache == "cold":
             flush()
-        block(1.5 * host_us * calls)
+        block(margin * host_us * calls)
 
     def take(count: int) -> list[float]:
         return [elapsed_us(work, 1, before)[0] / calls for _ in range(count)]
 
+    margin = MARGINS[0]
+    while _host_is_late(before, work):
+        if margin < MARGINS[-1]:
+            margin = MARGINS[MARGINS.index(margin) + 1]
+        elif calls > 1:
+            calls = max(1, calls // 4)
+        elif waits_for_device(run):
+            break
+        else:
+            _refuse(host_us)
     return Sampler(take, calls, "cuda_event")
+
+
+def _refuse(host_us: float) -> None:
+    from .cases.base import Unsupported
+
+    raise Unsupported(
+        f"the host takes {host_us:.0f} us to launch the kernels of one call: more than the device's queue holds"
+    )
+
+
+def _host_is_late(before: Run, work: Run) -> bool:
+    """Whether the device is through with what keeps it busy before the host has issued the work.
+
+    Then the host is timed, which a full queue holds up.
+    """
+
+    def late() -> bool:
+        before()
+        through = torch.cuda.Event()
+        through.record()
+        work()
+        done = bool(through.query())
+        torch.cuda.synchronize()
+        return done
+
+    return all(late() for _ in range(LATE_TRIES))
+
+
+def waits_for_device(run: Run) -> bool:
+    """Whether a call itself waits for the device, so that the host's time is its own."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run()
+    except RuntimeError as error:
+        if "synchroniz" not in str(error):
+            raise
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    return False

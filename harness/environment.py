@@ -1,7 +1,7 @@
 """What a measurement was made in: device, software, clocks, memory; and the environment of child processes.
 
 The only module of the harness that reads environment variables. Clocks come from NVML through ``nvidia-ml-py``
-where that is installed, else they are unknown (None); a clock is read, never set.
+where that is installed (:mod:`.amd` asks amdsmi), else they are unknown (None); a clock is read, never set.
 """
 
 from __future__ import annotations
@@ -322,7 +322,9 @@ def clocks(device: str = "cuda", index: int = 0) -> Clocks:
         return Clocks(sm_clock_mhz=_cpu_clock_mhz())
     handle = _nvml_handle(index)
     if handle is None:
-        return Clocks()
+        from . import amd
+
+        return amd.clocks(index)
     nvml = _nvml()
     asked = (_ask(getattr(nvml, name), handle) for name in REASON_QUESTIONS if hasattr(nvml, name))
     reasons = next((bits for bits in asked if bits is not None), None)  # an old driver lacks the newer question
@@ -381,7 +383,11 @@ def boost_clock_mhz(index: int = 0) -> float | None:
 def power_limit_w(index: int = 0) -> float | None:
     """The watts that a GPU may draw; None where NVML does not tell."""
     nvml, handle = _nvml(), _nvml_handle(index)
-    milliwatts = None if handle is None else _ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    if handle is None:
+        from . import amd
+
+        return amd.power_limit_w(index)
+    milliwatts = _ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     return None if milliwatts is None else milliwatts / 1000
 
 

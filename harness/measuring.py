@@ -150,7 +150,7 @@ def _measure(case: Case, settings: Settings, group: Ranks | None) -> dict[str, A
         "status": "ok",
         **{name: value for name, value in timing.columns().items() if name != "cache"},
         "kernel": kernel,
-        "sm_clock_mhz": seen.sm_clock_mhz,
+        "sm_clock_mhz": timing.sm_clock_mhz or seen.sm_clock_mhz,
         "mem_clock_mhz": seen.mem_clock_mhz,
         "temperature_c": seen.temperature_c,
     }

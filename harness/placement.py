@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..datasets.ops import LINKS
-from . import topology
+from . import amd, topology
 from .environment import node_name, nvlink_domain
 from .ledger import CampaignError
 from .plan import Settings
@@ -47,7 +47,7 @@ def node_facts(device: str) -> dict[str, Any]:
                 links[first][second] = link
             facts |= {"links": links, "nic_names": dict(found.legend), "nvlinks": found.nvlinks, "rails": found.rails}
             facts["gpus"] = {name: uuid_hash(uuid) for name, uuid in topology.uuids().items()}
-        if (xgmi := topology.has_xgmi()) is not None:
+        if (xgmi := amd.has_xgmi()) is not None:
             facts["xgmi"] = xgmi
     return facts
 

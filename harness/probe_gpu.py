@@ -11,7 +11,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .cuda_timer import RAMP_US, Run, capture, elapsed_us
+from .amd import native_float8
+from .cuda_timer import FIXED_CYCLES_PER_US, RAMP_US, Run, capture, cycles_per_us, elapsed_us
 from .environment import boost_clock_mhz, clocks, gpu_device_id, has_nvlink, power_limit_w
 from .gpu_cache import last_level_bytes
 from .probe import host_call_us
@@ -97,7 +98,8 @@ def _product(dtype: str, side: int) -> Run:
         return partial(torch._int_mm, drawn(torch.int8), drawn(torch.int8).t())
     if dtype == "fp8":
         one = torch.ones((), device="cuda")
-        left, right = drawn(torch.float8_e4m3fn), drawn(torch.float8_e4m3fn).t()
+        narrow = getattr(torch, native_float8("float8_e4m3fn"))
+        left, right = drawn(narrow), drawn(narrow).t()
         return partial(torch._scaled_mm, left, right, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
     kind = getattr(torch, FORMATS[dtype])
     return partial(torch.mm, drawn(kind), drawn(kind))
@@ -143,6 +145,8 @@ def spin_clock_mhz() -> float | None:
     """The clock by the time that a kernel of so many cycles takes; None where that makes no sense."""
     import torch
 
+    if cycles_per_us(torch.cuda.current_device()) == FIXED_CYCLES_PER_US:
+        return None
     us = min(elapsed_us(lambda: torch.cuda._sleep(CLOCK_CYCLES), TRIES))
     found = CLOCK_CYCLES / us
     return found if PLAUSIBLE_MHZ[0] < found < PLAUSIBLE_MHZ[1] else None
@@ -235,10 +239,13 @@ def architecture(told: Any, hip: bool) -> str:
 
 
 def _sources(boost: float | None, spun: float | None, limit: float | None) -> dict[str, str]:
+    import torch
+
+    asked = "amdsmi" if torch.version.hip else "NVML"
     links = {
         True: "unknown: NVML shows NVLink, whose rate takes two devices to measure",
         False: "none, as NVML shows it",
-        None: "unknown: NVML does not answer",
+        None: f"unknown: {asked} does not answer",
     }
     sides = ", ".join(map(str, SIDES))
     clock = "NVML: highest clock" if boost else "measured: cycles of a spinning kernel" if spun else "assumed"
@@ -256,5 +263,5 @@ def _sources(boost: float | None, spun: float | None, limit: float | None) -> di
         "pcie_gbps": "measured: copies of pinned memory to the device",
         "launch_us": "measured: a row of one-element additions in a graph, per call",
         "dispatch_us": "measured: torch.add on empty tensors, per call",
-        "tdp_w": "NVML: the power limit in force" if limit else "unknown: no NVML",
+        "tdp_w": f"{asked}: the power limit in force" if limit else f"unknown: no {asked}",
     }

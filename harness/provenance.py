@@ -35,7 +35,8 @@ def limits(index: int) -> dict[str, Any]:
     """
     nvml, handle = environment._nvml(), environment._nvml_handle(index)
     if handle is None:
-        return dict.fromkeys(("power_limit_w", "ecc", "clock_limit_mhz", "firmware"))
+        unknown: dict[str, Any] = dict.fromkeys(("power_limit_w", "ecc", "clock_limit_mhz", "firmware"))
+        return unknown | {"power_limit_w": environment.power_limit_w(index)}
 
     def ask(name: str, *arguments: Any) -> Any:
         question = getattr(nvml, name, None)

@@ -14,16 +14,16 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from .cuda_timer import cuda_sampler
+from .cuda_timer import FALL, REST_S, counted_clock, cuda_sampler
 from .energy import Joules, mean_power_w
 from .host_timer import cold_sampler, host_work_sampler, warm_sampler
-from .sampler import Clock, Sampler, Take
+from .sampler import Clock, Sampler, SpinClock, Take
 from .stopping import MedianWidth, StoppingRule
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 MOST_SAMPLES = 2000
 MOST_RETRIES = 8  # batches at throttled clocks that are thrown away before their samples are kept after all
 RETRY_PAUSE_S = 0.25
+MOST_LOST_S = 4.0  # of a case, for retries and what they throw away
+MOST_RESTS = 6
+SETTLING_S = 0.25  # of work until the limiter has settled, 100 ms on an H100
 CLOCKS_EVERY_NS = 50_000_000  # readings of the clocks: NVML takes milliseconds for one, and the device idles meanwhile
 WARMUP_SHARE = 0.1  # of the time budget
 LONGEST_WARMUP_S = 0.2
@@ -70,6 +73,9 @@ class Timing:
     converged: bool
     discarded: int
     power_w: float | None = None  # of the device, repeating the call
+    clocks: str | None = None  # at boost clocks (burst), or at those that the power limit leaves (steady)
+    sm_clock_mhz: float | None = None  # while the samples were taken
+    event_overhead_us: float | None = None  # that was taken off each sample
 
     def columns(self) -> dict[str, Any]:
         """The fields that a row of the store has."""
@@ -85,6 +91,8 @@ class Collected:
     converged: bool
     throttled: bool
     discarded: int
+    settled: bool = False  # at the clock that the power limit leaves
+    clock_mhz: float | None = None
 
 
 def measure(
@@ -104,9 +112,10 @@ def measure(
 
     Stops when ``stopping`` says so (by default: when the median's 95 % confidence interval is no wider than
     ``ci_width`` of it), though not before samples are spread over :data:`LEAST_SHARE` of the budget, or after
-    ``budget_s`` seconds, warm-up included but not the making of inputs. ``clocks`` is read every
-    :data:`CLOCKS_EVERY_NS` and at the end: what was taken since the reading before one of throttled clocks is discarded
-    and taken again, :data:`MOST_RETRIES` times at most.
+    ``budget_s`` seconds, warm-up included but not the making of inputs, nor what is thrown away. ``clocks`` is read
+    every :data:`CLOCKS_EVERY_NS` and at the end: what was taken since the reading before one of throttled clocks is
+    discarded and taken again, :data:`MOST_RETRIES` times at most. A GPU's samples are all taken at its boost clock, or
+    all at the one that the power limit leaves (:func:`collect`).
     Where ``energy_s`` is above 0, a call that was captured and finds its inputs warm is then repeated for so many
     seconds, for its watts by ``energy_j``: in other protocols the device does other things between the calls.
     ``now_ns`` and ``pause`` are the host's clock and how it waits.
@@ -115,16 +124,20 @@ def measure(
         raise ValueError(f"cache={cache!r} is neither cold nor warm")
     if cache == "cold" and prepared.device == "cpu":
         _ = prepared.rotate  # made here, so that making inputs is not on the budget
+    on_device = prepared.device == "cuda" and prepared.clock == "device"
+    spin = counted_clock(pause) if on_device else None
     deadline = now_ns() + round(budget_s * 1e9)
     with prepared.context(), collector_off():
         sampler = make_sampler(prepared, cache, budget_s, now_ns)
         earliest = now_ns() + round(min(LEAST_S, LEAST_SHARE * budget_s) * 1e9)
         rule = stopping or MedianWidth(ci_width)
-        found = collect(sampler.take, rule, deadline, clocks, now_ns, pause, sampler.batch, earliest)
+        deadline = max(deadline, earliest)
+        found = collect(sampler.take, rule, deadline, clocks, now_ns, pause, sampler.batch, earliest, spin)
         watts = None
         if energy_j and energy_s and sampler.timer == "cuda_graph" and cache == "warm":
             watts = mean_power_w(sampler, energy_j, energy_s, now_ns)
-    return replace(summarise(found, sampler.calls, sampler.timer, cache), power_w=watts)
+    made = summarise(found, sampler.calls, sampler.timer, cache)
+    return replace(made, power_w=watts, event_overhead_us=sampler.overhead_us)
 
 
 def summarise(found: Collected, calls: int, timer: str, cache: str) -> Timing:
@@ -144,6 +157,8 @@ def summarise(found: Collected, calls: int, timer: str, cache: str) -> Timing:
         samples=len(found.values),
         converged=found.converged,
         discarded=found.discarded,
+        clocks=None if found.clock_mhz is None else "steady" if found.settled else "burst",
+        sm_clock_mhz=found.clock_mhz,
     )
 
 
@@ -156,31 +171,115 @@ def collect(
     pause: Callable[[float], None] = time.sleep,
     batch: int = 1,
     earliest_ns: int = 0,
+    spin: SpinClock | None = None,
 ) -> Collected:
     """Batches of samples until the rule is met, but not before ``earliest_ns``, or the deadline has passed.
 
-    A batch is a quarter of the samples so far, and ``batch`` at least.
+    A batch is a quarter of the samples so far, and ``batch`` at least. Samples are thrown away when a reading of the
+    clocks finds the device throttled, and a batch when ``spin`` finds the clock lower than it was before: then the
+    device rests. Rests, and what was thrown away, are not on the budget: the deadline moves with them. What cannot be
+    had at the clock of the beginning is had at the one that the power limit leaves, all of it, once that has settled.
     """
-    values: list[float] = []
-    sure = discarded = retries = 0  # of the samples, those that a reading of the clocks has covered
-    read_ns: int | None = None
-    throttled = False
+    made = _Collection(pause, now_ns, spin)
     while True:
-        values += take(max(batch, len(values) // 4))
+        made.add(take(max(batch, len(made.values) // 4)))
         now = now_ns()
-        array = np.array(values)
-        over = now >= deadline_ns or len(values) >= MOST_SAMPLES
-        enough = now >= earliest_ns and stopping(array)
-        if clocks is not None and (over or enough or read_ns is None or now - read_ns >= CLOCKS_EVERY_NS):
-            slow, read_ns = bool(clocks().throttled), now_ns()
-            if slow and retries < MOST_RETRIES and now < deadline_ns:
-                discarded, retries = discarded + len(values) - sure, retries + 1
-                del values[sure:]
-                pause(RETRY_PAUSE_S)
-                continue
-            throttled, sure = throttled or slow, len(values)
+        over = now >= deadline_ns + made.lost_ns or len(made.values) >= MOST_SAMPLES
+        array = np.array(made.values)
+        enough = len(array) > 0 and now >= earliest_ns + made.lost_ns and stopping(array)
+        if made.slowed(batch, take):
+            continue
+        if (
+            clocks is not None
+            and (over or enough or now - made.read_ns >= CLOCKS_EVERY_NS)
+            and made.throttled(clocks())
+        ):
+            continue
         if over or enough:
-            return Collected(array, enough, throttled, discarded)
+            return Collected(array, enough, made.hot, made.discarded, made.settled, made.clock_mhz())
+
+
+@dataclass
+class _Collection:
+    """Samples so far: which of them are sure, and what was spent on those that were thrown away."""
+
+    pause: Callable[[float], None]
+    now_ns: Clock
+    spin: SpinClock | None
+    values: list[float] = field(default_factory=list)
+    sure: int = 0  # samples that a reading of the clocks has covered
+    fresh: int = 0  # samples before the last batch
+    discarded: int = 0
+    retries: int = 0
+    rests: int = 0
+    began_ns: int = 0
+    batch_ns: int = 0  # when the last batch began
+    lost_ns: int = 0
+    sure_ns: tuple[int, int] = (0, 0)  # when the sure samples were in, and what was lost by then
+    read_ns: int = 0  # the last reading of the clocks
+    hot: bool = False
+    settled: bool = False
+    seen_mhz: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.began_ns = self.batch_ns = self.now_ns()
+        self.sure_ns = self.began_ns, 0
+        self.read_ns = self.began_ns - CLOCKS_EVERY_NS  # a reading follows the first batch
+
+    def add(self, samples: Sequence[float]) -> None:
+        """A batch."""
+        self.fresh = len(self.values)
+        self.values += samples
+
+    def slowed(self, batch: int, take: Take) -> bool:
+        """Whether the last batch was taken at a lower clock than the case began with: it is thrown away then."""
+        began, self.batch_ns = self.batch_ns, self.now_ns()
+        if self.spin is None:
+            return False
+        mhz = self.spin.mhz()
+        self.spin.fastest_mhz = max(self.spin.fastest_mhz, mhz)
+        if self.settled or mhz >= (1.0 - FALL) * self.spin.fastest_mhz:
+            self.seen_mhz.append(mhz)
+            return False
+        if self.rests < MOST_RESTS:
+            self.rests += 1
+            self._drop(self.fresh, self.lost_ns, began, REST_S)
+            self.sure = min(self.sure, len(self.values))
+            return True
+        self.settled, self.sure = True, 0
+        settles = self.now_ns() + round(SETTLING_S * 1e9)
+        while self.now_ns() < settles:
+            take(batch)
+        self._drop(0, 0, self.began_ns, 0.0)
+        self.seen_mhz.clear()
+        return True
+
+    def throttled(self, reading: ClockState) -> bool:
+        """Whether samples since the last reading were thrown away because the device was throttled."""
+        slow, self.read_ns = bool(reading.throttled), self.now_ns()
+        if slow and self.retries < MOST_RETRIES and self.lost_ns < MOST_LOST_S * 1e9:
+            self.retries += 1
+            since, lost = self.sure_ns
+            self._drop(self.sure, lost, since, RETRY_PAUSE_S)
+            return True
+        self.hot, self.sure, self.sure_ns = self.hot or slow, len(self.values), (self.read_ns, self.lost_ns)
+        return False
+
+    def clock_mhz(self) -> float | None:
+        """The clock at which the samples were taken; None where it was not measured."""
+        return float(np.median(self.seen_mhz)) if self.seen_mhz else None
+
+    def _drop(self, first: int, lost_ns: int, since_ns: int, seconds: float) -> None:
+        """Throw away samples from the ``first`` on, taken since then, and rest; none of it is on the budget.
+
+        ``lost_ns`` was lost before.
+        """
+        self.discarded += len(self.values) - first
+        del self.values[first:]
+        if seconds:
+            self.pause(seconds)
+        self.batch_ns = self.now_ns()
+        self.lost_ns = lost_ns + self.batch_ns - since_ns
 
 
 @contextlib.contextmanager

@@ -20,7 +20,6 @@ from .ledger import CampaignError
 INFINIBAND = Path("/sys/class/infiniband")
 NEAR = ("PIX", "PXB")  # a GPU and a NIC under one switch
 LATENCY_US = {"ib": 2.0, "roce": 3.0}  # as the clusters that come with opcast assume
-XGMI = 2  # of amdsmi's kinds of links
 LINK = re.compile(r"X|NV\d+|PIX|PXB|PHB|NODE|SYS|N/A")
 
 
@@ -104,21 +103,6 @@ def uuids() -> dict[str, str]:
     question = [smi or "", "--query-gpu=index,uuid", "--format=csv,noheader"]
     reply = subprocess.run(question, capture_output=True, text=True, check=False).stdout if smi else ""
     return {f"GPU{index}": uuid for index, uuid in re.findall(r"^(\d+), *GPU-(\S+)", reply, re.MULTILINE)}
-
-
-def has_xgmi() -> bool | None:
-    """Whether xGMI joins every two of AMD's GPUs here; None where amdsmi does not say."""
-    try:
-        import amdsmi
-    except (ImportError, OSError, KeyError):  # KeyError: it wants the folder of ROCm in the environment
-        return None
-    try:
-        amdsmi.amdsmi_init()
-        gpus = amdsmi.amdsmi_get_processor_handles()
-        kinds = [amdsmi.amdsmi_topo_get_link_type(a, b)["type"] for a in gpus for b in gpus if a is not b]
-    except amdsmi.AmdSmiException:
-        return None
-    return bool(kinds) and all(int(getattr(kind, "value", kind)) == XGMI for kind in kinds)
 
 
 def cluster(found: NodeTopology, ports: Sequence[Nic], device_id: str, nodes: int = 1) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..datasets.devices import DEVICE_DIRECTORY, RATE_OF, Device, DeviceError, load_device
 
+PRODUCTS = ("gemm", "moe")  # families of matrix products
 MEMORY_PJ = 100.0  # a byte: H200 110 to 120, B200 75 to 100 (aiconfigurator's tables with watts)
 IDLE_SHARE = 0.2  # of the limit, clocks up and nothing to do: H200 126 of 700 W, B200 241 of 1000 W (aiconfigurator)
 SAME_UNITS = 0.02  # by how much FLOPs a clock and unit may differ between chips that have the same units
@@ -47,6 +48,18 @@ def steady_rate(device: Device, dtype: str, limit_w: float) -> float:
     room = max(limit_w - floor_w(device), 0.0) / known.core_w
     rate = known.tflops * device.compute_units / known.compute_units * room ** (1.0 / known.alpha)
     return min(rate, device.tensor_rate(dtype))
+
+
+def at_boost(latency_us: np.ndarray, clock_mhz: np.ndarray, dtype: np.ndarray, device: Device) -> np.ndarray:
+    """Microseconds of products [n] at boost clock, of those that were timed at other clocks (NaN: at boost).
+
+    Where a format has no anchor nobody slows them again, and they stay as they are.
+    """
+    slowed = np.isfinite(clock_mhz) & (clock_mhz > 0) & (clock_mhz < device.clock_mhz)
+    known = [name for name in np.unique(dtype[slowed]) if anchor(device, str(name)) is not None]
+    share = np.where(slowed & np.isin(dtype, known), clock_mhz / device.clock_mhz, 1.0)
+    made: np.ndarray = latency_us * share
+    return made
 
 
 def core_w(device: Device, dtype: str, tflops: np.ndarray) -> np.ndarray:

@@ -42,7 +42,7 @@ FOLDER = "power"
 COMPUTE_SHARE, MEMORY_SHARE = 0.8, 0.5  # of the limit that a saturated unit adds
 LOWEST_CLOCK = 0.15  # of the boost clock: what a driver still sets
 HALVINGS = 40  # of the range in which a clock is sought
-PRODUCTS = ("gemm", "moe")  # families of matrix products
+PRODUCTS = clocks.PRODUCTS
 WITHOUT_POWER = ("collective", "expert_parallel", "host")  # families whose time no clock of compute units decides
 ROWS = 12_000  # that a power model learns from
 
@@ -297,6 +297,7 @@ def power_tables(kind: str, rows: pa.Table, device: Device, fingerprint: str = "
     rows = rows.filter(np.nan_to_num(watts) > 0)
     if not rows.num_rows:
         return []
+    rows = rows.drop_columns([name for name in ("clocks",) if name in rows.column_names])  # of times, not of watts
     place = rows.column_names.index("latency_us")
     return tables(kind, rows.set_column(place, "latency_us", rows.column("power_w")), device, fingerprint, eager=True)
 

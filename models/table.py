@@ -14,6 +14,7 @@ from ..datasets.columns import number_array
 from ..datasets.devices import Device
 from ..datasets.vocabulary import KINDS, kind
 from .choice import ranked
+from .clocks import PRODUCTS, at_boost
 from .features import Frame, feature_names, frame
 from .intervals import PERCENTILES, wider
 from .splits import combined
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ORIGIN = ("source", "source_ref", "license", "torch", "cuda", "driver", "clocks")  # what a card says of the data
+STEADY = "steady"  # the clocks of rows that were timed at those that a power limit leaves
 EAGER = "eager"  # the timer of rows whose figure includes the host's dispatch
 
 
@@ -108,17 +110,23 @@ def tables(
     """One per backend of an Arrow table with the dims of the kind, ``dtype``, ``latency_us``, …
 
     ``out_dtype`` (default: dtype), ``backend`` (``torch``), ``cache`` (``warm``) and ``timer`` may be missing; rows
-    whose latency is no positive number, whose dtype the device cannot run or, unless ``eager``, whose time includes
-    the host's dispatch are left out. TrainingError for a column that is missing.
+    whose latency is no positive number, whose dtype the device cannot run, that were taken on a throttled device or,
+    unless ``eager``, whose time includes the host's dispatch are left out. Products timed at the clocks that a power
+    limit leaves are brought to boost clocks, from which a step slows them. TrainingError for a column that is missing.
     """
     for name in (*kind(kind_name).names, "dtype", "latency_us"):
         if name not in rows.column_names:
             raise TrainingError(f"the {kind_name} table lacks column {name!r}; it has {', '.join(rows.column_names)}")
     latency = _latency(rows, device)
     dtype = _column(rows, "dtype").astype(str)
+    if KINDS[kind_name].family in PRODUCTS and {"clocks", "sm_clock_mhz"} <= set(rows.column_names):
+        steady = _column(rows, "clocks").astype(str) == STEADY
+        mhz = _column(rows, "sm_clock_mhz").astype(np.float64)
+        latency = at_boost(latency, np.where(steady, mhz, np.nan), dtype, device)
     keep = np.isfinite(latency) & (latency > 0)
     if KINDS[kind_name].family in ("gemm", "attention"):
         keep &= np.isin(dtype, [name for name in np.unique(dtype) if device.supports(str(name))])
+    keep &= ~throttled(rows)
     hidden = keep & (_column(rows, "timer", "").astype(str) == EAGER) & (not eager)
     keep &= ~hidden
     backend = _column(rows, "backend", DEFAULT_BACKEND).astype(str)
@@ -136,6 +144,11 @@ def tables(
         least = float(latency[chosen].min()) if np.any(hidden & (backend == name)) else 0.0
         made.append(dataclasses.replace(known, noise=noise[chosen], site=site[chosen], hidden_us=least))
     return made
+
+
+def throttled(rows: pa.Table) -> np.ndarray:
+    """Which rows were taken on a device that heat or a failing supply slowed down [n]: nothing is learned of them."""
+    return _column(rows, "throttled", False).astype(object) == True  # noqa: E712 - None is unknown
 
 
 def default_backend(backends: list[MeasurementTable]) -> str | None:

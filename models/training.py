@@ -27,7 +27,7 @@ from .predictor import Predictor, PredictorError
 from .promotion import judge
 from .registry import Registry
 from .sites import compared, for_any_site, without_effects
-from .table import MeasurementStore, MeasurementTable, TrainingError, default_backend, tables
+from .table import MeasurementStore, MeasurementTable, TrainingError, default_backend, tables, throttled
 from .tuning import searched
 
 __all__ = [
@@ -221,8 +221,12 @@ def outcomes(
     for name in wanted:
         rows = store.read(name, target.id)
         backends = tables(name, rows, target, store.fingerprint(name, target.id), options.eager)
+        hot = int(throttled(rows).sum())
         if rows.num_rows and not backends:
-            yield name, f"none of {rows.num_rows} rows is usable (predictor.eager=true takes eagerly timed ones)"
+            why = f"{hot} were taken on a throttled device; " if hot else ""
+            yield name, f"none of {rows.num_rows} rows is usable ({why}predictor.eager=true takes eagerly timed ones)"
+        elif hot and progress:
+            progress(f"{name}: {hot:,} of {rows.num_rows:,} rows were taken on a throttled device and are left out")
         main = default_backend(backends)
         jobs += [(name if table.backend == main else f"{name}@{table.backend}", table) for table in backends]
     jobs.sort(key=lambda job: -len(job[1]))  # the longest first, so that no worker is left with it

@@ -81,8 +81,8 @@ def prepare(op: Op, backend: str, device: str, seed: int = 0) -> Prepared:
     the inputs do not fit in memory.
     """
     builder = _builder(op, backend, device)
+    _refuse_more_than_memory(op, device)
     if device == "cpu":
-        _refuse_more_than_memory(op)
         _settle_allocator()
     inputs = Inputs(device, seed)
     with refusals():
@@ -172,12 +172,12 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
-def _refuse_more_than_memory(op: Op) -> None:
-    """A CPU process that takes too much memory is killed without a word, so ask first."""
+def _refuse_more_than_memory(op: Op, device: str) -> None:
+    """A CPU process that takes too much memory is killed without a word, so ask first; a small GPU need not try."""
     import torch
 
-    needed, available = float(op.cost.bytes), free_memory_bytes("cpu")
-    if needed > 0.9 * available:
+    needed, available = float(op.cost.bytes), free_memory_bytes(device)
+    if needed > (0.9 if device == "cpu" else 1.0) * available:
         raise torch.OutOfMemoryError(f"{op} needs {needed / 2**30:.1f} GiB of {available / 2**30:.1f} GiB available")
 
 

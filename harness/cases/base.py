@@ -16,6 +16,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ...datasets.ops import Op
+from ..amd import native_float8
 from ..gpu_cache import last_level_bytes
 from ..probe import last_level_cache_bytes
 
@@ -51,12 +52,13 @@ class Unsupported(ValueError):  # noqa: N818  # not an error of the program: a r
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """torch's dtype for opcast's name; Unsupported for the packed 4-bit and microscaling formats."""
+    """torch's dtype for opcast's name, on MI300 with its own 8-bit floats; Unsupported for the packed 4-bit and
+    microscaling formats."""
     import torch
 
     if name not in TORCH_DTYPES:
         raise Unsupported(f"torch has no plain tensors of {name}")
-    return getattr(torch, TORCH_DTYPES[name])
+    return getattr(torch, native_float8(TORCH_DTYPES[name]))
 
 
 class Inputs:

@@ -46,6 +46,7 @@ CONTRACT = [
     "power_limit_w",
     "throttled",
     "clocks",
+    "event_overhead_us",
     "cache",
     "device_id",
     "device_name",

@@ -12,13 +12,14 @@ plain one in a process of its own.
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 MIB = 1 << 20
+REST_US = 50_000.0
 STICKY = "CUDA error: an illegal memory access was encountered"
 
 
@@ -27,7 +28,14 @@ class ModelStream:
 
     def __init__(self, gpu: ModelGPU | None = None) -> None:
         self.free_us = 0.0
+        self.ends: deque[float] = deque()  # of what was launched and is not through
         self.captured: list[float] | None = None
+
+    def room_us(self, now_us: float, queue: int) -> float:
+        """When the host may launch one more: at once, or when the oldest of a full queue is through."""
+        while self.ends and self.ends[0] <= now_us:
+            self.ends.popleft()
+        return self.ends.popleft() if len(self.ends) >= queue else now_us
 
     def wait_stream(self, other: ModelStream) -> None:
         """Nothing here runs before what the other holds now."""
@@ -52,6 +60,12 @@ class ModelGPU:
     sticky: str = ""  # an error that every call raises from now on
     fails_to_free: str = ""  # what empty_cache raises
     replays: int = 0
+    sync_mode: Any = 0
+    busy_us: float = 0.0  # since the device last rested
+    worked_us: float = 0.0  # when it was last busy
+    queue: int = 1024  # launches that wait before the host must
+    capped: float = 1.0  # share of the clock that the power limit leaves
+    settles_us: float = 40_000.0  # of work without a rest until it takes hold
     cache: OrderedDict[str, int] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
@@ -75,7 +89,14 @@ class ModelGPU:
         """Put work on a stream that the host has issued by now."""
         if reads is not None:
             us += self.touch(*reads)
-        stream.free_us = max(stream.free_us, self.host_us) + us
+        self.host_us = max(self.host_us, stream.room_us(self.host_us, self.queue))
+        if self.worked_us + REST_US < self.host_us:
+            self.busy_us = 0.0
+        self.busy_us += us
+        speed = self.capped if self.busy_us > self.settles_us else 1.0
+        stream.free_us = max(stream.free_us, self.host_us) + us / speed
+        stream.ends.append(stream.free_us)
+        self.worked_us = stream.free_us
 
     def touch(self, key: str, size: int) -> float:
         """Microseconds that reading takes beyond the kernel's own time; the cache then holds what was read last."""
@@ -121,6 +142,9 @@ class ModelGPU:
                 on = stream or gpu.stream
                 on.free_us = self.at_us = max(on.free_us, gpu.host_us) + gpu.mark_us
 
+            def query(self) -> bool:
+                return self.at_us <= gpu.host_us
+
             def elapsed_time(self, end: Event) -> float:
                 assert max(self.at_us, end.at_us) <= gpu.host_us, "read before the host waited"
                 return (end.at_us - self.at_us) / 1e3
@@ -161,7 +185,12 @@ class ModelGPU:
         def synchronize() -> None:
             if gpu.stream.captured is not None:
                 raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+            if gpu.sync_mode == "error":
+                raise RuntimeError("called a synchronizing CUDA operation")
             gpu.wait()
+
+        def set_sync_mode(mode: Any) -> None:
+            gpu.sync_mode = mode
 
         def empty_cache() -> None:
             gpu.check()
@@ -197,6 +226,8 @@ class ModelGPU:
             "get_device_name": lambda *_: gpu.name,
             "get_device_capability": lambda *_: gpu.capability,
             "mem_get_info": lambda *_: (70 << 30, 80 << 30),
+            "get_sync_debug_mode": lambda: gpu.sync_mode,
+            "set_sync_debug_mode": set_sync_mode,
             "_sleep": lambda cycles: gpu.kernel(cycles / cuda_timer.CYCLES_PER_US),
         }
         for name, value in under_cuda.items():
@@ -205,7 +236,9 @@ class ModelGPU:
         set_attribute(cases, "Inputs", lambda device, seed: Inputs("cpu", seed))
         set_attribute(cuda_timer, "_flush_buffer", lambda device: FlushBuffer(gpu, cuda_timer.flush_bytes(device)))
         set_attribute(cuda_timer, "FAILED_CAPTURES", [])
-        cuda_timer.event_overhead_us.cache_clear()
+        cuda_timer.OVERHEADS.clear()
+        cuda_timer.BOOST_MHZ.clear()
+        cuda_timer.cycles_per_us.cache_clear()
         return self
 
 

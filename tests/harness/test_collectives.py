@@ -258,6 +258,7 @@ HANGING = """
 import time
 from types import SimpleNamespace
 from opcast.datasets.ops import make_op
+from opcast.harness import collectives
 from opcast.harness.plan import Case, Settings
 collectives.outcome = lambda *_: time.sleep(60)
 measurer = collectives.InProcess(SimpleNamespace(settings=Settings(case_timeout_s=0.2)))
@@ -356,9 +357,9 @@ def test_gloo_takes_the_interface_that_leads_to_the_master(monkeypatch: pytest.M
     assert interface_to("127.0.1.1", 29500) == "ib7"  # the master itself, by its own name
     monkeypatch.setenv("MASTER_ADDR", "127.0.1.1")
     for given, taken in (("", "ib7"), ("bond0", "bond0")):
-        monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-        if given:
-            monkeypatch.setenv("GLOO_SOCKET_IFNAME", given)
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", given)
+        if not given:
+            monkeypatch.delenv("GLOO_SOCKET_IFNAME")
         environment.use_route_to_master()
         assert os.environ["GLOO_SOCKET_IFNAME"] == taken
     assert "bond0" in environment.gloo_words()

@@ -138,25 +138,6 @@ def test_a_link_that_nobody_tells_is_given_or_refused(monkeypatch: pytest.Monkey
     assert placement.fabric() == "roce"
 
 
-def test_amds_links_are_asked_of_amdsmi(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-    from types import SimpleNamespace
-
-    kinds = {"kind": 2}
-    fake = SimpleNamespace(
-        amdsmi_init=lambda: None,
-        amdsmi_get_processor_handles=lambda: [object(), object()],
-        amdsmi_topo_get_link_type=lambda a, b: {"hops": 1, "type": kinds["kind"]},
-        AmdSmiException=RuntimeError,
-    )
-    monkeypatch.setitem(sys.modules, "amdsmi", fake)
-    assert topology.has_xgmi() is True
-    kinds["kind"] = 1
-    assert topology.has_xgmi() is False
-    monkeypatch.setitem(sys.modules, "amdsmi", None)
-    assert topology.has_xgmi() is None
-
-
 def test_the_uuids_of_nvidia_smi_name_the_gpus_of_the_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smi = tmp_path / "nvidia-smi"
     smi.write_text("#!/bin/sh\necho '0, GPU-aaaa-1'\necho '1, GPU-bbbb-2'\n")

@@ -28,9 +28,18 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> ModelGPU:
     return ModelGPU().install(monkeypatch.setattr)
 
 
-def timed(gpu: ModelGPU, run: Callable[[], object], cache: str = "warm", capturable: bool = True) -> Timing:
+def timed(
+    gpu: ModelGPU,
+    run: Callable[[], object],
+    cache: str = "warm",
+    capturable: bool = True,
+    budget_s: float = 0.05,
+) -> Timing:
+    def rest(seconds: float) -> None:
+        gpu.host_us += 1e6 * seconds
+
     prepared = Prepared(OP, "torch", "cuda", 0, run, 0, "device", capturable)
-    return measure(prepared, cache=cache, budget_s=0.05, now_ns=gpu.now_ns, pause=lambda seconds: None)
+    return measure(prepared, cache=cache, budget_s=budget_s, now_ns=gpu.now_ns, pause=rest)
 
 
 # --- one operator --------------------------------------------------------------------------------------
@@ -225,6 +234,87 @@ def test_samples_since_the_last_reading_are_discarded_when_it_finds_a_slow_clock
     assert not found.throttled
     assert found.discarded > 10
     assert len(found.values) >= 60
+
+
+def test_a_slow_moment_longer_than_the_budget_is_waited_out(gpu: ModelGPU) -> None:
+    """0.3 s of heat, and 0.15 s for the case: rests are not on the budget."""
+    reader = Reader(gpu, slow_until_us=300_000.0)
+
+    def rest(seconds: float) -> None:
+        gpu.host_us += 1e6 * seconds
+
+    found = collect(run_for(gpu, 1000.0), MedianWidth(0.01), 150_000_000, reader, gpu.now_ns, rest, batch=10)
+    assert not found.throttled
+    assert len(found.values) >= 10
+    reader = Reader(gpu, slow_until_us=1e12)
+    always = collect(
+        run_for(gpu, 1000.0), MedianWidth(0.01), gpu.now_ns() + 150_000_000, reader, gpu.now_ns, rest, batch=10
+    )
+    assert always.throttled
+    assert reader.readings >= 8
+
+
+def test_a_row_is_of_one_clock_and_says_which(gpu: ModelGPU) -> None:
+    """A limiter that takes hold after 40 ms: batches before it, with rests; where it always holds, none from before."""
+    gpu.capped = 0.8
+
+    def run() -> None:
+        gpu.kernel(1000.0)
+
+    boost = timed(gpu, run, budget_s=0.15)
+    assert (boost.latency_us, boost.latency_p90_us) == pytest.approx((1000.0, 1000.0), rel=0.01)
+    assert (boost.clocks, boost.sm_clock_mhz) == ("burst", pytest.approx(3500.0, rel=0.02))
+    assert boost.discarded > 0
+    gpu.settles_us = 5_000.0  # sooner than a batch ends
+    held = timed(gpu, run, budget_s=0.15)
+    assert (held.latency_us, held.latency_p10_us) == pytest.approx((1250.0, 1250.0), rel=0.01)
+    assert (held.clocks, held.sm_clock_mhz) == ("steady", pytest.approx(2800.0, rel=0.02))
+    gpu.capped = 1.0
+    assert timed(gpu, run).clocks == "burst"
+
+
+@pytest.mark.parametrize(("kernels", "fits"), [(200, True), (900, True), (2000, False), (5000, False)])
+def test_more_kernels_than_the_queue_holds_are_not_timed_as_the_hosts_time(
+    gpu: ModelGPU, kernels: int, fits: bool
+) -> None:
+    gpu.launch_us = 5.0
+
+    def run() -> None:
+        for _ in range(kernels):
+            gpu.kernel(4.0)
+
+    if fits:
+        assert timed(gpu, run, capturable=False).latency_us == pytest.approx(4.0 * kernels, rel=0.05)
+        return
+    with pytest.raises(Unsupported, match="more than the device's queue holds"):
+        timed(gpu, run, capturable=False)
+
+
+def test_the_overhead_of_events_follows_the_device(gpu: ModelGPU, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is measured anew every minute, under way, and stands in the row."""
+    seconds = [1000.0]
+    monkeypatch.setattr(cuda_timer, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+
+    def run() -> None:
+        gpu.kernel(20.0)
+
+    first = timed(gpu, run, "cold")
+    assert first.event_overhead_us == pytest.approx(gpu.empty_graph_us + gpu.mark_us, abs=0.2)
+    gpu.empty_graph_us += 2.0
+    seconds[0] += 30.0
+    assert timed(gpu, run, "cold").event_overhead_us == first.event_overhead_us
+    seconds[0] += 31.0
+    later = timed(gpu, run, "cold")
+    assert later.event_overhead_us == pytest.approx(first.event_overhead_us + 2.0, abs=0.1)
+    assert later.latency_us == pytest.approx(first.latency_us, rel=0.02)
+
+
+@pytest.mark.parametrize(("target", "cycles"), [("gfx1100", 100.0), ("gfx942:sramecc+", 3500.0), ("", 3500.0)])
+def test_rdna_counts_a_fixed_clock(gpu: ModelGPU, target: str, cycles: float) -> None:
+    torch.cuda.get_device_properties(0).gcnArchName = target
+    cuda_timer.cycles_per_us.cache_clear()
+    assert cuda_timer.cycles_per_us(0) == cycles
+    cuda_timer.cycles_per_us.cache_clear()
 
 
 # --- collectives ---------------------------------------------------------------------------------------

@@ -189,3 +189,49 @@ def test_the_other_configurations_hold_valid_options(root: Path, name: str) -> N
 def test_bad_options_are_named(values: dict[str, object], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         Options.from_dict(values)
+
+
+def test_nothing_is_learned_of_a_throttled_device_and_it_is_said(cpu: Device, rows: pa.Table) -> None:
+    slow = rows.slice(0, 40).to_pydict()
+    slow["latency_us"] = [3 * us for us in slow["latency_us"]]
+    hot = [True] * 40
+    mixed = pa.concat_tables([rows.append_column("throttled", pa.array([None] * len(rows), pa.bool_())),
+                              pa.table(slow, rows.schema).append_column("throttled", pa.array(hot))])  # fmt: skip
+    (table,) = tables("gemm", mixed, cpu)
+    (clean,) = tables("gemm", rows, cpu)
+    assert sorted(table.latency_us) == sorted(clean.latency_us)
+    said: list[str] = []
+    store = MemoryStore(cpu, {"gemm": pa.table(slow, rows.schema).append_column("throttled", pa.array(hot))})
+    why = (
+        "none of 40 rows is usable (40 were taken on a throttled device; predictor.eager=true takes eagerly timed ones)"
+    )
+    assert train(store, cpu.id, ["gemm"]) == {"gemm": {"error": why}}
+    few = pa.concat_tables([mixed.slice(0, 12), mixed.slice(len(rows), 3)])
+    next(iter(train(MemoryStore(cpu, {"gemm": few}), cpu.id, ["gemm"], progress=said.append)))
+    assert said[0] == "gemm: 3 of 15 rows were taken on a throttled device and are left out"
+
+
+def test_products_timed_under_the_power_limit_are_learned_at_boost_clocks() -> None:
+    """A step slows them down again by what the limit leaves: once, whatever clocks they were timed at."""
+    from opcast.datasets.devices import load_device
+    from opcast.datasets.ops import KINDS
+
+    h100 = load_device("h100_sxm")
+    count, dims = 4, {"m": 8192, "n": 8192, "k": 8192, "batch": 1, "layout": 1}
+    columns = {dim.name: [dims.get(dim.name, dim.default or 0)] * count for dim in KINDS["gemm"].dims}
+    table = pa.table(
+        {
+            **columns,
+            "dtype": ["bf16"] * count,
+            "latency_us": [1500.0] * count,
+            "clocks": ["steady", "burst", None, "steady"],
+            "sm_clock_mhz": [0.8 * h100.clock_mhz] * 3 + [None],
+        }
+    )
+    (found,) = tables("gemm", table, h100)
+    assert list(found.latency_us) == [1200.0, 1500.0, 1500.0, 1500.0]
+    unknown = load_device("t4")  # no steady rate is known of its kind: nobody slows its rows
+    (same,) = tables(
+        "gemm", table.set_column(table.column_names.index("dtype"), "dtype", pa.array(["fp16"] * count)), unknown
+    )
+    assert list(same.latency_us) == [1500.0] * count
