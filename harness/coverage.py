@@ -25,7 +25,8 @@ SERVED_BY = {
     "all_gather": ("nccl:graph",),
     "reduce_scatter": ("nccl:graph",),
 }
-TRAINS = ("megatron", "nemo")
+TRAINS = ("megatron", "nemo", "torchtitan")
+SDPA = "sdpa"  # what torch takes for attention where a stack's own choice is not to be had
 EAGER = "operators one by one: this stack runs them as one kernel"
 
 
@@ -70,8 +71,9 @@ def to_measure(found: Sequence[Way]) -> list[Way]:
     """The ways that answer for a step: those of the stack's libraries and torch's best; else the first that can."""
     able = [way for way in found if way.runs]
     libraries_own = [way for way in able if way.own and way.package][:MOST_OF_LIBRARIES]
-    own = [*libraries_own, *[way for way in able if way.own and not way.package][:1]]
-    return own or able[:1]
+    of_torch = [way for way in able if way.own and not way.package]
+    best = [way for way in of_torch if way.backend in (of_torch[0].backend, SDPA)]
+    return [*libraries_own, *best] or able[:1]
 
 
 def _place(way: Way, order: Sequence[str]) -> int:

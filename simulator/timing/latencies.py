@@ -27,14 +27,15 @@ def node_latencies(
     """(latency_us, low factor, high factor, engine, in_envelope, witness) per node.
 
     Each distinct op is asked once warm and once cold; a node lies between the two by how cold its inputs are, and by
-    how cold its code is as far as that explains the difference. Communication between CPUs counts as
-    warm, as it is measured. An operator without a kind is costed by its bytes at memory bandwidth (``bytes``).
+    how cold its code is as far as that explains the difference. Communication counts as warm, as it is measured: who
+    answers for it cold is somebody else. An operator without a kind is costed by its bytes at memory bandwidth
+    (``bytes``).
     """
     distinct: dict[Op, int] = {}
     where = np.array([-1 if n.op is None else distinct.setdefault(n.op, len(distinct)) for n in nodes], dtype=np.int64)
     ops = list(distinct)
     warm, chilled = ask(engine, ops, "warm"), ask(engine, ops, "cold")
-    linked = np.array([device.synchronous and op.cost.unit == "network" for op in ops], dtype=bool)
+    linked = np.array([op.cost.unit == "network" for op in ops], dtype=bool)
     by_bytes = np.array([device.launch_us + n.bytes_moved / device.memory_gbps * 1e-3 for n in nodes])
 
     if not ops:

@@ -14,6 +14,7 @@ SDPA = {"flash": "flash2", "flash2": "flash2", "efficient": "efficient", "cudnn"
 BEHIND = {
     "cublas": "cublas",
     "torch": "aten",
+    "vllm:custom_all_reduce": "custom",
     "flash_attn:2": "flash2",
     "flash_attn:3": "flash3",
     "vllm:cutlass_scaled_mm": "cutlass",
@@ -38,6 +39,7 @@ OWN = {
     "sglang": "flashinfer",
     "trtllm": "trtllm",
 }
+LARGEST_IN_GRAPH = 2**25  # bytes of a sum: larger batches than those of decoding are issued one by one
 ENGINES = ("vllm", "sglang", "trtllm")
 
 
@@ -78,8 +80,12 @@ def _experts(stack: str, op: Op) -> str:
 
 def _reduction(world: World, stack: str, op: Op) -> str:
     """Engines have a kernel of their own for small sums between GPUs that NVLink joins, and NCCL for all others."""
-    own = stack in ENGINES and op.kind == "all_reduce" and op.size_bytes <= 2**23
-    return "custom" if own and world.cluster.link == "nvlink" else "nccl"
+    if stack not in ENGINES:
+        return "nccl"
+    one_node = op.ranks <= op.ranks_per_node and world.cluster.link == "nvlink"
+    if op.kind == "all_reduce" and op.size_bytes <= 2**23 and one_node:
+        return "custom"
+    return "nccl:graph" if op.size_bytes <= LARGEST_IN_GRAPH else "nccl"
 
 
 def _attention(world: World, stack: str, op: Op) -> str:

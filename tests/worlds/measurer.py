@@ -10,13 +10,17 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from opcast.datasets.kernels import lacking
 from opcast.datasets.ops import KINDS, LINKS
 from opcast.datasets.version import __version__
 from opcast.harness.cases import Unsupported
+from opcast.harness.collectives import RankGroup
+from opcast.harness.coverage import ways
 from opcast.harness.measuring import _status, first_line
 from opcast.harness.plan import Case, Settings
 from opcast.harness.rank_map import RankMap
@@ -95,15 +99,14 @@ class WorldMeasurer:
         return self.emulator.run(case.op, case.backend)
 
     def _refuse(self, case: Case) -> None:
-        """Unsupported where the harness's ranks refuse a collective."""
-        from types import SimpleNamespace
-
-        from opcast.harness.collectives import RankGroup
-
-        backend, _, variant = case.backend.partition(":")
-        RankGroup._refuse(SimpleNamespace(settings=self.settings), case, backend, variant)  # type: ignore[arg-type]
-        if backend == "deep_ep" and LINKS[case.op.link] == "pcie":
-            raise Unsupported("DeepEP needs NVLink")
+        """Unsupported where the harness's ranks, or a package on this machine, refuse a collective."""
+        RankGroup._way(SimpleNamespace(settings=self.settings), case)  # type: ignore[arg-type]
+        refusals = {way.backend: way.refusal for way in ways(case.op, self.world.device, "vllm")}
+        inside = LINKS[case.op.link] != "pcie"
+        if why := refusals.get(case.backend) or lacking(case.op, case.backend, self.world.device):
+            raise Unsupported(why)
+        if not inside and case.backend in ("deep_ep", "vllm:custom_all_reduce"):
+            raise Unsupported(f"{case.backend} needs NVLink")
 
     def close(self) -> None:
         """Nothing to end."""
