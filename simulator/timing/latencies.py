@@ -18,6 +18,10 @@ from ..graph import REST, Node
 from .coldness import Coldness
 
 BY_BYTES = Witness("bytes", "bytes", "bytes")
+IN_STEP = 0.03
+"""What a step may be off by, as a share of its time, however well each op is known: kernels run beside others, on
+operands of other values and places, by another build. Steps of eight small models on a CPU whose ops were measured are
+off by 3.0 to 9.9 % in the median (docs/evidence.md, `opcast quickstart models=all`)."""
 HOST_BATCH = 128  # calls in the host_overhead op that a per-call cost is read off; campaigns measure as many
 
 
@@ -99,13 +103,14 @@ def step_interval(
     """An interval of the step from those of its ops, ``low`` and ``high`` as factors [ops], by their kinds.
 
     Errors of one predictor go together, those of different predictors do not: half-widths add within a kind and
-    in quadrature between kinds.
+    in quadrature between kinds. To them comes what a step adds to its ops (:data:`IN_STEP`).
     """
     below: dict[str, float] = {}
     above: dict[str, float] = {}
     for name, us, least, most in zip(kinds, kernel_us.tolist(), low.tolist(), high.tolist(), strict=True):
         below[name] = below.get(name, 0.0) + us * (1 - least)
         above[name] = above.get(name, 0.0) + us * (most - 1)
-    down = float(np.sqrt(sum(v * v for v in below.values())))
-    up = float(np.sqrt(sum(v * v for v in above.values())))
+    whole = IN_STEP * float(kernel_us.sum())
+    down = float(np.sqrt(whole**2 + sum(v * v for v in below.values())))
+    up = float(np.sqrt(whole**2 + sum(v * v for v in above.values())))
     return max(total_us - down, 0.0), total_us + up
