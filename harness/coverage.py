@@ -20,6 +20,7 @@ FILL_GBPS = 200.0  # at which random inputs are made
 MOST_OF_LIBRARIES = 3
 COLLECTIVE = "nccl"
 VLLM_ALL_REDUCE, VLLM_MOST_BYTES = "vllm:custom_all_reduce", 8 << 20  # CustomAllreduce's max_size
+GRAPH_MOST_BYTES = 16 << 20  # of a sum that is captured: vLLM's graphs hold 512 tokens at the most (cudagraph sizes)
 SERVED_BY = {
     "all_reduce": (VLLM_ALL_REDUCE, "nccl:graph"),
     "all_gather": ("nccl:graph",),
@@ -107,7 +108,8 @@ def _collectives(op: Op, device: Device, stack: str) -> list[Way]:
     """The ways of a collective; as an engine captures it first, where the stack is one. They need all of its ranks."""
     names = ("gloo",) if device.synchronous else (COLLECTIVE,)
     if libraries(stack) and not device.synchronous and not stack.startswith(TRAINS):
-        names = (*SERVED_BY.get(op.kind, ()), *names)
+        served = SERVED_BY.get(op.kind, ()) if getattr(op, "size_bytes", 0) <= GRAPH_MOST_BYTES else ()
+        names = (*served, *names)
     return [_collective(op, name, device) for name in names]
 
 

@@ -39,7 +39,7 @@ OWN = {
     "sglang": "flashinfer",
     "trtllm": "trtllm",
 }
-LARGEST_IN_GRAPH = 2**25  # bytes of a sum: larger batches than those of decoding are issued one by one
+LARGEST_IN_GRAPH = 2**24  # bytes of a sum: larger batches than those of decoding are issued one by one
 ENGINES = ("vllm", "sglang", "trtllm")
 
 
