@@ -102,10 +102,15 @@ NARROW: Mapping[str, ChipNeed] = {
     **dict.fromkeys(("bf16", "w4a16", "mxfp4a16"), AMPERE),
 }
 """Of formats whose products need units for them."""
+GENERATED = (
+    "flashinfer:trtllm",
+    "flashinfer:trtllm_mla",
+    "flashinfer:trtllm_ragged",
+)  # for SM10x, the engines' first there
 LIBRARIES: Mapping[str, tuple[str, ...]] = {
-    "vllm": ("vllm", "flashinfer", "deep_gemm", "flash_mla"),
-    "sglang": ("sglang", "flashinfer", "deep_gemm", "flash_attn:3", "flash_mla", "vllm"),
-    "trtllm": ("flashinfer:trtllm", "flashinfer", "deep_gemm", "vllm:flash_mla"),
+    "vllm": ("vllm", *GENERATED, "flashinfer", "deep_gemm", "flash_mla"),
+    "sglang": ("sglang", *GENERATED, "flashinfer", "deep_gemm", "flash_attn:3", "flash_mla", "vllm"),
+    "trtllm": (*GENERATED, "flashinfer", "deep_gemm", "vllm:flash_mla"),
     "torchtitan": ("cudnn",),  # sdpa_kernel's order of backends on Hopper and later (conf/stack)
     "megatron": ("transformer_engine",),
     "nemo": ("transformer_engine",),

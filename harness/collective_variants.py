@@ -1,8 +1,8 @@
 """The ways in which a collective is run, by the name of the backend: torch's plain call, and what engines make of it.
 
 ``nccl:graph`` replays calls that were captured in a CUDA graph, as serving engines decode; ``nccl:registered`` has its
-buffers in memory that NCCL knows (user buffers, NVLink's multicast where there is one), captured too. ``symm_mem:…`` are
-torch's kernels on symmetric memory, and ``vllm:custom_all_reduce`` is vLLM's own for small tensors of one node.
+buffers in memory that NCCL knows (user buffers, NVLink's multicast where there is one), captured too. ``symm_mem:…``
+are torch's kernels on symmetric memory, and ``vllm:custom_all_reduce`` is vLLM's own for small tensors of one node.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def _way(op: Op, backend: str, device: Device, stack: str) -> Way:
 
 def _collectives(op: Op, device: Device, stack: str) -> list[Way]:
     """The ways of a collective; as an engine captures it first, where the stack is one. They need all of its ranks."""
-    names = ("gloo",) if device.synchronous else (COLLECTIVE,)
+    names: tuple[str, ...] = ("gloo",) if device.synchronous else (COLLECTIVE,)
     if libraries(stack) and not device.synchronous and not stack.startswith(TRAINS):
         served = SERVED_BY.get(op.kind, ()) if getattr(op, "size_bytes", 0) <= GRAPH_MOST_BYTES else ()
         names = (*served, *names)

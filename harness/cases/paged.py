@@ -188,9 +188,9 @@ def vllm(op: Op, inputs: Inputs) -> Run:
 
     3 is scheduled once for all layers of a step, before. It alone reads caches in fp8, with queries in fp8.
     """
+    module = package("vllm.vllm_flash_attn", inputs)
     generation = {9: 3, 10: 4}.get(inputs.capability[0], 2)
     check(op, (0, FP8_CACHE) if generation == 3 else (0,))
-    module = package("vllm.vllm_flash_attn", inputs)
     inputs.kernel = f"{inputs.kernel} flash_attn {generation}"
     cache = PagedCache.fill(op, inputs, VLLM_PAGE)
     query, begins = queries(op, inputs, rounded=True), starts(op.batch, op.seq_q, inputs)

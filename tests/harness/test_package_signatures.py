@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 from pathlib import Path
 
 import pytest
+
+from .package_signatures import ARGUMENTS, signature
 
 ASKED = [  # package, file, class or "", function, arguments that opcast gives by name, how many by place
     ("vllm", "_custom_ops.py", "", "rms_norm", (), 4),
@@ -75,3 +78,22 @@ def test_a_function_takes_what_it_is_given(
     places = [each.arg for each in (*takes.posonlyargs, *takes.args) if each.arg != "self"]
     assert len(places) >= placed
     assert set(named) <= {*places, *(each.arg for each in takes.kwonlyargs)}
+
+
+@pytest.mark.parametrize(("place", "source"), ARGUMENTS.items(), ids=lambda value: str(value[1])[:40])
+def test_stand_ins_have_the_arguments_of_the_package(place: tuple[str, str], source: tuple[str, str]) -> None:
+    """What the stand-ins of test_engine_kernels take, against the package where it is installed."""
+    file, arguments = source
+    root, _, rest = file.partition("/")
+    found = importlib.util.find_spec(root)
+    if found is None or found.origin is None:
+        pytest.skip(f"{root} is not installed")
+    owner, _, name = place[1].rpartition(".")
+    tree = ast.parse((Path(found.origin).parent / rest).read_text("utf-8"))
+    scopes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == owner]
+    inside = scopes[0].body if owner else tree.body
+    takes = [node.args for node in inside if isinstance(node, ast.FunctionDef) and node.name == name][-1]
+    theirs = [each.arg for each in (*takes.posonlyargs, *takes.args, *takes.kwonlyargs) if each.arg != "self"]
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    ours = [each.name for each in signature(arguments).parameters.values() if each.kind not in kinds]
+    assert ours == theirs

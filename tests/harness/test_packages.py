@@ -18,7 +18,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from opcast.datasets.ops import Op, attended_pairs, make_op  # noqa: E402
+from opcast.datasets.ops import KINDS, Op, attended_pairs, make_op  # noqa: E402
 from opcast.harness.cases import BUILDERS, Inputs, Unsupported, backends, prepare  # noqa: E402
 from opcast.harness.cases.packages import EXTRAS  # noqa: E402
 from opcast.harness.cases.served import padded_experts  # noqa: E402
@@ -94,8 +94,9 @@ def flashinfer(oracle: Oracle) -> ModuleType:
     """Both wrappers of pages: planned first, then run."""
 
     class Wrapper:
-        def __init__(self, workspace: Any, kv_layout: str = "NHD", use_tensor_cores: bool = False) -> None:
+        def __init__(self, workspace: Any, kv_layout: str = "NHD", **graph: Any) -> None:
             assert workspace.dtype == torch.uint8
+            assert graph.pop("use_cuda_graph", None) == graph.pop("use_tensor_cores", None) == (True if graph else None)
             assert kv_layout == "NHD"
 
         def run(self, q: Any, paged_kv_cache: Pages) -> Any:
@@ -177,8 +178,11 @@ def vllm_flash_attn(oracle: Oracle) -> ModuleType:
         causal: bool,
         window_size: list[int],
         fa_version: int,
+        scheduler_metadata: Any,
+        num_splits: int,
     ) -> Any:
         assert fa_version == 3
+        assert scheduler_metadata["num_splits"] == num_splits
         starts = cu_seqlens_q.tolist()
         assert max_seqlen_q == max(b - a for a, b in itertools.pairwise(starts))
         assert max_seqlen_k == int(seqused_k.max())
@@ -193,6 +197,7 @@ def vllm_flash_attn(oracle: Oracle) -> ModuleType:
 
     module = ModuleType("vllm.vllm_flash_attn")
     module.flash_attn_varlen_func = flash_attn_varlen_func
+    module.get_scheduler_metadata = lambda **asked: asked
     return module
 
 
@@ -236,7 +241,7 @@ def test_a_serving_kernel_computes_the_pairs_that_the_op_claims(
 def test_a_cache_in_fp8_is_read_as_fp8_or_refused() -> None:
     op = make_op("attention_decode", "bf16", **DECODE[0], kv_dtype="fp8")
     assert BUILDERS["attention_decode", "flashinfer:paged"].build(op, Inputs("cpu", 3))().dtype == torch.bfloat16
-    for backend in ("sdpa", "flash2", "flash_attn:2", "vllm:paged"):
+    for backend in ("sdpa", "flash2", "flash_attn:2"):
         with pytest.raises(Unsupported, match="kv_dtype=same"):
             BUILDERS["attention_decode", backend].build(op, Inputs("cpu", 3))
 
@@ -277,6 +282,18 @@ def test_every_backend_of_a_package_says_so_where_it_is_not(monkeypatch: pytest.
         "grouped_gemm": make_op("grouped_gemm", "fp8_block", experts=2, tokens=8, n=128, k=128),
         "fused_moe": make_op("fused_moe", tokens=8, hidden=64, inter=64, topk=2, experts=4),
     }
+    latent = {"heads": 2, "seq_q": 1, "seq_kv": 64}
+    ops |= {
+        "mla_decode": make_op("mla_decode", **latent),
+        "mla_prefill": make_op("mla_prefill", **latent),
+        "rms_norm_backward": make_op("rms_norm_backward", rows=2, cols=8),
+        "silu_mul_backward": make_op("silu_mul_backward", rows=2, cols=8),
+    }
+    formats = {
+        "fused_moe": ("bf16", "mxfp4a16", "nvfp4"),
+        "grouped_gemm": ("bf16",),
+        "gemm": ("fp8", "fp8_block", "w4a16", "bf16"),
+    }
     scan = {"heads": 2, "groups": 2, "head_dim": 64, "state_dim": 64}
     ops |= {
         "linear_attention_prefill": make_op("linear_attention_prefill", seq=8, **scan),
@@ -289,12 +306,22 @@ def test_every_backend_of_a_package_says_so_where_it_is_not(monkeypatch: pytest.
     for (kind, backend), builder in BUILDERS.items():
         if backend.partition(":")[0] not in EXTRAS and not backend.startswith("flash_attn"):
             continue
-        op = ops.get(kind) or make_op("gemm", "fp8" if "vllm" in backend else "fp8_block", m=8, n=128, k=128)
+        op = ops.get(kind) or make_op("gemm", m=8, n=128, k=128)
+        rounded = [op.replace(out_dtype=each) for each in ("fp8", "fp8_block", "nvfp4")] if kind == "quantize" else []
+        others = [
+            make_op(kind, each, "bf16", **dict(zip(KINDS[kind].names, op.dims, strict=True)))
+            for each in formats.get(kind, ())
+        ]
+        op = next((each for each in (op, *others, *rounded) if builder.accepts(each, "cuda")), op)
+        if op.out_dtype in ("fp8_block", "nvfp4"):
+            op = op.replace(block={"fp8_block": 128, "nvfp4": 16}[op.out_dtype], cols=128)
+        if backend == "transformer_engine:quantize":
+            op = op.replace(rows=16)
         assert builder.devices == ("cuda",)
         with pytest.raises(Unsupported, match="is not installed"):
             builder.build(op, Inputs("cpu", 0))
         asked += 1
-    assert asked >= 17
+    assert asked >= 45
 
 
 # --- rows, products, experts ---------------------------------------------------------------------------
@@ -348,6 +375,7 @@ def test_deep_gemm_is_given_scales_for_its_blocks(monkeypatch: pytest.MonkeyPatc
         get_m_alignment_for_contiguous_layout=lambda: 128,
         m_grouped_fp8_gemm_nt_contiguous=lambda *given: seen.append(given),
         fp8_gemm_nt=lambda *given: seen.append(given),
+        transform_sf_into_required_layout=lambda sf, **_: sf,
     )
     monkeypatch.setitem(sys.modules, "deep_gemm", stand_in)
     grouped = make_op("grouped_gemm", "fp8_block", experts=3, tokens=300, n=192, k=256)

@@ -1,0 +1,286 @@
+"""Kernels of engines, against stand-ins with the arguments of the published packages, which count what they are given.
+
+Each stand-in binds its call to the real signature (:mod:`package_signatures`). The bytes of all tensors that it was
+given must be those that the op says are read, but for scales, tables of pages and workspaces.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from opcast.datasets.dtypes import itemsize  # noqa: E402
+from opcast.datasets.ops import Op, make_op  # noqa: E402
+from opcast.harness.cases import BUILDERS, Inputs, Unsupported  # noqa: E402
+
+from .package_signatures import ARGUMENTS, signature  # noqa: E402
+
+WORKSPACE = 64 << 20  # larger tensors of bytes are workspaces
+MOE = {"tokens": 256, "hidden": 512, "inter": 256, "topk": 2, "experts": 4}
+MLA = {"batch": 8, "heads": 16, "seq_q": 1, "seq_kv": 512}
+PROMPT = {"batch": 2, "heads": 4, "seq_q": 64, "seq_kv": 64}
+HEADS = {"heads_q": 8, "heads_kv": 2, "head_dim": 64, "v_head_dim": 64}
+PRODUCT = {"m": 64, "n": 256, "k": 512}
+CASES: list[tuple[str, Op, int]] = [  # backend, op, major compute capability
+    *[
+        ("vllm:fused_experts", make_op("fused_moe", d, o, **MOE), 9)
+        for d, o in (("bf16", "bf16"), ("fp8", "bf16"), ("fp8_block", "bf16"))
+    ],
+    ("vllm:fused_experts", make_op("fused_moe", "fp8_block", "bf16", **MOE, ep=2), 9),
+    *[("sglang:fused_experts", make_op("fused_moe", d, "bf16", **MOE), 9) for d in ("bf16", "fp8_block")],
+    *[("vllm:marlin", make_op("fused_moe", d, "bf16", **MOE), 9) for d in ("mxfp4a16", "w4a16")],
+    *[
+        ("flashinfer:cutlass", make_op("fused_moe", d, "bf16", **MOE), 9)
+        for d in ("bf16", "fp8_block", "nvfp4", "mxfp4a16")
+    ],
+    *[
+        ("flashinfer:trtllm", make_op("fused_moe", d, "bf16", **MOE), 10)
+        for d in ("fp8_block", "nvfp4", "mxfp4a16", "mxfp4a8")
+    ],
+    *[("vllm:flash_mla", make_op("mla_decode", "bf16", **MLA, kv_dtype=kv), 9) for kv in ("same", "fp8")],
+    ("vllm:flash_attn_mla", make_op("mla_decode", "bf16", **MLA), 9),
+    ("flashinfer:mla", make_op("mla_decode", "bf16", **MLA), 9),
+    *[("flashinfer:trtllm_mla", make_op("mla_decode", "bf16", **MLA, kv_dtype=kv), 10) for kv in ("same", "fp8")],
+    ("vllm:flash_attn", make_op("mla_prefill", "bf16", **PROMPT), 9),
+    ("flashinfer:ragged", make_op("mla_prefill", "bf16", **PROMPT), 9),
+    ("flashinfer:trtllm_ragged", make_op("mla_prefill", "bf16", **PROMPT), 10),
+    *[
+        ("vllm:paged", make_op("attention_decode", "bf16", batch=4, seq_q=1, seq_kv=512, **HEADS, kv_dtype=kv), 9)
+        for kv in ("same", "fp8")
+    ],
+    *[
+        (
+            "flashinfer:trtllm",
+            make_op("attention_decode", "bf16", batch=4, seq_q=1, seq_kv=512, **HEADS, kv_dtype=kv),
+            10,
+        )
+        for kv in ("same", "fp8")
+    ],
+    ("flashinfer:trtllm", make_op("attention_prefill", "bf16", batch=2, seq_q=128, seq_kv=256, **HEADS), 10),
+    *[(b, make_op("gemm", "w4a16", "bf16", **PRODUCT), 9) for b in ("vllm:marlin", "vllm:machete")],
+    ("vllm:cutlass_scaled_mm", make_op("gemm", "fp8", "bf16", **PRODUCT), 9),
+    ("vllm:per_token_group_quant_fp8", make_op("quantize", "bf16", "fp8_block", rows=64, cols=512, block=128), 9),
+    ("vllm:per_token_group_quant_fp8", make_op("quantize", "bf16", "fp8_block", rows=64, cols=512, block=128), 10),
+    ("vllm:scaled_fp4_quant", make_op("quantize", "bf16", "nvfp4", rows=64, cols=512, block=16, part="apply"), 10),
+    *[
+        ("vllm:scaled_fp8_quant", make_op("quantize", "bf16", "fp8", rows=64, cols=512, part=p), 9)
+        for p in ("all", "apply")
+    ],
+    *[
+        ("transformer_engine:gemm", make_op("gemm", "bf16", o, **PRODUCT, layout=lay), 9)
+        for lay, o in (("nt", "bf16"), ("nn", "bf16"), ("tn", "fp32"))
+    ],
+    *[
+        (
+            "transformer_engine:grouped_gemm",
+            make_op("grouped_gemm", "bf16", o, experts=4, tokens=512, n=256, k=128, layout=lay),
+            9,
+        )
+        for lay, o in (("nt", "bf16"), ("nn", "bf16"), ("tn", "fp32"))
+    ],
+    ("transformer_engine:rope", make_op("rope", "bf16", tokens=64, heads=8, head_dim=64), 9),
+    ("transformer_engine:attention", make_op("attention_prefill", "bf16", batch=2, seq_q=128, seq_kv=128, **HEADS), 9),
+]
+
+
+class Packages:
+    """The stand-ins, and the bytes of the tensors that the last call was given."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.called: list[str] = []
+
+    def function(self, name: str, arguments: str) -> Any:
+        bound = signature(arguments)
+
+        def call(*given: Any, **named: Any) -> Any:
+            found = bound.bind(*given, **named)
+            self.called.append(name)
+            self.bytes = sum({t.data_ptr(): t.nbytes for t in tensors(found.arguments)}.values())
+            return SimpleNamespace(weights=found.arguments)
+
+        return call
+
+    def module(self, name: str) -> ModuleType:
+        made, classes = ModuleType(name), {}
+        for (owner, path), (_, arguments) in ARGUMENTS.items():
+            head, _, method = path.partition(".")
+            if owner != name:
+                continue
+            if method:
+                classes.setdefault(head, {})[method] = self.function(path, arguments)
+            else:
+                setattr(made, path, self.function(path, arguments))
+        for head, methods in classes.items():
+            setattr(made, head, self.owner(head, methods))
+        return made
+
+    def owner(self, head: str, methods: dict[str, Any]) -> type:
+        """A class whose methods bind their arguments without ``self``; what calls it calls ``forward``."""
+
+        def bound(method: str) -> Any:
+            return lambda this, *given, **named: methods[method](*given, **named)
+
+        def init(this: Any, *given: Any, **named: Any) -> None:
+            methods["__init__"](*given, **named)
+
+        body = {name: bound(name) for name in methods if name != "__init__"}
+        return type(head, (), {**body, "__init__": init, "__call__": body.get("forward", bound("__init__"))})
+
+
+def tensors(value: Any) -> Iterator[Any]:
+    """Every tensor in arguments, however deep, but workspaces."""
+    if isinstance(value, torch.Tensor):
+        if value.nbytes < WORKSPACE:
+            yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from tensors(each)
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from tensors(each)
+    elif isinstance(value, SimpleNamespace):
+        yield from tensors(vars(value))
+
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch) -> Packages:
+    """Stand-ins of all packages whose signatures are known, and the small things around them."""
+    made = Packages()
+    for name in {"vllm", "sglang", "transformer_engine", *(module for module, _ in ARGUMENTS)}:
+        monkeypatch.setitem(sys.modules, name, made.module(name))
+    interface = "vllm.vllm_flash_attn.flash_attn_interface"
+    monkeypatch.setitem(sys.modules, interface, sys.modules["vllm.vllm_flash_attn"])
+    kinds = SimpleNamespace(uint4b8=SimpleNamespace(id=1), float4_e2m1f=SimpleNamespace(id=2))
+    monkeypatch.setitem(sys.modules, "vllm.scalar_type", SimpleNamespace(scalar_types=kinds))
+    flash = sys.modules["vllm.v1.attention.ops.flashmla"]
+    flash.get_mla_metadata = lambda *_: ("schedule", None)
+    flash.get_mla_metadata_dense_fp8 = lambda *_: (torch.zeros(8), torch.zeros(8))
+    sys.modules["flashinfer.fused_moe"].WeightLayout = SimpleNamespace(BlockMajorK=2)
+    sys.modules["flashinfer"].decode = sys.modules["flashinfer.decode"]
+    sys.modules["flashinfer"].prefill = sys.modules["flashinfer.prefill"]
+    sys.modules["vllm._custom_ops"].machete_prepack_B = lambda weight, *_: weight
+    sys.modules["vllm.model_executor.layers.fused_moe.config"].fp8_w8a8_moe_quant_config = lambda **more: more
+    sys.modules["vllm.model_executor.layers.quantization.utils.marlin_utils"].marlin_make_workspace_new = (
+        lambda device, blocks: torch.zeros(blocks, dtype=torch.int32)
+    )
+    topk = SimpleNamespace(StandardTopKOutput=lambda weights, ids, logits: (weights, ids, logits))
+    monkeypatch.setitem(sys.modules, "sglang.srt.layers.moe.topk", topk)
+    runner = SimpleNamespace(MoeRunnerConfig=lambda **settings: settings)
+    monkeypatch.setitem(sys.modules, "sglang.srt.layers.moe.moe_runner.base", runner)
+    return made
+
+
+@pytest.mark.parametrize(("backend", "op", "major"), CASES, ids=lambda value: str(value))
+def test_an_engine_s_kernel_is_given_what_the_op_reads(
+    packages: Packages, monkeypatch: pytest.MonkeyPatch, backend: str, op: Op, major: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (major, 0))
+    assert BUILDERS[op.kind, backend].accepts(op, "cuda")
+    inputs = Inputs("cpu", 1)
+    run = BUILDERS[op.kind, backend].build(op, inputs)
+    run()
+    assert packages.called
+    assert packages.bytes == pytest.approx(float(op.cost.read_bytes) + beside(op, backend), rel=0.08)
+    assert str(inputs.kernel).startswith(backend.partition(":")[0])
+
+
+def beside(op: Op, backend: str) -> float:
+    """Bytes that the call is given beside what the op reads: results, angles, scales of 4-bit formats.
+
+    An op of experts counts a token's row for each of its experts; a call is given it once, and some take it in 16 bits.
+    """
+    if op.kind == "fused_moe":
+        rows = op.tokens * op.hidden
+        wide = 2.0 if "fp8" not in op.dtype or backend != "flashinfer:trtllm" else 1.0
+        if backend == "flashinfer:trtllm" and op.dtype in ("nvfp4", "mxfp4a8"):
+            wide = itemsize(op.dtype)
+        weights = op.experts // op.ep * 3 * op.hidden * op.inter
+        scales = {"nvfp4": weights / 16, "mxfp4a16": weights / 32, "mxfp4a8": weights / 32, "w4a16": weights / 64}
+        return rows * wide - rows * op.topk / op.ep * itemsize(op.dtype) + scales.get(op.dtype, 0.0)
+    if backend == "transformer_engine:grouped_gemm":
+        return float(op.cost.write_bytes)
+    if backend == "transformer_engine:rope":
+        return op.tokens * op.head_dim * 4.0
+    return 0.0
+
+
+def test_deep_gemm_s_scales_are_laid_out_before_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    laid: list[tuple[Any, ...]] = []
+    called: list[Any] = []
+
+    def transform(sf: Any, mn: int, k: int, recipe: tuple[int, ...], num_groups: int | None, is_sfa: bool) -> Any:
+        laid.append((tuple(sf.shape), mn, k, recipe, num_groups, is_sfa))
+        return f"laid {len(laid)}"
+
+    stand_in = SimpleNamespace(
+        transform_sf_into_required_layout=transform, fp8_gemm_nt=lambda *given: called.append(given)
+    )
+    monkeypatch.setitem(sys.modules, "deep_gemm", stand_in)
+    op = make_op("gemm", "fp8_block", "bf16", m=64, n=2112, k=7168)
+    run = BUILDERS["gemm", "deep_gemm:fp8"].build(op, Inputs("cpu", 0))
+    for _ in range(3):
+        run()
+    assert laid == [((64, 56), 64, 7168, (1, 128, 128), None, True), ((17, 56), 2112, 7168, (1, 128, 128), None, False)]
+    assert [(a[1], b[1]) for a, b, _ in called] == [("laid 1", "laid 2")] * 3
+
+
+def test_flash_attention_3_is_scheduled_before_and_4_is_not(
+    packages: Packages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op = make_op("attention_decode", "bf16", batch=4, seq_q=1, seq_kv=512, **HEADS)
+    for major, scheduled in ((9, True), (10, False), (8, False)):
+        packages.called.clear()
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_, major=major: (major, 0))
+        run = BUILDERS["attention_decode", "vllm:paged"].build(op, Inputs("cpu", 1))
+        assert ("get_scheduler_metadata" in packages.called) == scheduled
+        packages.called.clear()
+        run()
+        assert packages.called == ["flash_attn_varlen_func"]
+    with pytest.raises(Unsupported, match="kv_dtype=same"):
+        BUILDERS["attention_decode", "vllm:paged"].build(op.replace(kv_dtype=1), Inputs("cpu", 1))
+
+
+def test_the_kernels_that_flashinfer_chose_are_in_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+
+    class Decode:
+        resolved_backend = "fa3"
+
+        def __init__(self, *given: Any, **named: Any) -> None:
+            seen.update(named)
+
+        def plan(self, *given: Any, **named: Any) -> None:
+            pass
+
+        def run(self, *given: Any) -> None:
+            pass
+
+    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(BatchDecodeWithPagedKVCacheWrapper=Decode))
+    op = make_op(
+        "attention_decode", "bf16", batch=4, seq_q=1, seq_kv=512, heads_q=8, heads_kv=8, head_dim=64, v_head_dim=64
+    )
+    inputs = Inputs("cpu", 1)
+    BUILDERS["attention_decode", "flashinfer:paged"].build(op, inputs)
+    assert (seen["use_cuda_graph"], seen["use_tensor_cores"]) == (True, True)
+    assert str(inputs.kernel).endswith("fa3")
+
+
+def test_gates_go_to_recurrent_kernels_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+    rule = SimpleNamespace(fused_recurrent_gated_delta_rule=lambda **named: seen.update(named))
+    monkeypatch.setitem(sys.modules, "fla", ModuleType("fla"))
+    monkeypatch.setitem(sys.modules, "fla.ops", ModuleType("fla.ops"))
+    monkeypatch.setitem(sys.modules, "fla.ops.gated_delta_rule", rule)
+    op = make_op(
+        "linear_attention_decode", "bf16", rule="gated_delta", batch=2, heads=4, groups=2, head_dim=16, state_dim=16
+    )
+    BUILDERS["linear_attention_decode", "fla:recurrent"].build(op, Inputs("cpu", 1))()
+    assert {"q", "k", "v", "g", "beta"} <= set(seen)
+    assert (tuple(seen["beta"].shape), tuple(seen["g"].shape)) == ((2, 1, 4), (2, 1, 4))
