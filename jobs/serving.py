@@ -15,7 +15,7 @@ from ..simulator.report.served import ServingReport, TimeSpread
 from ..simulator.search.spread import Crew
 from . import resolve
 from .serving_unread import check_read, check_words
-from .show import BadInputError, print_json, say, table, wants_json
+from .show import BadInputError, listed, print_json, say, table, wants_json
 from .validate import progress_bar
 from .writing import check_place, write
 
@@ -293,6 +293,8 @@ def show(report: ServingReport) -> None:
         rows += [(f"{report.coverage:.0%} interval", ", ".join(interval(report, name) for name in INTERVALS))]
     if report.p_slo_met is not None:
         rows.append(("chance of slo", f"{report.p_slo_met:.0%} that {report.slo['share']:.0%} of requests have it"))
+    if report.sources:
+        rows.append(("measured by", listed(report.sources)))
     table(f"{report.replicas} replica{'' if report.replicas == 1 else 's'}", ("", ""), rows)
     for note in (report.overload, *report.notes):
         if note:

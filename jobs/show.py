@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -127,6 +127,11 @@ def with_units(text: str) -> str:
         return match[1] + next((f"{size // each}{unit}" for unit, each in units if size and size % each == 0), match[2])
 
     return re.sub(r"(\bsize_bytes=)(\d+)\b", shown, text)
+
+
+def listed(shares: Mapping[str, float]) -> str:
+    """Shares that matter, in percent."""
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
 
 
 def microseconds(value: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from ..simulator.report.answer import InferenceReport, MissingMeasurement, StepR
 from ..simulator.report.workload_file import FileReport
 from . import resolve, trace_run, workload_file
 from .links import show_links
-from .show import BadInputError, microseconds, print_json, say, table, wants_json, with_units
+from .show import BadInputError, listed, microseconds, print_json, say, table, wants_json, with_units
 
 FREE_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}
 ADDED = (
@@ -127,11 +126,6 @@ def wanted(missing: MissingMeasurement) -> str:
     """An op whose measurement would help, with its share of the time."""
     dims = (f"{name}={value}" for name, value in missing.op.items() if name != "kind" and value not in ("same", 0))
     return with_units(f"{missing.op['kind']} {' '.join(dims)} ({missing.share:.0%})")
-
-
-def listed(shares: Mapping[str, float]) -> str:
-    """Shares that matter, in percent."""
-    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
 
 
 def price(report: StepReport | InferenceReport) -> list[tuple[str, str]]:

@@ -4,10 +4,10 @@
 2. Then tables of other labs: of the caller's own framework, else of any.
 3. Own rows of another kernel for the same op come after tables of the caller's framework, before any other.
 4. A form of several kernels (:mod:`..datasets.launches`) is what eager PyTorch runs: under a stack that fuses it never
-   answers. An op that nobody launches in particular (``opcast predict``) is answered by it where nothing else is known.
+   answers. For an op that nobody launches in particular (``opcast predict``) it is another kernel.
 
 Outside of what own rows reach, a table is taken times what own rows are off it (:mod:`..simulator.engines.own`), and
-fewer than :data:`.few_rows.FEW_ROWS` rows are learned as a correction of the tables of their device where that is
+up to :data:`.few_rows.ENOUGH_ROWS` rows are learned as a correction of the tables of their device where that is
 better.
 """
 
@@ -38,6 +38,7 @@ LAW = "physics"
 """Clauses of the rule, as answers name them."""
 
 OWN_ROWS = "own rows"  # the source of what was timed here; others go by the names of their labs
+CORRECTED = f", corrected by {OWN_ROWS}"  # behind the name of a lab whose table they correct
 
 SIXTEEN_BITS = ("bf16", "fp16", "fp32", "tf32")  # linear layers that engines leave to PyTorch
 PYTORCH = ("cublas", "torch", "rowwise")  # what PyTorch calls for a product, as the harness names it
@@ -146,14 +147,13 @@ def _of(table: Mapping[str, tuple[str, ...]], framework: str) -> tuple[str, ...]
 def place(caller: Caller, kind: str, dtype: str, backend: str) -> int | None:
     """The place of a backend of own rows among those that a caller launches for an op; None for another kernel.
 
-    Whoever did not say who launches takes any kernel: PyTorch's usual one first, forms of several kernels last.
+    Whoever did not say who launches takes any single kernel, PyTorch's usual one first.
     """
+    if not caller.eager and operators(kind, backend) > 1:
+        return None
     wanted = launches(caller, kind, dtype)
-    at = next((at for at, each in enumerate(wanted) if means(each, backend)), None)
-    if caller.eager is None:
-        last = len(wanted) if at is None else at
-        return last + len(wanted) + 1 if operators(kind, backend) > 1 else last
-    return at if may_answer(caller, kind, backend) else None
+    nowhere = len(wanted) if caller.eager is None else None
+    return next((at for at, each in enumerate(wanted) if means(each, backend)), nowhere)
 
 
 def may_answer(caller: Caller, kind: str, backend: str) -> bool:

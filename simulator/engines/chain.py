@@ -68,6 +68,8 @@ def chained(engines: Sequence[Engine], stack: Stack | None) -> list[Engine]:
                 found.append(own_engine(each, stack))
             found += tables(each, stack)
             if measured is not None and _divided(measured):
+                if stack is None:
+                    found.append(replace(each, rows="others"))
                 found.append(replace(measured, rows="rest", caller=each.caller))
             found.append(each)
         elif isinstance(each, TransferEngine) and each.backend is None:

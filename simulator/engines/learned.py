@@ -136,7 +136,9 @@ class LearnedEngine:
     def _rule(self, predictor: Predictor, dtype: str) -> str:
         """The clause by which a predictor answers."""
         if source_of(predictor) == OWN_ROWS:
-            launched = place(self.caller, predictor.kind, dtype, predictor.backend) is not None
+            launched = (
+                self.device.synchronous or place(self.caller, predictor.kind, dtype, predictor.backend) is not None
+            )
             return OWN if launched else OTHER
         return ANY_TABLE if self.backend is None else TABLE
 

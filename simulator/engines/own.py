@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...models.choice import BEYOND
+from ...models.choice import BEYOND, CORRECTED
 from ...models.predictor import Predictor
 from .answers import Answers, Columns, Engine
 from .learned import LearnedEngine
 
+STATES = ("warm", "cold")  # of the cache: most tables were timed in one of them, and are asked in both
 MOST_RATIO = 4.0  # that own rows and a table of the same device differ by: more is another op, or a fault
 
 
@@ -49,13 +50,15 @@ class OwnEngine:
         self, table: Engine, predictor: Predictor, kind: str, columns: Columns, formats: tuple[str, str, str]
     ) -> Answers:
         """The table's answers, times what own rows are off it at the nearest op that they reach; NaN outside of it."""
+        dtype, out_dtype, _ = formats
         told = table.answer(kind, columns, *formats)
+        inside = np.any([table.answer(kind, columns, dtype, out_dtype, each).in_envelope for each in STATES], axis=0)
         near = nearest_columns(columns, predictor)
         own, base = (each.answer(kind, near, *formats) for each in (self.learned, table))
         with np.errstate(invalid="ignore", divide="ignore"):
             ratio = own.latency_us / base.latency_us
             width = np.hypot(np.log(told.high_us / told.latency_us), np.log(own.high_us / own.latency_us))
-        known = told.in_envelope & (ratio < MOST_RATIO) & (ratio > 1 / MOST_RATIO)
+        known = inside & (ratio < MOST_RATIO) & (ratio > 1 / MOST_RATIO)
         latency = np.where(known, told.latency_us * ratio, np.nan)
         return Answers(
             latency,
@@ -65,9 +68,9 @@ class OwnEngine:
             np.array(
                 [f"{theirs} x {ours}" for theirs, ours in zip(told.predictor, own.predictor, strict=True)], object
             ),
-            known,
+            known & told.in_envelope,
             np.full(len(latency), BEYOND, dtype=object),
-            np.array([f"{each}, corrected by own rows" for each in told.source], dtype=object),
+            np.array([f"{each}{CORRECTED}" for each in told.source], dtype=object),
         )
 
 

@@ -91,6 +91,7 @@ HUE_OF_ENGINE = {
     "bytes": UNMAPPED,
     "host": "grey",
 }
+HUES_OF_LABS = ("green", "blue", "cyan", "purple", "orange", "yellow", "pink", "grey")
 
 
 def css(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 
 from ...datasets.devices import Device, DeviceError, load_device
 from ..report.answer import InferenceReport, Memory, Span, StepReport
@@ -195,8 +196,14 @@ def provenance_section(report: StepReport | InferenceReport) -> PageSection:
         if fraction >= 5e-4
     )
     words = tuple(f"{piece.name}: {wording.ENGINES[piece.name]}" for piece in pieces if piece.name in wording.ENGINES)
-    text = "The share of the step's time that each source answered for."
-    return PageSection("provenance", "Who says so", text, (StackedBar("Sources", pieces), Note("", words)))
+    text = "The share of the step's time that each source answered for, and whose measurements those sources know."
+    measured = tuple(
+        Piece(name, units.share(fraction), fraction, hue)
+        for (name, fraction), hue in zip(report.sources.items(), cycle(colours.HUES_OF_LABS), strict=False)
+        if fraction >= 5e-4
+    )
+    bars = StackedBar("Sources", pieces), StackedBar("Measured by", measured)
+    return PageSection("provenance", "Who says so", text, (*bars, Note("", words)))
 
 
 def timeline_section(report: StepReport | InferenceReport) -> PageSection | None:

@@ -104,7 +104,7 @@ def common(state: State, executed: Sequence[Executed], ledger: Ledger, network: 
     seconds, devices = state.total_us * 1e-6, plan.cluster.devices
     parts = breakdown(state, executed, ledger)
     spent = energy(device, devices, ledger.drawn(state, speakers(state)), seconds)
-    shares = sources(ledger)
+    shares = shares_of(ledger.by_source())
     price = cost(plan.cluster.price_per_device_hour, devices, seconds)
     return {
         "model": state.steps[0].graph.name,
@@ -254,17 +254,17 @@ def known_by(witnesses: Mapping[Witness, float]) -> tuple[Knowledge, ...]:
     return tuple(Knowledge(who.rule, who.source, who.predictor, us * 1e-6) for who, us in ordered)
 
 
-def sources(ledger: Ledger) -> dict[str, float]:
-    """Share of kernel time by whose measurements answered, most first."""
-    shares = ledger.by_source()
-    whole = sum(shares.values()) or 1.0
-    return {name: us / whole for name, us in sorted(shares.items(), key=lambda item: (-item[1], item[0]))}
+def shares_of(us: Mapping[str, float]) -> dict[str, float]:
+    """Microseconds by name as shares of their sum, most first."""
+    whole = sum(us.values()) or 1.0
+    return {name: each / whole for name, each in sorted(us.items(), key=lambda item: (-item[1], item[0]))}
 
 
 def mixture(shares: Mapping[str, float]) -> tuple[str, ...]:
-    """A note where a step is put together of own rows and of other people's tables; none elsewhere."""
-    own = shares.get(OWN_ROWS, 0.0)
-    others = {name: share for name, share in shares.items() if name not in (OWN_ROWS, *NO_MACHINE) and share >= TOLD}
+    """A note where steps are put together of own rows and of other people's tables; none elsewhere."""
+    own = sum(share for name, share in shares.items() if name.endswith(OWN_ROWS))
+    known = {name: share for name, share in shares.items() if not name.endswith(OWN_ROWS) and share >= TOLD}
+    others = {name: share for name, share in known.items() if name not in NO_MACHINE}
     if own < TOLD or not others:
         return ()
     told = ", ".join(f"{share:.0%} by {name}" for name, share in others.items())

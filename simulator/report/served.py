@@ -37,7 +37,8 @@ class ServingReport:
     were so many times as long. ``power_w`` is the mean of a device, energy and cost are of a million tokens made.
     ``tokens_per_decode`` is what a decoding sequence gets in an iteration, with what was guessed ahead.
     ``intervals`` are those of figures by name (``ttft_ms.p50``), from those of the steps' times: ``coverage`` of their
-    errors are within. ``p_slo_met`` is how likely, by the same errors, enough requests meet all targets.
+    errors are within. ``p_slo_met`` is how likely, by the same errors, enough requests meet all targets. ``sources`` is
+    the share of kernel time by whose measurements, over some of the steps that its tables were made of.
     """
 
     requests: int
@@ -86,6 +87,7 @@ class ServingReport:
     decode_e2e_ms: TimeSpread | None = None
     kv_transfer_bytes: float = 0.0
     notes: tuple[str, ...] = ()
+    sources: Mapping[str, float] = field(default_factory=dict)
     wall_time_s: float = 0.0
 
     def _repr_html_(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from ..question.plan import Stack, load_stack
 from ..question.requests import SimulateRequest, plan_of
 from ..question.serving import IterationLaw, KvMemory, ServingRequest
+from ..report.account import mixture
 from ..trace.models import resolve
 from .bench import ServingBench
 from .budget import budget
@@ -107,7 +108,8 @@ def replica_of(
         shortened=shortened,
         limits=limits,
         layer_share=1 / layers_of(step.model),
-        notes=plan.notes,
+        notes=(*plan.notes, *mixture(known.sources)),
+        sources=known.sources,
         figures=known.figures,
         price_per_hour=price if price is not None else plan.cluster.price_per_device_hour,
         graphs=graph_sizes(request, engine, kv, plan.parallel.tp, probe.max_seqs),

@@ -15,9 +15,9 @@ import numpy as np
 
 from ...models.clocks import idle_w
 from ..question.work import Work
-from ..report.account import interval, speakers
+from ..report.account import interval, shares_of, speakers
 from ..report.energy import WAITING, energy
-from ..report.ledger import ledger_of
+from ..report.ledger import Ledger, ledger_of
 from ..step.state import State
 from .iteration import IterationTables
 
@@ -49,6 +49,7 @@ class SeenSteps:
         self.decodes: dict[int, tuple[float, float]] = {}
         self.prompts: dict[int, tuple[float, float]] = {}
         self.idle_w = math.nan
+        self.source_us: dict[str, float] = {}
 
     def __call__(self, work: Work) -> State:
         """The state of a step."""
@@ -57,7 +58,10 @@ class SeenSteps:
         alone = len(work.prompts) + len(work.decodes) == 1
         size = batch.prefill_tokens or batch.decoding
         if alone and size in SEEN:
-            (self.prompts if work.prompts else self.decodes)[size] = figures_of(state)
+            ledger = ledger_of(list(state.executions()))
+            (self.prompts if work.prompts else self.decodes)[size] = figures_of(state, ledger)
+            for name, us in ledger.by_source().items():
+                self.source_us[name] = self.source_us.get(name, 0.0) + us
             self.idle_w = idle_w(state.device) if state.device.tdp_w else math.nan
         return state
 
@@ -66,16 +70,20 @@ class SeenSteps:
         """What was seen."""
         return StepFigures(*_columns(self.decodes), *_columns(self.prompts), np.array(self.idle_w))
 
+    @property
+    def sources(self) -> dict[str, float]:
+        """Share of kernel time by whose measurements answered, over the steps that were looked at."""
+        return shares_of(self.source_us)
+
 
 def _columns(seen: dict[int, tuple[float, float]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rows = np.array([(size, *seen[size]) for size in sorted(seen)], float).reshape(-1, 3)
     return rows[:, 0], rows[:, 1], rows[:, 2]
 
 
-def figures_of(state: State) -> tuple[float, float]:
+def figures_of(state: State, ledger: Ledger) -> tuple[float, float]:
     """(watts, width) of a step. Stages of a pipeline wait for each other in a step alone; in a full pipeline they do
     not, so that what they draw while they wait is taken out."""
-    ledger = ledger_of(list(state.executions()))
     low, high = interval(state, ledger)
     seconds = state.total_us * 1e-6
     stages, device = state.plan.parallel.pp, state.device

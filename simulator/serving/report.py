@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..question.serving import ServingRequest
+from ..report.account import shares_of
 from ..report.served import ServingReport, TimeSpread
 from .histogram import Histogram
 from .rules import SchedulerRules, ServingSetup, first_decode_rank
@@ -99,6 +100,7 @@ def report_of(
         **moved,
         kv_transfer_bytes=totals["moved_tokens"] * replicas[1].kv.bytes_per_token,
         notes=notes(request, totals, replicas),
+        sources=sources_of(replicas),
         wall_time_s=wall_s,
     )
 
@@ -221,6 +223,12 @@ def overload(request: ServingRequest, backlog: list[tuple[float, int, int]], rej
         f"overload: when {last:,} requests had come {at[last][1]:,} waited, {counted(grown / seconds)} more every "
         f"second; {share:.0%} of what comes is more than is served, so that times depend on how long the run is"
     )
+
+
+def sources_of(replicas: tuple[ServedReplica, ServedReplica]) -> dict[str, float]:
+    """Share of kernel time by whose measurements answered, the mean of prefilling and decoding replicas."""
+    names = dict.fromkeys(name for replica in replicas for name in replica.sources)
+    return shares_of({name: sum(replica.sources.get(name, 0.0) for replica in replicas) for name in names})
 
 
 def notes(

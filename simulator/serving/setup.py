@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -66,6 +66,7 @@ class ServedReplica:
     price_per_hour: float = 0.0  # of a device
     layer_share: float = 1 / 32  # of its model that one layer is
     notes: tuple[str, ...] = ()  # what was chosen of its model's formats
+    sources: Mapping[str, float] = field(default_factory=dict)  # share of kernel time by whose measurements
     link: tuple[float, float] | None = None  # of one that decodes: GB/s and microseconds of the way of a cache to it
 
 

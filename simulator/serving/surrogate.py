@@ -11,7 +11,7 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..step.state import State
     from .bench import ServingBench as Workbench
 
-FORMAT = 7
+FORMAT = 8
 CHECKED = 16  # random batches that tables are checked on
 
 
@@ -51,13 +51,14 @@ class HeldOut:
 class Surrogate:
     """The tables of one model, layout, engine and device, how far off they are, and what is known of their steps.
 
-    ``kv`` is its memory where that is kept with them.
+    ``kv`` is its memory where that is kept with them, ``sources`` the share of kernel time by whose measurements.
     """
 
     tables: IterationTables
     held_out: HeldOut
     figures: StepFigures | None = None
     kv: KvBudget | None = None
+    sources: Mapping[str, float] = field(default_factory=dict)
 
     def iteration_us(self, work: Work) -> float:
         """Microseconds of a batch: that of ``workload=batch``."""
@@ -94,7 +95,7 @@ def made(request: SimulateRequest, bench: Workbench, extent: Extent) -> Surrogat
     seen = SeenSteps(simulate)
     tables = tabulated(seen, engine, extent)
     errors = held_out(Surrogate(tables, HeldOut(0, 0, 0, 0, 0)), simulate, extent)
-    return Surrogate(tables, errors, seen.figures)
+    return Surrogate(tables, errors, seen.figures, sources=seen.sources)
 
 
 def stepper(request: SimulateRequest, bench: Workbench) -> tuple[Simulate, Engine]:
@@ -192,6 +193,7 @@ def write(path: Path, own: Surrogate) -> Path:
     content = io.BytesIO()
     if own.kv is not None:
         named["kv"] = np.array([own.kv.blocks, own.kv.block_tokens, own.kv.bytes_per_token])
+    named |= {"sources": np.array([*own.sources], dtype=str), "source_shares": np.array([*own.sources.values()])}
     np.savez(content, held_out=errors, **named)
     return write_atomically(path, lambda temporary: temporary.write_bytes(content.getvalue()), RequestError)
 
@@ -204,8 +206,9 @@ def read(path: Path) -> Surrogate | None:
             count, *errors = file["held_out"].tolist()
             known = "step_idle_w" in file
             figures = StepFigures(*(file[f"step_{name}"] for name in StepFigures._fields)) if known else None
+            sources = dict(zip(file["sources"].tolist(), file["source_shares"].tolist(), strict=True))
             blocks, block_tokens, size = file["kv"].tolist() if "kv" in file else (0, 0, 0)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
     kv = KvBudget(int(blocks), int(block_tokens), size) if blocks else None
-    return Surrogate(tables, HeldOut(int(count), *errors), figures, kv)
+    return Surrogate(tables, HeldOut(int(count), *errors), figures, kv, sources)

@@ -1,0 +1,95 @@
+"""Which measurement answers: the rule, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from opcast.models.choice import ANYONE, Caller, is_own, launched, may_answer, place, ranked
+
+VLLM = Caller("vllm", "vllm", architecture="hopper", eager=False)
+SGLANG = Caller("sglang", "sglang", architecture="hopper", eager=False)
+TRTLLM = Caller("trtllm_2023", "trtllm", "nccl", architecture="ampere", eager=False)
+TITAN = Caller("torchtitan", architecture="hopper", eager=False)
+TITAN_2025 = Caller("torchtitan_2025", attention="flash2", architecture="hopper", eager=False)
+MEGATRON = Caller("megatron_core", architecture="hopper", eager=False)
+EAGER = Caller("torch", architecture="hopper", eager=True)
+
+
+def best(caller: Caller, kind: str, dtype: str, backends: Sequence[str]) -> str | None:
+    return next(iter(launched(dict.fromkeys(backends, 10), (), kind, dtype, caller)), None)
+
+
+CASES: Mapping[str, tuple[Caller, str, str, Sequence[str], str | None]] = {
+    "PyTorch's product, by an engine": (VLLM, "gemm", "bf16", ["cublas", "vllm:cutlass_scaled_mm"], "cublas"),
+    "PyTorch's product, by a trainer": (TITAN, "gemm", "fp8", ["cublas", "rowwise"], "cublas"),
+    "an engine's own product": (VLLM, "gemm", "fp8", ["cublas", "vllm:cutlass_scaled_mm"], "vllm:cutlass_scaled_mm"),
+    "no 8-bit product of PyTorch's in an engine": (SGLANG, "gemm", "fp8", ["cublas", "rowwise"], None),
+    "blocks by DeepGEMM": (SGLANG, "gemm", "fp8_block", ["cublas", "deep_gemm:fp8"], "deep_gemm:fp8"),
+    "Transformer Engine's before PyTorch's": (MEGATRON, "gemm", "fp8", ["cublas", "te:linear"], "te:linear"),
+    "one kernel where a stack fuses": (MEGATRON, "rope", "bf16", ["torch", "triton:rope"], "triton:rope"),
+    "the engine's own kernel": (
+        VLLM,
+        "silu_mul",
+        "bf16",
+        ["triton:silu_mul", "vllm:silu_and_mul"],
+        "vllm:silu_and_mul",
+    ),
+    "never several kernels where a stack fuses": (TITAN, "quantize", "bf16", ["torch"], None),
+    "several kernels where it runs eager": (EAGER, "quantize", "bf16", ["torch", "triton:quantize"], "torch"),
+    "a kernel of torch's own is one": (VLLM, "rms_norm", "bf16", ["torch"], "torch"),
+    "no decoding in parts": (VLLM, "mla_decode", "bf16", ["torch"], None),
+    "FlashMLA": (VLLM, "mla_decode", "bf16", ["torch", "flash_mla:decode"], "flash_mla:decode"),
+    "no attention of training in an engine": (VLLM, "attention_decode", "bf16", ["sdpa", "flash2", "cudnn"], None),
+    "an engine's attention by architecture": (
+        SGLANG,
+        "attention_prefill",
+        "bf16",
+        ["flashinfer:paged", "flash_attn:3"],
+        "flash_attn:3",
+    ),
+    "cuDNN's attention on Hopper": (TITAN, "attention_prefill", "bf16", ["sdpa", "flash2", "cudnn"], "cudnn"),
+    "FlashAttention-2 where a stack says so": (TITAN_2025, "attention_prefill", "bf16", ["sdpa", "flash2"], "flash2"),
+    "what torch picks": (EAGER, "attention_backward", "bf16", ["math", "efficient", "sdpa"], "sdpa"),
+    "plain NCCL by a trainer": (MEGATRON, "all_reduce", "bf16", ["nccl"], "nccl"),
+    "no plain NCCL in place of a custom all-reduce": (VLLM, "all_reduce", "bf16", ["nccl"], None),
+    "the custom one": (VLLM, "all_reduce", "bf16", ["nccl", "vllm:custom_all_reduce"], "vllm:custom_all_reduce"),
+    "an engine that sums by NCCL": (TRTLLM, "all_reduce", "bf16", ["nccl"], "nccl"),
+    "gathers of an engine are NCCL's": (VLLM, "all_gather", "bf16", ["nccl:inplace", "nccl"], "nccl"),
+    "experts of an engine": (VLLM, "fused_moe", "fp8_block", ["torch", "vllm:fused_experts"], "vllm:fused_experts"),
+    "experts one by one are no grouped product": (MEGATRON, "grouped_gemm", "bf16", ["loop", "torch"], "torch"),
+    "nobody said who launches": (ANYONE, "rope", "bf16", ["torch", "triton:rope"], "triton:rope"),
+    "and several kernels are another kernel": (ANYONE, "rope", "bf16", ["torch"], None),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernel_that_is_launched_answers(name: str) -> None:
+    caller, kind, dtype, backends, wanted = CASES[name]
+    assert best(caller, kind, dtype, backends) == wanted
+    assert best(caller, kind, dtype, backends[::-1]) == wanted
+
+
+def test_a_form_of_several_kernels_stands_behind_one_and_under_a_stack_that_fuses_nowhere() -> None:
+    rows = {"torch": 100, "triton:rope": 1}
+    assert ranked(rows, None, (), "rope") == ["triton:rope", "torch"]
+    assert ranked(rows, None, (), "rope", EAGER) == ["torch", "triton:rope"]
+    assert ranked(rows, None, (), "rope", TITAN) == ["triton:rope"]
+    assert ranked(rows, "torch", (), "rope", TITAN) == ["torch"]  # whoever names one gets it
+    assert not may_answer(TITAN, "mla_decode", "torch")
+    assert place(TITAN, "mla_decode", "bf16", "torch") is None
+
+
+def test_preferences_and_rows_decide_between_backends_of_one_place() -> None:
+    rows = {"vllm-0.24.0:linear": 1, "vllm-0.24.0:marlin": 2, "trtllm:cublas": 3}
+    assert launched(rows, (), "gemm", "bf16", ANYONE)[0] == "trtllm:cublas"
+    assert launched(rows, ("vllm",), "gemm", "bf16", ANYONE)[0] == "vllm-0.24.0:marlin"
+
+
+def test_rows_are_own_where_opcast_timed_them_here() -> None:
+    assert is_own(("harness",))
+    assert is_own(())
+    assert is_own(("harness", "site:elsewhere"))
+    assert not is_own(("aiconfigurator",))
+    assert not is_own(("site:elsewhere",))
