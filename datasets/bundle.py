@@ -1,6 +1,7 @@
 """Measurements as one file to share: rows by kind and device, figures of measured devices, a manifest with checksums.
 
-A bundle is a gzipped tar of ``manifest.json``, ``rows/<kind>/<device>.parquet`` and ``devices/<device>.json``. Names of
+A bundle is a gzipped tar of ``manifest.json``, ``rows/<kind>/<device>.parquet``, ``devices/<device>.json`` and what was
+put beside them as it is, ``attached/<name>``: reports, logs, what a machine says of itself. Names of
 nodes and GPUs are hashed again with a salt that nobody keeps, so that they tell rows apart and nothing else; messages
 of failures and references to files, which may name paths, are left out.
 """
@@ -13,7 +14,7 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -51,8 +52,13 @@ class Manifest:
     format: int = FORMAT
 
 
-def pack(store: Store, path: Path, site: str, license_name: str, run: str = "") -> Manifest:
-    """Write what a store has measured itself (of one campaign: run ids that begin with ``run``). BundleError."""
+def pack(
+    store: Store, path: Path, site: str, license_name: str, run: str = "", attached: Sequence[Path] = ()
+) -> Manifest:
+    """Write what a store has measured itself (of one campaign: run ids that begin with ``run``), and files beside it.
+
+    BundleError.
+    """
     if not SITE.fullmatch(site):
         raise BundleError(f"site={site!r} must be a short word of lower case letters, digits, dots and dashes")
     if not license_name.strip():
@@ -73,12 +79,27 @@ def pack(store: Store, path: Path, site: str, license_name: str, run: str = "") 
                 members[f"devices/{device_id}.json"] = json.dumps(measured.to_dict()).encode()
     if not members:
         raise BundleError(f"store {store.path} has no measurements of its own" + (f" of {run}" if run else ""))
+    members |= _beside(attached)
     for name, content in members.items():
         files.setdefault(name, {})["sha256"] = hashlib.sha256(content).hexdigest()
     manifest = Manifest(site, license_name, datetime.now(UTC).isoformat(timespec="seconds"), __version__, files)
     members = {MANIFEST: json.dumps(asdict(manifest), indent=1).encode(), **members}
     write_atomically(path, lambda temporary: _write_tar(temporary, members), BundleError, "the bundle ")
     return manifest
+
+
+def _beside(attached: Sequence[Path]) -> dict[str, bytes]:
+    """The content of files by the names that they get. BundleError for one that cannot be read, or a name met twice."""
+    members: dict[str, bytes] = {}
+    for path in attached:
+        name = f"attached/{path.name}"
+        if name in members:
+            raise BundleError(f"attach: two files are called {path.name}")
+        try:
+            members[name] = path.read_bytes()
+        except OSError as error:
+            raise BundleError(f"attach: {path} cannot be read: {error.strerror}") from None
+    return members
 
 
 def read(path: Path) -> tuple[Manifest, dict[str, bytes]]:

@@ -54,7 +54,10 @@ def bundle(store: Store, config: dict[str, Any], as_json: bool) -> int:
                 f"`opcast data bundle` needs {name}=…, as output=h100.tar.gz site=mylab license=Apache-2.0"
             )
     path = Path(str(config["output"])).expanduser()
-    made = pack(store, path, str(config["site"]), str(config["license"]), str(config["run"] or ""))
+    if not isinstance(config["attach"], list):
+        raise BadInputError(f"attach={config['attach']} must be a list of files, as attach=[machine.txt,report.html]")
+    attached = [Path(str(each)).expanduser() for each in config["attach"]]
+    made = pack(store, path, str(config["site"]), str(config["license"]), str(config["run"] or ""), attached)
     rows = sum(each.get("rows", 0) for each in made.files.values())
     if as_json:
         print_json({"bundle": str(path), "rows": rows, **asdict(made)})

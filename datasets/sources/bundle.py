@@ -7,6 +7,8 @@ from pathlib import Path
 
 from .. import bundle
 from ..columns import text_array
+from ..devices import Device
+from ..reading import read_json
 from .options import ImportOptions
 from .tables import RowBatch, SourceError
 
@@ -32,6 +34,13 @@ def read(file: Path, options: ImportOptions) -> Iterator[RowBatch]:
         good = rows.filter(_ok(rows))
         columns = {name: good[name] for name in good.column_names if name not in LEFT}
         yield RowBatch(kind_name, {**columns, "source": text_array([f"site:{manifest.site}"] * len(good))})
+
+
+def devices_of(file: Path) -> list[Device]:
+    """The figures of measured devices that travel with the rows. BundleError for a damaged file."""
+    _, members = bundle.read(file)
+    told = (read_json(text, bundle.BundleError, name) for name, text in members.items() if name.startswith("devices/"))
+    return [Device.from_dict(each) for each in told]
 
 
 def _ok(rows: object) -> object:

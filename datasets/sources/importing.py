@@ -165,6 +165,9 @@ def _import_file(
     report.rows_read += sum(len(batch) for batch in batches) + sum(r.rows for r in refused)
     if not any(len(batch) for batch in batches):
         return
+    for device in module.devices_of(file) if hasattr(module, "devices_of") else ():
+        if device.id not in known_devices() and store.device(device.id) is None:
+            store.save_device(device)
     run_id = f"{source}-{_fingerprint(module, file, options)}"
     for kind_name, table, problems in combined(batches, source, file):
         report.rejected += problems

@@ -12,7 +12,7 @@ import pytest
 
 from opcast.datasets.bundle import BundleError, pack, read
 from opcast.datasets.device_names import figures_of_file
-from opcast.datasets.devices import load_device
+from opcast.datasets.devices import Device, load_device
 from opcast.datasets.ops import make_op
 from opcast.datasets.schema import Measurement
 from opcast.datasets.sources.importing import import_into
@@ -39,6 +39,38 @@ def store_of(path: Path, factor: float = 1.0, seed: int = 0) -> Store:
     rows.append(Measurement(op=op, status="error", run_id="full-1", measured_at=datetime.now(UTC), **failed))
     store.write(rows, "full-1")
     return store
+
+
+def test_a_device_that_nobody_else_has_comes_with_its_rows(tmp_path: Path) -> None:
+    own = Device.from_dict({**load_device("h100_sxm").to_dict(), "id": "rare_9000", "name": "Rare 9000", "sources": {}})
+    store = Store(tmp_path / "a")
+    store.save_device(own)
+    op = make_op("gelu", rows=64, cols=64, dtype="bf16")
+    told = {"device_id": own.id, "backend": "torch", "run_id": "full-1", "latency_us": 3.0, "status": "ok"}
+    store.write([Measurement(op=op, measured_at=datetime.now(UTC), **told)], "full-1")
+    pack(store, tmp_path / "rare.tar.gz", "lab-one", "CC-BY-4.0")
+    other = Store(tmp_path / "b")
+    assert import_into(other, "bundle", tmp_path / "rare.tar.gz").rows_written == 1
+    assert other.known_device("rare_9000").memory_gbps == own.memory_gbps
+
+
+def test_reports_and_logs_travel_beside_the_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store_of(tmp_path / "a")
+    path, note = tmp_path / "gpu.tar.gz", tmp_path / "machine.txt"
+    note.write_text("one H100\n")
+    words = [f"store={tmp_path / 'a'}", f"output={path}", "site=lab-one", "license=CC-BY-4.0"]
+    assert main(["data", "bundle", *words, f"attach=[{note}]"]) == 0
+    manifest, members = read(path)
+    assert members["attached/machine.txt"] == b"one H100\n"
+    assert set(manifest.files["attached/machine.txt"]) == {"sha256"}
+    assert import_into(Store(tmp_path / "b"), "bundle", path).rows_written == 60
+    for attached, says in (
+        (f"[{tmp_path}/none.txt]", "none.txt cannot be read"),
+        (f"[{note},{note}]", "two files"),
+        ("x", "list"),
+    ):
+        assert main(["data", "bundle", *words, f"attach={attached}"]) == 2
+        assert says in capsys.readouterr().err
 
 
 def test_rows_come_back_without_what_tells_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,12 @@ import torch
 
 from opcast.datasets.device_names import CUDA_IDS, cuda_device_id, figures_of_file, seen_device_id
 from opcast.datasets.devices import known_devices, load_device
+from opcast.datasets.ops import make_op
 from opcast.harness import accelerator, cuda_timer, environment
+from opcast.harness.campaign import fitted
 from opcast.harness.formats import in_format
+from opcast.harness.measuring import abilities
+from opcast.harness.plan import CampaignPlan, Case, Settings
 from opcast.harness.probe_gpu import elapsed_us, formats_of, measure_gpu
 from opcast.tests.harness.fake_cuda import FakeGpu, fake_cuda
 
@@ -229,6 +233,21 @@ def test_a_wait_in_cycles_is_never_too_short() -> None:
         assert min(elapsed_us(lambda: cuda_timer.block(1000.0), 3)) >= 1000.0
 
 
+def test_what_v100_and_t4_cannot_run_costs_no_time() -> None:
+    """Windows and continued contexts need FlashAttention-2, and some cases more memory than they have."""
+    from opcast.harness.cases import Unsupported, prepare
+
+    windowed = make_op(
+        "attention_prefill", "fp16", seq_q=64, seq_kv=64, heads_q=2, heads_kv=2, head_dim=64, v_head_dim=64, window=16
+    )
+    large = make_op("elementwise", "fp32", numel=1 << 32, inputs=2, fn="arithmetic")
+    with fake_cuda(T4):
+        with pytest.raises(Unsupported, match=r"needs compute capability 8\.0, this GPU has 7\.5"):
+            prepare(windowed, "sdpa", "cuda")
+        with pytest.raises(torch.OutOfMemoryError, match=r"needs 48\.0 GiB of 1\d\.\d GiB available"):
+            prepare(large, "torch", "cuda")
+
+
 # --- campaigns in another format -----------------------------------------------------------------------
 
 
@@ -250,6 +269,28 @@ def test_a_campaign_changes_its_format_and_keeps_its_casts() -> None:
     assert single["cases"][0]["dtype"]["cuda"] == ["fp32", "fp32"]
     assert single["cases"][1]["dtype, out_dtype"][0] == ["fp32", "bf16"]
     assert in_format(spec, "bf16") is spec
+
+
+def test_a_plan_made_elsewhere_takes_the_format_of_the_device_that_runs_it() -> None:
+    """A V100 of a cluster whose login node has no GPU at all."""
+    products = [make_op("gemm", dtype, m=8, n=16, k=32) for dtype in ("bf16", "fp16", "fp32")]
+    cast = make_op("elementwise", "bf16", "fp16", numel=64, fn="cast")
+    cases = tuple(Case(op, "torch") for op in (*products, cast))
+    plan = CampaignPlan("made", cases, cases[:1], Settings(device="cuda"))
+    with fake_cuda(V100):
+        told = abilities(plan.settings, None)
+    assert told["format"] == "fp16"
+    here = fitted(plan, told)
+    assert [(case.op.dtype, case.op.out_dtype) for case in here.cases] == [
+        ("fp16", "fp16"),
+        ("fp32", "fp32"),
+        ("bf16", "fp16"),
+    ]
+    assert here.canaries[0].op.dtype == "fp16"
+    with fake_cuda():
+        assert fitted(plan, abilities(plan.settings, None)) is plan
+    kept = CampaignPlan("made", cases, (), Settings(device="cuda", formats="planned"))
+    assert fitted(kept, told) is kept
 
 
 def test_looking_costs_no_torch_until_asked() -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from opcast.datasets import quality
+from opcast.datasets.sources.importing import import_into
 from opcast.datasets.store import Store
 from opcast.tests.jobs.at_hand import figures_at_hand
 
@@ -45,8 +47,20 @@ def test_it_measures_twice_compares_and_packs_and_goes_on(root: Path, tmp_path: 
     assert kinds["gemm"]["rows"] >= 12
     with tarfile.open(tmp_path / "out.tar.gz") as archive:
         names = archive.getnames()
-    assert {"machine.txt", "packages.txt", "repeatability.json", "store_1.json", "again.log"} <= set(names)
-    assert any(name.startswith("store_2/op=gemm/") for name in names)
+    told = (
+        "machine.txt",
+        "packages.txt",
+        "repeatability.json",
+        "store_1.json",
+        "again.log",
+        "failures.json",
+        "check.json",
+    )
+    assert {f"attached/{name}" for name in told} <= set(names)
+    assert any(name.startswith("rows/gemm/") for name in names)
+    taken = Store(tmp_path / "taken")
+    assert import_into(taken, "bundle", tmp_path / "out.tar.gz").rows_written >= 12
+    assert not [each for each in quality.check(taken) if each.severity == "error"]
     again = first_run(root, folder)
     assert again.returncode == 0
     assert "campaign: done before" in again.stderr
@@ -64,4 +78,5 @@ def test_a_step_that_fails_is_said_with_its_log_and_its_exit_code(root: Path, tm
 def test_steps_run_in_the_order_that_a_gpu_is_owed(root: Path) -> None:
     text = (root / "jobs" / "first_gpu_run.sh").read_text()
     steps = [line.split()[1] for line in text.splitlines() if line.lstrip().startswith("step ")]
-    assert steps == ["setup", "provenance", "tests", "campaign", "again", "quickstart"]
+    assert steps == ["setup", "provenance", "tests", "campaign", "again", "collectives", "nodes", "quickstart", "check"]
+    assert 'pytest -m gpu -q -p no:cacheprovider "${alone[@]}" tests)' in text  # not those of one folder
