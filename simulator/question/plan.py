@@ -315,7 +315,7 @@ class Plan:
     own (``module:function``). Compute on ``slow_devices`` takes so many times longer (:mod:`.stragglers`). With
     ``explicit_links`` communications wait for each other on the links of the fabric alone
     (:mod:`..contention.fixed_point`). ``calibration`` names what known runs say of predicted times
-    (:mod:`.calibration`), ``calibrated`` is that for this plan, by regime, and ``device`` what the cluster's devices are
+    (:mod:`.calibration`), ``calibrated`` is that for this plan, by regime, ``device`` what the cluster's devices are
     (:func:`..step.checks.prepared`).
     ``quantization`` is the format of linear layers; where a checkpoint has several, ``weight_rules`` say which modules
     have which, and those that no rule names stay in ``precision``. ``notes`` say what was chosen for the user

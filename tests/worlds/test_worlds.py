@@ -13,11 +13,13 @@ from opcast.datasets.store import Store
 from opcast.harness import campaign
 from opcast.harness.cases import BUILDERS
 from opcast.harness.plan import CampaignPlan, Case, Settings
-from opcast.tests.worlds.chain import plan_of, share
+from opcast.tests.benchmarks.worlds import summary, worse
+from opcast.tests.worlds.chain import plan_of, prove, share
 from opcast.tests.worlds.chip import World, make_world
 from opcast.tests.worlds.emulation import Emulator
 from opcast.tests.worlds.laws import latency_us
 from opcast.tests.worlds.measurer import WorldMeasurer
+from opcast.tests.worlds.steps import STEPS
 
 ROPE = make_op("rope", tokens=4096, heads=40, head_dim=128)
 SMALL = {
@@ -91,3 +93,16 @@ def test_builders_take_a_plan_as_a_gpu_would(world: World, emulator: Emulator, t
     found = campaign.run(some, Store(tmp_path), measurer=WorldMeasurer(world, emulator, some.settings))
     assert "error" not in found.statuses
     assert found.statuses["ok"] > 0.9 * sum(found.statuses.values())
+
+
+@pytest.mark.slow
+def test_measuring_what_a_model_needs_makes_every_step_better(tmp_path: Path) -> None:
+    """The whole way, on three of the benchmark's steps in a world that no shipped device resembles."""
+    steps = [each for each in STEPS if each.name in ("8b torchtitan bf16", "v3 decode vllm", "qwen3 decode vllm")]
+    answers = dict(prove(make_world("unlike_any", 5), tmp_path, tmp_path, ["model"], steps, say=lambda line: None))
+    before, after = summary(answers["before"]), summary(answers["model"])
+    assert not worse(answers["before"], answers["model"])
+    assert after["median"] <= 0.03
+    assert after["worst"] <= 0.08
+    assert after["coverage"] == 1.0
+    assert after["width"] < before["width"] / 2
