@@ -20,7 +20,8 @@
 ``parts``
     other specifications by name, whose cases, ops and canaries this campaign has too (their settings are not used),
 ``dtype``, ``backend``, ``cache``, ``max_flops``, ``max_bytes``, ``case_s``
-    defaults for the entries. The backend ``usual`` is what the device runs the op on as a rule, ``all`` whatever can.
+    defaults for the entries. The backend ``usual`` is what the device runs the op on as a rule (one kernel rather
+    than several, which answer for eager stacks alone), ``all`` whatever can.
 
 Plans are read with code of their own, not with :mod:`..datasets.loading`, which needs msgspec: the harness runs on a
 bare node with torch, numpy and pyarrow.
@@ -42,6 +43,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from ..datasets.launches import operators
 from ..datasets.loading import choice, nearest
 from ..datasets.ops import KINDS, LINKS, Op, OpError, kind, make_op
 from ..datasets.reading import read_json
@@ -440,7 +442,11 @@ def _backends(op: Op, wanted: str, settings: Settings) -> list[str]:
         return ["nccl" if settings.device == "cuda" else "gloo"]
     from .cases import backends
 
-    return (backends(op, settings.device) or ["torch"])[: None if wanted == ALL else 1]
+    known = backends(op, settings.device) or ["torch"]
+    if wanted == ALL:
+        return known
+    at_hand = [each for each in known if ":" not in each or each.startswith("triton:")]  # the rest needs packages
+    return [min(at_hand or known, key=lambda each: operators(op.kind, each) > 1)]
 
 
 def _explicit(values: Any, spec: Mapping[str, Any], settings: Settings) -> Iterator[Case]:

@@ -63,9 +63,9 @@ def configured_op(values: Mapping[str, Any]) -> Op:
     return make_op(name, **values)
 
 
-def rule_of(found: OpPrediction) -> str:
+def clause_of(found: OpPrediction) -> str:
     """By which clause of the rule an op was answered, and whose measurements that were."""
-    return found.rule if found.source in ("", found.rule) else f"{found.rule} ({found.source})"
+    return found.clause if found.source in ("", found.clause) else f"{found.clause} ({found.source})"
 
 
 def show_one(found: OpPrediction, device_name: str) -> None:
@@ -82,7 +82,7 @@ def show_one(found: OpPrediction, device_name: str) -> None:
         ("latency", microseconds(found.latency_us)),
         ("interval", f"{microseconds(found.low_us)} to {microseconds(found.high_us)}"),
         ("answered by", found.engine + (f" ({found.predictor})" if found.predictor else "")),
-        *([("which is", rule_of(found))] if found.rule else []),
+        *([("which is", clause_of(found))] if found.clause else []),
         ("roofline", f"{microseconds(found.roofline_us)}, {found.bound} bound"),
     ]
     if found.power_w is not None and found.energy_mj is not None:

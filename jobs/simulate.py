@@ -206,7 +206,7 @@ def show(report: StepReport | InferenceReport, target: Device, within_s: float |
 def show_knowledge(report: StepReport | InferenceReport) -> None:
     """Which rows or predictors answered for each kind of op, and by which clause of the rule."""
     rows: list[tuple[object, ...]] = [
-        (share.kind, microseconds(each.time_s * 1e6), each.predictor, each.rule, each.source)
+        (share.kind, microseconds(each.time_s * 1e6), each.predictor, each.clause, each.source)
         for share in report.breakdown.by_op
         for each in share.known_by
     ]

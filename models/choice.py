@@ -41,9 +41,10 @@ OWN_ROWS = "own rows"  # the source of what was timed here; others go by the nam
 CORRECTED = f", corrected by {OWN_ROWS}"  # behind the name of a lab whose table they correct
 
 SIXTEEN_BITS = ("bf16", "fp16", "fp32", "tf32")  # linear layers that engines leave to PyTorch
-PYTORCH = ("cublas", "torch", "rowwise")  # what PyTorch calls for a product, as the harness names it
+PYTORCH = ("cublas", "torch", "rowwise", "tinygemm")  # what PyTorch calls for a product, as the harness names it
 NCCL = ("nccl", "gloo")
-FUSED = ("triton",)  # one kernel, as compilers and engines make it
+GRAPHS = ("nccl:graph", "nccl:registered")  # as engines call it while they decode
+FUSED = ("inductor", "triton")  # one kernel, as compilers and engines make it
 MIXERS = ("mamba_ssm", "fla", "causal_conv1d")  # whose kernels everybody takes
 FLASH2 = ("flash2", "flash_attn:2", "sdpa", "efficient")
 CUDNN = ("cudnn", "flash_attn:3", "sdpa", "flash_attn", "flash2", "efficient")
@@ -53,23 +54,22 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "vllm": ("vllm", "flashinfer", "deep_gemm", "flash_mla"),
     "sglang": ("sglang", "sgl_kernel", "flashinfer", "deep_gemm", "flash_mla"),
     "trtllm": ("trtllm", "tensorrt_llm", "flashinfer", "deep_gemm"),
-    "megatron": ("te", "transformer_engine"),
-    "nemo": ("te", "transformer_engine"),
+    "megatron": ("transformer_engine", "flash_attn"),
+    "nemo": ("transformer_engine", "flash_attn"),
     "deepspeed_liger": ("liger",),
 }
 """Packages whose kernels a framework launches, best first; of one that is not named, none but PyTorch's."""
 
 ATTENTION: Mapping[tuple[str, str], tuple[str, ...]] = {
-    ("vllm", "hopper"): ("vllm", "flash_attn:3", "flash_mla", "flashinfer"),
-    ("vllm", "blackwell"): ("vllm", "flashinfer", "flash_mla"),
+    ("vllm", "hopper"): ("vllm:flash_attn_mla", "vllm", "flash_attn:3", "flash_mla", "flashinfer"),
+    ("vllm", "blackwell"): ("flashinfer:trtllm_mla", "flashinfer", "vllm", "flash_mla"),
     ("vllm", ""): ("vllm", "flash_attn:2", "flashinfer"),
-    ("sglang", "hopper"): ("sglang", "sgl_kernel", "flash_attn:3", "flash_mla", "flashinfer"),
+    ("sglang", "hopper"): ("sglang", "sgl_kernel", "flash_attn:3", "vllm:flash_attn_mla", "flash_mla", "flashinfer"),
+    ("sglang", "blackwell"): ("sglang", "sgl_kernel", "flashinfer:trtllm_mla", "flashinfer", "flash_mla"),
     ("sglang", ""): ("sglang", "sgl_kernel", "flashinfer", "flash_mla"),
     ("trtllm", ""): ("trtllm", "tensorrt_llm", "flashinfer"),
-    ("megatron", "hopper"): ("te", "transformer_engine", *CUDNN),
-    ("megatron", "blackwell"): ("te", "transformer_engine", *CUDNN),
-    ("nemo", "hopper"): ("te", "transformer_engine", *CUDNN),
-    ("nemo", "blackwell"): ("te", "transformer_engine", *CUDNN),
+    ("megatron", ""): ("transformer_engine", *CUDNN),
+    ("nemo", ""): ("transformer_engine", *CUDNN),
     ("torchtitan", "hopper"): CUDNN,
     ("torchtitan", "blackwell"): CUDNN,
 }
@@ -109,7 +109,7 @@ def launches(caller: Caller, kind: str, dtype: str) -> tuple[str, ...]:
     packages, serves = caller.packages, bool(caller.engine)
     if family in ("collective", "expert_parallel"):
         custom = serves and kind == "all_reduce" and not caller.collectives
-        return packages if custom else (*NCCL, "deep_ep", *packages)
+        return (*packages, "symm_mem") if custom else (*(GRAPHS if serves else ()), *NCCL, "deep_ep", *packages)
     if kind == "gemm":
         if serves:
             return PYTORCH[:2] if dtype in SIXTEEN_BITS else packages
@@ -117,7 +117,8 @@ def launches(caller: Caller, kind: str, dtype: str) -> tuple[str, ...]:
     if family == "attention":
         return _attention(caller, kind)
     if serves and (family == "moe" or kind == "grouped_gemm"):
-        return (*packages, *FUSED)
+        own = ("flashinfer", *packages) if caller.architecture == "blackwell" and kind == "fused_moe" else packages
+        return (*own, *FUSED)
     plain = (*packages, *MIXERS, *FUSED, DEFAULT_BACKEND)
     return (DEFAULT_BACKEND, *MIXERS) if caller.eager else plain
 
@@ -129,6 +130,8 @@ def _attention(caller: Caller, kind: str) -> tuple[str, ...]:
     compiled = (*FUSED, DEFAULT_BACKEND) if kind.startswith(("sparse", "mla")) else ()
     if caller.attention == "flash2":
         return (*FLASH2, *compiled)
+    if caller.attention != "fused":  # older than any kernel that torch has
+        return compiled
     known = _by_architecture(caller.framework, caller.architecture) or SDPA
     return (*known, *compiled)
 

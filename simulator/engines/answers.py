@@ -15,7 +15,7 @@ from ...datasets.ops import Op, iterate_groups
 class Witness:
     """Who answered for an op: the clause of the rule, who measured what that one knows, and its name."""
 
-    rule: str = ""
+    clause: str = ""
     source: str = ""
     predictor: str = ""
 
@@ -31,7 +31,7 @@ class Answers:
 
     ``low_us`` and ``high_us`` bound the latency with :data:`.coverage.COVERAGE`; ``engine`` and ``predictor`` name
     who answered (one for all: an array of stride 0, which cannot be written); ``in_envelope`` is False where a
-    predictor had to extrapolate. ``rule`` is the clause of :mod:`...models.choice` by which it was asked, ``source``
+    predictor had to extrapolate. ``clause`` is that of :mod:`...models.choice` by which it was asked, ``source``
     who measured what it knows; empty where an engine does not say.
     """
 
@@ -41,11 +41,11 @@ class Answers:
     engine: np.ndarray
     predictor: np.ndarray
     in_envelope: np.ndarray
-    rule: np.ndarray = field(default_factory=lambda: NOBODY)
+    clause: np.ndarray = field(default_factory=lambda: NOBODY)
     source: np.ndarray = field(default_factory=lambda: NOBODY)
 
     def __post_init__(self) -> None:
-        for name in ("rule", "source"):
+        for name in ("clause", "source"):
             if getattr(self, name) is NOBODY:
                 setattr(self, name, np.full(len(self.latency_us), "", dtype=object))
 
@@ -62,10 +62,10 @@ class Answers:
             np.zeros(n, dtype=bool),
         )
 
-    def by(self, rule: str, source: str) -> Answers:
+    def by(self, clause: str, source: str) -> Answers:
         """The same, all by one clause and source."""
-        self.rule, self.source = (
-            np.broadcast_to(np.array(each, dtype=object), self.rule.shape) for each in (rule, source)
+        self.clause, self.source = (
+            np.broadcast_to(np.array(each, dtype=object), self.clause.shape) for each in (clause, source)
         )
         return self
 
@@ -77,9 +77,9 @@ class Answers:
     def witnesses(self) -> np.ndarray:
         """Who answered for each op: :class:`Witness` [n]."""
         found = np.empty(len(self.latency_us), dtype=object)
-        columns = (self.rule.tolist(), self.source.tolist(), self.engine.tolist(), self.predictor.tolist())
-        for at, (rule, source, engine, predictor) in enumerate(zip(*columns, strict=True)):
-            found[at] = Witness(rule or engine, source or engine, predictor or engine)
+        columns = (self.clause.tolist(), self.source.tolist(), self.engine.tolist(), self.predictor.tolist())
+        for at, (clause, source, engine, predictor) in enumerate(zip(*columns, strict=True)):
+            found[at] = Witness(clause or engine, source or engine, predictor or engine)
         return found
 
     def take(self, chosen: np.ndarray) -> Answers:

@@ -63,7 +63,7 @@ class LearnedEngine:
             for name in (self.name, f"{predictor.name}@{predictor.version}")
         )
         answers = Answers(found.latency_us, low, high, engine, who, found.in_envelope)
-        answers.by(self._rule(predictor, dtype), source_of(predictor))
+        answers.by(self._clause(predictor, dtype), source_of(predictor))
         if self.inside_node and not self.device.synchronous and KINDS[kind].family in COMMUNICATION:
             leaves = columns["ranks"] > columns["ranks_per_node"]
             answers.latency_us[leaves | ~answers.in_envelope] = np.nan
@@ -133,7 +133,7 @@ class LearnedEngine:
         pairs = zip(dataclasses.astuple(usual), dataclasses.astuple(found), strict=True)
         return Prediction(*(np.where(better, one, other) for one, other in pairs))
 
-    def _rule(self, predictor: Predictor, dtype: str) -> str:
+    def _clause(self, predictor: Predictor, dtype: str) -> str:
         """The clause by which a predictor answers."""
         if source_of(predictor) == OWN_ROWS:
             launched = (

@@ -49,7 +49,7 @@ class LibraryEngine:
         answers.in_envelope[:] = np.all([each.in_envelope for each in read], axis=0)
         answers.engine[:] = self.name
         answers.predictor[:] = ", ".join(f"{each.name}@{each.version}" for each in known)
-        answers.rule[:], answers.source[:] = LIBRARY, source_of(*known)
+        answers.clause[:], answers.source[:] = LIBRARY, source_of(*known)
         return answers
 
     def readings(self, dtype: str) -> tuple[Predictor, ...]:

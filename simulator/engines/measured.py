@@ -90,7 +90,7 @@ class MeasuredEngine:
             answers.predictor[at] = TRACES.get(each.source)
             mine = is_own((each.source,))
             answers.source[at] = OWN_ROWS if mine else each.source
-            answers.rule[at] = (OTHER if self.rows == "rest" else OWN) if mine else ROW
+            answers.clause[at] = (OTHER if self.rows == "rest" else OWN) if mine else ROW
         latency, low, high = np.array([each[:3] for each in hits], dtype=np.float64).T
         untold = (low >= latency) & (high <= latency)
         least = np.where(untold, UNREPEATED_FACTOR, LEAST_FACTOR)

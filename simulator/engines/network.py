@@ -73,7 +73,7 @@ class NetworkEngine:
         answers.latency_us[:] = np.maximum(latency, self.device.launch_us)
         answers.low_us[:], answers.high_us[:] = answers.latency_us / spread, answers.latency_us * spread
         answers.engine[:] = self.name
-        answers.rule[:] = answers.source[:] = NETWORK
+        answers.clause[:] = answers.source[:] = NETWORK
         answers.in_envelope[:] = groups.nodes == 1
         return answers
 

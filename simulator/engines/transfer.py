@@ -62,7 +62,8 @@ class TransferEngine:
             answers.in_envelope[:] = found.in_envelope
             answers.engine[:] = self.name
             answers.predictor[:] = kin.name
-            answers.rule[:], answers.source[:] = (ALIKE, source_of(*kin.predictors)) if kin.tier == OWN else (KIN, KIN)
+            here = kin.tier == OWN
+            answers.clause[:], answers.source[:] = (ALIKE, source_of(*kin.predictors)) if here else (KIN, KIN)
             if communication:  # over links that kin do not have, their answers say nothing
                 answers.latency_us[~found.in_envelope] = np.nan
             answers.latency_us[~able(kind, columns)] = np.nan

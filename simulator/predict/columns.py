@@ -28,11 +28,11 @@ class Predicted:
     coverage: np.ndarray
     engine: np.ndarray
     predictor: np.ndarray
-    rule: np.ndarray
-    source: np.ndarray
     in_envelope: np.ndarray
     roofline_us: np.ndarray
     bound: np.ndarray
+    clause: np.ndarray
+    source: np.ndarray
     power_w: np.ndarray
     energy_mj: np.ndarray
     energy_in_envelope: np.ndarray
@@ -80,10 +80,10 @@ def predict_columns(
         np.full(len(latency), COVERAGE),
         found.engine,
         found.predictor,
-        found.rule,
-        found.source,
         inside,
         *analytical.limits(kind, columns, dtype, out_dtype, device),
+        found.clause,
+        found.source,
         watts,
         energy,
         known,

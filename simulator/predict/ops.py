@@ -61,7 +61,7 @@ def _predicted(ops: Sequence[Op], device: Device, engine: Engine, cache: str) ->
             roofline_us=float(roofline[i]),
             bound=str(bound[i]),
             cache=cache,
-            rule=str(answers.rule[i]),
+            clause=str(answers.clause[i]),
             source=str(answers.source[i]),
         )
         for i, op in enumerate(ops)

@@ -251,7 +251,7 @@ def by_op(ledger: Ledger, total_us: float) -> tuple[OpShare, ...]:
 def known_by(witnesses: Mapping[Witness, float]) -> tuple[Knowledge, ...]:
     """Whose measurements answered, most of the time first; ``witnesses`` are microseconds."""
     ordered = sorted(witnesses.items(), key=lambda item: (-item[1], item[0]))
-    return tuple(Knowledge(who.rule, who.source, who.predictor, us * 1e-6) for who, us in ordered)
+    return tuple(Knowledge(who.clause, who.source, who.predictor, us * 1e-6) for who, us in ordered)
 
 
 def shares_of(us: Mapping[str, float]) -> dict[str, float]:

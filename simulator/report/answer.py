@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Knowledge:
     """Whose measurements answered for how much of a step, by which clause of the rule (``models/choice.py``)."""
 
-    rule: str
+    clause: str
     source: str
     predictor: str
     time_s: float
@@ -214,7 +214,7 @@ class OpPrediction:
     roofline_us: float
     bound: str
     cache: str
-    rule: str = ""  # the clause by which it was asked (models/choice.py)
+    clause: str = ""  # the clause by which it was asked (models/choice.py)
     source: str = ""  # whose measurements it learned from
     power_w: float | None = None  # while it runs again and again; None where nothing is known
     energy_mj: float | None = None  # of one execution
@@ -234,7 +234,7 @@ class OpPrediction:
             ("latency", time_text(self.latency_us)),
             (f"{self.coverage:.0%} interval", _span(self.low_us, self.high_us)),
             ("answered by", by if self.in_envelope else f"{by}, outside what was measured"),
-            ("which is", self.rule),
+            ("which is", self.clause),
             ("roofline", f"{time_text(self.roofline_us)}, {self.bound} bound"),
             ("power", "" if self.power_w is None else f"{self.power_w:.0f} W"),
         ]

@@ -45,5 +45,5 @@ def as_run(costs: Costs, attention: str, device: Device) -> Costs:
     if not slower:
         return costs
     asked = zip(costs.nodes, costs.witness.tolist(), strict=True)
-    ops = [None if witness.rule in AS_RUN else node.op for node, witness in asked]
+    ops = [None if witness.clause in AS_RUN else node.op for node, witness in asked]
     return longer(costs, np.array([slower.get(op.kind, 1.0) if op else 1.0 for op in ops]))

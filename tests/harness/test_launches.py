@@ -9,6 +9,7 @@ import pytest
 from opcast.datasets.launches import OPERATORS, operators
 from opcast.datasets.ops import KINDS, make_op
 from opcast.harness.cases import BUILDERS, prepare
+from opcast.harness.plan import build_plan
 
 torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
@@ -77,3 +78,11 @@ def test_forms_of_several_operators_are_declared(kind: str, backend: str) -> Non
 def test_what_is_declared_is_a_way_to_run_an_op() -> None:
     assert set(OPERATORS) <= set(BUILDERS)
     assert all(count > 1 for count in OPERATORS.values())
+
+
+@pytest.mark.parametrize(("device", "backend"), [("cuda", "triton:rope"), ("cpu", "torch")])
+def test_the_usual_backend_is_one_kernel_where_the_machine_has_one(device: str, backend: str) -> None:
+    """Of the shapes of a model, too: a form of several kernels would answer for eager stacks alone."""
+    op = {"kind": "rope", "tokens": 64, "heads": 8, "head_dim": 128, "dtype": "bf16"}
+    plan = build_plan({"name": "one", "settings": {"device": device}, "ops": [op], "cache": "warm"})
+    assert [each.backend for each in plan.cases] == [backend]

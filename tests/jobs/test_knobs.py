@@ -66,7 +66,8 @@ READ = {
     "policy",
     "algorithm",
     "window",
-}  # what tests of stores, formats, traces turn
+    "detail",
+}  # what tests of stores, formats, traces, tables turn
 WORKLOAD = {"lora_rank", "lora_modules", "mtp_layers", "frozen"}  # settings of a group
 REFUSALS = {"expand": "expand=0", "strict": "strict"}  # answers that are refused, for a reason that names the setting
 

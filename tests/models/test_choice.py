@@ -9,11 +9,13 @@ import pytest
 from opcast.models.choice import ANYONE, Caller, is_own, launched, may_answer, place, ranked
 
 VLLM = Caller("vllm", "vllm", architecture="hopper", eager=False)
+BLACKWELL = Caller("vllm", "vllm", architecture="blackwell", eager=False)
 SGLANG = Caller("sglang", "sglang", architecture="hopper", eager=False)
 TRTLLM = Caller("trtllm_2023", "trtllm", "nccl", architecture="ampere", eager=False)
 TITAN = Caller("torchtitan", architecture="hopper", eager=False)
 TITAN_2025 = Caller("torchtitan_2025", attention="flash2", architecture="hopper", eager=False)
 MEGATRON = Caller("megatron_core", architecture="hopper", eager=False)
+OLDER = Caller("llm_foundry", attention="flash1_triton", architecture="ampere", eager=False)
 EAGER = Caller("torch", architecture="hopper", eager=True)
 
 
@@ -27,8 +29,15 @@ CASES: Mapping[str, tuple[Caller, str, str, Sequence[str], str | None]] = {
     "an engine's own product": (VLLM, "gemm", "fp8", ["cublas", "vllm:cutlass_scaled_mm"], "vllm:cutlass_scaled_mm"),
     "no 8-bit product of PyTorch's in an engine": (SGLANG, "gemm", "fp8", ["cublas", "rowwise"], None),
     "blocks by DeepGEMM": (SGLANG, "gemm", "fp8_block", ["cublas", "deep_gemm:fp8"], "deep_gemm:fp8"),
-    "Transformer Engine's before PyTorch's": (MEGATRON, "gemm", "fp8", ["cublas", "te:linear"], "te:linear"),
+    "Transformer Engine's before PyTorch's": (
+        MEGATRON,
+        "gemm",
+        "fp8",
+        ["cublas", "transformer_engine:gemm"],
+        "transformer_engine:gemm",
+    ),
     "one kernel where a stack fuses": (MEGATRON, "rope", "bf16", ["torch", "triton:rope"], "triton:rope"),
+    "what torch.compile makes": (TITAN, "cross_entropy", "bf16", ["torch", "inductor"], "inductor"),
     "the engine's own kernel": (
         VLLM,
         "silu_mul",
@@ -51,6 +60,7 @@ CASES: Mapping[str, tuple[Caller, str, str, Sequence[str], str | None]] = {
     ),
     "cuDNN's attention on Hopper": (TITAN, "attention_prefill", "bf16", ["sdpa", "flash2", "cudnn"], "cudnn"),
     "FlashAttention-2 where a stack says so": (TITAN_2025, "attention_prefill", "bf16", ["sdpa", "flash2"], "flash2"),
+    "FlashAttention of before": (OLDER, "attention_prefill", "bf16", ["sdpa", "flash2"], None),
     "what torch picks": (EAGER, "attention_backward", "bf16", ["math", "efficient", "sdpa"], "sdpa"),
     "plain NCCL by a trainer": (MEGATRON, "all_reduce", "bf16", ["nccl"], "nccl"),
     "no plain NCCL in place of a custom all-reduce": (VLLM, "all_reduce", "bf16", ["nccl"], None),
@@ -58,6 +68,21 @@ CASES: Mapping[str, tuple[Caller, str, str, Sequence[str], str | None]] = {
     "an engine that sums by NCCL": (TRTLLM, "all_reduce", "bf16", ["nccl"], "nccl"),
     "gathers of an engine are NCCL's": (VLLM, "all_gather", "bf16", ["nccl:inplace", "nccl"], "nccl"),
     "experts of an engine": (VLLM, "fused_moe", "fp8_block", ["torch", "vllm:fused_experts"], "vllm:fused_experts"),
+    "experts of an engine on Blackwell": (
+        BLACKWELL,
+        "fused_moe",
+        "fp8_block",
+        ["vllm:fused_experts", "flashinfer:trtllm"],
+        "flashinfer:trtllm",
+    ),
+    "FlashAttention's MLA on Hopper": (
+        VLLM,
+        "mla_decode",
+        "bf16",
+        ["flash_mla:dense", "vllm:flash_mla", "vllm:flash_attn_mla"],
+        "vllm:flash_attn_mla",
+    ),
+    "gathers in graphs by an engine": (VLLM, "all_gather", "bf16", ["nccl", "nccl:graph"], "nccl:graph"),
     "experts one by one are no grouped product": (MEGATRON, "grouped_gemm", "bf16", ["loop", "torch"], "torch"),
     "nobody said who launches": (ANYONE, "rope", "bf16", ["torch", "triton:rope"], "triton:rope"),
     "and several kernels are another kernel": (ANYONE, "rope", "bf16", ["torch"], None),

@@ -90,7 +90,7 @@ def test_no_step_gets_worse_by_measuring(
         (share["kind"], each["predictor"])
         for share in after["breakdown"]["by_op"]
         for each in share["known_by"]
-        if each["rule"] in (OWN, OTHER) and "@" in each["predictor"]
+        if each["clause"] in (OWN, OTHER) and "@" in each["predictor"]
     ]
     assert own
     for kind, predictor in own:

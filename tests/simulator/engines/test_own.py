@@ -102,22 +102,22 @@ ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize(("stack", "op", "rule", "predictor"), ANSWERS)
+@pytest.mark.parametrize(("stack", "op", "clause", "predictor"), ANSWERS)
 def test_the_own_row_of_the_kernel_that_is_launched_answers(
-    engine: Engine, stack: str | None, op: Op, rule: str, predictor: str
+    engine: Engine, stack: str | None, op: Op, clause: str, predictor: str
 ) -> None:
     found = answered(engine, stack, op)
-    assert found.rule[0] == rule
+    assert found.clause[0] == clause
     assert predictor in found.predictor[0]
-    assert (found.source[0] == OWN_ROWS) == (rule == OWN)
-    if rule == OWN and operators(op.kind, predictor.partition("@")[2].rstrip("/")) == 1:
+    assert (found.source[0] == OWN_ROWS) == (clause == OWN)
+    if clause == OWN and operators(op.kind, predictor.partition("@")[2].rstrip("/")) == 1:
         assert found.latency_us[0] == pytest.approx(truth([op], "cold")[0], rel=NEAR)
 
 
 @pytest.mark.parametrize("stack", ["torchtitan", "vllm"])
 def test_without_own_rows_nothing_changes(stack: str) -> None:
     found = answered(shipped(), stack, PRODUCT)
-    assert found.rule[0] == (LIBRARY if stack == "torchtitan" else TABLE)
+    assert found.clause[0] == (LIBRARY if stack == "torchtitan" else TABLE)
     assert found.source[0] == "aiconfigurator"
 
 
@@ -125,7 +125,7 @@ def test_beyond_own_rows_a_table_counts_times_what_they_are_off_it(engine: Engin
     for op in (PRODUCT.replace(n=65536), PRODUCT.replace(m=16384), PRODUCT.replace(m=2, k=24576)):
         found = answered(engine, "vllm", op)
         before = answered(shipped(), "vllm", op)
-        assert found.rule[0] == BEYOND
+        assert found.clause[0] == BEYOND
         assert "vllm" in found.predictor[0]
         assert "gemm@cublas" in found.predictor[0]
         assert found.source[0] == "aiconfigurator, corrected by own rows"
@@ -142,17 +142,17 @@ def test_a_row_of_this_very_op_goes_first_and_other_labs_rows_after_what_own_one
     stores, registries = [home / "store", tmp_path], [home / "predictors", SHIPPED_PREDICTORS]
     engine = build_engine(H100, stores, registries)
     assert answered(engine, "vllm", mine).engine[0] == "measured"
-    assert answered(engine, "vllm", mine).rule[0] == OWN
+    assert answered(engine, "vllm", mine).clause[0] == OWN
     assert answered(engine, "vllm", theirs).engine[0] == "learned"
     alone = build_engine(H100, stores[1:], registries[1:])
     found = answered(alone, "vllm", theirs)
-    assert (found.engine[0], found.rule[0], found.source[0]) == ("measured", ROW, "kineto")
+    assert (found.engine[0], found.clause[0], found.source[0]) == ("measured", ROW, "kineto")
 
 
 def test_own_rows_of_another_kernel_answer_where_no_table_of_the_framework_does(home: Path) -> None:
     engine = build_engine(H100, [home / "store"], [home / "predictors"])
-    assert answered(engine, "vllm", DECODE).rule[0] == OTHER
-    assert answered(engine, "vllm", SUM).rule[0] == OTHER
+    assert answered(engine, "vllm", DECODE).clause[0] == OTHER
+    assert answered(engine, "vllm", SUM).clause[0] == OTHER
     assert answered(engine, "vllm", LATENT).engine[0] == "analytical"  # several kernels: never
 
 
@@ -194,6 +194,6 @@ def test_steps_move_towards_the_truth_and_say_whose_rows_they_are(
     said = [note for note in after.notes if note.startswith("several machines speak for this step")]
     assert len(said) == (after.sources.get("aiconfigurator", 0.0) + after.sources.get("vidur", 0.0) >= 0.01)
     kinds = {share.kind: share.known_by for share in after.breakdown.by_op}
-    assert {each.rule for each in kinds["gemm"]} <= {OWN, BEYOND}
+    assert {each.clause for each in kinds["gemm"]} <= {OWN, BEYOND}
     assert all(each.time_s > 0 for known in kinds.values() for each in known)
     assert OWN_ROWS not in before.sources

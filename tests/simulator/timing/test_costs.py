@@ -10,6 +10,8 @@ import pytest
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import make_op
+from opcast.models.choice import ANY, OWN
+from opcast.simulator.engines import Witness
 from opcast.simulator.graph import REST, Graph, Node
 from opcast.simulator.question.plan import Parallel, Plan, Stack
 from opcast.simulator.timing.attention import BACKWARD, FORWARD, SLOWER, as_run
@@ -95,7 +97,8 @@ def costs_of(*parts: tuple[str, str, int, str]) -> Costs:
     nodes = [replace(node, group=group) for node, (_, group, *_) in zip(made, parts, strict=True)]
     ones, nobody = np.ones(len(nodes)), np.zeros(len(nodes))
     names = np.full(len(nodes), "network", dtype=object)
-    return Costs(Graph("g", (), (), 0, 0), nodes, nobody, ones, ones, nobody, ones, ones, names, nobody == 0, names)
+    witness = np.full(len(nodes), Witness(), dtype=object)
+    return Costs(Graph("g", (), (), 0, 0), nodes, nobody, ones, ones, nobody, ones, ones, names, nobody == 0, witness)
 
 
 def test_checks_hold_the_host_before_collectives_but_not_before_coalesced_ones() -> None:
@@ -168,6 +171,8 @@ def test_an_older_attention_takes_longer_on_the_gpus_that_it_was_not_written_for
     second, first = (as_run(costs, name, hopper).kernel_us.tolist() for name in ("flash2", "flash1"))
     assert second == [SLOWER["flash2"]["hopper"][FORWARD], SLOWER["flash2"]["hopper"][BACKWARD], 1.0]
     assert first == [2 * second[0], 2 * second[1], 1.0]
+    timed = replace(costs, witness=np.array([Witness(OWN), Witness(ANY), Witness(OWN)], dtype=object))
+    assert as_run(timed, "flash2", hopper).kernel_us.tolist() == [1.0, second[1], 1.0]
     assert as_run(costs, "flash1", ampere).kernel_us.tolist() == [2.0, 2.0, 1.0]
     assert as_run(costs, "flash1_triton", ampere).kernel_us.tolist() == [1.8, 1.8, 1.0]
     assert as_run(costs, "flash2", ampere) is costs
