@@ -111,6 +111,7 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "vllm": ("vllm", *GENERATED, "flashinfer", "deep_gemm", "flash_mla"),
     "sglang": ("sglang", *GENERATED, "flashinfer", "deep_gemm", "flash_attn:3", "flash_mla", "vllm"),
     "trtllm": (*GENERATED, "flashinfer", "deep_gemm", "vllm:flash_mla"),
+    "torchtitan": ("cudnn",),  # sdpa_kernel's order of backends on Hopper and later (conf/stack)
     "megatron": ("transformer_engine",),
     "nemo": ("transformer_engine",),
 }

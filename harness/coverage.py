@@ -20,12 +20,14 @@ FILL_GBPS = 200.0  # at which random inputs are made
 MOST_OF_LIBRARIES = 3
 COLLECTIVE = "nccl"
 VLLM_ALL_REDUCE, VLLM_MOST_BYTES = "vllm:custom_all_reduce", 8 << 20  # CustomAllreduce's max_size
+GRAPH_MOST_BYTES = 16 << 20  # of a sum that is captured: vLLM's graphs hold 512 tokens at the most (cudagraph sizes)
 SERVED_BY = {
     "all_reduce": (VLLM_ALL_REDUCE, "nccl:graph"),
     "all_gather": ("nccl:graph",),
     "reduce_scatter": ("nccl:graph",),
 }
-TRAINS = ("megatron", "nemo")
+TRAINS = ("megatron", "nemo", "torchtitan")
+SDPA = "sdpa"  # what torch takes for attention where a stack's own choice is not to be had
 EAGER = "operators one by one: this stack runs them as one kernel"
 
 
@@ -70,8 +72,9 @@ def to_measure(found: Sequence[MeasuringWay]) -> list[MeasuringWay]:
     """The ways that answer for a step: those of the stack's libraries and torch's best; else the first that can."""
     able = [way for way in found if way.runs]
     libraries_own = [way for way in able if way.own and way.package][:MOST_OF_LIBRARIES]
-    own = [*libraries_own, *[way for way in able if way.own and not way.package][:1]]
-    return own or able[:1]
+    of_torch = [way for way in able if way.own and not way.package]
+    best = [way for way in of_torch if way.backend in (of_torch[0].backend, SDPA)]
+    return [*libraries_own, *best] or able[:1]
 
 
 def _place(way: MeasuringWay, order: Sequence[str]) -> int:
@@ -106,7 +109,8 @@ def _collectives(op: Op, device: Device, stack: str) -> list[MeasuringWay]:
     """The ways of a collective; as an engine captures it first, where the stack is one. They need all of its ranks."""
     names: tuple[str, ...] = ("gloo",) if device.synchronous else (COLLECTIVE,)
     if libraries(stack) and not device.synchronous and not stack.startswith(TRAINS):
-        names = (*SERVED_BY.get(op.kind, ()), *names)
+        served = SERVED_BY.get(op.kind, ()) if getattr(op, "size_bytes", 0) <= GRAPH_MOST_BYTES else ()
+        names = (*served, *names)
     return [_collective(op, name, device) for name in names]
 
 

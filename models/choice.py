@@ -197,7 +197,9 @@ def ranked(
 def launched(rows: Mapping[str, int], preferences: Sequence[str], kind: str, dtype: str, caller: Caller) -> list[str]:
     """The backends of own rows that are what a caller launches for an op, best first; ``rows`` as in :func:`ranked`."""
     places = {each: place(caller, kind, dtype, each) for each in ranked(rows, None, preferences, kind, caller)}
-    return [each for each, _ in sorted(places.items(), key=lambda item: item[1] or 0) if places[each] is not None]
+    named = launches(caller, kind, dtype)  # itself before its variants: ``nccl`` before ``nccl:graph``
+    known = [(at, each not in named, each) for each, at in places.items() if at is not None]
+    return [each for *_, each in sorted(known, key=lambda item: item[:2])]
 
 
 Card = Mapping[str, Any]

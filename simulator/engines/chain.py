@@ -2,7 +2,8 @@
 
 Where measured rows and predictors are asked in turn:
 
-1. own rows of this very op, then the predictors of own rows, of the kernel that is launched (:mod:`.own`),
+1. own rows of this very op, then the predictors of own rows, of the kernel that is launched (:mod:`.own`); sums that an
+   engine leaves to NCCL by rows of that (:mod:`.sums`),
 2. rows of other labs for this very op,
 3. tables of other labs: readings that the stack names (:mod:`.kernels`), the library's call (:mod:`.library`), those of
    the stack's own framework,
@@ -26,6 +27,7 @@ from .learned import LearnedEngine
 from .library import LibraryEngine
 from .measured import MeasuredEngine
 from .own import OwnEngine
+from .sums import LargeSumsEngine
 from .transfer import TransferEngine
 
 JOINS_NOTHING = (
@@ -53,6 +55,7 @@ def chained(engines: Sequence[Engine], stack: Stack | None) -> list[Engine]:
     for each in engines:
         if isinstance(each, MeasuredEngine) and _divided(each):
             each = replace(each, caller=caller_of(stack, each.device))
+            found += large_sums(each, learned)
             found.append(replace(each, rows="own"))
             if learned is not None and _divided(learned) and not _holds(found, OwnEngine):
                 found.append(own_engine(learned, stack))
@@ -75,6 +78,16 @@ def chained(engines: Sequence[Engine], stack: Stack | None) -> list[Engine]:
         else:
             found.append(each)
     return found
+
+
+def large_sums(measured: MeasuredEngine, learned: LearnedEngine | None) -> Iterator[Engine]:
+    """Own rows of NCCL, and predictors of them, for the sums that a serving engine leaves to it."""
+    if not measured.caller.engine or measured.caller.collectives:
+        return
+    plain = replace(measured.caller, engine="", framework="")
+    yield LargeSumsEngine(replace(measured, rows="own", caller=plain))
+    if learned is not None and _divided(learned):
+        yield LargeSumsEngine(replace(learned, rows="own", caller=plain))
 
 
 def own_engine(learned: LearnedEngine, stack: Stack | None) -> OwnEngine:

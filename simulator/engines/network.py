@@ -192,7 +192,8 @@ def _measured(engine: NetworkEngine, kind: str) -> tuple[np.ndarray, GroupShapes
         table = store.read(kind, engine.device.id)
         columns = {name: table[name].to_numpy() for name in ("size_bytes", "ranks", "ranks_per_node", "latency_us")}
         nccl = np.array(
-            [str(each).partition(":")[2] == "nccl" or each == "nccl" for each in table["backend"].to_pylist()]
+            [str(each).partition(":")[2] == "nccl" or each == "nccl" for each in table["backend"].to_pylist()],
+            dtype=bool,
         )
         keep = (
             nccl & (columns["ranks"] > 1) & (columns["ranks"] <= engine.cluster.devices) & (columns["latency_us"] > 0)

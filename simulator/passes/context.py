@@ -32,7 +32,6 @@ from math import ceil
 
 import numpy as np
 
-from ...datasets.devices import load_device
 from ...datasets.ops import KINDS
 from ..graph import ROLES, Graph, Node
 from ..question.errors import DegreeError
@@ -132,7 +131,7 @@ def _placed(graph: Graph, plan: Plan, call: Attention, lengths: list[int]) -> As
             if node.op is not None and node.op.cost.unit == "tensor" and attention_of(node) is None
         )
         hidden = call.heads_q * (call.width_k + call.width_v) // 2
-        device = load_device(plan.cluster.device)
+        device = plan.figures
         rate = device.tensor_rate(plan.precision) * 1e12 / ((device.link_gbps or device.pcie_gbps) * 1e9)
         sent = call.kv_bytes(1) / call.batch * rate  # what could be computed while a token's keys and values are sent
         return dynamic_context(lengths, cp, attention_work(hidden, others / runs / sum(lengths), sent))

@@ -34,7 +34,6 @@ from math import ceil
 
 import numpy as np
 
-from ...datasets.devices import load_device
 from ...datasets.dtypes import itemsize
 from ...datasets.loading import nearest
 from ...datasets.ops import KINDS, LAYOUT, Op, make_op
@@ -402,7 +401,7 @@ class _Rounding:
     @cached_property
     def _takes_either_way(self) -> bool:
         """Whether products of FP8 read what is rounded along the rows as their transposed operand, too."""
-        return int(load_device(self.plan.cluster.device).sm) == EITHER_WAY_SM
+        return int(self.plan.figures.sm) == EITHER_WAY_SM
 
     def _store(self, section: Section, tensor: int, recipe: Recipe) -> None:
         """Store a weight in the recipe's format, its scales beside it."""

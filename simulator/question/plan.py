@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...datasets.clusters import Cluster
+from ...datasets.devices import Device, load_device
 from ...datasets.loading import choice, flag, load, nearest, number, whole
 from ...datasets.ops import KINDS
 from ...datasets.reading import read_yaml
@@ -314,7 +315,8 @@ class Plan:
     own (``module:function``). Compute on ``slow_devices`` takes so many times longer (:mod:`.stragglers`). With
     ``explicit_links`` communications wait for each other on the links of the fabric alone
     (:mod:`..contention.fixed_point`). ``calibration`` names what known runs say of predicted times
-    (:mod:`.calibration`), ``calibrated`` is that for this plan, by regime (:func:`..step.checks.prepared`).
+    (:mod:`.calibration`), ``calibrated`` is that for this plan, by regime, ``device`` what the cluster's devices are
+    (:func:`..step.checks.prepared`).
     ``quantization`` is the format of linear layers; where a checkpoint has several, ``weight_rules`` say which modules
     have which, and those that no rule names stay in ``precision``. ``notes`` say what was chosen for the user
     (:mod:`.as_stored`).
@@ -337,6 +339,7 @@ class Plan:
     explicit_links: bool = False
     calibration: str = NONE
     calibrated: Mapping[str, StepCalibration] = field(default_factory=dict)
+    device: Device | None = None
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -359,6 +362,11 @@ class Plan:
     def regime(self, kind: str) -> str:
         """What effects of calibrations call a kind of step under this layout (:func:`.calibration.regime_of`)."""
         return regime_of(kind, self.parallel.tp, self.cluster.devices_per_node)
+
+    @property
+    def figures(self) -> Device:
+        """What the devices can do: as asked about, else as the file of their name says. DeviceError without one."""
+        return self.device or load_device(self.cluster.device)
 
     @property
     def dp(self) -> int:

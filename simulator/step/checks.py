@@ -32,7 +32,7 @@ def prepared(plan: Plan, work: Work, device: Device) -> Plan:
     for dtype in (plan.precision, plan.quantization, *(rule.weights.name for rule in plan.weight_rules)):
         if dtype and not device.supports(dtype):
             raise DeviceError(f"{device.name} has no {dtype} matrix units; it has {', '.join(device.tensor_tflops)}")
-    return replace(plan, calibrated=_calibrated(plan, work, device))
+    return replace(plan, calibrated=_calibrated(plan, work, device), device=device)
 
 
 def _calibrated(plan: Plan, work: Work, device: Device) -> dict[str, StepCalibration]:

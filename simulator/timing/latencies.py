@@ -18,6 +18,10 @@ from ..graph import REST, Node
 from .coldness import Coldness
 
 BY_BYTES = Witness("bytes", "bytes", "bytes")
+IN_STEP = 0.03
+"""What a step may be off by, as a share of its time, however well each op is known: kernels run beside others, on
+operands of other values and places, by another build. Steps of eight small models on a CPU whose ops were measured are
+off by 3.0 to 9.9 % in the median (docs/evidence.md, `opcast quickstart models=all`)."""
 HOST_BATCH = 128  # calls in the host_overhead op that a per-call cost is read off; campaigns measure as many
 
 
@@ -27,14 +31,15 @@ def node_latencies(
     """(latency_us, low factor, high factor, engine, in_envelope, witness) per node.
 
     Each distinct op is asked once warm and once cold; a node lies between the two by how cold its inputs are, and by
-    how cold its code is as far as that explains the difference. Communication between CPUs counts as
-    warm, as it is measured. An operator without a kind is costed by its bytes at memory bandwidth (``bytes``).
+    how cold its code is as far as that explains the difference. Communication counts as warm, as it is measured: who
+    answers for it cold is somebody else. An operator without a kind is costed by its bytes at memory bandwidth
+    (``bytes``).
     """
     distinct: dict[Op, int] = {}
     where = np.array([-1 if n.op is None else distinct.setdefault(n.op, len(distinct)) for n in nodes], dtype=np.int64)
     ops = list(distinct)
     warm, chilled = ask(engine, ops, "warm"), ask(engine, ops, "cold")
-    linked = np.array([device.synchronous and op.cost.unit == "network" for op in ops], dtype=bool)
+    linked = np.array([op.cost.unit == "network" for op in ops], dtype=bool)
     by_bytes = np.array([device.launch_us + n.bytes_moved / device.memory_gbps * 1e-3 for n in nodes])
 
     if not ops:
@@ -98,13 +103,14 @@ def step_interval(
     """An interval of the step from those of its ops, ``low`` and ``high`` as factors [ops], by their kinds.
 
     Errors of one predictor go together, those of different predictors do not: half-widths add within a kind and
-    in quadrature between kinds.
+    in quadrature between kinds. To them comes what a step adds to its ops (:data:`IN_STEP`).
     """
     below: dict[str, float] = {}
     above: dict[str, float] = {}
     for name, us, least, most in zip(kinds, kernel_us.tolist(), low.tolist(), high.tolist(), strict=True):
         below[name] = below.get(name, 0.0) + us * (1 - least)
         above[name] = above.get(name, 0.0) + us * (most - 1)
-    down = float(np.sqrt(sum(v * v for v in below.values())))
-    up = float(np.sqrt(sum(v * v for v in above.values())))
+    whole = IN_STEP * float(kernel_us.sum())
+    down = float(np.sqrt(whole**2 + sum(v * v for v in below.values())))
+    up = float(np.sqrt(whole**2 + sum(v * v for v in above.values())))
     return max(total_us - down, 0.0), total_us + up

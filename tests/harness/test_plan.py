@@ -393,7 +393,7 @@ def test_no_attention_on_a_gpu_is_given_a_mask() -> None:
     kinds = ("attention_prefill", "attention_decode", "attention_backward")
     attention = [c for c in shipped("full", "cuda").cases if c.op.kind in kinds]
     own = {c.backend for c in attention if c.op.kind == "attention_backward" and not c.backend.startswith(FOREIGN)}
-    assert own == {"sdpa"}, "the kernel that torch picks for training is measured, and no other"
+    assert own == {"sdpa", "cudnn"}, "what torch picks, and what torchtitan asks it for"
     masked = [c for c in attention if c.backend == "sdpa" and needs_mask(c.op)]
     assert len(masked) > 100
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
@@ -449,8 +449,8 @@ def test_the_full_campaign_fits_the_time_it_states() -> None:
     assert f"{len(plan.cases):,} cases" in text
     assert f"; {sum(c.backend.startswith(FOREIGN) for c in plan.cases)} of" in text
     minutes = sum(len(batch.cases) for batch in plan.batches()) * 2 * plan.settings.case_budget_s / 60
-    assert minutes <= 26
-    assert "about 26 minutes" in text
+    assert minutes <= 27
+    assert "about 27 minutes" in text
 
 
 def test_hydra_composes_the_full_campaign_as_planned_here() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opcast.datasets.clusters import Cluster
+from opcast.datasets.devices import load_device
 from opcast.datasets.dtypes import itemsize
 from opcast.datasets.ops import KINDS
 from opcast.simulator.graph import Graph, Node
@@ -174,6 +175,12 @@ def test_products_of_blackwell_take_operands_of_one_scale_either_way(traced_smal
 
     assert read_and_written("b200_sxm", "fp8") < read_and_written("h100_sxm", "fp8")
     assert read_and_written("b200_sxm", "fp8_block") == read_and_written("h100_sxm", "fp8_block")
+
+    own = replace(load_device("b200_sxm"), id="of_my_own")
+    mine = replace(plan("fp8"), cluster=Cluster("c", "c", own.id), stack=Stack(rounds_both=True), device=own)
+    rounded = [n.op for n, _ in quantize(graph, mine).weighted() if n.op and n.op.kind == "quantize"]
+    assert rounded
+    assert BOTH not in {op.part for op in rounded}
 
 
 def test_scales_of_nvfp4_have_one_of_the_tensor_above_them(traced_small: Traced) -> None:

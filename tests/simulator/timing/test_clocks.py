@@ -74,3 +74,16 @@ def test_a_cap_holds_from_the_start_and_for_every_op(costs) -> None:
         times(costs, capped(H100, 90.0))
     with pytest.raises(PowerError, match="no tdp_w"):
         capped(replace(H100, tdp_w=0.0), 300.0)
+
+
+def test_bounds_hold_what_the_clock_of_a_long_step_may_be(costs) -> None:
+    nobodys = replace(H100, id="nobody_s", architecture="new")
+    (burst,), (long,), (unknown,) = (
+        sustained(costs, device, us) for device, us in ((H100, 1e3), (H100, LONG), (nobodys, LONG))
+    )
+    products = [BF16, FP8, FEW]
+    assert burst.high == pytest.approx(costs[0].high)
+    assert (long.high[products] > burst.high[products]).all()
+    assert long.high[[ATTENTION, COPY, RING]] == pytest.approx(burst.high[[ATTENTION, COPY, RING]])
+    assert (unknown.high[products] > long.high[products]).all()
+    assert (unknown.low[products] > long.low[products]).all()

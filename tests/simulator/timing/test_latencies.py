@@ -254,3 +254,21 @@ def test_what_crosses_a_link_between_processes_of_a_cpu_is_never_cold():
     assert latency.tolist() == pytest.approx([100.0, 200.0])
     assert high.tolist() == pytest.approx([1.1, 20.0])
     assert low[0] == pytest.approx(1 / 1.1)
+
+
+class WarmAndCold:
+    """Knows every op warm in 10 us, and cold in 100."""
+
+    name = "two"
+
+    def answer(self, kind: str, columns: dict[str, np.ndarray], dtype: str, out_dtype: str, cache: str) -> Answers:
+        answers = Answers.declined(len(next(iter(columns.values()))))
+        answers.latency_us[:] = answers.low_us[:] = answers.high_us[:] = 10.0 if cache == "warm" else 100.0
+        return answers
+
+
+def test_communication_counts_as_warm_as_it_is_measured():
+    gather = make_op("all_gather", size_bytes=1 << 20, ranks=8)
+    nodes = [Node(gather, "c10d", "", "forward", (0,), (1,), 1 << 20), gemm_node(64, (0, 1, 2))]
+    cold = Coldness(np.ones(2), *np.zeros((3, 2)))
+    assert node_latencies(nodes, cold, device(), WarmAndCold())[0].tolist() == [10.0, 100.0]

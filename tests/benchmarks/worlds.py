@@ -1,0 +1,92 @@
+"""Whether measuring pays: errors of steps in worlds whose laws are known, before and after campaigns.
+
+    python tests/benchmarks/worlds.py [--world NAME …] [--seed N …] [--budget full|model|quarter …] [--step WORDS]
+    [--ops N]
+
+In each world (``tests/worlds``) the real plan runs through the real builders and store, ``opcast train`` learns, and
+twelve steps are asked before and after. Printed are, by step, the error and whether the interval holds the truth, and
+``worse`` where measuring made it so; by world and budget the median and the worst error, the coverage and the width of
+the intervals. ``--ops N`` lists the ops whose error moves each step most. ``--folder`` keeps stores and predictors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from opcast.tests.worlds.chain import Spoken, prove
+from opcast.tests.worlds.chip import WORLDS, make_world
+from opcast.tests.worlds.steps import STEPS
+
+WORSE = 0.005  # of a step's time: what an error may grow by without being called worse
+
+
+def summary(said: Sequence[Spoken]) -> dict[str, float]:
+    """Median and worst error, coverage and median width of some steps."""
+    errors = [abs(each.error) for each in said]
+    return {
+        "median": float(np.median(errors)),
+        "worst": float(np.max(errors)),
+        "coverage": float(np.mean([each.inside for each in said])),
+        "width": float(np.median([each.width for each in said])),
+    }
+
+
+def worse(before: Sequence[Spoken], after: Sequence[Spoken]) -> list[str]:
+    """Steps whose error grew by measuring."""
+    pairs = zip(before, after, strict=True)
+    return [new.step for old, new in pairs if abs(new.error) > abs(old.error) + WORSE]
+
+
+def show(title: str, answers: Mapping[str, Sequence[Spoken]], ops: int) -> None:
+    """The table of one world."""
+    print(f"\n{title}")
+    budgets = list(answers)
+    print(f"{'step':24}{'true ms':>10}" + "".join(f"{budget:>18}" for budget in budgets))
+    for place, first in enumerate(answers["before"]):
+        cells = []
+        for budget in budgets:
+            each = answers[budget][place]
+            grown = "!" if each.step in worse(answers["before"], answers[budget]) else " "
+            cells.append(f"{100 * each.error:+8.1f}%{' ' if each.inside else 'o'}{grown} ±{50 * each.width:4.0f}%")
+        print(f"{first.step:24}{first.true_ms:10.2f}" + "".join(f"{cell:>18}" for cell in cells))
+        for budget in budgets[1:] if ops else ():
+            for name, part, error, engine in answers[budget][place].worst[:ops]:
+                print(
+                    f"    {budget:8} {100 * part * error:+6.1f} % of the step: {error:+6.0%} {engine:10} {name[:110]}"
+                )
+    for budget in budgets:
+        found = summary(answers[budget])
+        print(f"{budget:10}" + " ".join(f"{name} {value:6.1%}" for name, value in found.items()), end="")
+        print("  worse: " + (", ".join(worse(answers["before"], answers[budget])) or "none"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--world", nargs="*", default=WORLDS)
+    parser.add_argument("--seed", nargs="*", type=int, default=[1, 2])
+    parser.add_argument("--budget", nargs="*", default=["quarter", "full", "model"])
+    parser.add_argument("--step", default="")
+    parser.add_argument("--ops", type=int, default=0)
+    parser.add_argument("--folder", type=Path)
+    given = parser.parse_args()
+    folder = given.folder or Path(tempfile.mkdtemp())
+    graphs = folder / "graphs"
+    graphs.mkdir(parents=True, exist_ok=True)
+    steps = [step for step in STEPS if given.step in step.name]
+    for name in given.world:
+        for seed in given.seed:
+            place = folder / f"{name}_{seed}"
+            show(
+                f"{name}, seed {seed}",
+                dict(prove(make_world(name, seed), place, graphs, given.budget, steps)),
+                given.ops,
+            )
+
+
+if __name__ == "__main__":
+    main()
