@@ -17,7 +17,7 @@ import torch
 
 from ..datasets.ops import Op
 from .cases.base import Unsupported
-from .cases.packages import package
+from .cases.packages import EXTRAS, package
 from .collective_calls import CallSetting, ReadyCollective
 
 LOW_LATENCY = 1  # of the dim mode
@@ -61,7 +61,7 @@ class SharedBuffer:
         """The memory of the normal mode."""
         if self.buffer is None:
             apart = SHARED_BYTES if group.size() > COMMON_NODE else 0
-            self.buffer = package("deep_ep").Buffer(group, SHARED_BYTES, apart, explicitly_destroy=True)
+            self.buffer = _made(package("deep_ep").Buffer, group, SHARED_BYTES, apart)
         return self.buffer
 
     def fast(self, group: Any, op: Op) -> Any:
@@ -71,7 +71,7 @@ class SharedBuffer:
             most = max(op.tokens, MOST_FAST_TOKENS)
             needed = kind.get_low_latency_rdma_size_hint(most, op.hidden, ranks, experts)
             mode = {"low_latency_mode": True, "num_qps_per_rank": experts // ranks}
-            self.buffer = kind(group, 0, needed, **mode, explicitly_destroy=True)
+            self.buffer = _made(kind, group, 0, needed, **mode)
         self.buffer.clean_low_latency_buffer(op.tokens, op.hidden, experts)
         return self.buffer
 
@@ -87,6 +87,14 @@ class SharedBuffer:
                 explicitly_destroy=True,
             )
         return self.buffer
+
+
+def _made(kind: Any, *sizes: Any, **mode: Any) -> Any:
+    """A buffer that ends when it is told to. Unsupported where DeepEP ends it whenever Python collects it."""
+    try:
+        return kind(*sizes, **mode, explicitly_destroy=True)
+    except TypeError as error:
+        raise Unsupported(f"this DeepEP is too old ({error}): {EXTRAS['deep_ep']} of 2025-06 or later") from error
 
 
 BUFFERS = SharedBuffer()

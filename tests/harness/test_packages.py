@@ -518,6 +518,18 @@ def test_a_group_of_deep_ep_ends_its_memory_before_another_makes_its_own(monkeyp
     assert deep_ep_calls.BUFFERS.buffer is None
 
 
+def test_a_deep_ep_without_an_end_of_its_memory_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opcast.harness.deep_ep_calls import SharedBuffer
+
+    class Old:
+        def __init__(self, group: Any, nvl: int, rdma: int, low_latency_mode: bool = False) -> None: ...
+
+    monkeypatch.setitem(sys.modules, "deep_ep", SimpleNamespace(Buffer=Old))
+    group = type("Group", (), {"size": lambda self: 2})()
+    with pytest.raises(Unsupported, match=r"too old .*explicitly_destroy"):
+        SharedBuffer().normal(group)
+
+
 BROKEN = {
     "assertion": "raise AssertionError('NCCL 2.27 is loaded, but 2.28 is linked')",
     "symbol": "raise ImportError('undefined symbol: _ZN3c10')",
