@@ -5,9 +5,9 @@
     python3 jobs/bootstrap.py install [gpu-vllm | gpu-sglang | gpu-te] [--dry-run]
 
 ``quickstart`` installs what the main job needs and runs it. ``test`` also installs the developer's tools, then runs
-the linter, the format check, the type check, the import contracts and the tests, on up to four processors at once; CI
-runs this very command. ``test fast`` leaves slow tests out (``tests/conftest.py`` says which). ``install`` sets up what
-both need and runs nothing.
+the linter, the format check, the import contracts, and the type check beside the tests, on up to four processors at
+once; CI runs this very command. ``test fast`` leaves slow tests out (``tests/conftest.py`` says which). ``install``
+sets up what both need and runs nothing.
 
 Packages come in the versions of ``jobs/constraints.txt``, those that CI had, where there are such for this Python and
 machine, and else in what the ranges of ``pyproject.toml`` allow. ``test newest`` takes the newest of every dependency,
@@ -72,9 +72,10 @@ SOURCE = VENV / "src"  # holds a link `opcast` to the checkout, which mypy and i
 CHECKS = (  # name, folder to run in, command
     ("lint", ROOT, ("ruff", "check", ".")),
     ("format", ROOT, ("ruff", "format", "--check", ".")),
-    ("types", ROOT, ("mypy",)),
     ("imports", SOURCE, ("lint-imports", "--config", str(ROOT / "pyproject.toml"))),
+    ("types", ROOT, ("mypy",)),
 )
+LONG = ("types",)  # takes a minute, on one processor: runs beside the tests
 REQUIREMENT = re.compile(r"([\w.-]+)(\[[\w,]+\])?([^;]*)(;.*)?")  # name, extras, range, marker
 TORCH_PROBE = "import torch; v = torch.version; print(torch.__version__, v.cuda or getattr(v, 'hip', '') or '')"
 GPU_PROBE = "import torch; x = torch.ones(8, 8, device='cuda'); assert float((x @ x).sum()) == 512.0"
@@ -105,6 +106,9 @@ def main(arguments: list[str]) -> int:
     verb, rest = arguments[0], arguments[1:]
     if verb == "install" and rest:
         return engines().install(sys.modules[__name__], rest[0], rest[1:])
+    if verb == "test":  # which starts hundreds of processes: each would compile opcast anew
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        sys.dont_write_bytecode = False
     kind = rest.pop(0) if verb == "test" and rest and rest[0] in KINDS else ""
     move_to(kind)
     if kind == "newest" or not is_ready(verb):  # what is newest may have changed since
@@ -398,8 +402,12 @@ def pip(*arguments: str, lost: str) -> None:
 
 
 def attempt(*arguments: str) -> bool:
-    """Run pip with its talk in the log; on a terminal its latest line is shown. Returns whether it could."""
-    command = [str(python()), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", *arguments]
+    """Run pip with its talk in the log; on a terminal its latest line is shown. Returns whether it could.
+
+    Of 25,000 modules most are never imported: Python compiles those that are, when they are, unless it may not.
+    """
+    options = ["--no-input", "--disable-pip-version-check", *(() if sys.dont_write_bytecode else ("--no-compile",))]
+    command = [str(python()), "-m", "pip", "install", *options, *arguments]
     live = sys.stderr.isatty()
     width = shutil.get_terminal_size().columns - 1
     with LOG.open("a") as log, talk(command) as process:
@@ -421,10 +429,10 @@ def last_line(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no reason given")
 
 
-def talk(command: list[str]) -> subprocess.Popen[str]:
+def talk(command: list[str], cwd: Path | None = None) -> subprocess.Popen[str]:
     """Start a command whose output, errors included, is read line by line."""
     return subprocess.Popen(
-        command, cwd=VENV, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, cwd=cwd or VENV, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 
@@ -434,9 +442,9 @@ def ask(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, cwd=elsewhere, stdin=subprocess.DEVNULL, capture_output=True, text=True)
 
 
-def run(command: list[str], cwd: Path | None = None) -> int:
+def run(command: list[str], cwd: Path | None = None, env: dict[str, str] | None = None) -> int:
     """Run a command on this terminal and return its exit code."""
-    return subprocess.run(command, check=False, cwd=cwd).returncode
+    return subprocess.run(command, check=False, cwd=cwd, env=env).returncode
 
 
 def become(command: list[str]) -> int:
@@ -466,20 +474,40 @@ def chosen(arguments: list[str]) -> list[str]:
 
 
 def run_checks(pytest_arguments: list[str], checks: tuple = CHECKS) -> int:
-    """Static checks, then the tests, all of them even when one fails. pytest prints the last line when all is well."""
-    failed = []
+    """Static checks, then the tests, all of them even when one fails. pytest prints the last line when all is well.
+
+    A check that takes long runs beside the tests; what it says comes after theirs, and only when it fails.
+    """
+    failed, beside = [], []
     link_source()
     pytest_arguments = chosen(pytest_arguments)
     for name, folder, command in checks:
-        say(f"{name}: {' '.join(command)}")
-        if run([str(tool(command[0])), *command[1:]], cwd=folder) != 0:
+        whole = [str(tool(command[0])), *command[1:]]
+        say(f"{name}: {' '.join(command)}" + (", beside the tests" if name in LONG else ""))
+        if name in LONG:
+            beside.append((name, talk(whole, folder)))
+        elif run(whole, cwd=folder) != 0:
             failed.append(name)
     say(" ".join(["tests: pytest", *pytest_arguments]))
-    if run([str(python()), "-P", "-m", "pytest", *pytest_arguments], cwd=ROOT) != 0:
+    if run([str(python()), "-P", "-m", "pytest", *pytest_arguments], ROOT, threads(pytest_arguments)) != 0:
         failed.append("tests")
+    failed += [name for name, process in beside if not ends_well(process)]
     if failed:
         say("failed: " + ", ".join(failed))
     return 1 if failed else 0
+
+
+def threads(pytest_arguments: list[str]) -> dict[str, str]:
+    """Environment of the tests: processes that share the processors start no threads on all of them."""
+    return {"OMP_NUM_THREADS": "1", **os.environ} if "-n" in pytest_arguments else dict(os.environ)
+
+
+def ends_well(process: subprocess.Popen[str]) -> bool:
+    """Wait for a check that runs beside the tests, and print what it said if it failed."""
+    output, _ = process.communicate()
+    if process.returncode != 0:
+        print(output, end="", flush=True)
+    return process.returncode == 0
 
 
 if __name__ == "__main__":

@@ -91,6 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             import signal
 
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+            exec("")  # Python notes a Ctrl-C inside an exec, as dataclasses have, and ends by it unless another follows
         print("opcast: interrupted; what was measured is kept", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # who reads has seen enough: what is left goes nowhere

@@ -27,6 +27,7 @@ from ..simulator.simulate import alone, simulate
 from ..simulator.trace import Workload
 from . import resolve
 from .graphs import ops_of, trace_all
+from .onboard import HERE
 from .operator_match import compare_operators
 from .profile import measure, plan_of
 from .real_run import RealRunner, Turns
@@ -49,6 +50,10 @@ def run(config: dict[str, Any]) -> int:
     as_json = wants_json(config)
     if config["models"] not in ("one", "all"):
         raise BadInputError(f"models={config['models']!r} does not exist; choose one or all")
+    if config["device"].get("id") not in HERE:
+        raise BadInputError(
+            f"device={config['device'].get('id')}: opcast quickstart measures this machine; hardware=cuda or cpu"
+        )
     if config["models"] == "all":
         from . import quickstart_all
 

@@ -88,7 +88,7 @@ def device(config: Mapping[str, Any]) -> Device:
     """
     chosen = dict(config["device"])
     if config.get("cluster") and chosen.get("id") == THIS_MACHINE:
-        chosen["id"] = config["cluster"]["device"]
+        chosen["id"] = Cluster.from_dict(config["cluster"]).device
     if len(chosen) > 1 and "name" in chosen:
         shipped = str(chosen.get("id")) in known_devices()  # some of its figures changed
         return overridden(load_device(str(chosen["id"])), chosen) if shipped else Device.from_dict(chosen)

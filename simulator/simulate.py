@@ -45,17 +45,20 @@ def simulate(
     engine: Engine,
     cache_dir: Path | None = None,
     faults_study: Mapping[str, Any] | None = None,
+    advice: bool = True,
 ) -> StepReport | InferenceReport:
     """The report of ``work`` for a model under a plan; one device is the plan of :func:`alone`.
 
     ``model``: a name in ``conf/model``, a folder or config.json, a hub id, or a factory of an ``nn.Module``.
     ``work.batch`` of inference counts the sequences of one data rank. ``faults_study`` asks what faults at random
-    places do to the answer (:mod:`.contention.fault_study`). Raises WorkloadError, PlanError, DeviceError (a dtype the
-    device lacks), TopologyError and the errors of :func:`.trace.trace`.
+    places do to the answer (:mod:`.contention.fault_study`). ``advice`` tries what would make a step fit.
+    Raises WorkloadError, PlanError, DeviceError (a dtype the device lacks), TopologyError and the errors of
+    :func:`.trace.trace`.
     """
     started, work = time.perf_counter(), plainest(work)
     state = simulated(model, work, plan, device, engine, cache_dir)
-    state = replace(state, memories=advised(state, model, work, plan, device, cache_dir))
+    if advice:
+        state = replace(state, memories=advised(state, model, work, plan, device, cache_dir))
     own = engine_of(state.plan.stack, engine)
     flows = flow_engine(own) if plan.cluster.devices > 1 else None
     network: Mapping[str, Any] = {}

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SLOW = Path(__file__).with_name("slow.txt")
 SLOW_S = 1.0  # of processor time, child processes included
 KEPT_S = 0.5  # of the cases of a slow test, in the fast lane
+MARKED_S = 5.0  # taken for a case that carries the mark and is not listed
 
 # A busy machine is no failure: time is measured by the tests that are about time. The same examples are drawn in every
 # run, so that what passed once passes again; `pytest --hypothesis-profile=search` draws others, and more of them.
@@ -106,6 +107,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         name = function_of(item)
         seen[name] += 1
+        if name not in recorded and item.get_closest_marker("slow") is not None:
+            files[name.partition("::")[0]] += MARKED_S
         stays = item.get_closest_marker("essential") is not None
         if name in recorded and not stays and seen[name] > int(KEPT_S * cases[name] / recorded[name]):
             item.add_marker("slow")

@@ -227,11 +227,39 @@ def test_other_versions_have_a_folder_of_their_own_and_run_the_tests_alone(
 ) -> None:
     done: list[Any] = []
     monkeypatch.setattr(bootstrap, "is_ready", lambda verb: True)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setattr(bootstrap, "set_up", lambda verb, kind: done.append((verb, kind)))
     monkeypatch.setattr(bootstrap, "run_checks", lambda given, checks: done.append((given, bool(checks))) or 0)
     assert bootstrap.main(["test", *([kind] if kind else []), "fast", "-x"]) == 0
     assert done == [*([("test", kind)] if kind == "newest" else []), (["fast", "-x"], not kind)]
     assert bootstrap.python().parent.parent.name == (f".venv-{kind}" if kind else ".venv")
+    assert not sys.dont_write_bytecode
+    assert "PYTHONDONTWRITEBYTECODE" not in os.environ, "each process of the tests would compile opcast"
+
+
+@pytest.mark.parametrize("types", [0, 1])
+def test_a_long_check_runs_beside_the_tests_and_is_told_when_it_fails(
+    bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], types: int
+) -> None:
+    checks = (("lint", None, ("echo", "linted")), ("types", None, ("sh", "-c", f"echo 3 errors; exit {types}")))
+    monkeypatch.setattr(bootstrap, "link_source", lambda: None)
+    monkeypatch.setattr(bootstrap, "tool", lambda name: Path(shutil.which(name) or ""))
+    monkeypatch.setattr(bootstrap, "python", lambda: "echo")
+    assert bootstrap.run_checks(["-n", "2", "tests/models"], checks) == types
+    out, err = capfd.readouterr()
+    assert out.splitlines() == ["linted", "-P -m pytest -n 2 tests/models", *["3 errors"] * types]
+    assert ("failed: types" in err) is bool(types)
+
+
+def test_processes_that_share_the_processors_start_no_threads(
+    bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert bootstrap.threads(["-n", "2"])["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in bootstrap.threads(["--pdb"])
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert bootstrap.threads(["-n", "2"])["OMP_NUM_THREADS"] == "3"
 
 
 # ---- engines

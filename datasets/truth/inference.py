@@ -14,6 +14,11 @@ from .rows import Hardware, InferenceRow, PublishedLayout, TrainingRow, TruthErr
 from .shapes import model_of
 
 GB_IN_GIB = 1e9 / 2**30
+KEPT_FORMATS = {  # of keys and values, by what tables call them
+    **dict.fromkeys(("same", "bf16", "fp16", "bfloat16", "float16"), "same"),
+    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2"), "fp8"),
+    "int8": "int8",
+}
 QUEUED = {
     "infer_serving": "served requests: `opcast serving` simulates one load of them",
     "infer_max_throughput": "continuous batching at the highest rate: `opcast serving capacity` finds it for a replica",
@@ -62,11 +67,19 @@ def encodes(config: Mapping[str, Any]) -> bool:
 
 
 def options(cells: Cells) -> dict[str, Any]:
-    """The simulator's options of a row: what is known of it, the cache's format where it is not the products', and
-    whether the cache grows by copying (``kv_cache`` dynamic)."""
-    cache = cells.text("kv_dtype").lower()
+    """The simulator's options of a row: what is known of it, the cache's format where the table says it, and whether
+    the cache grows by copying (``kv_cache`` dynamic)."""
     grows = {"kv_cache": "dynamic"} if cells.text("kv_cache") == "dynamic" else {}
-    return {**cells.options, **grows, **({"kv_dtype": cache} if cache in ("fp8", "int8") else {})}
+    return {**cells.options, **grows, **kept_format(cells.text("kv_dtype").lower())}
+
+
+def kept_format(name: str) -> dict[str, str]:
+    """The option for keys and values of a format; none for ``auto``, which leaves it to the framework."""
+    if name in ("", "auto"):
+        return {}
+    if name not in KEPT_FORMATS:
+        raise TruthError(f"kv_dtype={name!r} is not known; take {', '.join(KEPT_FORMATS)} or auto")
+    return {"kv_dtype": KEPT_FORMATS[name]}
 
 
 def micro_batches(batch: int, tokens: int, stages: int, at_once: int) -> int:

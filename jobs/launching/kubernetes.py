@@ -44,16 +44,22 @@ def manifests(place: Kubernetes, plan: CampaignPlan, campaign: str) -> list[dict
 def check(manifest: dict[str, Any], version: str) -> None:
     """BadInputError when a manifest does not fit Kubernetes' own schema."""
     try:
-        import kubernetes_validate
+        from kubernetes_validate import utils as schemas
     except ImportError:
         raise BadInputError("where=kubernetes needs kubernetes-validate: pip install 'opcast[cluster]'") from None
     try:
-        kubernetes_validate.validate(manifest, version, strict=True)
-    except kubernetes_validate.ValidationError as error:
+        schemas.validate(manifest, version, strict=True)
+    except schemas.ValidationError as error:
         path = ".".join(map(str, error.path))
         raise BadInputError(f"the manifest does not fit Kubernetes {version}: {path}: {error.message}") from None
-    except (kubernetes_validate.SchemaNotFoundError, kubernetes_validate.InvalidSchemaError, IndexError) as error:
-        raise BadInputError(f"where.version={version}: no schema of that version ({error})") from None
+    except (
+        schemas.SchemaNotFoundError,
+        schemas.InvalidSchemaError,
+        schemas.VersionNotSupportedError,
+        IndexError,  # older than all its schemas
+    ):
+        latest = schemas.latest_version()
+        raise BadInputError(f"where.version={version}: no schema of that version; the latest is {latest}") from None
 
 
 def _job(place: Kubernetes, name: str, labels: dict[str, str]) -> dict[str, Any]:

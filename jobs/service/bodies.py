@@ -150,11 +150,10 @@ WORK = _fields_of(Work, ("kind",))
 LAYOUT = _fields_of(Parallel)
 
 
-class StepBody(SourceBody):
-    """A step as ``opcast.simulate`` takes it: model, workload, and device or cluster."""
+class LaidOutBody(SourceBody):
+    """A model on a device or a cluster, and how it runs there."""
 
     model: Name | dict[str, Any] = Field(description="an id of GET /v1/models, or a transformers configuration")
-    workload: Name = "train"
     device: Name | None = Field(None, description="an id of GET /v1/devices; that of the cluster where there is one")
     cluster: Name | None = Field(None, description="an id of GET /v1/clusters")
     nodes: Count | None = None
@@ -175,6 +174,12 @@ class StepBody(SourceBody):
     )
     price_per_gpu_hour: float | None = None
     power_cap_w: float | None = None
+
+
+class StepBody(LaidOutBody):
+    """A step as ``opcast.simulate`` takes it: model, workload, and device or cluster."""
+
+    workload: Name = "train"
 
 
 SimulateBody = create_model(
@@ -251,6 +256,7 @@ class ServedSearchBody(SourceBody):
     slo: dict[str, float | None] = Field({}, max_length=10, description="ttft_ms, tpot_ms, e2e_ms")
     stack: Name | None = None
     precision: Name | None = None
+    kv_dtype: Name | None = Field(None, description="format of keys and values: same, fp8 or int8")
     price_per_gpu_hour: float | None = None
     link_gbps: float = 50.0
     space: ServedSpaceBody | None = None  # type: ignore[valid-type]
@@ -275,7 +281,7 @@ def served_search_of(body: ServedSearchBody, usual: Sources) -> ServedSearchRequ
     return ServedSearchRequest(step=step, space=ServedSpace(**space), slo=slo, **own | lists)
 
 
-class ServingBody(StepBody):
+class ServingBody(LaidOutBody):
     """Traffic on a served model, as ``opcast.serving`` takes it; what a replica is says the step's own fields."""
 
     traffic: dict[str, Any] = Field({}, description="what comes", json_schema_extra=_settings(RequestTraffic))
@@ -307,7 +313,7 @@ def serving_of(body: ServingBody, settings: ServiceSettings) -> ServingRequest:
     made = ServingRequest.from_dict({**own, "law": {"base_us": 1.0}, "kv": {"blocks": 1, **_given(body.kv)}})
     if made.traffic.requests > settings.batch:
         raise RequestError(f"traffic.requests={made.traffic.requests:,} is more than the {settings.batch:,} taken here")
-    left_out = {"model", "workload", "device", "backend", "engines", *OF_TRAFFIC}
+    left_out = {"model", "device", "backend", "engines", *OF_TRAFFIC}
     given = body.model_dump(exclude_none=True, exclude=left_out)
     given.setdefault("stack", usual_serving_stack(policy))
     sources = body.sources(settings.sources)

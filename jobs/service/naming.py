@@ -49,6 +49,7 @@ RULES = tuple(
         ("backend", r"[\w.+-]+(:[\w.+-]+)?"),
         (r"recompute|space\.recompute", r"\w+(:[\w,+-]*)?"),
         (r"expert_load|options\.expert_load", r"\w+(:[\d.eE+-]+)?|[\d.,eE+-]+"),
+        (r"options\.loss", r"\w+(:\d+)?"),
         (r"space\.ratio", r"\d+:\d+"),
         (r"constraints|space\.rules|frozen|lora_modules|options\.quantize_skip", ANY),
         (r"[\s\S]*", NAME),

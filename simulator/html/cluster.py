@@ -214,7 +214,7 @@ def stages_table(stages: Sequence[StageShare]) -> Table:
     columns = (
         Column("stage"),
         Column("layers"),
-        Column("parameters", "of one copy of the model"),
+        Column("parameters", "on each of its devices"),
         Column("busy", "time in forwards and backwards"),
         Column("bubble", "time waiting for other stages"),
     )

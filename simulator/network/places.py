@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .routing import INSIDE
-from .topology import Topology
+from .topology import Topology, components
 
 SHOWN = 144  # ranks drawn
 HOT = 12  # links whose ends are drawn in any case
@@ -67,12 +67,8 @@ def levels(topology: Topology) -> np.ndarray:
 
 def servers(topology: Topology) -> np.ndarray:
     """A number for each node [nodes]: equal for what links inside a server join."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    own, size = topology.of_kind(OWN), len(topology.nodes)
-    matrix = coo_array((np.ones(int(own.sum())), (topology.source[own], topology.target[own])), (size, size))
-    return np.asarray(connected_components(matrix, directed=False)[1])
+    own = topology.of_kind(OWN)
+    return components(topology.source[own], topology.target[own], len(topology.nodes), directed=False)
 
 
 def drawn(topology: Topology, load: np.ndarray, level: np.ndarray) -> np.ndarray:

@@ -131,12 +131,7 @@ class Topology:
 
     def parts(self) -> list[list[str]]:
         """Ranks by what can reach each other, the largest part first: more than one entry is a partition."""
-        from scipy.sparse import coo_array
-        from scipy.sparse.csgraph import connected_components
-
-        size = len(self.nodes)
-        matrix = coo_array((np.ones(self.links), (self.source, self.target)), (size, size))
-        label = connected_components(matrix, directed=True, connection="strong")[1][: self.ranks]
+        label = components(self.source, self.target, len(self.nodes), directed=True)[: self.ranks]
         groups = [[self.nodes[rank] for rank in np.flatnonzero(label == part)] for part in np.unique(label)]
         return sorted(groups, key=len, reverse=True)
 
@@ -265,6 +260,16 @@ def _end(what: str, node: Any, index: Mapping[str, int]) -> int:
     if isinstance(node, bool) or not isinstance(node, (str, int)) or name not in index:
         raise TopologyError(f"{what} names the unknown node {_short(node)}; known: {_few(list(index))}")
     return index[name]
+
+
+def components(source: np.ndarray, target: np.ndarray, nodes: int, *, directed: bool) -> np.ndarray:
+    """A number for each node [nodes]: equal for nodes that links join, there and back where ``directed``."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    ends = source.astype(np.int32), target.astype(np.int32)  # of 64 bits, SciPy 1.11.1 numbers all nodes alike
+    matrix = coo_array((np.ones(len(source)), ends), (nodes, nodes))
+    return np.asarray(connected_components(matrix, directed=directed, connection="strong")[1])
 
 
 def word(what: str, values: Mapping[str, Any], name: str, kind: type | tuple[type, ...], usual: Any) -> Any:

@@ -63,7 +63,7 @@ def recompute(graph: Graph, plan: Plan) -> Graph:
     for module in modules:
         if module not in (*MODULES, "none"):
             raise PlanError(f"recompute=selective:{module}: no such module; {nearest(module, MODULES, 'choose from')}")
-    graph = _cut(graph, stack, wanted)
+    graph = _cut(_phases_apart(graph), stack, wanted)
     rewriter = _Rewriter(Draft(graph), kind != "full" or early_stop(plan))
     for layer in found_layers(rewriter.draft, ("forward",), stack):
         if wanted[layer.first]:
@@ -122,6 +122,18 @@ def _whole(text: str, policy: str) -> int:
     if not text.strip().isdigit():
         raise PlanError(f"recompute={policy!r}: {text!r} is not a number of layers; take full:4 or layers:0-3,8")
     return int(text)
+
+
+def _phases_apart(graph: Graph) -> Graph:
+    """The graph without a block of both passes, as the last layer is in where layers are no repetitions of another."""
+    blocks: list[Block] = []
+    for block in graph.blocks:
+        backward = next((at for at, node in enumerate(block.nodes) if node.phase == "backward"), 0)
+        if block.repeat > 1 or not backward:
+            blocks.append(block)
+        else:
+            blocks += [replace(block, nodes=block.nodes[:backward]), replace(block, nodes=block.nodes[backward:])]
+    return replace(graph, blocks=tuple(blocks))
 
 
 def _cut(graph: Graph, stack: str, wanted: np.ndarray) -> Graph:

@@ -18,7 +18,10 @@ from .network import NetworkChoice, needs_cluster, shown
 from .predictions import PredictRequest
 from .sources import Sources
 
-OF_CLUSTER = ("nodes", "devices_per_node", "link", "fabric", "nics_per_node", "nic_gbps", "nic_latency_us", "topology")
+OF_CLUSTER = (
+    *("nodes", "devices_per_node", "link", "fabric", "nics_per_node", "nic_gbps", "nic_latency_us", "topology"),
+    *("host_gbps", "host_cores"),
+)
 NETWORK = ("network", "faults", "fault_draw", "faults_study")
 OF_STEP = (
     "quantization",
@@ -150,8 +153,10 @@ def _planned(given: Mapping[str, Any], common: dict[str, Any], of_plan: Sequence
 
 
 def _stack(stack: Any) -> Any:
-    from .plan import load_stack
+    from .plan import Stack, load_stack
 
+    if not isinstance(stack, (str, Stack, type(None))):
+        raise RequestError(f"stack={stack!r} must be a name, such as vllm, or a Stack")
     return load_stack(stack) if isinstance(stack, str) else stack
 
 

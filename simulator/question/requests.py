@@ -13,7 +13,7 @@ from typing import Any
 
 from ...datasets.clusters import Cluster, one_device
 from ...datasets.devices import Device
-from ...datasets.loading import number, whole
+from ...datasets.loading import choice, number, whole
 from ...models.power import Limits
 from ..formats.simai import SimaiWorkload, read_busbw, read_workload
 from ..network.astra import FormatError
@@ -22,6 +22,7 @@ from .as_stored import as_stored
 from .canonical import Request, RequestError
 from .left_out import left_out
 from .network import NetworkChoice, needs_cluster
+from .options import KV_FORMATS
 from .place import THIS_MACHINE, looked_up, shipped
 from .plan import Parallel, Plan, Stack, load_stack
 from .sources import Sources
@@ -86,6 +87,7 @@ class SimulateRequest(Request):
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", shipped(self.device))
         whole(RequestError, "micro_batches", self.micro_batches, 1)
+        choice(RequestError, "kv_dtype", self.kv_dtype or "same", ("same", *KV_FORMATS))
         if self.price_per_gpu_hour is not None:
             number(RequestError, "price_per_gpu_hour", self.price_per_gpu_hour)
         Limits(self.power_cap_w)

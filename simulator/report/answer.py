@@ -45,7 +45,8 @@ class Breakdown:
 
 @dataclass(frozen=True)
 class StageShare:
-    """One pipeline stage of a step: its layers, time in tasks and time waiting, parameters of one model copy."""
+    """One pipeline stage of a step: its layers, time in tasks and time waiting, and the parameters that each of its
+    devices holds (its share of them under tensor and expert ranks and ZeRO-3)."""
 
     stage: int
     layers: int

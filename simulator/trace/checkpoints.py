@@ -29,12 +29,14 @@ def stored_format(said: Said | None, where: str = "", name: str = "model") -> St
     ``said`` is its ``quantization_config`` or what its ``hf_quant_config.json`` holds. TraceError, with the way out,
     for words that nobody knows.
     """
-    if not isinstance(said, Mapping) or not said:
+    if not said:
         return None
     place = where or "quantization_config"
     try:
         rules = _reader(said)(said)
         kv_dtype, remarks = _kv_dtype(said)
+        if not (_main(rules) or kv_dtype or remarks or "quant_algo" in _block(said)):
+            raise UnknownFormatError("no format of weights")
         listed = [each for key in SKIPPED for each in entries(_block(said).get(key), key)]
     except UnknownFormatError as unknown:
         raise TraceError(
@@ -152,7 +154,7 @@ def _auto_round(said: Said) -> Rules:
 
 def _hqq(said: Said) -> Rules:
     params = (said.get("quant_config") or {}).get("weight_quant_params") or said
-    bits, group = int(params.get("nbits", said.get("bits", 4))), int(params.get("group_size") or 64)
+    bits, group = int(params.get("nbits", said.get("bits"))), int(params.get("group_size") or 64)
     return skipping(said, weight_only(bits, group, scale_bytes=4.0))
 
 
@@ -160,6 +162,8 @@ def _bitsandbytes(said: Said) -> Rules:
     """LLM.int8 or NF4 (a scale of 4 bytes for 64 weights; with double quantization, one byte)."""
     if said.get("load_in_8bit"):
         return skipping(said, WeightFormat("int8"))
+    if not (said.get("load_in_4bit") or said.get("_load_in_4bit")):
+        raise UnknownFormatError("neither load_in_4bit nor load_in_8bit")
     scale_bytes = 1 + 4 / 256 if said.get("bnb_4bit_use_double_quant") else 4.0
     return skipping(said, WeightFormat("nf4", 64, scale_bytes))
 

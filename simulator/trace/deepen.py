@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from ..graph import Block, Graph, Node, layer_of, runs, shift_path
 
@@ -43,6 +44,21 @@ def deepen(graph: Graph, stack: str, first: int, layers: int) -> Graph:
     if len(strides) != 1 or layers % min(strides):
         raise DeepenError(f"{layers} layers are not whole repetitions of {sorted(strides)} layers")
     return _Growth(graph, grown, layers, layers // min(strides)).graph()
+
+
+def with_unread(graph: Graph, traced: int, layers: int) -> Graph:
+    """The graph with what ``layers`` more layers hold and no node reads, such as the sinks of fused attention.
+
+    Such tensors stand last; as many alike as layers were traced are one of each.
+    """
+    named = (_interval(block, t, block.steps.get(t, 0))[1] for block in graph.blocks for t in _named(block))
+    described = [(t.size_bytes, t.dtype, t.role) for t in graph.tensors for _ in range(t.count)]
+    first = max(named, default=-1) + 1
+    kept = described[:first]
+    for description, alike in groupby(described[first:]):
+        count = len(list(alike))
+        kept += [description] * (count if count % traced else count // traced * (traced + layers))
+    return replace(graph, tensors=runs(kept))
 
 
 def _repeats(block: Block, stack: str, first: int) -> bool:

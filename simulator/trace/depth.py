@@ -7,7 +7,7 @@ the list of layers ends in a pattern that repeats, a model with a few rounds of 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,11 @@ class DepthPlan:
     missing: int
 
 
-def plan(model: nn.Module, config: Any) -> DepthPlan | None:
-    """What to trace of a model, or None when that is all of it. TraceError for a model without layers."""
+def plan(model: nn.Module, config: Any, rounds: int = FEWEST_ROUNDS) -> DepthPlan | None:
+    """What to trace of a model, or None when that is all of it. TraceError for a model without layers.
+
+    ``rounds`` of what repeats are traced.
+    """
     text = config.get_text_config()
     layers = getattr(text, "num_hidden_layers", None)
     if isinstance(layers, int) and layers < 1:
@@ -38,9 +41,9 @@ def plan(model: nn.Module, config: Any) -> DepthPlan | None:
     stacks = [name for name, module in model.named_modules() if _is_stack(module, layers)]
     if len(stacks) != 1 or not isinstance(layers, int):
         return None
-    kinds = layer_kinds(model.get_submodule(stacks[0]), text)
+    kinds = layer_kinds(model.get_submodule(stacks[0]), text, listed(text))
     choices = [_tail(kinds, period) for period in range(1, min(LONGEST_PERIOD, layers) + 1)]
-    traced, first = min((first + FEWEST_ROUNDS * period, first) for first, period in choices)
+    traced, first = min((first + rounds * period, first) for first, period in choices)
     return DepthPlan(stacks[0], first, traced, layers - traced) if traced < layers else None
 
 
@@ -48,24 +51,36 @@ def shortened(config: Any, layers: int) -> Any:
     """The configuration with only the first ``layers`` layers; lists with an entry for each layer are cut."""
     short = copy.deepcopy(config)
     text = short.get_text_config()
-    whole = text.num_hidden_layers
-    for name, value in list(text.to_dict().items()):
-        if (
-            isinstance(value, (list, tuple))
-            and len(value) == whole
-            and isinstance(getattr(text, name, None), type(value))
-        ):
-            setattr(text, name, value[:layers])
+    values = text.to_dict()
+    for name in listed(text):
+        if isinstance(getattr(text, name, None), type(values[name])):
+            setattr(text, name, values[name][:layers])
     text.num_hidden_layers = layers
     return short
 
 
-def layer_kinds(stack: nn.Module, text_config: Any) -> list[int]:
-    """A number for each layer, equal for layers that are alike: in structure and in the configuration's lists."""
+def listed(text_config: Any) -> list[str]:
+    """Settings with an entry for each layer."""
+    layers = text_config.num_hidden_layers
+    return [
+        name
+        for name, value in text_config.to_dict().items()
+        if isinstance(value, (list, tuple)) and len(value) == layers
+    ]
+
+
+def layer_kinds(stack: nn.Module, text_config: Any, lists: Sequence[str]) -> list[int]:
+    """A number for each layer, equal for layers that are alike: in structure and in these lists of the configuration.
+
+    The lists are those of the whole model: that a shorter one has as many layers as there are, say, ids of the last
+    token makes these none of a layer's settings.
+    """
     layers = list(stack.children())
     described = [dict(_describe(layer)) for layer in layers]
-    counting = {key for key in described[0] if all(d.get(key) == i for i, d in enumerate(described))}
-    per_layer = [v for v in text_config.to_dict().values() if isinstance(v, (list, tuple)) and len(v) == len(layers)]
+    keys = {key for description in described for key in description}
+    counting = {key for key in keys if _counts({i: d[key] for i, d in enumerate(described) if key in d})}
+    values = text_config.to_dict()
+    per_layer = [values[name] for name in lists if not _counts(dict(enumerate(values[name])))]
     kinds: dict[str, int] = {}
     numbers = []
     for index, description in enumerate(described):
@@ -73,6 +88,11 @@ def layer_kinds(stack: nn.Module, text_config: Any) -> list[int]:
         text = repr((sorted(own.items()), [entries[index] for entries in per_layer]))
         numbers.append(kinds.setdefault(text, len(kinds)))
     return numbers
+
+
+def _counts(values: Mapping[int, object]) -> bool:
+    """Whether a setting of some layers is each one's own index, which makes no difference between them."""
+    return len(values) > 1 and all(type(value) is int and value == index for index, value in values.items())
 
 
 def _is_stack(module: nn.Module, layers: object) -> bool:

@@ -93,13 +93,14 @@ def beyond_positions(source: Source, workload: Workload) -> str:
 def _from_few_layers(source: Source, workload: Workload, precision: str) -> Graph | None:
     """The graph of all layers from a trace of a few, or None when the model does not allow it."""
     from .build import load_config, structure
-    from .deepen import DeepenError, deepen
-    from .depth import layer_kinds, plan, shortened
+    from .deepen import FEWEST_ROUNDS, DeepenError, deepen, with_unread
+    from .depth import layer_kinds, listed, plan, shortened
 
     with foreign_code(source, workload):
         config = load_config(source)
         whole = structure(source, workload, precision, config)
-        planned = plan(whole, config)
+        # where backward ends in the first layer that trains, this one is unlike those after it
+        planned = plan(whole, config, FEWEST_ROUNDS + workload.trains_part)
         if planned is None:
             return None
         try:
@@ -107,14 +108,18 @@ def _from_few_layers(source: Source, workload: Workload, precision: str) -> Grap
             few = structure(source, workload, precision, short).get_submodule(planned.stack)
         except (ValueError, AttributeError, TypeError):
             return None  # the configuration ties other settings to the number of layers
-        wanted = layer_kinds(whole.get_submodule(planned.stack), config.get_text_config())[: planned.traced]
-        if layer_kinds(few, short.get_text_config()) != wanted:
+        text = config.get_text_config()
+        wanted = layer_kinds(whole.get_submodule(planned.stack), text, listed(text))[: planned.traced]
+        if layer_kinds(few, short.get_text_config(), listed(text)) != wanted:
             return None
     try:
         graph = deepen(_folded(source, workload, precision, short), planned.stack, planned.first, planned.missing)
     except DeepenError:
         return None
-    if resident_bytes(graph) != _held_bytes(whole):
+    held = _held_bytes(whole)
+    if resident_bytes(graph) != held:
+        graph = with_unread(graph, planned.traced, planned.missing)
+    if resident_bytes(graph) != held:
         return None
     trained = {id(p): p.numel() for p in whole.parameters() if p.requires_grad}
     return replace(graph, parameters=sum(trained.values()))
@@ -131,13 +136,16 @@ def _held_bytes(module: nn.Module) -> int:
 
 
 def model_flops(graph: Graph, workload: Workload) -> float:
-    """Matrix products and attention of the forward pass, three times in training (backward costs two forwards).
+    """Matrix products and attention of the forward pass, in training with those of its backward pass.
 
-    Where weights are frozen, backward costs what it computes.
+    Backward costs two forwards, and less where it computes less: no gradient of inputs or of frozen weights. What it
+    computes beyond that (attention's scores again) is not the model's, unless part of the model is frozen.
     """
-    if workload.trains_part:
-        return phase_flops(graph, "forward") + phase_flops(graph, "backward")
-    return phase_flops(graph, "forward") * (3 if workload.training else 1)
+    forward = phase_flops(graph, "forward")
+    if not workload.training:
+        return forward
+    backward = phase_flops(graph, "backward")
+    return forward + (backward if workload.trains_part else min(backward, 2 * forward))
 
 
 def phase_flops(graph: Graph, phase: str) -> float:

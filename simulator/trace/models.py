@@ -169,9 +169,9 @@ def _from_config(name: str, config: Mapping[str, Any], beside: Mapping[str, Any]
 
 
 def _quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What a configuration says of the format of its weights."""
-    found = (config.get(key) for key in QUANTIZATION)
-    return next((each for each in found if isinstance(each, Mapping) and each), None)
+    """What a configuration says of the format of its weights; where that is no mapping, it is taken for the method."""
+    found = next((config[key] for key in QUANTIZATION if config.get(key)), None)
+    return found if found is None or isinstance(found, Mapping) else {"quant_method": found}
 
 
 def _dtype(config: Mapping[str, Any]) -> str:

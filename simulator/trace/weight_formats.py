@@ -29,6 +29,8 @@ def weight_only(bits: int, group: int = 0, symmetric: bool = True, scale_bytes: 
 def fp8_blocks(block: Sequence[int]) -> WeightFormat:
     """FP8 with a scale for each block of weights; MXFP8 is that of 32 in a row."""
     size = prod(map(int, block))
+    if size < 1:
+        raise UnknownFormatError(f"blocks of {list(block)}")
     return WeightFormat("mxfp8") if size == 32 else WeightFormat("fp8_block", 0 if size == BLOCK * BLOCK else size)
 
 

@@ -135,7 +135,7 @@ def simulated_case(case: Question, setting: ValidationSettings, engines: Engines
     from ..simulate import simulate
 
     engine = engines.of(case.device, case.plan.cluster)
-    return simulate(case.config, case.work, case.plan, case.device, engine, setting.cache_dir)
+    return simulate(case.config, case.work, case.plan, case.device, engine, setting.cache_dir, advice=False)
 
 
 def training_quantities(report: Any, row: Any) -> Quantities:

@@ -166,6 +166,8 @@ def test_precision_counts_with_a_plan_too(tmp_path: Path) -> None:
     ("asked", "says"),
     [
         ({"tpp": 8}, "simulate has no setting 'tpp'; did you mean tp"),
+        ({"stack": {"id": "vllm"}}, "stack={'id': 'vllm'} must be a name, such as vllm, or a Stack"),
+        ({"cluster": "dgx_h100", "host_gbps": -1}, "cluster.host_gbps=-1 must be a positive number"),
         ({"golbal_batch": 8}, "did you mean global_batch"),
         ({"nodes": 2}, "nodes=2 needs a cluster"),
         ({"tp": 2}, "parallel.tp=2 needs a cluster"),

@@ -102,6 +102,11 @@ def test_bad_input_with_json_is_one_object_on_stdout(capsys: pytest.CaptureFixtu
         ([*GEMM, "device=cpuu"], "did you mean cpu?"),
         ([*GEMM, "device=none.yaml"], "there is no such file, nor a device of that name"),
         ([*GEMM, f"device={CONFIG_DIRECTORY}/cluster/dgx_h100.yaml"], "device has no figure 'device'"),
+        ([*STEP, f"cluster={CONFIG_DIRECTORY}/device/h100_sxm.yaml"], "cluster has no figure 'vendor'"),
+        (
+            ["search", "serving", "model=bloom_560m", "cluster=dgx_h100", "precision.kv_dtype=fp4"],
+            "kv_dtype='fp4' is not",
+        ),
         (["serving", "polcy=vllm"], "did you mean scheduler.policy?"),
         (["serving", "rate=4"], "did you mean traffic.rate"),
         (["simulate", "tp=8"], "did you mean parallel.tp"),
@@ -273,6 +278,20 @@ def test_ctrl_c_is_130_before_the_first_case_too(home: Path):
         _, err = child.communicate()
     assert child.returncode == 130, err
     assert "Traceback" not in err
+
+
+def test_ctrl_c_inside_generated_code_is_130_too(tmp_path: Path):
+    """``python -m`` ends by the signal when Ctrl-C came inside ``exec`` of a text, as dataclasses do, caught or not."""
+    (tmp_path / "interrupted.py").write_text(
+        "import sys\nfrom opcast.jobs import cli\n"
+        "cli.run = lambda *_: exec('raise KeyboardInterrupt')\n"
+        "sys.argv[1:] = ['list']\n"
+        "sys.exit(cli.main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "interrupted"], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr) == (130, "opcast: interrupted; what was measured is kept\n")
 
 
 def test_ctrl_c_that_python_loses_comes_again():

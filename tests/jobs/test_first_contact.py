@@ -20,6 +20,7 @@ from opcast.harness import accelerator, campaign
 from opcast.harness.measuring import abilities, measured_figures, outcome
 from opcast.harness.plan import Case, Settings, build_plan
 from opcast.jobs import profile, quickstart, real_run
+from opcast.jobs.cli import main
 from opcast.jobs.composing import compose
 from opcast.jobs.show import BadInputError
 from opcast.tests.harness import fake_cuda as fake_cuda_module
@@ -276,6 +277,14 @@ def test_a_gpu_that_cannot_be_used_is_said_in_one_line_and_the_cpu_is_taken(
     assert said[0].endswith("going on with the CPU")
     with fake_cuda(**trouble), pytest.raises(BadInputError, match="or use hardware=cpu"):
         quickstart.choose_hardware("cuda")
+
+
+def test_what_is_measured_is_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    for models in ("one", "all"):
+        assert main(["quickstart", "device=h100_sxm", f"models={models}"]) == 2
+        said = capsys.readouterr().err
+        assert "device=h100_sxm: opcast quickstart measures this machine; hardware=cuda or cpu" in said
+        assert said.count("\n") == 1
 
 
 def test_a_gpu_that_falls_ill_while_it_is_measured_loses_no_row(

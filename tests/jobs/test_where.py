@@ -52,6 +52,10 @@ def test_the_manifest_of_a_job_fits_the_schema_and_carries_the_plan(tmp_path: Pa
     [
         (["where=kubernetes", "where.image=x"], "where.claim"),
         (["where=kubernetes", "where.image=x", "where.claim=y", "where.version='1.2'"], "1.2"),
+        (
+            ["where=kubernetes", "where.image=x", "where.claim=y", "where.version='1.99'"],
+            "where.version=1.99: no schema",
+        ),
         (["where=slurm", "where.parts=0"], "where.parts=0"),
         (["where=slurm", "+where.nonsense=1"], "nonsense"),
         (["where=slurm", "where.container=x", "where.runtime=aptainer"], "apptainer"),

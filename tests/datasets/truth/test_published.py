@@ -10,6 +10,7 @@ import pytest
 from opcast.datasets.clusters import known_clusters
 from opcast.datasets.truth import TruthError
 from opcast.datasets.truth.cells import Cells
+from opcast.datasets.truth.inference import options
 from opcast.datasets.truth.published import OPTION, PublishedRule, applied, holds, known, publications
 from opcast.datasets.truth.serving import STARTED
 from opcast.datasets.truth.shapes import shipped
@@ -133,3 +134,14 @@ def test_every_rule_has_a_source_and_sets_what_exists() -> None:
 @pytest.mark.parametrize("kind", ["training", "inference", "encoder", "passes"])
 def test_every_kind_of_step_has_a_framework_whatever_it_says(kind: str) -> None:
     assert known(cells(source=string.ascii_letters, engine="PyTorch:FT"), kind).text("stack")
+
+
+@pytest.mark.parametrize(("told", "kept"), [("bf16", "same"), ("FP16", "same"), ("fp8_e4m3", "fp8"), ("auto", None)])
+def test_keys_and_values_have_the_format_that_a_row_says(told: str, kept: str | None) -> None:
+    """Also where it is that of activations, and the framework has another by itself."""
+    assert options(cells(kv_dtype=told)).get("kv_dtype") == kept
+
+
+def test_a_format_of_keys_that_nobody_knows_leaves_a_row_out() -> None:
+    with pytest.raises(TruthError, match="kv_dtype='int3' is not known; take same, bf16"):
+        options(cells(kv_dtype="int3"))

@@ -261,6 +261,7 @@ def events(text: str) -> list[tuple[str, dict]]:
         ("/v1/predict", {"op": GEMM, "device": "../../../etc/passwd"}, 400, "device=../../../etc/passwd could"),
         ("/v1/predict", {"op": GEMM, "devise": "h100_sxm"}, 422, "devise"),
         ("/v1/predict", {"op": GEMM, "power_cap_w": -3}, 400, "power_cap_w"),
+        ("/v1/serving", {**LOAD, "workload": "train"}, 422, "workload"),
         ("/v1/predict", {"op": {**GEMM, "m": "4096; rm"}}, 400, "m"),
         ("/v1/predict/batch", {"ops": []}, 400, "1 to"),
         ("/v1/predict/batch", {"ops": [GEMM, {**GEMM, "dtype": "fp3"}]}, 400, "fp3"),

@@ -173,6 +173,11 @@ def test_no_field_takes_code_or_a_file(path: str, watched: OwnServer) -> None:
     assert len(asked(path, ODD, may=False)) > 80
 
 
+@pytest.mark.parametrize("text", ["liger", "whole", "chunks:8"])
+def test_a_loss_is_named_as_on_the_command_line(text: str) -> None:
+    admit({"options": {"loss": text}})
+
+
 def test_no_question_of_a_table_names_code_or_a_file(watched: OwnServer) -> None:
     call = Caller(watched.address)
     known = [each["name"] for each in description()["paths"]["/v1/predict/table"]["post"]["parameters"]]

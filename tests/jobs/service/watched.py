@@ -13,6 +13,8 @@ import site
 import sys
 import sysconfig
 
+import numpy.testing  # noqa: F401 - NumPy 1.26 starts lscpu where this is first imported
+
 LOG = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 HERE = os.path.realpath(os.getcwd())
 OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))  # opcast's folder

@@ -28,7 +28,8 @@ def check(topology: Topology) -> Distances:
     found = Router(topology).distances
     size = len(topology.nodes)
     targets = np.unique(np.random.default_rng(0).integers(0, size, 200))
-    backwards = csr_array((found.cost, (topology.target, topology.source)), (size, size))
+    ends = topology.target.astype(np.int32), topology.source.astype(np.int32)  # SciPy 1.11.1 takes no others
+    backwards = csr_array((found.cost, ends), (size, size))
     wanted = shortest_path(backwards, method="D", indices=targets)
     here, target = np.tile(np.arange(size), len(targets)), np.repeat(targets, size)
     cost = found.between(here, target).reshape(len(targets), size)

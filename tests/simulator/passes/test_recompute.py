@@ -104,6 +104,35 @@ def test_full_recomputation_keeps_one_tensor_a_layer(family: str, graphs: dict[s
     assert 0 < products(recompute(graph, plan("full")), "recompute") <= layers
 
 
+def test_layers_that_do_not_repeat_run_again_too():
+    """Every second layer of Switch is a mixture, so that one block has both passes of the last."""
+    switch = {
+        "model_type": "switch_transformers",
+        "is_encoder_decoder": True,
+        **dict.fromkeys(("num_layers", "num_decoder_layers"), 4),
+        **dict.fromkeys(("num_sparse_encoder_layers", "num_sparse_decoder_layers"), 2),
+        "d_model": 64,
+        "d_kv": 16,
+        "d_ff": 128,
+        "num_heads": 4,
+        "num_experts": 4,
+        "vocab_size": 256,
+    }
+    graph = trace(switch, Workload("train", batch=2, seq_len=16, attention="fused"), "bf16")
+    less = recompute(graph, plan("full", recompute_early_stop=False))
+    layers = sum(
+        repeat * float(node.op.cost.flops)
+        for node, repeat in graph.weighted()
+        if node.op is not None
+        and node.op.cost.unit == "tensor"
+        and node.phase == "forward"
+        and "decoder.block" in node.path
+    )
+    assert products(less, "recompute") == layers > 0
+    assert left(less) <= left(graph)
+    assert saved(less) < saved(graph)
+
+
 def test_frameworks_stop_early_or_not(graphs: dict[str, Graph]):
     graph, usual = graphs["llama"], plan("full")
     stops = recompute(graph, usual)

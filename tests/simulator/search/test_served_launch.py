@@ -93,7 +93,7 @@ def test_a_manifest_is_one_that_kubernetes_knows(row: dict[str, Any]) -> None:
             assert limits["nvidia.com/gpu"] == 8
     validate = pytest.importorskip("kubernetes_validate")
     for part in parts:
-        validate.validate(part, "1.34", strict=True)
+        validate.validate(part, "1.31", strict=True)
 
 
 @pytest.mark.parametrize(

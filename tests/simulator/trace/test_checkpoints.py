@@ -91,6 +91,12 @@ def test_the_words_of_each_library_are_read(said: dict[str, Any] | None, weights
         ({"quant_method": "fp8", "modules_to_not_convert": [["a"]]}, "must be a list of modules' names"),
         ({"quant_method": "fp8", "weight_block_size": "large"}, "cannot be read"),
         (tensors(group(FP8, FP8), ignore=["re:(("]), "no regular expression"),
+        (tensors({"weights": None, "targets": None}), "no format of weights"),
+        ({"quant_method": "quark"}, "no format of weights"),
+        ({"quant_method": "bitsandbytes"}, "neither load_in_4bit nor load_in_8bit"),
+        ({"quant_method": "hqq"}, "cannot be read"),
+        ({"quant_method": "fp8", "weight_block_size": [0, 0]}, "blocks of [0, 0]"),
+        ({"quant_method": ["fp8"]}, "quant_method=['fp8']"),
     ],
 )
 def test_what_nobody_knows_is_refused_in_one_line(said: dict[str, Any], words: str) -> None:
@@ -238,3 +244,8 @@ def test_shipped_models_carry_the_format_of_their_published_checkpoint() -> None
         if stored is not None:
             found[name] = stored.precision
     assert found == PUBLISHED
+
+
+def test_what_is_no_mapping_is_taken_for_the_method() -> None:
+    said = resolve({"model_type": "llama", "name": "mine", "quantization_config": "spqr"}).quantization
+    assert said == {"quant_method": "spqr"}

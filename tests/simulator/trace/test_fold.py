@@ -14,7 +14,7 @@ from opcast.simulator.graph import Graph, Node, Tensor
 from opcast.simulator.trace import Workload, entry
 from opcast.simulator.trace.build import build, load_config, structure
 from opcast.simulator.trace.capture import capture
-from opcast.simulator.trace.deepen import DeepenError, deepen
+from opcast.simulator.trace.deepen import DeepenError, deepen, with_unread
 from opcast.simulator.trace.depth import plan
 from opcast.simulator.trace.fold import assemble, fold
 from opcast.simulator.trace.models import resolve
@@ -224,6 +224,20 @@ def test_a_few_layers_stand_for_all(family: str, kind: str, small_model: Callabl
     assert entry._from_few_layers(source, workload, "bf16") == folded
 
 
+@pytest.mark.parametrize(
+    ("family", "trained"),
+    [("llama", {"lora_rank": 4, "kbit": True}), ("qwen3_moe", {"lora_rank": 4}), ("llama", {"frozen": "embed_tokens"})],
+)
+def test_a_few_layers_stand_for_all_of_a_model_that_is_partly_frozen(
+    family: str, trained: dict[str, Any], small_model: Callable[..., Config]
+):
+    """The first layer's backward pass ends at its adapters, so it is none of those that repeat."""
+    source, workload = resolve(small_model(family, 6)), Workload("train", 2, 16, **trained)
+    few = entry._from_few_layers(source, workload, "bf16")
+    assert few is not None
+    assert few == entry._folded(source, workload, "bf16", None)
+
+
 def test_dense_layers_before_experts_and_alternating_windows_stay_apart(small_model: Callable[..., Config]):
     mixed = entry.trace(small_model("deepseek_v3", 9, first_k_dense_replace=3), Workload("train", 1, 8))
     assert [(b.repeat, b.stride) for b in mixed.blocks if b.repeat > 1] == [(3, 1), (6, 1), (6, -1), (3, -1)]
@@ -242,3 +256,35 @@ def test_a_model_whose_last_layers_differ_is_traced_whole(small_model: Callable[
     assert plan(structure(source, workload, "bf16", loaded), loaded) is None
     graph = entry.trace(config, workload, "bf16")
     assert [b.repeat for b in graph.blocks if b.repeat > 1] == [5]
+
+
+def test_what_no_node_reads_is_held_by_every_layer():
+    """Sinks of gpt-oss are part of the fused attention kernel: no node of the graph reads them."""
+    narrow = {"hidden_size": 64, "intermediate_size": 64, "num_local_experts": 4, "vocab_size": 256, "head_dim": 16}
+    types = ["sliding_attention", "full_attention"] * 4
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_experts_per_tok": 2, "pad_token_id": 0}
+    config = dict(resolve("gpt_oss_20b").config or {}) | narrow | heads
+    source = resolve(config | {"num_hidden_layers": 8, "layer_types": types, "eos_token_id": 0})
+    workload = Workload("prefill", 1, 16, attention="fused", optimizer="none")
+    whole = entry._folded(source, workload, "bf16", None)
+    assert entry._from_few_layers(source, workload, "bf16") == whole
+    unread = {(t.size_bytes, t.count) for t in with_unread(whole, 8, 2).tensors} - {
+        (t.size_bytes, t.count) for t in whole.tensors
+    }
+    assert unread == {(4 * 2, 10)}
+
+
+@pytest.mark.parametrize(
+    ("model", "period"), [("qwen3_next_80b_a3b", 4), ("qwen3_5_397b_a17b", 4), ("llama4_scout", 4), ("glm4_9b", 1)]
+)
+def test_an_index_that_some_layers_have_or_a_list_lists_makes_no_difference(model: str, period: int):
+    source, workload = resolve(model), Workload("prefill", 1, 16)
+    config = load_config(source)
+    planned = plan(structure(source, workload, "bf16", config), config)
+    assert planned is not None
+    assert planned.traced == 3 * period
+
+
+def test_ids_of_tokens_as_many_as_layers_are_none_of_their_settings(small_model: Callable[..., Config]):
+    source, workload = resolve(small_model("llama", 6, eos_token_id=[1, 2, 3])), Workload("prefill", 1, 16)
+    assert entry._from_few_layers(source, workload, "bf16") is not None

@@ -46,10 +46,23 @@ ROUNDS = {
 }  # until all kinds
 
 
-def all_models(left_out: tuple[str, ...] = ()) -> list[Any]:
-    """Every shipped model but those, slow ones marked."""
-    names = [name for name in sorted(known_models()) if name not in left_out]
+def all_models() -> list[Any]:
+    """Every shipped model, slow ones marked."""
+    names = sorted(known_models())
     return [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+def architectures(left_out: tuple[str, ...] = ()) -> list[Any]:
+    """Every shipped model but those: the first of each architecture in every run, its siblings with --every-model."""
+    seen: set[str] = set()
+    params = []
+    for name in sorted(set(known_models()) - {*left_out}, key=lambda name: (name not in FAST, name)):
+        family = str(settings(name)["model_type"])
+        marks = [pytest.mark.slow] if name not in FAST else []
+        marks += [pytest.mark.sibling] if family in seen else []
+        seen.add(family)
+        params.append(pytest.param(name, marks=marks))
+    return params
 
 
 def settings(name: str) -> Config:
@@ -216,7 +229,7 @@ READ: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", all_models(ENCODERS))
+@pytest.mark.parametrize("name", architectures(ENCODERS))
 def test_a_step_of_generation_reads_what_came_before_and_no_prompt(name: str) -> None:
     engine, plan = build_engine(DEVICE, (), (), order=("analytical",)), alone(DEVICE, "bf16", "vllm")
     config, times = shallow(name), []
@@ -231,7 +244,7 @@ def test_a_step_of_generation_reads_what_came_before_and_no_prompt(name: str) ->
     assert times[1] == times[0] if name in STATES else times[1] > times[0]
 
 
-@pytest.mark.parametrize("name", all_models())
+@pytest.mark.parametrize("name", architectures())
 def test_every_model_trains_and_reads_prompts(name: str) -> None:
     for kind in ("train", "prefill"):
         graph = trace(shallow(name), Workload(kind, batch=1, seq_len=64, attention="fused", optimizer="none"))

@@ -353,6 +353,24 @@ def test_model_flops_are_three_forwards_of_products_and_attention(llama: Graph, 
     assert llama.model_flops == 3 * (2 * tokens * linears + attention)
 
 
+def test_model_flops_leave_out_gradients_that_nobody_computes():
+    """Of inputs that need no gradient the first layer has two products, not three."""
+
+    class Net(torch.nn.Sequential):
+        def __init__(self, gradient: bool) -> None:
+            super().__init__(torch.nn.Linear(8, 32), torch.nn.Linear(32, 8))
+            self.gradient = gradient
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).sum()
+
+        def example_inputs(self, workload: Workload) -> tuple[torch.Tensor]:
+            return (torch.zeros(workload.batch, 8, requires_grad=self.gradient),)
+
+    flops = [trace(lambda g=g: Net(g), Workload("train", 2, 2), "fp32").model_flops for g in (False, True)]
+    assert flops == [(2 + 3) * 2 * 2 * 8 * 32, 6 * 2 * 2 * 8 * 32]
+
+
 def test_accelerators_have_fused_attention_for_unequal_widths(small_model: Callable[..., Config]):
     config = small_model("deepseek_v3")
     plain = kinds(trace(config, Workload("train", 2, 16), "bf16").nodes())

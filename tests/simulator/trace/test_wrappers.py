@@ -132,6 +132,9 @@ def test_what_is_left_out_is_said() -> None:
     device = load_device("h100_sxm")
     without = plan_of(SimulateRequest(model=LLAVA, work=Work("prefill"), device=device), device)
     assert any("vision part of the model is left out" in note for note in without.notes)
+    flat = {"model_type": "qwen2_5_vl", **TEXT, "vision_config": {"hidden_size": 32}}  # no text_config
+    without = plan_of(SimulateRequest(model=flat, work=Work("prefill"), device=device), device)
+    assert any("vision part of the model is left out" in note for note in without.notes)
     within = plan_of(SimulateRequest(model=LLAVA, work=Work("prefill", images=1), device=device), device)
     assert not within.notes
 
