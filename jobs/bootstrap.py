@@ -5,21 +5,17 @@
     python3 jobs/bootstrap.py install [gpu-vllm | gpu-sglang | gpu-te] [--dry-run]
 
 ``quickstart`` installs what the main job needs and runs it. ``test`` also installs the developer's tools, then runs
-the linter, the format check, the import contracts, and the type check beside the tests, on up to four processors at
-once; CI runs this very command. ``test fast`` leaves slow tests out (``tests/conftest.py`` says which). ``install``
-sets up what both need and runs nothing.
+the linter, the format check, the import contracts, and the type check beside the tests; CI runs this very command.
+``test fast`` leaves slow tests out (``tests/conftest.py``). ``install`` sets up what both need; ``install gpu-vllm``
+the packages of an engine, which choose the torch in a folder of their own (``bootstrap_engines.py``).
 
-Packages come in the versions of ``jobs/constraints.txt``, those that CI had, where there are such for this Python and
-machine, and else in what the ranges of ``pyproject.toml`` allow. ``test newest`` takes the newest of every dependency,
-beyond its range too, ``test lowest`` the lowest that its range names; both keep the torch of the usual set-up, have a
-folder of their own beside ``.venv``, and run the tests alone. ``install gpu-vllm`` sets up ``.venv-gpu-vllm`` with the
-packages of an engine, whose kernels campaigns measure: these choose the torch there (``bootstrap_engines.py``).
+Packages come in the versions of ``jobs/constraints.txt``, those that CI had, where they can be had, and else in what
+``pyproject.toml`` allows. ``test newest`` takes the newest of every dependency, beyond its range too, ``test lowest``
+the lowest; both keep the torch of the usual set-up, have a folder of their own, and run the tests alone.
 
-torch comes first, so that nothing later can choose it. Where a GPU is present, the torch of the calling interpreter is
-kept if a product on the GPU succeeds with it (its site-packages are added to ``.venv``); else builds are tried, those
-first that fit the driver and the compute capability, until one succeeds. Elsewhere a CPU build is installed. A
-constraints file, named in ``.venv/pip.conf``, holds that version against every later ``pip install``.
-
+torch comes first, so that nothing later can choose it. Where a GPU is present, the caller's torch is kept if a product
+on the GPU succeeds with it; else builds are tried, those first that fit the driver and the card, until one succeeds.
+Elsewhere a CPU build is installed. A constraints file, named in ``.venv/pip.conf``, holds that version.
 This file must still parse on Python 3.6, to tell an old interpreter what to do.
 """
 
@@ -30,12 +26,12 @@ import json
 import os
 import platform
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import NoReturn
 
 OLDEST = (3, 11)
@@ -57,16 +53,12 @@ TORCH_CUDA = (  # build, oldest driver, least compute capability; newest first, 
     ("cu118", 450, 3.7),  # torch 2.7 is its last
 )
 TORCH_ROCM = ("rocm7.1", "rocm7.0", "rocm6.4", "rocm6.3")
-PINS = ROOT / "jobs" / "constraints.txt"
+PINS, ENGINES = ROOT / "jobs" / "constraints.txt", ROOT / "jobs" / "bootstrap_engines.py"
 KINDS = ("newest", "lowest")  # of versions that `test` can be asked to take instead
 NVML = "nvidia-ml-py>=12.535.77,<14"
 PACKETS = ("--no-deps", "--only-binary", ":all:", "ns3>=3.44,<4")  # no Python bindings, which take minutes to build
-CHAKRA = (  # tests hold traces against them; what they use besides drags Jupyter in
-    "--no-deps",
-    "mlc-chakra>=1.0.0,<2",
-    "HolisticTraceAnalysis>=0.5.0,<1",
-    "psutil>=5,<8",
-)
+# Tests hold traces against these; what they use besides drags Jupyter in.
+CHAKRA = ("--no-deps", "mlc-chakra>=1.0.0,<2", "HolisticTraceAnalysis>=0.5.0,<1", "psutil>=5,<8")
 EXTRAS = {"quickstart": ("hf", "mlflow", "fast"), "test": ("dev",), "install": ("dev",)}  # dev includes them
 SOURCE = VENV / "src"  # holds a link `opcast` to the checkout, which mypy and import-linter read as the package
 CHECKS = (  # name, folder to run in, command
@@ -104,11 +96,11 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] not in EXTRAS:
         refuse("say what to run: quickstart or test (or install), as in `python3 jobs/bootstrap.py quickstart`")
     verb, rest = arguments[0], arguments[1:]
+    if verb == "install" and rest:
+        return runpy.run_path(str(ENGINES))["install"](sys.modules[__name__], rest[0], rest[1:])
     if verb == "test":  # which starts hundreds of processes: each would compile opcast anew
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         sys.dont_write_bytecode = False
-    if verb == "install" and rest:
-        return engines().install(sys.modules[__name__], rest[0], rest[1:])
     kind = rest.pop(0) if verb == "test" and rest and rest[0] in KINDS else ""
     move_to(kind)
     if kind == "newest" or not is_ready(verb):  # what is newest may have changed since
@@ -116,15 +108,6 @@ def main(arguments: list[str]) -> int:
     if verb == "install":
         return 0
     return run_checks(rest, () if kind else CHECKS) if verb == "test" else become([str(tool("opcast")), verb, *rest])
-
-
-def engines() -> ModuleType:
-    """The module beside this file that installs engines, however this one was started."""
-    place = Path(__file__).with_name("bootstrap_engines.py")
-    spec = importlib.util.spec_from_file_location(place.stem, place)
-    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
-    spec.loader.exec_module(module)  # type: ignore[union-attr]
-    return module
 
 
 def move_to(kind: str) -> None:
@@ -320,8 +303,7 @@ def torch_lost() -> str:
 def share_host_packages() -> None:
     """Append the calling interpreter's site-packages to the environment's path: its own packages still come first.
 
-    A path file works from a plain interpreter, a virtual environment and conda alike, where
-    ``--system-site-packages`` would skip the packages of an activated environment.
+    ``--system-site-packages`` would skip those of an activated environment.
     """
     inside = ask(str(python()), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip()
     outside = [p for p in sys.path if Path(p).name in ("site-packages", "dist-packages") and Path(p).is_dir()]

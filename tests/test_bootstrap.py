@@ -269,7 +269,12 @@ def test_processes_that_share_the_processors_start_no_threads(
 def engines(bootstrap: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(bootstrap, "say", lambda message: None)
     monkeypatch.setitem(sys.modules, bootstrap.__name__, bootstrap)
-    return bootstrap.engines()
+    spec = importlib.util.spec_from_file_location("bootstrap_engines", root / "jobs" / "bootstrap_engines.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_an_engine_chooses_the_torch_of_an_environment_of_its_own(
