@@ -21,7 +21,7 @@ KERNELS: Mapping[tuple[str, str], int] = {
     ("mla_decode", "torch"): 3,
     ("cross_entropy", "torch"): 2,
     ("cross_entropy_backward", "torch"): 2,
-    ("moe_route", "torch"): 4,
+    ("moe_route", "torch"): 4,  # vLLM's is one
     ("fused_moe", "torch"): 17,
     # packages: what their sources launch for one call
     ("fused_moe", "vllm:fused_experts"): 7,
@@ -146,7 +146,10 @@ def lacking(op: Op, backend: str, device: Device) -> str:
     """Why a device cannot run an op on a backend, or nothing."""
     needs = [CHIPS.get(backend) or CHIPS.get(package_of(backend)), FORMATS.get((backend, op.dtype))]
     if KINDS[op.kind].family in ("gemm", "moe", "attention"):
-        needs.append(NARROW.get(op.dtype))
+        if device.vendor == "nvidia":
+            needs.append(NARROW.get(op.dtype))
+        elif not device.supports(op.dtype):
+            return f"{device.name} has no units for {op.dtype}"
     return next((why for need in needs if need is not None and (why := need.lacks(device))), "")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from .environment import Clocks
+from .clock_reading import Clocks
 
 FNUZ = {"float8_e4m3fn": "float8_e4m3fnuz", "float8_e5m2": "float8_e5m2fnuz"}  # without a negative zero
 FNUZ_TARGETS = ("gfx940", "gfx941", "gfx942")  # MI300: their units know no others; MI350 has the usual ones

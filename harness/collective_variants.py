@@ -19,7 +19,7 @@ from ..datasets.ops import Op
 from .cases.base import Unsupported
 from .cases.packages import package
 from .collective_calls import CALLS, IN_PLACE, CallSetting, ReadyCollective
-from .deep_ep_calls import DEEP_EP
+from .deep_ep_calls import DEEP_EP, ELASTIC, ELASTIC_CALLS
 
 GRAPH_CALLS = 10  # captured one behind the other, so that the launch of the graph is no part of one
 Build = Callable[[CallSetting], ReadyCollective]
@@ -138,6 +138,7 @@ ON_GPU: dict[str, Variant] = {
     "symm_mem:one_shot": _symmetric("one_shot"),
     "vllm:custom_all_reduce": Variant(vllm_all_reduce, ("all_reduce",), ("bf16", "fp16", "fp32")),
     "deep_ep": Variant(lambda s: DEEP_EP[s.op.kind](s), tuple(DEEP_EP)),
+    ELASTIC: Variant(lambda s: ELASTIC_CALLS[s.op.kind](s), tuple(ELASTIC_CALLS)),
 }
 ON_CPU: dict[str, Variant] = {"gloo": Variant(plain), "gloo:inplace": Variant(in_place, IN_PLACE)}
 

@@ -212,8 +212,8 @@ class RankGroup:
         way = self._way(case)
         members = self._members(case)
         data, control = self._group(members, "nccl" if self.settings.device == "cuda" else "gloo")
-        if case.backend == "deep_ep":
-            BUFFERS.make_way(buffer_key(case.op, members))
+        if case.backend.startswith("deep_ep"):
+            BUFFERS.make_way(buffer_key(case.op, members, case.backend))
         if self.rank not in members:
             return None
         made: ReadyCollective | None = None

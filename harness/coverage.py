@@ -32,7 +32,7 @@ EAGER = "operators one by one: this stack runs them as one kernel"
 
 
 @dataclass(frozen=True)
-class Way:
+class MeasuringWay:
     """A backend for an op: the package that it is of (empty: torch), why it cannot run it (empty: it can).
 
     ``bytes`` is what a case takes on the device, ``kernel`` what the builder says of the kernel, ``kernels`` how many a
@@ -53,7 +53,7 @@ class Way:
         return not self.refusal
 
 
-def ways(op: Op, device: Device, stack: str = "") -> list[Way]:
+def ways(op: Op, device: Device, stack: str = "") -> list[MeasuringWay]:
     """Every backend that knows the kind, those of the stack's libraries first, then torch's, then those of others.
 
     ``stack`` is the id of a framework; with none operators one by one are an answer too.
@@ -68,7 +68,7 @@ def ways(op: Op, device: Device, stack: str = "") -> list[Way]:
     return sorted(found, key=lambda way: (not way.runs, _place(way, order)))
 
 
-def to_measure(found: Sequence[Way]) -> list[Way]:
+def to_measure(found: Sequence[MeasuringWay]) -> list[MeasuringWay]:
     """The ways that answer for a step: those of the stack's libraries and torch's best; else the first that can."""
     able = [way for way in found if way.runs]
     libraries_own = [way for way in able if way.own and way.package][:MOST_OF_LIBRARIES]
@@ -77,14 +77,15 @@ def to_measure(found: Sequence[Way]) -> list[Way]:
     return [*libraries_own, *best] or able[:1]
 
 
-def _place(way: Way, order: Sequence[str]) -> int:
+def _place(way: MeasuringWay, order: Sequence[str]) -> int:
     mine = (at for at, name in enumerate(order) if way.backend == name or way.backend.startswith(f"{name}:"))
     return next(mine, len(order) + bool(way.package and not way.own))
 
 
-def _way(op: Op, backend: str, device: Device, stack: str) -> Way:
+def _way(op: Op, backend: str, device: Device, stack: str) -> MeasuringWay:
     from .cases import Unsupported
     from .cases.outline import outline
+    from .cases.system import IN_PIECES
 
     package = package_of(backend)
     own = not package or any(backend == name or backend.startswith(f"{name}:") for name in libraries(stack))
@@ -93,18 +94,18 @@ def _way(op: Op, backend: str, device: Device, stack: str) -> Way:
     if not why and stack and not device.synchronous and is_eager(op.kind, backend):
         why = EAGER
     if why or device.synchronous:
-        return Way(backend, package, why, int(op.cost.bytes), None, count, own)
+        return MeasuringWay(backend, package, why, int(op.cost.bytes), None, count, own)
     major, minor = divmod(round(10 * device.sm), 10)
     try:
         drawn = outline(op, backend, (major, minor))
     except Unsupported as error:
-        return Way(backend, package, str(error), 0, None, count, own)
-    if drawn.bytes > device.memory_gib * 2**30 and op.kind != "adamw":  # which is then measured in pieces
+        return MeasuringWay(backend, package, str(error), 0, None, count, own)
+    if drawn.bytes > device.memory_gib * 2**30 and op.kind not in IN_PIECES:
         why = f"it needs {drawn.bytes / 2**30:.1f} GiB of {device.memory_gib:g} GiB"
-    return Way(backend, package, why, drawn.bytes, drawn.kernel, count, own)
+    return MeasuringWay(backend, package, why, drawn.bytes, drawn.kernel, count, own)
 
 
-def _collectives(op: Op, device: Device, stack: str) -> list[Way]:
+def _collectives(op: Op, device: Device, stack: str) -> list[MeasuringWay]:
     """The ways of a collective; as an engine captures it first, where the stack is one. They need all of its ranks."""
     names: tuple[str, ...] = ("gloo",) if device.synchronous else (COLLECTIVE,)
     if libraries(stack) and not device.synchronous and not stack.startswith(TRAINS):
@@ -113,7 +114,7 @@ def _collectives(op: Op, device: Device, stack: str) -> list[Way]:
     return [_collective(op, name, device) for name in names]
 
 
-def _collective(op: Op, backend: str, device: Device) -> Way:
+def _collective(op: Op, backend: str, device: Device) -> MeasuringWay:
     ranks, nodes = op.ranks, -(-op.ranks // op.ranks_per_node)
     why = lacking(op, backend, device)
     if getattr(op, "experts", ranks) % ranks:
@@ -123,7 +124,7 @@ def _collective(op: Op, backend: str, device: Device) -> Way:
     elif backend == VLLM_ALL_REDUCE and (nodes > 1 or op.size_bytes > VLLM_MOST_BYTES or ranks not in (2, 4, 6, 8)):
         why = "vLLM leaves it to NCCL: its kernel is for up to 8 MiB on 2, 4, 6 or 8 GPUs of one node"
     where = f"{ranks} GPUs on {nodes} node{'s' * (nodes > 1)}"
-    return Way(backend, package_of(backend), why, int(2 * op.cost.bytes), where)
+    return MeasuringWay(backend, package_of(backend), why, int(2 * op.cost.bytes), where)
 
 
 def seconds(latency_us: float, size_bytes: float, settings: Settings, caches: int = 2) -> float:

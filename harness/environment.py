@@ -14,13 +14,14 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ..datasets.device_names import seen_device_id, slug
 from ..datasets.version import __version__
+from . import amd
+from .clock_reading import Clocks
 from .gpu_cache import last_level_bytes
 from .network_interfaces import interface_to
 
@@ -53,25 +54,7 @@ CLOCK_REASONS: Mapping[int, str] = {
     0x080: "power_brake",
     0x100: "display_clocks",
 }
-# The power cap is where a large matrix product lives on a modern GPU: a state of the device, not a disturbance.
 NCCL_ELSE = ("NCCL_DEBUG", "NCCL_COMM_ID", "NCCL_HOSTID", "NCCL_TOPO_DUMP", "NCCL_GRAPH_DUMP")  # they change no time
-DISTURBANCES = frozenset({"hw_slowdown", "sw_thermal", "hw_thermal", "power_brake"})
-
-
-@dataclass(frozen=True, slots=True)
-class Clocks:
-    """Clocks and conditions at one moment; None where the machine does not tell."""
-
-    sm_clock_mhz: float | None = None
-    mem_clock_mhz: float | None = None
-    temperature_c: float | None = None
-    power_w: float | None = None
-    reasons: tuple[str, ...] | None = None  # why the clock is where it is, names of CLOCK_REASONS
-
-    @property
-    def throttled(self) -> bool | None:
-        """Whether heat or a failing supply slows the device; None when unknown. The power cap does not count."""
-        return None if self.reasons is None else bool(DISTURBANCES.intersection(self.reasons))
 
 
 # --- the device ----------------------------------------------------------------------------------------
@@ -242,19 +225,20 @@ def gpu_device_id() -> str:
 
 
 def _nccl_version() -> str | None:
-    """NCCL's version, and its settings behind it: with others it is another library."""
+    """NCCL's version (AMD's as ``rccl``), and its settings behind it: with others it is another library."""
     import torch
 
     if not torch.distributed.is_available() or not torch.distributed.is_nccl_available():
         return None
     version = torch.cuda.nccl.version()
     dotted = ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
-    return " ".join([dotted, *nccl_settings()])
+    return " ".join([f"rccl {dotted}" if torch.version.hip else dotted, *nccl_settings()])
 
 
 def nccl_settings() -> list[str]:
-    """``NCCL_*`` variables of this process that bear on speed, as ``NAME=VALUE``, in order of their names."""
-    named = (name for name in sorted(os.environ) if name.startswith("NCCL_") and not name.startswith(NCCL_ELSE))
+    """``NCCL_*`` and ``RCCL_*`` variables of this process that bear on speed, as ``NAME=VALUE``, in order of names."""
+    families = ("NCCL_", "RCCL_")
+    named = (name for name in sorted(os.environ) if name.startswith(families) and not name.startswith(NCCL_ELSE))
     return [f"{name}={os.environ[name]}" for name in named]
 
 
@@ -322,8 +306,6 @@ def clocks(device: str = "cuda", index: int = 0) -> Clocks:
         return Clocks(sm_clock_mhz=_cpu_clock_mhz())
     handle = _nvml_handle(index)
     if handle is None:
-        from . import amd
-
         return amd.clocks(index)
     nvml = _nvml()
     asked = (_ask(getattr(nvml, name), handle) for name in REASON_QUESTIONS if hasattr(nvml, name))
@@ -384,8 +366,6 @@ def power_limit_w(index: int = 0) -> float | None:
     """The watts that a GPU may draw; None where NVML does not tell."""
     nvml, handle = _nvml(), _nvml_handle(index)
     if handle is None:
-        from . import amd
-
         return amd.power_limit_w(index)
     milliwatts = _ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     return None if milliwatts is None else milliwatts / 1000

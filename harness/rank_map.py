@@ -84,7 +84,7 @@ def localize(case: Case, ranks: RankMap) -> tuple[Case, ...]:
         return (case,)
     op = case.op
     spreads = ranks.spreads(op.ranks)
-    if case.backend == DEEP_EP:
+    if case.backend.startswith(DEEP_EP):
         spreads = [each for each in spreads if each == min(op.ranks, DEEP_EP_NODE)]
     links = {each: LINKS.index(ranks.link(ranks.members(op.ranks, each))) for each in spreads}
     return tuple(replace(case, op=op.replace(link=links[each], ranks_per_node=each)) for each in spreads)
@@ -106,10 +106,10 @@ def localized(plan: CampaignPlan, environment: Mapping[str, Any]) -> CampaignPla
 
 def _by_group(cases: tuple[Case, ...]) -> tuple[Case, ...]:
     """The cases with those of DeepEP, on the places that these have, in the order of what they share memory for."""
-    own = iter(sorted((case for case in cases if case.backend == DEEP_EP), key=_group))
-    return tuple(next(own) if case.backend == DEEP_EP else case for case in cases)
+    own = iter(sorted((case for case in cases if case.backend.startswith(DEEP_EP)), key=_group))
+    return tuple(next(own) if case.backend.startswith(DEEP_EP) else case for case in cases)
 
 
-def _group(case: Case) -> tuple[int, ...]:
+def _group(case: Case) -> tuple[Any, ...]:
     op = case.op
-    return op.ranks, op.ranks_per_node, op.mode, op.hidden, op.experts
+    return case.backend, op.ranks, op.ranks_per_node, op.mode, op.hidden, op.experts, op.dtype

@@ -2,7 +2,7 @@
 
     python3 jobs/bootstrap.py quickstart [ARGUMENTS OF opcast quickstart]
     python3 jobs/bootstrap.py test [newest | lowest] [fast] [ARGUMENTS OF pytest]
-    python3 jobs/bootstrap.py install
+    python3 jobs/bootstrap.py install [gpu-vllm | gpu-sglang | gpu-te] [--dry-run]
 
 ``quickstart`` installs what the main job needs and runs it. ``test`` also installs the developer's tools, then runs
 the linter, the format check, the type check, the import contracts and the tests, on up to four processors at once; CI
@@ -12,7 +12,8 @@ both need and runs nothing.
 Packages come in the versions of ``jobs/constraints.txt``, those that CI had, where there are such for this Python and
 machine, and else in what the ranges of ``pyproject.toml`` allow. ``test newest`` takes the newest of every dependency,
 beyond its range too, ``test lowest`` the lowest that its range names; both keep the torch of the usual set-up, have a
-folder of their own beside ``.venv``, and run the tests alone.
+folder of their own beside ``.venv``, and run the tests alone. ``install gpu-vllm`` sets up ``.venv-gpu-vllm`` with the
+packages of an engine, whose kernels campaigns measure: these choose the torch there (``bootstrap_engines.py``).
 
 torch comes first, so that nothing later can choose it. Where a GPU is present, the torch of the calling interpreter is
 kept if a product on the GPU succeeds with it (its site-packages are added to ``.venv``); else builds are tried, those
@@ -34,6 +35,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 OLDEST = (3, 11)
@@ -101,6 +103,8 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] not in EXTRAS:
         refuse("say what to run: quickstart or test (or install), as in `python3 jobs/bootstrap.py quickstart`")
     verb, rest = arguments[0], arguments[1:]
+    if verb == "install" and rest:
+        return engines().install(sys.modules[__name__], rest[0], rest[1:])
     kind = rest.pop(0) if verb == "test" and rest and rest[0] in KINDS else ""
     move_to(kind)
     if kind == "newest" or not is_ready(verb):  # what is newest may have changed since
@@ -108,6 +112,15 @@ def main(arguments: list[str]) -> int:
     if verb == "install":
         return 0
     return run_checks(rest, () if kind else CHECKS) if verb == "test" else become([str(tool("opcast")), verb, *rest])
+
+
+def engines() -> ModuleType:
+    """The module beside this file that installs engines, however this one was started."""
+    place = Path(__file__).with_name("bootstrap_engines.py")
+    spec = importlib.util.spec_from_file_location(place.stem, place)
+    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    return module
 
 
 def move_to(kind: str) -> None:

@@ -30,8 +30,10 @@ def run(config: dict[str, Any]) -> int:
     """Run the campaign, start it elsewhere (``where=…``), write its plan (``plan_out=FILE``) or say how far it is."""
     as_json = wants_json(config)
     if config["what"] not in ("run", "status", "topology"):
-        near = meant(config["what"], ("status", "topology"))
-        raise BadInputError(f"`opcast profile` takes nothing, `status` or `topology`, not {config['what']!r}{near}")
+        near = meant(config["what"], ("coverage", "status", "topology"))
+        raise BadInputError(
+            f"`opcast profile` takes nothing, `coverage`, `status` or `topology`, not {config['what']!r}{near}"
+        )
     if config["what"] == "topology":
         return topology(config, as_json)
     if config["what"] == "status":

@@ -12,7 +12,7 @@ from ..datasets.devices import Device
 from ..datasets.kernels import package_of
 from ..datasets.ops import KINDS, Op
 from ..datasets.store import Store
-from ..harness.coverage import Way, seconds, to_measure, ways
+from ..harness.coverage import MeasuringWay, seconds, to_measure, ways
 from ..harness.plan import Settings
 from . import resolve
 from .show import BadInputError, print_json, say, table, wants_json
@@ -62,17 +62,17 @@ def run(config: dict[str, Any]) -> int:
     least = config["least_share"]
     if isinstance(least, bool) or not isinstance(least, (int, float)) or not 0 <= least < 1:
         raise BadInputError(f"least_share={least!r} must be a share of the step, from 0 to below 1")
-    request = resolve.simulate_request({**REST, **config})
-    answered = resolve.bench(config).answered(request)
-    state = getattr(answered.report, "state", None)
-    if state is None:
-        kind = config["workload"].get("kind")
-        raise BadInputError(f"workload={kind} is no step of a model: take train, prefill or decode")
+    kind = config["workload"].get("kind")
+    if kind == "simai":
+        raise BadInputError("workload=simai is a file, not a step of a model: take train, prefill, decode or generate")
     from ..simulator.report.needs import needs
+
+    request = resolve.simulate_request({**REST, **config})
+    answered: Any = resolve.bench(config).answered(request)
 
     stack = str((config.get("stack") or {}).get("id") or "")
     store = Store(Path(str(config["store"])).expanduser())
-    found = coverage(needs(state), answered.device, answered.engine, store, stack)
+    found = coverage(needs(answered.report.state), answered.device, answered.engine, store, stack)
     if as_json:
         print_json(described(found, answered.device.id, stack))
     else:
@@ -125,7 +125,7 @@ def measured_by(op: Op, device_id: str, store: Store) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _words(found: Iterable[Way]) -> str:
+def _words(found: Iterable[MeasuringWay]) -> str:
     """What each backend says, the same words once."""
     said: dict[str, list[str]] = {}
     for way in found:
@@ -177,7 +177,7 @@ def show(found: list[Coverage], device: str, stack: str, least: float) -> None:
     totals, rest = shares(found), sum(each.seconds for each in found)
     say(
         f"measured {totals[MEASURED]:.1%}, measurable {totals[MEASURABLE]:.1%}, not measurable {totals[NOT]:.1%} "
-        f"of the step; what lacks takes about {rest / 60:.0f} min, beside what packages compile"
+        f"of the step; what lacks takes about {rest / 60:.1f} min, beside what packages compile"
     )
     for name, words in installs(found).items():
         say(f"needs {name}: {words}")

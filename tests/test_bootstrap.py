@@ -48,7 +48,7 @@ def checkout(root: Path, tmp_path: Path) -> Path:
     """A checkout, in a folder with a blank in its name, of which only the set-up script and project file are there."""
     folder = tmp_path / "a checkout"
     (folder / "jobs").mkdir(parents=True)
-    for name in ("bootstrap.py", "constraints.txt"):
+    for name in ("bootstrap.py", "bootstrap_engines.py", "constraints.txt"):
         shutil.copy(root / "jobs" / name, folder / "jobs")
     shutil.copy(root / "pyproject.toml", folder)
     return folder
@@ -232,6 +232,83 @@ def test_other_versions_have_a_folder_of_their_own_and_run_the_tests_alone(
     assert bootstrap.main(["test", *([kind] if kind else []), "fast", "-x"]) == 0
     assert done == [*([("test", kind)] if kind == "newest" else []), (["fast", "-x"], not kind)]
     assert bootstrap.python().parent.parent.name == (f".venv-{kind}" if kind else ".venv")
+
+
+# ---- engines
+
+
+@pytest.fixture
+def engines(bootstrap: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(bootstrap, "say", lambda message: None)
+    monkeypatch.setitem(sys.modules, bootstrap.__name__, bootstrap)
+    return bootstrap.engines()
+
+
+def test_an_engine_chooses_the_torch_of_an_environment_of_its_own(
+    bootstrap: ModuleType, engines: ModuleType, monkeypatch: pytest.MonkeyPatch, root: Path
+) -> None:
+    """In one resolution with opcast: an engine pins its torch, and what is there already would be in the way."""
+    done: list[Any] = []
+    facts = {"gpu_vendor": lambda: "nvidia", "nvidia_facts": lambda: (595.1, 9.0), "create_venv": lambda: None}
+    ends = {"probe_torch": lambda python: ("2.14.0+cu130", "13.0"), "why_not_on_gpu": lambda python: ""}
+    for name, value in {**facts, **ends}.items():
+        monkeypatch.setattr(bootstrap, name, value)
+    monkeypatch.setattr(bootstrap, "pip", lambda *given, lost: done.append(given))
+    monkeypatch.setattr(bootstrap, "hold", lambda version: done.append(version))
+    assert engines.install(bootstrap, "gpu-vllm", []) == 0
+    (wanted, held), folder = done, bootstrap.python().parent.parent.name
+    assert "vllm==0.33.0" in wanted
+    assert f"{bootstrap.ROOT}[hf,mlflow,fast]" in wanted
+    assert not [each for each in wanted if each.startswith("torch")]
+    assert (held, folder) == ("2.14.0+cu130", ".venv-gpu-vllm")
+    done.clear()
+    assert engines.install(bootstrap, "gpu-te", []) == 0
+    assert done[1] == "2.14.0+cu130"  # before what is compiled against it
+    assert done[-1] == ("--no-build-isolation", *engines.ENGINES["gpu-te"][1])
+
+
+@pytest.mark.parametrize(
+    ("words", "vendor", "driver", "says"),
+    [
+        (["gpu-vlm"], "nvidia", 595.0, "choose gpu-vllm, gpu-sglang, gpu-te"),
+        (["gpu-vllm", "--dry"], "nvidia", 595.0, "install gpu-vllm --dry"),
+        (["gpu-vllm"], "", None, "--dry-run says what it installs"),
+        (["gpu-sglang"], "nvidia", 570.86, "needs driver 580 or later, this is 570.86"),
+    ],
+)
+def test_an_engine_that_could_not_run_is_one_line(
+    bootstrap: ModuleType,
+    engines: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    vendor: str,
+    driver: float | None,
+    says: str,
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(bootstrap, "say", said.append)
+    monkeypatch.setattr(bootstrap, "gpu_vendor", lambda: vendor)
+    monkeypatch.setattr(bootstrap, "nvidia_facts", lambda: (driver, 9.0))
+    with pytest.raises(SystemExit):
+        bootstrap.main(["install", *words])
+    assert len(said) == 1
+    assert says in said[0]
+
+
+def test_versions_of_engines_lie_in_the_ranges_of_the_project(engines: ModuleType, root: Path) -> None:
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    ranges = {each.name: each.specifier for each in map(Requirement, project["optional-dependencies"]["vllm"])}
+    ranges |= {each.name: each.specifier for each in map(Requirement, project["optional-dependencies"]["torch"])}
+    for packages, built in engines.ENGINES.values():
+        for each in map(Requirement, (*packages, *built)):
+            for exact in (part for part in each.specifier if part.operator == "=="):
+                assert each.name not in ranges or exact.version in ranges[each.name]
+
+
+def test_the_engines_file_parses_on_old_pythons_too(root: Path) -> None:
+    import ast
+
+    ast.parse((root / "jobs" / "bootstrap_engines.py").read_text(), feature_version=(3, 6))
 
 
 # ---- a GPU's torch

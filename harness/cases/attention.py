@@ -142,21 +142,21 @@ def _flash_window(op: Op) -> dict[str, int]:
     return {"window_size_left": window(op) - 1, "window_size_right": 0} if window(op) else {}
 
 
-def check_flash(device: str) -> None:
+def check_flash(inputs: Inputs) -> None:
     """Unsupported, before inputs are made, where torch's FlashAttention-2 does not run: V100, T4 and older."""
     import torch
 
-    if device != "cuda" or torch.version.hip:
+    if not inputs.on_gpu or torch.version.hip:
         return
-    major, minor = torch.cuda.get_device_capability()
-    if major < 8:
+    major, minor = inputs.capability
+    if (major, minor) < FLASH2:
         raise Unsupported(f"torch's FlashAttention-2 needs compute capability 8.0, this GPU has {major}.{minor}")
 
 
 def flash_operands(op: Op, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Operands as FlashAttention takes them, [batch, seq, heads, dim]; a narrower V is padded, as vLLM pads MLA's."""
     check(op)
-    check_flash(inputs.device)
+    check_flash(inputs)
     if op.v_head_dim > op.head_dim:
         raise Unsupported("FlashAttention needs v_head_dim no larger than head_dim")
     shapes = ((op.seq_q, op.heads_q), (op.seq_kv, op.heads_kv), (op.seq_kv, op.heads_kv))

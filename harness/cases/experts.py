@@ -114,6 +114,15 @@ def expert_map(op: Op, inputs: Inputs, local: int) -> torch.Tensor | None:
     return places
 
 
+@case("moe_route", "vllm:fused_topk", devices=CUDA, when=lambda op, device: not op.kernels)
+def route(op: Op, inputs: Inputs) -> Run:
+    """vLLM's one kernel: softmax, top k, renormalised weights in fp32."""
+    module = package(MOE, inputs)
+    scores = inputs.normal(op.tokens, op.experts, dtype=op.dtype)
+    hidden = inputs.normal(op.tokens, 1, dtype="bf16")  # of which only the number of rows counts
+    return partial(module.fused_topk, hidden, scores, op.topk, True)
+
+
 @case("fused_moe", "vllm:fused_experts", devices=CUDA, when=_formats(*TRITON_FORMATS))
 def vllm_experts(op: Op, inputs: Inputs) -> Run:
     """vLLM's Triton kernels; a map skips experts of other ranks, as under expert parallelism. fp8 is rounded inside."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 
+IN_PIECES = ("adamw",)  # kinds of which a GPU runs a piece several times where it has no room for all
 ADAMW_TENSORS = 4  # parameter, gradient and two moments
 MEMORY_SHARE = 0.8  # of what is free, that parameters may take
 
@@ -52,6 +53,9 @@ def _adamw(op: Op, inputs: Inputs, *, fused: bool = False, foreach: bool = False
         return lambda: parameters
     optimizer = torch.optim.AdamW(parameters, lr=1e-3, capturable=cuda, fused=fused, foreach=foreach)
     optimizer.step()
+
+    if pieces == 1:
+        return partial(optimizer.step)
 
     def run() -> None:
         for _ in range(pieces):

@@ -60,6 +60,10 @@ ARGUMENTS: dict[
         "headdim_v= cu_seqlens_q= cu_seqlens_k_new= cache_leftpad= page_size= max_seqlen_k_new= causal= "
         "window_size= has_softcap= num_splits= pack_gqa= sm_margin=",
     ),
+    ("vllm.model_executor.layers.fused_moe", "fused_topk"): (
+        "vllm/model_executor/layers/fused_moe/router/fused_topk_router.py",
+        "hidden_states gating_output topk renormalize indices_type= scoring_func=",
+    ),
     ("vllm.model_executor.layers.fused_moe", "fused_experts"): (
         "vllm/model_executor/layers/fused_moe/fused_moe.py",
         "hidden_states w1 w2 topk_weights topk_ids activation= apply_router_weight_on_input= "

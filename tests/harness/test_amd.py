@@ -102,6 +102,14 @@ def test_mi300_multiplies_floats_without_a_negative_zero(
     assert torch_dtype("fp8") == torch.float8_e4m3fn
 
 
+def test_rccl_is_called_by_its_name(mi300x: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 22, 3))
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setenv("RCCL_MSCCL_ENABLE", "0")
+    assert str(environment._nccl_version()).startswith("rccl 2.22.3")
+    assert "RCCL_MSCCL_ENABLE=0" in str(environment._nccl_version())
+
+
 def test_xgmi_is_found(mi300x: dict[str, Any]) -> None:
     assert amd.has_xgmi() is True
     mi300x["link"]["type"] = 1

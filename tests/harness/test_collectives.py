@@ -25,6 +25,7 @@ from opcast.harness.environment import node_name
 from opcast.harness.plan import CampaignPlan, Case, Settings, build_plan
 from opcast.harness.rank_map import RankMap, localized
 from opcast.harness.sessions import sessions
+from opcast.harness.status import status
 from opcast.harness.supervisor import Supervisor
 
 distributed = pytest.importorskip("torch.distributed")
@@ -304,6 +305,8 @@ def test_torchrun_runs_the_same_plan(tmp_path: Path) -> None:
         assert f"4 of 4 cases in the store; measured now: {measured}" in done.stderr
     statuses = {(row["ranks"], row["status"]) for row in rows(Store(tmp_path / "store"))}
     assert statuses == {(2, "ok")}  # three ranks are not here
+    (told,) = status(Store(tmp_path / "store"))
+    assert (told.done, told.cases, told.complete) == (4, 4, True)  # of those that can run here, not of those announced
     (device_id,) = Store(tmp_path / "store").devices()
     assert Store(tmp_path / "store").device(device_id) is not None  # without it nothing could be trained on the rows
 

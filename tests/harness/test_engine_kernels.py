@@ -32,6 +32,7 @@ CASES: list[tuple[str, Op, int]] = [  # backend, op, major compute capability
         ("vllm:fused_experts", make_op("fused_moe", d, o, **MOE), 9)
         for d, o in (("bf16", "bf16"), ("fp8", "bf16"), ("fp8_block", "bf16"))
     ],
+    ("vllm:fused_topk", make_op("moe_route", "fp32", "fp32", tokens=256, experts=64, topk=4), 9),
     ("vllm:fused_experts", make_op("fused_moe", "fp8_block", "bf16", **MOE, ep=2), 9),
     *[("sglang:fused_experts", make_op("fused_moe", d, "bf16", **MOE), 9) for d in ("bf16", "fp8_block")],
     *[("vllm:marlin", make_op("fused_moe", d, "bf16", **MOE), 9) for d in ("mxfp4a16", "w4a16")],
@@ -284,3 +285,67 @@ def test_gates_go_to_recurrent_kernels_by_name(monkeypatch: pytest.MonkeyPatch) 
     BUILDERS["linear_attention_decode", "fla:recurrent"].build(op, Inputs("cpu", 1))()
     assert {"q", "k", "v", "g", "beta"} <= set(seen)
     assert (tuple(seen["beta"].shape), tuple(seen["g"].shape)) == ((2, 1, 4), (2, 1, 4))
+
+
+@pytest.mark.parametrize("mode", ["normal", "low_latency"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+def test_tokens_travel_in_fp8_and_through_the_buffer_of_release_2(
+    monkeypatch: pytest.MonkeyPatch, mode: str, dtype: str
+) -> None:
+    """ElasticBuffer as vLLM 0.33 calls it; what comes in fp8 is combined in bf16."""
+    from opcast.harness import deep_ep_calls
+    from opcast.harness.collective_calls import CallSetting
+
+    calls: list[tuple[str, Any]] = []
+
+    class Elastic:
+        def __init__(self, *, group: Any, num_max_tokens_per_rank: int, hidden: int, **more: Any) -> None:
+            assert more == {"num_topk": 2, "use_fp8_dispatch": dtype == "fp8", "explicitly_destroy": True}
+            assert (num_max_tokens_per_rank, hidden) == (256, 128)
+
+        def dispatch(self, *, x: Any, topk_idx: Any, topk_weights: Any, **more: Any) -> tuple[Any, ...]:
+            fast = mode == "low_latency"
+            assert more.pop("async_with_compute_stream") is False
+            most = 32 if fast else None
+            assert more == {
+                "num_experts": 8,
+                "num_max_tokens_per_rank": most,
+                "do_expand": not fast,
+                "do_cpu_sync": not fast,
+            }
+            calls.append(("dispatch", x[0].dtype if isinstance(x, tuple) else x.dtype))
+            return x, topk_idx, topk_weights, "handle", SimpleNamespace(event=None)
+
+        def combine(self, *, x: Any, handle: str, topk_weights: None) -> None:
+            calls.append(("combine", x.dtype))
+
+    monkeypatch.setitem(sys.modules, "deep_ep", SimpleNamespace(ElasticBuffer=Elastic))
+    monkeypatch.setattr(deep_ep_calls, "BUFFERS", deep_ep_calls.SharedBuffer())
+    group = type("Group", (), {"size": lambda self: 2})()
+    for kind, sent in (
+        ("ep_dispatch", getattr(torch, "bfloat16" if dtype == "bf16" else "float8_e4m3fn")),
+        ("ep_combine", torch.bfloat16),
+    ):
+        op = make_op(kind, dtype, "bf16", tokens=20, hidden=128, topk=2, experts=8, ranks=2, mode=mode)
+        ready = deep_ep_calls.ELASTIC_CALLS[kind](CallSetting(op, group, 0, "cpu"))
+        calls.clear()
+        ready.run()
+        assert calls == [(kind.removeprefix("ep_"), sent)]
+
+
+def test_ways_of_collectives_are_told_apart_by_device_kind_and_format() -> None:
+    from opcast.harness.collective_variants import ON_CPU, ON_GPU, variant
+
+    reduced = make_op("all_reduce", "bf16", size_bytes=1024, ranks=2)
+    gathered = make_op("all_gather", "bf16", size_bytes=1024, ranks=2)
+    assert variant(reduced, "nccl", "cuda") is ON_GPU["nccl"]
+    assert variant(gathered, "gloo:inplace", "cpu") is ON_CPU["gloo:inplace"]
+    for op, backend, device, words in (
+        (reduced, "nccl:inplace", "cuda", "does not run all_reduce"),
+        (gathered, "vllm:custom_all_reduce", "cuda", "does not run all_gather"),
+        (reduced, "nccl:graph", "cpu", "use gloo"),
+        (make_op("gemm", m=1, n=1, k=1), "nccl", "cuda", "is no collective"),
+        (make_op("all_reduce", "fp16", size_bytes=1024, ranks=2), "symm_mem:multimem", "cuda", "adds bf16, fp32"),
+    ):
+        with pytest.raises(Unsupported, match=words):
+            variant(op, backend, device)

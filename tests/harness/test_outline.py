@@ -123,6 +123,9 @@ def test_chips_are_told_apart() -> None:
     assert "8.9 or later" in lacking(
         make_op("gemm", "fp8", "bf16", m=64, n=64, k=64), "cublas", load_device("a100_sxm_80gb")
     )
+    plain = make_op("gemm", "bf16", m=64, n=64, k=64)
+    assert [way.backend for way in ways(plain, load_device("mi300x")) if way.runs] == ["cublas"]
+    assert "no units for bf16" not in lacking(plain, "cublas", load_device("mi300x"))
     assert "no GPU of NVIDIA's" in lacking(latent, "flashinfer:mla", load_device("mi300x"))
 
 

@@ -286,6 +286,7 @@ def test_every_backend_of_a_package_says_so_where_it_is_not(monkeypatch: pytest.
     ops |= {
         "mla_decode": make_op("mla_decode", **latent),
         "mla_prefill": make_op("mla_prefill", **latent),
+        "moe_route": make_op("moe_route", "fp32", tokens=2, experts=4, topk=2),
         "rms_norm_backward": make_op("rms_norm_backward", rows=2, cols=8),
         "silu_mul_backward": make_op("silu_mul_backward", rows=2, cols=8),
     }
@@ -515,6 +516,18 @@ def test_a_group_of_deep_ep_ends_its_memory_before_another_makes_its_own(monkeyp
     assert not alive
     rank.make_way()
     assert deep_ep_calls.BUFFERS.buffer is None
+
+
+def test_a_deep_ep_without_an_end_of_its_memory_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opcast.harness.deep_ep_calls import SharedBuffer
+
+    class Old:
+        def __init__(self, group: Any, nvl: int, rdma: int, low_latency_mode: bool = False) -> None: ...
+
+    monkeypatch.setitem(sys.modules, "deep_ep", SimpleNamespace(Buffer=Old))
+    group = type("Group", (), {"size": lambda self: 2})()
+    with pytest.raises(Unsupported, match=r"too old .*explicitly_destroy"):
+        SharedBuffer().normal(group)
 
 
 BROKEN = {

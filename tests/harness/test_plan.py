@@ -381,7 +381,11 @@ def test_no_attention_on_a_gpu_is_given_a_mask() -> None:
 
     class Shapes(Inputs):
         def __init__(self) -> None:
-            self.device, self.seed, self.bytes = "cuda", 0, 0
+            self.device, self.seed, self.bytes, self.kernel = "cuda", 0, 0, None
+
+        @property
+        def capability(self) -> tuple[int, int]:
+            return 9, 0
 
         def normal(self, *shape: int, dtype: str) -> Any:
             return torch.empty(shape, dtype={"bf16": torch.bfloat16, "fp16": torch.float16}[dtype], device="cuda")
@@ -402,13 +406,22 @@ def test_no_attention_on_a_gpu_is_given_a_mask() -> None:
 
 FOREIGN = ("vllm:", "flashinfer:", "flash_attn:", "deep_gemm:", "transformer_engine:", "sglang:", "flash_mla:")
 
+
 def test_the_full_campaign_has_what_predictions_ask_for() -> None:
     plan = shipped("full", "cuda")
     asked = {(c.op.kind, c.op.dtype, c.backend) for c in plan.cases}
     assert {("gemm", dtype, "cublas") for dtype in ("fp8", "fp8_block", "mxfp8", "nvfp4")} <= asked
     assert {("gemm", "w4a16", name) for name in ("tinygemm", "vllm:marlin", "vllm:machete")} <= asked
-    experts = {dtype: {name for kind, d, name in asked if (kind, d) == ("fused_moe", dtype)} for dtype in ("fp8_block", "mxfp4a16", "nvfp4")}
-    assert experts["fp8_block"] == {"vllm:fused_experts", "sglang:fused_experts", "flashinfer:cutlass", "flashinfer:trtllm"}
+    experts = {
+        dtype: {name for kind, d, name in asked if (kind, d) == ("fused_moe", dtype)}
+        for dtype in ("fp8_block", "mxfp4a16", "nvfp4")
+    }
+    assert experts["fp8_block"] == {
+        "vllm:fused_experts",
+        "sglang:fused_experts",
+        "flashinfer:cutlass",
+        "flashinfer:trtllm",
+    }
     assert experts["mxfp4a16"] == {"vllm:marlin", "flashinfer:cutlass", "flashinfer:trtllm"}
     assert experts["nvfp4"] == {"flashinfer:cutlass", "flashinfer:trtllm"}
     layouts = {(c.op.layout, c.op.out_dtype) for c in plan.cases if (c.op.kind, c.op.dtype) == ("gemm", "fp8")}
