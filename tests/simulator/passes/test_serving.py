@@ -104,6 +104,18 @@ def test_latent_attention_decodes_from_its_latent_cache(small_model):
     assert {op.kind for op in ops(prompt, "mla_prefill")} == {"mla_prefill"}
 
 
+def test_latents_of_a_prompt_are_written_before_products_read_them(small_model):
+    names = plan(*EVERYTHING, "rms_norm")
+    served = fuse_rest(serve(step(small_model("deepseek_v3"), "prefill"), names), names)
+    written: set[int] = set()
+    for node in served.nodes():
+        if node.op is not None and node.op.kind == "gemm":
+            assert {t for t in node.reads if served.tensor(t).role == "cache"} <= written
+        written |= set(node.writes)
+    latents = [op for op in ops(served, "rms_norm") if op.cols == 16]
+    assert len(latents) == len(ops(served, "mla_prefill")) > 0
+
+
 def test_latents_are_one_product_and_absorbed_projections_keep_16_bits(small_model):
     names = plan("absorbed_mla", "latent_down", quantization="fp8")
     graph = step(small_model("deepseek_v3"))
