@@ -83,11 +83,11 @@ def beyond_positions(source: Source, workload: Workload) -> str:
     """What to do where a sequence is longer than the positions that a model has; "" where it is not."""
     config = source.language
     positions = config.get("max_position_embeddings") or config.get("n_positions")
-    if not isinstance(positions, int) or workload.seq_len <= positions:
+    new = int(workload.kind == "decode")  # the token that a decode step makes has a position, too
+    if not isinstance(positions, int) or workload.seq_len + new <= positions:
         return ""
     name = "seq_len" if workload.training else "input_len"
-    most = positions if workload.kind != "decode" else positions - 1
-    return f"it has {positions} positions, not {workload.seq_len}; take workload.{name}={most}"
+    return f"it has {positions} positions, not {workload.seq_len + new}; take workload.{name}={positions - new}"
 
 
 def _from_few_layers(source: Source, workload: Workload, precision: str) -> Graph | None:

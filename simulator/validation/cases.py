@@ -18,6 +18,7 @@ from ..question.work import Work
 from ..trace.workload import LORA_MODULES
 
 OVERLAPS = {"async_tp": "tp_forward"}  # what a row says of its framework -> communication beside compute
+POSITIONS = ("max_position_embeddings", "n_positions")
 PRACTICES = (*OVERLAPS, "optimizer", "kv_cache", "prompt")  # the framework's affair, or what was timed; not the passes'
 
 
@@ -101,7 +102,14 @@ def inference_case(row: InferenceRow, setting: ValidationSettings) -> Question:
     )
     kind, cache = "generate" if row.output_len > 1 else "prefill", str(row.options.get("kv_cache", "static"))
     work = Work(kind, batch=row.batch, input_len=row.input_len, output_len=row.output_len, cache=cache)
-    return Question(row.config, work, plan, device_of(row.hardware, setting))
+    config = with_positions(row.config, row.input_len + row.output_len)
+    return Question(config, work, plan, device_of(row.hardware, setting))
+
+
+def with_positions(config: Mapping[str, Any], tokens: int) -> Mapping[str, Any]:
+    """A configuration with as many positions as a run has tokens: benchmarks of random weights go beyond a model's."""
+    few = {name for name in POSITIONS if isinstance(config.get(name), int) and config[name] < tokens}
+    return {**config, **dict.fromkeys(few, tokens)} if few else config
 
 
 def device_of(hardware: Hardware, setting: ValidationSettings) -> Device:

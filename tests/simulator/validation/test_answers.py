@@ -9,9 +9,12 @@ import pytest
 
 from opcast.datasets.devices import load_device
 from opcast.datasets.truth import InferenceRow, OperatorRow, read_table
+from opcast.simulator.engines.analytical import AnalyticalEngine
 from opcast.simulator.question.plan import Plan
 from opcast.simulator.report.answer import InferenceReport
 from opcast.simulator.simulate import simulate
+from opcast.simulator.trace import Workload, trace
+from opcast.simulator.trace.workload import TraceError
 from opcast.simulator.validation.answers import Engines, Predictions, inference_quantities, operator_quantities
 from opcast.simulator.validation.cases import ValidationSettings, inference_case
 
@@ -30,8 +33,6 @@ def row(tmp_path_factory: pytest.TempPathFactory) -> InferenceRow:
 
 
 def test_a_cached_prompt_takes_no_longer_than_another_token(row: InferenceRow) -> None:
-    from opcast.simulator.engines.analytical import AnalyticalEngine
-
     setting = ValidationSettings(lambda device, cluster: AnalyticalEngine(device), calibration="none")
     case = inference_case(row, setting)
     assert isinstance(case.plan, Plan)
@@ -50,6 +51,18 @@ def test_a_cached_prompt_takes_no_longer_than_another_token(row: InferenceRow) -
     assert low < cached["e2e"].value < high
 
 
+def test_a_run_beyond_the_positions_of_its_model_is_a_run_of_a_longer_one(row: InferenceRow) -> None:
+    """Benchmarks of random weights take GPT-J past its 2,048 positions; a user's question is refused."""
+    config = {"model_type": "gptj", "n_layer": 2, "n_embd": 64, "n_head": 4, "rotary_dim": 8, "n_positions": 128}
+    setting = ValidationSettings(lambda device, cluster: AnalyticalEngine(device), calibration="none")
+    case = inference_case(replace(row, config=config, input_len=128, output_len=8), setting)
+    assert case.config == config | {"n_positions": 136}
+    workload = Workload("decode", batch=1, seq_len=128, attention="fused", optimizer="none")
+    trace(case.config, workload, "bf16")
+    with pytest.raises(TraceError, match=r"it has 128 positions, not 129; take workload\.input_len=127"):
+        trace(config, workload, "bf16")
+
+
 OPERATORS = """source,row_id,op,gpu_canon,precision,M,N,K,latency_ms,empty_op_us
 my timer,kernel,matmul,A100-80,fp16,64,64,64,0.02,
 my timer,call,matmul,A100-80,fp16,64,64,64,0.02,15
@@ -59,8 +72,6 @@ wrong,less,matmul,A100-80,fp16,64,64,64,0.02,-1
 
 
 def test_a_timer_that_sees_the_host_is_answered_with_the_host(tmp_path: Path) -> None:
-    from opcast.simulator.engines.analytical import AnalyticalEngine
-
     (tmp_path / "ops.csv").write_text(OPERATORS)
     table = read_table(tmp_path / "ops.csv")
     rows = table.rows
