@@ -63,7 +63,7 @@ def recompute(graph: Graph, plan: Plan) -> Graph:
     for module in modules:
         if module not in (*MODULES, "none"):
             raise PlanError(f"recompute=selective:{module}: no such module; {nearest(module, MODULES, 'choose from')}")
-    graph = _cut(_phases_apart(graph), stack, wanted)
+    graph = _cut(_passes_apart(graph, stack), stack, wanted)
     rewriter = _Rewriter(Draft(graph), kind != "full" or early_stop(plan))
     for layer in found_layers(rewriter.draft, ("forward",), stack):
         if wanted[layer.first]:
@@ -124,15 +124,17 @@ def _whole(text: str, policy: str) -> int:
     return int(text)
 
 
-def _phases_apart(graph: Graph) -> Graph:
-    """The graph without a block of both passes, as the last layer is in where layers are no repetitions of another."""
+def _passes_apart(graph: Graph, stack: str) -> Graph:
+    """The graph without a block of a layer's both passes: the last layer has one where no other is like it.
+
+    The block of the head and the loss stays whole.
+    """
     blocks: list[Block] = []
     for block in graph.blocks:
-        backward = next((at for at, node in enumerate(block.nodes) if node.phase == "backward"), 0)
-        if block.repeat > 1 or not backward:
-            blocks.append(block)
-        else:
-            blocks += [replace(block, nodes=block.nodes[:backward]), replace(block, nodes=block.nodes[backward:])]
+        first = next((at for at, node in enumerate(block.nodes) if node.phase == "backward"), 0)
+        halves = [replace(block, nodes=block.nodes[:first]), replace(block, nodes=block.nodes[first:])]
+        both = block.repeat == 1 and all(_withinof(half, stack) for half in halves)
+        blocks += halves if both else [block]
     return replace(graph, blocks=tuple(blocks))
 
 
