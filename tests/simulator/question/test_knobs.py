@@ -206,7 +206,15 @@ KINDS_OF_KNOB: dict[str, set[str]] = {
     "framework": {each.name for each in fields(Stack)} - {"id", "name", "like", "sources"},  # what it is called
     "work": {each.name for each in fields(Work)},
     "plan": {each.name for each in fields(Plan)}
-    - {"parallel", "cluster", "stack", "options", "calibrated", "context"},  # own parts, and what the work says
+    - {
+        "parallel",
+        "cluster",
+        "stack",
+        "options",
+        "calibrated",
+        "context",
+        "device",
+    },  # own parts, and what the question says
     "options": set(CHECKS),
 }
 REFUSED = {("parallel", "dp"): "take parallel.dp=4"}
