@@ -80,7 +80,7 @@ def test_what_is_declared_is_a_way_to_run_an_op() -> None:
     assert all(count > 1 for count in OPERATORS.values())
 
 
-@pytest.mark.parametrize(("device", "backend"), [("cuda", "triton:rope"), ("cpu", "torch")])
+@pytest.mark.parametrize(("device", "backend"), [("cuda", "inductor"), ("cpu", "torch")])
 def test_the_usual_backend_is_one_kernel_where_the_machine_has_one(device: str, backend: str) -> None:
     """Of the shapes of a model, too: a form of several kernels would answer for eager stacks alone."""
     op = {"kind": "rope", "tokens": 64, "heads": 8, "head_dim": 128, "dtype": "bf16"}

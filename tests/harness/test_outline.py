@@ -150,7 +150,7 @@ def test_a_stack_measures_its_own_libraries_and_torch_s_best() -> None:
     assert first["sglang"][0] == "sglang:fused_experts"
     assert first["trtllm"] == ["flashinfer:cutlass"]
     assert libraries("megatron_core") == ("transformer_engine",)
-    assert libraries("torchtitan") == ()
+    assert libraries("torchtitan") == ("cudnn",)
 
 
 def test_collectives_of_an_engine_are_captured() -> None:
@@ -161,7 +161,7 @@ def test_collectives_of_an_engine_are_captured() -> None:
         return [way.backend for way in to_measure(ways(op, device, stack))]
 
     assert named(1 << 20, 8, "vllm") == ["vllm:custom_all_reduce", "nccl:graph"]
-    assert named(1 << 28, 8, "vllm") == ["nccl:graph"]
+    assert named(1 << 28, 8, "vllm") == ["nccl"]  # of a prompt, which no graph holds
     assert named(1 << 20, 8, "torchtitan") == named(1 << 20, 8, "megatron_core") == ["nccl"]
 
 
