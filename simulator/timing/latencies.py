@@ -19,8 +19,8 @@ from .coldness import Coldness
 
 BY_BYTES = Witness("bytes", "bytes", "bytes")
 # What a step may be off by, as a share of its time, however well each op is known: kernels run beside others, on
-# operands of other values and places, by another build. Steps of eight small models on a CPU whose ops were measured are
-# off by 3.0 to 9.9 % in the median (docs/evidence.md, `opcast quickstart models=all`). A judgement, not a fit.
+# operands of other values and places, by another build. Steps of eight small models on a CPU whose ops were measured
+# are off by 3.0 to 9.9 % in the median (docs/evidence.md, `opcast quickstart models=all`). A judgement, not a fit.
 IN_STEP = 0.03
 HOST_BATCH = 128  # calls in the host_overhead op that a per-call cost is read off; campaigns measure as many
 
