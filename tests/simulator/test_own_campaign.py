@@ -11,7 +11,8 @@ import pytest
 from opcast.datasets.launches import operators
 from opcast.datasets.ops import KINDS
 from opcast.datasets.store import Store
-from opcast.harness.plan import Case, localize
+from opcast.harness.plan import Case
+from opcast.harness.rank_map import RankMap, localize
 from opcast.jobs.cli import main
 from opcast.models.choice import OTHER, OWN
 from opcast.models.registry import Registry
@@ -22,7 +23,20 @@ from opcast.tests.simulator.synthetic_h100 import H100, measured, truth
 pytestmark = pytest.mark.slow
 
 SHARE = 0.35
-PACKAGES = ("vllm:", "flashinfer:", "flash_attn:", "deep_gemm:", "mamba_ssm:", "fla:", "causal_conv1d:", "deep_ep")
+NODE = RankMap((0,) * 8, (0,) * 8)  # eight GPUs, joined by NVLink
+PACKAGES = (
+    "vllm:",
+    "sglang:",
+    "transformer_engine:",
+    "flash_mla:",
+    "flashinfer:",
+    "flash_attn:",
+    "deep_gemm:",
+    "mamba_ssm:",
+    "fla:",
+    "causal_conv1d:",
+    "deep_ep",
+)
 TRUTH = "engine.order=['opcast.tests.simulator.synthetic_h100:make',network,analytical]"
 LLAMA_70B = "model=llama3_70b cluster=dgx_h100 calibration=none"
 DEEPSEEK = "model=deepseek_v3 cluster=dgx_h200 cluster.device=h100_sxm parallel.tp=8 calibration=none"
@@ -39,9 +53,9 @@ STEPS = {
 }
 WANTED = {
     "gemm": "gemm@cublas/",
-    "rope": "rope@triton:rope/",
-    "silu_mul": "silu_mul@triton:silu_mul/",
-    "quantize": "quantize@triton:quantize/",
+    "rope": ("rope@triton:rope/", "rope@inductor/"),
+    "silu_mul": ("silu_mul@triton:silu_mul/", "silu_mul@inductor/"),
+    "quantize": ("quantize@triton:quantize/", "quantize@inductor/"),
     "elementwise": "elementwise@torch/",
 }
 
@@ -51,7 +65,7 @@ def campaign() -> list[Case]:
     found = []
     for name in ("full", "collectives"):
         cases = shipped(name, "cuda").cases
-        found += [localize(each, "nvlink", 8) for each in cases[: round(len(cases) * SHARE)]]
+        found += [here for each in cases[: round(len(cases) * SHARE)] for here in localize(each, NODE)]
     runs = (each for each in found if not each.backend.startswith(PACKAGES))
     return [each for each in runs if KINDS[each.op.kind].family in ("host", "copy") or H100.supports(each.op.dtype)]
 
