@@ -350,7 +350,8 @@ def nvlink_domain(index: int = 0) -> str:
         nvml.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(found))
     except nvml.NVMLError:
         return ""
-    identity = bytes(found.clusterUuid)
+    field = type(found).clusterUuid  # as text to old releases of pynvml, to others as numbers
+    identity = ctypes.string_at(ctypes.addressof(found) + field.offset, field.size)
     if found.state != FABRIC_COMPLETED or not any(identity):
         return ""
     return hashlib.sha256(identity + bytes([found.cliqueId % 256])).hexdigest()[:10]

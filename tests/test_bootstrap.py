@@ -240,9 +240,14 @@ def test_other_versions_have_a_folder_of_their_own_and_run_the_tests_alone(
 
 @pytest.mark.parametrize("types", [0, 1])
 def test_a_long_check_runs_beside_the_tests_and_is_told_when_it_fails(
-    bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], types: int
+    bootstrap: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    types: int,
 ) -> None:
-    checks = (("lint", None, ("echo", "linted")), ("types", None, ("sh", "-c", f"echo 3 errors; exit {types}")))
+    last = ("types", tmp_path, ("sh", "-c", f"echo 3 errors; exit {types}"))
+    checks = (("lint", tmp_path, ("echo", "linted")), last)
     monkeypatch.setattr(bootstrap, "link_source", lambda: None)
     monkeypatch.setattr(bootstrap, "tool", lambda name: Path(shutil.which(name) or ""))
     monkeypatch.setattr(bootstrap, "python", lambda: "echo")
