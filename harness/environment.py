@@ -354,7 +354,9 @@ def nvlink_domain(index: int = 0) -> str:
     identity = ctypes.string_at(ctypes.addressof(found) + field.offset, field.size)
     if found.state != FABRIC_COMPLETED or not any(identity):
         return ""
-    return hashlib.sha256(identity + bytes([found.cliqueId % 256])).hexdigest()[:10]
+    clique = getattr(found, "cliqueId", None)  # once called partitionId
+    clique = found.partitionId if clique is None else clique
+    return hashlib.sha256(identity + bytes([clique % 256])).hexdigest()[:10]
 
 
 def boost_clock_mhz(index: int = 0) -> float | None:
